@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,26 @@ def test_the_front_page_tells_the_means_that_were_measured() -> None:
     ]
     rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| batch ")]
     assert [[c.strip() for c in row.split("|")[2:-1]] for row in rows] == measured
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of all rows of the tables in a page."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+
+
+def test_the_page_of_benchmarks_has_the_tables_that_were_measured() -> None:
+    page = table_rows((ROOT / "benchmarks" / "README.md").read_text())
+    rows = table_rows(models.tables(models.read_results(models.RESULTS / "x86-64-v4.jsonl")))
+    begin = page.index(rows[0])
+    assert page[begin : begin + len(rows)] == rows
+    heads = [i for i, row in enumerate(page) if row[:3] == ["model", "batch 1, 1t", "batch 1, 2t"]]
+    for head, processor in zip(heads, ("xeon", "zen4", "x86-64-v3"), strict=True):
+        results = models.read_results(models.RESULTS / f"{processor}.jsonl")
+        cases = [(batch, threads) for batch in (1, 8) for threads in (1, 2)]
+        ratios = {name: [models.ratio(results[name, *case]) for case in cases] for name, _, _ in results}
+        ratios["geometric mean"] = [statistics.geometric_mean(column) for column in zip(*ratios.values(), strict=True)]
+        wanted = [[name, *[f"{ratio:.2f}" for ratio in row]] for name, row in ratios.items()]
+        assert sorted(page[head + 2 : head + 2 + len(wanted)]) == sorted(wanted), processor
 
 
 def test_only_missing_cases_are_measured_and_none_after_the_time_is_up(

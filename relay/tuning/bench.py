@@ -1,4 +1,4 @@
-"""Single kernels of a model, compiled with given parameters and timed by themselves on this machine's CPU."""
+"""Single kernels of a model, compiled with given parameters, and whole models, timed on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from backend.driver import ModuleBuilder
-from backend.runtime import Context, NDArray, nd
+from backend.runtime import CompiledModel, Context, GraphModule, NDArray, device, nd
 from backend.runtime.dtype import to_numpy
 from backend.target import Target
 from relay.build.lower import Workload, lower, tensor_types
@@ -76,6 +76,15 @@ class KernelBench:
             calls = [function.bind(*arguments, *extra, context=self._context) for arguments in arrays[key]]
             timers.append(_Timer(calls))
         return timers
+
+    def model_timer(self, model: CompiledModel) -> Callable[[], float]:
+        """A timer of a whole model; inputs are zeros."""
+        executor = GraphModule(model["default"](device("cpu", 0)), self.threads)
+        shapes, dtypes = executor.get_input_info()
+        for name, shape in shapes.items():
+            sizes = [d if isinstance(d, int) else 1 for d in shape]
+            executor.set_input(name, nd.empty(sizes, dtypes[name]).copyfrom(np.zeros(sizes, to_numpy(dtypes[name]))))
+        return lambda: executor.benchmark(repeat=1, number=1).median
 
     def _arguments(self, variant: Variant) -> list[list[NDArray]]:
         """Inputs and outputs of a kernel, as often as its weights are copied."""

@@ -3,8 +3,9 @@
 First the parameters of graph passes, such as the width that weights are packed in: each alternative makes other kernels
 of some nodes, and the times of those are compared. Then those of each kernel, the one that takes most of the model's
 time first: one parameter after the other, and the best of each together. What wins is written to the records' file at
-once, and so is that nothing did: another search goes on where this one stopped. At the end the model is run with all
-that was found in turns with the model as it was; if that is slower after all, the findings are dropped.
+once, and so is that nothing did: another search goes on where this one stopped. At the end, an interruption's too, the
+model is run with all that was found in turns with the model as it was; if that is slower after all, the findings are
+dropped.
 """
 
 from __future__ import annotations
@@ -17,10 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
-from backend.runtime import GraphModule, device, nd
-from backend.runtime.dtype import to_numpy
+from backend.runtime import CompiledModel
 from backend.target import Target
 from relay.build import build, optimize
 from relay.build.arrange import arrange
@@ -45,12 +43,14 @@ _MODEL_ROUNDS = 15
 
 
 class Bench(Protocol):
-    """What times kernels: `KernelBench`, or a test's own."""
+    """What times kernels and models: `KernelBench`, or a test's own."""
 
     @property
     def threads(self) -> int: ...
 
     def timers(self, variants: Sequence[Variant]) -> list[Timer]: ...
+
+    def model_timer(self, model: CompiledModel) -> Timer: ...
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,12 @@ class _Search:
         subjects = self.subjects(config)
         nbytes = sum(subject.bytes for subject in subjects.values())
         self.bench: Bench = KernelBench(self.target, threads, nbytes) if given is None else given
-        subjects = self.tune_passes(list(config.knobs.values()), subjects)
-        self.tune_kernels(list(subjects.values()))
-        if given is None and self.report.findings:
-            self.check_model(threads)
+        try:
+            subjects = self.tune_passes(list(config.knobs.values()), subjects)
+            self.tune_kernels(list(subjects.values()))
+        finally:  # an interruption's findings are written down already
+            if self.report.findings:
+                self.check_model()
         return self.report
 
     def subjects(self, config: Config) -> dict[str, _Subject]:
@@ -302,10 +304,10 @@ class _Search:
         if self.report.path is not None:
             TuningRecords.of([record]).save(self.report.path)
 
-    def check_model(self, threads: int | None) -> None:
+    def check_model(self) -> None:
         """Run the model as it was and with all findings in turns; drop them if it has become slower."""
         self.progress("the whole model")
-        timers = [self.model_timer(records, threads) for records in (self.before, self.records)]
+        timers = [self.model_timer(records) for records in (self.before, self.records)]
         before, after = [], []
         for _ in range(_MODEL_ROUNDS):
             before.append(timers[0]())
@@ -318,16 +320,11 @@ class _Search:
                 found = [replace(finding.record, values={}) for finding in self.report.findings]
                 TuningRecords.of(found).save(self.report.path)
 
-    def model_timer(self, records: TuningRecords, threads: int | None) -> Timer:
-        """A run of the model built with `records`; inputs are zeros."""
+    def model_timer(self, records: TuningRecords) -> Timer:
+        """A run of the model built with `records`."""
         with records:
             lib = build(self.mod, self.target, self.params)
-        executor = GraphModule(lib["default"](device("cpu", 0)), threads)
-        shapes, dtypes = executor.get_input_info()
-        for name, shape in shapes.items():
-            sizes = [d if isinstance(d, int) else 1 for d in shape]
-            executor.set_input(name, nd.empty(sizes, dtypes[name]).copyfrom(np.zeros(sizes, to_numpy(dtypes[name]))))
-        return lambda: executor.benchmark(repeat=1, number=1).median
+        return self.bench.model_timer(lib)
 
 
 def _alternatives(knob: Knob) -> list[Value]:

@@ -18,6 +18,7 @@ import te
 from backend.target import Target
 from relay.build.graph import make_graph
 from relay.build.lower import Workload, lower
+from relay.op.base import make_call
 from te.ir import IRModule, PassContext, collect
 from te.tir import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt, as_int
 from topi.cpu.products.plan import plan_product
@@ -120,11 +121,39 @@ def bert_base() -> Iterator[relay.Expr]:
     yield relay.nn.batch_matmul(a, b)
 
 
+def attention(length: int, keys: int, heads: int, depth: int) -> relay.Expr:
+    """Between transpositions of what projections give."""
+    shapes = [(1, size, heads, depth) for size in (length, keys, keys)]
+    operands = [relay.op.transpose(relay.var(n, shape), (0, 2, 1, 3)) for n, shape in zip("qkv", shapes, strict=True)]
+    return relay.op.transpose(make_call("nn.attention", operands, None, scale=0.125), (0, 2, 1, 3))
+
+
+def attentions() -> Iterator[relay.Expr]:
+    """Those of bert_base, vit_b16, gpt2 and segformer_b0."""
+    for length in (128, 197, 64):
+        yield attention(length, length, 12, 64)
+    for length, heads in ((16384, 1), (4096, 2), (1024, 5), (256, 8)):
+        yield attention(length, 256, heads, 32)
+
+
 def workloads(model: Iterator[relay.Expr], target: Target) -> Iterator[Workload]:
     for body in model:
         function = relay.Function(tuple(relay.analysis.free_vars(body)), body)
         for node in make_graph(relay.optimize(IRModule({"main": function}), target)["main"]).nodes:
             yield node.workload
+
+
+@pytest.mark.parametrize("cpu", ["haswell", "skylake-avx512"])
+@pytest.mark.parametrize("cores", [2, 8, 16, 64])
+def test_cores_get_even_shares_of_attention(cores: int, cpu: str) -> None:
+    """Few heads of few positions, too: all cores then wait for the copies of keys and values, so these are shared."""
+    target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu} -num-cores={cores}")
+    imbalance = {
+        str(workload.function.body.ty): stores(lower(workload, target).function.body, cores).imbalance
+        for workload in workloads(attentions(), target)
+        if "attention" in workload.name
+    }
+    assert len(imbalance) == 7 and max(imbalance.values()) <= 1.15, imbalance
 
 
 @pytest.mark.parametrize("cores", [2, 8, 16, 64])

@@ -15,6 +15,9 @@ from relay import Function, IRModule, const, op, var
 from relay.build.graph import make_graph
 from relay.build.lower import lower
 from relay.op.base import get_op, make_call
+from te.ir import collect
+from te.tir import Allocate
+from topi.groups import constant_size
 
 SIZES = {
     "whole blocks": (1, 48, 48, 2, 2, 16, 16),
@@ -250,6 +253,27 @@ def test_keys_are_turned_in_registers(target: str, keys: int, depth: int, turned
     text = str(lower(node.workload, backend.Target(target)).function)
     assert ("shuffle(" in text) == turned
     assert ("key_rows = allocate" in text) == turned, "keys that are not turned are gathered where they are"
+
+
+def nbytes(allocate: Allocate) -> int:
+    return constant_size(allocate.buffer.shape) * allocate.buffer.dtype.nbytes
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("cores", [2, 16])
+def test_the_matrix_of_all_scores_is_never_in_memory(cores: int, causal: bool):
+    """Of 4096 queries and keys: in no tensor of the graph, no workspace, and no memory of all threads together."""
+    length = 4096
+    function, _ = attention_graph((1, length, length, 2, 2, 64, 64), None, "float32", causal=causal)
+    target = backend.Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores={cores}")
+    report = relay.build(IRModule({"main": function}), target).build_report
+    graph = make_graph(relay.optimize(IRModule({"main": function}), target)["main"])
+    allocated = [
+        sum(map(nbytes, collect(lower(node.workload, target).function, Allocate)))
+        for node in graph.nodes
+    ]
+    assert report.arena_bytes + cores * max(allocated) < length * length * 4 / 4
+    assert max(allocated) > 0, "blocks of scores are in the memory of a thread"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,10 @@ _OF_A_BLOCK = ("queries", "score", "largest", "weight", "total", "share")
 _PACKING_COST = 4.0
 """Operations that copying an element into a panel is counted as."""
 
+_NOTABLE_PACKING = 1 / 16
+"""Of a core's share of the rest, what packing takes that is shared even if it were too little to wake threads for:
+those of the rest wait for it anyway."""
+
 _MOST_APART = 7
 """Rows, at most, that are computed one by one where they can't be together: fewer than packing is worth it for."""
 
@@ -112,7 +116,9 @@ def _in_blocks(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm,
         parallel(s, out, block, work, lanes)
         for tensor in panels:
             shared = s[tensor].fuse(*s[tensor].leaf_iter_vars[:3])
-            parallel(s, tensor, shared, constant_size(tensor.shape) * _PACKING_COST, lanes)
+            packing = constant_size(tensor.shape) * _PACKING_COST
+            notable = packing * target.num_cores >= _NOTABLE_PACKING * work
+            parallel(s, tensor, shared, packing, lanes, kernel=work if notable else 0.0)
     _tile(s, out, anchor.output(0), row, column, form, constant_size([keys]), target)
 
     score = stage["score"]

@@ -75,9 +75,14 @@ def local_accumulator(s: te.Schedule, anchor: te.Operation, out: te.Tensor) -> t
     return result
 
 
-def parallel(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, operations: float, lanes: int) -> None:
-    """Share `axis` between threads when the kernel's `operations` are worth it, between as many as they are worth."""
-    if not choose("parallel", parallel_worthwhile(operations, lanes), (True, False)):
+def parallel(
+    s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, operations: float, lanes: int, kernel: float = 0.0
+) -> None:
+    """Share `axis` between threads when the kernel's `operations` are worth it, between as many as they are worth.
+
+    Where the `operations` are those of a part only, the whole `kernel`'s may be worth it.
+    """
+    if not choose("parallel", parallel_worthwhile(max(operations, kernel), lanes), (True, False)):
         return
     s[tensor].parallel(axis)
     if all(isinstance(d, int) for op in operations_behind([s[tensor].op.output(0)]) for d in op.output(0).shape):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -7,6 +8,8 @@ import os
 import pickle
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import relay
 from backend.runtime import (
     ArgumentError,
     ArtifactError,
@@ -473,3 +477,52 @@ def test_loading_needs_no_compiler(saved):
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+_SMAPS = Path("/proc/self/smaps")
+_RUN_AND_WAIT = """
+import sys
+from pathlib import Path
+from backend.runtime import GraphModule, load_model
+
+def own():
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:"))
+
+before = own()
+model = GraphModule(load_model(sys.argv[1])["default"]("cpu"))
+model.run(x=[[1.0] * 2048] * 2)
+assert abs(model.get_output(0).numpy() - 2048.0).max() < 0.5
+print(own() - before, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not _SMAPS.exists(), reason="the system does not tell which pages are shared: no /proc/self/smaps")
+def test_processes_that_run_an_artifact_share_its_weights(tmp_path):
+    """KiB: those of the file are in memory once, and neither process has copied them."""
+    path, weights = tmp_path / "m.relayc", 2048 * 2048 * 4 >> 10
+    x = relay.var("x", (2, 2048))
+    relay.build(relay.Function((x,), relay.nn.dense(x, relay.const(np.ones((2048, 2048), np.float32))))).save(path)
+    command = [sys.executable, "-c", _RUN_AND_WAIT, str(path)]
+    with contextlib.ExitStack() as stack:
+        pipes: dict[str, int] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        processes = [stack.enter_context(subprocess.Popen(command, text=True, **pipes)) for _ in range(2)]
+        stack.callback(lambda: [process.stdin.close() for process in processes])
+        assert max(int(process.stdout.readline()) for process in processes) < weights / 2
+        for process in processes:
+            mapped = _mapped(process.pid, path)
+            assert mapped["Rss"] >= weights
+            assert mapped["Private_Dirty"] == 0 and mapped["Private_Clean"] < weights / 100, mapped
+
+
+def _mapped(pid, path):
+    """KiB of the mappings of a file into a process, of each kind."""
+    sums, inside = Counter(), False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        kind, *rest = line.split()
+        if not kind.endswith(":"):
+            inside = line.endswith(str(path))
+        elif inside and rest[-1] == "kB":
+            sums[kind[:-1]] += int(rest[0])
+    return sums

@@ -20,7 +20,7 @@ KERNEL = RNG.standard_normal((24, 12, 3, 3)).astype(np.float32)
 DEPTHWISE = RNG.standard_normal((24, 1, 3, 3)).astype(np.float32)
 WEIGHT = RNG.standard_normal((40, 24)).astype(np.float32)
 
-RUNNABLE = ["x86-64", "x86-64-v2", "x86-64-v3", "haswell"]
+RUNNABLE = ["x86-64", "x86-64-v2", "x86-64-v3", "haswell", "skylake-avx512", "x86-64-v4"]
 LINUX = "-mtriple=x86_64-unknown-linux-gnu"
 VECTORS = {
     f"llvm {LINUX} -mcpu=x86-64-v2": (r"mulps\s.*%xmm\d", r"%[yz]mm"),
@@ -87,3 +87,38 @@ def test_code_that_can_t_run_here_is_refused_not_run(target, tmp_path):
     lib.save(tmp_path / "m.relayc")
     with pytest.raises(ArtifactError, match=r"this machine|instructions"):
         run(lib)
+
+
+_AARCH64_VECTORS = {
+    "fmla": (0xFFA0FC00, 0x4E20CC00),
+    "fmla by element": (0xFF80F400, 0x4F801000),
+    "fadd": (0xFFA0FC00, 0x4E20D400),
+    "fmul": (0xFFA0FC00, 0x6E20DC00),
+}
+"""Instruction of 128-bit vectors -> (mask, value) of its 32 bits (Arm Architecture Reference Manual, C7.2)."""
+
+
+def aarch64_instructions(code: bytes) -> set[str]:
+    """Which of them the executable sections of an ELF object have."""
+    (table,) = struct.unpack_from("<Q", code, 40)
+    (count,) = struct.unpack_from("<H", code, 60)
+    found: set[str] = set()
+    for number in range(count):
+        flags, _, offset, size = struct.unpack_from("<QQQQ", code, table + 64 * number + 8)
+        if flags & 4:  # SHF_EXECINSTR
+            words = np.frombuffer(code, "<u4", size // 4, offset)
+            found |= {name for name, (mask, value) in _AARCH64_VECTORS.items() if ((words & mask) == value).any()}
+    return found
+
+
+@pytest.mark.parametrize("target", [t for t in VECTORS if "aarch64-unknown" in t])
+def test_every_kernel_for_aarch64_computes_with_vectors(target):
+    module = relay.build(model(), target).module
+    assert isinstance(module, LLVMModule)
+    kernels = {part.functions[0].name: part.code for part in module._parts if part.functions[0].name != "relayc_run"}
+    kernels = {name: code for name, code in kernels.items() if "fused_transpose" not in name}  # moves, computes nothing
+    assert len(kernels) >= 4
+    for name, code in kernels.items():
+        found = aarch64_instructions(code)
+        assert found, name
+        assert not re.search("conv|dense", name) or found & {"fmla", "fmla by element"}, name

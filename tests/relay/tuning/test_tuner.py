@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import relay
-from backend.runtime import GraphModule, device
+from backend.runtime import CompiledModel, GraphModule, device
 from backend.target import Target
 from relay.build.graph import make_graph
 from relay.build.lower import lower
@@ -32,12 +32,18 @@ def model() -> IRModule:
 
 
 class FakeBench:
-    """Times by what a variant is; `seconds` says, given its parameters and the width of its weights' panels."""
+    """Times by what a variant is; `seconds` says, given its parameters and the width of its weights' panels.
+
+    `models` are those of a run of the whole model before and after.
+    """
 
     threads = 1
 
-    def __init__(self, seconds: Callable[[dict[str, object], int], float]) -> None:
+    def __init__(
+        self, seconds: Callable[[dict[str, object], int], float], models: tuple[float, float] = (2.0, 1.0)
+    ) -> None:
         self.seconds = seconds
+        self.models = iter(models)
         self.asked: list[dict[str, object]] = []
 
     def timers(self, variants: Sequence[Variant]) -> list[Callable[[], float]]:
@@ -48,6 +54,9 @@ class FakeBench:
             self.asked.append(dict(variant.config.values))
             timers.append(partial(float, self.seconds(dict(variant.config.values), panel)))
         return timers
+
+    def model_timer(self, model: CompiledModel) -> Callable[[], float]:
+        return partial(float, next(self.models))
 
 
 def tuned(bench: FakeBench, path: Path, clock: Callable[[], float] = lambda: 0.0) -> TuningReport:
@@ -140,6 +149,26 @@ def test_what_was_found_before_an_interruption_is_kept(tmp_path: Path) -> None:
     assert [r.values for r in TuningRecords.load(path).records.values()] == [{"panel of 20x48x40": 8}]
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_findings_that_make_the_whole_model_slower_are_dropped(tmp_path: Path, interrupted: bool) -> None:
+    path = tmp_path / "tuning.json"
+
+    def seconds(values: dict[str, object], panel: int) -> float:
+        if interrupted and panel == 8 and values:
+            raise KeyboardInterrupt
+        return 0.5 if panel == 8 else 1.0
+
+    if interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            tuned(FakeBench(seconds, models=(1.0, 1.25)), path)
+    else:
+        report = tuned(FakeBench(seconds, models=(1.0, 1.25)), path)
+        assert report.dropped and (report.seconds_before, report.seconds_after) == (1.0, 1.25)
+        assert "dropped" in str(report) and len(report.findings) == 1
+    records = TuningRecords.load(path).records.values()
+    assert records and not any(record.values for record in records)
+
+
 def test_a_variant_that_can_t_be_compiled_is_left_out(tmp_path: Path) -> None:
     class Refusing(FakeBench):
         def timers(self, variants: Sequence[Variant]) -> list[Callable[[], float]]:
@@ -161,6 +190,7 @@ def test_the_bench_times_real_kernels() -> None:
     timers = bench.timers(variants)
     assert bench.threads == 1 and len(timers) == 2 and all(0 < timer() < 1 for timer in timers)
     assert "rows" in variants[0].config.knobs
+    assert 0 < bench.model_timer(relay.build(model(), target))() < 1
 
 
 def test_tuning_is_for_cpus() -> None:
