@@ -322,8 +322,9 @@ class Canonical(Forms):
 
     def _value_select(self, expr: Select) -> PrimExpr:
         condition = self.simplify(expr.condition)
-        if isinstance(condition, IntImm):
-            return self.simplify(expr.true_value if condition.value else expr.false_value)
+        decided = condition.value if isinstance(condition, Broadcast) else condition
+        if isinstance(decided, IntImm):
+            return self.simplify(expr.true_value if decided.value else expr.false_value)
         a, b = self.simplify(expr.true_value), self.simplify(expr.false_value)
         if condition is expr.condition and a is expr.true_value and b is expr.false_value:
             return expr

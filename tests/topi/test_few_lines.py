@@ -141,3 +141,42 @@ def test_largest_of_channels_asks_for_the_next_image_as_it_looks_for_its_place()
                  if "prefetch" in line]  # fmt: skip
     assert any(str(255 * 169) in found for found in asked_for)
     assert "prefetch" not in str(lowered(out, [x], caches=MANY))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "few", "many"),
+    [((80, 28, 28), "int8", False, True), ((80, 28, 28), "float32", True, True),
+     ((50, 55, 55), "float32", False, True), ((8, 200, 504), "float32", True, True)],
+    ids=["planes of short lines", "short chunks", "long chunks of short lines", "long lines"],
+)  # fmt: skip
+def test_lines_with_borders_leave_a_buffer_in_short_chunks_or_where_they_are_long(
+    shape: tuple[int, ...], kind: str, few: bool, many: bool
+) -> None:
+    """What is put together, and what is stored, has to overlap where a core doesn't see far enough ahead."""
+    data = np.random.default_rng(0).integers(-100, 100, shape).astype(kind)
+    x = te.placeholder(shape, kind, name="x")
+    out = topi.nn.pad(x, (0, 1, 1), (0, 1, 1), 0.0)
+    for caches, is_buffered in ((FEW, few), (MANY, many)):
+        small = caches.replace("-l3-bytes=1048576", "-l3-bytes=32768")
+        text = str(lowered(out, [x], "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4", caches=small))
+        assert ('scope="local"' in text) == is_buffered
+        np.testing.assert_array_equal(result(out, [x], [data], caches=small), np.pad(data, ((0, 0), (1, 1), (1, 1))))
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [(lambda x: topi.split(x, [32, 32], 1)[1], (20_000, 64)), (lambda x: topi.split(x, [32, 32], 2)[0], (100, 100, 64)),
+     (lambda x: topi.split(x, [1024, 1024], 1)[1], (600, 2048))],
+    ids=["columns", "channels", "long parts"],
+)  # fmt: skip
+def test_parts_of_lines_are_asked_into_the_second_level_cache(
+    build: Callable[[te.Tensor], te.Tensor], shape: tuple[int, ...]
+) -> None:
+    assert asked(build, shape, FEW) == {2} and 2 not in asked(build, shape, MANY)
+
+
+def test_lines_that_are_read_at_two_places_are_asked_into_the_second_level_cache() -> None:
+    def rolled(x: te.Tensor) -> te.Tensor:
+        return topi.concatenate(topi.split(x, [93, 7], 1)[::-1], 1)
+
+    assert asked(rolled, (3000, 100), FEW) == {2} and asked(rolled, (3000, 100), MANY) == {3}

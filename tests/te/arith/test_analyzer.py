@@ -299,3 +299,10 @@ def test_comparisons_of_ramps_that_agree_in_all_lanes(sign: type[Compare], start
     analyzer = bound_analyzer()
     expr = sign(ramp(X + start, 2, 4), broadcast(const(13), 4))
     assert str(analyzer.simplify(expr)) == (str(expr) if truth is None else f"broadcast({truth}, 4)")
+
+
+@pytest.mark.parametrize(("start", "chosen"), [(1, "i"), (13, "j"), (2, None)])
+def test_selections_by_what_agrees_in_all_lanes(start: int, chosen: str | None):
+    analyzer = bound_analyzer()
+    expr = Select(ramp(X + start, 2, 4) < broadcast(const(13), 4), broadcast(X, 4), broadcast(J, 4))
+    assert str(analyzer.simplify(expr)) == (str(expr) if chosen is None else f"broadcast({chosen}, 4)")

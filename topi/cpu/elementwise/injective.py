@@ -13,7 +13,7 @@ from topi.cpu.accesses import conditions, reads
 from topi.cpu.common import parallel_outer
 from topi.cpu.elements import VECTORS, element_cost, elements_at_once, vectorize_elements, vectors_at_once
 from topi.cpu.elementwise.line_buffer import buffer_line, shared_line
-from topi.cpu.elementwise.line_reads import ask_for_lines, ask_where_masked
+from topi.cpu.elementwise.line_reads import ask_for_lines, ask_for_runs, ask_where_masked
 from topi.cpu.elementwise.packed_lines import PackedLines
 from topi.cpu.elementwise.packed_rows import PackedRows
 from topi.cpu.elementwise.short_lines import FEWEST_LINES, lines_of_vectors, places_are_known, vectorize_lines
@@ -324,6 +324,7 @@ class _Written:
         if self.flat and self.is_first:
             prefetch_elements(s, tensor, vectors, each, self.target)
         by_lines = not self.flat and self.alone and tensor is self.out and period is None
-        if by_lines and _is_long(self.out, extent, self.lanes, self.target):
+        apart = by_lines and ask_for_runs(s, tensor, vectors, each, self.target)
+        if by_lines and not apart and _is_long(self.out, extent, self.lanes, self.target):
             ask_for_lines(s, tensor, vectors, each, self.target)
         return [*outer, vectors]

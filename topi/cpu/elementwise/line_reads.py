@@ -18,7 +18,8 @@ from te.ir import post_order
 from te.tir import Call, PrimExpr, Select, as_int, const
 from te.tir.substitute import substitute
 from topi.cpu.accesses import reads
-from topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_beyond_caches, rows_ahead
+from topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_beyond_caches, is_streamed, rows_ahead
+from topi.cpu.tiling import waits_for_few_lines
 from topi.groups import constant_size, extent_of
 from topi.registry import operations_behind
 from topi.utils import ravel_index
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from backend.target import Target
     from te.tir import Var
 
-__all__ = ["LineRead", "ask_for_lines", "ask_where_masked", "line_reads"]
+__all__ = ["LineRead", "ask_for_lines", "ask_for_runs", "ask_where_masked", "line_reads"]
 
 _LARGE_PARTS = 4
 """Inputs of so many parts of the output, or more, come from memory."""
@@ -139,6 +140,27 @@ def ask_for_lines(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: in
             out, loop, lambda *first: [ravel_index(first, list(out.shape)) + ahead], written=True,
             lines=_lines(out, elements)
         )  # fmt: skip
+
+
+def ask_for_runs(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> bool:
+    """Ask for later lines of inputs of which a part of each is read; returns whether there are any.
+
+    A processor fetches what lies between such runs as well, or stops at each. One that waits for few lines asks its
+    second-level cache for what is read only.
+    """
+    assert isinstance(out.op, te.ComputeOp)
+    if not waits_for_few_lines(target):
+        return False
+    width, inputs = constant_size(out.shape[-1:]), line_reads(out.op) or ()
+
+    def leaves_lines(read: LineRead) -> bool:
+        return (read.stride - read.parts * width) * read.tensor.dtype.nbytes >= LINE_BYTES
+
+    runs = [read for read in inputs if leaves_lines(read) and is_streamed(read.tensor, 1, target)]
+    for read in runs:
+        lines = _lines(read.tensor, read.parts * elements)
+        s[out].prefetch_line(read.tensor, loop, _later(read, width, target), lines=lines, near=False)
+    return bool(runs)
 
 
 def ask_where_masked(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> None:

@@ -19,6 +19,7 @@ from te.tir.substitute import substitute
 from topi.cpu.accesses import conditions
 from topi.cpu.elementwise.line_reads import LineRead, line_reads
 from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
+from topi.cpu.tiling import waits_for_few_lines
 from topi.groups import constant_size
 from topi.utils import ravel_index, unravel_index
 
@@ -34,19 +35,25 @@ _SHORTEST_BYTES, _SHORTEST_MASKED, _LEAST_BYTES = 32, 16, 1024
 for; and what chunks have at least where lines are shorter than cache lines."""
 _PLANES_BYTES = 8192
 """What chunks of whole planes have at least."""
+_SHORT_CHUNK, _SHORT_LINE = 48, 768
+"""Where a core waits for few lines: cache lines of a chunk, at most, whose storing goes on while the next is put
+together (some 300 instructions are on their way at a time), and bytes of lines with borders that are stored as they are
+otherwise: what longer ones share with the next costs more than waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLines:
     """Chunks of `count` places of `out`: lines, or planes; the dimensions behind are its last `behind`, the others one.
 
-    Large inputs are read in the order of memory (`inputs`).
+    Large inputs are read in the order of memory (`inputs`). `near`: what is read ahead is asked into the first-level
+    cache, else into the second.
     """
 
     out: te.Tensor
     count: int
     behind: int
     inputs: Sequence[LineRead]
+    near: bool
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PackedLines | None:
@@ -59,12 +66,21 @@ class PackedLines:
         known = 1 < len(shape) == len(out.shape) and out.dtype.bits % 8 == 0 and op.attrs.get("strides") is None
         if not known or not is_beyond_caches(out, target):
             return None
-        masked = [(source, condition) for source, condition in conditions(op) if isinstance(source.body[0], Call)]
-        planes = any(op.axis[-2].var in post_order((condition,)) for _, condition in masked)
+        borders = list(conditions(op))
+        masked = [condition for source, condition in borders if isinstance(source.body[0], Call)]
+        few, line = waits_for_few_lines(target), shape[-1] * size
+        by_masks = bool(masked) and not (few and target.vector_bytes >= LINE_BYTES)  # else stored as they are
+        planes = by_masks and any(op.axis[-2].var in post_order((condition,)) for condition in masked)
         found = _planes(shape, size, target) if planes else None
-        found = found or _lines(shape[-1] * size, _SHORTEST_MASKED if masked else _SHORTEST_BYTES, target)
+        found = found or _lines(line, _SHORTEST_MASKED if by_masks else _SHORTEST_BYTES, target)
         inputs = line_reads(op) if found else None
-        return PackedLines(out, *found, inputs) if found and inputs else None
+        if not found or not inputs:
+            return None
+        chunk, behind = found[0] * line, found[1]
+        if few and borders and len(inputs) == behind == 1 and chunk > _SHORT_CHUNK * LINE_BYTES and line < _SHORT_LINE:
+            return None
+        are_apart = few and len(inputs) > 1 and chunk <= target.cache_bytes.l1 // 4
+        return PackedLines(out, *found, inputs, near=not are_apart)
 
     def apply(self, s: te.Schedule) -> tuple[te.Tensor, list[te.IterVar], te.Tensor]:
         """Schedule the output; returns it, the loop over chunks, and the lines computed there, of two dimensions."""
@@ -101,7 +117,7 @@ class PackedLines:
         """Ask, with each cache line of the output that is stored, for what later chunks are made of."""
         for read in self.inputs:
             widened = max(read.parts * read.tensor.dtype.nbytes // out.dtype.nbytes, 1)
-            s[out].prefetch_line(read.tensor, vectors, self._place(read), lines=widened)
+            s[out].prefetch_line(read.tensor, vectors, self._place(read), lines=widened, near=self.near)
 
     def _place(self, read: LineRead) -> Callable[..., list[PrimExpr]]:
         """The same place of a later chunk, about: borders change it by a few elements.

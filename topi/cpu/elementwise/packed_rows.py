@@ -88,8 +88,10 @@ class PackedRows:
         strides = _strides(apart, number + 1)
         if all(s == math.prod(shape[n + 1 :]) for n, s in enumerate(strides) if shape[n] > 1):
             return None
+        steps = [stride for n, stride in enumerate(strides) if shape[n] > 1]
+        are_permuted = steps != sorted(steps, reverse=True)
         strides[number] *= count
-        are_copied = packed is None and any(strides) and apart(len(shape) - 1, 1) == 1  # lines come early by themselves
+        are_copied = packed is None and are_permuted and apart(len(shape) - 1, 1) == 1  # lines come early by themselves
         near = are_copied or not waits_for_few_lines(target)
         return PackedRows(out, tensor, index, number, count, tuple(strides), packed is not None, axes, near)
 
