@@ -116,7 +116,7 @@ def sigmoid(b: Builder, x: PrimExpr) -> PrimExpr:
     """e / (1 + e) below 0, else 1 / (1 + e), e = exp(-|x|)."""
     if b.coarse and b.looks_up():  # e^-x from 0, at the least exponent, to infinity
         power, slope, fraction = _coarse_exp(b, b.clamp(x, -88.8, b.format.bias * math.log(2)), -1.0)
-        return b.const(1.0) / b.fma(power, b.fma(slope, fraction, 1.0), 1.0)
+        return b.unary("fast_reciprocal", b.fma(power, b.fma(slope, fraction, 1.0), 1.0))
     e = b.let(exp_nonpositive(b, -b.magnitude(x)), "e")
     return Select(b.bits(x) < b.word(0), e, b.const(1.0)) / (e + b.const(1.0))
 

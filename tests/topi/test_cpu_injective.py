@@ -11,6 +11,9 @@ import backend
 import te
 import topi
 from backend.target import Target
+from te.ir import collect
+from te.tir import BufferStore
+from tests.topi.small_caches import PROCESSORS, lowered, result
 from topi.registry import schedule_for
 
 TARGET = Target("llvm")
@@ -150,6 +153,24 @@ def test_what_only_moves_is_moved_by_vectors_of_its_own_type() -> None:
     x = te.placeholder((50, 1024), "int8", "x")
     assert "1, 128)] = " in _lowered(topi.flip(x, (1,)), [x]).splitlines()[-1]
     assert "1, 32)] = " in _lowered(topi.add(topi.flip(x, (1,)), x), [x]).splitlines()[-1]
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("kind", ["uint8", "float16", "float32"])
+def test_narrow_results_that_leave_the_caches_are_whole_lines(kind: str, processor: str) -> None:
+    """Only these are stored past the caches; what caches hold has shorter vectors."""
+    x, a = values(4099)
+    out, nbytes = topi.cast(topi.abs(x), kind), np.dtype(kind).itemsize
+
+    def stored(caches: str) -> int:
+        function = lowered(out, [x], PROCESSORS[processor], caches=caches)["main"]
+        stores = [s for s in collect(function.body, BufferStore) if s.buffer.data in function.params]
+        return max(s.indices[-1].dtype.lanes for s in stores) * nbytes
+
+    small = f"-l3-bytes={4099 * nbytes}"
+    assert stored(small) % 64 == 0
+    assert kind != "uint8" or stored("-l3-bytes=33554432") < 64
+    np.testing.assert_array_equal(result(out, [x], [a], caches=small), a.astype("i8").astype(kind))
 
 
 @pytest.mark.parametrize("kind", ["int8", "float16", "float32"])

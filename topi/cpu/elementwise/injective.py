@@ -17,7 +17,7 @@ from topi.cpu.elementwise.line_reads import ask_for_lines, ask_for_runs, ask_whe
 from topi.cpu.elementwise.packed_lines import PackedLines
 from topi.cpu.elementwise.packed_rows import PackedRows
 from topi.cpu.elementwise.short_lines import FEWEST_LINES, lines_of_vectors, places_are_known, vectorize_lines
-from topi.cpu.prefetch import is_beyond_caches, prefetch_elements
+from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, prefetch_elements
 from topi.cpu.register_transpose import block_of, vectors_turned
 from topi.cpu.tiling import vector_lanes, waits_for_few_lines
 from topi.cpu.turns.permuted_tiles import PermutedTiles
@@ -103,6 +103,11 @@ def _only_moves(op: te.Operation) -> bool:
 def _is_long(out: te.Tensor, extent: te.Dim, lanes: int, target: Target) -> bool:
     """Do the caches not hold the output, whose lines have several vectors?"""
     return is_beyond_caches(out, target) and constant_size([extent]) >= 4 * lanes
+
+
+def _may_leave_caches(out: te.Tensor, target: Target) -> bool:
+    """May it be stored past the caches, which takes whole lines (see `backend.llvm.codegen.streaming`)?"""
+    return 0 < target.cache_bytes.l3 < 2 * constant_size(out.shape) * out.dtype.nbytes
 
 
 def _turn(out: te.Tensor, strided: int, target: Target) -> Turn | None:
@@ -211,6 +216,8 @@ class _Written:
         self.lanes = vector_lanes(target, max([least, *[t.dtype.nbytes for t in out.op.outputs]]))
         self.vectors, self.repeats = vectors_at_once(ops), all(is_broadcast(op.tag) for op in ops)
         self.flat, self.first_without_gaps = line is None and _is_flat(outs), _first_without_gaps(outs)
+        if self.flat and _may_leave_caches(out, target):
+            self.vectors = max(self.vectors, LINE_BYTES // (self.lanes * out.dtype.nbytes))
         self.strided = strided_axis(out) if out.ndim > 1 else None
         self.turn = None if self.strided is None or not squares else _turn(out, self.strided, target)
         moves = self.alone and not self.flat and self.vectors == VECTORS
