@@ -1,4 +1,4 @@
-"""Variances, instance and group norms that exporters spell out in smaller operators: rules of `RecognizePatterns`."""
+"""Instance and group norms that exporters spell out in smaller operators: rules of `RecognizePatterns`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relay.pattern import Found, PatternRule, is_constant, is_op, wildcard
 from relay.transform.builders import array_of, reshaped
 from relay.type import dims_match
 
-__all__ = ["NORM_RULES"]
+__all__ = ["CHANNEL_NORM_RULES"]
 
 
 def _per_channel(constant: Expr, norm: Call) -> np.ndarray[Any, Any] | None:
@@ -125,31 +125,6 @@ class SpelledInstanceNorm(PatternRule):
         return make_call("nn.instance_norm", (found[self.x], *parameters), call.span, axis=1, epsilon=epsilon)
 
 
-class SpelledVariance(PatternRule):
-    """mean((x - mean(x))**2) = variance(x)"""
-
-    x = wildcard()
-    middle = is_op("mean")(x).has_attr({"keepdims": True})
-    distance = is_op("subtract")(x, middle)
-    square = is_op("power")(distance, is_constant(lambda c: bool((c.data == 2).all()))) | is_op("multiply")(
-        distance, distance
-    )
-    pattern = is_op("mean")(square)
-
-    def replace(self, call: Call, found: Found) -> Expr | None:
-        x, rank = found[self.x], len(found[self.x].shape)
-        axes, others = [sorted(_axes(mean, rank)) for mean in (call, found.call(self.middle))]
-        if axes != others or not x.dtype.is_float or found[self.square].ty is not x.ty:
-            return None
-        keepdims: bool = call.op.keepdims  # type: ignore[union-attr]
-        return make_call("variance", (x,), call.span, axis=tuple(axes), keepdims=keepdims)
-
-
-def _axes(reduction: Call, rank: int) -> list[int]:
-    axes: tuple[int, ...] | None = reduction.op.axis  # type: ignore[union-attr]
-    return list(range(rank)) if axes is None else [a % rank for a in axes]
-
-
 class TurnedNorm(PatternRule):
     """transpose(norm(transpose(x, p), ...), q), where q undoes p = standardize(x) over dimension p[-1], scaled, shifted
 
@@ -177,12 +152,11 @@ class TurnedNorm(PatternRule):
         return result
 
 
-NORM_RULES: tuple[type[PatternRule], ...] = (
+CHANNEL_NORM_RULES: tuple[type[PatternRule], ...] = (
     SpelledGroupNorm,
     RestoredShape,
     ScaledChannels,
     ShiftedChannels,
     SpelledInstanceNorm,
-    SpelledVariance,
     TurnedNorm,
 )

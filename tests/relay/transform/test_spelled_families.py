@@ -1,0 +1,230 @@
+"""RecognizePatterns: norms by moments, Euclidean norms, activations and rotary embeddings as exporters write them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from relay import Expr, Function, Tuple, const, op, var
+from relay.transform import CanonicalizeOps, EliminateCommonSubexpr, RecognizePatterns, SimplifyExpr
+
+N = 8
+PASSES = EliminateCommonSubexpr(), CanonicalizeOps(), SimplifyExpr(), RecognizePatterns()
+GAMMA, BETA = (const(np.random.default_rng(i).uniform(0.5, 1.5, N).astype("float32")) for i in (1, 2))
+
+
+def mean(x: Expr) -> Expr:
+    return op.mean(x, axis=-1, keepdims=True)
+
+
+def summed(x: Expr) -> Expr:
+    return op.sum(x, axis=-1, keepdims=True)
+
+
+def square(x: Expr) -> Expr:
+    return op.multiply(x, x)
+
+
+def distance(x: Expr) -> Expr:
+    return op.subtract(x, mean(x))
+
+
+def inverse(total: Expr) -> Expr:
+    return op.rsqrt(op.add(total, const(1e-5)))
+
+
+def by_moments(x: Expr) -> Expr:
+    """TensorFlow: x * (r * gamma) + (beta - mean * (r * gamma))"""
+    scale = op.multiply(inverse(mean(square(distance(x)))), GAMMA)
+    return op.add(op.multiply(x, scale), op.subtract(BETA, op.multiply(mean(x), scale)))
+
+
+def by_moments_without_beta(x: Expr) -> Expr:
+    scale = inverse(mean(square(distance(x))))
+    return op.add(op.multiply(x, scale), op.multiply(op.negative(mean(x)), scale))
+
+
+def by_sums(x: Expr) -> Expr:
+    middle = op.divide(summed(x), const(float(N)))
+    away = op.subtract(x, middle)
+    return op.multiply(away, inverse(op.multiply(summed(square(away)), const(1 / N))))
+
+
+def fast_variance(x: Expr) -> Expr:
+    """flax"""
+    variance = op.maximum(op.subtract(mean(square(x)), square(mean(x))), const(0.0))
+    return op.add(op.multiply(distance(x), op.multiply(inverse(variance), GAMMA)), BETA)
+
+
+def by_power(x: Expr) -> Expr:
+    total = op.add(mean(square(distance(x))), const(1e-5))
+    return op.multiply(distance(x), op.power(total, const(-0.5)))
+
+
+def rms_by_power(x: Expr) -> Expr:
+    total = op.add(op.divide(summed(square(x)), const(float(N))), const(1e-5))
+    return op.multiply(op.multiply(x, op.power(total, const(-0.5))), GAMMA)
+
+
+def with_margin(x: Expr) -> Expr:
+    length = op.multiply(op.sqrt(summed(square(x))), const(float(N**-0.5)))
+    return op.divide(x, op.add(length, const(1e-3)))
+
+
+NORMS = {
+    "layer norm by moments": ("nn.layer_norm", by_moments),
+    "layer norm by moments, without beta": ("nn.layer_norm", by_moments_without_beta),
+    "layer norm by sums": ("nn.layer_norm", by_sums),
+    "layer norm with fast variance": ("nn.layer_norm", fast_variance),
+    "layer norm by power": ("nn.layer_norm", by_power),
+    "rms norm by power": ("nn.rms_norm", rms_by_power),
+    "rms norm with margin": ("nn.standardize", with_margin),
+    "euclidean": (
+        "nn.l2_normalize",
+        lambda x: op.divide(x, op.maximum(op.sqrt(summed(square(x))), const(1e-12))),
+    ),
+    "euclidean by the inverse root": (
+        "nn.l2_normalize",
+        lambda x: op.multiply(x, op.rsqrt(op.maximum(summed(square(x)), const(1e-12)))),
+    ),
+}
+
+
+@pytest.mark.parametrize("spelling", NORMS)
+def test_norms(transformed, operators, spelling: str):
+    name, spelled = NORMS[spelling]
+    x = var("x", (2, 3, N))
+    assert operators(transformed(Function((x,), spelled(x)), *PASSES)) == {name: 1}
+
+
+def test_other_norms_stay(transformed, operators):
+    x = var("x", (2, N, N))
+    lost = op.divide(x, op.maximum(op.sqrt(summed(square(x))), const(1e-30)))
+    others = op.subtract(op.mean(square(x), axis=1, keepdims=True), square(mean(x)))
+    length = op.multiply(op.sqrt(summed(square(x))), const(0.3))
+    kept = summed(x)
+    for y in (
+        lost,
+        others,
+        op.divide(summed(x), const(7.0)),
+        op.divide(x, op.add(length, const(1e-3))),
+        Tuple((op.divide(kept, const(8.0)), kept)),
+    ):
+        found = operators(transformed(Function((x,), y), *PASSES))
+        assert not {"nn.l2_normalize", "variance", "nn.standardize", "nn.rms_norm"} & set(found)
+        assert "mean" not in found or y is others
+
+
+def erf(x: Expr) -> Expr:
+    return op.erf(op.divide(x, const(2.0**0.5)))
+
+
+def gelu_fast(x: Expr) -> Expr:
+    growth = op.add(const(1.0), op.multiply(op.multiply(const(0.044715), x), x))
+    gate = op.add(const(1.0), op.tanh(op.multiply(op.multiply(x, const((2 / np.pi) ** 0.5)), growth)))
+    return op.multiply(op.multiply(const(0.5), x), gate)
+
+
+def six(x: Expr) -> Expr:
+    return op.minimum(op.maximum(op.add(x, const(3.0)), const(0.0)), const(6.0))
+
+
+ACTIVATIONS = {
+    "gelu": ("nn.gelu", lambda x: op.multiply(x, op.add(const(0.5), op.multiply(const(0.5), erf(x))))),
+    "gelu_fast": ("nn.gelu", gelu_fast),
+    "sigmoid": ("sigmoid", lambda x: op.divide(const(1.0), op.add(const(1.0), op.exp(op.negative(x))))),
+    "silu": (
+        "nn.silu",
+        lambda x: op.multiply(x, op.divide(const(1.0), op.add(const(1.0), op.exp(op.negative(x))))),
+    ),
+    "hard swish": ("nn.hard_swish", lambda x: op.multiply(x, op.divide(six(x), const(6.0)))),
+    "hard swish by clip": (
+        "nn.hard_swish",
+        lambda x: op.multiply(x, op.clip(op.add(op.divide(x, const(6.0)), const(0.5)), 0.0, 1.0)),
+    ),
+}
+
+
+@pytest.mark.parametrize("spelling", ACTIVATIONS)
+def test_activations(transformed, operators, spelling: str):
+    name, spelled = ACTIVATIONS[spelling]
+    x = var("x", (2, N))
+    assert operators(transformed(Function((x,), spelled(x)), *PASSES)) == {name: 1}
+
+
+def test_other_activations_stay(transformed, operators):
+    x = var("x", (2, N))
+    for y in (
+        op.multiply(x, op.add(const(0.5), op.multiply(const(0.4), erf(x)))),
+        op.divide(const(1.0), op.add(const(1.0), op.exp(x))),
+        op.multiply(x, op.clip(op.add(op.divide(x, const(6.0)), const(0.4)), 0.0, 1.0)),
+    ):
+        found = operators(transformed(Function((x,), y), *PASSES))
+        assert not {"nn.gelu", "sigmoid", "nn.hard_swish"} & set(found)
+
+
+def cut(x: Expr, begin: int, end: int, step: int = 1) -> Expr:
+    return op.strided_slice(x, (begin,), (end,), (step,), axes=(len(x.shape) - 1,))
+
+
+def turned(a: Expr, b: Expr, c: Expr, s: Expr) -> tuple[Expr, Expr]:
+    first = op.subtract(op.multiply(a, c), op.multiply(b, s))
+    return first, op.add(op.multiply(b, c), op.multiply(a, s))
+
+
+def stacked(first: Expr, second: Expr) -> Expr:
+    """Neighbours of two tensors, by a new last dimension."""
+    columns = [op.expand_dims(e, len(e.shape)) for e in (first, second)]
+    return op.reshape(op.concatenate(columns, axis=-1), (*first.shape[:-1], 2 * int(first.shape[-1])))
+
+
+def pairs(x: Expr) -> tuple[Expr, Expr]:
+    """The columns of (..., channels / 2, 2)."""
+    view = op.reshape(x, (*x.shape[:-1], int(x.shape[-1]) // 2, 2))
+    return op.squeeze(cut(view, 0, 1), axis=(-1,)), op.squeeze(cut(view, 1, 2), axis=(-1,))
+
+
+ROTATIONS = {
+    "halves": lambda x, c, s: op.concatenate(turned(cut(x, 0, 4), cut(x, 4, 8), c, s), axis=-1),
+    "neighbours": lambda x, c, s: stacked(*turned(cut(x, 0, 8, 2), cut(x, 1, 8, 2), c, s)),
+    "complex numbers": lambda x, c, s: stacked(*turned(*pairs(x), c, s)),
+}
+
+
+@pytest.mark.parametrize("spelling", ROTATIONS)
+def test_rotary_embedding(transformed, operators, spelling: str):
+    x, c, s = var("x", (1, 2, 5, N)), var("c", (5, N // 2)), var("s", (5, N // 2))
+    after = transformed(Function((x, c, s), ROTATIONS[spelling](x, c, s)), *PASSES)
+    assert operators(after) == {"nn.rotary_embedding": 1}
+    assert after.body.op.interleaved == (spelling != "halves")
+
+
+def test_rotary_embedding_by_swapped_neighbours(transformed, operators):
+    """GPT-J"""
+    x, c, s = var("x", (1, 2, 5, N)), var("c", (5, N)), var("s", (5, N))
+    swapped = stacked(op.negative(cut(x, 1, 8, 2)), cut(x, 0, 8, 2))
+    after = transformed(Function((x, c, s), op.add(op.multiply(x, c), op.multiply(swapped, s))), *PASSES)
+    assert operators(after) == {"nn.rotary_embedding": 1} and after.body.op.interleaved
+
+
+def test_rotary_embedding_of_the_first_channels(transformed, operators):
+    """GPT-NeoX"""
+    x, c, s = var("x", (1, 2, 5, 12)), var("c", (5, N // 2)), var("s", (5, N // 2))
+    parts = (*turned(cut(x, 0, 4), cut(x, 4, 8), c, s), cut(x, 8, 12))
+    after = transformed(Function((x, c, s), op.concatenate(parts, axis=-1)), *PASSES)
+    assert operators(after) == {"nn.rotary_embedding": 1, "strided_slice": 2, "concatenate": 1}
+
+
+def test_other_rotations_stay(transformed, operators):
+    x, c, s = var("x", (4, 4, N)), var("c", (4, 4)), var("s", (4, 4))
+    first, second = cut(x, 0, 4), cut(x, 4, 8)
+    a, b = turned(first, second, c, s)
+    for y in (
+        op.concatenate(turned(second, first, c, s), axis=-1),
+        op.concatenate((a, b), axis=1),
+        op.concatenate((b, a), axis=-1),
+        op.concatenate(turned(cut(x, 0, 8, 2), cut(x, 1, 8, 2), c, s), axis=-1),
+        stacked(a, b),
+        op.concatenate((a, op.subtract(op.multiply(second, c), op.multiply(first, s))), axis=-1),
+    ):
+        assert "nn.rotary_embedding" not in operators(transformed(Function((x, c, s), y), *PASSES))
