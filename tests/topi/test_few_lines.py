@@ -13,12 +13,15 @@ import topi
 from tests.topi.small_caches import PROCESSORS, lowered, result, stored_by_lines
 
 FEW, MANY = (f"-num-cores=2 -l1-bytes={l1 << 10} -l2-bytes=1048576 -l3-bytes=1048576" for l1 in (32, 48))
+ZEN4 = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4"
 
 
-def asked(build: Callable[[te.Tensor], te.Tensor], shape: tuple[int, ...], caches: str) -> set[int]:
+def asked(
+    build: Callable[[te.Tensor], te.Tensor], shape: tuple[int, ...], caches: str, target: str = "llvm"
+) -> set[int]:
     """Caches that parts of an input are asked into: 3 is the first, 2 the second."""
     x = te.placeholder(shape, name="x")
-    text = str(lowered(build(x), [x], caches=caches))
+    text = str(lowered(build(x), [x], target, caches=caches))
     return {int(hint) for hint in re.findall(r"prefetch\(address_of\(x\[.*\]\), (\d), 0\)", text)}
 
 
@@ -158,7 +161,7 @@ def test_lines_with_borders_leave_a_buffer_in_short_chunks_or_where_they_are_lon
     out = topi.nn.pad(x, (0, 1, 1), (0, 1, 1), 0.0)
     for caches, is_buffered in ((FEW, few), (MANY, many)):
         small = caches.replace("-l3-bytes=1048576", "-l3-bytes=32768")
-        text = str(lowered(out, [x], "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4", caches=small))
+        text = str(lowered(out, [x], ZEN4, caches=small))
         assert ('scope="local"' in text) == is_buffered
         np.testing.assert_array_equal(result(out, [x], [data], caches=small), np.pad(data, ((0, 0), (1, 1), (1, 1))))
 
@@ -180,3 +183,21 @@ def test_lines_that_are_read_at_two_places_are_asked_into_the_second_level_cache
         return topi.concatenate(topi.split(x, [93, 7], 1)[::-1], 1)
 
     assert asked(rolled, (3000, 100), FEW) == {2} and asked(rolled, (3000, 100), MANY) == {3}
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "width", "few"),
+    [(3, 1, 504, set()), (3, 2, 504, {2}), (3, 2, 112, {3}), (5, 1, 504, {2}), (5, 2, 112, {2})],
+)  # fmt: skip
+def test_planes_are_asked_for_by_how_many_lines_windows_have(
+    window: int, stride: int, width: int, few: set[int]
+) -> None:
+    """Three lines, read in the order of memory, come early by themselves; long vectors ask for whole ones."""
+
+    def pooled(x: te.Tensor) -> te.Tensor:
+        windows = topi.nn.Windows((2, 3), (window, window), (stride, stride), (1, 1), (window // 2,) * 4)
+        return topi.nn.max_pool(x, windows)
+
+    shape = (1, 1_000_000 // width**2 + 8, width, width)
+    assert asked(pooled, shape, FEW, ZEN4) == few and asked(pooled, shape, MANY, ZEN4) == {3}
+    assert asked(pooled, shape, FEW, PROCESSORS["haswell"]) == ({3} if few else set())

@@ -46,6 +46,9 @@ _NEAR_VECTORS, _NEAR_VECTORS_OF_LONG = 8, 4
 """Of neighbouring windows a step apart, for which two vectors more are reduced across lines than they are: of lines
 that have no more, which need no code for a rest, and of others, whose parts with and without borders take longer to
 compile."""
+_SEEN_LINES, _FAR_BYTES = 3, 768
+"""Where a core waits for few lines: lines of windows that come early by themselves, a step apart; and bytes of lines of
+32 bits from which on vectors of cache lines had better ask the second-level cache for them, as higher windows do."""
 _FEW_GROUPS = 3
 """Of such vectors in a line, which are written out: most of them have a border."""
 
@@ -296,14 +299,24 @@ def _fetch_next_lines(s: te.Schedule, lines: te.Tensor, target: Target) -> None:
     stride, shape, nbytes, length = lines.op.attrs["stride"], image.shape, image.dtype.nbytes, lines.shape[-1]
     if not isinstance(image.op, te.PlaceholderOp) or not is_streamed(image, constant_size(shape[-1:]), target):
         return
-    later = rows_ahead(stride * constant_size(shape[-1:]) * nbytes)
+    row, high, few = constant_size(shape[-1:]) * nbytes, _taps(lines) > _SEEN_LINES, waits_for_few_lines(target)
+    if few and stride == 1 and not high:
+        return
+    far = few and target.vector_bytes >= LINE_BYTES and (high or (row >= _FAR_BYTES and nbytes >= 4))
+    later = rows_ahead(stride * row)
 
     def ahead(*i: Any) -> Sequence[Any]:
         *plane, y, vector, lane = i[: len(shape) + 1]
         return (ravel_index((*plane, (y + later) * stride, 0), shape) + (vector * length + lane) * stride,)
 
     cache_lines = -(-stride * constant_size([length]) * nbytes // LINE_BYTES)
-    s[lines].prefetch_line(image, s[lines].op.axis[-2], ahead, lines=cache_lines)
+    s[lines].prefetch_line(image, s[lines].op.axis[-2], ahead, lines=cache_lines, near=not far)
+
+
+def _taps(reduced: te.Tensor) -> int:
+    """Of what is reduced for each element of a tensor."""
+    assert isinstance(reduced.op, te.ComputeOp)
+    return constant_size([extent_of(axis) for axis in reduced.op.reduce_axis])
 
 
 def _reduce_by_vectors(
