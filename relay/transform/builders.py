@@ -12,7 +12,7 @@ from relay.op.base import OpDef, make_call
 from te.ir import Span
 from te.tir import Dim
 
-__all__ = ["NARROW", "array_of", "is_call_of", "reshaped", "transposed"]
+__all__ = ["NARROW", "array_of", "before_transposition", "is_call_of", "reshaped", "swapped_axes", "transposed"]
 
 NARROW = ("float16", "bfloat16")
 """Element types whose products are summed in float32."""
@@ -59,3 +59,16 @@ def keeps_order(axes: Sequence[int], shape: Sequence[Dim]) -> bool:
     """Does the permutation keep the order of all dimensions that are not 1?"""
     moved = [a for a in axes if not (isinstance(shape[a], int) and shape[a] == 1)]
     return moved == sorted(moved)
+
+
+def before_transposition(e: Expr) -> Expr | None:
+    """x where `e` is x with its last two dimensions exchanged."""
+    if isinstance(e, Call) and is_call_of(e, "transpose") and e.op.axes == swapped_axes(e):  # type: ignore[union-attr]
+        return e.args[0]
+    return None
+
+
+def swapped_axes(e: Expr) -> tuple[int, ...]:
+    """The order of dimensions in which the last two are exchanged."""
+    *lead, rows, columns = range(len(e.shape))
+    return (*lead, columns, rows)

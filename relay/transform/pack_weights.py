@@ -36,11 +36,10 @@ from relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
 from relay.op.qnn import flipped, unflipped
 from relay.op.transform import Reshape, StridedSlice, Transpose
 from relay.sizes import LIKELY_SIDE, likely, product
-from relay.transform.builders import reshaped
+from relay.transform.builders import before_transposition, reshaped, swapped_axes
 from relay.transform.function_pass import FunctionPass
 from relay.transform.panels import PanelPacker
 from relay.transform.quad_groups import pack_quad_groups
-from relay.transform.read_operands_in_place import before_transposition, swapped_axes
 from relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
 from relay.type import TensorType
 from te.ir import PassContext

@@ -7,12 +7,11 @@ from typing import ClassVar
 from relay.expr import Call, Constant, Expr
 from relay.op.base import make_call
 from relay.op.nn.dense import BatchMatmul, Dense
-from relay.op.transform import Transpose
 from relay.sizes import product
-from relay.transform.builders import reshaped
+from relay.transform.builders import before_transposition, reshaped
 from relay.transform.function_pass import RewritePass
 
-__all__ = ["ReadOperandsInPlace", "before_transposition", "swapped_axes"]
+__all__ = ["ReadOperandsInPlace"]
 
 
 class ReadOperandsInPlace(RewritePass):
@@ -60,16 +59,3 @@ def _by_row(call: Call) -> Call:
         a, row = reshaped(a, (product(a.shape[:-1]), a.shape[-1])), reshaped(row, (1, a.shape[-1]))
     made = make_call(op.replace(transpose_a=False, transpose_b=not op.transpose_a), (row, a), call.span)
     return _without_transposition(made)
-
-
-def before_transposition(e: Expr) -> Expr | None:
-    """x where `e` is x with its last two dimensions exchanged."""
-    if isinstance(e, Call) and isinstance(e.op, Transpose) and e.op.axes == swapped_axes(e):
-        return e.args[0]
-    return None
-
-
-def swapped_axes(e: Expr) -> tuple[int, ...]:
-    """The order of dimensions in which the last two are exchanged."""
-    *lead, rows, columns = range(len(e.shape))
-    return (*lead, columns, rows)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from te.tir import PrimExpr
 
 __all__ = [
-    "LINE_BYTES", "elements_ahead", "inputs_of", "is_beyond_caches", "is_streamed", "prefetch_elements",
-    "prefetch_next", "prefetch_places", "prefetch_rows", "read_later", "rows_ahead",
+    "LINE_BYTES", "elements_ahead", "exceeds_all_caches", "inputs_of", "is_beyond_caches", "is_streamed",
+    "prefetch_elements", "prefetch_next", "prefetch_places", "prefetch_rows", "read_later", "rows_ahead",
 ]  # fmt: skip
 
 LINE_BYTES = 64
@@ -38,6 +38,11 @@ _LEAST_BYTES = 512
 _SHARE_OF_L2, _SHARE_OF_LAST = 2, 8
 """Rows up to such a part of a cache are still there, or nearer, when they are wanted: what doesn't come from memory has
 to be in the second-level cache then."""
+
+
+def exceeds_all_caches(nbytes: int, target: Target) -> bool:
+    """Does none of the caches that there are hold so many bytes beside anything else?"""
+    return nbytes >= max(target.cache_bytes)
 
 
 def is_beyond_caches(tensor: te.Tensor, target: Target) -> bool:

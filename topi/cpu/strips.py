@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import te
 from topi.cpu.common import parallel
-from topi.cpu.prefetch import LINE_BYTES
+from topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, rows_ahead
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size
 from topi.registry import operations_behind
@@ -21,6 +21,7 @@ __all__ = [
     "are_stored_by_lines",
     "are_whole_lines",
     "prefetch_columns",
+    "prefetch_strips",
     "share_sets",
     "split_by_lines",
     "split_into_strips",
@@ -53,7 +54,7 @@ def are_whole_lines(out: te.Tensor, axis: int) -> bool:
 
 def are_stored_by_lines(out: te.Tensor, axis: int, target: Target) -> bool:
     """Is `out` larger than the caches, and stored by whole lines: all columns are, or `split_by_lines` cuts them so?"""
-    if constant_size(out.shape) * out.dtype.nbytes < max(target.cache_bytes):
+    if not exceeds_all_caches(constant_size(out.shape) * out.dtype.nbytes, target):
         return False
     return are_whole_lines(out, axis) or "memory_strides" not in out.op.attrs
 
@@ -134,3 +135,23 @@ def prefetch_columns(
         for tensor in [t for t in read if tuple(t.shape) == shape]:
             s[stage].prefetch_line(tensor, loop, further(first), near=False)
         s[stage].prefetch_line(out, loop, further(first), written=True)
+
+
+def prefetch_strips(
+    s: te.Schedule, out: te.Tensor, stage: te.Tensor, loop: te.IterVar, axis: int, nbytes: int
+) -> None:  # fmt: skip
+    """Ask, with each cache line in `loop` of `stage`, for one of a row that memory sends while a core waits.
+
+    It is of this strip, of `nbytes` of each row, or of the next one.
+    """
+    rows, line = constant_size(stage.shape[axis : axis + 1]), LINE_BYTES // out.dtype.nbytes
+    further = min(rows_ahead(nbytes), rows)
+    shared = 0 if are_whole_lines(out, axis) else line  # columns that a strip has in common with the next one
+    end, step = max(shared - 1, 0), nbytes // out.dtype.nbytes - shared
+
+    def place(*i: Any) -> tuple[Any, Any]:
+        row, column = i[axis] + further, i[axis + 1] + end
+        over = row >= rows
+        return te.select(over, row - rows, row), te.select(over, column + step, column)
+
+    prefetch_columns(s, stage, loop, out, axis, line, place)

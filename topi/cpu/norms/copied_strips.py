@@ -7,15 +7,15 @@ all the time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.norms.row_statistics import elements_of, uses_reduction
-from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
+from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
 from topi.cpu.strips import (
     are_stored_by_lines,
     are_whole_lines,
-    prefetch_columns,
+    prefetch_strips,
     share_sets,
     split_by_lines,
     split_into_strips,
@@ -81,7 +81,7 @@ def schedule_copied(
     if not waits_for_few_lines(target):  # the compiler puts next to each other what an iteration asks for
         s[copy].unroll(lines)
     s[copy].pragma(row, "fuse_with_next")
-    _ask_ahead(s, out, copy, lines, axis, nbytes)
+    prefetch_strips(s, out, copy, lines, axis, nbytes)
     statistics = [op.output(0) for op in before if uses_reduction(op)]
     first = next(t for t in statistics if t.op.reduce_axis)
     for tensor in statistics:
@@ -125,20 +125,3 @@ def _add_up_copied(s: te.Schedule, tensor: te.Tensor, width: int, target: Target
     s[tensor].reorder(*data, block, row, vectors, lane)
     s[tensor].unroll(vectors)
     s[tensor].vectorize(lane)
-
-
-def _ask_ahead(
-    s: te.Schedule, out: te.Tensor, copy: te.Tensor, lines: te.IterVar, axis: int, nbytes: int
-) -> None:  # fmt: skip
-    """Ask, as `nbytes` of a row are copied, for those of one that memory sends meanwhile: of this strip or the next."""
-    rows, size = constant_size(copy.shape[axis : axis + 1]), out.dtype.nbytes
-    line, further = LINE_BYTES // size, min(rows_ahead(nbytes), rows)
-    shared = 0 if are_whole_lines(out, axis) else line  # columns that a strip has in common with the next one
-    end, step = max(shared - 1, 0), nbytes // size - shared
-
-    def place(*i: Any) -> tuple[Any, Any]:
-        row, column = i[axis] + further, i[axis + 1] + end
-        over = row >= rows
-        return te.select(over, row - rows, row), te.select(over, column + step, column)
-
-    prefetch_columns(s, copy, lines, out, axis, line, place)

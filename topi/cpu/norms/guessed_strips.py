@@ -6,12 +6,12 @@ the strip before. Largest numbers, which take a pass of their own, are looked fo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.norms.row_statistics import inline_others, uses_reduction
-from topi.cpu.prefetch import LINE_BYTES, rows_ahead
-from topi.cpu.strips import are_whole_lines, prefetch_columns, split_by_lines
+from topi.cpu.prefetch import LINE_BYTES
+from topi.cpu.strips import are_whole_lines, prefetch_strips, split_by_lines
 from topi.cpu.tiling import vector_lanes, waits_for_few_lines
 from topi.groups import constant_size
 from topi.softmax_guess import element_of, guess_sums, powers_of, stages_of
@@ -53,11 +53,11 @@ def softmax_in_guessed_strips(s: te.Schedule, anchor: te.Operation, lines: int, 
     for tensor in before:
         s[tensor].compute_at(s[out], strip)
         _by_rows(s, tensor, lanes)
-    row, vectors = _by_rows(s, powers, max(lanes, _LINE))
+    (*_, row), vectors = _by_rows(s, powers, max(lanes, _LINE))
     s[powers].pragma(row, "fuse_with_next")
-    row, _ = _by_rows(s, sums, lanes)
+    (*_, row), _ = _by_rows(s, sums, lanes)
     s[sums].pragma(row, "fuse_with_next")
-    _ask_ahead(s, out, powers, vectors, axis, lines)
+    prefetch_strips(s, out, powers, vectors, axis, lines * LINE_BYTES)
 
 
 def _sums_of(powers: te.Tensor, total: te.Tensor, axis: int) -> te.Tensor:
@@ -65,29 +65,13 @@ def _sums_of(powers: te.Tensor, total: te.Tensor, axis: int) -> te.Tensor:
     return te.compute(total.shape, lambda *i: te.sum(powers(*i[:axis], k, *i[axis:]), axis=k), name=total.op.name)
 
 
-def _by_rows(s: te.Schedule, tensor: te.Tensor, lanes: int) -> tuple[te.IterVar, te.IterVar]:
-    """Vectors of columns, a row after the other; returns the loops over rows, the last one, and over vectors."""
+def _by_rows(s: te.Schedule, tensor: te.Tensor, lanes: int) -> tuple[list[te.IterVar], te.IterVar]:
+    """Vectors of columns, a row after the other; returns the loops around them, rows last, and that over vectors."""
     *data, column = s[tensor].op.axis
+    loops = [*data, *s[tensor].op.reduce_axis]
     vectors, lane = s[tensor].split(column, factor=lanes)
+    s[tensor].reorder(*loops, vectors, lane)
     s[tensor].vectorize(lane)
-    if not s[tensor].op.reduce_axis:
-        return [*data, vectors][max(len(data) - 1, 0)], vectors
-    (row,) = s[tensor].op.reduce_axis
-    s[tensor].reorder(*data, row, vectors, lane)
-    s[tensor].unroll(vectors)
-    return row, vectors
-
-
-def _ask_ahead(
-    s: te.Schedule, out: te.Tensor, powers: te.Tensor, vectors: te.IterVar, axis: int, lines: int
-) -> None:  # fmt: skip
-    """Ask with each vector for one of a row that memory sends while a core waits: of this strip, or of the next one."""
-    rows = constant_size(powers.shape[axis : axis + 1])
-    further, step = min(rows_ahead(lines * LINE_BYTES), rows), (lines - 1) * _LINE
-
-    def place(*i: Any) -> tuple[Any, Any]:
-        row, column = i[axis] + further, i[axis + 1] + _LINE - 1
-        over = row >= rows
-        return te.select(over, row - rows, row), te.select(over, column + step, column)
-
-    prefetch_columns(s, powers, vectors, out, axis, _LINE, place)
+    if s[tensor].op.reduce_axis:
+        s[tensor].unroll(vectors)
+    return loops, vectors

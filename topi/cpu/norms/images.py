@@ -16,7 +16,7 @@ from topi.cpu.elements import elements_at_once, vectorize_elements
 from topi.cpu.norms.copied_strips import is_worth_copying
 from topi.cpu.norms.moments import moments_at
 from topi.cpu.norms.row_statistics import elements_of, inline_others, is_worth_keeping, work_behind
-from topi.cpu.prefetch import LINE_BYTES, prefetch_next
+from topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, prefetch_next
 from topi.cpu.strips import are_whole_lines, share_sets
 from topi.cpu.tiling import shares_evenly, vector_lanes
 from topi.groups import constant_size
@@ -48,7 +48,7 @@ def are_small_images(outs: list[te.Tensor], anchor: te.Operation, target: Target
     out, axis = outs[0], int(anchor.attrs["axis"])
     l2, images = target.cache_bytes.l2, constant_size(out.shape[:axis])
     image, columns = constant_size(out.shape[axis:]) * out.dtype.nbytes, constant_size(out.shape[axis + 1 :])
-    far = images * image >= max(target.cache_bytes)
+    far = exceeds_all_caches(images * image, target)
     room = max(_SHARE_OF_L2 * l2, target.cache_bytes.l3 // _SHARE_OF_LAST if far else 0)
     share = 1 if share_sets(out, axis) else _SHARE_OF_STATISTICS
     small = columns * _COLUMN_BYTES <= target.cache_bytes.l1 // share and image <= room
@@ -95,7 +95,7 @@ def _by_whole_lines(s: te.Schedule, out: te.Tensor, axis: int, target: Target) -
     columns, channels = constant_size(out.shape[axis + 1 :]), constant_size(out.shape[axis : axis + 1])
     *lead, channel = s[out].op.axis[: axis + 1]
     rest = s[out].op.axis[axis + 1 :]
-    cached = constant_size(out.shape) * nbytes < max(target.cache_bytes)
+    cached = not exceeds_all_caches(constant_size(out.shape) * nbytes, target)
     if cached or are_whole_lines(out, axis) or not are_whole_lines(out, axis - 1):
         image = s[out].fuse(*lead)
         vectors = vectorize_elements(s, out, s[out].fuse(*rest), columns, lanes)
