@@ -29,7 +29,7 @@ class PackedMatrix:
 
 
 def look_up_in_panels(function: Function, packed: Mapping[Hashable, PackedMatrix]) -> Function:
-    """`function` with rows looked up in panels, of matrices whose places are in `packed` and that nothing else needs."""
+    """`function` with rows looked up in panels, of those in `packed` (by place) which nothing else needs."""
     needed = set(_used_as_they_are(function)) if packed else set()
     unneeded = {place: matrix for place, matrix in packed.items() if place not in needed}
 
