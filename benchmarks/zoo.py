@@ -1,11 +1,12 @@
 """Export the zoo: seven real architectures with random weights, opset 18, for benchmarks and end-to-end checks.
 
     pip install torch transformers onnxscript
-    python -m benchmarks.zoo FOLDER [--batch N] [--more | --timm | --torchvision] [NAME ...]
+    python -m benchmarks.zoo FOLDER [--batch N] [--more | --families | --timm | --torchvision] [NAME ...]
 
 writes FOLDER/NAME.onnx and FOLDER/NAME.npz (one set of inputs by name): about 1.4 GB in all; with ``--more`` others
-instead (`benchmarks/architectures.py`), with ``--timm`` or ``--torchvision`` the named models of these packages (``pip
-install timm torchvision``). With a batch of N > 1 the files are NAME_bN.onnx and NAME_bN.npz.
+instead (`benchmarks/architectures.py`), with ``--families`` a few layers of many (`benchmarks/families.py`), with
+``--timm`` or ``--torchvision`` the named models of these packages (``pip install timm torchvision``). With a batch of
+N > 1 the files are NAME_bN.onnx and NAME_bN.npz.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import transformers
 from torch import nn
 
 from benchmarks.architectures import MORE, ZOO, Case
+from benchmarks.families import FAMILIES
 
 
 class Positional(nn.Module):
@@ -34,7 +36,10 @@ class Positional(nn.Module):
         if not isinstance(self.model, transformers.PreTrainedModel):
             return self.model(*tensors)
         out = self.model(**dict(zip(self.names, tensors, strict=True)))
-        return next(out[name] for name in ("logits", "reconstruction", "last_hidden_state") if name in out)
+        if isinstance(out, torch.Tensor):
+            return out
+        names = ("logits", "reconstruction", "predicted_depth", "last_hidden_state")
+        return next(out[name] for name in names if name in out)
 
 
 def export(case: Callable[[], Case], folder: Path, batch: int = 1) -> None:
@@ -100,6 +105,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     others = parser.add_mutually_exclusive_group()
     others.add_argument("--more", action="store_true", help="the others")
+    others.add_argument("--families", action="store_true", help="a few layers of each of many families")
     others.add_argument("--timm", action="store_true", help="the named models of the timm package")
     others.add_argument("--torchvision", action="store_true", help="the named models of the torchvision package")
     options = parser.parse_intermixed_args()
@@ -107,7 +113,7 @@ def main() -> None:
     if options.timm or options.torchvision:
         cases = [(of_timm if options.timm else of_torchvision)(name) for name in options.names]
     else:
-        every = MORE if options.more else ZOO
+        every = MORE if options.more else FAMILIES if options.families else ZOO
         cases = [case for case in every if not options.names or case.__name__ in options.names]
     for case in cases:
         export(case, options.folder, options.batch)

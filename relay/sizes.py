@@ -240,17 +240,23 @@ LIKELY_SIDE = 256
 """As `LIKELY_SIZE`, of the lines and columns of an image."""
 
 
+_ENLARGEMENTS = (0, 4, 8)
+"""Powers of two that variables are multiplied by until a size is one."""
+
+
 def likely(d: Dim, size: int = LIKELY_SIZE) -> int:
-    """An estimate of a size, for choices that change speed and not results: what it is for variables of `size`."""
+    """An estimate of a size, for choices that change speed and not results: what it is for variables of `size`.
+
+    Where that is none, as the samples of a sound are too few for its windows, what it is for larger ones.
+    """
     if isinstance(d, int):
         return d
     with _lock:
         estimates = _arithmetic_of(d).estimates
         found = estimates.get((d, size))
         if found is None:
-            value = evaluate(d, dict.fromkeys(size_variables([d]), size))
-            assert isinstance(value, int)
-            found = estimates[d, size] = value
+            values = (evaluate(d, dict.fromkeys(size_variables([d]), size << more)) for more in _ENLARGEMENTS)
+            found = estimates[d, size] = next((v for v in values if isinstance(v, int) and v > 0), 0)
     return found
 
 

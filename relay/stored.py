@@ -8,7 +8,7 @@ are multiplied while they are fetched, and take no memory of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from relay.expr import Constant, numpy_dtype_name
 from relay.type import TensorType
 from te.ir import Span
 
-__all__ = ["StoredConstant"]
+__all__ = ["StoredConstant", "place_of"]
 
 Array = np.ndarray[Any, Any]
 Fill = Callable[[Array, int], None]
@@ -66,6 +66,11 @@ class StoredConstant(Constant):
         """Bytes of the values."""
         shape, dtype = self._form
         return math.prod(shape) * dtype.itemsize
+
+    @property
+    def place(self) -> Hashable:
+        """Who fills it, and how it lies: equal for constants of the same values."""
+        return self._fill, self._form, self._axes
 
     @property
     def rows(self) -> int:
@@ -146,6 +151,14 @@ class StoredConstant(Constant):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _loaded, (self.data, self.span)
+
+
+def place_of(constant: Constant) -> Hashable:
+    """Where the values lie and in which order: constants of equal places, while they live, are the same tensor."""
+    if isinstance(constant, StoredConstant):
+        return constant.place
+    array = constant.data
+    return array.__array_interface__["data"][0], array.dtype.str, array.shape, array.strides
 
 
 def _multiply(a: Array, b: Array, out: Array) -> None:

@@ -16,9 +16,9 @@ from relay.type import TensorType, TupleType, Type, dims_match, shapes_match
 from te.tir import Dim
 
 __all__ = [
-    "ArgSort", "CumProd", "CumSum", "Gather", "GatherND", "OneHot", "ScatterElements", "ScatterND", "SearchSorted",
-    "Sort", "Take", "TopK", "argsort", "cumprod", "cumsum", "gather", "gather_nd", "one_hot", "scatter_elements",
-    "scatter_nd", "searchsorted", "sort", "take", "topk",
+    "TAKE_MODES", "ArgSort", "CumProd", "CumSum", "Gather", "GatherND", "OneHot", "ScatterElements", "ScatterND",
+    "SearchSorted", "Sort", "Take", "TopK", "argsort", "cumprod", "cumsum", "gather", "gather_nd", "one_hot",
+    "positions_inside", "scatter_elements", "scatter_nd", "searchsorted", "sort", "take", "topk",
 ]  # fmt: skip
 
 
@@ -26,7 +26,11 @@ def _require_integers(number: int, indices: TensorType) -> None:
     require(indices.dtype.is_integral, f"(C{number}) indices must be integers; got {indices.dtype}")
 
 
-def _inside(positions: Array, size: int, mode: str) -> Array:
+TAKE_MODES = ("clip", "wrap", "numpy", "fast")
+"""What positions outside may do; see `Take`."""
+
+
+def positions_inside(positions: Array, size: int, mode: str) -> Array:
     """Positions brought into [0, size) as `topi.indexing` does."""
     at = positions.astype(np.int64)
     if mode == "wrap":
@@ -58,9 +62,7 @@ class Take(OpDef):
         axis, batch = check_axis(2, self.axis, x.ndim), self.batch_dims
         fits = 0 <= batch <= min(axis, indices.ndim) and shapes_match(x.shape[:batch], indices.shape[:batch])
         require(fits, f"(C3) {x} and {indices} must agree in {batch} batch dimensions in front of axis {axis}")
-        require(
-            self.mode in ("clip", "wrap", "numpy", "fast"), f"(C4) mode {self.mode!r} is not clip, wrap, numpy or fast"
-        )
+        require(self.mode in TAKE_MODES, f"(C4) mode {self.mode!r} is not one of {', '.join(TAKE_MODES)}")
         return x.with_shape((*x.shape[:axis], *indices.shape[batch:], *x.shape[axis + 1 :]))
 
     def compute(self, x: te.Tensor, indices: te.Tensor) -> te.Tensor:
@@ -70,7 +72,7 @@ class Take(OpDef):
         axis, batch = check_axis(2, self.axis, x.ndim), self.batch_dims
         if x.shape[axis] == 0:
             return np.zeros((*x.shape[:axis], *indices.shape[batch:], *x.shape[axis + 1 :]), x.dtype)
-        at = _inside(indices, x.shape[axis], self.mode)
+        at = positions_inside(indices, x.shape[axis], self.mode)
         if batch == 0:
             return np.take(x, at, axis)
         flat = x.reshape((-1, *x.shape[batch:]))
@@ -121,7 +123,7 @@ class Gather(OpDef):
         axis = check_axis(2, self.axis, x.ndim)
         sizes = x.shape if self.broadcasts else indices.shape
         corner = tuple([slice(None) if a == axis else slice(n) for a, n in enumerate(sizes)])
-        return np.take_along_axis(x[corner], _inside(indices, x.shape[axis], "numpy"), axis)
+        return np.take_along_axis(x[corner], positions_inside(indices, x.shape[axis], "numpy"), axis)
 
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
         return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
@@ -155,7 +157,7 @@ class GatherND(OpDef):
 
     def reference(self, x: Array, indices: Array) -> Array:
         batch = self.batch_dims
-        at: list[Any] = [_inside(p, x.shape[batch + k], "numpy") for k, p in enumerate(indices)]
+        at: list[Any] = [positions_inside(p, x.shape[batch + k], "numpy") for k, p in enumerate(indices)]
         grid = np.indices(indices.shape[1:])[:batch]
         return np.asarray(x[(*grid, *at)]) if at or batch else np.broadcast_to(x, (*indices.shape[1:], *x.shape)).copy()
 
@@ -196,7 +198,7 @@ class ScatterElements(OpDef):
 
     def reference(self, x: Array, indices: Array, updates: Array) -> Array:
         axis, result = check_axis(2, self.axis, x.ndim), x.copy()
-        at = _inside(indices, x.shape[axis], "numpy")
+        at = positions_inside(indices, x.shape[axis], "numpy")
         for index in np.ndindex(*updates.shape):
             target = (*index[:axis], at[index], *index[axis + 1 :])
             result[target] = _REDUCTIONS[self.reduction](result[target], updates[index])
@@ -233,7 +235,7 @@ class ScatterND(OpDef):
 
     def reference(self, x: Array, indices: Array, updates: Array) -> Array:
         result = x.copy()
-        places = [_inside(p, x.shape[k], "numpy") for k, p in enumerate(indices)]
+        places = [positions_inside(p, x.shape[k], "numpy") for k, p in enumerate(indices)]
         for index in np.ndindex(*indices.shape[1:]):
             at = tuple([int(p[index]) for p in places])
             result[at] = _REDUCTIONS[self.reduction](result[at], updates[index])

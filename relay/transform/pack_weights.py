@@ -13,7 +13,7 @@ sizes of their tiles or turns them off.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -36,10 +36,12 @@ from relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
 from relay.op.qnn import flipped, unflipped
 from relay.op.transform import Reshape, StridedSlice, Transpose
 from relay.sizes import LIKELY_SIDE, likely, product
+from relay.stored import place_of
 from relay.transform.builders import before_transposition, reshaped, swapped_axes
 from relay.transform.function_pass import FunctionPass
 from relay.transform.panels import PanelPacker
 from relay.transform.quad_groups import pack_quad_groups
+from relay.transform.tied_tables import PackedMatrix, look_up_in_panels
 from relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
 from relay.type import TensorType
 from te.ir import PassContext
@@ -83,7 +85,7 @@ class PackWeights(FunctionPass):
 
     def transform(self, function: Function, context: PassContext) -> Function:
         packer = _Packer(self.target, winograd_tiles(context))
-        packed = rewrite_calls(function, packer.rewrite)
+        packed = look_up_in_panels(rewrite_calls(function, packer.rewrite), packer.matrices)
         packer.panels.run()
         return packed
 
@@ -95,6 +97,8 @@ class _Packer:
         self.target = target
         self.winograd_tiles = winograd_tiles
         self.packed: dict[tuple[int, str, int], Constant] = {}
+        self.matrices: dict[Hashable, PackedMatrix] = {}
+        """what became of matrices (N, K), by their places"""
         self.plans: dict[WinogradShape, WinogradPlan | None] = {}
         self.quads: dict[tuple[int, str, int], tuple[Constant, Array | None, Array] | None] = {}
         self.panels = PanelPacker()
@@ -174,6 +178,8 @@ class _Packer:
         pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], weight)
         width = self._width(rows, units, depth, depth, form="pairs" if pairs else "numbers")
         packed = self._packed(weight, outputs_first, order, width)
+        if order == "NK":
+            self.matrices[place_of(weight)] = PackedMatrix(packed, units)
         found = _codes_and_zero(call.args[0]) if pairs else None
         if found is not None and not isinstance(found[1], int):
             product = Call(DensePacked(units=units, pairs=True), (found[0], packed), span=call.span)

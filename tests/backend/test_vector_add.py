@@ -110,7 +110,7 @@ def test_time_evaluator():
     fadd = vector_add(64, "llvm")
     arrays = [backend.nd.array(np.zeros(64, "float32")) for _ in range(3)]
     result = fadd.time_evaluator("main", backend.device("cpu"), number=5, repeat=3)(*arrays)
-    assert len(result.results) == 3 and 0 < result.min <= result.median <= result.max < 1
+    assert len(result.results) == 3 and 0 < result.min <= result.median <= result.max
 
 
 def test_what_build_does_not_take():

@@ -126,3 +126,13 @@ def test_an_estimate_takes_every_variable_for_the_same_number():
     total = sizes.add_sizes(sizes.smaller(n, 100), sizes.product((m, 2)))
     assert sizes.likely(total) == sizes.likely(total) == 100 + 2 * sizes.LIKELY_SIZE
     assert sizes.likely(7) == 7
+
+
+def test_an_estimate_of_the_windows_of_a_sound_is_positive():
+    """The usual number of samples has none, and what is divided by it then has no value."""
+    samples = SizeVar("samples")
+    windows = sizes.add_sizes(sizes.normal((samples - 400) // 320), 1)
+    assert sizes.likely(windows) == (16 * sizes.LIKELY_SIZE - 400) // 320 + 1
+    none = sizes.normal((samples + 240) // 320 - 1)
+    assert sizes.likely(sizes.floor_divide(sizes.product((none, 12)), none)) == 12
+    assert sizes.likely(sizes.normal((samples * 0 + 5) // (samples * 0 + 7))) == 0

@@ -10,17 +10,16 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
 import relay
 import te
 from backend.target import Target
-from relay.build.graph import make_graph
-from relay.build.lower import Workload, lower
-from relay.op.base import make_call
-from te.ir import IRModule, PassContext, collect
+from relay.build.lower import lower
+from te.ir import PassContext, collect
 from te.tir import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt, as_int
+from tests.topi.model_kernels import attentions, bert_base, convolution, dense, mobilenet_v2, resnet50, workloads
+from tests.topi.written_lines import written_lines
 from topi.cpu.products.plan import plan_product
 from topi.cpu.tiling import best_tile, largest_share, tile_rows
 from topi.nn.conv import conv_packed
@@ -81,68 +80,6 @@ def stores(stmt: Stmt, cores: int, inside: bool = False) -> Stores:
 NONE = Stores(0, 0, 0)
 
 
-def weight(*shape: int) -> relay.Constant:
-    return relay.const(np.zeros(shape, np.float32))
-
-
-def convolution(size: int, channels: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> relay.Expr:
-    x = relay.var("x", (1, channels, size, size))
-    w = weight(outputs, channels // groups, kernel, kernel)
-    pad = (kernel // 2,) * 4
-    return relay.nn.relu(relay.nn.conv2d(x, w, strides=(stride, stride), padding=pad, groups=groups))
-
-
-def dense(rows: int, units: int, depth: int) -> relay.Expr:
-    return relay.nn.relu(relay.nn.dense(relay.var("x", (rows, depth)), weight(units, depth)))
-
-
-def resnet50() -> Iterator[relay.Expr]:
-    yield convolution(224, 3, 64, 7, 2)
-    for size, width in ((56, 64), (28, 128), (14, 256), (7, 512)):
-        yield convolution(size, width, width, 3)
-        yield convolution(size, width, 4 * width, 1)
-        yield convolution(size, 4 * width, width, 1)
-    yield dense(1, 1000, 2048)
-
-
-def mobilenet_v2() -> Iterator[relay.Expr]:
-    yield convolution(224, 3, 32, 3, 2)
-    for size, width in ((112, 32), (56, 144), (28, 192), (14, 384), (7, 960)):
-        yield convolution(size, width, width, 3, groups=width)
-        yield convolution(size, width, width // 6 // 8 * 8 + 8, 1)
-    yield dense(1, 1001, 1280)
-
-
-def bert_base() -> Iterator[relay.Expr]:
-    for units, depth in ((768, 768), (3072, 768), (768, 3072)):
-        yield dense(128, units, depth)
-    yield relay.nn.softmax(relay.var("x", (1, 12, 128, 128)))
-    a, b = relay.var("a", (12, 128, 64)), relay.var("b", (12, 128, 64))
-    yield relay.nn.batch_matmul(a, b)
-
-
-def attention(length: int, keys: int, heads: int, depth: int) -> relay.Expr:
-    """Between transpositions of what projections give."""
-    shapes = [(1, size, heads, depth) for size in (length, keys, keys)]
-    operands = [relay.op.transpose(relay.var(n, shape), (0, 2, 1, 3)) for n, shape in zip("qkv", shapes, strict=True)]
-    return relay.op.transpose(make_call("nn.attention", operands, None, scale=0.125), (0, 2, 1, 3))
-
-
-def attentions() -> Iterator[relay.Expr]:
-    """Those of bert_base, vit_b16, gpt2 and segformer_b0."""
-    for length in (128, 197, 64):
-        yield attention(length, length, 12, 64)
-    for length, heads in ((16384, 1), (4096, 2), (1024, 5), (256, 8)):
-        yield attention(length, 256, heads, 32)
-
-
-def workloads(model: Iterator[relay.Expr], target: Target) -> Iterator[Workload]:
-    for body in model:
-        function = relay.Function(tuple(relay.analysis.free_vars(body)), body)
-        for node in make_graph(relay.optimize(IRModule({"main": function}), target)["main"]).nodes:
-            yield node.workload
-
-
 @pytest.mark.parametrize("cpu", ["haswell", "skylake-avx512"])
 @pytest.mark.parametrize("cores", [2, 8, 16, 64])
 def test_cores_get_even_shares_of_attention(cores: int, cpu: str) -> None:
@@ -173,6 +110,36 @@ def test_the_busiest_core_gets_little_more_than_its_share(
         ideal += operations * counted.fair / counted.every
         taken += operations * counted.busiest / counted.every
     assert ideal / taken >= 0.9, f"{ideal / taken:.2f} of {cores} cores are busy"
+
+
+@pytest.mark.parametrize("cpu", ["haswell", "skylake-avx512"])
+@pytest.mark.parametrize(("cores", "most"), [(2, 0.01), (16, 0.03), (64, 0.08)])
+@pytest.mark.parametrize("model", [resnet50, mobilenet_v2, bert_base, attentions], ids=lambda model: model.__name__)
+def test_threads_write_to_cache_lines_of_their_own(
+    model: Callable[[], Iterator[relay.Expr]], cores: int, most: float, cpu: str
+) -> None:
+    """But for those where the share of one ends and that of the next begins."""
+    target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu} -num-cores={cores}")
+    counts = [written_lines(lower(workload, target).function, cores) for workload in workloads(model(), target)]
+    lines, shared = [sum(count) for count in zip(*counts, strict=True)]
+    assert lines > 50_000 and shared <= most * lines, f"{shared} of {lines} lines"
+
+
+@pytest.mark.parametrize(("by_columns", "shared"), [(False, 0), (True, 48)], ids=["rows", "columns"])
+def test_lines_that_several_threads_write_to_are_counted(by_columns: bool, shared: int):
+    """48 rows of two lines each; two threads get 24 rows each, or three 8, 8 and 16 columns."""
+    x = te.placeholder((48, 32))
+    y = te.compute((48, 32), lambda i, j: x(i, j) + 1.0, name="y")
+    s = te.create_schedule(y.op)
+    rows, columns = y.op.axis
+    if by_columns:
+        outer, _ = s[y].split(columns, 8)
+        s[y].reorder(outer, rows)
+        s[y].parallel(outer)
+    else:
+        s[y].parallel(rows)
+    function = te.lower(s, [x, y], name="f")["f"]
+    assert written_lines(function, 3 if by_columns else 2) == (96, shared)
 
 
 def test_the_walk_counts_the_busiest_core():

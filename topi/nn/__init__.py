@@ -19,7 +19,16 @@ from topi.nn.activation import (
 from topi.nn.attention import attention
 from topi.nn.blocked_attention import blocked_attention
 from topi.nn.conv import conv, conv_across_groups, conv_packed, conv_transpose
-from topi.nn.dense import Pairs, batch_matmul, batch_matmul_packed, bias_add, dense, dense_packed, pack_panels
+from topi.nn.dense import (
+    Pairs,
+    batch_matmul,
+    batch_matmul_packed,
+    bias_add,
+    dense,
+    dense_packed,
+    pack_panels,
+    take_from_panels,
+)
 from topi.nn.dense_bits import dense_bits
 from topi.nn.embedding import embedding_bag
 from topi.nn.linear_attention import linear_attention
@@ -100,6 +109,7 @@ __all__ = [
     "softplus",
     "softsign",
     "standardize",
+    "take_from_panels",
     "thresholded_relu",
     "window_quad_groups",
     "words",

@@ -7,15 +7,17 @@ from typing import Any
 
 import te
 from te import Tensor
-from te.tir import Dim, PrimExpr, as_dim
+from te.dtype import INT32
+from te.tir import Dim, Let, PrimExpr, Var, as_dim
 from te.tir.ops import bitwise_and, bitwise_or, left_shift
 from topi.broadcast import broadcast_shape
+from topi.indexing import inside
 from topi.tag import BROADCAST, ELEMWISE, INJECTIVE
 from topi.utils import accumulator_type, broadcast_index, ceil_div, num_elements, ravel_index, same_dim, unravel_index
 
 __all__ = [
     "Pairs", "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "first_columns",
-    "flattened_product", "int16_pairs", "pack_panels", "rounded", "widened",
+    "flattened_product", "int16_pairs", "pack_panels", "rounded", "take_from_panels", "widened",
 ]  # fmt: skip
 
 
@@ -152,6 +154,18 @@ def pack_panels(x: Tensor, width: int, transposed: bool = False) -> Tensor:
         return value if whole else te.if_then_else(n < columns, value, te.const(0, x.dtype))
 
     return te.compute((*batch, ceil_div(columns, width), depth, width), body, name="pack_panels", tag=INJECTIVE)
+
+
+def take_from_panels(panels: Tensor, indices: Tensor, rows: int, mode: str = "clip") -> Tensor:
+    """Rows of a matrix (N, K) in panels (ceil(N / NR), K, NR), N = `rows`: indices.shape + (K,); as `topi.take`."""
+    width = panels.shape[-1]
+
+    def body(*i: Any) -> PrimExpr:
+        named = Var("row", INT32)
+        at = inside(indices(*i[:-1]), rows, mode)
+        return Let(named, at, panels(named // width, i[-1], named % width))
+
+    return te.compute((*indices.shape, panels.shape[1]), body, name="take", tag=INJECTIVE)
 
 
 def batch_matmul_packed(

@@ -26,7 +26,15 @@ from relay.op.nn.conv import (
     conv3d,
     conv3d_transpose,
 )
-from relay.op.nn.dense import batch_matmul, batch_matmul_packed, dense, dense_packed, matmul, pack_panels
+from relay.op.nn.dense import (
+    batch_matmul,
+    batch_matmul_packed,
+    dense,
+    dense_packed,
+    matmul,
+    pack_panels,
+    take_from_panels,
+)
 from relay.op.nn.dense_bits import dense_bits
 from relay.op.nn.embedding import embedding_bag
 from relay.op.nn.linear_attention import linear_attention
@@ -137,5 +145,6 @@ __all__ = [
     "softsign",
     "space_to_depth",
     "standardize",
+    "take_from_panels",
     "thresholded_relu",
 ]  # fmt: skip

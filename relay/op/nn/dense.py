@@ -13,13 +13,14 @@ from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, numpy_dtype, require, require_pairs, require_same_dtype, require_weights_of
+from relay.op.indexing import TAKE_MODES, positions_inside
 from relay.type import TensorType, Type, broadcast_shapes, dims_match
 from te.tir import Dim
 from topi.utils import ceil_div
 
 __all__ = [
-    "BatchMatmul", "BatchMatmulPacked", "Dense", "DensePacked", "PackPanels", "batch_matmul", "batch_matmul_packed",
-    "dense", "dense_packed", "matmul", "pack_panels",
+    "BatchMatmul", "BatchMatmulPacked", "Dense", "DensePacked", "PackPanels", "TakeFromPanels", "batch_matmul",
+    "batch_matmul_packed", "dense", "dense_packed", "matmul", "pack_panels", "take_from_panels",
 ]  # fmt: skip
 
 
@@ -183,6 +184,40 @@ class PackPanels(OpDef):
         return np.ascontiguousarray(np.swapaxes(split, -1, -2))
 
 
+@register_op("nn.take_from_panels", pattern=OpPattern.INJECTIVE)
+class TakeFromPanels(OpDef):
+    """Rows of a matrix (N, K) that lies in panels (ceil(N / NR), K, NR), N = `rows`: indices.shape + (K,).
+
+    What `take` along axis 0 gives of the matrix itself, with the same `mode`. (C1) indices are integers; (C2) panels
+    have three dimensions and hold `rows`; (C3) the mode is known.
+    """
+
+    looks_up = True
+
+    rows: int
+    mode: str = "clip"
+    num_data_inputs = 1
+
+    def infer(self, panels: TensorType, indices: TensorType) -> TensorType:
+        require(indices.dtype.is_integral, f"(C1) indices must be integers; got {indices.dtype}")
+        require(panels.ndim == 3, f"(C2) panels (N / NR, K, NR) expected; got {panels}")
+        blocks, depth, nr = panels.shape
+        holds = isinstance(blocks, int) and isinstance(nr, int) and (blocks - 1) * nr < self.rows <= blocks * nr
+        require(holds, f"(C2) {blocks} panels of {nr} do not hold {self.rows} rows")
+        require(self.mode in TAKE_MODES, f"(C3) mode {self.mode!r} is not one of {', '.join(TAKE_MODES)}")
+        return panels.with_shape((*indices.shape, depth))
+
+    def compute(self, panels: te.Tensor, indices: te.Tensor) -> te.Tensor:
+        return topi.nn.take_from_panels(panels, indices, self.rows, self.mode)
+
+    def reference(self, panels: Array, indices: Array) -> Array:
+        matrix = panels.transpose(0, 2, 1).reshape(-1, panels.shape[1])
+        return matrix[positions_inside(indices, self.rows, self.mode)]
+
+    def decides_code(self, operand: int, value: Array) -> bool:
+        return operand != 1
+
+
 @register_op("nn.batch_matmul_packed", pattern=OpPattern.OUT_FUSABLE)
 class BatchMatmulPacked(OpDef):
     """Matrices (..., M, K) times panels (..., ceil(N / NR), K, NR) made by nn.pack_panels: (..., M, N), N = `columns`.
@@ -226,6 +261,11 @@ class BatchMatmulPacked(OpDef):
 def pack_panels(x: Expr, width: int, transpose: bool = False) -> Call:
     """Matrices in panels of `width` columns."""
     return PackPanels(width=width, transpose=transpose)(x)
+
+
+def take_from_panels(panels: Expr, indices: Expr, rows: int, mode: str = "clip") -> Call:
+    """Rows of a matrix of so many `rows` that lies in panels."""
+    return TakeFromPanels(rows=rows, mode=mode)(panels, indices)
 
 
 def batch_matmul_packed(a: Expr, panels: Expr, columns: int, out_dtype: str | None = None) -> Call:

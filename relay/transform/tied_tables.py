@@ -1,0 +1,58 @@
+"""Tables of embeddings that are weights of a product as well: rows are looked up in the panels that the product reads.
+
+Language models tie the matrix of their first layer to that of their last one, a third of GPT-2's weights, which would
+be stored twice otherwise. Of a row every element is in a cache line of its own then, but the product reads all rows
+for each one looked up, which takes far longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+
+from relay.analysis import evaluation_order
+from relay.expr import Call, Constant, Expr, Function
+from relay.expr_functor import rewrite_calls
+from relay.op.indexing import Take
+from relay.op.nn.dense import TakeFromPanels
+from relay.stored import place_of
+
+__all__ = ["PackedMatrix", "look_up_in_panels"]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A matrix (N, K) of so many `rows` in panels (ceil(N / NR), K, NR)."""
+
+    panels: Constant
+    rows: int
+
+
+def look_up_in_panels(function: Function, packed: Mapping[Hashable, PackedMatrix]) -> Function:
+    """`function` with rows looked up in panels, of those in `packed` (by place) which nothing else needs."""
+    needed = set(_used_as_they_are(function)) if packed else set()
+    unneeded = {place: matrix for place, matrix in packed.items() if place not in needed}
+
+    def rewrite(call: Call) -> Expr:
+        table = call.args[0] if _takes_rows(call) else None
+        matrix = unneeded.get(place_of(table)) if isinstance(table, Constant) else None
+        if matrix is None or matrix.panels.dtype != call.dtype:
+            return call
+        assert isinstance(call.op, Take)
+        op = TakeFromPanels(rows=matrix.rows, mode=call.op.mode)
+        return Call(op, (matrix.panels, call.args[1]), span=call.span)
+
+    return rewrite_calls(function, rewrite) if unneeded else function
+
+
+def _takes_rows(call: Call) -> bool:
+    return isinstance(call.op, Take) and call.op.axis == 0 and len(call.args[0].shape) == 2
+
+
+def _used_as_they_are(function: Function) -> Iterator[Hashable]:
+    """Places of constants that are more than tables whose rows are looked up."""
+    for e in evaluation_order(function):
+        children = e.args[1:] if isinstance(e, Call) and _takes_rows(e) else e.node_children()
+        for child in children:
+            if isinstance(child, Constant):
+                yield place_of(child)
