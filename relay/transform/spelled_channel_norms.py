@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr
+from relay.expr import Call, Constant, Expr, numpy_dtype
 from relay.op.base import make_call
 from relay.pattern import Found, PatternRule, is_constant, is_op, wildcard
 from relay.transform.builders import array_of, reshaped
@@ -25,6 +25,10 @@ def _per_channel(constant: Expr, norm: Call) -> np.ndarray[Any, Any] | None:
     if any(d != 1 for a, d in enumerate(shape) if a != axis) or shape[axis] not in (1, channels):
         return None
     return np.broadcast_to(number.reshape(-1), (channels,))
+
+
+def _is_one(constant: Constant) -> bool:
+    return bool((constant.data == 1).all())
 
 
 class SpelledGroupNorm(PatternRule):
@@ -48,6 +52,32 @@ class SpelledGroupNorm(PatternRule):
         size, epsilon = channels // groups, op.epsilon  # type: ignore[union-attr]
         parameters = [Constant(array_of(found[p]).repeat(size), span=found[p].span) for p in (self.gamma, self.beta)]
         norm = make_call("nn.group_norm", (x, *parameters), call.span, num_groups=groups, axis=1, epsilon=epsilon)
+        return reshaped(norm, call.shape)
+
+
+class GroupNormOfRows(PatternRule):
+    """layer_norm(reshape(x, [N, G, -1]), 1, 0) = reshape(group_norm(x, 1, 0, G), [N, G, -1])
+
+    As is a standardisation of rows whose size is known at run time. The norm is spelled out by itself there.
+    """
+
+    x = wildcard()
+    rows = is_op("reshape")(x)
+    norm = is_op("nn.layer_norm")(rows, is_constant(_is_one), is_constant(lambda c: not c.data.any()))
+    pattern = norm | is_op("nn.standardize")(rows).has_attr({"axis": (2,), "margin": 0.0, "centred": True})
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, op = found[self.x], call.op
+        if len(call.shape) != 3 or (self.norm in found and op.axis % 3 != 2):  # type: ignore[union-attr]
+            return None
+        if len(x.shape) < 3 or not dims_match(call.shape[0], x.shape[0]):
+            return None
+        count, size = call.shape[1], x.shape[1]
+        if not isinstance(count, int) or not isinstance(size, int) or size <= count or size % count:
+            return None
+        one = np.ones(size, numpy_dtype(x.dtype))
+        parameters, epsilon = (Constant(one), Constant(np.zeros_like(one))), op.epsilon  # type: ignore[union-attr]
+        norm = make_call("nn.group_norm", (x, *parameters), call.span, num_groups=count, axis=1, epsilon=epsilon)
         return reshaped(norm, call.shape)
 
 
@@ -110,7 +140,7 @@ class SpelledInstanceNorm(PatternRule):
     """
 
     x = wildcard()
-    ones = is_constant(lambda c: bool((c.data == 1).all()))
+    ones = is_constant(_is_one)
     zeros = is_constant(lambda c: not c.data.any())
     pattern = is_op("nn.layer_norm")(x, ones, zeros)
 
@@ -154,6 +184,7 @@ class TurnedNorm(PatternRule):
 
 CHANNEL_NORM_RULES: tuple[type[PatternRule], ...] = (
     SpelledGroupNorm,
+    GroupNormOfRows,
     RestoredShape,
     ScaledChannels,
     ShiftedChannels,
