@@ -227,6 +227,38 @@ def test_spellings(family: str):
     check(model, {x: 2 * normal(2, 5, N, seed=i) for i, x in enumerate(inputs)})
 
 
+def rows_group_norm(g: Graph, x: str) -> str:
+    """Of torch models: groups as rows, scaled and shifted by channels."""
+    rows = g("Reshape", x, g.constant([2, 4, -1]))
+    normed = g("Reshape", torch_standardized(g, rows, [-1]), g.constant([2, N, 3, 5]))
+    return g("Add", g("Mul", normed, g.weight(GAMMA[:, None, None])), g.weight(BETA[:, None, None]))
+
+
+def keras_group_norm(g: Graph, x: str) -> str:
+    """Channels last, split into groups: tf.nn.moments and tf.nn.batch_normalization."""
+    groups = g("Reshape", x, g.constant([2, 3, 5, 4, 2]))
+    middle = g("ReduceMean", groups, axes=[1, 2, 4])
+    variance = g("ReduceMean", square(g, g("Sub", groups, middle)), axes=[1, 2, 4])
+    root = g("Reciprocal", g("Sqrt", g("Add", variance, number(g, 1e-3))))
+    scale = g("Mul", root, g.weight(GAMMA.reshape(1, 1, 1, 4, 2)))
+    shift = g("Sub", g.weight(BETA.reshape(1, 1, 1, 4, 2)), g("Mul", middle, scale))
+    return g("Reshape", g("Add", g("Mul", groups, scale), shift), g.constant([2, 3, 5, N]))
+
+
+def torch_standardized(g: Graph, x: str, axes: list[int]) -> str:
+    away = g("Sub", x, g("ReduceMean", x, axes=axes))
+    variance = g("ReduceMean", square(g, away), axes=axes)
+    return g("Div", away, g("Sqrt", g("Add", variance, number(g, 1e-5))))
+
+
+@pytest.mark.parametrize(("norm", "shape"), [(rows_group_norm, (2, N, 3, 5)), (keras_group_norm, (2, 3, 5, N))])
+def test_group_norms(norm: Spelling, shape: tuple[int, ...]):
+    g = Graph(tensorflow)
+    model = g.model([norm(g, g.input("x", shape))], 13)
+    assert compiled_operators(model) == {"nn.group_norm": 1}
+    check(model, {"x": 3 + normal(*shape)})
+
+
 def cut(g: Graph, x: str, begin: int, end: int, step: int = 1) -> str:
     return g("Slice", x, g.constant([begin]), g.constant([end]), g.constant([-1]), g.constant([step]))
 

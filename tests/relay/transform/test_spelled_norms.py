@@ -237,3 +237,27 @@ def test_norms_of_other_rows_are_no_group_norms(transformed, operators, view):
     rows = op.reshape(x, view)
     before = Function((x,), op.reshape(standardized(rows, (len(rows.shape) - 1,), 1e-6), x.shape))
     assert "nn.group_norm" not in operators(transformed(before, RecognizePatterns()))
+
+
+def split_norm(x: Expr, groups: int, axes: tuple[int, ...], size: int) -> Expr:
+    """Keras: channels, the last dimension, are split into groups, and scaled and shifted as they are."""
+    normal = standardized(op.reshape(x, (*x.shape[:-1], groups, -1)), axes, 1e-6)
+    scaled = op.add(op.multiply(normal, parameter(1, 1, 1, groups, size)), parameter(groups, 1))
+    return op.reshape(scaled, x.shape)
+
+
+def test_group_norm_of_split_channels(transformed, operators):
+    x = var("x", (2, 3, 5, 12))
+    after = transformed(Function((x,), split_norm(x, 4, (1, 2, 4), 3)), RecognizePatterns())
+    assert operators(after) == {"nn.group_norm": 1}
+    assert (after.body.op.num_groups, after.body.op.axis) == (4, -1)
+
+
+def test_other_norms_of_split_channels_stay(transformed, operators):
+    x = var("x", (2, 3, 5, 12))
+    for axes in ((1, 2), (1, 2, 3), (0, 1, 2, 4), (2, 4)):
+        after = transformed(Function((x,), split_norm(x, 4, axes, 3)), RecognizePatterns())
+        assert "nn.group_norm" not in operators(after)
+    normal = standardized(op.reshape(x, (2, 3, 5, 4, 3)), (1, 2, 4), 1e-6)
+    before = Function((x,), op.multiply(normal, parameter(5, 1, 1)))
+    assert operators(transformed(before, RecognizePatterns())) == {"nn.group_norm": 1, "reshape": 1, "multiply": 1}
