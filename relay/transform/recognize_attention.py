@@ -88,7 +88,7 @@ class _Weights:
 
     def hidden_by(self, scores: _Scores) -> bool:
         """Is `masked_by`, if there is such, all that is added to the scores?"""
-        return self.masked_by is None or (scores.added == (self.masked_by,) and scores.floor == float("-inf"))
+        return self.masked_by is None or scores.added == (self.masked_by,)
 
     @staticmethod
     def of(e: Expr, kind: str, shared: Sharing) -> _Weights | None:
@@ -185,7 +185,7 @@ class _Scores:
 
     With a `softcap`, softcap * tanh(product * scale / softcap) stands for product * scale; `scale` is what is outside
     of the tanh until it is met, and then what is inside. `of_heads` is a factor for each head, next to the product, and
-    scores of `turned` products have keys for rows. Nothing is less than `floor`, itself as good as hidden.
+    scores of `turned` products have keys for rows.
 
     The scores have the shape `scores`, with batch and heads told apart, and that of `level` where they are looked at:
     views on the way join batch and heads, or tell windows of a batch entry apart. They are `rounded` where they have
@@ -201,7 +201,6 @@ class _Scores:
     turned: bool = False
     scale: float = 1.0
     of_heads: Expr | None = None
-    floor: float = float("-inf")
     added: tuple[Expr, ...] = ()
     kept: Expr | None = None
     masked_value: float = float("-inf")
@@ -257,8 +256,6 @@ class _Scores:
         if is_call_of(call, "transpose") and before_transposition(call) is not None:
             self.turned = True
             return args[0]
-        if is_call_of(call, "maximum"):
-            return self._take_floor(call)
         if is_call_of(call, "tanh") and not self.softcap and self.scale > 0.0:
             self.softcap, self.scale = self.scale, 1.0
             return args[0]
@@ -270,7 +267,7 @@ class _Scores:
                 return None
             factor = self.scale if is_call_of(call, "add") else -self.scale
             return inner if self._add(mask if factor == 1.0 else _scaled(mask, factor)) else None
-        takes = is_call_of(call, "where") and self.kept is None and not self.softcap and self.floor == float("-inf")
+        takes = is_call_of(call, "where") and self.kept is None and not self.softcap
         return self._take_where(call) if takes else None
 
     def _add(self, mask: Expr) -> bool:
@@ -331,21 +328,10 @@ class _Scores:
         self.of_heads = self._by_heads(factor)
         return None if self.of_heads is None else x
 
-    def _take_floor(self, call: Call) -> Expr | None:
-        """What is nowhere less than the least number, which sums of several masks are."""
-        x, y = call.args
-        number = _number(y)
-        x, number = (y, _number(x)) if number is None else (x, number)
-        first = self.scale == 1.0 and not self.added and self.kept is None and not self.softcap
-        if number is None or self.kind != "float32" or number > _AS_GOOD_AS_HIDDEN or not first or x.ty is not call.ty:
-            return None
-        self.floor = number
-        return x
-
     def _take_zeros_and_ones(self, call: Call) -> Expr | None:
         """x * m + c * (1 - m) is x where m is 1, and c where it is 0. What was added is noted already."""
         x, mask = call.args if _holds_product(call.args[0]) else call.args[::-1]
-        selected = self.kept is not None or self.softcap or self.floor != float("-inf") or self.of_heads is not None
+        selected = self.kept is not None or self.softcap or self.of_heads is not None
         condition = None if selected else as_condition(mask)
         kept = None if condition is None else self._by_heads(condition[0])
         if condition is None or kept is None or x.ty is not call.ty or not _holds_product(x):
@@ -431,11 +417,11 @@ class _Scores:
         Two masks that are added are not added up before: the sum may be much larger than they are.
         """
         kept, hidden, nothing = self.kept, self.masked_value, float("-inf")
-        if kept is None and len(self.added) == 2 and self.floor == nothing:
+        if kept is None and len(self.added) == 2:
             return list(self.added), nothing
         added = _sum(self.added)
         if kept is None:
-            return [_limited(e, self.floor) for e in added], nothing
+            return added, nothing
         if added and not self.bias and hidden <= _as_good_as_hidden(self.kind):
             return [_where(kept, added[0], hidden)], nothing
         return [kept, *_sum([*self.bias, *[_where(kept, e, 0.0) for e in added]])], hidden
@@ -473,13 +459,6 @@ def _with_joined_batch(mask: Expr, level: Sequence[Dim], scores: Sequence[Dim]) 
     if not shapes_equal((batch, windows), level[:2]):
         mask = make_call("broadcast_to", (mask,), mask.span, shape=(*level[:2], *rest))
     return reshaped(mask, (scores[0], *rest))
-
-
-def _limited(e: Expr, floor: float) -> Expr:
-    """`e`, but nowhere less than `floor`."""
-    if floor == float("-inf"):
-        return e
-    return make_call("maximum", (e, Constant(np.asarray(floor).astype(str(e.dtype)))), e.span)
 
 
 def _negated(test: Expr) -> Expr:
