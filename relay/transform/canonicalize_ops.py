@@ -98,7 +98,9 @@ def _add_bias(call: Call, axis: int) -> Expr:
 
 def _as_dense(call: Call) -> Expr:
     data, weight = call.args
-    if not isinstance(weight, Constant) or len(weight.shape) != 2 or call.op.transpose_a:  # type: ignore[union-attr]
+    matrix = all(d == 1 for d in weight.shape[:-2]) and len(weight.shape) <= len(data.shape)
+    if not isinstance(weight, Constant) or not matrix or call.op.transpose_a:  # type: ignore[union-attr]
         return call
+    weight = reshaped(weight, weight.shape[-2:])
     columns_first = weight if call.op.transpose_b else transposed(weight, (1, 0))  # type: ignore[union-attr]
     return make_call("nn.dense", (data, columns_first), call.span, out_dtype=call.op.out_dtype)  # type: ignore[union-attr]

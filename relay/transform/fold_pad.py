@@ -1,4 +1,4 @@
-"""FoldPad: a border of zeros becomes the padding of the convolution or pooling behind it (TVM: FoldExplicitPadding)."""
+"""FoldPad: borders become the padding of the convolution or pooling behind them (TVM: FoldExplicitPadding)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from typing import ClassVar
 
 from relay.expr import Call, Expr, Function
 from relay.op.base import OpDef, make_call
+from relay.op.nn.pool import MaxPool
 from relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
+from relay.sizes import is_at_least
+from relay.transform.builders import is_call_of
 from relay.transform.function_pass import FunctionPass
+from te.dtype import DType
 from te.ir import PassContext
 
 __all__ = ["FoldPad"]
@@ -16,13 +20,14 @@ __all__ = ["FoldPad"]
 class FoldPad(FunctionPass):
     """conv(pad(x)) = conv(x) with more padding, when only spatial dimensions are padded, and with 0.
 
-    Average pooling takes the border in when it counts padded elements and has no padding of its own.
+    Average pooling takes a border of zeros in when it counts padded elements or has no padding of its own, maximum
+    pooling one of the least number, or of zeros around what is nowhere less.
     """
 
     opt_level: ClassVar[int] = 2
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        return rewrite([PadBeforeConvolution(), PadBeforeAveragePooling()], function)
+        return rewrite([rule() for rule in RULES], function)
 
 
 class PadBeforeConvolution(PatternRule):
@@ -53,18 +58,82 @@ class PadBeforeAveragePooling(PatternRule):
         op = call.op
         assert isinstance(op, OpDef)
         more = _spatial_widths(found.call(self.pad), op.layout)  # type: ignore[attr-defined]
-        if more is None or any(op.padding) or op.ceil_mode:  # type: ignore[attr-defined]
+        uncounted = any(op.padding) and not op.count_include_pad  # type: ignore[attr-defined]
+        if more is None or uncounted or op.ceil_mode:  # type: ignore[attr-defined]
             return None
-        counted = op.replace(padding=more, count_include_pad=True)  # type: ignore[call-arg]
+        padding = tuple([a + b for a, b in zip(op.padding, more, strict=True)])  # type: ignore[attr-defined]
+        counted = op.replace(padding=padding, count_include_pad=True)  # type: ignore[call-arg]
         return make_call(counted, (found[self.x],), call.span)
 
 
-def _spatial_widths(pad: Call, layout: str) -> tuple[int, ...] | None:
+class PadBeforeMaxPooling(PatternRule):
+    """max_pool(pad(x)) = max_pool(x) with that padding, which is the least number
+
+    Or zeros where x is not negative, and every window has an element of x.
+    """
+
+    x = wildcard()
+    pad = is_op("nn.pad")(x).has_attr({"pad_mode": "constant"})
+    pattern = is_op("nn.max_pool")(pad)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        op, x, pad = call.op, found[self.x], found.call(self.pad)
+        assert isinstance(op, MaxPool)
+        value: float = pad.op.pad_value  # type: ignore[union-attr]
+        more = _spatial_widths(pad, op.layout, value)
+        if more is None:
+            return None
+        padded = op.replace(padding=tuple([a + b for a, b in zip(op.padding, more, strict=True)]))
+        assert isinstance(padded, MaxPool)
+        never_wins = value == _least(x.dtype) or (value == 0 and _is_not_negative(x) and _meets_all(padded, x))
+        pooled = make_call(padded, (x,), call.span) if never_wins else None
+        return pooled if pooled is not None and pooled.ty is call.ty else None  # rounded up, there may be fewer windows
+
+
+def _least(dtype: DType) -> float:
+    """The number that no number is less than."""
+    return float("-inf") if dtype.is_float else dtype.min_value()
+
+
+def _meets_all(op: MaxPool, x: Expr) -> bool:
+    """Has every window an element of `x`, which is not all border?"""
+    windows = op.spec(len(x.shape))
+    return all(
+        max(windows.begin[k], windows.end[k]) < windows.reach(k) and is_at_least(x.shape[a], windows.dilation[k])
+        for k, a in enumerate(windows.axes)
+    )
+
+
+_NOT_NEGATIVE = ("nn.relu", "sigmoid", "nn.hard_sigmoid", "abs", "exp", "sqrt", "nn.softmax", "nn.softplus")
+_AS_ITS_OPERANDS = ("nn.max_pool", "nn.avg_pool", "concatenate", "reshape", "transpose", "strided_slice", "add")
+"""Operators whose results are not negative where their operands are not."""
+_MOST_STEPS = 8
+
+
+def _is_not_negative(e: Expr, steps: int = _MOST_STEPS) -> bool:
+    """Is no element of `e` less than 0?"""
+    if e.dtype.is_uint:
+        return True
+    if not isinstance(e, Call) or not e.dtype.is_float or not steps:
+        return False
+    if is_call_of(e, "clip"):
+        least: float | None = e.op.a_min  # type: ignore[union-attr]
+        return least is not None and least >= 0
+    if is_call_of(e, "maximum", *_AS_ITS_OPERANDS):
+        holds = any if is_call_of(e, "maximum") else all
+        return holds(_is_not_negative(a, steps - 1) for a in e.args)
+    return is_call_of(e, *_NOT_NEGATIVE)
+
+
+def _spatial_widths(pad: Call, layout: str, value: float = 0.0) -> tuple[int, ...] | None:
     """(begin..., end...) of the spatial axes; None when a pad has another value, cuts off or touches N or C."""
     widths: tuple[tuple[int, int], ...] = pad.op.pad_width  # type: ignore[union-attr]
-    if pad.op.pad_value != 0 or any(w < 0 for pair in widths for w in pair):  # type: ignore[union-attr]
+    if pad.op.pad_value != value or any(w < 0 for pair in widths for w in pair):  # type: ignore[union-attr]
         return None
     if any(widths[layout.index(axis)] != (0, 0) for axis in "NC"):
         return None
     spatial = [pair for axis, pair in zip(layout, widths, strict=True) if axis not in "NC"]
     return (*[before for before, _ in spatial], *[after for _, after in spatial])
+
+
+RULES: tuple[type[PatternRule], ...] = (PadBeforeConvolution, PadBeforeAveragePooling, PadBeforeMaxPooling)

@@ -22,14 +22,15 @@ _HEAVY = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.dense")
 class FoldScaleAxis(FunctionPass):
     """conv(x, w) * s = conv(x, w * s) and conv(x * s, w) = conv(x, w * s) for constants w, and s constant per channel.
 
-    A bias in between is scaled too: (conv(x, w) + b) * s = conv(x, w * s) + b * s. Values that are used elsewhere as
+    A bias in between is scaled too: (conv(x, w) + b) * s = conv(x, w * s) + b * s. Dividing by s and subtracting b are
+    spelled likewise first, as batch norms in small operators have them. Values that are used elsewhere as
     well are left alone. So batch norms (after SimplifyInference) behind convolutions leave only a bias.
     """
 
     opt_level: ClassVar[int] = 3
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        return rewrite([ScaleBehind(), ScaleBehindBias(), BiasAfterBias(), ScaleBefore()], function)
+        return rewrite([rule() for rule in RULES], function)
 
 
 def _layer() -> Any:
@@ -41,6 +42,26 @@ def _scaled(layer: Call, scale: np.ndarray[Any, Any], output: bool) -> Constant:
     weight = layer.args[1]
     assert isinstance(weight, Constant)
     return StoredConstant.scaled(weight, scale, _weight_axis(layer, output))
+
+
+class InverseBehind(PatternRule):
+    """conv(x, w) / s = conv(x, w) * (1 / s) and conv(x, w) - b = conv(x, w) + -b, also behind a bias"""
+
+    layer = _layer()
+    number = is_constant()
+    pattern = is_op("divide", "subtract")(layer | is_op("add")(layer, is_constant()), number)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        layer, number = found.call(self.layer), array_of(found[self.number])
+        if per_output_channel(layer, found[self.number]) is None or layer.ty is not call.ty or not call.dtype.is_float:
+            return None
+        if is_call_of(call, "subtract"):
+            return make_call("add", (call.args[0], Constant(-number)), call.span)
+        with np.errstate(all="ignore"):
+            inverse = np.divide(1, number).astype(number.dtype)
+        if not np.isfinite(inverse).all():
+            return None
+        return make_call("multiply", (call.args[0], Constant(inverse)), call.span)
 
 
 class ScaleBehind(PatternRule):
@@ -143,3 +164,6 @@ def _along_axis(data: np.ndarray[Any, Any], rank: int, axis: int, size: object) 
     if any(d != 1 for a, d in enumerate(shape) if a != axis):
         return None
     return np.broadcast_to(data.reshape(-1), (size,))
+
+
+RULES: tuple[type[PatternRule], ...] = (InverseBehind, ScaleBehind, ScaleBehindBias, BiasAfterBias, ScaleBefore)

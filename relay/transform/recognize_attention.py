@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar, cast
 
 import numpy as np
@@ -11,8 +13,9 @@ from relay.expr import Call, Constant, Expr, Function
 from relay.expr_functor import Sharing
 from relay.op.base import OpDef, make_call
 from relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
-from relay.transform.builders import NARROW, array_of, is_call_of, reshaped, transposed
+from relay.transform.builders import NARROW, array_of, before_transposition, is_call_of, reshaped, transposed
 from relay.transform.function_pass import FunctionPass
+from relay.transform.zero_one_masks import as_condition, number_where_zero
 from relay.type import dims_equal, shapes_equal
 from te.ir import PassContext
 from te.tir import Dim
@@ -34,10 +37,10 @@ _MOST_STEPS = 8
 class RecognizeAttention(FunctionPass):
     """softmax(q k^T * scale + mask) v in small operators becomes one operator, which is one kernel.
 
-    Scales stand before or behind the first product, a tanh may limit the scores, masks are added or selected by
-    `where`, and a constant mask of the keys up to a query's own position means causal attention. Heads that share keys
-    and values (`broadcast_to` between views, or a product whose rows are those of all heads of a group) are read where
-    they are. Numbers of heads and channels must be known, positions need not.
+    Scales stand before or behind the first product, a tanh may limit the scores, masks are added, selected by `where`
+    or by a factor of zeros and ones, and a constant mask of the keys up to a query's own position means causal
+    attention. Heads that share keys and values (`broadcast_to` between views, or a product whose rows are those of all
+    heads of a group) are read where they are. Numbers of heads and channels must be known, positions need not.
 
     Of narrower types, the softmax may be taken in float32. Their scores are rounded behind the masks, as in the model
     (a mask's least number leaves nothing of a score); what else is rounded on the way is left as precise as it is.
@@ -66,7 +69,7 @@ class SpelledAttention(PatternRule):
         if weights is None:
             return None
         scores = _Scores.of(weights.softmax, kind, found.shared)
-        if scores is None or (weights.masked_by is not None and weights.masked_by is not scores.added):
+        if scores is None or not weights.hidden_by(scores):
             return None
         if len(weights.softmax.shape) > 4:
             return None
@@ -82,6 +85,10 @@ class _Weights:
 
     softmax: Call
     masked_by: Expr | None = None
+
+    def hidden_by(self, scores: _Scores) -> bool:
+        """Is `masked_by`, if there is such, all that is added to the scores?"""
+        return self.masked_by is None or scores.added == (self.masked_by,)
 
     @staticmethod
     def of(e: Expr, kind: str, shared: Sharing) -> _Weights | None:
@@ -174,29 +181,36 @@ def _is_number(e: Expr, value: float) -> bool:
 
 @dataclass(slots=True)
 class _Scores:
-    """What `softmax` is taken of: product * scale + added, `masked_value` where `kept` is false.
+    """What `softmax` is taken of: product * scale + added, `masked_value` where `kept` is false, `bias` added to all.
 
     With a `softcap`, softcap * tanh(product * scale / softcap) stands for product * scale; `scale` is what is outside
-    of the tanh until it is met, and then what is inside.
-    `joined` is the number of batch entries times heads once these are one dimension, behind a view on the way. They are
-    `rounded` where they have the type `kind`, narrower than float32, before the softmax is taken of them.
+    of the tanh until it is met, and then what is inside. `of_heads` is a factor for each head, next to the product, and
+    scores of `turned` products have keys for rows.
+
+    The scores have the shape `scores`, with batch and heads told apart, and that of `level` where they are looked at:
+    views on the way join batch and heads, or tell windows of a batch entry apart. They are `rounded` where they have
+    the type `kind`, narrower than float32, before the softmax is taken of them.
     """
 
     softmax: Call
     product: Call
     kind: str
+    scores: tuple[Dim, ...]
+    level: tuple[Dim, ...]
     rounded: bool = False
-    joined: Dim | None = None
+    turned: bool = False
     scale: float = 1.0
-    added: Expr | None = None
+    of_heads: Expr | None = None
+    added: tuple[Expr, ...] = ()
     kept: Expr | None = None
     masked_value: float = float("-inf")
+    bias: tuple[Expr, ...] = ()
     softcap: float = 0.0
 
     @staticmethod
     def of(softmax: Call, kind: str, shared: Sharing) -> _Scores | None:
         """The parts of the argument of `softmax`, taken off from the outside; None when there is something else."""
-        found = _Scores(softmax, softmax, kind)
+        found = _Scores(softmax, softmax, kind, softmax.shape, softmax.shape)
         e = found._note_rounding(_without_casts(softmax.args[0], kind, shared))
         while not is_call_of(e, "nn.batch_matmul"):
             inner = None if shared(e) or not isinstance(e, Call) else found._take(e)
@@ -206,17 +220,18 @@ class _Scores:
         if shared(e) or e.dtype not in ("float32", kind):
             return None
         found.product = cast(Call, e)
-        return found if found._has_heads_of(softmax) else None
+        return found if found._has_heads() else None
 
     def _note_rounding(self, e: Expr) -> Expr:
         """`e`; its type is what the scores are rounded to if nothing is done to them after it."""
-        is_all = self.scale == 1.0 and self.added is None and self.kept is None and not self.softcap
+        is_all = self.scale == 1.0 and not self.added and self.kept is None and not self.softcap
         self.rounded = self.rounded or (is_all and self.kind in NARROW and e.dtype == self.kind)
         return e
 
-    def _has_heads_of(self, softmax: Call) -> bool:
+    def _has_heads(self) -> bool:
         """Is the product that of each head, with batch and heads in one or not, or that of each group of heads?"""
-        rows, scores = self.product.shape, softmax.shape
+        rows, scores = self.product.shape, self.scores
+        rows = (*rows[:-2], rows[-1], rows[-2]) if self.turned else rows
         if shapes_equal(rows, scores):
             return True
         if len(scores) != 4 or not dims_equal(rows[-1], scores[-1]):
@@ -230,71 +245,125 @@ class _Scores:
     def _take(self, call: Call) -> Expr | None:
         """Note what the outermost operator does, and give the expression it does it to."""
         args = call.args
+        if is_call_of(call, "reshape"):
+            return self._take_view(call)
+        if self.turned:
+            return None
         if is_call_of(call, "multiply", "divide"):
             return self._take_factor(call)
+        if self.of_heads is not None:
+            return None
+        if is_call_of(call, "transpose") and before_transposition(call) is not None:
+            self.turned = True
+            return args[0]
         if is_call_of(call, "tanh") and not self.softcap and self.scale > 0.0:
             self.softcap, self.scale = self.scale, 1.0
             return args[0]
-        if is_call_of(call, "add") and not self.softcap:
-            inner, mask = args if _holds_product(args[0]) else args[::-1]
+        if is_call_of(call, "add", "subtract") and not self.softcap:
+            swaps = is_call_of(call, "add") and not _holds_product(args[0])
+            inner, mask = args[::-1] if swaps else args
             mask = self._by_heads(mask)
             if inner.ty is not call.ty or not _holds_product(inner) or mask is None:
                 return None
-            mask = mask if self.scale == 1.0 else _scaled(mask, self.scale)
-            if self.added is not None and self.added.dtype != mask.dtype:
-                return None
-            if not (isinstance(mask, Constant) and not mask.data.any()):
-                self.added = mask if self.added is None else make_call("add", (self.added, mask), call.span)
-            return inner
-        if is_call_of(call, "where") and self.kept is None and self.added is None and not self.softcap:
-            return self._take_where(call)
-        return self._take_view(call) if is_call_of(call, "reshape") else None
+            factor = self.scale if is_call_of(call, "add") else -self.scale
+            return inner if self._add(mask if factor == 1.0 else _scaled(mask, factor)) else None
+        takes = is_call_of(call, "where") and self.kept is None and not self.softcap
+        return self._take_where(call) if takes else None
+
+    def _add(self, mask: Expr) -> bool:
+        """Note a mask that is added; False where it is of another type than one before."""
+        if any(other.dtype != mask.dtype for other in (*self.added, *self.bias)):
+            return False
+        if not (isinstance(mask, Constant) and not mask.data.any()):
+            self.added = (*self.added, mask)
+        return True
 
     def _take_view(self, call: Call) -> Expr | None:
         """The scores before batch and heads were told apart, or the product before the heads of a group were."""
         (inner,) = call.args
-        joins = len(inner.shape) == 3 and len(call.shape) == 4 and shapes_equal(inner.shape[1:], call.shape[2:])
-        if joins:
-            self.joined = inner.shape[0]
         product = cast(Call, inner).args[0] if is_call_of(inner, "cast") else inner
-        return inner if joins or is_call_of(product, "nn.batch_matmul") else None
+        if is_call_of(product, "nn.batch_matmul"):
+            return inner
+        if not 3 <= len(inner.shape) <= 5 or not shapes_equal(inner.shape[-2:], call.shape[-2:]):
+            return None
+        plain = not self.added and not self.bias and self.kept is None
+        if plain and len(self.scores) == 3 and len(inner.shape) == 4:
+            self.scores = inner.shape
+        self.level = inner.shape
+        return inner
 
     def _by_heads(self, mask: Expr) -> Expr | None:
         """A mask of the scores with a dimension of batch entries and one of heads; None where it is of neither."""
-        rank = len(mask.shape)
-        if self.joined is None or rank < 3:
+        level, scores, rank = self.level, self.scores, len(mask.shape)
+        if rank < 3 or shapes_equal(level, scores):
             return mask
+        if len(scores) != 4 or len(level) == 4:
+            return None
+        if len(level) == 5:
+            return _with_joined_batch(mask, level, scores)
         if mask.shape[0] == 1:
             return reshaped(mask, (1, *mask.shape))
-        if not dims_equal(mask.shape[0], self.joined):
+        if not dims_equal(mask.shape[0], level[0]):
             return None
-        return reshaped(mask, (*self.softmax.shape[:2], *mask.shape[1:]))
+        return reshaped(mask, (*scores[:2], *mask.shape[1:]))
 
     def _take_factor(self, call: Call) -> Expr | None:
         x, y = call.args
         factor = _number(y)
         if factor is None and is_call_of(call, "multiply"):
             x, factor = y, _number(x)
+        if factor is None and is_call_of(call, "multiply"):
+            return self._take_factor_of_heads(call) or self._take_zeros_and_ones(call)
         if factor is None or x.ty is not call.ty or not factor:
             return None
         self.scale *= factor if is_call_of(call, "multiply") else 1.0 / factor
         return x
+
+    def _take_factor_of_heads(self, call: Call) -> Expr | None:
+        """What is multiplied by one number for each head."""
+        x, factor = call.args if _holds_product(call.args[0]) else call.args[::-1]
+        plain = self.kind == "float32" and not self.softcap and self.of_heads is None and x.ty is call.ty
+        if not plain or not _holds_product(x) or len(factor.shape) < 3 or factor.shape[-2:] != (1, 1):
+            return None
+        self.of_heads = self._by_heads(factor)
+        return None if self.of_heads is None else x
+
+    def _take_zeros_and_ones(self, call: Call) -> Expr | None:
+        """x * m + c * (1 - m) is x where m is 1, and c where it is 0. What was added is noted already."""
+        x, mask = call.args if _holds_product(call.args[0]) else call.args[::-1]
+        selected = self.kept is not None or self.softcap or self.of_heads is not None
+        condition = None if selected else as_condition(mask)
+        kept = None if condition is None else self._by_heads(condition[0])
+        if condition is None or kept is None or x.ty is not call.ty or not _holds_product(x):
+            return None
+        same = kept if isinstance(mask, Constant) else mask
+        numbers = [number_where_zero(e, same, condition[1]) for e in self.added]
+        hides = next((i for i, number in enumerate(numbers) if number is not None), len(numbers))
+        hidden = numbers[hides] if hides < len(numbers) else 0.0
+        self.added = (*self.added[:hides], *self.added[hides + 1 :])
+        self._select(kept, cast(float, hidden))
+        self.scale *= condition[1]
+        return x
+
+    def _select(self, kept: Expr, hidden: float) -> None:
+        """Note that scores are `hidden` where they are not `kept`. What was added before comes behind that."""
+        self.kept, self.masked_value, self.bias, self.added = kept, hidden, self.added, ()
 
     def _take_where(self, call: Call) -> Expr | None:
         test, first, second = call.args
         hidden, inner = _number(second), first
         if hidden is None:
             hidden, inner = _number(first), second
-            test = make_call("logical_not", (test,), call.span)
+            test = _negated(test)
         test = self._by_heads(test)
         if hidden is None or inner.ty is not call.ty or test is None:
             return None
-        self.kept, self.masked_value = test, hidden * self.scale
+        self._select(test, hidden * self.scale)
         return inner
 
     def attention(self, value: Expr, call: Call) -> Expr | None:
         """The operator on `value` (..., keys, columns), of shape (batch, heads, queries, columns)."""
-        op, (*lead, queries, _) = self.product.op, self.softmax.shape
+        op, (*lead, queries, _) = self.product.op, self.scores
         (query, before), (key, after) = [
             _without_factor(_before_widening(e, self.kind)) for e in self.product.args
         ]
@@ -302,6 +371,7 @@ class _Scores:
             return None
         query = _swapped(query) if op.transpose_a else query  # type: ignore[union-attr]
         key = key if op.transpose_b else _swapped(key)  # type: ignore[union-attr]
+        query, key = (key, query) if self.turned else (query, key)
         groups = call.shape[:-2]
         same = all(shapes_equal(e.shape[:-2], groups) for e in (query, key, value))
         if not same or not dims_equal(key.shape[-2], value.shape[-2]):
@@ -315,43 +385,91 @@ class _Scores:
             return None
         scale = self.scale * before * after * (self.softcap or 1.0)
         query = reshaped(query, (*lead, *ones, queries, query.shape[-1]))
+        if self.of_heads is not None:
+            factor, plain = self.of_heads, query.ty
+            query = make_call("multiply", (query, factor), call.span)
+            if query.ty is not plain or len(lead) != 2:
+                return None
         outer = (*groups, *ones) if len(groups) == len(lead) else lead
         key, value = [reshaped(e, (*outer, *e.shape[-2:])) for e in (key, value)]
         key, value = _ungrouped(key, value)
-        mask, causal, masked_value = self._mask(len(lead))
-        operands = (query, key, value, *([] if mask is None else [mask]))
+        masks, causal, masked_value = self._masks(len(lead))
+        operands = (query, key, value, *masks)
         return make_call(
             "nn.attention", operands, call.span, scale=scale, causal=causal, masked_value=masked_value,
             softcap=self.softcap, rounded=self.rounded,
         )  # fmt: skip
 
-    def _mask(self, num_outer: int) -> tuple[Expr | None, bool, float]:
-        """The mask as `nn.attention` takes it, whether it is causal instead, and the score of hidden keys."""
-        mask, hidden = self.added, float("-inf")
-        if self.kept is not None:
-            mask, hidden = self.kept, self.masked_value
-            if self.added is not None:
-                number = Constant(np.asarray(hidden).astype(str(self.added.dtype)))
-                mask = make_call("where", (self.kept, self.added, number), self.kept.span)
-        if mask is None:
-            return None, False, float("-inf")
-        *_, queries, keys = self.softmax.shape
-        if isinstance(queries, int) and isinstance(keys, int) and _is_causal(mask, queries, keys, hidden, self.kind):
-            return None, True, float("-inf")
-        if num_outer < 2 and len(mask.shape) > 2:
-            mask = reshaped(mask, (mask.shape[0], 1, *mask.shape[1:]))
-        return mask, False, hidden
+    def _masks(self, num_outer: int) -> tuple[list[Expr], bool, float]:
+        """The masks as `nn.attention` takes them, whether it is causal instead, and the score of hidden keys."""
+        masks, hidden = self._selection_and_bias()
+        *_, queries, keys = self.scores
+        mask = masks[0] if len(masks) == 1 else None
+        if mask is not None and _is_causal(mask, queries, keys, hidden, self.kind):
+            return [], True, float("-inf")
+        if num_outer < 2:
+            masks = [reshaped(m, (m.shape[0], 1, *m.shape[1:])) if len(m.shape) > 2 else m for m in masks]
+        return masks, False, hidden
+
+    def _selection_and_bias(self) -> tuple[list[Expr], float]:
+        """What selects scores and what is added to all, if there are such, and the score of what is not selected.
+
+        Two masks that are added are not added up before: the sum may be much larger than they are.
+        """
+        kept, hidden, nothing = self.kept, self.masked_value, float("-inf")
+        if kept is None and len(self.added) == 2:
+            return list(self.added), nothing
+        added = _sum(self.added)
+        if kept is None:
+            return added, nothing
+        if added and not self.bias and hidden <= _as_good_as_hidden(self.kind):
+            return [_where(kept, added[0], hidden)], nothing
+        return [kept, *_sum([*self.bias, *[_where(kept, e, 0.0) for e in added]])], hidden
+
+
+def _as_good_as_hidden(kind: str) -> float:
+    """From here down, a number leaves nothing of a score of type `kind` that is added to it."""
+    return _HIDDEN_IN_HALF if kind == "float16" else _AS_GOOD_AS_HIDDEN
+
+
+def _sum(terms: Sequence[Expr]) -> list[Expr]:
+    """The sum of `terms`, if there are any."""
+    return [reduce(lambda a, b: make_call("add", (a, b), b.span), terms)] if terms else []
 
 
 def _holds_product(e: Expr, steps: int = _MOST_STEPS) -> bool:
     """Is `e` a product of matrices, scaled and masked or not?"""
     if not isinstance(e, Call) or steps == 0:
         return False
-    if is_call_of(e, "reshape", "cast"):
+    if is_call_of(e, "reshape", "cast", "transpose"):
         return _holds_product(e.args[0], steps - 1)
-    if is_call_of(e, "multiply", "divide", "add", "where", "tanh"):
+    if is_call_of(e, "multiply", "divide", "add", "subtract", "where", "tanh"):
         return any(a.ty is e.ty and _holds_product(a, steps - 1) for a in e.args)
     return is_call_of(e, "nn.batch_matmul")
+
+
+def _with_joined_batch(mask: Expr, level: Sequence[Dim], scores: Sequence[Dim]) -> Expr | None:
+    """A mask of scores with windows behind the batch, for `scores` in which these are one dimension."""
+    if not shapes_equal(level[2:], scores[1:]):
+        return None
+    lead = (*(1,) * (5 - len(mask.shape)), *mask.shape)
+    mask, (batch, windows, *rest) = reshaped(mask, lead), lead
+    if (batch, windows) == (1, 1):
+        return reshaped(mask, (1, *rest))
+    if not shapes_equal((batch, windows), level[:2]):
+        mask = make_call("broadcast_to", (mask,), mask.span, shape=(*level[:2], *rest))
+    return reshaped(mask, (scores[0], *rest))
+
+
+def _negated(test: Expr) -> Expr:
+    if isinstance(test, Constant):
+        return Constant(~array_of(test), span=test.span)
+    return make_call("logical_not", (test,), test.span)
+
+
+def _where(test: Expr, first: Expr, second: float) -> Expr:
+    """`first` where `test` holds, elsewhere the number `second`."""
+    return make_call("where", (test, first, Constant(np.asarray(second).astype(str(first.dtype)))), test.span)
 
 
 def _scaled(e: Expr, factor: float) -> Expr:
@@ -385,7 +503,9 @@ def _ungrouped(key: Expr, value: Expr) -> tuple[Expr, Expr]:
 
 
 def _before_repetition(e: Expr) -> Expr | None:
-    """x of reshape(broadcast_to(reshape(x), (B, G, R, T, D)), (B, G * R, T, D)) with x (B, G, T, D)."""
+    """x (B, G, T, D) of reshape(broadcast_to(reshape(x), (B, G, R, T, D)), (B, G * R, T, D)), or of its heads taken."""
+    if is_call_of(e, "take"):
+        return _before_taking(cast(Call, e))
     if not is_call_of(e, "reshape") or not is_call_of(cast(Call, e).args[0], "broadcast_to"):
         return None
     repeated = cast(Call, cast(Call, e).args[0])
@@ -397,12 +517,23 @@ def _before_repetition(e: Expr) -> Expr | None:
     return reshaped(one, (batch, groups, keys, depth)) if shapes_equal(repeated.shape, expected) else None
 
 
-def _is_causal(mask: Expr, queries: int, keys: int, hidden: float, kind: str) -> bool:
+def _before_taking(call: Call) -> Expr | None:
+    """x (B, G, T, D) of x with each of its heads taken as often as the others, one head after the other."""
+    (x, at), op = call.args, call.op
+    groups = x.shape[1] if len(x.shape) == 4 == len(call.shape) else None
+    plain = op.axis % len(x.shape) == 1 and not op.batch_dims  # type: ignore[union-attr]
+    if not plain or not isinstance(groups, int) or not isinstance(at, Constant) or not groups:
+        return None
+    heads = np.arange(groups).repeat(at.data.size // groups)
+    return x if np.array_equal(at.data, heads) else None
+
+
+def _is_causal(mask: Expr, queries: Dim, keys: Dim, hidden: float, kind: str) -> bool:
     """Does a constant mask let every query see exactly the keys up to its own position, counted from the end?"""
-    as_good = _HIDDEN_IN_HALF if kind == "float16" else _AS_GOOD_AS_HIDDEN
-    if not isinstance(mask, Constant) or queries > keys or mask.data.shape[-2:] != (queries, keys):
+    as_good = _as_good_as_hidden(kind)
+    if not isinstance(mask, Constant) or not isinstance(queries, int) or not isinstance(keys, int):
         return False
-    if mask.data.size != queries * keys:
+    if queries > keys or mask.data.shape[-2:] != (queries, keys) or mask.data.size != queries * keys:
         return False
     array = array_of(mask).reshape(queries, keys)
     seen = array if array.dtype == np.bool_ else array == 0

@@ -35,6 +35,22 @@ class BroadcastToInBinary(PatternRule):
         return None
 
 
+class TileOfOne(PatternRule):
+    """tile(x, r) = concatenate(x, x, ...) = broadcast_to(x) where x has one element along what it is repeated along"""
+
+    pattern = is_op("tile", "concatenate")
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, rank = call.args[0], len(call.shape)
+        if any(a is not x for a in call.args):
+            return None
+        shape = (*(1,) * (rank - len(x.shape)), *x.shape)
+        grows = [isinstance(d, int) and d == 1 for d in shape]
+        if not all(g or dims_equal(a, b) for g, a, b in zip(grows, shape, call.shape, strict=True)):
+            return None
+        return make_call("broadcast_to", (x,), call.span, shape=call.shape)
+
+
 def _without_broadcast(e: Expr) -> Expr:
     return e.args[0] if isinstance(e, Call) and is_call_of(e, "broadcast_to") else e
 
@@ -74,4 +90,9 @@ class ProductWithTiled(PatternRule):
         return reshaped(make_call(op, (rows, one), call.span), call.shape, call.span)
 
 
-RULES_OF_REPETITION: tuple[type[PatternRule], ...] = (BroadcastToInBinary, GatherAtBroadcast, ProductWithTiled)
+RULES_OF_REPETITION: tuple[type[PatternRule], ...] = (
+    BroadcastToInBinary,
+    TileOfOne,
+    GatherAtBroadcast,
+    ProductWithTiled,
+)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from relay.expr import Call, Expr
 from relay.op.base import make_call
 from relay.op.nn.activation import HardSigmoid
 from relay.pattern import Found, Pattern, PatternRule, is_constant, is_op, wildcard
+from relay.transform.builders import is_call_of
 from relay.transform.spelled_parts import number, square_of
 
 __all__ = ["ACTIVATION_RULES"]
@@ -50,14 +52,22 @@ def _times_half_of_one_and(x: Pattern, f: Pattern) -> Pattern:
     )
 
 
+_COSTLY = ("erf", "exp", "log", "log1p", "sigmoid", "tanh")
+"""What is not computed a second time where its value is used elsewhere as well."""
+
+
 class _SpelledUnary(PatternRule):
-    """Base of rules for a function of `x` that an operator `name` computes."""
+    """Base of rules for a function of `x` that an operator `name`, with `attributes`, computes."""
 
     x = wildcard()
     name = ""
+    attributes: ClassVar[dict[str, bool]] = {}
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        made = make_call(self.name, (found[self.x],), call.span)
+        x = found[self.x]
+        if any(e is not x and is_call_of(e, *_COSTLY) and found.shared(e) for e in found.values()):
+            return None
+        made = make_call(self.name, (x,), call.span, **self.attributes)
         return made if made.ty is call.ty else None
 
 
@@ -70,13 +80,15 @@ class SpelledGelu(_SpelledUnary):
     pattern = _times_half_of_one_and(x, is_op("erf")(scaled))
 
 
-class SpelledTanhGelu(PatternRule):
+class SpelledTanhGelu(_SpelledUnary):
     """x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) * 0.5 = gelu(x), approximate
 
     sqrt(2 / pi) * x * (1 + 0.044715 * x * x) is `gelu_fast` of Hugging Face's transformers.
     """
 
     x = wildcard()
+    name = "nn.gelu"
+    attributes: ClassVar[dict[str, bool]] = {"approximate": True}
     root, third = number((2 / math.pi) ** 0.5), number(0.044715)
     cube = is_op("power")(x, number(3.0, 0.0)) | is_op("multiply")(is_op("multiply")(x, x), x)
     scaled_square = is_op("multiply")(square_of(x), third) | is_op("multiply")(is_op("multiply")(x, third), x)
@@ -89,10 +101,6 @@ class SpelledTanhGelu(PatternRule):
         | is_op("multiply")(x, is_op("multiply")(growth, root))
     )
     pattern = _times_half_of_one_and(x, is_op("tanh")(inner))
-
-    def replace(self, call: Call, found: Found) -> Expr | None:
-        gelu = make_call("nn.gelu", (found[self.x],), call.span, approximate=True)
-        return gelu if gelu.ty is call.ty else None
 
 
 def _one_and_exp_of_negative(x: Pattern) -> Pattern:

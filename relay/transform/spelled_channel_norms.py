@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr
+from relay.expr import Call, Constant, Expr, numpy_dtype
 from relay.op.base import make_call
 from relay.pattern import Found, PatternRule, is_constant, is_op, wildcard
 from relay.transform.builders import array_of, reshaped
-from relay.type import dims_match
+from relay.transform.spelled_parts import reduced_axes
+from relay.type import dims_match, shapes_equal
+from te.tir import Dim
 
 __all__ = ["CHANNEL_NORM_RULES"]
 
@@ -25,6 +28,23 @@ def _per_channel(constant: Expr, norm: Call) -> np.ndarray[Any, Any] | None:
     if any(d != 1 for a, d in enumerate(shape) if a != axis) or shape[axis] not in (1, channels):
         return None
     return np.broadcast_to(number.reshape(-1), (channels,))
+
+
+def _is_one(constant: Constant) -> bool:
+    return bool((constant.data == 1).all())
+
+
+def _per_split_channel(constant: Expr, norm: Call, shape: Sequence[Dim]) -> np.ndarray[Any, Any] | None:
+    """The same behind a view of `norm` of `shape`, whose last two dimensions the channels have become."""
+    number, rank = array_of(constant), len(shape)
+    split = shape[-2:]
+    last = norm.op.axis % len(norm.shape) == len(norm.shape) - 1  # type: ignore[union-attr]
+    if not last or rank != len(norm.shape) + 1 or not shapes_equal(shape[:-2], norm.shape[:-1]) or number.ndim > rank:
+        return None
+    sides = (*(1,) * (2 - number.ndim), *number.shape)
+    if any(d != 1 for d in sides[:-2]) or any(d not in (1, n) for d, n in zip(sides[-2:], split, strict=True)):
+        return None
+    return np.broadcast_to(number.reshape(sides[-2:]), [int(d) for d in split]).reshape(-1)  # type: ignore[arg-type]
 
 
 class SpelledGroupNorm(PatternRule):
@@ -51,6 +71,56 @@ class SpelledGroupNorm(PatternRule):
         return reshaped(norm, call.shape)
 
 
+class GroupNormOfRows(PatternRule):
+    """layer_norm(reshape(x, [N, G, -1]), 1, 0) = reshape(group_norm(x, 1, 0, G), [N, G, -1])
+
+    As is a standardisation of rows whose size is known at run time. The norm is spelled out by itself there.
+    """
+
+    x = wildcard()
+    rows = is_op("reshape")(x)
+    norm = is_op("nn.layer_norm")(rows, is_constant(_is_one), is_constant(lambda c: not c.data.any()))
+    pattern = norm | is_op("nn.standardize")(rows).has_attr({"axis": (2,), "margin": 0.0, "centred": True})
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, op = found[self.x], call.op
+        if len(call.shape) != 3 or (self.norm in found and op.axis % 3 != 2):  # type: ignore[union-attr]
+            return None
+        if len(x.shape) < 3 or not dims_match(call.shape[0], x.shape[0]):
+            return None
+        count, size = call.shape[1], x.shape[1]
+        if not isinstance(count, int) or not isinstance(size, int) or size <= count or size % count:
+            return None
+        one = np.ones(size, numpy_dtype(x.dtype))
+        parameters, epsilon = (Constant(one), Constant(np.zeros_like(one))), op.epsilon  # type: ignore[union-attr]
+        norm = make_call("nn.group_norm", (x, *parameters), call.span, num_groups=count, axis=1, epsilon=epsilon)
+        return reshaped(norm, call.shape)
+
+
+class GroupNormOfSplitChannels(PatternRule):
+    """standardize(reshape(x, [N, ..., G, C / G])) over all but N and G = reshape(group_norm(x, 1, 0, G)), channels last
+
+    Keras' group norm.
+    """
+
+    x = wildcard()
+    pattern = is_op("nn.standardize")(is_op("reshape")(x)).has_attr({"margin": 0.0, "centred": True})
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, rank = found[self.x], len(call.shape)
+        if rank < 4 or len(x.shape) != rank - 1 or not shapes_equal(x.shape[:-1], call.shape[:-2]):
+            return None
+        groups, channels = call.shape[-2], x.shape[-1]
+        if reduced_axes(call) != (*range(1, rank - 2), rank - 1):
+            return None
+        if not isinstance(groups, int) or not isinstance(channels, int):
+            return None
+        one, epsilon = np.ones(channels, numpy_dtype(x.dtype)), call.op.epsilon  # type: ignore[union-attr]
+        parameters = (Constant(one), Constant(np.zeros_like(one)))
+        norm = make_call("nn.group_norm", (x, *parameters), call.span, num_groups=groups, axis=-1, epsilon=epsilon)
+        return reshaped(norm, call.shape)
+
+
 class RestoredShape(PatternRule):
     """reshape(reshape(norm, ...), shape of norm) = norm"""
 
@@ -70,6 +140,7 @@ class _FoldedIntoChannels(PatternRule):
     """Base of rules that fold a number for each channel or group, behind a norm, into the norm's parameters."""
 
     norm = _CHANNEL_NORM
+    view = is_op("reshape")(norm)
     number = is_constant()
 
     def parameters(self, number: np.ndarray[Any, Any], gamma: Expr, beta: Expr) -> list[Expr]:
@@ -77,18 +148,22 @@ class _FoldedIntoChannels(PatternRule):
         raise NotImplementedError
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        norm = found.call(self.norm)
-        number = _per_channel(found[self.number], norm)
-        if number is None or norm.ty is not call.ty or found.shared(norm):
+        norm, constant = found.call(self.norm), found[self.number]
+        outermost = found.get(self.view, norm)
+        if outermost.ty is not call.ty or found.shared(norm) or found.shared(outermost):
+            return None
+        number = _per_channel(constant, norm) if outermost is norm else _per_split_channel(constant, norm, call.shape)
+        if number is None:
             return None
         x, gamma, beta = norm.args
-        return make_call(norm.op, (x, *self.parameters(number, gamma, beta)), call.span)  # type: ignore[arg-type]
+        made = make_call(norm.op, (x, *self.parameters(number, gamma, beta)), call.span)  # type: ignore[arg-type]
+        return reshaped(made, call.shape)
 
 
 class ScaledChannels(_FoldedIntoChannels):
     """norm(x, gamma, beta) * scale = norm(x, gamma * scale, beta * scale) of channels or groups"""
 
-    pattern = is_op("multiply")(_FoldedIntoChannels.norm, _FoldedIntoChannels.number)
+    pattern = is_op("multiply")(_FoldedIntoChannels.view | _FoldedIntoChannels.norm, _FoldedIntoChannels.number)
 
     def parameters(self, number: np.ndarray[Any, Any], gamma: Expr, beta: Expr) -> list[Expr]:
         return [Constant(array_of(p) * number, span=p.span) for p in (gamma, beta)]
@@ -97,7 +172,7 @@ class ScaledChannels(_FoldedIntoChannels):
 class ShiftedChannels(_FoldedIntoChannels):
     """norm(x, gamma, beta) + shift = norm(x, gamma, beta + shift) of channels or groups"""
 
-    pattern = is_op("add")(_FoldedIntoChannels.norm, _FoldedIntoChannels.number)
+    pattern = is_op("add")(_FoldedIntoChannels.view | _FoldedIntoChannels.norm, _FoldedIntoChannels.number)
 
     def parameters(self, number: np.ndarray[Any, Any], gamma: Expr, beta: Expr) -> list[Expr]:
         return [gamma, Constant(array_of(beta) + number, span=beta.span)]
@@ -110,7 +185,7 @@ class SpelledInstanceNorm(PatternRule):
     """
 
     x = wildcard()
-    ones = is_constant(lambda c: bool((c.data == 1).all()))
+    ones = is_constant(_is_one)
     zeros = is_constant(lambda c: not c.data.any())
     pattern = is_op("nn.layer_norm")(x, ones, zeros)
 
@@ -154,6 +229,8 @@ class TurnedNorm(PatternRule):
 
 CHANNEL_NORM_RULES: tuple[type[PatternRule], ...] = (
     SpelledGroupNorm,
+    GroupNormOfRows,
+    GroupNormOfSplitChannels,
     RestoredShape,
     ScaledChannels,
     ShiftedChannels,

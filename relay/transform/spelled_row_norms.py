@@ -42,6 +42,23 @@ def _norm(name: str, x: Expr, axis: int, epsilon: float, like: Call) -> Call | N
     return make_call(name, (x, *parameters), like.span, axis=axis, epsilon=epsilon)
 
 
+def _normalized(
+    x: Expr, axes: tuple[int, ...], epsilon: float, like: Call, margin: float = 0.0, centred: bool = True
+) -> Call | None:
+    """The norm of `x` over `axes`: one of rows over last dimensions, or `nn.standardize`.
+
+    None where several dimensions have sizes known at run time only.
+    """
+    rank = len(x.shape)
+    if axes and not margin and axes == tuple(range(rank - len(axes), rank)):
+        rows = _norm("nn.layer_norm" if centred else "nn.rms_norm", x, axes[0], epsilon, like)
+        if rows is not None:
+            return rows
+    if len(axes) > 1 and not x.tensor_type.is_static:
+        return None
+    return make_call("nn.standardize", (x,), like.span, axis=axes, epsilon=epsilon, margin=margin, centred=centred)
+
+
 def _scaled(norm: Expr, gamma: Expr | None) -> Expr | None:
     """norm * gamma, by the norm's own parameters if it has such; None where it would have another type."""
     if gamma is None:
@@ -70,18 +87,18 @@ def _shifted(norm: Expr, beta: Expr | None) -> Expr | None:
 
 
 class SpelledRMSNorm(PatternRule):
-    """x / sqrt(mean(x**2) + epsilon) = rms_norm(x, 1)"""
+    """x / sqrt(mean(x**2) + epsilon) = rms_norm(x, 1), over one dimension that is not the last standardize(x)"""
 
     x, epsilon, gamma = wildcard(), one_number(), wildcard()
     mean = mean_of(square_of(x))
     pattern = over_root(x, mean, epsilon, gamma)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        x = found[self.x]
-        axis = last_axes(found.call(self.mean))
-        if axis is None or x.ty is not call.ty:
+        x, mean = found[self.x], found.call(self.mean)
+        axes, epsilon = reduced_axes(mean), value_of(found[self.epsilon])
+        if x.ty is not call.ty or (len(axes) > 1 and last_axes(mean) is None):
             return None
-        norm = _norm("nn.rms_norm", x, axis, value_of(found[self.epsilon]), call)
+        norm = _normalized(x, axes, epsilon, call, centred=False)
         return None if norm is None else _scaled(norm, found.get(self.gamma))
 
 
@@ -122,26 +139,9 @@ class CentredRMSNorm(PatternRule):
 
 
 class SpelledLayerNorm(PatternRule):
-    """(x - mean(x)) / sqrt(variance(x) + epsilon) = layer_norm(x, 1, 0)"""
+    """(x - mean(x)) / sqrt(variance(x) + epsilon) = layer_norm(x, 1, 0), over other dimensions standardize(x)
 
-    x, epsilon, gamma = wildcard(), one_number(), wildcard()
-    mean = mean_of(x)
-    variance = is_op("variance")(x).has_attr({"keepdims": True})
-    pattern = over_root(is_op("subtract")(x, mean), variance, epsilon, gamma)
-
-    def replace(self, call: Call, found: Found) -> Expr | None:
-        x = found[self.x]
-        axis = last_axes(found.call(self.variance))
-        if axis is None or last_axes(found.call(self.mean)) != axis or x.ty is not call.ty:
-            return None
-        norm = _norm("nn.layer_norm", x, axis, value_of(found[self.epsilon]), call)
-        return None if norm is None else _scaled(norm, found.get(self.gamma))
-
-
-class SpelledStandardization(PatternRule):
-    """(x - mean(x)) / sqrt(variance(x) + epsilon) or / (sqrt(variance(x)) + margin), over any axes = standardize(x)
-
-    Not over the last ones with no margin: a layer norm. Several axes of sizes known at run time stay as they are.
+    As is (x - mean(x)) / (sqrt(variance(x)) + margin), over any.
     """
 
     x, epsilon, margin, gamma = wildcard(), one_number(), one_number(), wildcard()
@@ -152,16 +152,12 @@ class SpelledStandardization(PatternRule):
     pattern = over_root(distance, variance, epsilon, gamma) | is_op("divide")(distance, deviation)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        x, mean = found[self.x], found.call(self.mean)
-        axes = reduced_axes(mean)
+        x, axes = found[self.x], reduced_axes(found.call(self.mean))
         margin, epsilon = (value_of(found[p]) if p in found else 0.0 for p in (self.margin, self.epsilon))
-        is_layer_norm = last_axes(mean) is not None and not margin
-        if axes != reduced_axes(found.call(self.variance)) or x.ty is not call.ty or is_layer_norm:
+        if axes != reduced_axes(found.call(self.variance)) or x.ty is not call.ty:
             return None
-        if len(axes) > 1 and not x.tensor_type.is_static:
-            return None
-        norm = make_call("nn.standardize", (x,), call.span, axis=axes, epsilon=epsilon, margin=margin)
-        return _scaled(norm, found.get(self.gamma))
+        norm = _normalized(x, axes, epsilon, call, margin)
+        return None if norm is None else _scaled(norm, found.get(self.gamma))
 
 
 class NormByMoments(PatternRule):
@@ -182,32 +178,12 @@ class NormByMoments(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         x, mean = found[self.x], found.call(self.mean)
-        axes, axis, epsilon = reduced_axes(mean), last_axes(mean), value_of(found[self.epsilon])
+        axes, epsilon = reduced_axes(mean), value_of(found[self.epsilon])
         if axes != reduced_axes(found.call(self.variance)) or x.ty is not call.ty:
             return None
-        norm = None if axis is None else _norm("nn.layer_norm", x, axis, epsilon, call)
-        if norm is None:
-            if len(axes) > 1 and not x.tensor_type.is_static:
-                return None
-            norm = make_call("nn.standardize", (x,), call.span, axis=axes, epsilon=epsilon)
-        scaled = _scaled(norm, found.get(self.gamma))
+        norm = _normalized(x, axes, epsilon, call)
+        scaled = None if norm is None else _scaled(norm, found.get(self.gamma))
         return None if scaled is None else _shifted(scaled, found.get(self.beta))
-
-
-class SpelledRMSNormOfChannels(PatternRule):
-    """x / sqrt(mean(x**2) + epsilon) over one dimension that is not the last = standardize(x), not centred"""
-
-    x, epsilon, gamma = wildcard(), one_number(), wildcard()
-    mean = mean_of(square_of(x))
-    pattern = over_root(x, mean, epsilon, gamma)
-
-    def replace(self, call: Call, found: Found) -> Expr | None:
-        x, mean = found[self.x], found.call(self.mean)
-        axes, epsilon = reduced_axes(mean), value_of(found[self.epsilon])
-        if len(axes) != 1 or last_axes(mean) is not None or x.ty is not call.ty:
-            return None
-        norm = make_call("nn.standardize", (x,), call.span, axis=axes, epsilon=epsilon, centred=False)
-        return _scaled(norm, found.get(self.gamma))
 
 
 class SpelledRMSNormWithMargin(PatternRule):
@@ -225,15 +201,14 @@ class SpelledRMSNormWithMargin(PatternRule):
     def replace(self, call: Call, found: Found) -> Expr | None:
         x, reduction = found[self.x], found.call(self.mean if self.mean in found else self.total)
         axes, count = reduced_axes(reduction), count_reduced(reduction)
-        if x.ty is not call.ty or (len(axes) > 1 and not x.tensor_type.is_static):
+        if x.ty is not call.ty:
             return None
         if self.length in found:
             value = value_of(found[self.factor])
             expected = value if is_call_of(found[self.length], "divide") else 1.0 / value if value else 0.0
             if count is None or abs(expected - count**0.5) > 1e-6 * count**0.5:
                 return None
-        margin = value_of(found[self.margin])
-        return make_call("nn.standardize", (x,), call.span, axis=axes, epsilon=0.0, margin=margin, centred=False)
+        return _normalized(x, axes, 0.0, call, value_of(found[self.margin]), centred=False)
 
 
 class SpelledL2Normalize(PatternRule):
@@ -304,9 +279,7 @@ ROW_NORM_RULES: tuple[type[PatternRule], ...] = (
     ScaledNorm,
     CentredRMSNorm,
     SpelledLayerNorm,
-    SpelledStandardization,
     NormByMoments,
-    SpelledRMSNormOfChannels,
     SpelledRMSNormWithMargin,
     SpelledL2Normalize,
     StandardizedRows,

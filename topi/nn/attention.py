@@ -22,15 +22,16 @@ def capped(score: PrimExpr, cap: float) -> PrimExpr:
 
 def attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool = False,
-    masked_value: float = float("-inf"), softcap: float = 0.0, rounded: bool = False,
+    masked_value: float = float("-inf"), softcap: float = 0.0, rounded: bool = False, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """softmax(query key^T * scale + mask) value.
 
     query (B, H, S, D), key (B, G, T, D), value (B, G, T, E) with H a multiple of G (grouped heads): (B, H, S, E).
     `mask` broadcasts to (B, H, S, T): a bool one keeps where True and gives `masked_value` elsewhere, another is added.
-    `causal` lets position s see the keys up to s + T - S. A positive `softcap` limits the scores softly, see `capped`.
-    `rounded` scores have the element type of the query. A row that sees nothing gives 0. Stages: "attention_score",
-    "attention_max", "attention_exp", "attention_sum", and the anchor "attention".
+    So does `bias`, which is added behind the mask, to all scores. `causal` lets position s see the keys up to
+    s + T - S. A positive `softcap` limits the scores softly, see `capped`. `rounded` scores have the element type of
+    the query. A row that sees nothing gives 0. Stages: "attention_score", "attention_max", "attention_exp",
+    "attention_sum", and the anchor "attention".
     """
     batch, heads, length, depth = query.shape
     _, groups, keys, width = value.shape
@@ -56,6 +57,8 @@ def attention(
             entry = mask(*broadcast_index(i, mask.shape))
             hidden = te.const(masked_value, wide)
             score = te.select(entry, score, hidden) if mask.dtype.is_bool else score + te.cast(wide, entry)
+        if bias is not None:
+            score = score + te.cast(wide, bias(*broadcast_index(i, bias.shape)))
         score = te.cast(wide, te.cast(query.dtype, score)) if rounded else score
         return te.select(i[3] <= i[2] + (keys - length), score, lowest) if causal else score
 

@@ -42,19 +42,23 @@ class AttentionForm:
     rounded: bool = False
 
 
-def blocked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm) -> Tensor:
+def blocked_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm, bias: Tensor | None = None
+) -> Tensor:
     """softmax(query key^T * scale + mask) value, the heads of a position next to each other, as projections have them.
 
     query (B, S, H, D), key (B, T, G, D), value (B, T, G, E) with H a multiple of G: (B, S, H, E). The rest is as in
     `topi.nn.attention`. The stages are found by their tags, "blocked_attention_<name>"; "blocked_attention" is the
     anchor.
     """
-    return _Blocked(query, key, value, mask, form).result()
+    return _Blocked(query, key, value, mask, form, bias).result()
 
 
 class _Blocked:
-    def __init__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm) -> None:
-        self.query, self.key, self.value, self.mask, self.form = query, key, value, mask, form
+    def __init__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm, bias: Tensor | None
+    ) -> None:
+        self.query, self.key, self.value, self.mask, self.form, self.bias = query, key, value, mask, form, bias
         self.batch, self.length, self.heads, self.depth = query.shape
         _, self.keys, self.groups, self.width = value.shape
         self.per_group = self._heads_of_a_group()
@@ -136,6 +140,9 @@ class _Blocked:
                 entry = self.mask(*broadcast_index((b, h, s, t), self.mask.shape))
                 hidden = te.const(self.form.masked_value, self.wide)
                 score = te.select(entry, score, hidden) if entry.dtype.is_bool else score + te.cast(self.wide, entry)
+            if self.bias is not None:
+                entry = self.bias(*broadcast_index((b, h, s, t), self.bias.shape))
+                score = score + te.cast(self.wide, entry)
             if self.form.rounded:
                 score = te.cast(self.wide, te.cast(self.query.dtype, score))
             if self.form.causal:

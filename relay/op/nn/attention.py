@@ -24,12 +24,13 @@ class Attention(OpDef):
     """softmax(query key^T * scale + mask) value, one computation (ONNX: Attention).
 
     query (B, H, S, D), key (B, G, T, D), value (B, G, T, E): (B, H, S, E); head h reads key and value h // (H / G).
-    A bool mask keeps where True, the scores elsewhere being `masked_value`, another is added; `causal` lets position s
-    see keys up to s + T - S; before that a `softcap` above 0 makes of a score softcap * tanh(score / softcap); a row
-    that sees nothing gives 0. Everything is computed in float32 if that is wider; `rounded` scores, with their mask,
-    have the element type of the query. (C1) the element type is a float; (C2) of query, key and value; (C3) they have
-    4 dimensions that agree as above, H a multiple of G; (C4) the mask is bool, float32 or of that element type, and
-    broadcasts to (B, H, S, T).
+    A bool mask keeps where True, the scores elsewhere being `masked_value`, another is added; a bias behind the mask
+    is added to all scores, those among them; `causal` lets position s see keys up to s + T - S; before that a `softcap`
+    above 0 makes of a score softcap * tanh(score / softcap); a row that sees nothing gives 0. Everything is computed in
+    float32 if that is wider; `rounded` scores, with their masks, have the element type of the query. (C1) the element
+    type is a float; (C2) of query, key and value; (C3) they have 4 dimensions that agree as above, H a multiple of G;
+    (C4) the mask is bool, float32 or of that element type, a bias behind it one of these floats, and both broadcast to
+    (B, H, S, T).
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -41,8 +42,9 @@ class Attention(OpDef):
     rounded: bool = False
 
     def infer(
-        self, query: TensorType, key: TensorType, value: TensorType, mask: TensorType | None = None
-    ) -> TensorType:
+        self, query: TensorType, key: TensorType, value: TensorType, mask: TensorType | None = None,
+        bias: TensorType | None = None,
+    ) -> TensorType:  # fmt: skip
         require_float(1, query)
         require_same_dtype(2, query, key, value)
         expected = f"(C3) query (B, H, S, D), key (B, G, T, D), value (B, G, T, E); got {query}, {key}, {value}"
@@ -53,8 +55,11 @@ class Attention(OpDef):
         agree = agree and shapes_match(key.shape[:3], value.shape[:3])
         even = isinstance(heads, int) and isinstance(groups, int) and groups > 0 and heads % groups == 0
         require(agree and even, expected)
-        if mask is not None:
-            self._check_mask(mask, query, TensorType((batch, heads, length, key.shape[2])))
+        scores = TensorType((batch, heads, length, key.shape[2]))
+        for given in (mask, bias):
+            if given is not None:
+                self._check_mask(given, query, scores)
+        require(bias is None or not bias.dtype.is_bool, f"(C4) a bias {bias}; expected floats")
         return query.with_shape((batch, heads, length, value.shape[3]))
 
     def _check_mask(self, mask: TensorType, query: TensorType, scores: TensorType) -> None:
@@ -68,12 +73,17 @@ class Attention(OpDef):
             fits = False
         require(fits, f"(C4) mask {mask} does not broadcast to {scores}")
 
-    def compute(self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None) -> te.Tensor:
+    def compute(
+        self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None,
+        bias: te.Tensor | None = None,
+    ) -> te.Tensor:  # fmt: skip
         return topi.nn.attention(
-            query, key, value, mask, self.scale, self.causal, self.masked_value, self.softcap, self.rounded
+            query, key, value, mask, self.scale, self.causal, self.masked_value, self.softcap, self.rounded, bias
         )
 
-    def reference(self, query: Array, key: Array, value: Array, mask: Array | None = None) -> Array:
+    def reference(
+        self, query: Array, key: Array, value: Array, mask: Array | None = None, bias: Array | None = None
+    ) -> Array:
         repeats = query.shape[1] // key.shape[1]
         q, k, v = (a.astype(np.float64) for a in (query, key.repeat(repeats, 1), value.repeat(repeats, 1)))
         score = q @ np.swapaxes(k, -1, -2) * self.scale
@@ -81,6 +91,7 @@ class Attention(OpDef):
         if mask is not None:
             hides = mask.dtype == np.bool_
             score = np.where(mask, score, self.masked_value) if hides else score + mask.astype(np.float64)
+        score = score if bias is None else score + bias.astype(np.float64)
         if self.rounded:
             score = score.astype(query.dtype).astype(np.float64)
         if self.causal:
@@ -123,21 +134,27 @@ class BlockedAttention(OpDef):
         )  # fmt: skip
 
     def infer(
-        self, query: TensorType, key: TensorType, value: TensorType, mask: TensorType | None = None
-    ) -> TensorType:
+        self, query: TensorType, key: TensorType, value: TensorType, mask: TensorType | None = None,
+        bias: TensorType | None = None,
+    ) -> TensorType:  # fmt: skip
         query, key, value = [t.with_shape(_exchanged(t.shape)) if t.ndim == 4 else t for t in (query, key, value)]
-        result = self._by_heads().infer(query, key, value, mask)
+        result = self._by_heads().infer(query, key, value, mask, bias)
         return result.with_shape(_exchanged(result.shape))
 
-    def compute(self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None) -> te.Tensor:
+    def compute(
+        self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None,
+        bias: te.Tensor | None = None,
+    ) -> te.Tensor:  # fmt: skip
         form = AttentionForm(
             self.scale, self.queries, self.panel, self.causal, self.masked_value, self.softcap, self.fill, self.rounded
         )
-        return topi.nn.blocked_attention(query, key, value, mask, form)
+        return topi.nn.blocked_attention(query, key, value, mask, form, bias)
 
-    def reference(self, query: Array, key: Array, value: Array, mask: Array | None = None) -> Array:
+    def reference(
+        self, query: Array, key: Array, value: Array, mask: Array | None = None, bias: Array | None = None
+    ) -> Array:
         q, k, v = [np.swapaxes(a, 1, 2) for a in (query, key, value)]
-        return np.ascontiguousarray(np.swapaxes(self._by_heads().reference(q, k, v, mask), 1, 2))
+        return np.ascontiguousarray(np.swapaxes(self._by_heads().reference(q, k, v, mask, bias), 1, 2))
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
         return _macs(types, result, keys_axis=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, nump
 import relay
 from backend.runtime import device, graph_executor
 from frontends.onnx import from_onnx
+from relay.op.base import OpDef
 from tests.reference_backend import ReferenceBackend
 
 try:
@@ -18,7 +20,7 @@ try:
 except ImportError:
     onnxruntime = None
 
-__all__ = ["Graph", "check", "dynamo", "expected_outputs", "sklearn", "tensorflow", "torchscript"]
+__all__ = ["Graph", "check", "compiled_operators", "dynamo", "expected_outputs", "sklearn", "tensorflow", "torchscript"]
 
 Array = np.ndarray[Any, Any]
 Naming = Callable[[str, int], tuple[str, str]]
@@ -99,6 +101,14 @@ def expected_outputs(model: ModelProto, inputs: Mapping[str, Array]) -> list[Any
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return session.run(None, dict(inputs))
+
+
+def compiled_operators(model: ModelProto) -> Counter[str]:
+    """How often the compiled model computes each operator, views left out."""
+    mod, params = from_onnx(model)
+    after = relay.optimize(mod, "llvm", params)
+    calls = [e for e in relay.analysis.evaluation_order(after["main"]) if isinstance(e, relay.Call)]
+    return Counter(c.op.name for c in calls if isinstance(c.op, OpDef) and not c.op.is_view)
 
 
 def check(model: ModelProto, *cases: Mapping[str, Array], rtol: float = 1e-4, atol: float = 1e-5) -> list[list[Array]]:

@@ -10,6 +10,7 @@ import pytest
 import relay
 from relay.errors import TypeInferenceError
 from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.nn.attention import Attention
 from relay.type import TensorType
 from te.errors import CompileError
 
@@ -66,6 +67,10 @@ BROKEN: list[tuple[Callable[[], Any], str]] = [
     (lambda: relay.nn.pad(x(3), ((-2, -2),)), r"\(C3\) a size of 3 can't lose 2 and 2 elements"),
     (lambda: relay.nn.pad(x(3), ((1, 1),), pad_mode="mirror"), r"\(C2\) mode 'mirror' is unknown; known are constant"),
     (lambda: relay.nn.attention(x(1, 3, 2, 4), x(1, 2, 2, 4), x(1, 2, 2, 4)), r"\(C3\) query \(B, H, S, D\)"),
+    (
+        lambda: Attention(scale=1.0)(*[x(1, 1, 2, 4)] * 3, x(2, 2), x(2, 2, dtype="bool")),
+        r"\(C4\) a bias Tensor\[\(2, 2\), bool\]; expected floats",
+    ),
     (
         lambda: relay.nn.rnn(x(3, 2, 4), x(1, 4, 4), x(1, 2, 4), activations=("sine",)),
         r"\(C5\) 1 of sigmoid, tanh, .* expected; got \('sine',\)",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
 
-from relay import Expr, Function, Tuple, const, op, var
+import numpy as np
+import pytest
+
+from relay import Expr, Function, IRModule, Tuple, const, op, var
+from relay.interpreter import evaluate
 from relay.op import nn
 from relay.transform import FoldPad, FoldScaleAxis, SimplifyInference
+from relay.transform.builders import array_of
 
 
 def weights(*shape: int) -> Expr:
@@ -33,6 +38,24 @@ def test_a_bias_in_between_is_scaled_too(transformed, operators):
     y = op.add(nn.conv2d(x, weights(8, 2, 3, 3), groups=2), weights(8, 1, 1))
     found = operators(transformed(Function((x,), batch_norm(y, 8)), SimplifyInference(), FoldScaleAxis()))
     assert found == {"nn.conv2d": 1, "add": 1}
+
+
+def test_a_batch_norm_in_small_operators_leaves_a_bias(transformed, operators):
+    x, middle, deviation = var("x", (1, 4, 6, 6)), weights(8, 1, 1), const(array_of(positive(8)).reshape(8, 1, 1))
+    for layer in (nn.conv2d(x, weights(8, 4, 3, 3)), op.add(nn.conv2d(x, weights(8, 4, 3, 3)), weights(8, 1, 1))):
+        y = op.divide(op.subtract(layer, middle), deviation)
+        y = op.add(op.multiply(y, weights(1, 8, 1, 1)), weights(8, 1, 1))
+        assert operators(transformed(Function((x,), y), FoldScaleAxis())) == {"nn.conv2d": 1, "add": 1}
+
+
+def test_divisions_that_no_factor_does_stay(transformed):
+    x, zero = var("x", (1, 4, 6, 6)), np.ones((8, 1, 1), "float32")
+    zero[3] = 0
+    layer = nn.conv2d(x, weights(8, 4, 3, 3))
+    for y in (op.divide(layer, const(zero)), op.divide(layer, weights(4, 4)), op.subtract(const(zero), layer)):
+        before = Function((x,), y)
+        with np.errstate(all="ignore"):
+            assert transformed(before, FoldScaleAxis()) is before
 
 
 def test_dense_layers_fold_along_their_units(transformed, operators):
@@ -75,3 +98,81 @@ def test_pads_of_channels_or_with_other_values_stay(transformed):
     for pad in (nn.pad(x, ((0, 0), (1, 0), (0, 0), (0, 0))), nn.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), 1.0)):
         before = Function((x,), nn.conv2d(pad, weights(8, int(pad.shape[1]), 3, 3)))
         assert transformed(before, FoldPad()) is before
+
+
+def test_average_pooling_that_counts_its_padding_takes_in_more(transformed, operators):
+    x, border = var("x", (1, 4, 6, 6)), ((0, 0), (0, 0), (1, 0), (2, 1))
+    counted = nn.avg_pool2d(nn.pad(x, border), 3, padding=1, count_include_pad=True)
+    after = transformed(Function((x,), counted), FoldPad())
+    assert operators(after) == {"nn.avg_pool": 1} and after.body.op.padding == (2, 3, 1, 2)
+    uncounted = Function((x,), nn.avg_pool2d(nn.pad(x, border), 3, padding=1, count_include_pad=False))
+    assert transformed(uncounted, FoldPad()) is uncounted
+
+
+LOWEST = float("-inf")
+AROUND = ((0, 0), (0, 0), (1, 0), (2, 1))
+
+MAX_POOLS: dict[str, Callable[[Expr], Expr]] = {
+    "the least number": lambda x: nn.max_pool2d(nn.pad(x, AROUND, LOWEST), 3, strides=2),
+    "windows of the least number alone": lambda x: nn.max_pool2d(nn.pad(x, AROUND, LOWEST), 1),
+    "rounded up": lambda x: nn.max_pool2d(nn.pad(x, AROUND, LOWEST), 3, strides=2, padding=1, ceil_mode=True),
+    "zeros around a relu": lambda x: nn.max_pool2d(nn.pad(nn.relu(x), AROUND), 3, strides=2),
+    "zeros around a relu, padded": lambda x: nn.max_pool2d(nn.pad(nn.relu(x), AROUND), 4, padding=1),
+    "zeros around a clip": lambda x: nn.max_pool2d(nn.pad(op.clip(x, 0.0, 6.0), AROUND), 3),
+    "zeros around a sum": lambda x: nn.max_pool2d(nn.pad(op.add(nn.relu(x), op.exp(x)), AROUND), 3, dilation=2),
+    "zeros around what is joined": lambda x: nn.max_pool2d(
+        nn.pad(op.concatenate([op.abs(x), nn.relu(x)], 1), AROUND), 3
+    ),
+    "channels last": lambda x: nn.max_pool2d(
+        nn.pad(nn.relu(x), ((0, 0), (1, 1), (1, 1), (0, 0))), 3, strides=2, layout="NHWC"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAX_POOLS)
+def test_borders_that_never_win_become_padding_of_maxima(transformed, operators, name: str):
+    x = var("x", (1, 4, 6, 6))
+    found = operators(transformed(Function((x,), MAX_POOLS[name](x)), FoldPad()))
+    assert found["nn.max_pool"] == 1 and "nn.pad" not in found
+
+
+def test_borders_that_might_win_stay(transformed):
+    x, channels = var("x", (1, 4, 6, 6)), ((0, 0), (1, 1), (0, 0), (0, 0))
+    for y in (
+        nn.max_pool2d(nn.pad(x, AROUND), 3),  # a maximum below zero
+        nn.max_pool2d(nn.pad(x, AROUND, -1e30), 3),
+        nn.max_pool2d(nn.pad(nn.relu(x), AROUND, 1.0), 3),
+        nn.max_pool2d(nn.pad(op.add(nn.relu(x), x), AROUND), 3),
+        nn.max_pool2d(nn.pad(op.clip(x, -1.0, 6.0), AROUND), 3),
+        nn.max_pool2d(nn.pad(nn.relu(x), channels), 3),
+        nn.max_pool2d(nn.pad(nn.relu(x), ((0, 0), (0, 0), (-1, 1), (1, 1))), 3),
+        nn.max_pool2d(nn.pad(nn.relu(x), AROUND), 2),  # windows of zeros alone, of two lines
+        nn.max_pool2d(nn.pad(nn.relu(x), AROUND, pad_mode="reflect"), 3),
+        nn.max_pool2d(nn.pad(nn.relu(x), ((0, 0), (0, 0), (0, 2), (0, 2))), 3, strides=3, ceil_mode=True),
+    ):
+        before = Function((x,), y)
+        assert transformed(before, FoldPad()) is before
+    narrow = var("x", (1, 1, 2, 6))
+    dilated = nn.max_pool2d(nn.pad(nn.relu(narrow), ((0, 0), (0, 0), (2, 2), (0, 0))), (2, 2), dilation=3)
+    before = Function((narrow,), dilated)
+    assert transformed(before, FoldPad()) is before, "taps on both sides of all lines"
+
+
+@pytest.mark.parametrize(("kind", "value"), [("int8", -128), ("uint8", 0)])
+def test_borders_of_integers(transformed, operators, kind: str, value: int):
+    x = var("x", (1, 4, 6, 6), kind)
+    padded = Function((x,), nn.max_pool2d(nn.pad(x, AROUND, value), 3))
+    after = FoldPad()(IRModule({"main": padded}))["main"]
+    assert operators(after) == {"nn.max_pool": 1}
+    array = np.random.default_rng(0).integers(-128 if value else 0, 127, (1, 4, 6, 6)).astype(kind)
+    np.testing.assert_array_equal(evaluate(after, [array]), evaluate(padded, [array]))
+
+
+def test_nan_stays_beside_borders():
+    x = var("x", (1, 1, 4, 4))
+    before = Function((x,), nn.max_pool2d(nn.pad(nn.relu(x), ((0, 0), (0, 0), (1, 1), (1, 1))), 3))
+    after = FoldPad()(IRModule({"main": before}))["main"]
+    assert after is not before
+    array = np.zeros((1, 1, 4, 4), "float32")
+    array[0, 0, 0, 0] = np.nan
+    np.testing.assert_array_equal(evaluate(after, [array]), evaluate(before, [array]))

@@ -53,6 +53,9 @@ def half(x: Expr) -> Expr:
 MASK = np.random.default_rng(0).uniform(-1, 1, (1, 1, S, S)).astype("float32")
 SEEN = np.random.default_rng(1).uniform(size=(1, 1, S, S)) < 0.7
 SEEN[..., 0] = True
+KEPT = SEEN.astype("float32")
+KEPT[..., 2, :] = 0  # one query sees no key: its scores are all the same, whatever the product
+HEAD_SCALE = np.array([0.5, 3.0], "float32").reshape(H, 1, 1)
 
 SPELLINGS = {
     "plain": lambda x: x,
@@ -66,6 +69,24 @@ SPELLINGS = {
     "hidden, then scaled": lambda x: half(op.where(const(SEEN), x, const(-20.0))),
     "limited": lambda x: op.add(op.multiply(op.tanh(op.divide(half(x), const(3.0))), const(3.0)), const(MASK)),
     "biased and hidden": lambda x: op.where(const(SEEN), op.add(x, const(MASK)), const(float("-inf"))),
+    "hidden, then masked": lambda x: op.add(op.where(const(SEEN), half(x), const(LOWEST)), const(MASK)),
+    "a mask subtracted": lambda x: half(op.subtract(x, const(MASK))),
+    "factor, subtracted": lambda x: op.subtract(op.multiply(half(x), const(KEPT)), const(1e4 * (1 - KEPT))),
+    "factor, added": lambda x: op.add(const(-1e10 * (1 - KEPT)), op.multiply(const(KEPT), x)),
+    "factor and scale in one": lambda x: op.subtract(op.multiply(x, const(KEPT / 8)), const(1e4 * (1 - KEPT))),
+    "factor, then scaled": lambda x: half(op.add(op.multiply(x, const(KEPT)), const(KEPT * 50 - 50))),
+    "factor alone": lambda x: op.multiply(x, const(KEPT)),
+    "factor, numbers of any kind": lambda x: op.add(op.multiply(x, const(KEPT)), const(MASK * (1 - KEPT))),
+    "factor, what is seen is shifted": lambda x: op.add(op.multiply(x, const(KEPT)), const(MASK)),
+    "factor, then masked": lambda x: op.add(op.subtract(op.multiply(x, const(KEPT)), const(9 - 9 * KEPT)), const(MASK)),
+    "biased, then factor": lambda x: op.add(op.multiply(op.add(x, const(MASK)), const(KEPT)), const(9 * KEPT - 9)),
+    "biased and hidden in part": lambda x: op.where(const(SEEN), op.add(x, const(MASK)), const(-2.0)),
+    "hidden in part, then masked": lambda x: half(op.add(op.where(const(SEEN), x, const(-2.0)), const(MASK))),
+    "scaled for each head, then masked": lambda x: op.add(op.multiply(half(x), const(HEAD_SCALE)), const(MASK)),
+    "queries and keys exchanged": lambda x: op.add(half(op.transpose(x, (0, 1, 3, 2))), const(MASK)),
+    "biased, hidden and masked": lambda x: op.add(
+        op.where(const(SEEN), op.add(x, const(MASK)), const(LOWEST)), const(MASK[..., :1, :])
+    ),
 }
 
 
@@ -73,6 +94,62 @@ SPELLINGS = {
 def test_spellings(transformed, operators, spelling: str):
     found = operators(transformed(spelled(SPELLINGS[spelling]), RecognizeAttention()))
     assert found["nn.attention"] == 1 and "nn.softmax" not in found and "nn.batch_matmul" not in found
+
+
+def test_factors_of_zeros_and_ones_hide_by_their_number(transformed):
+    after = transformed(spelled(SPELLINGS["factor, subtracted"]), RecognizeAttention())
+    (call,) = [e for e in analysis.evaluation_order(after) if is_call_of(e, "nn.attention")]
+    assert call.op.masked_value == -1e4 and call.args[3].dtype == "bool"
+
+
+FACTORS: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "subtracted": lambda x, m: op.subtract(
+        op.multiply(half(x), m), op.multiply(const(1e4), op.subtract(const(1.0), m))
+    ),
+    "added": lambda x, m: half(op.add(op.multiply(x, m), op.multiply(op.subtract(const(1.0), m), const(-20.0)))),
+    "a mask less one": lambda x, m: op.add(op.multiply(x, m), op.multiply(op.add(m, const(-1.0)), const(1e4))),
+}
+"""Scores under a computed mask of zeros and ones."""
+
+
+@pytest.mark.parametrize("spelling", FACTORS)
+@pytest.mark.parametrize("cut", [False, True])
+def test_computed_factors_of_zeros_and_ones(transformed, operators, spelling: str, cut: bool):
+    limit = var("limit", (B, 1, S + 1, S + 1) if cut else (B, 1, S, S))
+    mask = op.cast(op.greater(limit, const(0.3)), "float32")
+    mask = op.strided_slice(mask, (1, 0), (S + 1, S), axes=(2, 3)) if cut else mask
+    before = spelled(lambda x: FACTORS[spelling](x, mask), lambda w: w, limit)
+    found = operators(transformed(before, EliminateCommonSubexpr(), RecognizeAttention()))
+    assert found["nn.attention"] == 1 and not {"nn.softmax", "nn.batch_matmul", "multiply"} & set(found)
+
+
+def test_factors_before_batch_and_heads_are_told_apart(transformed, operators):
+    for leading in (1, 6):
+        q, k, v = [var(name, (6, S, D)) for name in "qkv"]
+        kept = np.broadcast_to(KEPT[0], (leading, S, S))
+        scores = op.multiply(nn.batch_matmul(q, k, transpose_b=True), const(kept))
+        scores = op.reshape(op.subtract(scores, const(1e4 * (1 - kept))), (2, 3, S, S))
+        weights = op.reshape(nn.softmax(scores, axis=-1), (6, S, S))
+        before = Function((q, k, v), nn.batch_matmul(weights, v, transpose_b=False))
+        found = operators(transformed(before, RecognizeAttention()))
+        assert found["nn.attention"] == 1 and not {"nn.softmax", "nn.batch_matmul"} & set(found)
+
+
+OTHER_MASKS: dict[str, Callable[[Expr], Expr]] = {
+    "a factor of several numbers": lambda x: op.multiply(x, const(MASK)),
+    "selected twice": lambda x: op.where(const(SEEN), op.multiply(x, const(KEPT)), const(-20.0)),
+    "subtracted from": lambda x: op.subtract(const(MASK), x),
+    "limited": lambda x: op.maximum(op.add(x, const(MASK)), const(-1.0)),
+    "biased, then scaled for each head": lambda x: op.multiply(op.add(x, const(MASK)), const(HEAD_SCALE)),
+    "scaled for each query": lambda x: op.multiply(x, const(MASK[..., :1])),
+    "queries and keys exchanged and masked": lambda x: op.transpose(op.add(x, const(MASK)), (0, 1, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("spelling", OTHER_MASKS)
+def test_other_masks_stay(transformed, operators, spelling: str):
+    after = transformed(spelled(OTHER_MASKS[spelling]), RecognizeAttention())
+    assert operators(after)["nn.softmax"] == 1 and "nn.attention" not in operators(after)
 
 
 @pytest.mark.parametrize("hidden", [float("-inf"), LOWEST])

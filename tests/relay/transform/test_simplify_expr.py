@@ -178,3 +178,13 @@ def test_a_diamond_behind_a_view_moves_before_it(transformed, operators):
     view = op.reshape(nn.dense(x, const(np.ones((6, 6), "float32"))), (3, 4))
     found = transformed(Function((x,), op.multiply(nn.relu(view), op.tanh(view))), SimplifyExpr())
     assert found.body.op.name == "reshape" and operators(found)["reshape"] == 1
+
+
+def test_repeating_single_elements_is_a_broadcast(transformed, operators):
+    x = var("x", (2, 1, 3))
+    for y in (op.tile(x, (1, 4, 1)), op.tile(x, (5, 1, 4, 1)), op.concatenate([x, x, x], axis=1)):
+        assert operators(transformed(Function((x,), y), SimplifyExpr())) == {"broadcast_to": 1}
+    other = var("y", (2, 1, 3))
+    for y in (op.tile(x, (2, 1, 1)), op.concatenate([x, x], axis=2), op.concatenate([x, other], axis=1)):
+        before = Function((x, other), y)
+        assert transformed(before, SimplifyExpr()) is before

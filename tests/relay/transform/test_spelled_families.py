@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relay import Expr, Function, Tuple, const, op, var
+from relay import Expr, Function, Tuple, analysis, const, op, var
 from relay.transform import CanonicalizeOps, EliminateCommonSubexpr, RecognizePatterns, SimplifyExpr
+from relay.transform.builders import is_call_of
 
 N = 8
 PASSES = EliminateCommonSubexpr(), CanonicalizeOps(), SimplifyExpr(), RecognizePatterns()
@@ -228,3 +229,80 @@ def test_other_rotations_stay(transformed, operators):
         op.concatenate((a, op.subtract(op.multiply(second, c), op.multiply(first, s))), axis=-1),
     ):
         assert "nn.rotary_embedding" not in operators(transformed(Function((x, c, s), y), *PASSES))
+
+
+def tanh_gelu(x: Expr) -> Expr:
+    inner = op.multiply(const((2 / np.pi) ** 0.5), op.add(x, op.multiply(const(0.044715), op.power(x, const(3.0)))))
+    return op.multiply(op.multiply(const(0.5), x), op.add(const(1.0), op.tanh(inner)))
+
+
+def inside(e: Expr, name: str) -> Expr:
+    """The call of operator `name` in `e`."""
+    (found,) = [c for c in analysis.evaluation_order(e) if is_call_of(c, name)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("costly", "spelled"),
+    [
+        ("erf", ACTIVATIONS["gelu"][1]),
+        ("tanh", gelu_fast),
+        ("tanh", tanh_gelu),
+        ("exp", ACTIVATIONS["sigmoid"][1]),
+        ("sigmoid", lambda x: op.multiply(x, op.sigmoid(x))),
+        ("tanh", lambda x: op.multiply(x, op.tanh(op.nn.softplus(x)))),
+        ("exp", lambda x: op.multiply(x, op.tanh(op.log(op.add(op.exp(x), const(1.0)))))),
+    ],
+)
+def test_activations_stay_whose_inner_value_is_used_elsewhere(transformed, operators, costly: str, spelled):
+    x = var("x", (2, N))
+    y = spelled(x)
+    before = Function((x,), Tuple((y, op.multiply(inside(y, costly), const(3.0)))))
+    found = operators(transformed(before, RecognizePatterns()))
+    assert found[costly] == 1 and not {"nn.gelu", "nn.silu", "nn.mish"} & set(found)
+
+
+def test_activations_of_a_shared_value_are_recognised(transformed, operators):
+    """What they are of may be costly, too, and is computed once."""
+    x = var("x", (2, N))
+    y = op.tanh(x)
+    before = Function((x,), Tuple((op.multiply(y, op.sigmoid(y)), y)))
+    assert operators(transformed(before, RecognizePatterns())) == {"tanh": 1, "nn.silu": 1}
+
+
+@pytest.mark.parametrize("inner", ["mean", "variance", "subtract"])
+def test_norms_beside_other_uses_of_their_parts(transformed, operators, inner: str):
+    """The norm reads x once, as the last of its small operators did; what else is wanted is computed for itself."""
+    x = var("x", (2, 3, N))
+    away = distance(x)
+    variance = op.variance(x, axis=-1, keepdims=True)
+    parts = {"mean": mean(x), "variance": variance, "subtract": away}
+    y = op.add(op.multiply(op.multiply(away, inverse(variance)), GAMMA), BETA)
+    before = Function((x,), Tuple((y, op.sigmoid(parts[inner]))))
+    found = operators(transformed(before, *PASSES))
+    others = {"mean": {"mean": 1}, "variance": {"variance": 1}, "subtract": {"mean": 1, "subtract": 1}}[inner]
+    assert found == {"nn.layer_norm": 1, "sigmoid": 1, **others}
+
+
+def test_scaled_norms_beside_the_norm(transformed, operators):
+    """One norm, whose scale is not taken in."""
+    x = var("x", (2, 3, N))
+    norm = op.multiply(distance(x), inverse(mean(square(distance(x)))))
+    before = Function((x,), Tuple((op.multiply(norm, GAMMA), norm)))
+    assert operators(transformed(before, *PASSES)) == {"nn.layer_norm": 1, "multiply": 1}
+
+
+def test_sums_of_squares_beside_a_norm(transformed, operators):
+    x = var("x", (2, 3, N))
+    squares = summed(square(x))
+    y = op.divide(x, op.maximum(op.sqrt(squares), const(1e-12)))
+    found = operators(transformed(Function((x,), Tuple((y, squares))), *PASSES))
+    assert found == {"nn.l2_normalize": 1, "sum": 1, "multiply": 1}
+
+
+def test_rotary_embedding_beside_other_uses_of_its_parts(transformed, operators):
+    x, c, s = var("x", (1, 2, 5, N)), var("c", (5, N // 2)), var("s", (5, N // 2))
+    first, second = turned(cut(x, 0, 4), cut(x, 4, 8), c, s)
+    before = Function((x, c, s), Tuple((op.concatenate((first, second), axis=-1), op.sigmoid(first))))
+    found = operators(transformed(before, *PASSES))
+    assert found["nn.rotary_embedding"] == 1 and found["concatenate"] == 0

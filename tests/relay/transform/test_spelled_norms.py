@@ -211,3 +211,53 @@ def test_norms_between_transpositions_are_rows_where_channels_are_last(transform
     before = Function((x,), op.nn.conv2d(normal, kernel))
     after = transformed(before, RecognizePatterns(), ConvertLayout(), RecognizePatterns())
     assert operators(after) == {"nn.conv2d": 2, "nn.layer_norm": 1, "transpose": 2}
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 3, 5), (1, 12, 7)])
+def test_group_norm_of_rows_spelled_out(transformed, operators, shape):
+    x = var("x", shape)
+    channels = (12, *[1] * (len(shape) - 2))
+    normal = op.reshape(standardized(op.reshape(x, (shape[0], 4, -1)), (2,), 1e-6), shape)
+    before = Function((x,), op.add(op.multiply(normal, parameter(*channels)), parameter(*channels)))
+    after = transformed(before, RecognizePatterns())
+    assert operators(after) == {"nn.group_norm": 1}
+    assert after.body.op.num_groups == 4 and after.body.op.epsilon == pytest.approx(1e-6)
+
+
+def test_group_norm_of_rows_of_open_sides(transformed, operators):
+    x = var("x", (SizeVar("n"), 12, SizeVar("h"), SizeVar("w")))
+    normal = op.reshape(standardized(op.reshape(x, (x.shape[0], 4, -1)), (2,), 1e-6), x.shape)
+    before = Function((x,), op.multiply(normal, parameter(12, 1, 1)))
+    assert operators(transformed(before, RecognizePatterns())) == {"nn.group_norm": 1}
+
+
+@pytest.mark.parametrize("view", [(2, 12, 15), (4, 6, -1), (2, 60, -1), (2, 3, 5, -1), (2, 9, -1)])
+def test_norms_of_other_rows_are_no_group_norms(transformed, operators, view):
+    x = var("x", (2, 12, 3, 5) if 9 not in view else (2, 6, 3, 5))
+    rows = op.reshape(x, view)
+    before = Function((x,), op.reshape(standardized(rows, (len(rows.shape) - 1,), 1e-6), x.shape))
+    assert "nn.group_norm" not in operators(transformed(before, RecognizePatterns()))
+
+
+def split_norm(x: Expr, groups: int, axes: tuple[int, ...], size: int) -> Expr:
+    """Keras: channels, the last dimension, are split into groups, and scaled and shifted as they are."""
+    normal = standardized(op.reshape(x, (*x.shape[:-1], groups, -1)), axes, 1e-6)
+    scaled = op.add(op.multiply(normal, parameter(1, 1, 1, groups, size)), parameter(groups, 1))
+    return op.reshape(scaled, x.shape)
+
+
+def test_group_norm_of_split_channels(transformed, operators):
+    x = var("x", (2, 3, 5, 12))
+    after = transformed(Function((x,), split_norm(x, 4, (1, 2, 4), 3)), RecognizePatterns())
+    assert operators(after) == {"nn.group_norm": 1}
+    assert (after.body.op.num_groups, after.body.op.axis) == (4, -1)
+
+
+def test_other_norms_of_split_channels_stay(transformed, operators):
+    x = var("x", (2, 3, 5, 12))
+    for axes in ((1, 2), (1, 2, 3), (0, 1, 2, 4), (2, 4)):
+        after = transformed(Function((x,), split_norm(x, 4, axes, 3)), RecognizePatterns())
+        assert "nn.group_norm" not in operators(after)
+    normal = standardized(op.reshape(x, (2, 3, 5, 4, 3)), (1, 2, 4), 1e-6)
+    before = Function((x,), op.multiply(normal, parameter(5, 1, 1)))
+    assert operators(transformed(before, RecognizePatterns())) == {"nn.group_norm": 1, "reshape": 1, "multiply": 1}
