@@ -8,9 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+import backend
 import te
 import topi
 from tests.topi.small_caches import PROCESSORS, lowered, result, stored_by_lines
+from topi.cpu.prefetch import prefetch_next
 
 FEW, MANY = (f"-num-cores=2 -l1-bytes={l1 << 10} -l2-bytes=1048576 -l3-bytes=1048576" for l1 in (32, 48))
 ZEN4 = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4"
@@ -106,6 +108,16 @@ def test_small_images_are_asked_for_an_image_ahead_and_once_more(channels: int, 
     cases = [caches.replace("-l3-bytes=1048576", "-l3-bytes=4194304") for caches in (FEW, MANY)]
     few, many = (asked_in(str(lowered(build(x), [x], caches=caches))) for caches in cases)
     assert sum(many) == 1 and few[-1] == 1 and sum(few) > 1
+
+
+@pytest.mark.parametrize(("rows", "asked"), [(16, True), (15, False)], ids=["as large as the last cache", "smaller"])
+def test_long_rows_are_asked_for_where_no_cache_holds_them(rows: int, asked: bool) -> None:
+    """The next one, while results are stored: one of half of the second-level cache and more only from memory."""
+    x = te.placeholder((rows, 16384), name="x")
+    y = te.compute(x.shape, lambda i, j: x[i, j] + 1.0, name="y")
+    s, target = te.create_schedule(y.op), backend.Target("llvm -l2-bytes=65536 -l3-bytes=1048576")
+    vectors, _ = s[y].split(s[y].op.axis[1], factor=16)
+    assert prefetch_next(s, y, vectors, 16384, 16, target) == asked
 
 
 @pytest.mark.parametrize("side", [64, 65], ids=["whole lines", "begin anywhere"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import te
 from te.tir.substitute import substitute
-from topi.cpu.tiling import is_last_cache_far, waits_for_few_lines
+from topi.cpu.tiling import asks_near, is_last_cache_far, waits_for_few_lines
 from topi.groups import constant_size, extent_of
 from topi.registry import operations_behind
 from topi.tag import is_broadcast
@@ -105,12 +105,12 @@ def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: i
     row, shape, caches = length * out.dtype.nbytes, tuple(out.shape), target.cache_bytes
     if not all(isinstance(d, int) for d in shape) or row < _LEAST_BYTES:
         return False
-    far = constant_size(shape) * out.dtype.nbytes > max(caches)
+    far = exceeds_all_caches(constant_size(shape) * out.dtype.nbytes, target)
     if row > (caches.l3 // _SHARE_OF_LAST if far else caches.l2 // _SHARE_OF_L2):
         return False
     read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
     alike = [t for t in read if tuple(t.shape) == shape and is_streamed(t, 1, target)]
-    near = not waits_for_few_lines(target) or row > caches.l2 // _SHARE_OF_L2
+    near = asks_near(target) or row > caches.l2 // _SHARE_OF_L2
     for tensor in alike:
         prefetch_places(s, out, tensor, vectors, elements_ahead(out.dtype.nbytes, target, length), each, near=near)
     return bool(alike)

@@ -15,9 +15,7 @@ from topi.utils import accumulator_type
 __all__ = ["log_softmax", "softmax"]
 
 
-def _row_stages(
-    x: Tensor, axis: int, power: Callable[[PrimExpr], PrimExpr]
-) -> tuple[Tensor, Tensor, Tensor]:
+def _row_stages(x: Tensor, axis: int, power: Callable[[PrimExpr], PrimExpr]) -> tuple[Tensor, Tensor, Tensor]:
     """The largest number of each row along `axis`, power(x - largest), and its sum (rows: the other dimensions).
 
     A NaN need not be the largest: it makes the sum NaN whatever is subtracted. Narrow numbers are converted first:

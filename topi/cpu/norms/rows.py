@@ -24,7 +24,7 @@ from topi.cpu.norms.turned_rows import TurnedRows
 from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
 from topi.cpu.reductions.reduction import vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
-from topi.cpu.tiling import vector_lanes, waits_for_few_lines
+from topi.cpu.tiling import asks_near, vector_lanes
 from topi.exponential_sums import ExponentialSums
 from topi.groups import constant_size, extent_of
 from topi.moments import Moments
@@ -216,7 +216,7 @@ def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, tar
     of_guess = [] if sums is None else [*_vectorize_sums(s, sums, vector_lanes(target)), sums]
     busy, length = (*of_guess, *of_sum, parts.sum_of_part)[0], constant_size([*parts.sizes.values()])
     for tensor in [t for t in inputs_of(busy.op) if constant_size(t.shape) == constant_size(x.shape)]:
-        s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length, near=not waits_for_few_lines(target))
+        s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length, near=asks_near(target))
     return s
 
 
