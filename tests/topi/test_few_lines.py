@@ -136,6 +136,14 @@ def test_lines_that_share_sets_are_turned_into_longer_pieces() -> None:
     assert [int(found[1]) for found in sizes if found] == [5 * 16 * 16, 3 * 16 * 16]
 
 
+@pytest.mark.parametrize(("length", "few"), [(1001, {2}), (700, set()), (1024, set())])
+def test_norms_ask_for_rows_whose_ends_are_stored_apart(length: int, few: set[int]) -> None:
+    """Rows of whole lines, and those that are stored the usual way, come by themselves."""
+    ones = te.compute((length,), lambda i: te.const(1.0, "float32"), name="ones", tag="elemwise")
+    norm = lambda x: topi.nn.rms_norm(x, ones, 1, 1e-5)  # noqa: E731
+    assert asked(norm, (900, length), FEW) == few
+
+
 @pytest.mark.parametrize("scale", [1.0, 300.0], ids=["guessed", "not to be trusted"])
 def test_softmax_across_memory_needs_no_largest_number(scale: float) -> None:
     data = scale * np.random.default_rng(0).standard_normal((44, 7003), dtype=np.float32)

@@ -78,16 +78,17 @@ def rows_ahead(nbytes: int) -> int:
 
 def prefetch_rows(
     s: te.Schedule, stage: te.Tensor, loop: te.IterVar, elements: int, length: int, target: Target, *,
-    once: bool = False, powers: bool = False,
+    once: bool = False, always: bool = False,
 ) -> None:  # fmt: skip
     """Ask in each iteration of `loop` for what it reads of inputs of so many elements, rows of `length` further on.
 
     Those that it reads through elementwise operations, which are inlined, too. What is read `once` need not be a whole
     row ahead: within the page, where memory is far. A core that waits for few lines comes far enough ahead by itself,
-    and loses by asking, but where `powers` of e are computed: for these it asks the second-level cache.
+    and loses by asking, unless it is to ask `always`: where powers of e are computed, or each row has two ends that are
+    read before they are written. It asks the second-level cache then.
     """
     few = waits_for_few_lines(target)
-    if few and not powers:
+    if few and not always:
         return
     within_page = once and is_last_cache_far(target)
     for tensor in inputs_of(s[stage].op):

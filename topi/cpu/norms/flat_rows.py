@@ -106,7 +106,7 @@ class LineOfRows:
         shape, elements = powers.shape, self.count * self.length
         if not along:
             vectors = vectorize_elements(s, powers, column, self.length, self.lanes)
-            prefetch_rows(s, powers, vectors, constant_size(shape), elements, self.target, powers=True)
+            prefetch_rows(s, powers, vectors, constant_size(shape), elements, self.target, always=True)
             return
         vectors = vectorize_elements(s, powers, s[powers].fuse(row, column), elements, self.lanes)
         each, near = elements_at_once(elements, self.lanes), asks_near(self.target)

@@ -391,7 +391,7 @@ def pass_along(
     if partials:
         once = guess is not None or len(passes) == 1
         loop, elements = s[partials[0]].op.reduce_axis[0], rows * length
-        prefetch_rows(s, partials[0], loop, elements, length, target, once=once, powers=guess is not None)
+        prefetch_rows(s, partials[0], loop, elements, length, target, once=once, always=guess is not None)
 
 
 def pass_across(
