@@ -211,6 +211,7 @@ class _Written:
     ) -> None:  # fmt: skip
         self.s, self.out, self.line, self.target = s, out, line, target
         self.alone, self.is_first = len(outs) == 1, out.op is outs[0].op
+        self.by_one = all(other.op is out.op for other in outs)
         ops = [op for op in operations_behind(outs) if is_injective(op)]
         least, cost = _least_bytes(out, ops), element_cost(ops)
         self.lanes = vector_lanes(target, max([least, *[t.dtype.nbytes for t in out.op.outputs]]))
@@ -232,7 +233,7 @@ class _Written:
         in_place, together = self.strided is None and self.rows is None and not self.flat, 0
         if in_place and self.repeats:
             together = lines_of_vectors(out)
-        elif in_place and self.alone and self.line is None and places_are_known(out):
+        elif in_place and self.by_one and self.line is None and places_are_known(out):
             together = lines_of_vectors(out, least=FEWEST_LINES)
         if self.tiles is not None:
             loops = self.tiles.apply(s)
