@@ -80,7 +80,9 @@ class CLikeGenerator(Visitor[Any]):
         "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan",
         "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "floor", "ceil", "trunc", "fabs", "pow", "atan2",
         "fmod", "fma",
-    )} | {"round": "rint", "exp_nonpositive": "exp", "log1p_fraction": "log1p"}  # fmt: skip
+    )} | {
+        "round": "rint", "exp_nonpositive": "exp", "fast_exp_nonpositive": "exp", "log1p_fraction": "log1p",
+    }  # fmt: skip
     """Intrinsics that are functions of the language, float32's with an "f" at the end of the name."""
     operators: ClassVar[dict[str, str]] = {
         "shift_left": "<<", "shift_right": ">>", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",

@@ -36,6 +36,7 @@ __all__ = [
     "exp2",
     "exp_nonpositive",
     "expm1",
+    "fast_exp_nonpositive",
     "fast_rsqrt",
     "floor",
     "fma",
@@ -82,6 +83,7 @@ def _unary(op: str, doc: str) -> Callable[[Any], PrimExpr]:
 
 exp = _unary("exp", "e to the power x")
 exp_nonpositive = _unary("exp_nonpositive", "e to the power x, which is known to be negative, or at most 64 (or NaN)")
+fast_exp_nonpositive = _unary("fast_exp_nonpositive", "exp_nonpositive to 15 digits")
 exp2 = _unary("exp2", "2 to the power x")
 expm1 = _unary("expm1", "exp(x) - 1, exact near 0")
 log = _unary("log", "Natural logarithm.")
@@ -91,7 +93,7 @@ log1p = _unary("log1p", "log(1 + x), exact near 0")
 log1p_fraction = _unary("log1p_fraction", "log(1 + x) of x, which is known to be within [0, 1] (or NaN)")
 sqrt = _unary("sqrt", "Square root.")
 rsqrt = _unary("rsqrt", "1 / sqrt(x)")
-normal_tail = _unary("normal_tail", "1 - Phi(x) of x >= 0 (or NaN), Phi the normal distribution, to 12 digits")
+normal_tail = _unary("normal_tail", "1 - Phi(x) of x >= 0 (or NaN), Phi the normal distribution, to 13 digits")
 fast_rsqrt = _unary("fast_rsqrt", "1 / sqrt(x) of positive normal x, off by up to 3 ulp: an estimate, improved")
 sin = _unary("sin", "Sine of radians.")
 cos = _unary("cos", "Cosine of radians.")

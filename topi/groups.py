@@ -11,7 +11,7 @@ from te.ir import post_order
 from te.tir import Dim, Var, as_int, convert
 from te.tir.substitute import substitute
 from topi.registry import operations_behind
-from topi.tag import BROADCAST, ELEMWISE, is_broadcast
+from topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PAD
 from topi.tag import is_injective as has_injective_tag
 
 __all__ = ["constant_size", "extent_of", "in_one_loop", "inline_injective", "is_injective", "likely_extent"]
@@ -33,12 +33,13 @@ def inline_injective(s: te.Schedule, outs: Sequence[te.Tensor], keep: Sequence[t
 
 
 def in_one_loop(outs: Sequence[te.Tensor]) -> list[te.Tensor]:
-    """The results as those of one operation, which one loop computes, where all are elementwise and of one shape."""
+    """The results as those of one operation, which one loop computes, where all are injective and of one shape."""
     operations = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
-    elementwise = all(is_broadcast(op.tag) and not op.reduce_axis for op in operations)
-    if len({id(out.op) for out in outs}) < 2 or not elementwise or any(out.shape != outs[0].shape for out in outs):
+    alike = all(map(is_injective, operations)) and all(out.shape == outs[0].shape for out in outs)
+    if len({id(out.op) for out in outs}) < 2 or not alike:
         return list(outs)
-    tag = BROADCAST if any(op.tag == BROADCAST for op in operations) else ELEMWISE
+    tags = {op.tag for op in operations}
+    tag = next((tag for tag in (PAD, INJECTIVE, BROADCAST) if tag in tags), ELEMWISE)
     return list(te.compute(outs[0].shape, lambda *i: tuple([out(*i) for out in outs]), name="together", tag=tag))
 
 

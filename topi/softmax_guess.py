@@ -11,7 +11,7 @@ from typing import Any
 
 import te
 from te import Tensor
-from te.tir import PrimExpr, Reduce, call_intrin, convert
+from te.tir import Call, PrimExpr, Reduce, call_intrin, convert
 from te.tir.substitute import substitute
 from topi.groups import extent_of
 from topi.registry import operations_behind
@@ -68,14 +68,20 @@ def element_of(largest: te.Operation, axis: int) -> Callable[..., PrimExpr]:
     return element
 
 
-def power_of(element: PrimExpr) -> PrimExpr:
-    """e to an element; of one so large that it can't be trusted, less."""
-    return te.exp_nonpositive(te.min(element, _MOST_EXPONENT))
+def power_of(element: PrimExpr, like: Tensor | None = None) -> PrimExpr:
+    """e to an element; of one so large that it can't be trusted, less. To as many digits as powers `like` these."""
+    limited = te.min(element, _MOST_EXPONENT)
+    if like is None:
+        return te.exp_nonpositive(limited)
+    assert isinstance(like.op, te.ComputeOp)
+    (power,) = like.op.body
+    assert isinstance(power, Call)
+    return call_intrin(limited.dtype, power.op, limited)
 
 
 def powers_of(element: Callable[..., PrimExpr], exact: Tensor) -> Tensor:
     """Powers of elements in the place of those of distances."""
-    return te.compute(exact.shape, lambda *i: power_of(element(*i)), name="softmax_power")
+    return te.compute(exact.shape, lambda *i: power_of(element(*i), exact), name="softmax_power")
 
 
 def sums_of(power: Callable[..., PrimExpr], exact: Tensor, total: Tensor) -> Tensor:

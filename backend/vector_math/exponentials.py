@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from backend.vector_math.builder import Builder
+from te.dtype import dtype
 from te.tir import Max, Min, PrimExpr, Select, Var
 
 _EXP_OF_EIGHTH = (1.0, 0.5000645518302917, 0.16666898131370544)
@@ -20,9 +22,10 @@ _HALF_REACH, _BRAIN_REACH = (-18.0, 12.0, 1.0), (-100.0, 100.0, 0.5)
 # (sinh(r) / r - 1) / r^2 and (cosh(r) - 1) / r^2 in r^2, to ln(2)/2
 _SINH = (0.1666666716337204, 0.00833317544311285, 0.00019974095630459487)
 _COSH = (0.5, 0.041666459292173386, 0.0013935428578406572)
-_NORMAL_TAIL = (1.0218938589096069, 0.025519818067550659, 0.010405473411083221, 0.0014721794985234737,
-                -9.5225099357776344e-05, 2.1486130208359100e-05)  # fmt: skip
-"""Phi(-x)^(-1/32), Phi the normal distribution, for 0 <= x <= 5.6, by powers of x."""
+_NORMAL_TAIL = (0.97856927, -0.02436544, -0.0094937114, -0.00084166584, 0.0002330107, -1.1293144e-05)
+"""Phi(-x)^(1/32), Phi the normal distribution, for 0 <= x <= 6.5, by powers of x; it falls to a root at 11.26."""
+_NORMAL_TAIL_REACH = 11.0
+"""From there on the 32nd power is 0 in float32."""
 # erf(x) = x P(x^2) / Q(x^2) to 4, beyond which it is 1
 _ERF_P = (1.2824761867523193, 0.21997691690921783, 0.060353368520736694, 0.004413599148392677, 0.000323411455610767,
           2.2579288270208053e-06)  # fmt: skip
@@ -52,6 +55,11 @@ def exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
     t, r = b.reduce_exp(x, f.bias)
     power = b.let(b.power_of_two(t), "power")
     return b.grown_expm1(power, r, power)
+
+
+def fast_exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
+    """The same to 15 digits, as if it were rounded to float16."""
+    return exp_nonpositive(replace(b, rounded=dtype("float16")), x)
 
 
 def _exp_by_eighths(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -128,12 +136,12 @@ def erf(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def normal_tail(b: Builder, x: PrimExpr) -> PrimExpr:
-    """Phi(-x), to 12 digits: one over a root of it is close to a polynomial (Abramowitz and Stegun, 7.1.28)."""
-    root: PrimExpr = b.polynomial(x, _NORMAL_TAIL)
+    """Phi(-x), to 13 digits: a root of it is close to a polynomial (so is one over it: Abramowitz, Stegun, 7.1.28)."""
+    root = b.polynomial(b.let(Min(x, b.const(_NORMAL_TAIL_REACH)), "x"), _NORMAL_TAIL)
     for _ in range(5):
         root = b.let(root, "root")
         root = root * root
-    return b.unary("fast_reciprocal", root)
+    return root
 
 
 def _half_exp(b: Builder, size: PrimExpr) -> PrimExpr:

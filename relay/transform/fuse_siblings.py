@@ -1,8 +1,9 @@
-"""FuseSiblings: elementwise kernels that read the same large tensor become one, with a result for each.
+"""FuseSiblings: kernels that read the same large tensor become one, with a result for each.
 
 Fusion by post-dominators leaves apart what has no common reader: the sine and the cosine of one tensor, two gates, a
 tensor in two other types. Each kernel would read the tensor anew; one loop reads it once and stores all results. It
-goes over the elements of one shape, which all results have and of which each needs the element at hand alone.
+goes over the elements of one shape, which all results have and of which each needs the element at hand alone; or, of
+parts of lines that are shorter than cache lines (a tensor split along its last axis), the same row.
 
 None may need another's result, however indirectly, or the call would wait for itself. So what each call needs is known
 as a set, and kernels that became one need what any of them does.
@@ -18,6 +19,7 @@ from backend.target import Target
 from relay.analysis import evaluation_order, outer_operands, outer_order
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.op.base import OpDef, OpPattern
+from relay.op.transform import StridedSlice
 from relay.sizes import likely, product
 from relay.transform.function_pass import FunctionPass
 from relay.type import TensorType, shapes_equal
@@ -25,6 +27,7 @@ from te.ir import PassContext
 
 __all__ = ["FuseSiblings"]
 
+_LINE_BYTES = 64
 _MOST_TENSORS = 8
 """Tensors that one loop reads and writes, at most: as many as the ways of small first-level caches, since tensors of
 one size tend to begin at the same place in a page."""
@@ -62,12 +65,13 @@ class _Siblings:
                 self._group(family)
 
     def _families(self, larger_than: int) -> list[list[int]]:
-        """The elementwise calls that read the same large tensor, where there are several."""
+        """The calls that read the same large tensor, all of it or the same rows, where there are several."""
         readers: dict[int, list[int]] = {}
         for i, e in enumerate(self.nodes):
-            if _is_elementwise(e):
+            if _is_elementwise(e) or _is_part_of_lines(e):
                 for arg in {id(a): a for a in e.args}.values():
-                    if shapes_equal(arg.shape, e.shape) and _nbytes(arg.tensor_type) > larger_than:
+                    reads = _is_part_of_lines(e) or shapes_equal(arg.shape, e.shape)
+                    if reads and _nbytes(arg.tensor_type) > larger_than:
                         readers.setdefault(id(arg), []).append(i)
         return [found for found in readers.values() if len(found) > 1]
 
@@ -134,6 +138,21 @@ def _is_elementwise(e: Expr) -> TypeGuard[Call]:
         return False
     inside = evaluation_order(e.op.body)
     return all(isinstance(x, Var | Constant) or (isinstance(x, Call) and _follows(x)) for x in inside)
+
+
+def _is_part_of_lines(e: Expr) -> TypeGuard[Call]:
+    """Is it a call of a fused function that takes some columns, of less than a cache line, of each row of a tensor?
+
+    Each cache line of the tensor has elements of several such parts.
+    """
+    if not isinstance(e, Call) or not isinstance(e.op, Function) or not isinstance(e.ty, TensorType):
+        return False
+    body, sizes = e.op.body, e.shape
+    if not isinstance(body, Call) or not isinstance(body.op, StridedSlice) or not isinstance(body.args[0], Var):
+        return False
+    whole = body.args[0].shape
+    narrow = len(sizes) > 1 and isinstance(sizes[-1], int) and 0 < sizes[-1] * e.ty.dtype.nbytes < _LINE_BYTES
+    return narrow and shapes_equal(whole[:-1], sizes[:-1]) and not shapes_equal(whole[-1:], sizes[-1:])
 
 
 def _follows(call: Call) -> bool:

@@ -86,12 +86,13 @@ for _name, _reference in {
     intrinsic(_name, 1, _reference)
 
 intrinsic("exp_nonpositive", 1, np.exp, doc="e^x of x <= 64 or NaN, for less than \"exp\"; of others anything")
+intrinsic("fast_exp_nonpositive", 1, np.exp, doc="\"exp_nonpositive\" to 15 digits")
 intrinsic("log1p_fraction", 1, np.log1p,
           doc="log(1 + x) of 0 <= x <= 1 or NaN, for less than \"log1p\"; of others anything")  # fmt: skip
 intrinsic("fast_rsqrt", 1, _rsqrt, doc="1 / sqrt(x) of positive normal x, off by up to 3 ulp; of others anything")
 intrinsic("fast_reciprocal", 1, lambda x: 1 / x, doc="1 / x, 14 digits of it; of infinity 0")
 intrinsic("normal_tail", 1, np.vectorize(lambda x: erfc(x * sqrt(0.5)) / 2, otypes=[float]),
-          doc="1 - Phi(x), Phi the normal distribution, of x >= 0 or NaN, to 12 digits, 9 next to 1e-8")  # fmt: skip
+          doc="1 - Phi(x), Phi the normal distribution, of x >= 0 or NaN, to 13 digits, 10 next to 1e-8")  # fmt: skip
 intrinsic("round", 1, np.round, doc="to nearest, ties to even")
 intrinsic("pow", 2, np.power)
 intrinsic("atan2", 2, np.arctan2)

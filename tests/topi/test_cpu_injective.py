@@ -157,8 +157,9 @@ def test_what_only_moves_is_moved_by_vectors_of_its_own_type() -> None:
 
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("kind", ["uint8", "float16", "float32"])
-def test_narrow_results_that_leave_the_caches_are_whole_lines(kind: str, processor: str) -> None:
-    """Only these are stored past the caches; what caches hold has shorter vectors."""
+@pytest.mark.parametrize("share", [1, 2], ids=["the last cache", "half of it"])
+def test_narrow_results_that_leave_the_caches_are_whole_lines(share: int, kind: str, processor: str) -> None:
+    """Only these, as large as half of the last cache, are stored past it; what caches hold has shorter vectors."""
     x, a = values(4099)
     out, nbytes = topi.cast(topi.abs(x), kind), np.dtype(kind).itemsize
 
@@ -167,7 +168,7 @@ def test_narrow_results_that_leave_the_caches_are_whole_lines(kind: str, process
         stores = [s for s in collect(function.body, BufferStore) if s.buffer.data in function.params]
         return max(s.indices[-1].dtype.lanes for s in stores) * nbytes
 
-    small = f"-l3-bytes={4099 * nbytes}"
+    small = f"-l3-bytes={share * 4099 * nbytes}"
     assert stored(small) % 64 == 0
     assert kind != "uint8" or stored("-l3-bytes=33554432") < 64
     np.testing.assert_array_equal(result(out, [x], [a], caches=small), a.astype("i8").astype(kind))

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+import backend
 import te
 import topi
 from tests.topi.small_caches import PROCESSORS, lowered, result, stored_by_lines
+from topi.cpu.prefetch import prefetch_next
 
 FEW, MANY = (f"-num-cores=2 -l1-bytes={l1 << 10} -l2-bytes=1048576 -l3-bytes=1048576" for l1 in (32, 48))
 ZEN4 = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4"
@@ -108,6 +110,16 @@ def test_small_images_are_asked_for_an_image_ahead_and_once_more(channels: int, 
     assert sum(many) == 1 and few[-1] == 1 and sum(few) > 1
 
 
+@pytest.mark.parametrize(("rows", "asked"), [(16, True), (15, False)], ids=["as large as the last cache", "smaller"])
+def test_long_rows_are_asked_for_where_no_cache_holds_them(rows: int, asked: bool) -> None:
+    """The next one, while results are stored: one of half of the second-level cache and more only from memory."""
+    x = te.placeholder((rows, 16384), name="x")
+    y = te.compute(x.shape, lambda i, j: x[i, j] + 1.0, name="y")
+    s, target = te.create_schedule(y.op), backend.Target("llvm -l2-bytes=65536 -l3-bytes=1048576")
+    vectors, _ = s[y].split(s[y].op.axis[1], factor=16)
+    assert prefetch_next(s, y, vectors, 16384, 16, target) == asked
+
+
 @pytest.mark.parametrize("side", [64, 65], ids=["whole lines", "begin anywhere"])
 def test_channels_of_planes_ask_for_few_lines_in_a_row(side: int) -> None:
     shape, build = planes(96, side)
@@ -122,6 +134,14 @@ def test_lines_that_share_sets_are_turned_into_longer_pieces() -> None:
     out = topi.transpose(x, (1, 0))
     sizes = [re.search(r"x\.local = allocate\(\[(\d+)\]", str(lowered(out, [x], caches=c))) for c in (FEW, MANY)]
     assert [int(found[1]) for found in sizes if found] == [5 * 16 * 16, 3 * 16 * 16]
+
+
+@pytest.mark.parametrize(("length", "few"), [(1001, {2}), (700, set()), (1024, set())])
+def test_norms_ask_for_rows_whose_ends_are_stored_apart(length: int, few: set[int]) -> None:
+    """Rows of whole lines, and those that are stored the usual way, come by themselves."""
+    ones = te.compute((length,), lambda i: te.const(1.0, "float32"), name="ones", tag="elemwise")
+    norm = lambda x: topi.nn.rms_norm(x, ones, 1, 1e-5)  # noqa: E731
+    assert asked(norm, (900, length), FEW) == few
 
 
 @pytest.mark.parametrize("scale", [1.0, 300.0], ids=["guessed", "not to be trusted"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import te
 from te.tir.substitute import substitute
-from topi.cpu.tiling import is_last_cache_far, waits_for_few_lines
+from topi.cpu.tiling import asks_near, is_last_cache_far, waits_for_few_lines
 from topi.groups import constant_size, extent_of
 from topi.registry import operations_behind
 from topi.tag import is_broadcast
@@ -78,16 +78,17 @@ def rows_ahead(nbytes: int) -> int:
 
 def prefetch_rows(
     s: te.Schedule, stage: te.Tensor, loop: te.IterVar, elements: int, length: int, target: Target, *,
-    once: bool = False, powers: bool = False,
+    once: bool = False, always: bool = False,
 ) -> None:  # fmt: skip
     """Ask in each iteration of `loop` for what it reads of inputs of so many elements, rows of `length` further on.
 
     Those that it reads through elementwise operations, which are inlined, too. What is read `once` need not be a whole
     row ahead: within the page, where memory is far. A core that waits for few lines comes far enough ahead by itself,
-    and loses by asking, but where `powers` of e are computed: for these it asks the second-level cache.
+    and loses by asking, unless it is to ask `always`: where powers of e are computed, or each row has two ends that are
+    read before they are written. It asks the second-level cache then.
     """
     few = waits_for_few_lines(target)
-    if few and not powers:
+    if few and not always:
         return
     within_page = once and is_last_cache_far(target)
     for tensor in inputs_of(s[stage].op):
@@ -105,12 +106,12 @@ def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: i
     row, shape, caches = length * out.dtype.nbytes, tuple(out.shape), target.cache_bytes
     if not all(isinstance(d, int) for d in shape) or row < _LEAST_BYTES:
         return False
-    far = constant_size(shape) * out.dtype.nbytes > max(caches)
+    far = exceeds_all_caches(constant_size(shape) * out.dtype.nbytes, target)
     if row > (caches.l3 // _SHARE_OF_LAST if far else caches.l2 // _SHARE_OF_L2):
         return False
     read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
     alike = [t for t in read if tuple(t.shape) == shape and is_streamed(t, 1, target)]
-    near = not waits_for_few_lines(target) or row > caches.l2 // _SHARE_OF_L2
+    near = asks_near(target) or row > caches.l2 // _SHARE_OF_L2
     for tensor in alike:
         prefetch_places(s, out, tensor, vectors, elements_ahead(out.dtype.nbytes, target, length), each, near=near)
     return bool(alike)

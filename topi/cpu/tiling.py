@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CACHE_BYTES_PER_CYCLE", "CORES_OF_MEMORY", "LINE_ELEMENTS", "MEMORY_BYTES_PER_CYCLE", "SET_ELEMENTS",
-    "RegisterTile", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns", "group_panel",
-    "has_byte_products", "has_few_registers", "has_matrix_unit", "is_last_cache_far", "largest_share", "matrix_panel",
-    "packed_columns", "parallel_worthwhile", "product_cycles", "reads_in_place", "reads_transposed", "score_fill",
-    "shares_evenly", "spare_registers", "threads_worthwhile", "tile_cycles", "tile_rows", "vector_lanes",
+    "RegisterTile", "asks_near", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns",
+    "group_panel", "has_byte_products", "has_few_registers", "has_matrix_unit", "is_last_cache_far", "largest_share",
+    "matrix_panel", "packed_columns", "parallel_worthwhile", "product_cycles", "reads_in_place", "reads_transposed",
+    "score_fill", "shares_evenly", "spare_registers", "threads_worthwhile", "tile_cycles", "tile_rows", "vector_lanes",
     "waits_for_few_lines",
 ]  # fmt: skip
 
@@ -145,6 +145,11 @@ def waits_for_few_lines(target: Target) -> bool:
     to be asked for.
     """
     return target.cache_bytes.l1 == _L1_BYTES_OF_FEW_LINES and "neon" not in target.features
+
+
+def asks_near(target: Target) -> bool:
+    """Does what a core asks for ahead go to its first-level cache, where nothing speaks for the second?"""
+    return not waits_for_few_lines(target)
 
 
 _FEW_REGISTERS = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import te
@@ -15,8 +15,8 @@ from topi.utils import accumulator_type
 __all__ = ["log_softmax", "softmax"]
 
 
-def _row_stages(x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest number of each row along `axis`, exp(x - largest), and its sum (rows: the other dimensions).
+def _row_stages(x: Tensor, axis: int, power: Callable[[PrimExpr], PrimExpr]) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest number of each row along `axis`, power(x - largest), and its sum (rows: the other dimensions).
 
     A NaN need not be the largest: it makes the sum NaN whatever is subtracted. Narrow numbers are converted first:
     processors that can't compare them would convert the largest so far, too, each time.
@@ -33,7 +33,7 @@ def _row_stages(x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
     )
     scaled = te.compute(
         x.shape,
-        lambda *i: te.exp_nonpositive(te.cast(wide, x(*i)) - largest(*_row(i, axis))),
+        lambda *i: power(te.cast(wide, x(*i)) - largest(*_row(i, axis))),
         name="softmax_exp",
         tag="softmax_exp",
     )
@@ -48,8 +48,12 @@ def _row(i: Sequence[Any], axis: int) -> tuple[Any, ...]:
 
 
 def softmax(x: Tensor, axis: int) -> Tensor:
-    """exp(x - max) / sum along `axis`; stages "softmax_max", "softmax_exp", "softmax_sum", "softmax_scale"."""
-    _, scaled, total = _row_stages(x, axis)
+    """exp(x - max) / sum along `axis`; stages "softmax_max", "softmax_exp", "softmax_sum", "softmax_scale".
+
+    Of 16-bit floats, to which quotients are rounded, powers need as few digits.
+    """
+    power = te.exp_nonpositive if x.dtype.bits > 16 else te.fast_exp_nonpositive
+    _, scaled, total = _row_stages(x, axis, power)
     inverse = te.compute(total.shape, lambda *i: 1 / total(*i), name="softmax_scale", tag=ELEMWISE)
 
     def body(*i: Any) -> PrimExpr:
@@ -60,7 +64,7 @@ def softmax(x: Tensor, axis: int) -> Tensor:
 
 def log_softmax(x: Tensor, axis: int) -> Tensor:
     """x - max - log(sum(exp(x - max))) along `axis`."""
-    largest, _, total = _row_stages(x, axis)
+    largest, _, total = _row_stages(x, axis, te.exp_nonpositive)
     wide = total.dtype
     logarithm = te.compute(total.shape, lambda *i: te.log(total(*i)), name="softmax_log", tag=ELEMWISE)
 

@@ -13,6 +13,7 @@ from relay.build.lower import Workload, lower
 from relay.expr import Call, Expr, Function, Tuple, TupleGetItem, Var, const, var
 from relay.interpreter import evaluate
 from relay.op import nn
+from relay.transform.canonicalize_ops import CanonicalizeOps
 from relay.transform.fuse_ops import FuseOps
 from relay.transform.fuse_siblings import FuseSiblings
 from relay.transform.pipeline import default_pipeline
@@ -72,6 +73,36 @@ def test_chains_share_what_they_read_and_give_it_once():
     fused = fuse(*outputs, params=[x, y, row])
     assert results(fused) == [3]
     assert {a.name for a in calls(fused)[0].args} == {"x", "y", "row"}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("columns", "parts", "kernels"),
+    [(9, 3, [3]), (20, 2, [2]), (3, 3, [3]), (32, 2, [1, 1]), (9, [2, 5], [1, 1, 1]), (9, [3, 6], [3])],
+    ids=["three", "two", "single columns", "whole cache lines", "other shapes", "places of cuts"],
+)
+def test_parts_of_lines_are_one_call(columns: int, parts: int | list[int], kernels: list[int]) -> None:
+    """Each of their cache lines has elements of several parts."""
+    x = var("x", (300, columns))
+    pieces = relay.split(x, parts if isinstance(parts, int) else tuple(parts), axis=1)
+    body = IRModule({"main": Function((x,), Tuple(tuple(pieces)))})
+    fused = FuseSiblings(TARGET)(FuseOps()(CanonicalizeOps()(body)))["main"]
+    assert results(fused) == kernels
+    assert check(*pieces, params=[x]) == len(kernels)
+
+
+@pytest.mark.parametrize("target", ["llvm -l2-bytes=4096 -l3-bytes=4096", "llvm -mcpu=haswell"])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "float16", "float64"])
+@pytest.mark.parametrize(("shape", "parts"), [((4099, 9), 3), ((2, 1201, 6), 2), ((1031, 28), 4), ((997, 4), 4)])
+def test_parts_of_lines_are_what_numpy_splits(shape: tuple[int, ...], parts: int, dtype: str, target: str) -> None:
+    x = var("x", shape, dtype)
+    assert check(*relay.split(x, parts, axis=-1), params=[x], target=f"{target} -l1-bytes=1024") == 1
+
+
+def test_a_part_that_another_needs_is_left_alone() -> None:
+    x, y = var("x", (300, 6)), var("y", (300, 3))
+    first, second = relay.split(x, 2, axis=1)
+    outputs = relay.cumsum(first, axis=0), relay.add(second, relay.cumsum(relay.multiply(first, y), axis=0))
+    check(*outputs, params=[x, y])
 
 
 def test_what_the_first_cache_holds_is_left_alone():

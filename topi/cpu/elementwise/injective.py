@@ -19,7 +19,7 @@ from topi.cpu.elementwise.packed_rows import PackedRows
 from topi.cpu.elementwise.short_lines import FEWEST_LINES, lines_of_vectors, places_are_known, vectorize_lines
 from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, prefetch_elements
 from topi.cpu.register_transpose import block_of, vectors_turned
-from topi.cpu.tiling import vector_lanes, waits_for_few_lines
+from topi.cpu.tiling import asks_near, vector_lanes
 from topi.cpu.turns.permuted_tiles import PermutedTiles
 from topi.cpu.turns.transpose import strided_axis, tile_by_lines, tile_strided, tile_turned, turnable
 from topi.cpu.turns.turn import Turn
@@ -107,7 +107,7 @@ def _is_long(out: te.Tensor, extent: te.Dim, lanes: int, target: Target) -> bool
 
 def _may_leave_caches(out: te.Tensor, target: Target) -> bool:
     """May it be stored past the caches, which takes whole lines (see `backend.llvm.codegen.streaming`)?"""
-    return 0 < target.cache_bytes.l3 < 2 * constant_size(out.shape) * out.dtype.nbytes
+    return 0 < target.cache_bytes.l3 <= 2 * constant_size(out.shape) * out.dtype.nbytes
 
 
 def _turn(out: te.Tensor, strided: int, target: Target) -> Turn | None:
@@ -127,7 +127,7 @@ def _turn(out: te.Tensor, strided: int, target: Target) -> Turn | None:
         return all(length <= d for d, length in needed if isinstance(d, int))
 
     fitting = [lanes for lanes in vectors_turned(target, found[0].dtype) if fits(lanes)]
-    return Turn(out, strided, *found, fitting[0], not waits_for_few_lines(target)) if fitting else None
+    return Turn(out, strided, *found, fitting[0], asks_near(target)) if fitting else None
 
 
 def _period(out: te.Tensor, lanes: int) -> int | None:
@@ -211,6 +211,7 @@ class _Written:
     ) -> None:  # fmt: skip
         self.s, self.out, self.line, self.target = s, out, line, target
         self.alone, self.is_first = len(outs) == 1, out.op is outs[0].op
+        self.by_one = all(other.op is out.op for other in outs)
         ops = [op for op in operations_behind(outs) if is_injective(op)]
         least, cost = _least_bytes(out, ops), element_cost(ops)
         self.lanes = vector_lanes(target, max([least, *[t.dtype.nbytes for t in out.op.outputs]]))
@@ -232,7 +233,7 @@ class _Written:
         in_place, together = self.strided is None and self.rows is None and not self.flat, 0
         if in_place and self.repeats:
             together = lines_of_vectors(out)
-        elif in_place and self.alone and self.line is None and places_are_known(out):
+        elif in_place and self.by_one and self.line is None and places_are_known(out):
             together = lines_of_vectors(out, least=FEWEST_LINES)
         if self.tiles is not None:
             loops = self.tiles.apply(s)

@@ -20,7 +20,7 @@ from topi.cpu.prefetch import (
     prefetch_places,
     prefetch_rows,
 )
-from topi.cpu.tiling import vector_lanes, waits_for_few_lines
+from topi.cpu.tiling import asks_near, vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.reduction import largest_number
 from topi.registry import operations_behind
@@ -106,10 +106,10 @@ class LineOfRows:
         shape, elements = powers.shape, self.count * self.length
         if not along:
             vectors = vectorize_elements(s, powers, column, self.length, self.lanes)
-            prefetch_rows(s, powers, vectors, constant_size(shape), elements, self.target, powers=True)
+            prefetch_rows(s, powers, vectors, constant_size(shape), elements, self.target, always=True)
             return
         vectors = vectorize_elements(s, powers, s[powers].fuse(row, column), elements, self.lanes)
-        each, near = elements_at_once(elements, self.lanes), not waits_for_few_lines(self.target)
+        each, near = elements_at_once(elements, self.lanes), asks_near(self.target)
         for tensor in inputs_of(s[powers].op):
             if is_streamed(tensor, elements, self.target):
                 ahead = elements_ahead(tensor.dtype.nbytes, self.target, elements)

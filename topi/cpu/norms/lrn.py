@@ -13,7 +13,7 @@ from topi.cpu.elements import element_cost, vectorize_elements
 from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.strips import are_whole_lines
-from topi.cpu.tiling import vector_lanes, waits_for_few_lines
+from topi.cpu.tiling import asks_near, vector_lanes, waits_for_few_lines
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import Rank, operations_behind, register_schedule
 from topi.utils import ravel_index
@@ -128,7 +128,7 @@ def _fetch_next_plane(
     It is read from memory, a strip long at most: too short for the processor to foresee it soon. So are the cache lines
     of the next plane's results, before they are written, where those aren't stored past the caches.
     """
-    around, near = axis + 1, not waits_for_few_lines(target)
+    around, near = axis + 1, asks_near(target)
 
     def ahead(planes: int, element: int) -> Callable[..., Sequence[Any]]:
         def place(*i: Any) -> Sequence[Any]:

@@ -19,7 +19,7 @@ from topi.cpu.reductions.reduction import (
     vectorize_reduction,
 )
 from topi.cpu.stagewise import schedule_stagewise
-from topi.cpu.tiling import vector_lanes, waits_for_few_lines
+from topi.cpu.tiling import asks_near, vector_lanes, waits_for_few_lines
 from topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from topi.moments import Moments
 from topi.registry import Rank, register_schedule
@@ -137,7 +137,7 @@ def _schedule_moments(
     cores that wait for few lines have let some of them go: these take lines in order, and ask for them again.
     """
     parts, lanes = moments.sums, vector_lanes(target)
-    near = asked and not waits_for_few_lines(target)
+    near = asked and asks_near(target)
     across = moments.x.ndim - 1 not in moments.sizes
     columns = constant_size([extent_of(s[parts].op.axis[-1])])
     most = _columns_at_once(target)

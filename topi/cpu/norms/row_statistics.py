@@ -33,15 +33,15 @@ def elements_of(anchor: te.Operation) -> te.Tensor:
 
 
 def prefetch_next_rows(
-    s: te.Schedule, out: te.Tensor, busy: tuple[te.Tensor, te.IterVar], length: int, target: Target, *, powers: bool
+    s: te.Schedule, out: te.Tensor, busy: tuple[te.Tensor, te.IterVar], length: int, target: Target, *, always: bool
 ) -> None:
     """Ask for the next row of large inputs, and for the place of this row's results, while a row is worked on.
 
     A line at a time in the loop of most arithmetic, `busy`: memory is idle meanwhile. What takes a pass of its own
-    before the results are written can ask for their place too. `powers`: those of e are computed there.
+    before the results are written can ask for their place too. `always`: cores that wait for few lines do so, too.
     """
     tensor, loop = busy
-    prefetch_rows(s, tensor, loop, constant_size(out.shape), length, target, powers=powers)
+    prefetch_rows(s, tensor, loop, constant_size(out.shape), length, target, always=always)
     if tensor is not out and tuple(tensor.shape) == tuple(out.shape) and is_streamed(out, length, target):
         s[tensor].prefetch_ahead(out, loop, 0)
 

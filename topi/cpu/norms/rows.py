@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import parallel
 from topi.cpu.elements import element_cost, vectorize_elements
-from topi.cpu.elementwise.line_stores import vectorize_rows
+from topi.cpu.elementwise.line_stores import are_stored_by_lines, vectorize_rows
 from topi.cpu.norms.across_memory import schedule_across_memory
 from topi.cpu.norms.flat_rows import FlatRows
 from topi.cpu.norms.moments import exceeds_caches, part_by_part, part_sizes, schedule_by_moments
@@ -24,7 +24,7 @@ from topi.cpu.norms.turned_rows import TurnedRows
 from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
 from topi.cpu.reductions.reduction import vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
-from topi.cpu.tiling import vector_lanes, waits_for_few_lines
+from topi.cpu.tiling import asks_near, vector_lanes
 from topi.exponential_sums import ExponentialSums
 from topi.groups import constant_size, extent_of
 from topi.moments import Moments
@@ -110,7 +110,8 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     if guessed:
         busy.append(_guess_at_rows(s, anchor, first, lanes))
     length = constant_size([extent_of(a) for a in axes[first:]])
-    prefetch_next_rows(s, out, busy[-1], length, target, powers=anchor.tag == "softmax")
+    always = anchor.tag == "softmax" or are_stored_by_lines(out, constant_size(out.shape[-1:]), target)
+    prefetch_next_rows(s, out, busy[-1], length, target, always=always)
     return s
 
 
@@ -216,7 +217,7 @@ def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, tar
     of_guess = [] if sums is None else [*_vectorize_sums(s, sums, vector_lanes(target)), sums]
     busy, length = (*of_guess, *of_sum, parts.sum_of_part)[0], constant_size([*parts.sizes.values()])
     for tensor in [t for t in inputs_of(busy.op) if constant_size(t.shape) == constant_size(x.shape)]:
-        s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length, near=not waits_for_few_lines(target))
+        s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length, near=asks_near(target))
     return s
 
 

@@ -14,7 +14,7 @@ from topi.cpu.prefetch import LINE_BYTES, elements_ahead, inputs_of, is_streamed
 from topi.cpu.reductions.narrow_extrema import compare_as_integers
 from topi.cpu.reductions.narrow_sums import sum_bytes_in_parts
 from topi.cpu.reductions.short_rows import reduce_rows_together, rows_are_short
-from topi.cpu.tiling import is_last_cache_far, parallel_worthwhile, vector_lanes, waits_for_few_lines
+from topi.cpu.tiling import asks_near, is_last_cache_far, parallel_worthwhile, vector_lanes, waits_for_few_lines
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import Rank, register_schedule
 
@@ -292,7 +292,7 @@ def _ask_ahead(
     for source in _read_from_memory(op):
         if is_streamed(source, 1, target):
             ahead = _AHEAD_BYTES // source.dtype.nbytes
-            s[tensor].prefetch_ahead(source, loop, ahead, near=not waits_for_few_lines(target))
+            s[tensor].prefetch_ahead(source, loop, ahead, near=asks_near(target))
 
 
 def _line_bytes(op: te.Operation) -> int:
@@ -391,7 +391,7 @@ def pass_along(
     if partials:
         once = guess is not None or len(passes) == 1
         loop, elements = s[partials[0]].op.reduce_axis[0], rows * length
-        prefetch_rows(s, partials[0], loop, elements, length, target, once=once, powers=guess is not None)
+        prefetch_rows(s, partials[0], loop, elements, length, target, once=once, always=guess is not None)
 
 
 def pass_across(
