@@ -141,14 +141,15 @@ def _reversed(x: Expr, axes: tuple[int, ...]) -> Expr:
 def _phases_together(call: Call, op: _Transposed, weight: Expr, axes: Sequence[_Axis]) -> Expr | None:
     """All phases as one convolution, which is put in order; None where adding up products is quicker.
 
-    That is where nothing overlaps, as a product can store its results in that order; where phases of a single axis,
-    which lie in order as they are, have no zeros; and where they are windows that Winograd's algorithm has.
+    That is where nothing overlaps or is cut off, as a product can store its results in that order; where phases of a
+    single axis, which lie in order as they are, have no zeros; and where they are windows that Winograd's algorithm
+    has.
     """
     plain = all(axis.dilation == 1 for axis in axes)
     if not isinstance(weight, Constant) or not plain or any(width < 0 for axis in axes for width in axis.padding):
         return None
     in_order = len(axes) == 1 and axes[0].taps % axes[0].stride == 0
-    apart = all(axis.taps == axis.stride for axis in axes)
+    apart = op.groups == 1 and all(axis.taps == axis.stride and axis.cut == (0, 0) for axis in axes)
     if not in_order and not apart and not (call.dtype == "float32" and _suits_winograd(axes)):
         return None
     phases = _phases(weight.data, op.groups, axes)

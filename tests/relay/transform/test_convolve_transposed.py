@@ -36,7 +36,8 @@ def test_two_dimensions(transformed, operators, kernel, stride, padding, grown, 
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "grown", "added"),
     [((3, 3), (2, 2), 1, 1, True), ((3, 3), (2, 2), 0, 0, True), ((5, 4), (3, 2), 2, 0, True),
-     ((4, 4), (2, 2), 1, 0, True), ((4, 3), (3, 1), 1, 2, True), ((2, 2), (2, 2), 0, 1, False),
+     ((4, 4), (2, 2), 1, 0, True), ((4, 3), (3, 1), 1, 2, True), ((2, 2), (2, 2), 0, 0, False),
+     ((2, 2), (2, 2), 1, 0, True),
      ((5, 5), (2, 2), 1, 0, False), ((6, 6), (2, 2), 2, 0, False), ((3, 3), (1, 1), 2, 0, False)],
 )  # fmt: skip
 def test_products_are_added_up_where_phases_are_no_quick_convolution(
