@@ -1,14 +1,16 @@
-"""ConvolveTransposed: a transposed convolution as one convolution whose outputs are interleaved.
+"""ConvolveTransposed: a transposed convolution as a convolution whose outputs are interleaved, or as products added up.
 
 Output position o sums the taps t with o + begin = i * stride + t over input positions i. With q * stride + r for
 o + begin the taps that count are t = r + stride * u, read from i = q - u: for each phase r an ordinary convolution over
 u. All phases together are one convolution of ceil(K / stride) taps with as many times the outputs, which has the
 schedules of convolutions: packed weights, register tiles, Winograd. Phases lie next to each other in the result, so
-that what is left is to put them in order and to cut off the border.
+that what is left is to put them in order and to cut off the border. Where the stride is 1, that is the kernel turned
+round, dilated as it was.
 
 Where the stride does not divide the kernel, some phases have fewer taps than others: three taps by two are phases of
-two and one, and in two dimensions nearly half of the products would be with zeros. Then each phase is a convolution
-by itself, and the results are joined.
+two and one, and in two dimensions nearly half of the products would be with zeros. So it is with dilated kernels. Each
+pixel multiplied with all taps is one product of matrices, without any zeros, windows or border; what overlaps is then
+added up (`nn.overlap_add`). That is quicker but for a few kinds, and serves weights that are computed.
 
 Sizes of the data may be known at run time: how many positions of the phases there are more than inputs, and so every
 border, depends on the kernel alone.
@@ -16,7 +18,6 @@ border, depends on the kernel alone.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +26,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from relay.expr import Call, Constant, Expr
+from relay.op import broadcast
 from relay.op.base import OpDef, make_call
 from relay.op.nn.conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Conv3D, Conv3DTranspose
+from relay.op.nn.unfold import overlap_add
 from relay.sizes import add_sizes, dims_equal, product
 from relay.transform.builders import reshaped, transposed
 from relay.transform.function_pass import RewritePass
@@ -37,35 +40,32 @@ __all__ = ["ConvolveTransposed"]
 Array = np.ndarray[Any, Any]
 _Transposed = Conv1DTranspose | Conv2DTranspose | Conv3DTranspose
 _FORWARD: dict[int, type[Conv1D | Conv2D | Conv3D]] = {1: Conv1D, 2: Conv2D, 3: Conv3D}
+_WINOGRAD, _MOST_ZEROS = (3, 5), 2.0
+"""Taps of phases that may be convolved by Winograd's algorithm, along lines and columns, and products of all phases to
+those with taps of the kernel, at most, where they are: it does two to four times as many in the same time."""
 
 
 class ConvolveTransposed(RewritePass):
-    """Transposed convolutions of data (N, spatial..., C) with constant weights; others are kept."""
+    """Transposed convolutions of data (N, spatial..., C), with weights of known sizes; others are kept."""
 
     opt_level: ClassVar[int] = 1
 
     def rewrite(self, call: Call) -> Expr:
         op = call.op
-        if not isinstance(op, _Transposed) or not isinstance(call.args[1], Constant) or op.data_layout[-1] != "C":
+        if not isinstance(op, _Transposed) or op.data_layout[-1] != "C" or min(op.padding) < 0:
             return call
-        weight = _dilated(op, call.args[1].data)
-        borders = zip(op.padding[: op.rank], op.padding[op.rank :], op.output_padding, strict=True)
-        axes = [
-            _Axis(size, weight.shape[2 + k], op.strides[k], *border)
-            for k, (size, border) in enumerate(zip(call.args[0].shape[1:-1], borders, strict=True))
-        ]
-        if any(width < 0 for axis in axes for width in axis.padding):
+        if not call.args[1].tensor_type.is_static:
             return call
-        apart = op.groups == 1 and math.prod(axis.window * axis.stride / axis.taps for axis in axes) > _MOST_ZEROS
-        if apart and all(begin >= 0 for axis in axes for begin, _ in axis.phase_paddings):
-            phases = _convolutions(call, op, weight, axes)
-        else:
-            phases = _convolution(call, op, weight, axes)
-        return _interleaved(phases, call, op.groups, axes)
-
-
-_MOST_ZEROS = 1.25
-"""Products of all phases together to those with taps of the kernel, at most; beyond, phases are computed apart."""
+        spatial = [a for a in op.data_layout if a not in "NC"]
+        weight = transposed(call.args[1], [op.kernel_layout.index(a) for a in ("I", "O", *spatial)], call.span)
+        taps, (begin, end) = weight.tensor_type.static_shape[2:], (op.padding[: op.rank], op.padding[op.rank :])
+        each = (call.args[0].shape[1:-1], taps, op.strides, op.dilation, begin, end, op.output_padding)
+        axes = [_Axis(*numbers) for numbers in zip(*each, strict=True)]
+        for as_convolution in (_turned, _phases_together):
+            made = as_convolution(call, op, weight, axes)
+            if made is not None:
+                return made
+        return _added(call, op, weight)
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class _Axis:
     size: Dim
     taps: int
     stride: int
+    dilation: int
     begin: int
     end: int
     extra: int
@@ -105,27 +106,63 @@ class _Axis:
         return before, self.more + self.window - 1 - before
 
     @property
-    def phase_paddings(self) -> list[tuple[int, int]]:
-        """Of the input for each phase by itself; negative where a phase has no taps or reads no border."""
-        before, after = self.padding
-        missing = [self.window - math.ceil((self.taps - phase) / self.stride) for phase in range(self.stride)]
-        return [(before - less if less < self.window else -1, after) for less in missing]
-
-    @property
     def cut(self) -> tuple[int, int]:
         """Interleaved outputs in front of the first that counts, and behind the last."""
         front = self.begin % self.stride
         return front, (self.more + 1) * self.stride - front - (self.taps + self.extra - self.begin - self.end)
 
 
-def _dilated(op: _Transposed, weight: Array) -> Array:
-    """(I, O, spatial...) with the zeros between the taps of a dilated kernel written out."""
-    spatial = [a for a in op.data_layout if a not in "NC"]
-    weight = weight.transpose([op.kernel_layout.index(a) for a in ("I", "O", *spatial)])
-    shape = [(taps - 1) * step + 1 for taps, step in zip(weight.shape[2:], op.dilation, strict=True)]
-    spread = np.zeros((*weight.shape[:2], *shape), weight.dtype)
-    spread[(..., *[slice(None, None, step) for step in op.dilation])] = weight
-    return spread
+def _turned(call: Call, op: _Transposed, weight: Expr, axes: Sequence[_Axis]) -> Call | None:
+    """The convolution by the kernel turned round, where the stride is 1; None where more than its reach is cut off."""
+    reach = [(axis.taps - 1) * axis.dilation for axis in axes]
+    paddings = [(r - axis.begin, r - axis.end + axis.extra) for r, axis in zip(reach, axes, strict=True)]
+    if any(axis.stride > 1 for axis in axes) or any(width < 0 for pair in paddings for width in pair):
+        return None
+    groups, inputs, outputs, taps = _by_groups(op, weight)
+    turned = _reversed(weight, tuple(range(2, 2 + op.rank)))
+    by_group = reshaped(turned, (groups, inputs, outputs, *taps))
+    order = (0, 2, 1, *range(3, 3 + op.rank))
+    filters = reshaped(transposed(by_group, order, call.span), (groups * outputs, inputs, *taps))
+    return _forward(call, op, filters, paddings, op.dilation)
+
+
+def _by_groups(op: _Transposed, weight: Expr) -> tuple[int, int, int, tuple[int, ...]]:
+    """The groups of weights (I, O, taps...), the inputs and outputs of each, and the taps."""
+    inputs, outputs, *taps = weight.tensor_type.static_shape
+    return op.groups, inputs // op.groups, outputs, tuple(taps)
+
+
+def _reversed(x: Expr, axes: tuple[int, ...]) -> Expr:
+    if isinstance(x, Constant):
+        return Constant(np.flip(x.data, axes), span=x.span)
+    return make_call("reverse", (x,), x.span, axis=axes)
+
+
+def _phases_together(call: Call, op: _Transposed, weight: Expr, axes: Sequence[_Axis]) -> Expr | None:
+    """All phases as one convolution, which is put in order; None where adding up products is quicker.
+
+    That is where nothing overlaps or is cut off, as a product can store its results in that order; where phases of a
+    single axis, which lie in order as they are, have no zeros; and where they are windows that Winograd's algorithm
+    has.
+    """
+    plain = all(axis.dilation == 1 for axis in axes)
+    if not isinstance(weight, Constant) or not plain or any(width < 0 for axis in axes for width in axis.padding):
+        return None
+    in_order = len(axes) == 1 and axes[0].taps % axes[0].stride == 0
+    apart = op.groups == 1 and all(axis.taps == axis.stride and axis.cut == (0, 0) for axis in axes)
+    if not in_order and not apart and not (call.dtype == "float32" and _suits_winograd(axes)):
+        return None
+    phases = _phases(weight.data, op.groups, axes)
+    together = phases.reshape(-1, *phases.shape[len(axes) + 2 :])
+    filters = Constant(np.ascontiguousarray(together), span=weight.span)
+    convolution = _forward(call, op, filters, [axis.padding for axis in axes], (1,) * len(axes))
+    return _interleaved(convolution, call, op.groups, axes)
+
+
+def _suits_winograd(axes: Sequence[_Axis]) -> bool:
+    windows = {axis.window for axis in axes[-2:]}
+    zeros = math.prod(axis.window * axis.stride / axis.taps for axis in axes)
+    return len(axes) > 1 and len(windows) == 1 and windows <= {*_WINOGRAD} and zeros <= _MOST_ZEROS
 
 
 def _phases(weight: Array, groups: int, axes: Sequence[_Axis]) -> Array:
@@ -139,34 +176,35 @@ def _phases(weight: Array, groups: int, axes: Sequence[_Axis]) -> Array:
     return np.flip(split, tuple(windows)).transpose(0, *phases, 2, 1, *windows)
 
 
-def _convolution(call: Call, op: _Transposed, weight: Array, axes: Sequence[_Axis]) -> Call:
-    """All phases at once: (N, counts..., groups * phases... * O)."""
-    phases = _phases(weight, op.groups, axes)
-    together = phases.reshape(-1, *phases.shape[len(axes) + 2 :])
-    return _forward(call, op, together, [axis.padding for axis in axes])
+def _added(call: Call, op: _Transposed, weight: Expr) -> Call:
+    """Each pixel multiplied with all taps, and what overlaps added up."""
+    data, rank = call.args[0], op.rank
+    groups, inputs, outputs, taps = _by_groups(op, weight)
+    by_group = reshaped(weight, (groups, inputs, outputs, *taps))
+    if inputs == outputs == 1:  # depthwise: products of elements, which are computed where they are added up
+        factors = reshaped(transposed(by_group, (1, *range(3, 3 + rank), 0, 2), call.span), (*taps, groups))
+        pixels = reshaped(data, (*data.shape[:-1], *(1,) * (1 + rank), groups))
+        windows = broadcast.multiply(pixels, factors)
+    else:
+        order = (0, *range(3, 3 + rank), 2, 1)
+        columns = groups * math.prod(taps) * outputs
+        filters = reshaped(transposed(by_group, order, call.span), (columns, inputs, *(1,) * rank))
+        products = _forward(call, op, filters, [(0, 0)] * rank, (1,) * rank)
+        windows = reshaped(products, (*data.shape[:-1], groups, *taps, outputs), call.span)
+    return overlap_add(windows, call.shape[1:-1], op.strides, op.dilation, op.padding[:rank])
 
 
-def _convolutions(call: Call, op: _Transposed, weight: Array, axes: Sequence[_Axis]) -> Call:
-    """Phase by phase, only the taps that each has, with the results of `_convolution`."""
-    phases, made = _phases(weight, 1, axes)[0], []
-    for phase in itertools.product(*[range(axis.stride) for axis in axes]):
-        paddings = [axis.phase_paddings[r] for axis, r in zip(axes, phase, strict=True)]
-        missing = [axis.padding[0] - begin for axis, (begin, _) in zip(axes, paddings, strict=True)]
-        taps = phases[(*phase, slice(None), slice(None), *[slice(less, None) for less in missing])]
-        made.append(_forward(call, op, taps, paddings))
-    return make_call("concatenate", tuple(made), call.span, axis=len(axes) + 1)
-
-
-def _forward(call: Call, op: _Transposed, weight: Array, paddings: Sequence[tuple[int, int]]) -> Call:
+def _forward(
+    call: Call, op: _Transposed, weight: Expr, paddings: Sequence[tuple[int, int]], dilation: Sequence[int]
+) -> Call:
     """The convolution of the input with `weight` (O, I of a group, spatial...)."""
     spatial = "".join([a for a in op.data_layout if a not in "NC"])
-    ones = (1,) * len(paddings)
-    made: OpDef = _FORWARD[len(paddings)](
-        strides=ones, padding=(*[begin for begin, _ in paddings], *[end for _, end in paddings]), dilation=ones,
-        groups=op.groups, data_layout=op.data_layout, kernel_layout=f"OI{spatial}", out_dtype=op.out_dtype,
+    made: OpDef = _FORWARD[op.rank](
+        strides=(1,) * op.rank, padding=(*[begin for begin, _ in paddings], *[end for _, end in paddings]),
+        dilation=tuple(dilation), groups=op.groups, data_layout=op.data_layout, kernel_layout=f"OI{spatial}",
+        out_dtype=op.out_dtype,
     )  # fmt: skip
-    constant = Constant(np.ascontiguousarray(weight), span=call.args[1].span)
-    return Call(made, (call.args[0], constant), span=call.span)
+    return Call(made, (call.args[0], weight), span=call.span)
 
 
 def _interleaved(phases: Call, call: Call, groups: int, axes: Sequence[_Axis]) -> Expr:

@@ -15,6 +15,7 @@ from backend.target import Target
 from te.ir import post_order
 from te.tir import Allocate
 from topi.cpu.pooling.neighbours import combined, reduce_groups
+from topi.cpu.pooling.window_lines import WindowLines
 from topi.registry import schedule_for
 
 RNG = np.random.default_rng(13)
@@ -32,6 +33,11 @@ CASES = [
     ((1, 21, 19, 24), (5, 5), (1, 1), (2, 1), (4, 2, 4, 2), False),
     ((1, 22, 21, 17), (7, 6), (2, 2), (1, 1), (3, 2, 2, 3), True),
     ((2, 14, 11, 16), (3, 4), (1, 1), (1, 1), (0, 2, 1, 0), False),
+    ((1, 31, 40, 12), (3, 3), (2, 2), (2, 2), (2, 2, 2, 2), False),
+    ((2, 22, 70, 4), (3, 2), (4, 4), (2, 2), (1, 1, 2, 2), False),
+    ((1, 20, 66, 5), (2, 3), (2, 2), (4, 4), (1, 4, 3, 2), True),
+    ((1, 19, 45, 6), (3, 3), (3, 3), (2, 2), (0, 0, 0, 0), False),
+    ((2, 12, 90, 3), (3, 3), (1, 1), (3, 3), (3, 3, 3, 3), False),
 ]
 
 
@@ -66,6 +72,18 @@ def test_pool(case, kind, channels):
     expected = np.nanmax(covered, 0) if kind == "max" else np.nanmean(covered, 0)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     assert {n.buffer.scope for n in post_order(module["main"].body) if isinstance(n, Allocate)} == {"local"}
+
+
+@pytest.mark.parametrize(
+    ("stride", "dilation", "expected"),
+    [(1, 1, (1, 1, 1)), (2, 1, (2, 1, 1)), (1, 3, (1, 3, 1)), (2, 2, (1, 1, 2)), (4, 2, (2, 1, 2)), (2, 4, (1, 2, 2)),
+     (3, 2, None)],
+)  # fmt: skip
+def test_lines_of_windows_leave_out_what_none_reads(stride, dilation, expected):
+    x = te.placeholder((2, 3, 40, 41), "float32", "x")
+    covers = topi.nn.Windows((2, 3), (3, 3), (stride, stride), (dilation, dilation), (1, 1, 1, 1), ceil_mode=False)
+    lines = WindowLines.of(topi.nn.max_pool(x, covers).op)
+    assert (lines and (lines.stride, lines.dilation, lines.unit)) == expected
 
 
 OPEN_CASES = [

@@ -84,6 +84,17 @@ def test_tiles_of_a_narrow_last_panel_have_the_vectors_that_it_has(target: Targe
     assert [count for count in counts if count] == found
 
 
+@pytest.mark.parametrize(("side", "columns"), [(14, 20), (14, 30), (60, 30)])
+def test_results_of_partial_panels_are_turned_by_vectors(side: int, columns: int):
+    """Channels first: a tile's vectors are stored for that one by one, not put together of single elements."""
+    x = relay.var("x", (1, side, side, 64))
+    weight = relay.const(np.random.default_rng(0).standard_normal((columns, 64, 3, 3), dtype=np.float32))
+    layer = relay.nn.conv2d(x, weight, strides=2, padding=1, data_layout="NHWC")
+    lib = relay.build(relay.Function((x,), relay.op.transpose(layer, (0, 3, 1, 2))), SERVER)
+    assert len(lib.graph.nodes) == 1
+    assert "vinsertps" not in lib.module.get_source("asm")
+
+
 def test_panels_share_threads_evenly_though_the_last_is_narrow():
     """One parallel loop over panels and row tiles: 13 panels of 16 columns, 33 tiles of 6 rows; else blocks of rows."""
     for columns, found in ((200, True), (192, True), (204, False)):

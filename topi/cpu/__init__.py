@@ -1,7 +1,7 @@
 """Schedules for CPUs. Importing the package registers them."""
 
 from topi.cpu import attention, stagewise
-from topi.cpu.convolution import across_groups, conv2d, depthwise, winograd
+from topi.cpu.convolution import across_groups, conv2d, depthwise, overlap_add, winograd
 from topi.cpu.elementwise import injective
 from topi.cpu.norms import channelwise, log_sum_exp, lrn, moments, rows, standardize
 from topi.cpu.pooling import pooling
@@ -10,5 +10,6 @@ from topi.cpu.reductions import extremum, reduction
 
 __all__ = [
     "across_groups", "attention", "bits", "channelwise", "conv2d", "depthwise", "extremum", "injective",
-    "log_sum_exp", "lrn", "matmul", "moments", "pooling", "reduction", "rows", "stagewise", "standardize", "winograd",
+    "log_sum_exp", "lrn", "matmul", "moments", "overlap_add", "pooling", "reduction", "rows", "stagewise",
+    "standardize", "winograd",
 ]  # fmt: skip

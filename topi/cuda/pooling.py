@@ -22,7 +22,7 @@ _UNROLL_WINDOW = 49
 """Windows of up to this many taps are unrolled, so that all loads are in flight together."""
 
 
-@register_schedule(["pool", "lrn"], "cuda")
+@register_schedule(["pool", "lrn", "overlap_add"], "cuda")
 def schedule_windows(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """One kernel: windows reduced in registers, borders tested on the way, what follows computed with the results.
 

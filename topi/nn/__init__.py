@@ -42,6 +42,7 @@ from topi.nn.norm import (
     rms_norm,
     standardize,
 )
+from topi.nn.overlap_add import overlap_add
 from topi.nn.pad import mirror_pad, pad
 from topi.nn.pool import Windows, adaptive_pool, avg_pool, lp_pool, max_pool, max_pool_with_argmax
 from topi.nn.quads import conv2d_quads, dense_quad_groups, dense_quads, window_quad_groups, words
@@ -96,6 +97,7 @@ __all__ = [
     "max_pool_with_argmax",
     "mirror_pad",
     "mish",
+    "overlap_add",
     "pack_panels",
     "pad",
     "prelu",

@@ -73,7 +73,7 @@ from relay.op.nn.pool import (
 from relay.op.nn.recurrent import gru, lstm, pack_recurrence, rnn
 from relay.op.nn.rotary import rotary_embedding
 from relay.op.nn.space import depth_to_space, space_to_depth
-from relay.op.nn.unfold import col2im
+from relay.op.nn.unfold import col2im, overlap_add
 from relay.op.nn.winograd import conv2d_nhwc_winograd
 
 __all__ = [
@@ -130,6 +130,7 @@ __all__ = [
     "max_pool3d",
     "max_pool_with_argmax",
     "mish",
+    "overlap_add",
     "pack_panels",
     "pack_recurrence",
     "pad",

@@ -17,7 +17,7 @@ from relay.type import TensorType, shape_text
 from te.tir import Dim
 from topi.nn.conv import output_sizes
 
-__all__ = ["Col2Im", "col2im"]
+__all__ = ["Col2Im", "OverlapAdd", "col2im", "overlap_add"]
 
 Ints = tuple[int, ...]
 
@@ -87,3 +87,57 @@ def col2im(
         image_shape=tuple(image_shape), block_shape=block_shape, strides=strides, dilation=dilation, padding=padding
     )
     return op(data)
+
+
+@register_op("nn.overlap_add", pattern=OpPattern.OUT_FUSABLE)
+class OverlapAdd(OpDef):
+    """Images (N, sizes..., G * C) that are the sums of their windows x (N, windows..., G, taps..., C): channels last.
+
+    Windows lie `strides` apart, their taps `dilation`. The first ones begin `begin` elements in front of the image;
+    what lies beside it is left out, and what no window reaches is 0. (C1) the attributes have one number for each of at
+    least one axis of the image, sizes, strides and dilation positive ones, `begin` of 0 or more; (C2) x has twice as
+    many dimensions and three more, with a known number of taps.
+    """
+
+    mixed_precision = MixedPrecision.FOLLOW
+    reads_inputs_once = True
+
+    sizes: tuple[Dim, ...]
+    strides: Ints
+    dilation: Ints
+    begin: Ints
+
+    def infer(self, x: TensorType) -> TensorType:
+        rank = len(self.sizes)
+        counts = {len(self.strides), len(self.dilation), len(self.begin)}
+        positive = all(at_least(n, 1) for n in (*self.sizes, *self.strides, *self.dilation))
+        given = f"sizes {self.sizes}, strides {self.strides}, dilation {self.dilation} and begin {self.begin}"
+        valid = rank > 0 and counts == {rank} and positive and min(self.begin) >= 0
+        require(valid, f"(C1) {given} do not describe windows")
+        taps = x.shape[2 + rank : -1]
+        fits = x.ndim == 2 * rank + 3 and all(isinstance(n, int) for n in taps)
+        require(fits, f"(C2) x must have {2 * rank + 3} dimensions, taps of known numbers; got {x}")
+        return x.with_shape((x.shape[0], *self.sizes, product((x.shape[1 + rank], x.shape[-1]))))
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.nn.overlap_add(x, self.sizes, self.strides, self.dilation, self.begin)
+
+    def reference(self, x: Array) -> Array:
+        rank, batch = len(self.sizes), x.shape[0]
+        counts, taps = x.shape[1 : 1 + rank], x.shape[2 + rank : -1]
+        sizes = [int(n) for n in self.sizes]  # type: ignore[arg-type]
+        reach = [(n - 1) * s + (k - 1) * d + 1
+                 for n, s, k, d in zip(counts, self.strides, taps, self.dilation, strict=True)]  # fmt: skip
+        full = [max(r, b + n) for r, b, n in zip(reach, self.begin, sizes, strict=True)]
+        total = np.zeros((batch, *full, x.shape[1 + rank], x.shape[-1]), np.float64)
+        for tap in np.ndindex(*taps):
+            at = [slice(t * d, t * d + (n - 1) * s + 1, s)
+                  for t, d, s, n in zip(tap, self.dilation, self.strides, counts, strict=True)]  # fmt: skip
+            total[(slice(None), *at)] += x[(*[slice(None)] * (2 + rank), *tap)]
+        inner = [slice(b, b + n) for b, n in zip(self.begin, sizes, strict=True)]
+        return total[(slice(None), *inner)].reshape(batch, *sizes, -1).astype(x.dtype)
+
+
+def overlap_add(data: Expr, sizes: Sequence[Dim], strides: Ints, dilation: Ints, begin: Ints) -> Call:
+    """The images whose windows, side by side with the channels last, are `data`, overlaps added up."""
+    return OverlapAdd(sizes=tuple(sizes), strides=strides, dilation=dilation, begin=begin)(data)

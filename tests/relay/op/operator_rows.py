@@ -580,6 +580,19 @@ SPECIAL = [
             ((7, 3), (1, 3), (2, 1), (1, 1), (0, 1, 0, 1), 12),
         )
     ],
+    *[
+        row("nn.overlap_add", f32(2, *windows, groups, *taps, channels), sizes=sizes, strides=strides,
+            dilation=dilation, begin=begin, tolerance=1e-5)
+        for windows, groups, taps, channels, sizes, strides, dilation, begin in (
+            ((3, 4), 1, (3, 3), 8, (6, 8), (2, 2), (1, 1), (1, 1)),
+            ((4, 9), 1, (3, 3), 20, (9, 19), (2, 2), (2, 1), (0, 2)),
+            ((5, 3), 2, (2, 3), 16, (14, 9), (3, 4), (2, 2), (1, 0)),
+            ((3, 2), 3, (4, 1), 5, (12, 3), (4, 6), (2, 4), (3, 1)),
+            ((11,), 1, (16,), 4, (60,), (5,), (1,), (5,)),
+            ((30,), 1, (3,), 32, (62,), (2,), (3,), (0,)),
+            ((2, 3, 5), 2, (3, 3, 3), 16, (4, 5, 12), (2, 2, 2), (1, 1, 1), (1, 1, 0)),
+        )
+    ],
     row("nn.max_pool_with_argmax", i32(2, 2, 5, 5), **_WINDOW),
     *[
         row("unpack_bits", np.arange(37, 37 + nbytes, dtype=np.uint8), newshape=shape, dtype=kind)

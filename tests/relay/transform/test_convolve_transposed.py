@@ -34,17 +34,55 @@ def test_two_dimensions(transformed, operators, kernel, stride, padding, grown, 
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "grown", "convolutions"),
-    [((3, 3), (2, 2), 1, 1, 4), ((3, 3), (2, 2), 0, 0, 4), ((5, 4), (3, 2), 2, 0, 1), ((4, 3), (3, 1), 1, 2, 3)],
-)
-def test_phases_with_fewer_taps_are_computed_apart(
-    transformed, operators, kernel, stride, padding, grown, convolutions
+    ("kernel", "stride", "padding", "grown", "added"),
+    [((3, 3), (2, 2), 1, 1, True), ((3, 3), (2, 2), 0, 0, True), ((5, 4), (3, 2), 2, 0, True),
+     ((4, 4), (2, 2), 1, 0, True), ((4, 3), (3, 1), 1, 2, True), ((2, 2), (2, 2), 0, 0, False),
+     ((2, 2), (2, 2), 1, 0, True),
+     ((5, 5), (2, 2), 1, 0, False), ((6, 6), (2, 2), 2, 0, False), ((3, 3), (1, 1), 2, 0, False)],
+)  # fmt: skip
+def test_products_are_added_up_where_phases_are_no_quick_convolution(
+    transformed, operators, kernel, stride, padding, grown, added
 ):
+    x = var("x", (2, 5, 4, 24))
+    y = nn.conv2d_transpose(
+        x, weights(24, 4, *kernel), strides=stride, padding=padding, output_padding=(grown, 0), data_layout="NHWC"
+    )
+    found = operators(transformed(Function((x,), y), ConvolveTransposed()))
+    assert found["nn.conv2d"] == 1 and found["nn.overlap_add"] == added
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize(("stride", "dilation"), [((2, 2), (2, 2)), ((2, 3), (3, 1)), ((4, 1), (2, 2))])
+def test_dilated_kernels(transformed, operators, stride, dilation, groups):
     x = var("x", (2, 5, 4, 6))
     y = nn.conv2d_transpose(
-        x, weights(6, 4, *kernel), strides=stride, padding=padding, output_padding=(grown, 0), data_layout="NHWC"
+        x, weights(6, 6 // groups, 3, 2), strides=stride, dilation=dilation, padding=1, groups=groups,
+        data_layout="NHWC",
+    )  # fmt: skip
+    found = operators(transformed(Function((x,), y), ConvolveTransposed()))
+    assert found["nn.overlap_add"] == 1 and found["nn.conv2d"] == (groups < 6)  # depthwise: products of elements
+
+
+def test_dilated_kernels_by_one_are_dilated_convolutions(transformed, operators):
+    x = var("x", (1, 6, 5, 4))
+    y = nn.conv2d_transpose(
+        x, weights(4, 3, 3, 2), dilation=(2, 3), padding=(1, 2, 0, 3), groups=2, data_layout="NHWC"
     )
-    assert operators(transformed(Function((x,), y), ConvolveTransposed()))["nn.conv2d"] == convolutions
+    after = transformed(Function((x,), y), ConvolveTransposed())
+    assert dict(operators(after)) == {"nn.conv2d": 1}
+    assert after.body.op.dilation == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("stride", "groups", "channels", "expected"),
+    [(2, 1, 3, {"nn.conv2d": 1, "nn.overlap_add": 1}), (1, 2, 3, {"nn.conv2d": 1, "reverse": 1}),
+     (3, 2, 3, {"nn.conv2d": 1, "nn.overlap_add": 1}), (2, 4, 1, {"multiply": 1, "nn.overlap_add": 1})],
+)  # fmt: skip
+def test_weights_known_late(transformed, operators, stride, groups, channels, expected):
+    x, w = var("x", (1, 4, 4, 4)), var("w", (4, channels, 3, 3))
+    y = nn.conv2d_transpose(x, op.negative(w), strides=stride, groups=groups, padding=1, data_layout="NHWC")
+    found = operators(transformed(Function((x, w), y), ConvolveTransposed()))
+    assert {name: found[name] for name in expected} == expected and found["nn.conv2d_transpose"] == 0
 
 
 def test_sizes_known_at_run_time(transformed, operators):
@@ -87,10 +125,12 @@ def test_three_dimensions(transformed, operators):
     x = var("x", (1, 3, 2, 4, 4))
     y = nn.conv3d_transpose(x, weights(4, 2, 3, 2, 3), strides=(2, 2, 1), padding=(1, 0, 1), data_layout="NDHWC")
     found = operators(transformed(Function((x,), y), ConvolveTransposed()))
-    assert found["nn.conv3d"] == 4 and found["concatenate"] == 1  # along the first axis one phase has a tap less
+    assert found["nn.conv3d"] == 1 and found["nn.overlap_add"] == 1
 
 
-def test_weights_known_late_are_left_alone(transformed, operators):
-    x, w = var("x", (1, 4, 4, 2)), var("w", (2, 2, 3, 3))
-    y = nn.conv2d_transpose(x, op.negative(w), strides=2, data_layout="NHWC")
-    assert operators(transformed(Function((x, w), y), ConvolveTransposed()))["nn.conv2d_transpose"] == 1
+@pytest.mark.parametrize(("taps", "added"), [(4, False), (8, False), (5, True)])
+def test_phases_of_one_dimension_are_in_order(transformed, operators, taps, added):
+    x = var("x", (2, 9, 6))
+    y = nn.conv1d_transpose(x, weights(6, 4, taps), strides=4, padding=1, data_layout="NWC")
+    found = operators(transformed(Function((x,), y), ConvolveTransposed()))
+    assert found["nn.overlap_add"] == added and found["nn.conv1d"] == 1

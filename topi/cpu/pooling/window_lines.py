@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,8 @@ Element = Callable[[Sequence[Any], Any], PrimExpr]
 class WindowLines:
     """Windows of `size` columns, `stride` apart, along axis number `along` of `anchor`, whose body is `whole`.
 
-    `taps` are the axes of what is reduced across lines.
+    `taps` are the axes of what is reduced across lines. Columns that no window reads are left out: `unit` is how far
+    the others are apart, and `dilation` how many of those from one tap to the next.
     """
 
     anchor: te.ComputeOp
@@ -37,20 +39,27 @@ class WindowLines:
     taps: tuple[IterVar, ...]
     size: int
     stride: int
+    dilation: int
+    unit: int
 
     @staticmethod
     def of(anchor: te.Operation) -> WindowLines | None:
-        """None for windows of one line or one column, or with gaps between their columns."""
+        """None for windows of one line or one column, and where neither of stride and dilation divides the other."""
         assert isinstance(anchor, te.ComputeOp)
         *across, along = anchor.reduce_axis
         size = extent_of(along)
         several = across and constant_size([extent_of(k) for k in across]) > 1
-        if not several or not isinstance(size, int) or size == 1 or anchor.attrs.get("dilation", (0,))[-1] != 1:
+        if not several or not isinstance(size, int) or size == 1 or "dilation" not in anchor.attrs:
+            return None
+        stride, dilation = anchor.attrs["strides"][-1], anchor.attrs["dilation"][-1]
+        unit = math.gcd(stride, dilation)
+        if unit not in (stride, dilation):
             return None
         (whole,) = anchor.body
         assert isinstance(whole, Reduce)
         taps = tuple([te.reduce_axis((0, extent_of(k)), name=k.var.name) for k in across])
-        return WindowLines(anchor, int(anchor.attrs["axes"][-1]), whole, taps, size, anchor.attrs["strides"][-1])
+        along = int(anchor.attrs["axes"][-1])
+        return WindowLines(anchor, along, whole, taps, size, stride // unit, dilation // unit, unit)
 
     def levels(self, cores: int) -> tuple[int, int]:
         """By how many levels neighbours share what they have in common, across lines and along them.
@@ -64,7 +73,7 @@ class WindowLines:
         down, lines = 0, constant_size([extent_of(axis) for axis in self.anchor.axis[: self.along]])
         if len(self.taps) == 1 and self.anchor.attrs["dilation"][0] == 1 and lines >= 2 * cores:
             down = levels_of(constant_size([extent_of(self.taps[0])]), self.anchor.attrs["strides"][0], 1)
-        return down, levels_of(self.size, self.stride, _MOST_LEVELS)
+        return down, levels_of(self.size, self.stride, _MOST_LEVELS) if self.dilation == 1 else 0
 
     def combined(self, levels: tuple[int, int]) -> float:
         """How many times elements are combined for a window, in tiles of a few columns.
@@ -74,18 +83,26 @@ class WindowLines:
         down, along = levels
         across, columns = constant_size([extent_of(k) for k in self.taps]), max(2**along, 2)
         lines = combined(across, self.anchor.attrs["strides"][0], down) if down else across - 1
-        read = ((columns - 1) * self.stride + self.size) / columns
+        read = ((columns - 1) * self.stride + self._reach) / columns
         return read * lines + combined(self.size, self.stride, along)
 
     def saves(self, levels: tuple[int, int]) -> bool:
-        """Is a quarter less, at least, combined for a window by these levels than its elements one after the other?"""
+        """Is a quarter less, at least, combined for a window by these levels than its elements one after the other?
+
+        Of windows without gaps: those of tiles of a few columns seldom meet.
+        """
         across = constant_size([extent_of(k) for k in self.taps])
-        return self.combined(levels) <= _SAVED * (across * self.size - 1)
+        return self.dilation == self.unit == 1 and self.combined(levels) <= _SAVED * (across * self.size - 1)
 
     @property
     def read(self) -> Dim:
         """How many columns the windows of a line read."""
-        return as_dim((extent_of(self.anchor.axis[self.along]) - 1) * self.stride + self.size)
+        return as_dim((extent_of(self.anchor.axis[self.along]) - 1) * self.stride + self._reach)
+
+    @property
+    def _reach(self) -> int:
+        """Columns from the first tap of a window to its last, those included."""
+        return (self.size - 1) * self.dilation + 1
 
     def apply(self, s: te.Schedule, most: int) -> tuple[te.Tensor, ...]:
         """Let the anchor read what is reduced across lines, which is returned: by vectors of up to `most` elements.
@@ -119,11 +136,12 @@ class WindowLines:
 
         So they are whole cache lines, if lines of the image are.
         """
-        lead = 0 if vector == read else -self._border() % vector
+        lead = 0 if vector == read or self.unit > 1 else -self._border() % vector
         extent, phases = read + lead, self.stride if vector % self.stride == 0 else 1
         groups, each = -(-extent // vector), vector // phases
         widths = [as_dim(tensor.shape[-1]) for tensor, _ in reads(self.anchor)]
-        is_bordered = all(isinstance(d, int) and read - self._border() > d for d in widths)  # so it is tested for
+        end = (read - 1) * self.unit - self._border()
+        is_bordered = all(isinstance(d, int) and end >= d for d in widths)  # so it is tested for
 
         def vectors(*i: Any) -> PrimExpr:
             place = i[-2] * vector + i[-1]
@@ -159,7 +177,8 @@ class WindowLines:
         others = [axis for n, axis in enumerate(self.anchor.axis) if n != self.along]
         at = {axis.var: v for axis, v in zip(others, line, strict=True)}
         at |= {k.var: tap.var for k, tap in zip(across, self.taps, strict=True)}
-        at |= {self.anchor.axis[self.along].var: te.const(0), along.var: place}
+        first, tap = (place, te.const(0)) if self.dilation > 1 else (te.const(0), place)
+        at |= {self.anchor.axis[self.along].var: first, along.var: tap}
         source = [substitute(e, at) for e in self.whole.source]
         if inside is not None:
             terms = zip(source, self.whole.combiner.identity, strict=True)
@@ -171,7 +190,7 @@ class WindowLines:
         anchor, k = self.anchor, te.reduce_axis((0, self.size), name="k")
 
         def window(*i: Any) -> PrimExpr:
-            place = i[self.along] * self.stride + k
+            place = i[self.along] * self.stride + k * self.dilation
             return self.whole.replace(source=(element((*i[: self.along], *i[self.along + 1 :]), place),), axis=(k,))
 
         shape = [extent_of(axis) for axis in anchor.axis]

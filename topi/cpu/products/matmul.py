@@ -90,13 +90,13 @@ def _tile(
     if chains:
         _, row = s[out].split(row, factor=_rows_at_once(plan, lanes))
     s[out].unroll(row)
-    vectorize_runs(s, out, column, plan.width, lanes, run, apart=plan.narrow_last)
+    vectorize_runs(s, out, column, plan.width, lanes, run, apart=plan.vectors_apart)
 
     s[accumulator].compute_at(s[out], tile)
     *_, m, n = s[accumulator].op.axis
     s[accumulator].reorder(*s[accumulator].op.reduce_axis, m, n)
     s[accumulator].unroll(m)
-    vectorize_panel(s, accumulator, n, plan.width, lanes, apart=plan.narrow_last)
+    vectorize_panel(s, accumulator, n, plan.width, lanes, apart=plan.vectors_apart)
 
 
 def _results(
@@ -109,7 +109,7 @@ def _results(
     if chains:
         _, row = s[results].split(row, factor=_rows_at_once(plan, lanes))
     s[results].unroll(row)
-    vectorize_panel(s, results, column, plan.width, lanes, apart=plan.narrow_last)
+    vectorize_panel(s, results, column, plan.width, lanes, apart=plan.vectors_apart)
 
 
 _CHAINS = 4
