@@ -51,6 +51,22 @@ def test_left_operands_transposed_twice_are_read_as_they_were(transformed, opera
     assert operators(transformed(before, PackWeights(HASWELL))) == {"nn.pack_panels": 1, "nn.batch_matmul_packed": 1}
 
 
+def test_a_matrix_of_a_panel_s_columns_is_a_panel(transformed, operators):
+    a, b = var("a", (96, 40)), var("b", (40, 16))
+    after = transformed(Function((a, b), nn.batch_matmul(a, b, transpose_b=False)), PackWeights(HASWELL))
+    assert operators(after) == {"reshape": 1, "nn.batch_matmul_packed": 1}
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_products_of_doubles_are_packed(transformed, operators, constant: bool):
+    a, b = var("a", (24, 40), "float64"), var("b", (40, 72), "float64")
+    weight = const(np.random.default_rng(0).standard_normal((40, 72))) if constant else b
+    params = (a,) if constant else (a, b)
+    before = Function(params, nn.batch_matmul(a, weight, transpose_b=False))
+    found = operators(transformed(before, PackWeights(HASWELL)))
+    assert found == ({"nn.dense_packed": 1} if constant else {"nn.pack_panels": 1, "nn.batch_matmul_packed": 1})
+
+
 @pytest.mark.parametrize("right", [(5, 7), (1, 1, 5, 7)])
 def test_a_common_right_operand_makes_one_product(transformed, right: tuple[int, ...]):
     a, b = var("a", (2, 3, 9, 5)), var("b", right)
