@@ -7,9 +7,10 @@ from topi.cpu.norms import channelwise, log_sum_exp, lrn, moments, rows, standar
 from topi.cpu.pooling import pooling
 from topi.cpu.products import bits, few_rows, matmul
 from topi.cpu.reductions import extremum, reduction
+from topi.cpu.turns import panel_rows
 
 __all__ = [
     "across_groups", "attention", "bits", "channelwise", "conv2d", "depthwise", "extremum", "few_rows", "injective",
-    "log_sum_exp", "lrn", "matmul", "moments", "pooling", "reduction", "rows", "stagewise", "standardize",
+    "log_sum_exp", "lrn", "matmul", "moments", "panel_rows", "pooling", "reduction", "rows", "stagewise", "standardize",
     "winograd",
 ]  # fmt: skip
