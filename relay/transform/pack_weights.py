@@ -67,7 +67,8 @@ _PACKED: dict[int, type[Conv1DNWCPacked | Conv2DNHWCPacked | Conv3DNDHWCPacked]]
     1: Conv1DNWCPacked, 2: Conv2DNHWCPacked, 3: Conv3DNDHWCPacked,
 }  # fmt: skip
 _COMPUTED_IN = {
-    "float32": "float32", "float16": "float32", "bfloat16": "float32", "int32": "int32", "float64": "float64",
+    "float32": "float32", "float16": "float32", "bfloat16": "float32", "float64": "float64", "int32": "int32",
+    "int64": "int64",
 }  # fmt: skip
 """Types whose products read packed weights, and what they are computed in; quantised ones in int32. Those of
 convolutions have 32 bits."""
@@ -127,7 +128,7 @@ class _Packer:
             case BatchMatmul(transpose_a=False) if len(weight.shape) == 2:
                 return self._dense(call, weight, "NK" if call.op.transpose_b else "KN")
             case Conv1D(data_layout="NWC") | Conv2D(data_layout="NHWC") | Conv3D(data_layout="NDHWC"):
-                return call if wide == "float64" else self._convolution(call, call.op, weight)
+                return call if call.dtype.nbytes > _WORD_BYTES else self._convolution(call, call.op, weight)
             case _:
                 return call
 

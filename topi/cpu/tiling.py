@@ -380,10 +380,13 @@ def threads_worthwhile(operations: float, lanes: int) -> int:
 
 def reads_in_place(target: Target, rows: Dim, columns: Dim, steps: Dim, transpose_a: bool, transpose_b: bool) -> bool:
     """Are the rows of a product so few that its right operand had better not be packed, and is it read along memory?"""
-    long, most = (steps, _FEW_ROWS_ALONG) if transpose_b else (columns, _FEW_ROWS)
-    if not isinstance(rows, int) or not isinstance(long, int) or rows > most or (transpose_a and transpose_b):
+    long, lanes = steps if transpose_b else columns, vector_lanes(target)
+    if not isinstance(rows, int) or not isinstance(long, int) or (transpose_a and transpose_b):
         return False
-    return long >= min(rows, 2) * vector_lanes(target)
+    if rows > _FEW_ROWS:
+        near = transpose_b and rows <= _FEW_ROWS_ALONG and 4 * rows * long <= target.cache_bytes.l1
+        return near and isinstance(columns, int) and columns >= lanes and long >= 2 * lanes
+    return long >= min(rows, 2) * lanes
 
 
 def reads_transposed(target: Target, rows: int, steps: int) -> bool:
@@ -395,7 +398,8 @@ def reads_transposed(target: Target, rows: int, steps: int) -> bool:
 
 
 _FEW_ROWS, _FEW_ROWS_ALONG = 4, 8
-"""Rows of a product, at most, that cost less than packing the right operand for them, and than turning it besides."""
+"""Rows of a product, at most, that cost less than packing the right operand for them, and than turning it besides:
+these are read again for some of its columns, from the first-level cache."""
 
 
 def attention_blocks(
