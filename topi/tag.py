@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
-    "BROADCAST", "COMM_REDUCE", "COMM_REDUCE_IDX", "ELEMWISE", "INJECTIVE", "LOG_SUM_EXP", "PAD", "VARIANCE",
+    "BROADCAST", "COMM_REDUCE", "COMM_REDUCE_IDX", "ELEMWISE", "INJECTIVE", "LOG_SUM_EXP", "PACK", "PAD", "VARIANCE",
     "is_broadcast", "is_injective",
 ]  # fmt: skip
 
@@ -15,6 +15,8 @@ INJECTIVE = "injective"
 """Each element is computed from few elements at computed indices; cheap enough to inline."""
 PAD = "pad"
 """An injective border around a tensor."""
+PACK = "pack"
+"""Rows of matrices side by side in panels: injective, across memory."""
 COMM_REDUCE = "comm_reduce"
 """A commutative reduction over axes."""
 COMM_REDUCE_IDX = "comm_reduce_idx"
@@ -32,4 +34,4 @@ def is_broadcast(tag: str) -> bool:
 
 def is_injective(tag: str) -> bool:
     """May an operation with this tag be inlined into its consumers?"""
-    return tag in (ELEMWISE, BROADCAST, INJECTIVE, PAD)
+    return tag in (ELEMWISE, BROADCAST, INJECTIVE, PAD, PACK)

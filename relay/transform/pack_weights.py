@@ -44,10 +44,14 @@ from relay.transform.quad_groups import pack_quad_groups
 from relay.transform.tied_tables import PackedMatrix, look_up_in_panels
 from relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
 from relay.type import TensorType
+from te.dtype import DType
+from te.dtype import dtype as as_dtype
 from te.ir import PassContext
+from te.tir import Dim
 from topi.cpu.convolution.group_plan import GroupedWindows, crosses_groups
 from topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape
 from topi.cpu.tiling import (
+    as_seen_by,
     group_panel,
     has_byte_products,
     matrix_panel,
@@ -64,12 +68,17 @@ Array = np.ndarray[Any, Any]
 _PACKED: dict[int, type[Conv1DNWCPacked | Conv2DNHWCPacked | Conv3DNDHWCPacked]] = {
     1: Conv1DNWCPacked, 2: Conv2DNHWCPacked, 3: Conv3DNDHWCPacked,
 }  # fmt: skip
-_COMPUTED_IN = {"float32": "float32", "float16": "float32", "bfloat16": "float32", "int32": "int32"}
-"""Types whose products and convolutions read packed weights, and what they are computed in; quantised ones in int32."""
+_COMPUTED_IN = {
+    "float32": "float32", "float16": "float32", "bfloat16": "float32", "float64": "float64", "int32": "int32",
+    "int64": "int64",
+}  # fmt: skip
+"""Types whose products read packed weights, and what they are computed in; quantised ones in int32. Those of
+convolutions have 32 bits."""
 _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
+_SINGLE = as_dtype("float32")
 _WORD_BYTES = 4
-"""What is read of a row in a step of a product: an element, or several narrow ones."""
+"""What is read of a row in a step of a product, at least: an element, or several narrow ones."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +132,7 @@ class _Packer:
             case BatchMatmul(transpose_a=False) if len(weight.shape) == 2:
                 return self._dense(call, weight, "NK" if call.op.transpose_b else "KN")
             case Conv1D(data_layout="NWC") | Conv2D(data_layout="NHWC") | Conv3D(data_layout="NDHWC"):
-                return self._convolution(call, call.op, weight)
+                return call if call.dtype.nbytes > _WORD_BYTES else self._convolution(call, call.op, weight)
             case _:
                 return call
 
@@ -151,14 +160,20 @@ class _Packer:
         return self.packed[key]
 
     def _width(
-        self, rows: int, columns: int, steps: int, apart: int, line: int = 0, form: str = "numbers"
-    ) -> int:
-        """Columns of a panel; what one row reads begins `apart` elements behind the one before."""
+        self, rows: int, columns: int, steps: int, apart: int, line: int = 0, form: str = "numbers",
+        dtype: DType = _SINGLE,
+    ) -> int:  # fmt: skip
+        """Columns of a panel of `dtype`; what one row reads begins `apart` elements behind the one before.
+
+        Narrow floats are widened.
+        """
         together = {"numbers": 1, "pairs": 2, "quads": 4}[form]
-        spare = spare_registers(self.target, form)
+        target, spare = as_seen_by(self.target, dtype), spare_registers(self.target, form)
+        word = max(_WORD_BYTES, dtype.nbytes)
         return packed_columns(
-            self.target, rows, columns, steps // together, line, spare, _WORD_BYTES * apart // together
-        )
+            target, rows, columns, steps // together, line, spare, word * apart // together,
+            widened=dtype.is_float and dtype.nbytes < _WORD_BYTES,
+        )  # fmt: skip
 
     def _matrix_panel(self, rows: int, columns: int, quads: int) -> int:
         """Columns of a panel for a product of bytes on a matrix unit; 0 where vectors are better."""
@@ -176,7 +191,7 @@ class _Packer:
             if quads is not None:
                 return quads.product_of_rows(units, call)
         pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], weight)
-        width = self._width(rows, units, depth, depth, form="pairs" if pairs else "numbers")
+        width = self._width(rows, units, depth, depth, form="pairs" if pairs else "numbers", dtype=call.dtype)
         packed = self._packed(weight, outputs_first, order, width)
         if order == "NK":
             self.matrices[place_of(weight)] = PackedMatrix(packed, units)
@@ -184,7 +199,18 @@ class _Packer:
         if found is not None and not isinstance(found[1], int):
             product = Call(DensePacked(units=units, pairs=True), (found[0], packed), span=call.span)
             return _without_zero(product, found[1], outputs_first.sum(1, dtype=np.int32))
+        lying = self._as_it_lies(call.args[0])
+        if lying is not None and weight.dtype == call.dtype == "float32":
+            return Call(BatchMatmulPacked(columns=units, transpose_a=True), (lying, packed), span=call.span)
         return _with_panels(call, DensePacked(units=units, pairs=pairs), packed)
+
+    def _as_it_lies(self, a: Expr) -> Expr | None:
+        """A left operand before it was transposed, if a cache keeps it then; else None."""
+        before = before_transposition(a)
+        if before is None:
+            return None
+        steps, rows = [d if isinstance(d, int) else _UNKNOWN_ROWS for d in before.shape[-2:]]
+        return before if reads_transposed(self.target, rows, steps) else None
 
     def _batch_matmul(self, call: Call, op: BatchMatmul) -> Expr:
         """Many products: the right operands are packed at run time, together with what rearranges them anyway.
@@ -200,12 +226,13 @@ class _Packer:
             rows = product((*lead, rows))
             a = reshaped(a, (rows, a.shape[-1]))
             b = reshaped(b, b.shape[-2:])
-        in_place = reads_in_place(self.target, rows, columns, depth, op.transpose_a, op.transpose_b)
+        target = as_seen_by(self.target, call.dtype)
+        in_place = reads_in_place(target, rows, columns, depth, op.transpose_a, op.transpose_b)
         if rows == 1 or (in_place and not isinstance(b, Constant)):
             return call
         m, n, k = [d if isinstance(d, int) else _UNKNOWN_ROWS for d in (rows, columns, depth)]
-        width = self._width(m, n, k, 0 if op.transpose_a else k)
-        packed = Call(PackPanels(width=width, transpose=not op.transpose_b), (b,), span=call.span)
+        width = self._width(m, n, k, 0 if op.transpose_a else k, dtype=call.dtype)
+        packed = _in_panels(b, width, columns, transposed=op.transpose_b)
         before, transpose_a = before_transposition(a), op.transpose_a
         in_cache = reads_transposed(self.target, m, k)
         if before is not None and (in_cache or transpose_a):
@@ -476,6 +503,13 @@ def _unsigned(codes: Expr, zero: Expr | int) -> tuple[Expr, Expr | int]:
     unsigned = unflipped(codes)
     codes = flipped(codes) if unsigned is None else unsigned
     return codes, zero + 128 if isinstance(zero, int) else broadcast.add(zero, const(128, "int32"))
+
+
+def _in_panels(b: Expr, width: int, columns: Dim, *, transposed: bool) -> Expr:
+    """Matrices (K, N) of N `columns`, or `transposed` ones, in panels made at run time; a single one is there."""
+    if columns == width and not transposed:
+        return reshaped(b, (*b.shape[:-2], 1, b.shape[-2], width))
+    return Call(PackPanels(width=width, transpose=not transposed), (b,), span=b.span)
 
 
 def _with_panels(

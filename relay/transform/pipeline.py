@@ -71,7 +71,7 @@ def default_pipeline(
         integers, tables = (FakeQuantizationToInteger(target),), (TabulateBytes(target),)
         codes = (FoldCodeScales(),)
         attention = (RecognizeAttention(), BlockAttention(target))
-        products = (ReadOperandsInPlace(), WidenProducts())
+        products = (ReadOperandsInPlace(), WidenProducts(target))
         weights = (*products, ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
         moves = (JoinSlices(), RepeatElements(), AbsorbShuffles(), MapBeforeJoining(), ChainPools())
         arrange = (SplitTaps(target), *moves, CombineParallelConv2D(target), *weights)

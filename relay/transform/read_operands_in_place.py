@@ -18,14 +18,15 @@ class ReadOperandsInPlace(RewritePass):
     """Transpositions of right operands become attributes of their products, and a matrix by a column one by a row.
 
     `nn.dense` with weights that are computed becomes `nn.batch_matmul`, of which both are known. A x = (x' A')' reads A
-    once, along memory, whichever way it lies; packing x would fill a vector up for each of its numbers.
+    once, along memory, whichever way it lies; packing x, which may be constant, would fill a vector up for each of its
+    numbers.
     """
 
     opt_level: ClassVar[int] = 1
 
     def rewrite(self, call: Call) -> Expr:
         match call.op:
-            case Dense() if not isinstance(call.args[1], Constant):
+            case Dense() if not isinstance(call.args[1], Constant) or _is_column(call):
                 data, weight = call.args
                 matrix = data if len(data.shape) > 1 else reshaped(data, (1, *data.shape))
                 made = make_call(BatchMatmul(out_dtype=call.op.out_dtype), (matrix, weight), call.span)
@@ -35,6 +36,11 @@ class ReadOperandsInPlace(RewritePass):
                 return call
         made = _by_row(_without_transposition(made))
         return call if made is call else reshaped(made, call.shape, call.span)
+
+
+def _is_column(call: Call) -> bool:
+    """Has the product `call` of floats a single column?"""
+    return call.dtype.is_float and call.shape[-1] == 1
 
 
 def _without_transposition(call: Call) -> Call:

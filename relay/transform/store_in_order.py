@@ -1,9 +1,10 @@
 """StoreInOrder: a product that only a transposition reads stores its result in that order itself.
 
-Heads of attention, windows, images with channels first: their kernels would be another pass over memory. There are two
-kinds. Where runs of columns stay runs, of a few at least, each is stored elsewhere. Where memory runs along the
-rows of the product (channels first), blocks of results are turned in registers as they leave the first-level cache;
-those of Winograd's algorithm are lines of tiles of an image, those of depthwise convolutions lines.
+So does one that another product reads in panels. Heads of attention, windows, images with channels first: their kernels
+would be another pass over memory. There are two kinds. Where runs of columns stay runs, of a few at least, each is
+stored elsewhere. Where memory runs along the rows of the product (channels first), blocks of results are turned in
+registers as they leave the first-level cache; those of Winograd's algorithm are lines of tiles of an image, those of
+depthwise convolutions lines.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from relay.expr import Call, Expr, Function, Var
 from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
 from relay.op.base import OpDef, OpPattern
 from relay.op.nn.conv import Conv2D
-from relay.op.nn.dense import BatchMatmulPacked, DensePacked
+from relay.op.nn.dense import BatchMatmulPacked, DensePacked, PackPanels
 from relay.op.nn.dense_bits import DenseBits
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relay.op.nn.quads import Conv2DNHWCQuads, DenseQuadGroups, DenseQuads, WindowQuadGroups
@@ -59,8 +60,9 @@ class StoreInOrder(FunctionPass):
         return rewrite_calls_knowing_uses(function, self._rewritten)
 
     def _rewritten(self, call: Call, is_shared: Sharing) -> Expr:
-        transpose = _only_call(call)
-        if transpose is None or not isinstance(transpose.op, Transpose):
+        reader = _only_call(call)
+        moved = None if reader is None else _moved(reader)
+        if moved is None:
             return call
         source = call.args[0]
         while not is_shared(source) and (view := _only_call(source)) is not None and isinstance(view.op, Reshape):
@@ -68,7 +70,7 @@ class StoreInOrder(FunctionPass):
             source = source.args[0]
         if is_shared(source) or not _is_function_call(source):
             return call
-        order = _Order.of(transpose.args[0].tensor_type, transpose.op.axes, _anchor(source), self.target)
+        order = _Order.of(*moved, _anchor(source), self.target)
         return call if order is None else _stored(source, order, call)
 
 
@@ -141,6 +143,22 @@ class _Order:
         if self.sizes != sizes or self.axes != (*range(last - 1), last, last - 1):
             return None
         return _Order(whole.static_shape, (0, 3, 1, 2), 3) if _lines_pay(product, target) else None
+
+
+def _moved(call: Call) -> tuple[TensorType, Sequence[int]] | None:
+    """What `call` transposes, or a view of it, and the order of its dimensions. Packing whole panels is such."""
+    match call.op:
+        case Transpose(axes=axes):
+            return call.args[0].tensor_type, axes
+        case PackPanels(width=width, transpose=True):
+            matrices = call.args[0].tensor_type
+            *lead, depth, columns = matrices.shape
+            if not isinstance(columns, int) or columns % width:
+                return None
+            first, panels = len(lead), columns // width
+            return matrices.with_shape((*lead, depth, panels, width)), (*range(first), first + 1, first, first + 2)
+        case _:
+            return None
 
 
 def _lines_pay(product: Call, target: Target) -> bool:

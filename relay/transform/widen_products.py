@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
+from backend.target import Target
 from relay.expr import Call, Constant, Expr, Function
 from relay.expr_functor import Sharing
 from relay.op.base import make_call
@@ -12,22 +14,25 @@ from relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
 from relay.transform.builders import NARROW, is_call_of
 from relay.transform.function_pass import FunctionPass
 from te.ir import PassContext
+from topi.cpu.tiling import reads_in_place
 
 __all__ = ["WidenProducts"]
 
 
+@dataclass(frozen=True)
 class WidenProducts(FunctionPass):
     """`nn.batch_matmul` of float16 or bfloat16 data becomes one of float32 between casts.
 
     The sums are of float32 as before; operands are converted once, while they are packed, and not at each use. What a
-    softmax gives for such a product alone is not rounded in between. Constant operands stay narrow: weights that are
-    read once cost what they weigh.
+    softmax gives for such a product alone is not rounded in between. What a few rows read in place, once, stays narrow,
+    as does a constant matrix: weights that are read once cost what they weigh.
     """
 
+    target: Target
     opt_level: ClassVar[int] = 2
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        return rewrite([NarrowProduct()], function)
+        return rewrite([NarrowProduct(self.target)], function)
 
 
 class NarrowProduct(PatternRule):
@@ -36,14 +41,24 @@ class NarrowProduct(PatternRule):
     x, y = wildcard(), wildcard()
     pattern = is_op("nn.batch_matmul")(x, y)
 
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
     def replace(self, call: Call, found: Found) -> Expr | None:
-        operands = (found[self.x], found[self.y])
-        if any(e.dtype not in NARROW or isinstance(e, Constant) for e in operands):
+        operands, op = (found[self.x], found[self.y]), call.op
+        assert isinstance(op, BatchMatmul)
+        if any(e.dtype not in NARROW for e in operands) or (_is_matrix(operands[1]) and not op.transpose_a):
             return None
-        assert isinstance(call.op, BatchMatmul)
+        rows, columns, steps = *call.shape[-2:], operands[0].shape[-2 if op.transpose_a else -1]
+        if reads_in_place(self.target, rows, columns, steps, op.transpose_a, op.transpose_b):
+            return None
         wide = [_widened(e, found.shared) for e in operands]
-        product = make_call(call.op.replace(out_dtype=None), wide, call.span)
+        product = make_call(op.replace(out_dtype=None), wide, call.span)
         return product if call.dtype == "float32" else make_call("cast", (product,), call.span, dtype=str(call.dtype))
+
+
+def _is_matrix(e: Expr) -> bool:
+    return isinstance(e, Constant) and len(e.shape) == 2
 
 
 def _widened(e: Expr, shared: Sharing) -> Expr:

@@ -125,6 +125,20 @@ def test_narrow_weights_are_widened_by_the_panel_or_as_they_are_read(rows: int, 
     assert ("widened = allocate" in loops_of(rows, "float16")) == copied
 
 
+def test_one_tile_of_all_rows_widens_weights_as_it_reads_them():
+    """Two tiles of four rows would have them copied; that eight rows meet in a set of the cache costs less."""
+    assert "widened = allocate" not in loops_of(8, "float16", SERVER, depth=1024)
+
+
+@pytest.mark.parametrize(("columns", "found"), [(112, [208, 104]), (128, [208]), (1000, [208, 208])])
+def test_tiles_of_a_narrow_last_panel_of_a_computed_matrix_have_the_vectors_that_it_has(columns: int, found: list[int]):
+    """Where they are a notable part of all: a matrix of 1000 columns is computed in whole panels."""
+    a, b = relay.var("a", (169, 256)), relay.var("b", (256, columns))
+    text = relay.build(relay.Function((a, b), relay.nn.matmul(a, b)), SERVER).module.get_source("asm")
+    counts = [block.count("vfmadd") for block in text.split("\n.LBB")]
+    assert [count for count in counts if count] == found
+
+
 @pytest.mark.parametrize("columns", [256, 250, 248])
 def test_rows_counted_at_run_time_have_kernels_of_full_tiles_of_half_ones_and_of_single_rows(columns: int):
     rows = te.size_var("n")

@@ -5,11 +5,12 @@ from topi.cpu.convolution import across_groups, conv2d, depthwise, overlap_add, 
 from topi.cpu.elementwise import injective
 from topi.cpu.norms import channelwise, log_sum_exp, lrn, moments, rows, standardize
 from topi.cpu.pooling import pooling
-from topi.cpu.products import bits, matmul
+from topi.cpu.products import bits, few_rows, matmul
 from topi.cpu.reductions import extremum, reduction
+from topi.cpu.turns import panel_rows
 
 __all__ = [
-    "across_groups", "attention", "bits", "channelwise", "conv2d", "depthwise", "extremum", "injective",
-    "log_sum_exp", "lrn", "matmul", "moments", "overlap_add", "pooling", "reduction", "rows", "stagewise",
+    "across_groups", "attention", "bits", "channelwise", "conv2d", "depthwise", "extremum", "few_rows", "injective",
+    "log_sum_exp", "lrn", "matmul", "moments", "overlap_add", "panel_rows", "pooling", "reduction", "rows", "stagewise",
     "standardize", "winograd",
 ]  # fmt: skip

@@ -20,15 +20,16 @@ from topi.tuning import choose
 
 if TYPE_CHECKING:
     from backend.target import Target
+    from te.dtype import DType
     from te.tir import Dim
 
 __all__ = [
     "CACHE_BYTES_PER_CYCLE", "CORES_OF_MEMORY", "LINE_ELEMENTS", "MEMORY_BYTES_PER_CYCLE", "SET_ELEMENTS",
-    "RegisterTile", "asks_near", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns",
-    "group_panel", "has_byte_products", "has_few_registers", "has_matrix_unit", "is_last_cache_far", "largest_share",
-    "matrix_panel", "packed_columns", "parallel_worthwhile", "product_cycles", "reads_in_place", "reads_transposed",
-    "score_fill", "shares_evenly", "spare_registers", "threads_worthwhile", "tile_cycles", "tile_rows", "vector_lanes",
-    "waits_for_few_lines",
+    "RegisterTile", "as_seen_by", "asks_near", "attention_blocks", "best_tile", "cache_share", "direct_cycles",
+    "group_columns", "group_panel", "has_byte_products", "has_few_registers", "has_matrix_unit", "is_last_cache_far",
+    "largest_share", "matrix_panel", "packed_columns", "parallel_worthwhile", "product_cycles", "reads_in_place",
+    "reads_transposed", "score_fill", "shares_evenly", "spare_registers", "threads_worthwhile", "tile_cycles",
+    "tile_rows", "vector_lanes", "waits_for_few_lines",
 ]  # fmt: skip
 
 CACHE_BYTES_PER_CYCLE = 16.0
@@ -79,6 +80,13 @@ class RegisterTile:
 def vector_lanes(target: Target, dtype_bytes: int = 4) -> int:
     """Elements in one vector register of the target."""
     return max(1, target.vector_bytes // dtype_bytes)
+
+
+@lru_cache(maxsize=64)
+def as_seen_by(target: Target, dtype: DType) -> Target:
+    """The target as elements of `dtype` see it, where the model counts those of 4 bytes: a vector holds half as many of
+    8."""
+    return target if dtype.nbytes <= 4 else target.with_attrs(vector_bytes=max(target.vector_bytes // 2, 4))
 
 
 def spare_registers(target: Target, form: str) -> int:
@@ -207,11 +215,17 @@ def tile_cycles(tile: RegisterTile, steps: int, line: int = 0) -> float:
     return tile.cycles_per_step() * (steps + _TILE_OVERHEAD_STEPS) + addresses * _ADDRESS_CYCLES
 
 
-def _cost(tile: RegisterTile, rows: int, columns: int, steps: int, line: int = 0) -> float:
-    """Cycles of the whole problem; a last partial tile costs as much as a full one."""
-    tiles = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
+def _cost(
+    tile: RegisterTile, rows: int, columns: int, steps: int, line: int = 0, *, widened: bool = False
+) -> float:
+    """Cycles of the whole problem; a last partial tile costs as much as a full one.
+
+    Weights that are `widened` are so as a tile of all rows reads them, or in a panel of their own.
+    """
+    row_tiles, panels = math.ceil(rows / tile.rows), math.ceil(columns / tile.columns)
     partial = _PARTIAL_PANEL if columns % tile.columns else 1.0
-    return tiles * tile_cycles(tile, steps, line) * partial
+    widening = _WIDENING_CYCLES[row_tiles > 1] * panels * tile.vectors * steps if widened else 0.0
+    return row_tiles * panels * tile_cycles(tile, steps, line) * partial + widening
 
 
 def direct_cycles(target: Target, rows: int, columns: int, steps: int) -> float:
@@ -239,20 +253,21 @@ def product_cycles(target: Target, rows: int, columns: int, steps: int, line: in
 def best_tile(
     target: Target, rows: int, columns: int, steps: int, *,
     lanes: int | None = None, vectors: int | None = None, line: int = 0, temporaries: int = 0, cores: int = 1,
-    apart: int = 0,
+    apart: int = 0, widened: bool = False,
 ) -> RegisterTile:  # fmt: skip
     """The cheapest tile for an output of `rows` rows by `columns` columns, whose tiles `cores` share.
 
     `vectors` fixes the width where the packed operand decides it already; for `line` see `tile_cycles`. `temporaries`
     are registers that a step needs besides: one where another instruction than the one that multiplies adds. `apart`
-    are the bytes from one row of the left operand to the next, which may meet in few sets of the cache.
+    are the bytes from one row of the left operand to the next, which may meet in few sets of the cache; for `widened`
+    see `_cost`.
     """
     lanes = vector_lanes(target) if lanes is None else lanes
     best, least = None, (math.inf, 0)
     for tile in _tiles(target, lanes, vectors, temporaries):
         if tile.rows > max(rows, 1):
             continue
-        cost = _cost(tile, rows, columns, steps, line)
+        cost = _cost(tile, rows, columns, steps, line, widened=widened)
         if cost > least[0]:
             continue  # what follows makes no tile cheaper
         tiles = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
@@ -269,13 +284,16 @@ _NEARLY_EVEN = 0.9
 
 
 def packed_columns(
-    target: Target, rows: int, columns: int, steps: int, line: int = 0, temporaries: int = 0, apart: int = 0
-) -> int:
+    target: Target, rows: int, columns: int, steps: int, line: int = 0, temporaries: int = 0, apart: int = 0,
+    *, widened: bool = False,
+) -> int:  # fmt: skip
     """Width of the panels that a constant operand is packed into: NR of [N/NR][K][NR]. The rest: see `best_tile`."""
     if columns < vector_lanes(target):
         return 1 << (columns - 1).bit_length()
     cores = target.num_cores
-    best = best_tile(target, rows, columns, steps, line=line, temporaries=temporaries, cores=cores, apart=apart)
+    best = best_tile(
+        target, rows, columns, steps, line=line, temporaries=temporaries, cores=cores, apart=apart, widened=widened
+    )
     widths = dict.fromkeys(tile.columns for tile in _tiles(target, best.lanes, None, temporaries))
     return choose(f"panel of {rows}x{columns}x{steps}", best.columns, widths)
 
@@ -303,7 +321,7 @@ def group_columns(target: Target, rows: int, group: int, steps: int) -> int:
 
 def tile_rows(
     target: Target, rows: int, panel: int, steps: int, panels: int | None = None, line: int = 0, temporaries: int = 0,
-    apart: int = 0,
+    apart: int = 0, *, widened: bool = False,
 ) -> int:  # fmt: skip
     """Rows of the register tile for a given panel width.
 
@@ -318,13 +336,16 @@ def tile_rows(
     def cost(tile: RegisterTile) -> float:
         tiles = math.ceil(rows / tile.rows) * max(shared, 1)
         slower = _crowding(target, tile.rows, apart)
-        return _cost(tile, rows, panel, steps, line) * slower * cores * largest_share(tiles, cores)
+        cycles = _cost(tile, rows, panel, steps, line, widened=widened)
+        return cycles * slower * cores * largest_share(tiles, cores)
 
     tiles = _tiles(target, lanes, vectors, temporaries)
     best = min([tile for tile in tiles if tile.rows <= max(rows, 1)], key=lambda tile: (cost(tile), -tile.rows))
     return choose("rows", best.rows, [tile.rows for tile in tiles if tile.rows <= rows])
 
 
+_WIDENING_CYCLES = (1.0, 3.0)
+"""Cycles of widening a vector of weights: where it is used, or with storing it in a panel and reading it from there."""
 _PARTIAL_PANEL = 1.1
 """A last panel that is not full costs a second copy of the code and a less favourable order of the loops."""
 
@@ -364,11 +385,13 @@ def threads_worthwhile(operations: float, lanes: int) -> int:
 
 def reads_in_place(target: Target, rows: Dim, columns: Dim, steps: Dim, transpose_a: bool, transpose_b: bool) -> bool:
     """Are the rows of a product so few that its right operand had better not be packed, and is it read along memory?"""
-    lanes = vector_lanes(target)
-    long = steps if transpose_b else columns
-    if not isinstance(rows, int) or not isinstance(long, int) or rows > _FEW_ROWS or long < 2 * lanes:
+    long, lanes = steps if transpose_b else columns, vector_lanes(target)
+    if not isinstance(rows, int) or not isinstance(long, int) or (transpose_a and transpose_b):
         return False
-    return not transpose_b or (not transpose_a and long % lanes == 0)
+    if rows > _FEW_ROWS:
+        near = transpose_b and rows <= _FEW_ROWS_ALONG and 4 * rows * long <= target.cache_bytes.l1
+        return near and isinstance(columns, int) and columns >= lanes and long >= 2 * lanes
+    return long >= min(rows, 2) * lanes
 
 
 def reads_transposed(target: Target, rows: int, steps: int) -> bool:
@@ -379,8 +402,9 @@ def reads_transposed(target: Target, rows: int, steps: int) -> bool:
     return 4 * rows * steps <= target.cache_bytes.l2 // 4
 
 
-_FEW_ROWS = 4
-"""Rows of a product, at most, that cost less than packing the right operand for them."""
+_FEW_ROWS, _FEW_ROWS_ALONG = 4, 8
+"""Rows of a product, at most, that cost less than packing the right operand for them, and than turning it besides:
+these are read again for some of its columns, from the first-level cache."""
 
 
 def attention_blocks(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["schedule_stage", "schedule_stagewise"]
 
 
-@register_schedule(["elemwise", "broadcast", "injective", "pad"], "cuda", rank=Rank.ELEMENTWISE)
+@register_schedule(["elemwise", "broadcast", "injective", "pack", "pad"], "cuda", rank=Rank.ELEMENTWISE)
 @register_schedule("default", "cuda", rank=Rank.ELEMENTWISE)
 def schedule_stagewise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Injective operations inlined, every other one by itself."""

@@ -12,7 +12,7 @@ from te.tir import Dim, Let, PrimExpr, Var, as_dim
 from te.tir.ops import bitwise_and, bitwise_or, left_shift
 from topi.broadcast import broadcast_shape
 from topi.indexing import inside
-from topi.tag import BROADCAST, ELEMWISE, INJECTIVE
+from topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PACK
 from topi.utils import accumulator_type, broadcast_index, ceil_div, num_elements, ravel_index, same_dim, unravel_index
 
 __all__ = [
@@ -145,15 +145,22 @@ def pack_panels(x: Tensor, width: int, transposed: bool = False) -> Tensor:
     The last panel is filled up with zeros.
     """
     *batch, columns, depth = (*x.shape[:-2], x.shape[-1], x.shape[-2]) if transposed else x.shape
+    whole, count = isinstance(columns, int) and columns % width == 0, ceil_div(columns, width)
+
+    def element(*i: Any) -> PrimExpr:
+        *at, panel, lane, k = i
+        n = panel * width + lane
+        value = x(*at, k, n) if transposed else x(*at, n, k)
+        return value if whole else te.if_then_else(n < columns, value, te.const(0, x.dtype))
+
+    rows = None if transposed else te.compute((*batch, count, width, depth), element, name="panel_rows", tag=INJECTIVE)
 
     def body(*i: Any) -> PrimExpr:
         *at, panel, k, lane = i
-        n = panel * width + lane
-        value = x(*at, k, n) if transposed else x(*at, n, k)
-        whole = isinstance(columns, int) and columns % width == 0
-        return value if whole else te.if_then_else(n < columns, value, te.const(0, x.dtype))
+        return (element if rows is None else rows)(*at, panel, lane, k)
 
-    return te.compute((*batch, ceil_div(columns, width), depth, width), body, name="pack_panels", tag=INJECTIVE)
+    tag = INJECTIVE if transposed else PACK
+    return te.compute((*batch, count, depth, width), body, name="pack_panels", tag=tag)
 
 
 def take_from_panels(panels: Tensor, indices: Tensor, rows: int, mode: str = "clip") -> Tensor:

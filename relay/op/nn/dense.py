@@ -105,7 +105,8 @@ class DensePacked(OpDef):
         return topi.nn.dense_packed(data, weight, self.units, self._result_dtype(data.dtype), pairs)
 
     def reference(self, data: Array, weight: Array) -> Array:
-        columns = weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)[:, : self.units]
+        panels, depth, width = weight.shape
+        columns = weight.transpose(1, 0, 2).reshape(depth, panels * width)[:, : self.units]
         data = data.astype(np.int32) - np.int32(self.zero_point) if self.pairs else data
         return _product(data, columns, self._result_dtype(str(data.dtype)))
 

@@ -51,6 +51,34 @@ def test_left_operands_transposed_twice_are_read_as_they_were(transformed, opera
     assert operators(transformed(before, PackWeights(HASWELL))) == {"nn.pack_panels": 1, "nn.batch_matmul_packed": 1}
 
 
+@pytest.mark.parametrize(
+    ("columns", "steps", "packed"), [(64, 512, False), (7, 512, True), (64, 4096, True), (64, 8, True)]
+)
+def test_eight_rows_read_a_transposed_matrix_in_place_while_a_cache_keeps_them(
+    transformed, operators, columns: int, steps: int, packed: bool
+):
+    a, b = var("a", (8, steps)), var("b", (columns, steps))
+    after = transformed(Function((a, b), nn.batch_matmul(a, b)), PackWeights(HASWELL))
+    assert ("nn.pack_panels" in operators(after)) == packed
+
+
+def test_a_matrix_of_a_panel_s_columns_is_a_panel(transformed, operators):
+    a, b = var("a", (96, 40)), var("b", (40, 16))
+    after = transformed(Function((a, b), nn.batch_matmul(a, b, transpose_b=False)), PackWeights(HASWELL))
+    assert operators(after) == {"reshape": 1, "nn.batch_matmul_packed": 1}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+@pytest.mark.parametrize("constant", [False, True])
+def test_products_of_eight_bytes_are_packed(transformed, operators, constant: bool, dtype: str):
+    a, b = var("a", (24, 40), dtype), var("b", (40, 72), dtype)
+    weight = const(np.random.default_rng(0).normal(0, 9, (40, 72)).astype(dtype)) if constant else b
+    params = (a,) if constant else (a, b)
+    before = Function(params, nn.batch_matmul(a, weight, transpose_b=False))
+    found = operators(transformed(before, PackWeights(HASWELL)))
+    assert found == ({"nn.dense_packed": 1} if constant else {"nn.pack_panels": 1, "nn.batch_matmul_packed": 1})
+
+
 @pytest.mark.parametrize("right", [(5, 7), (1, 1, 5, 7)])
 def test_a_common_right_operand_makes_one_product(transformed, right: tuple[int, ...]):
     a, b = var("a", (2, 3, 9, 5)), var("b", right)

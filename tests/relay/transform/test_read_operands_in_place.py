@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from backend import Target
-from relay import Function, op, var
+from relay import Function, const, op, var
 from relay.op import nn
 from relay.transform import ReadOperandsInPlace, default_pipeline
 
@@ -27,6 +28,22 @@ def test_a_matrix_by_a_column_is_a_row_by_it(transformed, operators, lead: tuple
     left = op.transpose(a, axes=(*range(len(lead)), len(lead) + 1, len(lead))) if turned else a
     after = transformed(Function((a, x), nn.matmul(left, x)), ReadOperandsInPlace())
     assert "transpose" not in operators(after)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_matrix_by_a_constant_column_is_a_row_by_it(transformed, operators, turned: bool):
+    a, x = var("a", (5, 9) if turned else (9, 5)), const(np.ones((1, 5), np.float32))
+    data = op.transpose(a, axes=(1, 0)) if turned else a
+    found = operators(transformed(Function((a,), nn.dense(data, x)), ReadOperandsInPlace()))
+    assert found["nn.batch_matmul"] == 1
+    assert "transpose" not in found and "nn.dense" not in found
+
+
+def test_the_whole_pipeline_reads_a_transposed_operand_of_constant_weights_as_it_lies(transformed, operators):
+    a, weight = var("a", (40, 24)), const(np.random.default_rng(0).standard_normal((72, 40)).astype("float32"))
+    before = Function((a,), nn.relu(nn.dense(op.transpose(a, axes=(1, 0)), weight)))
+    found = operators(transformed(before, *default_pipeline(3, HASWELL)))
+    assert found == {"nn.batch_matmul_packed": 1, "nn.relu": 1}
 
 
 def test_the_whole_pipeline_packs_computed_weights(transformed, operators):

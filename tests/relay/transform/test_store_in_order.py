@@ -142,6 +142,17 @@ def test_dimensions_of_one_change_place_without_a_kernel():
     assert ("nn.dense_packed", "add") in kernels(moved, [x])
 
 
+@pytest.mark.parametrize(("columns", "packed"), [(64, False), (16, False), (40, True)])
+def test_products_of_products_store_the_panels_that_are_read(columns: int, packed: bool):
+    """A graph convolution. A single panel is what lies there; one that is to be filled up with zeros stays apart."""
+    a, x = var("a", (48, 56)), var("x", (56, 24))
+    body = nn.relu(nn.batch_matmul(a, projected(x, columns), transpose_b=False))
+    made = kernels(body, [a, x])
+    assert any("nn.pack_panels" in names for names in made) == packed
+    assert not any(names == ("transpose",) for names in made)
+    check(body, [a, x], "llvm")
+
+
 def test_without_fusion_nothing_is_stored_in_another_order():
     body, params = heads(1, 20, 4, 32)
     with PassContext(config={"relay.FuseOps.max_size": 1}):

@@ -6,17 +6,19 @@ import numpy as np
 import pytest
 
 import relay
+from backend import Target
 from backend.runtime import device, graph_executor
 from relay import Expr, Function, const, op, var
 from relay.op import nn
 from relay.transform import WidenProducts
 from te.ir import first_difference
 
+HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell")
 RANDOM = np.random.default_rng(2)
 
 
 def transformed(*params: Expr, body: Expr) -> Function:
-    return WidenProducts()(relay.IRModule({"main": Function(params, body)}))["main"]
+    return WidenProducts(HASWELL)(relay.IRModule({"main": Function(params, body)}))["main"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -42,6 +44,19 @@ def test_weights_stay_narrow_and_float32_as_it_is(dtype):
     body = nn.batch_matmul(x, y, transpose_b=False)
     params = [p for p in (x, y) if isinstance(p, relay.Var)]
     assert transformed(*params, body=body).body is body
+
+
+@pytest.mark.parametrize(("rows", "widened"), [(1, False), (4, False), (9, True)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_few_rows_read_once_stays_narrow(operators, rows: int, widened: bool, transposed: bool):
+    x, y = var("x", shape=(rows, 64), dtype="float16"), var("y", shape=(64, 64), dtype="float16")
+    after = transformed(x, y, body=nn.batch_matmul(x, y, transpose_b=transposed))
+    assert ("cast" in operators(after)) == widened
+
+
+def test_many_constant_matrices_are_packed_wide(operators):
+    x, y = var("x", shape=(3, 40, 6), dtype="float16"), const(np.ones((3, 6, 2), np.float16))
+    assert "cast" in operators(transformed(x, body=nn.batch_matmul(x, y, transpose_b=False)))
 
 
 def test_the_result_is_that_of_exact_probabilities():

@@ -26,7 +26,7 @@ from topi.tuning import choose
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["ProductPlan", "fewer_rows", "has_few_channels", "plan_product"]
+__all__ = ["ProductPlan", "fewer_rows", "has_few_channels", "has_narrow_last", "plan_product"]
 
 _NOTABLY = 0.9
 """The part of a core's largest share of the rows that its share of the panels has to be for panels to be shared."""
@@ -38,8 +38,6 @@ _FAR_WEIGHTS, _FEWEST_OF_A_CORE = 20, 2
 """Where the last cache is far: how many times over the weights may exceed a core's rows if rows are shared, and the
 fewest tiles that a core has then. (Two cores of a Xeon of the Sapphire Rapids family: 20 models took 2 to 3 % less
 time, some mobile ones 5 to 8 %.)"""
-_ELEMENT = 4
-"""Bytes of an element of the operands; others are widened first."""
 _FEWEST_STEPS = 128
 """Steps of the reduction that are done at a time, at least."""
 _FEWEST_TILES = 8
@@ -119,7 +117,10 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
     pairs = any(weights.attrs.get("pairs") for weights in narrow)
     form = "pairs" if pairs else anchor.attrs.get("form", "numbers")
     temporaries = spare_registers(target, form) + _shared_pixels(anchor, target)
-    height = tile_rows(target, p.rows, width, p.steps, -(-p.columns // width), p.line, temporaries, p.apart)
+    panels = -(-p.columns // width)
+    height = tile_rows(
+        target, p.rows, width, p.steps, panels, p.line, temporaries, p.apart, widened=bool(narrow)
+    )
     tiles = -(-p.rows // height)
     parts = None if narrow or width != p.panel else _parts(p, height, tiles)
     if parts is not None:
@@ -162,12 +163,20 @@ def fewer_rows(plan: ProductPlan) -> list[ProductPlan]:
     return [ProductPlan(h, plan.width, plan.panel, panels_first=True) for h in heights]
 
 
+def has_narrow_last(target: Target, rows: int, columns: int, panel: int) -> bool:
+    """Is the last of several panels partial, of whole vectors or of one that is masked at next to no cost?"""
+    masks = "avx512f" in target.features and rows <= _MASKED_ROWS
+    return columns > panel and columns % panel > 0 and (masks or columns % vector_lanes(target) == 0)
+
+
 class _Product:
     """The sizes of a product that its plan depends on."""
 
     def __init__(self, out: te.Tensor, anchor: te.Operation, target: Target) -> None:
         self.target, self.groups = target, anchor.attrs["groups"]
         self.left, weights = operands(anchor)
+        self.element = anchor.output(0).dtype.nbytes
+        """bytes of an element of the operands; narrow ones are widened first"""
         self.weight_bytes = constant_size(weights.shape) * weights.dtype.nbytes
         self.has_wide_groups = has_wide_groups(anchor)
         in_panels = self.groups == 1 or self.has_wide_groups
@@ -196,10 +205,8 @@ class _Product:
 
     @property
     def narrow_last(self) -> bool:
-        """Is a partial last panel one of whole vectors, or of one that is masked at next to no cost?"""
-        partial = not self.has_whole_panels and self.columns > self.panel
-        masks = "avx512f" in self.target.features and self.rows <= _MASKED_ROWS
-        return partial and not self.exceeds_caches and (masks or self.columns % vector_lanes(self.target) == 0)
+        """Is a partial last panel one of `has_narrow_last`, of weights that caches hold?"""
+        return not self.exceeds_caches and has_narrow_last(self.target, self.rows, self.columns, self.panel)
 
     @property
     def in_one_loop(self) -> bool:
@@ -220,7 +227,7 @@ class _Product:
         """
         room = cache_share(self.target)
         if is_last_cache_far(self.target):
-            room = int(_MOST_OF_ROWS * self.target.cache_bytes.l2) - _ELEMENT * 2 * self.panel * self.steps
+            room = int(_MOST_OF_ROWS * self.target.cache_bytes.l2) - self.element * 2 * self.panel * self.steps
         return (self.left_bytes or 0) <= room
 
     @property
@@ -231,7 +238,7 @@ class _Product:
         """
         if self.left_bytes is None or not is_last_cache_far(self.target):
             return False
-        passing, cache = self.left_bytes + _ELEMENT * self.rows * self.columns, self.target.cache_bytes.l2
+        passing, cache = self.left_bytes + self.element * self.rows * self.columns, self.target.cache_bytes.l2
         return self.weight_bytes <= _STAYING * cache and passing > _PASSING * cache
 
     def shares_panels_better(self, tiles: int) -> bool:
@@ -262,15 +269,15 @@ def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
     """
     cores, cache = p.target.num_cores, p.target.cache_bytes.l2
     sizes = _PARTS_OF_FAR if is_last_cache_far(p.target) else _PARTS
-    large = _ELEMENT * 2 * p.panel * p.steps > _MOST_OF_PANELS * cache or not p.left_stays
+    large = p.element * 2 * p.panel * p.steps > _MOST_OF_PANELS * cache or not p.left_stays
     if not p.is_matrix or p.groups > 1 or not p.has_whole_panels or tiles < _TILES_OF_A_PART or not large:
         return None
-    panels, most = p.columns // p.panel, int(sizes.panel * cache) // (_ELEMENT * p.panel)
+    panels, most = p.columns // p.panel, int(sizes.panel * cache) // (p.element * p.panel)
     groups = [n for n in range(sizes.panels_at_once, 0, -1) if panels % n == 0]
 
     def block(depth: int, together: int) -> int:
         """Row tiles of a block: their rows, two panels' parts and the sums are what the cache holds."""
-        rows = (int(sizes.block * cache) // _ELEMENT - 2 * p.panel * depth) // (depth + together * p.panel)
+        rows = (int(sizes.block * cache) // p.element - 2 * p.panel * depth) // (depth + together * p.panel)
         return max(rows // height, 1) if rows >= min(_ROWS_OF_A_PART, p.rows) else 0
 
     for depth in [p.steps // n for n in range(1, p.steps // _FEWEST_STEPS + 1) if p.steps % n == 0]:
@@ -306,7 +313,7 @@ def _tiles_in_cache(p: _Product, tiles: int) -> int:
     if not p.in_one_loop:
         blocks = max(blocks, _BLOCKS_OF_A_CORE * p.target.num_cores)
     elif p.groups == 1 and (p.left_stays or (is_last_cache_far(p.target) and p.rows // blocks < _ROWS_OF_A_PART)):
-        written = _ELEMENT * p.rows * p.columns
+        written = p.element * p.rows * p.columns
         blocks = -(-written // share)
         if p.columns % LINE_ELEMENTS == 0 or blocks == 1 or p.weight_bytes > share:
             return 0

@@ -1,0 +1,156 @@
+"""MatMul and Gemm in all spellings, types and open sizes, against numpy's products in twice the precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+import relay
+from backend.runtime import device, graph_executor
+from frontends.onnx import from_onnx
+
+Array = np.ndarray[Any, Any]
+TOLERANCE = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-13, "int32": 0.0, "int64": 0.0}
+
+PLAIN = [helper.make_node("MatMul", ["a", "b"], ["y"])]
+
+
+def transposed(name: str, rank: int = 2) -> list[NodeProto]:
+    """The product with operand `name` transposed in front."""
+    turn = helper.make_node("Transpose", [name], ["t"], perm=[*range(rank - 2), rank - 1, rank - 2])
+    return [turn, helper.make_node("MatMul", ["t" if n == name else n for n in "ab"], ["y"])]
+
+
+SPELLINGS: dict[str, tuple[list[NodeProto], tuple[int, ...], tuple[int, ...]]] = {
+    "matrices": (PLAIN, (24, 70), (70, 33)),
+    "vector by matrix": (PLAIN, (70,), (70, 33)),
+    "matrix by vector": (PLAIN, (24, 70), (70,)),
+    "vectors": (PLAIN, (70,), (70,)),
+    "row": (PLAIN, (1, 70), (70, 33)),
+    "few rows": (PLAIN, (3, 70), (70, 33)),
+    "column": (PLAIN, (24, 70), (70, 1)),
+    "many rows by a matrix": (PLAIN, (2, 3, 24, 70), (70, 33)),
+    "many matrices": (PLAIN, (3, 24, 70), (3, 70, 33)),
+    "a matrix by many": (PLAIN, (24, 70), (3, 70, 33)),
+    "many rows": (PLAIN, (3, 1, 70), (3, 70, 33)),
+    "one panel": (PLAIN, (24, 70), (70, 16)),
+    "whole panels": (PLAIN, (40, 70), (70, 64)),
+    "right transposed": (transposed("b"), (24, 70), (33, 70)),
+    "row by transposed": (transposed("b"), (1, 70), (33, 70)),
+    "row by transposed, few columns": (transposed("b"), (1, 70), (5, 70)),
+    "row by transposed, short": (transposed("b"), (1, 7), (33, 7)),
+    "few rows by transposed": (transposed("b"), (3, 70), (33, 70)),
+    "many few rows by transposed": (transposed("b", 3), (5, 2, 70), (5, 33, 70)),
+    "left transposed": (transposed("a"), (70, 24), (70, 33)),
+    "left transposed, column": (transposed("a"), (70, 24), (70, 1)),
+    "many left transposed": (transposed("a", 3), (5, 70, 24), (5, 70, 33)),
+    "no rows": (PLAIN, (0, 70), (70, 33)),
+    "no steps": (PLAIN, (4, 0), (0, 33)),
+}
+
+
+def model(
+    nodes: Sequence[NodeProto], data: Mapping[str, Array], open_sizes: Mapping[str, Sequence[Any]], constant: str
+) -> ModelProto:
+    """A graph of y; operands named in `constant` are its weights."""
+    kind = helper.np_dtype_to_tensor_dtype(next(iter(data.values())).dtype)
+    values = [(name, open_sizes.get(name, x.shape)) for name, x in data.items() if name not in constant]
+    inputs = [helper.make_tensor_value_info(name, kind, shape) for name, shape in values]
+    weights = [numpy_helper.from_array(data[name], name) for name in constant]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", kind, None)], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def computed(
+    nodes: Sequence[NodeProto], data: Mapping[str, Array], open_sizes: Mapping[str, Sequence[Any]], constant: str
+) -> Array:
+    """What the compiled graph gives."""
+    mod, params = from_onnx(model(nodes, data, open_sizes, constant))
+    lib = relay.build(mod, params=params)
+    executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    return executor(*[x for name, x in data.items() if name not in constant])[0].numpy()
+
+
+def operands(dtype: str, **shapes: tuple[int, ...]) -> dict[str, Array]:
+    random = np.random.default_rng(0)
+    if dtype.startswith("int"):
+        return {name: random.integers(-9, 9, shape).astype(dtype) for name, shape in shapes.items()}
+    return {name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+
+
+def assert_product(got: Array, expected: Array, dtype: str) -> None:
+    assert got.dtype == dtype and got.shape == expected.shape
+    most = TOLERANCE[dtype] * float(np.abs(expected).max(initial=0))
+    np.testing.assert_allclose(got.astype(np.float64), expected.astype(np.float64), rtol=0, atol=most)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_products_in_all_spellings(spelling: str, dtype: str):
+    nodes, left, right = SPELLINGS[spelling]
+    data = operands(dtype, a=left, b=right)
+    turned = nodes[0].input[0] if len(nodes) > 1 else ""
+    wide = np.longdouble if dtype == "float64" else np.float64
+    a, b = [np.swapaxes(x, -1, -2) if name == turned else x for name, x in data.items()]
+    expected = np.matmul(a.astype(wide), b.astype(wide))
+    assert_product(computed(nodes, data, {}, ""), expected, dtype)
+    if dtype in ("float32", "float16") and 0 not in (*left, *right):
+        assert_product(computed(nodes, data, {}, "b"), expected, dtype)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
+def test_general_products(turned: str, known: bool):
+    trans_a, trans_b = int("a" in turned), int("b" in turned)
+    data = operands("float32", a=(70, 24) if trans_a else (24, 70), b=(33, 70) if trans_b else (70, 33), c=(33,))
+    nodes = [
+        helper.make_node("Gemm", ["a", "b", "c"], ["z"], transA=trans_a, transB=trans_b, alpha=0.5, beta=2.0),
+        helper.make_node("Relu", ["z"], ["y"]),
+    ]
+    sizes = {"a": ("k", "n") if trans_a else ("n", "k"), "b": ("m", "k") if trans_b else ("k", "m"), "c": ("m",)}
+    a, b = [data[n].T if t else data[n] for n, t in (("a", trans_a), ("b", trans_b))]
+    expected = np.maximum(0.5 * (a.astype(np.float64) @ b) + 2 * data["c"].astype(np.float64), 0)
+    assert_product(computed(nodes, data, {} if known else sizes, ""), expected, "float32")
+    if known:
+        assert_product(computed(nodes, data, {}, "bc"), expected, "float32")
+
+
+OPEN: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, tuple[str | int, ...]]]] = {
+    "all": ((24, 70), (70, 33), {"a": ("n", "k"), "b": ("k", "m")}),
+    "rows": ((24, 70), (70, 33), {"a": ("n", 70)}),
+    "a single row": ((1, 70), (70, 33), {"a": ("n", 70)}),
+    "columns": ((24, 70), (70, 33), {"b": (70, "m")}),
+    "columns of a row": ((1, 70), (70, 33), {"b": (70, "m")}),
+    "vector": ((70,), (70, 33), {"a": ("k",), "b": ("k", "m")}),
+    "matrix by vector": ((24, 70), (70,), {"a": ("n", "k"), "b": ("k",)}),
+    "column": ((24, 70), (70, 1), {"a": ("n", "k"), "b": ("k", 1)}),
+    "rows of many": ((2, 24, 70), (70, 33), {"a": ("b", "n", 70)}),
+    "many": ((2, 24, 70), (2, 70, 33), {"a": ("b", "n", "k"), "b": ("b", "k", "m")}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("case", OPEN)
+def test_products_of_sizes_known_at_run_time(case: str, dtype: str):
+    left, right, sizes = OPEN[case]
+    data = operands(dtype, a=left, b=right)
+    expected = np.matmul(data["a"].astype(np.float64), data["b"].astype(np.float64))
+    assert_product(computed(PLAIN, data, sizes, ""), expected, dtype)
+
+
+def test_products_of_bytes_are_exact():
+    random = np.random.default_rng(0)
+    data = {name: random.integers(0, 255, s).astype(np.uint8) for name, s in (("a", (24, 70)), ("b", (70, 33)))}
+    nodes = [helper.make_node("MatMulInteger", ["a", "b"], ["y"])]
+    exact = data["a"].astype(np.int32) @ data["b"].astype(np.int32)
+    for constant in ("", "b"):
+        proto = model(nodes, data, {}, constant)
+        proto.graph.output[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(np.int32))
+        mod, params = from_onnx(proto)
+        lib = relay.build(mod, params=params)
+        executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+        np.testing.assert_array_equal(executor(*[x for n, x in data.items() if n not in constant])[0].numpy(), exact)

@@ -1,0 +1,69 @@
+"""Matrices that are packed in panels on CPUs, whose rows lie along memory: turned in registers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import relay
+import te
+from backend import Target
+from backend.runtime import device, graph_executor
+from relay.build.graph import make_graph
+from relay.build.lower import lower
+from relay.op import nn
+from te.ir import IRModule
+
+TARGETS = ["llvm -num-cores=2", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-avx2,-fma,-avx"]
+SERVER = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=icelake-server -num-cores=2")
+
+
+def loops_of(columns: int, steps: int) -> str:
+    """The loops of packing rows (columns, steps) in panels of 32."""
+    x = relay.var("x", (columns, steps))
+    optimized = relay.optimize(IRModule({"main": relay.Function((x,), nn.pack_panels(x, 32))}), SERVER)
+    (node,) = make_graph(optimized["main"]).nodes
+    return str(lower(node.workload, SERVER).function)
+
+
+def check(x: relay.Var, body: relay.Expr, target: str, *shape: int) -> None:
+    function = relay.Function((x,), body)
+    data = np.random.default_rng(0).standard_normal(shape).astype(str(x.dtype))
+    lib = relay.build(function, target)
+    result = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=2)(data)[0].numpy()
+    np.testing.assert_array_equal(result, relay.interpreter.evaluate(function, [data]))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("columns", "steps"), [(64, 70), (50, 70), (7, 40), (64, 600), (100, 512), (33, 3), (8, 1)])
+@pytest.mark.parametrize("width", [4, 16, 48])
+def test_panels_hold_rows_side_by_side(columns: int, steps: int, width: int, target: str):
+    x = relay.var("x", (2, columns, steps))
+    check(x, nn.pack_panels(x, width), target, 2, columns, steps)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_that_are_computed_are_packed_in_the_same_kernel(target: str):
+    x = relay.var("x", (64, 70), "float16")
+    check(x, nn.pack_panels(relay.cast(x, "float32") * relay.const(np.float32(0.5)), 16), target, 64, 70)
+    y = relay.var("y", (3, 40, 20))
+    check(y, nn.pack_panels(relay.transpose(y, (1, 0, 2)), 16), target, 3, 40, 20)
+    check(y, nn.pack_panels(relay.transpose(y, (0, 2, 1)), 16), target, 3, 40, 20)
+
+
+def test_rows_that_are_counted_at_run_time():
+    x = relay.var("x", (te.size_var("b"), te.size_var("n"), 24))
+    for count in (1, 16, 39):
+        check(x, nn.pack_panels(x, 16), "llvm", 2, count, 24)
+
+
+def test_nothing_is_gathered():
+    """Each element by itself took four times as long as turning squares of them, of rows pages apart ten times."""
+    for columns, steps in ((64, 100), (50, 100), (64, 1024)):
+        loops = loops_of(columns, steps)
+        assert "shuffle(" in loops and f", {steps}, 32)]" not in loops
+
+
+@pytest.mark.parametrize(("steps", "copied"), [(1000, False), (1024, True)])
+def test_rows_that_meet_in_few_sets_of_the_cache_are_copied_before(steps: int, copied: bool):
+    assert ("panel_rows = allocate" in loops_of(64, steps)) == copied
