@@ -1,11 +1,10 @@
-"""ConvTranspose of all kinds, compiled, against numpy in float64 and onnxruntime."""
+"""ConvTranspose of all kinds, compiled, against its definition in float64."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -67,5 +66,3 @@ def test_transposed_convolutions(case: tuple[Any, ...], computed: bool) -> None:
     exact = transposed(feeds["x"], feeds["w"], attributes)
     scale = np.abs(exact).max()
     np.testing.assert_allclose(module.get_output(0).numpy(), exact, atol=2e-6 * scale)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(module.get_output(0).numpy(), session.run(None, given)[0], atol=4e-6 * scale)

@@ -76,25 +76,29 @@ def _tile_output(
         s[out].reorder(*batch, row_outer, *column_outer, row_inner, column_inner)
         parallel(s, out, s[out].fuse(*batch, row_outer), work, lanes)
         tile = column_outer[-1]
-    _tile(s, out, accumulator, tile, row_inner, column_inner, plan, lanes, chains=chains, run=run)
+    apart = plan.narrow_last
+    _tile(s, out, accumulator, tile, row_inner, column_inner, plan, lanes, chains=chains, apart=apart, run=run)
     return tile
 
 
 def _tile(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, tile: te.IterVar, row: te.IterVar, column: te.IterVar,
-    plan: ProductPlan, lanes: int, *, chains: bool, run: int = 0,
+    plan: ProductPlan, lanes: int, *, chains: bool, apart: bool, run: int = 0,
 ) -> None:  # fmt: skip
-    """One register tile, of the loops `row` and `column` inside of `tile`: its sums, then what follows of them."""
+    """One register tile, of the loops `row` and `column` inside of `tile`: its sums, then what follows of them.
+
+    Its vectors are told `apart` where the last ones of a panel are used in part or not at all.
+    """
     if chains:
         _, row = s[out].split(row, factor=_rows_at_once(plan, lanes))
     s[out].unroll(row)
-    vectorize_runs(s, out, column, plan.width, lanes, run, apart=plan.vectors_apart)
+    vectorize_runs(s, out, column, plan.width, lanes, run, apart=apart)
 
     s[accumulator].compute_at(s[out], tile)
     *_, m, n = s[accumulator].op.axis
     s[accumulator].reorder(*s[accumulator].op.reduce_axis, m, n)
     s[accumulator].unroll(m)
-    vectorize_panel(s, accumulator, n, plan.width, lanes, apart=plan.vectors_apart)
+    vectorize_panel(s, accumulator, n, plan.width, lanes, apart=apart)
 
 
 def _results(
@@ -107,7 +111,7 @@ def _results(
     if chains:
         _, row = s[results].split(row, factor=_rows_at_once(plan, lanes))
     s[results].unroll(row)
-    vectorize_panel(s, results, column, plan.width, lanes, apart=plan.vectors_apart)
+    vectorize_panel(s, results, column, plan.width, lanes, apart=plan.narrow_last)
 
 
 _CHAINS = 4
@@ -176,7 +180,9 @@ def tile_product(
         parallel(s, out, outside, work, lanes)
         *row_axes, column = s[order.source].op.axis
         row, row_inner = s[order.source].split(s[order.source].fuse(*row_axes), factor=plan.height, tail="shift")
-        _tile(s, order.source, accumulator, row, row_inner, column, plan, lanes, chains=chains)
+        # of a long vector that is used in part LLVM turns elements one by one
+        partial = constant_size(order.result.shape[-1:]) % plan.panel != 0
+        _tile(s, order.source, accumulator, row, row_inner, column, plan, lanes, chains=chains, apart=partial)
     else:
         accumulator = local_accumulator(s, anchor, out)
         row, column = order.loops(s, out)

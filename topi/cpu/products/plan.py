@@ -104,9 +104,6 @@ class ProductPlan:
     """panels that a block is multiplied with in turns then"""
     narrow_last: bool = False
     """the last panel is partial, but in one loop with the others: its tiles are of the vectors that it has"""
-    vectors_apart: bool = False
-    """the vectors of a tile are summed and stored one by one, as some are used in part only: of a long vector LLVM puts
-    those elements together one by one, where they are stored in another order"""
 
 
 def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:
@@ -134,8 +131,7 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
     if p.left_bytes is None:
         in_a_row = min(in_a_row, _TILES_COUNTED)
     return ProductPlan(
-        height, width, p.panel, panels_first, at_once, apart, in_a_row, narrow_last=p.narrow_last and not apart,
-        vectors_apart=not p.has_whole_panels,
+        height, width, p.panel, panels_first, at_once, apart, in_a_row, narrow_last=p.narrow_last and not apart
     )
 
 
