@@ -204,7 +204,8 @@ class TakeFromPanels(OpDef):
         require(panels.ndim == 3, f"(C2) panels (N / NR, K, NR) expected; got {panels}")
         blocks, depth, nr = panels.shape
         known = isinstance(blocks, int) and isinstance(nr, int)
-        require(not known or (blocks - 1) * nr < self.rows <= blocks * nr, f"(C2) {blocks} panels of {nr} do not hold {self.rows} rows")
+        holds = not known or (blocks - 1) * nr < self.rows <= blocks * nr
+        require(holds, f"(C2) {blocks} panels of {nr} do not hold {self.rows} rows")
         require(self.mode in TAKE_MODES, f"(C3) mode {self.mode!r} is not one of {', '.join(TAKE_MODES)}")
         return panels.with_shape((*indices.shape, depth))
 
