@@ -20,7 +20,9 @@ SMALL_WITH_LOGITS = {**SMALL, "vocab_size": 8000}
 GROUPED = {**SMALL_WITH_LOGITS, "num_key_value_heads": 2}
 
 
-def _named(name: str, kind: str, config: str, inputs: Callable[[], dict[str, torch.Tensor]], **options: Any) -> Any:
+def _named(
+    name: str, kind: str, config: str, inputs: Callable[[], dict[str, torch.Tensor]], **options: Any
+) -> Callable[[], Case]:
     """A case of a class of transformers, with a configuration of these options."""
 
     def case() -> Case:

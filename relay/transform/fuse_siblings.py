@@ -24,10 +24,10 @@ from relay.sizes import likely, product
 from relay.transform.function_pass import FunctionPass
 from relay.type import TensorType, shapes_equal
 from te.ir import PassContext
+from topi.cpu.prefetch import LINE_BYTES
 
 __all__ = ["FuseSiblings"]
 
-_LINE_BYTES = 64
 _MOST_TENSORS = 8
 """Tensors that one loop reads and writes, at most: as many as the ways of small first-level caches, since tensors of
 one size tend to begin at the same place in a page."""
@@ -68,10 +68,10 @@ class _Siblings:
         """The calls that read the same large tensor, all of it or the same rows, where there are several."""
         readers: dict[int, list[int]] = {}
         for i, e in enumerate(self.nodes):
-            if _is_elementwise(e) or _is_part_of_lines(e):
+            is_part = _is_part_of_lines(e)
+            if is_part or _is_elementwise(e):
                 for arg in {id(a): a for a in e.args}.values():
-                    reads = _is_part_of_lines(e) or shapes_equal(arg.shape, e.shape)
-                    if reads and _nbytes(arg.tensor_type) > larger_than:
+                    if (is_part or shapes_equal(arg.shape, e.shape)) and _nbytes(arg.tensor_type) > larger_than:
                         readers.setdefault(id(arg), []).append(i)
         return [found for found in readers.values() if len(found) > 1]
 
@@ -151,7 +151,7 @@ def _is_part_of_lines(e: Expr) -> TypeGuard[Call]:
     if not isinstance(body, Call) or not isinstance(body.op, StridedSlice) or not isinstance(body.args[0], Var):
         return False
     whole = body.args[0].shape
-    narrow = len(sizes) > 1 and isinstance(sizes[-1], int) and 0 < sizes[-1] * e.ty.dtype.nbytes < _LINE_BYTES
+    narrow = len(sizes) > 1 and isinstance(sizes[-1], int) and 0 < sizes[-1] * e.ty.dtype.nbytes < LINE_BYTES
     return narrow and shapes_equal(whole[:-1], sizes[:-1]) and not shapes_equal(whole[-1:], sizes[-1:])
 
 

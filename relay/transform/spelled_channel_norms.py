@@ -71,6 +71,14 @@ class SpelledGroupNorm(PatternRule):
         return reshaped(norm, call.shape)
 
 
+def _group_norm(call: Call, x: Expr, groups: int, channels: int, axis: int) -> Expr:
+    """The result of `call`, a norm of a view of `x`, by the norm of groups of its channels along `axis`."""
+    one, epsilon = np.ones(channels, numpy_dtype(x.dtype)), call.op.epsilon  # type: ignore[union-attr]
+    parameters = (Constant(one), Constant(np.zeros_like(one)))
+    norm = make_call("nn.group_norm", (x, *parameters), call.span, num_groups=groups, axis=axis, epsilon=epsilon)
+    return reshaped(norm, call.shape)
+
+
 class GroupNormOfRows(PatternRule):
     """layer_norm(reshape(x, [N, G, -1]), 1, 0) = reshape(group_norm(x, 1, 0, G), [N, G, -1])
 
@@ -91,10 +99,7 @@ class GroupNormOfRows(PatternRule):
         count, size = call.shape[1], x.shape[1]
         if not isinstance(count, int) or not isinstance(size, int) or size <= count or size % count:
             return None
-        one = np.ones(size, numpy_dtype(x.dtype))
-        parameters, epsilon = (Constant(one), Constant(np.zeros_like(one))), op.epsilon  # type: ignore[union-attr]
-        norm = make_call("nn.group_norm", (x, *parameters), call.span, num_groups=count, axis=1, epsilon=epsilon)
-        return reshaped(norm, call.shape)
+        return _group_norm(call, x, count, size, axis=1)
 
 
 class GroupNormOfSplitChannels(PatternRule):
@@ -115,10 +120,7 @@ class GroupNormOfSplitChannels(PatternRule):
             return None
         if not isinstance(groups, int) or not isinstance(channels, int):
             return None
-        one, epsilon = np.ones(channels, numpy_dtype(x.dtype)), call.op.epsilon  # type: ignore[union-attr]
-        parameters = (Constant(one), Constant(np.zeros_like(one)))
-        norm = make_call("nn.group_norm", (x, *parameters), call.span, num_groups=groups, axis=-1, epsilon=epsilon)
-        return reshaped(norm, call.shape)
+        return _group_norm(call, x, groups, channels, axis=-1)
 
 
 class RestoredShape(PatternRule):

@@ -18,13 +18,11 @@ from te.tir import (
     ForKind,
     IfThenElse,
     LetStmt,
-    PrimExpr,
     PrimFunc,
     Ramp,
     Select,
     SeqStmt,
     Var,
-    as_int,
 )
 from te.tir.analysis import free_variables
 from te.tir.expr import Binary, Logical, Or
@@ -110,7 +108,7 @@ class _Stores(Interpreter):
         if self._thread is None or node.buffer.data in self._own:
             return
         strides = self._strides(node.buffer)
-        place: Any = as_int(node.buffer.elem_offset) or 0
+        place: Any = self._dim(node.buffer.elem_offset)
         for index, stride in zip(node.indices, strides, strict=True):
             place = place + self.visit(index) * stride
         conditions = self._conditions if node.predicate is None else [*self._conditions, self.visit(node.predicate)]
@@ -122,14 +120,9 @@ class _Stores(Interpreter):
 
     def _strides(self, buffer: Buffer) -> list[int]:
         if buffer.strides is not None:
-            return [self._known(stride) for stride in buffer.strides]
-        shape = [self._known(dim) for dim in buffer.shape]
+            return [self._dim(stride) for stride in buffer.strides]
+        shape = [self._dim(dim) for dim in buffer.shape]
         return [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
-
-    def _known(self, dim: int | PrimExpr) -> int:
-        found = as_int(dim)
-        assert found is not None, f"an unknown size: {dim}"
-        return found
 
     def visit_Ramp(self, node: Ramp) -> np.ndarray:
         return np.asarray(self.visit(node.base)) + self.visit(node.stride) * np.arange(node.lanes)

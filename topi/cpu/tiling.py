@@ -84,8 +84,7 @@ def vector_lanes(target: Target, dtype_bytes: int = 4) -> int:
 
 @lru_cache(maxsize=64)
 def as_seen_by(target: Target, dtype: DType) -> Target:
-    """The target as elements of `dtype` see it, where the model counts those of 4 bytes: a vector holds half as many of
-    8."""
+    """The target as elements of `dtype` see it, where the model counts those of 4 bytes: of 8, vectors hold half."""
     return target if dtype.nbytes <= 4 else target.with_attrs(vector_bytes=max(target.vector_bytes // 2, 4))
 
 

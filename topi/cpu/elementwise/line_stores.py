@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from backend.target import Target
 
-__all__ = ["are_stored_by_lines", "even_tile", "vectorize_rows"]
+__all__ = ["even_tile", "rows_leave_by_lines", "vectorize_rows"]
 
 _LEAST_LINES, _LEAST_LINES_OF_FEW = 8, 48
 """Of a row: shorter ones are ends more than anything else; and where a core waits for few lines of memory."""
@@ -23,7 +23,7 @@ _MOST_LINES = 6
 """Of a tile, where there is a choice: more are no faster, and take longer to compile."""
 
 
-def are_stored_by_lines(out: te.Tensor, length: int, target: Target) -> bool:
+def rows_leave_by_lines(out: te.Tensor, length: int, target: Target) -> bool:
     """Do rows of so many elements leave the caches by the lines of memory inside of them, which begin anywhere?"""
     line = LINE_BYTES // out.dtype.nbytes
     known = all(isinstance(d, int) for d in out.shape) and "memory_strides" not in out.op.attrs
@@ -41,7 +41,7 @@ def vectorize_rows(
     """
     length, line = constant_size([extent_of(a) for a in axes]), LINE_BYTES // out.dtype.nbytes
     row, extent = s[out].fuse(*axes), length if len(axes) > 1 else extent_of(axes[0])
-    if not are_stored_by_lines(out, length, target):
+    if not rows_leave_by_lines(out, length, target):
         whole_lines = vector_lanes(target, out.dtype.nbytes) if is_streamed(out, 1, target) else 1
         lanes = max(vector_lanes(target), whole_lines)
         return vectorize_elements(s, out, row, extent, lanes), elements_at_once(extent, lanes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import parallel
 from topi.cpu.elements import element_cost, vectorize_elements
-from topi.cpu.elementwise.line_stores import are_stored_by_lines, vectorize_rows
+from topi.cpu.elementwise.line_stores import rows_leave_by_lines, vectorize_rows
 from topi.cpu.norms.across_memory import schedule_across_memory
 from topi.cpu.norms.flat_rows import FlatRows
 from topi.cpu.norms.moments import exceeds_caches, part_by_part, part_sizes, schedule_by_moments
@@ -110,7 +110,7 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     if guessed:
         busy.append(_guess_at_rows(s, anchor, first, lanes))
     length = constant_size([extent_of(a) for a in axes[first:]])
-    always = anchor.tag == "softmax" or are_stored_by_lines(out, constant_size(out.shape[-1:]), target)
+    always = anchor.tag == "softmax" or rows_leave_by_lines(out, constant_size(out.shape[-1:]), target)
     prefetch_next_rows(s, out, busy[-1], length, target, always=always)
     return s
 

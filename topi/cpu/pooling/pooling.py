@@ -16,7 +16,7 @@ from topi.cpu.pooling.window_lines import WindowLines
 from topi.cpu.pooling.windows import MOST_TAPS, tile_windows
 from topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed, rows_ahead
 from topi.cpu.reductions.narrow_extrema import compare_as_integers
-from topi.cpu.tiling import vector_lanes, waits_for_few_lines
+from topi.cpu.tiling import asks_near, vector_lanes, waits_for_few_lines
 from topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from topi.registry import operations_behind, register_schedule
 from topi.tag import PAD
@@ -153,7 +153,7 @@ def _fetch_next_columns(
             continue
         for row, column in itertools.product(range(max(last - across, 0), last), range(along)):
             at = partial(place, image, index, row, column)
-            s[out].prefetch_line(image, loop, at, lines=lines, near=not waits_for_few_lines(target))
+            s[out].prefetch_line(image, loop, at, lines=lines, near=asks_near(target))
 
 
 @register_schedule("pool_positions", "cpu")
