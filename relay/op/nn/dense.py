@@ -203,9 +203,9 @@ class TakeFromPanels(OpDef):
         require(indices.dtype.is_integral, f"(C1) indices must be integers; got {indices.dtype}")
         require(panels.ndim == 3, f"(C2) panels (N / NR, K, NR) expected; got {panels}")
         blocks, depth, nr = panels.shape
-        known = isinstance(blocks, int) and isinstance(nr, int)
-        holds = not known or (blocks - 1) * nr < self.rows <= blocks * nr
-        require(holds, f"(C2) {blocks} panels of {nr} do not hold {self.rows} rows")
+        if isinstance(blocks, int) and isinstance(nr, int):
+            holds = (blocks - 1) * nr < self.rows <= blocks * nr
+            require(holds, f"(C2) {blocks} panels of {nr} do not hold {self.rows} rows")
         require(self.mode in TAKE_MODES, f"(C3) mode {self.mode!r} is not one of {', '.join(TAKE_MODES)}")
         return panels.with_shape((*indices.shape, depth))
 
