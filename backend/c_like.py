@@ -59,6 +59,7 @@ from te.tir import (
     StringImm,
     Var,
     While,
+    make_const,
     product,
 )
 
@@ -359,11 +360,12 @@ class CLikeGenerator(Visitor[Any]):
         one = self.convert("1.0f", dtype("float32"), of)
         return self.arithmetic(of, lambda a, b: f"({a} / {b})", one, self.visit(node.args[0]))
 
-    def call_normal_tail(self, node: Call) -> str:
+    def call_fast_gelu(self, node: Call) -> str:
         of = node.dtype.element
-        half, root = (self.convert(c, dtype("float32"), of) for c in ("0.5f", "0.70710678f"))
+        half, root = (self.convert(c, dtype("float32"), of) for c in ("0.5f", "-0.70710678f"))
         product = partial(self.arithmetic, of, lambda a, b: f"({a} * {b})")
-        return product(half, self.float_call("erfc", of, [product(root, self.visit(node.args[0]))]))
+        x = self.visit(Max(node.args[0], make_const(of, -100)))  # infinity times 0 would be none
+        return product(product(half, x), self.float_call("erfc", of, [product(root, x)]))
 
     def call_sigmoid(self, node: Call) -> str:
         of = node.dtype.element

@@ -18,7 +18,7 @@ _EXPANDED = frozenset((Call, Cast))
 
 
 class _Expander(Mutator):
-    def __init__(self, keep: Collection[str], fused: bool, lookups: bool) -> None:
+    def __init__(self, keep: Collection[str], fused: bool, lookups: int) -> None:
         self.expanded, self.fused, self.lookups = EXPANSIONS.keys() - set(keep), fused, lookups
 
     def expands(self, node: Call | Cast) -> bool:
@@ -51,11 +51,11 @@ def _rounds(cast: Cast) -> bool:
 
 
 def lower_intrinsics(
-    function: PrimFunc, keep: Collection[str] = (), *, fused: bool = False, lookups: bool = False
+    function: PrimFunc, keep: Collection[str] = (), *, fused: bool = False, lookups: int = 0
 ) -> PrimFunc:
     """`function` with calls of mathematical functions expanded, those in `keep` left alone.
 
-    `fused`: multiply-adds of the target round once; `lookups`: its vectors pick from 8 words by lane.
+    `fused`: multiply-adds of the target round once; `lookups`: its vectors pick from so many words by lane, 8 or 32.
     """
     expander = _Expander(keep, fused, lookups)
     found = contains(function.body, _EXPANDED, expander.expands)

@@ -37,6 +37,7 @@ __all__ = [
     "exp_nonpositive",
     "expm1",
     "fast_exp_nonpositive",
+    "fast_gelu",
     "fast_rsqrt",
     "floor",
     "fma",
@@ -50,7 +51,6 @@ __all__ = [
     "log2",
     "log10",
     "nearbyint",
-    "normal_tail",
     "popcount",
     "pow",
     "power",
@@ -93,7 +93,7 @@ log1p = _unary("log1p", "log(1 + x), exact near 0")
 log1p_fraction = _unary("log1p_fraction", "log(1 + x) of x, which is known to be within [0, 1] (or NaN)")
 sqrt = _unary("sqrt", "Square root.")
 rsqrt = _unary("rsqrt", "1 / sqrt(x)")
-normal_tail = _unary("normal_tail", "1 - Phi(x) of x >= 0 (or NaN), Phi the normal distribution, to 13 digits")
+fast_gelu = _unary("fast_gelu", "x Phi(x), Phi the normal distribution, to 13 digits: those of 16-bit floats")
 fast_rsqrt = _unary("fast_rsqrt", "1 / sqrt(x) of positive normal x, off by up to 3 ulp: an estimate, improved")
 sin = _unary("sin", "Sine of radians.")
 cos = _unary("cos", "Cosine of radians.")

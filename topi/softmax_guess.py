@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import te
 from te import Tensor
 from te.tir import Call, PrimExpr, Reduce, call_intrin, convert
@@ -70,13 +72,25 @@ def element_of(largest: te.Operation, axis: int) -> Callable[..., PrimExpr]:
 
 def power_of(element: PrimExpr, like: Tensor | None = None) -> PrimExpr:
     """e to an element; of one so large that it can't be trusted, less. To as many digits as powers `like` these."""
-    limited = te.min(element, _MOST_EXPONENT)
+    limited = _limited(element)
     if like is None:
         return te.exp_nonpositive(limited)
     assert isinstance(like.op, te.ComputeOp)
     (power,) = like.op.body
     assert isinstance(power, Call)
     return call_intrin(limited.dtype, power.op, limited)
+
+
+def _limited(element: PrimExpr) -> PrimExpr:
+    """The element, or the most exponent: sums of its power aren't trusted, so NaN may become it, too.
+
+    Of 32 bits as integers, which are in the order of numbers from 0 on and below others: processors have more units for
+    them.
+    """
+    if element.dtype != "float32":
+        return te.minimum(element, te.const(_MOST_EXPONENT, element.dtype))
+    most = te.const(int(np.float32(_MOST_EXPONENT).view(np.int32)), "int32")
+    return call_intrin("float32", "reinterpret", te.minimum(call_intrin("int32", "reinterpret", element), most))
 
 
 def powers_of(element: Callable[..., PrimExpr], exact: Tensor) -> Tensor:

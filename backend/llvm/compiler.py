@@ -40,9 +40,15 @@ class Compiler:
     def emit(self, functions: Iterable[PrimFunc]) -> EmittedModule:
         """LLVM assembly of lowered functions."""
         lowered = [fold_lanes(hoist_divisions(lower_narrow_types(f))) for f in functions]
-        fused, lookups = self.target.has_fma, {"avx2", "fma"} <= self.target.features
+        fused, lookups = self.target.has_fma, self._lookups()
         expanded = [lower_intrinsics(f, fused=fused, lookups=lookups) for f in lowered]
         return emit_module(expanded, self._code_machine())
+
+    def _lookups(self) -> int:
+        """The most words that one instruction picks from by lane."""
+        if not {"avx2", "fma"} <= self.target.features:
+            return 0
+        return 32 if "avx512f" in self.target.features else 8
 
     def _code_machine(self) -> Machine:
         features, caches = self.target.features, self.target.cache_bytes

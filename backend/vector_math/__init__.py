@@ -12,11 +12,11 @@ multiply-add:
     float32   exp 1.3   exp_nonpositive 1.5   exp2 1.3   expm1 1.4   log 1.0   log2 1.0   log10 2.0   log1p 1.5
               log1p_fraction 1.3   pow 1.2   fmod 0.0   tanh 2.5   sigmoid 2.5   erf 4.0   sinh 1.7   cosh 1.7
               sin 1.5   cos 1.5   tan 3.7   asin 2.5   acos 1.5   atan 2.3   atan2 2.3   asinh 1.7   acosh 1.5
-              atanh 1.7   rsqrt 1.5   normal_tail 16000.0   fast_exp_nonpositive 500.0
+              atanh 1.7   rsqrt 1.5   fast_gelu 16000.0   fast_exp_nonpositive 500.0
     float64   exp 1.3   exp_nonpositive 1.3   exp2 1.3   expm1 1.7   log 1.0   log2 1.2   log10 2.5   log1p 1.5
               log1p_fraction 1.5   fmod 0.0   tanh 2.5   sigmoid 3.0   sinh 2.5   cosh 1.7   rsqrt 1.5
 
-normal_tail is for floats of 16 bits: it has 13 digits where float16 has as many, 10 next to 1e-8; and so is
+fast_gelu is for floats of 16 bits: it has 13 digits where float16 has as many, 10 next to 1e-8; and so is
 fast_exp_nonpositive, whose sums are divided by before they are rounded.
 
 Some functions have a short way for the arguments that are usual and a long one for all others: zeros of logarithms,
@@ -47,7 +47,7 @@ from backend.vector_math.exponentials import (
     exp_nonpositive,
     expm1,
     fast_exp_nonpositive,
-    normal_tail,
+    fast_gelu,
     sigmoid,
     sinh,
     tanh,
@@ -63,7 +63,7 @@ __all__ = ["EXPANSIONS", "Builder", "expand"]
 EXPANSIONS: dict[str, Callable[..., PrimExpr]] = {
     f.__name__: f
     for f in (exp, exp_nonpositive, fast_exp_nonpositive, exp2, expm1, log, log2, log10, log1p, log1p_fraction, tanh,
-              sigmoid, erf, normal_tail, sinh, cosh, sin, cos, tan, asin, acos, atan, atan2, asinh, acosh, atanh, rsqrt,
+              sigmoid, erf, fast_gelu, sinh, cosh, sin, cos, tan, asin, acos, atan, atan2, asinh, acosh, atanh, rsqrt,
               pow, fmod)
 }  # fmt: skip
 """Intrinsic -> function of (builder, operands...)."""
@@ -74,11 +74,11 @@ _FLOAT64_TOO = {
 }  # fmt: skip
 
 
-def expand(call: Call, fused: bool = False, lookups: bool = False, rounded: DType | None = None) -> PrimExpr:
+def expand(call: Call, fused: bool = False, lookups: int = 0, rounded: DType | None = None) -> PrimExpr:
     """A call of a function of `EXPANSIONS` as arithmetic; the call itself when its type has no expansion.
 
-    `fused`: multiply-adds of the target round once; `lookups`: its vectors pick from 8 words by lane; `rounded`: a
-    narrower type that the result is rounded to, perhaps after multiplications and divisions.
+    `fused`: multiply-adds of the target round once; `lookups`: its vectors pick from so many words by lane; `rounded`:
+    a narrower type that the result is rounded to, perhaps after multiplications and divisions.
     """
     of = call.dtype
     through = dtype("float32").with_lanes(of.lanes) if of.bits == 16 else of

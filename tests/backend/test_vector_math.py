@@ -54,7 +54,7 @@ REFERENCES = {
     "log1p_fraction": np.log1p,
     "sigmoid": lambda x: np.where(x < 0, np.exp(x) / (1 + np.exp(x)), 1 / (1 + np.exp(-x))),
     "erf": np.vectorize(math.erf),
-    "normal_tail": np.vectorize(lambda x: math.erfc(x * math.sqrt(0.5)) / 2),
+    "fast_gelu": np.vectorize(lambda x: max(x, -100) * math.erfc(-x * math.sqrt(0.5)) / 2),
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh,
     "atanh": np.arctanh, "pow": np.power, "atan2": np.arctan2,
@@ -126,8 +126,8 @@ OF_TWO = ("pow", "atan2", "fmod")
 def within_domain(op: str, x: np.ndarray) -> np.ndarray:
     if op in ("exp_nonpositive", "fast_exp_nonpositive"):
         return np.where(np.abs(x) <= 64, x, -np.abs(x))
-    if op == "normal_tail":
-        return np.clip(np.abs(x), 0, 5.5)
+    if op == "fast_gelu":
+        return np.maximum(x, -5.5)
     return np.clip(np.abs(x), 0, 1) if op == "log1p_fraction" else x
 
 

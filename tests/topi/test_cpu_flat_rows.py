@@ -123,8 +123,8 @@ def test_rows_beyond_the_caches_are_right() -> None:
 
 @pytest.mark.parametrize(
     ("processor", "dtype", "length", "rows"),
-    [("x86-64-v4", "float16", 49, 32), ("x86-64-v4", "float16", 64, 16), ("x86-64-v4", "float32", 49, 16),
-     ("haswell", "float32", 49, 16), ("haswell", "float16", 50, 16), ("haswell", "float16", 49, 32)],
+    [("x86-64-v4", "float16", 49, 64), ("x86-64-v4", "float16", 64, 32), ("x86-64-v4", "float32", 49, 32),
+     ("haswell", "float32", 49, 32), ("haswell", "float16", 50, 32), ("haswell", "float16", 49, 64)],
 )  # fmt: skip
 def test_rows_that_are_whole_cache_lines_are_taken_together_beyond_the_caches(
     processor: str, dtype: str, length: int, rows: int

@@ -68,6 +68,16 @@ def test_gelu_of_every_number_of_16_bits(dtype, digits, smallest, target):
     assert np.max(np.abs(result[finite] - exact)[wide[finite] <= -5.5]) <= 1e-7
 
 
+@pytest.mark.parametrize(("cpu", "picks"), [("haswell", "vpermilps"), ("skylake-avx512", "vperm[it]2[dp]s?")])
+@pytest.mark.parametrize("function", [topi.exp, topi.sigmoid])
+def test_powers_are_picked_from_as_many_words_as_one_instruction_can(cpu, picks, function):
+    x = te.placeholder((4096,), "float16", "x")
+    y = function(x)
+    target = backend.Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}")
+    text = backend.build(te.lower(schedule_for([y], target), [x, y]), target=target).get_source("asm")
+    assert re.search(rf"\t{picks}\t", text)
+
+
 @pytest.mark.parametrize(("cpu", "estimated"), [("haswell", False), ("skylake-avx512", True)])
 @pytest.mark.parametrize("lanes", [16, 32, 7])
 def test_reciprocals_are_estimated_where_one_instruction_has_14_digits(cpu, estimated, lanes):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import parallel, vectorize_panel
 from topi.cpu.elements import vectorize_elements
-from topi.cpu.lane_sums import sum_lanes
+from topi.cpu.lane_sums import sum_rows
 from topi.cpu.prefetch import elements_ahead, is_streamed
 from topi.cpu.reductions.reduction import vectorize_reduction
 from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
@@ -206,7 +206,7 @@ def _sums_of_products(s: te.Schedule, score: te.Tensor, product: te.Tensor, targ
     assert isinstance(lanes_apart, te.Tensor)
     s[product].set_scope("local")
     s[product].compute_at(s[score], row)
-    s[product].tensorize(s[product].op.axis[-1], sum_lanes(lanes, 4, str(product.dtype)))
+    s[product].tensorize(s[product].op.axis[-1], sum_rows(lanes, lanes, 4, str(product.dtype)))
 
     sums = s.cache_write(lanes_apart, "local")
     s[lanes_apart].compute_at(s[score], group)

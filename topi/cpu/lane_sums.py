@@ -9,38 +9,75 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, reduce
+from operator import add
 from typing import Any
 
 import te
-from te.tir import Buffer, BufferLoad, BufferStore, LetStmt, PrimExpr, Ramp, Shuffle, Stmt, Var, const
+from te.tir import (
+    And,
+    Broadcast,
+    Buffer,
+    BufferLoad,
+    BufferStore,
+    LetStmt,
+    PrimExpr,
+    Ramp,
+    Select,
+    Shuffle,
+    Stmt,
+    Var,
+    const,
+    make_const,
+)
 
-__all__ = ["sum_lanes"]
+__all__ = ["sum_rows"]
 
 _BLOCK = 4
 """Elements of 4 bytes in a lane of 128 bits."""
 
 
 @cache
-def sum_lanes(lanes: int, ndim: int, dtype: str) -> te.TensorIntrin:
+def sum_rows(lanes: int, length: int, ndim: int, dtype: str) -> te.TensorIntrin:
     """T[..., t] = the sum of source[..., t, :] for `lanes` t, a power of two; all other of the `ndim` dimensions 1.
 
-    For elements of 4 bytes. Tensorize the loop over t, the reduction inside of it.
+    For elements of 4 bytes. Rows of any `length` but that of a vector lie one behind the other: whole vectors are read
+    that begin where the first row does, since most that begin with rows would lie across two cache lines. One in which
+    a row ends and another begins is split. Tensorize the loop over t, the reduction inside of it.
     """
     ones = (1,) * (ndim - 1)
-    source = te.placeholder((*ones, lanes, lanes), dtype, name="source")
-    lane = te.reduce_axis((0, lanes), name="lane")
-    sums = te.compute((*ones, lanes), lambda *i: te.sum(source(*i, lane), axis=lane), name="sums")
+    source = te.placeholder((*ones, lanes, length), dtype, name="source")
+    k = te.reduce_axis((0, length), name="k")
+    sums = te.compute((*ones, lanes), lambda *i: te.sum(source(*i, k), axis=k), name="sums")
 
     def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         first = [const(0)] * (ndim - 1)
-        along = Ramp(const(0), const(1), lanes)
-        loads = [BufferLoad(inputs[0], (*first, const(t), along)) for t in range(lanes)]
         definitions: list[tuple[Var, PrimExpr]] = []
-        total = _total(loads, definitions)
-        body: Stmt = BufferStore(outputs[0], total, (*first, along))
+
+        def piece(at: int, begin: int, end: int) -> PrimExpr:
+            """A vector of the line, with zeros for all lanes but some."""
+            along = Ramp(const(at % length), const(1), lanes)
+            value = BufferLoad(inputs[0], (*first, const(at // length), along))
+            if end - begin == lanes:
+                return value
+            lane, zero = Ramp(const(0), const(1), lanes), make_const(value.dtype, 0)
+            inside = And(lane >= Broadcast(const(begin), lanes), lane < Broadcast(const(end), lanes))
+            return Select(inside, value, zero)
+
+        rows = [reduce(add, [piece(*p) for p in _pieces(t * length, length, lanes)]) for t in range(lanes)]
+        total = _total(rows, definitions)
+        body: Stmt = BufferStore(outputs[0], total, (*first, Ramp(const(0), const(1), lanes)))
         return reduce(lambda inner, item: LetStmt(*item, inner), reversed(definitions), body)
 
-    return te.decl_tensor_intrin(sums.op, emit, "sum_lanes")
+    return te.decl_tensor_intrin(sums.op, emit, "sum_rows")
+
+
+def _pieces(begin: int, length: int, lanes: int) -> list[tuple[int, int, int]]:
+    """(place, first lane, last lane + 1) of the vectors that a row lies in, whole ones first."""
+    if length <= lanes and begin + lanes <= lanes * length:
+        return [(begin, 0, length)]
+    last = begin + length
+    found = [(at, max(begin - at, 0), min(last - at, lanes)) for at in range(begin // lanes * lanes, last, lanes)]
+    return sorted(found, key=lambda piece: piece[1] - piece[2])
 
 
 def _total(vectors: Sequence[PrimExpr], definitions: list[tuple[Var, PrimExpr]]) -> PrimExpr:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 
 from backend.llvm.codegen.parts import PartEmitter
 from te.dtype import DType
@@ -27,9 +27,24 @@ class BfloatEmitter(PartEmitter):
             return super()._round_bfloat(value, source, target)
         registers = [self.part(value, "float", source.lanes, i, _LANES) for i in range(0, source.lanes, _LANES)]
         by_integers = partial(super()._round_bfloat, value, source, target)
-        by_processor = partial(self._rounded_pairs, registers)
-        kind = f"<{target.lanes} x i16>"
-        return self.one_of(self._none_denormal(registers), kind, by_processor, by_integers, likely=True)
+        kind, rounded = f"<{target.lanes} x i16>", self._rounded_pairs(registers)
+
+        def with_zeros() -> str:
+            return self.one_of(self._none_denormal(registers), kind, lambda: rounded, by_integers, likely=True)
+
+        return self.one_of(self._none_zero(rounded, target.lanes), kind, lambda: rounded, with_zeros, likely=True)
+
+    def _none_zero(self, rounded: str, lanes: int) -> str:
+        """Are all exponents of rounded numbers other than 0? One test for two registers, and mostly enough."""
+        width, words = min(lanes, 2 * _LANES), list[str]()
+        of = f"<{width} x i16>"
+        for begin in range(0, lanes, width):
+            part = self.part(rounded, "i16", lanes, begin, width)
+            exponents = self.text.pure(f"and {of} {part}, splat (i16 {0x7F80})")
+            zeros = self.text.pure(f"icmp eq {of} {exponents}, zeroinitializer")
+            words.append(self.text.pure(f"bitcast <{width} x i1> {zeros} to i{width}"))
+        any_of = reduce(lambda a, b: self.text.pure(f"or i{width} {a}, {b}"), words)
+        return self.text.pure(f"icmp eq i{width} {any_of}, 0")
 
     def _none_denormal(self, registers: list[str]) -> str:
         of, flags, name = f"<{_LANES} x float>", f"<{_LANES} x i1>", "llvm.x86.avx512.fpclass.ps.512"

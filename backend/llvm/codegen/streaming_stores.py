@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from backend.llvm.codegen.bfloats import BfloatEmitter
 from backend.llvm.codegen.parts import word_vector
 from backend.llvm.codegen.streaming import LINE_BYTES
@@ -36,21 +38,27 @@ class StreamingStoreEmitter(BfloatEmitter):
         """Store a vector, of type `kind` in memory, to an address for which `is_streaming` holds."""
         self.streaming_stores.add(buffer.data)
         self.text.module.metadata["!0"] = "!{i32 1}"
+        parts = [(value, kind)]
         if of.is_float and of.bits == _HALF_BITS:
-            value, kind = self._as_integers(value, kind, of), word_vector(of.lanes // 2)
-        self.text.effect(f"store {kind} {value}, ptr {address}, align {align}, !nontemporal !0")
+            parts = self._as_integers(value, kind, of)
+        for n, (part, words) in enumerate(parts):
+            size = of.lanes * element_bytes(of.element) // len(parts)
+            at = self.text.pure(f"getelementptr inbounds i8, ptr {address}, i64 {n * size}") if n else address
+            self.text.effect(f"store {words} {part}, ptr {at}, align {gcd(align, n * size)}, !nontemporal !0")
 
-    def _as_integers(self, value: str, kind: str, of: DType) -> str:
-        """Half-precision numbers as int32, two in each: LLVM has no instruction that stores them past the caches.
+    def _as_integers(self, value: str, kind: str, of: DType) -> list[tuple[str, str]]:
+        """Half-precision numbers as vectors of int32, two in each: LLVM has no instruction that stores them past the
+        caches. It would make them what they were again, where they have been computed, if it knew.
 
-        It would make them what they were again, where they have been computed, if it knew.
+        Of float16, of which no instruction makes more, halves of the widest registers aren't put together for that.
         """
-        words = of.lanes // 2
-        value, width = self.text.pure(f"bitcast {kind} {value} to {word_vector(words)}"), self.machine.vector_bits
+        words, width = of.lanes // 2, self.machine.vector_bits
+        value = self.text.pure(f"bitcast {kind} {value} to {word_vector(words)}")
         if width not in _X86_VECTOR_BITS:
-            return value
-
-        def opaque(lanes: int, part: str) -> str:
-            return self.text.pure(f"call {word_vector(lanes)} {_OPAQUE}({word_vector(lanes)} {part})")
-
-        return self.by_parts(words, [width // 32], [value], opaque)
+            return [(value, word_vector(words))]
+        each = (min(_X86_VECTOR_BITS) if of.element == "float16" else width) // 32
+        found: list[tuple[str, str]] = []
+        for begin in range(0, words, each):
+            vector, part = word_vector(each), self.part(value, "i32", words, begin, each)
+            found.append((self.text.pure(f"call {vector} {_OPAQUE}({vector} {part})"), vector))
+        return found

@@ -55,7 +55,7 @@ __all__ = ["Vectorize", "vectorize"]
 
 _LANEWISE_CALLS = frozenset(
     n for n, row in INTRINSICS.items() if row.pure and row.reference is not None and not n.startswith("vector_")
-)
+) | {"reinterpret"}
 _DIVISIONS = (Div, Mod, FloorDiv, FloorMod)
 
 

@@ -65,6 +65,16 @@ def lines(func: PrimFunc) -> list[str]:
     return str(func).splitlines()[1:]
 
 
+def test_bits_of_vectors_are_read_as_others():
+    a, b = decl_buffer((8,), name="A"), decl_buffer((8,), "int32", name="B")
+    bits = call_intrin("int32", "reinterpret", BufferLoad(a, (i,)))
+    func = vectorize(function(loop(i, 8, BufferStore(b, minimum(bits, const(7)), (i,)), ForKind.VECTORIZED), a, b))
+    assert not any("for i" in line for line in lines(func))
+    values, result = np.linspace(-1e-44, 1e-44, 8, dtype=np.float32), np.zeros(8, np.int32)
+    interpret(func, values, result)
+    np.testing.assert_array_equal(result, np.minimum(values.view(np.int32), 7))
+
+
 def test_select_that_leaves_a_buffer_becomes_lazy():
     a, b = decl_buffer((8,), name="A"), decl_buffer((8,), name="B")
     shifted = select(i >= 1, BufferLoad(a, (i - 1,)), 0.0)

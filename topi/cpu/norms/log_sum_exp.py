@@ -16,7 +16,7 @@ from topi.exponential_sums import ExponentialSums
 from topi.groups import constant_size, inline_injective
 from topi.reduction import distance_below, largest_number
 from topi.registry import Rank, register_schedule
-from topi.softmax_guess import is_trusted, no_largest, power_of, sums_like
+from topi.softmax_guess import is_trusted, no_largest, power_of, sums_like, sums_of
 from topi.tag import ELEMWISE, LOG_SUM_EXP
 from topi.utils import same_dim
 
@@ -90,7 +90,7 @@ def _sum_line(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.Tensor
         s.recompute(old, te.compute(old.shape, lambda *i, t=new: t(*i[: x.ndim - 1]), name=old.op.name, tag=ELEMWISE))
         s[s.current(old)].compute_inline()
     powers = te.compute(x.shape, lambda *i: power_of(element(*i)), name="log_sum_exp_power")
-    guess, lanes_of_guess = line.by_lanes(powers, te.sum, total.op.name)
+    guess = sums_of(powers, powers, maxima)
     zero = no_largest(maxima, "log_sum_exp_zero")
     s.guess([maxima, sums], [zero, guess], is_trusted)
     out = s.outputs[0].output(0)
@@ -106,5 +106,5 @@ def _sum_line(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.Tensor
     s[zero].vectorize(zero.op.axis[-1])
     line.find_powers(s, powers, along="memory_strides" not in x.op.attrs)
     s[powers].set_scope("local")
-    s[powers].compute_at(s[guess], line.add_up(s, guess, lanes_of_guess))
+    s[powers].compute_at(s[guess], line.add_up(s, guess))
     line.vectorize_again(s, (maxima, lanes_of_maxima), (sums, lanes_of_sums))

@@ -8,7 +8,7 @@ import te
 from te.tir import PrimExpr, Reduce, convert
 from te.tir.substitute import substitute
 from topi.cpu.common import local_accumulator, parallel
-from topi.cpu.lane_sums import sum_lanes
+from topi.cpu.lane_sums import sum_rows
 from topi.cpu.reductions.reduction import vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import as_seen_by, reads_in_place, vector_lanes
@@ -109,7 +109,7 @@ def _by_lanes(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te
     parallel(s, out, each, _work(out, anchor), lanes)
     s[out].vectorize(column)
     s[result].compute_at(s[out], each)
-    s[result].tensorize(s[result].op.axis[-1], sum_lanes(lanes, len(sums.shape), str(sums.dtype)))
+    s[result].tensorize(s[result].op.axis[-1], sum_rows(lanes, lanes, len(sums.shape), str(sums.dtype)))
 
     local = s.cache_write(vectors, "local")
     assert isinstance(local, te.Tensor)
