@@ -518,7 +518,16 @@ def _values_of_lines(math: IndexMath, loops: Loops, lines: SplitLines) -> None:
     values[lines.parent] = math.merge(start + within + values[lines.element])
     first = math.maximum(number(1) - tile, number(0))
     last = math.maximum(tile + 2 - extents[lines.tile], number(0))
-    for value in (line + first - 1, number(whole) + last - line):
+    conditions = [line + first - 1, number(whole) + last - line]
+    if lines.apart:
+        element, other = values[lines.element], length.scale(2)
+        before_first = length - math.floormod(row, length)
+        behind_last = math.floormod(row + extents[lines.parent], length)
+        conditions += [
+            before_first - element - 1 + line * other,
+            element + behind_last - length + (number(whole + 1) - line) * other,
+        ]
+    for value in conditions:
         if not math.nonneg(value):
             loops.guards.append(Guard(value, None, of_reduce_axis=False, likely=False))
 

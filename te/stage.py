@@ -73,6 +73,7 @@ class SplitLines:
     element: IterVar
     width: int
     length: int
+    apart: bool
 
 
 Relation = Split | Fuse | Singleton | SplitLines
@@ -193,7 +194,7 @@ class Stage:
         self._replace_leaves((parent,), (outer, inner))
         return outer, inner
 
-    def split_lines(self, width: int, length: int) -> tuple[IterVar, IterVar, IterVar]:
+    def split_lines(self, width: int, length: int, *, apart: bool = False) -> tuple[IterVar, IterVar, IterVar]:
         """Split the last axis of an output and give (tile, line, element): lines begin at multiples of `length`.
 
         Those of memory, wherever the other axes put the row: so whole cache lines of results are written, and at once,
@@ -202,7 +203,8 @@ class Stage:
         A tile computes `width` elements of a row, those of lines that begin in its first `length` or after; what it
         reads is of `width` + `length` elements, whatever the row. The first tile of a row begins with the row itself,
         and the last one ends with it, by lines of `length` that are no lines of memory; both come before the others of
-        their tiles. Lines may be computed twice, as with `tail` "shift" of `split`.
+        their tiles. Lines may be computed twice, as with `tail` "shift" of `split`. `apart`: of both only what no line
+        of memory inside of the row has is computed.
 
         For rows of a known length of `width` + `length` at least, in tensors of which only the first dimension may be
         unknown; `width` is a multiple of `length`.
@@ -221,7 +223,7 @@ class Stage:
                               "expected tiles of whole lines, and rows of a tile and a line at least")  # fmt: skip
         names = ("tile", "line", "element")
         tile, line, element = [IterVar(None, Var(f"{parent.var.name}.{n}", parent.dtype), "data") for n in names]
-        self.relations.append(SplitLines(parent, tile, line, element, width, length))
+        self.relations.append(SplitLines(parent, tile, line, element, width, length, apart))
         self._replace_leaves((parent,), (tile, line, element))
         return tile, line, element
 

@@ -118,11 +118,11 @@ def test_shifted_tails_need_no_guard():
     check_matmul(s, a, b, c, 14, 9, 5)
 
 
-def turned_by_lines(rows, columns, width, length):
+def turned_by_lines(rows, columns, width, length, apart=False):
     a = te.placeholder((columns, rows), name="a")
     b = te.compute((rows, columns), lambda i, j: a[j, i], name="b")
     s = te.create_schedule(b)
-    tile, line, element = s[b].split_lines(width, length)
+    tile, line, element = s[b].split_lines(width, length, apart=apart)
     group, row = s[b].split(b.op.axis[0], factor=2, tail="shift")
     s[b].reorder(group, tile, row, line, element)
     s[b].unroll(line)
@@ -136,8 +136,9 @@ def turned_by_lines(rows, columns, width, length):
     ("rows", "columns", "width", "length"),
     [(5, 12, 8, 4), (3, 13, 8, 4), (4, 37, 8, 4), (7, 41, 16, 8), (2, 64, 16, 8), (9, 100, 32, 16)],
 )  # fmt: skip
-def test_lines_begin_where_memory_has_them(rows, columns, width, length):
-    s, a, b = turned_by_lines(rows, columns, width, length)
+@pytest.mark.parametrize("apart", [False, True])
+def test_lines_begin_where_memory_has_them(rows, columns, width, length, apart):
+    s, a, b = turned_by_lines(rows, columns, width, length, apart)
     module = te.lower(s, [a, b], simple_mode=True)
     x = RNG.random((columns, rows), dtype=np.float32)
     result = np.full((rows, columns), np.nan, np.float32)
@@ -146,14 +147,14 @@ def test_lines_begin_where_memory_has_them(rows, columns, width, length):
     assert f"allocate([{width + length}, 2]" in str(module)
 
 
-def fused_lines(shape, width, length, axes=2):
+def fused_lines(shape, width, length, axes=2, apart=False):
     a = te.placeholder(shape, name="a")
     b = te.compute(shape, lambda *i: a(*i) * 2.0 + i[-1], name="b")
     s = te.create_schedule(b)
     *outer, _ = b.op.axis[: 1 - axes]
     group, _ = s[b].split(outer[-1], factor=2, tail="shift")
     s[b].fuse(*b.op.axis[-axes:])
-    _, line, element = s[b].split_lines(width, length)
+    _, line, element = s[b].split_lines(width, length, apart=apart)
     s[b].unroll(line)
     s[b].vectorize(element)
     s[b].fuse(*outer[:-1], group)
@@ -163,8 +164,9 @@ def fused_lines(shape, width, length, axes=2):
 @pytest.mark.parametrize(
     ("shape", "axes", "width", "length"), [((3, 4, 5, 7), 2, 16, 8), ((2, 3, 7, 9), 2, 24, 8), ((5, 3, 3, 5), 3, 8, 4)]
 )  # fmt: skip
-def test_lines_of_fused_axes_are_those_of_all_that_lies_behind_the_others(shape, axes, width, length):
-    s, a, b = fused_lines(shape, width, length, axes)
+@pytest.mark.parametrize("apart", [False, True])
+def test_lines_of_fused_axes_are_those_of_all_that_lies_behind_the_others(shape, axes, width, length, apart):
+    s, a, b = fused_lines(shape, width, length, axes, apart)
     module = te.lower(s, [a, b], simple_mode=True)
     x, result = RNG.random(shape, dtype=np.float32), np.full(shape, np.nan, np.float32)
     run(module, x, result)

@@ -23,10 +23,10 @@ def lowered(out: te.Tensor, arguments: Sequence[te.Tensor], target: str = "llvm"
 
 
 def result(
-    out: te.Tensor, arguments: Sequence[te.Tensor], arrays: Sequence[np.ndarray], *, caches: str
+    out: te.Tensor, arguments: Sequence[te.Tensor], arrays: Sequence[np.ndarray], target: str = "llvm", *, caches: str
 ) -> np.ndarray:
     """What these loops compute here."""
-    function = backend.build(lowered(out, arguments, caches=caches), target=Target(f"llvm {caches}"))
+    function = backend.build(lowered(out, arguments, target, caches=caches), target=Target(f"{target} {caches}"))
     found = backend.nd.empty(tuple(out.shape), str(out.dtype))
     function(*[backend.nd.array(a) for a in arrays], found)
     return found.numpy()

@@ -18,6 +18,7 @@ from topi.cpu.elementwise.line_stores import even_tile
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)
 CACHES = "-num-cores=2 -l1-bytes=8192 -l2-bytes=131072 -l3-bytes=262144"
+FEW = CACHES.replace("-l1-bytes=8192", "-l1-bytes=32768")
 HELD = "-num-cores=2 -l1-bytes=8192 -l2-bytes=131072 -l3-bytes=67108864"
 
 
@@ -66,6 +67,32 @@ def test_lines_go_past_the_caches(processor: str, dtype: str) -> None:
     size = np.dtype(dtype).itemsize
     stored = re.findall(r"store <(\d+) x (?:float|i32)> .*!nontemporal", kernel)  # float16 as words of two
     assert 4 * sum(map(int, stored)) == even_tile(27 * 27, 64 // size) * size
+
+
+@pytest.mark.parametrize(("processor", "masks"), [("znver4", 4), ("znver3", 0)])
+def test_ends_reach_into_no_line_that_goes_past_the_caches(processor: str, masks: int) -> None:
+    """By masks within a line, two for each of both ends, where a core waits for few lines and has masks."""
+    x = te.placeholder((300, 1001), name="x")
+    target = f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={processor}"
+    code = backend.build(lowered(topi.nn.softmax(x, 1), [x], target, caches=FEW), target=Target(f"{target} {FEW}"))
+    kernel = code.get_source("raw-ll").split("define void @main(")[0]
+    stored = re.findall(r"call void @llvm.masked.store\.v16f32\.p0\(<16 x float> \S+, ptr \S+, i32 (\d+)", kernel)
+    assert stored.count("64") == masks  # others are of the body for results that are stored the usual way
+    assert kernel.count("!nontemporal") > 0
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=znver4", "llvm -mcpu=znver3"])
+@pytest.mark.parametrize("columns", [769, 775, 784, 1000, 1001, 1023])
+@pytest.mark.parametrize("rows", [33, 70])
+def test_ends_are_stored_wherever_a_row_begins(rows: int, columns: int, target: str) -> None:
+    if not Target(target).features <= Target("llvm").features:
+        pytest.skip("needs instructions that this processor does not have")
+    x = te.placeholder((rows, columns), name="x")
+    out, data = topi.nn.softmax(x, 1), RNG.standard_normal((rows, columns), dtype=np.float32)
+    caches = "-num-cores=2 -l1-bytes=32768 -l2-bytes=65536 -l3-bytes=65536"
+    powers = np.exp(data - data.max(1, keepdims=True))
+    found = result(out, [x], [data], target=target, caches=caches)
+    np.testing.assert_allclose(found, powers / powers.sum(1, keepdims=True), rtol=2e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("columns", [150, 729, 3001])

@@ -452,11 +452,17 @@ class MemoryEmitter(StreamingStoreEmitter):
             else:
                 self.text.effect(f"store {kind} {value}, ptr {address}, align {align}")
             return
-        name = f"llvm.masked.store.{_memory_suffix(of)}.p0"
-        self.text.module.declare(name, "void", f"{kind}, ptr, i32 immarg, <{of.lanes} x i1>")
-        self.text.effect(
-            f"call void @{name}({kind} {value}, ptr {address}, i32 {align}, <{of.lanes} x i1> {mask})"
-        )
+        if buffer.data in self.streamed and align % LINE_BYTES and self.turns_lines(of):
+            turned, parts = self.parts_by_lines(value, address, mask)
+            for line, chosen in parts:
+                self._store_masked(turned, line, LINE_BYTES, of, chosen)
+        else:
+            self._store_masked(value, address, align, of, mask)
+
+    def _store_masked(self, value: str, address: str, align: int, of: DType, mask: str) -> None:
+        kind, flags, name = memory_type(of), f"<{of.lanes} x i1>", f"llvm.masked.store.{_memory_suffix(of)}.p0"
+        self.text.module.declare(name, "void", f"{kind}, ptr, i32 immarg, {flags}")
+        self.text.effect(f"call void @{name}({kind} {value}, ptr {address}, i32 {align}, {flags} {mask})")
 
     def _scatter(self, addresses: str, value: str, of: DType, mask: str | None) -> None:
         kind, lanes = memory_type(of), of.lanes

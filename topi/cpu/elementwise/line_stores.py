@@ -19,6 +19,8 @@ __all__ = ["even_tile", "rows_leave_by_lines", "vectorize_rows"]
 
 _LEAST_LINES, _LEAST_LINES_OF_FEW = 8, 48
 """Of a row: shorter ones are ends more than anything else; and where a core waits for few lines of memory."""
+_TURNED_BYTES = 4
+"""Of elements whose ends of rows are stored by masks (see `backend.llvm.codegen.streaming_stores`)."""
 _MOST_LINES = 6
 """Of a tile, where there is a choice: more are no faster, and take longer to compile."""
 
@@ -37,7 +39,8 @@ def vectorize_rows(
     """Vectorise rows of an output, its last `axes`; returns the loop outside of vectors, and what it takes at once.
 
     Beyond the caches lines of memory that lie inside of rows, which begin anywhere, are stored past these. Otherwise
-    each is read before it is written: three bytes are moved for two.
+    each is read before it is written: three bytes are moved for two. A row's ends had better reach into none of them:
+    a line that is in a cache has to leave that before it is stored past it, and what is stored behind it waits.
     """
     length, line = constant_size([extent_of(a) for a in axes]), LINE_BYTES // out.dtype.nbytes
     row, extent = s[out].fuse(*axes), length if len(axes) > 1 else extent_of(axes[0])
@@ -46,7 +49,8 @@ def vectorize_rows(
         lanes = max(vector_lanes(target), whole_lines)
         return vectorize_elements(s, out, row, extent, lanes), elements_at_once(extent, lanes)
     width = even_tile(length, line)
-    tile, each, column = s[out].split_lines(width, line)
+    apart = waits_for_few_lines(target) and target.vector_bytes == LINE_BYTES and out.dtype.nbytes == _TURNED_BYTES
+    tile, each, column = s[out].split_lines(width, line, apart=apart)
     s[out].unroll(each)
     s[out].vectorize(column)
     return tile, width
