@@ -16,7 +16,7 @@ multiply-add:
     float64   exp 1.3   exp_nonpositive 1.3   exp2 1.3   expm1 1.7   log 1.0   log2 1.2   log10 2.5   log1p 1.5
               log1p_fraction 1.5   fmod 0.0   tanh 2.5   sigmoid 3.0   sinh 2.5   cosh 1.7   rsqrt 1.5
 
-fast_gelu is for floats of 16 bits: it has 13 digits where float16 has as many, 10 next to 1e-8; and so is
+fast_gelu is for floats of 16 bits: it has 13 digits where float16 has as many, 10 next to -1e-7; and so is
 fast_exp_nonpositive, whose sums are divided by before they are rounded.
 
 Some functions have a short way for the arguments that are usual and a long one for all others: zeros of logarithms,

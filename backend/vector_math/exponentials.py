@@ -51,24 +51,29 @@ def exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
     so is the result: a vector with one that has to be rounded to a denormal number or to 0 takes processors more than
     twice as long, which masked elements of a softmax would pay for every time.
     """
-    f = b.format
-    x = b.let(Max(x, b.const(-f.bias * math.log(2))), "x")
+    x = _from_least_power(b, x)
     if b.looks_up():
         return _exp_by_eighths(b, x)
-    t, r = b.reduce_exp(x, f.bias)
+    t, r = b.reduce_exp(x, b.format.bias)
     power = b.let(b.power_of_two(t), "power")
     return b.grown_expm1(power, r, power)
 
 
-def fast_exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
-    """The same to 14 digits: of e^r in x = n ln(2)/32 + r 1 + r is left, if not as if it were rounded to float16.
+def _from_least_power(b: Builder, x: PrimExpr) -> Var:
+    """x, but not below where the power of two of e^x has the least exponent, and is 0; NaN stays NaN."""
+    return b.let(Max(x, b.const(-b.format.bias * math.log(2))), "x")
 
-    That is too little for all r, so that in quotients of sums of powers half of the error is left.
+
+def fast_exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
+    """The same to 14 digits, by 32nds of ln(2), or else to 15, as if it were rounded to float16.
+
+    Of e^r with x = n ln(2)/32 + r, 1 + r is left. That is too little whatever r is, and so are sums of such powers: part
+    of the error is not in their quotients.
     """
     b = replace(b, rounded=dtype("float16"))
     if not b.looks_up(32):
         return exp_nonpositive(b, x)
-    t, r = b.reduce_exp(b.let(Max(x, b.const(-b.format.bias * math.log(2))), "x"), 0, 1 / 32)
+    t, r = b.reduce_exp(_from_least_power(b, x), 0, 1 / 32)
     power = b.let(b.power_of_part(t, 32), "power")
     return b.fma(power, r, power)
 

@@ -86,7 +86,7 @@ for _name, _reference in {
     intrinsic(_name, 1, _reference)
 
 intrinsic("exp_nonpositive", 1, np.exp, doc="e^x of x <= 64 or NaN, for less than \"exp\"; of others anything")
-intrinsic("fast_exp_nonpositive", 1, np.exp, doc="\"exp_nonpositive\" to 15 digits")
+intrinsic("fast_exp_nonpositive", 1, np.exp, doc="\"exp_nonpositive\" to 14 digits")
 intrinsic("log1p_fraction", 1, np.log1p,
           doc="log(1 + x) of 0 <= x <= 1 or NaN, for less than \"log1p\"; of others anything")  # fmt: skip
 intrinsic("fast_rsqrt", 1, _rsqrt, doc="1 / sqrt(x) of positive normal x, off by up to 3 ulp; of others anything")
