@@ -67,8 +67,8 @@ def _from_least_power(b: Builder, x: PrimExpr) -> Var:
 def fast_exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
     """The same to 14 digits, by 32nds of ln(2), or else to 15, as if it were rounded to float16.
 
-    Of e^r with x = n ln(2)/32 + r, 1 + r is left. That is too little whatever r is, and so are sums of such powers: part
-    of the error is not in their quotients.
+    Of e^r with x = n ln(2)/32 + r, 1 + r is left. That is too little whatever r is, and so are sums of such powers:
+    part of the error is not in their quotients.
     """
     b = replace(b, rounded=dtype("float16"))
     if not b.looks_up(32):
