@@ -64,6 +64,10 @@ class CUDADeviceAPI(DeviceAPI):
         found.activate()
         return found
 
+    def opened(self, device: Device) -> Gpu:
+        """The GPU behind a device that is in use, whatever context is current."""
+        return self._gpus[device.index]
+
     def forget_gpus(self) -> None:
         """In a forked child, which has none: what is asked for says so."""
         self._gpus = {}
@@ -95,8 +99,10 @@ class CUDADeviceAPI(DeviceAPI):
         home = self._home.pop(handle, None)
         if home is None:
             raise DeviceError(f"{handle:#x} on {device} is no memory that was allocated here")
+        gpu = self.opened(device)
         try:
-            self.gpu(device).free(handle, home)
+            with gpu.aside():
+                gpu.free(handle, home)
         except DriverError as error:
             if not error.is_sticky:  # of a lost context nothing can be freed, nor need be
                 raise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 
 from backend.cuda.driver import DriverError, bindings, call, is_gone, probe
 from backend.cuda.staging import Staging
@@ -149,9 +150,19 @@ class Gpu:
     def leave(self, destroy: str, handle: int) -> None:
         """Gives a handle back by the driver function `destroy`, as far as the driver can still take it."""
         if not is_gone():
-            driver = bindings()
-            driver.cuCtxSetCurrent(self.context)
-            getattr(driver, destroy)(handle)
+            with self.aside():
+                getattr(bindings(), destroy)(handle)
+
+    @contextmanager
+    def aside(self) -> Generator[None]:
+        """The context is current for a while: a finalizer may run between any two calls of the thread for another."""
+        driver = bindings()
+        before = driver.cuCtxGetCurrent()[1]
+        driver.cuCtxSetCurrent(self.context)
+        try:
+            yield
+        finally:
+            driver.cuCtxSetCurrent(before)
 
     def _keep_freed_memory(self) -> None:
         driver = bindings()

@@ -43,7 +43,7 @@ class CUDAHostDeviceAPI(DeviceAPI):
 
     def free_data_space(self, device: Device, handle: int) -> None:
         if not is_gone():
-            self._gpus.gpu(_GPU).leave("cuMemFreeHost", handle)
+            self._gpus.opened(_GPU).leave("cuMemFreeHost", handle)
 
     def copy_data_from_to(
         self,

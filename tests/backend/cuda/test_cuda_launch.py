@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 import backend
 import te
+from backend.cuda.driver import bindings
 from backend.cuda.module import CUDAModule, load_from_bytes
 from backend.runtime import ArgumentError, ArtifactError, DeviceError, device, nd
 from backend.target import Target
@@ -187,6 +189,19 @@ def test_on_two_devices(cuda_device, kernels):
     (x,) = arrays(other, 100)
     with pytest.raises(ArgumentError, match="arguments are on cuda:0, cuda:1"):
         kernels["add"](a, x, c)
+
+
+def test_what_a_garbage_collector_frees_leaves_the_context_current(cuda_device, kernels):
+    """It runs between any two calls of a thread, such as choosing a GPU and loading a module there."""
+    (x,) = arrays(cuda_device, 100)
+    replay = cuda_device.api.capture(cuda_device, kernels["add"].bind(x, x, x))
+    replay()
+    cuda_device.sync()
+    bindings().cuCtxSetCurrent(0)
+    del x, replay
+    gc.collect()
+    result, current = bindings().cuCtxGetCurrent()
+    assert (int(result), int(current)) == (0, 0)
 
 
 def test_time_evaluator(cuda_device, kernels):
