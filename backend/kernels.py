@@ -1,8 +1,8 @@
 """Functions with thread axes taken apart into kernels, for devices that launch them.
 
 A nest of loops at the root of a function that runs on thread axes is one kernel. What is allocated around the nests
-lives between launches: memory of the device, a *workspace*. Everything else at the root must be free of loops; such a
-statement is a kernel of a single thread.
+lives between launches: memory of the device, a *workspace*. A loop around nests launches them again for each of its
+iterations. Everything else at the root must be free of loops; such a statement is a kernel of a single thread.
 
 The table that `function_record` makes says how to launch a function to a runtime that knows no compiler. A size in it
 is an int, the name of a size variable or scalar parameter, or ``[op, a, b]`` with op one of ``+ - * // % min max``.
@@ -32,6 +32,7 @@ from te.tir import (
     Stmt,
     Var,
     While,
+    as_dim,
     as_int,
 )
 from te.tir.analysis import free_variables
@@ -46,7 +47,9 @@ AXES = ("x", "y", "z")
 class Kernel:
     """What one launch runs: `body`, in `grid` blocks of `block` threads each, three extents in the order x, y, z.
 
-    `arguments` are the variables it gets from outside: pointers of parameters and workspaces, scalars and sizes.
+    `arguments` are the variables it gets from outside: pointers of parameters and workspaces, scalars and sizes. With
+    `step` it is launched for every value of a variable from 0 to below a number; neighbours that have the same variable
+    take turns.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Kernel:
     grid: tuple[Dim, Dim, Dim]
     block: tuple[int, int, int]
     arguments: tuple[Var, ...]
+    step: tuple[Var, Dim] | None = None
 
     @property
     def threads(self) -> int:
@@ -91,6 +95,7 @@ class _Splitter:
         self.symbol = symbol
         self.workspaces: list[Buffer] = []
         self.kernels: list[Kernel] = []
+        self.step: tuple[Var, Dim] | None = None
 
     def walk(self, stmt: Stmt, within: Callable[[Stmt], Stmt]) -> None:
         """Add the kernels of a statement at the root; `within` puts what stands around it (not loops) into them."""
@@ -110,6 +115,10 @@ class _Splitter:
             self.walk(stmt.then_case, lambda body: within(IfThenElse(stmt.condition, body)))
         elif isinstance(stmt, AttrStmt) and stmt.key != "thread_extent":
             self.walk(stmt.body, within)
+        elif isinstance(stmt, For) and self.step is None and as_int(stmt.min) == 0 and _thread_axes(stmt.body):
+            self.step = (stmt.loop_var, as_dim(stmt.extent))
+            self.walk(stmt.body, within)
+            self.step = None
         elif not is_no_op(stmt):
             self._add(stmt, within)
 
@@ -126,13 +135,14 @@ class _Splitter:
         grid = [_dim(extents.get(f"blockIdx.{axis}")) for axis in AXES]
         name = f"{self.symbol}_kernel{len(self.kernels)}"
         self.kernels.append(Kernel(name, body, (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]),
-                                   tuple(arguments)))  # fmt: skip
+                                   tuple(arguments), self.step))  # fmt: skip
 
     def _unbound(self, stmt: Stmt) -> str:
         loop = collect(stmt, (For, While))[-1]
         what = f"loop {loop.loop_var.name}" if isinstance(loop, For) else "a while loop"
         return (
-            f"{self.function.name}: {what} runs on no thread axis, but a device function has no host code of its own. "
+            f"{self.function.name}: {what} runs on no thread axis, but a device function has no host code of its own, "
+            "but for one loop from 0 that launches kernels. "
             f"Bind the loops of every stage at the root: s[stage].bind(loop, te.thread_axis(\"blockIdx.x\")).\n{stmt}"
         )
 
@@ -239,6 +249,7 @@ def function_record(
                 "block": list(kernel.block),
                 "dynamic_shared": shared,
                 "arguments": [places.get(v, ["size", table.name(v), str(v.dtype)]) for v in kernel.arguments],
+                **({} if kernel.step is None else {"step": [table.name(kernel.step[0]), table.size(kernel.step[1])]}),
             }
             for kernel, shared in zip(device.kernels, dynamic_shared, strict=True)
         ],

@@ -8,7 +8,8 @@ address of that table on.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -75,10 +76,10 @@ class CUDAFunc(PackedFunc):
                 self._check_size(param, value, variables)
         gpu = self._source.api.gpu(where)
         launches: list[_Launch] = []
-        for kernel in function.kernels:
-            grid = [evaluate(extent, variables) for extent in kernel.grid]
+        for kernel, known in _turns(function.kernels, variables):
+            grid = [evaluate(extent, known) for extent in kernel.grid]
             if min(grid) > 0:  # an empty grid is no work; the driver refuses it
-                launches.append(_Launch(self._source, gpu, kernel, grid, values, variables))
+                launches.append(_Launch(self._source, gpu, kernel, grid, values, known))
         scratch = [evaluate(size, variables) for size in function.workspaces]
         if not scratch and len(launches) == 1:
             return launches[0]
@@ -143,6 +144,17 @@ def _sizes(params: Sequence[Param], values: Sequence[Any]) -> dict[str, int]:
             if isinstance(extent, str):
                 found.setdefault(extent, actual)
     return found
+
+
+def _turns(kernels: Sequence[Kernel], variables: Mapping[str, int]) -> Iterator[tuple[Kernel, Mapping[str, int]]]:
+    """The kernels in the order they are launched in, each with the values of its variables."""
+    for step, group in itertools.groupby(kernels, lambda kernel: kernel.step):
+        if step is None:
+            yield from ((kernel, variables) for kernel in group)
+            continue
+        (name, size), together = step, list(group)
+        for value in range(evaluate(size, variables)):
+            yield from ((kernel, {**variables, name: value}) for kernel in together)
 
 
 class _Launch:

@@ -8,17 +8,19 @@ It is JSON, made by the code generator:
            "kernels": [{"name": "f_kernel0",
                         "grid": [["//", ["+", "n", 63], 64], 1, 1], "block": [64, 1, 1],    along x, y, z
                         "dynamic_shared": 0,                                        bytes
-                        "arguments": [["param", 0], ["workspace", 0], ["size", "n", "int32"]]}]}}
+                        "arguments": [["param", 0], ["workspace", 0], ["size", "n", "int32"]],
+                        "step": ["t", "n"]}]}}                                      only where it is launched again
 
 Sizes are those of `backend.runtime.sizes`. A size variable is bound by the first buffer parameter that has it as an
 extent, or by the scalar parameter of its name. `align` is what the buffer's address has to be a multiple of, in bytes,
-where its elements alone would need less.
+where its elements alone would need less. A kernel with a `step`, a variable and a size, is launched for every value of
+the variable from 0 to below the size; neighbours with the same variable take turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backend.runtime.fields import Record, damaged
@@ -54,13 +56,15 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One launch: blocks along x, y, z, threads of a block along x, y, z, bytes of dynamic shared memory, arguments."""
+    """A kernel and its launch: blocks along x, y, z, threads of a block along x, y, z, bytes of dynamic shared memory,
+    arguments; and the variable whose values below a size it is launched for."""
 
     name: str
     grid: tuple[Size, ...]
     block: tuple[Size, ...]
     dynamic_shared: Size
     arguments: tuple[Argument, ...]
+    step: tuple[str, Size] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +113,29 @@ class _KernelReader:
     known: Sequence[str]
 
     def read(self, record: Record) -> Kernel:
-        record.only("name", "grid", "block", "dynamic_shared", "arguments")
+        record.only("name", "grid", "block", "dynamic_shared", "arguments", "step")
+        step = self._step(record)
+        if step is not None:
+            return replace(self, known=[*self.known, step[0]])._read(record, step)
+        return self._read(record, None)
+
+    def _step(self, record: Record) -> tuple[str, Size] | None:
+        if "step" not in record.value:
+            return None
+        match record.get("step", list):
+            case [str(name), size] if name not in self.known:
+                return name, read_size(size, f"{record.where}.step", self.known)
+            case other:
+                raise damaged(f"{record.where}.step", other, "the name of a new variable and a size")
+
+    def _read(self, record: Record, step: tuple[str, Size] | None) -> Kernel:
         grid, block = (read_shape(record.get(k, list), f"{record.where}.{k}", self.known) for k in ("grid", "block"))
         if len(grid) != 3 or len(block) != 3:
             raise damaged(f"{record.where}.grid", [grid, block], "three sizes of the grid and three of the block")
         shared = read_size(record.value.get("dynamic_shared"), f"{record.where}.dynamic_shared", self.known)
         items: list[Any] = record.get("arguments", list)
         arguments = tuple(self._argument(item, f"{record.where}.arguments[{i}]") for i, item in enumerate(items))
-        return Kernel(record.get("name", str), grid, block, shared, arguments)
+        return Kernel(record.get("name", str), grid, block, shared, arguments, step)
 
     def _argument(self, value: Any, where: str) -> Argument:
         match value:

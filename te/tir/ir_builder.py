@@ -102,6 +102,13 @@ class IRBuilder:
         self.emit(For(var, start, ops.sub(stop, start), loop_kind, self._close(), notes))
 
     @contextmanager
+    def scope(self) -> Generator[None]:
+        """A block of its own: what is allocated, named and noted in it ends with it."""
+        self._blocks.append([])
+        yield
+        self.emit(self._close())
+
+    @contextmanager
     def while_loop(self, condition: Any) -> Generator[None]:
         """A loop as long as `condition` holds; it reads its state from buffers."""
         self._blocks.append([])

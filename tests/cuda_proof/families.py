@@ -91,6 +91,19 @@ def _scatter() -> relay.Function:
     return _of(relay.scatter_elements(x, indices, updates, axis=0), x, updates)
 
 
+def _lstm() -> relay.Function:
+    """Both directions, five entries: two groups of threads; units that don't fill their last block."""
+    products, h0, c0 = _x(4, 5, 2 * 4 * 21), _x(2, 5, 21, name="h0"), _x(2, 5, 21, name="c0")
+    results = relay.nn.lstm(products, _w(2, 4 * 21, 21), h0, c0, reverse=(False, True))
+    return _of(relay.Tuple(results), products, h0, c0)
+
+
+def _gru() -> relay.Function:
+    """The reset state between two launches of a step."""
+    products, h0 = _x(5, 1, 3 * 40), _x(1, 1, 40, name="h0")
+    return _of(relay.Tuple(relay.nn.gru(products, _w(1, 3 * 40, 40), h0, _w(1, 40))), products, h0)
+
+
 _WINDOW = {"pool_size": (3, 3), "strides": (2, 2), "dilation": (1, 1), "padding": (1, 1, 1, 1)}
 
 FAMILIES: dict[str, Callable[[], relay.Function]] = {
@@ -135,5 +148,7 @@ FAMILIES: dict[str, Callable[[], relay.Function]] = {
     "conv2d depthwise": _conv((1, 13, 15, 11), (13, 1, 3, 3), groups=13, padding=(1, 1, 1, 1)),
     "conv1d": _conv((2, 5, 31), (7, 5, 4), op="nn.conv1d", padding=(2, 2)),
     "conv3d": _conv((1, 3, 5, 6, 7), (5, 3, 2, 3, 2), op="nn.conv3d"),
+    "lstm": _lstm,
+    "gru": _gru,
     "conv2d_transpose": _conv((1, 6, 5, 7), (6, 4, 3, 3), op="nn.conv2d_transpose", strides=(2, 2)),
 }

@@ -7,21 +7,24 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import relay
+import te
 from backend.cuda.build import assemble, emit, prepare
 from backend.cuda.module import CUDAModule
+from backend.kernels import DeviceFunction, Kernel
 from backend.runtime import Device, graph_executor
 from backend.target import Target
 from relay.build.graph import make_graph
 from relay.build.lower import lower
 from te.ir import IRModule
-from te.tir import PrimFunc
+from te.tir import LetStmt, PrimFunc, Stmt
 from te.tir.simt_checker import ExternAccess, KernelChecker
 
 __all__ = ["ARCHES", "check_kernels", "compile_for", "kernels_of", "over_budget", "run"]
@@ -114,11 +117,25 @@ def check_kernels(functions: Sequence[PrimFunc], arch: str, arrays: Mapping[str,
     count = 0
     for device in prepare(IRModule({f.name: f for f in functions}), Target(f"cuda -arch={arch}")):
         checker = KernelChecker(device.function.buffer_map.values(), device.workspaces, arrays=arrays, externs=EXTERNS)
-        bodies = [kernel.body for kernel in device.kernels]
-        for i, kernel in enumerate(device.kernels):
-            checker.check(kernel.name, kernel.body, followed_by=bodies[i + 1 :])
-        count += len(bodies)
+        launches = list(_launches(device))
+        bodies = [body for _, body in launches]
+        for i, (kernel, body) in enumerate(launches):
+            checker.check(kernel.name, body, followed_by=bodies[i + 1 :])
+        count += len(device.kernels)
     return count
+
+
+def _launches(device: DeviceFunction) -> Iterator[tuple[Kernel, Stmt]]:
+    """The kernels of a function in the order they are launched in, those of a loop for each of its steps."""
+    for step, group in itertools.groupby(device.kernels, lambda kernel: kernel.step):
+        kernels = list(group)
+        if step is None:
+            yield from ((kernel, kernel.body) for kernel in kernels)
+            continue
+        variable, times = step
+        assert isinstance(times, int), "the checker runs functions of known sizes"
+        for value, kernel in itertools.product(range(times), kernels):
+            yield kernel, LetStmt(variable, te.const(value, variable.dtype), kernel.body)
 
 
 def run(

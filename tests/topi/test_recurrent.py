@@ -9,9 +9,12 @@ import relay
 import te
 import topi
 from backend.runtime import device, graph_executor
+from relay.interpreter import evaluate
 from relay.op.nn.recurrent import GRU, LSTM
 from te.ir import IRModule
-from topi.nn.recurrent import Gates, _sums_at_once
+from te.tir import SizeVar
+from topi.nn.gates import Gates
+from topi.nn.recurrence import _sums_at_once
 
 RNG = np.random.default_rng(7)
 
@@ -44,6 +47,22 @@ def test_entries_that_share_weights_are_those_of_the_reference(batch, hidden):
         expected = op.reference(given[0], packed, *given[1:])
         for i, e in enumerate(expected):
             np.testing.assert_allclose(module.get_output(i).numpy(), e, rtol=2e-5, atol=2e-6)
+
+
+def test_steps_and_entries_whose_number_is_known_at_run_time_are_launched(cuda_device):
+    steps, batch, hidden = SizeVar("steps"), SizeVar("batch"), 21
+    products = relay.var("products", shape=(steps, batch, 2 * 3 * hidden))
+    h0 = relay.var("h0", shape=(2, batch, hidden))
+    weight, bias = 0.3 * _normal(2, 3 * hidden, hidden), _normal(2, hidden)
+    results = relay.nn.gru(products, relay.const(weight), h0, relay.const(bias), reverse=(False, True))
+    function = relay.Function((products, h0), relay.Tuple(results))
+    given = [_normal(5, 6, 2 * 3 * hidden), _normal(2, 6, hidden)]
+    module = graph_executor.GraphModule(
+        relay.build(IRModule({"main": function}), "cuda -arch=sm_90")["default"](cuda_device)
+    )
+    module.run(products=given[0], h0=given[1])
+    for i, expected in enumerate(evaluate(function, given)):
+        np.testing.assert_allclose(module.get_output(i).numpy(), expected, rtol=2e-5, atol=2e-6)
 
 
 def test_few_gates_of_many_entries_are_summed_at_once():

@@ -73,6 +73,11 @@ def _is_independent(stmt: Stmt) -> bool:
     return isinstance(stmt, For) and (bool(stmt.annotations.get("independent")) or stmt.kind is ForKind.PARALLEL)
 
 
+def _is_launched(stmt: Stmt) -> bool:
+    """Do the loops say themselves what runs on which thread?"""
+    return any(node.key == "thread_extent" for node in collect(stmt, AttrStmt))
+
+
 def _is_private(buffer: Buffer) -> bool:
     return buffer.scope == "local"
 
@@ -90,11 +95,12 @@ class _Launcher:
         if _is_independent(stmt):
             return self._grid(stmt)
         if not isinstance(stmt, SeqStmt):
-            return self._block([stmt])
+            return stmt if _is_launched(stmt) else self._block([stmt])
         kernels: list[Stmt] = []
         together: list[Stmt] = []
         for part in stmt.stmts:
-            if _is_independent(part) or (isinstance(part, Allocate) and not _is_private(part.buffer)):
+            apart = _is_independent(part) or _is_launched(part)
+            if apart or (isinstance(part, Allocate) and not _is_private(part.buffer)):
                 kernels += [self._block(together)] if together else []
                 kernels.append(self.launch(part))
                 together = []

@@ -20,7 +20,7 @@ from relay.expr import Constant, Expr
 from relay.op.nn.recurrent import states_stay_small
 from relay.sizes import product
 from relay.type import shapes_match
-from topi.nn.recurrent import Activation
+from topi.nn.gates import Activation
 
 __all__ = ["Codes", "lstm_of"]
 

@@ -24,7 +24,7 @@ from relay.op.indexing import take
 from relay.op.nn.pad import pad
 from relay.op.transform import reshape, transpose
 from relay.type import TensorType, TupleType, Type, dims_match, shapes_match
-from topi.nn.recurrent import Activation, Gates
+from topi.nn.gates import Activation, Gates
 
 __all__ = ["GRU", "LSTM", "RNN", "gru", "lstm", "pack_codes", "pack_recurrence", "rnn", "states_stay_small"]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -383,3 +385,31 @@ def test_four_products_of_bytes_are_one_instruction(cuda_device, dtype):
     assert "__dp4a(" in source[source.index('extern "C"') :]
     out = run(s, args, [data, np.zeros(n, "int32")], cuda_device)
     np.testing.assert_array_equal(out, (data.astype("int32").reshape(n, 4) ** 2).sum(1) + np.arange(n))
+
+
+def test_a_loop_at_the_root_launches_its_kernels_in_turns(cuda_device):
+    """Each of the steps, whose number is known when it runs, has two launches that read each other's results."""
+    steps, size = te.var("steps"), 70
+    a = te.placeholder((size,), name="a")
+    noted = te.placeholder((steps,), name="noted")
+
+    def shifted(ib: tir.ir_builder.IRBuilder, source: Any, out: Any, value: Any) -> None:
+        with ib.scope():
+            axis = tir.IterVar(tir.Range(0, size), tir.Var("thread"), "thread", "threadIdx.x")
+            ib.scope_attr(axis, "thread_extent", size)
+            out[axis.var] = source[(axis.var + 1) % size] + value
+
+    def body(ins: Sequence[tir.Buffer], outs: Sequence[tir.Buffer]) -> tir.Stmt:
+        ib = tir.ir_builder.create()
+        first, add, out = ib.buffer(ins[0]), ib.buffer(ins[1]), ib.buffer(outs[0])
+        between = ib.allocate("float32", (size,), "between", scope="global")
+        shifted(ib, first, out, te.const(0.0))
+        with ib.for_range(0, steps, "step") as step:
+            shifted(ib, out, between, add[step])
+            shifted(ib, between, out, te.cast("float32", step))
+        return ib.get()
+
+    c = te.extern((size,), [a, noted], body, name="c", dtype="float32")
+    given, more = values("float32"), values("float32", 3, 1)
+    result = run(te.create_schedule(c.op), [a, noted, c], [given, more, np.zeros(size, "float32")], cuda_device)
+    np.testing.assert_allclose(result, np.roll(given, -7) + more.sum() + 3, atol=1e-5)

@@ -46,7 +46,18 @@ def test_a_table_is_read():
     ]  # fmt: skip
 
 
+def test_a_step_is_a_size_of_its_kernel():
+    stepped = {**ADD["kernels"][0], "step": ["t", "n"], "arguments": [["size", ["%", "t", 2], "int32"]]}
+    (kernel,) = read_functions({"add": {**ADD, "kernels": [stepped]}})["add"].kernels
+    assert kernel.step == ("t", "n") and kernel.arguments[0].kind == "size"
+    with pytest.raises(ArtifactError, match="arguments"):
+        read_functions({"add": {**ADD, "kernels": [stepped, {**stepped, "step": ["u", 3]}]}})
+
+
 WRONG = [
+    (("kernels", 0, "step"), ["n", 3], "kernels[0].step"),
+    (("kernels", 0, "step"), ["t", "q"], "kernels[0].step"),
+    (("kernels", 0, "step"), "t", "kernels[0].step"),
     (("params", 0, "kind"), "tensor", "params[0].kind"),
     (("params", 2, "dtype"), "complex64", "params[2].kind"),
     (("workspaces", 0), ["*", "q", 16], "workspaces[0]"),

@@ -1,0 +1,154 @@
+"""Recurrences on devices of many threads: each step is launched by itself.
+
+A launch is what makes all threads of a device wait for each other, so that a step may use all of them. A group of
+threads has a block of NR units and some entries of the batch: threads share the depth of its sums, add up what each has
+found, and each then applies the gates of one unit of one entry.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import te
+from te.tir import Dim, IterVar, PrimExpr, Range, Var
+from te.tir.ir_builder import BufferView, IRBuilder
+from topi.nn.recurrence import Block, Recurrence, Step
+
+__all__ = ["LaunchedRecurrence"]
+
+_THREADS = 512
+"""Threads of a group; as few as this still have all weights of a step under way at once with 256 units."""
+
+_BYTES_OF_ENTRIES = 16
+"""Four entries of float32 to a group, whose sums of four gates leave registers for weights that are on their way."""
+
+
+class _Own:
+    """The sums (entry, gate, lane) of the entry and the lane that a thread has: a value for each gate."""
+
+    def __init__(self, gates: BufferView) -> None:
+        self.gates = gates
+
+    def __getitem__(self, index: tuple[Any, int, Any]) -> PrimExpr:
+        return self.gates[index[1]]
+
+    def __setitem__(self, index: tuple[Any, int, Any], value: Any) -> None:
+        self.gates[index[1]] = value
+
+
+class LaunchedRecurrence(Recurrence):
+    """The loops of a recurrence with each step's blocks on groups of threads, which `each_block` launches."""
+
+    slice: Any
+    lane: Any
+    first: Any
+    summed: int
+    total: BufferView
+    own: BufferView
+
+    @property
+    def wide(self) -> str:
+        """The type of sums."""
+        return "float32" if self.dtype.bits < 32 else str(self.dtype)
+
+    @property
+    def entries(self) -> int:
+        """Entries of the batch that a group of threads has."""
+        most = max(_BYTES_OF_ENTRIES // self.dtype.nbytes, 1)
+        return min(self.batch, most) if isinstance(self.batch, int) else most
+
+    @property
+    def slices(self) -> int:
+        """How many threads share the depth of a sum: a power of two."""
+        return 1 << (min(_THREADS // self.lanes, self.depth).bit_length() - 1)
+
+    @contextmanager
+    def each_step(self) -> Generator[Step, None, None]:
+        """All steps, of all directions at once."""
+        with self.ib.for_range(0, self.steps, "step") as number:
+            yield self._step(number)
+
+    @contextmanager
+    def each_block(self, step: Step) -> Generator[Block, None, None]:
+        """A launch of a group of threads for each block of units and each few entries."""
+        ib, tiles = self.ib, -(-self.batch // self.entries)
+        with ib.scope():
+            group = _thread_axis(ib, self.directions * self.blocks * tiles, "blockIdx.x")
+            thread = _thread_axis(ib, self.slices * self.lanes, "threadIdx.x")
+            self.slice, self.lane = ib.let("slice", thread // self.lanes), ib.let("lane", thread % self.lanes)
+            self.first = ib.let("first", group % tiles * self.entries)
+            block = group // tiles
+            yield self._block(step, block // self.blocks, block % self.blocks)
+
+    @contextmanager
+    def each_entry(self) -> Generator[Any, None, None]:
+        """All entries of a group, one for each thread that has the lane."""
+        ib, slices = self.ib, self.slices
+        with ib.for_range(0, -(-self.entries // slices), "turn") as turn:
+            place = ib.let("place", turn * slices + self.slice)
+            with ib.if_scope(te.all(place < self.entries, self.first + place < self.batch)):
+                for gate in range(self.summed):
+                    self.own[gate] = self.total[place, gate, self.lane]
+                yield ib.let("b", self.first + place)
+
+    @contextmanager
+    def each_unit(self, at: Block) -> Generator[tuple[Any, Any], None, None]:
+        """The unit of the thread."""
+        yield self.lane, at.number * self.lanes + self.lane
+
+    def sums(self, source: BufferView, copy: Any, at: Block, gates: Sequence[int]) -> Any:
+        """A state times the panels of `gates` of one block: for each entry of the group, NR sums for each gate."""
+        ib, entries, slices = self.ib, self.entries, self.slices
+        self.summed = count = len(gates)
+        shared = ib.allocate(self.wide, (slices, entries, count, self.lanes), "shared", scope="shared")
+        self.total = ib.allocate(self.dtype, (entries, count, self.lanes), "total", scope="shared")
+        self.own = ib.allocate(self.dtype, count, "own", scope="local")
+        sums = ib.allocate(self.wide, (entries, count), "sums", scope="local")
+        places = list(itertools.product(range(entries), range(count)))
+        for place in places:
+            sums[place] = te.const(0, self.wide)
+        with ib.for_range(0, -(-self.depth // slices), "k") as k:
+            unit = ib.let("read", k * slices + self.slice)
+            with ib.if_scope(unit < self.depth):
+                self._add_products(sums, source, (copy, at.direction), at, gates, unit)
+        for place in places:
+            shared[(self.slice, *place, self.lane)] = sums[place]
+        self._add_up(shared, entries * count * self.lanes)
+        return _Own(self.own)
+
+    def _add_up(self, shared: BufferView, count: int) -> None:
+        """What all slices have found, `count` sums, by as many threads."""
+        ib, threads = self.ib, self.slices * self.lanes
+        _, _, gates, lanes = shared.buffer.shape
+        with ib.for_range(0, -(-count // threads), "turn") as turn:
+            item = ib.let("item", turn * threads + self.slice * self.lanes + self.lane)
+            with ib.if_scope(item < count):
+                place = (item // (gates * lanes), item // lanes % gates, item % lanes)
+                whole = ib.allocate(self.wide, 1, "whole", scope="local")
+                whole[0] = te.const(0, self.wide)
+                with ib.for_range(0, self.slices, "slice") as part:
+                    whole[0] = whole[0] + shared[(part, *place)]
+                self.total[place] = te.cast(self.dtype, whole[0])
+
+    def _add_products(
+        self, sums: BufferView, source: BufferView, state: tuple[Any, Any], at: Block, gates: Sequence[int], unit: Any
+    ) -> None:
+        """Add what a unit of the state gives to the sums (entry, gate) of the thread."""
+        ib = self.ib
+        panels = [self.weights[at.direction, at.number, gate, unit, self.lane] for gate in gates]
+        weights = [ib.let("weight", te.cast(self.wide, weight)) for weight in panels]
+        for entry in range(self.entries):
+            b = te.min(self.first + entry, self.batch - 1)  # those beyond the last are of no use
+            value = ib.let("value", te.cast(self.wide, source[(*state, b, unit)]))
+            for n, weight in enumerate(weights):
+                sums[entry, n] = sums[entry, n] + value * weight
+
+
+def _thread_axis(ib: IRBuilder, extent: Dim, tag: str) -> Var:
+    """Run the rest of the block on `extent` threads of an axis of the device; the number of the thread."""
+    axis = IterVar(Range(0, extent), Var(tag), "thread", tag)
+    ib.scope_attr(axis, "thread_extent", extent)
+    return axis.var

@@ -1,0 +1,352 @@
+"""The loops that all recurrences share: LSTM, GRU and the plain RNN, each one kernel for all time steps.
+
+The input's part of the gates, X W^T + bias, is one matrix product over all steps and directions and is made before.
+What is left is the recurrence: gates = products[t] + h R^T. R is packed (D, ceil(H / NR), G, H, NR): a block of NR
+hidden units reads the panels of its G gates, keeps the sums of some gates and some entries of the batch in registers,
+applies the gates and writes its NR units. Weights may be codes of a byte: then states are rounded to 16 bits, and two
+products at a time are summed in integers. With `lengths`, step t of a batch entry counts when t < length; otherwise
+its state stays as it is and its output is 0.
+
+Threads share the D directions where these come out even: each runs all steps of its own and waits for nobody. Else
+they share the blocks of each step. Every other step a thread goes through its blocks backwards: the weights that it
+read last are still in its second-level cache.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import te
+from te.tir import Buffer, Dim, PrimExpr, call_intrin
+from te.tir.ir_builder import BufferView, IRBuilder
+from te.tir.ops import bitwise_and, bitwise_or, left_shift
+from topi.loops import loop_nest
+from topi.nn.gates import Gates
+
+__all__ = ["Block", "Recurrence", "Step"]
+
+_PARALLEL_WORK, _PARALLEL_STEP = 1 << 16, 1 << 14
+"""Multiply-adds of all steps, and of a single one, from which on blocks are shared between threads, which meet after
+each step. A step of 12,000 takes as long on two threads as on one, one of 16,000 two thirds of the time."""
+
+_FETCHED_BYTES = 4 << 20
+"""Weights of a direction from which on panels are fetched ahead: measured with 8 entries, 1 MB streams 5 % faster
+without, 4 MB 5 to 8 % slower."""
+
+_LARGEST_STATE = (1 << 15) - 1
+"""What 1, or the largest initial state, becomes where states are rounded to integers."""
+
+_IN_TURNS = 8
+"""Vectors of sums that are added to in turns: they hide the latency of multiply-adds. As many entries of a batch have
+multiply-adds, with a vector each, that take as long as reading the weights for them from the second-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step: its number, the copy of `h` to read and the one to write, and the direction; None: all of them."""
+
+    number: Any
+    now: Any
+    after: Any
+    direction: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of units of one direction, and its part of a step: the place in the sequence, copies of `h` as above."""
+
+    direction: Any
+    number: Any
+    time: Any
+    now: Any
+    after: Any
+
+
+class Recurrence:
+    """The loops that all recurrences share; `h` holds two copies of the hidden states, read and written in turns.
+
+    With weights of a byte, `depth` steps of a sum being two units each, `codes` holds copies of the states as pairs of
+    integers, and `unit` what 1 of these is (D, B).
+    """
+
+    def __init__(
+        self, ib: IRBuilder, products: Buffer, weights: Buffer, h0: Buffer, lengths: Buffer | None, gates: Gates
+    ) -> None:
+        self.ib, self.gates = ib, gates
+        self.products, self.weights = ib.buffer(products), ib.buffer(weights)
+        self.lengths = None if lengths is None else ib.buffer(lengths)
+        self.steps, self.batch, _ = products.shape
+        shape: list[int] = [int(d) for d in weights.shape]  # type: ignore[arg-type]
+        self.directions, self.blocks, self.gate_count, self.depth, self.lanes = shape
+        self.direction_bytes = math.prod(shape[1:]) * weights.dtype.nbytes
+        self.hidden = int(h0.shape[-1])  # type: ignore[arg-type]
+        self.dtype = products.dtype
+        self.h = self.state("h", 2)
+        self.load(self.h, h0)
+        self.codes: BufferView | None = None
+        if weights.dtype == "int16":
+            self.codes = ib.allocate("int32", (2, self.directions, self.batch, self.depth), "codes", scope="global")
+            self.unit = ib.allocate(self.dtype, (self.directions, self.batch), "unit", scope="global")
+            self._encode_first()
+
+    def state(self, name: str, copies: int) -> BufferView:
+        """Room for `copies` of the states, whole blocks of units."""
+        shape: tuple[Dim, ...] = (copies, self.directions, self.batch, self.blocks * self.lanes)
+        return self.ib.allocate(self.dtype, shape, name, scope="global")
+
+    def load(self, state: BufferView, source: Buffer) -> None:
+        """Copy 0 of `state` from (D, B, H); units that fill up the last block are 0."""
+        given = self.ib.buffer(source)
+        units = self.blocks * self.lanes
+        with loop_nest(self.ib, (self.directions, self.batch, units), independent=True) as (d, b, j):
+            state[0, d, b, j] = te.if_then_else(j < self.hidden, given[d, b, j], te.const(0, self.dtype))
+
+    def store(self, out: Buffer, state: BufferView, copy: Any) -> None:
+        """(D, B, H) from a copy of `state`."""
+        result = self.ib.buffer(out)
+        with loop_nest(self.ib, (self.directions, self.batch, self.hidden), independent=True) as (d, b, j):
+            result[d, b, j] = state[copy, d, b, j]
+
+    def _encode_first(self) -> None:
+        """The initial states as integers: of 16 bits, or so many that sums of their products stay within 32."""
+        ib, units = self.ib, self.blocks * self.lanes
+        largest = min(_LARGEST_STATE, ((1 << 31) - 1) // (128 * units))
+        with loop_nest(ib, (self.directions, self.batch)) as (d, b):
+            self.unit[d, b] = te.const(1, self.dtype)
+            with ib.for_range(0, self.hidden, "j") as j:
+                self.unit[d, b] = te.max(self.unit[d, b], te.abs(self.h[0, d, b, j]))
+            self.unit[d, b] = self.unit[d, b] / te.const(largest, self.dtype)
+            with ib.for_range(0, self.blocks, "block") as block:
+                self._encode(d, b, block, 0)
+
+    def _encode(self, d: Any, b: Any, block: Any, copy: Any) -> None:
+        """The states of a block as integers: the first half of its units in lower halves, the second in upper ones."""
+        assert self.codes is not None
+        half = self.lanes // 2
+        factor = self.ib.let("factor", te.const(1, self.dtype) / self.unit[d, b])
+
+        def rounded(unit: Any) -> PrimExpr:
+            value = te.cast("int32", te.round(self.h[copy, d, b, unit] * factor))
+            if self.hidden % self.lanes == 0:
+                return value
+            return te.select(unit < self.hidden, value, te.const(0, "int32"))
+
+        with self.ib.for_range(0, half, "lane", kind="vectorized") as lane:
+            first = block * self.lanes + lane
+            pair = bitwise_or(bitwise_and(rounded(first), 0xFFFF), left_shift(rounded(first + half), 16))
+            self.codes[copy, d, b, block * half + lane] = pair
+
+    def encode(self, at: Block, b: Any) -> None:
+        """The new states of a block as integers, where these are what is multiplied."""
+        if self.codes is not None:
+            self._encode(at.direction, b, at.number, at.after)
+
+    @property
+    def _shared(self) -> str:
+        """The kind of the loop that threads share: parallel where the steps of one direction are worth it."""
+        step = self.gate_count * self.hidden**2 * (self.batch if isinstance(self.batch, int) else 1)
+        work = step * self.steps if isinstance(self.steps, int) else _PARALLEL_WORK
+        worthwhile = step >= _PARALLEL_STEP and work >= _PARALLEL_WORK
+        return "parallel" if worthwhile or self.gates.go_apart else "serial"
+
+    @contextmanager
+    def each_step(self) -> Generator[Step, None, None]:
+        """All steps: of one direction after the other where these go apart, otherwise of all at once."""
+        ib = self.ib
+        if not self.gates.go_apart:
+            with ib.for_range(0, self.steps, "step") as number:
+                yield self._step(number)
+            return
+        kind = self._shared if self.directions > 1 else "serial"
+        with ib.for_range(0, self.directions, "direction", kind) as d, ib.for_range(0, self.steps, "step") as number:
+            yield self._step(number, d)
+
+    def _step(self, number: Any, direction: Any = None) -> Step:
+        now = self.ib.let("now", number % 2)
+        return Step(number, now, 1 - now, direction)
+
+    @contextmanager
+    def each_block(self, step: Step) -> Generator[Block, None, None]:
+        """All blocks of a step, of its direction or of all, in parallel where threads share them."""
+        ib, count = self.ib, self.directions * self.blocks
+        if step.direction is not None:
+            with ib.for_range(0, self.blocks, "block", independent=True) as n:
+                yield self._block(step, step.direction, self._turned(step, n, 0, self.blocks))
+        elif self.gates.cores == 0:
+            with ib.for_range(0, count, "block", self._shared, independent=True) as n:
+                yield self._block(step, n // self.blocks, n % self.blocks)
+        else:
+            shares = -(-count // -(-count // self.gates.cores))  # as many blocks each, by fewer threads if need be
+            with ib.for_range(0, shares, "share", self._shared, independent=True) as share:
+                begin = ib.let("begin", share * count // shares)
+                end = ib.let("end", (share + 1) * count // shares)
+                with ib.for_range(begin, end, "block", independent=True) as n:
+                    turned = ib.let("turned", self._turned(step, n, begin, end))
+                    yield self._block(step, turned // self.blocks, turned % self.blocks)
+
+    @staticmethod
+    def _turned(step: Step, n: Any, begin: Any, end: Any) -> PrimExpr:
+        """`n` of [begin, end), counted from the end in every other step."""
+        return te.select(step.now == 0, n, begin + end - 1 - n)
+
+    def _block(self, step: Step, direction: Any, block: Any) -> Block:
+        ib, reverse, backwards = self.ib, self.gates.reverse, self.steps - 1 - step.number
+        turned = backwards if reverse[0] else step.number
+        if len(set(reverse)) > 1:
+            turned = te.select(direction == reverse.index(True), backwards, step.number)
+        return Block(direction, ib.let("unit_block", block), ib.let("time", turned), step.now, step.after)
+
+    @contextmanager
+    def each_entry(self) -> Generator[Any, None, None]:
+        """All entries of the batch."""
+        with self.ib.for_range(0, self.batch, "b", independent=True) as b:
+            yield b
+
+    @contextmanager
+    def each_unit(self, at: Block) -> Generator[tuple[Any, Any], None, None]:
+        """All units of a block as one vector: the lane, and the unit."""
+        with self.ib.for_range(0, self.lanes, "lane", kind="vectorized") as lane:
+            yield lane, at.number * self.lanes + lane
+
+    def sums(self, source: BufferView, copy: Any, at: Block, gates: Sequence[int]) -> BufferView:
+        """A state times the panels of `gates` of one block: for each entry of the batch, NR sums for each gate.
+
+        Some entries and gates at a time, as many sums as stay in registers: a weight that is read serves all entries.
+        Of a batch whose size is not known, entries that are left over are by themselves, with all of their gates.
+        """
+        ib, batch = self.ib, self.batch
+        if batch != 1:
+            self._fetch_products(at, gates)
+        total = ib.allocate(self.dtype, (batch, len(gates), self.lanes), "total", scope="global")
+        rows, together = _sums_at_once(batch, len(gates), self.gates)
+        tiles = batch // rows
+        fetches = rows > 1 and self.direction_bytes >= _FETCHED_BYTES
+        for first in range(0, len(gates), together):
+            part = [(g, gates[g]) for g in range(first, first + together)]
+            following = gates[first + together] if first + together < len(gates) else gates[0]
+            with ib.for_range(0, tiles, "tile", independent=True) as tile:
+                progress = (tile, tiles) if fetches and isinstance(tiles, int) else None
+                self._sum_tile(total, source, copy, at, tile * rows, rows, part, following, progress)
+            if isinstance(batch, int) and batch % rows:
+                rest = batch % rows
+                self._sum_tile(total, source, copy, at, batch - rest, rest, part, following, None)
+        if not isinstance(batch, int) and rows > 1:
+            with ib.for_range(tiles * rows, batch, "entry", independent=True) as entry:
+                self._sum_tile(total, source, copy, at, entry, 1, list(enumerate(gates)), gates[0], None)
+        return total
+
+    def _sum_tile(
+        self, total: BufferView, source: BufferView, copy: Any, at: Block, first: Any, rows: int,
+        gates: Sequence[tuple[int, int]], following: int, progress: tuple[Any, int] | None,
+    ) -> None:  # fmt: skip
+        """The sums of `rows` entries from `first` on, for (place in the sums, gate).
+
+        Few are summed in several chains, each over every so many units of the state, so that one multiply-add need not
+        wait for the one before. `progress` is (which tile on these panels this is, of how many): spread over them, as
+        many panels from the gate `following` on are fetched.
+        """
+        ib, lanes, width = self.ib, self.lanes, rows * len(gates) * self.lanes
+        chains = math.gcd(max(_IN_TURNS // (self.gates.vectors * rows * len(gates)), 1), self.depth)
+        summed = self.dtype if self.codes is None else "int32"
+        sums = ib.allocate(summed, chains * width, "sums", scope="local")
+        pairs = list(itertools.product(range(rows), gates))
+
+        def vector() -> Any:
+            return ib.for_range(0, lanes, "lane", kind="vectorized")
+
+        for start in range(0, chains * width, lanes):
+            with vector() as lane:
+                sums[start + lane] = te.const(0, summed)
+        with ib.for_range(0, self.depth // chains, "k") as k:
+            if progress is not None:
+                tile, tiles = progress
+                self._fetch_ahead(at, following, len(gates), (tile * self.depth + k * chains) // tiles)
+            for chain, (n, (row, (_, gate))) in itertools.product(range(chains), enumerate(pairs)):
+                with vector() as lane:
+                    here, step = chain * width + n * lanes + lane, k * chains + chain
+                    weight = self.weights[at.direction, at.number, gate, step, lane]
+                    place = (copy, at.direction, first + row, step)
+                    term = source[place] * weight if self.codes is None else te.dot_pairs(
+                        self.codes[place], te.byte_pairs(weight)
+                    )  # fmt: skip
+                    sums[here] = sums[here] + term
+        for start in range(width, chains * width, lanes):
+            with vector() as lane:
+                sums[start % width + lane] = sums[start % width + lane] + sums[start + lane]
+        for n, (row, (place, _)) in enumerate(pairs):
+            with vector() as lane:
+                total[first + row, place, lane] = te.cast(self.dtype, sums[n * lanes + lane])
+
+    def _fetch_products(self, at: Block, gates: Sequence[int]) -> None:
+        """Prefetch the input's part of `gates`, which is read in lines apart from each other once their sums are known.
+
+        It arrives while these are made. One entry reads too few lines to gain by that.
+        """
+        with self.each_entry() as b:
+            for gate in gates:
+                column = (at.direction * self.gate_count + gate) * self.hidden + at.number * self.lanes
+                address = call_intrin("handle", "address_of", self.products[at.time, b, column])
+                self.ib.emit(call_intrin("int32", "prefetch", address, 3, 0))
+
+    def _fetch_ahead(self, at: Block, gate: int, count: int, unit: Any) -> None:
+        """Prefetch NR weights of `unit` in `count` panels from `gate` on; gate 0 is that of the block that follows."""
+        block = at.number
+        if gate == 0:
+            block = te.max(0, te.min(at.number + 1 - 2 * at.now, self.blocks - 1))
+        for n in range(count):
+            address = call_intrin("handle", "address_of", self.weights[at.direction, block, gate + n, unit, 0])
+            self.ib.emit(call_intrin("int32", "prefetch", address, 3, 0))
+
+    def read(self, source: BufferView, index: Sequence[Any], unit: Any) -> PrimExpr:
+        """``source[*index, unit]``, 0 for units that fill up the last block. `index` may end with an offset."""
+        *outer, offset = index
+        value = source[(*outer, offset + unit)]
+        if self.hidden % self.lanes == 0:
+            return value
+        return te.if_then_else(unit < self.hidden, value, te.const(0, self.dtype))
+
+    def product(self, at: Block, b: Any, gate: int, unit: Any) -> PrimExpr:
+        """The input's part of `gate` for `unit`."""
+        column = (at.direction * self.gate_count + gate) * self.hidden
+        return self.read(self.products, (at.time, b, column), unit)
+
+    def kept(self, at: Block, b: Any, new: PrimExpr, old: PrimExpr) -> PrimExpr:
+        """`new` while the sequence lasts, then `old`."""
+        if self.lengths is None:
+            return new
+        return te.select(at.time < te.cast("int32", self.lengths[b]), new, old)
+
+    def finish(self, y: BufferView, at: Block, b: Any, unit: Any, value: PrimExpr) -> None:
+        """The new hidden state of a unit, and the output of the step."""
+        d = at.direction
+        self.h[at.after, d, b, unit] = self.kept(at, b, value, self.h[at.now, d, b, unit])
+        result = self.kept(at, b, self.h[at.after, d, b, unit], te.const(0, self.dtype))
+        if self.hidden % self.lanes == 0:
+            y[at.time, b, d, unit] = result
+        else:
+            with self.ib.if_scope(unit < self.hidden):
+                y[at.time, b, d, unit] = result
+
+
+def _sums_at_once(batch: Dim, gates: int, room: Gates) -> tuple[int, int]:
+    """(entries of the batch, gates) whose sums are kept in registers at once.
+
+    An entry by itself reads each weight once, and has all of its gates at once.
+    """
+    entries_per_weight, sums = max(_IN_TURNS // room.vectors, 1), room.sums
+    if not isinstance(batch, int):
+        batch = entries_per_weight
+    if batch == 1:
+        return 1, gates
+
+    def cost(tile: tuple[int, int]) -> tuple[int, int]:
+        rows, together = tile
+        return -(-batch // rows) * max(rows, entries_per_weight), -together
+
+    widths = [n for n in range(1, min(gates, sums) + 1) if gates % n == 0]
+    return min(((rows, n) for n in widths for rows in range(1, min(batch, sums // n) + 1)), key=cost)
