@@ -13,7 +13,7 @@ import numpy as np
 
 import te
 from te import Tensor
-from te.tir import Call, PrimExpr, Reduce, call_intrin, convert
+from te.tir import Call, PrimExpr, Reduce, as_int, call_intrin, convert
 from te.tir.substitute import substitute
 from topi.groups import extent_of
 from topi.registry import operations_behind
@@ -36,8 +36,15 @@ ends in zeros: multiples by exponents are exact."""
 
 
 def can_be_guessed(anchor: te.Operation) -> bool:
-    """Is this a softmax, or the logarithm of one?"""
-    return anchor.tag == "softmax"
+    """Is this a softmax, or the logarithm of one, of more than one number?
+
+    One is as far from the largest as 0, so that its logarithm is 0 to the last digit.
+    """
+    if anchor.tag != "softmax":
+        return False
+    largest = stages_of(anchor)[0].op
+    assert isinstance(largest, te.ComputeOp)
+    return any(as_int(extent_of(k)) != 1 for k in largest.reduce_axis)
 
 
 def is_logarithm(anchor: te.Operation) -> bool:

@@ -30,7 +30,7 @@ _SIGNATURE = re.compile(r'extern "C" __global__\s+void\s+(?:__launch_bounds__\((
 def split_kernels(source: str) -> tuple[str, list[str]]:
     """What stands before the first kernel, and the kernels one by one."""
     starts = [m.start() for m in _KERNEL.finditer(source)]
-    ends = [*starts[1:], len(source)]
+    ends = [*starts[1:], len(source)] if starts else []
     return source[: starts[0]] if starts else source, [source[a:b] for a, b in zip(starts, ends, strict=True)]
 
 

@@ -170,6 +170,7 @@ def test_kernels_of_a_source_are_found_and_compiled_on_their_own() -> None:
     head, kernels = split_kernels('int a;\nextern "C" __global__ void f() {}\nextern "C" __global__ void g() {}\n')
     assert head == "int a;\n"
     assert [k.split()[4] for k in kernels] == ["f()", "g()"]
+    assert split_kernels("int a;\n") == ("int a;\n", [])
 
 
 def test_compile_errors_say_where(emulated_cuda_device: Device) -> None:

@@ -39,9 +39,11 @@ class Finding(Exception):
         self.run = run
 
 
-def check(sample: Sample) -> None:
-    """Compile a sample's graph and run it on each of its inputs. Raises `Finding` when an output is wrong or it fails,
-    `Refused` when it is not a valid graph."""
+def check(sample: Sample, device: str = "CPU") -> None:
+    """Compile a sample's graph for a device (by ONNX's name) and run it on each of its inputs.
+
+    Raises `Finding` when an output is wrong or it fails, `Refused` when it is not a valid graph.
+    """
     model = None
     for i, inputs in enumerate(sample.runs):
         try:
@@ -51,7 +53,7 @@ def check(sample: Sample) -> None:
                 raise
             continue  # dimensions that are too small for an operator of the graph
         try:
-            model = RelayBackend.prepare(sample.model) if model is None else model
+            model = RelayBackend.prepare(sample.model, device) if model is None else model
             results = model.run(dict(inputs))
         except (CompileError, RelaycError) as error:
             if i > 0 and _is_degenerate(sample, i):
@@ -176,22 +178,22 @@ def _cut(sample: Sample, nodes: set[int], outputs: list[Value], given: Arrays) -
     return replace(sample, model=model, outputs=outputs, runs=runs)
 
 
-def check_seed(seed: int, **options: Any) -> None:
+def check_seed(seed: int, device: str = "CPU", **options: Any) -> None:
     """`check` of the graph of a seed; a failure is shrunk and told with its smallest model."""
     sample = random_graph(seed, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            check(sample)
+            check(sample, device)
         except Finding as finding:
-            small = shrink(replace(sample, runs=[sample.runs[finding.run]]), _fails)
+            small = shrink(replace(sample, runs=[sample.runs[finding.run]]), lambda smaller: _fails(smaller, device))
             text = to_text(small.model.graph)
             raise Finding(f"{finding}\nsmallest graph that fails:\n{text}", finding.run) from finding
 
 
-def _fails(sample: Sample) -> bool:
+def _fails(sample: Sample, device: str) -> bool:
     try:
-        check(sample)
+        check(sample, device)
     except Finding:
         return True
     except Refused:

@@ -1,6 +1,6 @@
 """Many random graphs in one process: none may fail, and its memory may not grow.
 
-    python -m tests.fuzz.long_run --graphs 2000 [--start 0] [--seconds 600]
+    python -m tests.fuzz.long_run --graphs 2000 [--start 0] [--seconds 600] [--device CUDA]
 
 Prints resident memory over the run. Exits with 1 when a graph failed, or when memory grew by more than `GROWTH` a graph
 after the first fifth of the run, in which everything is used for the first time.
@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--graphs", type=int, default=2000)
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--device", default="CPU", help="what to compile for: CPU or CUDA")
     options = parser.parse_args(arguments)
     os.environ["RELAYC_CACHE_DIR"] = "off"  # what is compiled now is what is to be tested
     began, failed, memory = time.monotonic(), 0, list[float]()
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         if late or done == options.graphs:
             break
         try:
-            check_seed(options.start + done)
+            check_seed(options.start + done, options.device)
         except Finding as finding:
             failed += 1
             print(finding, flush=True)
