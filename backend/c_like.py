@@ -211,7 +211,17 @@ class CLikeGenerator(Visitor[Any]):
             return f"rc_to_{to}((float)({text}))"
         if to.is_bool:
             return f"({text} != 0)"
+        if of.is_float and to.is_integral:
+            return self.to_integer(text, to)
         return f"(({self.type_name(to)}){text})"
+
+    def to_integer(self, text: str, to: DType) -> str:
+        """A float as an integer: what a narrow or unsigned type can't hold wraps, where the language leaves it open."""
+        if str(to) == "uint64":
+            return f"rc_to_uint64({text})"
+        through = "int32" if to.bits < 32 else "int64" if to.is_uint else str(to)
+        wide = f"({self.type_name(dtype(through))}){text}"
+        return f"({wide})" if through == str(to) else f"(({self.type_name(to)})({wide}))"
 
     def arithmetic(self, of: DType, compute: Callable[..., str], *operands: str) -> str:
         """`compute` of operands of type `of`, in float32 where the language has no arithmetic on the type."""

@@ -39,6 +39,8 @@ static inline int64_t rc_float_bits(double x) {
   return bits;
 }
 
+static inline uint64_t rc_to_uint64(double x) { return x < 0 ? (uint64_t)(int64_t)x : (uint64_t)x; }
+
 static inline int32_t rc_least(int64_t x, int32_t most) { return x < most ? (int32_t)x : most; }
 
 #define RC_INTEGER(T, S) \

@@ -232,6 +232,10 @@ template <class To, class From> RC_DEVICE To rc_reinterpret(From from) {
   return both.to;
 }
 
+RC_DEVICE unsigned long long rc_to_uint64(double x) {
+  return x < 0 ? (unsigned long long)(long long)x : (unsigned long long)x;
+}
+
 RC_DEVICE float rc_from_bfloat16(rc_bfloat16 x) { return rc_reinterpret<float>((unsigned)x.bits << 16); }
 RC_DEVICE rc_bfloat16 rc_to_bfloat16(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -380,7 +380,8 @@ class IsFinite(_Predicate):
 class Cast(OpDef):
     """x as type `dtype` (ONNX: Cast): float to int truncates, int to a narrower int wraps, to bool is ``!= 0``.
 
-    A float that the integer type can't hold gives an unspecified value. (C1) neither type is a string.
+    So does a float that a narrow or unsigned type can't hold, but an int32 or int64 can; of larger ones comes anything.
+    (C1) neither type is a string.
     """
 
     mixed_precision = MixedPrecision.NEVER

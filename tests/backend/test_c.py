@@ -149,6 +149,16 @@ def test_float_operators(dtype, vector):
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=f"{name} of {dtype}")
 
 
+@pytest.mark.parametrize("vector", [False, True], ids=["scalar", "vector"])
+@pytest.mark.parametrize("of", ["float32", "float64", "int32"])
+def test_casts_to_integers_wrap(of, vector):
+    x, kinds = sample(of, 3), ("int8", "uint8", "uint16", "uint32", "uint64", "int64")
+    for to in kinds:
+        found, expected = run_both(function_of(lambda a, to=to: tir.cast(to, a), [of], to, vector), x, result=to)
+        np.testing.assert_array_equal(found, expected, err_msg=to)
+        np.testing.assert_array_equal(found, x.astype("int64").astype(to), err_msg=to)
+
+
 def test_nan_spreads_through_min_and_max():
     x, y = sample("float32", 1), sample("float32", 2)
     x[::4], y[::5] = np.nan, np.nan

@@ -99,7 +99,12 @@ class ConvertEmitter(IndexEmitter):
         if target.element == "uint32":
             through = dtype("int64").with_lanes(target.lanes)
             return self._cast("trunc", self._cast("fptosi", value, source, through), through, target)
-        return self._cast("fptosi" if target.is_int else "fptoui", value, source, target)
+        if target.is_int:
+            return self._cast("fptosi", value, source, target)
+        negative = self.text.pure(f"fcmp olt {register_type(source)} {value}, {self._floats(source, 0.0)}")
+        wrapped, whole = (self._cast(how, value, source, target) for how in ("fptosi", "fptoui"))
+        flag, kind = register_type(dtype("bool").with_lanes(target.lanes)), register_type(target)
+        return self.text.pure(f"select {flag} {negative}, {kind} {wrapped}, {kind} {whole}")
 
     def _float_to_float(self, value: str, source: DType, target: DType) -> str:
         if source.bits == 16 and self._is_soft(source):

@@ -167,6 +167,9 @@ def test_casts(cuda_device, of):
         out = run(*elementwise(lambda v, to=to: v.astype(to), [of]), [x, np.zeros(70, numpy_type(to))], cuda_device)
         expected = x.astype("float32").astype(numpy_type(to)) if to == "bfloat16" else x.astype(numpy_type(to))
         np.testing.assert_array_equal(out, expected, err_msg=to)
+    for to in ("uint8", "uint16", "uint32", "uint64"):
+        out = run(*elementwise(lambda v, to=to: v.astype(to), [of]), [x, np.zeros(70, to)], cuda_device)
+        np.testing.assert_array_equal(out, x.astype("int64").astype(to), err_msg=to)
 
 
 def test_nan_goes_through_minimum_and_maximum(cuda_device):

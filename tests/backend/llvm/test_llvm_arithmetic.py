@@ -138,7 +138,7 @@ CAST_TYPES = ["bool", "int8", "uint8", "int16", "int32", "uint32", "int64", "uin
 def test_casts(run_both, source, lanes):
     values = sample(source, 40, -60, 60)
     for target in CAST_TYPES:
-        if target == source or (target[0] == "u" and values.dtype.kind not in "iub"):
+        if target == source:
             continue
         f = elementwise(lambda a, to=target: cast(to, a), [source], target, lanes, 40)
         assert_same(run_both(f, values, np.zeros(40, sample(target, 1).dtype)))
