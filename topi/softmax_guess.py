@@ -36,15 +36,16 @@ ends in zeros: multiples by exponents are exact."""
 
 
 def can_be_guessed(anchor: te.Operation) -> bool:
-    """Is this a softmax, or the logarithm of one, of more than one number?
+    """Is this a softmax of more than one number, or the logarithm of one, of known size?
 
-    One is as far from the largest as 0, so that its logarithm is 0 to the last digit.
+    Of a single number it is 1 and the logarithm 0 to the last digit, by the distance from the largest.
     """
     if anchor.tag != "softmax":
         return False
     largest = stages_of(anchor)[0].op
     assert isinstance(largest, te.ComputeOp)
-    return any(as_int(extent_of(k)) != 1 for k in largest.reduce_axis)
+    unknown = 1 if is_logarithm(anchor) else 2
+    return any((as_int(extent_of(k)) or unknown) > 1 for k in largest.reduce_axis)
 
 
 def is_logarithm(anchor: te.Operation) -> bool:

@@ -85,12 +85,15 @@ def test_backward_slice_that_begins_before_the_first_element() -> None:
 
 @pytest.mark.parametrize(("shape", "axis"), [((1, 2, 1), 2), ((40, 1), 1), ((3, 3, 1, 1), 3), ((2, 1, 33), 1)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_logarithm_of_the_softmax_of_one_number_is_nothing_to_the_last_digit(
+def test_softmax_of_one_number_is_right_to_the_last_digit(
     shape: tuple[int, ...], axis: int, dtype: str
 ) -> None:
     x = np.random.default_rng(1).standard_normal(shape).astype(dtype)
+    assert (result_of(helper.make_node("Softmax", ["x"], ["y"], axis=axis), {"x": x}) == 1).all()
     node = helper.make_node("LogSoftmax", ["x"], ["y"], axis=axis)
     assert not result_of(node, {"x": x}).any()
+    sizes = [f"size{i}" for i in range(x.ndim)]
+    assert not RelayBackend.prepare(model_of(node, {"x": x}, {}, sizes)).run([x])[0].any()
 
 
 def test_open_input_that_is_the_output() -> None:
