@@ -212,7 +212,9 @@ class OnnxNode:
         return self.attr_int(name, int(default)) != 0
 
     def attr_float(self, name: str, default: float | None = None) -> float:
-        return self._required(self.attrs.get_float(name), default, name)
+        """A float32, as all numbers in attributes are, and so the default."""
+        single = None if default is None else float(np.float32(default))
+        return self._required(self.attrs.get_float(name), single, name)
 
     def attr_str(self, name: str, default: str | None = None) -> str:
         return self._required(self.attrs.get_str(name), default, name)
