@@ -115,9 +115,8 @@ class _KernelReader:
     def read(self, record: Record) -> Kernel:
         record.only("name", "grid", "block", "dynamic_shared", "arguments", "step")
         step = self._step(record)
-        if step is not None:
-            return replace(self, known=[*self.known, step[0]])._read(record, step)
-        return self._read(record, None)
+        reader = self if step is None else replace(self, known=[*self.known, step[0]])
+        return reader._read(record, step)
 
     def _step(self, record: Record) -> tuple[str, Size] | None:
         if "step" not in record.value:

@@ -25,7 +25,7 @@ from te.dtype import dtype
 from te.errors import CompileError
 from te.tir import ops
 from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, Dim, PrimExpr, Var
+from te.tir.expr import BufferLoad, Dim, IterVar, PrimExpr, Range, Var
 from te.tir.ops import cast, convert, seq
 from te.tir.stmt import (
     Allocate,
@@ -150,6 +150,12 @@ class IRBuilder:
     def scope_attr(self, subject: Any, key: str, value: Any) -> None:
         """A fact about the rest of the block: an `AttrStmt`."""
         self._wrap_rest(lambda body: AttrStmt(key, subject, convert(value), body))
+
+    def thread_axis(self, extent: Dim, tag: str) -> Var:
+        """The number of a thread: the rest of the block runs on `extent` of them along an axis, say "threadIdx.x"."""
+        axis = IterVar(Range(0, extent), Var(tag), "thread", tag)
+        self.scope_attr(axis, "thread_extent", extent)
+        return axis.var
 
     def buffer(self, buffer: Buffer) -> BufferView:
         """A buffer for reading and writing by index."""

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import te
-from te.tir import Dim, IterVar, PrimExpr, Range, Var
-from te.tir.ir_builder import BufferView, IRBuilder
+from te.tir import PrimExpr
+from te.tir.ir_builder import BufferView
 from topi.nn.recurrence import Block, Recurrence, Step
+from topi.utils import accumulator_type
 
 __all__ = ["LaunchedRecurrence"]
 
@@ -52,7 +53,7 @@ class LaunchedRecurrence(Recurrence):
     @property
     def wide(self) -> str:
         """The type of sums."""
-        return "float32" if self.dtype.bits < 32 else str(self.dtype)
+        return accumulator_type(str(self.dtype))
 
     @property
     def entries(self) -> int:
@@ -76,8 +77,8 @@ class LaunchedRecurrence(Recurrence):
         """A launch of a group of threads for each block of units and each few entries."""
         ib, tiles = self.ib, -(-self.batch // self.entries)
         with ib.scope():
-            group = _thread_axis(ib, self.directions * self.blocks * tiles, "blockIdx.x")
-            thread = _thread_axis(ib, self.slices * self.lanes, "threadIdx.x")
+            group = ib.thread_axis(self.directions * self.blocks * tiles, "blockIdx.x")
+            thread = ib.thread_axis(self.slices * self.lanes, "threadIdx.x")
             self.slice, self.lane = ib.let("slice", thread // self.lanes), ib.let("lane", thread % self.lanes)
             self.first = ib.let("first", group % tiles * self.entries)
             block = group // tiles
@@ -145,10 +146,3 @@ class LaunchedRecurrence(Recurrence):
             value = ib.let("value", te.cast(self.wide, source[(*state, b, unit)]))
             for n, weight in enumerate(weights):
                 sums[entry, n] = sums[entry, n] + value * weight
-
-
-def _thread_axis(ib: IRBuilder, extent: Dim, tag: str) -> Var:
-    """Run the rest of the block on `extent` threads of an axis of the device; the number of the thread."""
-    axis = IterVar(Range(0, extent), Var(tag), "thread", tag)
-    ib.scope_attr(axis, "thread_extent", extent)
-    return axis.var

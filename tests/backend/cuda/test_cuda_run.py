@@ -398,9 +398,8 @@ def test_a_loop_at_the_root_launches_its_kernels_in_turns(cuda_device):
 
     def shifted(ib: tir.ir_builder.IRBuilder, source: Any, out: Any, value: Any) -> None:
         with ib.scope():
-            axis = tir.IterVar(tir.Range(0, size), tir.Var("thread"), "thread", "threadIdx.x")
-            ib.scope_attr(axis, "thread_extent", size)
-            out[axis.var] = source[(axis.var + 1) % size] + value
+            thread = ib.thread_axis(size, "threadIdx.x")
+            out[thread] = source[(thread + 1) % size] + value
 
     def body(ins: Sequence[tir.Buffer], outs: Sequence[tir.Buffer]) -> tir.Stmt:
         ib = tir.ir_builder.create()
