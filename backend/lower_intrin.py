@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from backend.vector_math import EXPANSIONS, expand
+from backend.vector_math import EXPANSIONS, Instructions, expand
 from te.dtype import DType
 from te.ir import IRModule, Mutator, Pass, PassContext
 from te.tir import Call, Cast, Div, Mul, PrimExpr, PrimFunc
@@ -15,11 +15,12 @@ from te.tir.analysis import contains
 __all__ = ["LowerIntrin", "lower_intrinsics"]
 
 _EXPANDED = frozenset((Call, Cast))
+_NONE = Instructions()
 
 
 class _Expander(Mutator):
-    def __init__(self, keep: Collection[str], fused: bool, lookups: int) -> None:
-        self.expanded, self.fused, self.lookups = EXPANSIONS.keys() - set(keep), fused, lookups
+    def __init__(self, keep: Collection[str], has: Instructions) -> None:
+        self.expanded, self.has = EXPANSIONS.keys() - set(keep), has
 
     def expands(self, node: Call | Cast) -> bool:
         """Is it one of the nodes that become something else?"""
@@ -37,12 +38,12 @@ class _Expander(Mutator):
             a, b = self._factor(expr.a, rounded), self._factor(expr.b, rounded)
             return expr if a is expr.a and b is expr.b else type(expr)(a, b)
         if isinstance(expr, Call) and expr.op in self.expanded:
-            return expand(self.visit_default(expr), self.fused, self.lookups, rounded)
+            return expand(self.visit_default(expr), self.has, rounded)
         return self.visit(expr)
 
     def visit_Call(self, call: Call) -> Any:
         call = self.visit_default(call)
-        return expand(call, self.fused, self.lookups) if call.op in self.expanded else call
+        return expand(call, self.has) if call.op in self.expanded else call
 
 
 def _rounds(cast: Cast) -> bool:
@@ -50,14 +51,12 @@ def _rounds(cast: Cast) -> bool:
     return cast.dtype.bits == 16 and cast.dtype.is_float and cast.value.dtype.element == "float32"
 
 
-def lower_intrinsics(
-    function: PrimFunc, keep: Collection[str] = (), *, fused: bool = False, lookups: int = 0
-) -> PrimFunc:
+def lower_intrinsics(function: PrimFunc, keep: Collection[str] = (), has: Instructions = _NONE) -> PrimFunc:
     """`function` with calls of mathematical functions expanded, those in `keep` left alone.
 
-    `fused`: multiply-adds of the target round once; `lookups`: its vectors pick from so many words by lane, 8 or 32.
+    `has`: what the target has instructions for.
     """
-    expander = _Expander(keep, fused, lookups)
+    expander = _Expander(keep, has)
     found = contains(function.body, _EXPANDED, expander.expands)
     return function.with_body(expander.visit(function.body)) if found else function
 
@@ -67,11 +66,11 @@ class LowerIntrin(Pass):
     """Calls of mathematical functions become arithmetic (see `backend.vector_math`), those in `keep` stay."""
 
     keep: tuple[str, ...] = ()
-    fused: bool = False
+    has: Instructions = _NONE
 
     def run(self, module: IRModule, context: PassContext) -> IRModule:
         def lowered(function: object) -> object:
             is_loops = isinstance(function, PrimFunc)
-            return lower_intrinsics(function, self.keep, fused=self.fused) if is_loops else function
+            return lower_intrinsics(function, self.keep, self.has) if is_loops else function
 
         return module.map_functions(lowered)

@@ -19,6 +19,7 @@ from backend.lower_intrin import lower_intrinsics
 from backend.runtime.packed_func import BUFFER
 from backend.runtime.threads import num_threads
 from backend.target import Target
+from backend.vector_math import Instructions
 from te.errors import CompileError
 from te.tir import PrimFunc
 from te.tir.passes.hoist_divisions import hoist_divisions
@@ -40,15 +41,15 @@ class Compiler:
     def emit(self, functions: Iterable[PrimFunc]) -> EmittedModule:
         """LLVM assembly of lowered functions."""
         lowered = [fold_lanes(hoist_divisions(lower_narrow_types(f))) for f in functions]
-        fused, lookups = self.target.has_fma, self._lookups()
-        expanded = [lower_intrinsics(f, fused=fused, lookups=lookups) for f in lowered]
+        has = self._instructions()
+        expanded = [lower_intrinsics(f, has=has) for f in lowered]
         return emit_module(expanded, self._code_machine())
 
-    def _lookups(self) -> int:
-        """The most words that one instruction picks from by lane."""
-        if not {"avx2", "fma"} <= self.target.features:
-            return 0
-        return 32 if "avx512f" in self.target.features else 8
+    def _instructions(self) -> Instructions:
+        features, lookups = self.target.features, 0
+        if {"avx2", "fma"} <= features:
+            lookups = 32 if "avx512f" in features else 8
+        return Instructions(self.target.has_fma, lookups)
 
     def _code_machine(self) -> Machine:
         features, caches = self.target.features, self.target.cache_bytes

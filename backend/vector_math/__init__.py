@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backend.vector_math.builder import Builder
+from backend.vector_math.builder import Builder, Instructions
 from backend.vector_math.exponentials import (
     cosh,
     erf,
@@ -58,7 +58,7 @@ from backend.vector_math.trigonometry import acos, asin, atan, atan2, cos, sin, 
 from te.dtype import DType, dtype
 from te.tir import Call, Cast, PrimExpr
 
-__all__ = ["EXPANSIONS", "Builder", "expand"]
+__all__ = ["EXPANSIONS", "Builder", "Instructions", "expand"]
 
 EXPANSIONS: dict[str, Callable[..., PrimExpr]] = {
     f.__name__: f
@@ -74,17 +74,17 @@ _FLOAT64_TOO = {
 }  # fmt: skip
 
 
-def expand(call: Call, fused: bool = False, lookups: int = 0, rounded: DType | None = None) -> PrimExpr:
+def expand(call: Call, has: Instructions, rounded: DType | None = None) -> PrimExpr:
     """A call of a function of `EXPANSIONS` as arithmetic; the call itself when its type has no expansion.
 
-    `fused`: multiply-adds of the target round once; `lookups`: its vectors pick from so many words by lane; `rounded`:
-    a narrower type that the result is rounded to, perhaps after multiplications and divisions.
+    `has`: what the target has instructions for; `rounded`: a narrower type that the result is rounded to, perhaps after
+    multiplications and divisions.
     """
     of = call.dtype
     through = dtype("float32").with_lanes(of.lanes) if of.bits == 16 else of
     if not through.is_float or through.bits < 32 or (through.bits == 64 and call.op not in _FLOAT64_TOO):
         return call
-    b = Builder(through, fused, lookups, of if of.bits == 16 else rounded)
+    b = Builder(through, has, of if of.bits == 16 else rounded)
     operands = [b.let(a if a.dtype == through else Cast(through, a), "x") for a in call.args]
     result = EXPANSIONS[call.op](b, *operands)
     return b.close(result if of == through else Cast(of, result))

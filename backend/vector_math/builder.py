@@ -24,7 +24,7 @@ from te.tir import (
     make_const,
 )
 
-__all__ = ["Builder", "Format"]
+__all__ = ["Builder", "Format", "Instructions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +71,29 @@ _POWERS = {
 """2^(j/parts), less j where the bits of n = parts k + j bring it when k is brought to the exponent."""
 
 
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """What a target has instructions for.
+
+    `fused`: `fma` rounds once. Without it what one rounding would have lost can't be had that way. `lookups`: vectors
+    of 8 words, and of multiples of that, have an instruction that picks from 8 words by lane; if it is 32, those of 16
+    one that picks from 32.
+    """
+
+    fused: bool = False
+    lookups: int = 0
+
+
 @dataclass
 class Builder:
     """Arithmetic on values of one float type; `let` names values that are used more than once.
 
-    `fused`: `fma` rounds once. Without it what one rounding would have lost can't be had that way. `lookups`: vectors
-    of 8 words, and of multiples of that, have an instruction that picks from 8 words by lane; if it is 32, those of 16
-    one that picks from 32. `rounded`: what results are rounded to before anything is added to them or taken away, if
-    that has fewer digits.
+    `has`: what the target has instructions for. `rounded`: what results are rounded to before anything is added to them
+    or taken away, if that has fewer digits.
     """
 
     of: DType
-    fused: bool
-    lookups: int
+    has: Instructions
     rounded: DType | None = None
     lets: list[tuple[Var, PrimExpr]] = field(default_factory=list[tuple[Var, PrimExpr]])
 
@@ -103,11 +113,11 @@ class Builder:
 
     def wide(self) -> Builder:
         """The same in float64; names go to the same list."""
-        return Builder(dtype("float64").with_lanes(self.of.lanes), self.fused, self.lookups, lets=self.lets)
+        return Builder(dtype("float64").with_lanes(self.of.lanes), self.has, lets=self.lets)
 
     def inner(self) -> Builder:
         """The same with names of its own, for what only one side of a branch computes."""
-        return Builder(self.of, self.fused, self.lookups, self.rounded)
+        return Builder(self.of, self.has, self.rounded)
 
     def let(self, value: PrimExpr, name: str = "t") -> Var:
         var = Var(name, value.dtype)
@@ -171,7 +181,7 @@ class Builder:
     ) -> PrimExpr:
         """All lanes of `then` if every `rank` (see there) is below that of `limit`, else of `otherwise`: a branch."""
         highest = Call(rank.dtype.element, "vector_reduce_max", (rank,)) if rank.dtype.lanes > 1 else rank
-        scalar = Builder(self.of.element, self.fused, self.lookups)
+        scalar = Builder(self.of.element, self.has)
         is_below = likely(highest < scalar.rank(scalar.const(limit), above))
         return Call(then.dtype, "if_then_else", (is_below, then, otherwise))
 
@@ -241,7 +251,7 @@ class Builder:
 
     def looks_up(self, words: int = 8) -> bool:
         """Is `lookup` of so many words, 8 or 32, one instruction for values of this type?"""
-        return self.lookups >= words and self.of.bits == 32 and self.of.lanes % (16 if words > 8 else 8) == 0
+        return self.has.lookups >= words and self.of.bits == 32 and self.of.lanes % (16 if words > 8 else 8) == 0
 
     def lookup(self, index: PrimExpr, words: Sequence[int]) -> PrimExpr:
         """The word, of 4, 8 or 32, that the last two, three or five bits of each lane of `index` say."""

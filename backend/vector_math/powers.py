@@ -56,7 +56,7 @@ def pow(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
         return simple(b, x)
     if b.of.bits == 64:
         return Call(b.of, "pow", (x, y))
-    if not b.fused:
+    if not b.has.fused:
         return _power_in_float64(b, x, y)
     number = b.number(y)
     if not b.looks_up() or not (number is None or abs(number) <= _SHORT_EXPONENT):
@@ -178,7 +178,7 @@ def fmod(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
     be one too small. Vectors with quotients that have more digits than the type (or none: infinities and NaN) go to the
     C library.
     """
-    if b.of.bits == 64 and not b.fused:
+    if b.of.bits == 64 and not b.has.fused:
         return Call(b.of, "fmod", (x, y))
     quotient = b.let(b.unary("fabs", x / y), "quotient")
     whole, size, divisor = b.unary("trunc", quotient), b.magnitude(x), b.let(b.unary("fabs", y), "divisor")
@@ -192,7 +192,7 @@ def fmod(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
 
 def _exact_rest(b: Builder, whole: PrimExpr, size: Var, divisor: Var) -> PrimExpr:
     """size - whole * divisor"""
-    if b.fused:
+    if b.has.fused:
         return b.fma(-whole, divisor, size)
     w = b.wide()
     product = Cast(w.of, whole) * Cast(w.of, divisor)  # exact there

@@ -35,7 +35,7 @@ def _reduced(b: Builder, x: PrimExpr) -> tuple[PrimExpr, Var]:
 
 def _reduced_in_float64(b: Builder, x: PrimExpr) -> tuple[PrimExpr, Var]:
     """The same for |x| < `_WIDE_REACH`, in float64."""
-    parts = _WIDE_PARTS[not b.fused]
+    parts = _WIDE_PARTS[not b.has.fused]
     w = b.wide()
     wide = w.let(Cast(w.of, x), "wide")
     t = w.let(w.fma(wide, 2 / math.pi, w.format.magic), "t")
@@ -69,10 +69,10 @@ def tan(b: Builder, x: PrimExpr) -> PrimExpr:
 def _by_reach(b: Builder, op: str, x: PrimExpr) -> PrimExpr:
     """The function for arguments as large as they are: vectors with very large ones go to the C library."""
     size = b.magnitude(x)
-    far = b.inner() if b.fused else b
+    far = b.inner() if b.has.fused else b
     wide = _of_reduced(far, op, x, *_reduced_in_float64(far, size))
-    wide = far.usually(b.rank(size), _WIDE_REACH[not b.fused], wide, Call(b.of, op, (x,)))
-    if not b.fused:
+    wide = far.usually(b.rank(size), _WIDE_REACH[not b.has.fused], wide, Call(b.of, op, (x,)))
+    if not b.has.fused:
         return wide
     return b.usually(b.rank(size), _REACH, _of_reduced(b, op, x, *_reduced(b, size)), far.close(wide))
 
