@@ -82,7 +82,7 @@ class CLikeGenerator(Visitor[Any]):
         "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "floor", "ceil", "trunc", "fabs", "pow", "atan2",
         "fmod", "fma",
     )} | {
-        "round": "rint", "exp_nonpositive": "exp", "fast_exp_nonpositive": "exp", "log1p_fraction": "log1p",
+        "round": "rint", "exp_nonpositive": "exp", "fast_exp": "exp", "log1p_fraction": "log1p",
     }  # fmt: skip
     """Intrinsics that are functions of the language, float32's with an "f" at the end of the name."""
     operators: ClassVar[dict[str, str]] = {

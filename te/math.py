@@ -36,7 +36,7 @@ __all__ = [
     "exp2",
     "exp_nonpositive",
     "expm1",
-    "fast_exp_nonpositive",
+    "fast_exp",
     "fast_gelu",
     "fast_rsqrt",
     "floor",
@@ -83,7 +83,7 @@ def _unary(op: str, doc: str) -> Callable[[Any], PrimExpr]:
 
 exp = _unary("exp", "e to the power x")
 exp_nonpositive = _unary("exp_nonpositive", "e to the power x, which is known to be negative, or at most 64 (or NaN)")
-fast_exp_nonpositive = _unary("fast_exp_nonpositive", "exp_nonpositive to 14 digits")
+fast_exp = _unary("fast_exp", "e to the power x, to 15 digits; of x above 64 anything above e^64")
 exp2 = _unary("exp2", "2 to the power x")
 expm1 = _unary("expm1", "exp(x) - 1, exact near 0")
 log = _unary("log", "Natural logarithm.")

@@ -79,14 +79,15 @@ def element_of(largest: te.Operation, axis: int) -> Callable[..., PrimExpr]:
 
 
 def power_of(element: PrimExpr, like: Tensor | None = None) -> PrimExpr:
-    """e to an element; of one so large that it can't be trusted, less. To as many digits as powers `like` these."""
-    limited = _limited(element)
-    if like is None:
-        return te.exp_nonpositive(limited)
-    assert isinstance(like.op, te.ComputeOp)
-    (power,) = like.op.body
-    assert isinstance(power, Call)
-    return call_intrin(limited.dtype, power.op, limited)
+    """e to an element, to as many digits as powers `like` these; of an element so large that it can't be trusted, less
+    or more."""
+    if like is not None:
+        assert isinstance(like.op, te.ComputeOp)
+        (power,) = like.op.body
+        assert isinstance(power, Call)
+        if power.op == "fast_exp":
+            return te.fast_exp(element)
+    return te.exp_nonpositive(_limited(element))
 
 
 def _limited(element: PrimExpr) -> PrimExpr:

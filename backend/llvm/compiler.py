@@ -46,10 +46,8 @@ class Compiler:
         return emit_module(expanded, self._code_machine())
 
     def _instructions(self) -> Instructions:
-        features, lookups = self.target.features, 0
-        if {"avx2", "fma"} <= features:
-            lookups = 32 if "avx512f" in features else 8
-        return Instructions(self.target.has_fma, lookups)
+        features = self.target.features
+        return Instructions(self.target.has_fma, lookups={"avx2", "fma"} <= features, scales="avx512dq" in features)
 
     def _code_machine(self) -> Machine:
         features, caches = self.target.features, self.target.cache_bytes

@@ -66,7 +66,7 @@ _COARSE_EXP = (0.5, 0.16749244928359985, 0.041832536458969116)
 """(expm1(r) - r) / r^2 on |r| <= ln(2)/2, with an error of 2^-15."""
 _POWERS = {
     parts: [int(np.float32(2 ** (j / parts)).view(np.int32)) - (j << 23) // parts for j in range(parts)]
-    for parts in (4, 8, 32)
+    for parts in (4, 8)
 }
 """2^(j/parts), less j where the bits of n = parts k + j bring it when k is brought to the exponent."""
 
@@ -76,12 +76,13 @@ class Instructions:
     """What a target has instructions for.
 
     `fused`: `fma` rounds once. Without it what one rounding would have lost can't be had that way. `lookups`: vectors
-    of 8 words, and of multiples of that, have an instruction that picks from 8 words by lane; if it is 32, those of 16
-    one that picks from 32.
+    of 8 words, and of multiples of that, have an instruction that picks from 8 words by lane. `scales`: vectors of 16
+    words, and of multiples of that, have "fraction" and "scale_by_power".
     """
 
     fused: bool = False
-    lookups: int = 0
+    lookups: bool = False
+    scales: bool = False
 
 
 @dataclass
@@ -249,12 +250,16 @@ class Builder:
         """2^n, whose biased exponent is in the low bits of t's."""
         return self.from_bits(self.exponent_bits(t))
 
-    def looks_up(self, words: int = 8) -> bool:
-        """Is `lookup` of so many words, 8 or 32, one instruction for values of this type?"""
-        return self.has.lookups >= words and self.of.bits == 32 and self.of.lanes % (16 if words > 8 else 8) == 0
+    def looks_up(self) -> bool:
+        """Is `lookup` one instruction for values of this type?"""
+        return self.has.lookups and self.of.bits == 32 and self.of.lanes % 8 == 0
+
+    def scales(self) -> bool:
+        """Are "fraction" and "scale_by_power" one instruction each for values of this type?"""
+        return self.has.scales and self.of.bits == 32 and self.of.lanes % 16 == 0
 
     def lookup(self, index: PrimExpr, words: Sequence[int]) -> PrimExpr:
-        """The word, of 4, 8 or 32, that the last two, three or five bits of each lane of `index` say."""
+        """The word, of 4 or 8, that the last two or three bits of each lane of `index` say."""
         return Call(self.words, "lookup", (index, *[make_const(self.words.element, word) for word in words]))
 
     def lookup_number(self, index: PrimExpr, numbers: Sequence[float]) -> PrimExpr:
@@ -262,7 +267,7 @@ class Builder:
         return self.from_bits(self.lookup(index, [int(np.float32(x).view(np.int32)) for x in numbers]))
 
     def power_of_part(self, t: PrimExpr, parts: int) -> PrimExpr:
-        """2^(n/parts), n in the low bits of t's, of 4, 8 or 32 parts: float32, where `looks_up`."""
+        """2^(n/parts), n in the low bits of t's, of 4 or 8 parts: float32, where `looks_up`."""
         n, bits = self.let(self.bits(t), "n"), parts.bit_length() - 1
         exponent = Call(self.words, "shift_left", (n, self.word(self.format.mantissa - bits)))
         return self.from_bits(exponent + self.lookup(n, _POWERS[parts]))

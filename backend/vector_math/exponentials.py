@@ -7,14 +7,18 @@ from dataclasses import replace
 
 from backend.vector_math.builder import Builder
 from te.dtype import dtype
-from te.tir import Max, Min, PrimExpr, Select, Var
+from te.tir import Call, Max, Min, PrimExpr, Select, Var
 
 _EXP_OF_EIGHTH = (1.0, 0.5000645518302917, 0.16666898131370544)
 """expm1(r) / r on |r| <= ln(2)/16"""
 _COARSE_EXP_OF_QUARTER = (1.0, 0.17344923317432404, 0.015022988431155682)
 """2^(f/4) on |f| <= 1/2, with an error of 2^-15"""
-_COARSE_EXP_OF_32ND = 1 + (math.log(2) / 64) ** 2 / 4
-"""e^r - r on |r| <= ln(2)/64, with an error of 2^-15"""
+_POWER_SLOPE, _POWER_START, _POWER_ADDED, _POWER_EXTRA = (
+    0.34659267006326216, 0.3367850150746068, 0.7499643575113337, 0.11398104309157776,
+)  # fmt: skip
+"""2^(f + extra) = (v^2 + added)^2 + v, v = slope f + start, on 0 <= f <= 1, with an error of 2^-16. The best that three
+multiply-adds make of f, their numbers fitted by linear programming; a polynomial of degree 3 has one of 2^-13.7."""
+_FAST_EXP_MOST = 64.5
 # tanh(x) = x P(x^2) / Q(x^2) with an error of 2^-15, up to where it is 1 in float16
 _COARSE_TANH_P = (0.9999679580156069, 0.10362492777165334, 0.0007095887304351945)
 _COARSE_TANH_Q = (1.0, 0.4367474379309772, 0.013197110504837793)
@@ -37,6 +41,8 @@ _ERF_Q = (1.1365649700164795, 0.5738035440444946, 0.13110268115997314, 0.0172839
 
 
 def exp(b: Builder, x: PrimExpr) -> PrimExpr:
+    if b.coarse and b.scales():
+        return _scaled_exp(b, x)
     if b.coarse and b.looks_up():
         return _short_exp(b, x)
     t, r = b.reduce_exp(b.clamp(x, b.format.exp_low, b.format.exp_high), 2 * b.format.bias)
@@ -51,7 +57,9 @@ def exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
     so is the result: a vector with one that has to be rounded to a denormal number or to 0 takes processors more than
     twice as long, which masked elements of a softmax would pay for every time.
     """
-    x = _from_least_power(b, x)
+    if b.coarse and b.scales():
+        return _scaled_exp(b, x)
+    x = b.let(Max(x, b.const(-b.format.bias * math.log(2))), "x")  # where the power of two is 0; NaN stays NaN
     if b.looks_up():
         return _exp_by_eighths(b, x)
     t, r = b.reduce_exp(x, b.format.bias)
@@ -59,23 +67,18 @@ def exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
     return b.grown_expm1(power, r, power)
 
 
-def _from_least_power(b: Builder, x: PrimExpr) -> Var:
-    """x, but not below where the power of two of e^x has the least exponent, and is 0; NaN stays NaN."""
-    return b.let(Max(x, b.const(-b.format.bias * math.log(2))), "x")
-
-
-def fast_exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
-    """The same to 14 digits, by 32nds of ln(2), or else to 15, as if it were rounded to float16.
-
-    Of e^r with x = n ln(2)/32 + r, 1 + r is left. That is too little whatever r is, and so are sums of such powers:
-    part of the error is not in their quotients.
-    """
+def fast_exp(b: Builder, x: PrimExpr) -> PrimExpr:
+    """e^x to 15 digits, as if it were rounded to float16; of x > 64 infinity, or e^64 and a little more."""
     b = replace(b, rounded=dtype("float16"))
-    if not b.looks_up(32):
-        return exp_nonpositive(b, x)
-    t, r = b.reduce_exp(_from_least_power(b, x), 0, 1 / 32)
-    power = b.let(b.power_of_part(t, 32), "power")
-    return b.fma(power, r, power)
+    return exp_nonpositive(b, x if b.scales() else b.let(Min(x, b.const(_FAST_EXP_MOST)), "x"))
+
+
+def _scaled_exp(b: Builder, x: PrimExpr, factor: float = 1.0) -> PrimExpr:
+    """e^(factor x) to 15 digits, where `scales`: nothing has to be limited, since that also goes for infinities."""
+    exponent = b.let(b.fma(x, factor / math.log(2), -_POWER_EXTRA), "exponent")
+    v = b.let(b.fma(b.unary("fraction", exponent), _POWER_SLOPE, _POWER_START), "v")
+    w = b.let(b.fma(v, v, _POWER_ADDED), "w")
+    return Call(b.of, "scale_by_power", (b.fma(w, w, v), exponent))
 
 
 def _exp_by_eighths(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -99,10 +102,7 @@ def _short_exp(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def _coarse_exp(b: Builder, x: PrimExpr, factor: float = 1.0) -> tuple[PrimExpr, PrimExpr]:
-    """(p, q) of e^(factor x) = p q, whose exponent is in the range of float32: p is 2^(n/4), or 2^(n/32)."""
-    if b.looks_up(32):
-        t, r = b.reduce_exp(x, 0, 1 / (32 * factor))
-        return b.power_of_part(t, 32), b.fma(r, factor, _COARSE_EXP_OF_32ND)
+    """(p, q) of e^(factor x) = p q, whose exponent is in the range of float32: p is 2^(n/4)."""
     start, scale = b.const(b.format.magic), factor * 4 / math.log(2)
     t = b.let(b.fma(x, scale, start), "t")
     fraction = b.let(b.fma(x, scale, -b.let(t - start, "whole")), "fraction")
@@ -140,6 +140,8 @@ def tanh(b: Builder, x: PrimExpr) -> PrimExpr:
 
 def sigmoid(b: Builder, x: PrimExpr) -> PrimExpr:
     """e / (1 + e) below 0, else 1 / (1 + e), e = exp(-|x|)."""
+    if b.coarse and b.scales():
+        return b.unary("fast_reciprocal", _scaled_exp(b, x, -1.0) + b.const(1.0))
     if b.coarse and b.looks_up():  # e^-x from 0, at the least exponent, to infinity
         power, ratio = _coarse_exp(b, b.clamp(x, -(b.format.bias + 1) * math.log(2), b.format.bias * math.log(2)), -1.0)
         return b.unary("fast_reciprocal", b.fma(power, ratio, 1.0))

@@ -86,13 +86,15 @@ for _name, _reference in {
     intrinsic(_name, 1, _reference)
 
 intrinsic("exp_nonpositive", 1, np.exp, doc="e^x of x <= 64 or NaN, for less than \"exp\"; of others anything")
-intrinsic("fast_exp_nonpositive", 1, np.exp, doc="\"exp_nonpositive\" to 14 digits")
+intrinsic("fast_exp", 1, np.exp, doc="e^x to 15 digits; of x > 64 anything above e^64")
 intrinsic("log1p_fraction", 1, np.log1p,
           doc="log(1 + x) of 0 <= x <= 1 or NaN, for less than \"log1p\"; of others anything")  # fmt: skip
 intrinsic("fast_rsqrt", 1, _rsqrt, doc="1 / sqrt(x) of positive normal x, off by up to 3 ulp; of others anything")
 intrinsic("fast_reciprocal", 1, lambda x: 1 / x, doc="1 / x, 14 digits of it; of infinity 0")
 intrinsic("fast_gelu", 1, np.vectorize(lambda x: max(x, -100) * erfc(-x * sqrt(0.5)) / 2, otypes=[float]),
           doc="x Phi(x), Phi the normal distribution, to 13 digits, 10 next to -1e-7; 0 below that")  # fmt: skip
+intrinsic("fraction", 1, lambda x: np.where(np.isinf(x), 0, x - np.floor(x)), doc="x - floor(x); of infinities 0")
+intrinsic("scale_by_power", 2, lambda x, n: x * np.exp2(np.floor(n)), doc="(x, n): x 2^floor(n)")
 intrinsic("round", 1, np.round, doc="to nearest, ties to even")
 intrinsic("pow", 2, np.power)
 intrinsic("atan2", 2, np.arctan2)
@@ -116,7 +118,7 @@ intrinsic("dot_quads", 2, _dot_quads,
 intrinsic("dot_octets", 4, _dot_octets,
           doc="(x, y, z, w): dot_quads of x, y and of z, w, added, two products of each within 16 bits")  # fmt: skip
 intrinsic("lookup", None, _lookup,
-          doc="(x, 4, 8 or 32 constants), int32 lanes: the one that the last bits of x say")  # fmt: skip
+          doc="(x, 4 or 8 constants), int32 lanes: the one that the last bits of x say")  # fmt: skip
 intrinsic("popcount", 1, np.bitwise_count)
 intrinsic("clz", 1, doc="leading zero bits")
 intrinsic("reinterpret", 1, doc="the same bits as another type of the same width")

@@ -52,7 +52,7 @@ def softmax(x: Tensor, axis: int) -> Tensor:
 
     Of 16-bit floats, to which quotients are rounded, powers need as few digits.
     """
-    power = te.exp_nonpositive if x.dtype.bits > 16 else te.fast_exp_nonpositive
+    power = te.exp_nonpositive if x.dtype.bits > 16 else te.fast_exp
     _, scaled, total = _row_stages(x, axis, power)
     inverse = te.compute(total.shape, lambda *i: 1 / total(*i), name="softmax_scale", tag=ELEMWISE)
 

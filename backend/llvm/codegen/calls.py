@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from backend.llvm.codegen.dots import DotEmitter
@@ -39,8 +39,12 @@ computes nothing in float16. A fence for reassociation is in its way, and costs 
 _LLVM_BINARY = {"pow": "pow", "atan2": "atan2"}
 _C_UNARY = ("expm1", "log1p", "asinh", "acosh", "atanh", "erf")
 _BITWISE = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "shift_left": "shl"}
-_ESTIMATED_LANES = 16
-"""Of float32, whose reciprocals are estimated at once."""
+_REGISTER = 16
+"""Numbers of float32 in a register of AVX-512."""
+_ALL_LANES = (f"<{_REGISTER} x float> zeroinitializer", f"i{_REGISTER} -1")
+"""Operands of its intrinsics: what lanes are otherwise, and the lanes that are wanted."""
+_DOWN_QUIETLY, _ROUNDING = "i32 9", "i32 4"
+"""Others: rounding down to integers without a flag for what it is off by; and rounding as it is set."""
 _REDUCTIONS = {"vector_reduce_add": "add", "vector_reduce_max": "max", "vector_reduce_min": "min"}
 
 
@@ -124,17 +128,34 @@ class CallEmitter(TileEmitter):
     def emit_fast_reciprocal(self, call: Call) -> str:
         """An estimate of AVX-512's, which is not improved; elsewhere a division."""
         of, value = compute_type(call.dtype), self.computed(call.args[0])
-        width, name = _ESTIMATED_LANES, "llvm.x86.avx512.rcp14.ps.512"
-        if of.bits != 32 or of.lanes % width or "avx512f" not in self.machine.features:
+        if of.bits != 32 or of.lanes % _REGISTER or "avx512f" not in self.machine.features:
             quotient = self.text.pure(f"fdiv {register_type(of)} {self._constant(of, 1.0)}, {value}")
             return self.rounded(quotient, call.dtype)
-        kind, mask = f"<{width} x float>", f"i{width}"
-        self.text.module.declare(name, kind, f"{kind}, {kind}, {mask}")
+        return self.rounded(self._by_registers("rcp14.ps.512", of, [value], _ALL_LANES), call.dtype)
 
-        def estimate(_: int, x: str) -> str:
-            return self.text.pure(f"call {kind} @{name}({kind} {x}, {kind} zeroinitializer, {mask} -1)")
+    def emit_fraction(self, call: Call) -> str:
+        return self._by_scaling(call, "mask.reduce.ps.512", (_DOWN_QUIETLY, *_ALL_LANES, _ROUNDING))
 
-        return self.rounded(self.by_parts(of.lanes, (width,), [value], estimate, "float"), call.dtype)
+    def emit_scale_by_power(self, call: Call) -> str:
+        return self._by_scaling(call, "mask.scalef.ps.512", (*_ALL_LANES, _ROUNDING))
+
+    def _by_scaling(self, call: Call, name: str, constants: Sequence[str]) -> str:
+        of = call.dtype
+        if of.element != "float32" or of.lanes % _REGISTER or "avx512dq" not in self.machine.features:
+            raise CompileError(f"no instruction is {call.op!r} of {of} on this processor: {call}")
+        return self._by_registers(name, of, [self.visit(a) for a in call.args], constants)
+
+    def _by_registers(self, name: str, of: DType, values: Sequence[str], constants: Sequence[str]) -> str:
+        """An intrinsic of AVX-512, of values and constants behind them, for each register of float32."""
+        name, kind = f"llvm.x86.avx512.{name}", f"<{_REGISTER} x float>"
+        types = [kind] * len(values) + [constant.rsplit(" ", 1)[0] for constant in constants]
+        self.text.module.declare(name, kind, ", ".join(types))
+
+        def instruction(_: int, *parts: str) -> str:
+            operands = ", ".join([*[f"{kind} {x}" for x in parts], *constants])
+            return self.text.pure(f"call {kind} @{name}({operands})")
+
+        return self.by_parts(of.lanes, (_REGISTER,), values, instruction, "float")
 
     def emit_fma(self, call: Call) -> str:
         of = compute_type(call.dtype)

@@ -1,8 +1,6 @@
-"""Tables that registers hold, from which each lane of a vector picks: of 4, 8 or 32 words, or of 256 bytes."""
+"""Tables that registers hold, from which each lane of a vector picks: of 4 or 8 words, or of 256 bytes."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from backend.llvm.codegen.dots import DotEmitter
 from backend.llvm.codegen.index import Index
@@ -113,8 +111,6 @@ class LookupEmitter(DotEmitter):
     def emit_lookup(self, call: Call) -> str:
         index, *constants = call.args
         table, lanes = [as_int(c) for c in constants], call.dtype.lanes
-        if len(table) == 32:
-            return self._pick_of_32(call, table)
         instructions = _QUADS if len(table) == 4 else _PERMUTATIONS
         widths = [w for w, (needed, _) in instructions.items() if needed in self.machine.features]
         if not widths or lanes % min(widths):
@@ -132,16 +128,3 @@ class LookupEmitter(DotEmitter):
             return self.text.pure(f"bitcast {kind} {found} to {of}")
 
         return self.by_parts(lanes, widths, [self.visit(index)], pick)
-
-    def _pick_of_32(self, call: Call, table: Sequence[int | None]) -> str:
-        """AVX-512 picks from two registers at once."""
-        name, of = "llvm.x86.avx512.vpermi2var.d.512", word_vector(16)
-        if "avx512f" not in self.machine.features or call.dtype.lanes % 16:
-            raise CompileError(f"no instruction picks from 32 words for {call.dtype.lanes} lanes here: {call}")
-        self.text.module.declare(name, of, f"{of}, {of}, {of}")
-        low, high = (f"{of} <{', '.join(f'i32 {word}' for word in half)}>" for half in (table[:16], table[16:]))
-
-        def pick(width: int, at: str) -> str:
-            return self.text.pure(f"call {of} @{name}({low}, {of} {at}, {high})")
-
-        return self.by_parts(call.dtype.lanes, [16], [self.visit(call.args[0])], pick)
