@@ -370,6 +370,15 @@ class CLikeGenerator(Visitor[Any]):
         one = self.convert("1.0f", dtype("float32"), of)
         return self.arithmetic(of, lambda a, b: f"({a} / {b})", one, self.visit(node.args[0]))
 
+    def call_fraction(self, node: Call) -> str:
+        (x,) = node.args
+        is_infinite = Call(dtype("bool"), "isinf", (x,))
+        return self.visit(Select(is_infinite, make_const(x.dtype, 0), x - Call(x.dtype, "floor", (x,))))
+
+    def call_scale_by_power(self, node: Call) -> str:
+        x, n = node.args
+        return self.visit(x * Call(n.dtype, "exp2", (Call(n.dtype, "floor", (n,)),)))
+
     def call_fast_gelu(self, node: Call) -> str:
         of = node.dtype.element
         half, root = (self.convert(c, dtype("float32"), of) for c in ("0.5f", "-0.70710678f"))

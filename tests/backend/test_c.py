@@ -133,6 +133,8 @@ FLOAT = {
         call_intrin(a.dtype, "exp", a) + call_intrin(a.dtype, "pow", call_intrin(a.dtype, "fabs", a), b / 20)
     ),
     "fma": lambda a, b: call_intrin(a.dtype, "fma", a, b, a),
+    "fraction": lambda a, b: call_intrin(a.dtype, "fraction", a * 1.5) + call_intrin(a.dtype, "fraction", b / (b - b)),
+    "scale": lambda a, b: call_intrin(a.dtype, "scale_by_power", a, b),
     "to int and back": lambda a, b: (
         a.astype(f"int32x{a.dtype.lanes}" if a.dtype.lanes > 1 else "int32").astype(a.dtype) + b
     ),

@@ -201,11 +201,20 @@ class MemoryEmitter(StreamingStoreEmitter):
         return self.text.pure(f"shufflevector {kind} {first}, {kind} {other}, <{len(picks)} x i32> <{mask}>")
 
     def _load_block(self, buffer: Buffer, index: PrimExpr, of: DType) -> str | None:
-        """Elements side by side, or of one aligned vector, in any order; None where they may lie in several.
+        """Elements side by side, or of one aligned vector, in any order; None where they may lie in several."""
+        block = self._block_of(buffer, index, of.lanes)
+        if block is None:
+            return None
+        start, count, picks = block
+        value = self.load(buffer, start, of.with_lanes(count))
+        return self.splat(value, of) if count == 1 else self._permute(value, None, picks, of.with_lanes(count))
+
+    def _block_of(self, buffer: Buffer, index: PrimExpr, lanes: int) -> tuple[Index, int, list[int]] | None:
+        """Where so many elements of a buffer begin, and which of them the lanes of an index are.
 
         An aligned vector lies inside of a buffer of whole vectors, as some of its elements do.
         """
-        lanes, extent = of.lanes, buffer.shape[0]
+        extent = buffer.shape[0]
         spread = self.as_lanes(index)
         if spread is None:
             return None
@@ -217,10 +226,7 @@ class MemoryEmitter(StreamingStoreEmitter):
             whole = isinstance(extent, int) and extent % lanes == 0 and base.factor % lanes == 0
             if not whole or max(picks) >= first + lanes:
                 return None
-        block = self.load(buffer, Index(base.value, first, base.factor), of.with_lanes(count))
-        if count == 1:
-            return self.splat(block, of)
-        return self._permute(block, None, [pick - first for pick in picks], of.with_lanes(count))
+        return Index(base.value, first, base.factor), count, [pick - first for pick in picks]
 
     def _load_wanted(self, buffer: Buffer, index: PrimExpr, of: DType, mask: str) -> str | None:
         """Elements that a mask wants, which is known: loads without masks, which processors see the order of.

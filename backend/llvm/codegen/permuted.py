@@ -1,4 +1,4 @@
-"""Loads of elements of one aligned vector, of which a loop says which: one instruction permutes what it loads."""
+"""Loads of elements of one vector, in any order: one instruction permutes what another one loads, or widens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from backend.llvm.codegen.index import Index
 from backend.llvm.codegen.memory import MemoryEmitter
 from backend.llvm.types import register_type
 from te.dtype import DType, dtype
-from te.tir import Add, Broadcast, Buffer, PrimExpr, Var, const
+from te.tir import Add, Broadcast, Buffer, BufferLoad, Cast, PrimExpr, Var, const
 from te.tir.substitute import substitute
 
 __all__ = ["PermutedLoadEmitter"]
@@ -16,11 +16,37 @@ __all__ = ["PermutedLoadEmitter"]
 _PERMUTATIONS = {16: ("avx512f", "llvm.x86.avx512.permvar.{}.512"), 8: ("avx2", "llvm.x86.avx2.perm{}")}
 """By lanes of 32 bits: the feature, and what permutes a vector by the last bits of each lane of another."""
 _INT32 = dtype("int32")
+_MOST_REGISTERS = 2
+"""Of numbers that one instruction picks from."""
 _KINDS = {("float", 16): "sf", ("i32", 16): "si", ("float", 8): "ps", ("i32", 8): "d"}
 
 
 class PermutedLoadEmitter(MemoryEmitter):
-    """Emits loads such as that of ``x[16 * i + lane // 4 * 4 + k]`` with k of a loop over [0, 4)."""
+    """Emits loads of elements of one aligned vector, of which a loop says which, such as that of
+    ``x[16 * i + lane // 4 * 4 + k]`` with k of a loop over [0, 4); and of float16 in another order."""
+
+    def visit_Cast(self, expr: Cast) -> str:
+        widened = self._load_widened(expr.value, expr.dtype) if isinstance(expr.value, BufferLoad) else None
+        return super().visit_Cast(expr) if widened is None else widened
+
+    def _load_widened(self, load: BufferLoad, of: DType) -> str | None:
+        """float16 that is widened before it is permuted: once, where it is also loaded in the order it has, or where
+        lanes share elements. x86 widens in more time than it permutes in; of few registers each takes one instruction.
+        """
+        index, narrow = load.indices[-1], load.dtype
+        is_widened = (narrow.element, of.element) == ("float16", "float32") and "f16c" in self.machine.features
+        is_masked = load.predicate is not None or self.mask is not None
+        if not is_widened or is_masked or narrow.lanes == 1 or self.as_ramp(index) is not None:
+            return None
+        block = self._block_of(load.buffer, index, narrow.lanes)
+        if block is None:
+            return None
+        start, count, picks = block
+        if not 1 < count <= min(narrow.lanes, _MOST_REGISTERS * self._register_lanes(of)):
+            return None
+        value = self.load(load.buffer, start, narrow.with_lanes(count))
+        wide = of.with_lanes(count)
+        return self._permute(self.convert(value, narrow.with_lanes(count), wide), None, picks, wide)
 
     def _load_block(self, buffer: Buffer, index: PrimExpr, of: DType) -> str | None:
         block = super()._load_block(buffer, index, of)
