@@ -92,6 +92,26 @@ def test_of_short_pieces_a_later_one_is_asked_for() -> None:
     assert as_int(Analyzer().simplify(at)) == -(-2048 // piece) * piece
 
 
+@pytest.mark.parametrize("kind", ["float16", "float32"])
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize(("shape", "axes", "scattered"), [
+    ((64, 64, 2, 2, 32), (4, 0, 2, 1, 3), True), ((3, 48, 64, 2, 3, 16), (0, 5, 1, 3, 2, 4), True),
+    ((1, 2, 2, 64, 64, 64), (0, 3, 4, 1, 5, 2), False), ((64, 64, 64, 2, 2), (2, 0, 3, 1, 4), False),
+])  # fmt: skip
+def test_phases_to_planes_that_only_the_last_cache_holds(shape, axes, scattered, processor: str, kind: str) -> None:
+    """Pieces unless vectors of planes are two lines interleaved, or lie in order."""
+    cpu = f"-mcpu={processor}" if processor != "generic" else ""
+    target = Target(f"llvm {cpu} -l2-bytes=1048576 -l3-bytes=67108864 -num-cores=1")
+    shape = (*shape[:1], shape[1] * 4 // dtype(kind).nbytes, *shape[2:])
+    x = te.placeholder(shape, kind, "x")
+    out = topi.transpose(x, axes)
+    assert (PermutedTiles.of(out, target) is not None) == scattered
+    a = (np.arange(np.prod(shape)) * 7919 % 251).reshape(shape).astype(kind)
+    result = backend.nd.empty(np.transpose(a, axes).shape, kind)
+    backend.build(te.lower(schedule_for([out], target), [x, out]), target=target)(backend.nd.array(a), result)
+    assert np.array_equal(result.numpy(), np.transpose(a, axes))
+
+
 def test_other_transpositions_are_not() -> None:
     """What the caches hold, and what is in order or shifted."""
     target = small_target(PROCESSORS[-1])

@@ -1,4 +1,4 @@
-"""Transpositions of patches, beyond the caches: dimensions that lie side by side in one tensor do not in the other.
+"""Transpositions of patches, beyond caches: dimensions that lie side by side in one tensor do not in the other.
 
 What makes patches of an image's planes, and planes of patches, moves parts of lines and turns what is moved. Vectors of
 the result take few elements each from many places then. So a piece is copied to a cache near the core in the order of
@@ -133,13 +133,15 @@ class PermutedTiles:
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PermutedTiles | None:
-        """None where the caches hold the output, or it is no input in another order, or what both have is short."""
+        """None where caches hold the output, or it is no input in another order, or what both have is short."""
         shape = [d for d in out.shape if isinstance(d, int)]
         known = len(shape) == len(out.shape) and out.dtype.bits % 8 == 0 and out.op.attrs.get("strides") is None
-        found = _permutation(out) if known and is_beyond_caches(out, target) else None
-        if found is None or "memory_strides" in out.op.attrs:
+        found = _permutation(out) if known and "memory_strides" not in out.op.attrs else None
+        if found is None:
             return None
         tensor, order = found
+        if not is_beyond_caches(out, target) and not _is_scattered(out, order, target):
+            return None
         along = next((n for n in reversed(order) if n != len(shape) - 1), -1)
         most = target.cache_bytes.l2 // _PART_OF_L2
         choices = [_pieces(out, tensor, order, along, lines, most) for lines in _LINES]
@@ -320,6 +322,15 @@ def _permutation(out: te.Tensor) -> tuple[te.Tensor, Sequence[int]] | None:
     order = [numbers.get(e, -1) for e in index]
     in_order = list(range(len(out.shape)))
     return (tensor, order) if order != sorted(order) == in_order else None
+
+
+def _is_scattered(out: te.Tensor, order: Sequence[int], target: Target) -> bool:
+    """Are a few elements the most that lie side by side in the output, and no lines to interleave, and is that past the
+    second-level cache? The lines of planes that they are stored to are in the same sets there, where sides of images
+    are powers of two. (2 x 2 of 64 channels, 64 x 64: 2.8 ms, by pieces 0.43; 56 x 56 of 32: 0.14 and 0.11.)"""
+    size, last = constant_size(out.shape) * out.dtype.nbytes, len(out.shape) - 1
+    few = constant_size(out.shape[-1:]) < vector_lanes(target, out.dtype.nbytes) and order[-1] < last - 1
+    return few and size > target.cache_bytes.l2
 
 
 def _side_by_side(axes: Sequence[int], shape: Sequence[int], nbytes: int, least: int, multiple: int) -> dict[int, int]:
