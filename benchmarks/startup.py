@@ -8,6 +8,7 @@ slope of the run time over the number of nodes of a chain of tiny kernels.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -76,7 +77,11 @@ def _python(code: str, *arguments: str, cache: str) -> list[float]:
 
 def main() -> None:
     """Measure and print, a figure each line."""
-    model, inputs = sys.argv[1], sys.argv[2]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="an .onnx file")
+    parser.add_argument("inputs", type=Path, help="an .npz file of its inputs by name")
+    options = parser.parse_args()
+    model, inputs = (str(path.resolve(strict=True)) for path in (options.model, options.inputs))
     with tempfile.TemporaryDirectory() as scratch:
         cold: list[float] = []
         for i in range(3):
