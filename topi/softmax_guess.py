@@ -78,15 +78,8 @@ def element_of(largest: te.Operation, axis: int) -> Callable[..., PrimExpr]:
     return element
 
 
-def power_of(element: PrimExpr, like: Tensor | None = None) -> PrimExpr:
-    """e to an element, to as many digits as powers `like` these; of an element so large that it can't be trusted, less
-    or more."""
-    if like is not None:
-        assert isinstance(like.op, te.ComputeOp)
-        (power,) = like.op.body
-        assert isinstance(power, Call)
-        if power.op == "fast_exp":
-            return te.fast_exp(element)
+def power_of(element: PrimExpr) -> PrimExpr:
+    """e to an element; of one so large that it can't be trusted, less."""
     return te.exp_nonpositive(_limited(element))
 
 
@@ -103,8 +96,12 @@ def _limited(element: PrimExpr) -> PrimExpr:
 
 
 def powers_of(element: Callable[..., PrimExpr], exact: Tensor) -> Tensor:
-    """Powers of elements in the place of those of distances."""
-    return te.compute(exact.shape, lambda *i: power_of(element(*i), exact), name="softmax_power")
+    """Powers of elements in the place of those of distances, to as many digits; of few digits of any element."""
+    assert isinstance(exact.op, te.ComputeOp)
+    (power,) = exact.op.body
+    assert isinstance(power, Call)
+    find = te.fast_exp if power.op == "fast_exp" else power_of
+    return te.compute(exact.shape, lambda *i: find(element(*i)), name="softmax_power")
 
 
 def sums_of(power: Callable[..., PrimExpr], exact: Tensor, total: Tensor) -> Tensor:

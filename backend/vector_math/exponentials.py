@@ -16,9 +16,10 @@ _COARSE_EXP_OF_QUARTER = (1.0, 0.17344923317432404, 0.015022988431155682)
 _POWER_SLOPE, _POWER_START, _POWER_ADDED, _POWER_EXTRA = (
     0.34659267006326216, 0.3367850150746068, 0.7499643575113337, 0.11398104309157776,
 )  # fmt: skip
-"""2^(f + extra) = (v^2 + added)^2 + v, v = slope f + start, on 0 <= f <= 1, with an error of 2^-16. The best that three
-multiply-adds make of f, their numbers fitted by linear programming; a polynomial of degree 3 has one of 2^-13.7."""
+"""2^(f + extra) = (v^2 + added)^2 + v, v = slope f + start, on 0 <= f <= 1, with an error of 2^-16. The best found that
+three multiply-adds make of f, their numbers by linear programming; a polynomial of degree 3 has one of 2^-13.7."""
 _FAST_EXP_MOST = 64.5
+"""What is raised to, at most, where powers do not overflow by themselves: more than what `fast_exp` promises up to."""
 # tanh(x) = x P(x^2) / Q(x^2) with an error of 2^-15, up to where it is 1 in float16
 _COARSE_TANH_P = (0.9999679580156069, 0.10362492777165334, 0.0007095887304351945)
 _COARSE_TANH_Q = (1.0, 0.4367474379309772, 0.013197110504837793)

@@ -128,7 +128,7 @@ class CallEmitter(TileEmitter):
     def emit_fast_reciprocal(self, call: Call) -> str:
         """An estimate of AVX-512's, which is not improved; elsewhere a division."""
         of, value = compute_type(call.dtype), self.computed(call.args[0])
-        if of.bits != 32 or of.lanes % _REGISTER or "avx512f" not in self.machine.features:
+        if not self._fills_registers(of, "avx512f"):
             quotient = self.text.pure(f"fdiv {register_type(of)} {self._constant(of, 1.0)}, {value}")
             return self.rounded(quotient, call.dtype)
         return self.rounded(self._by_registers("rcp14.ps.512", of, [value], _ALL_LANES), call.dtype)
@@ -141,9 +141,13 @@ class CallEmitter(TileEmitter):
 
     def _by_scaling(self, call: Call, name: str, constants: Sequence[str]) -> str:
         of = call.dtype
-        if of.element != "float32" or of.lanes % _REGISTER or "avx512dq" not in self.machine.features:
+        if not self._fills_registers(of, "avx512dq"):
             raise CompileError(f"no instruction is {call.op!r} of {of} on this processor: {call}")
         return self._by_registers(name, of, [self.visit(a) for a in call.args], constants)
+
+    def _fills_registers(self, of: DType, feature: str) -> bool:
+        """Are values whole registers of float32, on a processor with a feature of AVX-512?"""
+        return of.element == "float32" and of.lanes % _REGISTER == 0 and feature in self.machine.features
 
     def _by_registers(self, name: str, of: DType, values: Sequence[str], constants: Sequence[str]) -> str:
         """An intrinsic of AVX-512, of values and constants behind them, for each register of float32."""
