@@ -17,8 +17,13 @@ test: $(VENV)/.installed
 check: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
+# The type checker follows no package mapping and no linked folders: it reads the package as it will be installed, from
+# links to the files.
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
+	rm -rf build/typecheck && mkdir -p build/typecheck/relayc
+	cp -rs $(CURDIR)/relayc/. build/typecheck/relayc
+	cp -rs $(addprefix $(CURDIR)/,te backend topi relay frontends) build/typecheck/relayc
 	$(BIN)/basedpyright
 
 # All of the ONNX project's own backend tests.
@@ -39,7 +44,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.kernels
 	$(BIN)/python -m benchmarks.models --models light_squeezenet,light_resnet50
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@

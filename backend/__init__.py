@@ -6,8 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from backend.driver import build
-    from backend.runtime import (
+    from relayc.backend.driver import build
+    from relayc.backend.runtime import (
         Device,
         DeviceAPI,
         Module,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         register_func,
         set_num_threads,
     )
-    from backend.target import Target, list_target_kinds, register_target_kind
+    from relayc.backend.target import Target, list_target_kinds, register_target_kind
 
 __all__ = [
     "Device",
@@ -47,18 +47,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Target": "backend.target",
-    "build": "backend.driver",
-    "list_target_kinds": "backend.target",
-    "register_target_kind": "backend.target",
+    "Target": "relayc.backend.target",
+    "build": "relayc.backend.driver",
+    "list_target_kinds": "relayc.backend.target",
+    "register_target_kind": "relayc.backend.target",
 }
 """Modules of the names that are not the runtime's."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module 'backend' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES.get(name, "backend.runtime")), name)
+        raise AttributeError(f"module 'relayc.backend' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES.get(name, "relayc.backend.runtime")), name)
     globals()[name] = value
     return value
 

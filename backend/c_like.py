@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from te.dtype import DType, dtype
-from te.errors import CompileError
-from te.ir import Node, Visitor, collect, structural_equal
-from te.tir import (
+from relayc.te.dtype import DType, dtype
+from relayc.te.errors import CompileError
+from relayc.te.ir import Node, Visitor, collect, structural_equal
+from relayc.te.tir import (
     Add,
     Allocate,
     AssertStmt,

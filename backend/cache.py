@@ -24,7 +24,7 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from backend.runtime.files import replacing
+from relayc.backend.runtime.files import replacing
 
 __all__ = ["DiskCache", "default_cache", "has_source_version", "source_version"]
 
@@ -34,7 +34,7 @@ _CHECKS = 16
 """How often the size is looked at while as many bytes are written as the limit allows."""
 _HEADER = struct.Struct("<8s32sQQ")  # magic, sha256 of key and value, their sizes
 _MAGIC = b"RLYCACH1"
-_PACKAGES = ("te", "backend", "topi", "relay")
+_PACKAGES = ("relayc.te", "relayc.backend", "relayc.topi", "relayc.relay")
 
 
 class DiskCache:
@@ -178,4 +178,4 @@ def _sources(folder: str) -> Iterator[str]:
 
 def has_source_version(definition: Any) -> bool:
     """Is this class or function part of what `source_version` is a hash of? Others may change while that stays."""
-    return str(definition.__module__).partition(".")[0] in _PACKAGES
+    return str(definition.__module__).startswith(tuple(f"{package}." for package in _PACKAGES))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from backend.runtime.cpu_features import host_features
-from backend.runtime.device import cpu
-from backend.runtime.threads import available_cpus
-from backend.target import CacheBytes, TargetError, TargetKind
+from relayc.backend.runtime.cpu_features import host_features
+from relayc.backend.runtime.device import cpu
+from relayc.backend.runtime.threads import available_cpus
+from relayc.backend.target import CacheBytes, TargetError, TargetKind
 
 __all__ = ["CPU_FEATURES", "HostCPU", "add_cpu_options", "host_cpu", "resolve_cpu"]
 

@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from backend import options as options  # declares what contexts may say
-from backend.packed_api import make_host_function, make_kernel
-from backend.runtime.errors import RegistryError
-from backend.runtime.module import Module
-from backend.runtime.registry import get_global_func
-from backend.target import Target, TargetError
-from te.errors import CompileError
-from te.ir import IRModule, deep_trees
-from te.lower import lower
-from te.schedule import Schedule
-from te.tir import PrimFunc
+from relayc.backend import options as options  # declares what contexts may say
+from relayc.backend.packed_api import make_host_function, make_kernel
+from relayc.backend.runtime.errors import RegistryError
+from relayc.backend.runtime.module import Module
+from relayc.backend.runtime.registry import get_global_func
+from relayc.backend.target import Target, TargetError
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, deep_trees
+from relayc.te.lower import lower
+from relayc.te.schedule import Schedule
+from relayc.te.tir import PrimFunc
 
 __all__ = ["ModuleBuilder", "build", "host_target", "split_host_device"]
 

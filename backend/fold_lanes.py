@@ -13,9 +13,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from te.ir import Mutator, structural_equal
-from te.tir import Add, BufferLoad, BufferStore, Call, For, ForKind, IntImm, Max, Min, PrimExpr, PrimFunc, Stmt, ramp
-from te.tir.analysis import free_variables
+from relayc.te.ir import Mutator, structural_equal
+from relayc.te.tir import (
+    Add,
+    BufferLoad,
+    BufferStore,
+    Call,
+    For,
+    ForKind,
+    IntImm,
+    Max,
+    Min,
+    PrimExpr,
+    PrimFunc,
+    Stmt,
+    ramp,
+)
+from relayc.te.tir.analysis import free_variables
 
 __all__ = ["fold_lanes"]
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.size_json import size_to_json
-from te.errors import CompileError
-from te.ir import collect
-from te.tir import (
+from relayc.backend.size_json import size_to_json
+from relayc.te.errors import CompileError
+from relayc.te.ir import collect
+from relayc.te.tir import (
     Allocate,
     AttrStmt,
     Buffer,
@@ -35,8 +35,8 @@ from te.tir import (
     as_dim,
     as_int,
 )
-from te.tir.analysis import free_variables
-from te.tir.ops import is_no_op
+from relayc.te.tir.analysis import free_variables
+from relayc.te.tir.ops import is_no_op
 
 __all__ = ["DeviceFunction", "Kernel", "function_record", "split_kernels"]
 

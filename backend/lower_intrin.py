@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from backend.vector_math import EXPANSIONS, Instructions, expand
-from te.dtype import DType
-from te.ir import IRModule, Mutator, Pass, PassContext
-from te.tir import Call, Cast, Div, Mul, PrimExpr, PrimFunc
-from te.tir.analysis import contains
+from relayc.backend.vector_math import EXPANSIONS, Instructions, expand
+from relayc.te.dtype import DType
+from relayc.te.ir import IRModule, Mutator, Pass, PassContext
+from relayc.te.tir import Call, Cast, Div, Mul, PrimExpr, PrimFunc
+from relayc.te.tir.analysis import contains
 
 __all__ = ["LowerIntrin", "lower_intrinsics"]
 

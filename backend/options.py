@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from te.ir import PassContext
+from relayc.te.ir import PassContext
 
 __all__ = ["fast_math"]
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from backend.runtime.context import ARG_FLOAT, ARG_HANDLE, ARG_INT, ARG_NULL, ARG_STR, ARG_TENSOR
-from backend.runtime.device import dlpack_type_of
-from backend.runtime.dtype import data_type
-from backend.runtime.module import HOST_SUFFIX
-from te.dtype import HANDLE, INT32, INT64, DType, dtype
-from te.errors import VerifyError
-from te.ir import collect
-from te.tir import (
+from relayc.backend.runtime.context import ARG_FLOAT, ARG_HANDLE, ARG_INT, ARG_NULL, ARG_STR, ARG_TENSOR
+from relayc.backend.runtime.device import dlpack_type_of
+from relayc.backend.runtime.dtype import data_type
+from relayc.backend.runtime.module import HOST_SUFFIX
+from relayc.te.dtype import HANDLE, INT32, INT64, DType, dtype
+from relayc.te.errors import VerifyError
+from relayc.te.ir import collect
+from relayc.te.tir import (
     AssertStmt,
     Buffer,
     BufferStore,
@@ -39,9 +39,9 @@ from te.tir import (
     product,
     select,
 )
-from te.tir.ops import all as all_of
-from te.tir.ops import any as any_of
-from te.tir.ops import equal, logical_or, not_equal
+from relayc.te.tir.ops import all as all_of
+from relayc.te.tir.ops import any as any_of
+from relayc.te.tir.ops import equal, logical_or, not_equal
 
 __all__ = ["make_host_function", "make_kernel"]
 

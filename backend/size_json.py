@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from te.errors import CompileError
-from te.tir import Add, Cast, Dim, Div, FloorDiv, FloorMod, IntImm, Max, Min, Mod, Mul, Sub, Var
+from relayc.te.errors import CompileError
+from relayc.te.tir import Add, Cast, Dim, Div, FloorDiv, FloorMod, IntImm, Max, Min, Mod, Mul, Sub, Var
 
 __all__ = ["size_to_json"]
 

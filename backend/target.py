@@ -28,9 +28,9 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from backend.runtime.device import Device
-from backend.runtime.device import device as find_device
-from te.errors import CompileError
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.device import device as find_device
+from relayc.te.errors import CompileError
 
 __all__ = ["AttrOption", "CacheBytes", "Target", "TargetAttrs", "TargetError", "TargetKind", "list_target_kinds",
            "register_target_kind", "target_kind"]  # fmt: skip
@@ -173,10 +173,10 @@ class TargetKind:
 
 _kinds: dict[str, TargetKind] = {}
 _PROVIDERS = {
-    "c": "backend.c.target",
-    "cuda": "backend.cuda.target",
-    "interp": "backend.interp.target",
-    "llvm": "backend.llvm.target",
+    "c": "relayc.backend.c.target",
+    "cuda": "relayc.backend.cuda.target",
+    "interp": "relayc.backend.interp.target",
+    "llvm": "relayc.backend.llvm.target",
 }
 """Modules that register our own kinds when they are imported, at the first use of the kind."""
 

@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-import relay
-from backend.llvm.ceilings import StreamingCopy
-from backend.runtime import device, graph_executor
-from relay.build.lower import tensor_types
-from relay.expr import Expr, Var
-from relay.interpreter import evaluate
-from relay.op import qnn
-from relay.op.common import numpy_dtype
+from relayc import relay
+from relayc.backend.llvm.ceilings import StreamingCopy
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.build.lower import tensor_types
+from relayc.relay.expr import Expr, Var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import qnn
+from relayc.relay.op.common import numpy_dtype
 
 nn = relay.nn
 _CHANNELS = 64

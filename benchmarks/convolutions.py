@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-import relay
-from backend.llvm.ceilings import FmaLoop
-from backend.runtime import device, graph_executor
-from relay.op.nn.conv import convolve
-from te.ir import IRModule, PassContext
+from relayc import relay
+from relayc.backend.llvm.ceilings import FmaLoop
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.op.nn.conv import convolve
+from relayc.te.ir import IRModule, PassContext
 
 
 class Layer(NamedTuple):

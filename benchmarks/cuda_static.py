@@ -17,10 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-import relay
-from backend.cuda.disassemble import disassemble, instruction_counts
-from backend.cuda.module import CUDAModule
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend.cuda.disassemble import disassemble, instruction_counts
+from relayc.backend.cuda.module import CUDAModule
+from relayc.te.ir import IRModule
 
 __all__ = ["PROGRAMS"]
 

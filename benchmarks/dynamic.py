@@ -21,9 +21,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-import relay
-from backend.runtime import GraphModule, device
-from frontends.onnx import from_onnx
+from relayc import relay
+from relayc.backend.runtime import GraphModule, device
+from relayc.frontends.onnx import from_onnx
 
 Arrays = dict[str, np.ndarray]
 

@@ -33,8 +33,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def _compile(path: str, artifact: str, inputs: str) -> None:
     """Compile an ONNX file for this machine, write the artifact and answer with the seconds of both."""
-    import relay
-    from frontends.onnx import from_onnx
+    from relayc import relay
+    from relayc.frontends.onnx import from_onnx
 
     feeds = np.load(inputs)
     shapes = {name: feeds[name].shape for name in feeds.files}
@@ -47,7 +47,7 @@ def _compile(path: str, artifact: str, inputs: str) -> None:
 
 
 def _relayc(path: str, threads: int, feeds: dict[str, Any]) -> Runner:
-    from backend.runtime import device, graph_executor, load_model
+    from relayc.backend.runtime import device, graph_executor, load_model
 
     module = graph_executor.GraphModule(load_model(path)["default"](device("cpu", 0)), num_threads=threads)
     for name, x in feeds.items():

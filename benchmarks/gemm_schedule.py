@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import te
-from backend.llvm.build import build
-from backend.llvm.ceilings import FmaLoop
-from backend.runtime import nd
-from backend.target import Target
+from relayc import te
+from relayc.backend.llvm.build import build
+from relayc.backend.llvm.ceilings import FmaLoop
+from relayc.backend.runtime import nd
+from relayc.backend.target import Target
 
 GEMMS = [(128, 768, 768), (128, 3072, 768), (128, 768, 3072), (784, 512, 128), (49, 2048, 512)]
 """Rows, columns and depth."""

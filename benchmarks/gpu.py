@@ -21,14 +21,14 @@ from pathlib import Path
 
 import numpy as np
 
-from backend.cuda.driver import probe
-from backend.runtime import device
 from benchmarks.gpu_engines import ENGINES, Job
 from benchmarks.gpu_jobs import TOLERANCE, Outcome, run_jobs
 from benchmarks.gpu_peak import Ceilings, measure_ceilings
 from benchmarks.gpu_products import SHAPES, products
 from benchmarks.light import LIGHT_MODELS, write_light
 from benchmarks.models import ZOO_MODELS
+from relayc.backend.cuda.driver import probe
+from relayc.backend.runtime import device
 
 
 @dataclass

@@ -19,13 +19,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import relay
-from backend.cuda.disassemble import instruction_counts
-from backend.cuda.module import CUDAModule
 from benchmarks.light import LIGHT_MODELS, write_light
 from benchmarks.models import ZOO_MODELS
-from frontends.onnx import from_onnx
-from te.ir import PassContext
+from relayc import relay
+from relayc.backend.cuda.disassemble import instruction_counts
+from relayc.backend.cuda.module import CUDAModule
+from relayc.frontends.onnx import from_onnx
+from relayc.te.ir import PassContext
 
 _INSTRUCTIONS = ("FFMA", "HMMA", "LDGSTS", "LDSM", "LDL", "STL")
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-import relay
-from backend.runtime import RelaycError, device, graph_executor
-from frontends.onnx import from_onnx
-from te.errors import CompileError
-from te.ir import PassContext
+from relayc import relay
+from relayc.backend.runtime import RelaycError, device, graph_executor
+from relayc.frontends.onnx import from_onnx
+from relayc.te.errors import CompileError
+from relayc.te.ir import PassContext
 
 __all__ = ["ENGINES", "Job", "NotInstalled", "NotRun", "Timer", "compiled", "needed", "timer_of"]
 

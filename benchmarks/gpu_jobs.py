@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from backend.runtime.graph_executor import GraphModule
-from backend.runtime.profiler import NodeTiming
 from benchmarks.gpu_engines import ENGINES, Job, NotInstalled, NotRun, compiled
+from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.backend.runtime.profiler import NodeTiming
 
 __all__ = ["TOLERANCE", "Outcome", "run_jobs"]
 

@@ -13,10 +13,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from backend.cuda.driver import probe
-from backend.cuda.nvrtc import compile_flags, compile_source
-from backend.cuda.runtime import CUDAModule
-from backend.runtime import Device, device, nd
+from relayc.backend.cuda.driver import probe
+from relayc.backend.cuda.nvrtc import compile_flags, compile_source
+from relayc.backend.cuda.runtime import CUDAModule
+from relayc.backend.runtime import Device, device, nd
 
 __all__ = ["Ceilings", "measure_ceilings"]
 

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-import relay
-from backend.runtime import device, graph_executor
 from benchmarks.gpu_engines import NotInstalled, NotRun, needed, timer_of
 from benchmarks.gpu_peak import Ceilings
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.te.ir import IRModule
 
 __all__ = ["SHAPES", "products"]
 

@@ -23,16 +23,14 @@ from typing import Any
 
 import numpy as np
 
-import backend
-import te
-import topi
-from backend.cuda.driver import probe
-from backend.runtime import NDArray, device, load_module_bytes, nd
-from backend.target import Target
-from te.errors import CompileError
-from topi.cuda.contraction import contraction_of
-from topi.cuda.epilogue import start_schedule
-from topi.cuda.products import Plan, plans_of, schedule_tile
+from relayc import backend, te, topi
+from relayc.backend.cuda.driver import probe
+from relayc.backend.runtime import NDArray, device, load_module_bytes, nd
+from relayc.backend.target import Target
+from relayc.te.errors import CompileError
+from relayc.topi.cuda.contraction import contraction_of
+from relayc.topi.cuda.epilogue import start_schedule
+from relayc.topi.cuda.products import Plan, plans_of, schedule_tile
 
 SHAPES = (
     "4096x4096x4096", "2048x2048x2048", "1024x3072x768", "1024x768x3072", "1024x768x768", "128x3072x768",

@@ -13,10 +13,10 @@ import time
 
 import numpy as np
 
-import relay
-from backend.llvm.ceilings import FmaLoop
-from backend.runtime import device, graph_executor
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend.llvm.ceilings import FmaLoop
+from relayc.backend.runtime import device, graph_executor
+from relayc.te.ir import IRModule
 
 SHAPES = ((128, 768, 768), (128, 3072, 768), (128, 768, 3072), (784, 512, 128), (49, 2048, 512))
 """M, N, K: BERT's projections and feed-forward, two 1x1 convolutions of ResNet-50."""

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from backend.cpu import host_cpu
 from benchmarks.engines import Engine, compare, compile_seconds
 from benchmarks.light import LIGHT_MODELS, write_light
+from relayc.backend.cpu import host_cpu
 
 ZOO_MODELS = ("resnet50", "mobilenet_v2", "bert_base", "vit_b16", "gpt2", "segformer_b0", "lstm_tagger")
 RESULTS = Path(__file__).parent / "results"

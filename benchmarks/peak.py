@@ -16,8 +16,8 @@ import time
 import llvmlite.binding as llvm
 import numpy as np
 
-from backend.llvm.ceilings import FmaLoop, StreamingCopy
-from backend.runtime import num_threads
+from relayc.backend.llvm.ceilings import FmaLoop, StreamingCopy
+from relayc.backend.runtime import num_threads
 
 _STEPS, _ROUNDS, _TIMES = 128, 40_000, 9
 _FMA_ROUNDS = 20_000_000

@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-import relay
-from backend.runtime import GraphModule, device
-from backend.runtime.profiler import NodeTiming, Report
-from backend.runtime.roofline import roofline_svg
-from backend.target import Target
 from benchmarks.models import all_models, locate
-from frontends.cli.profiling import profile_executor
-from frontends.onnx import from_onnx
+from relayc import relay
+from relayc.backend.runtime import GraphModule, device
+from relayc.backend.runtime.profiler import NodeTiming, Report
+from relayc.backend.runtime.roofline import roofline_svg
+from relayc.backend.target import Target
+from relayc.frontends.cli.profiling import profile_executor
+from relayc.frontends.onnx import from_onnx
 
 FAMILIES: dict[str, Callable[[NodeTiming], bool]] = {
     "Winograd convolutions": lambda call: "winograd" in call.ops,

@@ -20,13 +20,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 _IMPORT = """
 import time; start = time.perf_counter()
-import relay
+from relayc import relay
 print(time.perf_counter() - start)
 """
 _COMPILE = """
 import sys, time
-import numpy as np, relay
-from frontends.onnx import from_onnx
+import numpy as np
+from relayc import relay
+from relayc.frontends.onnx import from_onnx
 feeds = np.load(sys.argv[2])
 start = time.perf_counter()
 mod, params = from_onnx(sys.argv[1], shape={name: feeds[name].shape for name in feeds.files})
@@ -37,16 +38,17 @@ print(seconds)
 """
 _LOAD = """
 import sys, time
-from backend.runtime import device, graph_executor, load_model
+from relayc.backend.runtime import device, graph_executor, load_model
 start = time.perf_counter()
 module = graph_executor.GraphModule(load_model(sys.argv[1])["default"](device("cpu", 0)))
 print(time.perf_counter() - start)
 """
 _OVERHEAD = """
 import time
-import numpy as np, relay
-from backend.runtime import device, graph_executor
-from te.ir import IRModule, PassContext
+import numpy as np
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.te.ir import IRModule, PassContext
 
 def seconds(nodes):
     x = relay.var("x", (16,))

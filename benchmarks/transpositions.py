@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-import relay
 from benchmarks.bandwidth import Case, run_program
-from relay.expr import Expr, Var
-from te.dtype import dtype as as_dtype
+from relayc import relay
+from relayc.relay.expr import Expr, Var
+from relayc.te.dtype import dtype as as_dtype
 
 _CHANNELS = (3, 32, 64, 80, 96, 128, 255)
 _SQUARES = ((64, 64), (49, 49), (128, 64), (49, 32))

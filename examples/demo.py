@@ -19,9 +19,9 @@ import onnx
 import onnx.backend.test
 from onnx import numpy_helper
 
-import relay
-from backend.runtime import device, graph_executor, load_model
-from frontends.onnx import from_onnx
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor, load_model
+from relayc.frontends.onnx import from_onnx
 
 MODELS = Path(onnx.backend.test.__file__).parent / "data" / "light"
 RTOL, ATOL = 1e-3, 1e-7

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-import relay
-from backend.runtime import device, graph_executor
-from frontends.onnx import from_onnx
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import from_onnx
 
 LAYERS, WIDTH, HEADS, GROUPS, SIZE, VOCABULARY = 2, 128, 4, 2, 32, 256
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import onnx.backend.test
 
-import relay
-from backend.cuda.driver import probe
-from backend.runtime import device, graph_executor
-from frontends.onnx import from_onnx
-from te.ir import PassContext
+from relayc import relay
+from relayc.backend.cuda.driver import probe
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import from_onnx
+from relayc.te.ir import PassContext
 
 SQUEEZENET = Path(onnx.backend.test.__file__).parent / "data/light/light_squeezenet.onnx"
 

@@ -9,8 +9,7 @@ import argparse
 
 import numpy as np
 
-import backend
-import te
+from relayc import backend, te
 
 
 def main() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from relay import analysis, op, transform
-from relay.build import bind_params_by_name, build, optimize
-from relay.errors import MalformedGraphError, ParseError, TypeInferenceError, UnknownOperatorError
-from relay.expr import Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var, const, var
-from relay.interpreter import create_executor
-from relay.op import (
+from relayc.relay import analysis, op, transform
+from relayc.relay.build import bind_params_by_name, build, optimize
+from relayc.relay.errors import MalformedGraphError, ParseError, TypeInferenceError, UnknownOperatorError
+from relayc.relay.expr import Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var, const, var
+from relayc.relay.interpreter import create_executor
+from relayc.relay.op import (
     abs,
     acos,
     acosh,
@@ -122,13 +122,13 @@ from relay.op import (
     zeros,
     zeros_like,
 )
-from relay.parser import fromtext, parse
-from relay.printer import astext
-from relay.type import FuncType, TensorType, TupleType, Type, scalar_type
-from te.ir import IRModule, Span
+from relayc.relay.parser import fromtext, parse
+from relayc.relay.printer import astext
+from relayc.relay.type import FuncType, TensorType, TupleType, Type, scalar_type
+from relayc.te.ir import IRModule, Span
 
 if TYPE_CHECKING:
-    from relay.tuning import tune
+    from relayc.relay.tuning import tune
 
 __all__ = [
     "Call", "Constant", "Expr", "FuncType", "Function", "GlobalVar", "IRModule", "If", "Let", "MalformedGraphError",
@@ -152,7 +152,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """`tune`, which is imported when it is first used: measuring is no part of a build."""
     if name != "tune":
-        raise AttributeError(f"module 'relay' has no attribute {name!r}")
-    value = importlib.import_module("relay.tuning").tune
+        raise AttributeError(f"module 'relayc.relay' has no attribute {name!r}")
+    value = importlib.import_module("relayc.relay.tuning").tune
     globals()[name] = value
     return value

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from relay.errors import MalformedGraphError
-from relay.expr import Call, Expr, Function, GlobalVar, Let, Var
-from relay.op.base import OpDef
-from te.ir import IRModule, Node
-from te.ir import post_order as te_post_order
+from relayc.relay.errors import MalformedGraphError
+from relayc.relay.expr import Call, Expr, Function, GlobalVar, Let, Var
+from relayc.relay.op.base import OpDef
+from relayc.te.ir import IRModule, Node
+from relayc.te.ir import post_order as te_post_order
 
 __all__ = [
     "Scope",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from backend.runtime.threads import in_threads
+from relayc.backend.runtime.threads import in_threads
 
 __all__ = ["ALIGNMENT", "Arena", "Jobs", "concatenated"]
 

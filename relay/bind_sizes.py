@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from relay.container_type import ContainerType
-from relay.expr import Call, Expr, Function, Tuple, Var
-from relay.op.base import OpDef
-from relay.sizes import assuming, evaluate
-from relay.type import TensorType, TupleType, Type
-from te.ir import post_order
-from te.tir import Dim, PrimExpr
-from te.tir import Var as SizeVariable
+from relayc.relay.container_type import ContainerType
+from relayc.relay.expr import Call, Expr, Function, Tuple, Var
+from relayc.relay.op.base import OpDef
+from relayc.relay.sizes import assuming, evaluate
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.ir import post_order
+from relayc.te.tir import Dim, PrimExpr
+from relayc.te.tir import Var as SizeVariable
 
 __all__ = ["bind_operator", "bind_sizes", "bound_outputs", "results_of", "sizes_of_inputs", "with_dims"]
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self, cast
 from weakref import WeakValueDictionary
 
-from relay.errors import TypeInferenceError
-from relay.sizes import dims_equal
-from relay.type import TensorType, Type
-from te.dtype import DType
-from te.ir.structural import StructuralEqual
-from te.tir import Dim
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.sizes import dims_equal
+from relayc.relay.type import TensorType, Type
+from relayc.te.dtype import DType
+from relayc.te.ir.structural import StructuralEqual
+from relayc.te.tir import Dim
 
 __all__ = ["NOTHING", "ContainerType", "ElementType", "OptionalType", "SequenceType", "join"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import networkx as nx
 
-from relay.analysis import evaluation_order
-from relay.expr import Call, Constant, Expr, Function, Var
-from relay.op.base import OpDef
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Call, Constant, Expr, Function, Var
+from relayc.relay.op.base import OpDef
 
 __all__ = ["to_networkx"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from te.errors import CompileError
-from te.ir import Span
+from relayc.te.errors import CompileError
+from relayc.te.ir import Span
 
 __all__ = ["MalformedGraphError", "ParseError", "TypeInferenceError", "UnknownOperatorError"]
 

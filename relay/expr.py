@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import ml_dtypes  # pyright: ignore[reportMissingImports]
 import numpy as np
 
-from relay.errors import TypeInferenceError
-from relay.structural import bind_definitions, equal_graphs, same_array
-from relay.type import FuncType, TensorType, TupleType, Type
-from te.dtype import DType, dtype
-from te.ir import Node, Span, node
-from te.ir.structural import StructuralEqual
-from te.tir import Dim
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.structural import bind_definitions, equal_graphs, same_array
+from relayc.relay.type import FuncType, TensorType, TupleType, Type
+from relayc.te.dtype import DType, dtype
+from relayc.te.ir import Node, Span, node
+from relayc.te.ir.structural import StructuralEqual
+from relayc.te.tir import Dim
 
 if TYPE_CHECKING:
-    from relay.op.base import OpDef
+    from relayc.relay.op.base import OpDef
 
 __all__ = [
     "Call",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from relay.analysis import count_uses
-from relay.expr import Call, Expr, Function
-from te.ir import post_order, rebuilt, rewrite_dag
+from relayc.relay.analysis import count_uses
+from relayc.relay.expr import Call, Expr, Function
+from relayc.te.ir import post_order, rebuilt, rewrite_dag
 
 __all__ = ["Sharing", "rewrite_calls", "rewrite_calls_knowing_uses"]
 

@@ -10,16 +10,28 @@ from typing import Any, cast
 
 import numpy as np
 
-from relay.bind_sizes import bind_operator, bind_sizes, bound_outputs, results_of, sizes_of_inputs
-from relay.container_type import ContainerType, OptionalType
-from relay.expr import Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var, numpy_dtype_name
-from relay.op.base import OpDef, OpPattern
-from relay.sizes import evaluate as size_value
-from relay.sizes import size_variables
-from relay.type import TensorType, TupleType, Type
-from te.errors import CompileError
-from te.ir import IRModule, post_order
-from te.tir import Dim, SizeVar
+from relayc.relay.bind_sizes import bind_operator, bind_sizes, bound_outputs, results_of, sizes_of_inputs
+from relayc.relay.container_type import ContainerType, OptionalType
+from relayc.relay.expr import (
+    Call,
+    Constant,
+    Expr,
+    Function,
+    GlobalVar,
+    If,
+    Let,
+    Tuple,
+    TupleGetItem,
+    Var,
+    numpy_dtype_name,
+)
+from relayc.relay.op.base import OpDef, OpPattern
+from relayc.relay.sizes import evaluate as size_value
+from relayc.relay.sizes import size_variables
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, post_order
+from relayc.te.tir import Dim, SizeVar
 
 __all__ = ["DebugExecutor", "apply_reference", "create_executor", "evaluate"]
 

@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from relay.errors import ParseError, UnknownOperatorError
-from relay.expr import (
+from relayc.relay.errors import ParseError, UnknownOperatorError
+from relayc.relay.expr import (
     Call,
     Constant,
     Expr,
@@ -40,12 +40,12 @@ from relay.expr import (
     Var,
     numpy_dtype,
 )
-from relay.op.base import get_op
-from relay.type import FuncType, TensorType, TupleType, Type
-from te import tir
-from te.dtype import dtype
-from te.errors import CompileError
-from te.ir import IRModule
+from relayc.relay.op.base import get_op
+from relayc.relay.type import FuncType, TensorType, TupleType, Type
+from relayc.te import tir
+from relayc.te.dtype import dtype
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule
 
 __all__ = ["fromtext", "parse"]
 

@@ -19,12 +19,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
-from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
-from relay.op.base import OpDef, get_op
-from relay.type import TensorType, Type, shapes_equal
-from te.ir import collect
-from te.tir import Dim
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relayc.relay.op.base import OpDef, get_op
+from relayc.relay.type import TensorType, Type, shapes_equal
+from relayc.te.ir import collect
+from relayc.te.tir import Dim
 
 __all__ = [
     "Found",

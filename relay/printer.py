@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from relay.analysis import Scope, evaluation_order, scopes
-from relay.expr import OPERATIONS, Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var
-from relay.op.base import OpDef
-from te.ir import IRModule
-from te.tir import PrimExpr
+from relayc.relay.analysis import Scope, evaluation_order, scopes
+from relayc.relay.expr import OPERATIONS, Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var
+from relayc.relay.op.base import OpDef
+from relayc.te.ir import IRModule
+from relayc.te.tir import PrimExpr
 
 __all__ = ["INLINE_ELEMENTS", "astext"]
 

@@ -15,12 +15,12 @@ from contextvars import ContextVar
 from itertools import count
 from typing import Any
 
-from te.index import IndexMath
-from te.ir import collect, post_order
-from te.poly import Poly
-from te.tir import Dim, PrimExpr, SizeVar, Var, as_dim
-from te.tir.ops import add, convert, floordiv, floormod, maximum, minimum, mul, sub
-from te.tir.substitute import substitute
+from relayc.te.index import IndexMath
+from relayc.te.ir import collect, post_order
+from relayc.te.poly import Poly
+from relayc.te.tir import Dim, PrimExpr, SizeVar, Var, as_dim
+from relayc.te.tir.ops import add, convert, floordiv, floormod, maximum, minimum, mul, sub
+from relayc.te.tir.substitute import substitute
 
 __all__ = [
     "LIKELY_SIDE", "Assumptions", "add_sizes", "assuming", "dims_equal", "dims_match", "evaluate", "floor_divide",

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from relay.arrays import Arena
-from relay.expr import Constant, numpy_dtype_name
-from relay.type import TensorType
-from te.ir import Span
+from relayc.relay.arrays import Arena
+from relayc.relay.expr import Constant, numpy_dtype_name
+from relayc.relay.type import TensorType
+from relayc.te.ir import Span
 
 __all__ = ["StoredConstant", "place_of"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from te.ir import Node
-from te.ir.structural import StructuralEqual
+from relayc.te.ir import Node
+from relayc.te.ir.structural import StructuralEqual
 
 __all__ = ["bind_definitions", "equal_graphs", "same_array"]
 

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
-from relay.errors import TypeInferenceError
-from relay.sizes import dims_equal, dims_match, is_at_least, normal
-from te.dtype import DType, dtype
-from te.ir.structural import StructuralEqual
-from te.tir import Dim, PrimExpr, as_dim
-from te.tir import Var as TirVar
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.sizes import dims_equal, dims_match, is_at_least, normal
+from relayc.te.dtype import DType, dtype
+from relayc.te.ir.structural import StructuralEqual
+from relayc.te.tir import Dim, PrimExpr, as_dim
+from relayc.te.tir import Var as TirVar
 
 __all__ = [
     "FuncType",

@@ -1,7 +1,7 @@
 """Tensor expressions, schedules, the loop IR and lowering. (TVM: `tvm.te`, `tvm.tir`.) It knows no device."""
 
-from te.lower import lower
-from te.math import (
+from relayc.te.lower import lower
+from relayc.te.math import (
     abs,
     acos,
     acosh,
@@ -51,7 +51,7 @@ from te.math import (
     tanh,
     trunc,
 )  # fmt: skip
-from te.operation import (
+from relayc.te.operation import (
     ComputeOp,
     ExternOp,
     Operation,
@@ -66,15 +66,15 @@ from te.operation import (
     thread_axis,
     var,
 )  # fmt: skip
-from te.reduction import comm_reducer, max, min, prod, sum
-from te.schedule import AutoInlineBroadcast, AutoInlineElemWise, AutoInlineInjective, Schedule, create_schedule
-from te.stage import Stage
-from te.tag import tag_scope
-from te.tensor import Tensor
-from te.tensor_intrin import TensorIntrin, decl_tensor_intrin
-from te.tir import ir_builder
-from te.tir.expr import Dim, IterVar
-from te.tir.ops import (
+from relayc.te.reduction import comm_reducer, max, min, prod, sum
+from relayc.te.schedule import AutoInlineBroadcast, AutoInlineElemWise, AutoInlineInjective, Schedule, create_schedule
+from relayc.te.stage import Stage
+from relayc.te.tag import tag_scope
+from relayc.te.tensor import Tensor
+from relayc.te.tensor_intrin import TensorIntrin, decl_tensor_intrin
+from relayc.te.tir import ir_builder
+from relayc.te.tir.expr import Dim, IterVar
+from relayc.te.tir.ops import (
     all,
     any,
     cast,

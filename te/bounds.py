@@ -13,18 +13,18 @@ from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import TYPE_CHECKING
 
-from te.errors import ScheduleError
-from te.index import IndexMath
-from te.ir.visitor import post_order
-from te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
-from te.poly import Interval, Poly, number
-from te.stage import Fuse, Relation, Split, SplitLines, Stage
-from te.tensor import Tensor
-from te.tir import ops
-from te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Range, Var
+from relayc.te.errors import ScheduleError
+from relayc.te.index import IndexMath
+from relayc.te.ir.visitor import post_order
+from relayc.te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
+from relayc.te.poly import Interval, Poly, number
+from relayc.te.stage import Fuse, Relation, Split, SplitLines, Stage
+from relayc.te.tensor import Tensor
+from relayc.te.tir import ops
+from relayc.te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Range, Var
 
 if TYPE_CHECKING:
-    from te.schedule import Schedule
+    from relayc.te.schedule import Schedule
 
 __all__ = ["Bounds", "Guard", "Loops", "Region", "loop_extents", "path_of"]
 

@@ -13,16 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from te.errors import ScheduleError
-from te.stage import Stage
-from te.tensor import Tensor
-from te.tir import ops
-from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, Max, Min, PrimExpr, Select, Var
-from te.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stmt
+from relayc.te.errors import ScheduleError
+from relayc.te.stage import Stage
+from relayc.te.tensor import Tensor
+from relayc.te.tir import ops
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import BufferLoad, Max, Min, PrimExpr, Select, Var
+from relayc.te.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stmt
 
 if TYPE_CHECKING:
-    from te.schedule import Schedule
+    from relayc.te.schedule import Schedule
 
 __all__ = ["Guess", "check", "move_with_exact", "only_for", "retried"]
 

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from te.dtype import INT32, INT64, DType
-from te.ir.visitor import post_order
-from te.poly import Atom, Interval, Monomial, Poly, number, remove_factors, shared_divisors
-from te.tir.expr import (
+from relayc.te.dtype import INT32, INT64, DType
+from relayc.te.ir.visitor import post_order
+from relayc.te.poly import Atom, Interval, Monomial, Poly, number, remove_factors, shared_divisors
+from relayc.te.tir.expr import (
     Add,
     Call,
     Cast,
@@ -34,8 +34,8 @@ from te.tir.expr import (
     Sub,
     Var,
 )
-from te.tir.ops import cast, make_const
-from te.tir.substitute import substitute
+from relayc.te.tir.ops import cast, make_const
+from relayc.te.tir.substitute import substitute
 
 __all__ = ["IndexMath"]
 

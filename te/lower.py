@@ -5,39 +5,39 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
-from te.bounds import Bounds
-from te.errors import LoweringError
-from te.ir.depth import deep_trees
-from te.ir.module import IRModule
-from te.ir.structural import structural_equal
-from te.ir.transform import Pass, Sequential
-from te.ir.visitor import collect, post_order
-from te.nest import schedule_to_loops
-from te.schedule import Schedule
-from te.tensor import Tensor
-from te.tir.analysis import free_variables
-from te.tir.buffer import Buffer, decl_buffer
-from te.tir.expr import Dim, IterVar, PrimExpr, SizeVar, Var
-from te.tir.function import PrimFunc
-from te.tir.ops import likely, logical_and, seq
-from te.tir.passes.bind_shared import BindShared
-from te.tir.passes.flatten import Flatten
-from te.tir.passes.fuse_loops import FuseLoops
-from te.tir.passes.hoist_allocations import HoistAllocations
-from te.tir.passes.hoist_if_then_else import HoistIfThenElse
-from te.tir.passes.inject_double_buffer import InjectDoubleBuffer
-from te.tir.passes.inject_software_pipeline import InjectSoftwarePipeline
-from te.tir.passes.inject_virtual_thread import InjectVirtualThread
-from te.tir.passes.loop_partition import LoopPartition
-from te.tir.passes.overlap_iterations import OverlapIterations
-from te.tir.passes.remove_no_op import RemoveNoOp
-from te.tir.passes.rewrite_unsafe_select import RewriteUnsafeSelect
-from te.tir.passes.simplify import Simplify
-from te.tir.passes.storage_rewrite import StorageRewrite
-from te.tir.passes.unroll import Unroll
-from te.tir.passes.vectorize import Vectorize
-from te.tir.stmt import Allocate, AttrStmt, IfThenElse, SeqStmt, Stmt
-from te.tir.substitute import Substitution, fresh_copy, substitute
+from relayc.te.bounds import Bounds
+from relayc.te.errors import LoweringError
+from relayc.te.ir.depth import deep_trees
+from relayc.te.ir.module import IRModule
+from relayc.te.ir.structural import structural_equal
+from relayc.te.ir.transform import Pass, Sequential
+from relayc.te.ir.visitor import collect, post_order
+from relayc.te.nest import schedule_to_loops
+from relayc.te.schedule import Schedule
+from relayc.te.tensor import Tensor
+from relayc.te.tir.analysis import free_variables
+from relayc.te.tir.buffer import Buffer, decl_buffer
+from relayc.te.tir.expr import Dim, IterVar, PrimExpr, SizeVar, Var
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.ops import likely, logical_and, seq
+from relayc.te.tir.passes.bind_shared import BindShared
+from relayc.te.tir.passes.flatten import Flatten
+from relayc.te.tir.passes.fuse_loops import FuseLoops
+from relayc.te.tir.passes.hoist_allocations import HoistAllocations
+from relayc.te.tir.passes.hoist_if_then_else import HoistIfThenElse
+from relayc.te.tir.passes.inject_double_buffer import InjectDoubleBuffer
+from relayc.te.tir.passes.inject_software_pipeline import InjectSoftwarePipeline
+from relayc.te.tir.passes.inject_virtual_thread import InjectVirtualThread
+from relayc.te.tir.passes.loop_partition import LoopPartition
+from relayc.te.tir.passes.overlap_iterations import OverlapIterations
+from relayc.te.tir.passes.remove_no_op import RemoveNoOp
+from relayc.te.tir.passes.rewrite_unsafe_select import RewriteUnsafeSelect
+from relayc.te.tir.passes.simplify import Simplify
+from relayc.te.tir.passes.storage_rewrite import StorageRewrite
+from relayc.te.tir.passes.unroll import Unroll
+from relayc.te.tir.passes.vectorize import Vectorize
+from relayc.te.tir.stmt import Allocate, AttrStmt, IfThenElse, SeqStmt, Stmt
+from relayc.te.tir.substitute import Substitution, fresh_copy, substitute
 
 __all__ = ["lower", "lowering_passes", "schedule_to_function"]
 

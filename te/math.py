@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from te.dtype import INT32
-from te.errors import CompileError
-from te.tir import ops
-from te.tir.expr import PrimExpr
-from te.tir.ops import call_intrin, cast, convert
+from relayc.te.dtype import INT32
+from relayc.te.errors import CompileError
+from relayc.te.tir import ops
+from relayc.te.tir.expr import PrimExpr
+from relayc.te.tir.ops import call_intrin, cast, convert
 
 __all__ = [
     "abs",

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from te.bounds import Bounds, Guard, Loops, guard_expr
-from te.errors import LoweringError, ScheduleError
-from te.guess import only_for, retried
-from te.operation import ComputeOp, ExternOp, PlaceholderOp, ScanOp
-from te.poly import Poly, number
-from te.prefetches import prefetches
-from te.rewrite import map_reads
-from te.stage import MAX_LANES, Split, Stage
-from te.tensor import Tensor
-from te.tensorize import TensorizedLoops
-from te.tir import ops
-from te.tir.buffer import Buffer, buffer_strides
-from te.tir.expr import BufferLoad, Dim, IterVar, PrimExpr, ProducerLoad, Reduce, Var
-from te.tir.ops import convert, seq
-from te.tir.passes.inject_software_pipeline import FILL_BEHIND, PIPELINE_SCOPE
-from te.tir.stmt import Allocate, AttrStmt, BufferStore, Evaluate, For, ForKind, IfThenElse, LetStmt, Stmt
-from te.tir.substitute import substitute
+from relayc.te.bounds import Bounds, Guard, Loops, guard_expr
+from relayc.te.errors import LoweringError, ScheduleError
+from relayc.te.guess import only_for, retried
+from relayc.te.operation import ComputeOp, ExternOp, PlaceholderOp, ScanOp
+from relayc.te.poly import Poly, number
+from relayc.te.prefetches import prefetches
+from relayc.te.rewrite import map_reads
+from relayc.te.stage import MAX_LANES, Split, Stage
+from relayc.te.tensor import Tensor
+from relayc.te.tensorize import TensorizedLoops
+from relayc.te.tir import ops
+from relayc.te.tir.buffer import Buffer, buffer_strides
+from relayc.te.tir.expr import BufferLoad, Dim, IterVar, PrimExpr, ProducerLoad, Reduce, Var
+from relayc.te.tir.ops import convert, seq
+from relayc.te.tir.passes.inject_software_pipeline import FILL_BEHIND, PIPELINE_SCOPE
+from relayc.te.tir.stmt import Allocate, AttrStmt, BufferStore, Evaluate, For, ForKind, IfThenElse, LetStmt, Stmt
+from relayc.te.tir.substitute import substitute
 
 __all__ = ["schedule_to_loops"]
 

@@ -16,16 +16,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from te.dtype import dtype
-from te.errors import CompileError
-from te.ir.abstract import Abstract
-from te.ir.visitor import post_order
-from te.tag import current_tag
-from te.tensor import Tensor
-from te.tir.buffer import Buffer, decl_buffer
-from te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Range, Reduce, SizeVar, Var
-from te.tir.ops import as_dim, as_int, convert
-from te.tir.stmt import Evaluate, Stmt
+from relayc.te.dtype import dtype
+from relayc.te.errors import CompileError
+from relayc.te.ir.abstract import Abstract
+from relayc.te.ir.visitor import post_order
+from relayc.te.tag import current_tag
+from relayc.te.tensor import Tensor
+from relayc.te.tir.buffer import Buffer, decl_buffer
+from relayc.te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Range, Reduce, SizeVar, Var
+from relayc.te.tir.ops import as_dim, as_int, convert
+from relayc.te.tir.stmt import Evaluate, Stmt
 
 __all__ = [
     "ComputeOp", "ExternOp", "Operation", "PlaceholderOp", "ScanOp", "compute", "extern", "placeholder",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from te.tir.expr import PrimExpr, Var
+from relayc.te.tir.expr import PrimExpr, Var
 
 __all__ = ["Atom", "Interval", "Monomial", "Poly", "number", "remove_factors", "shared_divisors"]
 

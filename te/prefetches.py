@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from te.errors import ScheduleError
-from te.poly import Poly, number
-from te.tir import ops
-from te.tir.expr import BufferLoad, IterVar, Var
-from te.tir.ops import convert, seq
-from te.tir.stmt import Evaluate, For, ForKind, Stmt
+from relayc.te.errors import ScheduleError
+from relayc.te.poly import Poly, number
+from relayc.te.tir import ops
+from relayc.te.tir.expr import BufferLoad, IterVar, Var
+from relayc.te.tir.ops import convert, seq
+from relayc.te.tir.stmt import Evaluate, For, ForKind, Stmt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from te.nest import StageNest
-    from te.stage import LoopAttrs, Prefetch, PrefetchedLine
-    from te.tensor import Tensor
+    from relayc.te.nest import StageNest
+    from relayc.te.stage import LoopAttrs, Prefetch, PrefetchedLine
+    from relayc.te.tensor import Tensor
 
 __all__ = ["prefetches"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from te.dtype import BOOL, dtype
-from te.errors import CompileError
-from te.tir import ops
-from te.tir.expr import CommReducer, IterVar, PrimExpr, Reduce, Var
-from te.tir.ops import cast, const, convert
+from relayc.te.dtype import BOOL, dtype
+from relayc.te.errors import CompileError
+from relayc.te.tir import ops
+from relayc.te.tir.expr import CommReducer, IterVar, PrimExpr, Reduce, Var
+from relayc.te.tir.ops import cast, const, convert
 
 __all__ = ["comm_reducer", "max", "min", "prod", "sum"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from te.operation import ComputeOp, ExternOp, Operation, ScanOp
-from te.tensor import Tensor
-from te.tir.expr import PrimExpr, ProducerLoad, Var
-from te.tir.substitute import Substitution
+from relayc.te.operation import ComputeOp, ExternOp, Operation, ScanOp
+from relayc.te.tensor import Tensor
+from relayc.te.tir.expr import PrimExpr, ProducerLoad, Var
+from relayc.te.tir.substitute import Substitution
 
 __all__ = ["map_reads", "replace_inputs"]
 

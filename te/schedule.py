@@ -6,15 +6,15 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
-from te import staging
-from te.errors import ScheduleError
-from te.guess import Guess
-from te.ir.visitor import post_order
-from te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
-from te.rewrite import replace_inputs
-from te.stage import LoopAttrs, Stage
-from te.tensor import Tensor
-from te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Var
+from relayc.te import staging
+from relayc.te.errors import ScheduleError
+from relayc.te.guess import Guess
+from relayc.te.ir.visitor import post_order
+from relayc.te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
+from relayc.te.rewrite import replace_inputs
+from relayc.te.stage import LoopAttrs, Stage
+from relayc.te.tensor import Tensor
+from relayc.te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Var
 
 __all__ = ["AutoInlineBroadcast", "AutoInlineElemWise", "AutoInlineInjective", "Schedule", "create_schedule"]
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from te.errors import ScheduleError
-from te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
-from te.tensor import Tensor
-from te.tir.expr import Dim, IterVar, PrimExpr, Var
-from te.tir.ops import as_dim, convert
-from te.tir.stmt import ForKind
+from relayc.te.errors import ScheduleError
+from relayc.te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
+from relayc.te.tensor import Tensor
+from relayc.te.tir.expr import Dim, IterVar, PrimExpr, Var
+from relayc.te.tir.ops import as_dim, convert
+from relayc.te.tir.stmt import ForKind
 
 if TYPE_CHECKING:
-    from te.tensor_intrin import TensorIntrin
+    from relayc.te.tensor_intrin import TensorIntrin
 
 __all__ = ["Fuse", "LoopAttrs", "Prefetch", "PrefetchedLine", "Relation", "Singleton", "Split", "SplitLines", "Stage"]
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from te.bounds import loop_extents
-from te.errors import ScheduleError
-from te.guess import Guess, move_with_exact
-from te.guess import check as check_guess
-from te.ir.structural import structural_equal
-from te.operation import ComputeOp, Operation, PlaceholderOp
-from te.rewrite import map_reads, replace_inputs
-from te.stage import Fuse, Split, Stage
-from te.tensor import Tensor
-from te.tir import ops
-from te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Range, Reduce, Var
-from te.tir.numbering import ValueNumbers
-from te.tir.ops import const
-from te.tir.substitute import substitute
+from relayc.te.bounds import loop_extents
+from relayc.te.errors import ScheduleError
+from relayc.te.guess import Guess, move_with_exact
+from relayc.te.guess import check as check_guess
+from relayc.te.ir.structural import structural_equal
+from relayc.te.operation import ComputeOp, Operation, PlaceholderOp
+from relayc.te.rewrite import map_reads, replace_inputs
+from relayc.te.stage import Fuse, Split, Stage
+from relayc.te.tensor import Tensor
+from relayc.te.tir import ops
+from relayc.te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Range, Reduce, Var
+from relayc.te.tir.numbering import ValueNumbers
+from relayc.te.tir.ops import const
+from relayc.te.tir.substitute import substitute
 
 if TYPE_CHECKING:
-    from te.schedule import Schedule
+    from relayc.te.schedule import Schedule
 
 __all__ = ["cache_read", "cache_tiled", "cache_write", "guess", "normalize", "recompute", "rfactor"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from te.dtype import DType, dtype
-from te.errors import CompileError
-from te.tir.expr import Dim, PrimExpr, ProducerLoad
-from te.tir.ops import convert
+from relayc.te.dtype import DType, dtype
+from relayc.te.errors import CompileError
+from relayc.te.tir.expr import Dim, PrimExpr, ProducerLoad
+from relayc.te.tir.ops import convert
 
 if TYPE_CHECKING:
-    from te.operation import Operation
+    from relayc.te.operation import Operation
 
 __all__ = ["Tensor"]
 

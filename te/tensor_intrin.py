@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from te.errors import ScheduleError
-from te.operation import ComputeOp, Operation
-from te.tensor import Tensor
-from te.tir.buffer import Buffer, decl_buffer
-from te.tir.expr import PrimExpr
-from te.tir.stmt import Evaluate, Stmt
+from relayc.te.errors import ScheduleError
+from relayc.te.operation import ComputeOp, Operation
+from relayc.te.tensor import Tensor
+from relayc.te.tir.buffer import Buffer, decl_buffer
+from relayc.te.tir.expr import PrimExpr
+from relayc.te.tir.stmt import Evaluate, Stmt
 
 __all__ = ["TensorIntrin", "decl_tensor_intrin"]
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from te.bounds import Loops
-from te.errors import ScheduleError
-from te.index import IndexMath
-from te.ir.node import Node
-from te.ir.structural import structural_equal
-from te.ir.visitor import post_order
-from te.operation import ComputeOp
-from te.poly import Interval, Poly
-from te.tensor import Tensor
-from te.tensor_intrin import TensorIntrin
-from te.tir import ops
-from te.tir.buffer import Buffer, buffer_strides
-from te.tir.expr import BufferLoad, Call, Dim, IterVar, PrimExpr, ProducerLoad, Reduce, Var
-from te.tir.ops import convert
-from te.tir.stmt import BufferStore, Stmt
-from te.tir.substitute import Substitution, fresh_copy
+from relayc.te.bounds import Loops
+from relayc.te.errors import ScheduleError
+from relayc.te.index import IndexMath
+from relayc.te.ir.node import Node
+from relayc.te.ir.structural import structural_equal
+from relayc.te.ir.visitor import post_order
+from relayc.te.operation import ComputeOp
+from relayc.te.poly import Interval, Poly
+from relayc.te.tensor import Tensor
+from relayc.te.tensor_intrin import TensorIntrin
+from relayc.te.tir import ops
+from relayc.te.tir.buffer import Buffer, buffer_strides
+from relayc.te.tir.expr import BufferLoad, Call, Dim, IterVar, PrimExpr, ProducerLoad, Reduce, Var
+from relayc.te.tir.ops import convert
+from relayc.te.tir.stmt import BufferStore, Stmt
+from relayc.te.tir.substitute import Substitution, fresh_copy
 
 __all__ = ["TensorizedLoops"]
 

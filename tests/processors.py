@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from backend.target import Target
-from topi.cpu.tiling import has_byte_products
+from relayc.backend.target import Target
+from relayc.topi.cpu.tiling import has_byte_products
 
 __all__ = ["BYTE_PRODUCTS", "HAS_MATRIX_UNIT", "WITHOUT_BYTE_PRODUCTS", "runnable"]
 

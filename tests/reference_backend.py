@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from frontends.onnx.backend import RelayBackend
-from relay.interpreter import create_executor
-from te.ir import IRModule
+from relayc.frontends.onnx.backend import RelayBackend
+from relayc.relay.interpreter import create_executor
+from relayc.te.ir import IRModule
 
 __all__ = ["ReferenceBackend"]
 

@@ -17,11 +17,11 @@ import numpy as np
 import onnx
 import pytest
 
-from backend.llvm.ceilings import FmaLoop
-from backend.runtime.ceilings import Ceilings
-from backend.runtime.profiler import NodeTiming, Report
 from benchmarks import models, peak, roofline
 from benchmarks.light import write_light
+from relayc.backend.llvm.ceilings import FmaLoop
+from relayc.backend.runtime.ceilings import Ceilings
+from relayc.backend.runtime.profiler import NodeTiming, Report
 
 ROOT = Path(__file__).parent.parent
 

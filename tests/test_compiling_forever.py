@@ -10,7 +10,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx.backend import RelayBackend
 from tests.resident_memory import allocated_bytes
 
 _PLAIN = """<ir_version: 10, opset_import: ["": 21]>

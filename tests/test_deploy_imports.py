@@ -11,17 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import backend
-import relay
-import te
-from te.ir import IRModule
+from relayc import backend, relay, te
+from relayc.te.ir import IRModule
 
 ROOT = Path(__file__).parent.parent
 NATIVE = (sys.platform, platform.machine()) == ("linux", "x86_64")
 """Here compiled code is loaded without LLVM."""
 
-COMPILER = ("te", "topi", "relay", "frontends", "onnx", "networkx", "backend.target", "backend.driver",
-            "backend.llvm.codegen", "backend.c.codegen")  # fmt: skip
+COMPILER = ("relayc.te", "relayc.topi", "relayc.relay", "relayc.frontends", "onnx", "networkx",
+            "relayc.backend.target", "relayc.backend.driver",
+            "relayc.backend.llvm.codegen", "relayc.backend.c.codegen")  # fmt: skip
 
 REPORT = f"""
 import sys
@@ -40,18 +39,22 @@ def run_python(code: str, *args: str) -> str:
 
 
 def test_the_runtime_alone():
-    run_python(
-        "from backend import nd, device, num_threads, register_func\nfrom backend.runtime import Module" + REPORT
-    )
+    code = "from relayc.backend import nd, device, num_threads\nfrom relayc.backend.runtime import Module"
+    run_python(code + REPORT)
 
 
 def test_nothing_heavy_happens_at_import():
-    code = "import backend, backend.runtime, te, sys\nassert not {'llvmlite', 'onnx', 'networkx'} & set(sys.modules)"
-    run_python(code)
+    code = "import sys\nfrom relayc import backend, runtime, te\n"
+    run_python(code + "assert not {'llvmlite', 'onnx', 'networkx'} & set(sys.modules)")
+
+
+def test_the_package_itself_imports_nothing_of_ours():
+    code = "import sys\nimport relayc\nours = [m for m in sys.modules if m.startswith('relayc.')]\n"
+    run_python(code + "assert not ours, ours\nassert 'numpy' not in sys.modules")
 
 
 def test_loading_imports_no_module_that_only_profiles_or_many_bytes_need():
-    code = "import numpy, sys\nbefore = set(sys.modules)\nimport backend.runtime\n"
+    code = "import numpy, sys\nbefore = set(sys.modules)\nimport relayc.backend.runtime\n"
     run_python(code + "assert not {'concurrent.futures', 'csv', 'statistics'} & (set(sys.modules) - before)")
 
 
@@ -63,8 +66,8 @@ def test_a_saved_model_runs_on_threads_without_the_compiler(tmp_path):
     code = """
 import sys
 import numpy as np
-from backend.runtime import device, graph_executor, load_model
-from backend.llvm.pool import worker_count
+from relayc.backend.runtime import device, graph_executor, load_model
+from relayc.backend.llvm.pool import worker_count
 executor = graph_executor.GraphModule(load_model(sys.argv[1])["default"](device("cpu", 0)))
 executor._context._ctx.num_threads = 2
 executor._context.refresh = lambda: None
@@ -84,7 +87,7 @@ def test_a_saved_model_runs_without_the_compiler(tmp_path):
     code = """
 import sys
 import numpy as np
-from backend.runtime import device, graph_executor, load_model
+from relayc.backend.runtime import device, graph_executor, load_model
 executor = graph_executor.GraphModule(load_model(sys.argv[1])["default"](device("cpu", 0)))
 executor.set_input("x", np.arange(-8, 8, dtype="float32").reshape(2, 8))
 executor.run()
@@ -99,16 +102,17 @@ def test_the_command_runs_a_saved_model_without_the_compiler(tmp_path):
     relay.build(IRModule({"main": relay.Function((x,), relay.exp(x))}), target="llvm").save(path)
     code = """
 import sys
-from frontends.cli.main import app
+from relayc.frontends.cli.main import app
 app(["run", sys.argv[1]], standalone_mode=False)
-heavy = [m for m in ("te", "topi", "relay", "onnx", "networkx") if m in sys.modules]
+heavy = [m for m in ("relayc.te", "relayc.topi", "relayc.relay", "onnx", "networkx") if m in sys.modules]
 assert not heavy, f"running imported {heavy}"
 """
     run_python(code + NO_LLVM, str(path))
 
 
 def test_importing_relay_imports_nothing_that_tunes():
-    run_python("import relay, sys\nassert not {'relay.tuning', 'statistics'} & set(sys.modules)\nassert relay.tune")
+    code = "import sys\nfrom relayc import relay\nassert not {'relayc.relay.tuning', 'statistics'} & set(sys.modules)\n"
+    run_python(code + "assert relay.tune")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,7 @@ def test_a_saved_module_runs_without_the_compiler(kind, tmp_path):
     code = """
 import sys, pathlib
 import numpy as np
-from backend.runtime import load_module_bytes, nd
+from relayc.backend.runtime import load_module_bytes, nd
 module = load_module_bytes(sys.argv[1], pathlib.Path(sys.argv[2]).read_bytes())
 a, b = nd.array(np.arange(8, dtype="float32")), nd.empty((8,))
 module["twice"](a, b)
@@ -142,7 +146,7 @@ import sys
 import threading
 import time
 import numpy as np
-from backend.runtime import device, graph_executor, load_model
+from relayc.backend.runtime import device, graph_executor, load_model
 model = load_model(sys.argv[1])["default"](device("cpu", 0))
 def work():
     executor = graph_executor.GraphModule(model, num_threads={num_threads})

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from te.ir import PassContext
+from relayc.te.ir import PassContext
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -28,7 +28,7 @@ FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 PATH = re.compile(r"`((?:te|backend|topi|relay|frontends|tests|docs|examples|benchmarks)/[\w./]+)`")
 INLINE = re.compile(r"`([^`\n]+)`")
-NAME = re.compile(r"""(?<![\w./"'-])((?:te|backend|topi|relay|frontends)(?:\.[A-Za-z_]\w*)+)(?![\w/])""")
+NAME = re.compile(r"""(?<![\w./"'-])((?:relayc|te|backend|topi|relay|frontends)(?:\.[A-Za-z_]\w*)+)(?![\w/])""")
 
 
 def relative(path: Path) -> str:
@@ -83,8 +83,9 @@ def test_what_a_page_points_to_exists(page):
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_names_of_ours_on_a_page_exist(page):
     """Or are options of the `PassContext`, which are declared by who reads them."""
-    import_module("relay.tuning")
-    words = {name for code in INLINE.findall(FENCE.sub("", page.read_text())) for name in NAME.findall(code)}
+    import_module("relayc.relay.tuning")
+    inline = INLINE.findall(FENCE.sub("", page.read_text()))
+    words = {name.removeprefix("relayc.") for code in inline for name in NAME.findall(code)}
     missing = sorted(name for name in words - set(PassContext.list_options()) if not is_there(name.split(".")))
     assert not missing, f"{relative(page)} speaks of {', '.join(missing)}"
 
@@ -93,6 +94,6 @@ def is_there(parts: list[str]) -> bool:
     """Does the dotted name lead to a module, or to something inside of one?"""
     for at in range(len(parts), 0, -1):
         with contextlib.suppress(ModuleNotFoundError, AttributeError):
-            reduce(getattr, parts[at:], import_module(".".join(parts[:at])))
+            reduce(getattr, parts[at:], import_module(".".join(("relayc", *parts[:at]))))
             return True
     return False

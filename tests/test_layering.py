@@ -53,9 +53,14 @@ def imports_of(path: Path) -> Iterator[Import]:
     while stack:
         node, inside, typing = stack.pop()
         if isinstance(node, ast.Import):
-            yield from (Import(relative, node.lineno, alias.name, inside, typing) for alias in node.names)
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "relayc":
+            names = [f"relayc.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield Import(relative, node.lineno, "." * node.level + (node.module or ""), inside, typing)
+            names = ["." * node.level + (node.module or "")]
+        else:
+            names = []
+        yield from (Import(relative, node.lineno, name.removeprefix("relayc."), inside, typing) for name in names)
         inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         guard = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
         stack += [(child, inside, typing or guard) for child in ast.iter_child_nodes(node)]

@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.te.ir import IRModule
 
 TARGETS = ["llvm", pytest.param("c -opt-level=1", marks=pytest.mark.skipif(not shutil.which("cc"), reason="needs cc")),
            "interp"]  # fmt: skip

@@ -1,7 +1,7 @@
 """Compute definitions of operators, and the schedules found for them by tag and target (TVM: `topi`)."""
 
-from topi import nn, vision
-from topi.broadcast import (
+from relayc.topi import nn, vision
+from relayc.topi.broadcast import (
     add,
     bitwise_and,
     bitwise_or,
@@ -30,8 +30,8 @@ from topi.broadcast import (
     trunc_mod,
     where,
 )
-from topi.coupling import pairwise_coupling
-from topi.elementwise import (
+from relayc.topi.coupling import pairwise_coupling
+from relayc.topi.elementwise import (
     abs,
     acos,
     acosh,
@@ -70,16 +70,16 @@ from topi.elementwise import (
     tanh,
     trunc,
 )
-from topi.indexing import gather, gather_nd, scatter_elements, scatter_nd, take, write_rows
-from topi.layout import Layout
-from topi.linalg import det, inverse
-from topi.packing import unpack_bits
-from topi.quantization import choose_qparams, dequantize, lookup, quantize
-from topi.reduction import all, any, argmax, argmin, log_sum_exp, max, mean, min, prod, sum, variance
-from topi.registry import Rank, register_schedule, schedule_for
-from topi.selection import non_max_suppression, nonzero
-from topi.sort import argsort, cumprod, cumsum, searchsorted, sort, topk
-from topi.transform import (
+from relayc.topi.indexing import gather, gather_nd, scatter_elements, scatter_nd, take, write_rows
+from relayc.topi.layout import Layout
+from relayc.topi.linalg import det, inverse
+from relayc.topi.packing import unpack_bits
+from relayc.topi.quantization import choose_qparams, dequantize, lookup, quantize
+from relayc.topi.reduction import all, any, argmax, argmin, log_sum_exp, max, mean, min, prod, sum, variance
+from relayc.topi.registry import Rank, register_schedule, schedule_for
+from relayc.topi.selection import non_max_suppression, nonzero
+from relayc.topi.sort import argsort, cumprod, cumsum, searchsorted, sort, topk
+from relayc.topi.transform import (
     arange,
     concatenate,
     expand_dims,
@@ -100,7 +100,7 @@ from topi.transform import (
     transpose,
     trilu,
 )
-from topi.trees import tree_ensemble
+from relayc.topi.trees import tree_ensemble
 
 __all__ = [
     "Layout",

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import te
-from te import Tensor
-from te.errors import CompileError
-from te.tir import Dim, Let, PrimExpr, Var, as_int, is_const, ops
-from topi.tag import BROADCAST, ELEMWISE
-from topi.utils import broadcast_index, full_precision, same_dim
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.errors import CompileError
+from relayc.te.tir import Dim, Let, PrimExpr, Var, as_int, is_const, ops
+from relayc.topi.tag import BROADCAST, ELEMWISE
+from relayc.topi.utils import broadcast_index, full_precision, same_dim
 
 __all__ = [
     "add", "bitwise_and", "bitwise_or", "bitwise_xor", "broadcast_shape", "broadcast_to", "divide", "equal",

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import te
-from te.dtype import DType, dtype
-from te.tir import Dim, PrimExpr, call_intrin
-from te.tir.ir_builder import BufferView, IRBuilder
-from te.tir.ops import broadcast, make_const, ramp
+from relayc import te
+from relayc.te.dtype import DType, dtype
+from relayc.te.tir import Dim, PrimExpr, call_intrin
+from relayc.te.tir.ir_builder import BufferView, IRBuilder
+from relayc.te.tir.ops import broadcast, make_const, ramp
 
 __all__ = ["MOST_COUNTED", "Row", "first_of_row", "order_key"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import te
-from te import Tensor
-from te.tir import Buffer, Stmt, ir_builder
-from te.tir.ir_builder import BufferView, IRBuilder
-from topi.loops import loop_nest
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Buffer, Stmt, ir_builder
+from relayc.te.tir.ir_builder import BufferView, IRBuilder
+from relayc.topi.loops import loop_nest
 
 __all__ = ["pairwise_coupling"]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import PrimExpr, call_intrin, ops
-from topi.tag import ELEMWISE
-from topi.utils import full_precision
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import PrimExpr, call_intrin, ops
+from relayc.topi.tag import ELEMWISE
+from relayc.topi.utils import full_precision
 
 __all__ = [
     "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bitwise_not", "cast", "ceil", "clip", "copy", "cos",

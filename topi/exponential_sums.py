@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Dim, PrimExpr
-from topi.parts import Index, Parts
-from topi.reduction import distance_below, largest_number
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Dim, PrimExpr
+from relayc.topi.parts import Index, Parts
+from relayc.topi.reduction import distance_below, largest_number
 
 __all__ = ["ExponentialSums"]
 

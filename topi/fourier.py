@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-import te
-from te import Tensor
-from te.tir import Buffer, PrimExpr, Stmt, as_int, ir_builder
-from te.tir.ir_builder import BufferView, IRBuilder
-from topi.utils import ceil_div
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Buffer, PrimExpr, Stmt, as_int, ir_builder
+from relayc.te.tir.ir_builder import BufferView, IRBuilder
+from relayc.topi.utils import ceil_div
 
 __all__ = ["dft", "dft_roots"]
 

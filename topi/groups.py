@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import te
-from te.arith import Analyzer
-from te.ir import post_order
-from te.tir import Dim, Var, as_int, convert
-from te.tir.substitute import substitute
-from topi.registry import operations_behind
-from topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PAD
-from topi.tag import is_injective as has_injective_tag
+from relayc import te
+from relayc.te.arith import Analyzer
+from relayc.te.ir import post_order
+from relayc.te.tir import Dim, Var, as_int, convert
+from relayc.te.tir.substitute import substitute
+from relayc.topi.registry import operations_behind
+from relayc.topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PAD
+from relayc.topi.tag import is_injective as has_injective_tag
 
 __all__ = ["constant_size", "extent_of", "in_one_loop", "inline_injective", "is_injective", "likely_extent"]
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import te
-from te import Tensor
-from te.errors import CompileError
-from te.tir import Buffer, Dim, Let, PrimExpr, Stmt, Var, ir_builder
-from te.tir.ir_builder import BufferView
-from topi.loops import loop_nest
-from topi.tag import INJECTIVE
-from topi.utils import broadcast_index
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.errors import CompileError
+from relayc.te.tir import Buffer, Dim, Let, PrimExpr, Stmt, Var, ir_builder
+from relayc.te.tir.ir_builder import BufferView
+from relayc.topi.loops import loop_nest
+from relayc.topi.tag import INJECTIVE
+from relayc.topi.utils import broadcast_index
 
 __all__ = ["SCATTER_REDUCTIONS", "gather", "gather_nd", "scatter_elements", "scatter_nd", "take",
            "write_rows"]  # fmt: skip

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from te.errors import CompileError
-from te.tir import Dim, as_dim
-from topi.utils import ceil_div
+from relayc.te.errors import CompileError
+from relayc.te.tir import Dim, as_dim
+from relayc.topi.utils import ceil_div
 
 __all__ = ["Layout"]
 

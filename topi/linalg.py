@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-import te
-from te import Tensor
-from te.tir import Buffer, PrimExpr, Stmt, ir_builder
-from te.tir.ir_builder import BufferView, IRBuilder
-from topi.loops import loop_nest
-from topi.utils import accumulator_type
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Buffer, PrimExpr, Stmt, ir_builder
+from relayc.te.tir.ir_builder import BufferView, IRBuilder
+from relayc.topi.loops import loop_nest
+from relayc.topi.utils import accumulator_type
 
 __all__ = ["det", "inverse"]
 

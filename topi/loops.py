@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from te.tir import Dim, Var, as_int
-from te.tir.ir_builder import IRBuilder
+from relayc.te.tir import Dim, Var, as_int
+from relayc.te.tir.ir_builder import IRBuilder
 
 __all__ = ["loop_nest", "strips_of"]
 

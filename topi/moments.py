@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Dim, PrimExpr
-from topi.parts import Index, Parts
-from topi.utils import ceil_div
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Dim, PrimExpr
+from relayc.topi.parts import Index, Parts
+from relayc.topi.utils import ceil_div
 
 __all__ = ["Moments"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import te
-from te import Tensor
-from te.dtype import dtype as parse_dtype
-from te.tir import Dim, PrimExpr, call_intrin
-from topi.tag import INJECTIVE
-from topi.utils import ravel_index
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.dtype import dtype as parse_dtype
+from relayc.te.tir import Dim, PrimExpr, call_intrin
+from relayc.topi.tag import INJECTIVE
+from relayc.topi.utils import ravel_index
 
 __all__ = ["unpack_bits"]
 

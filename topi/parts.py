@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Dim, IterVar, PrimExpr, likely
-from topi.utils import accumulator_type, ceil_div, same_dim
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Dim, IterVar, PrimExpr, likely
+from relayc.topi.utils import accumulator_type, ceil_div, same_dim
 
 __all__ = ["Index", "Parts"]
 

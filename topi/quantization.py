@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-import te
-from te import Tensor
-from te.tir import PrimExpr, call_intrin
-from topi.reduction import highest, lowest
-from topi.tag import BROADCAST, COMM_REDUCE, ELEMWISE
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import PrimExpr, call_intrin
+from relayc.topi.reduction import highest, lowest
+from relayc.topi.tag import BROADCAST, COMM_REDUCE, ELEMWISE
 
 __all__ = ["choose_qparams", "dequantize", "lookup", "quantize"]
 

@@ -11,11 +11,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Buffer, Dim, PrimExpr, Stmt, call_intrin, ir_builder
-from topi.tag import INJECTIVE
-from topi.utils import ravel_index
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Buffer, Dim, PrimExpr, Stmt, call_intrin, ir_builder
+from relayc.topi.tag import INJECTIVE
+from relayc.topi.utils import ravel_index
 
 __all__ = ["RANDOM_BITS", "random_key", "random_normal", "random_uniform"]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import te
-from te import Tensor
-from te.dtype import DType
-from te.tir import Dim, IterVar, PrimExpr
-from topi.elementwise import elementwise
-from topi.tag import COMM_REDUCE, COMM_REDUCE_IDX, ELEMWISE, LOG_SUM_EXP, VARIANCE
-from topi.utils import accumulator_type, normalize_axes, num_elements, ravel_index
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.dtype import DType
+from relayc.te.tir import Dim, IterVar, PrimExpr
+from relayc.topi.elementwise import elementwise
+from relayc.topi.tag import COMM_REDUCE, COMM_REDUCE_IDX, ELEMWISE, LOG_SUM_EXP, VARIANCE
+from relayc.topi.utils import accumulator_type, normalize_axes, num_elements, ravel_index
 
 __all__ = [
     "all", "any", "arg_reducer", "argmax", "argmin", "distance_below", "highest", "largest_number", "log_sum_exp",

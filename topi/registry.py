@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
-import te
-from te.errors import CompileError
+from relayc import te
+from relayc.te.errors import CompileError
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["Rank", "ScheduleFunction", "operations_after", "operations_behind", "register_schedule",
            "registered_schedules", "schedule_for", "schedules_for"]  # fmt: skip
@@ -49,7 +49,7 @@ class _Entry:
 
 
 _schedules: dict[tuple[str, str], _Entry] = {}
-_PROVIDERS = {"cpu": "topi.cpu", "cuda": "topi.cuda"}
+_PROVIDERS = {"cpu": "relayc.topi.cpu", "cuda": "relayc.topi.cuda"}
 """Packages that register our own schedules when they are imported, at the first look-up of their key."""
 
 

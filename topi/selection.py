@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import te
-from te import Tensor
-from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder, product
-from te.tir.ir_builder import BufferView, IRBuilder
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder, product
+from relayc.te.tir.ir_builder import BufferView, IRBuilder
 
 __all__ = ["non_max_suppression", "nonzero"]
 

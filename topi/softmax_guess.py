@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-import te
-from te import Tensor
-from te.tir import Call, PrimExpr, Reduce, as_int, call_intrin, convert
-from te.tir.substitute import substitute
-from topi.groups import extent_of
-from topi.registry import operations_behind
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Call, PrimExpr, Reduce, as_int, call_intrin, convert
+from relayc.te.tir.substitute import substitute
+from relayc.topi.groups import extent_of
+from relayc.topi.registry import operations_behind
 
 __all__ = [
     "can_be_guessed", "element_of", "factor_of", "guess_sums", "is_logarithm", "is_trusted", "limit_logarithm",
@@ -97,8 +97,9 @@ def _limited(element: PrimExpr) -> PrimExpr:
 
 def powers_of(element: Callable[..., PrimExpr], exact: Tensor) -> Tensor:
     """Powers of elements in the place of those of distances, to as many digits; of few digits of any element."""
-    assert isinstance(exact.op, te.ComputeOp)
-    (power,) = exact.op.body
+    op = exact.op
+    assert isinstance(op, te.ComputeOp)
+    (power,) = op.body
     assert isinstance(power, Call)
     find = te.fast_exp if power.op == "fast_exp" else power_of
     return te.compute(exact.shape, lambda *i: find(element(*i)), name="softmax_power")
@@ -127,13 +128,14 @@ def limit_logarithm(s: te.Schedule, anchor: te.Operation) -> None:
 
 def sums_like(largest: Tensor, total: Tensor) -> Tensor:
     """Sums of powers of what `largest` compares, in the place of those of distances from it, `total`."""
-    assert isinstance(largest.op, te.ComputeOp)
-    (maximum,) = largest.op.body
+    op = largest.op
+    assert isinstance(op, te.ComputeOp)
+    (maximum,) = op.body
     assert isinstance(maximum, Reduce)
     ks = [te.reduce_axis((0, extent_of(k)), name=k.var.name) for k in maximum.axis]
 
     def body(*i: Any) -> PrimExpr:
-        of = [axis.var for axis in (*largest.op.axis, *maximum.axis)]
+        of = [axis.var for axis in (*op.axis, *maximum.axis)]
         values = {var: convert(v) for var, v in zip(of, (*i, *ks), strict=True)}
         where = substitute(maximum.condition, values)
         return te.sum(power_of(substitute(maximum.source[0], values)), axis=ks, where=where)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import te
-from te import Tensor
-from te.dtype import DType
-from te.tir import PrimExpr
-from topi.reduction import largest_number
-from topi.tag import ELEMWISE
-from topi.utils import ceil_div
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.dtype import DType
+from relayc.te.tir import PrimExpr
+from relayc.topi.reduction import largest_number
+from relayc.topi.tag import ELEMWISE
+from relayc.topi.utils import ceil_div
 
 __all__ = ["SoftmaxParts"]
 

@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import te
-from te import Tensor
-from te.dtype import FLOAT32
-from te.tir import Buffer, Dim, PrimExpr, Shuffle, Stmt, call_intrin, ir_builder
-from te.tir.ir_builder import BufferView, IRBuilder
-from te.tir.ops import broadcast, ramp
-from topi.counting import MOST_COUNTED, Row, first_of_row
-from topi.groups import constant_size
-from topi.loops import loop_nest
-from topi.tag import INJECTIVE
-from topi.utils import num_elements, same_dim, unravel_index
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.dtype import FLOAT32
+from relayc.te.tir import Buffer, Dim, PrimExpr, Shuffle, Stmt, call_intrin, ir_builder
+from relayc.te.tir.ir_builder import BufferView, IRBuilder
+from relayc.te.tir.ops import broadcast, ramp
+from relayc.topi.counting import MOST_COUNTED, Row, first_of_row
+from relayc.topi.groups import constant_size
+from relayc.topi.loops import loop_nest
+from relayc.topi.tag import INJECTIVE
+from relayc.topi.utils import num_elements, same_dim, unravel_index
 
 __all__ = ["argsort", "comes_before", "cumprod", "cumsum", "searchsorted", "sort", "topk"]
 

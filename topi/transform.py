@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Buffer, Dim, PrimExpr, Stmt, as_dim, as_int, convert, ir_builder
-from topi.groups import constant_size
-from topi.layout import Layout
-from topi.loops import loop_nest
-from topi.tag import INJECTIVE
-from topi.utils import matching_parts, normalize_axis, num_elements, ravel_index, unravel_index
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Buffer, Dim, PrimExpr, Stmt, as_dim, as_int, convert, ir_builder
+from relayc.topi.groups import constant_size
+from relayc.topi.layout import Layout
+from relayc.topi.loops import loop_nest
+from relayc.topi.tag import INJECTIVE
+from relayc.topi.utils import matching_parts, normalize_axis, num_elements, ravel_index, unravel_index
 
 __all__ = [
     "MOST_INTERLEAVED", "MOST_ROLLED", "arange", "concatenate", "expand_dims", "flip", "full", "layout_transform",

@@ -12,11 +12,11 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Buffer, PrimExpr, Stmt, as_int, ir_builder
-from te.tir.ir_builder import BufferView, IRBuilder
-from te.tir.ops import bitwise_or
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Buffer, PrimExpr, Stmt, as_int, ir_builder
+from relayc.te.tir.ir_builder import BufferView, IRBuilder
+from relayc.te.tir.ops import bitwise_or
 
 __all__ = ["COMPARISONS", "LEAF", "NODE_FIELDS", "tree_ensemble"]
 

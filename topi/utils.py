@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import te
-from te.errors import CompileError
-from te.tir import Dim, PrimExpr, as_dim, as_int, convert, product
+from relayc import te
+from relayc.te.errors import CompileError
+from relayc.te.tir import Dim, PrimExpr, as_dim, as_int, convert, product
 
 __all__ = [
     "accumulator_type",

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
-from te.tir.ir_builder import BufferView, IRBuilder
-from topi.tag import ELEMWISE
-from topi.utils import accumulator_type
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
+from relayc.te.tir.ir_builder import BufferView, IRBuilder
+from relayc.topi.tag import ELEMWISE
+from relayc.topi.utils import accumulator_type
 
 __all__ = ["roi_align", "weighted_pixels"]
 

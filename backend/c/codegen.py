@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from backend.c.compiler import compile_shared_library, feature_check
-from backend.c.prelude import PRELUDE
-from backend.c.runtime import CFunction, CModule
-from backend.c_like import CLikeGenerator
-from backend.runtime.context import ARG_FLOAT, ARG_HANDLE, ARG_INT, ARG_STR
-from backend.runtime.packed_func import BUFFER
-from backend.target import Target
-from te.dtype import dtype
-from te.errors import CompileError
-from te.ir import IRModule
-from te.tir import (
+from relayc.backend.c.compiler import compile_shared_library, feature_check
+from relayc.backend.c.prelude import PRELUDE
+from relayc.backend.c.runtime import CFunction, CModule
+from relayc.backend.c_like import CLikeGenerator
+from relayc.backend.runtime.context import ARG_FLOAT, ARG_HANDLE, ARG_INT, ARG_STR
+from relayc.backend.runtime.packed_func import BUFFER
+from relayc.backend.target import Target
+from relayc.te.dtype import dtype
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule
+from relayc.te.tir import (
     Allocate,
     AssertStmt,
     Call,
@@ -27,9 +27,9 @@ from te.tir import (
     Var,
     product,
 )
-from te.tir.analysis import free_variables
-from te.tir.passes.legalize_compute import legalize_compute
-from te.tir.passes.narrow_types import lower_narrow_types
+from relayc.te.tir.analysis import free_variables
+from relayc.te.tir.passes.legalize_compute import legalize_compute
+from relayc.te.tir.passes.narrow_types import lower_narrow_types
 
 __all__ = ["CGenerator", "build", "generate_source"]
 

@@ -7,8 +7,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from backend.target import Target
-from te.errors import CompileError
+from relayc.backend.target import Target
+from relayc.te.errors import CompileError
 
 __all__ = ["compile_shared_library", "compiler_flags", "feature_check", "find_compiler"]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from backend.runtime.errors import ArtifactError, ModuleError
-from backend.runtime.module import HOST_SUFFIX, Module, exposed_names
-from backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc
+from relayc.backend.runtime.errors import ArtifactError, ModuleError
+from relayc.backend.runtime.module import HOST_SUFFIX, Module, exposed_names
+from relayc.backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc
 
 __all__ = ["CFunction", "CModule", "load_from_bytes"]
 

@@ -9,26 +9,26 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from backend.cuda.codegen import CudaGenerator, dynamic_shared_bytes
-from backend.cuda.disassemble import disassemble
-from backend.cuda.nvrtc import compile_flags, compile_source, compile_text
-from backend.cuda.report import Launch, kernel_reports
-from backend.cuda.runtime import CUDAModule
-from backend.cuda.target import STATIC_SHARED_BYTES, CudaLimits
-from backend.cuda.verify import verify_launch
-from backend.kernels import DeviceFunction, function_record, split_kernels
-from backend.options import fast_math
-from backend.target import Target
-from te.errors import CompileError
-from te.ir import IRModule, Pass, PassContext, Sequential
-from te.tir import PrimFunc
-from te.tir.passes.inject_async_copy import InjectAsyncCopy
-from te.tir.passes.legalize_compute import LegalizeCompute
-from te.tir.passes.lower_thread_allreduce import LowerThreadAllreduce
-from te.tir.passes.merge_shared_memory import MergeSharedMemory
-from te.tir.passes.narrow_types import LowerNarrowTypes
-from te.tir.passes.swizzle_shared import SwizzleShared
-from te.tir.passes.thread_sync import ThreadSync
+from relayc.backend.cuda.codegen import CudaGenerator, dynamic_shared_bytes
+from relayc.backend.cuda.disassemble import disassemble
+from relayc.backend.cuda.nvrtc import compile_flags, compile_source, compile_text
+from relayc.backend.cuda.report import Launch, kernel_reports
+from relayc.backend.cuda.runtime import CUDAModule
+from relayc.backend.cuda.target import STATIC_SHARED_BYTES, CudaLimits
+from relayc.backend.cuda.verify import verify_launch
+from relayc.backend.kernels import DeviceFunction, function_record, split_kernels
+from relayc.backend.options import fast_math
+from relayc.backend.target import Target
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, Pass, PassContext, Sequential
+from relayc.te.tir import PrimFunc
+from relayc.te.tir.passes.inject_async_copy import InjectAsyncCopy
+from relayc.te.tir.passes.legalize_compute import LegalizeCompute
+from relayc.te.tir.passes.lower_thread_allreduce import LowerThreadAllreduce
+from relayc.te.tir.passes.merge_shared_memory import MergeSharedMemory
+from relayc.te.tir.passes.narrow_types import LowerNarrowTypes
+from relayc.te.tir.passes.swizzle_shared import SwizzleShared
+from relayc.te.tir.passes.thread_sync import ThreadSync
 
 __all__ = ["Source", "assemble", "build", "device_passes", "emit", "generate_source", "prelude", "prepare", "verify"]
 
@@ -97,7 +97,7 @@ def verify(functions: Sequence[DeviceFunction], target: Target) -> list[str]:
 @lru_cache(maxsize=1)
 def prelude() -> str:
     """The text that stands before every generated file."""
-    return resources.files("backend.cuda").joinpath("prelude.cuh").read_text()
+    return resources.files("relayc.backend.cuda").joinpath("prelude.cuh").read_text()
 
 
 def generate_source(functions: Sequence[DeviceFunction], fast_math: bool = False) -> Source:

@@ -10,14 +10,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from backend.cache import default_cache, source_version
-from backend.cuda.build import Source, assemble, emit, prepare, verify
-from backend.cuda.report import Launch
-from backend.cuda.runtime import CUDAModule
-from backend.target import Target
-from te.errors import CompileError
-from te.ir import IRModule
-from te.tir import PrimFunc
+from relayc.backend.cache import default_cache, source_version
+from relayc.backend.cuda.build import Source, assemble, emit, prepare, verify
+from relayc.backend.cuda.report import Launch
+from relayc.backend.cuda.runtime import CUDAModule
+from relayc.backend.target import Target
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule
+from relayc.te.tir import PrimFunc
 
 __all__ = ["Builder", "broken_limits"]
 

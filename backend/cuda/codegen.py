@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from backend.c_like import CLikeGenerator
-from backend.cuda.vectors import VectorAccesses
-from backend.kernels import Kernel
-from te.dtype import DType
-from te.errors import CompileError
-from te.ir import collect
-from te.tir import (
+from relayc.backend.c_like import CLikeGenerator
+from relayc.backend.cuda.vectors import VectorAccesses
+from relayc.backend.kernels import Kernel
+from relayc.te.dtype import DType
+from relayc.te.errors import CompileError
+from relayc.te.ir import collect
+from relayc.te.tir import (
     Add,
     Allocate,
     AttrStmt,

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from backend.cuda.driver import DriverError, bindings, call, is_gone, probe
-from backend.cuda.gpu import NON_BLOCKING, Gpu
-from backend.cuda.graph import CapturedGraph, record
-from backend.runtime.device import Device, DeviceAttrKind, get_device_api
-from backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI, WorkspacePool, check_allocation
-from backend.runtime.errors import ArgumentError, DeviceError
+from relayc.backend.cuda.driver import DriverError, bindings, call, is_gone, probe
+from relayc.backend.cuda.gpu import NON_BLOCKING, Gpu
+from relayc.backend.cuda.graph import CapturedGraph, record
+from relayc.backend.runtime.device import Device, DeviceAttrKind, get_device_api
+from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI, WorkspacePool, check_allocation
+from relayc.backend.runtime.errors import ArgumentError, DeviceError
 
 __all__ = ["CUDADeviceAPI", "cuda_device_api"]
 

@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from backend.runtime.errors import ModuleError
+from relayc.backend.runtime.errors import ModuleError
 
 __all__ = ["disassemble", "instruction_counts"]
 

@@ -12,7 +12,7 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-from backend.runtime.errors import DeviceError
+from relayc.backend.runtime.errors import DeviceError
 
 __all__ = ["WRONG_CONTEXT", "DriverError", "bindings", "call", "is_gone", "probe", "refuse"]
 

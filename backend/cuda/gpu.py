@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
-from backend.cuda.driver import DriverError, bindings, call, is_gone, probe
-from backend.cuda.staging import Staging
-from backend.runtime.errors import DeviceError
+from relayc.backend.cuda.driver import DriverError, bindings, call, is_gone, probe
+from relayc.backend.cuda.staging import Staging
+from relayc.backend.runtime.errors import DeviceError
 
 __all__ = ["NON_BLOCKING", "Gpu"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backend.cuda.driver import WRONG_CONTEXT, bindings, call, refuse
-from backend.cuda.gpu import Gpu
-from backend.runtime.device_api import WorkspacePool
-from backend.runtime.errors import DeviceError
+from relayc.backend.cuda.driver import WRONG_CONTEXT, bindings, call, refuse
+from relayc.backend.cuda.gpu import Gpu
+from relayc.backend.runtime.device_api import WorkspacePool
+from relayc.backend.runtime.errors import DeviceError
 
 __all__ = ["CapturedGraph", "record"]
 

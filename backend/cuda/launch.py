@@ -15,17 +15,17 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from backend.cuda.device import CUDADeviceAPI
-from backend.cuda.driver import WRONG_CONTEXT, bindings, refuse
-from backend.cuda.gpu import Gpu
-from backend.cuda.table import DeviceFunction, Kernel, Param
-from backend.runtime.context import Context
-from backend.runtime.device import Device
-from backend.runtime.dtype import nbytes
-from backend.runtime.errors import ArgumentError
-from backend.runtime.ndarray import NDArray
-from backend.runtime.packed_func import PackedFunc, foreign_array
-from backend.runtime.sizes import evaluate
+from relayc.backend.cuda.device import CUDADeviceAPI
+from relayc.backend.cuda.driver import WRONG_CONTEXT, bindings, refuse
+from relayc.backend.cuda.gpu import Gpu
+from relayc.backend.cuda.table import DeviceFunction, Kernel, Param
+from relayc.backend.runtime.context import Context
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.dtype import nbytes
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.ndarray import NDArray
+from relayc.backend.runtime.packed_func import PackedFunc, foreign_array
+from relayc.backend.runtime.sizes import evaluate
 
 __all__ = ["CUDAFunc", "KernelSource"]
 

@@ -9,15 +9,15 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backend.cuda.device import CUDADeviceAPI, cuda_device_api
-from backend.cuda.driver import DriverError, bindings, call
-from backend.cuda.gpu import Gpu
-from backend.cuda.launch import CUDAFunc
-from backend.cuda.table import read_functions
-from backend.runtime.device import Device
-from backend.runtime.errors import ArtifactError, DeviceError, ModuleError
-from backend.runtime.module import Module
-from backend.runtime.packed_func import PackedFunc
+from relayc.backend.cuda.device import CUDADeviceAPI, cuda_device_api
+from relayc.backend.cuda.driver import DriverError, bindings, call
+from relayc.backend.cuda.gpu import Gpu
+from relayc.backend.cuda.launch import CUDAFunc
+from relayc.backend.cuda.table import read_functions
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.errors import ArtifactError, DeviceError, ModuleError
+from relayc.backend.runtime.module import Module
+from relayc.backend.runtime.packed_func import PackedFunc
 
 __all__ = ["CUDAModule", "load_from_bytes", "runs_on"]
 

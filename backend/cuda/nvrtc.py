@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from backend.cache import default_cache
-from backend.cuda.target import compute_capability
-from backend.runtime.registry import get_global_func
-from te.errors import CompileError
+from relayc.backend.cache import default_cache
+from relayc.backend.cuda.target import compute_capability
+from relayc.backend.runtime.registry import get_global_func
+from relayc.te.errors import CompileError
 
 __all__ = ["Image", "compile_flags", "compile_source", "compile_text", "nvrtc_version"]
 

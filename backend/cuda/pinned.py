@@ -9,10 +9,10 @@ import ctypes
 from functools import lru_cache
 from typing import Any
 
-from backend.cuda.device import CUDADeviceAPI, cuda_device_api
-from backend.cuda.driver import DriverError, call, is_gone, probe
-from backend.runtime.device import Device, DeviceAttrKind
-from backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI, check_allocation
+from relayc.backend.cuda.device import CUDADeviceAPI, cuda_device_api
+from relayc.backend.cuda.driver import DriverError, call, is_gone, probe
+from relayc.backend.runtime.device import Device, DeviceAttrKind
+from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI, check_allocation
 
 __all__ = ["CUDAHostDeviceAPI", "cuda_host_device_api"]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from backend.cuda.target import CudaLimits
+from relayc.backend.cuda.target import CudaLimits
 
 __all__ = ["Launch", "kernel_reports", "parse_log"]
 

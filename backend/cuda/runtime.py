@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from backend.cuda.device import CUDADeviceAPI, cuda_device_api
-from backend.cuda.driver import DriverError, probe
-from backend.cuda.module import CUDAModule, load_from_bytes
-from backend.cuda.pinned import CUDAHostDeviceAPI, cuda_host_device_api
+from relayc.backend.cuda.device import CUDADeviceAPI, cuda_device_api
+from relayc.backend.cuda.driver import DriverError, probe
+from relayc.backend.cuda.module import CUDAModule, load_from_bytes
+from relayc.backend.cuda.pinned import CUDAHostDeviceAPI, cuda_host_device_api
 
 __all__ = [
     "CUDADeviceAPI",

@@ -10,7 +10,7 @@ import ctypes
 import threading
 from collections import deque
 
-from backend.cuda.driver import call
+from relayc.backend.cuda.driver import call
 
 __all__ = ["Staging"]
 

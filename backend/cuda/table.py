@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backend.runtime.fields import Record, damaged
-from backend.runtime.sizes import Size, read_shape, read_size
+from relayc.backend.runtime.fields import Record, damaged
+from relayc.backend.runtime.sizes import Size, read_shape, read_size
 
 __all__ = ["Argument", "DeviceFunction", "Kernel", "Param", "read_functions"]
 

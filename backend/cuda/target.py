@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from backend.runtime.device import Device
-from backend.target import Target, TargetError, register_target_kind
+from relayc.backend.runtime.device import Device
+from relayc.backend.target import Target, TargetError, register_target_kind
 
 __all__ = ["ARCHITECTURES", "DEFAULT_ARCH", "STATIC_SHARED_BYTES", "Architecture", "CudaLimits", "compute_capability"]
 

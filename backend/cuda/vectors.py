@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backend.c_like import CLikeGenerator
-from te.arith import Analyzer
-from te.ir import Node
-from te.tir import (
+from relayc.backend.c_like import CLikeGenerator
+from relayc.te.arith import Analyzer
+from relayc.te.ir import Node
+from relayc.te.tir import (
     Broadcast,
     Buffer,
     BufferLoad,
@@ -21,7 +21,7 @@ from te.tir import (
     Var,
     is_one,
 )
-from te.tir.ops import logical_not
+from relayc.te.tir.ops import logical_not
 
 __all__ = ["VectorAccesses"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from backend.cuda.target import STATIC_SHARED_BYTES, CudaLimits
-from backend.kernels import AXES, Kernel
-from backend.target import Target
-from te.ir import collect
-from te.tir import Allocate, as_int, product
+from relayc.backend.cuda.target import STATIC_SHARED_BYTES, CudaLimits
+from relayc.backend.kernels import AXES, Kernel
+from relayc.backend.target import Target
+from relayc.te.ir import collect
+from relayc.te.tir import Allocate, as_int, product
 
 __all__ = ["shared_bytes", "verify_launch"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backend.runtime.device import Device, DeviceAttrKind
-from backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI
-from backend.runtime.errors import DeviceError
+from relayc.backend.runtime.device import Device, DeviceAttrKind
+from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI
+from relayc.backend.runtime.errors import DeviceError
 
 __all__ = ["InterpDeviceAPI", "interp_device_api"]
 

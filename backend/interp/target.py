@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from backend.interp.runtime import interp_device_api
-from backend.runtime.device import register_device_kind
-from backend.runtime.dtype import data_type
-from backend.runtime.errors import ArgumentError, ModuleError
-from backend.runtime.module import Module
-from backend.runtime.ndarray import NDArray
-from backend.runtime.packed_func import PackedFunc, PythonFunc
-from backend.runtime.registry import get_global_func
-from backend.target import Target, register_target_kind
-from te.ir import IRModule, collect
-from te.tir import Call, StringImm
-from te.tir.interpreter import Interpreter
+from relayc.backend.interp.runtime import interp_device_api
+from relayc.backend.runtime.device import register_device_kind
+from relayc.backend.runtime.dtype import data_type
+from relayc.backend.runtime.errors import ArgumentError, ModuleError
+from relayc.backend.runtime.module import Module
+from relayc.backend.runtime.ndarray import NDArray
+from relayc.backend.runtime.packed_func import PackedFunc, PythonFunc
+from relayc.backend.runtime.registry import get_global_func
+from relayc.backend.target import Target, register_target_kind
+from relayc.te.ir import IRModule, collect
+from relayc.te.tir import Call, StringImm
+from relayc.te.tir.interpreter import Interpreter
 
 __all__ = ["InterpModule", "build"]
 

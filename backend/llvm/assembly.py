@@ -11,7 +11,7 @@ import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from te.errors import CompileError
+from relayc.te.errors import CompileError
 
 __all__ = ["FunctionText", "ModuleText"]
 

@@ -9,20 +9,20 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from backend.llvm.code_cache import CodeCache
-from backend.llvm.pool_code import pool_object
-from backend.llvm.runtime import LLVMModule, ObjectCode
-from backend.options import fast_math
-from backend.runtime.errors import ModuleError
-from backend.target import Target
-from te.errors import CompileError
-from te.ir import IRModule
-from te.tir import PrimFunc
+from relayc.backend.llvm.code_cache import CodeCache
+from relayc.backend.llvm.pool_code import pool_object
+from relayc.backend.llvm.runtime import LLVMModule, ObjectCode
+from relayc.backend.options import fast_math
+from relayc.backend.runtime.errors import ModuleError
+from relayc.backend.target import Target
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule
+from relayc.te.tir import PrimFunc
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from backend.llvm import compiler
+    from relayc.backend.llvm import compiler
 
 __all__ = ["Builder", "build"]
 
@@ -78,7 +78,7 @@ class Builder:
 
 def _compiler_module() -> ModuleType:
     """The code generator and LLVM, which take 50 to 100 ms to load."""
-    return import_module("backend.llvm.compiler")
+    return import_module("relayc.backend.llvm.compiler")
 
 
 def _source(form: str, texts: Sequence[str | None], target: Target) -> str:

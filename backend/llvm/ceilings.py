@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import llvmlite.binding as llvm
 import numpy as np
 
-from backend.runtime.ceilings import Ceilings
+from relayc.backend.runtime.ceilings import Ceilings
 
 __all__ = ["CeilingMeter", "FmaLoop", "StreamingCopy"]
 

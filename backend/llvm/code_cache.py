@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import struct
 
-from backend.cache import default_cache, source_version
-from backend.llvm.installed import installed_llvm
-from backend.llvm.runtime import ObjectCode
-from backend.target import Target
+from relayc.backend.cache import default_cache, source_version
+from relayc.backend.llvm.installed import installed_llvm
+from relayc.backend.llvm.runtime import ObjectCode
+from relayc.backend.target import Target
 
 __all__ = ["CodeCache"]
 

@@ -10,20 +10,20 @@ from types import TracebackType
 
 import llvmlite.binding as llvm
 
-from backend.fold_lanes import fold_lanes
-from backend.llvm.code_cache import CodeCache
-from backend.llvm.codegen import EmittedModule, Machine, emit_module
-from backend.llvm.pipeline import Pipeline, lent_pipeline
-from backend.llvm.runtime import FunctionEntry, ObjectCode
-from backend.lower_intrin import lower_intrinsics
-from backend.runtime.packed_func import BUFFER
-from backend.runtime.threads import num_threads
-from backend.target import Target
-from backend.vector_math import Instructions
-from te.errors import CompileError
-from te.tir import PrimFunc
-from te.tir.passes.hoist_divisions import hoist_divisions
-from te.tir.passes.narrow_types import lower_narrow_types
+from relayc.backend.fold_lanes import fold_lanes
+from relayc.backend.llvm.code_cache import CodeCache
+from relayc.backend.llvm.codegen import EmittedModule, Machine, emit_module
+from relayc.backend.llvm.pipeline import Pipeline, lent_pipeline
+from relayc.backend.llvm.runtime import FunctionEntry, ObjectCode
+from relayc.backend.lower_intrin import lower_intrinsics
+from relayc.backend.runtime.packed_func import BUFFER
+from relayc.backend.runtime.threads import num_threads
+from relayc.backend.target import Target
+from relayc.backend.vector_math import Instructions
+from relayc.te.errors import CompileError
+from relayc.te.tir import PrimFunc
+from relayc.te.tir.passes.hoist_divisions import hoist_divisions
+from relayc.te.tir.passes.narrow_types import lower_narrow_types
 
 __all__ = ["CompileQueue", "Compiler"]
 

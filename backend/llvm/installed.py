@@ -13,8 +13,8 @@ from pathlib import Path
 
 import llvmlite  # this loads nothing yet
 
-from backend.cache import default_cache
-from backend.runtime.cpu_features import processor_description
+from relayc.backend.cache import default_cache
+from relayc.backend.runtime.cpu_features import processor_description
 
 __all__ = ["InstalledLLVM", "installed_llvm"]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol
 
-from backend.llvm.elf import ElfImage, UnsupportedObject
+from relayc.backend.llvm.elf import ElfImage, UnsupportedObject
 
 __all__ = ["Image", "link", "process_triple"]
 
@@ -35,7 +35,7 @@ def link(objects: Sequence[bytes]) -> Image:
             return ElfImage(objects)
         except UnsupportedObject:
             pass
-    return import_module("backend.llvm.jit").JitImage(objects)
+    return import_module("relayc.backend.llvm.jit").JitImage(objects)
 
 
 def process_triple() -> str:

@@ -16,8 +16,8 @@ import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 from llvmlite.binding.newpassmanagers import NewPassManager
 
-from backend.target import Target
-from te.errors import CompileError
+from relayc.backend.target import Target
+from relayc.te.errors import CompileError
 
 __all__ = ["Pipeline", "lent_pipeline"]
 

@@ -25,7 +25,7 @@ import threading
 from dataclasses import dataclass
 from importlib import import_module
 
-from backend.llvm.linking import link, process_triple
+from relayc.backend.llvm.linking import link, process_triple
 
 __all__ = ["offer", "parallel_address", "worker_count", "workspace_addresses"]
 
@@ -72,7 +72,7 @@ def _load() -> _Pool:
         if _pool is None:
             _pool = None if _offered is None else _install_if_complete(_offered)
             if _pool is None:
-                _pool = _install(import_module("backend.llvm.pool_code").pool_object(process_triple()))
+                _pool = _install(import_module("relayc.backend.llvm.pool_code").pool_object(process_triple()))
         return _pool
 
 

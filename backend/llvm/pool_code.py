@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from backend.cache import default_cache
-from backend.llvm.installed import installed_llvm
-from backend.llvm.pool_places import PLACES, place_constants
-from backend.llvm.pool_steps import STEPS, job_constants
+from relayc.backend.cache import default_cache
+from relayc.backend.llvm.installed import installed_llvm
+from relayc.backend.llvm.pool_places import PLACES, place_constants
+from relayc.backend.llvm.pool_steps import STEPS, job_constants
 
 __all__ = ["pool_object", "pool_source"]
 

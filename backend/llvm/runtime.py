@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from backend.llvm.elf import process_symbol
-from backend.llvm.linking import Image, link, process_triple
-from backend.llvm.pool import offer
-from backend.runtime.cpu_features import host_features
-from backend.runtime.device import cpu
-from backend.runtime.errors import ArtifactError, ModuleError
-from backend.runtime.module import HOST_SUFFIX, Module, exposed_names
-from backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc
+from relayc.backend.llvm.elf import process_symbol
+from relayc.backend.llvm.linking import Image, link, process_triple
+from relayc.backend.llvm.pool import offer
+from relayc.backend.runtime.cpu_features import host_features
+from relayc.backend.runtime.device import cpu
+from relayc.backend.runtime.errors import ArtifactError, ModuleError
+from relayc.backend.runtime.module import HOST_SUFFIX, Module, exposed_names
+from relayc.backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc
 
 __all__ = ["FunctionEntry", "LLVMModule", "ObjectCode", "load_from_bytes"]
 
@@ -146,7 +146,7 @@ class LLVMModule(Module):
         wanted = sorted({name for part in self._parts for name in part.externals if name not in self._entries})
         missing = [name for name in wanted if process_symbol(name) is None]
         if missing:
-            missing = [name for name in missing if not import_module("backend.llvm.jit").has_symbol(name)]
+            missing = [name for name in missing if not import_module("relayc.backend.llvm.jit").has_symbol(name)]
         if missing:
             raise ModuleError(
                 f"this code calls {', '.join(missing)}, which neither the module nor the process has; load the library "
@@ -162,7 +162,7 @@ def check_machine(triple: str, features: Iterable[str]) -> None:
     missing = sorted(set(features) - host_features())
     if missing:  # LLVM knows better what this processor can do, and is asked only then
         forbidden = [f for f in missing if f.startswith("amx")]  # by the system, whatever the processor has
-        missing = sorted({*forbidden, *import_module("backend.llvm.jit").missing_features(missing)})
+        missing = sorted({*forbidden, *import_module("relayc.backend.llvm.jit").missing_features(missing)})
     if missing:
         raise ArtifactError(
             f"this code needs the instructions {', '.join(missing)}, which this processor ({cpu().device_name}) "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from backend.cpu import CPU_FEATURES, HostCPU, add_cpu_options, host_cpu
-from backend.llvm.installed import installed_llvm
-from backend.target import register_target_kind
+from relayc.backend.cpu import CPU_FEATURES, HostCPU, add_cpu_options, host_cpu
+from relayc.backend.llvm.installed import installed_llvm
+from relayc.backend.target import register_target_kind
 
 __all__ = ["llvm_host_cpu"]
 

@@ -12,8 +12,8 @@ from functools import cache
 
 import numpy as np
 
-from te.dtype import DType, dtype
-from te.errors import CompileError
+from relayc.te.dtype import DType, dtype
+from relayc.te.errors import CompileError
 
 __all__ = ["compute_type", "constant", "element_bytes", "memory_type", "register_type", "suffix", "vector_constant"]
 

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from backend.runtime import graph_executor, nd
-from backend.runtime.artifact import BoundModel, CompiledModel, load_model
-from backend.runtime.context import Context, Ctx
-from backend.runtime.device import Device, DeviceAttrKind, cpu, cuda, device, get_device_api, register_device_kind
-from backend.runtime.device_api import DeviceAPI, WorkspacePool
-from backend.runtime.errors import ArgumentError, ArtifactError, DeviceError, ModuleError, RegistryError, RelaycError
-from backend.runtime.graph_executor import GraphModule
-from backend.runtime.module import Module, load_module, load_module_bytes, register_module_loader
-from backend.runtime.ndarray import NDArray
-from backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc, PythonFunc, convert
-from backend.runtime.registry import (
+from relayc.backend.runtime import graph_executor, nd
+from relayc.backend.runtime.artifact import BoundModel, CompiledModel, load_model
+from relayc.backend.runtime.context import Context, Ctx
+from relayc.backend.runtime.device import (
+    Device,
+    DeviceAttrKind,
+    cpu,
+    cuda,
+    device,
+    get_device_api,
+    register_device_kind,
+)
+from relayc.backend.runtime.device_api import DeviceAPI, WorkspacePool
+from relayc.backend.runtime.errors import (
+    ArgumentError,
+    ArtifactError,
+    DeviceError,
+    ModuleError,
+    RegistryError,
+    RelaycError,
+)
+from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.backend.runtime.module import Module, load_module, load_module_bytes, register_module_loader
+from relayc.backend.runtime.ndarray import NDArray
+from relayc.backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc, PythonFunc, convert
+from relayc.backend.runtime.registry import (
     get_global_func,
     list_global_func_names,
     register_func,
     register_provider,
     remove_global_func,
 )
-from backend.runtime.safetensors import load_param_dict, save_param_dict
-from backend.runtime.threads import num_threads, set_num_threads
-from backend.runtime.timing import BenchmarkResult
+from relayc.backend.runtime.safetensors import load_param_dict, save_param_dict
+from relayc.backend.runtime.threads import num_threads, set_num_threads
+from relayc.backend.runtime.timing import BenchmarkResult
 
 __all__ = [
     "ArgumentError",

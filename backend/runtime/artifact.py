@@ -23,15 +23,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from backend.runtime import safetensors
-from backend.runtime.container import AGAIN, Container, Section, map_file, to_bytes, write_file
-from backend.runtime.device import Device, device
-from backend.runtime.dtype import data_type, from_numpy, nbytes
-from backend.runtime.errors import ArgumentError, ArtifactError, DeviceError
-from backend.runtime.fields import Record, damaged
-from backend.runtime.graph import Graph
-from backend.runtime.module import Module, load_tree, tree_sections
-from backend.runtime.ndarray import NDArray, array, wrap_numpy
+from relayc.backend.runtime import safetensors
+from relayc.backend.runtime.container import AGAIN, Container, Section, map_file, to_bytes, write_file
+from relayc.backend.runtime.device import Device, device
+from relayc.backend.runtime.dtype import data_type, from_numpy, nbytes
+from relayc.backend.runtime.errors import ArgumentError, ArtifactError, DeviceError
+from relayc.backend.runtime.fields import Record, damaged
+from relayc.backend.runtime.graph import Graph
+from relayc.backend.runtime.module import Module, load_tree, tree_sections
+from relayc.backend.runtime.ndarray import NDArray, array, wrap_numpy
 
 __all__ = ["BoundModel", "CompiledModel", "Verify", "load_model"]
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backend.runtime.device import Device
-from backend.runtime.errors import ArgumentError
-from backend.runtime.graph import Graph, GraphCache
-from backend.runtime.lists import Value
-from backend.runtime.ndarray import NDArray, empty
-from backend.runtime.sizes import Size, evaluate
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.graph import Graph, GraphCache
+from relayc.backend.runtime.lists import Value
+from relayc.backend.runtime.ndarray import NDArray, empty
+from relayc.backend.runtime.sizes import Size, evaluate
 
 __all__ = ["Caches"]
 

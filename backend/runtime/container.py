@@ -29,10 +29,10 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from backend.runtime.errors import ArtifactError
-from backend.runtime.fields import Record, damaged
-from backend.runtime.files import replacing
-from backend.runtime.threads import in_threads
+from relayc.backend.runtime.errors import ArtifactError
+from relayc.backend.runtime.fields import Record, damaged
+from relayc.backend.runtime.files import replacing
+from relayc.backend.runtime.threads import in_threads
 
 __all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Method", "Section", "map_file", "to_bytes", "write_file"]
 

@@ -12,13 +12,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from backend.runtime.device import Device, cpu, device_kind_of, get_device_api
-from backend.runtime.dlpack import DLTensor
-from backend.runtime.dtype import from_dlpack_triple
-from backend.runtime.errors import ArgumentError
-from backend.runtime.ndarray import NDArray
-from backend.runtime.registry import get_global_func
-from backend.runtime.threads import (
+from relayc.backend.runtime.device import Device, cpu, device_kind_of, get_device_api
+from relayc.backend.runtime.dlpack import DLTensor
+from relayc.backend.runtime.dtype import from_dlpack_triple
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.ndarray import NDArray
+from relayc.backend.runtime.registry import get_global_func
+from relayc.backend.runtime.threads import (
     num_threads,
     parallel_address,
     setting_version,

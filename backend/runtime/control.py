@@ -11,12 +11,12 @@ from typing import Protocol
 
 import numpy as np
 
-from backend.runtime.device import Device
-from backend.runtime.errors import ArgumentError
-from backend.runtime.graph import GraphNode
-from backend.runtime.lists import Value, joined
-from backend.runtime.ndarray import NDArray, array
-from backend.runtime.steps import IfStep, LoopStep
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.graph import GraphNode
+from relayc.backend.runtime.lists import Value, joined
+from relayc.backend.runtime.ndarray import NDArray, array
+from relayc.backend.runtime.steps import IfStep, LoopStep
 
 __all__ = ["BodyRunner", "Record", "run_if", "run_loop"]
 

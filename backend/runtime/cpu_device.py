@@ -11,10 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from backend.runtime.device import Device, DeviceAttrKind
-from backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI, check_allocation
-from backend.runtime.errors import DeviceError
-from backend.runtime.threads import available_cpus
+from relayc.backend.runtime.device import Device, DeviceAttrKind
+from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI, check_allocation
+from relayc.backend.runtime.errors import DeviceError
+from relayc.backend.runtime.threads import available_cpus
 
 __all__ = ["CPUDeviceAPI", "cpu_device_api"]
 

@@ -10,11 +10,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backend.runtime.errors import DeviceError
-from backend.runtime.registry import get_global_func
+from relayc.backend.runtime.errors import DeviceError
+from relayc.backend.runtime.registry import get_global_func
 
 if TYPE_CHECKING:
-    from backend.runtime.device_api import DeviceAPI
+    from relayc.backend.runtime.device_api import DeviceAPI
 
 __all__ = [
     "Device",

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from backend.runtime.device import Device, DeviceAttrKind
-from backend.runtime.errors import DeviceError
+from relayc.backend.runtime.device import Device, DeviceAttrKind
+from relayc.backend.runtime.errors import DeviceError
 
 __all__ = ["ALLOC_ALIGNMENT", "WORKSPACE_PAGE", "DeviceAPI", "WorkspacePool", "check_allocation"]
 

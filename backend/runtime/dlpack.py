@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.errors import ArgumentError
 
 __all__ = ["DLTensor", "ImportedTensor", "export_capsule"]
 

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.errors import ArgumentError
 
 __all__ = ["DataType", "data_type", "from_dlpack_triple", "from_numpy", "nbytes", "to_numpy", "unpack"]
 

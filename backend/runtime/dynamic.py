@@ -13,21 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from backend.runtime.context import Context
-from backend.runtime.control import Record, run_if, run_loop
-from backend.runtime.device import Device
-from backend.runtime.dtype import nbytes as nbytes_of
-from backend.runtime.errors import ArgumentError, ModuleError
-from backend.runtime.graph import Graph, GraphNode, GraphTensor
-from backend.runtime.lists import ArrayList, Value, run_list
-from backend.runtime.module import Module
-from backend.runtime.ndarray import NDArray, array, empty
-from backend.runtime.packed_func import KernelFunc, PackedFunc
-from backend.runtime.runners import OutputBuffer, Recordings
-from backend.runtime.sizes import evaluate, variables
-from backend.runtime.steps import Bind, Check, IfStep, ListStep, LoopStep, RunNodes, TextStep
-from backend.runtime.text_actions import TEXT_ACTIONS, Prepared
-from backend.runtime.texts import StringTable
+from relayc.backend.runtime.context import Context
+from relayc.backend.runtime.control import Record, run_if, run_loop
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.dtype import nbytes as nbytes_of
+from relayc.backend.runtime.errors import ArgumentError, ModuleError
+from relayc.backend.runtime.graph import Graph, GraphNode, GraphTensor
+from relayc.backend.runtime.lists import ArrayList, Value, run_list
+from relayc.backend.runtime.module import Module
+from relayc.backend.runtime.ndarray import NDArray, array, empty
+from relayc.backend.runtime.packed_func import KernelFunc, PackedFunc
+from relayc.backend.runtime.runners import OutputBuffer, Recordings
+from relayc.backend.runtime.sizes import evaluate, variables
+from relayc.backend.runtime.steps import Bind, Check, IfStep, ListStep, LoopStep, RunNodes, TextStep
+from relayc.backend.runtime.text_actions import TEXT_ACTIONS, Prepared
+from relayc.backend.runtime.texts import StringTable
 
 __all__ = ["DynamicRunner", "bind_sizes", "shapes_of"]
 

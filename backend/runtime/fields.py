@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from backend.runtime.errors import ArtifactError
+from relayc.backend.runtime.errors import ArtifactError
 
 __all__ = ["Record", "damaged"]
 

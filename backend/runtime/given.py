@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backend.runtime.device import Device
-from backend.runtime.dtype import to_numpy
-from backend.runtime.errors import ArgumentError
-from backend.runtime.graph import GraphTensor
-from backend.runtime.lists import ArrayList
-from backend.runtime.ndarray import NDArray, empty, from_dlpack
-from backend.runtime.texts import as_strings
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.dtype import to_numpy
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.graph import GraphTensor
+from relayc.backend.runtime.lists import ArrayList
+from relayc.backend.runtime.ndarray import NDArray, empty, from_dlpack
+from relayc.backend.runtime.texts import as_strings
 
 __all__ = ["as_given", "as_list", "as_texts", "check_type"]
 

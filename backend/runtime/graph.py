@@ -23,12 +23,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backend.runtime.dtype import data_type
-from backend.runtime.dtype import nbytes as nbytes_of
-from backend.runtime.errors import ArgumentError, ArtifactError
-from backend.runtime.fields import Record, damaged
-from backend.runtime.sizes import Size, is_static, read_shape, size_text
-from backend.runtime.steps import LIST_ACTIONS, IfStep, ListStep, LoopStep, Step, read_steps, step_to_json
+from relayc.backend.runtime.dtype import data_type
+from relayc.backend.runtime.dtype import nbytes as nbytes_of
+from relayc.backend.runtime.errors import ArgumentError, ArtifactError
+from relayc.backend.runtime.fields import Record, damaged
+from relayc.backend.runtime.sizes import Size, is_static, read_shape, size_text
+from relayc.backend.runtime.steps import LIST_ACTIONS, IfStep, ListStep, LoopStep, Step, read_steps, step_to_json
 
 __all__ = ["GRAPH_VERSION", "Graph", "GraphCache", "GraphNode", "GraphTensor"]
 

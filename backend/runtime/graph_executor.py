@@ -18,23 +18,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backend.runtime.artifact import BoundModel, CompiledModel
-from backend.runtime.caches import Caches
-from backend.runtime.context import Context
-from backend.runtime.device import Device
-from backend.runtime.device_api import ALLOC_ALIGNMENT
-from backend.runtime.dynamic import DynamicRunner, bind_sizes, shapes_of
-from backend.runtime.errors import ArgumentError, ArtifactError
-from backend.runtime.given import as_given, as_list, as_texts, check_type
-from backend.runtime.graph import GraphTensor
-from backend.runtime.lists import ArrayList, Value
-from backend.runtime.module import Module
-from backend.runtime.ndarray import NDArray, empty, from_dlpack
-from backend.runtime.profiler import NodeTiming, Report, dynamic_timings, node_timings
-from backend.runtime.runners import CapturingRunner, EntryRunner, NodeRunner, OutputBuffer
-from backend.runtime.sizes import Size, size_text
-from backend.runtime.text_ports import TextPorts
-from backend.runtime.timing import BenchmarkResult, measure
+from relayc.backend.runtime.artifact import BoundModel, CompiledModel
+from relayc.backend.runtime.caches import Caches
+from relayc.backend.runtime.context import Context
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT
+from relayc.backend.runtime.dynamic import DynamicRunner, bind_sizes, shapes_of
+from relayc.backend.runtime.errors import ArgumentError, ArtifactError
+from relayc.backend.runtime.given import as_given, as_list, as_texts, check_type
+from relayc.backend.runtime.graph import GraphTensor
+from relayc.backend.runtime.lists import ArrayList, Value
+from relayc.backend.runtime.module import Module
+from relayc.backend.runtime.ndarray import NDArray, empty, from_dlpack
+from relayc.backend.runtime.profiler import NodeTiming, Report, dynamic_timings, node_timings
+from relayc.backend.runtime.runners import CapturingRunner, EntryRunner, NodeRunner, OutputBuffer
+from relayc.backend.runtime.sizes import Size, size_text
+from relayc.backend.runtime.text_ports import TextPorts
+from relayc.backend.runtime.timing import BenchmarkResult, measure
 
 __all__ = ["GraphModule", "create"]
 

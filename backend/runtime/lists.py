@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from backend.runtime.device import Device
-from backend.runtime.dtype import nbytes as nbytes_of
-from backend.runtime.errors import ArgumentError
-from backend.runtime.ndarray import NDArray, array, empty
-from backend.runtime.steps import ListStep
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.dtype import nbytes as nbytes_of
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.ndarray import NDArray, array, empty
+from relayc.backend.runtime.steps import ListStep
 
 __all__ = ["ArrayList", "Value", "joined", "run_list"]
 

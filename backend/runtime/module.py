@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from backend.runtime.container import AGAIN, Container, Section, map_file, write_file
-from backend.runtime.device import Device
-from backend.runtime.errors import ArtifactError, ModuleError
-from backend.runtime.fields import damaged
-from backend.runtime.packed_func import PackedFunc
-from backend.runtime.registry import get_global_func, resolve
-from backend.runtime.timing import BenchmarkResult, measure
+from relayc.backend.runtime.container import AGAIN, Container, Section, map_file, write_file
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.errors import ArtifactError, ModuleError
+from relayc.backend.runtime.fields import damaged
+from relayc.backend.runtime.packed_func import PackedFunc
+from relayc.backend.runtime.registry import get_global_func, resolve
+from relayc.backend.runtime.timing import BenchmarkResult, measure
 
 __all__ = [
     "HOST_SUFFIX",
@@ -32,9 +32,9 @@ HOST_SUFFIX = "__packed"
 Loader = Callable[[bytes | memoryview], "Module"]
 
 _loaders: dict[str, str | Loader] = {
-    "c": "backend.c.runtime:load_from_bytes",
-    "cuda": "backend.cuda.runtime:load_from_bytes",
-    "llvm": "backend.llvm.runtime:load_from_bytes",
+    "c": "relayc.backend.c.runtime:load_from_bytes",
+    "cuda": "relayc.backend.cuda.runtime:load_from_bytes",
+    "llvm": "relayc.backend.llvm.runtime:load_from_bytes",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.runtime.device import cpu, cuda, device
-from backend.runtime.ndarray import NDArray, array, empty, from_dlpack, zeros
+from relayc.backend.runtime.device import cpu, cuda, device
+from relayc.backend.runtime.ndarray import NDArray, array, empty, from_dlpack, zeros
 
 __all__ = ["NDArray", "array", "cpu", "cuda", "device", "empty", "from_dlpack", "zeros"]

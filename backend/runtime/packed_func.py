@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from backend.runtime.context import (
+from relayc.backend.runtime.context import (
     ARG_FLOAT,
     ARG_HANDLE,
     ARG_INT,
@@ -25,11 +25,11 @@ from backend.runtime.context import (
     Context,
     current_context,
 )
-from backend.runtime.device import device_kind_of
-from backend.runtime.dtype import from_dlpack_triple
-from backend.runtime.errors import ArgumentError, RelaycError
-from backend.runtime.ndarray import NDArray, array, from_dlpack
-from backend.runtime.registry import get_global_func
+from relayc.backend.runtime.device import device_kind_of
+from relayc.backend.runtime.dtype import from_dlpack_triple
+from relayc.backend.runtime.errors import ArgumentError, RelaycError
+from relayc.backend.runtime.ndarray import NDArray, array, from_dlpack
+from relayc.backend.runtime.registry import get_global_func
 
 __all__ = ["BUFFER", "HostFunc", "KernelFunc", "PackedFunc", "PythonFunc", "convert", "foreign_array"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from backend.runtime.ceilings import Ceilings
-from backend.runtime.graph import Graph, GraphNode
+from relayc.backend.runtime.ceilings import Ceilings
+from relayc.backend.runtime.graph import Graph, GraphNode
 
 __all__ = ["NodeTiming", "Report", "dynamic_timings", "node_timings"]
 

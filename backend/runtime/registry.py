@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from backend.runtime.errors import RegistryError
+from relayc.backend.runtime.errors import RegistryError
 
 __all__ = [
     "get_global_func",
@@ -28,19 +28,19 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _lock = threading.Lock()
 _functions: dict[str, Callable[..., Any]] = {}
 _providers: dict[str, str] = {
-    "device_api.cpu": "backend.runtime.cpu_device:cpu_device_api",
-    "device_api.cuda": "backend.cuda.runtime:cuda_device_api",
-    "device_api.cuda_host": "backend.cuda.runtime:cuda_host_device_api",
-    "device_api.interp": "backend.interp.runtime:interp_device_api",
-    "runtime.thread_pool.parallel_address": "backend.llvm.pool:parallel_address",
-    "runtime.thread_pool.workspace_addresses": "backend.llvm.pool:workspace_addresses",
-    "target.builder.cuda": "backend.cuda.builder:Builder",
-    "target.builder.llvm": "backend.llvm.build:Builder",
-    "target.build.c": "backend.c.codegen:build",
-    "target.build.cuda": "backend.cuda.build:build",
-    "target.build.interp": "backend.interp.target:build",
-    "target.build.llvm": "backend.llvm.build:build",
-    "target.verify.cuda": "backend.cuda.builder:broken_limits",
+    "device_api.cpu": "relayc.backend.runtime.cpu_device:cpu_device_api",
+    "device_api.cuda": "relayc.backend.cuda.runtime:cuda_device_api",
+    "device_api.cuda_host": "relayc.backend.cuda.runtime:cuda_host_device_api",
+    "device_api.interp": "relayc.backend.interp.runtime:interp_device_api",
+    "runtime.thread_pool.parallel_address": "relayc.backend.llvm.pool:parallel_address",
+    "runtime.thread_pool.workspace_addresses": "relayc.backend.llvm.pool:workspace_addresses",
+    "target.builder.cuda": "relayc.backend.cuda.builder:Builder",
+    "target.builder.llvm": "relayc.backend.llvm.build:Builder",
+    "target.build.c": "relayc.backend.c.codegen:build",
+    "target.build.cuda": "relayc.backend.cuda.build:build",
+    "target.build.interp": "relayc.backend.interp.target:build",
+    "target.build.llvm": "relayc.backend.llvm.build:build",
+    "target.verify.cuda": "relayc.backend.cuda.builder:broken_limits",
 }
 
 

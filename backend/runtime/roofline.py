@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator
 from html import escape
 
-from backend.runtime.ceilings import Ceilings
-from backend.runtime.profiler import NodeTiming, Report
+from relayc.backend.runtime.ceilings import Ceilings
+from relayc.backend.runtime.profiler import NodeTiming, Report
 
 __all__ = ["roofline_svg"]
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from backend.runtime.context import Context
-from backend.runtime.device import Device
-from backend.runtime.dtype import nbytes as nbytes_of
-from backend.runtime.errors import ModuleError
-from backend.runtime.graph import Graph
-from backend.runtime.module import Module
-from backend.runtime.ndarray import NDArray, empty
-from backend.runtime.packed_func import KernelFunc, PackedFunc
+from relayc.backend.runtime.context import Context
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.dtype import nbytes as nbytes_of
+from relayc.backend.runtime.errors import ModuleError
+from relayc.backend.runtime.graph import Graph
+from relayc.backend.runtime.module import Module
+from relayc.backend.runtime.ndarray import NDArray, empty
+from relayc.backend.runtime.packed_func import KernelFunc, PackedFunc
 
 __all__ = ["CapturingRunner", "EntryRunner", "NodeRunner", "OutputBuffer", "Recordings"]
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backend.runtime.dtype import from_numpy, to_numpy
-from backend.runtime.errors import ArgumentError, ArtifactError
-from backend.runtime.fields import Record, damaged
-from backend.runtime.ndarray import NDArray
+from relayc.backend.runtime.dtype import from_numpy, to_numpy
+from relayc.backend.runtime.errors import ArgumentError, ArtifactError
+from relayc.backend.runtime.fields import Record, damaged
+from relayc.backend.runtime.ndarray import NDArray
 
 __all__ = [
     "ALIGNMENT",

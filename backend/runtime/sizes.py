@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from backend.runtime.fields import damaged
+from relayc.backend.runtime.fields import damaged
 
 __all__ = ["Size", "evaluate", "is_static", "read_shape", "size_text", "variables"]
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.runtime.fields import Record, damaged
-from backend.runtime.regex import PatternError
-from backend.runtime.sizes import Size, read_size
-from backend.runtime.text_actions import TEXT_ACTIONS
+from relayc.backend.runtime.fields import Record, damaged
+from relayc.backend.runtime.regex import PatternError
+from relayc.backend.runtime.sizes import Size, read_size
+from relayc.backend.runtime.text_actions import TEXT_ACTIONS
 
 __all__ = [
     "LIST_ACTIONS",

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from backend.runtime.errors import ArgumentError
-from backend.runtime.regex import Pattern
-from backend.runtime.texts import Strings
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.regex import Pattern
+from relayc.backend.runtime.texts import Strings
 
 __all__ = ["TEXT_ACTIONS", "Prepared", "Settings", "TextAction", "prepared"]
 

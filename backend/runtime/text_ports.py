@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from backend.runtime.graph import Graph
-from backend.runtime.ndarray import NDArray
-from backend.runtime.texts import StringArray, Strings, StringTable
+from relayc.backend.runtime.graph import Graph
+from relayc.backend.runtime.ndarray import NDArray
+from relayc.backend.runtime.texts import StringArray, Strings, StringTable
 
 __all__ = ["TextPorts"]
 

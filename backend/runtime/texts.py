@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.errors import ArgumentError
 
 __all__ = ["StringArray", "StringTable", "Strings", "as_strings"]
 

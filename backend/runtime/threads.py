@@ -17,8 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from backend.runtime.errors import ArgumentError
-from backend.runtime.registry import get_global_func
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.registry import get_global_func
 
 __all__ = [
     "available_cpus",

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from backend.runtime.device import Device
-from backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.errors import ArgumentError
 
 __all__ = ["BenchmarkResult", "measure"]
 

@@ -38,8 +38,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backend.vector_math.builder import Builder, Instructions
-from backend.vector_math.exponentials import (
+from relayc.backend.vector_math.builder import Builder, Instructions
+from relayc.backend.vector_math.exponentials import (
     cosh,
     erf,
     exp,
@@ -52,11 +52,11 @@ from backend.vector_math.exponentials import (
     sinh,
     tanh,
 )
-from backend.vector_math.logarithms import acosh, asinh, atanh, log, log1p, log1p_fraction, log2, log10
-from backend.vector_math.powers import fmod, pow, rsqrt
-from backend.vector_math.trigonometry import acos, asin, atan, atan2, cos, sin, tan
-from te.dtype import DType, dtype
-from te.tir import Call, Cast, PrimExpr
+from relayc.backend.vector_math.logarithms import acosh, asinh, atanh, log, log1p, log1p_fraction, log2, log10
+from relayc.backend.vector_math.powers import fmod, pow, rsqrt
+from relayc.backend.vector_math.trigonometry import acos, asin, atan, atan2, cos, sin, tan
+from relayc.te.dtype import DType, dtype
+from relayc.te.tir import Call, Cast, PrimExpr
 
 __all__ = ["EXPANSIONS", "Builder", "Instructions", "expand"]
 

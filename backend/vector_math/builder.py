@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from te.dtype import DType, dtype
-from te.tir import (
+from relayc.te.dtype import DType, dtype
+from relayc.te.tir import (
     Broadcast,
     Call,
     Cast,

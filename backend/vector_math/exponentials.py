@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from backend.vector_math.builder import Builder
-from te.dtype import dtype
-from te.tir import Call, Max, Min, PrimExpr, Select, Var
+from relayc.backend.vector_math.builder import Builder
+from relayc.te.dtype import dtype
+from relayc.te.tir import Call, Max, Min, PrimExpr, Select, Var
 
 _EXP_OF_EIGHTH = (1.0, 0.5000645518302917, 0.16666898131370544)
 """expm1(r) / r on |r| <= ln(2)/16"""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from backend.vector_math.builder import Builder
-from te.tir import Cast, PrimExpr, Select, Var
+from relayc.backend.vector_math.builder import Builder
+from relayc.te.tir import Cast, PrimExpr, Select, Var
 
 # (log(1 + f) - f + f^2/2) / f^3 on [sqrt(1/2) - 1, sqrt(2) - 1]
 _LOG32 = (0.3333333134651184, -0.2499999701976776, 0.20000715553760529, -0.1666780263185501, 0.14249058067798615,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from backend.vector_math.builder import Builder
-from backend.vector_math.exponentials import exp2
-from backend.vector_math.logarithms import Pieces, log2, piece
-from te.tir import Call, Cast, Max, PrimExpr, Select, Var
-from te.tir.ops import all as all_of
+from relayc.backend.vector_math.builder import Builder
+from relayc.backend.vector_math.exponentials import exp2
+from relayc.backend.vector_math.logarithms import Pieces, log2, piece
+from relayc.te.tir import Call, Cast, Max, PrimExpr, Select, Var
+from relayc.te.tir.ops import all as all_of
 
 # (atanh(s) / s - 1) / s^2 in s^2, to (sqrt(2) - 1) / (sqrt(2) + 1)
 _ATANH = (0.3333333134651184, 0.20000486075878143, 0.1424938589334488, 0.12139878422021866)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import indent
 
-import relay
-from backend.runtime.artifact import CompiledModel
-from frontends.cli.console import Steps
-from frontends.cli.options import Build, UsageError
-from frontends.onnx import from_onnx
-from relay.build.records import default_records_path
-from relay.tuning import TuningReport
-from te.ir import PassContext
+from relayc import relay
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.frontends.cli.console import Steps
+from relayc.frontends.cli.options import Build, UsageError
+from relayc.frontends.onnx import from_onnx
+from relayc.relay.build.records import default_records_path
+from relayc.relay.tuning import TuningReport
+from relayc.te.ir import PassContext
 
 __all__ = ["compile_onnx", "tune_onnx"]
 

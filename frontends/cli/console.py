@@ -19,8 +19,8 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from backend.runtime import RelaycError
-from frontends.cli.options import UsageError
+from relayc.backend.runtime import RelaycError
+from relayc.frontends.cli.options import UsageError
 
 __all__ = ["Progress", "Steps", "err", "guarded", "out", "print_latency", "print_top", "settings"]
 
@@ -71,7 +71,7 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def _failures() -> tuple[type[Exception], ...]:
     """What a command reports without a traceback. The compiler's error is among it where the compiler is in use."""
-    compiler = sys.modules.get("te.errors")
+    compiler = sys.modules.get("relayc.te.errors")
     own = () if compiler is None else (compiler.CompileError,)
     return (*own, RelaycError, OSError, MemoryError)
 

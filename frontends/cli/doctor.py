@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata, util
 
-from backend.cache import default_cache
-from backend.cpu import host_cpu
-from backend.runtime import device
-from backend.runtime.errors import RelaycError
-from backend.runtime.threads import num_threads
-from backend.target import Target
-from te.errors import CompileError
+from relayc.backend.cache import default_cache
+from relayc.backend.cpu import host_cpu
+from relayc.backend.runtime import device
+from relayc.backend.runtime.errors import RelaycError
+from relayc.backend.runtime.threads import num_threads
+from relayc.backend.target import Target
+from relayc.te.errors import CompileError
 
 __all__ = ["Finding", "examine", "version"]
 

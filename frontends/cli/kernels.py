@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from backend.runtime.artifact import CompiledModel
-from backend.runtime.graph import GraphNode
-from backend.runtime.module import Module
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.runtime.graph import GraphNode
+from relayc.backend.runtime.module import Module
 
 __all__ = ["code_module", "kernel_lines"]
 

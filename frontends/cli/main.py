@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from backend.runtime.files import replacing
-from backend.runtime.graph_executor import GraphModule
-from backend.runtime.roofline import roofline_svg
-from frontends.cli.console import Steps, err, guarded, out, print_latency, print_top, settings
-from frontends.cli.kernels import code_module, kernel_lines
-from frontends.cli.models import executor_for, is_onnx, open_model
-from frontends.cli.options import (
+from relayc.backend.runtime.files import replacing
+from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.backend.runtime.roofline import roofline_svg
+from relayc.frontends.cli.console import Steps, err, guarded, out, print_latency, print_top, settings
+from relayc.frontends.cli.kernels import code_module, kernel_lines
+from relayc.frontends.cli.models import executor_for, is_onnx, open_model
+from relayc.frontends.cli.options import (
     Build,
     Form,
     Precision,
@@ -72,7 +72,7 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="seed of --fill random"
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(import_module("frontends.cli.doctor").version())
+        print(import_module("relayc.frontends.cli.doctor").version())
         raise typer.Exit
 
 
@@ -251,7 +251,7 @@ def profile(
         open_model(model, _build(target, shape, opt_level, precision), Steps(quiet=not is_onnx(model))), device, threads
     )
     _set_inputs(executor, inputs, fill, seed, shape)
-    report = import_module("frontends.cli.profiling").profile_executor(executor, rounds, repeat)
+    report = import_module("relayc.frontends.cli.profiling").profile_executor(executor, rounds, repeat)
     if svg is not None and report.ceilings is None:
         raise UsageError(f"--svg: the ceilings of {executor.device} are not known; expected a model on a CPU")
     facts = [f"{name} {value}" for name, value in report.configuration.items() if name != "target"]
@@ -288,7 +288,7 @@ def tune(
     if not is_onnx(model):
         raise UsageError(f"{model}: expected an .onnx file")
     how = _build(target, shape, opt_level, precision)
-    report = import_module("frontends.cli.compiling").tune_onnx(model, how, Steps(), minutes, records, threads)
+    report = import_module("relayc.frontends.cli.compiling").tune_onnx(model, how, Steps(), minutes, records, threads)
     out.print(str(report), soft_wrap=True)
 
 
@@ -314,7 +314,7 @@ def show(
         compiled = open_model(model, how, Steps(quiet=True))
         out.print("\n".join(kernel_lines(compiled, kernel)), soft_wrap=True)
     elif is_onnx(model):
-        import_module("frontends.cli.show").print_form(model, form, kernel, how)
+        import_module("relayc.frontends.cli.show").print_form(model, form, kernel, how)
     elif form in (Form.CUDA, Form.PTX, Form.SASS) and kernel is None:
         code = code_module(open_model(model, how, Steps(quiet=True)).module, "cuda")
         out.print(code.get_source(form.value), soft_wrap=True)
@@ -346,7 +346,7 @@ def verify(
     """
     if not is_onnx(model):
         raise UsageError(f"{model}: expected an .onnx file")
-    check = import_module("frontends.cli.verifying").verify_model
+    check = import_module("relayc.frontends.cli.verifying").verify_model
     shapes = parse_shapes(shape or [])
     if not check(model, inputs, fill, seed, shapes, against, target, opt_level, tolerance, listed):
         raise typer.Exit(1)
@@ -356,7 +356,7 @@ def verify(
 @guarded
 def doctor() -> None:
     """Say what this machine can do, and what to install for the rest."""
-    findings = import_module("frontends.cli.doctor").examine()
+    findings = import_module("relayc.frontends.cli.doctor").examine()
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
         mark = "yes" if finding.usable else "no "
@@ -369,7 +369,7 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="remove what is in it; tuning records stay")] = False,
 ) -> None:
     """Say what the cache of compiled code holds, and where it is: what was compiled once is found there again."""
-    found = import_module("backend.cache").default_cache()
+    found = import_module("relayc.backend.cache").default_cache()
     if found is None:
         out.print("the cache is off (RELAYC_CACHE_DIR=off)")
         return

@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from backend.runtime import device, load_model
-from backend.runtime.artifact import CompiledModel
-from backend.runtime.graph_executor import GraphModule
-from frontends.cli.console import Steps
-from frontends.cli.options import Build
+from relayc.backend.runtime import device, load_model
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.frontends.cli.console import Steps
+from relayc.frontends.cli.options import Build
 
 __all__ = ["executor_for", "is_onnx", "open_model"]
 
@@ -22,7 +22,7 @@ def is_onnx(path: Path) -> bool:
 def open_model(path: Path, how: Build, steps: Steps) -> CompiledModel:
     """The compiled model: loaded from an artifact, or compiled from an ONNX file with each step reported."""
     if is_onnx(path):
-        compiler = import_module("frontends.cli.compiling")  # an artifact runs without the compiler
+        compiler = import_module("relayc.frontends.cli.compiling")  # an artifact runs without the compiler
         return compiler.compile_onnx(path, how, steps)
     with steps.step("load"):
         return load_model(path)

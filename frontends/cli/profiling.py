@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from importlib import import_module
 
-from backend.runtime.ceilings import Ceilings
-from backend.runtime.graph_executor import GraphModule
-from backend.runtime.profiler import Report
+from relayc.backend.runtime.ceilings import Ceilings
+from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.backend.runtime.profiler import Report
 
 __all__ = ["profile_executor"]
 
@@ -20,7 +20,7 @@ def profile_executor(executor: GraphModule, rounds: int, repeat: int) -> Report:
     """
     meter = None
     if executor.device.kind == "cpu":
-        meter = import_module("backend.llvm.ceilings").CeilingMeter(executor.num_threads)
+        meter = import_module("relayc.backend.llvm.ceilings").CeilingMeter(executor.num_threads)
     reports: list[Report] = []
     whole: list[float] = []
     for _ in range(rounds):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import relay
-from backend import build as build_module
-from backend.target import Target
-from frontends.cli.console import out
-from frontends.cli.kernels import code_module
-from frontends.cli.options import Build, Form
-from frontends.onnx import from_onnx
-from relay.build.arrange import arrange
-from relay.build.graph import make_graph
-from relay.build.lower import Kernel, lower
-from te.ir import IRModule, PassContext
+from relayc import relay
+from relayc.backend import build as build_module
+from relayc.backend.target import Target
+from relayc.frontends.cli.console import out
+from relayc.frontends.cli.kernels import code_module
+from relayc.frontends.cli.options import Build, Form
+from relayc.frontends.onnx import from_onnx
+from relayc.relay.build.arrange import arrange
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import Kernel, lower
+from relayc.te.ir import IRModule, PassContext
 
 __all__ = ["print_form"]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from backend.target import Target
-from frontends.cli.console import Steps, out
-from frontends.cli.options import Shapes, fill_inputs, read_inputs, resolved, typed
-from frontends.onnx.importer import from_onnx
-from frontends.onnx.verify import Comparison, VerifyReport, verify
-from relay.type import TensorType
-from te.ir import PassContext
+from relayc.backend.target import Target
+from relayc.frontends.cli.console import Steps, out
+from relayc.frontends.cli.options import Shapes, fill_inputs, read_inputs, resolved, typed
+from relayc.frontends.onnx.importer import from_onnx
+from relayc.frontends.onnx.verify import Comparison, VerifyReport, verify
+from relayc.relay.type import TensorType
+from relayc.te.ir import PassContext
 
 __all__ = ["verify_model"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError
-from frontends.onnx.importer import from_onnx
+from relayc.frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError
+from relayc.frontends.onnx.importer import from_onnx
 
 __all__ = ["OnnxImportError", "UnsupportedOperatorError", "ValueNeededError", "from_onnx"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from onnx import AttributeProto, GraphProto
 
-from frontends.onnx.errors import OnnxImportError
+from relayc.frontends.onnx.errors import OnnxImportError
 
 __all__ = ["IGNORED", "Attributes", "Bindings", "bind"]
 

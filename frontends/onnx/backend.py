@@ -1,6 +1,6 @@
 """The ONNX project's backend interface (`onnx.backend.base`) over this compiler.
 
-import frontends.onnx.backend as backend
+import relayc.frontends.onnx.backend as backend
 y, = backend.prepare(onnx.load("model.onnx"), device="CPU").run([x])
 """
 
@@ -13,18 +13,18 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
-import relay
-from backend.runtime import ArgumentError, RelaycError, graph_executor
-from backend.runtime import device as open_device
-from frontends.onnx.containers import assembled, declared_container, is_tensor, shape_of
-from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError
-from frontends.onnx.importer import from_onnx
-from frontends.onnx.inputs import graph_inputs
-from frontends.onnx.model import NEWEST_OPSET
-from relay.container_type import OptionalType
-from relay.expr import Tuple
-from te.errors import CompileError
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend.runtime import ArgumentError, RelaycError, graph_executor
+from relayc.backend.runtime import device as open_device
+from relayc.frontends.onnx.containers import assembled, declared_container, is_tensor, shape_of
+from relayc.frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError
+from relayc.frontends.onnx.importer import from_onnx
+from relayc.frontends.onnx.inputs import graph_inputs
+from relayc.frontends.onnx.model import NEWEST_OPSET
+from relayc.relay.container_type import OptionalType
+from relayc.relay.expr import Tuple
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule
 
 __all__ = ["RelayBackend", "RelayRep", "prepare", "run_model", "run_node", "supports_device"]
 

@@ -14,18 +14,18 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import TypeProto, ValueInfoProto
 
-from backend.runtime.texts import as_strings
-from frontends.onnx.errors import ValueNeededError, compose, fault
-from frontends.onnx.tensors import dtype_name
-from relay.container_type import NOTHING, ContainerType, ElementType, OptionalType, SequenceType, join
-from relay.errors import TypeInferenceError
-from relay.expr import Call, Constant, Expr, Tuple, Var
-from relay.op.base import OpDef, OpPattern, attributes_of_operator
-from relay.op.common import require
-from relay.op.sequence import Make
-from relay.type import TensorType, TupleType
-from te.dtype import dtype
-from te.ir import Span
+from relayc.backend.runtime.texts import as_strings
+from relayc.frontends.onnx.errors import ValueNeededError, compose, fault
+from relayc.frontends.onnx.tensors import dtype_name
+from relayc.relay.container_type import NOTHING, ContainerType, ElementType, OptionalType, SequenceType, join
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Call, Constant, Expr, Tuple, Var
+from relayc.relay.op.base import OpDef, OpPattern, attributes_of_operator
+from relayc.relay.op.common import require
+from relayc.relay.op.sequence import Make
+from relayc.relay.type import TensorType, TupleType
+from relayc.te.dtype import dtype
+from relayc.te.ir import Span
 
 __all__ = [
     "ABSENT",

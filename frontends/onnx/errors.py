@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from te.errors import CompileError
+from relayc.te.errors import CompileError
 
 __all__ = [
     "NothingInsideError",

@@ -10,16 +10,16 @@ from collections.abc import Callable, Container, Mapping
 
 import numpy as np
 
-from frontends.onnx.errors import OnnxImportError
-from frontends.onnx.symbolic import fold_sizes
-from frontends.onnx.tensors import MAX_ELEMENTS
-from relay.expr import Call, Constant, Expr, Function, GlobalVar, Tuple, TupleGetItem, Var
-from relay.interpreter import apply_reference
-from relay.op.base import OpDef
-from relay.op.qnn import Dequantize
-from relay.sizes import size_variables
-from relay.type import TensorType, TupleType, Type
-from te.ir import Span
+from relayc.frontends.onnx.errors import OnnxImportError
+from relayc.frontends.onnx.symbolic import fold_sizes
+from relayc.frontends.onnx.tensors import MAX_ELEMENTS
+from relayc.relay.expr import Call, Constant, Expr, Function, GlobalVar, Tuple, TupleGetItem, Var
+from relayc.relay.interpreter import apply_reference
+from relayc.relay.op.base import OpDef
+from relayc.relay.op.qnn import Dequantize
+from relayc.relay.sizes import size_variables
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.ir import Span
 
 __all__ = ["EAGER_ELEMENTS", "Folder", "graph_inputs_of"]
 

@@ -13,10 +13,10 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto, defs, helper
 
-from frontends.onnx.errors import OnnxImportError
-from frontends.onnx.tensors import element_type
-from relay.expr import Expr
-from relay.type import TensorType
+from relayc.frontends.onnx.errors import OnnxImportError
+from relayc.frontends.onnx.tensors import element_type
+from relayc.relay.expr import Expr
+from relayc.relay.type import TensorType
 
 __all__ = ["has_function", "most_inputs", "schema_defaults", "schema_function"]
 

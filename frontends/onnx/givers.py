@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast
 
-from backend.runtime.dynamic import RESULT_SIZE
-from relay.expr import Call, Expr, Tuple, Var
-from relay.op.base import OpDef
-from relay.op.control import ControlFlow
-from relay.op.host import HostOperator
-from relay.op.strings import StringOperator
-from relay.sizes import size_variables
-from relay.type import TensorType, TupleType, Type
-from te.ir import post_order
-from te.tir import SizeVar
+from relayc.backend.runtime.dynamic import RESULT_SIZE
+from relayc.relay.expr import Call, Expr, Tuple, Var
+from relayc.relay.op.base import OpDef
+from relayc.relay.op.control import ControlFlow
+from relayc.relay.op.host import HostOperator
+from relayc.relay.op.strings import StringOperator
+from relayc.relay.sizes import size_variables
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.ir import post_order
+from relayc.te.tir import SizeVar
 
 __all__ = ["Givers"]
 

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from onnx import GraphProto, NodeProto
 
-from frontends.onnx.errors import OnnxImportError, fault
+from relayc.frontends.onnx.errors import OnnxImportError, fault
 
 __all__ = ["describe", "names_read", "nested_graphs", "ordered_nodes", "span_name", "without_inputs"]
 

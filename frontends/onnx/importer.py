@@ -16,28 +16,28 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
-from frontends.onnx.attributes import Attributes, Bindings, bind
-from frontends.onnx.containers import constant_of, form_of, is_tensor, other_inputs, why_on_host
-from frontends.onnx.errors import OnnxImportError, fault, unsupported
-from frontends.onnx.fold import free_expressions, rewrite_free
-from frontends.onnx.functions import most_inputs, schema_defaults, schema_function
-from frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
-from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_given
-from frontends.onnx.model import load, opset_table
-from frontends.onnx.model_file import RawData
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.registry import Result, find_converter
-from frontends.onnx.session import Session
-from frontends.onnx.sizes import SizeTable
-from frontends.onnx.tensors import dtype_name
-from frontends.onnx.unsupported import list_unsupported
-from relay import op
-from relay.container_type import OptionalType
-from relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
-from relay.sizes import smaller
-from relay.type import TensorType, TupleType
-from te.errors import CompileError
-from te.ir import IRModule, Span
+from relayc.frontends.onnx.attributes import Attributes, Bindings, bind
+from relayc.frontends.onnx.containers import constant_of, form_of, is_tensor, other_inputs, why_on_host
+from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
+from relayc.frontends.onnx.fold import free_expressions, rewrite_free
+from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema_function
+from relayc.frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
+from relayc.frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_given
+from relayc.frontends.onnx.model import load, opset_table
+from relayc.frontends.onnx.model_file import RawData
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.registry import Result, find_converter
+from relayc.frontends.onnx.session import Session
+from relayc.frontends.onnx.sizes import SizeTable
+from relayc.frontends.onnx.tensors import dtype_name
+from relayc.frontends.onnx.unsupported import list_unsupported
+from relayc.relay import op
+from relayc.relay.container_type import OptionalType
+from relayc.relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relayc.relay.sizes import smaller
+from relayc.relay.type import TensorType, TupleType
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, Span
 
 __all__ = ["from_onnx"]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from onnx import GraphProto, ValueInfoProto
 
-from frontends.onnx.errors import fault, unsupported
-from frontends.onnx.sizes import SizeTable
-from frontends.onnx.tensors import check_shape, dtype_name
-from relay.type import TensorType
-from te.dtype import dtype as parse_dtype
-from te.tir import Dim, Var
+from relayc.frontends.onnx.errors import fault, unsupported
+from relayc.frontends.onnx.sizes import SizeTable
+from relayc.frontends.onnx.tensors import check_shape, dtype_name
+from relayc.relay.type import TensorType
+from relayc.te.dtype import dtype as parse_dtype
+from relayc.te.tir import Dim, Var
 
 __all__ = ["DtypeOverride", "ShapeOverride", "input_types", "shapes_given"]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from onnx import FunctionProto, GraphProto, ModelProto
 
-from frontends.onnx.errors import OnnxImportError, fault, unsupported
-from frontends.onnx.model_file import RawData, read_model
+from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
+from relayc.frontends.onnx.model_file import RawData, read_model
 
 __all__ = ["NEWEST_OPSET", "Model", "load", "opset_table"]
 

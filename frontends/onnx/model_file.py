@@ -19,9 +19,9 @@ from typing import NamedTuple, overload
 import numpy as np
 from onnx import ModelProto
 
-from backend.runtime.threads import in_threads
-from frontends.onnx.errors import fault
-from relay.arrays import Arena
+from relayc.backend.runtime.threads import in_threads
+from relayc.frontends.onnx.errors import fault
+from relayc.relay.arrays import Arena
 
 __all__ = ["RawData", "StoredBytes", "WeightFile", "read_model"]
 

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto
 
-from frontends.onnx.attributes import Attributes
-from frontends.onnx.errors import (
+from relayc.frontends.onnx.attributes import Attributes
+from relayc.frontends.onnx.errors import (
     NothingInsideError,
     OnnxImportError,
     UnsupportedOperatorError,
     ValueNeededError,
     compose,
 )
-from frontends.onnx.session import Session
-from relay.expr import Expr, Function, Var
-from relay.sizes import dims_match
-from relay.type import TensorType
-from te.dtype import DType
-from te.ir import Span
-from te.tir import Dim
+from relayc.frontends.onnx.session import Session
+from relayc.relay.expr import Expr, Function, Var
+from relayc.relay.sizes import dims_match
+from relayc.relay.type import TensorType
+from relayc.te.dtype import DType
+from relayc.te.ir import Span
+from relayc.te.tir import Dim
 
 __all__ = ["OnnxNode"]
 

@@ -11,18 +11,18 @@ from typing import Any
 
 from onnx import defs
 
-from frontends.onnx.refused import REFUSED
-from frontends.onnx.registry import Converter, find_converter, registered_operators
+from relayc.frontends.onnx.refused import REFUSED
+from relayc.frontends.onnx.registry import Converter, find_converter, registered_operators
 
 __all__ = ["Operator", "operators", "page"]
 
 _DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft")
 
 _FAMILIES = {
-    "frontends.onnx.ops.sequence": "executor",
-    "frontends.onnx.ops.optional": "executor",
-    "frontends.onnx.ops.control": "executor",
-    "frontends.onnx.ops.scan": "executor",
+    "relayc.frontends.onnx.ops.sequence": "executor",
+    "relayc.frontends.onnx.ops.optional": "executor",
+    "relayc.frontends.onnx.ops.control": "executor",
+    "relayc.frontends.onnx.ops.scan": "executor",
 }
 """Where the operators of a family run that is not compiled."""
 

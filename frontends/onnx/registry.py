@@ -14,9 +14,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops import load_all_converters, load_converters
-from relay.expr import Expr
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops import load_all_converters, load_converters
+from relayc.relay.expr import Expr
 
 __all__ = ["Converter", "Result", "convert_with", "converter", "find_converter", "registered_operators"]
 

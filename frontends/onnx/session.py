@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 from onnx import SparseTensorProto
 
-from frontends.onnx.errors import NothingInsideError
-from frontends.onnx.fold import Folder, graph_inputs_of
-from frontends.onnx.givers import Givers
-from frontends.onnx.model import Model
-from frontends.onnx.model_file import StoredBytes, WeightFile
-from frontends.onnx.sizes import SizeTable
-from frontends.onnx.symbolic import sizes_in
-from frontends.onnx.tensors import sparse_to_numpy, stored_tensor, to_numpy
-from relay.expr import Call, Constant, Expr
-from relay.op.creation import Sizes
-from relay.op.transform import Concatenate
-from relay.sizes import Assumptions, assuming, dims_equal, size_variables
-from relay.stored import StoredConstant
-from relay.type import TensorType
-from te.errors import CompileError
-from te.ir import Span
-from te.tir import Dim, PrimExpr, SizeVar
+from relayc.frontends.onnx.errors import NothingInsideError
+from relayc.frontends.onnx.fold import Folder, graph_inputs_of
+from relayc.frontends.onnx.givers import Givers
+from relayc.frontends.onnx.model import Model
+from relayc.frontends.onnx.model_file import StoredBytes, WeightFile
+from relayc.frontends.onnx.sizes import SizeTable
+from relayc.frontends.onnx.symbolic import sizes_in
+from relayc.frontends.onnx.tensors import sparse_to_numpy, stored_tensor, to_numpy
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.creation import Sizes
+from relayc.relay.op.transform import Concatenate
+from relayc.relay.sizes import Assumptions, assuming, dims_equal, size_variables
+from relayc.relay.stored import StoredConstant
+from relayc.relay.type import TensorType
+from relayc.te.errors import CompileError
+from relayc.te.ir import Span
+from relayc.te.tir import Dim, PrimExpr, SizeVar
 
 __all__ = ["Session"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-from relay.sizes import Assumptions, dims_equal, evaluate, size_variables
-from te.ir import collect
-from te.tir import Dim, Max, Min, PrimExpr, SizeVar
+from relayc.relay.sizes import Assumptions, dims_equal, evaluate, size_variables
+from relayc.te.ir import collect
+from relayc.te.tir import Dim, Max, Min, PrimExpr, SizeVar
 
 __all__ = ["MOST_SIZES", "SizeTable"]
 

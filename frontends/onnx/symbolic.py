@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from relay import sizes
-from relay.expr import Call, Constant, Expr
-from relay.op.base import OpDef
-from relay.op.creation import Sizes
-from te.tir import Dim, PrimExpr
+from relayc.relay import sizes
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.base import OpDef
+from relayc.relay.op.creation import Sizes
+from relayc.te.tir import Dim, PrimExpr
 
 __all__ = ["fold_sizes", "sizes_in"]
 

@@ -17,10 +17,10 @@ import ml_dtypes
 import numpy as np
 from onnx import SparseTensorProto, TensorProto
 
-from frontends.onnx.errors import OnnxImportError, fault, unsupported
-from frontends.onnx.model_file import STORED, StoredBytes, WeightFile
-from relay.stored import StoredConstant
-from te.ir import Span
+from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
+from relayc.frontends.onnx.model_file import STORED, StoredBytes, WeightFile
+from relayc.relay.stored import StoredConstant
+from relayc.te.ir import Span
 
 __all__ = [
     "MAX_ELEMENTS",

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 
 from onnx import NodeProto
 
-from frontends.onnx.errors import UnsupportedOperatorError
-from frontends.onnx.functions import has_function
-from frontends.onnx.graph import describe, nested_graphs
-from frontends.onnx.model import NEWEST_OPSET, Model, opset_table
-from frontends.onnx.refused import REFUSED
-from frontends.onnx.registry import find_converter
+from relayc.frontends.onnx.errors import UnsupportedOperatorError
+from relayc.frontends.onnx.functions import has_function
+from relayc.frontends.onnx.graph import describe, nested_graphs
+from relayc.frontends.onnx.model import NEWEST_OPSET, Model, opset_table
+from relayc.frontends.onnx.refused import REFUSED
+from relayc.frontends.onnx.registry import find_converter
 
 __all__ = ["list_unsupported"]
 

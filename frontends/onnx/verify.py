@@ -21,16 +21,16 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto
 
-import relay
-from backend.runtime import device, graph_executor
-from backend.runtime.texts import as_strings
-from backend.target import Target
-from frontends.onnx.containers import Maybe, assembled
-from frontends.onnx.graph import describe, nested_graphs
-from frontends.onnx.importer import from_onnx
-from frontends.onnx.inputs import ShapeOverride, graph_inputs
-from frontends.onnx.model import load
-from te.errors import CompileError
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.runtime.texts import as_strings
+from relayc.backend.target import Target
+from relayc.frontends.onnx.containers import Maybe, assembled
+from relayc.frontends.onnx.graph import describe, nested_graphs
+from relayc.frontends.onnx.importer import from_onnx
+from relayc.frontends.onnx.inputs import ShapeOverride, graph_inputs
+from relayc.frontends.onnx.model import load
+from relayc.te.errors import CompileError
 
 __all__ = ["ORACLES", "Comparison", "VerifyReport", "departure", "verify"]
 

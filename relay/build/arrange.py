@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from backend.target import Target
-from relay.build.batch_slices import slice_batches
-from relay.build.graph import ExecutionGraph
-from relay.build.parts import PartsReport, share_parts
-from relay.build.share_kernels import share_kernels
+from relayc.backend.target import Target
+from relayc.relay.build.batch_slices import slice_batches
+from relayc.relay.build.graph import ExecutionGraph
+from relayc.relay.build.parts import PartsReport, share_parts
+from relayc.relay.build.share_kernels import share_kernels
 
 __all__ = ["arrange"]
 

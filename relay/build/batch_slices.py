@@ -17,21 +17,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from relay.analysis import evaluation_order
-from relay.build.graph import ExecutionGraph, GraphNode, GraphTensor
-from relay.build.lower import Workload
-from relay.errors import TypeInferenceError
-from relay.expr import Call, Constant, Expr, Function, Tuple, Var
-from relay.op.base import OpPattern
-from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
-from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
-from relay.op.nn.pool import AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, LpPool, MaxPool
-from relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
-from relay.op.transform import Concatenate, StridedSlice, Transpose
-from relay.type import TensorType
-from te.errors import CompileError
-from te.ir import PassContext
-from topi.cpu.tiling import (
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.build.graph import ExecutionGraph, GraphNode, GraphTensor
+from relayc.relay.build.lower import Workload
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, Var
+from relayc.relay.op.base import OpPattern
+from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
+from relayc.relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
+from relayc.relay.op.nn.pool import AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, LpPool, MaxPool
+from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
+from relayc.relay.op.transform import Concatenate, StridedSlice, Transpose
+from relayc.relay.type import TensorType
+from relayc.te.errors import CompileError
+from relayc.te.ir import PassContext
+from relayc.topi.cpu.tiling import (
     CACHE_BYTES_PER_CYCLE,
     CORES_OF_MEMORY,
     MEMORY_BYTES_PER_CYCLE,
@@ -41,7 +41,7 @@ from topi.cpu.tiling import (
 )
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["slice_batches", "sliced_function"]
 

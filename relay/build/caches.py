@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from relay.build.graph import ExecutionGraph
-from relay.op.cache import Append
-from te.errors import CompileError
+from relayc.relay.build.graph import ExecutionGraph
+from relayc.relay.op.cache import Append
+from relayc.te.errors import CompileError
 
 __all__ = ["place_caches"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from relay.expr import Call, Constant, Expr, Function, Var
-from relay.op.transform import Reshape, Transpose
-from relay.type import TensorType
+from relayc.relay.expr import Call, Constant, Expr, Function, Var
+from relayc.relay.op.transform import Reshape, Transpose
+from relayc.relay.type import TensorType
 
 __all__ = ["compose_moves"]
 

@@ -14,37 +14,44 @@ from typing import Any
 
 import numpy as np
 
-from backend.cache import has_source_version
-from backend.driver import ModuleBuilder
-from backend.runtime.artifact import CompiledModel
-from backend.size_json import size_to_json
-from backend.target import Target
-from relay.bind_sizes import bind_sizes
-from relay.build.arrange import arrange
-from relay.build.caches import place_caches
-from relay.build.dynamic import plan_dynamic
-from relay.build.entry import ENTRY_NAME, make_dynamic_entry, make_entry
-from relay.build.graph import ControlNode, ExecutionGraph, add_workspaces, make_graph, place_tensors, share_params
-from relay.build.kernel_steps import KernelStep, split_steps
-from relay.build.lower import Workload, lower
-from relay.build.own_sizes import sizes_of
-from relay.build.parts import PartsReport
-from relay.build.process import compiling
-from relay.build.records import current_records
-from relay.build.regions import plan_regions
-from relay.build.workspace import Workspace
-from relay.expr import Constant, Expr, Function, Var
-from relay.op.sequence import ListOperator
-from relay.op.strings import OnHost
-from relay.sizes import assuming, dims_equal, size_from_json, size_variables
-from relay.transform import KeepCaches, default_pipeline
-from relay.type import TensorType
-from te.errors import CompileError
-from te.ir import IRModule, PassContext, Sequential, rewrite_dag
-from te.tir import PrimFunc
-from te.tir import Var as SizeVariable
-from topi.registry import registered_schedules
-from topi.tuning import Config
+from relayc.backend.cache import has_source_version
+from relayc.backend.driver import ModuleBuilder
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.size_json import size_to_json
+from relayc.backend.target import Target
+from relayc.relay.bind_sizes import bind_sizes
+from relayc.relay.build.arrange import arrange
+from relayc.relay.build.caches import place_caches
+from relayc.relay.build.dynamic import plan_dynamic
+from relayc.relay.build.entry import ENTRY_NAME, make_dynamic_entry, make_entry
+from relayc.relay.build.graph import (
+    ControlNode,
+    ExecutionGraph,
+    add_workspaces,
+    make_graph,
+    place_tensors,
+    share_params,
+)
+from relayc.relay.build.kernel_steps import KernelStep, split_steps
+from relayc.relay.build.lower import Workload, lower
+from relayc.relay.build.own_sizes import sizes_of
+from relayc.relay.build.parts import PartsReport
+from relayc.relay.build.process import compiling
+from relayc.relay.build.records import current_records
+from relayc.relay.build.regions import plan_regions
+from relayc.relay.build.workspace import Workspace
+from relayc.relay.expr import Constant, Expr, Function, Var
+from relayc.relay.op.sequence import ListOperator
+from relayc.relay.op.strings import OnHost
+from relayc.relay.sizes import assuming, dims_equal, size_from_json, size_variables
+from relayc.relay.transform import KeepCaches, default_pipeline
+from relayc.relay.type import TensorType
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, PassContext, Sequential, rewrite_dag
+from relayc.te.tir import PrimFunc
+from relayc.te.tir import Var as SizeVariable
+from relayc.topi.registry import registered_schedules
+from relayc.topi.tuning import Config
 
 __all__ = ["BuildReport", "bind_params_by_name", "build", "optimize"]
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.runtime.dynamic import RESULT_SIZE
-from backend.size_json import size_to_json
-from relay.build.graph import (
+from relayc.backend.runtime.dynamic import RESULT_SIZE
+from relayc.backend.size_json import size_to_json
+from relayc.relay.build.graph import (
     ControlNode,
     ExecutionGraph,
     GraphNode,
@@ -26,12 +26,12 @@ from relay.build.graph import (
     reuse_inputs,
     share_storage,
 )
-from relay.op.control import IfElse, WhileLoop
-from relay.op.sequence import Cut, Join, ListOperator
-from relay.op.strings import OnHost
-from relay.sizes import likely, product, size_variables
-from te.errors import CompileError
-from te.tir import Dim
+from relayc.relay.op.control import IfElse, WhileLoop
+from relayc.relay.op.sequence import Cut, Join, ListOperator
+from relayc.relay.op.strings import OnHost
+from relayc.relay.sizes import likely, product, size_variables
+from relayc.te.errors import CompileError
+from relayc.te.tir import Dim
 
 __all__ = ["BoundSize", "plan_dynamic"]
 

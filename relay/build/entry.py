@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
 
-from relay.build.graph import ExecutionGraph, GraphNode, moments
-from relay.build.kernel_steps import KernelStep, call_steps
-from te.dtype import HANDLE, INT32, dtype
-from te.tir import (
+from relayc.relay.build.graph import ExecutionGraph, GraphNode, moments
+from relayc.relay.build.kernel_steps import KernelStep, call_steps
+from relayc.te.dtype import HANDLE, INT32, dtype
+from relayc.te.tir import (
     AttrStmt,
     Binary,
     Cast,

@@ -14,21 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from backend.size_json import size_to_json
-from relay.analysis import evaluation_order, outer_order
-from relay.build.lower import Workload
-from relay.build.memory_plan import Lifetime, MemoryPlan, plan_memory
-from relay.build.own_sizes import OwnSizes
-from relay.build.workspace import Workspace
-from relay.container_type import ContainerType
-from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
-from relay.op.control import ControlFlow
-from relay.op.host import HostOperator
-from relay.sizes import evaluate, product
-from relay.type import TensorType, TupleType, Type
-from te.errors import CompileError
-from te.ir import Span
-from te.tir import Dim
+from relayc.backend.size_json import size_to_json
+from relayc.relay.analysis import evaluation_order, outer_order
+from relayc.relay.build.lower import Workload
+from relayc.relay.build.memory_plan import Lifetime, MemoryPlan, plan_memory
+from relayc.relay.build.own_sizes import OwnSizes
+from relayc.relay.build.workspace import Workspace
+from relayc.relay.container_type import ContainerType
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relayc.relay.op.control import ControlFlow
+from relayc.relay.op.host import HostOperator
+from relayc.relay.sizes import evaluate, product
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.errors import CompileError
+from relayc.te.ir import Span
+from relayc.te.tir import Dim
 
 __all__ = [
     "ExecutionGraph",

@@ -7,8 +7,8 @@ same index, and no index is shifted inwards (such a last tile computes elements 
 
 from __future__ import annotations
 
-from te.ir import Visitor, collect, structural_equal
-from te.tir import BufferLoad, BufferStore, Call, Min, PrimExpr, PrimFunc, Var, While
+from relayc.te.ir import Visitor, collect, structural_equal
+from relayc.te.tir import BufferLoad, BufferStore, Call, Min, PrimExpr, PrimFunc, Var, While
 
 __all__ = ["in_place_inputs"]
 

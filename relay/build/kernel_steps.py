@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from backend.target import Target
-from te.dtype import INT32
-from te.ir import collect
-from te.tir import (
+from relayc.backend.target import Target
+from relayc.te.dtype import INT32
+from relayc.te.ir import collect
+from relayc.te.tir import (
     Buffer,
     BufferLoad,
     BufferStore,

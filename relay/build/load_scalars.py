@@ -6,8 +6,8 @@ loads out of loops only where it knows that no store changes them: not in kernel
 
 from __future__ import annotations
 
-from te.ir import Mutator
-from te.tir import Buffer, BufferLoad, LetStmt, PrimExpr, PrimFunc, Var
+from relayc.te.ir import Mutator
+from relayc.te.tir import Buffer, BufferLoad, LetStmt, PrimExpr, PrimFunc, Var
 
 __all__ = ["load_scalars"]
 

@@ -8,28 +8,28 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import te
-from backend.runtime.registry import get_global_func
-from backend.target import Target
-from relay.analysis import evaluation_order, users
-from relay.build.compose_moves import compose_moves
-from relay.build.in_place import in_place_inputs
-from relay.build.load_scalars import load_scalars
-from relay.build.merge_dimensions import merge_dimensions
-from relay.build.merge_moves import merge_moves
-from relay.build.merge_reductions import merge_reductions
-from relay.build.merge_rows import merge_rows
-from relay.build.own_sizes import sizes_of
-from relay.build.workspace import Workspace, lift_workspaces
-from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
-from relay.op.base import OpDef
-from relay.type import TensorType, TupleType, Type
-from te.errors import CompileError
-from te.tir import Buffer, PrimExpr, PrimFunc, SizeVar, decl_buffer
-from te.tir.analysis import free_variables
-from topi.groups import in_one_loop
-from topi.registry import schedules_for
-from topi.tuning import Config
+from relayc import te
+from relayc.backend.runtime.registry import get_global_func
+from relayc.backend.target import Target
+from relayc.relay.analysis import evaluation_order, users
+from relayc.relay.build.compose_moves import compose_moves
+from relayc.relay.build.in_place import in_place_inputs
+from relayc.relay.build.load_scalars import load_scalars
+from relayc.relay.build.merge_dimensions import merge_dimensions
+from relayc.relay.build.merge_moves import merge_moves
+from relayc.relay.build.merge_reductions import merge_reductions
+from relayc.relay.build.merge_rows import merge_rows
+from relayc.relay.build.own_sizes import sizes_of
+from relayc.relay.build.workspace import Workspace, lift_workspaces
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relayc.relay.op.base import OpDef
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.errors import CompileError
+from relayc.te.tir import Buffer, PrimExpr, PrimFunc, SizeVar, decl_buffer
+from relayc.te.tir.analysis import free_variables
+from relayc.topi.groups import in_one_loop
+from relayc.topi.registry import schedules_for
+from relayc.topi.tuning import Config
 
 __all__ = ["Kernel", "Workload", "lower", "to_tensors"]
 

@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from relay.analysis import evaluation_order
-from relay.expr import Call, Constant, Expr, Function, Var
-from relay.op.transform import Transpose
-from relay.type import TensorType
-from te.tir import Dim
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Call, Constant, Expr, Function, Var
+from relayc.relay.op.transform import Transpose
+from relayc.relay.type import TensorType
+from relayc.te.tir import Dim
 
 __all__ = ["merge_dimensions", "rebuilt"]
 

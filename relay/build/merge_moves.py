@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from relay.analysis import evaluation_order
-from relay.build.merge_dimensions import rebuilt
-from relay.expr import Call, Constant, Expr, Function, Var
-from relay.op.nn.pad import Pad
-from relay.op.transform import Concatenate
-from relay.type import TensorType
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.build.merge_dimensions import rebuilt
+from relayc.relay.expr import Call, Constant, Expr, Function, Var
+from relayc.relay.op.nn.pad import Pad
+from relayc.relay.op.transform import Concatenate
+from relayc.relay.type import TensorType
 
 __all__ = ["merge_moves"]
 

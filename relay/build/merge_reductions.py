@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 
-from relay.analysis import evaluation_order
-from relay.build.merge_dimensions import rebuilt
-from relay.expr import Call, Constant, Expr, Function, Var
-from relay.op.reduce import ArgReduction, Reduction
-from relay.type import TensorType
-from te.tir import as_int
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.build.merge_dimensions import rebuilt
+from relayc.relay.expr import Call, Constant, Expr, Function, Var
+from relayc.relay.op.reduce import ArgReduction, Reduction
+from relayc.relay.type import TensorType
+from relayc.te.tir import as_int
 
 __all__ = ["merge_reductions"]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 
-from relay.analysis import evaluation_order
-from relay.build.merge_dimensions import rebuilt
-from relay.expr import Call, Constant, Expr, Function, Var
-from relay.op.nn.norm import LayerNorm, LogSoftmax, RMSNorm, Softmax
-from relay.type import TensorType
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.build.merge_dimensions import rebuilt
+from relayc.relay.expr import Call, Constant, Expr, Function, Var
+from relayc.relay.op.nn.norm import LayerNorm, LogSoftmax, RMSNorm, Softmax
+from relayc.relay.type import TensorType
 
 __all__ = ["merge_rows"]
 

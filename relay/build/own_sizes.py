@@ -14,14 +14,30 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from relay.analysis import evaluation_order
-from relay.bind_sizes import with_dims
-from relay.expr import Call, Function
-from relay.op.base import OpDef, OpPattern
-from relay.sizes import is_at_least, normal, size_variables
-from relay.type import TensorType, TupleType, Type
-from te.dtype import DType
-from te.tir import Add, Binary, Cast, Dim, FloorDiv, IntImm, Max, Min, Mul, PrimExpr, SizeVar, Sub, Var, as_dim, convert
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.bind_sizes import with_dims
+from relayc.relay.expr import Call, Function
+from relayc.relay.op.base import OpDef, OpPattern
+from relayc.relay.sizes import is_at_least, normal, size_variables
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.dtype import DType
+from relayc.te.tir import (
+    Add,
+    Binary,
+    Cast,
+    Dim,
+    FloorDiv,
+    IntImm,
+    Max,
+    Min,
+    Mul,
+    PrimExpr,
+    SizeVar,
+    Sub,
+    Var,
+    as_dim,
+    convert,
+)
 
 __all__ = ["OwnSizes", "sizes_of"]
 

@@ -19,15 +19,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.target import Target
-from relay.analysis import evaluation_order
-from relay.build.graph import ExecutionGraph, GraphNode, GraphTensor, is_compact
-from relay.build.lower import Workload, tensor_types
-from relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
-from relay.op.base import OpPattern
-from relay.op.transform import Concatenate, Split, StridedSlice
-from relay.type import TensorType
-from te.ir import PassContext
+from relayc.backend.target import Target
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.build.graph import ExecutionGraph, GraphNode, GraphTensor, is_compact
+from relayc.relay.build.lower import Workload, tensor_types
+from relayc.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
+from relayc.relay.op.base import OpPattern
+from relayc.relay.op.transform import Concatenate, Split, StridedSlice
+from relayc.relay.type import TensorType
+from relayc.te.ir import PassContext
 
 __all__ = ["PartsReport", "share_parts"]
 

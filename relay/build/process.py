@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Generator
 
-from te.ir.process import process_setting
+from relayc.te.ir.process import process_setting
 
 __all__ = ["compiling"]
 

@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from backend.cache import default_cache
-from backend.runtime.device import cpu
-from backend.runtime.files import replacing
-from backend.target import Target
-from te.errors import CompileError
-from te.ir import PassContext
-from topi.tuning import Config, Value
+from relayc.backend.cache import default_cache
+from relayc.backend.runtime.device import cpu
+from relayc.backend.runtime.files import replacing
+from relayc.backend.target import Target
+from relayc.te.errors import CompileError
+from relayc.te.ir import PassContext
+from relayc.topi.tuning import Config, Value
 
 __all__ = ["Record", "TuningRecords", "current_records", "default_records_path"]
 

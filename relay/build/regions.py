@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from backend.target import Target
-from relay.build.graph import ExecutionGraph, GraphNode, moments, plan_arena
-from relay.build.kernel_steps import KernelStep
-from te.errors import CompileError
-from te.ir import PassContext
-from topi.cpu.tiling import CACHE_BYTES_PER_CYCLE, cache_share, vector_lanes
+from relayc.backend.target import Target
+from relayc.relay.build.graph import ExecutionGraph, GraphNode, moments, plan_arena
+from relayc.relay.build.kernel_steps import KernelStep
+from relayc.te.errors import CompileError
+from relayc.te.ir import PassContext
+from relayc.topi.cpu.tiling import CACHE_BYTES_PER_CYCLE, cache_share, vector_lanes
 
 __all__ = ["plan_regions"]
 

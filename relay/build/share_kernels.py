@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from relay.analysis import evaluation_order
-from relay.build.graph import ExecutionGraph, GraphTensor
-from relay.build.lower import Workload
-from relay.expr import Call, Constant, Expr, Function, Var
-from relay.op.base import OpDef
-from relay.sizes import assuming
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.build.graph import ExecutionGraph, GraphTensor
+from relayc.relay.build.lower import Workload
+from relayc.relay.expr import Call, Constant, Expr, Function, Var
+from relayc.relay.op.base import OpDef
+from relayc.relay.sizes import assuming
 
 __all__ = ["share_kernels"]
 

@@ -7,10 +7,10 @@ place in the arena for just that step.
 
 from __future__ import annotations
 
-from relay.sizes import product
-from te.dtype import dtype
-from te.ir import Mutator
-from te.tir import Allocate, Buffer, Dim, For, PrimFunc, Stmt, While
+from relayc.relay.sizes import product
+from relayc.te.dtype import dtype
+from relayc.te.ir import Mutator
+from relayc.te.tir import Allocate, Buffer, Dim, For, PrimFunc, Stmt, While
 
 __all__ = ["Workspace", "lift_workspaces"]
 

@@ -1,8 +1,8 @@
 """Operators: importing this package registers all of them. Helper functions build calls (`relay.op.add(x, y)`)."""
 
-from relay.op import cache, nn, qnn, random, sequence, strings, vision
-from relay.op.base import OpDef, OpPattern, get_op, list_op_names, make_call, register_op
-from relay.op.broadcast import (
+from relayc.relay.op import cache, nn, qnn, random, sequence, strings, vision
+from relayc.relay.op.base import OpDef, OpPattern, get_op, list_op_names, make_call, register_op
+from relayc.relay.op.broadcast import (
     add,
     bitwise_and,
     bitwise_or,
@@ -31,10 +31,10 @@ from relay.op.broadcast import (
     trunc_mod,
     where,
 )
-from relay.op.control import if_else, while_loop
-from relay.op.coupling import pairwise_coupling
-from relay.op.creation import arange, full, full_like, ones, ones_like, sizes, zeros, zeros_like
-from relay.op.elementwise import (
+from relayc.relay.op.control import if_else, while_loop
+from relayc.relay.op.coupling import pairwise_coupling
+from relayc.relay.op.creation import arange, full, full_like, ones, ones_like, sizes, zeros, zeros_like
+from relayc.relay.op.elementwise import (
     abs,
     acos,
     acosh,
@@ -73,8 +73,8 @@ from relay.op.elementwise import (
     tanh,
     trunc,
 )
-from relay.op.fourier import dft
-from relay.op.indexing import (
+from relayc.relay.op.fourier import dft
+from relayc.relay.op.indexing import (
     argsort,
     cumprod,
     cumsum,
@@ -88,12 +88,12 @@ from relay.op.indexing import (
     take,
     topk,
 )
-from relay.op.layout import layout_transform
-from relay.op.linalg import det, inverse
-from relay.op.packing import unpack_bits
-from relay.op.reduce import all, any, argmax, argmin, log_sum_exp, max, mean, min, prod, sum, variance
-from relay.op.selection import non_max_suppression, nonzero
-from relay.op.transform import (
+from relayc.relay.op.layout import layout_transform
+from relayc.relay.op.linalg import det, inverse
+from relayc.relay.op.packing import unpack_bits
+from relayc.relay.op.reduce import all, any, argmax, argmin, log_sum_exp, max, mean, min, prod, sum, variance
+from relayc.relay.op.selection import non_max_suppression, nonzero
+from relayc.relay.op.transform import (
     concatenate,
     expand_dims,
     repeat,
@@ -109,7 +109,7 @@ from relay.op.transform import (
     transpose,
     trilu,
 )
-from relay.op.trees import tree_ensemble
+from relayc.relay.op.trees import tree_ensemble
 
 __all__ = [
     "OpDef",

@@ -24,12 +24,12 @@ from collections.abc import Callable, Sequence
 from enum import Enum, IntEnum
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
-from relay.errors import TypeInferenceError, UnknownOperatorError
-from relay.expr import Call, Expr
-from relay.type import TensorType, Type
-from te.errors import CompileError
-from te.ir import Abstract, Span
-from te.ir.structural import StructuralEqual
+from relayc.relay.errors import TypeInferenceError, UnknownOperatorError
+from relayc.relay.expr import Call, Expr
+from relayc.relay.type import TensorType, Type
+from relayc.te.errors import CompileError
+from relayc.te.ir import Abstract, Span
+from relayc.te.ir.structural import StructuralEqual
 
 __all__ = ["MixedPrecision", "OpDef", "OpPattern", "get_op", "list_op_names", "make_call", "register_op"]
 

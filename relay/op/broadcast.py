@@ -8,15 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-import te
-import topi
-from relay.errors import TypeInferenceError
-from relay.expr import OPERATIONS, Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.op.common import Array, as_expr, require, require_same_dtype, widened
-from relay.op.elementwise import negative
-from relay.type import TensorType, Type, broadcast_shapes, dims_match
-from te.tir import Dim
+from relayc import te, topi
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import OPERATIONS, Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, as_expr, require, require_same_dtype, widened
+from relayc.relay.op.elementwise import negative
+from relayc.relay.type import TensorType, Type, broadcast_shapes, dims_match
+from relayc.te.tir import Dim
 
 __all__ = [
     "Add", "Binary", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BroadcastTo", "Divide", "Equal", "FloorDivide",

@@ -9,14 +9,13 @@ from typing import ClassVar
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.common import Array, check_axis, require, require_same_dtype, with_dim
-from relay.type import TensorType, dims_match
-from te.tir import Dim
-from topi.tag import INJECTIVE
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, check_axis, require, require_same_dtype, with_dim
+from relayc.relay.type import TensorType, dims_match
+from relayc.te.tir import Dim
+from relayc.topi.tag import INJECTIVE
 
 __all__ = ["Append", "Filled", "append", "filled"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from relay.errors import TypeInferenceError
-from relay.expr import Constant, Expr, const
-from relay.type import TensorType, shape_text
-from te.tir import Dim, PrimExpr
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Constant, Expr, const
+from relayc.relay.type import TensorType, shape_text
+from relayc.te.tir import Dim, PrimExpr
 
 __all__ = [
     "Array",

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from relay.container_type import ContainerType
-from relay.expr import Call, Expr, Function
-from relay.interpreter import evaluate
-from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.common import Array, require
-from relay.type import TensorType, TupleType
+from relayc.relay.container_type import ContainerType
+from relayc.relay.expr import Call, Expr, Function
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.common import Array, require
+from relayc.relay.type import TensorType, TupleType
 
 __all__ = ["ControlFlow", "IfElse", "WhileLoop", "if_else", "while_loop"]
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Constant, Expr
-from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.common import Array, numpy_dtype, require
-from relay.sizes import add_sizes, floor_divide, larger, product
-from relay.type import TensorType, Type
-from te.tir import Dim, PrimExpr
+from relayc import te, topi
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, numpy_dtype, require
+from relayc.relay.sizes import add_sizes, floor_divide, larger, product
+from relayc.relay.type import TensorType, Type
+from relayc.te.tir import Dim, PrimExpr
 
 __all__ = [
     "Arange", "Full", "Sizes", "arange", "full", "full_like", "ones", "ones_like", "sizes", "zeros", "zeros_like",

@@ -8,15 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-import te
-import topi
-from relay.errors import TypeInferenceError
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.op.common import Array, numpy_dtype, require, widened
-from relay.type import TensorType
-from te.dtype import dtype as parse_dtype
-from te.tir.values import convert_array
+from relayc import te, topi
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, numpy_dtype, require, widened
+from relayc.relay.type import TensorType
+from relayc.te.dtype import dtype as parse_dtype
+from relayc.te.tir.values import convert_array
 
 __all__ = [
     "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "Ceil", "Clip", "Copy", "Cos",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-import te
-from relay.expr import Call, Constant, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.op.common import Array, require
-from relay.type import TensorType
-from topi.fourier import dft as dft_compute
-from topi.fourier import dft_roots
+from relayc import te
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, require
+from relayc.relay.type import TensorType
+from relayc.topi.fourier import dft as dft_compute
+from relayc.topi.fourier import dft_roots
 
 __all__ = ["Dft", "dft"]
 

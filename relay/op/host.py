@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from relay.op.base import MixedPrecision, OpDef, attributes_of_operator
+from relayc.relay.op.base import MixedPrecision, OpDef, attributes_of_operator
 
 __all__ = ["HostOperator"]
 

@@ -7,13 +7,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Expr, TupleGetItem
-from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.common import Array, as_expr, at_least, check_axis, numpy_dtype, require, require_same_dtype, with_dim
-from relay.type import TensorType, TupleType, Type, dims_match, shapes_match
-from te.tir import Dim
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr, TupleGetItem
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.common import (
+    Array,
+    as_expr,
+    at_least,
+    check_axis,
+    numpy_dtype,
+    require,
+    require_same_dtype,
+    with_dim,
+)
+from relayc.relay.type import TensorType, TupleType, Type, dims_match, shapes_match
+from relayc.te.tir import Dim
 
 __all__ = [
     "TAKE_MODES", "ArgSort", "CumProd", "CumSum", "Gather", "GatherND", "OneHot", "ScatterElements", "ScatterND",

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import te
-import topi
-from relay.errors import TypeInferenceError
-from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.common import Array, require
-from relay.type import TensorType
-from te.errors import CompileError
-from topi.layout import Layout
+from relayc import te, topi
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, require
+from relayc.relay.type import TensorType
+from relayc.te.errors import CompileError
+from relayc.topi.layout import Layout
 
 __all__ = ["LayoutTransform", "layout_transform"]
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.op.common import Array, require, require_float
-from relay.type import TensorType, dims_match
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, require, require_float
+from relayc.relay.type import TensorType, dims_match
 
 __all__ = ["Det", "Inverse", "det", "inverse"]
 

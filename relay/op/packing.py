@@ -6,13 +6,12 @@ import math
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.common import Array, numpy_dtype, require
-from relay.type import TensorType
-from te.dtype import dtype as parse_dtype
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, numpy_dtype, require
+from relayc.relay.type import TensorType
+from relayc.te.dtype import dtype as parse_dtype
 
 __all__ = ["UnpackBits", "pack_bits", "unpack_bits"]
 

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Constant, Expr, TupleGetItem
-from relay.op import broadcast, elementwise, transform
-from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.op.common import Array, check_axis, require
-from relay.sizes import product
-from relay.type import TensorType, TupleType, dims_match
-from te.dtype import dtype as parse_dtype
+from relayc import te, topi
+from relayc.relay.expr import Call, Constant, Expr, TupleGetItem
+from relayc.relay.op import broadcast, elementwise, transform
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, check_axis, require
+from relayc.relay.sizes import product
+from relayc.relay.type import TensorType, TupleType, dims_match
+from relayc.te.dtype import dtype as parse_dtype
 
 __all__ = [
     "ChooseQParams", "Dequantize", "Lookup", "Quantize", "choose_qparams", "dequantize", "dequantized", "flipped",

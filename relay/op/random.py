@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import te
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.common import Array, numpy_dtype, require
-from relay.type import TensorType, Type
-from te.tir import Dim
-from topi.random import RANDOM_BITS, random_key, random_normal, random_uniform
+from relayc import te
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.common import Array, numpy_dtype, require
+from relayc.relay.type import TensorType, Type
+from relayc.te.tir import Dim
+from relayc.topi.random import RANDOM_BITS, random_key, random_normal, random_uniform
 
 __all__ = ["RandomKey", "RandomNormal", "RandomUniform", "key", "normal", "uniform"]
 

@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-import te
-import topi
-from relay.errors import TypeInferenceError
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.common import Array, check_axes, require, widened
-from relay.type import TensorType, Type
-from topi.reduction import reduced_shape
+from relayc import te, topi
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.common import Array, check_axes, require, widened
+from relayc.relay.type import TensorType, Type
+from relayc.topi.reduction import reduced_shape
 
 __all__ = [
     "AllOf", "AnyOf", "ArgMax", "ArgMin", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "Variance", "all", "any",

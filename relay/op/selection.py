@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Expr, TupleGetItem
-from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.common import Array, require
-from relay.sizes import product
-from relay.type import TensorType, TupleType, dims_match
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr, TupleGetItem
+from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, require
+from relayc.relay.sizes import product
+from relayc.relay.type import TensorType, TupleType, dims_match
 
 __all__ = ["NonMaxSuppression", "NonZero", "non_max_suppression", "nonzero"]
 

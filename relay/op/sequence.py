@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from relay.container_type import ContainerType, ElementType, SequenceType, join
-from relay.expr import Call, Expr
-from relay.op.base import OpPattern, attributes_of_operator, register_op
-from relay.op.common import Array, check_axis, require
-from relay.op.host import HostOperator
-from relay.type import TensorType, Type
-from te.errors import CompileError
+from relayc.relay.container_type import ContainerType, ElementType, SequenceType, join
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.common import Array, check_axis, require
+from relayc.relay.op.host import HostOperator
+from relayc.relay.type import TensorType, Type
+from relayc.te.errors import CompileError
 
 __all__ = ["ListOperator", "cut", "erase", "get", "insert", "item", "join_items", "length", "make"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from relay.errors import TypeInferenceError
-from relay.sizes import add_sizes, floor_divide, larger, product, smaller
-from te.tir import Dim
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.sizes import add_sizes, floor_divide, larger, product, smaller
+from relayc.te.tir import Dim
 
 __all__ = ["slice_axis"]
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from backend.runtime.errors import ArgumentError
-from backend.runtime.text_actions import TEXT_ACTIONS, prepared
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.common import Array, require
-from relay.op.host import HostOperator
-from relay.type import TensorType, TupleType, broadcast_shapes, dims_match
-from te.dtype import dtype as parse_dtype
-from te.errors import CompileError
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.text_actions import TEXT_ACTIONS, prepared
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.common import Array, require
+from relayc.relay.op.host import HostOperator
+from relayc.relay.type import TensorType, TupleType, broadcast_shapes, dims_match
+from relayc.te.dtype import dtype as parse_dtype
+from relayc.te.errors import CompileError
 
 __all__ = ["OnHost", "StringOperator", "concat", "full_match", "index", "rank"]
 

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import te
-import topi
-from relay.errors import TypeInferenceError
-from relay.expr import Call, Expr, TupleGetItem
-from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.common import Array, at_least, check_axes, check_axis, require, require_same_dtype, with_dim
-from relay.op.slicing import slice_axis
-from relay.sizes import product, quotient
-from relay.type import TensorType, TupleType, Type, dims_match, shape_text
-from te.tir import Dim, PrimExpr, as_dim
+from relayc import te, topi
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Call, Expr, TupleGetItem
+from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, at_least, check_axes, check_axis, require, require_same_dtype, with_dim
+from relayc.relay.op.slicing import slice_axis
+from relayc.relay.sizes import product, quotient
+from relayc.relay.type import TensorType, TupleType, Type, dims_match, shape_text
+from relayc.te.tir import Dim, PrimExpr, as_dim
 
 __all__ = [
     "Concatenate", "ExpandDims", "Repeat", "Reshape", "Reverse", "ReverseSequence", "Split", "Squeeze", "Stack",

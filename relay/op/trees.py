@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.op.common import Array, require
-from relay.type import TensorType, shapes_equal
-from topi.trees import LEAF, NODE_FIELDS
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, require
+from relayc.relay.type import TensorType, shapes_equal
+from relayc.topi.trees import LEAF, NODE_FIELDS
 
 __all__ = ["TreeEnsemble", "tree_ensemble"]
 

@@ -6,12 +6,11 @@ import math
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.op.common import Array, require, require_float
-from relay.type import TensorType, dims_match, shapes_match
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, require, require_float
+from relayc.relay.type import TensorType, dims_match, shapes_match
 
 __all__ = ["RoiAlign", "WeightedPixels", "roi_align", "weighted_pixels"]
 

@@ -14,15 +14,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr, Function
-from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
-from relay.op.base import OpDef, make_call
-from relay.op.nn.conv import Conv2D
-from relay.op.transform import Transpose
-from relay.transform.builders import array_of, is_call_of, reshaped
-from relay.transform.function_pass import FunctionPass
-from te.ir import PassContext
-from topi.layout import Layout
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.op.nn.conv import Conv2D
+from relayc.relay.op.transform import Transpose
+from relayc.relay.transform.builders import array_of, is_call_of, reshaped
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext
+from relayc.topi.layout import Layout
 
 __all__ = ["AbsorbShuffles"]
 

@@ -11,12 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr
-from relay.op.base import make_call
-from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
-from relay.op.nn.pad import Pad
-from relay.transform.builders import NARROW
-from relay.transform.function_pass import RewritePass
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.base import make_call
+from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
+from relayc.relay.op.nn.pad import Pad
+from relayc.relay.transform.builders import NARROW
+from relayc.relay.transform.function_pass import RewritePass
 
 __all__ = ["AlignChannels"]
 

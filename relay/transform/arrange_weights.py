@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from relay.expr import Call, Constant, Expr, Function
-from relay.expr_functor import rewrite_calls
-from relay.op.base import OpDef
-from relay.op.nn.conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Conv3D, Conv3DTranspose
-from relay.op.nn.dense import BatchMatmul, Dense
-from relay.transform.builders import transposed
-from relay.transform.function_pass import FunctionPass
-from te.ir import PassContext
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.expr_functor import rewrite_calls
+from relayc.relay.op.base import OpDef
+from relayc.relay.op.nn.conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Conv3D, Conv3DTranspose
+from relayc.relay.op.nn.dense import BatchMatmul, Dense
+from relayc.relay.transform.builders import transposed
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext
 
 __all__ = ["ArrangeWeights"]
 

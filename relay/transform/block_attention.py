@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from backend.target import Target
-from relay.expr import Call, Expr
-from relay.op.base import make_call
-from relay.op.nn.attention import Attention
-from relay.transform.builders import NARROW, transposed
-from relay.transform.function_pass import RewritePass
-from relay.type import dims_equal
-from te.tir import Dim
-from topi.cpu.tiling import attention_blocks, score_fill
-from topi.groups import constant_size
+from relayc.backend.target import Target
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import make_call
+from relayc.relay.op.nn.attention import Attention
+from relayc.relay.transform.builders import NARROW, transposed
+from relayc.relay.transform.function_pass import RewritePass
+from relayc.relay.type import dims_equal
+from relayc.te.tir import Dim
+from relayc.topi.cpu.tiling import attention_blocks, score_fill
+from relayc.topi.groups import constant_size
 
 __all__ = ["BlockAttention"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr
-from relay.op.base import OpDef, make_call
-from te.ir import Span
-from te.tir import Dim
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.base import OpDef, make_call
+from relayc.te.ir import Span
+from relayc.te.tir import Dim
 
 __all__ = ["NARROW", "array_of", "before_transposition", "is_call_of", "reshaped", "swapped_axes", "transposed"]
 

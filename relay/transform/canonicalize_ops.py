@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, cast
 
-from relay.expr import Call, Constant, Expr, Function, TupleGetItem
-from relay.op.base import OpDef, make_call
-from relay.transform.builders import is_call_of, reshaped, transposed
-from relay.transform.function_pass import RewritePass
-from relay.type import TensorType, TupleType
-from te.ir import PassContext, rewrite_dag
+from relayc.relay.expr import Call, Constant, Expr, Function, TupleGetItem
+from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.transform.builders import is_call_of, reshaped, transposed
+from relayc.relay.transform.function_pass import RewritePass
+from relayc.relay.type import TensorType, TupleType
+from relayc.te.ir import PassContext, rewrite_dag
 
 __all__ = ["CanonicalizeOps"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from relay.expr import Call, Constant, Expr
-from relay.op import broadcast
-from relay.op.qnn import Dequantize, Quantize, dequantized, quantized
-from relay.transform.builders import reshaped
-from relay.transform.function_pass import RewritePass
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op import broadcast
+from relayc.relay.op.qnn import Dequantize, Quantize, dequantized, quantized
+from relayc.relay.transform.builders import reshaped
+from relayc.relay.transform.function_pass import RewritePass
 
 __all__ = ["CanonicalizeQuantization"]
 

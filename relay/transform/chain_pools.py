@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from relay.expr import Call, Expr
-from relay.op.base import make_call
-from relay.op.nn.pool import MaxPool
-from relay.transform.builders import is_call_of
-from relay.transform.function_pass import RewritePass
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import make_call
+from relayc.relay.op.nn.pool import MaxPool
+from relayc.relay.transform.builders import is_call_of
+from relayc.relay.transform.function_pass import RewritePass
 
 __all__ = ["ChainPools"]
 

@@ -15,18 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeGuard, cast
 
-from backend.target import Target
-from relay.analysis import evaluation_order, scopes, users
-from relay.expr import Call, Constant, Expr, Function
-from relay.op.base import OpDef, OpPattern
-from relay.op.nn.conv import Conv2D
-from relay.transform.builders import is_call_of
-from relay.transform.function_pass import FunctionPass
-from relay.transform.parallel_layers import Branch, branch_of, combined
-from relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
-from te.ir import PassContext
-from topi.cpu.tiling import LINE_ELEMENTS, MEMORY_BYTES_PER_CYCLE, product_cycles
-from topi.tuning import Config
+from relayc.backend.target import Target
+from relayc.relay.analysis import evaluation_order, scopes, users
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.op.base import OpDef, OpPattern
+from relayc.relay.op.nn.conv import Conv2D
+from relayc.relay.transform.builders import is_call_of
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.transform.parallel_layers import Branch, branch_of, combined
+from relayc.relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
+from relayc.te.ir import PassContext
+from relayc.topi.cpu.tiling import LINE_ELEMENTS, MEMORY_BYTES_PER_CYCLE, product_cycles
+from relayc.topi.tuning import Config
 
 __all__ = ["CombineParallelConv2D"]
 

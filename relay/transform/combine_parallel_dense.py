@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from relay.analysis import users
-from relay.expr import Call, Constant, Expr, Function
-from relay.transform.builders import is_call_of
-from relay.transform.function_pass import FunctionPass
-from relay.transform.parallel_layers import Branch, branch_of, combined, rearranges
-from te.ir import PassContext
+from relayc.relay.analysis import users
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.transform.builders import is_call_of
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.transform.parallel_layers import Branch, branch_of, combined, rearranges
+from relayc.te.ir import PassContext
 
 __all__ = ["CombineParallelDense"]
 

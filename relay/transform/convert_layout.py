@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem
-from relay.op.base import OpDef, OpPattern
-from relay.sizes import dims_equal, likely, product
-from relay.transform.builders import reshaped, transposed
-from relay.transform.function_pass import FunctionPass
-from relay.type import TensorType, TupleType, Type
-from te.ir import PassContext, post_order
-from te.tir import Dim
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem
+from relayc.relay.op.base import OpDef, OpPattern
+from relayc.relay.sizes import dims_equal, likely, product
+from relayc.relay.transform.builders import reshaped, transposed
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.ir import PassContext, post_order
+from relayc.te.tir import Dim
 
 __all__ = ["ConvertLayout"]
 

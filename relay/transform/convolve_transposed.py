@@ -25,15 +25,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr
-from relay.op import broadcast
-from relay.op.base import OpDef, make_call
-from relay.op.nn.conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Conv3D, Conv3DTranspose
-from relay.op.nn.unfold import overlap_add
-from relay.sizes import add_sizes, dims_equal, product
-from relay.transform.builders import reshaped, transposed
-from relay.transform.function_pass import RewritePass
-from te.tir import Dim
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op import broadcast
+from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.op.nn.conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Conv3D, Conv3DTranspose
+from relayc.relay.op.nn.unfold import overlap_add
+from relayc.relay.sizes import add_sizes, dims_equal, product
+from relayc.relay.transform.builders import reshaped, transposed
+from relayc.relay.transform.function_pass import RewritePass
+from relayc.te.tir import Dim
 
 __all__ = ["ConvolveTransposed"]
 

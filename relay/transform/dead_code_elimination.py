@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, cast
 
-from relay.analysis import evaluation_order
-from relay.expr import Call, Expr, Function, GlobalVar, Let, Tuple, TupleGetItem, Var
-from relay.op.base import OpDef
-from te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Call, Expr, Function, GlobalVar, Let, Tuple, TupleGetItem, Var
+from relayc.relay.op.base import OpDef
+from relayc.te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag
 
 __all__ = ["DeadCodeElimination"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, ClassVar, cast
 
-from relay.analysis import scopes
-from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem
-from relay.op.base import OpDef
-from relay.stored import StoredConstant
-from relay.transform.function_pass import FunctionPass
-from te.ir import PassContext, post_order
+from relayc.relay.analysis import scopes
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem
+from relayc.relay.op.base import OpDef
+from relayc.relay.stored import StoredConstant
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext, post_order
 
 __all__ = ["EliminateCommonSubexpr"]
 

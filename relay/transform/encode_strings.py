@@ -7,18 +7,18 @@ from typing import Any, cast
 
 import numpy as np
 
-from relay.container_type import ContainerType, ElementType, SequenceType
-from relay.expr import Call, Constant, Expr, Function, Var
-from relay.op.base import OpDef
-from relay.op.broadcast import Minimum
-from relay.op.indexing import Take
-from relay.op.strings import Index, OnHost, StringOperator
-from relay.sizes import assuming
-from relay.transform.function_pass import FunctionPass
-from relay.type import TensorType, TupleType, Type
-from te.dtype import dtype
-from te.errors import CompileError
-from te.ir import PassContext, post_order
+from relayc.relay.container_type import ContainerType, ElementType, SequenceType
+from relayc.relay.expr import Call, Constant, Expr, Function, Var
+from relayc.relay.op.base import OpDef
+from relayc.relay.op.broadcast import Minimum
+from relayc.relay.op.indexing import Take
+from relayc.relay.op.strings import Index, OnHost, StringOperator
+from relayc.relay.sizes import assuming
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.dtype import dtype
+from relayc.te.errors import CompileError
+from relayc.te.ir import PassContext, post_order
 
 __all__ = ["EncodeStrings"]
 

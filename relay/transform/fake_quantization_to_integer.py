@@ -26,27 +26,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from backend.target import Target
-from relay.expr import Call, Constant, Expr, Function, const
-from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
-from relay.interpreter import apply_reference
-from relay.op import broadcast, elementwise
-from relay.op.base import OpDef, make_call
-from relay.op.elementwise import Clip
-from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
-from relay.op.nn.dense import Dense
-from relay.op.nn.pad import Pad
-from relay.op.qnn import Dequantize, Quantize, flipped, quantized, unflipped
-from relay.op.transform import Transpose
-from relay.transform.builders import array_of, is_call_of
-from relay.transform.function_pass import FunctionPass
-from relay.transform.winograd import winograd_shape, winograd_tiles
-from te.dtype import dtype as parse_dtype
-from te.ir import PassContext
-from topi.cpu.convolution.winograd_plan import winograd_pays
-from topi.cpu.tiling import has_byte_products, has_matrix_unit
-from topi.layout import Layout
-from topi.nn.winograd import WINOGRAD_FILTERS
+from relayc.backend.target import Target
+from relayc.relay.expr import Call, Constant, Expr, Function, const
+from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relayc.relay.interpreter import apply_reference
+from relayc.relay.op import broadcast, elementwise
+from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.op.elementwise import Clip
+from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
+from relayc.relay.op.nn.dense import Dense
+from relayc.relay.op.nn.pad import Pad
+from relayc.relay.op.qnn import Dequantize, Quantize, flipped, quantized, unflipped
+from relayc.relay.op.transform import Transpose
+from relayc.relay.transform.builders import array_of, is_call_of
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.transform.winograd import winograd_shape, winograd_tiles
+from relayc.te.dtype import dtype as parse_dtype
+from relayc.te.ir import PassContext
+from relayc.topi.cpu.convolution.winograd_plan import winograd_pays
+from relayc.topi.cpu.tiling import has_byte_products, has_matrix_unit
+from relayc.topi.layout import Layout
+from relayc.topi.nn.winograd import WINOGRAD_FILTERS
 
 __all__ = ["FakeQuantizationToInteger"]
 

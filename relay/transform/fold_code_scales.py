@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr, Function
-from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
-from relay.op import broadcast
-from relay.op.nn.norm import LayerNorm, RMSNorm, Softmax
-from relay.transform.builders import is_call_of
-from relay.transform.function_pass import FunctionPass
-from te.ir import PassContext
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relayc.relay.op import broadcast
+from relayc.relay.op.nn.norm import LayerNorm, RMSNorm, Softmax
+from relayc.relay.transform.builders import is_call_of
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext
 
 __all__ = ["FoldCodeScales"]
 

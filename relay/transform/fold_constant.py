@@ -6,13 +6,13 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr, Function, If, Tuple, TupleGetItem, numpy_dtype
-from relay.interpreter import apply_reference
-from relay.op.base import OpDef
-from relay.sizes import size_variables
-from relay.transform.function_pass import FunctionPass
-from relay.type import TensorType, TupleType, Type
-from te.ir import PassContext, rewrite_dag
+from relayc.relay.expr import Call, Constant, Expr, Function, If, Tuple, TupleGetItem, numpy_dtype
+from relayc.relay.interpreter import apply_reference
+from relayc.relay.op.base import OpDef
+from relayc.relay.sizes import size_variables
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.ir import PassContext, rewrite_dag
 
 __all__ = ["FoldConstant"]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from relay.expr import Call, Expr, Function
-from relay.op.base import OpDef, make_call
-from relay.op.nn.pool import MaxPool
-from relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
-from relay.sizes import is_at_least
-from relay.transform.builders import is_call_of
-from relay.transform.function_pass import FunctionPass
-from te.dtype import DType
-from te.ir import PassContext
+from relayc.relay.expr import Call, Expr, Function
+from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.op.nn.pool import MaxPool
+from relayc.relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
+from relayc.relay.sizes import is_at_least
+from relayc.relay.transform.builders import is_call_of
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.dtype import DType
+from relayc.te.ir import PassContext
 
 __all__ = ["FoldPad"]
 

@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr, Function
-from relay.op.base import make_call
-from relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
-from relay.stored import StoredConstant
-from relay.transform.builders import array_of, is_call_of
-from relay.transform.function_pass import FunctionPass
-from te.ir import PassContext
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.op.base import make_call
+from relayc.relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
+from relayc.relay.stored import StoredConstant
+from relayc.relay.transform.builders import array_of, is_call_of
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext
 
 __all__ = ["FoldScaleAxis", "per_output_channel"]
 

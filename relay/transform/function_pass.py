@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from relay.expr import Call, Expr, Function
-from relay.expr_functor import rewrite_calls
-from te.ir import IRModule, Pass, PassContext
+from relayc.relay.expr import Call, Expr, Function
+from relayc.relay.expr_functor import rewrite_calls
+from relayc.te.ir import IRModule, Pass, PassContext
 
 __all__ = ["FunctionPass", "RewritePass"]
 

@@ -25,14 +25,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard, cast
 
-from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
-from relay.op.base import OpDef, OpPattern
-from relay.op.elementwise import Cast
-from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
-from relay.op.nn.winograd import Conv2DNHWCWinograd
-from relay.sizes import likely, product
-from relay.type import TensorType, shapes_equal
-from te.ir import IRModule, Pass, PassContext, post_order
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relayc.relay.op.base import OpDef, OpPattern
+from relayc.relay.op.elementwise import Cast
+from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
+from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd
+from relayc.relay.sizes import likely, product
+from relayc.relay.type import TensorType, shapes_equal
+from relayc.te.ir import IRModule, Pass, PassContext, post_order
 
 __all__ = ["FuseOps"]
 

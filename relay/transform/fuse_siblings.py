@@ -15,16 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeGuard
 
-from backend.target import Target
-from relay.analysis import evaluation_order, outer_operands, outer_order
-from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
-from relay.op.base import OpDef, OpPattern
-from relay.op.transform import StridedSlice
-from relay.sizes import likely, product
-from relay.transform.function_pass import FunctionPass
-from relay.type import TensorType, shapes_equal
-from te.ir import PassContext
-from topi.cpu.prefetch import LINE_BYTES
+from relayc.backend.target import Target
+from relayc.relay.analysis import evaluation_order, outer_operands, outer_order
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relayc.relay.op.base import OpDef, OpPattern
+from relayc.relay.op.transform import StridedSlice
+from relayc.relay.sizes import likely, product
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.type import TensorType, shapes_equal
+from relayc.te.ir import PassContext
+from relayc.topi.cpu.prefetch import LINE_BYTES
 
 __all__ = ["FuseSiblings"]
 

@@ -6,16 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar, cast
 
-from relay.expr import Call, Expr, Function
-from relay.op.base import make_call
-from relay.op.common import check_axis
-from relay.op.transform import Concatenate, StridedSlice
-from relay.pattern import Found, PatternRule, is_op, rewrite
-from relay.transform.builders import is_call_of, reshaped
-from relay.transform.function_pass import FunctionPass
-from te.ir import PassContext
-from te.tir import Dim
-from topi.transform import MOST_ROLLED
+from relayc.relay.expr import Call, Expr, Function
+from relayc.relay.op.base import make_call
+from relayc.relay.op.common import check_axis
+from relayc.relay.op.transform import Concatenate, StridedSlice
+from relayc.relay.pattern import Found, PatternRule, is_op, rewrite
+from relayc.relay.transform.builders import is_call_of, reshaped
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext
+from relayc.te.tir import Dim
+from relayc.topi.transform import MOST_ROLLED
 
 __all__ = ["JoinSlices"]
 

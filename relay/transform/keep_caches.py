@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, cast
 
-from relay.expr import Call, Expr, Function, Tuple, Var
-from relay.op import cache as cached
-from relay.op.common import with_dim
-from relay.op.transform import Concatenate
-from relay.type import TensorType
-from te.errors import CompileError
-from te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag
-from te.tir import Dim, SizeVar
+from relayc.relay.expr import Call, Expr, Function, Tuple, Var
+from relayc.relay.op import cache as cached
+from relayc.relay.op.common import with_dim
+from relayc.relay.op.transform import Concatenate
+from relayc.relay.type import TensorType
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag
+from relayc.te.tir import Dim, SizeVar
 
 __all__ = ["CAPACITY", "KeepCaches", "find_caches"]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from relay.expr import Call, Constant, Expr, Function
-from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
-from relay.op.base import OpDef, OpPattern, make_call
-from relay.transform.builders import is_call_of
-from relay.transform.function_pass import FunctionPass
-from te.ir import PassContext
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relayc.relay.op.base import OpDef, OpPattern, make_call
+from relayc.relay.transform.builders import is_call_of
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext
 
 __all__ = ["MapBeforeJoining"]
 

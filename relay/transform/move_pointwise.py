@@ -14,15 +14,15 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr, Function
-from relay.expr_functor import Sharing
-from relay.op.base import OpDef, make_call
-from relay.op.nn.conv import Conv2D
-from relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
-from relay.sizes import dims_equal, likely
-from relay.transform.builders import array_of, is_call_of, reshaped, transposed
-from relay.transform.function_pass import FunctionPass
-from te.ir import PassContext
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.expr_functor import Sharing
+from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.op.nn.conv import Conv2D
+from relayc.relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
+from relayc.relay.sizes import dims_equal, likely
+from relayc.relay.transform.builders import array_of, is_call_of, reshaped, transposed
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext
 
 __all__ = ["MovePointwise"]
 

@@ -6,11 +6,11 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from relay.expr import Constant, Expr, Function
-from relay.op.elementwise import reinterpret
-from relay.op.packing import pack_bits, unpack_bits
-from relay.transform.function_pass import FunctionPass
-from te.ir import PassContext, rewrite_dag
+from relayc.relay.expr import Constant, Expr, Function
+from relayc.relay.op.elementwise import reinterpret
+from relayc.relay.op.packing import pack_bits, unpack_bits
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext, rewrite_dag
 
 __all__ = ["PackNarrowConstants"]
 

@@ -19,38 +19,38 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from backend.target import Target
-from relay.expr import Call, Constant, Expr, Function, const
-from relay.expr_functor import rewrite_calls
-from relay.op import broadcast
-from relay.op.base import make_call
-from relay.op.broadcast import Subtract
-from relay.op.elementwise import Cast
-from relay.op.layout import LayoutTransform
-from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
-from relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
-from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
-from relay.op.nn.pad import pad
-from relay.op.nn.quads import Conv2DNHWCQuads, DenseQuadGroups, DenseQuads, WindowQuadGroups, Words
-from relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
-from relay.op.qnn import flipped, unflipped
-from relay.op.transform import Reshape, StridedSlice, Transpose
-from relay.sizes import LIKELY_SIDE, likely, product
-from relay.stored import place_of
-from relay.transform.builders import before_transposition, reshaped, swapped_axes
-from relay.transform.function_pass import FunctionPass
-from relay.transform.panels import PanelPacker
-from relay.transform.quad_groups import pack_quad_groups
-from relay.transform.tied_tables import PackedMatrix, look_up_in_panels
-from relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
-from relay.type import TensorType
-from te.dtype import DType
-from te.dtype import dtype as as_dtype
-from te.ir import PassContext
-from te.tir import Dim
-from topi.cpu.convolution.group_plan import GroupedWindows, crosses_groups
-from topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape
-from topi.cpu.tiling import (
+from relayc.backend.target import Target
+from relayc.relay.expr import Call, Constant, Expr, Function, const
+from relayc.relay.expr_functor import rewrite_calls
+from relayc.relay.op import broadcast
+from relayc.relay.op.base import make_call
+from relayc.relay.op.broadcast import Subtract
+from relayc.relay.op.elementwise import Cast
+from relayc.relay.op.layout import LayoutTransform
+from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
+from relayc.relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
+from relayc.relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
+from relayc.relay.op.nn.pad import pad
+from relayc.relay.op.nn.quads import Conv2DNHWCQuads, DenseQuadGroups, DenseQuads, WindowQuadGroups, Words
+from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
+from relayc.relay.op.qnn import flipped, unflipped
+from relayc.relay.op.transform import Reshape, StridedSlice, Transpose
+from relayc.relay.sizes import LIKELY_SIDE, likely, product
+from relayc.relay.stored import place_of
+from relayc.relay.transform.builders import before_transposition, reshaped, swapped_axes
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.transform.panels import PanelPacker
+from relayc.relay.transform.quad_groups import pack_quad_groups
+from relayc.relay.transform.tied_tables import PackedMatrix, look_up_in_panels
+from relayc.relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
+from relayc.relay.type import TensorType
+from relayc.te.dtype import DType
+from relayc.te.dtype import dtype as as_dtype
+from relayc.te.ir import PassContext
+from relayc.te.tir import Dim
+from relayc.topi.cpu.convolution.group_plan import GroupedWindows, crosses_groups
+from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape
+from relayc.topi.cpu.tiling import (
     as_seen_by,
     group_panel,
     has_byte_products,

@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from backend.driver import ModuleBuilder
-from backend.runtime.packed_func import KernelFunc
-from backend.runtime.threads import in_threads
-from backend.target import Target
-from relay.arrays import Arena
-from relay.expr import Constant
-from relay.stored import StoredConstant
-from topi.cpu.products.panels import CHUNK, panels_by_rows, winograd_panels
-from topi.cpu.tiling import vector_lanes
-from topi.nn.winograd import winograd_matrices
+from relayc.backend.driver import ModuleBuilder
+from relayc.backend.runtime.packed_func import KernelFunc
+from relayc.backend.runtime.threads import in_threads
+from relayc.backend.target import Target
+from relayc.relay.arrays import Arena
+from relayc.relay.expr import Constant
+from relayc.relay.stored import StoredConstant
+from relayc.topi.cpu.products.panels import CHUNK, panels_by_rows, winograd_panels
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.nn.winograd import winograd_matrices
 
 __all__ = ["PanelPacker"]
 

@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from relay.arrays import Arena, Jobs, concatenated
-from relay.expr import Call, Constant, Expr, Function, numpy_dtype
-from relay.op.base import OpDef, OpPattern, make_call
-from relay.stored import StoredConstant
-from relay.transform.builders import is_call_of
-from te.ir import post_order
+from relayc.relay.arrays import Arena, Jobs, concatenated
+from relayc.relay.expr import Call, Constant, Expr, Function, numpy_dtype
+from relayc.relay.op.base import OpDef, OpPattern, make_call
+from relayc.relay.stored import StoredConstant
+from relayc.relay.transform.builders import is_call_of
+from relayc.te.ir import post_order
 
 __all__ = ["Branch", "branch_of", "combined", "rearranges"]
 

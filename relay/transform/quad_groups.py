@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from relay.transform.panels import PanelPacker
+from relayc.relay.transform.panels import PanelPacker
 
 __all__ = ["pack_quad_groups"]
 

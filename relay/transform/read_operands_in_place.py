@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from relay.expr import Call, Constant, Expr
-from relay.op.base import make_call
-from relay.op.nn.dense import BatchMatmul, Dense
-from relay.sizes import product
-from relay.transform.builders import before_transposition, reshaped
-from relay.transform.function_pass import RewritePass
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.base import make_call
+from relayc.relay.op.nn.dense import BatchMatmul, Dense
+from relayc.relay.sizes import product
+from relayc.relay.transform.builders import before_transposition, reshaped
+from relayc.relay.transform.function_pass import RewritePass
 
 __all__ = ["ReadOperandsInPlace"]
 

@@ -9,16 +9,16 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr, Function
-from relay.expr_functor import Sharing
-from relay.op.base import OpDef, make_call
-from relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
-from relay.transform.builders import NARROW, array_of, before_transposition, is_call_of, reshaped, transposed
-from relay.transform.function_pass import FunctionPass
-from relay.transform.zero_one_masks import as_condition, number_where_zero
-from relay.type import dims_equal, shapes_equal
-from te.ir import PassContext
-from te.tir import Dim
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.expr_functor import Sharing
+from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
+from relayc.relay.transform.builders import NARROW, array_of, before_transposition, is_call_of, reshaped, transposed
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.transform.zero_one_masks import as_condition, number_where_zero
+from relayc.relay.type import dims_equal, shapes_equal
+from relayc.te.ir import PassContext
+from relayc.te.tir import Dim
 
 __all__ = ["RecognizeAttention"]
 

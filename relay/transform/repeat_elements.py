@@ -6,15 +6,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from relay.expr import Call, Expr, Function
-from relay.op.base import OpDef, make_call
-from relay.op.indexing import Take
-from relay.op.nn.pad import Pad
-from relay.op.transform import Repeat, StridedSlice
-from relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
-from relay.transform.builders import array_of
-from relay.transform.function_pass import FunctionPass
-from te.ir import PassContext
+from relayc.relay.expr import Call, Expr, Function
+from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.op.indexing import Take
+from relayc.relay.op.nn.pad import Pad
+from relayc.relay.op.transform import Repeat, StridedSlice
+from relayc.relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
+from relayc.relay.transform.builders import array_of
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext
 
 __all__ = ["RepeatElements", "times_and_first"]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from relay.expr import Call, Expr
-from relay.op.base import make_call
-from relay.op.indexing import Gather
-from relay.op.nn.dense import BatchMatmul
-from relay.op.transform import Tile
-from relay.pattern import Found, PatternRule, is_op, wildcard
-from relay.transform.builders import is_call_of, reshaped, transposed
-from relay.type import dims_equal
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import make_call
+from relayc.relay.op.indexing import Gather
+from relayc.relay.op.nn.dense import BatchMatmul
+from relayc.relay.op.transform import Tile
+from relayc.relay.pattern import Found, PatternRule, is_op, wildcard
+from relayc.relay.transform.builders import is_call_of, reshaped, transposed
+from relayc.relay.type import dims_equal
 
 __all__ = ["RULES_OF_REPETITION"]
 

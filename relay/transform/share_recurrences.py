@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from backend.target import Target
-from relay.expr import Call, Expr
-from relay.op.nn.recurrent import GRU, LSTM, RNN
-from relay.transform.function_pass import RewritePass
-from topi.cpu.tiling import threads_worthwhile, vector_lanes
-from topi.groups import constant_size
+from relayc.backend.target import Target
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.nn.recurrent import GRU, LSTM, RNN
+from relayc.relay.transform.function_pass import RewritePass
+from relayc.topi.cpu.tiling import threads_worthwhile, vector_lanes
+from relayc.topi.groups import constant_size
 
 __all__ = ["ShareRecurrences"]
 

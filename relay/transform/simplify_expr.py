@@ -8,19 +8,19 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr, Function
-from relay.interpreter import apply_reference
-from relay.op.base import OpDef, OpPattern, make_call
-from relay.op.transform import StridedSlice
-from relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
-from relay.sizes import add_sizes, dims_equal
-from relay.transform.builders import array_of, is_call_of, keeps_order, reshaped
-from relay.transform.function_pass import FunctionPass
-from relay.transform.repeated_operands import RULES_OF_REPETITION
-from relay.type import TensorType, broadcast_shapes, shapes_equal
-from te.dtype import DType
-from te.ir import PassContext
-from te.tir import Dim
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.interpreter import apply_reference
+from relayc.relay.op.base import OpDef, OpPattern, make_call
+from relayc.relay.op.transform import StridedSlice
+from relayc.relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
+from relayc.relay.sizes import add_sizes, dims_equal
+from relayc.relay.transform.builders import array_of, is_call_of, keeps_order, reshaped
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.transform.repeated_operands import RULES_OF_REPETITION
+from relayc.relay.type import TensorType, broadcast_shapes, shapes_equal
+from relayc.te.dtype import DType
+from relayc.te.ir import PassContext
+from relayc.te.tir import Dim
 
 __all__ = ["SimplifyExpr"]
 

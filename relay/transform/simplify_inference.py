@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr
-from relay.op.base import make_call
-from relay.transform.builders import is_call_of, reshaped
-from relay.transform.function_pass import RewritePass
-from te.ir import Span
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.base import make_call
+from relayc.relay.transform.builders import is_call_of, reshaped
+from relayc.relay.transform.function_pass import RewritePass
+from relayc.te.ir import Span
 
 __all__ = ["SimplifyInference"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from relay.expr import Call, Expr
-from relay.op.base import make_call
-from relay.op.nn.activation import HardSigmoid
-from relay.pattern import Found, Pattern, PatternRule, is_constant, is_op, wildcard
-from relay.transform.builders import is_call_of
-from relay.transform.spelled_parts import number, square_of
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import make_call
+from relayc.relay.op.nn.activation import HardSigmoid
+from relayc.relay.pattern import Found, Pattern, PatternRule, is_constant, is_op, wildcard
+from relayc.relay.transform.builders import is_call_of
+from relayc.relay.transform.spelled_parts import number, square_of
 
 __all__ = ["ACTIVATION_RULES"]
 

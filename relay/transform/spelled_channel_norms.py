@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr, numpy_dtype
-from relay.op.base import make_call
-from relay.pattern import Found, PatternRule, is_constant, is_op, wildcard
-from relay.transform.builders import array_of, reshaped
-from relay.transform.spelled_parts import reduced_axes
-from relay.type import dims_match, shapes_equal
-from te.tir import Dim
+from relayc.relay.expr import Call, Constant, Expr, numpy_dtype
+from relayc.relay.op.base import make_call
+from relayc.relay.pattern import Found, PatternRule, is_constant, is_op, wildcard
+from relayc.relay.transform.builders import array_of, reshaped
+from relayc.relay.transform.spelled_parts import reduced_axes
+from relayc.relay.type import dims_match, shapes_equal
+from relayc.te.tir import Dim
 
 __all__ = ["CHANNEL_NORM_RULES"]
 

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from relay.expr import Call, Expr
-from relay.op.base import make_call
-from relay.pattern import Found, PatternRule, is_op, wildcard
-from relay.transform.spelled_parts import count_reduced, number, one_number, reduced_axes, square_of, value_of
-from relay.type import shapes_equal
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import make_call
+from relayc.relay.pattern import Found, PatternRule, is_op, wildcard
+from relayc.relay.transform.spelled_parts import count_reduced, number, one_number, reduced_axes, square_of, value_of
+from relayc.relay.type import shapes_equal
 
 __all__ = ["MOMENT_RULES"]
 

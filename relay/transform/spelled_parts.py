@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr
-from relay.pattern import Pattern, is_constant, is_op
-from relay.transform.builders import array_of, reshaped
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.pattern import Pattern, is_constant, is_op
+from relayc.relay.transform.builders import array_of, reshaped
 
 __all__ = [
     "count_reduced", "inverse_root_of", "last_axes", "mean_of", "number", "one_number", "over_root", "parameter",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from relay.expr import Call, Constant, Expr, Tuple
-from relay.op.base import make_call
-from relay.pattern import Found, PatternRule, is_op, is_tuple, wildcard
-from relay.transform.builders import is_call_of, reshaped
-from relay.type import shapes_equal
+from relayc.relay.expr import Call, Constant, Expr, Tuple
+from relayc.relay.op.base import make_call
+from relayc.relay.pattern import Found, PatternRule, is_op, is_tuple, wildcard
+from relayc.relay.transform.builders import is_call_of, reshaped
+from relayc.relay.type import shapes_equal
 
 __all__ = ["ROTARY_RULES"]
 

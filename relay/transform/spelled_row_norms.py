@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr, numpy_dtype
-from relay.op.base import OpDef, make_call
-from relay.pattern import Found, PatternRule, is_constant, is_op, wildcard
-from relay.transform.builders import array_of, is_call_of
-from relay.transform.spelled_parts import (
+from relayc.relay.expr import Call, Constant, Expr, numpy_dtype
+from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.pattern import Found, PatternRule, is_constant, is_op, wildcard
+from relayc.relay.transform.builders import array_of, is_call_of
+from relayc.relay.transform.spelled_parts import (
     count_reduced,
     inverse_root_of,
     last_axes,
@@ -27,7 +27,7 @@ from relay.transform.spelled_parts import (
     square_of,
     value_of,
 )  # fmt: skip
-from te.tir import Dim
+from relayc.te.tir import Dim
 
 __all__ = ["ROW_NORM_RULES"]
 

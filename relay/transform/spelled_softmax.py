@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from relay.expr import Call, Expr
-from relay.op.base import make_call
-from relay.pattern import Found, PatternRule, is_op, wildcard
-from relay.transform.builders import reshaped
-from relay.transform.spelled_parts import number, reduced_axes
-from relay.type import dims_equal
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import make_call
+from relayc.relay.pattern import Found, PatternRule, is_op, wildcard
+from relayc.relay.transform.builders import reshaped
+from relayc.relay.transform.spelled_parts import number, reduced_axes
+from relayc.relay.type import dims_equal
 
 __all__ = ["SOFTMAX_RULES"]
 

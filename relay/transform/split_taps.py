@@ -17,17 +17,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from backend.target import Target
-from relay.expr import Call, Constant, Expr, Function
-from relay.expr_functor import rewrite_calls
-from relay.op.base import make_call
-from relay.op.broadcast import add
-from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
-from relay.op.nn.pad import pad
-from relay.transform.function_pass import FunctionPass
-from relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
-from te.ir import PassContext
-from topi.cpu.convolution.winograd_plan import convolution_cycles, moving_cycles
+from relayc.backend.target import Target
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.expr_functor import rewrite_calls
+from relayc.relay.op.base import make_call
+from relayc.relay.op.broadcast import add
+from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
+from relayc.relay.op.nn.pad import pad
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
+from relayc.te.ir import PassContext
+from relayc.topi.cpu.convolution.winograd_plan import convolution_cycles, moving_cycles
 
 __all__ = ["SplitTaps"]
 

@@ -14,26 +14,26 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeGuard
 
-from backend.target import Target
-from relay.expr import Call, Expr, Function, Var
-from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
-from relay.op.base import OpDef, OpPattern
-from relay.op.nn.conv import Conv2D
-from relay.op.nn.dense import BatchMatmulPacked, DensePacked, PackPanels
-from relay.op.nn.dense_bits import DenseBits
-from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
-from relay.op.nn.quads import Conv2DNHWCQuads, DenseQuadGroups, DenseQuads, WindowQuadGroups
-from relay.op.nn.winograd import Conv2DNHWCWinograd
-from relay.op.transform import Reshape, Transpose
-from relay.transform.function_pass import FunctionPass
-from relay.type import TensorType
-from te.ir import PassContext, post_order
-from te.tir import Dim, as_int
-from topi.cpu.convolution.winograd_plan import WinogradShape, winograd_turns
-from topi.cpu.register_transpose import block_of, vectors_turned
-from topi.cpu.tiling import LINE_ELEMENTS, vector_lanes
-from topi.groups import constant_size
-from topi.utils import num_elements, same_dim
+from relayc.backend.target import Target
+from relayc.relay.expr import Call, Expr, Function, Var
+from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relayc.relay.op.base import OpDef, OpPattern
+from relayc.relay.op.nn.conv import Conv2D
+from relayc.relay.op.nn.dense import BatchMatmulPacked, DensePacked, PackPanels
+from relayc.relay.op.nn.dense_bits import DenseBits
+from relayc.relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
+from relayc.relay.op.nn.quads import Conv2DNHWCQuads, DenseQuadGroups, DenseQuads, WindowQuadGroups
+from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd
+from relayc.relay.op.transform import Reshape, Transpose
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.type import TensorType
+from relayc.te.ir import PassContext, post_order
+from relayc.te.tir import Dim, as_int
+from relayc.topi.cpu.convolution.winograd_plan import WinogradShape, winograd_turns
+from relayc.topi.cpu.register_transpose import block_of, vectors_turned
+from relayc.topi.cpu.tiling import LINE_ELEMENTS, vector_lanes
+from relayc.topi.groups import constant_size
+from relayc.topi.utils import num_elements, same_dim
 
 __all__ = ["StoreInOrder"]
 

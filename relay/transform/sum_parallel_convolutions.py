@@ -13,14 +13,14 @@ from typing import Any, ClassVar, TypeGuard, cast
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr, Function, numpy_dtype
-from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
-from relay.op.base import make_call
-from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
-from relay.transform.builders import array_of, is_call_of
-from relay.transform.fold_scale_axis import per_output_channel
-from relay.transform.function_pass import FunctionPass
-from te.ir import PassContext
+from relayc.relay.expr import Call, Constant, Expr, Function, numpy_dtype
+from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relayc.relay.op.base import make_call
+from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
+from relayc.relay.transform.builders import array_of, is_call_of
+from relayc.relay.transform.fold_scale_axis import per_output_channel
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext
 
 __all__ = ["SumParallelConvolutions"]
 

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr, Function
-from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
-from relay.interpreter import apply_reference
-from relay.op.base import OpDef
-from relay.op.qnn import Lookup
-from relay.transform.function_pass import FunctionPass
-from relay.type import TensorType
-from topi.groups import constant_size
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relayc.relay.interpreter import apply_reference
+from relayc.relay.op.base import OpDef
+from relayc.relay.op.qnn import Lookup
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.type import TensorType
+from relayc.topi.groups import constant_size
 
 if TYPE_CHECKING:
-    from backend.target import Target
-    from relay.op.common import Array
-    from te.ir import PassContext
+    from relayc.backend.target import Target
+    from relayc.relay.op.common import Array
+    from relayc.te.ir import PassContext
 
 __all__ = ["TabulateBytes"]
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
-from relay.analysis import evaluation_order
-from relay.expr import Call, Constant, Expr, Function
-from relay.expr_functor import rewrite_calls
-from relay.op.indexing import Take
-from relay.op.nn.dense import TakeFromPanels
-from relay.stored import place_of
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.expr_functor import rewrite_calls
+from relayc.relay.op.indexing import Take
+from relayc.relay.op.nn.dense import TakeFromPanels
+from relayc.relay.stored import place_of
 
 __all__ = ["PackedMatrix", "look_up_in_panels"]
 

@@ -19,13 +19,13 @@ from typing import ClassVar, cast
 import ml_dtypes  # pyright: ignore[reportMissingImports]
 import numpy as np
 
-from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, numpy_dtype
-from relay.op.base import MixedPrecision, OpDef, get_op, make_call
-from relay.transform.function_pass import FunctionPass
-from relay.type import TensorType, TupleType, Type
-from te.dtype import DType, dtype
-from te.errors import CompileError
-from te.ir import PassContext, post_order
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, numpy_dtype
+from relayc.relay.op.base import MixedPrecision, OpDef, get_op, make_call
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.dtype import DType, dtype
+from relayc.te.errors import CompileError
+from relayc.te.ir import PassContext, post_order
 
 __all__ = ["MIXED_PRECISION_TYPES", "ToMixedPrecision"]
 

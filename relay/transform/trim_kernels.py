@@ -12,10 +12,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr
-from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
-from relay.transform.function_pass import RewritePass
-from te.tir import Dim
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
+from relayc.relay.transform.function_pass import RewritePass
+from relayc.te.tir import Dim
 
 __all__ = ["TrimKernels"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from relay.expr import Call, Constant, Expr
-from relay.op.base import make_call
-from relay.op.nn.dense_bits import DenseBits
-from relay.transform.function_pass import RewritePass
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.base import make_call
+from relayc.relay.op.nn.dense_bits import DenseBits
+from relayc.relay.transform.function_pass import RewritePass
 
 __all__ = ["UnpackWeights"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from backend.target import Target
-from relay.expr import Call, Constant, Expr, Function
-from relay.expr_functor import Sharing
-from relay.op.base import make_call
-from relay.op.nn.dense import BatchMatmul
-from relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
-from relay.transform.builders import NARROW, is_call_of
-from relay.transform.function_pass import FunctionPass
-from te.ir import PassContext
-from topi.cpu.tiling import reads_in_place
+from relayc.backend.target import Target
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.expr_functor import Sharing
+from relayc.relay.op.base import make_call
+from relayc.relay.op.nn.dense import BatchMatmul
+from relayc.relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
+from relayc.relay.transform.builders import NARROW, is_call_of
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext
+from relayc.topi.cpu.tiling import reads_in_place
 
 __all__ = ["WidenProducts"]
 

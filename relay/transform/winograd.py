@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from backend.target import Target
-from relay.expr import Call
-from relay.op.nn.conv import Conv2D, Conv3D
-from relay.sizes import LIKELY_SIDE, likely
-from te.errors import CompileError
-from te.ir import PassContext
-from topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
-from topi.layout import Layout
-from topi.nn.winograd import WINOGRAD_FILTERS, Depth
+from relayc.backend.target import Target
+from relayc.relay.expr import Call
+from relayc.relay.op.nn.conv import Conv2D, Conv3D
+from relayc.relay.sizes import LIKELY_SIDE, likely
+from relayc.te.errors import CompileError
+from relayc.te.ir import PassContext
+from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
+from relayc.topi.layout import Layout
+from relayc.topi.nn.winograd import WINOGRAD_FILTERS, Depth
 
 __all__ = ["winograd_plan", "winograd_shape", "winograd_tiles"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr
-from relay.op.base import OpDef, make_call
-from relay.transform.builders import array_of, is_call_of
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.transform.builders import array_of, is_call_of
 
 __all__ = ["as_condition", "number_where_zero"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from relay.tuning.bench import KernelBench, Variant
-from relay.tuning.selection import Choice, select
-from relay.tuning.tuner import Finding, TuningReport, tune
+from relayc.relay.tuning.bench import KernelBench, Variant
+from relayc.relay.tuning.selection import Choice, select
+from relayc.relay.tuning.tuner import Finding, TuningReport, tune
 
 __all__ = ["Choice", "Finding", "KernelBench", "TuningReport", "Variant", "select", "tune"]

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backend.driver import ModuleBuilder
-from backend.runtime import CompiledModel, Context, GraphModule, NDArray, device, nd
-from backend.runtime.dtype import to_numpy
-from backend.target import Target
-from relay.build.lower import Workload, lower, tensor_types
-from relay.build.workspace import Workspace
-from relay.type import TensorType
-from topi.tuning import Config
+from relayc.backend.driver import ModuleBuilder
+from relayc.backend.runtime import CompiledModel, Context, GraphModule, NDArray, device, nd
+from relayc.backend.runtime.dtype import to_numpy
+from relayc.backend.target import Target
+from relayc.relay.build.lower import Workload, lower, tensor_types
+from relayc.relay.build.workspace import Workspace
+from relayc.relay.type import TensorType
+from relayc.topi.tuning import Config
 
 __all__ = ["KernelBench", "Variant"]
 

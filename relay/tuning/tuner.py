@@ -18,20 +18,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from backend.runtime import CompiledModel
-from backend.target import Target
-from relay.build import build, optimize
-from relay.build.arrange import arrange
-from relay.build.graph import make_graph
-from relay.build.lower import Workload, lower
-from relay.build.records import Record, TuningRecords, default_records_path, graph_subject, processor
-from relay.expr import Function
-from relay.tuning.bench import KernelBench, Variant
-from relay.tuning.selection import Choice, Timer, select
-from relay.type import TensorType
-from te.errors import CompileError
-from te.ir import IRModule
-from topi.tuning import Config, Knob, Value
+from relayc.backend.runtime import CompiledModel
+from relayc.backend.target import Target
+from relayc.relay.build import build, optimize
+from relayc.relay.build.arrange import arrange
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import Workload, lower
+from relayc.relay.build.records import Record, TuningRecords, default_records_path, graph_subject, processor
+from relayc.relay.expr import Function
+from relayc.relay.tuning.bench import KernelBench, Variant
+from relayc.relay.tuning.selection import Choice, Timer, select
+from relayc.relay.type import TensorType
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule
+from relayc.topi.tuning import Config, Knob, Value
 
 __all__ = ["Bench", "Finding", "TuningReport", "tune"]
 

@@ -1,6 +1,6 @@
 """Integer analysis: canonical forms, simplification, bounds, symbolic intervals, proofs (TVM: `tvm.arith`)."""
 
-from te.arith.analyzer import Analyzer
-from te.arith.interval import Interval
+from relayc.te.arith.analyzer import Analyzer
+from relayc.te.arith.interval import Interval
 
 __all__ = ["Analyzer", "Interval"]

@@ -15,12 +15,12 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from math import gcd, isfinite
 
-from te.arith.canonical import Canonical
-from te.arith.interval import Ends, Interval, interval_of
-from te.arith.linear import Atom, Bound, Linear
-from te.dtype import INT32, INT64
-from te.tir import ops
-from te.tir.expr import EQ, GE, GT, LE, LT, And, Call, Compare, Dim, IntImm, Not, PrimExpr, Range, Var
+from relayc.te.arith.canonical import Canonical
+from relayc.te.arith.interval import Ends, Interval, interval_of
+from relayc.te.arith.linear import Atom, Bound, Linear
+from relayc.te.dtype import INT32, INT64
+from relayc.te.tir import ops
+from relayc.te.tir.expr import EQ, GE, GT, LE, LT, And, Call, Compare, Dim, IntImm, Not, PrimExpr, Range, Var
 
 __all__ = ["Analyzer"]
 

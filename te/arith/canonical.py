@@ -11,13 +11,13 @@ from collections.abc import Callable
 from math import gcd
 from typing import Any, cast
 
-from te.arith.division import sign_of_quotient
-from te.arith.forms import Forms
-from te.arith.linear import Bound, Linear
-from te.dtype import BOOL, INT32, INT64, DType
-from te.ir.visitor import post_order
-from te.tir import ops
-from te.tir.expr import (
+from relayc.te.arith.division import sign_of_quotient
+from relayc.te.arith.forms import Forms
+from relayc.te.arith.linear import Bound, Linear
+from relayc.te.dtype import BOOL, INT32, INT64, DType
+from relayc.te.ir.visitor import post_order
+from relayc.te.tir import ops
+from relayc.te.tir.expr import (
     EQ,
     GE,
     GT,
@@ -53,8 +53,8 @@ from te.tir.expr import (
     Sub,
     Var,
 )  # fmt: skip
-from te.tir.intrinsics import INTRINSICS
-from te.tir.substitute import substitute
+from relayc.te.tir.intrinsics import INTRINSICS
+from relayc.te.tir.substitute import substitute
 
 __all__ = ["Canonical"]
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from math import gcd
 from typing import TYPE_CHECKING
 
-from te.arith.linear import Atom, Linear
+from relayc.te.arith.linear import Atom, Linear
 
 if TYPE_CHECKING:
-    from te.arith.forms import Forms
+    from relayc.te.arith.forms import Forms
 
 __all__ = ["QUOTIENT_RULES", "REMAINDER_RULES", "quotient", "remainder", "sign_of_quotient", "symbolic_division"]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from math import gcd, inf
 from typing import Any
 
-from te.arith import division
-from te.arith.linear import UNBOUNDED, Atom, Bound, Linear
-from te.dtype import INT32, DType
-from te.tir.expr import Add, FloorDiv, FloorMod, IntImm, Max, Min, Mul, PrimExpr, SizeVar, Sub, Var
+from relayc.te.arith import division
+from relayc.te.arith.linear import UNBOUNDED, Atom, Bound, Linear
+from relayc.te.dtype import INT32, DType
+from relayc.te.tir.expr import Add, FloorDiv, FloorMod, IntImm, Max, Min, Mul, PrimExpr, SizeVar, Sub, Var
 
 __all__ = ["Forms"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isfinite
 
-from te.arith.forms import Forms
-from te.arith.linear import Atom, Linear
-from te.tir.expr import PrimExpr, Var
+from relayc.te.arith.forms import Forms
+from relayc.te.arith.linear import Atom, Linear
+from relayc.te.tir.expr import PrimExpr, Var
 
 __all__ = ["Interval", "interval_of"]
 

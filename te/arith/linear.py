@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from te.tir.expr import PrimExpr, Var
+from relayc.te.tir.expr import PrimExpr, Var
 
 __all__ = ["Atom", "Bound", "Linear"]
 

@@ -1,13 +1,13 @@
 """The IR kit: what every IR of the project is made with."""
 
-from te.ir.abstract import Abstract
-from te.ir.depth import deep_trees
-from te.ir.module import IRModule
-from te.ir.node import Node, node
-from te.ir.span import Span
-from te.ir.structural import first_difference, structural_equal
-from te.ir.transform import DumpInstrument, Pass, PassContext, PassInstrument, Sequential, TimingInstrument
-from te.ir.visitor import Mutator, Visitor, collect, post_order, rebuilt, rewrite_dag
+from relayc.te.ir.abstract import Abstract
+from relayc.te.ir.depth import deep_trees
+from relayc.te.ir.module import IRModule
+from relayc.te.ir.node import Node, node
+from relayc.te.ir.span import Span
+from relayc.te.ir.structural import first_difference, structural_equal
+from relayc.te.ir.transform import DumpInstrument, Pass, PassContext, PassInstrument, Sequential, TimingInstrument
+from relayc.te.ir.visitor import Mutator, Visitor, collect, post_order, rebuilt, rewrite_dag
 
 __all__ = [
     "Abstract",

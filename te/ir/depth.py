@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 
-from te.ir.process import process_setting
+from relayc.te.ir.process import process_setting
 
 __all__ = ["deep_trees"]
 

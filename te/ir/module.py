@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from te.errors import CompileError
+from relayc.te.errors import CompileError
 
 __all__ = ["IRModule"]
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
-from te.ir.span import Span
+from relayc.te.ir.span import Span
 
 __all__ = ["Node", "node"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from te.ir.node import Node
+from relayc.te.ir.node import Node
 
 __all__ = ["StructuralData", "StructuralEqual", "first_difference", "structural_equal"]
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from inspect import isabstract
 from typing import Any, ClassVar
 
-from te.errors import CompileError
-from te.ir.module import IRModule
+from relayc.te.errors import CompileError
+from relayc.te.ir.module import IRModule
 
 __all__ = ["DumpInstrument", "Pass", "PassContext", "PassInstrument", "Sequential", "TimingInstrument"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from te.ir.node import Node
+from relayc.te.ir.node import Node
 
 __all__ = ["Mutator", "Visitor", "collect", "post_order", "rebuilt", "rewrite_dag"]
 

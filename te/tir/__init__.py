@@ -1,7 +1,7 @@
 """The loop IR: expressions, statements, buffers and functions (TVM: `tvm.tir`)."""
 
-from te.tir.buffer import Buffer, decl_buffer
-from te.tir.expr import (
+from relayc.te.tir.buffer import Buffer, decl_buffer
+from relayc.te.tir.expr import (
     EQ,
     GE,
     GT,
@@ -44,8 +44,8 @@ from te.tir.expr import (
     Sub,
     Var,
 )  # fmt: skip
-from te.tir.function import PrimFunc
-from te.tir.ops import (
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.ops import (
     as_dim,
     as_int,
     broadcast,
@@ -67,8 +67,8 @@ from te.tir.ops import (
     select,
     seq,
 )  # fmt: skip
-from te.tir.printer import text
-from te.tir.stmt import (
+from relayc.te.tir.printer import text
+from relayc.te.tir.stmt import (
     Allocate,
     AssertStmt,
     AttrStmt,

@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from te.dtype import DType
-from te.ir.node import Node
-from te.ir.structural import structural_equal
-from te.tir.expr import Add, BufferLoad, Call, FloatImm, IntImm, Let, Logical, PrimExpr, Select, SizeVar, StringImm, Var
-from te.tir.stmt import Allocate, BufferStore, For, LetStmt
+from relayc.te.dtype import DType
+from relayc.te.ir.node import Node
+from relayc.te.ir.structural import structural_equal
+from relayc.te.tir.expr import (
+    Add,
+    BufferLoad,
+    Call,
+    FloatImm,
+    IntImm,
+    Let,
+    Logical,
+    PrimExpr,
+    Select,
+    SizeVar,
+    StringImm,
+    Var,
+)
+from relayc.te.tir.stmt import Allocate, BufferStore, For, LetStmt
 
 __all__ = ["added_to_itself", "always_evaluated", "contains", "dtypes_of", "free_variables"]
 

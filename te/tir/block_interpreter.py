@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
-from te.ir.module import IRModule
-from te.tir.expr import IterVar
-from te.tir.function import PrimFunc
-from te.tir.interpreter import Interpreter, InterpreterError
-from te.tir.stmt import Allocate, AttrStmt, Stmt
+from relayc.te.ir.module import IRModule
+from relayc.te.tir.expr import IterVar
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.interpreter import Interpreter, InterpreterError
+from relayc.te.tir.stmt import Allocate, AttrStmt, Stmt
 
 __all__ = ["WARP", "BlockInterpreter"]
 

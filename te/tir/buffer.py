@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from te.dtype import HANDLE, DType, dtype
-from te.ir.structural import StructuralEqual
-from te.tir.expr import Dim, Var
+from relayc.te.dtype import HANDLE, DType, dtype
+from relayc.te.ir.structural import StructuralEqual
+from relayc.te.tir.expr import Dim, Var
 
 __all__ = ["Buffer", "buffer_strides", "decl_buffer"]
 

@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from te.dtype import BOOL, DType, dtype
-from te.ir.node import Node, node
-from te.ir.span import Span
-from te.ir.structural import StructuralEqual
-from te.tir.operators import OPERATIONS, ExprOperators
+from relayc.te.dtype import BOOL, DType, dtype
+from relayc.te.ir.node import Node, node
+from relayc.te.ir.span import Span
+from relayc.te.ir.structural import StructuralEqual
+from relayc.te.tir.operators import OPERATIONS, ExprOperators
 
 if TYPE_CHECKING:
-    from te.tir.buffer import Buffer
+    from relayc.te.tir.buffer import Buffer
 
 __all__ = [
     "EQ", "GE", "GT", "LE", "LT", "NE", "Add", "And", "Binary", "Broadcast", "BufferLoad", "Call", "Cast",

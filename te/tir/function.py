@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from te.ir.node import Node, node
-from te.ir.span import Span
-from te.tir.buffer import Buffer
-from te.tir.expr import Var
-from te.tir.operators import OPERATIONS
-from te.tir.stmt import Stmt
+from relayc.te.ir.node import Node, node
+from relayc.te.ir.span import Span
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import Var
+from relayc.te.tir.operators import OPERATIONS
+from relayc.te.tir.stmt import Stmt
 
 __all__ = ["PrimFunc"]
 

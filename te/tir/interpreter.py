@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from te.errors import CompileError
-from te.ir.module import IRModule
-from te.ir.visitor import Visitor
-from te.tir.buffer import Buffer
-from te.tir.expr import (
+from relayc.te.errors import CompileError
+from relayc.te.ir.module import IRModule
+from relayc.te.ir.visitor import Visitor
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import (
     EQ,
     GE,
     GT,
@@ -48,9 +48,9 @@ from te.tir.expr import (
     Sub,
     Var,
 )  # fmt: skip
-from te.tir.function import PrimFunc
-from te.tir.intrinsics import INTRINSICS
-from te.tir.stmt import (
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.intrinsics import INTRINSICS
+from relayc.te.tir.stmt import (
     Allocate,
     AssertStmt,
     AttrStmt,
@@ -62,7 +62,7 @@ from te.tir.stmt import (
     SeqStmt,
     While,
 )  # fmt: skip
-from te.tir.values import (
+from relayc.te.tir.values import (
     Memory,
     Pointer,
     convert_array,

@@ -21,13 +21,13 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from te.dtype import dtype
-from te.errors import CompileError
-from te.tir import ops
-from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, Dim, IterVar, PrimExpr, Range, Var
-from te.tir.ops import cast, convert, seq
-from te.tir.stmt import (
+from relayc.te.dtype import dtype
+from relayc.te.errors import CompileError
+from relayc.te.tir import ops
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import BufferLoad, Dim, IterVar, PrimExpr, Range, Var
+from relayc.te.tir.ops import cast, convert, seq
+from relayc.te.tir.stmt import (
     Allocate,
     AttrStmt,
     BufferStore,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from te.tir.expr import Call, PrimExpr, Var
-from te.tir.intrinsics import INTRINSICS
+from relayc.te.tir.expr import Call, PrimExpr, Var
+from relayc.te.tir.intrinsics import INTRINSICS
 
 __all__ = ["ValueNumbers"]
 

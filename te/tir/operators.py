@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from te.tir.expr import PrimExpr
+    from relayc.te.tir.expr import PrimExpr
 
 __all__ = ["OPERATIONS", "ExprOperators"]
 

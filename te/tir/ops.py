@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from te.dtype import BOOL, FLOAT32, INT32, INT64, DType, dtype
-from te.errors import CompileError
-from te.tir.expr import (
+from relayc.te.dtype import BOOL, FLOAT32, INT32, INT64, DType, dtype
+from relayc.te.errors import CompileError
+from relayc.te.tir.expr import (
     EQ,
     GE,
     GT,
@@ -48,9 +48,9 @@ from te.tir.expr import (
     StringImm,
     Sub,
 )  # fmt: skip
-from te.tir.intrinsics import INTRINSICS
-from te.tir.operators import OPERATIONS
-from te.tir.stmt import Evaluate, SeqStmt, Stmt
+from relayc.te.tir.intrinsics import INTRINSICS
+from relayc.te.tir.operators import OPERATIONS
+from relayc.te.tir.stmt import Evaluate, SeqStmt, Stmt
 
 __all__ = [
     "all", "any", "as_dim", "as_int", "broadcast", "call_intrin", "cast", "const", "convert", "div", "equal",

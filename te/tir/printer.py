@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from te.dtype import BOOL, FLOAT32, INT32
-from te.ir.node import Node
-from te.ir.visitor import Visitor
-from te.tir.buffer import Buffer
-from te.tir.expr import (
+from relayc.te.dtype import BOOL, FLOAT32, INT32
+from relayc.te.ir.node import Node
+from relayc.te.ir.visitor import Visitor
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import (
     Add,
     Binary,
     Broadcast,
@@ -45,9 +45,9 @@ from te.tir.expr import (
     Sub,
     Var,
 )  # fmt: skip
-from te.tir.function import PrimFunc
-from te.tir.operators import OPERATIONS
-from te.tir.stmt import (
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.operators import OPERATIONS
+from relayc.te.tir.stmt import (
     Allocate,
     AssertStmt,
     AttrStmt,

@@ -15,11 +15,11 @@ from dataclasses import field
 from enum import Enum
 from typing import Any, ClassVar
 
-from te.ir.node import Node, node
-from te.ir.span import Span
-from te.tir.buffer import Buffer
-from te.tir.expr import IntImm, PrimExpr, Var
-from te.tir.operators import OPERATIONS
+from relayc.te.ir.node import Node, node
+from relayc.te.ir.span import Span
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import IntImm, PrimExpr, Var
+from relayc.te.tir.operators import OPERATIONS
 
 __all__ = [
     "Allocate", "AssertStmt", "AttrStmt", "BufferStore", "Evaluate", "For", "ForKind", "IfThenElse", "LetStmt",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from te.ir.node import Node
-from te.ir.visitor import Mutator
-from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, Dim, FloatImm, IntImm, Let, PrimExpr, StringImm, Var
-from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, LetStmt, Stmt
+from relayc.te.ir.node import Node
+from relayc.te.ir.visitor import Mutator
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import BufferLoad, Dim, FloatImm, IntImm, Let, PrimExpr, StringImm, Var
+from relayc.te.tir.stmt import Allocate, AttrStmt, BufferStore, For, LetStmt, Stmt
 
 __all__ = ["fresh_copy", "substitute"]
 

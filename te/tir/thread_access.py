@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from te.arith import Analyzer, Interval
-from te.arith.linear import Linear
-from te.ir.visitor import collect
-from te.tir import ops
-from te.tir.buffer import Buffer
-from te.tir.expr import FloorMod, IntImm, PrimExpr, Ramp, Range, Var
-from te.tir.substitute import substitute
+from relayc.te.arith import Analyzer, Interval
+from relayc.te.arith.linear import Linear
+from relayc.te.ir.visitor import collect
+from relayc.te.tir import ops
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import FloorMod, IntImm, PrimExpr, Ramp, Range, Var
+from relayc.te.tir.substitute import substitute
 
 __all__ = ["Access", "AccessTests"]
 

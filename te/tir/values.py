@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes  # pyright: ignore[reportMissingImports]
 import numpy as np
 
-from te.dtype import DType
+from relayc.te.dtype import DType
 
 __all__ = [
     "Memory", "Pointer", "convert_array", "memory_of", "numpy_dtype", "scalar", "truncated_quotient", "typed",

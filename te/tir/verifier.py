@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from te.dtype import DType
-from te.errors import VerifyError
-from te.ir.module import IRModule
-from te.ir.node import Node
-from te.ir.transform import Pass, PassInstrument
-from te.ir.visitor import Visitor
-from te.tir.buffer import Buffer
-from te.tir.expr import (
+from relayc.te.dtype import DType
+from relayc.te.errors import VerifyError
+from relayc.te.ir.module import IRModule
+from relayc.te.ir.node import Node
+from relayc.te.ir.transform import Pass, PassInstrument
+from relayc.te.ir.visitor import Visitor
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import (
     Binary,
     BufferLoad,
     Call,
@@ -29,10 +29,10 @@ from te.tir.expr import (
     Select,
     Var,
 )  # fmt: skip
-from te.tir.function import PrimFunc
-from te.tir.intrinsics import INTRINSICS
-from te.tir.passes.base import FunctionPass
-from te.tir.stmt import (
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.intrinsics import INTRINSICS
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.stmt import (
     Allocate,
     AssertStmt,
     AttrStmt,

@@ -7,15 +7,15 @@ import shutil
 import numpy as np
 import pytest
 
-from backend.c.compiler import compiler_flags
-from backend.driver import build
-from backend.runtime import ArtifactError, ModuleError, load_module_bytes, nd
-from backend.target import Target
-from te import tir
-from te.dtype import FLOAT32, HANDLE
-from te.errors import CompileError
-from te.ir import IRModule
-from te.tir import (
+from relayc.backend.c.compiler import compiler_flags
+from relayc.backend.driver import build
+from relayc.backend.runtime import ArtifactError, ModuleError, load_module_bytes, nd
+from relayc.backend.target import Target
+from relayc.te import tir
+from relayc.te.dtype import FLOAT32, HANDLE
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule
+from relayc.te.tir import (
     Allocate,
     AttrStmt,
     Broadcast,
@@ -40,7 +40,7 @@ from te.tir import (
     select,
     seq,
 )
-from te.tir.interpreter import interpret
+from relayc.te.tir.interpreter import interpret
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.cache import DiskCache, default_cache, source_version
+from relayc.backend.cache import DiskCache, default_cache, source_version
 
 
 def test_values_are_found_again_by_another_cache(tmp_path):
@@ -101,7 +101,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path):
     program = """
 import resource, sys
 from pathlib import Path
-from backend.cache import DiskCache
+from relayc.backend.cache import DiskCache
 cache = DiskCache(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 cache.put("large", bytes(5000))

@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 
-import te
-from backend.driver import build
-from backend.runtime import ndarray
+from relayc import te
+from relayc.backend.driver import build
+from relayc.backend.runtime import ndarray
 
 DEPTH = 1500
 

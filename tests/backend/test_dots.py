@@ -8,10 +8,10 @@ import shutil
 import numpy as np
 import pytest
 
-import te
-from backend import build, nd
-from backend.runtime import device
-from te.errors import CompileError
+from relayc import te
+from relayc.backend import build, nd
+from relayc.backend.runtime import device
+from relayc.te.errors import CompileError
 
 RNG = np.random.default_rng(5)
 EXTREMES = np.array([-(1 << 15), (1 << 15) - 1, -1, 0, 1], np.int64)

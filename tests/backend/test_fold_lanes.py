@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backend.fold_lanes import fold_lanes
-from backend.llvm.build import build
-from backend.runtime import nd
-from backend.target import Target
-from te.ir import IRModule, collect
-from te.tir import (
+from relayc.backend.fold_lanes import fold_lanes
+from relayc.backend.llvm.build import build
+from relayc.backend.runtime import nd
+from relayc.backend.target import Target
+from relayc.te.ir import IRModule, collect
+from relayc.te.tir import (
     Add,
     Allocate,
     BufferLoad,

@@ -10,14 +10,14 @@ import sys
 import numpy as np
 import pytest
 
-import te
-from backend.driver import build
-from backend.packed_api import make_host_function, make_kernel
-from backend.runtime import ArgumentError, nd, register_device_kind
-from te.dtype import dtype
-from te.errors import VerifyError
-from te.ir import IRModule
-from te.tir import (
+from relayc import te
+from relayc.backend.driver import build
+from relayc.backend.packed_api import make_host_function, make_kernel
+from relayc.backend.runtime import ArgumentError, nd, register_device_kind
+from relayc.te.dtype import dtype
+from relayc.te.errors import VerifyError
+from relayc.te.ir import IRModule
+from relayc.te.tir import (
     Buffer,
     BufferLoad,
     BufferStore,

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from backend.cpu import CPU_FEATURES, HostCPU, host_cpu, resolve_cpu
-from backend.llvm import runtime
-from backend.runtime import cpu_features
-from backend.runtime.errors import ArtifactError
-from backend.target import (
+from relayc.backend.cpu import CPU_FEATURES, HostCPU, host_cpu, resolve_cpu
+from relayc.backend.llvm import runtime
+from relayc.backend.runtime import cpu_features
+from relayc.backend.runtime.errors import ArtifactError
+from relayc.backend.target import (
     AttrOption,
     CacheBytes,
     Target,

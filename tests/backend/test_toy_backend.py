@@ -11,13 +11,20 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-import backend
-import te
-from backend.c_like import CLikeGenerator
-from backend.runtime import ArgumentError, DeviceAPI, DeviceError, Module, ModuleError, PythonFunc, get_global_func
-from backend.runtime.device import Device, DeviceAttrKind
-from backend.target import TargetError
-from te.errors import CompileError
+from relayc import backend, te
+from relayc.backend.c_like import CLikeGenerator
+from relayc.backend.runtime import (
+    ArgumentError,
+    DeviceAPI,
+    DeviceError,
+    Module,
+    ModuleError,
+    PythonFunc,
+    get_global_func,
+)
+from relayc.backend.runtime.device import Device, DeviceAttrKind
+from relayc.backend.target import TargetError
+from relayc.te.errors import CompileError
 
 # -- the device
 

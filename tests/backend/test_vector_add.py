@@ -7,10 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-import backend
-import te
-from backend.runtime import ArgumentError
-from te.errors import CompileError
+from relayc import backend, te
+from relayc.backend.runtime import ArgumentError
+from relayc.te.errors import CompileError
 
 TARGETS = ["llvm", pytest.param("c", marks=pytest.mark.skipif(not shutil.which("cc"), reason="needs cc")), "interp"]
 

@@ -9,16 +9,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import backend.vector_math
-from backend.llvm.build import build
-from backend.lower_intrin import LowerIntrin, lower_intrinsics
-from backend.runtime import nd
-from backend.target import Target
-from backend.vector_math import EXPANSIONS
-from te.dtype import dtype
-from te.errors import CompileError
-from te.ir import IRModule, collect
-from te.tir import (
+from relayc.backend import vector_math
+from relayc.backend.llvm.build import build
+from relayc.backend.lower_intrin import LowerIntrin, lower_intrinsics
+from relayc.backend.runtime import nd
+from relayc.backend.target import Target
+from relayc.backend.vector_math import EXPANSIONS
+from relayc.te.dtype import dtype
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, collect
+from relayc.te.tir import (
     BufferLoad,
     BufferStore,
     Call,
@@ -41,7 +41,7 @@ _STATED = re.compile(r"(\w+) (\d+\.\d)")
 def stated_ulp() -> dict[tuple[str, str], float]:
     """The table in the module's docstring."""
     found, dtype = {}, ""
-    for line in (backend.vector_math.__doc__ or "").splitlines():
+    for line in (vector_math.__doc__ or "").splitlines():
         dtype = next((d for d in ("float32", "float64") if line.strip().startswith(d)), dtype)
         for name, ulp in _STATED.findall(line):
             found[name, dtype] = float(ulp)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx.backend.base import Backend
 
-from frontends.onnx import UnsupportedOperatorError
+from relayc.frontends.onnx import UnsupportedOperatorError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

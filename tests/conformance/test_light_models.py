@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx.backend import RelayBackend
 from tests.conformance.light import LIGHT_MODELS, light_model, random_input, recorded_outputs, with_random_weights
 
 RTOL, ATOL = 1e-3, 1e-7

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
 from benchmarks.light import LIGHT_MODELS, write_light
-from frontends.onnx import from_onnx
-from te.ir import PassContext
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import from_onnx
+from relayc.te.ir import PassContext
 
 pytestmark = [pytest.mark.cuda, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx.backend import RelayBackend
 from tests.conformance.suite import Suite, not_passed, shard
 
 PARTS = 16

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from onnx import ModelProto, TypeProto
 
-from frontends.onnx import from_onnx
-from frontends.onnx.errors import OnnxImportError
+from relayc.frontends.onnx import from_onnx
+from relayc.frontends.onnx.errors import OnnxImportError
 from tests.conformance.suite import shard
 
 with warnings.catch_warnings():

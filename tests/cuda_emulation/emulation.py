@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from backend.cuda import driver as cuda_driver
-from backend.runtime import register_func
-from backend.runtime.registry import remove_global_func
+from relayc.backend.cuda import driver as cuda_driver
+from relayc.backend.runtime import register_func
+from relayc.backend.runtime.registry import remove_global_func
 from tests.cuda_emulation.compiler import compile_cuda
 from tests.cuda_emulation.toolchain import HERE, build, compiler, digest
 
@@ -33,7 +33,7 @@ __all__ = [
 LOOK = cuda_driver._look
 """What the runtime does to find devices, where this module does not hide one."""
 
-_PROBE = "from backend.cuda.driver import probe; print(*probe())"
+_PROBE = "from relayc.backend.cuda.driver import probe; print(*probe())"
 
 
 @functools.cache

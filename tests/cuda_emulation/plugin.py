@@ -9,7 +9,7 @@ from collections.abc import Generator
 
 import pytest
 
-from backend.runtime import Device, device
+from relayc.backend.runtime import Device, device
 from tests.cuda_emulation import emulation
 
 __all__ = ["cuda_device", "emulated_cuda_device", "pytest_runtest_setup"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.runtime import Device
+from relayc.backend.runtime import Device
 from tests.cuda_emulation import emulation
 from tests.cuda_emulation.compiler import compile_cuda, split_kernels
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-import relay
-from relay.expr import Constant, Expr
-from relay.op import get_op
+from relayc import relay
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.op import get_op
 
 __all__ = ["FAMILIES"]
 

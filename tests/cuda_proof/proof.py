@@ -14,18 +14,17 @@ from typing import Any
 
 import numpy as np
 
-import relay
-import te
-from backend.cuda.build import assemble, emit, prepare
-from backend.cuda.module import CUDAModule
-from backend.kernels import DeviceFunction, Kernel
-from backend.runtime import Device, graph_executor
-from backend.target import Target
-from relay.build.graph import make_graph
-from relay.build.lower import lower
-from te.ir import IRModule
-from te.tir import LetStmt, PrimFunc, Stmt
-from te.tir.simt_checker import ExternAccess, KernelChecker
+from relayc import relay, te
+from relayc.backend.cuda.build import assemble, emit, prepare
+from relayc.backend.cuda.module import CUDAModule
+from relayc.backend.kernels import DeviceFunction, Kernel
+from relayc.backend.runtime import Device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import lower
+from relayc.te.ir import IRModule
+from relayc.te.tir import LetStmt, PrimFunc, Stmt
+from relayc.te.tir.simt_checker import ExternAccess, KernelChecker
 
 __all__ = ["ARCHES", "check_kernels", "compile_for", "kernels_of", "over_budget", "run"]
 

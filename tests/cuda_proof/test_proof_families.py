@@ -7,8 +7,8 @@ import functools
 import numpy as np
 import pytest
 
-from relay.interpreter import evaluate
-from te.tir import PrimFunc
+from relayc.relay.interpreter import evaluate
+from relayc.te.tir import PrimFunc
 from tests.cuda_proof import proof
 from tests.cuda_proof.families import FAMILIES
 

@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
 from benchmarks.light import write_light
-from frontends.onnx import from_onnx
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import from_onnx
+from relayc.te.ir import IRModule
 from tests.cuda_proof import proof
 
 pytestmark = pytest.mark.slow

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from backend.cuda.build import prepare
-from backend.kernels import DeviceFunction, Kernel
-from backend.target import Target
-from te.ir import IRModule, Mutator, collect
-from te.tir import BufferLoad, BufferStore, Call, Evaluate, Stmt, StringImm
-from te.tir.ops import add, call_intrin, no_op
-from te.tir.simt_checker import KernelChecker, SimtFault
+from relayc.backend.cuda.build import prepare
+from relayc.backend.kernels import DeviceFunction, Kernel
+from relayc.backend.target import Target
+from relayc.te.ir import IRModule, Mutator, collect
+from relayc.te.tir import BufferLoad, BufferStore, Call, Evaluate, Stmt, StringImm
+from relayc.te.tir.ops import add, call_intrin, no_op
+from relayc.te.tir.simt_checker import KernelChecker, SimtFault
 from tests.cuda_proof import proof
 from tests.cuda_proof.families import FAMILIES
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from relay.op import get_op
+from relayc import relay
+from relayc.relay.op import get_op
 from tests.cuda_proof import proof
 from tests.relay.op.operator_rows import ROWS, Row
 from tests.relay.op.test_operators import assert_close, results_of, types_of

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from frontends.onnx import OnnxImportError, from_onnx
-from frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx import OnnxImportError, from_onnx
+from relayc.frontends.onnx.backend import RelayBackend
 
 try:
     import onnxruntime

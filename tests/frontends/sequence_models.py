@@ -12,11 +12,11 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-import relay
-from backend.runtime import device, graph_executor
-from backend.runtime.artifact import CompiledModel
-from frontends.onnx import from_onnx
-from frontends.onnx.containers import assembled
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.frontends.onnx import from_onnx
+from relayc.frontends.onnx.containers import assembled
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 GOES_ON = helper.make_node("Identity", ["goes_on"], ["goes_on_next"])

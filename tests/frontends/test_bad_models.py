@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from frontends.onnx import OnnxImportError, UnsupportedOperatorError, ValueNeededError, from_onnx
-from te.errors import CompileError
+from relayc.frontends.onnx import OnnxImportError, UnsupportedOperatorError, ValueNeededError, from_onnx
+from relayc.te.errors import CompileError
 
 FLOAT = TensorProto.FLOAT
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-import relay
-from backend.runtime import ArgumentError, device, graph_executor
-from frontends.onnx import from_onnx
+from relayc import relay
+from relayc.backend.runtime import ArgumentError, device, graph_executor
+from relayc.frontends.onnx import from_onnx
 
 KINDS = {"f": TensorProto.FLOAT, "i": TensorProto.INT64, "b": TensorProto.BOOL}
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)

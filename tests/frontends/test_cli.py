@@ -15,9 +15,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
-from backend.runtime import container, load_model
-from frontends.cli.main import app
-from relay.build.records import TuningRecords
+from relayc.backend.runtime import container, load_model
+from relayc.frontends.cli.main import app
+from relayc.relay.build.records import TuningRecords
 
 runner = CliRunner()
 WEIGHT = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32)
@@ -214,7 +214,7 @@ def test_inputs_too_large_for_memory_are_one_block(folder: Path) -> None:
 
 
 def test_output_that_nobody_reads_any_more_ends_quietly(folder: Path) -> None:
-    command = [sys.executable, "-m", "frontends.cli.main", "show", str(folder / "model.onnx"), "asm", "-s", "batch=2"]
+    command = [sys.executable, "-m", "relayc", "show", str(folder / "model.onnx"), "asm", "-s", "batch=2"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -252,7 +252,7 @@ def test_running_an_artifact_does_not_load_the_compiler(folder: Path) -> None:
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
-        "from frontends.cli.main import app\n"
+        "from relayc.frontends.cli.main import app\n"
         f"result = CliRunner().invoke(app, ['run', {str(folder / 'model.relayc')!r}, '--fill', 'random'])\n"
         "assert result.exit_code == 0, result.output\n"
         "loaded = [n for n in ('relay', 'topi', 'onnx', 'networkx') if n in sys.modules]\n"

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
-from frontends.cli.main import app
+from relayc.frontends.cli.main import app
 
 pytest.importorskip("cuda.bindings.nvrtc")
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in a process that sees no GPU."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, "-m", "frontends.cli.main", *arguments], env=environment, text=True,
+    return subprocess.run([sys.executable, "-m", "relayc", *arguments], env=environment, text=True,
                           capture_output=True, check=False)  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, ValueInfoProto, helper
 
-from frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx.backend import RelayBackend
 
 
 def padded(x: np.ndarray, pads: np.ndarray, mode: str) -> np.ndarray:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-import relay
-from backend.runtime import ArgumentError, device, graph_executor
-from frontends.onnx import ValueNeededError, from_onnx
-from frontends.onnx.backend import RelayBackend
-from frontends.onnx.containers import assembled
+from relayc import relay
+from relayc.backend.runtime import ArgumentError, device, graph_executor
+from relayc.frontends.onnx import ValueNeededError, from_onnx
+from relayc.frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx.containers import assembled
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-import relay
-from backend.runtime import device, dynamic, graph_executor, runners
-from backend.runtime.artifact import CompiledModel
-from backend.runtime.errors import ArgumentError
-from frontends.onnx import from_onnx
+from relayc import relay
+from relayc.backend.runtime import device, dynamic, graph_executor, runners
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.frontends.onnx import from_onnx
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto, helper
 
-import relay
-from backend.runtime import graph_executor
-from frontends.onnx import from_onnx
+from relayc import relay
+from relayc.backend.runtime import graph_executor
+from relayc.frontends.onnx import from_onnx
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 

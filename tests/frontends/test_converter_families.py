@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-import frontends.onnx.ops as families
-from frontends.onnx import registry
+import relayc.frontends.onnx.ops as families
+from relayc.frontends.onnx import registry
 
 
 def test_the_table_names_what_each_family_registers(monkeypatch):
     modules = [path.stem for path in Path(families.__file__).parent.glob("*.py") if path.stem != "__init__"]
-    specs = {family: import_module(f"frontends.onnx.ops.{family}").__spec__ for family in modules}
+    specs = {family: import_module(f"relayc.frontends.onnx.ops.{family}").__spec__ for family in modules}
     registered: dict[tuple[str, str], set[str]] = {}
     for family, spec in specs.items():
         table: dict[tuple[str, str], object] = {}
@@ -35,11 +35,11 @@ def test_the_table_names_what_each_family_registers(monkeypatch):
 def test_a_family_is_imported_when_it_is_asked_for(domain, name, family):
     code = f"""
 import sys
-from frontends.onnx.registry import find_converter
+from relayc.frontends.onnx.registry import find_converter
 assert not [m for m in sys.modules if m.startswith("frontends.onnx.ops.")]
 assert find_converter({domain!r}, "NoSuchOperator", 18) is None
 assert not [m for m in sys.modules if m.startswith("frontends.onnx.ops.")]
 assert find_converter({domain!r}, {name!r}, 18) is not None
-assert "frontends.onnx.ops.{family}" in sys.modules and "frontends.onnx.ops.text" not in sys.modules
+assert "relayc.frontends.onnx.ops.{family}" in sys.modules and "relayc.frontends.onnx.ops.text" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-import relay
-from backend.runtime import ArgumentError, device, graph_executor
-from frontends.onnx import from_onnx
-from frontends.onnx.errors import ValueNeededError
+from relayc import relay
+from relayc.backend.runtime import ArgumentError, device, graph_executor
+from relayc.frontends.onnx import from_onnx
+from relayc.frontends.onnx.errors import ValueNeededError
 
 RNG = np.random.default_rng(5)
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-import relay
-from backend.runtime import device, graph_executor
-from frontends.onnx import from_onnx
-from relay.analysis import evaluation_order
-from relay.expr import Call
-from relay.op.transform import Transpose
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import from_onnx
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Call
+from relayc.relay.op.transform import Transpose
 
 EXTENTS = {"t": 3, "k": 2, "i": 5, "h": 4}
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import relay
-from backend.runtime import device, graph_executor
-from frontends.onnx import from_onnx
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import from_onnx
 
 RNG = np.random.default_rng(5)
 TABLE = RNG.standard_normal((20, 70), dtype=np.float32)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from frontends.onnx import fold
-from frontends.onnx.fold import Folder
-from relay import const, op, var
-from te.ir import Span
+from relayc.frontends.onnx import fold
+from relayc.frontends.onnx.fold import Folder
+from relayc.relay import const, op, var
+from relayc.te.ir import Span
 
 
 def test_a_value_is_there_exactly_where_constants_decide_it():

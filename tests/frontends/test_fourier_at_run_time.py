@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, ValueInfoProto, helper
 
-from frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx.backend import RelayBackend
 
 LENGTHS = (1, 2, 3, 8, 31, 441, 3001)
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
-import relay
-from frontends.onnx import from_onnx
-from frontends.onnx.operators_page import operators
-from relay.op.strings import Index, StringOperator
-from te.ir import IRModule, post_order
+from relayc import relay
+from relayc.frontends.onnx import from_onnx
+from relayc.frontends.onnx.operators_page import operators
+from relayc.relay.op.strings import Index, StringOperator
+from relayc.te.ir import IRModule, post_order
 from tests.conformance.suite import Suite
 from tests.reference_backend import ReferenceBackend
 

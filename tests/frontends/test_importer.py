@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from frontends.onnx import from_onnx
-from relay.analysis import evaluation_order
-from relay.expr import Call, Constant, Expr
-from relay.interpreter import create_executor
+from relayc.frontends.onnx import from_onnx
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.interpreter import create_executor
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontends.onnx import from_onnx
+from relayc.frontends.onnx import from_onnx
 from tests.frontends.node_cases import check, node_model, refused
 
 Array = np.ndarray[Any, Any]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-import relay
-from backend.runtime import device, graph_executor
-from frontends.onnx import from_onnx
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import from_onnx
 
 PARTS = 24
 

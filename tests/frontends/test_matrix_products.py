@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-import relay
-from backend.runtime import device, graph_executor
-from frontends.onnx import from_onnx
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import from_onnx
 
 Array = np.ndarray[Any, Any]
 TOLERANCE = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-13, "int32": 0.0, "int64": 0.0}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, helper
 
-from frontends.onnx.backend import RelayBackend
-from frontends.onnx.errors import OnnxImportError
+from relayc.frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx.errors import OnnxImportError
 
 onnxruntime = pytest.importorskip("onnxruntime")
 

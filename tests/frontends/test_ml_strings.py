@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-import relay
-from backend.runtime import device, graph_executor
-from backend.runtime.artifact import CompiledModel
-from frontends.onnx import UnsupportedOperatorError, from_onnx
-from frontends.onnx.backend import RelayBackend
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.frontends.onnx import UnsupportedOperatorError, from_onnx
+from relayc.frontends.onnx.backend import RelayBackend
 
 try:
     import onnxruntime

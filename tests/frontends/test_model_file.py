@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from frontends.onnx import OnnxImportError, from_onnx, model_file
-from frontends.onnx.model_file import LARGE, read_model
-from relay.analysis import evaluation_order
-from relay.expr import Constant
+from relayc.frontends.onnx import OnnxImportError, from_onnx, model_file
+from relayc.frontends.onnx.model_file import LARGE, read_model
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Constant
 
 
 def make(weights: dict[str, np.ndarray], raw: bool = True) -> ModelProto:

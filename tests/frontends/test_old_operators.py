@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from backend.runtime import ArgumentError
-from frontends.onnx import OnnxImportError, UnsupportedOperatorError
-from frontends.onnx.backend import RelayBackend
+from relayc.backend.runtime import ArgumentError
+from relayc.frontends.onnx import OnnxImportError, UnsupportedOperatorError
+from relayc.frontends.onnx.backend import RelayBackend
 
 RANDOM = np.random.default_rng(3)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-import frontends.onnx.backend as backend
-from frontends.onnx import OnnxImportError, UnsupportedOperatorError
-from frontends.onnx.backend import RelayBackend
+import relayc.frontends.onnx.backend as backend
+from relayc.frontends.onnx import OnnxImportError, UnsupportedOperatorError
+from relayc.frontends.onnx.backend import RelayBackend
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from frontends.onnx import OnnxImportError
-from frontends.onnx.model import load
-from frontends.onnx.tensors import sparse_to_numpy, to_numpy
+from relayc.frontends.onnx import OnnxImportError
+from relayc.frontends.onnx.model import load
+from relayc.frontends.onnx.tensors import sparse_to_numpy, to_numpy
 
 NUMERIC = [
     value.number

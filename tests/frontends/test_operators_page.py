@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frontends.onnx.operators_page import operators, page
-from frontends.onnx.refused import REFUSED
+from relayc.frontends.onnx.operators_page import operators, page
+from relayc.frontends.onnx.refused import REFUSED
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.errors import ArgumentError
 from tests.frontends.sequence_models import (
     BOOL,
     FLOAT,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from frontends.onnx import OnnxImportError
-from frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx import OnnxImportError
+from relayc.frontends.onnx.backend import RelayBackend
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 N = 40_000

@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import helper
 
-import relay
-from backend.runtime import device, graph_executor
-from frontends.onnx import from_onnx
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import from_onnx
 
 RNG = np.random.default_rng(3)
 STEPS, BATCH, FEATURES, HIDDEN = 5, 3, 4, 6

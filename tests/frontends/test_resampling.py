@@ -10,11 +10,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-import relay
-from backend.runtime import device, graph_executor
-from frontends.onnx import from_onnx
-from frontends.onnx.ops.resample import Resampling, resample
-from relay.interpreter import evaluate
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import from_onnx
+from relayc.frontends.onnx.ops.resample import Resampling, resample
+from relayc.relay.interpreter import evaluate
 
 COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-import relay
-from backend.runtime import device, graph_executor
-from frontends.onnx import from_onnx
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import from_onnx
 
 RNG = np.random.default_rng(6)
 POINTS = RNG.standard_normal((40, 5), dtype=np.float32)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-import relay
-from backend.runtime import device, graph_executor, lists
-from backend.runtime.errors import ArgumentError
-from frontends.onnx import OnnxImportError, UnsupportedOperatorError, from_onnx
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor, lists
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.frontends.onnx import OnnxImportError, UnsupportedOperatorError, from_onnx
 from tests.frontends.sequence_models import (
     BOOL,
     EMPTY,

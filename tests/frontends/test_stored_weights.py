@@ -11,14 +11,14 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-import relay
-from backend.runtime import device, graph_executor
-from frontends.onnx import OnnxImportError, from_onnx, model_file, tensors
-from relay.analysis import evaluation_order
-from relay.expr import Constant
-from relay.stored import StoredConstant
-from relay.transform import FoldScaleAxis, panels
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import OnnxImportError, from_onnx, model_file, tensors
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Constant
+from relayc.relay.stored import StoredConstant
+from relayc.relay.transform import FoldScaleAxis, panels
+from relayc.te.ir import IRModule
 
 WIDTH = 48
 ROWS = np.random.default_rng(0).standard_normal((4, WIDTH), dtype=np.float32)

@@ -14,11 +14,11 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
-from backend.runtime import device, graph_executor, load_model
-from frontends.cli.main import app
-from frontends.onnx import OnnxImportError, from_onnx
-from frontends.onnx.backend import RelayBackend
-from frontends.onnx.verify import verify
+from relayc.backend.runtime import device, graph_executor, load_model
+from relayc.frontends.cli.main import app
+from relayc.frontends.onnx import OnnxImportError, from_onnx
+from relayc.frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx.verify import verify
 
 STRING, FLOAT, INT64, BOOL = TensorProto.STRING, TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 ML, MICROSOFT = "ai.onnx.ml", "com.microsoft"

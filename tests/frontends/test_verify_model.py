@@ -11,12 +11,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
-import te
-from backend.cache import DiskCache
-from frontends.cli.main import app
-from frontends.onnx.verify import Comparison, _first_cut, departure, verify
-from relay.op.elementwise import Tanh
-from te.errors import CompileError
+from relayc import te
+from relayc.backend.cache import DiskCache
+from relayc.frontends.cli.main import app
+from relayc.frontends.onnx.verify import Comparison, _first_cut, departure, verify
+from relayc.relay.op.elementwise import Tanh
+from relayc.te.errors import CompileError
 
 X = np.random.default_rng(3).standard_normal((2, 6)).astype(np.float32)
 

@@ -12,10 +12,10 @@ from onnx import ModelProto, ValueInfoProto, helper
 from onnx.printer import to_text
 
 import tests.fuzz.generators  # noqa: F401 (the generators register themselves)
-from backend.runtime.errors import RelaycError
-from frontends.onnx.backend import RelayBackend
-from frontends.onnx.verify import departure
-from te.errors import CompileError
+from relayc.backend.runtime.errors import RelaycError
+from relayc.frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx.verify import departure
+from relayc.te.errors import CompileError
 from tests.fuzz.builder import Sample, Value, random_graph
 from tests.fuzz.names import reads
 from tests.fuzz.oracle import Refused, evaluate, expected_outputs, unit_noise

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto, helper, numpy_helper
 
-from backend.runtime.errors import RelaycError
-from te.errors import CompileError
+from relayc.backend.runtime.errors import RelaycError
+from relayc.te.errors import CompileError
 from tests.fuzz.builder import NEWEST, Sample
 from tests.fuzz.names import reads
 from tests.fuzz.schemas import NARROW, as_dtype, kind_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx.backend import RelayBackend
 
 
 def model_of(node: NodeProto, inputs: dict[str, Any], constants: dict[str, Any], shape: Sequence[Any]) -> ModelProto:

@@ -13,10 +13,10 @@ import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 
 import tests.fuzz.generators  # noqa: F401 (the generators register themselves)
-from backend.runtime.errors import RelaycError
-from frontends.onnx import from_onnx
-from frontends.onnx.backend import RelayBackend
-from te.errors import CompileError
+from relayc.backend.runtime.errors import RelaycError
+from relayc.frontends.onnx import from_onnx
+from relayc.frontends.onnx.backend import RelayBackend
+from relayc.te.errors import CompileError
 from tests.fuzz.builder import random_graph
 from tests.fuzz.mutate import damaged_bytes, mutated
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
-from relay.op.elementwise import Tanh
+from relayc.relay.op.elementwise import Tanh
 from tests.fuzz.builder import STRING, Sample, Value, generators, random_graph
 from tests.fuzz.compare import TOLERANCES, Finding, check, check_seed, compare_outputs
 from tests.fuzz.names import subgraphs

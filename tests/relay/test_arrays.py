@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relay.arrays import Arena, Jobs, concatenated
+from relayc.relay.arrays import Arena, Jobs, concatenated
 
 F32 = np.dtype("float32")
 

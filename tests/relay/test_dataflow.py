@@ -6,9 +6,9 @@ import networkx as nx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import relay
-from relay.dataflow import to_networkx
-from relay.transform.fuse_ops import immediate_post_dominators
+from relayc import relay
+from relayc.relay.dataflow import to_networkx
+from relayc.relay.transform.fuse_ops import immediate_post_dominators
 
 
 def test_nodes_are_expressions_and_edges_lead_to_users() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from relay import analysis
-from relay.interpreter import evaluate
+from relayc import relay
+from relayc.relay import analysis
+from relayc.relay.interpreter import evaluate
 
 
 def test_evaluation_order_puts_a_let_between_value_and_body():

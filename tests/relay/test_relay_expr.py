@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-import te
-from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
-from relay.type import broadcast_shapes
-from te import tir
-from te.errors import CompileError
-from te.ir import Span, first_difference, structural_equal
+from relayc import relay, te
+from relayc.relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.type import broadcast_shapes
+from relayc.te import tir
+from relayc.te.errors import CompileError
+from relayc.te.ir import Span, first_difference, structural_equal
 
 
 def test_equal_types_are_the_same_object():

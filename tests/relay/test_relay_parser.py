@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from te import tir
-from te.ir import first_difference
+from relayc import relay
+from relayc.te import tir
+from relayc.te.ir import first_difference
 
 
 def round_trip(module: relay.IRModule) -> None:

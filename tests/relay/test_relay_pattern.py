@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import relay
-from relay.op import add, nn
-from relay.pattern import (
+from relayc import relay
+from relayc.relay.op import add, nn
+from relayc.relay.pattern import (
     Found,
     PatternRule,
     is_constant,
@@ -18,7 +18,7 @@ from relay.pattern import (
     rewrite,
     wildcard,
 )
-from te.ir import first_difference
+from relayc.te.ir import first_difference
 
 
 def x4(name: str = "x") -> relay.Var:

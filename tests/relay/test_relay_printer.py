@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-import relay
-from te import tir
+from relayc import relay
+from relayc.te import tir
 
 
 def example() -> relay.IRModule:

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.runtime import sizes as runtime_sizes
-from backend.size_json import size_to_json
-from relay import sizes
-from relay.type import TensorType, broadcast_shapes
-from te.index import IndexMath
-from te.ir import collect
-from te.tir import SizeVar
+from relayc.backend.runtime import sizes as runtime_sizes
+from relayc.backend.size_json import size_to_json
+from relayc.relay import sizes
+from relayc.relay.type import TensorType, broadcast_shapes
+from relayc.te.index import IndexMath
+from relayc.te.ir import collect
+from relayc.te.tir import SizeVar
 
 N, M = SizeVar("n"), SizeVar("m")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from te.dtype import dtype
+from relayc.te.dtype import dtype
 
 SCALARS = [
     "bool", "int2", "int4", "int8", "int64", "uint4", "uint64", "float16", "bfloat16", "float64", "float4_e2m1fn",

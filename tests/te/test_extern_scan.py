@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-from te.errors import CompileError, LoweringError
-from te.tir import Evaluate, StringImm, call_intrin
-from te.tir.interpreter import Interpreter
+from relayc import te
+from relayc.te.errors import CompileError, LoweringError
+from relayc.te.tir import Evaluate, StringImm, call_intrin
+from relayc.te.tir.interpreter import Interpreter
 
 RNG = np.random.default_rng(3)
 

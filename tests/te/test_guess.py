@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-from backend import build
-from backend.runtime import nd
-from te.errors import ScheduleError
-from te.ir import collect
-from te.schedule import Schedule
-from te.tir import IfThenElse, PrimExpr, PrimFunc
-from te.tir.block_interpreter import BlockInterpreter
+from relayc import te
+from relayc.backend import build
+from relayc.backend.runtime import nd
+from relayc.te.errors import ScheduleError
+from relayc.te.ir import collect
+from relayc.te.schedule import Schedule
+from relayc.te.tir import IfThenElse, PrimExpr, PrimFunc
+from relayc.te.tir.block_interpreter import BlockInterpreter
 
 ROWS, LENGTH, GROUP = 12, 6, 4
 LOW, HIGH = 1e-6, 1e20

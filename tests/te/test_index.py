@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from te.index import IndexMath
-from te.poly import Poly, number
-from te.tir import Add, FloorDiv, FloorMod, IntImm, Max, Min, Mul, PrimExpr, SizeVar, Sub, Var, const
+from relayc.te.index import IndexMath
+from relayc.te.poly import Poly, number
+from relayc.te.tir import Add, FloorDiv, FloorMod, IntImm, Max, Min, Mul, PrimExpr, SizeVar, Sub, Var, const
 
 VARS = [Var("i"), Var("j"), Var("k")]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from te.errors import CompileError
-from te.ir import Mutator, PassContext, first_difference, structural_equal
-from te.tir import Add, BufferLoad, BufferStore, For, ForKind, IntImm, PrimFunc, Var, const, decl_buffer
+from relayc.te.errors import CompileError
+from relayc.te.ir import Mutator, PassContext, first_difference, structural_equal
+from relayc.te.tir import Add, BufferLoad, BufferStore, For, ForKind, IntImm, PrimFunc, Var, const, decl_buffer
 
 
 def make_loop(var: Var, value: float) -> PrimFunc:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import te
-from te.errors import CompileError
-from te.tir import ProducerLoad, Reduce
+from relayc import te
+from relayc.te.errors import CompileError
+from relayc.te.tir import ProducerLoad, Reduce
 
 
 def test_compute_knows_its_axes_inputs_and_body():

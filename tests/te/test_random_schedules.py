@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-import te
-from backend.llvm.build import build
-from backend.runtime import nd
-from backend.target import Target
-from te.ir import IRModule
-from te.ir.visitor import Visitor
-from te.operation import ComputeOp, PlaceholderOp
-from te.tir import Call, Cast, FloatImm, IntImm, Not, ProducerLoad, Select, Var
-from te.tir import expr as tir_expr
-from te.tir.interpreter import Interpreter, InterpreterError
+from relayc import te
+from relayc.backend.llvm.build import build
+from relayc.backend.runtime import nd
+from relayc.backend.target import Target
+from relayc.te.ir import IRModule
+from relayc.te.ir.visitor import Visitor
+from relayc.te.operation import ComputeOp, PlaceholderOp
+from relayc.te.tir import Call, Cast, FloatImm, IntImm, Not, ProducerLoad, Select, Var
+from relayc.te.tir import expr as tir_expr
+from relayc.te.tir.interpreter import Interpreter, InterpreterError
 
 # -- what a program means --------------------------------------------------------------------------------------------
 
@@ -498,7 +498,7 @@ def test_the_evaluator_agrees_with_numpy():
 
 def test_a_wrong_schedule_would_be_noticed(monkeypatch):
     """The comparison can fail: without guards some of the schedules go wrong."""
-    monkeypatch.setattr("te.bounds._require", lambda *args: None)
+    monkeypatch.setattr("relayc.te.bounds._require", lambda *args: None)
     wrong = 0
     for seed in range(20):
         try:

@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 
-import te
-from te.errors import ScheduleError
-from te.tir.interpreter import Interpreter
+from relayc import te
+from relayc.te.errors import ScheduleError
+from relayc.te.tir.interpreter import Interpreter
 
 RNG = np.random.default_rng(5)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-from te.errors import LoweringError, ScheduleError
-from te.ir import DumpInstrument, PassContext
-from te.tir.interpreter import Interpreter, interpret
+from relayc import te
+from relayc.te.errors import LoweringError, ScheduleError
+from relayc.te.ir import DumpInstrument, PassContext
+from relayc.te.tir.interpreter import Interpreter, interpret
 
 RNG = np.random.default_rng(7)
 

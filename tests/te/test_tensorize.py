@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-from te.errors import ScheduleError
-from te.tir import StringImm, call_intrin, decl_buffer
-from te.tir.interpreter import Interpreter
+from relayc import te
+from relayc.te.errors import ScheduleError
+from relayc.te.tir import StringImm, call_intrin, decl_buffer
+from relayc.te.tir.interpreter import Interpreter
 
 RNG = np.random.default_rng(11)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-import relay
-from backend.runtime import device, graph_executor
-from relay.expr import Expr, Var
-from relay.interpreter import evaluate
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.expr import Expr, Var
+from relayc.relay.interpreter import evaluate
 
 Array = np.ndarray[Any, Any]
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-import te
-from backend.cuda.build import device_passes
-from backend.target import Target
-from te.ir import IRModule, Sequential
-from te.tir.block_interpreter import BlockInterpreter
-from topi.registry import schedule_for
+from relayc import te
+from relayc.backend.cuda.build import device_passes
+from relayc.backend.target import Target
+from relayc.te.ir import IRModule, Sequential
+from relayc.te.tir.block_interpreter import BlockInterpreter
+from relayc.topi.registry import schedule_for
 
 
 @pytest.fixture(scope="session")

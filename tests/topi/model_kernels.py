@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-import relay
-from backend.target import Target
-from relay.build.graph import make_graph
-from relay.build.lower import Workload
-from relay.op.base import make_call
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend.target import Target
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import Workload
+from relayc.relay.op.base import make_call
+from relayc.te.ir import IRModule
 
 __all__ = ["attentions", "bert_base", "convolution", "dense", "mobilenet_v2", "resnet50", "workloads"]
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import backend
-import te
-from backend.target import Target
-from te.ir import IRModule, collect
-from te.tir import BufferStore, FloorMod, PrimFunc
-from topi.registry import schedule_for
+from relayc import backend, te
+from relayc.backend.target import Target
+from relayc.te.ir import IRModule, collect
+from relayc.te.tir import BufferStore, FloorMod, PrimFunc
+from relayc.topi.registry import schedule_for
 
 PROCESSORS = {"own": "llvm", "haswell": "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell",
               "neoverse": "llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1"}  # fmt: skip

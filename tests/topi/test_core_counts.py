@@ -12,18 +12,17 @@ from dataclasses import dataclass
 
 import pytest
 
-import relay
-import te
-from backend.target import Target
-from relay.build.lower import lower
-from te.ir import PassContext, collect
-from te.tir import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt, as_int
+from relayc import relay, te
+from relayc.backend.target import Target
+from relayc.relay.build.lower import lower
+from relayc.te.ir import PassContext, collect
+from relayc.te.tir import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt, as_int
+from relayc.topi.cpu.products.plan import plan_product
+from relayc.topi.cpu.tiling import best_tile, largest_share, tile_rows
+from relayc.topi.nn.conv import conv_packed
+from relayc.topi.registry import operations_behind
 from tests.topi.model_kernels import attentions, bert_base, convolution, dense, mobilenet_v2, resnet50, workloads
 from tests.topi.written_lines import written_lines
-from topi.cpu.products.plan import plan_product
-from topi.cpu.tiling import best_tile, largest_share, tile_rows
-from topi.nn.conv import conv_packed
-from topi.registry import operations_behind
 
 WORTH_SHARING = 5_000
 """Vector operations that a core must get for the balance to matter, in a kernel that has four times as many."""

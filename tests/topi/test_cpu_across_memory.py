@@ -7,14 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import relay
-import te
-import topi
-from backend.runtime import device, graph_executor
-from backend.target import Target
-from relay.expr import Expr, Var
-from te.ir import collect
-from te.tir import (
+from relayc import relay, te, topi
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay.expr import Expr, Var
+from relayc.te.ir import collect
+from relayc.te.tir import (
     Allocate,
     BufferLoad,
     BufferStore,
@@ -27,9 +25,9 @@ from te.tir import (
     SizeVar,
     as_int,
 )
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.registry import schedules_for
 from tests.topi.compiled import compiled_and_defined
-from topi.cpu.tiling import vector_lanes
-from topi.registry import schedules_for
 
 CPU = Target("llvm -mcpu=x86-64-v3 -num-cores=2")
 SMALL_CACHES = "llvm -l2-bytes=65536 -l3-bytes=65536"

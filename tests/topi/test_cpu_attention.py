@@ -7,17 +7,15 @@ import re
 import numpy as np
 import pytest
 
-import backend
-import relay
-import te
-from backend.runtime import graph_executor
-from relay import Function, IRModule, const, op, var
-from relay.build.graph import make_graph
-from relay.build.lower import lower
-from relay.op.base import get_op, make_call
-from te.ir import collect
-from te.tir import Allocate
-from topi.groups import constant_size
+from relayc import backend, relay, te
+from relayc.backend.runtime import graph_executor
+from relayc.relay import Function, IRModule, const, op, var
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import lower
+from relayc.relay.op.base import get_op, make_call
+from relayc.te.ir import collect
+from relayc.te.tir import Allocate
+from relayc.topi.groups import constant_size
 
 SIZES = {
     "whole blocks": (1, 48, 48, 2, 2, 16, 16),

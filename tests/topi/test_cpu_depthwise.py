@@ -7,14 +7,12 @@ import re
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.target import Target
-from relay.op.nn.conv import convolve
-from te.ir import post_order
-from te.tir import Allocate
-from topi.registry import schedule_for
+from relayc import backend, te, topi
+from relayc.backend.target import Target
+from relayc.relay.op.nn.conv import convolve
+from relayc.te.ir import post_order
+from relayc.te.tir import Allocate
+from relayc.topi.registry import schedule_for
 
 RNG = np.random.default_rng(11)
 TARGET = Target("llvm")

@@ -6,13 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import relay
-from backend import Target
-from backend.runtime import device, graph_executor
-from relay.build.graph import make_graph
-from relay.build.lower import lower
-from relay.op import nn
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend import Target
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import lower
+from relayc.relay.op import nn
+from relayc.te.ir import IRModule
 
 TARGETS = ["llvm -num-cores=2", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-avx2,-fma,-avx"]
 TYPES = {"float16": (np.float16, 2e-3), "bfloat16": (ml_dtypes.bfloat16, 1e-2), "float64": (np.float64, 1e-13)}

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import relay
-import te
-import topi
-from backend.runtime import device, graph_executor
-from backend.target import Target
-from relay.expr import Expr, Var
-from te.ir import collect
-from te.tir import BufferStore, IfThenElse, PrimFunc
-from topi.registry import schedules_for
+from relayc import relay, te, topi
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay.expr import Expr, Var
+from relayc.te.ir import collect
+from relayc.te.tir import BufferStore, IfThenElse, PrimFunc
+from relayc.topi.registry import schedules_for
 
 nn = relay.nn
 TARGETS = ["llvm", "llvm -mattr=-avx512f", "llvm -mcpu=x86-64-v2"]

@@ -9,11 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from te.tir import call_intrin
-from topi.registry import schedule_for
+from relayc import backend, te, topi
+from relayc.te.tir import call_intrin
+from relayc.topi.registry import schedule_for
 
 
 @pytest.mark.parametrize("name", ["floor", "ceil", "trunc", "round"])

@@ -7,14 +7,12 @@ import platform
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.target import Target
-from te.ir import collect
-from te.tir import BufferStore
+from relayc import backend, te, topi
+from relayc.backend.target import Target
+from relayc.te.ir import collect
+from relayc.te.tir import BufferStore
+from relayc.topi.registry import schedule_for
 from tests.topi.small_caches import PROCESSORS, lowered, result
-from topi.registry import schedule_for
 
 TARGET = Target("llvm")
 

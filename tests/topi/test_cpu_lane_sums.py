@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import backend
-import te
-from topi.cpu.lane_sums import sum_rows
+from relayc import backend, te
+from relayc.topi.cpu.lane_sums import sum_rows
 
 
 @pytest.mark.parametrize(

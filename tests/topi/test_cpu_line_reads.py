@@ -7,13 +7,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-import te
-import topi
-from backend.target import Target
+from relayc import te, topi
+from relayc.backend.target import Target
+from relayc.topi.cpu.elementwise.line_reads import LineRead, line_reads
+from relayc.topi.groups import constant_size
+from relayc.topi.registry import schedule_for
 from tests.topi import small_caches
-from topi.cpu.elementwise.line_reads import LineRead, line_reads
-from topi.groups import constant_size
-from topi.registry import schedule_for
 
 _CACHES = "-l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192"
 _LONG_VECTORS = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4"

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.target import Target
+from relayc import backend, te, topi
+from relayc.backend.target import Target
+from relayc.topi.cpu.elementwise.line_stores import even_tile
 from tests.topi.small_caches import lowered, result, stored_by_lines
-from topi.cpu.elementwise.line_stores import even_tile
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.target import Target
-from te.ir import collect
-from te.tir import Allocate, BufferLoad, BufferStore, IfThenElse, Select
+from relayc import backend, te, topi
+from relayc.backend.target import Target
+from relayc.te.ir import collect
+from relayc.te.tir import Allocate, BufferLoad, BufferStore, IfThenElse, Select
+from relayc.topi.registry import schedule_for
 from tests.topi.small_caches import PROCESSORS, lowered
-from topi.registry import schedule_for
 
 RNG = np.random.default_rng(22)
 TINY = "-num-cores=2 -l1-bytes=6144 -l2-bytes=8192"

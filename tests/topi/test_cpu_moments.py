@@ -7,13 +7,11 @@ import re
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.target import Target
+from relayc import backend, te, topi
+from relayc.backend.target import Target
+from relayc.topi.cpu.norms.moments import part_sizes
+from relayc.topi.registry import schedule_for
 from tests.processors import runnable
-from topi.cpu.norms.moments import part_sizes
-from topi.registry import schedule_for
 
 RNG = np.random.default_rng(21)
 TARGETS = [Target("llvm -num-cores=1"), Target("llvm -num-cores=16")]

@@ -8,8 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-import te
-import topi
+from relayc import te, topi
 from tests.topi import small_caches
 
 _CACHES = "-l1-bytes=49152 -l2-bytes=524288 -l3-bytes=8192"

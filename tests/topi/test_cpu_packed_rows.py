@@ -7,8 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-import te
-import topi
+from relayc import te, topi
 from tests.topi import small_caches
 
 _CACHES = "-l1-bytes=32768 -l2-bytes=8192 -l3-bytes=8192"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-import te
-from backend import Target
-from backend.runtime import device, graph_executor
-from relay.build.graph import make_graph
-from relay.build.lower import lower
-from relay.op import nn
-from te.ir import IRModule
+from relayc import relay, te
+from relayc.backend import Target
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import lower
+from relayc.relay.op import nn
+from relayc.te.ir import IRModule
 
 TARGETS = ["llvm -num-cores=2", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-avx2,-fma,-avx"]
 SERVER = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=icelake-server -num-cores=2")

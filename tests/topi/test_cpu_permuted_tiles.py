@@ -7,16 +7,14 @@ import platform
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.target import Target
-from te.arith import Analyzer
-from te.dtype import dtype
-from te.ir import collect
-from te.tir import BufferStore, Call, Ramp, Shuffle, as_int, const
-from topi.cpu.turns.permuted_tiles import PermutedTiles
-from topi.registry import schedule_for
+from relayc import backend, te, topi
+from relayc.backend.target import Target
+from relayc.te.arith import Analyzer
+from relayc.te.dtype import dtype
+from relayc.te.ir import collect
+from relayc.te.tir import BufferStore, Call, Ramp, Shuffle, as_int, const
+from relayc.topi.cpu.turns.permuted_tiles import PermutedTiles
+from relayc.topi.registry import schedule_for
 
 PROCESSORS = ["x86-64-v2", "haswell"] if platform.machine() == "x86_64" else ["generic"]
 PROCESSORS += ["x86-64-v4"] if "avx512vl" in Target("llvm").features else []

@@ -8,15 +8,13 @@ import re
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.target import Target
-from te.ir import post_order
-from te.tir import Allocate
-from topi.cpu.pooling.neighbours import combined, reduce_groups
-from topi.cpu.pooling.window_lines import WindowLines
-from topi.registry import schedule_for
+from relayc import backend, te, topi
+from relayc.backend.target import Target
+from relayc.te.ir import post_order
+from relayc.te.tir import Allocate
+from relayc.topi.cpu.pooling.neighbours import combined, reduce_groups
+from relayc.topi.cpu.pooling.window_lines import WindowLines
+from relayc.topi.registry import schedule_for
 
 RNG = np.random.default_rng(13)
 TARGET = Target("llvm")

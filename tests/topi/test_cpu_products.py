@@ -7,16 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import relay
-import te
-from backend import Target
-from backend.runtime import device, graph_executor
-from relay.build.graph import make_graph
-from relay.build.lower import lower
-from relay.op.base import make_call
-from relay.op.nn.conv import convolve
-from te.ir import IRModule, PassContext, collect
-from te.tir import For
+from relayc import relay, te
+from relayc.backend import Target
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import lower
+from relayc.relay.op.base import make_call
+from relayc.relay.op.nn.conv import convolve
+from relayc.te.ir import IRModule, PassContext, collect
+from relayc.te.tir import For
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
 

@@ -7,13 +7,11 @@ import platform
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.target import Target
-from te.ir import collect
-from te.tir import BufferLoad, For, ForKind
-from topi.registry import schedule_for
+from relayc import backend, te, topi
+from relayc.backend.target import Target
+from relayc.te.ir import collect
+from relayc.te.tir import BufferLoad, For, ForKind
+from relayc.topi.registry import schedule_for
 
 RNG = np.random.default_rng(12)
 TARGETS = [Target("llvm -num-cores=1"), Target("llvm -num-cores=16")]

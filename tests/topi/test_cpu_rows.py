@@ -7,17 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import relay
-import te
-import topi
-from backend.runtime import device, graph_executor
-from backend.target import Target
-from relay.expr import Expr, Var
-from relay.interpreter import evaluate
-from te.ir import collect
-from te.tir import Allocate, Call, Compare, IfThenElse, PrimFunc, Stmt
+from relayc import relay, te, topi
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay.expr import Expr, Var
+from relayc.relay.interpreter import evaluate
+from relayc.te.ir import collect
+from relayc.te.tir import Allocate, Call, Compare, IfThenElse, PrimFunc, Stmt
+from relayc.topi.registry import schedules_for
 from tests.topi.small_caches import lowered, result, stored_by_lines
-from topi.registry import schedules_for
 
 CPU = Target("llvm -mcpu=x86-64-v3 -num-cores=2")
 MASK = relay.const(np.tril(np.ones((40, 40), bool)))

@@ -7,11 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
+from relayc import backend, te, topi
+from relayc.topi.registry import schedule_for
 from tests.topi import small_caches
-from topi.registry import schedule_for
 
 _CACHES = "-l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192"
 

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import relay
-import te
-import topi
-from backend.target import Target
-from relay.expr import Expr, Var
-from te.ir import collect
-from te.tir import BufferLoad, BufferStore, For, IfThenElse, PrimFunc
+from relayc import relay, te, topi
+from relayc.backend.target import Target
+from relayc.relay.expr import Expr, Var
+from relayc.te.ir import collect
+from relayc.te.tir import BufferLoad, BufferStore, For, IfThenElse, PrimFunc
+from relayc.topi.registry import schedules_for
 from tests.topi.compiled import compiled_and_defined
-from topi.registry import schedules_for
 
 Array = np.ndarray[Any, Any]
 SMALL_CACHES = "llvm -l1-bytes=8192 -l2-bytes=65536 -l3-bytes=65536"

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import relay
-from backend import Target
-from backend.runtime import device, graph_executor
-from relay.build.graph import make_graph
-from relay.build.lower import lower
-from te.ir import IRModule
-from te.tir import IntImm
-from topi.cpu.products.streams import Pace
+from relayc import relay
+from relayc.backend import Target
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import lower
+from relayc.te.ir import IRModule
+from relayc.te.tir import IntImm
+from relayc.topi.cpu.products.streams import Pace
 
 CACHES = "-num-cores=2 -l1-bytes=49152 -l3-bytes=33554432 -l2-bytes"
 FAR, NEAR = f"{CACHES}={2 << 20}", f"{CACHES}={1 << 20}"

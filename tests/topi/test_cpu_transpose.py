@@ -10,23 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.target import Target
-from te.dtype import dtype
-from te.ir import collect
-from te.tir import BufferLoad, BufferStore, Call, For, IfThenElse, PrimFunc, Shuffle, Stmt, Var, as_int
-from te.tir.interpreter import Interpreter
-from te.tir.stmt import ForKind
-from topi.cpu.register_transpose import block_of, turned, vectors_turned
-from topi.cpu.tiling import vector_lanes
-from topi.cpu.turns.ordered_tiles import OrderedTiles
-from topi.cpu.turns.packed_matrices import PackedMatrices
-from topi.cpu.turns.packed_strips import PackedStrips
-from topi.cpu.turns.transpose import strided_axis
-from topi.cpu.turns.turn import Turn
-from topi.registry import schedule_for
+from relayc import backend, te, topi
+from relayc.backend.target import Target
+from relayc.te.dtype import dtype
+from relayc.te.ir import collect
+from relayc.te.tir import BufferLoad, BufferStore, Call, For, IfThenElse, PrimFunc, Shuffle, Stmt, Var, as_int
+from relayc.te.tir.interpreter import Interpreter
+from relayc.te.tir.stmt import ForKind
+from relayc.topi.cpu.register_transpose import block_of, turned, vectors_turned
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.cpu.turns.ordered_tiles import OrderedTiles
+from relayc.topi.cpu.turns.packed_matrices import PackedMatrices
+from relayc.topi.cpu.turns.packed_strips import PackedStrips
+from relayc.topi.cpu.turns.transpose import strided_axis
+from relayc.topi.cpu.turns.turn import Turn
+from relayc.topi.registry import schedule_for
 
 
 def placeholder(*shape: int) -> te.Tensor:

@@ -8,18 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import relay
-import te
-import topi
-from backend.runtime import device, graph_executor
-from backend.target import Target
-from relay.expr import Expr, Var
-from relay.interpreter import evaluate
-from te.arith import Analyzer
-from te.ir import collect
-from te.tir import BufferLoad, BufferStore, Call, For, ForKind, PrimFunc, Shuffle, as_int, const
-from te.tir.substitute import substitute
-from topi.registry import schedules_for
+from relayc import relay, te, topi
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay.expr import Expr, Var
+from relayc.relay.interpreter import evaluate
+from relayc.te.arith import Analyzer
+from relayc.te.ir import collect
+from relayc.te.tir import BufferLoad, BufferStore, Call, For, ForKind, PrimFunc, Shuffle, as_int, const
+from relayc.te.tir.substitute import substitute
+from relayc.topi.registry import schedules_for
 
 nn = relay.nn
 TARGETS = ["llvm", "llvm -mattr=-avx512f", "llvm -mcpu=x86-64-v2"]

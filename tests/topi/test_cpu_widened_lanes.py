@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import backend
-import te
-from backend.target import Target
+from relayc import backend, te
+from relayc.backend.target import Target
 
 PICKS = {
     "pairs swapped": lambda i: i // 2 * 2 + (1 - i % 2),

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.target import Target
-from topi.registry import schedule_for
+from relayc import backend, te, topi
+from relayc.backend.target import Target
+from relayc.topi.registry import schedule_for
 
 RNG = np.random.default_rng(8)
 TARGET = Target("cuda -arch=sm_90")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.target import Target
-from te.tir.values import numpy_dtype
-from topi.registry import schedule_for
+from relayc import backend, te, topi
+from relayc.backend.target import Target
+from relayc.te.tir.values import numpy_dtype
+from relayc.topi.registry import schedule_for
 
 RNG = np.random.default_rng(4)
 TARGET = Target("cuda -arch=sm_90")

@@ -8,10 +8,9 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-import te
-import topi
-from te.tir import ir_builder
-from topi.cuda import scan, sort
+from relayc import te, topi
+from relayc.te.tir import ir_builder
+from relayc.topi.cuda import scan, sort
 
 RNG = np.random.default_rng(14)
 

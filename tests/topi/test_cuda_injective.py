@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-import topi
-from topi.cuda.lanes import flat_lanes, is_flat, row_lanes
+from relayc import te, topi
+from relayc.topi.cuda.lanes import flat_lanes, is_flat, row_lanes
 
 RNG = np.random.default_rng(11)
 

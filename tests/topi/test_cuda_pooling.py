@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-import topi
+from relayc import te, topi
 
 RNG = np.random.default_rng(13)
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.cuda.build import prepare, verify
-from backend.cuda.disassemble import instruction_counts
-from backend.runtime.errors import ModuleError
-from backend.target import Target
-from te.ir import collect
-from te.tir import AttrStmt
-from te.tir.values import numpy_dtype
-from topi.registry import schedule_for
+from relayc import backend, te, topi
+from relayc.backend.cuda.build import prepare, verify
+from relayc.backend.cuda.disassemble import instruction_counts
+from relayc.backend.runtime.errors import ModuleError
+from relayc.backend.target import Target
+from relayc.te.ir import collect
+from relayc.te.tir import AttrStmt
+from relayc.te.tir.values import numpy_dtype
+from relayc.topi.registry import schedule_for
 
 RNG = np.random.default_rng(3)
 TARGET = "cuda -arch=sm_90"

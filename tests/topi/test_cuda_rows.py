@@ -7,12 +7,11 @@ import re
 import numpy as np
 import pytest
 
-import te
-import topi
-from backend.target import Target
-from topi.cuda import reduction
-from topi.cuda.cost import Gpu
-from topi.cuda.rows import MOST_REGISTERS, RowMap, plan_rows
+from relayc import te, topi
+from relayc.backend.target import Target
+from relayc.topi.cuda import reduction
+from relayc.topi.cuda.cost import Gpu
+from relayc.topi.cuda.rows import MOST_REGISTERS, RowMap, plan_rows
 
 RNG = np.random.default_rng(12)
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.target import Target
-from topi.cuda.transpose import strided_reads
-from topi.registry import schedule_for
+from relayc import backend, te, topi
+from relayc.backend.target import Target
+from relayc.topi.cuda.transpose import strided_reads
+from relayc.topi.registry import schedule_for
 
 RNG = np.random.default_rng(15)
 TARGET = Target("cuda -arch=sm_90")

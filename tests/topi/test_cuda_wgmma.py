@@ -5,19 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.cuda.build import emit
-from backend.cuda.disassemble import instruction_counts
-from backend.runtime.errors import ModuleError
-from backend.target import Target
-from te.tir.values import numpy_dtype
+from relayc import backend, te, topi
+from relayc.backend.cuda.build import emit
+from relayc.backend.cuda.disassemble import instruction_counts
+from relayc.backend.runtime.errors import ModuleError
+from relayc.backend.target import Target
+from relayc.te.tir.values import numpy_dtype
+from relayc.topi.cuda.contraction import contraction_of
+from relayc.topi.cuda.epilogue import start_schedule
+from relayc.topi.cuda.product_tiles import Choice, WgmmaTile
+from relayc.topi.cuda.products import plans_of, schedule_tile
 from tests.cuda_proof.proof import check_kernels
-from topi.cuda.contraction import contraction_of
-from topi.cuda.epilogue import start_schedule
-from topi.cuda.product_tiles import Choice, WgmmaTile
-from topi.cuda.products import plans_of, schedule_tile
 
 RNG = np.random.default_rng(9)
 ARCH = "sm_90a"

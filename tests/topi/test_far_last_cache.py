@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend import Target
-from backend.runtime import device, graph_executor
-from relay.build.graph import make_graph
-from relay.build.lower import lower
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend import Target
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import lower
+from relayc.te.ir import IRModule
 
 CACHES = "-num-cores=2 -l1-bytes=49152 -l3-bytes=33554432 -l2-bytes"
 FAR, NEAR = f"{CACHES}={2 << 20}", f"{CACHES}={1 << 20}"

@@ -8,11 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
+from relayc import backend, te, topi
+from relayc.topi.cpu.prefetch import prefetch_next
 from tests.topi.small_caches import PROCESSORS, lowered, result, stored_by_lines
-from topi.cpu.prefetch import prefetch_next
 
 FEW, MANY = (f"-num-cores=2 -l1-bytes={l1 << 10} -l2-bytes=1048576 -l3-bytes=1048576" for l1 in (32, 48))
 ZEN4 = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4"

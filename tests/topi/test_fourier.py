@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from topi.fourier import dft_roots
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.topi.fourier import dft_roots
 
 RANDOM = np.random.default_rng(5)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from topi.registry import schedule_for
+from relayc import backend, te, topi
+from relayc.topi.registry import schedule_for
 
 SIZE = 24
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from te.errors import CompileError
-from topi.layout import Layout
+from relayc.te.errors import CompileError
+from relayc.topi.layout import Layout
 
 
 def test_the_parts_of_a_blocked_layout() -> None:

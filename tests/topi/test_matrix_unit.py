@@ -12,17 +12,17 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from backend.target import Target
-from relay import Function, IRModule, const, op, var
-from relay.op import nn
-from relay.op.base import make_call
-from te import size_var
-from te.ir import post_order
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay import Function, IRModule, const, op, var
+from relayc.relay.op import nn
+from relayc.relay.op.base import make_call
+from relayc.te import size_var
+from relayc.te.ir import post_order
+from relayc.topi.cpu.tiling import matrix_panel
 from tests.backend.llvm.regions import assemble
 from tests.processors import HAS_MATRIX_UNIT
-from topi.cpu.tiling import matrix_panel
 
 Array = np.ndarray[Any, Any]
 SAPPHIRE = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=sapphirerapids -num-cores=1"

@@ -5,16 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-import te
-import topi
-from backend.runtime import device, graph_executor
-from relay.interpreter import evaluate
-from relay.op.nn.recurrent import GRU, LSTM
-from te.ir import IRModule
-from te.tir import SizeVar
-from topi.nn.gates import Gates
-from topi.nn.recurrence import _sums_at_once
+from relayc import relay, te, topi
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op.nn.recurrent import GRU, LSTM
+from relayc.te.ir import IRModule
+from relayc.te.tir import SizeVar
+from relayc.topi.nn.gates import Gates
+from relayc.topi.nn.recurrence import _sums_at_once
 
 RNG = np.random.default_rng(7)
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-import topi
-from backend import build, nd
-from backend.runtime import device
+from relayc import te, topi
+from relayc.backend import build, nd
+from relayc.backend.runtime import device
 
 RNG = np.random.default_rng(3)
 

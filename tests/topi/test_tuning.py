@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from backend.target import Target
-from topi.cpu.convolution.winograd_plan import WinogradShape, winograd_pays
-from topi.cpu.tiling import packed_columns, tile_rows
-from topi.tuning import Config, Knob, choose
+from relayc.backend.target import Target
+from relayc.topi.cpu.convolution.winograd_plan import WinogradShape, winograd_pays
+from relayc.topi.cpu.tiling import packed_columns, tile_rows
+from relayc.topi.tuning import Config, Knob, choose
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-import te
-from backend.runtime import device, graph_executor
-from backend.target import Target
-from relay import Function, IRModule, const, op, var
-from relay.build.graph import make_graph
-from relay.build.lower import lower
-from relay.op import nn
-from relay.op.nn.conv import convolve as exact_convolution
-from te.errors import CompileError
-from te.ir import PassContext, collect
-from te.tir import BufferLoad, Call
-from topi.cpu.convolution.winograd_plan import WinogradShape, plan_winograd, winograd_pays
-from topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
+from relayc import relay, te
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay import Function, IRModule, const, op, var
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import lower
+from relayc.relay.op import nn
+from relayc.relay.op.nn.conv import convolve as exact_convolution
+from relayc.te.errors import CompileError
+from relayc.te.ir import PassContext, collect
+from relayc.te.tir import BufferLoad, Call
+from relayc.topi.cpu.convolution.winograd_plan import WinogradShape, plan_winograd, winograd_pays
+from relayc.topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
 
 HASWELL, AVX512 = Target("llvm -mcpu=haswell -num-cores=2"), Target("llvm -mcpu=skylake-avx512 -num-cores=2")
 CACHES = "-l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from te.ir import collect
-from te.tir import (
+from relayc.te.ir import collect
+from relayc.te.tir import (
     Allocate,
     Broadcast,
     Buffer,
@@ -24,9 +24,9 @@ from te.tir import (
     SeqStmt,
     Var,
 )
-from te.tir.analysis import free_variables
-from te.tir.expr import Binary, Logical, Or
-from te.tir.interpreter import Interpreter
+from relayc.te.tir.analysis import free_variables
+from relayc.te.tir.expr import Binary, Logical, Or
+from relayc.te.tir.interpreter import Interpreter
 
 __all__ = ["written_lines"]
 

@@ -1,13 +1,13 @@
 """Schedules for CPUs. Importing the package registers them."""
 
-from topi.cpu import attention, stagewise
-from topi.cpu.convolution import across_groups, conv2d, depthwise, overlap_add, winograd
-from topi.cpu.elementwise import injective
-from topi.cpu.norms import channelwise, log_sum_exp, lrn, moments, rows, standardize
-from topi.cpu.pooling import pooling
-from topi.cpu.products import bits, few_rows, matmul
-from topi.cpu.reductions import extremum, reduction
-from topi.cpu.turns import panel_rows
+from relayc.topi.cpu import attention, stagewise
+from relayc.topi.cpu.convolution import across_groups, conv2d, depthwise, overlap_add, winograd
+from relayc.topi.cpu.elementwise import injective
+from relayc.topi.cpu.norms import channelwise, log_sum_exp, lrn, moments, rows, standardize
+from relayc.topi.cpu.pooling import pooling
+from relayc.topi.cpu.products import bits, few_rows, matmul
+from relayc.topi.cpu.reductions import extremum, reduction
+from relayc.topi.cpu.turns import panel_rows
 
 __all__ = [
     "across_groups", "attention", "bits", "channelwise", "conv2d", "depthwise", "extremum", "few_rows", "injective",

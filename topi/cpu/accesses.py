@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from te.ir import post_order
-from te.tir import Call, PrimExpr, ProducerLoad, Select, Var, as_int
-from te.tir.numbering import ValueNumbers
-from te.tir.substitute import substitute
-from topi.groups import is_injective
+from relayc import te
+from relayc.te.ir import post_order
+from relayc.te.tir import Call, PrimExpr, ProducerLoad, Select, Var, as_int
+from relayc.te.tir.numbering import ValueNumbers
+from relayc.te.tir.substitute import substitute
+from relayc.topi.groups import is_injective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.common import parallel, vectorize_panel
-from topi.cpu.elements import vectorize_elements
-from topi.cpu.lane_sums import sum_rows
-from topi.cpu.prefetch import elements_ahead, is_streamed
-from topi.cpu.reductions.reduction import vectorize_reduction
-from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
-from topi.cpu.tiling import largest_share, tile_rows, vector_lanes
-from topi.groups import constant_size, extent_of, inline_injective
-from topi.nn.blocked_attention import AttentionForm
-from topi.registry import operations_behind, register_schedule
+from relayc import te
+from relayc.topi.cpu.common import parallel, vectorize_panel
+from relayc.topi.cpu.elements import vectorize_elements
+from relayc.topi.cpu.lane_sums import sum_rows
+from relayc.topi.cpu.prefetch import elements_ahead, is_streamed
+from relayc.topi.cpu.reductions.reduction import vectorize_reduction
+from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
+from relayc.topi.cpu.tiling import largest_share, tile_rows, vector_lanes
+from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.nn.blocked_attention import AttentionForm
+from relayc.topi.registry import operations_behind, register_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_blocked_attention"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.tiling import group_columns, parallel_worthwhile, threads_worthwhile, vector_lanes
-from topi.groups import constant_size
-from topi.registry import operations_behind
-from topi.tuning import choose
+from relayc import te
+from relayc.topi.cpu.tiling import group_columns, parallel_worthwhile, threads_worthwhile, vector_lanes
+from relayc.topi.groups import constant_size
+from relayc.topi.registry import operations_behind
+from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = [
     "has_wide_groups", "local_accumulator", "operands", "panel_width", "parallel", "parallel_outer", "split_columns",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import te
-from backend.vector_math import EXPANSIONS
-from te.ir import post_order
-from te.tir import Call
-from topi.registry import operations_after
+from relayc import te
+from relayc.backend.vector_math import EXPANSIONS
+from relayc.te.ir import post_order
+from relayc.te.tir import Call
+from relayc.topi.registry import operations_after
 
 __all__ = [
     "VECTORS", "element_cost", "elements_at_once", "functions_behind", "vectorize_elements", "vectors_at_once",

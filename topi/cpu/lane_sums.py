@@ -12,8 +12,8 @@ from functools import cache, reduce
 from operator import add
 from typing import Any
 
-import te
-from te.tir import (
+from relayc import te
+from relayc.te.tir import (
     And,
     Broadcast,
     Buffer,

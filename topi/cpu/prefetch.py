@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from te.tir.substitute import substitute
-from topi.cpu.tiling import asks_near, is_last_cache_far, waits_for_few_lines
-from topi.groups import constant_size, extent_of
-from topi.registry import operations_behind
-from topi.tag import is_broadcast
-from topi.utils import ravel_index
+from relayc import te
+from relayc.te.tir.substitute import substitute
+from relayc.topi.cpu.tiling import asks_near, is_last_cache_far, waits_for_few_lines
+from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.registry import operations_behind
+from relayc.topi.tag import is_broadcast
+from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from backend.target import Target
-    from te.tir import PrimExpr
+    from relayc.backend.target import Target
+    from relayc.te.tir import PrimExpr
 
 __all__ = [
     "LINE_BYTES", "elements_ahead", "exceeds_all_caches", "inputs_of", "is_beyond_caches", "is_streamed",

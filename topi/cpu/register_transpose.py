@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.dtype import dtype as as_dtype
-from te.tir import Buffer, BufferLoad, BufferStore, LetStmt, PrimExpr, Ramp, Shuffle, Stmt, Var, const, seq
-from topi.cpu.tiling import vector_lanes
+from relayc import te
+from relayc.te.dtype import dtype as as_dtype
+from relayc.te.tir import Buffer, BufferLoad, BufferStore, LetStmt, PrimExpr, Ramp, Shuffle, Stmt, Var, const, seq
+from relayc.topi.cpu.tiling import vector_lanes
 
 if TYPE_CHECKING:
-    from backend.target import Target
-    from te.dtype import DType
+    from relayc.backend.target import Target
+    from relayc.te.dtype import DType
 
 __all__ = ["block_of", "transpose_in_registers", "turn", "turned", "vectors_turned"]
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.common import parallel, parallel_outer
-from topi.cpu.elements import element_cost, vectorize_elements
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size, extent_of, inline_injective
-from topi.registry import register_schedule
+from relayc import te
+from relayc.topi.cpu.common import parallel, parallel_outer
+from relayc.topi.cpu.elements import element_cost, vectorize_elements
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.registry import register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_stagewise"]
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import te
-from topi.cpu.common import parallel
-from topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, rows_ahead
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size
-from topi.registry import operations_behind
+from relayc import te
+from relayc.topi.cpu.common import parallel
+from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, rows_ahead
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size
+from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = [
     "are_stored_by_lines",

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from topi.tuning import choose
+from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
-    from backend.target import Target
-    from te.dtype import DType
-    from te.tir import Dim
+    from relayc.backend.target import Target
+    from relayc.te.dtype import DType
+    from relayc.te.tir import Dim
 
 __all__ = [
     "CACHE_BYTES_PER_CYCLE", "CORES_OF_MEMORY", "LINE_ELEMENTS", "MEMORY_BYTES_PER_CYCLE", "SET_ELEMENTS",

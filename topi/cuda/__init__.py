@@ -1,5 +1,5 @@
 """Schedules for NVIDIA GPUs. Importing the package registers them."""
 
-from topi.cuda import attention, depthwise, pooling, products, reduction, rowwise, scan, sort, stagewise
+from relayc.topi.cuda import attention, depthwise, pooling, products, reduction, rowwise, scan, sort, stagewise
 
 __all__ = ["attention", "depthwise", "pooling", "products", "reduction", "rowwise", "scan", "sort", "stagewise"]

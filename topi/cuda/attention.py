@@ -10,22 +10,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.rewrite import map_reads
-from te.tir import PrimExpr, ProducerLoad, Reduce
-from te.tir.substitute import substitute
-from topi.cuda.contraction import Contraction, contraction_of
-from topi.cuda.cost import Gpu
-from topi.cuda.epilogue import start_schedule
-from topi.cuda.products import schedule_contraction
-from topi.cuda.reduction import schedule_reduction
-from topi.cuda.rows import RowMap
-from topi.cuda.rowwise import schedule_rows
-from topi.cuda.stagewise import schedule_stagewise
-from topi.registry import operations_behind, register_schedule
+from relayc import te
+from relayc.te.rewrite import map_reads
+from relayc.te.tir import PrimExpr, ProducerLoad, Reduce
+from relayc.te.tir.substitute import substitute
+from relayc.topi.cuda.contraction import Contraction, contraction_of
+from relayc.topi.cuda.cost import Gpu
+from relayc.topi.cuda.epilogue import start_schedule
+from relayc.topi.cuda.products import schedule_contraction
+from relayc.topi.cuda.reduction import schedule_reduction
+from relayc.topi.cuda.rows import RowMap
+from relayc.topi.cuda.rowwise import schedule_rows
+from relayc.topi.cuda.stagewise import schedule_stagewise
+from relayc.topi.registry import operations_behind, register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_attention"]
 

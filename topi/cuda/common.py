@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import te
+from relayc import te
 
 __all__ = ["bind_tiles", "block_axis", "launch", "thread_axis"]
 

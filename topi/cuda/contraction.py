@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import te
-from te.arith import Analyzer
-from te.ir import post_order
-from te.rewrite import map_reads
-from te.tir import (
+from relayc import te
+from relayc.te.arith import Analyzer
+from relayc.te.ir import post_order
+from relayc.te.rewrite import map_reads
+from relayc.te.tir import (
     Add,
     Call,
     Cast,
@@ -44,9 +44,9 @@ from te.tir import (
     as_dim,
     as_int,
 )
-from te.tir.substitute import substitute
-from topi.tag import is_injective
-from topi.utils import num_elements, ravel_index, unravel_index
+from relayc.te.tir.substitute import substitute
+from relayc.topi.tag import is_injective
+from relayc.topi.utils import num_elements, ravel_index, unravel_index
 
 __all__ = ["Contraction", "Operand", "contraction_of", "guarded_load", "within", "written_in", "zero_filled"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from backend.cuda.target import CudaLimits
-from backend.target import Target
+from relayc.backend.cuda.target import CudaLimits
+from relayc.backend.target import Target
 
 __all__ = ["VECTOR_BYTES", "Gpu", "power_of_two"]
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import te
-from te.tir import IterVar, as_int
-from topi.cuda.common import block_axis, thread_axis
-from topi.cuda.cost import VECTOR_BYTES, Gpu
-from topi.cuda.epilogue import start_schedule
-from topi.groups import constant_size, extent_of
-from topi.registry import register_schedule
+from relayc import te
+from relayc.te.tir import IterVar, as_int
+from relayc.topi.cuda.common import block_axis, thread_axis
+from relayc.topi.cuda.cost import VECTOR_BYTES, Gpu
+from relayc.topi.cuda.epilogue import start_schedule
+from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.registry import register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_direct"]
 

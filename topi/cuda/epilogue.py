@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-import te
-from te.ir import post_order
-from te.rewrite import map_reads
-from te.tir import Dim, PrimExpr, ProducerLoad, Var, as_int
-from te.tir.substitute import substitute
-from topi.cuda.stagewise import schedule_stage
-from topi.groups import inline_injective, is_injective
-from topi.registry import operations_behind
+from relayc import te
+from relayc.te.ir import post_order
+from relayc.te.rewrite import map_reads
+from relayc.te.tir import Dim, PrimExpr, ProducerLoad, Var, as_int
+from relayc.te.tir.substitute import substitute
+from relayc.topi.cuda.stagewise import schedule_stage
+from relayc.topi.groups import inline_injective, is_injective
+from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["fused_output", "start_schedule"]
 

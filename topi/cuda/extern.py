@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import te
-from te.ir import Mutator, collect
-from te.tir import (
+from relayc import te
+from relayc.te.ir import Mutator, collect
+from relayc.te.tir import (
     Allocate,
     AttrStmt,
     Buffer,
@@ -41,8 +41,8 @@ from te.tir import (
     product,
     seq,
 )
-from topi.cuda.cost import Gpu
-from topi.groups import constant_size
+from relayc.topi.cuda.cost import Gpu
+from relayc.topi.groups import constant_size
 
 __all__ = ["rewritten", "schedule_extern"]
 

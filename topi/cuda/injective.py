@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cuda.common import launch
-from topi.cuda.cost import Gpu
-from topi.cuda.lanes import flat_lanes, is_flat, row_lanes
-from topi.cuda.transpose import schedule_transpose, strided_reads
-from topi.groups import constant_size
+from relayc import te
+from relayc.topi.cuda.common import launch
+from relayc.topi.cuda.cost import Gpu
+from relayc.topi.cuda.lanes import flat_lanes, is_flat, row_lanes
+from relayc.topi.cuda.transpose import schedule_transpose, strided_reads
+from relayc.topi.groups import constant_size
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_elements"]
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, TypeVar
 
-import te
-from te.ir import post_order
-from te.tir import Call, PrimExpr, ProducerLoad, Var, as_int, product
-from te.tir.expr import Add, FloorDiv, FloorMod, Mul, Sub
-from te.tir.substitute import substitute
-from topi.cuda.cost import VECTOR_BYTES
-from topi.groups import constant_size, is_injective
+from relayc import te
+from relayc.te.ir import post_order
+from relayc.te.tir import Call, PrimExpr, ProducerLoad, Var, as_int, product
+from relayc.te.tir.expr import Add, FloorDiv, FloorMod, Mul, Sub
+from relayc.te.tir.substitute import substitute
+from relayc.topi.cuda.cost import VECTOR_BYTES
+from relayc.topi.groups import constant_size, is_injective
 
 __all__ = ["flat_lanes", "is_flat", "reads_of", "row_lanes"]
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import te
-from te.tir import Dim, IterVar, PrimExpr, as_dim
-from topi.cuda.common import bind_tiles, thread_axis
-from topi.cuda.contraction import Contraction, Operand, within, zero_filled
-from topi.cuda.cost import VECTOR_BYTES
-from topi.cuda.product_tiles import BANKS, STATIC_SHARED_BYTES, MmaTile, WgmmaTile
-from topi.cuda.tensor_core import COLUMNS, ROWS, WARP_COLUMNS, Multiply, load_left, load_right, multiply
-from topi.utils import ceil_div
+from relayc import te
+from relayc.te.tir import Dim, IterVar, PrimExpr, as_dim
+from relayc.topi.cuda.common import bind_tiles, thread_axis
+from relayc.topi.cuda.contraction import Contraction, Operand, within, zero_filled
+from relayc.topi.cuda.cost import VECTOR_BYTES
+from relayc.topi.cuda.product_tiles import BANKS, STATIC_SHARED_BYTES, MmaTile, WgmmaTile
+from relayc.topi.cuda.tensor_core import COLUMNS, ROWS, WARP_COLUMNS, Multiply, load_left, load_right, multiply
+from relayc.topi.utils import ceil_div
 
 __all__ = ["schedule_mma", "schedule_sums"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import te
-from te.tir import as_int
-from topi.cuda.common import launch
-from topi.cuda.cost import VECTOR_BYTES, Gpu
-from topi.cuda.stagewise import schedule_stage
-from topi.groups import constant_size, inline_injective
-from topi.registry import operations_behind, register_schedule
+from relayc import te
+from relayc.te.tir import as_int
+from relayc.topi.cuda.common import launch
+from relayc.topi.cuda.cost import VECTOR_BYTES, Gpu
+from relayc.topi.cuda.stagewise import schedule_stage
+from relayc.topi.groups import constant_size, inline_injective
+from relayc.topi.registry import operations_behind, register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_windows"]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
-from topi.cuda.cost import Gpu
+from relayc.topi.cuda.cost import Gpu
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = [
     "BANKS",

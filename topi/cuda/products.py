@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import te
-from topi.cuda.contraction import Contraction, contraction_of
-from topi.cuda.cost import Gpu
-from topi.cuda.depthwise import schedule_direct
-from topi.cuda.epilogue import start_schedule
-from topi.cuda.mma_matmul import schedule_mma
-from topi.cuda.product_tiles import (
+from relayc import te
+from relayc.topi.cuda.contraction import Contraction, contraction_of
+from relayc.topi.cuda.cost import Gpu
+from relayc.topi.cuda.depthwise import schedule_direct
+from relayc.topi.cuda.epilogue import start_schedule
+from relayc.topi.cuda.mma_matmul import schedule_mma
+from relayc.topi.cuda.product_tiles import (
     Choice,
     MmaTile,
     Problem,
@@ -22,16 +22,16 @@ from topi.cuda.product_tiles import (
     simt_choices,
     wgmma_choices,
 )
-from topi.cuda.simt_matmul import schedule_simt
-from topi.cuda.split_depth import split_depth
-from topi.cuda.stagewise import schedule_stagewise
-from topi.cuda.tensor_core import Multiply, multiplies
-from topi.cuda.wgmma_matmul import multiplies_slices, schedule_wgmma
-from topi.groups import constant_size
-from topi.registry import register_schedule
+from relayc.topi.cuda.simt_matmul import schedule_simt
+from relayc.topi.cuda.split_depth import split_depth
+from relayc.topi.cuda.stagewise import schedule_stagewise
+from relayc.topi.cuda.tensor_core import Multiply, multiplies
+from relayc.topi.cuda.wgmma_matmul import multiplies_slices, schedule_wgmma
+from relayc.topi.groups import constant_size
+from relayc.topi.registry import register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["plans_of", "schedule_contraction", "schedule_product", "schedule_tile"]
 

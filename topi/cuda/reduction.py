@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import te
-from te.tir import product
-from topi.cuda.cost import Gpu, power_of_two
-from topi.cuda.rows import Plan, RowMap, bind_results, hold_rows, memory_order, plan_rows, reduce_rows
-from topi.cuda.stagewise import schedule_stage, schedule_stagewise
-from topi.groups import constant_size, inline_injective
-from topi.registry import Rank, operations_behind, register_schedule
+from relayc import te
+from relayc.te.tir import product
+from relayc.topi.cuda.cost import Gpu, power_of_two
+from relayc.topi.cuda.rows import Plan, RowMap, bind_results, hold_rows, memory_order, plan_rows, reduce_rows
+from relayc.topi.cuda.stagewise import schedule_stage, schedule_stagewise
+from relayc.topi.groups import constant_size, inline_injective
+from relayc.topi.registry import Rank, operations_behind, register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_reduce", "schedule_reduction"]
 

@@ -18,14 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import te
-from te.ir import post_order
-from te.tir import Dim, PrimExpr, ProducerLoad, Var, as_int, product
-from te.tir.expr import Add, Mul
-from topi.cuda.common import block_axis, thread_axis
-from topi.cuda.cost import VECTOR_BYTES, Gpu, power_of_two
-from topi.groups import constant_size
-from topi.utils import ravel_index, same_dim, unravel_index
+from relayc import te
+from relayc.te.ir import post_order
+from relayc.te.tir import Dim, PrimExpr, ProducerLoad, Var, as_int, product
+from relayc.te.tir.expr import Add, Mul
+from relayc.topi.cuda.common import block_axis, thread_axis
+from relayc.topi.cuda.cost import VECTOR_BYTES, Gpu, power_of_two
+from relayc.topi.groups import constant_size
+from relayc.topi.utils import ravel_index, same_dim, unravel_index
 
 __all__ = [
     "MOST_REGISTERS", "Plan", "RowMap", "bind_results", "bind_rows", "hold_rows", "memory_order", "plan_rows",

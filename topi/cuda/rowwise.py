@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import te
-from topi.cuda.cost import Gpu
-from topi.cuda.rows import Plan, RowMap, bind_rows, hold_rows, memory_order, plan_rows, reduce_rows
-from topi.cuda.stagewise import schedule_stage, schedule_stagewise
-from topi.groups import constant_size, is_injective
-from topi.registry import operations_behind, register_schedule
+from relayc import te
+from relayc.topi.cuda.cost import Gpu
+from relayc.topi.cuda.rows import Plan, RowMap, bind_rows, hold_rows, memory_order, plan_rows, reduce_rows
+from relayc.topi.cuda.stagewise import schedule_stage, schedule_stagewise
+from relayc.topi.groups import constant_size, is_injective
+from relayc.topi.registry import operations_behind, register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_rows", "schedule_rowwise"]
 

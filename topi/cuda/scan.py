@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-import te
-from te.tir import EQ, Buffer, PrimExpr, Stmt, Var, as_int, ir_builder
-from te.tir.ir_builder import IRBuilder
-from te.tir.ops import match_types
-from topi.cuda.cost import Gpu
-from topi.cuda.extern import rewritten, schedule_extern
-from topi.cuda.stagewise import schedule_stage
-from topi.groups import constant_size, inline_injective
-from topi.indexing import SCATTER_REDUCTIONS
-from topi.loops import loop_nest
-from topi.registry import register_schedule
+from relayc import te
+from relayc.te.tir import EQ, Buffer, PrimExpr, Stmt, Var, as_int, ir_builder
+from relayc.te.tir.ir_builder import IRBuilder
+from relayc.te.tir.ops import match_types
+from relayc.topi.cuda.cost import Gpu
+from relayc.topi.cuda.extern import rewritten, schedule_extern
+from relayc.topi.cuda.stagewise import schedule_stage
+from relayc.topi.groups import constant_size, inline_injective
+from relayc.topi.indexing import SCATTER_REDUCTIONS
+from relayc.topi.loops import loop_nest
+from relayc.topi.registry import register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_scan"]
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.tir import Buffer, PrimExpr, Stmt, as_int, ir_builder
-from te.tir.ir_builder import BufferView, IRBuilder
-from topi.cuda.cost import Gpu
-from topi.cuda.extern import schedule_extern
-from topi.cuda.stagewise import schedule_stage
-from topi.groups import inline_injective
-from topi.loops import loop_nest
-from topi.registry import register_schedule
-from topi.utils import same_dim
+from relayc import te
+from relayc.te.tir import Buffer, PrimExpr, Stmt, as_int, ir_builder
+from relayc.te.tir.ir_builder import BufferView, IRBuilder
+from relayc.topi.cuda.cost import Gpu
+from relayc.topi.cuda.extern import schedule_extern
+from relayc.topi.cuda.stagewise import schedule_stage
+from relayc.topi.groups import inline_injective
+from relayc.topi.loops import loop_nest
+from relayc.topi.registry import register_schedule
+from relayc.topi.utils import same_dim
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_sort"]
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.tir import PrimExpr, as_dim
-from topi.cuda.common import launch
-from topi.cuda.contraction import Contraction, contraction_of, zero_filled
-from topi.cuda.cost import Gpu
-from topi.cuda.stagewise import schedule_stage
-from topi.groups import constant_size
-from topi.utils import ceil_div
+from relayc import te
+from relayc.te.tir import PrimExpr, as_dim
+from relayc.topi.cuda.common import launch
+from relayc.topi.cuda.contraction import Contraction, contraction_of, zero_filled
+from relayc.topi.cuda.cost import Gpu
+from relayc.topi.cuda.stagewise import schedule_stage
+from relayc.topi.groups import constant_size
+from relayc.topi.utils import ceil_div
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["split_depth"]
 

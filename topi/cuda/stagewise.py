@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cuda.common import launch, thread_axis
-from topi.cuda.cost import Gpu
-from topi.cuda.extern import rewritten, schedule_extern
-from topi.cuda.injective import schedule_elements
-from topi.groups import constant_size, inline_injective
-from topi.registry import Rank, register_schedule
+from relayc import te
+from relayc.topi.cuda.common import launch, thread_axis
+from relayc.topi.cuda.cost import Gpu
+from relayc.topi.cuda.extern import rewritten, schedule_extern
+from relayc.topi.cuda.injective import schedule_elements
+from relayc.topi.groups import constant_size, inline_injective
+from relayc.topi.registry import Rank, register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_stage", "schedule_stagewise"]
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import te
-from te.tir import (
+from relayc import te
+from relayc.te.tir import (
     Buffer,
     BufferLoad,
     BufferStore,
@@ -35,7 +35,7 @@ from te.tir import (
     decl_buffer,
     seq,
 )
-from te.tir.ops import call_intrin
+from relayc.te.tir.ops import call_intrin
 
 __all__ = [
     "COLUMNS",

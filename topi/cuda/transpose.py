@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import te
-from te.tir import PrimExpr, Var, as_int
-from topi.cuda.common import block_axis, thread_axis
-from topi.cuda.lanes import reads_of
-from topi.groups import constant_size, is_injective
-from topi.registry import operations_behind
+from relayc import te
+from relayc.te.tir import PrimExpr, Var, as_int
+from relayc.topi.cuda.common import block_axis, thread_axis
+from relayc.topi.cuda.lanes import reads_of
+from relayc.topi.groups import constant_size, is_injective
+from relayc.topi.registry import operations_behind
 
 __all__ = ["schedule_transpose", "strided_reads"]
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import te
-from te.tir import Dim, PrimExpr, as_dim
-from topi.cuda.common import thread_axis
-from topi.cuda.contraction import Contraction, Operand, within, zero_filled
-from topi.cuda.mma_matmul import schedule_sums
-from topi.cuda.product_tiles import WgmmaTile
-from topi.cuda.tensor_core import COLUMNS, ROWS, SLICE, WARP_COLUMNS, Multiply, multiply_slice
-from topi.utils import ceil_div
+from relayc import te
+from relayc.te.tir import Dim, PrimExpr, as_dim
+from relayc.topi.cuda.common import thread_axis
+from relayc.topi.cuda.contraction import Contraction, Operand, within, zero_filled
+from relayc.topi.cuda.mma_matmul import schedule_sums
+from relayc.topi.cuda.product_tiles import WgmmaTile
+from relayc.topi.cuda.tensor_core import COLUMNS, ROWS, SLICE, WARP_COLUMNS, Multiply, multiply_slice
+from relayc.topi.utils import ceil_div
 
 __all__ = ["multiplies_slices", "schedule_wgmma"]
 

@@ -1,6 +1,6 @@
 """Compute definitions of neural-network operators (TVM: `topi.nn`)."""
 
-from topi.nn.activation import (
+from relayc.topi.nn.activation import (
     celu,
     elu,
     gelu,
@@ -16,10 +16,10 @@ from topi.nn.activation import (
     softsign,
     thresholded_relu,
 )
-from topi.nn.attention import attention
-from topi.nn.blocked_attention import blocked_attention
-from topi.nn.conv import conv, conv_across_groups, conv_packed, conv_transpose
-from topi.nn.dense import (
+from relayc.topi.nn.attention import attention
+from relayc.topi.nn.blocked_attention import blocked_attention
+from relayc.topi.nn.conv import conv, conv_across_groups, conv_packed, conv_transpose
+from relayc.topi.nn.dense import (
     Pairs,
     batch_matmul,
     batch_matmul_packed,
@@ -29,10 +29,10 @@ from topi.nn.dense import (
     pack_panels,
     take_from_panels,
 )
-from topi.nn.dense_bits import dense_bits
-from topi.nn.embedding import embedding_bag
-from topi.nn.linear_attention import linear_attention
-from topi.nn.norm import (
+from relayc.topi.nn.dense_bits import dense_bits
+from relayc.topi.nn.embedding import embedding_bag
+from relayc.topi.nn.linear_attention import linear_attention
+from relayc.topi.nn.norm import (
     batch_norm,
     group_norm,
     instance_norm,
@@ -42,15 +42,15 @@ from topi.nn.norm import (
     rms_norm,
     standardize,
 )
-from topi.nn.overlap_add import overlap_add
-from topi.nn.pad import mirror_pad, pad
-from topi.nn.pool import Windows, adaptive_pool, avg_pool, lp_pool, max_pool, max_pool_with_argmax
-from topi.nn.quads import conv2d_quads, dense_quad_groups, dense_quads, window_quad_groups, words
-from topi.nn.recurrent import gru, lstm, rnn
-from topi.nn.rotary import rotary_embedding
-from topi.nn.softmax import log_softmax, softmax
-from topi.nn.unfold import col2im
-from topi.nn.winograd import Depth, conv_winograd
+from relayc.topi.nn.overlap_add import overlap_add
+from relayc.topi.nn.pad import mirror_pad, pad
+from relayc.topi.nn.pool import Windows, adaptive_pool, avg_pool, lp_pool, max_pool, max_pool_with_argmax
+from relayc.topi.nn.quads import conv2d_quads, dense_quad_groups, dense_quads, window_quad_groups, words
+from relayc.topi.nn.recurrent import gru, lstm, rnn
+from relayc.topi.nn.rotary import rotary_embedding
+from relayc.topi.nn.softmax import log_softmax, softmax
+from relayc.topi.nn.unfold import col2im
+from relayc.topi.nn.winograd import Depth, conv_winograd
 
 __all__ = [
     "Depth",

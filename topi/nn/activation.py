@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import PrimExpr
-from topi.elementwise import elementwise
-from topi.tag import BROADCAST
-from topi.utils import full_precision
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import PrimExpr
+from relayc.topi.elementwise import elementwise
+from relayc.topi.tag import BROADCAST
+from relayc.topi.utils import full_precision
 
 __all__ = [
     "celu", "elu", "gelu", "hard_sigmoid", "hard_swish", "leaky_relu", "mish", "prelu", "relu", "selu", "silu",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import PrimExpr
-from topi.tag import ELEMWISE
-from topi.utils import accumulator_type, broadcast_index
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import PrimExpr
+from relayc.topi.tag import ELEMWISE
+from relayc.topi.utils import accumulator_type, broadcast_index
 
 __all__ = ["attention", "capped"]
 

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Dim, PrimExpr, as_dim
-from topi.nn.attention import capped
-from topi.reduction import largest_number
-from topi.tag import INJECTIVE
-from topi.utils import accumulator_type, broadcast_index, ceil_div, same_dim
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Dim, PrimExpr, as_dim
+from relayc.topi.nn.attention import capped
+from relayc.topi.reduction import largest_number
+from relayc.topi.tag import INJECTIVE
+from relayc.topi.utils import accumulator_type, broadcast_index, ceil_div, same_dim
 
 __all__ = ["AttentionForm", "blocked_attention"]
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Dim, IterVar, PrimExpr, as_dim, as_int
-from topi.layout import Layout
-from topi.nn.dense import Pairs, int16_pairs, widened
-from topi.nn.pad import pad, pad_spatial
-from topi.tag import ELEMWISE, INJECTIVE
-from topi.utils import accumulator_type, ceil_div, num_elements, ravel_index, unravel_index
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Dim, IterVar, PrimExpr, as_dim, as_int
+from relayc.topi.layout import Layout
+from relayc.topi.nn.dense import Pairs, int16_pairs, widened
+from relayc.topi.nn.pad import pad, pad_spatial
+from relayc.topi.tag import ELEMWISE, INJECTIVE
+from relayc.topi.utils import accumulator_type, ceil_div, num_elements, ravel_index, unravel_index
 
 __all__ = [
     "conv", "conv_across_groups", "conv_packed", "conv_transpose", "kernel_axes", "output_size", "output_sizes",

@@ -5,15 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import te
-from te import Tensor
-from te.dtype import INT32
-from te.tir import Dim, Let, PrimExpr, Var, as_dim
-from te.tir.ops import bitwise_and, bitwise_or, left_shift
-from topi.broadcast import broadcast_shape
-from topi.indexing import inside
-from topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PACK
-from topi.utils import accumulator_type, broadcast_index, ceil_div, num_elements, ravel_index, same_dim, unravel_index
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.dtype import INT32
+from relayc.te.tir import Dim, Let, PrimExpr, Var, as_dim
+from relayc.te.tir.ops import bitwise_and, bitwise_or, left_shift
+from relayc.topi.broadcast import broadcast_shape
+from relayc.topi.indexing import inside
+from relayc.topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PACK
+from relayc.topi.utils import (
+    accumulator_type,
+    broadcast_index,
+    ceil_div,
+    num_elements,
+    ravel_index,
+    same_dim,
+    unravel_index,
+)
 
 __all__ = [
     "Pairs", "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "first_columns",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import PrimExpr, as_dim, as_int
-from topi.nn.dense import first_columns, flattened_product, rounded
-from topi.utils import accumulator_type
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import PrimExpr, as_dim, as_int
+from relayc.topi.nn.dense import first_columns, flattened_product, rounded
+from relayc.topi.utils import accumulator_type
 
 __all__ = ["dense_bits"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
-from te.tir.ir_builder import BufferView, IRBuilder
-from topi.groups import constant_size
-from topi.loops import strips_of
-from topi.utils import accumulator_type
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
+from relayc.te.tir.ir_builder import BufferView, IRBuilder
+from relayc.topi.groups import constant_size
+from relayc.topi.loops import strips_of
+from relayc.topi.utils import accumulator_type
 
 __all__ = ["embedding_bag"]
 

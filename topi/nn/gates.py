@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import te
-from te.tir import PrimExpr
+from relayc import te
+from relayc.te.tir import PrimExpr
 
 __all__ = ["ACTIVATIONS", "Activation", "Gates"]
 

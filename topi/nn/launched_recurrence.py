@@ -12,11 +12,11 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import te
-from te.tir import PrimExpr
-from te.tir.ir_builder import BufferView
-from topi.nn.recurrence import Block, Recurrence, Step
-from topi.utils import accumulator_type
+from relayc import te
+from relayc.te.tir import PrimExpr
+from relayc.te.tir.ir_builder import BufferView
+from relayc.topi.nn.recurrence import Block, Recurrence, Step
+from relayc.topi.utils import accumulator_type
 
 __all__ = ["LaunchedRecurrence"]
 

@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Buffer, Dim, PrimExpr, Stmt, as_int, call_intrin, ir_builder
-from te.tir.ir_builder import BufferView, IRBuilder
-from topi.groups import constant_size
-from topi.loops import strips_of
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Buffer, Dim, PrimExpr, Stmt, as_int, call_intrin, ir_builder
+from relayc.te.tir.ir_builder import BufferView, IRBuilder
+from relayc.topi.groups import constant_size
+from relayc.topi.loops import strips_of
 
 __all__ = ["linear_attention"]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Dim, PrimExpr
-from topi.moments import Moments
-from topi.nn.pad import pad_spatial
-from topi.tag import BROADCAST, ELEMWISE
-from topi.utils import accumulator_type, num_elements
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Dim, PrimExpr
+from relayc.topi.moments import Moments
+from relayc.topi.nn.pad import pad_spatial
+from relayc.topi.tag import BROADCAST, ELEMWISE
+from relayc.topi.utils import accumulator_type, num_elements
 
 __all__ = [
     "batch_norm", "group_norm", "group_norm_by_moments", "instance_norm", "l2_normalize", "layer_norm",

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import EQ, Dim, PrimExpr, as_dim, convert
-from topi.utils import accumulator_type
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import EQ, Dim, PrimExpr, as_dim, convert
+from relayc.topi.utils import accumulator_type
 
 __all__ = ["Phases", "overlap_add"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Dim, PrimExpr, as_dim
-from topi.tag import PAD
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Dim, PrimExpr, as_dim
+from relayc.topi.tag import PAD
 
 __all__ = ["mirror_pad", "pad", "pad_spatial"]
 

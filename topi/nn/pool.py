@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Dim, IterVar, PrimExpr, as_dim, as_int, convert
-from topi.nn.pad import pad_spatial
-from topi.tag import COMM_REDUCE, ELEMWISE
-from topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Dim, IterVar, PrimExpr, as_dim, as_int, convert
+from relayc.topi.nn.pad import pad_spatial
+from relayc.topi.tag import COMM_REDUCE, ELEMWISE
+from relayc.topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
 
 __all__ = ["Windows", "adaptive_pool", "avg_pool", "lp_pool", "max_pool", "max_pool_with_argmax"]
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Dim, PrimExpr, as_dim
-from te.tir.ops import bitwise_or, left_shift
-from topi.nn.conv import kernel_axes, output_sizes, taps_at
-from topi.nn.dense import first_columns
-from topi.nn.pad import pad_spatial
-from topi.tag import INJECTIVE
-from topi.utils import num_elements, ravel_index, unravel_index
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Dim, PrimExpr, as_dim
+from relayc.te.tir.ops import bitwise_or, left_shift
+from relayc.topi.nn.conv import kernel_axes, output_sizes, taps_at
+from relayc.topi.nn.dense import first_columns
+from relayc.topi.nn.pad import pad_spatial
+from relayc.topi.tag import INJECTIVE
+from relayc.topi.utils import num_elements, ravel_index, unravel_index
 
 __all__ = ["conv2d_quads", "dense_quad_groups", "dense_quads", "window_quad_groups", "words"]
 

@@ -21,12 +21,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import te
-from te.tir import Buffer, Dim, PrimExpr, call_intrin
-from te.tir.ir_builder import BufferView, IRBuilder
-from te.tir.ops import bitwise_and, bitwise_or, left_shift
-from topi.loops import loop_nest
-from topi.nn.gates import Gates
+from relayc import te
+from relayc.te.tir import Buffer, Dim, PrimExpr, call_intrin
+from relayc.te.tir.ir_builder import BufferView, IRBuilder
+from relayc.te.tir.ops import bitwise_and, bitwise_or, left_shift
+from relayc.topi.loops import loop_nest
+from relayc.topi.nn.gates import Gates
 
 __all__ = ["Block", "Recurrence", "Step"]
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import Buffer, PrimExpr, Stmt, ir_builder
-from te.tir.ir_builder import IRBuilder
-from topi.nn.gates import Gates
-from topi.nn.launched_recurrence import LaunchedRecurrence
-from topi.nn.recurrence import Block, Recurrence
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Buffer, PrimExpr, Stmt, ir_builder
+from relayc.te.tir.ir_builder import IRBuilder
+from relayc.topi.nn.gates import Gates
+from relayc.topi.nn.launched_recurrence import LaunchedRecurrence
+from relayc.topi.nn.recurrence import Block, Recurrence
 
 __all__ = ["gru", "lstm", "rnn"]
 

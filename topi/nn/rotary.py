@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import te
-from te import Tensor
-from te.tir import PrimExpr
-from topi.tag import INJECTIVE
-from topi.utils import broadcast_index, full_precision, same_dim
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import PrimExpr
+from relayc.topi.tag import INJECTIVE
+from relayc.topi.utils import broadcast_index, full_precision, same_dim
 
 __all__ = ["rotary_embedding"]
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import te
-from te import Tensor
-from te.dtype import DType
-from te.tir import EQ, Buffer, Dim, PrimExpr, Stmt, as_dim, convert, ir_builder
-from te.tir.ir_builder import BufferView, IRBuilder
-from topi.groups import constant_size
-from topi.loops import loop_nest
-from topi.nn.conv import output_sizes
-from topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.dtype import DType
+from relayc.te.tir import EQ, Buffer, Dim, PrimExpr, Stmt, as_dim, convert, ir_builder
+from relayc.te.tir.ir_builder import BufferView, IRBuilder
+from relayc.topi.groups import constant_size
+from relayc.topi.loops import loop_nest
+from relayc.topi.nn.conv import output_sizes
+from relayc.topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
 
 __all__ = ["col2im"]
 

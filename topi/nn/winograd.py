@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-import te
-from te import Tensor
-from te.tir import Dim, PrimExpr, as_dim
-from topi.nn.conv import output_size
-from topi.nn.pad import pad_spatial
-from topi.tag import INJECTIVE
-from topi.utils import ceil_div, num_elements, ravel_index, unravel_index
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Dim, PrimExpr, as_dim
+from relayc.topi.nn.conv import output_size
+from relayc.topi.nn.pad import pad_spatial
+from relayc.topi.tag import INJECTIVE
+from relayc.topi.utils import ceil_div, num_elements, ravel_index, unravel_index
 
 __all__ = ["WINOGRAD_FILTERS", "Depth", "Matrix", "WinogradMatrices", "choose_value", "conv_winograd", "sum_of",
            "winograd_matrices"]  # fmt: skip

@@ -9,7 +9,7 @@
     module.py  functions and modules
 """
 
-from backend.llvm.codegen.convert import Machine
-from backend.llvm.codegen.module import EmittedModule, emit_module
+from relayc.backend.llvm.codegen.convert import Machine
+from relayc.backend.llvm.codegen.module import EmittedModule, emit_module
 
 __all__ = ["EmittedModule", "Machine", "emit_module"]

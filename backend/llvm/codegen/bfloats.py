@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial, reduce
 
-from backend.llvm.codegen.parts import PartEmitter
-from te.dtype import DType
+from relayc.backend.llvm.codegen.parts import PartEmitter
+from relayc.te.dtype import DType
 
 __all__ = ["BfloatEmitter"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from backend.llvm.codegen.dots import DotEmitter
-from backend.llvm.codegen.index import Index
-from backend.llvm.codegen.lookups import LookupEmitter
-from backend.llvm.codegen.tiles import TileEmitter
-from backend.llvm.types import compute_type, constant, element_bytes, memory_type, register_type, suffix
-from te.dtype import INT32, DType, dtype
-from te.errors import CompileError
-from te.ir import collect
-from te.tir import LT, BufferLoad, Call, Cast, PrimExpr, StringImm, as_int
+from relayc.backend.llvm.codegen.dots import DotEmitter
+from relayc.backend.llvm.codegen.index import Index
+from relayc.backend.llvm.codegen.lookups import LookupEmitter
+from relayc.backend.llvm.codegen.tiles import TileEmitter
+from relayc.backend.llvm.types import compute_type, constant, element_bytes, memory_type, register_type, suffix
+from relayc.te.dtype import INT32, DType, dtype
+from relayc.te.errors import CompileError
+from relayc.te.ir import collect
+from relayc.te.tir import LT, BufferLoad, Call, Cast, PrimExpr, StringImm, as_int
 
 __all__ = ["CTX_CALL_PACKED", "CTX_FREE", "CTX_PARALLEL", "CTX_WORKSPACE", "CallEmitter"]
 

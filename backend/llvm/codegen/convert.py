@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backend.llvm.assembly import FunctionText
-from backend.llvm.codegen.index import IndexEmitter
-from backend.llvm.types import compute_type, constant, register_type
-from te.dtype import DType, dtype
+from relayc.backend.llvm.assembly import FunctionText
+from relayc.backend.llvm.codegen.index import IndexEmitter
+from relayc.backend.llvm.types import compute_type, constant, register_type
+from relayc.te.dtype import DType, dtype
 
 __all__ = ["ConvertEmitter", "Machine"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from backend.llvm.codegen.parts import word_vector
-from backend.llvm.codegen.permuted import PermutedLoadEmitter
-from te.tir import Add, Call, PrimExpr
+from relayc.backend.llvm.codegen.parts import word_vector
+from relayc.backend.llvm.codegen.permuted import PermutedLoadEmitter
+from relayc.te.tir import Add, Call, PrimExpr
 
 __all__ = ["DotEmitter"]
 

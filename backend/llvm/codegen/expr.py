@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from operator import floordiv, mod
 from typing import Any
 
-from backend.llvm.assembly import FunctionText
-from backend.llvm.codegen.convert import ConvertEmitter, Machine
-from backend.llvm.codegen.index import Index, is_nonnegative
-from backend.llvm.types import compute_type, constant, register_type, suffix, vector_constant
-from te.dtype import DType, dtype
-from te.errors import CompileError
-from te.ir import post_order
-from te.tir import (
+from relayc.backend.llvm.assembly import FunctionText
+from relayc.backend.llvm.codegen.convert import ConvertEmitter, Machine
+from relayc.backend.llvm.codegen.index import Index, is_nonnegative
+from relayc.backend.llvm.types import compute_type, constant, register_type, suffix, vector_constant
+from relayc.te.dtype import DType, dtype
+from relayc.te.errors import CompileError
+from relayc.te.ir import post_order
+from relayc.te.tir import (
     EQ,
     GE,
     GT,

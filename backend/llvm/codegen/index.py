@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from math import gcd
 from typing import Any, NamedTuple
 
-from backend.llvm.assembly import FunctionText
-from backend.llvm.types import register_type
-from te.ir.visitor import Visitor
-from te.tir import (
+from relayc.backend.llvm.assembly import FunctionText
+from relayc.backend.llvm.types import register_type
+from relayc.te.ir.visitor import Visitor
+from relayc.te.tir import (
     Add,
     Broadcast,
     Cast,
@@ -33,7 +33,7 @@ from te.tir import (
     Sub,
     Var,
 )
-from te.tir.analysis import free_variables
+from relayc.te.tir.analysis import free_variables
 
 __all__ = ["Index", "IndexEmitter", "is_nonnegative"]
 

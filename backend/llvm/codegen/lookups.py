@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from backend.llvm.codegen.dots import DotEmitter
-from backend.llvm.codegen.index import Index
-from backend.llvm.codegen.parts import word_vector
-from te.dtype import DType, dtype
-from te.errors import CompileError
-from te.tir import Buffer, Call, Cast, PrimExpr, as_int
+from relayc.backend.llvm.codegen.dots import DotEmitter
+from relayc.backend.llvm.codegen.index import Index
+from relayc.backend.llvm.codegen.parts import word_vector
+from relayc.te.dtype import DType, dtype
+from relayc.te.errors import CompileError
+from relayc.te.tir import Buffer, Call, Cast, PrimExpr, as_int
 
 __all__ = ["LookupEmitter"]
 

@@ -13,14 +13,14 @@ from math import gcd
 from operator import floordiv, mod
 from typing import Any
 
-from backend.llvm.codegen.expr import known_flags
-from backend.llvm.codegen.index import Index
-from backend.llvm.codegen.streaming import LINE_BYTES, divides
-from backend.llvm.codegen.streaming_stores import StreamingStoreEmitter
-from backend.llvm.types import element_bytes, memory_type, register_type, suffix
-from te.dtype import DType, dtype
-from te.errors import CompileError
-from te.tir import (
+from relayc.backend.llvm.codegen.expr import known_flags
+from relayc.backend.llvm.codegen.index import Index
+from relayc.backend.llvm.codegen.streaming import LINE_BYTES, divides
+from relayc.backend.llvm.codegen.streaming_stores import StreamingStoreEmitter
+from relayc.backend.llvm.types import element_bytes, memory_type, register_type, suffix
+from relayc.te.dtype import DType, dtype
+from relayc.te.errors import CompileError
+from relayc.te.tir import (
     Add,
     Broadcast,
     Buffer,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from backend.llvm.assembly import FunctionText, ModuleText
-from backend.llvm.codegen.convert import Machine
-from backend.llvm.codegen.index import Index
-from backend.llvm.codegen.stmt import AssertMessages, StmtEmitter
-from backend.llvm.codegen.streaming import LINE_BYTES, streamed_buffers
-from backend.llvm.types import element_bytes, register_type
-from te.errors import CompileError
-from te.tir import Buffer, PrimFunc, SizeVar, Var
+from relayc.backend.llvm.assembly import FunctionText, ModuleText
+from relayc.backend.llvm.codegen.convert import Machine
+from relayc.backend.llvm.codegen.index import Index
+from relayc.backend.llvm.codegen.stmt import AssertMessages, StmtEmitter
+from relayc.backend.llvm.codegen.streaming import LINE_BYTES, streamed_buffers
+from relayc.backend.llvm.types import element_bytes, register_type
+from relayc.te.errors import CompileError
+from relayc.te.tir import Buffer, PrimFunc, SizeVar, Var
 
 __all__ = ["EmittedModule", "emit_module"]
 

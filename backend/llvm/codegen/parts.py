@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from backend.llvm.codegen.expr import ExprEmitter
+from relayc.backend.llvm.codegen.expr import ExprEmitter
 
 __all__ = ["PartEmitter", "word_vector"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backend.llvm.codegen.index import Index
-from backend.llvm.codegen.memory import MemoryEmitter
-from backend.llvm.types import register_type
-from te.dtype import DType, dtype
-from te.tir import Add, Broadcast, Buffer, BufferLoad, Cast, PrimExpr, Var, const
-from te.tir.substitute import substitute
+from relayc.backend.llvm.codegen.index import Index
+from relayc.backend.llvm.codegen.memory import MemoryEmitter
+from relayc.backend.llvm.types import register_type
+from relayc.te.dtype import DType, dtype
+from relayc.te.tir import Add, Broadcast, Buffer, BufferLoad, Cast, PrimExpr, Var, const
+from relayc.te.tir.substitute import substitute
 
 __all__ = ["PermutedLoadEmitter"]
 

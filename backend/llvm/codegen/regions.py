@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
-from backend.llvm.assembly import FunctionText
-from backend.llvm.codegen.index import Index, is_nonnegative
-from backend.llvm.codegen.shares import shares
-from backend.llvm.types import register_type
-from te.dtype import INT64
-from te.tir import AttrStmt, Call, Evaluate, For, ForKind, IntImm, SeqStmt, Stmt, Var
-from te.tir.analysis import free_variables
+from relayc.backend.llvm.assembly import FunctionText
+from relayc.backend.llvm.codegen.index import Index, is_nonnegative
+from relayc.backend.llvm.codegen.shares import shares
+from relayc.backend.llvm.types import register_type
+from relayc.te.dtype import INT64
+from relayc.te.tir import AttrStmt, Call, Evaluate, For, ForKind, IntImm, SeqStmt, Stmt, Var
+from relayc.te.tir.analysis import free_variables
 
 if TYPE_CHECKING:
-    from backend.llvm.codegen.stmt import StmtEmitter
+    from relayc.backend.llvm.codegen.stmt import StmtEmitter
 
 __all__ = ["Step", "called_step", "independent_loops", "is_region", "most_tasks", "outline", "regions_of"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from te.tir import PrimExpr, maximum, minimum
+from relayc.te.tir import PrimExpr, maximum, minimum
 
 __all__ = ["shares"]
 

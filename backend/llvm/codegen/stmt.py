@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import reduce
 from itertools import groupby
 
-from backend.llvm.assembly import FunctionText
-from backend.llvm.codegen.calls import CTX_FREE, CTX_PARALLEL, CTX_WORKSPACE
-from backend.llvm.codegen.convert import Machine
-from backend.llvm.codegen.index import Index, is_nonnegative
-from backend.llvm.codegen.regions import (
+from relayc.backend.llvm.assembly import FunctionText
+from relayc.backend.llvm.codegen.calls import CTX_FREE, CTX_PARALLEL, CTX_WORKSPACE
+from relayc.backend.llvm.codegen.convert import Machine
+from relayc.backend.llvm.codegen.index import Index, is_nonnegative
+from relayc.backend.llvm.codegen.regions import (
     Step,
     called_step,
     independent_loops,
@@ -19,12 +19,12 @@ from backend.llvm.codegen.regions import (
     outline,
     regions_of,
 )  # fmt: skip
-from backend.llvm.codegen.sums import SumEmitter
-from backend.llvm.codegen.unrolled_sums import steps_at_once
-from backend.llvm.types import element_bytes, memory_type
-from te.dtype import INT64
-from te.errors import CompileError
-from te.tir import (
+from relayc.backend.llvm.codegen.sums import SumEmitter
+from relayc.backend.llvm.codegen.unrolled_sums import steps_at_once
+from relayc.backend.llvm.types import element_bytes, memory_type
+from relayc.te.dtype import INT64
+from relayc.te.errors import CompileError
+from relayc.te.tir import (
     Allocate,
     AssertStmt,
     AttrStmt,

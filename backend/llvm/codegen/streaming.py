@@ -10,10 +10,23 @@ from __future__ import annotations
 
 from math import gcd
 
-from backend.llvm.types import element_bytes
-from te.ir import collect
-from te.ir.structural import structural_equal
-from te.tir import Add, Buffer, BufferLoad, BufferStore, Call, FloorMod, IntImm, Mul, PrimExpr, PrimFunc, Sub, Var
+from relayc.backend.llvm.types import element_bytes
+from relayc.te.ir import collect
+from relayc.te.ir.structural import structural_equal
+from relayc.te.tir import (
+    Add,
+    Buffer,
+    BufferLoad,
+    BufferStore,
+    Call,
+    FloorMod,
+    IntImm,
+    Mul,
+    PrimExpr,
+    PrimFunc,
+    Sub,
+    Var,
+)
 
 __all__ = ["LINE_BYTES", "divides", "streamed_buffers"]
 

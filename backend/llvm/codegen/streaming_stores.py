@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from math import gcd
 
-from backend.llvm.codegen.bfloats import BfloatEmitter
-from backend.llvm.codegen.parts import word_vector
-from backend.llvm.codegen.streaming import LINE_BYTES
-from backend.llvm.types import element_bytes
-from te.dtype import DType, dtype
-from te.tir import Buffer, Var
+from relayc.backend.llvm.codegen.bfloats import BfloatEmitter
+from relayc.backend.llvm.codegen.parts import word_vector
+from relayc.backend.llvm.codegen.streaming import LINE_BYTES
+from relayc.backend.llvm.types import element_bytes
+from relayc.te.dtype import DType, dtype
+from relayc.te.tir import Buffer, Var
 
 __all__ = ["StreamingStoreEmitter"]
 

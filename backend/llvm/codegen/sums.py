@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from backend.llvm.assembly import FunctionText
-from backend.llvm.codegen.calls import CallEmitter
-from backend.llvm.codegen.convert import Machine
-from backend.llvm.codegen.unrolled_sums import is_sum, repeated_factor
-from backend.llvm.types import memory_type
-from te.dtype import DType
-from te.ir.structural import structural_equal
-from te.tir import BufferStore, Var
+from relayc.backend.llvm.assembly import FunctionText
+from relayc.backend.llvm.codegen.calls import CallEmitter
+from relayc.backend.llvm.codegen.convert import Machine
+from relayc.backend.llvm.codegen.unrolled_sums import is_sum, repeated_factor
+from relayc.backend.llvm.types import memory_type
+from relayc.te.dtype import DType
+from relayc.te.ir.structural import structural_equal
+from relayc.te.tir import BufferStore, Var
 
 __all__ = ["SumEmitter"]
 

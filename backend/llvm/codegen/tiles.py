@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backend.llvm.codegen.lookups import LookupEmitter
-from te.tir import Call, as_int
+from relayc.backend.llvm.codegen.lookups import LookupEmitter
+from relayc.te.tir import Call, as_int
 
 __all__ = ["TileEmitter"]
 

@@ -6,7 +6,7 @@ takes a multiply-add's place. A loop over few multiply-adds loses a tenth to its
 
 from __future__ import annotations
 
-from te.tir import (
+from relayc.te.tir import (
     Broadcast,
     BufferStore,
     Call,
@@ -20,7 +20,7 @@ from te.tir import (
     SeqStmt,
     Stmt,
 )
-from te.tir.analysis import added_to_itself
+from relayc.te.tir.analysis import added_to_itself
 
 __all__ = ["is_sum", "repeated_factor", "steps_at_once"]
 

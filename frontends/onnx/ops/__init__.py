@@ -130,7 +130,7 @@ def _families() -> dict[tuple[str, str], list[str]]:
 def load_converters(domain: str, name: str) -> None:
     """Register the converters of an operator, where there are any here; again is free."""
     for family in _families().get((domain, name), ()):
-        import_module(f"frontends.onnx.ops.{family}")
+        import_module(f"relayc.frontends.onnx.ops.{family}")
 
 
 def load_all_converters() -> None:

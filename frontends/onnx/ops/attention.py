@@ -7,16 +7,16 @@ from functools import reduce
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.attention_parts import grouped_product, power_of_size, rotated
-from frontends.onnx.ops.cast import cast_to
-from frontends.onnx.ops.common import counted, float_const, reshape_to, transposed
-from frontends.onnx.registry import converter
-from frontends.onnx.tensors import check_computed, dtype_name
-from relay import op
-from relay.expr import Constant, Expr, const
-from relay.sizes import add_sizes, is_at_least, product, quotient
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.attention_parts import grouped_product, power_of_size, rotated
+from relayc.frontends.onnx.ops.cast import cast_to
+from relayc.frontends.onnx.ops.common import counted, float_const, reshape_to, transposed
+from relayc.frontends.onnx.registry import converter
+from relayc.frontends.onnx.tensors import check_computed, dtype_name
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr, const
+from relayc.relay.sizes import add_sizes, is_at_least, product, quotient
+from relayc.te.tir import Dim
 
 RAW_SCORES, CAPPED_SCORES, BIASED_SCORES, PROBABILITIES = range(4)
 """What the fourth output of Attention holds, by `qk_matmul_output_mode`."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const, reshape_to, transposed
-from relay import op
-from relay.errors import TypeInferenceError
-from relay.expr import Expr, const
-from relay.sizes import dims_equal, product, quotient
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import float_const, reshape_to, transposed
+from relayc.relay import op
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Expr, const
+from relayc.relay.sizes import dims_equal, product, quotient
+from relayc.te.tir import Dim
 
 __all__ = ["attend", "columns", "grouped_product", "merged_heads", "power_of_size", "rotated", "split_heads"]
 

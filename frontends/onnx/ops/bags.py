@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, NodeProto, helper, numpy_helper
 
-from frontends.onnx.node import OnnxNode
-from relay import op
-from relay.expr import Expr
-from relay.sizes import dims_equal, is_at_least
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.relay import op
+from relayc.relay.expr import Expr
+from relayc.relay.sizes import dims_equal, is_at_least
+from relayc.te.tir import Dim
 
 __all__ = ["embedding_bags"]
 

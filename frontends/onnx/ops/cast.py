@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.registry import converter
-from frontends.onnx.tensors import dtype_name
-from relay import op
-from relay.expr import Constant, Expr
-from relay.op.strings import Format, Parse
-from te.dtype import dtype
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.registry import converter
+from relayc.frontends.onnx.tensors import dtype_name
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.op.strings import Format, Parse
+from relayc.te.dtype import dtype
 
 __all__ = ["cast_to"]
 

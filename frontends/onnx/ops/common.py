@@ -7,14 +7,14 @@ from functools import reduce
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from relay import op
-from relay.expr import Constant, Expr, const
-from relay.op.common import with_dim
-from relay.sizes import add_sizes, dims_equal, floor_divide, larger, product, smaller
-from relay.stored import StoredConstant
-from relay.type import shapes_equal, shapes_match
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr, const
+from relayc.relay.op.common import with_dim
+from relayc.relay.sizes import add_sizes, dims_equal, floor_divide, larger, product, smaller
+from relayc.relay.stored import StoredConstant
+from relayc.relay.type import shapes_equal, shapes_match
+from relayc.te.tir import Dim
 
 __all__ = [
     "MICROSOFT",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import counted, like
-from frontends.onnx.registry import converter
-from frontends.onnx.tensors import check_computed, check_shape, dtype_name
-from relay import op
-from relay.expr import Constant, Expr, const
-from relay.sizes import product
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import counted, like
+from relayc.frontends.onnx.registry import converter
+from relayc.frontends.onnx.tensors import check_computed, check_shape, dtype_name
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr, const
+from relayc.relay.sizes import product
 
 
 @converter("Constant")

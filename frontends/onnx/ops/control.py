@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import GraphProto
 
-from frontends.onnx.containers import joined_type, value_type
-from frontends.onnx.errors import NothingInsideError, UnsupportedOperatorError, ValueNeededError
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.bags import embedding_bags
-from frontends.onnx.ops.common import is_one_as_size
-from frontends.onnx.ops.flow import (
+from relayc.frontends.onnx.containers import joined_type, value_type
+from relayc.frontends.onnx.errors import NothingInsideError, UnsupportedOperatorError, ValueNeededError
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.bags import embedding_bags
+from relayc.frontends.onnx.ops.common import is_one_as_size
+from relayc.frontends.onnx.ops.flow import (
     Body,
     ValueType,
     contained,
@@ -26,14 +26,14 @@ from frontends.onnx.ops.flow import (
     unsettled,
     with_outputs,
 )
-from frontends.onnx.registry import converter
-from relay import op
-from relay.container_type import ContainerType
-from relay.expr import Call, Constant, Expr, Function, const
-from relay.op.base import OpDef
-from relay.sizes import dims_equal, size_variables
-from relay.type import TensorType
-from te.tir import Dim
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.container_type import ContainerType
+from relayc.relay.expr import Call, Constant, Expr, Function, const
+from relayc.relay.op.base import OpDef
+from relayc.relay.sizes import dims_equal, size_variables
+from relayc.relay.type import TensorType
+from relayc.te.tir import Dim
 
 MAX_ITERATIONS = 1024
 """Iterations unrolled at most, where a loop can't be one of the executor's."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import bordered, counted, zeros
-from frontends.onnx.ops.window import Window, reaches, read_window
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Expr, const
-from relay.sizes import add_sizes, floor_divide, larger, product, quotient
-from relay.type import dims_match, shape_text, shapes_match
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import bordered, counted, zeros
+from relayc.frontends.onnx.ops.window import Window, reaches, read_window
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Expr, const
+from relayc.relay.sizes import add_sizes, floor_divide, larger, product, quotient
+from relayc.relay.type import dims_match, shape_text, shapes_match
+from relayc.te.tir import Dim
 
 __all__ = ["biased_convolution", "causally_convolved", "convolve", "convolve_transposed"]
 

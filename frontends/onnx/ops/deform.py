@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import counted, reshape_to, transposed
-from frontends.onnx.ops.grid import Axis, Points, sample_points
-from frontends.onnx.ops.window import Window, read_window
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr, const
-from relay.sizes import product, quotient
-from relay.type import dims_match, shapes_match
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import counted, reshape_to, transposed
+from relayc.frontends.onnx.ops.grid import Axis, Points, sample_points
+from relayc.frontends.onnx.ops.window import Window, read_window
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr, const
+from relayc.relay.sizes import product, quotient
+from relayc.relay.type import dims_match, shapes_match
+from relayc.te.tir import Dim
 
 
 @converter("DeformConv", since=19)

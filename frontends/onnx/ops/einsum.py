@@ -6,13 +6,13 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import counted, reshape_to, transposed
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr, const
-from relay.sizes import dims_match, product
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import counted, reshape_to, transposed
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr, const
+from relayc.relay.sizes import dims_match, product
+from relayc.te.tir import Dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import aligned, broadcast_pair, float_const, legacy_broadcast
-from frontends.onnx.registry import convert_with, converter
-from relay import op
-from relay.expr import Expr
-from relay.type import shapes_match
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import aligned, broadcast_pair, float_const, legacy_broadcast
+from relayc.frontends.onnx.registry import convert_with, converter
+from relayc.relay import op
+from relayc.relay.expr import Expr
+from relayc.relay.type import shapes_match
 
 Unary = Callable[[Expr], Expr]
 Binary = Callable[[Expr, Expr], Expr]

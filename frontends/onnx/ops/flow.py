@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import GraphProto, ValueInfoProto
 
-from frontends.onnx.containers import joined_type, made, value_type
-from frontends.onnx.errors import NothingInsideError
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.tensors import dtype_name
-from relay import op
-from relay.container_type import ContainerType, ElementType, OptionalType, SequenceType
-from relay.expr import Call, Expr, Function, Tuple, TupleGetItem, Var, const
-from relay.sizes import dims_equal, size_variables
-from relay.type import TensorType, TupleType
-from te.dtype import dtype
-from te.errors import CompileError
-from te.tir import Dim
+from relayc.frontends.onnx.containers import joined_type, made, value_type
+from relayc.frontends.onnx.errors import NothingInsideError
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.tensors import dtype_name
+from relayc.relay import op
+from relayc.relay.container_type import ContainerType, ElementType, OptionalType, SequenceType
+from relayc.relay.expr import Call, Expr, Function, Tuple, TupleGetItem, Var, const
+from relayc.relay.sizes import dims_equal, size_variables
+from relayc.relay.type import TensorType, TupleType
+from relayc.te.dtype import dtype
+from relayc.te.errors import CompileError
+from relayc.te.tir import Dim
 
 __all__ = [
     "Body",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import counted, require_rank, reshape_to, transposed
-from frontends.onnx.ops.fourier_at_run_time import dft_at_run_time, resized
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Expr, const
-from relay.op.common import at_least
-from relay.sizes import add_sizes, floor_divide, is_at_least, product
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import counted, require_rank, reshape_to, transposed
+from relayc.frontends.onnx.ops.fourier_at_run_time import dft_at_run_time, resized
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Expr, const
+from relayc.relay.op.common import at_least
+from relayc.relay.sizes import add_sizes, floor_divide, is_at_least, product
+from relayc.te.tir import Dim
 
 
 def _transformed(node: OnnxNode, x: Expr, length: Dim, inverse: bool, onesided: bool) -> Expr:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import bordered, counted, float_const, reshape_to
-from relay import op
-from relay.expr import Expr, const
-from relay.sizes import add_sizes, dims_equal, floor_divide, product, smaller
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import bordered, counted, float_const, reshape_to
+from relayc.relay import op
+from relayc.relay.expr import Expr, const
+from relayc.relay.sizes import add_sizes, dims_equal, floor_divide, product, smaller
+from relayc.te.tir import Dim
 
 __all__ = ["dft_at_run_time", "resized"]
 

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import counted, transposed, zeros
-from frontends.onnx.registry import converter
-from frontends.onnx.tensors import check_computed
-from relay import op
-from relay.expr import Expr, const
-from relay.op.common import with_dim
-from relay.sizes import add_sizes, dims_match, is_at_least, smaller
-from relay.type import shapes_match
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import counted, transposed, zeros
+from relayc.frontends.onnx.registry import converter
+from relayc.frontends.onnx.tensors import check_computed
+from relayc.relay import op
+from relayc.relay.expr import Expr, const
+from relayc.relay.op.common import with_dim
+from relayc.relay.sizes import add_sizes, dims_match, is_at_least, smaller
+from relayc.relay.type import shapes_match
+from relayc.te.tir import Dim
 
 
 def _check_range(node: OnnxNode, extent: Dim) -> None:

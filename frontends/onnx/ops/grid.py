@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import bordered, counted, float_const, reshape_to, transposed
-from frontends.onnx.registry import converter
-from frontends.onnx.tensors import check_computed
-from relay import op
-from relay.expr import Constant, Expr, const
-from relay.op.common import at_least
-from relay.sizes import add_sizes, floor_divide, is_at_least, larger, product
-from relay.type import dims_match, shapes_match
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import bordered, counted, float_const, reshape_to, transposed
+from relayc.frontends.onnx.registry import converter
+from relayc.frontends.onnx.tensors import check_computed
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr, const
+from relayc.relay.op.common import at_least
+from relayc.relay.sizes import add_sizes, floor_divide, is_at_least, larger, product
+from relayc.relay.type import dims_match, shapes_match
+from relayc.te.tir import Dim
 
 __all__ = ["Axis", "Points", "sample_points", "sampled"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const, require_rank, transposed
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr
-from relay.type import dims_match
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import float_const, require_rank, transposed
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.type import dims_match
 
 __all__ = ["general_product", "matmul", "scaled"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import reshape_to, zeros
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Expr
-from relay.sizes import product, quotient
-from relay.type import Dim, shapes_match
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import reshape_to, zeros
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Expr
+from relayc.relay.sizes import product, quotient
+from relayc.relay.type import Dim, shapes_match
 
 __all__ = ["linear_attention"]
 

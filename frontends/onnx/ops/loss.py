@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr, const
-from relay.type import shapes_match
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr, const
+from relayc.relay.type import shapes_match
+from relayc.te.tir import Dim
 
 
 @converter("NegativeLogLikelihoodLoss", since=12)

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.attention_parts import attend, columns, merged_heads, power_of_size, split_heads
-from frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
-from frontends.onnx.ops.linear import matmul
-from frontends.onnx.ops.quantization import along, centred
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr
-from relay.sizes import add_sizes, dims_equal, product
-from relay.type import dims_match
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.attention_parts import attend, columns, merged_heads, power_of_size, split_heads
+from relayc.frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
+from relayc.frontends.onnx.ops.linear import matmul
+from relayc.frontends.onnx.ops.quantization import along, centred
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.sizes import add_sizes, dims_equal, product
+from relayc.relay.type import dims_match
+from relayc.te.tir import Dim
 
 __all__ = ["attend_masked", "number", "refuse_input", "scale_of"]
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, require_rank, transposed
-from frontends.onnx.ops.convolution import biased_convolution, convolve_transposed
-from frontends.onnx.ops.microsoft_elementwise import activated
-from frontends.onnx.ops.quantization import q_linear_conv
-from frontends.onnx.registry import convert_with, converter
-from relay import op
-from relay.expr import Expr
-from relay.sizes import add_sizes, product
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, require_rank, transposed
+from relayc.frontends.onnx.ops.convolution import biased_convolution, convolve_transposed
+from relayc.frontends.onnx.ops.microsoft_elementwise import activated
+from relayc.frontends.onnx.ops.quantization import q_linear_conv
+from relayc.frontends.onnx.registry import convert_with, converter
+from relayc.relay import op
+from relayc.relay.expr import Expr
+from relayc.relay.sizes import add_sizes, product
 
 
 def fused_conv(node: OnnxNode) -> Expr:

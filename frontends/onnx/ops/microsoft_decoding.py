@@ -6,16 +6,16 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.attention_parts import columns, merged_heads, rotated, split_heads
-from frontends.onnx.ops.common import MICROSOFT, counted, require_rank, reshape_to, transposed
-from frontends.onnx.ops.microsoft_attention import attend_masked, refuse_input
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr
-from relay.sizes import add_sizes, product, quotient
-from relay.type import dims_match
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.attention_parts import columns, merged_heads, rotated, split_heads
+from relayc.frontends.onnx.ops.common import MICROSOFT, counted, require_rank, reshape_to, transposed
+from relayc.frontends.onnx.ops.microsoft_attention import attend_masked, refuse_input
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.sizes import add_sizes, product, quotient
+from relayc.relay.type import dims_match
+from relayc.te.tir import Dim
 
 
 @converter("DecoderMaskedMultiHeadAttention", domain=MICROSOFT)

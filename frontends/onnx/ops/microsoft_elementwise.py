@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, float_const, reshape_to
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Expr
-from relay.sizes import product, quotient
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, float_const, reshape_to
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Expr
+from relayc.relay.sizes import product, quotient
 
 __all__ = ["activated"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, counted, float_const, require_rank, reshape_to, transposed
-from frontends.onnx.ops.microsoft_products import unpacked
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Expr, const
-from relay.sizes import dims_match, product
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, counted, float_const, require_rank, reshape_to, transposed
+from relayc.frontends.onnx.ops.microsoft_products import unpacked
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Expr, const
+from relayc.relay.sizes import dims_match, product
+from relayc.te.tir import Dim
 
 FEW_TOKENS = 16
 """Up to so many tokens, or any number unknown, only the weights of the experts that are chosen are read."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, require_rank, reshape_to
-from frontends.onnx.ops.constant import spanned
-from frontends.onnx.ops.gather import gather_nd
-from frontends.onnx.ops.grid import grid_sample
-from frontends.onnx.ops.padding import padded
-from frontends.onnx.ops.selection import distinct
-from frontends.onnx.ops.shape import trilu
-from frontends.onnx.registry import convert_with, converter
-from relay import op
-from relay.expr import Expr, const
-from relay.sizes import product
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, require_rank, reshape_to
+from relayc.frontends.onnx.ops.constant import spanned
+from relayc.frontends.onnx.ops.gather import gather_nd
+from relayc.frontends.onnx.ops.grid import grid_sample
+from relayc.frontends.onnx.ops.padding import padded
+from relayc.frontends.onnx.ops.selection import distinct
+from relayc.frontends.onnx.ops.shape import trilu
+from relayc.frontends.onnx.registry import convert_with, converter
+from relayc.relay import op
+from relayc.relay.expr import Expr, const
+from relayc.relay.sizes import product
 
 convert_with(gather_nd, "GatherND", domain=MICROSOFT)
 convert_with(grid_sample, "GridSample", domain=MICROSOFT)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to
-from frontends.onnx.ops.microsoft_products import unpacked
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr
-from relay.sizes import product
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to
+from relayc.frontends.onnx.ops.microsoft_products import unpacked
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.sizes import product
+from relayc.te.tir import Dim
 
 
 @converter("GatherBlockQuantized", domain=MICROSOFT)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.attention_parts import attend, columns, merged_heads, rotated, split_heads
-from frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
-from frontends.onnx.ops.microsoft_attention import number, refuse_input, scale_of
-from frontends.onnx.ops.normalization import rms_normalized
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Expr, const
-from relay.sizes import add_sizes, dims_equal, floor_divide, larger, product
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.attention_parts import attend, columns, merged_heads, rotated, split_heads
+from relayc.frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
+from relayc.frontends.onnx.ops.microsoft_attention import number, refuse_input, scale_of
+from relayc.frontends.onnx.ops.normalization import rms_normalized
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Expr, const
+from relayc.relay.sizes import add_sizes, dims_equal, floor_divide, larger, product
+from relayc.te.tir import Dim
 
 __all__ = ["GroupedAttention"]
 

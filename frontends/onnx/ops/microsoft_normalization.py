@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, require_rank, reshape_to, transposed
-from frontends.onnx.ops.normalization import group_normalized, layer_normalized, rms_normalized
-from frontends.onnx.registry import convert_with, converter
-from relay import op
-from relay.expr import Constant, Expr
-from relay.sizes import quotient
-from relay.type import dims_match
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, require_rank, reshape_to, transposed
+from relayc.frontends.onnx.ops.normalization import group_normalized, layer_normalized, rms_normalized
+from relayc.frontends.onnx.registry import convert_with, converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.sizes import quotient
+from relayc.relay.type import dims_match
+from relayc.te.tir import Dim
 
 
 def simplified_layer_normalization(node: OnnxNode) -> list[Expr]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.attention_parts import split_heads
-from frontends.onnx.ops.common import MICROSOFT, counted, float_const, require_rank, reshape_to
-from frontends.onnx.ops.linear import matmul
-from frontends.onnx.ops.microsoft_attention import number, refuse_input
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Expr, const
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.attention_parts import split_heads
+from relayc.frontends.onnx.ops.common import MICROSOFT, counted, float_const, require_rank, reshape_to
+from relayc.frontends.onnx.ops.linear import matmul
+from relayc.frontends.onnx.ops.microsoft_attention import number, refuse_input
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Expr, const
 
 
 @converter("RelativePositionBias", domain=MICROSOFT)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, like, reshape_to, transposed
-from frontends.onnx.ops.linear import general_product, matmul, scaled
-from frontends.onnx.ops.microsoft_elementwise import activated
-from frontends.onnx.ops.quantization import along, centred, dynamically_quantized
-from frontends.onnx.registry import convert_with, converter
-from relay import op
-from relay.expr import Constant, Expr
-from relay.sizes import product
-from relay.type import dims_match
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, like, reshape_to, transposed
+from relayc.frontends.onnx.ops.linear import general_product, matmul, scaled
+from relayc.frontends.onnx.ops.microsoft_elementwise import activated
+from relayc.frontends.onnx.ops.quantization import along, centred, dynamically_quantized
+from relayc.frontends.onnx.registry import convert_with, converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.sizes import product
+from relayc.relay.type import dims_match
 
 __all__ = ["unpacked"]
 

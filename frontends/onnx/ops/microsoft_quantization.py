@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, require_rank, reshape_to, transposed
-from frontends.onnx.ops.linear import matmul, scaled
-from frontends.onnx.ops.pooling import average_pool_of, max_pool_of
-from frontends.onnx.ops.quantization import along, centred, dequantized, quantized
-from frontends.onnx.ops.recurrent import Codes, lstm_of
-from frontends.onnx.ops.softmax import softmax_of
-from frontends.onnx.registry import convert_with, converter
-from relay import op
-from relay.expr import Constant, Expr
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, require_rank, reshape_to, transposed
+from relayc.frontends.onnx.ops.linear import matmul, scaled
+from relayc.frontends.onnx.ops.pooling import average_pool_of, max_pool_of
+from relayc.frontends.onnx.ops.quantization import along, centred, dequantized, quantized
+from relayc.frontends.onnx.ops.recurrent import Codes, lstm_of
+from relayc.frontends.onnx.ops.softmax import softmax_of
+from relayc.frontends.onnx.registry import convert_with, converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
 
 
 def _scalar(node: OnnxNode, index: int, what: str) -> Expr:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
-from frontends.onnx.ops.convolution import causally_convolved
-from frontends.onnx.ops.linear_attention import linear_attention
-from frontends.onnx.registry import Result, converter
-from relay import op
-from relay.expr import Expr
-from relay.sizes import product
-from relay.type import shapes_match
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
+from relayc.frontends.onnx.ops.convolution import causally_convolved
+from relayc.frontends.onnx.ops.linear_attention import linear_attention
+from relayc.frontends.onnx.registry import Result, converter
+from relayc.relay import op
+from relayc.relay.expr import Expr
+from relayc.relay.sizes import product
+from relayc.relay.type import shapes_match
 
 
 def _require_last_state_only(node: OnnxNode) -> None:

@@ -6,15 +6,15 @@ import math
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, float_const, reshape_to
-from frontends.onnx.ops.microsoft_attention import number
-from frontends.onnx.ops.microsoft_grouped_attention import GroupedAttention
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr
-from relay.sizes import dims_equal
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, float_const, reshape_to
+from relayc.frontends.onnx.ops.microsoft_attention import number
+from relayc.frontends.onnx.ops.microsoft_grouped_attention import GroupedAttention
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.sizes import dims_equal
+from relayc.te.tir import Dim
 
 
 @converter("SparseAttention", domain=MICROSOFT)

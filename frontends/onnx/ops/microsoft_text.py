@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, require_rank
-from frontends.onnx.ops.strings import require_pattern, sized_by_strings
-from frontends.onnx.registry import converter
-from relay.expr import Expr
-from relay.op.strings import Tokenize
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, require_rank
+from relayc.frontends.onnx.ops.strings import require_pattern, sized_by_strings
+from relayc.frontends.onnx.registry import converter
+from relayc.relay.expr import Expr
+from relayc.relay.op.strings import Tokenize
 
 
 @converter("Tokenizer", domain=MICROSOFT)

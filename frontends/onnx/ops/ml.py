@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import require_rank, reshape_to
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr
-from relay.sizes import dims_match, product
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import require_rank, reshape_to
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.sizes import dims_match, product
 
 __all__ = ["POST_TRANSFORMS", "class_labels", "float_rows", "floats", "label_table", "labelled", "post_transformed"]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from frontends.onnx.containers import ZipMap
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr
+from relayc.frontends.onnx.containers import ZipMap
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
 
 DOMAIN = "ai.onnx.ml"
 

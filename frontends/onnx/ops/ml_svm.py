@@ -6,11 +6,18 @@ from itertools import combinations
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.ml import POST_TRANSFORMS, class_labels, float_rows, floats, label_table, post_transformed
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.ml import (
+    POST_TRANSFORMS,
+    class_labels,
+    float_rows,
+    floats,
+    label_table,
+    post_transformed,
+)
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
 
 DOMAIN = "ai.onnx.ml"
 _KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")

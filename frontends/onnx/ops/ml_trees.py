@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.ml import POST_TRANSFORMS, class_labels, labelled, post_transformed
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr
-from topi.trees import LEAF, NODE_FIELDS
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.ml import POST_TRANSFORMS, class_labels, labelled, post_transformed
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.topi.trees import LEAF, NODE_FIELDS
 
 DOMAIN = "ai.onnx.ml"
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import reshape_to
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import reshape_to
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
 
 DOMAIN = "ai.onnx.preview.training"
 

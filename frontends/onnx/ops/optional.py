@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from frontends.onnx.containers import ABSENT
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.flow import tensor_type
-from frontends.onnx.registry import converter
-from relay import op
-from relay.container_type import ElementType, OptionalType, SequenceType
-from relay.expr import Constant, Expr
+from relayc.frontends.onnx.containers import ABSENT
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.flow import tensor_type
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.container_type import ElementType, OptionalType, SequenceType
+from relayc.relay.expr import Constant, Expr
 
 
 @converter("Optional", since=15)

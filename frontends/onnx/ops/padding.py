@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import counted
-from frontends.onnx.ops.shape import take_ranges
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Expr, const
-from relay.sizes import add_sizes, is_at_least, larger, product
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import counted
+from relayc.frontends.onnx.ops.shape import take_ranges
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Expr, const
+from relayc.relay.sizes import add_sizes, is_at_least, larger, product
+from relayc.te.tir import Dim
 
 __all__ = ["padded"]
 

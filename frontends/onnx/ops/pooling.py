@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import bordered, float_const, reshape_to, transposed, zeros
-from frontends.onnx.ops.window import Window, read_window
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Expr, TupleGetItem
-from relay.sizes import add_sizes, is_at_least, product
-from relay.type import shapes_match
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import bordered, float_const, reshape_to, transposed, zeros
+from relayc.frontends.onnx.ops.window import Window, read_window
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Expr, TupleGetItem
+from relayc.relay.sizes import add_sizes, is_at_least, product
+from relayc.relay.type import shapes_match
 
 __all__ = ["average_pool_of", "max_pool_of"]
 

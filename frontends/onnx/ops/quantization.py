@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.cast import cast_to
-from frontends.onnx.ops.common import reshape_to
-from frontends.onnx.ops.convolution import convolve
-from frontends.onnx.ops.linear import matmul
-from frontends.onnx.registry import convert_with, converter
-from frontends.onnx.tensors import dtype_name
-from relay import op
-from relay.expr import Constant, Expr
-from relay.sizes import add_sizes, dims_equal, dims_match, is_at_least, product
-from te.dtype import dtype as parse_dtype
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.cast import cast_to
+from relayc.frontends.onnx.ops.common import reshape_to
+from relayc.frontends.onnx.ops.convolution import convolve
+from relayc.frontends.onnx.ops.linear import matmul
+from relayc.frontends.onnx.registry import convert_with, converter
+from relayc.frontends.onnx.tensors import dtype_name
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.sizes import add_sizes, dims_equal, dims_match, is_at_least, product
+from relayc.te.dtype import dtype as parse_dtype
 
 __all__ = ["along", "centred", "dequantized", "dynamically_quantized", "q_linear_conv", "quantized"]
 

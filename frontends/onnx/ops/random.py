@@ -10,13 +10,13 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const
-from frontends.onnx.registry import converter
-from frontends.onnx.tensors import check_shape, dtype_name
-from relay import op
-from relay.expr import Call, Expr
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import float_const
+from relayc.frontends.onnx.registry import converter
+from relayc.frontends.onnx.tensors import check_shape, dtype_name
+from relayc.relay import op
+from relayc.relay.expr import Call, Expr
+from relayc.te.tir import Dim
 
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import reshape_to, transposed, zeros
-from frontends.onnx.ops.quantization import dynamically_quantized
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr
-from relay.op.nn.recurrent import states_stay_small
-from relay.sizes import product
-from relay.type import shapes_match
-from topi.nn.gates import Activation
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import reshape_to, transposed, zeros
+from relayc.frontends.onnx.ops.quantization import dynamically_quantized
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.op.nn.recurrent import states_stay_small
+from relayc.relay.sizes import product
+from relayc.relay.type import shapes_match
+from relayc.topi.nn.gates import Activation
 
 __all__ = ["Codes", "lstm_of"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.registry import convert_with, converter
-from relay import op
-from relay.expr import Expr
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.registry import convert_with, converter
+from relayc.relay import op
+from relayc.relay.expr import Expr
 
 Reducer = Callable[[Expr, tuple[int, ...], bool], Expr]
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frontends.onnx.ops.common import counted, float_const
-from frontends.onnx.ops.resample import Resampling, resample
-from relay import op
-from relay.expr import Expr, const
-from relay.transform.repeat_elements import times_and_first
-from te.tir import Dim
+from relayc.frontends.onnx.ops.common import counted, float_const
+from relayc.frontends.onnx.ops.resample import Resampling, resample
+from relayc.relay import op
+from relayc.relay.expr import Expr, const
+from relayc.relay.transform.repeat_elements import times_and_first
+from relayc.te.tir import Dim
 
 __all__ = [
     "FilterAtRunTime", "Repeated", "Strided", "TapsAtRunTime", "filter_at_run_time", "real", "repeated_positions",

@@ -10,10 +10,10 @@ from functools import reduce
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const, transposed
-from frontends.onnx.ops.resample import Resampling, Taps, output_extent, resample
-from frontends.onnx.ops.resample_at_run_time import (
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import float_const, transposed
+from relayc.frontends.onnx.ops.resample import Resampling, Taps, output_extent, resample
+from relayc.frontends.onnx.ops.resample_at_run_time import (
     FilterAtRunTime,
     Repeated,
     Strided,
@@ -25,13 +25,13 @@ from frontends.onnx.ops.resample_at_run_time import (
     scaled,
     strided_positions,
 )
-from frontends.onnx.registry import converter
-from frontends.onnx.tensors import check_computed
-from relay import op
-from relay.expr import Constant, Expr, const
-from relay.op.common import at_least
-from relay.sizes import add_sizes, dims_equal, floor_divide, is_at_least, product, smaller
-from te.tir import Dim
+from relayc.frontends.onnx.registry import converter
+from relayc.frontends.onnx.tensors import check_computed
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr, const
+from relayc.relay.op.common import at_least
+from relayc.relay.sizes import add_sizes, dims_equal, floor_divide, is_at_least, product, smaller
+from relayc.te.tir import Dim
 
 MAX_TAPS = 8
 """Wider filters (strong reductions with antialiasing) are applied as a matrix, or by a loop over what they cover."""

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import GraphProto
 
-from frontends.onnx.fold import rewrite_free
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import transposed
-from frontends.onnx.ops.control import MAX_ITERATIONS, UNROLLED, stacked
-from frontends.onnx.ops.flow import counted_loop, loop_variables, may_be_ones, settled_body, unsettled
-from frontends.onnx.ops.scan_at_once import at_once
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Expr, Function, Var, const
-from relay.sizes import dims_match
-from relay.type import TensorType
-from te.tir import Dim
+from relayc.frontends.onnx.fold import rewrite_free
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import transposed
+from relayc.frontends.onnx.ops.control import MAX_ITERATIONS, UNROLLED, stacked
+from relayc.frontends.onnx.ops.flow import counted_loop, loop_variables, may_be_ones, settled_body, unsettled
+from relayc.frontends.onnx.ops.scan_at_once import at_once
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Expr, Function, Var, const
+from relayc.relay.sizes import dims_match
+from relayc.relay.type import TensorType
+from relayc.te.tir import Dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from relay import op
-from relay.analysis import evaluation_order
-from relay.expr import Call, Constant, Expr, Function, Tuple
-from relay.op.base import OpDef, OpPattern
-from relay.op.reduce import Reduction
-from relay.sizes import dims_equal
-from relay.type import TensorType
-from te.tir import Dim
+from relayc.relay import op
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple
+from relayc.relay.op.base import OpDef, OpPattern
+from relayc.relay.op.reduce import Reduction
+from relayc.relay.sizes import dims_equal
+from relayc.relay.type import TensorType
+from relayc.te.tir import Dim
 
 __all__ = ["at_once"]
 

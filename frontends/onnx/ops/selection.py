@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import reshape_to, transposed
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr, const
-from relay.sizes import product, smaller
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import reshape_to, transposed
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr, const
+from relayc.relay.sizes import product, smaller
+from relayc.te.tir import Dim
 
 __all__ = ["distinct"]
 

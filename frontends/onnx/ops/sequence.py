@@ -10,18 +10,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from frontends.onnx.containers import made, value_type
-from frontends.onnx.fold import rewrite_free
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import transposed
-from frontends.onnx.ops.flow import counted_loop, loop_variables, outputs_of, outside_type, tensor_type, unsettled
-from frontends.onnx.registry import converter
-from relay import op
-from relay.container_type import NOTHING, ContainerType, ElementType, SequenceType, join
-from relay.expr import Call, Constant, Expr, Function, Tuple, Var
-from relay.sizes import product, size_variables
-from relay.type import TensorType
-from te.tir import Dim
+from relayc.frontends.onnx.containers import made, value_type
+from relayc.frontends.onnx.fold import rewrite_free
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import transposed
+from relayc.frontends.onnx.ops.flow import (
+    counted_loop,
+    loop_variables,
+    outputs_of,
+    outside_type,
+    tensor_type,
+    unsettled,
+)
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.container_type import NOTHING, ContainerType, ElementType, SequenceType, join
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, Var
+from relayc.relay.sizes import product, size_variables
+from relayc.relay.type import TensorType
+from relayc.te.tir import Dim
 
 _MOST_PARTS = 64
 """Parts of a tensor that are tensors of their own; more are a list."""

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import counted, reshape_to, transposed
-from frontends.onnx.registry import converter
-from frontends.onnx.sizes import MOST_SIZES
-from relay import op
-from relay.errors import TypeInferenceError
-from relay.expr import Expr, const
-from relay.op.common import with_dim
-from relay.sizes import (
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import counted, reshape_to, transposed
+from relayc.frontends.onnx.registry import converter
+from relayc.frontends.onnx.sizes import MOST_SIZES
+from relayc.relay import op
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Expr, const
+from relayc.relay.op.common import with_dim
+from relayc.relay.sizes import (
     add_sizes,
     dims_equal,
     dims_match,
@@ -27,8 +27,8 @@ from relay.sizes import (
     size_variables,
     smaller,
 )
-from relay.type import broadcast_shapes, shape_text, shapes_equal
-from te.tir import Dim
+from relayc.relay.type import broadcast_shapes, shape_text, shapes_equal
+from relayc.te.tir import Dim
 
 __all__ = ["take_ranges"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.registry import converter
-from frontends.onnx.tensors import check_computed, numpy_dtype
-from relay.expr import Constant, Expr
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.registry import converter
+from relayc.frontends.onnx.tensors import check_computed, numpy_dtype
+from relayc.relay.expr import Constant, Expr
 
 _COSINE_SUMS = {
     "HannWindow": (0.5, 0.5, 0.0),

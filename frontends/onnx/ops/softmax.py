@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import reshape_to
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Expr
-from relay.sizes import product
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import reshape_to
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Expr
+from relayc.relay.sizes import product
+from relayc.te.tir import Dim
 
 __all__ = ["softmax_of"]
 

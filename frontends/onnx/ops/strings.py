@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from backend.runtime.regex import Pattern, PatternError
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import require_rank
-from frontends.onnx.ops.flow import fields_of
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr
-from relay.op.strings import Normalize, Split, StringOperator
-from relay.type import TensorType, TupleType
-from te.tir import Dim
+from relayc.backend.runtime.regex import Pattern, PatternError
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import require_rank
+from relayc.frontends.onnx.ops.flow import fields_of
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.op.strings import Normalize, Split, StringOperator
+from relayc.relay.type import TensorType, TupleType
+from relayc.te.tir import Dim
 
 __all__ = ["require_pattern", "sized_by_strings"]
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import bordered, float_const, require_rank, zeros
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr
-from relay.sizes import add_sizes
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import bordered, float_const, require_rank, zeros
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.sizes import add_sizes
 
 
 @converter("TfIdfVectorizer", since=9)

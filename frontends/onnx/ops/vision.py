@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, counted, float_const, require_rank, reshape_to
-from frontends.onnx.ops.grid import Axis, sampled
-from frontends.onnx.registry import converter
-from relay import op
-from relay.expr import Constant, Expr, const
-from relay.sizes import add_sizes, larger, product
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, counted, float_const, require_rank, reshape_to
+from relayc.frontends.onnx.ops.grid import Axis, sampled
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr, const
+from relayc.relay.sizes import add_sizes, larger, product
+from relayc.te.tir import Dim
 
 
 @converter("RoiAlign", since=10)

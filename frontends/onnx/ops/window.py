@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import bordered
-from relay.expr import Expr
-from relay.sizes import add_sizes, floor_divide, larger, product
-from te.tir import Dim
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import bordered
+from relayc.relay.expr import Expr
+from relayc.relay.sizes import add_sizes, floor_divide, larger, product
+from relayc.te.tir import Dim
 
 __all__ = ["Window", "reaches", "read_window"]
 

@@ -1,6 +1,6 @@
 """Neural-network operators, registered as `nn.*`."""
 
-from relay.op.nn.activation import (
+from relayc.relay.op.nn.activation import (
     celu,
     elu,
     gelu,
@@ -16,9 +16,9 @@ from relay.op.nn.activation import (
     softsign,
     thresholded_relu,
 )
-from relay.op.nn.attention import attention, blocked_attention
-from relay.op.nn.bias import bias_add
-from relay.op.nn.conv import (
+from relayc.relay.op.nn.attention import attention, blocked_attention
+from relayc.relay.op.nn.bias import bias_add
+from relayc.relay.op.nn.conv import (
     conv1d,
     conv1d_transpose,
     conv2d,
@@ -26,7 +26,7 @@ from relay.op.nn.conv import (
     conv3d,
     conv3d_transpose,
 )
-from relay.op.nn.dense import (
+from relayc.relay.op.nn.dense import (
     batch_matmul,
     batch_matmul_packed,
     dense,
@@ -35,10 +35,10 @@ from relay.op.nn.dense import (
     pack_panels,
     take_from_panels,
 )
-from relay.op.nn.dense_bits import dense_bits
-from relay.op.nn.embedding import embedding_bag
-from relay.op.nn.linear_attention import linear_attention
-from relay.op.nn.norm import (
+from relayc.relay.op.nn.dense_bits import dense_bits
+from relayc.relay.op.nn.embedding import embedding_bag
+from relayc.relay.op.nn.linear_attention import linear_attention
+from relayc.relay.op.nn.norm import (
     batch_norm,
     group_norm,
     instance_norm,
@@ -50,9 +50,9 @@ from relay.op.nn.norm import (
     softmax,
     standardize,
 )
-from relay.op.nn.packed_conv import conv2d_nhwc_packed
-from relay.op.nn.pad import pad
-from relay.op.nn.pool import (
+from relayc.relay.op.nn.packed_conv import conv2d_nhwc_packed
+from relayc.relay.op.nn.pad import pad
+from relayc.relay.op.nn.pool import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
     adaptive_avg_pool3d,
@@ -70,11 +70,11 @@ from relay.op.nn.pool import (
     max_pool3d,
     max_pool_with_argmax,
 )
-from relay.op.nn.recurrent import gru, lstm, pack_recurrence, rnn
-from relay.op.nn.rotary import rotary_embedding
-from relay.op.nn.space import depth_to_space, space_to_depth
-from relay.op.nn.unfold import col2im, overlap_add
-from relay.op.nn.winograd import conv2d_nhwc_winograd
+from relayc.relay.op.nn.recurrent import gru, lstm, pack_recurrence, rnn
+from relayc.relay.op.nn.rotary import rotary_embedding
+from relayc.relay.op.nn.space import depth_to_space, space_to_depth
+from relayc.relay.op.nn.unfold import col2im, overlap_add
+from relayc.relay.op.nn.winograd import conv2d_nhwc_winograd
 
 __all__ = [
     "adaptive_avg_pool1d",

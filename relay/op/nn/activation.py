@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.common import Array, check_axis, require, require_float, require_same_dtype, widened
-from relay.op.elementwise import Erf, Unary, unary_helper
-from relay.type import TensorType, Type, dims_match
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.common import Array, check_axis, require, require_float, require_same_dtype, widened
+from relayc.relay.op.elementwise import Erf, Unary, unary_helper
+from relayc.relay.type import TensorType, Type, dims_match
 
 __all__ = [
     "Celu", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Selu", "Silu",

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import te
-import topi
-from relay.errors import TypeInferenceError
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.op.common import Array, require, require_float, require_same_dtype
-from relay.type import TensorType, Type, broadcast_shapes, dims_match, shapes_match
-from te.tir import Dim
-from topi.nn.blocked_attention import AttentionForm
+from relayc import te, topi
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, require, require_float, require_same_dtype
+from relayc.relay.type import TensorType, Type, broadcast_shapes, dims_match, shapes_match
+from relayc.te.tir import Dim
+from relayc.topi.nn.blocked_attention import AttentionForm
 
 __all__ = ["Attention", "BlockedAttention", "attention", "blocked_attention"]
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import te
-import topi
-from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.common import Array, check_axis, require, require_same_dtype
-from relay.type import TensorType, Type, dims_match
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, check_axis, require, require_same_dtype
+from relayc.relay.type import TensorType, Type, dims_match
 
 __all__ = ["BiasAdd", "bias_add"]
 

@@ -8,18 +8,17 @@ from typing import ClassVar
 
 import numpy as np
 
-import te
-import topi
-from relay.errors import TypeInferenceError
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.common import Array, at_least, ints, numpy_dtype, padding_pairs, require, require_same_dtype
-from relay.op.nn.windows import window_view
-from relay.type import TensorType, Type, dims_match
-from te.errors import CompileError
-from te.tir import Dim, as_dim
-from topi.layout import Layout
-from topi.nn.conv import output_size
+from relayc import te, topi
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.common import Array, at_least, ints, numpy_dtype, padding_pairs, require, require_same_dtype
+from relayc.relay.op.nn.windows import window_view
+from relayc.relay.type import TensorType, Type, dims_match
+from relayc.te.errors import CompileError
+from relayc.te.tir import Dim, as_dim
+from relayc.topi.layout import Layout
+from relayc.topi.nn.conv import output_size
 
 __all__ = [
     "Conv1D", "Conv1DTranspose", "Conv2D", "Conv2DTranspose", "Conv3D", "Conv3DTranspose",

@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 
-import te
-import topi
-from relay.errors import TypeInferenceError
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.op.common import Array, numpy_dtype, require, require_pairs, require_same_dtype, require_weights_of
-from relay.op.indexing import TAKE_MODES, positions_inside
-from relay.type import TensorType, Type, broadcast_shapes, dims_match
-from te.tir import Dim
-from topi.utils import ceil_div
+from relayc import te, topi
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, numpy_dtype, require, require_pairs, require_same_dtype, require_weights_of
+from relayc.relay.op.indexing import TAKE_MODES, positions_inside
+from relayc.relay.type import TensorType, Type, broadcast_shapes, dims_match
+from relayc.te.tir import Dim
+from relayc.topi.utils import ceil_div
 
 __all__ = [
     "BatchMatmul", "BatchMatmulPacked", "Dense", "DensePacked", "PackPanels", "TakeFromPanels", "batch_matmul",

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Expr, TupleGetItem
-from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.op.common import Array, require, require_float
-from relay.type import Dim, TensorType, TupleType, Type, shapes_match
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr, TupleGetItem
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, require, require_float
+from relayc.relay.type import Dim, TensorType, TupleType, Type, shapes_match
 
 __all__ = ["LinearAttention", "linear_attention"]
 

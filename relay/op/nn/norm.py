@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.common import Array, check_axes, check_axis, require, require_float, require_same_dtype
-from relay.type import TensorType, Type, dims_match, shapes_match
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.common import Array, check_axes, check_axis, require, require_float, require_same_dtype
+from relayc.relay.type import TensorType, Type, dims_match, shapes_match
 
 __all__ = [
     "LRN",

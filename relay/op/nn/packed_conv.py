@@ -7,11 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.common import (
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.common import (
     Array,
     at_least,
     ints,
@@ -21,10 +20,10 @@ from relay.op.common import (
     require_pairs,
     require_weights_of,
 )
-from relay.op.nn.conv import convolve
-from relay.type import TensorType, Type, dims_match
-from te.tir import as_dim
-from topi.nn.conv import output_sizes
+from relayc.relay.op.nn.conv import convolve
+from relayc.relay.type import TensorType, Type, dims_match
+from relayc.te.tir import as_dim
+from relayc.topi.nn.conv import output_sizes
 
 __all__ = ["Conv1DNWCPacked", "Conv2DNHWCPacked", "Conv3DNDHWCPacked", "conv2d_nhwc_packed"]
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import te
-import topi
-from relay.errors import TypeInferenceError
-from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.common import Array, require
-from relay.type import TensorType, Type
-from te.tir import as_dim
+from relayc import te, topi
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, require
+from relayc.relay.type import TensorType, Type
+from relayc.te.tir import as_dim
 
 __all__ = ["Pad", "pad"]
 

@@ -7,17 +7,16 @@ from typing import ClassVar
 
 import numpy as np
 
-import te
-import topi
-from relay.errors import TypeInferenceError
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.common import Array, at_least, ints, padding_pairs, require, require_float
-from relay.op.nn.windows import window_view
-from relay.type import TensorType, TupleType, Type
-from te.errors import CompileError
-from topi.layout import Layout
-from topi.nn.pool import Windows
+from relayc import te, topi
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.common import Array, at_least, ints, padding_pairs, require, require_float
+from relayc.relay.op.nn.windows import window_view
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.errors import CompileError
+from relayc.topi.layout import Layout
+from relayc.topi.nn.pool import Windows
 
 __all__ = [
     "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "LpPool", "MaxPool", "MaxPoolWithArgmax", "adaptive_avg_pool1d",

@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-import te
-import topi
-from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.common import Array, at_least, require
-from relay.op.nn.conv import convolve
-from relay.sizes import product
-from relay.type import TensorType, Type, dims_match
-from te.tir import Dim, as_dim
-from topi.nn.conv import output_sizes
+from relayc import te, topi
+from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, at_least, require
+from relayc.relay.op.nn.conv import convolve
+from relayc.relay.sizes import product
+from relayc.relay.type import TensorType, Type, dims_match
+from relayc.te.tir import Dim, as_dim
+from relayc.topi.nn.conv import output_sizes
 
 __all__ = ["Conv2DNHWCQuads", "DenseQuadGroups", "DenseQuads", "WindowQuadGroups", "Words"]
 

@@ -13,18 +13,17 @@ from typing import ClassVar
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Expr, TupleGetItem, const
-from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.broadcast import bitwise_and, bitwise_or, left_shift
-from relay.op.common import Array, require, require_float, require_same_dtype
-from relay.op.elementwise import cast
-from relay.op.indexing import take
-from relay.op.nn.pad import pad
-from relay.op.transform import reshape, transpose
-from relay.type import TensorType, TupleType, Type, dims_match, shapes_match
-from topi.nn.gates import Activation, Gates
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr, TupleGetItem, const
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.broadcast import bitwise_and, bitwise_or, left_shift
+from relayc.relay.op.common import Array, require, require_float, require_same_dtype
+from relayc.relay.op.elementwise import cast
+from relayc.relay.op.indexing import take
+from relayc.relay.op.nn.pad import pad
+from relayc.relay.op.transform import reshape, transpose
+from relayc.relay.type import TensorType, TupleType, Type, dims_match, shapes_match
+from relayc.topi.nn.gates import Activation, Gates
 
 __all__ = ["GRU", "LSTM", "RNN", "gru", "lstm", "pack_codes", "pack_recurrence", "rnn", "states_stay_small"]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-import te
-import topi
-from relay.errors import TypeInferenceError
-from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.common import Array, require, require_float, require_same_dtype
-from relay.sizes import dims_equal, dims_match, product
-from relay.type import TensorType, broadcast_shapes, shapes_match
+from relayc import te, topi
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, require, require_float, require_same_dtype
+from relayc.relay.sizes import dims_equal, dims_match, product
+from relayc.relay.type import TensorType, broadcast_shapes, shapes_match
 
 __all__ = ["RotaryEmbedding", "rotary_embedding"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from relay.errors import TypeInferenceError
-from relay.expr import Call, Expr
-from relay.op.transform import reshape, transpose
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.transform import reshape, transpose
 
 __all__ = ["depth_to_space", "space_to_depth"]
 

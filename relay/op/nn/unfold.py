@@ -7,15 +7,14 @@ from math import prod
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.op.common import Array, at_least, require, require_float
-from relay.sizes import dims_match, product, quotient
-from relay.type import TensorType, shape_text
-from te.tir import Dim
-from topi.nn.conv import output_sizes
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, at_least, require, require_float
+from relayc.relay.sizes import dims_match, product, quotient
+from relayc.relay.type import TensorType, shape_text
+from relayc.te.tir import Dim
+from relayc.topi.nn.conv import output_sizes
 
 __all__ = ["Col2Im", "OverlapAdd", "col2im", "overlap_add"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from relay.op.common import Array
+from relayc.relay.op.common import Array
 
 __all__ = ["window_view"]
 

@@ -8,15 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
-import te
-import topi
-from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.common import Array, at_least, padding_pairs, require, require_same_dtype
-from relay.type import TensorType, Type, dims_match
-from te.tir import Dim, as_int
-from topi.nn.conv import output_size
-from topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
+from relayc import te, topi
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.common import Array, at_least, padding_pairs, require, require_same_dtype
+from relayc.relay.type import TensorType, Type, dims_match
+from relayc.te.tir import Dim, as_int
+from relayc.topi.nn.conv import output_size
+from relayc.topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
 
 __all__ = ["Conv2DNHWCWinograd", "Conv3DNDHWCWinograd", "conv2d_nhwc_winograd"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from te.ir.module import IRModule
-from te.ir.transform import Pass, PassContext
-from te.tir.function import PrimFunc
+from relayc.te.ir.module import IRModule
+from relayc.te.ir.transform import Pass, PassContext
+from relayc.te.tir.function import PrimFunc
 
 __all__ = ["FunctionPass"]
 

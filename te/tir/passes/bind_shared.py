@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from te.ir.node import Node
-from te.ir.visitor import Mutator, post_order
-from te.tir.analysis import always_evaluated
-from te.tir.expr import Let, PrimExpr, Var
-from te.tir.function import PrimFunc
-from te.tir.passes.base import FunctionPass
-from te.tir.stmt import BufferStore, Stmt
+from relayc.te.ir.node import Node
+from relayc.te.ir.visitor import Mutator, post_order
+from relayc.te.tir.analysis import always_evaluated
+from relayc.te.tir.expr import Let, PrimExpr, Var
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.stmt import BufferStore, Stmt
 
 __all__ = ["BindShared", "bind_shared"]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from te.arith import Analyzer
-from te.ir.visitor import Mutator, collect
-from te.tir import ops
-from te.tir.buffer import Buffer
-from te.tir.expr import Broadcast, BufferLoad, Call, PrimExpr, Ramp, Range, Var
-from te.tir.function import PrimFunc
-from te.tir.passes.base import FunctionPass
-from te.tir.stmt import Allocate, BufferStore, For, ForKind, SeqStmt, Stmt
-from te.tir.substitute import substitute
+from relayc.te.arith import Analyzer
+from relayc.te.ir.visitor import Mutator, collect
+from relayc.te.tir import ops
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import Broadcast, BufferLoad, Call, PrimExpr, Ramp, Range, Var
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.stmt import Allocate, BufferStore, For, ForKind, SeqStmt, Stmt
+from relayc.te.tir.substitute import substitute
 
 __all__ = ["FUSE", "FuseLoops", "are_independent", "can_run_as_one", "fuse_loops", "run_alike", "statements_of"]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from te.ir.visitor import Mutator
-from te.tir import ops
-from te.tir.analysis import contains, free_variables
-from te.tir.expr import PrimExpr
-from te.tir.function import PrimFunc
-from te.tir.passes.base import FunctionPass
-from te.tir.stmt import Allocate, For, ForKind, SeqStmt, Stmt
+from relayc.te.ir.visitor import Mutator
+from relayc.te.tir import ops
+from relayc.te.tir.analysis import contains, free_variables
+from relayc.te.tir.expr import PrimExpr
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.stmt import Allocate, For, ForKind, SeqStmt, Stmt
 
 __all__ = ["HoistAllocations", "hoist_allocations"]
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from te.arith import Analyzer
-from te.dtype import INT32, INT64
-from te.ir.node import Node
-from te.ir.visitor import Mutator, post_order
-from te.tir import ops
-from te.tir.analysis import contains
-from te.tir.expr import (
+from relayc.te.arith import Analyzer
+from relayc.te.dtype import INT32, INT64
+from relayc.te.ir.node import Node
+from relayc.te.ir.visitor import Mutator, post_order
+from relayc.te.tir import ops
+from relayc.te.tir.analysis import contains
+from relayc.te.tir.expr import (
     EQ,
     BufferLoad,
     Call,
@@ -32,9 +32,9 @@ from te.tir.expr import (
     Select,
     Var,
 )
-from te.tir.function import PrimFunc
-from te.tir.passes.base import FunctionPass
-from te.tir.stmt import For, IfThenElse, LetStmt, Stmt
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.stmt import For, IfThenElse, LetStmt, Stmt
 
 __all__ = ["HoistDivisions", "hoist_divisions"]
 

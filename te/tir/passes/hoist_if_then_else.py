@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from te.ir.visitor import Mutator, post_order
-from te.tir.expr import And, BufferLoad, PrimExpr, Var
-from te.tir.function import PrimFunc
-from te.tir.passes.base import FunctionPass
-from te.tir.passes.remove_no_op import is_pure
-from te.tir.stmt import For, IfThenElse, Stmt
-from te.tir.substitute import fresh_copy
+from relayc.te.ir.visitor import Mutator, post_order
+from relayc.te.tir.expr import And, BufferLoad, PrimExpr, Var
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.passes.remove_no_op import is_pure
+from relayc.te.tir.stmt import For, IfThenElse, Stmt
+from relayc.te.tir.substitute import fresh_copy
 
 __all__ = ["HoistIfThenElse", "hoist_if_then_else"]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from te.ir.visitor import Mutator
-from te.tir import ops
-from te.tir.buffer import Buffer
-from te.tir.expr import Broadcast, BufferLoad, Call, FloatImm, IntImm, PrimExpr, Ramp, Select
-from te.tir.function import PrimFunc
-from te.tir.passes.base import FunctionPass
-from te.tir.passes.inject_software_pipeline import ASYNC_SCOPE
-from te.tir.stmt import AttrStmt, BufferStore, Evaluate, Stmt
+from relayc.te.ir.visitor import Mutator
+from relayc.te.tir import ops
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import Broadcast, BufferLoad, Call, FloatImm, IntImm, PrimExpr, Ramp, Select
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.passes.inject_software_pipeline import ASYNC_SCOPE
+from relayc.te.tir.stmt import AttrStmt, BufferStore, Evaluate, Stmt
 
 __all__ = ["COPY_BYTES", "InjectAsyncCopy", "inject_async_copy"]
 

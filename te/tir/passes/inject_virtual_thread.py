@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from te.ir.node import Node
-from te.ir.visitor import Mutator, post_order
-from te.tir import ops
-from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, IterVar, PrimExpr, Var
-from te.tir.function import PrimFunc
-from te.tir.passes.base import FunctionPass
-from te.tir.stmt import Allocate, AttrStmt, BufferStore, Evaluate, For, ForKind, IfThenElse, LetStmt, Stmt, While
-from te.tir.substitute import fresh_copy
+from relayc.te.ir.node import Node
+from relayc.te.ir.visitor import Mutator, post_order
+from relayc.te.tir import ops
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import BufferLoad, IterVar, PrimExpr, Var
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.stmt import Allocate, AttrStmt, BufferStore, Evaluate, For, ForKind, IfThenElse, LetStmt, Stmt, While
+from relayc.te.tir.substitute import fresh_copy
 
 __all__ = ["InjectVirtualThread", "inject_virtual_thread"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from te.dtype import FLOAT32, DType
-from te.ir.visitor import Mutator
-from te.tir import ops
-from te.tir.expr import Binary, Call, Cast, Compare, PrimExpr
-from te.tir.function import PrimFunc
-from te.tir.intrinsics import INTRINSICS
-from te.tir.passes.base import FunctionPass
+from relayc.te.dtype import FLOAT32, DType
+from relayc.te.ir.visitor import Mutator
+from relayc.te.tir import ops
+from relayc.te.tir.expr import Binary, Call, Cast, Compare, PrimExpr
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.intrinsics import INTRINSICS
+from relayc.te.tir.passes.base import FunctionPass
 
 __all__ = ["LOW_PRECISION", "LegalizeCompute", "legalize_compute"]
 

@@ -7,16 +7,30 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from te.arith import Analyzer
-from te.ir.visitor import Mutator, Visitor, post_order
-from te.tir import ops
-from te.tir.analysis import contains
-from te.tir.expr import And, BufferLoad, Call, Compare, IntImm, IterVar, Max, Min, Not, PrimExpr, Range, Select, Var
-from te.tir.function import PrimFunc
-from te.tir.passes.base import FunctionPass
-from te.tir.passes.simplify import simplify_stmt
-from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, ForKind, IfThenElse, LetStmt, SeqStmt, Stmt, While
-from te.tir.substitute import fresh_copy, substitute
+from relayc.te.arith import Analyzer
+from relayc.te.ir.visitor import Mutator, Visitor, post_order
+from relayc.te.tir import ops
+from relayc.te.tir.analysis import contains
+from relayc.te.tir.expr import (
+    And,
+    BufferLoad,
+    Call,
+    Compare,
+    IntImm,
+    IterVar,
+    Max,
+    Min,
+    Not,
+    PrimExpr,
+    Range,
+    Select,
+    Var,
+)
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.passes.simplify import simplify_stmt
+from relayc.te.tir.stmt import Allocate, AttrStmt, BufferStore, For, ForKind, IfThenElse, LetStmt, SeqStmt, Stmt, While
+from relayc.te.tir.substitute import fresh_copy, substitute
 
 __all__ = ["LoopPartition", "loop_partition"]
 

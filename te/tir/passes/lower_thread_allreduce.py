@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from te.errors import LoweringError
-from te.ir.visitor import Mutator
-from te.tir import ops
-from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, Call, CommReducer, IterVar, PrimExpr, Var
-from te.tir.function import PrimFunc
-from te.tir.passes.base import FunctionPass
-from te.tir.stmt import Allocate, AttrStmt, BufferStore, Evaluate, For, ForKind, IfThenElse, LetStmt, Stmt
-from te.tir.substitute import substitute
+from relayc.te.errors import LoweringError
+from relayc.te.ir.visitor import Mutator
+from relayc.te.tir import ops
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import BufferLoad, Call, CommReducer, IterVar, PrimExpr, Var
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.stmt import Allocate, AttrStmt, BufferStore, Evaluate, For, ForKind, IfThenElse, LetStmt, Stmt
+from relayc.te.tir.substitute import substitute
 
 __all__ = ["LowerThreadAllreduce", "lower_thread_allreduce"]
 

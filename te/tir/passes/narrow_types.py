@@ -15,17 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from te.dtype import FLOAT32, INT32, DType, dtype
-from te.ir.visitor import Mutator
-from te.tir import ops
-from te.tir.analysis import dtypes_of
-from te.tir.buffer import Buffer
-from te.tir.expr import Binary, BufferLoad, Call, Cast, Compare, FloatImm, IntImm, Let, PrimExpr, Var
-from te.tir.function import PrimFunc
-from te.tir.intrinsics import INTRINSICS
-from te.tir.passes.base import FunctionPass
-from te.tir.stmt import Allocate, AttrStmt, BufferStore, LetStmt
-from te.tir.values import numpy_dtype
+from relayc.te.dtype import FLOAT32, INT32, DType, dtype
+from relayc.te.ir.visitor import Mutator
+from relayc.te.tir import ops
+from relayc.te.tir.analysis import dtypes_of
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import Binary, BufferLoad, Call, Cast, Compare, FloatImm, IntImm, Let, PrimExpr, Var
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.intrinsics import INTRINSICS
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.stmt import Allocate, AttrStmt, BufferStore, LetStmt
+from relayc.te.tir.values import numpy_dtype
 
 __all__ = ["LowerNarrowTypes", "decode", "encode", "is_narrow", "lower_narrow_types"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from te.ir.visitor import Mutator
-from te.tir import ops
-from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, PrimExpr, Ramp
-from te.tir.function import PrimFunc
-from te.tir.passes.base import FunctionPass
-from te.tir.passes.fuse_loops import are_independent, can_run_as_one, run_alike, statements_of
-from te.tir.stmt import Allocate, BufferStore, For, IfThenElse, Stmt
-from te.tir.substitute import fresh_copy, substitute
+from relayc.te.ir.visitor import Mutator
+from relayc.te.tir import ops
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import BufferLoad, PrimExpr, Ramp
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.passes.fuse_loops import are_independent, can_run_as_one, run_alike, statements_of
+from relayc.te.tir.stmt import Allocate, BufferStore, For, IfThenElse, Stmt
+from relayc.te.tir.substitute import fresh_copy, substitute
 
 __all__ = ["APART", "OVERLAP", "OverlapIterations", "overlap_iterations"]
 

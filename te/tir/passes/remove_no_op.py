@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from te.ir.node import Node
-from te.ir.visitor import Mutator, post_order
-from te.tir import ops
-from te.tir.analysis import added_to_itself
-from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, Call, IntImm, PrimExpr, Ramp, Var
-from te.tir.function import PrimFunc
-from te.tir.intrinsics import INTRINSICS
-from te.tir.passes.base import FunctionPass
-from te.tir.stmt import (
+from relayc.te.ir.node import Node
+from relayc.te.ir.visitor import Mutator, post_order
+from relayc.te.tir import ops
+from relayc.te.tir.analysis import added_to_itself
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import BufferLoad, Call, IntImm, PrimExpr, Ramp, Var
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.intrinsics import INTRINSICS
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.stmt import (
     Allocate,
     AttrStmt,
     BufferStore,

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from te.arith import Analyzer
-from te.dtype import INT32, INT64
-from te.ir.visitor import Mutator
-from te.tir.analysis import always_evaluated, contains
-from te.tir.expr import BufferLoad, Call, Div, FloorDiv, FloorMod, IntImm, IterVar, Mod, PrimExpr, Range, Select
-from te.tir.function import PrimFunc
-from te.tir.intrinsics import INTRINSICS
-from te.tir.numbering import ValueNumbers
-from te.tir.passes.base import FunctionPass
-from te.tir.stmt import AttrStmt, For, IfThenElse, Stmt
+from relayc.te.arith import Analyzer
+from relayc.te.dtype import INT32, INT64
+from relayc.te.ir.visitor import Mutator
+from relayc.te.tir.analysis import always_evaluated, contains
+from relayc.te.tir.expr import BufferLoad, Call, Div, FloorDiv, FloorMod, IntImm, IterVar, Mod, PrimExpr, Range, Select
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.intrinsics import INTRINSICS
+from relayc.te.tir.numbering import ValueNumbers
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.stmt import AttrStmt, For, IfThenElse, Stmt
 
 __all__ = ["RewriteUnsafeSelect", "can_not_fault", "rewrite_unsafe_select"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from te.arith import Analyzer
-from te.dtype import INT32, INT64
-from te.ir.visitor import Visitor
-from te.tir import ops
-from te.tir.expr import Broadcast, BufferLoad, IntImm, IterVar, Not, PrimExpr, Range
-from te.tir.function import PrimFunc
-from te.tir.passes.base import FunctionPass
-from te.tir.stmt import (
+from relayc.te.arith import Analyzer
+from relayc.te.dtype import INT32, INT64
+from relayc.te.ir.visitor import Visitor
+from relayc.te.tir import ops
+from relayc.te.tir.expr import Broadcast, BufferLoad, IntImm, IterVar, Not, PrimExpr, Range
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.stmt import (
     Allocate,
     AssertStmt,
     AttrStmt,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from te.arith import Analyzer
-from te.errors import LoweringError
-from te.ir.visitor import Mutator
-from te.tir import ops
-from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, PrimExpr, Ramp
-from te.tir.function import PrimFunc
-from te.tir.passes.base import FunctionPass
-from te.tir.stmt import BufferStore
+from relayc.te.arith import Analyzer
+from relayc.te.errors import LoweringError
+from relayc.te.ir.visitor import Mutator
+from relayc.te.tir import ops
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import BufferLoad, PrimExpr, Ramp
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.stmt import BufferStore
 
 __all__ = ["SwizzleShared"]
 

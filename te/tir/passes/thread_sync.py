@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from te.errors import LoweringError
-from te.ir.node import Node
-from te.ir.visitor import Mutator, Visitor, collect, post_order
-from te.tir import ops
-from te.tir.buffer import Buffer
-from te.tir.expr import EQ, LT, And, BufferLoad, Call, IterVar, PrimExpr, Range, StringImm, Var
-from te.tir.function import PrimFunc
-from te.tir.passes.base import FunctionPass
-from te.tir.passes.inject_software_pipeline import EXPLICIT_SYNC
-from te.tir.stmt import AttrStmt, BufferStore, Evaluate, For, IfThenElse, LetStmt, SeqStmt, Stmt, While
-from te.tir.thread_access import Access, AccessTests
+from relayc.te.errors import LoweringError
+from relayc.te.ir.node import Node
+from relayc.te.ir.visitor import Mutator, Visitor, collect, post_order
+from relayc.te.tir import ops
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import EQ, LT, And, BufferLoad, Call, IterVar, PrimExpr, Range, StringImm, Var
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.passes.inject_software_pipeline import EXPLICIT_SYNC
+from relayc.te.tir.stmt import AttrStmt, BufferStore, Evaluate, For, IfThenElse, LetStmt, SeqStmt, Stmt, While
+from relayc.te.tir.thread_access import Access, AccessTests
 
 __all__ = ["ThreadSync", "thread_sync"]
 

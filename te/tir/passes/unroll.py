@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from te.ir.visitor import Mutator
-from te.tir import ops
-from te.tir.expr import PrimExpr
-from te.tir.function import PrimFunc
-from te.tir.passes.base import FunctionPass
-from te.tir.stmt import AttrStmt, BufferStore, Evaluate, For, ForKind, Stmt
-from te.tir.substitute import fresh_copy, substitute
+from relayc.te.ir.visitor import Mutator
+from relayc.te.tir import ops
+from relayc.te.tir.expr import PrimExpr
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.stmt import AttrStmt, BufferStore, Evaluate, For, ForKind, Stmt
+from relayc.te.tir.substitute import fresh_copy, substitute
 
 __all__ = ["Unroll", "unroll"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from te.arith import Analyzer
-from te.dtype import INT32, INT64
-from te.ir.node import Node
-from te.ir.visitor import Mutator
-from te.tir import ops
-from te.tir.buffer import Buffer
-from te.tir.expr import (
+from relayc.te.arith import Analyzer
+from relayc.te.dtype import INT32, INT64
+from relayc.te.ir.node import Node
+from relayc.te.ir.visitor import Mutator
+from relayc.te.tir import ops
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import (
     And,
     Binary,
     Broadcast,
@@ -32,11 +32,11 @@ from te.tir.expr import (
     Select,
     Var,
 )  # fmt: skip
-from te.tir.function import PrimFunc
-from te.tir.intrinsics import INTRINSICS
-from te.tir.passes.base import FunctionPass
-from te.tir.passes.rewrite_unsafe_select import can_not_fault
-from te.tir.stmt import (
+from relayc.te.tir.function import PrimFunc
+from relayc.te.tir.intrinsics import INTRINSICS
+from relayc.te.tir.passes.base import FunctionPass
+from relayc.te.tir.passes.rewrite_unsafe_select import can_not_fault
+from relayc.te.tir.stmt import (
     Allocate,
     AttrStmt,
     BufferStore,
@@ -49,7 +49,7 @@ from te.tir.stmt import (
     Stmt,
     While,
 )  # fmt: skip
-from te.tir.substitute import substitute
+from relayc.te.tir.substitute import substitute
 
 __all__ = ["Vectorize", "vectorize"]
 

@@ -22,7 +22,7 @@ twice, the kernel is run again with all its numbers, and it is a race only if th
 Long loops with barriers run their first and last iterations only, and large grids their corners: see `check_kernel`.
 """
 
-from te.tir.simt_checker.checker import KernelChecker, check_kernel, sample_blocks
-from te.tir.simt_checker.faults import ExternAccess, SimtFault
+from relayc.te.tir.simt_checker.checker import KernelChecker, check_kernel, sample_blocks
+from relayc.te.tir.simt_checker.faults import ExternAccess, SimtFault
 
 __all__ = ["ExternAccess", "KernelChecker", "SimtFault", "check_kernel", "sample_blocks"]

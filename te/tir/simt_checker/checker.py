@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from te.tir.buffer import Buffer
-from te.tir.expr import Var
-from te.tir.simt_checker.faults import ExternAccess
-from te.tir.simt_checker.record import Context, Grid, WrittenTwice
-from te.tir.simt_checker.steering import find_steering
-from te.tir.simt_checker.walk import Walk
-from te.tir.stmt import Stmt
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import Var
+from relayc.te.tir.simt_checker.faults import ExternAccess
+from relayc.te.tir.simt_checker.record import Context, Grid, WrittenTwice
+from relayc.te.tir.simt_checker.steering import find_steering
+from relayc.te.tir.simt_checker.walk import Walk
+from relayc.te.tir.stmt import Stmt
 
 __all__ = ["KernelChecker", "check_kernel", "sample_blocks"]
 

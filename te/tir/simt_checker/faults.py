@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from te.errors import VerifyError
+from relayc.te.errors import VerifyError
 
 __all__ = ["ExternAccess", "SimtFault"]
 

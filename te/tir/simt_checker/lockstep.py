@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from te.dtype import DType
-from te.errors import CompileError
-from te.ir.visitor import Visitor
-from te.tir.expr import (
+from relayc.te.dtype import DType
+from relayc.te.errors import CompileError
+from relayc.te.ir.visitor import Visitor
+from relayc.te.tir.expr import (
     EQ,
     GE,
     GT,
@@ -48,8 +48,8 @@ from te.tir.expr import (
     Sub,
     Var,
 )
-from te.tir.intrinsics import INTRINSICS
-from te.tir.values import numpy_dtype
+from relayc.te.tir.intrinsics import INTRINSICS
+from relayc.te.tir.values import numpy_dtype
 
 __all__ = ["Lockstep", "Mask", "both"]
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from te.errors import CompileError
-from te.ir.node import Node
-from te.ir.visitor import post_order
-from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, IterVar, PrimExpr, Var
-from te.tir.simt_checker.faults import ExternAccess, SimtFault
-from te.tir.simt_checker.lockstep import Lockstep, Mask
-from te.tir.simt_checker.shadow import NEVER, Access, Conflict, Moment, Shadow
-from te.tir.simt_checker.steering import find_steering
-from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, Stmt
-from te.tir.values import numpy_dtype
+from relayc.te.errors import CompileError
+from relayc.te.ir.node import Node
+from relayc.te.ir.visitor import post_order
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.expr import BufferLoad, IterVar, PrimExpr, Var
+from relayc.te.tir.simt_checker.faults import ExternAccess, SimtFault
+from relayc.te.tir.simt_checker.lockstep import Lockstep, Mask
+from relayc.te.tir.simt_checker.shadow import NEVER, Access, Conflict, Moment, Shadow
+from relayc.te.tir.simt_checker.steering import find_steering
+from relayc.te.tir.stmt import Allocate, AttrStmt, BufferStore, For, Stmt
+from relayc.te.tir.values import numpy_dtype
 
 __all__ = ["Context", "Event", "Frame", "Memory", "Recorder", "WrittenTwice", "first_line"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from te.ir.node import Node
-from te.ir.visitor import post_order
-from te.tir.expr import BufferLoad, Call, Let, Logical, PrimExpr, Var
-from te.tir.stmt import AttrStmt, BufferStore, For, IfThenElse, LetStmt, While
+from relayc.te.ir.node import Node
+from relayc.te.ir.visitor import post_order
+from relayc.te.tir.expr import BufferLoad, Call, Let, Logical, PrimExpr, Var
+from relayc.te.tir.stmt import AttrStmt, BufferStore, For, IfThenElse, LetStmt, While
 
 __all__ = ["Steering", "find_steering"]
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from te.errors import CompileError
-from te.ir.node import Node
-from te.ir.visitor import post_order
-from te.tir.expr import BufferLoad, Call, IntImm, IterVar, Let, Logical, PrimExpr, StringImm, Var
-from te.tir.intrinsics import INTRINSICS
-from te.tir.simt_checker.faults import ExternAccess, SimtFault
-from te.tir.simt_checker.lockstep import both
-from te.tir.simt_checker.record import Context, Event, Frame, Grid, Recorder, first_line
-from te.tir.stmt import (
+from relayc.te.errors import CompileError
+from relayc.te.ir.node import Node
+from relayc.te.ir.visitor import post_order
+from relayc.te.tir.expr import BufferLoad, Call, IntImm, IterVar, Let, Logical, PrimExpr, StringImm, Var
+from relayc.te.tir.intrinsics import INTRINSICS
+from relayc.te.tir.simt_checker.faults import ExternAccess, SimtFault
+from relayc.te.tir.simt_checker.lockstep import both
+from relayc.te.tir.simt_checker.record import Context, Event, Frame, Grid, Recorder, first_line
+from relayc.te.tir.stmt import (
     Allocate,
     AssertStmt,
     AttrStmt,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from backend.cuda.build import prelude
-from backend.cuda.module import CUDAModule
-from backend.cuda.nvrtc import compile_flags, compile_source
+from relayc.backend.cuda.build import prelude
+from relayc.backend.cuda.module import CUDAModule
+from relayc.backend.cuda.nvrtc import compile_flags, compile_source
 
 KERNELS = """
 extern "C" __global__ void __launch_bounds__(64) add_kernel0(const float* __restrict__ a, const float* __restrict__ b,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import te
+from relayc import te
 
 ARCHES = ("sm_80", "sm_90")
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-import backend
-import te
-from backend.cuda.build import generate_source, prepare
-from backend.cuda.disassemble import instruction_counts
-from backend.cuda.nvrtc import _bytes, compile_flags, compile_source
-from backend.cuda.report import parse_log
-from backend.kernels import split_kernels
-from backend.target import Target
-from te.errors import CompileError
-from te.ir import PassContext
+from relayc import backend, te
+from relayc.backend.cuda.build import generate_source, prepare
+from relayc.backend.cuda.disassemble import instruction_counts
+from relayc.backend.cuda.nvrtc import _bytes, compile_flags, compile_source
+from relayc.backend.cuda.report import parse_log
+from relayc.backend.kernels import split_kernels
+from relayc.backend.target import Target
+from relayc.te.errors import CompileError
+from relayc.te.ir import PassContext
 from tests.backend.cuda import cuda_programs as programs
 
 
@@ -128,7 +127,7 @@ def test_a_compile_error_shows_numbered_lines():
 
 
 def test_a_newer_gpu_gets_ptx(monkeypatch):
-    monkeypatch.setattr("backend.cuda.nvrtc._architectures", lambda: (75, 80))
+    monkeypatch.setattr("relayc.backend.cuda.nvrtc._architectures", lambda: (75, 80))
     module = built(*programs.vector_add(64), arch="sm_90")
     assert module.format == "ptx" and b".target sm_80" in module.image
     assert module.report == {"f_kernel0": {}}
@@ -159,7 +158,7 @@ def test_the_log_is_read():
 def test_compiled_code_is_found_again(tmp_path, monkeypatch):
     monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
     first = built(*programs.vector_add(64))
-    monkeypatch.setattr("backend.cuda.nvrtc._compile", lambda *_: pytest.fail("compiled twice"))
+    monkeypatch.setattr("relayc.backend.cuda.nvrtc._compile", lambda *_: pytest.fail("compiled twice"))
     second = built(*programs.vector_add(64))
     assert (second.image, second.report) == (first.image, first.report)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-import te
-from backend.cuda.builder import Builder, broken_limits
-from backend.driver import ModuleBuilder, build
-from backend.target import Target
-from te.errors import CompileError
-from te.tir import PrimFunc
+from relayc import te
+from relayc.backend.cuda.builder import Builder, broken_limits
+from relayc.backend.driver import ModuleBuilder, build
+from relayc.backend.target import Target
+from relayc.te.errors import CompileError
+from relayc.te.tir import PrimFunc
 from tests.backend.cuda import cuda_programs as programs
 
 TARGET = Target("cuda -arch=sm_90")

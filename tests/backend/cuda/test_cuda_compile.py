@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-import te
-from backend.cuda.build import build
-from backend.cuda.disassemble import instruction_counts
-from backend.target import Target
-from te import tir
+from relayc import te
+from relayc.backend.cuda.build import build
+from relayc.backend.cuda.disassemble import instruction_counts
+from relayc.backend.target import Target
+from relayc.te import tir
 from tests.backend.cuda import cuda_programs as programs
 
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "uint64", "bool")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import relay
+from relayc import relay
 from tests.cuda_emulation import emulation
 
 ROOT = Path(__file__).parents[3]
@@ -17,7 +17,7 @@ X = np.arange(-8, 8, dtype="float32").reshape(2, 8)
 LOAD = """
 import ctypes, sys
 import numpy as np
-from backend.runtime import RelaycError, device, graph_executor, load_model
+from relayc.backend.runtime import RelaycError, device, graph_executor, load_model
 if len(sys.argv) > 2:
     ctypes.CDLL(sys.argv[2], ctypes.RTLD_GLOBAL)
 model = load_model(sys.argv[1])
@@ -27,8 +27,9 @@ executor = graph_executor.GraphModule(model["default"](device("cuda", 0)))
 for _ in range(3):
     (y,) = executor(np.arange(-8, 8, dtype="float32").reshape(2, 8))
 print(y.numpy().tolist())
-rooms = ("te", "topi", "relay", "frontends", "onnx", "networkx", "backend.target", "backend.driver")
-heavy = [m for m in sys.modules if m in rooms or m in ("backend.cuda.codegen", "backend.cuda.nvrtc")]
+rooms = ("relayc.te", "relayc.topi", "relayc.relay", "relayc.frontends", "onnx", "networkx",
+         "relayc.backend.target", "relayc.backend.driver")
+heavy = [m for m in sys.modules if m in rooms or m in ("relayc.backend.cuda.codegen", "relayc.backend.cuda.nvrtc")]
 assert not heavy, heavy
 """
 TRY = """

@@ -9,9 +9,9 @@ import threading
 import numpy as np
 import pytest
 
-from backend.cuda import gpu as gpu_module
-from backend.cuda.driver import DriverError
-from backend.runtime import ArgumentError, DeviceAttrKind, DeviceError, device, nd
+from relayc.backend.cuda import gpu as gpu_module
+from relayc.backend.cuda.driver import DriverError
+from relayc.backend.runtime import ArgumentError, DeviceAttrKind, DeviceError, device, nd
 
 RNG = np.random.default_rng(0)
 

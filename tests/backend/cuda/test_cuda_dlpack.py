@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backend.cuda.driver import call
-from backend.runtime import NDArray, device, nd
+from relayc.backend.cuda.driver import call
+from relayc.backend.runtime import NDArray, device, nd
 from tests.cuda_emulation import emulation
 
 RNG = np.random.default_rng(0)

@@ -8,10 +8,10 @@ import threading
 import numpy as np
 import pytest
 
-from backend.cuda.module import CUDAModule
-from backend.runtime import ArtifactError, CompiledModel, DeviceError, device, load_model, nd
-from backend.runtime.graph_executor import GraphModule
-from backend.runtime.packed_func import PythonFunc
+from relayc.backend.cuda.module import CUDAModule
+from relayc.backend.runtime import ArtifactError, CompiledModel, DeviceError, device, load_model, nd
+from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.backend.runtime.packed_func import PythonFunc
 
 RNG = np.random.default_rng(0)
 N = 300

@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import backend
-import te
-from backend.cuda.driver import bindings
-from backend.cuda.module import CUDAModule, load_from_bytes
-from backend.runtime import ArgumentError, ArtifactError, DeviceError, device, nd
-from backend.target import Target
+from relayc import backend, te
+from relayc.backend.cuda.driver import bindings
+from relayc.backend.cuda.module import CUDAModule, load_from_bytes
+from relayc.backend.runtime import ArgumentError, ArtifactError, DeviceError, device, nd
+from relayc.backend.target import Target
 from tests.cuda_emulation import emulation
 
 RNG = np.random.default_rng(0)
@@ -230,8 +229,8 @@ def test_time_evaluator_of_a_host_function_times_the_device_after_one_check(cuda
 def test_running_needs_no_compiler():
     """In a process of its own: the run half and all it imports."""
     program = """
-import sys, backend.cuda.runtime
-from backend.runtime import load_module_bytes
+import sys, relayc.backend.cuda.runtime
+from relayc.backend.runtime import load_module_bytes
 ours = [name for name in sys.modules if name.split(".")[0] in ("te", "topi", "relay", "frontends", "cuda")]
 assert not ours, ours
 """

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from backend.cuda import driver
-from backend.cuda import gpu as gpu_module
-from backend.cuda.runtime import CUDADeviceAPI, probe
-from backend.runtime import DeviceAttrKind, DeviceError, device, nd
-from backend.runtime.device import _apis as device_apis
+from relayc.backend.cuda import driver
+from relayc.backend.cuda import gpu as gpu_module
+from relayc.backend.cuda.runtime import CUDADeviceAPI, probe
+from relayc.backend.runtime import DeviceAttrKind, DeviceError, device, nd
+from relayc.backend.runtime.device import _apis as device_apis
 from tests.cuda_emulation import emulation
 
 

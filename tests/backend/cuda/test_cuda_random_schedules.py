@@ -12,13 +12,13 @@ import random
 import numpy as np
 import pytest
 
-import te
-from backend.cuda.build import prepare
-from backend.target import Target
-from te.errors import ScheduleError
-from te.ir import IRModule
-from te.tir.block_interpreter import BlockInterpreter
-from te.tir.simt_checker import KernelChecker
+from relayc import te
+from relayc.backend.cuda.build import prepare
+from relayc.backend.target import Target
+from relayc.te.errors import ScheduleError
+from relayc.te.ir import IRModule
+from relayc.te.tir.block_interpreter import BlockInterpreter
+from relayc.te.tir.simt_checker import KernelChecker
 
 TARGET = Target("cuda -arch=sm_80")
 SEEDS = 60

@@ -10,11 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import backend
-import te
-from backend.runtime import ArgumentError
-from backend.target import Target
-from te import tir
+from relayc import backend, te
+from relayc.backend.runtime import ArgumentError
+from relayc.backend.target import Target
+from relayc.te import tir
 from tests.backend.cuda import cuda_programs as programs
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")

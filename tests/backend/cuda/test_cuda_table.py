@@ -7,10 +7,10 @@ import copy
 import numpy as np
 import pytest
 
-from backend.cuda.module import CUDAModule, load_from_bytes, runs_on
-from backend.cuda.table import read_functions
-from backend.runtime import ArgumentError, ArtifactError, ModuleError, load_module, nd
-from backend.runtime.sizes import evaluate
+from relayc.backend.cuda.module import CUDAModule, load_from_bytes, runs_on
+from relayc.backend.cuda.table import read_functions
+from relayc.backend.runtime import ArgumentError, ArtifactError, ModuleError, load_module, nd
+from relayc.backend.runtime.sizes import evaluate
 
 ADD = {
     "params": [

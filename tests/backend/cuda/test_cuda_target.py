@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from backend.cuda.target import ARCHITECTURES, CudaLimits, compute_capability
-from backend.target import Target, TargetError
+from relayc.backend.cuda.target import ARCHITECTURES, CudaLimits, compute_capability
+from relayc.backend.target import Target, TargetError
 
 
 @pytest.mark.parametrize("capability", ARCHITECTURES)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-import te
-from backend.cuda.build import prepare, verify
-from backend.cuda.verify import shared_bytes, verify_launch
-from backend.kernels import Kernel
-from backend.target import Target
-from te.tir import no_op
+from relayc import te
+from relayc.backend.cuda.build import prepare, verify
+from relayc.backend.cuda.verify import shared_bytes, verify_launch
+from relayc.backend.kernels import Kernel
+from relayc.backend.target import Target
+from relayc.te.tir import no_op
 
 
 def kernel(grid=(1, 1, 1), block=(32, 1, 1)) -> Kernel:

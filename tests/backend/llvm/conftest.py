@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from backend.llvm.build import build
-from backend.runtime import nd
-from backend.target import Target
-from te.ir import IRModule
-from te.tir import PrimFunc
-from te.tir.interpreter import interpret
+from relayc.backend.llvm.build import build
+from relayc.backend.runtime import nd
+from relayc.backend.target import Target
+from relayc.te.ir import IRModule
+from relayc.te.tir import PrimFunc
+from relayc.te.tir.interpreter import interpret
 
 RunBoth = Callable[..., list[tuple[np.ndarray, np.ndarray]]]
 

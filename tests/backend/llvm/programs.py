@@ -5,8 +5,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from te.dtype import dtype as dtype_of
-from te.tir import (
+from relayc.te.dtype import dtype as dtype_of
+from relayc.te.tir import (
     Buffer,
     BufferLoad,
     BufferStore,

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import llvmlite.binding as llvm
 
-from backend.llvm import pool
-from backend.llvm.linking import Image, link, process_triple
-from backend.runtime.context import Context
+from relayc.backend.llvm import pool
+from relayc.backend.llvm.linking import Image, link, process_triple
+from relayc.backend.runtime.context import Context
 
 __all__ = ["Body", "Parallel", "Task", "assemble", "context", "in_two_python_threads", "run", "task"]
 

@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from backend.llvm.build import build
-from backend.target import Target
-from te.ir import IRModule
-from te.tir import (
+from relayc.backend.llvm.build import build
+from relayc.backend.target import Target
+from relayc.te.ir import IRModule
+from relayc.te.tir import (
     Add,
     Div,
     FloorDiv,
@@ -25,9 +25,9 @@ from te.tir import (
     cast,
     const,
 )
-from te.tir.ops import all as all_of
-from te.tir.ops import any as any_of
-from te.tir.ops import logical_not
+from relayc.te.tir.ops import all as all_of
+from relayc.te.tir.ops import any as any_of
+from relayc.te.tir.ops import logical_not
 from tests.backend.llvm.programs import LANES, assert_same, elementwise, rng, sample
 
 

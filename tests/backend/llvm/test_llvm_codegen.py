@@ -8,13 +8,13 @@ import re
 import numpy as np
 import pytest
 
-from backend.llvm.build import build
-from backend.runtime import nd
-from backend.target import Target
-from te.dtype import dtype as dtype_of
-from te.errors import CompileError
-from te.ir import IRModule, PassContext
-from te.tir import (
+from relayc.backend.llvm.build import build
+from relayc.backend.runtime import nd
+from relayc.backend.target import Target
+from relayc.te.dtype import dtype as dtype_of
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, PassContext
+from relayc.te.tir import (
     Allocate,
     Broadcast,
     BufferLoad,
@@ -47,8 +47,8 @@ from te.tir import (
     select,
     seq,
 )
-from te.tir.ops import all as all_of
-from te.tir.ops import logical_and
+from relayc.te.tir.ops import all as all_of
+from relayc.te.tir.ops import logical_and
 from tests.backend.llvm.programs import assert_same, elementwise, loop, make, rng, sample
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import pytest
 
-from backend.llvm import installed
-from backend.llvm.installed import InstalledLLVM, installed_llvm
+from relayc.backend.llvm import installed
+from relayc.backend.llvm.installed import InstalledLLVM, installed_llvm
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import pytest
 
-from backend.llvm.elf import ElfImage, UnsupportedObject, process_symbol
-from backend.llvm.jit import JitImage, has_symbol, missing_features
-from backend.llvm.linking import link, process_triple
+from relayc.backend.llvm.elf import ElfImage, UnsupportedObject, process_symbol
+from relayc.backend.llvm.jit import JitImage, has_symbol, missing_features
+from relayc.backend.llvm.linking import link, process_triple
 
 needs_elf = pytest.mark.skipif(
     (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="our linker is for x86-64 on Linux"

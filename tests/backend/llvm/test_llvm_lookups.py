@@ -7,11 +7,9 @@ import platform
 import numpy as np
 import pytest
 
-import backend
-import te
-import topi
-from backend.target import Target
-from topi.registry import schedule_for
+from relayc import backend, te, topi
+from relayc.backend.target import Target
+from relayc.topi.registry import schedule_for
 
 RANDOM = np.random.default_rng(3)
 X86 = "llvm -mtriple=x86_64-unknown-linux-gnu"

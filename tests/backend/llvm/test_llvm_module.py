@@ -9,13 +9,13 @@ import sys
 import numpy as np
 import pytest
 
-from backend.llvm.build import Builder, build
-from backend.llvm.runtime import LLVMModule, check_machine, load_from_bytes
-from backend.runtime import nd
-from backend.runtime.errors import ArtifactError, ModuleError
-from backend.target import Target
-from te.ir import IRModule
-from te.tir import BufferLoad, BufferStore, Call, For, ForKind, PrimFunc, StringImm, Var, const, decl_buffer
+from relayc.backend.llvm.build import Builder, build
+from relayc.backend.llvm.runtime import LLVMModule, check_machine, load_from_bytes
+from relayc.backend.runtime import nd
+from relayc.backend.runtime.errors import ArtifactError, ModuleError
+from relayc.backend.target import Target
+from relayc.te.ir import IRModule
+from relayc.te.tir import BufferLoad, BufferStore, Call, For, ForKind, PrimFunc, StringImm, Var, const, decl_buffer
 from tests.resident_memory import resident_mib
 
 
@@ -93,8 +93,8 @@ def test_functions_of_the_c_library_are_found_in_a_fresh_process(tmp_path, host)
     path.write_bytes(build(IRModule({"f": f}), host).save_to_bytes())
     program = (
         "import sys, numpy as np\n"
-        "from backend.llvm.runtime import load_from_bytes\n"
-        "from backend.runtime import nd\n"
+        "from relayc.backend.llvm.runtime import load_from_bytes\n"
+        "from relayc.backend.runtime import nd\n"
         "out = nd.array(np.zeros(1))\n"
         "load_from_bytes(open(sys.argv[1], 'rb').read()).address_of('f')\n"
         "load_from_bytes(open(sys.argv[1], 'rb').read())['f'](out)\n"

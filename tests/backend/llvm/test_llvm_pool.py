@@ -15,8 +15,8 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import pytest
 
-from backend.llvm import pool, pool_code, pool_places
-from backend.llvm.linking import process_triple
+from relayc.backend.llvm import pool, pool_code, pool_places
+from relayc.backend.llvm.linking import process_triple
 from tests.backend.llvm.regions import Parallel, Task, assemble, context, in_two_python_threads, run, task
 
 
@@ -174,7 +174,7 @@ def test_idle_workers_sleep():
 
 def test_the_process_ends_while_workers_are_parked():
     program = (
-        "from backend.llvm import pool\n"
+        "from relayc.backend.llvm import pool\n"
         "from tests.backend.llvm.regions import run\n"
         "run(4, 4, lambda i, n, step: None)\n"
         "print(pool.worker_count())\n"

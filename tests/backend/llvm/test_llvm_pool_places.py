@@ -11,10 +11,10 @@ import time
 import llvmlite.binding as llvm
 import pytest
 
-from backend.llvm import pool_code, pool_places
-from backend.llvm.linking import process_triple
-from backend.llvm.pool_code import pool_source
-from backend.runtime.context import Context
+from relayc.backend.llvm import pool_code, pool_places
+from relayc.backend.llvm.linking import process_triple
+from relayc.backend.llvm.pool_code import pool_source
+from relayc.backend.runtime.context import Context
 from tests.backend.llvm.regions import Body, Parallel, assemble, run, task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere regions run serially")

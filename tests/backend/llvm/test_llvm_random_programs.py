@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from backend.llvm.build import build
-from backend.runtime import nd
-from te.dtype import DType, dtype
-from te.ir import IRModule
-from te.tir import (
+from relayc.backend.llvm.build import build
+from relayc.backend.runtime import nd
+from relayc.te.dtype import DType, dtype
+from relayc.te.ir import IRModule
+from relayc.te.tir import (
     EQ,
     GE,
     GT,
@@ -50,7 +50,7 @@ from te.tir import (
     make_const,
     ramp,
 )  # fmt: skip
-from te.tir.interpreter import interpret
+from relayc.te.tir.interpreter import interpret
 
 TYPES = ("int32", "int64", "uint8", "float32")
 PROGRAMS = 40

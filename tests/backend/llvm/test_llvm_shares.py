@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.driver import build
-from backend.llvm.codegen.shares import shares
-from backend.runtime import nd
-from backend.runtime.context import current_context
-from te.dtype import INT32
-from te.tir import (
+from relayc.backend.driver import build
+from relayc.backend.llvm.codegen.shares import shares
+from relayc.backend.runtime import nd
+from relayc.backend.runtime.context import current_context
+from relayc.te.dtype import INT32
+from relayc.te.tir import (
     AttrStmt,
     BufferLoad,
     BufferStore,

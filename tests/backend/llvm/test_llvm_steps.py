@@ -10,14 +10,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from backend.llvm import pool, pool_code
-from backend.llvm.build import build
-from backend.runtime import register_func, remove_global_func
-from backend.runtime.context import current_context
-from backend.target import Target
-from te.dtype import dtype
-from te.ir import IRModule
-from te.tir import (
+from relayc.backend.llvm import pool, pool_code
+from relayc.backend.llvm.build import build
+from relayc.backend.runtime import register_func, remove_global_func
+from relayc.backend.runtime.context import current_context
+from relayc.backend.target import Target
+from relayc.te.dtype import dtype
+from relayc.te.ir import IRModule
+from relayc.te.tir import (
     BufferLoad,
     BufferStore,
     Evaluate,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import backend
-import te
-from backend.llvm.codegen.streaming import divides
-from backend.llvm.compiler import Compiler
-from backend.target import Target
-from te.tir import decl_buffer
+from relayc import backend, te
+from relayc.backend.llvm.codegen.streaming import divides
+from relayc.backend.llvm.compiler import Compiler
+from relayc.backend.target import Target
+from relayc.te.tir import decl_buffer
 
 ROWS, COLUMNS = 64, 256
 SMALL_CACHES = Target("llvm -l3-bytes=4096")

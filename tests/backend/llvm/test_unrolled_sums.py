@@ -8,13 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-import backend
-import relay
-import te
-from backend.llvm.codegen.unrolled_sums import steps_at_once
-from backend.target import Target
-from te.ir import IRModule, collect
-from te.tir import For, ForKind
+from relayc import backend, relay, te
+from relayc.backend.llvm.codegen.unrolled_sums import steps_at_once
+from relayc.backend.target import Target
+from relayc.te.ir import IRModule, collect
+from relayc.te.tir import For, ForKind
 
 X86 = "llvm -mtriple=x86_64-unknown-linux-gnu"
 AVX512 = f"{X86} -mcpu=sapphirerapids"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.runtime import (
+from relayc.backend.runtime import (
     Device,
     DeviceAPI,
     DeviceAttrKind,
@@ -28,7 +28,7 @@ from backend.runtime import (
     register_func,
     register_module_loader,
 )
-from backend.runtime.artifact import CompiledModel
+from relayc.backend.runtime.artifact import CompiledModel
 
 
 class ToyDeviceAPI(DeviceAPI):

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import relay
-from backend.runtime import (
+from relayc import relay
+from relayc.backend.runtime import (
     ArgumentError,
     ArtifactError,
     Module,
@@ -29,11 +29,11 @@ from backend.runtime import (
     safetensors,
     save_param_dict,
 )
-from backend.runtime.artifact import CompiledModel
-from backend.runtime.container import _sums
-from backend.runtime.graph import Graph
-from backend.runtime.graph_executor import GraphModule
-from backend.runtime.module import register_module_loader
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.runtime.container import _sums
+from relayc.backend.runtime.graph import Graph
+from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.backend.runtime.module import register_module_loader
 
 X = np.array([[1, 2, 3], [-1, 0, 1]], "float32")
 
@@ -464,13 +464,13 @@ def test_parameters_go_into_a_file_that_other_tools_read():
 def test_loading_needs_no_compiler(saved):
     program = (
         "import sys\n"
-        "from backend.runtime import Module, PythonFunc, load_model, register_module_loader\n"
+        "from relayc.backend.runtime import Module, PythonFunc, load_model, register_module_loader\n"
         "class M(Module):\n"
         "    type_key = 'test.python'\n"
         "    def function_names(self): return []\n"
         "    def _find(self, name): return PythonFunc(lambda *a: None, name)\n"
         "register_module_loader('test.python', lambda data: M())\n"
-        "from backend.runtime import graph_executor\n"
+        "from relayc.backend.runtime import graph_executor\n"
         f"m = graph_executor.GraphModule(load_model({str(saved)!r})['default']('cpu'))\n"
         "m.run(x=[[0.0] * 3] * 2)\n"
         "heavy = {'onnx', 'networkx', 'te', 'topi', 'relay', 'frontends'} & set(sys.modules)\n"
@@ -483,7 +483,7 @@ _SMAPS = Path("/proc/self/smaps")
 _RUN_AND_WAIT = """
 import sys
 from pathlib import Path
-from backend.runtime import GraphModule, load_model
+from relayc.backend.runtime import GraphModule, load_model
 
 def own():
     lines = Path("/proc/self/smaps").read_text().splitlines()

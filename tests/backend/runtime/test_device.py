@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.runtime import Device, DeviceError, cpu, device, get_device_api, nd, register_device_kind
-from backend.runtime.device_api import WORKSPACE_PAGE
+from relayc.backend.runtime import Device, DeviceError, cpu, device, get_device_api, nd, register_device_kind
+from relayc.backend.runtime.device_api import WORKSPACE_PAGE
 
 
 def test_spellings():

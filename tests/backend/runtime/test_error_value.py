@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backend.runtime.context import ARG_TENSOR
-from backend.runtime.packed_func import ErrorValue
+from relayc.backend.runtime.context import ARG_TENSOR
+from relayc.backend.runtime.packed_func import ErrorValue
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.runtime.files import replacing
+from relayc.backend.runtime.files import replacing
 
 
 def write(path: Path | str, data: bytes = b"new", **options: bool) -> None:

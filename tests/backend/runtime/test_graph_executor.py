@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from backend.runtime import (
+from relayc.backend.runtime import (
     ArgumentError,
     ArtifactError,
     DeviceError,
@@ -19,9 +19,9 @@ from backend.runtime import (
     register_func,
     remove_global_func,
 )
-from backend.runtime.artifact import CompiledModel
-from backend.runtime.graph_executor import GraphModule, create
-from backend.runtime.runners import OutputBuffer
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.runtime.graph_executor import GraphModule, create
+from relayc.backend.runtime.runners import OutputBuffer
 
 X = np.array([[1, 2, 3], [-1, 0, 1]], "float32")
 

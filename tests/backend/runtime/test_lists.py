@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.runtime import device, nd
-from backend.runtime.errors import ArtifactError
-from backend.runtime.graph import Graph
-from backend.runtime.lists import ArrayList, joined, run_list
-from backend.runtime.steps import ListStep
+from relayc.backend.runtime import device, nd
+from relayc.backend.runtime.errors import ArtifactError
+from relayc.backend.runtime.graph import Graph
+from relayc.backend.runtime.lists import ArrayList, joined, run_list
+from relayc.backend.runtime.steps import ListStep
 
 HOST = device("cpu", 0)
 

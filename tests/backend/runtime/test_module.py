@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.runtime import (
+from relayc.backend.runtime import (
     ArgumentError,
     ArtifactError,
     BenchmarkResult,
@@ -14,8 +14,8 @@ from backend.runtime import (
     load_module,
     load_module_bytes,
 )
-from backend.runtime.module import register_module_loader
-from backend.runtime.packed_func import PythonFunc
+from relayc.backend.runtime.module import register_module_loader
+from relayc.backend.runtime.packed_func import PythonFunc
 
 
 class Table(Module):

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from backend.runtime import ArgumentError, DeviceError, cpu, device, nd
-from backend.runtime.dlpack import DLTensor, export_capsule
-from backend.runtime.ndarray import wrap_numpy
+from relayc.backend.runtime import ArgumentError, DeviceError, cpu, device, nd
+from relayc.backend.runtime.dlpack import DLTensor, export_capsule
+from relayc.backend.runtime.ndarray import wrap_numpy
 
 EVERY_DTYPE = [
     "bool",

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from backend.runtime import (
+from relayc.backend.runtime import (
     ArgumentError,
     HostFunc,
     KernelFunc,
@@ -24,7 +24,7 @@ from backend.runtime import (
     remove_global_func,
     set_num_threads,
 )
-from backend.runtime.context import Context, Ctx, current_context
+from relayc.backend.runtime.context import Context, Ctx, current_context
 
 C_SOURCE = r"""
 #include <stdint.h>
@@ -183,8 +183,8 @@ def test_a_region_of_several_steps_runs_them_in_their_order(kernel, fresh_thread
 def fresh_thread(request, monkeypatch):
     """Runs a function in a thread of its own, with a context made there."""
     if request.param == "no pool":
-        monkeypatch.setattr("backend.runtime.context.parallel_address", lambda: None)
-        monkeypatch.setattr("backend.runtime.context.workspace_addresses", lambda: None)
+        monkeypatch.setattr("relayc.backend.runtime.context.parallel_address", lambda: None)
+        monkeypatch.setattr("relayc.backend.runtime.context.workspace_addresses", lambda: None)
 
     def run(function):
         thread = threading.Thread(target=function)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from backend.runtime.ceilings import Ceilings
-from backend.runtime.graph import Graph
-from backend.runtime.profiler import NodeTiming, Report, node_timings
+from relayc.backend.runtime.ceilings import Ceilings
+from relayc.backend.runtime.graph import Graph
+from relayc.backend.runtime.profiler import NodeTiming, Report, node_timings
 
 CALLS = [
     NodeTiming("conv_0", "conv", "nn.conv2d+nn.relu", "/c0 /r0", "float32[1,8]", 30e-6, 60_000, 30_000),

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from backend.runtime.regex import Pattern, PatternError
-from frontends.onnx import UnsupportedOperatorError
-from frontends.onnx.backend import RelayBackend
+from relayc.backend.runtime.regex import Pattern, PatternError
+from relayc.frontends.onnx import UnsupportedOperatorError
+from relayc.frontends.onnx.backend import RelayBackend
 from tests.effort import lines_run
 
 REPEATS = ["*", "+", "?", "{2}", "{0,2}", "{1,}", "*?"]

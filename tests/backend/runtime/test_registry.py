@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from backend.runtime import (
+from relayc.backend.runtime import (
     RegistryError,
     get_global_func,
     list_global_func_names,
@@ -78,9 +78,10 @@ def test_a_malformed_provider_is_refused(name):
 
 def test_importing_the_runtime_is_light():
     program = (
-        "import sys, backend.runtime\n"
+        "import sys, relayc.backend.runtime\n"
         "heavy = {'llvmlite', 'onnx', 'networkx', 'te', 'topi', 'relay', 'frontends', 'cuda'} & set(sys.modules)\n"
-        "ours = [m for m in sys.modules if m.startswith('backend.') and not m.startswith('backend.runtime')]\n"
+        "ours = [m for m in sys.modules if m.startswith('relayc.backend.')"
+        " and not m.startswith('relayc.backend.runtime')]\n"
         "assert not heavy and not ours, (heavy, ours)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

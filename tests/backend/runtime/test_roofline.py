@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from backend.runtime.ceilings import Ceilings
-from backend.runtime.profiler import NodeTiming, Report
-from backend.runtime.roofline import roofline_svg
+from relayc.backend.runtime.ceilings import Ceilings
+from relayc.backend.runtime.profiler import NodeTiming, Report
+from relayc.backend.runtime.roofline import roofline_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 CALLS = [

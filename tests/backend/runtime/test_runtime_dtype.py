@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.runtime.dtype import (
+from relayc.backend.runtime.dtype import (
     data_type,
     from_dlpack_triple,
     from_numpy,
@@ -13,7 +13,7 @@ from backend.runtime.dtype import (
     to_numpy,
     unpack,
 )
-from backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.errors import ArgumentError
 
 SCALARS = [
     "bool",

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.runtime.errors import ArgumentError, ArtifactError
-from backend.runtime.graph import Graph
-from backend.runtime.regex import Pattern
-from backend.runtime.steps import TextStep
-from backend.runtime.text_actions import prepared
-from backend.runtime.texts import StringTable, as_strings
+from relayc.backend.runtime.errors import ArgumentError, ArtifactError
+from relayc.backend.runtime.graph import Graph
+from relayc.backend.runtime.regex import Pattern
+from relayc.backend.runtime.steps import TextStep
+from relayc.backend.runtime.text_actions import prepared
+from relayc.backend.runtime.texts import StringTable, as_strings
 from tests.effort import lines_run
 
 

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from backend.runtime import ArgumentError, num_threads, set_num_threads
-from backend.runtime.threads import available_cpus, cgroup_cpu_quota, in_threads
+from relayc.backend.runtime import ArgumentError, num_threads, set_num_threads
+from relayc.backend.runtime.threads import available_cpus, cgroup_cpu_quota, in_threads
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def _no_limits(monkeypatch):
 
 def _cpus(monkeypatch, count, quota=None):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
-    monkeypatch.setattr("backend.runtime.threads.cgroup_cpu_quota", lambda: quota)
+    monkeypatch.setattr("relayc.backend.runtime.threads.cgroup_cpu_quota", lambda: quota)
 
 
 def test_the_least_of_all_limits_counts(monkeypatch):

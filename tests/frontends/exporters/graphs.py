@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-import relay
-from backend.runtime import device, graph_executor
-from frontends.onnx import from_onnx
-from relay.op.base import OpDef
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import from_onnx
+from relayc.relay.op.base import OpDef
 from tests.reference_backend import ReferenceBackend
 
 try:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper
 
-from frontends.onnx import OnnxImportError, from_onnx
-from frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx import OnnxImportError, from_onnx
+from relayc.frontends.onnx.backend import RelayBackend
 from tests.frontends.exporters.graphs import Graph, check, dynamo
 
 rng = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx.backend import RelayBackend
 from tests.frontends.exporters.graphs import Graph, check, expected_outputs, onnxruntime, sklearn
 
 rng = np.random.default_rng(0)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontends.onnx.backend import RelayBackend
-from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError
+from relayc.frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError
 from tests.frontends.node_cases import check, node_model, refused
 
 rng = np.random.default_rng(0)

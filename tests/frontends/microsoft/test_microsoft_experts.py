@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frontends.onnx import from_onnx
-from frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx import from_onnx
+from relayc.frontends.onnx.backend import RelayBackend
 from tests.frontends.node_cases import check, node_model, refused
 
 rng = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontends.onnx.backend import RelayBackend
+from relayc.frontends.onnx.backend import RelayBackend
 from tests.frontends.node_cases import check, node_model, refused
 
 try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frontends.onnx import from_onnx
-from frontends.onnx.registry import registered_operators
-from te.errors import CompileError
+from relayc.frontends.onnx import from_onnx
+from relayc.frontends.onnx.registry import registered_operators
+from relayc.te.errors import CompileError
 from tests.frontends.node_cases import node_model
 
 NAMES = sorted({name for domain, name, _ in registered_operators() if domain == "com.microsoft"})

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from backend.runtime.artifact import CompiledModel
-from relay.build.batch_slices import sliced_function
-from relay.expr import Expr, Function, Var, var
-from te.errors import CompileError
-from te.ir import IRModule, PassContext
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.relay.build.batch_slices import sliced_function
+from relayc.relay.expr import Expr, Function, Var, var
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, PassContext
 
 SMALL = "llvm -l2-bytes=65536 -l3-bytes=1048576"
 """Caches that hold the activations of one or two images, not of a batch."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import ArgumentError, ArtifactError, device, graph_executor, load_model
-from backend.runtime import caches as kept_caches
-from backend.runtime.graph import Graph
-from relay import Function, IRModule, op, var
-from relay.expr import Expr, Tuple
-from relay.op import nn
-from relay.transform import find_caches
-from te.errors import CompileError
-from te.tir import Dim, SizeVar
+from relayc import relay
+from relayc.backend.runtime import ArgumentError, ArtifactError, device, graph_executor, load_model
+from relayc.backend.runtime import caches as kept_caches
+from relayc.backend.runtime.graph import Graph
+from relayc.relay import Function, IRModule, op, var
+from relayc.relay.expr import Expr, Tuple
+from relayc.relay.op import nn
+from relayc.relay.transform import find_caches
+from relayc.te.errors import CompileError
+from relayc.te.tir import Dim, SizeVar
 
 HEADS, SIZE = 2, 4
 CACHES = {"past.key": "key", "past.value": "value"}

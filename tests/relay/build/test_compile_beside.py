@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import relay
-from backend.llvm.compiler import Compiler
-from relay.build import driver
+from relayc import relay
+from relayc.backend.llvm.compiler import Compiler
+from relayc.relay.build import driver
 
 
 def test_the_first_kernel_is_compiled_while_the_second_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:

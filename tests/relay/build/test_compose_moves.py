@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from relay.build.compose_moves import compose_moves
-from relay.interpreter import evaluate
-from relay.op.transform import Reshape, Transpose
+from relayc import relay
+from relayc.relay.build.compose_moves import compose_moves
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op.transform import Reshape, Transpose
 
 
 def composed(body: relay.Expr, x: relay.Var) -> list[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-import relay
-from backend.runtime import graph_executor
-from relay import op
-from te.tir import SizeVar
+from relayc import relay
+from relayc.backend.runtime import graph_executor
+from relayc.relay import op
+from relayc.te.tir import SizeVar
 
 RNG = np.random.default_rng(3)
 WEIGHT = RNG.standard_normal((32, 64), dtype=np.float32)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import Device, device, graph_executor, load_model, nd
-from backend.runtime.artifact import CompiledModel
-from backend.runtime.errors import DeviceError
-from relay.expr import Constant
-from relay.interpreter import evaluate
-from te.ir import PassContext
+from relayc import relay
+from relayc.backend.runtime import Device, device, graph_executor, load_model, nd
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.runtime.errors import DeviceError
+from relayc.relay.expr import Constant
+from relayc.relay.interpreter import evaluate
+from relayc.te.ir import PassContext
 
 _random = np.random.default_rng(5)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from backend.runtime.artifact import CompiledModel
-from backend.runtime.errors import ArgumentError, ArtifactError
-from relay import op
-from relay.transform import PassContext
-from te.errors import CompileError
-from te.tir import SizeVar
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.runtime.errors import ArgumentError, ArtifactError
+from relayc.relay import op
+from relayc.relay.transform import PassContext
+from relayc.te.errors import CompileError
+from relayc.te.tir import SizeVar
 
 RNG = np.random.default_rng(3)
 WEIGHT = RNG.standard_normal((32, 64), dtype=np.float32)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from backend.target import Target
-from relay import Function, optimize
-from relay.build.graph import make_graph
-from relay.build.lower import lower
-from te.ir import IRModule, collect
-from te.tir import Allocate, PrimExpr
+from relayc.backend.target import Target
+from relayc.relay import Function, optimize
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import lower
+from relayc.te.ir import IRModule, collect
+from relayc.te.tir import Allocate, PrimExpr
 from tests.relay.build.test_same_bits import MODELS
 
 TARGETS = [

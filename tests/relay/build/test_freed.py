@@ -7,9 +7,9 @@ import weakref
 
 import numpy as np
 
-import relay
-from backend.runtime import GraphModule, load_model
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend.runtime import GraphModule, load_model
+from relayc.te.ir import IRModule
 
 
 def test_a_loaded_model_is_freed_with_its_last_reference(tmp_path):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from backend.target import Target
-from relay import Call, Function, IRModule, const, op, var
-from relay.op import nn
-from relay.op.base import make_call
-from relay.transform.pack_weights import PackWeights
-from te.ir import PassContext, post_order
-from topi.cpu.convolution.group_plan import GroupedWindows, GroupTile, plan_group_tile
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay import Call, Function, IRModule, const, op, var
+from relayc.relay.op import nn
+from relayc.relay.op.base import make_call
+from relayc.relay.transform.pack_weights import PackWeights
+from relayc.te.ir import PassContext, post_order
+from relayc.topi.cpu.convolution.group_plan import GroupedWindows, GroupTile, plan_group_tile
 
 
 @pytest.mark.parametrize("kernel", [1, 3])

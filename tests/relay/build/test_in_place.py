@@ -7,12 +7,11 @@ import re
 import numpy as np
 import pytest
 
-import backend
-import relay
-from backend.runtime import device, graph_executor
-from relay.build.lower import Workload, lower
-from relay.expr import Function, var
-from te.ir import IRModule, PassContext
+from relayc import backend, relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.build.lower import Workload, lower
+from relayc.relay.expr import Function, var
+from relayc.te.ir import IRModule, PassContext
 
 
 def build(*outputs: relay.Expr, params: list[relay.Var]):

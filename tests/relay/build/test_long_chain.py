@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.te.ir import IRModule
 
 
 @pytest.mark.slow

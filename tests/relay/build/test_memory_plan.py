@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.build.memory_plan import ALIGNMENT, Lifetime, plan_memory
+from relayc.relay.build.memory_plan import ALIGNMENT, Lifetime, plan_memory
 
 lifetimes = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 20), st.integers(0, 5)).map(lambda t: (t[0], t[1], t[1] + t[2])),

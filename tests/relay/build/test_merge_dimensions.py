@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from relay.build.merge_dimensions import merge_dimensions
-from relay.interpreter import evaluate
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.build.merge_dimensions import merge_dimensions
+from relayc.relay.interpreter import evaluate
 
 
 def merged(body: relay.Expr, *params: relay.Var) -> tuple[list[tuple[int, ...]], tuple[int, ...] | None]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from relay.build.merge_moves import merge_moves
-from relay.interpreter import evaluate
+from relayc import relay
+from relayc.relay.build.merge_moves import merge_moves
+from relayc.relay.interpreter import evaluate
 
 
 def merged(body: relay.Expr, *params: relay.Var) -> tuple[list[tuple[int, ...]], relay.Call]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from relay.build.merge_reductions import merge_reductions
-from relay.expr import Expr, Function, Var
-from relay.interpreter import evaluate
-from te.tir import SizeVar
+from relayc import relay
+from relayc.relay.build.merge_reductions import merge_reductions
+from relayc.relay.expr import Expr, Function, Var
+from relayc.relay.interpreter import evaluate
+from relayc.te.tir import SizeVar
 
 
 def _var(name: str, *shape: int) -> Var:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-import relay
-from relay.build.merge_rows import merge_rows
-from relay.expr import Expr, Function, Var
-from relay.interpreter import evaluate
-from te.tir import SizeVar
+from relayc import relay
+from relayc.relay.build.merge_rows import merge_rows
+from relayc.relay.expr import Expr, Function, Var
+from relayc.relay.interpreter import evaluate
+from relayc.te.tir import SizeVar
 
 nn = relay.nn
 

@@ -8,11 +8,11 @@ import struct
 import numpy as np
 import pytest
 
-import relay
-from backend.llvm.runtime import LLVMModule
-from backend.runtime import ArtifactError, CompiledModel, GraphModule, device
-from backend.target import Target
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend.llvm.runtime import LLVMModule
+from relayc.backend.runtime import ArtifactError, CompiledModel, GraphModule, device
+from relayc.backend.target import Target
+from relayc.te.ir import IRModule
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((2, 12, 15, 15)).astype(np.float32)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from backend.runtime.artifact import CompiledModel
-from relay import op
-from relay.build.own_sizes import OwnSizes
-from relay.op.base import make_call
-from relay.sizes import add_sizes, assuming, larger, normal, product, smaller
-from te.tir import Dim, SizeVar
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.relay import op
+from relayc.relay.build.own_sizes import OwnSizes
+from relayc.relay.op.base import make_call
+from relayc.relay.sizes import add_sizes, assuming, larger, normal, product, smaller
+from relayc.te.tir import Dim, SizeVar
 
 RNG = np.random.default_rng(5)
 

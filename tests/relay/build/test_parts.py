@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import relay
-from backend.runtime import ArtifactError, device, graph_executor
-from backend.runtime.artifact import CompiledModel
-from relay import Expr, Function, IRModule, Var, const, var
-from relay.interpreter import evaluate
-from relay.op import nn
-from te.ir import PassContext
+from relayc import relay
+from relayc.backend.runtime import ArtifactError, device, graph_executor
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.relay import Expr, Function, IRModule, Var, const, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn
+from relayc.te.ir import PassContext
 
 RANDOM = np.random.default_rng(7)
 

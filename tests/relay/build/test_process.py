@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-import relay
-from relay.build.process import compiling
-from te.errors import CompileError
+from relayc import relay
+from relayc.relay.build.process import compiling
+from relayc.te.errors import CompileError
 
 
 def _settings() -> tuple[tuple[int, int, int], float]:

@@ -5,12 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from backend.cache import default_cache
-from backend.target import Target
-from relay.build import records
-from relay.build.records import Record, TuningRecords, current_records, default_records_path, graph_subject, processor
-from te.errors import CompileError
-from te.ir import PassContext
+from relayc.backend.cache import default_cache
+from relayc.backend.target import Target
+from relayc.relay.build import records
+from relayc.relay.build.records import (
+    Record,
+    TuningRecords,
+    current_records,
+    default_records_path,
+    graph_subject,
+    processor,
+)
+from relayc.te.errors import CompileError
+from relayc.te.ir import PassContext
 
 TARGET = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
 

@@ -10,22 +10,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import relay
-from backend.llvm.codegen.shares import shares
-from backend.runtime import device, graph_executor
-from backend.runtime.artifact import CompiledModel
-from backend.target import Target
-from relay import Expr, Function, IRModule, const, var
-from relay.build.arrange import arrange
-from relay.build.graph import ExecutionGraph, make_graph, moments, place_tensors
-from relay.build.kernel_steps import KernelStep, split_steps
-from relay.build.lower import lower
-from relay.build.regions import plan_regions
-from relay.op import nn
-from te.dtype import INT32
-from te.errors import CompileError
-from te.ir import PassContext
-from te.tir import (
+from relayc import relay
+from relayc.backend.llvm.codegen.shares import shares
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.target import Target
+from relayc.relay import Expr, Function, IRModule, const, var
+from relayc.relay.build.arrange import arrange
+from relayc.relay.build.graph import ExecutionGraph, make_graph, moments, place_tensors
+from relayc.relay.build.kernel_steps import KernelStep, split_steps
+from relayc.relay.build.lower import lower
+from relayc.relay.build.regions import plan_regions
+from relayc.relay.op import nn
+from relayc.te.dtype import INT32
+from relayc.te.errors import CompileError
+from relayc.te.ir import PassContext
+from relayc.te.tir import (
     BufferStore,
     For,
     ForKind,
@@ -37,7 +37,7 @@ from te.tir import (
     cast,
     decl_buffer,
 )
-from te.tir import Var as Variable
+from relayc.te.tir import Var as Variable
 
 RANDOM = np.random.default_rng(11)
 

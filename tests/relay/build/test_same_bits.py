@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import GraphModule, device
-from relay.op.base import make_call
+from relayc import relay
+from relayc.backend.runtime import GraphModule, device
+from relayc.relay.op.base import make_call
 
 _IMAGE, _SEQUENCE = (1, 16, 28, 28), (64, 128)
 

@@ -7,16 +7,15 @@ from itertools import count
 import numpy as np
 import pytest
 
-import relay
-import te
-from backend.runtime import device, graph_executor, register_func
-from backend.runtime.registry import get_global_func
-from backend.target import Target, register_target_kind
-from relay.build.graph import make_graph
-from relay.build.lower import Workload, lower
-from te.errors import CompileError
-from te.tir import For, ForKind
-from topi.registry import Rank, register_schedule, schedules_for
+from relayc import relay, te
+from relayc.backend.runtime import device, graph_executor, register_func
+from relayc.backend.runtime.registry import get_global_func
+from relayc.backend.target import Target, register_target_kind
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import Workload, lower
+from relayc.te.errors import CompileError
+from relayc.te.tir import For, ForKind
+from relayc.topi.registry import Rank, register_schedule, schedules_for
 
 _numbers = count()
 

@@ -13,18 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import relay
-import te
-from backend import cache
-from backend.llvm import code_cache, compiler
-from backend.runtime import device, graph_executor
-from backend.target import Target
-from relay.build import driver
-from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.nn import conv2d, dense, relu
-from relay.type import TensorType
-from te.ir import IRModule, PassContext
-from topi import registry
+from relayc import relay, te
+from relayc.backend import cache
+from relayc.backend.llvm import code_cache, compiler
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay.build import driver
+from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.nn import conv2d, dense, relu
+from relayc.relay.type import TensorType
+from relayc.te.ir import IRModule, PassContext
+from relayc.topi import registry
 
 
 def model(seed: int = 0) -> IRModule:
@@ -78,8 +77,9 @@ def test_a_second_process_compiles_saves_and_runs_without_llvm(tmp_path: Path) -
     """What it has to know of LLVM and of this machine's names in LLVM is kept with the code."""
     program = """
 import sys
-import numpy as np, relay
-from backend.runtime import device, graph_executor
+import numpy as np
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
 x = relay.var("x", (4, 64))
 y = relay.op.nn.softmax(relay.op.nn.dense(x, relay.const(np.ones((32, 64), np.float32))))
 lib = relay.build(relay.Function((x,), y), "llvm")
@@ -87,13 +87,13 @@ lib.save(sys.argv[1])
 executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
 executor.set_input("x", np.ones((4, 64), np.float32))
 executor.run()
-loaded = sorted({"llvmlite.binding", "backend.llvm.codegen"} & set(sys.modules))
+loaded = sorted({"llvmlite.binding", "relayc.backend.llvm.codegen"} & set(sys.modules))
 print(loaded, executor.get_output(0).numpy().sum())
 """
     environment = {**os.environ, "RELAYC_CACHE_DIR": str(tmp_path / "cache")}
     command, root = [sys.executable, "-c", program, str(tmp_path / "model.relayc")], Path(__file__).parents[3]
     run = partial(subprocess.run, command, capture_output=True, env=environment, cwd=root, check=True, text=True)
-    assert run().stdout.split() == ["['backend.llvm.codegen',", "'llvmlite.binding']", "4.0"]
+    assert run().stdout.split() == ["['llvmlite.binding',", "'relayc.backend.llvm.codegen']", "4.0"]
     expected = ["[]", "4.0"] if (sys.platform, platform.machine()) == ("linux", "x86_64") else None
     assert run().stdout.split() == expected or expected is None
 
@@ -126,8 +126,9 @@ def test_processes_share_a_cache(tmp_path: Path) -> None:
     """Started at once, they compile the same kernels beside each other; what they leave serves a third."""
     program = """
 import sys
-import numpy as np, relay
-from backend.runtime import device, graph_executor
+import numpy as np
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
 x = relay.var("x", (4, 64))
 w = relay.const(np.arange(64 * 32, dtype=np.float32).reshape(32, 64) % 7)
 y = relay.op.nn.softmax(relay.op.nn.relu(relay.op.nn.dense(x, w)))

@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import relay
-import te
-from backend import Target
-from backend.runtime import CompiledModel, device, graph_executor
-from relay import op
-from relay.build.graph import make_graph
-from relay.build.load_scalars import load_scalars
-from relay.build.lower import lower
-from relay.build.share_kernels import share_kernels
-from relay.sizes import assuming
-from te.ir import collect
-from te.tir import BufferLoad, LetStmt, SizeVar
+from relayc import relay, te
+from relayc.backend import Target
+from relayc.backend.runtime import CompiledModel, device, graph_executor
+from relayc.relay import op
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.load_scalars import load_scalars
+from relayc.relay.build.lower import lower
+from relayc.relay.build.share_kernels import share_kernels
+from relayc.relay.sizes import assuming
+from relayc.te.ir import collect
+from relayc.te.tir import BufferLoad, LetStmt, SizeVar
 
 RNG = np.random.default_rng(17)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-import relay
-from relay.build.lower import Workload
+from relayc import relay
+from relayc.relay.build.lower import Workload
 
 
 def bytes_of(body: relay.Expr) -> int:

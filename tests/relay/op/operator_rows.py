@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from topi.fourier import dft_roots
+from relayc.topi.fourier import dft_roots
 
 Array = np.ndarray
 

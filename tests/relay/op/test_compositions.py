@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from relay.errors import TypeInferenceError
+from relayc import relay
+from relayc.relay.errors import TypeInferenceError
 
 Array = np.ndarray
 

@@ -7,14 +7,14 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-import te
-from backend.cuda.build import Source, assemble, emit
-from backend.runtime import Device, nd
-from backend.target import Target
-from relay.op import get_op
+from relayc import te
+from relayc.backend.cuda.build import Source, assemble, emit
+from relayc.backend.runtime import Device, nd
+from relayc.backend.target import Target
+from relayc.relay.op import get_op
+from relayc.topi.registry import schedule_for
 from tests.relay.op.operator_rows import ROWS, Row
 from tests.relay.op.test_operators import assert_close, results_of, types_of
-from topi.registry import schedule_for
 
 SM_90 = Target("cuda -arch=sm_90")
 _PARTS = 8

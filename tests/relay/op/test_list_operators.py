@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from backend.runtime.errors import ArgumentError
-from relay.container_type import NOTHING, ElementType, OptionalType, SequenceType, join
-from relay.expr import Expr, Function, Tuple, Var
-from relay.interpreter import evaluate
-from relay.op import list_op_names, sequence
-from relay.type import TensorType
-from te.dtype import dtype
-from te.errors import CompileError
-from te.ir import post_order
-from te.tir import SizeVar
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.relay.container_type import NOTHING, ElementType, OptionalType, SequenceType, join
+from relayc.relay.expr import Expr, Function, Tuple, Var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import list_op_names, sequence
+from relayc.relay.type import TensorType
+from relayc.te.dtype import dtype
+from relayc.te.errors import CompileError
+from relayc.te.ir import post_order
+from relayc.te.tir import SizeVar
 
 F32 = dtype("float32")
 N, POSITION = SizeVar("n"), relay.var("at", (), "int64")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-import relay
-from relay.errors import TypeInferenceError
-from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.nn.attention import Attention
-from relay.type import TensorType
-from te.errors import CompileError
+from relayc import relay
+from relayc.relay.errors import TypeInferenceError
+from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.nn.attention import Attention
+from relayc.relay.type import TensorType
+from relayc.te.errors import CompileError
 
 
 def x(*shape: int, dtype: str = "float32") -> relay.Var:

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import relay
-import te
-from backend.runtime import device, graph_executor
-from relay.expr import numpy_dtype_name
-from relay.op import get_op, list_op_names
-from relay.type import TensorType, TupleType
-from te.tir.interpreter import interpret
+from relayc import relay, te
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.expr import numpy_dtype_name
+from relayc.relay.op import get_op, list_op_names
+from relayc.relay.type import TensorType, TupleType
+from relayc.te.tir.interpreter import interpret
 from tests.relay.op.operator_rows import ROWS, Array, Row
 
 

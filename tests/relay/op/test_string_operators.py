@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import relay
-from backend.runtime import ArgumentError, device, graph_executor
-from backend.runtime.artifact import CompiledModel
-from relay import op
-from relay.expr import Constant, Expr, Function, Tuple
-from relay.interpreter import evaluate
-from relay.op import list_op_names, strings
-from relay.op.strings import Format, Normalize, OnHost, Parse, Split, Tokenize
-from relay.transform import EncodeStrings
-from relay.type import TensorType
-from te.errors import CompileError
-from te.ir import IRModule, post_order
-from te.tir import SizeVar
+from relayc import relay
+from relayc.backend.runtime import ArgumentError, device, graph_executor
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr, Function, Tuple
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import list_op_names, strings
+from relayc.relay.op.strings import Format, Normalize, OnHost, Parse, Split, Tokenize
+from relayc.relay.transform import EncodeStrings
+from relayc.relay.type import TensorType
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, post_order
+from relayc.te.tir import SizeVar
 
 N = SizeVar("n")
 X, Y = relay.var("x", (N,), "string"), relay.var("y", (N,), "string")

@@ -9,13 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from relay import Call, Expr, Function, IRModule, Tuple, analysis, const, op, var
-from relay.interpreter import evaluate
-from relay.op import nn
-from relay.op.base import OpDef
-from relay.sizes import evaluate as size_of
-from relay.sizes import size_variables
-from te.ir import Pass, Sequential
+from relayc.relay import Call, Expr, Function, IRModule, Tuple, analysis, const, op, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn
+from relayc.relay.op.base import OpDef
+from relayc.relay.sizes import evaluate as size_of
+from relayc.relay.sizes import size_variables
+from relayc.te.ir import Pass, Sequential
 
 
 def apply_and_compare(function: Function, *passes: Pass) -> Function:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from relay.analysis import list_op_freqs
-from relay.expr import Call, Constant, Expr, Function, Var, const, var
-from relay.interpreter import evaluate
-from relay.op import nn
-from relay.op.base import make_call
-from relay.transform.absorb_shuffles import AbsorbShuffles
-from te.ir import IRModule
-from te.tir import SizeVar
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.analysis import list_op_freqs
+from relayc.relay.expr import Call, Constant, Expr, Function, Var, const, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn
+from relayc.relay.op.base import make_call
+from relayc.relay.transform.absorb_shuffles import AbsorbShuffles
+from relayc.te.ir import IRModule
+from relayc.te.tir import SizeVar
 
 RANDOM = np.random.default_rng(5)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relay import Call, Function, const, var
-from relay.analysis import evaluation_order
-from relay.op import nn
-from relay.transform import AlignChannels
+from relayc.relay import Call, Function, const, var
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.op import nn
+from relayc.relay.transform import AlignChannels
 
 RNG = np.random.default_rng(4)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relay import Call, Function, const, op, var
-from relay.analysis import evaluation_order
-from relay.op import nn
-from relay.transform import ArrangeWeights
+from relayc.relay import Call, Function, const, op, var
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.op import nn
+from relayc.relay.transform import ArrangeWeights
 
 
 def weights(*shape: int):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-import relay
-from relay.op import add, nn
-from relay.transform import DeadCodeElimination, EliminateCommonSubexpr, FoldConstant, Pass, PassContext
-from te.ir import first_difference
+from relayc import relay
+from relayc.relay.op import add, nn
+from relayc.relay.transform import DeadCodeElimination, EliminateCommonSubexpr, FoldConstant, Pass, PassContext
+from relayc.te.ir import first_difference
 
 
 def run(pass_: Pass, function: relay.Function) -> relay.Function:

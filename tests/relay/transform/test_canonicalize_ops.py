@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relay import Function, Tuple, const, op, var
-from relay.interpreter import evaluate
-from relay.op import nn
-from relay.transform import CanonicalizeOps, EliminateCommonSubexpr, SimplifyExpr
+from relayc.relay import Function, Tuple, const, op, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn
+from relayc.relay.transform import CanonicalizeOps, EliminateCommonSubexpr, SimplifyExpr
 
 
 def test_views_biases_and_global_pools(transformed, operators):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from relay.expr import Call, Function, Var
-from relay.interpreter import evaluate
-from relay.transform import ChainPools, EliminateCommonSubexpr, PassContext
-from te.ir import post_order
+from relayc import relay
+from relayc.relay.expr import Call, Function, Var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.transform import ChainPools, EliminateCommonSubexpr, PassContext
+from relayc.te.ir import post_order
 
 nn = relay.nn
 

@@ -9,16 +9,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from backend.target import Target
-from relay import Call, Expr, Function, IRModule, Tuple, const, op, var
-from relay.analysis import evaluation_order
-from relay.op import nn
-from relay.stored import StoredConstant
-from relay.transform import CombineParallelConv2D
-from te.ir import PassContext
-from te.tir import SizeVar
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay import Call, Expr, Function, IRModule, Tuple, const, op, var
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.op import nn
+from relayc.relay.stored import StoredConstant
+from relayc.relay.transform import CombineParallelConv2D
+from relayc.te.ir import PassContext
+from relayc.te.tir import SizeVar
 
 CACHES = "-num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
 AVX512 = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512 {CACHES}")

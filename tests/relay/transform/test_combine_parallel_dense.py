@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from relay import Call, Expr, Function, Tuple, TupleGetItem, const, op, var
-from relay.op import nn
-from relay.op.nn.recurrent import RNN
-from relay.transform import CombineParallelDense
+from relayc.relay import Call, Expr, Function, Tuple, TupleGetItem, const, op, var
+from relayc.relay.op import nn
+from relayc.relay.op.nn.recurrent import RNN
+from relayc.relay.transform import CombineParallelDense
 
 
 def weights(seed: int, *shape: int) -> Expr:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relay import Expr, Function, Tuple, const, op, var
-from relay.op import nn
-from relay.transform import CanonicalizeOps, ConvertLayout, SimplifyExpr, SimplifyInference
-from te.tir import SizeVar
+from relayc.relay import Expr, Function, Tuple, const, op, var
+from relayc.relay.op import nn
+from relayc.relay.transform import CanonicalizeOps, ConvertLayout, SimplifyExpr, SimplifyInference
+from relayc.te.tir import SizeVar
 
 
 def weights(*shape: int) -> Expr:

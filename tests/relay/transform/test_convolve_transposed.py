@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay import Function, const, op, var
-from relay.interpreter import evaluate
-from relay.op import nn
-from relay.transform import ConvolveTransposed
-from te.tir import SizeVar
+from relayc.relay import Function, const, op, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn
+from relayc.relay.transform import ConvolveTransposed
+from relayc.te.tir import SizeVar
 
 
 def weights(*shape: int):

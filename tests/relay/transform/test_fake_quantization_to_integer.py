@@ -7,16 +7,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from backend.runtime import device, graph_executor
-from backend.target import Target
-from relay import Call, Function, IRModule, analysis, build, const, op, optimize, var
-from relay.expr import Expr, Var
-from relay.interpreter import evaluate
-from relay.op import nn, qnn
-from relay.op.base import OpDef
-from relay.transform.canonicalize_quantization import CanonicalizeQuantization
-from relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
-from te.ir import PassContext, Sequential
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay import Call, Function, IRModule, analysis, build, const, op, optimize, var
+from relayc.relay.expr import Expr, Var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn, qnn
+from relayc.relay.op.base import OpDef
+from relayc.relay.transform.canonicalize_quantization import CanonicalizeQuantization
+from relayc.relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
+from relayc.te.ir import PassContext, Sequential
 from tests.processors import WITHOUT_BYTE_PRODUCTS
 
 RNG = np.random.default_rng(11)

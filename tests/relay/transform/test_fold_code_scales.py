@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from relay.analysis import evaluation_order
-from relay.expr import Call, Expr, Function, Var, const, var
-from relay.interpreter import evaluate
-from relay.op import nn
-from relay.transform.fold_code_scales import FoldCodeScales
-from te.ir import IRModule
+from relayc import relay
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Call, Expr, Function, Var, const, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn
+from relayc.relay.transform.fold_code_scales import FoldCodeScales
+from relayc.te.ir import IRModule
 
 RANDOM = np.random.default_rng(8)
 CODES = RANDOM.integers(0, 256, (6, 40)).astype(np.uint8)

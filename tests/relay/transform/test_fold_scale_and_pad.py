@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from relay import Expr, Function, IRModule, Tuple, const, op, var
-from relay.interpreter import evaluate
-from relay.op import nn
-from relay.transform import FoldPad, FoldScaleAxis, SimplifyInference
-from relay.transform.builders import array_of
+from relayc.relay import Expr, Function, IRModule, Tuple, const, op, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn
+from relayc.relay.transform import FoldPad, FoldScaleAxis, SimplifyInference
+from relayc.relay.transform.builders import array_of
 
 
 def weights(*shape: int) -> Expr:

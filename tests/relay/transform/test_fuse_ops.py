@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from relay import op
-from relay.analysis import evaluation_order
-from relay.expr import Call, Expr, Function, If, Let, Tuple, const, var
-from relay.op import add, nn
-from relay.op.nn import relu, softmax
-from relay.transform.fuse_ops import FuseOps
-from te.ir import IRModule, PassContext
+from relayc.relay import op
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Call, Expr, Function, If, Let, Tuple, const, var
+from relayc.relay.op import add, nn
+from relayc.relay.op.nn import relu, softmax
+from relayc.relay.transform.fuse_ops import FuseOps
+from relayc.te.ir import IRModule, PassContext
 
 
 def fuse(*outputs: Expr, params: list[Expr], max_size: int = 256) -> Function:

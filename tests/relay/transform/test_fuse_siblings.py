@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from backend.target import Target
-from relay.analysis import evaluation_order, well_formed
-from relay.build.lower import Workload, lower
-from relay.expr import Call, Expr, Function, Tuple, TupleGetItem, Var, const, var
-from relay.interpreter import evaluate
-from relay.op import nn
-from relay.transform.canonicalize_ops import CanonicalizeOps
-from relay.transform.fuse_ops import FuseOps
-from relay.transform.fuse_siblings import FuseSiblings
-from relay.transform.pipeline import default_pipeline
-from te.ir import IRModule, PassContext, collect
-from te.tir import BufferStore, For, ForKind, SizeVar
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay.analysis import evaluation_order, well_formed
+from relayc.relay.build.lower import Workload, lower
+from relayc.relay.expr import Call, Expr, Function, Tuple, TupleGetItem, Var, const, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn
+from relayc.relay.transform.canonicalize_ops import CanonicalizeOps
+from relayc.relay.transform.fuse_ops import FuseOps
+from relayc.relay.transform.fuse_siblings import FuseSiblings
+from relayc.relay.transform.pipeline import default_pipeline
+from relayc.te.ir import IRModule, PassContext, collect
+from relayc.te.tir import BufferStore, For, ForKind, SizeVar
 
 TARGET = Target("llvm -l1-bytes=1024")
 """A processor to which all tensors here are large."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from relay.expr import Call, Expr, Function, Var
-from relay.interpreter import evaluate
-from relay.transform import JoinSlices, PassContext, SimplifyExpr
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.expr import Call, Expr, Function, Var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.transform import JoinSlices, PassContext, SimplifyExpr
 
 
 def names(e: Expr) -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from relay.analysis import evaluation_order
-from relay.expr import Call, Constant, Expr, Function, Tuple, Var, const, var
-from relay.interpreter import evaluate
-from relay.op import nn
-from relay.transform.map_before_joining import MapBeforeJoining
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, Var, const, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn
+from relayc.relay.transform.map_before_joining import MapBeforeJoining
+from relayc.te.ir import IRModule
 
 RANDOM = np.random.default_rng(9)
 

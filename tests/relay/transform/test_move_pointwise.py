@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relay import Call, Constant, Expr, Function, analysis, const, op, var
-from relay.op import nn
-from relay.transform import MovePointwise
+from relayc.relay import Call, Constant, Expr, Function, analysis, const, op, var
+from relayc.relay.op import nn
+from relayc.relay.transform import MovePointwise
 
 RNG = np.random.default_rng(0)
 

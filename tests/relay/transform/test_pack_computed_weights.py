@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from backend import Target
-from relay import Function, var
-from relay.op import nn
-from relay.transform import PackWeights
+from relayc.backend import Target
+from relayc.relay import Function, var
+from relayc.relay.op import nn
+from relayc.relay.transform import PackWeights
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell")
 

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor, load_model
-from relay.op.packing import pack_bits
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor, load_model
+from relayc.relay.op.packing import pack_bits
 
 KINDS = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3fn")
 

@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from relay import Expr, Function, analysis, const, op, var
-from relay.op import nn
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay import Expr, Function, analysis, const, op, var
+from relayc.relay.op import nn
+from relayc.te.ir import IRModule
 from tests.processors import WITHOUT_BYTE_PRODUCTS
 
 RNG = np.random.default_rng(3)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backend import Target
-from relay import Call, Function, analysis, const, op, var
-from relay.op import nn
-from relay.transform import FoldConstant, PackWeights
+from relayc.backend import Target
+from relayc.relay import Call, Function, analysis, const, op, var
+from relayc.relay.op import nn
+from relayc.relay.transform import FoldConstant, PackWeights
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backend.runtime.threads import set_num_threads
-from relay.stored import StoredConstant
-from relay.transform import panels
-from relay.transform.panels import PanelPacker
-from topi.nn.winograd import winograd_matrices
+from relayc.backend.runtime.threads import set_num_threads
+from relayc.relay.stored import StoredConstant
+from relayc.relay.transform import panels
+from relayc.relay.transform.panels import PanelPacker
+from relayc.topi.nn.winograd import winograd_matrices
 
 NEVER = 1 << 60
 

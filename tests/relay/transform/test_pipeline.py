@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import relay
-from backend.target import Target
-from relay import Call, Expr, Function, IRModule, const, op, var
-from relay.analysis import evaluation_order
-from relay.op import nn
-from relay.transform import CanonicalizeOps, FuseOps, PackWeights, PassContext, Sequential, default_pipeline
-from te.errors import CompileError
+from relayc import relay
+from relayc.backend.target import Target
+from relayc.relay import Call, Expr, Function, IRModule, const, op, var
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.op import nn
+from relayc.relay.transform import CanonicalizeOps, FuseOps, PackWeights, PassContext, Sequential, default_pipeline
+from relayc.te.errors import CompileError
 
 CPU = Target("llvm -mcpu=haswell")
 

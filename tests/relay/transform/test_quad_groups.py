@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from relay import Expr, Function, const, op, var
-from relay.op import nn
-from relay.op.nn.quads import DenseQuadGroups
-from relay.transform.panels import PanelPacker
-from relay.transform.quad_groups import pack_quad_groups
-from te.ir import IRModule
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay import Expr, Function, const, op, var
+from relayc.relay.op import nn
+from relayc.relay.op.nn.quads import DenseQuadGroups
+from relayc.relay.transform.panels import PanelPacker
+from relayc.relay.transform.quad_groups import pack_quad_groups
+from relayc.te.ir import IRModule
 from tests.processors import BYTE_PRODUCTS, WITHOUT_BYTE_PRODUCTS
 
 RNG = np.random.default_rng(4)

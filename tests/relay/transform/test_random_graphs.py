@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from backend.target import Target
-from relay.interpreter import evaluate
-from relay.transform import default_pipeline
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay.interpreter import evaluate
+from relayc.relay.transform import default_pipeline
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backend import Target
-from relay import Function, const, op, var
-from relay.op import nn
-from relay.transform import ReadOperandsInPlace, default_pipeline
+from relayc.backend import Target
+from relayc.relay import Function, const, op, var
+from relayc.relay.op import nn
+from relayc.relay.transform import ReadOperandsInPlace, default_pipeline
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell")
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from backend import Target
-from relay import Call, Expr, Function, IRModule, Tuple, analysis, const, op, var
-from relay.interpreter import evaluate
-from relay.op import nn
-from relay.op.base import make_call
-from relay.sizes import product
-from relay.transform import BlockAttention, EliminateCommonSubexpr, FuseOps, RecognizeAttention, SimplifyExpr
-from relay.transform.builders import is_call_of
-from te.ir import Sequential
-from te.tir import Dim, SizeVar
+from relayc.backend import Target
+from relayc.relay import Call, Expr, Function, IRModule, Tuple, analysis, const, op, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn
+from relayc.relay.op.base import make_call
+from relayc.relay.sizes import product
+from relayc.relay.transform import BlockAttention, EliminateCommonSubexpr, FuseOps, RecognizeAttention, SimplifyExpr
+from relayc.relay.transform.builders import is_call_of
+from relayc.te.ir import Sequential
+from relayc.te.tir import Dim, SizeVar
 
 B, H, S, D = 1, 2, 9, 4
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relay import Expr, Function, const, op, var
-from relay.transform import RecognizePatterns
+from relayc.relay import Expr, Function, const, op, var
+from relayc.relay.transform import RecognizePatterns
 
 
 def parameter(n: int, seed: int) -> Expr:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from relay.expr import Expr, Function, Var
-from relay.interpreter import evaluate
-from relay.transform import PassContext, RepeatElements
+from relayc import relay
+from relayc.relay.expr import Expr, Function, Var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.transform import PassContext, RepeatElements
 
 EXTENT = 6
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from relay import Expr, Function, const, op, var
-from relay.op import nn
-from relay.transform import SimplifyExpr
-from te.ir import first_difference
+from relayc.relay import Expr, Function, const, op, var
+from relayc.relay.op import nn
+from relayc.relay.transform import SimplifyExpr
+from relayc.te.ir import first_difference
 
 
 def vector(*values: float) -> Expr:

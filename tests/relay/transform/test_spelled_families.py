@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relay import Expr, Function, Tuple, analysis, const, op, var
-from relay.transform import CanonicalizeOps, EliminateCommonSubexpr, RecognizePatterns, SimplifyExpr
-from relay.transform.builders import is_call_of
+from relayc.relay import Expr, Function, Tuple, analysis, const, op, var
+from relayc.relay.transform import CanonicalizeOps, EliminateCommonSubexpr, RecognizePatterns, SimplifyExpr
+from relayc.relay.transform.builders import is_call_of
 
 N = 8
 PASSES = EliminateCommonSubexpr(), CanonicalizeOps(), SimplifyExpr(), RecognizePatterns()

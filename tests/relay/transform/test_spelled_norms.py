@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relay import Expr, Function, Tuple, const, op, var
-from relay.interpreter import evaluate
-from relay.transform import ConvertLayout, RecognizePatterns, SimplifyExpr
-from te.tir import SizeVar
+from relayc.relay import Expr, Function, Tuple, const, op, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.transform import ConvertLayout, RecognizePatterns, SimplifyExpr
+from relayc.te.tir import SizeVar
 
 RNG = np.random.default_rng(4)
 

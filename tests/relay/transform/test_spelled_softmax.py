@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relay import Expr, Function, Tuple, const, op, var
-from relay.interpreter import evaluate
-from relay.op import nn
-from relay.transform import EliminateCommonSubexpr, RecognizePatterns
+from relayc.relay import Expr, Function, Tuple, const, op, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn
+from relayc.relay.transform import EliminateCommonSubexpr, RecognizePatterns
 
 PASSES = EliminateCommonSubexpr(), RecognizePatterns()
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.target import Target
-from relay import Expr, Function, IRModule, const, op, var
-from relay.interpreter import evaluate
-from relay.op import nn
-from relay.transform import SplitTaps
-from relay.transform.split_taps import _reaches, _sum, _terms
+from relayc.backend.target import Target
+from relayc.relay import Expr, Function, IRModule, const, op, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn
+from relayc.relay.transform import SplitTaps
+from relayc.relay.transform.split_taps import _reaches, _sum, _terms
 
 HASWELL = Target("llvm -mcpu=haswell -num-cores=1")
 CHANNELS_LAST = {"data_layout": "NHWC", "kernel_layout": "HWIO"}

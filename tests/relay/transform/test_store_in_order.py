@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from backend.target import Target
-from relay.analysis import well_formed
-from relay.build.graph import make_graph
-from relay.build.lower import lower
-from relay.expr import Call, Expr, Function, Tuple, Var, var
-from relay.interpreter import evaluate
-from relay.op import nn
-from relay.op.common import numpy_dtype
-from relay.op.nn.dense_bits import dense_bits
-from te.ir import IRModule, PassContext
-from te.tir import Dim, SizeVar
-from topi.cpu.convolution.winograd_plan import WinogradShape, plan_winograd
-from topi.groups import constant_size
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay.analysis import well_formed
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import lower
+from relayc.relay.expr import Call, Expr, Function, Tuple, Var, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn
+from relayc.relay.op.common import numpy_dtype
+from relayc.relay.op.nn.dense_bits import dense_bits
+from relayc.te.ir import IRModule, PassContext
+from relayc.te.tir import Dim, SizeVar
+from relayc.topi.cpu.convolution.winograd_plan import WinogradShape, plan_winograd
+from relayc.topi.groups import constant_size
 
 RANDOM = np.random.default_rng(5)
 SERVER = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=icelake-server -num-cores=2")
@@ -365,7 +365,7 @@ def test_lines_of_winograds_tiles_are_turned(
     batch: int, height: int, width: int, channels: int, kernel: int, groups: int, target: str, monkeypatch: Any
 ):
     """Images that are no whole tiles, and several; lines of tiles that are no whole blocks."""
-    monkeypatch.setattr("relay.transform.store_in_order.winograd_turns", lambda *_: True)
+    monkeypatch.setattr("relayc.relay.transform.store_in_order.winograd_turns", lambda *_: True)
     body, params = winograd(batch, height, width, channels, kernel=kernel, groups=groups)
     operators = kernels(body, params, Target(target))
     if any("nn.conv2d_nhwc_winograd" in of_kernel for of_kernel in operators):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relay import Expr, Function, Tuple, const, op, var
-from relay.op import nn
-from relay.transform import FoldScaleAxis, SimplifyInference, SumParallelConvolutions
+from relayc.relay import Expr, Function, Tuple, const, op, var
+from relayc.relay.op import nn
+from relayc.relay.transform import FoldScaleAxis, SimplifyInference, SumParallelConvolutions
 
 
 def weights(*shape: int) -> Expr:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from backend.target import Target
-from relay.analysis import evaluation_order
-from relay.expr import Call, Expr, Function, Var, const, var
-from relay.interpreter import evaluate
-from relay.op import nn, qnn
-from relay.transform.canonicalize_quantization import CanonicalizeQuantization
-from relay.transform.fold_constant import FoldConstant
-from relay.transform.tabulate_bytes import TabulateBytes
-from te.ir import IRModule
-from te.tir import SizeVar
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Call, Expr, Function, Var, const, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn, qnn
+from relayc.relay.transform.canonicalize_quantization import CanonicalizeQuantization
+from relayc.relay.transform.fold_constant import FoldConstant
+from relayc.relay.transform.tabulate_bytes import TabulateBytes
+from relayc.te.ir import IRModule
+from relayc.te.tir import SizeVar
 
 HASWELL = Target("llvm -mcpu=haswell -mtriple=x86_64-unknown-linux-gnu")
 RANDOM = np.random.default_rng(4)

@@ -9,13 +9,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import relay
-from backend import Target
-from backend.runtime import cpu, graph_executor
-from frontends.onnx import from_onnx
-from relay import Expr, Function, const, op, var
-from relay.op import nn
-from relay.transform import PackWeights
+from relayc import relay
+from relayc.backend import Target
+from relayc.backend.runtime import cpu, graph_executor
+from relayc.frontends.onnx import from_onnx
+from relayc.relay import Expr, Function, const, op, var
+from relayc.relay.op import nn
+from relayc.relay.transform import PackWeights
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell")
 ROWS, DEPTH = 100, 12

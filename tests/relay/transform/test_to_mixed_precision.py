@@ -6,15 +6,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import device, graph_executor
-from relay.expr import Constant
-from relay.interpreter import evaluate
-from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.transform import ToMixedPrecision
-from relay.type import TensorType
-from te.errors import CompileError
-from te.ir import IRModule, PassContext, structural_equal
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.expr import Constant
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.transform import ToMixedPrecision
+from relayc.relay.type import TensorType
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, PassContext, structural_equal
 
 _random = np.random.default_rng(3)
 

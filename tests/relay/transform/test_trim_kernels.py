@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay import Call, Expr, Function, const, var
-from relay.op import nn
-from relay.transform import TrimKernels
+from relayc.relay import Call, Expr, Function, const, var
+from relayc.relay.op import nn
+from relayc.relay.transform import TrimKernels
 
 
 def weights(*shape: int) -> Expr:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from relay.interpreter import create_executor
-from relay.transform import UnpackWeights
-from te.ir import IRModule
+from relayc import relay
+from relayc.relay.interpreter import create_executor
+from relayc.relay.transform import UnpackWeights
+from relayc.te.ir import IRModule
 
 
 @pytest.mark.parametrize("bits", [4, 8])

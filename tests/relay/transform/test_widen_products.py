@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import relay
-from backend import Target
-from backend.runtime import device, graph_executor
-from relay import Expr, Function, const, op, var
-from relay.op import nn
-from relay.transform import WidenProducts
-from te.ir import first_difference
+from relayc import relay
+from relayc.backend import Target
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay import Expr, Function, const, op, var
+from relayc.relay.op import nn
+from relayc.relay.transform import WidenProducts
+from relayc.te.ir import first_difference
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell")
 RANDOM = np.random.default_rng(2)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from relay.tuning.selection import is_clearly_faster, select
+from relayc.relay.tuning.selection import is_clearly_faster, select
 
 
 def noisy(seconds: float, seed: int, noise: float = 0.1):

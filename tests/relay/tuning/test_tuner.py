@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import relay
-from backend.runtime import CompiledModel, GraphModule, device
-from backend.target import Target
-from relay.build.graph import make_graph
-from relay.build.lower import lower
-from relay.build.records import TuningRecords
-from relay.tuning import KernelBench, Variant
-from relay.tuning.tuner import TuningReport, tune
-from te.errors import CompileError
-from te.ir import IRModule, PassContext
-from topi.tuning import Config
+from relayc import relay
+from relayc.backend.runtime import CompiledModel, GraphModule, device
+from relayc.backend.target import Target
+from relayc.relay.build.graph import make_graph
+from relayc.relay.build.lower import lower
+from relayc.relay.build.records import TuningRecords
+from relayc.relay.tuning import KernelBench, Variant
+from relayc.relay.tuning.tuner import TuningReport, tune
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, PassContext
+from relayc.topi.tuning import Config
 
 TARGET = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
 WEIGHT = np.random.default_rng(0).standard_normal((48, 40)).astype(np.float32)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from te.arith import Analyzer
-from te.tir import (
+from relayc.te.arith import Analyzer
+from relayc.te.tir import (
     EQ,
     GE,
     GT,
@@ -44,7 +44,7 @@ from te.tir import (
     ramp,
     select,
 )  # fmt: skip
-from te.tir.expr import BufferLoad
+from relayc.te.tir.expr import BufferLoad
 
 X, J, K = Var("i"), Var("j"), Var("k")
 N, M = SizeVar("n"), SizeVar("m")

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from te.arith.division import QUOTIENT_RULES, REMAINDER_RULES, quotient, remainder, sign_of_quotient
-from te.arith.forms import Forms
+from relayc.te.arith.division import QUOTIENT_RULES, REMAINDER_RULES, quotient, remainder, sign_of_quotient
+from relayc.te.arith.forms import Forms
 
 RULES = [*QUOTIENT_RULES, *REMAINDER_RULES, quotient, remainder, sign_of_quotient, Forms._rounded_difference]
 POSITIVE = frozenset("acdg")

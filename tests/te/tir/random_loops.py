@@ -8,8 +8,8 @@ from random import Random
 
 import numpy as np
 
-from te.dtype import HANDLE
-from te.tir import (
+from relayc.te.dtype import HANDLE
+from relayc.te.tir import (
     Allocate,
     BufferLoad,
     BufferStore,
@@ -34,10 +34,10 @@ from te.tir import (
     select,
     seq,
 )  # fmt: skip
-from te.tir.interpreter import interpret
-from te.tir.ops import all as all_of
-from te.tir.ops import any as any_of
-from te.tir.ops import floordiv, floormod
+from relayc.te.tir.interpreter import interpret
+from relayc.te.tir.ops import all as all_of
+from relayc.te.tir.ops import any as any_of
+from relayc.te.tir.ops import floordiv, floormod
 
 KINDS = [ForKind.SERIAL, ForKind.PARALLEL, ForKind.VECTORIZED, ForKind.UNROLLED]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from te.dtype import dtype
-from te.tir import (
+from relayc.te.dtype import dtype
+from relayc.te.tir import (
     Allocate,
     BufferLoad,
     BufferStore,
@@ -19,7 +19,7 @@ from te.tir import (
     const,
     decl_buffer,
 )
-from te.tir.analysis import contains, dtypes_of, free_variables
+from relayc.te.tir.analysis import contains, dtypes_of, free_variables
 
 
 def test_free_variables_are_those_used_and_not_defined():

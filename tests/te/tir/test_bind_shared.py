@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-from te.dtype import HANDLE
-from te.ir.visitor import collect, post_order
-from te.tir import (
+from relayc import te
+from relayc.te.dtype import HANDLE
+from relayc.te.ir.visitor import collect, post_order
+from relayc.te.tir import (
     BufferLoad,
     BufferStore,
     Call,
@@ -23,10 +23,10 @@ from te.tir import (
     if_then_else,
     select,
 )
-from te.tir.interpreter import Interpreter, interpret
-from te.tir.numbering import ValueNumbers
-from te.tir.passes.bind_shared import bind_shared
-from te.tir.passes.rewrite_unsafe_select import rewrite_unsafe_select
+from relayc.te.tir.interpreter import Interpreter, interpret
+from relayc.te.tir.numbering import ValueNumbers
+from relayc.te.tir.passes.bind_shared import bind_shared
+from relayc.te.tir.passes.rewrite_unsafe_select import rewrite_unsafe_select
 
 A, B = decl_buffer((8,), name="A"), decl_buffer((8,), name="B")
 i = Var("i")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from te.dtype import HANDLE
-from te.tir import (
+from relayc.te.dtype import HANDLE
+from relayc.te.tir import (
     Allocate,
     AttrStmt,
     BufferLoad,
@@ -26,8 +26,8 @@ from te.tir import (
     decl_buffer,
     seq,
 )  # fmt: skip
-from te.tir.block_interpreter import BlockInterpreter
-from te.tir.interpreter import InterpreterError
+from relayc.te.tir.block_interpreter import BlockInterpreter
+from relayc.te.tir.interpreter import InterpreterError
 
 BX = IterVar(Range(0, 2), Var("bx"), "thread", "blockIdx.x")
 TX = IterVar(Range(0, 4), Var("tx"), "thread", "threadIdx.x")

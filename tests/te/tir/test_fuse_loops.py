@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-from te.ir import collect
-from te.tir import For, PrimFunc, as_int
-from te.tir.block_interpreter import BlockInterpreter
-from te.tir.passes.fuse_loops import FUSE
+from relayc import te
+from relayc.te.ir import collect
+from relayc.te.tir import For, PrimFunc, as_int
+from relayc.te.tir.block_interpreter import BlockInterpreter
+from relayc.te.tir.passes.fuse_loops import FUSE
 
 PARTS, SIZE = 5, 4
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-import topi
-from te.dtype import HANDLE
-from te.tir import (
+from relayc import te, topi
+from relayc.te.dtype import HANDLE
+from relayc.te.tir import (
     BufferLoad,
     BufferStore,
     For,
@@ -22,10 +21,10 @@ from te.tir import (
     const,
     decl_buffer,
 )
-from te.tir.interpreter import interpret
-from te.tir.ops import floordiv, floormod
-from te.tir.passes.hoist_divisions import hoist_divisions
-from te.tir.verifier import verify
+from relayc.te.tir.interpreter import interpret
+from relayc.te.tir.ops import floordiv, floormod
+from relayc.te.tir.passes.hoist_divisions import hoist_divisions
+from relayc.te.tir.verifier import verify
 
 n, i, j = SizeVar("n"), Var("i"), Var("j")
 

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from te.dtype import HANDLE, dtype
-from te.ir import IRModule
-from te.tir import (
+from relayc.te.dtype import HANDLE, dtype
+from relayc.te.ir import IRModule
+from relayc.te.tir import (
     Allocate,
     AssertStmt,
     AttrStmt,
@@ -41,7 +41,7 @@ from te.tir import (
     select,
     seq,
 )  # fmt: skip
-from te.tir.interpreter import Interpreter, InterpreterError, interpret
+from relayc.te.tir.interpreter import Interpreter, InterpreterError, interpret
 
 
 def function(buffers: list[Buffer], body, *scalars: Var, name: str = "main") -> PrimFunc:

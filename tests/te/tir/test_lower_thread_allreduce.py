@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-from te.errors import LoweringError
-from te.ir import collect
-from te.tir import Allocate, Call, PrimFunc
-from te.tir.block_interpreter import BlockInterpreter
-from te.tir.passes.lower_thread_allreduce import lower_thread_allreduce
-from te.tir.passes.thread_sync import thread_sync
+from relayc import te
+from relayc.te.errors import LoweringError
+from relayc.te.ir import collect
+from relayc.te.tir import Allocate, Call, PrimFunc
+from relayc.te.tir.block_interpreter import BlockInterpreter
+from relayc.te.tir.passes.lower_thread_allreduce import lower_thread_allreduce
+from relayc.te.tir.passes.thread_sync import thread_sync
 
 
 def reduction(rows: int, threads: dict[str, int], serial: int, combine, dtype: str = "float32", data: int = 1):

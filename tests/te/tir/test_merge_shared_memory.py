@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-from te.errors import LoweringError
-from te.ir import collect
-from te.tir import Allocate, BufferLoad, BufferStore, PrimFunc, SeqStmt
-from te.tir.block_interpreter import BlockInterpreter
-from te.tir.passes.merge_shared_memory import ALIGNMENT, merge_shared_memory
-from te.tir.passes.thread_sync import thread_sync
+from relayc import te
+from relayc.te.errors import LoweringError
+from relayc.te.ir import collect
+from relayc.te.tir import Allocate, BufferLoad, BufferStore, PrimFunc, SeqStmt
+from relayc.te.tir.block_interpreter import BlockInterpreter
+from relayc.te.tir.passes.merge_shared_memory import ALIGNMENT, merge_shared_memory
+from relayc.te.tir.passes.thread_sync import thread_sync
 
 
 def chain(count: int, n: int, scope: str = "shared") -> PrimFunc:

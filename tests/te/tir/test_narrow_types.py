@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import backend
-import te
-from backend.runtime import nd
-from te.dtype import dtype
-from te.tir import ops
-from te.tir.interpreter import interpret
-from te.tir.passes.narrow_types import is_narrow, lower_narrow_types
-from te.tir.values import numpy_dtype
+from relayc import backend, te
+from relayc.backend.runtime import nd
+from relayc.te.dtype import dtype
+from relayc.te.tir import ops
+from relayc.te.tir.interpreter import interpret
+from relayc.te.tir.passes.narrow_types import is_narrow, lower_narrow_types
+from relayc.te.tir.values import numpy_dtype
 
 FLOATS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn")
 INTEGERS = ("int4", "uint4", "int2", "uint2")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-from te.ir import collect
-from te.tir import Allocate, BufferStore, For, IfThenElse, PrimFunc
-from te.tir.block_interpreter import BlockInterpreter
-from te.tir.passes.overlap_iterations import APART, OVERLAP
+from relayc import te
+from relayc.te.ir import collect
+from relayc.te.tir import Allocate, BufferStore, For, IfThenElse, PrimFunc
+from relayc.te.tir.block_interpreter import BlockInterpreter
+from relayc.te.tir.passes.overlap_iterations import APART, OVERLAP
 
 ROWS, COLUMNS = 6, 20
 

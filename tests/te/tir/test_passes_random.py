@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from te.tir import For
-from te.tir.passes.flatten import flatten
-from te.tir.passes.loop_partition import loop_partition
-from te.tir.passes.remove_no_op import remove_no_op
-from te.tir.passes.simplify import simplify
-from te.tir.passes.unroll import unroll
-from te.tir.passes.vectorize import vectorize
-from te.tir.verifier import verify
+from relayc.te.tir import For
+from relayc.te.tir.passes.flatten import flatten
+from relayc.te.tir.passes.loop_partition import loop_partition
+from relayc.te.tir.passes.remove_no_op import remove_no_op
+from relayc.te.tir.passes.simplify import simplify
+from relayc.te.tir.passes.unroll import unroll
+from relayc.te.tir.passes.vectorize import vectorize
+from relayc.te.tir.verifier import verify
 from tests.te.tir.random_loops import random_program
 
 PIPELINE = [flatten, simplify, remove_no_op, loop_partition, vectorize, simplify, unroll, simplify]

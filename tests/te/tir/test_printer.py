@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from te.tir import (
+from relayc.te.tir import (
     Allocate,
     BufferLoad,
     BufferStore,
@@ -23,8 +23,8 @@ from te.tir import (
     select,
     seq,
 )  # fmt: skip
-from te.tir.ops import all as all_of
-from te.tir.ops import logical_not, truncmod
+from relayc.te.tir.ops import all as all_of
+from relayc.te.tir.ops import logical_not, truncmod
 
 i, j, n = Var("i"), Var("j"), Var("n")
 

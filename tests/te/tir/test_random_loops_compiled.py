@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backend.driver import build
-from backend.runtime import nd
-from te.ir import IRModule
-from te.lower import lowering_passes
+from relayc.backend.driver import build
+from relayc.backend.runtime import nd
+from relayc.te.ir import IRModule
+from relayc.te.lower import lowering_passes
 from tests.te.tir.random_loops import random_program
 
 BATCH = 12

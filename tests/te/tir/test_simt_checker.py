@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import te
-from te.tir import StringImm, ir_builder
-from te.tir.buffer import Buffer
-from te.tir.ops import call_intrin, if_then_else
-from te.tir.simt_checker import ExternAccess, KernelChecker, SimtFault, check_kernel, sample_blocks
+from relayc import te
+from relayc.te.tir import StringImm, ir_builder
+from relayc.te.tir.buffer import Buffer
+from relayc.te.tir.ops import call_intrin, if_then_else
+from relayc.te.tir.simt_checker import ExternAccess, KernelChecker, SimtFault, check_kernel, sample_blocks
 
 N = 64
 

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from te.dtype import FLOAT32, HANDLE
-from te.tir import (
+from relayc.te.dtype import FLOAT32, HANDLE
+from relayc.te.tir import (
     Allocate,
     AttrStmt,
     BufferLoad,
@@ -33,21 +33,21 @@ from te.tir import (
     select,
     seq,
 )  # fmt: skip
-from te.tir.interpreter import InterpreterError, interpret
-from te.tir.ops import all as all_of
-from te.tir.ops import floordiv, likely
-from te.tir.passes.hoist_allocations import hoist_allocations
-from te.tir.passes.hoist_if_then_else import hoist_if_then_else
-from te.tir.passes.inject_double_buffer import inject_double_buffer
-from te.tir.passes.inject_virtual_thread import inject_virtual_thread
-from te.tir.passes.legalize_compute import LOW_PRECISION, legalize_compute
-from te.tir.passes.loop_partition import loop_partition
-from te.tir.passes.remove_no_op import remove_no_op
-from te.tir.passes.rewrite_unsafe_select import rewrite_unsafe_select
-from te.tir.passes.simplify import simplify
-from te.tir.passes.unroll import unroll
-from te.tir.passes.vectorize import vectorize
-from te.tir.verifier import verify
+from relayc.te.tir.interpreter import InterpreterError, interpret
+from relayc.te.tir.ops import all as all_of
+from relayc.te.tir.ops import floordiv, likely
+from relayc.te.tir.passes.hoist_allocations import hoist_allocations
+from relayc.te.tir.passes.hoist_if_then_else import hoist_if_then_else
+from relayc.te.tir.passes.inject_double_buffer import inject_double_buffer
+from relayc.te.tir.passes.inject_virtual_thread import inject_virtual_thread
+from relayc.te.tir.passes.legalize_compute import LOW_PRECISION, legalize_compute
+from relayc.te.tir.passes.loop_partition import loop_partition
+from relayc.te.tir.passes.remove_no_op import remove_no_op
+from relayc.te.tir.passes.rewrite_unsafe_select import rewrite_unsafe_select
+from relayc.te.tir.passes.simplify import simplify
+from relayc.te.tir.passes.unroll import unroll
+from relayc.te.tir.passes.vectorize import vectorize
+from relayc.te.tir.verifier import verify
 
 i, j = Var("i"), Var("j")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-from te.errors import LoweringError, ScheduleError
-from te.ir import collect
-from te.tir import AttrStmt, Call, For, IfThenElse, PrimFunc, SeqStmt, Stmt
-from te.tir.block_interpreter import BlockInterpreter
-from te.tir.passes.inject_async_copy import inject_async_copy
-from te.tir.passes.inject_software_pipeline import ASYNC_SCOPE, EXPLICIT_SYNC
+from relayc import te
+from relayc.te.errors import LoweringError, ScheduleError
+from relayc.te.ir import collect
+from relayc.te.tir import AttrStmt, Call, For, IfThenElse, PrimFunc, SeqStmt, Stmt
+from relayc.te.tir.block_interpreter import BlockInterpreter
+from relayc.te.tir.passes.inject_async_copy import inject_async_copy
+from relayc.te.tir.passes.inject_software_pipeline import ASYNC_SCOPE, EXPLICIT_SYNC
 
 ROWS, DEPTH, STEP = 8, 21, 4
 

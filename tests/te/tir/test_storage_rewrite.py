@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from te.dtype import HANDLE
-from te.ir import collect
-from te.operation import thread_axis
-from te.tir import (
+from relayc.te.dtype import HANDLE
+from relayc.te.ir import collect
+from relayc.te.operation import thread_axis
+from relayc.te.tir import (
     Allocate,
     AttrStmt,
     BufferLoad,
@@ -22,9 +22,9 @@ from te.tir import (
     decl_buffer,
     seq,
 )
-from te.tir.interpreter import interpret
-from te.tir.passes.storage_rewrite import storage_rewrite
-from te.tir.verifier import verify
+from relayc.te.tir.interpreter import interpret
+from relayc.te.tir.passes.storage_rewrite import storage_rewrite
+from relayc.te.tir.verifier import verify
 
 N = 512
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-from te.errors import LoweringError, ScheduleError
-from te.ir import IRModule, collect
-from te.tir import Allocate, BufferStore, PrimFunc, Ramp
-from te.tir.block_interpreter import BlockInterpreter
-from te.tir.passes.merge_shared_memory import merge_shared_memory
-from te.tir.passes.swizzle_shared import SwizzleShared
-from te.tir.passes.thread_sync import thread_sync
+from relayc import te
+from relayc.te.errors import LoweringError, ScheduleError
+from relayc.te.ir import IRModule, collect
+from relayc.te.tir import Allocate, BufferStore, PrimFunc, Ramp
+from relayc.te.tir.block_interpreter import BlockInterpreter
+from relayc.te.tir.passes.merge_shared_memory import merge_shared_memory
+from relayc.te.tir.passes.swizzle_shared import SwizzleShared
+from relayc.te.tir.passes.thread_sync import thread_sync
 
 LINES, LINE = 16, 64
 

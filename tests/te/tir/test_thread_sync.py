@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import te
-from te.dtype import HANDLE
-from te.errors import LoweringError
-from te.ir import collect, structural_equal
-from te.tir import (
+from relayc import te
+from relayc.te.dtype import HANDLE
+from relayc.te.errors import LoweringError
+from relayc.te.ir import collect, structural_equal
+from relayc.te.tir import (
     Allocate,
     AttrStmt,
     BufferLoad,
@@ -30,8 +30,8 @@ from te.tir import (
     decl_buffer,
     seq,
 )  # fmt: skip
-from te.tir.block_interpreter import BlockInterpreter
-from te.tir.passes.thread_sync import thread_sync
+from relayc.te.tir.block_interpreter import BlockInterpreter
+from relayc.te.tir.passes.thread_sync import thread_sync
 
 THREADS = 8
 TX = IterVar(Range(0, THREADS), Var("tx"), "thread", "threadIdx.x")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from te.dtype import HANDLE, dtype
-from te.errors import VerifyError
-from te.ir import IRModule, PassContext
-from te.tir import (
+from relayc.te.dtype import HANDLE, dtype
+from relayc.te.errors import VerifyError
+from relayc.te.ir import IRModule, PassContext
+from relayc.te.tir import (
     Add,
     Allocate,
     AttrStmt,
@@ -27,8 +27,8 @@ from te.tir import (
     decl_buffer,
     seq,
 )  # fmt: skip
-from te.tir.passes.simplify import Simplify
-from te.tir.verifier import Verify, VerifyInstrument, verify, verify_memory
+from relayc.te.tir.passes.simplify import Simplify
+from relayc.te.tir.verifier import Verify, VerifyInstrument, verify, verify_memory
 
 A = decl_buffer((4, 4), name="A")
 PARAM = Var("A", HANDLE)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.common import local_accumulator, operands, parallel_outer
-from topi.cpu.convolution.group_plan import GroupedWindows, plan_group_tile
-from topi.cpu.convolution.windows import feeding_pads, schedule_pad
-from topi.cpu.elements import functions_behind
-from topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
-from topi.groups import constant_size, extent_of, inline_injective
-from topi.registry import register_schedule
+from relayc import te
+from relayc.topi.cpu.common import local_accumulator, operands, parallel_outer
+from relayc.topi.cpu.convolution.group_plan import GroupedWindows, plan_group_tile
+from relayc.topi.cpu.convolution.windows import feeding_pads, schedule_pad
+from relayc.topi.cpu.elements import functions_behind
+from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
+from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.registry import register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_conv_across_groups"]
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.convolution.windows import feeding_pads, feeding_windows, schedule_pad, schedule_windows
-from topi.cpu.products.matmul import tile_product
-from topi.cpu.products.matrix_unit import plan_tiles, schedule_tiles
-from topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
-from topi.cpu.products.plan import ProductPlan, fewer_rows, plan_product
-from topi.cpu.products.store_order import StoreOrder
-from topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS
-from topi.groups import inline_injective
-from topi.registry import register_schedule
+from relayc import te
+from relayc.topi.cpu.convolution.windows import feeding_pads, feeding_windows, schedule_pad, schedule_windows
+from relayc.topi.cpu.products.matmul import tile_product
+from relayc.topi.cpu.products.matrix_unit import plan_tiles, schedule_tiles
+from relayc.topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
+from relayc.topi.cpu.products.plan import ProductPlan, fewer_rows, plan_product
+from relayc.topi.cpu.products.store_order import StoreOrder
+from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS
+from relayc.topi.groups import inline_injective
+from relayc.topi.registry import register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_conv_packed"]
 

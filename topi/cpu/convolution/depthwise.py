@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.common import local_accumulator, parallel
-from topi.cpu.elements import functions_behind
-from topi.cpu.pooling.windows import tile_windows
-from topi.cpu.products.store_order import StoreOrder, turn_line
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size, extent_of, inline_injective
-from topi.registry import register_schedule
+from relayc import te
+from relayc.topi.cpu.common import local_accumulator, parallel
+from relayc.topi.cpu.elements import functions_behind
+from relayc.topi.cpu.pooling.windows import tile_windows
+from relayc.topi.cpu.products.store_order import StoreOrder, turn_line
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.registry import register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_depthwise_conv"]
 

@@ -13,13 +13,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from topi.cpu.tiling import RegisterTile, best_tile, group_columns, vector_lanes
-from topi.tuning import choose
+from relayc.topi.cpu.tiling import RegisterTile, best_tile, group_columns, vector_lanes
+from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["GroupTile", "GroupedWindows", "crosses_groups", "plan_group_tile"]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.common import parallel, parallel_outer
-from topi.cpu.elements import vectorize_elements
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size
-from topi.registry import operations_behind
+from relayc import te
+from relayc.topi.cpu.common import parallel, parallel_outer
+from relayc.topi.cpu.elements import vectorize_elements
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size
+from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["feeding_pads", "feeding_windows", "schedule_pad", "schedule_windows", "vectorize_windows"]
 

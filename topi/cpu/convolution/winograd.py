@@ -12,21 +12,21 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import te
-from topi.cpu.common import panel_width, parallel, vectorize_panel
-from topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, plan_winograd, transform_lanes
-from topi.cpu.prefetch import LINE_BYTES
-from topi.cpu.products.store_order import StoreOrder, turn_line
-from topi.cpu.products.streams import Pace
-from topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
-from topi.groups import constant_size, extent_of, inline_injective
-from topi.registry import operations_behind, register_schedule
-from topi.utils import ravel_index
+from relayc import te
+from relayc.topi.cpu.common import panel_width, parallel, vectorize_panel
+from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, plan_winograd, transform_lanes
+from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.products.store_order import StoreOrder, turn_line
+from relayc.topi.cpu.products.streams import Pace
+from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
+from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.registry import operations_behind, register_schedule
+from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_conv_winograd"]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from topi.cpu.tiling import (
+from relayc.topi.cpu.tiling import (
     CACHE_BYTES_PER_CYCLE,
     CORES_OF_MEMORY,
     LINE_ELEMENTS,
@@ -24,10 +24,10 @@ from topi.cpu.tiling import (
     tile_cycles,
     vector_lanes,
 )
-from topi.tuning import choose
+from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["WinogradPlan", "WinogradShape", "convolution_cycles", "moving_cycles", "plan_winograd", "transform_lanes",
            "winograd_pays", "winograd_turns"]  # fmt: skip

@@ -6,29 +6,29 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import te
-from te.ir import post_order
-from te.tir import Call, FloatImm, FloorMod, IntImm, PrimExpr, ProducerLoad, Select, Var, as_int
-from topi.cpu.accesses import conditions, reads
-from topi.cpu.common import parallel_outer
-from topi.cpu.elements import VECTORS, element_cost, elements_at_once, vectorize_elements, vectors_at_once
-from topi.cpu.elementwise.line_buffer import buffer_line, shared_line
-from topi.cpu.elementwise.line_reads import ask_for_lines, ask_for_runs, ask_where_masked
-from topi.cpu.elementwise.packed_lines import PackedLines
-from topi.cpu.elementwise.packed_rows import PackedRows
-from topi.cpu.elementwise.short_lines import FEWEST_LINES, lines_of_vectors, places_are_known, vectorize_lines
-from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, prefetch_elements
-from topi.cpu.register_transpose import block_of, vectors_turned
-from topi.cpu.tiling import asks_near, vector_lanes
-from topi.cpu.turns.permuted_tiles import PermutedTiles
-from topi.cpu.turns.transpose import strided_axis, tile_by_lines, tile_strided, tile_turned, turnable
-from topi.cpu.turns.turn import Turn
-from topi.groups import constant_size, extent_of, inline_injective, is_injective
-from topi.registry import Rank, operations_behind, register_schedule
-from topi.tag import PAD, is_broadcast
+from relayc import te
+from relayc.te.ir import post_order
+from relayc.te.tir import Call, FloatImm, FloorMod, IntImm, PrimExpr, ProducerLoad, Select, Var, as_int
+from relayc.topi.cpu.accesses import conditions, reads
+from relayc.topi.cpu.common import parallel_outer
+from relayc.topi.cpu.elements import VECTORS, element_cost, elements_at_once, vectorize_elements, vectors_at_once
+from relayc.topi.cpu.elementwise.line_buffer import buffer_line, shared_line
+from relayc.topi.cpu.elementwise.line_reads import ask_for_lines, ask_for_runs, ask_where_masked
+from relayc.topi.cpu.elementwise.packed_lines import PackedLines
+from relayc.topi.cpu.elementwise.packed_rows import PackedRows
+from relayc.topi.cpu.elementwise.short_lines import FEWEST_LINES, lines_of_vectors, places_are_known, vectorize_lines
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, prefetch_elements
+from relayc.topi.cpu.register_transpose import block_of, vectors_turned
+from relayc.topi.cpu.tiling import asks_near, vector_lanes
+from relayc.topi.cpu.turns.permuted_tiles import PermutedTiles
+from relayc.topi.cpu.turns.transpose import strided_axis, tile_by_lines, tile_strided, tile_turned, turnable
+from relayc.topi.cpu.turns.turn import Turn
+from relayc.topi.groups import constant_size, extent_of, inline_injective, is_injective
+from relayc.topi.registry import Rank, operations_behind, register_schedule
+from relayc.topi.tag import PAD, is_broadcast
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_injective"]
 

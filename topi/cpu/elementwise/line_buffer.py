@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from te.ir import post_order
-from te.tir import Binary, ProducerLoad, as_int
-from topi.cpu.tiling import vector_lanes
-from topi.groups import extent_of, is_injective
-from topi.registry import operations_behind
-from topi.utils import same_dim
+from relayc import te
+from relayc.te.ir import post_order
+from relayc.te.tir import Binary, ProducerLoad, as_int
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import extent_of, is_injective
+from relayc.topi.registry import operations_behind
+from relayc.topi.utils import same_dim
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["buffer_line", "shared_line"]
 

@@ -11,22 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import te
-from backend.vector_math import EXPANSIONS
-from te.arith import Analyzer
-from te.ir import post_order
-from te.tir import Call, PrimExpr, Select, as_int, const
-from te.tir.substitute import substitute
-from topi.cpu.accesses import reads
-from topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_beyond_caches, is_streamed, rows_ahead
-from topi.cpu.tiling import waits_for_few_lines
-from topi.groups import constant_size, extent_of
-from topi.registry import operations_behind
-from topi.utils import ravel_index
+from relayc import te
+from relayc.backend.vector_math import EXPANSIONS
+from relayc.te.arith import Analyzer
+from relayc.te.ir import post_order
+from relayc.te.tir import Call, PrimExpr, Select, as_int, const
+from relayc.te.tir.substitute import substitute
+from relayc.topi.cpu.accesses import reads
+from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_beyond_caches, is_streamed, rows_ahead
+from relayc.topi.cpu.tiling import waits_for_few_lines
+from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.registry import operations_behind
+from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
-    from backend.target import Target
-    from te.tir import Var
+    from relayc.backend.target import Target
+    from relayc.te.tir import Var
 
 __all__ = ["LineRead", "ask_for_lines", "ask_for_runs", "ask_where_masked", "line_reads"]
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.elements import elements_at_once, vectorize_elements
-from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed
-from topi.cpu.tiling import vector_lanes, waits_for_few_lines
-from topi.groups import constant_size, extent_of
+from relayc import te
+from relayc.topi.cpu.elements import elements_at_once, vectorize_elements
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed
+from relayc.topi.cpu.tiling import vector_lanes, waits_for_few_lines
+from relayc.topi.groups import constant_size, extent_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["even_tile", "rows_leave_by_lines", "vectorize_rows"]
 

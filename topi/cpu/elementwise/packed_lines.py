@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.ir import post_order
-from te.tir import Call, IterVar, PrimExpr, Range, Var, const
-from te.tir.substitute import substitute
-from topi.cpu.accesses import conditions
-from topi.cpu.elementwise.line_reads import LineRead, line_reads
-from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
-from topi.cpu.tiling import waits_for_few_lines
-from topi.groups import constant_size
-from topi.utils import ravel_index, unravel_index
+from relayc import te
+from relayc.te.ir import post_order
+from relayc.te.tir import Call, IterVar, PrimExpr, Range, Var, const
+from relayc.te.tir.substitute import substitute
+from relayc.topi.cpu.accesses import conditions
+from relayc.topi.cpu.elementwise.line_reads import LineRead, line_reads
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
+from relayc.topi.cpu.tiling import waits_for_few_lines
+from relayc.topi.groups import constant_size
+from relayc.topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["PackedLines"]
 

@@ -13,19 +13,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import te
-from te.arith import Analyzer
-from te.tir import PrimExpr, as_int, const
-from te.tir.substitute import substitute
-from topi.cpu.accesses import conditions, reads
-from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, read_later, rows_ahead
-from topi.cpu.tiling import asks_near
-from topi.groups import constant_size
-from topi.transform import MOST_INTERLEAVED
-from topi.utils import ravel_index
+from relayc import te
+from relayc.te.arith import Analyzer
+from relayc.te.tir import PrimExpr, as_int, const
+from relayc.te.tir.substitute import substitute
+from relayc.topi.cpu.accesses import conditions, reads
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, read_later, rows_ahead
+from relayc.topi.cpu.tiling import asks_near
+from relayc.topi.groups import constant_size
+from relayc.topi.transform import MOST_INTERLEAVED
+from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["PackedRows"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-import te
-from te.ir import post_order
-from te.tir import FloorDiv, FloorMod, ProducerLoad
-from topi.cpu.accesses import conditions, reads
-from topi.cpu.prefetch import LINE_BYTES
-from topi.groups import constant_size
+from relayc import te
+from relayc.te.ir import post_order
+from relayc.te.tir import FloorDiv, FloorMod, ProducerLoad
+from relayc.topi.cpu.accesses import conditions, reads
+from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.groups import constant_size
 
 __all__ = ["FEWEST_LINES", "lines_of_vectors", "places_are_known", "vectorize_lines"]
 

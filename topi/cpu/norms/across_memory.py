@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import te
-from topi.cpu.common import parallel
-from topi.cpu.elements import element_cost, vectorize_elements
-from topi.cpu.norms.copied_strips import is_worth_copying, schedule_copied, with_copy
-from topi.cpu.norms.guessed_strips import guessed_strip_lines, softmax_in_guessed_strips
-from topi.cpu.norms.merged_columns import merge_columns
-from topi.cpu.norms.row_statistics import elements_of, is_worth_keeping, split_at, uses_reduction
-from topi.cpu.norms.softmax_parts import softmax_by_parts
-from topi.cpu.prefetch import LINE_BYTES, is_streamed
-from topi.cpu.reductions.reduction import add_up_in_registers, add_up_lines, lines_at_once
-from topi.cpu.strips import are_stored_by_lines, are_whole_lines, prefetch_columns, share_sets, split_into_strips
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size, extent_of, inline_injective
-from topi.registry import operations_behind
-from topi.utils import ravel_index
+from relayc import te
+from relayc.topi.cpu.common import parallel
+from relayc.topi.cpu.elements import element_cost, vectorize_elements
+from relayc.topi.cpu.norms.copied_strips import is_worth_copying, schedule_copied, with_copy
+from relayc.topi.cpu.norms.guessed_strips import guessed_strip_lines, softmax_in_guessed_strips
+from relayc.topi.cpu.norms.merged_columns import merge_columns
+from relayc.topi.cpu.norms.row_statistics import elements_of, is_worth_keeping, split_at, uses_reduction
+from relayc.topi.cpu.norms.softmax_parts import softmax_by_parts
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed
+from relayc.topi.cpu.reductions.reduction import add_up_in_registers, add_up_lines, lines_at_once
+from relayc.topi.cpu.strips import are_stored_by_lines, are_whole_lines, prefetch_columns, share_sets, split_into_strips
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.registry import operations_behind
+from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_across_memory"]
 

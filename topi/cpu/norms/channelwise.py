@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.tir import PrimExpr
-from topi.cpu.common import parallel, parallel_outer
-from topi.cpu.elements import elements_at_once, vectorize_elements
-from topi.cpu.elementwise.line_stores import vectorize_rows
-from topi.cpu.norms.moments import (
+from relayc import te
+from relayc.te.tir import PrimExpr
+from relayc.topi.cpu.common import parallel, parallel_outer
+from relayc.topi.cpu.elements import elements_at_once, vectorize_elements
+from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
+from relayc.topi.cpu.norms.moments import (
     exceeds_caches,
     exceeds_near_caches,
     moments_apart,
@@ -19,20 +19,20 @@ from topi.cpu.norms.moments import (
     schedule_by_moments,
     schedule_rows_by_moments,
 )
-from topi.cpu.norms.row_statistics import elements_of, inline_others, statistics_at, work_behind
-from topi.cpu.prefetch import prefetch_next
-from topi.cpu.stagewise import schedule_stagewise
-from topi.cpu.tiling import shares_evenly, vector_lanes
-from topi.groups import constant_size, extent_of
-from topi.moments import Moments
-from topi.nn.norm import group_norm_by_moments
-from topi.registry import Rank, register_schedule
-from topi.utils import ravel_index, unravel_index
+from relayc.topi.cpu.norms.row_statistics import elements_of, inline_others, statistics_at, work_behind
+from relayc.topi.cpu.prefetch import prefetch_next
+from relayc.topi.cpu.stagewise import schedule_stagewise
+from relayc.topi.cpu.tiling import shares_evenly, vector_lanes
+from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.moments import Moments
+from relayc.topi.nn.norm import group_norm_by_moments
+from relayc.topi.registry import Rank, register_schedule
+from relayc.topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_channelwise"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.norms.row_statistics import elements_of, uses_reduction
-from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
-from topi.cpu.strips import (
+from relayc import te
+from relayc.topi.cpu.norms.row_statistics import elements_of, uses_reduction
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
+from relayc.topi.cpu.strips import (
     are_stored_by_lines,
     are_whole_lines,
     prefetch_strips,
@@ -20,12 +20,12 @@ from topi.cpu.strips import (
     split_by_lines,
     split_into_strips,
 )
-from topi.cpu.tiling import vector_lanes, waits_for_few_lines
-from topi.groups import constant_size
-from topi.registry import operations_behind
+from relayc.topi.cpu.tiling import vector_lanes, waits_for_few_lines
+from relayc.topi.groups import constant_size
+from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["is_worth_copying", "schedule_copied", "with_copy"]
 

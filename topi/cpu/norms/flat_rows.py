@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-import te
-from topi.cpu.accesses import reads
-from topi.cpu.common import parallel_outer
-from topi.cpu.elements import element_cost, elements_at_once, vectorize_elements
-from topi.cpu.lane_sums import sum_rows
-from topi.cpu.prefetch import (
+from relayc import te
+from relayc.topi.cpu.accesses import reads
+from relayc.topi.cpu.common import parallel_outer
+from relayc.topi.cpu.elements import element_cost, elements_at_once, vectorize_elements
+from relayc.topi.cpu.lane_sums import sum_rows
+from relayc.topi.cpu.prefetch import (
     LINE_BYTES,
     elements_ahead,
     inputs_of,
@@ -20,11 +20,11 @@ from topi.cpu.prefetch import (
     prefetch_places,
     prefetch_rows,
 )
-from topi.cpu.tiling import asks_near, vector_lanes
-from topi.groups import constant_size, inline_injective
-from topi.reduction import largest_number
-from topi.registry import operations_behind
-from topi.softmax_guess import (
+from relayc.topi.cpu.tiling import asks_near, vector_lanes
+from relayc.topi.groups import constant_size, inline_injective
+from relayc.topi.reduction import largest_number
+from relayc.topi.registry import operations_behind
+from relayc.topi.softmax_guess import (
     can_be_guessed,
     element_of,
     factor_of,
@@ -39,8 +39,8 @@ from topi.softmax_guess import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from backend.target import Target
-    from te.tir import PrimExpr
+    from relayc.backend.target import Target
+    from relayc.te.tir import PrimExpr
 
 __all__ = ["FlatRows", "LineOfRows"]
 

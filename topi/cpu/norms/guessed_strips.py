@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.norms.row_statistics import inline_others, uses_reduction
-from topi.cpu.prefetch import LINE_BYTES
-from topi.cpu.strips import are_whole_lines, prefetch_strips, split_by_lines
-from topi.cpu.tiling import vector_lanes, waits_for_few_lines
-from topi.groups import constant_size
-from topi.softmax_guess import element_of, guess_sums, powers_of, stages_of
+from relayc import te
+from relayc.topi.cpu.norms.row_statistics import inline_others, uses_reduction
+from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.strips import are_whole_lines, prefetch_strips, split_by_lines
+from relayc.topi.cpu.tiling import vector_lanes, waits_for_few_lines
+from relayc.topi.groups import constant_size
+from relayc.topi.softmax_guess import element_of, guess_sums, powers_of, stages_of
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["guessed_strip_lines", "softmax_in_guessed_strips"]
 

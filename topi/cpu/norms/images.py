@@ -9,24 +9,24 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.tir import PrimExpr
-from topi.cpu.common import parallel
-from topi.cpu.elements import elements_at_once, vectorize_elements
-from topi.cpu.norms.copied_strips import is_worth_copying
-from topi.cpu.norms.moments import moments_at
-from topi.cpu.norms.row_statistics import elements_of, inline_others, is_worth_keeping, work_behind
-from topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, prefetch_next
-from topi.cpu.strips import are_whole_lines, share_sets
-from topi.cpu.tiling import shares_evenly, vector_lanes
-from topi.groups import constant_size
-from topi.moments import Moments
-from topi.nn.norm import standardize_by_moments
-from topi.registry import operations_behind
-from topi.utils import ravel_index, unravel_index
+from relayc import te
+from relayc.te.tir import PrimExpr
+from relayc.topi.cpu.common import parallel
+from relayc.topi.cpu.elements import elements_at_once, vectorize_elements
+from relayc.topi.cpu.norms.copied_strips import is_worth_copying
+from relayc.topi.cpu.norms.moments import moments_at
+from relayc.topi.cpu.norms.row_statistics import elements_of, inline_others, is_worth_keeping, work_behind
+from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, prefetch_next
+from relayc.topi.cpu.strips import are_whole_lines, share_sets
+from relayc.topi.cpu.tiling import shares_evenly, vector_lanes
+from relayc.topi.groups import constant_size
+from relayc.topi.moments import Moments
+from relayc.topi.nn.norm import standardize_by_moments
+from relayc.topi.registry import operations_behind
+from relayc.topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["are_small_images", "schedule_images"]
 

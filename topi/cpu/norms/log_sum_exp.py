@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.common import parallel_outer
-from topi.cpu.elements import element_cost
-from topi.cpu.norms.flat_rows import LineOfRows
-from topi.cpu.norms.moments import part_sizes
-from topi.cpu.norms.row_statistics import uses_reduction
-from topi.cpu.reductions.reduction import pass_across, pass_along, schedule_across, schedule_along
-from topi.cpu.stagewise import schedule_stagewise
-from topi.exponential_sums import ExponentialSums
-from topi.groups import constant_size, inline_injective
-from topi.reduction import distance_below, largest_number
-from topi.registry import Rank, register_schedule
-from topi.softmax_guess import is_trusted, no_largest, power_of, sums_like, sums_of
-from topi.tag import ELEMWISE, LOG_SUM_EXP
-from topi.utils import same_dim
+from relayc import te
+from relayc.topi.cpu.common import parallel_outer
+from relayc.topi.cpu.elements import element_cost
+from relayc.topi.cpu.norms.flat_rows import LineOfRows
+from relayc.topi.cpu.norms.moments import part_sizes
+from relayc.topi.cpu.norms.row_statistics import uses_reduction
+from relayc.topi.cpu.reductions.reduction import pass_across, pass_along, schedule_across, schedule_along
+from relayc.topi.cpu.stagewise import schedule_stagewise
+from relayc.topi.exponential_sums import ExponentialSums
+from relayc.topi.groups import constant_size, inline_injective
+from relayc.topi.reduction import distance_below, largest_number
+from relayc.topi.registry import Rank, register_schedule
+from relayc.topi.softmax_guess import is_trusted, no_largest, power_of, sums_like, sums_of
+from relayc.topi.tag import ELEMWISE, LOG_SUM_EXP
+from relayc.topi.utils import same_dim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_log_sum_exp"]
 

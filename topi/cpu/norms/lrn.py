@@ -5,23 +5,23 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.tir import PrimExpr
-from te.tir.substitute import substitute
-from topi.cpu.common import parallel_outer
-from topi.cpu.elements import element_cost, vectorize_elements
-from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
-from topi.cpu.stagewise import schedule_stagewise
-from topi.cpu.strips import are_whole_lines
-from topi.cpu.tiling import asks_near, vector_lanes, waits_for_few_lines
-from topi.groups import constant_size, extent_of, inline_injective
-from topi.registry import Rank, operations_behind, register_schedule
-from topi.utils import ravel_index
+from relayc import te
+from relayc.te.tir import PrimExpr
+from relayc.te.tir.substitute import substitute
+from relayc.topi.cpu.common import parallel_outer
+from relayc.topi.cpu.elements import element_cost, vectorize_elements
+from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
+from relayc.topi.cpu.stagewise import schedule_stagewise
+from relayc.topi.cpu.strips import are_whole_lines
+from relayc.topi.cpu.tiling import asks_near, vector_lanes, waits_for_few_lines
+from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.registry import Rank, operations_behind, register_schedule
+from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_lrn"]
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-import te
-from te.rewrite import map_reads
-from te.tir import IterVar, PrimExpr, ProducerLoad, Range, Var
-from topi.cpu.norms.row_statistics import is_worth_keeping, uses_reduction
-from topi.registry import operations_behind
-from topi.utils import ravel_index, unravel_index
+from relayc import te
+from relayc.te.rewrite import map_reads
+from relayc.te.tir import IterVar, PrimExpr, ProducerLoad, Range, Var
+from relayc.topi.cpu.norms.row_statistics import is_worth_keeping, uses_reduction
+from relayc.topi.registry import operations_behind
+from relayc.topi.utils import ravel_index, unravel_index
 
 __all__ = ["merge_columns"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.common import parallel, parallel_outer
-from topi.cpu.elements import vectorize_elements
-from topi.cpu.elementwise.line_stores import vectorize_rows
-from topi.cpu.norms.row_statistics import inline_others, uses_reduction, work_behind
-from topi.cpu.prefetch import elements_ahead, is_streamed
-from topi.cpu.reductions.reduction import (
+from relayc import te
+from relayc.topi.cpu.common import parallel, parallel_outer
+from relayc.topi.cpu.elements import vectorize_elements
+from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
+from relayc.topi.cpu.norms.row_statistics import inline_others, uses_reduction, work_behind
+from relayc.topi.cpu.prefetch import elements_ahead, is_streamed
+from relayc.topi.cpu.reductions.reduction import (
     add_up_lines,
     pass_across,
     pass_along,
@@ -18,20 +18,20 @@ from topi.cpu.reductions.reduction import (
     schedule_along,
     vectorize_reduction,
 )
-from topi.cpu.stagewise import schedule_stagewise
-from topi.cpu.tiling import asks_near, vector_lanes, waits_for_few_lines
-from topi.groups import constant_size, extent_of, inline_injective, likely_extent
-from topi.moments import Moments
-from topi.registry import Rank, register_schedule
-from topi.tag import VARIANCE
-from topi.tuning import choose
-from topi.utils import num_elements, same_dim
+from relayc.topi.cpu.stagewise import schedule_stagewise
+from relayc.topi.cpu.tiling import asks_near, vector_lanes, waits_for_few_lines
+from relayc.topi.groups import constant_size, extent_of, inline_injective, likely_extent
+from relayc.topi.moments import Moments
+from relayc.topi.registry import Rank, register_schedule
+from relayc.topi.tag import VARIANCE
+from relayc.topi.tuning import choose
+from relayc.topi.utils import num_elements, same_dim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backend.target import Target
-    from te.tir import Dim
+    from relayc.backend.target import Target
+    from relayc.te.tir import Dim
 
 __all__ = [
     "exceeds_caches", "exceeds_near_caches", "moments_apart", "moments_at", "part_by_part", "part_sizes",

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cache, reduce
 from typing import TYPE_CHECKING
 
-import te
-from te.dtype import dtype as as_dtype
-from te.tir import Buffer, BufferLoad, BufferStore, LetStmt, PrimExpr, Ramp, Shuffle, Stmt, Var, const, seq
+from relayc import te
+from relayc.te.dtype import dtype as as_dtype
+from relayc.te.tir import Buffer, BufferLoad, BufferStore, LetStmt, PrimExpr, Ramp, Shuffle, Stmt, Var, const, seq
 
 if TYPE_CHECKING:
-    from backend.target import Target
-    from te.dtype import DType
+    from relayc.backend.target import Target
+    from relayc.te.dtype import DType
 
 __all__ = ["can_pack", "pack_rows"]
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from te.ir import post_order
-from te.tir import Binary, Call, Select
-from topi.cpu.elements import element_cost, vectorize_elements
-from topi.cpu.prefetch import is_streamed, prefetch_rows
-from topi.cpu.reductions.reduction import vectorize_reduction
-from topi.groups import constant_size
-from topi.registry import operations_behind
+from relayc import te
+from relayc.te.ir import post_order
+from relayc.te.tir import Binary, Call, Select
+from relayc.topi.cpu.elements import element_cost, vectorize_elements
+from relayc.topi.cpu.prefetch import is_streamed, prefetch_rows
+from relayc.topi.cpu.reductions.reduction import vectorize_reduction
+from relayc.topi.groups import constant_size
+from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = [
     "elements_of", "inline_others", "is_worth_keeping", "prefetch_next_rows", "split_at", "statistics_at",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.common import parallel
-from topi.cpu.elements import element_cost, vectorize_elements
-from topi.cpu.elementwise.line_stores import rows_leave_by_lines, vectorize_rows
-from topi.cpu.norms.across_memory import schedule_across_memory
-from topi.cpu.norms.flat_rows import FlatRows
-from topi.cpu.norms.moments import exceeds_caches, part_by_part, part_sizes, schedule_by_moments
-from topi.cpu.norms.row_statistics import (
+from relayc import te
+from relayc.topi.cpu.common import parallel
+from relayc.topi.cpu.elements import element_cost, vectorize_elements
+from relayc.topi.cpu.elementwise.line_stores import rows_leave_by_lines, vectorize_rows
+from relayc.topi.cpu.norms.across_memory import schedule_across_memory
+from relayc.topi.cpu.norms.flat_rows import FlatRows
+from relayc.topi.cpu.norms.moments import exceeds_caches, part_by_part, part_sizes, schedule_by_moments
+from relayc.topi.cpu.norms.row_statistics import (
     inline_others,
     is_worth_keeping,
     prefetch_next_rows,
@@ -20,17 +20,17 @@ from topi.cpu.norms.row_statistics import (
     uses_reduction,
     work_behind,
 )
-from topi.cpu.norms.turned_rows import TurnedRows
-from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
-from topi.cpu.reductions.reduction import vectorize_reduction
-from topi.cpu.stagewise import schedule_stagewise
-from topi.cpu.tiling import asks_near, vector_lanes
-from topi.exponential_sums import ExponentialSums
-from topi.groups import constant_size, extent_of
-from topi.moments import Moments
-from topi.nn.norm import layer_norm_by_moments
-from topi.registry import Rank, operations_behind, register_schedule
-from topi.softmax_guess import (
+from relayc.topi.cpu.norms.turned_rows import TurnedRows
+from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
+from relayc.topi.cpu.reductions.reduction import vectorize_reduction
+from relayc.topi.cpu.stagewise import schedule_stagewise
+from relayc.topi.cpu.tiling import asks_near, vector_lanes
+from relayc.topi.exponential_sums import ExponentialSums
+from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.moments import Moments
+from relayc.topi.nn.norm import layer_norm_by_moments
+from relayc.topi.registry import Rank, operations_behind, register_schedule
+from relayc.topi.softmax_guess import (
     can_be_guessed,
     element_of,
     guess_sums,
@@ -43,7 +43,7 @@ from topi.softmax_guess import (
 )
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_rowwise"]
 

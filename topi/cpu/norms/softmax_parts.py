@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import te
-from topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
-from topi.cpu.strips import (
+from relayc import te
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
+from relayc.topi.cpu.strips import (
     are_stored_by_lines,
     are_whole_lines,
     prefetch_columns,
@@ -14,13 +14,13 @@ from topi.cpu.strips import (
     split_by_lines,
     split_into_strips,
 )
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size, inline_injective
-from topi.softmax_guess import element_of
-from topi.softmax_parts import SoftmaxParts
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size, inline_injective
+from relayc.topi.softmax_guess import element_of
+from relayc.topi.softmax_parts import SoftmaxParts
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["softmax_by_parts"]
 

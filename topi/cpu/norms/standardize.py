@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.norms.across_memory import schedule_across_memory
-from topi.cpu.norms.images import are_small_images, schedule_images
-from topi.cpu.norms.moments import exceeds_caches, part_sizes, schedule_by_moments, schedule_rows_by_moments
-from topi.cpu.norms.row_statistics import elements_of
-from topi.cpu.norms.rows import schedule_rowwise
-from topi.cpu.prefetch import LINE_BYTES
-from topi.cpu.stagewise import schedule_stagewise
-from topi.groups import constant_size
-from topi.moments import Moments
-from topi.nn.norm import standardize_by_moments
-from topi.registry import Rank, register_schedule
+from relayc import te
+from relayc.topi.cpu.norms.across_memory import schedule_across_memory
+from relayc.topi.cpu.norms.images import are_small_images, schedule_images
+from relayc.topi.cpu.norms.moments import exceeds_caches, part_sizes, schedule_by_moments, schedule_rows_by_moments
+from relayc.topi.cpu.norms.row_statistics import elements_of
+from relayc.topi.cpu.norms.rows import schedule_rowwise
+from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.stagewise import schedule_stagewise
+from relayc.topi.groups import constant_size
+from relayc.topi.moments import Moments
+from relayc.topi.nn.norm import standardize_by_moments
+from relayc.topi.registry import Rank, register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_standardize"]
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import te
-from te.ir import post_order
-from te.rewrite import map_reads
-from te.tir import PrimExpr, ProducerLoad
-from topi.cpu.accesses import reads
-from topi.cpu.common import parallel_outer
-from topi.cpu.elements import element_cost
-from topi.cpu.norms.packed_turn import can_pack, pack_rows
-from topi.cpu.norms.row_statistics import is_worth_keeping, split_at, uses_reduction
-from topi.cpu.prefetch import LINE_BYTES, is_streamed
-from topi.cpu.reductions.reduction import add_up_in_registers
-from topi.cpu.reductions.short_rows import ask_for_rows
-from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size
-from topi.registry import operations_behind
+from relayc import te
+from relayc.te.ir import post_order
+from relayc.te.rewrite import map_reads
+from relayc.te.tir import PrimExpr, ProducerLoad
+from relayc.topi.cpu.accesses import reads
+from relayc.topi.cpu.common import parallel_outer
+from relayc.topi.cpu.elements import element_cost
+from relayc.topi.cpu.norms.packed_turn import can_pack, pack_rows
+from relayc.topi.cpu.norms.row_statistics import is_worth_keeping, split_at, uses_reduction
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed
+from relayc.topi.cpu.reductions.reduction import add_up_in_registers
+from relayc.topi.cpu.reductions.short_rows import ask_for_rows
+from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size
+from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["TurnedRows"]
 

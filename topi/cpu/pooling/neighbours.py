@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import te
-from te.tir import PrimExpr, Reduce, as_dim
-from te.tir.substitute import substitute
-from topi.groups import extent_of
+from relayc import te
+from relayc.te.tir import PrimExpr, Reduce, as_dim
+from relayc.te.tir.substitute import substitute
+from relayc.topi.groups import extent_of
 
 __all__ = ["combined", "levels_of", "reduce_groups"]
 

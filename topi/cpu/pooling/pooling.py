@@ -6,27 +6,27 @@ import itertools
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.tir.substitute import substitute
-from topi.cpu.accesses import reads
-from topi.cpu.common import local_accumulator, parallel
-from topi.cpu.elements import vectorize_elements
-from topi.cpu.norms.packed_turn import can_pack
-from topi.cpu.pooling.window_lines import WindowLines
-from topi.cpu.pooling.windows import MOST_TAPS, tile_windows
-from topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed, rows_ahead
-from topi.cpu.reductions.narrow_extrema import compare_as_integers
-from topi.cpu.tiling import asks_near, vector_lanes, waits_for_few_lines
-from topi.groups import constant_size, extent_of, inline_injective, likely_extent
-from topi.registry import operations_behind, register_schedule
-from topi.tag import PAD
-from topi.utils import ravel_index
+from relayc import te
+from relayc.te.tir.substitute import substitute
+from relayc.topi.cpu.accesses import reads
+from relayc.topi.cpu.common import local_accumulator, parallel
+from relayc.topi.cpu.elements import vectorize_elements
+from relayc.topi.cpu.norms.packed_turn import can_pack
+from relayc.topi.cpu.pooling.window_lines import WindowLines
+from relayc.topi.cpu.pooling.windows import MOST_TAPS, tile_windows
+from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed, rows_ahead
+from relayc.topi.cpu.reductions.narrow_extrema import compare_as_integers
+from relayc.topi.cpu.tiling import asks_near, vector_lanes, waits_for_few_lines
+from relayc.topi.groups import constant_size, extent_of, inline_injective, likely_extent
+from relayc.topi.registry import operations_behind, register_schedule
+from relayc.topi.tag import PAD
+from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backend.target import Target
-    from te.tir import PrimExpr
+    from relayc.backend.target import Target
+    from relayc.te.tir import PrimExpr
 
 __all__ = ["schedule_pool"]
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import te
-from te.arith import Analyzer
-from te.tir import Dim, IterVar, PrimExpr, Reduce, as_dim, as_int
-from te.tir.substitute import substitute
-from topi.cpu.accesses import reads
-from topi.cpu.pooling.neighbours import combined, levels_of, reduce_groups
-from topi.groups import constant_size, extent_of
+from relayc import te
+from relayc.te.arith import Analyzer
+from relayc.te.tir import Dim, IterVar, PrimExpr, Reduce, as_dim, as_int
+from relayc.te.tir.substitute import substitute
+from relayc.topi.cpu.accesses import reads
+from relayc.topi.cpu.pooling.neighbours import combined, levels_of, reduce_groups
+from relayc.topi.groups import constant_size, extent_of
 
 __all__ = ["WindowLines"]
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.common import parallel
-from topi.cpu.prefetch import LINE_BYTES
-from topi.cpu.tiling import threads_worthwhile, vector_lanes
-from topi.groups import constant_size, extent_of
-from topi.tuning import choose
+from relayc import te
+from relayc.topi.cpu.common import parallel
+from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.tiling import threads_worthwhile, vector_lanes
+from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["MOST_TAPS", "tile_windows"]
 

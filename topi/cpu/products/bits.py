@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.common import local_accumulator, parallel, vectorize_panel
-from topi.cpu.reductions.reduction import vectorize_reduction
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size, extent_of, inline_injective
-from topi.registry import register_schedule
+from relayc import te
+from relayc.topi.cpu.common import local_accumulator, parallel, vectorize_panel
+from relayc.topi.cpu.reductions.reduction import vectorize_reduction
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.registry import register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_dense_bits_row"]
 

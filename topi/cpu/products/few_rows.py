@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.tir import PrimExpr, Reduce, convert
-from te.tir.substitute import substitute
-from topi.cpu.common import local_accumulator, parallel
-from topi.cpu.lane_sums import sum_rows
-from topi.cpu.reductions.reduction import vectorize_reduction
-from topi.cpu.stagewise import schedule_stagewise
-from topi.cpu.tiling import as_seen_by, reads_in_place, vector_lanes
-from topi.groups import constant_size, extent_of, inline_injective
-from topi.registry import register_schedule
+from relayc import te
+from relayc.te.tir import PrimExpr, Reduce, convert
+from relayc.te.tir.substitute import substitute
+from relayc.topi.cpu.common import local_accumulator, parallel
+from relayc.topi.cpu.lane_sums import sum_rows
+from relayc.topi.cpu.reductions.reduction import vectorize_reduction
+from relayc.topi.cpu.stagewise import schedule_stagewise
+from relayc.topi.cpu.tiling import as_seen_by, reads_in_place, vector_lanes
+from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.registry import register_schedule
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_batch_matmul"]
 

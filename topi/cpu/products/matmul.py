@@ -10,8 +10,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.common import (
+from relayc import te
+from relayc.topi.cpu.common import (
     local_accumulator,
     operands,
     panel_width,
@@ -20,21 +20,21 @@ from topi.cpu.common import (
     vectorize_panel,
     vectorize_runs,
 )
-from topi.cpu.elements import functions_behind
-from topi.cpu.products.matrix_unit import plan_tiles, schedule_tiles
-from topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
-from topi.cpu.products.parts import sum_by_parts
-from topi.cpu.products.plan import ProductPlan, fewer_rows, has_few_channels, has_narrow_last, plan_product
-from topi.cpu.products.store_order import StoreOrder, store_turned
-from topi.cpu.products.streams import stream_panels, stream_results, stream_widened
-from topi.cpu.tiling import as_seen_by, tile_rows, vector_lanes
-from topi.groups import constant_size, extent_of, inline_injective
-from topi.registry import register_schedule
+from relayc.topi.cpu.elements import functions_behind
+from relayc.topi.cpu.products.matrix_unit import plan_tiles, schedule_tiles
+from relayc.topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
+from relayc.topi.cpu.products.parts import sum_by_parts
+from relayc.topi.cpu.products.plan import ProductPlan, fewer_rows, has_few_channels, has_narrow_last, plan_product
+from relayc.topi.cpu.products.store_order import StoreOrder, store_turned
+from relayc.topi.cpu.products.streams import stream_panels, stream_results, stream_widened
+from relayc.topi.cpu.tiling import as_seen_by, tile_rows, vector_lanes
+from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.registry import register_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product"]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.tir import (
+from relayc import te
+from relayc.te.tir import (
     Buffer,
     BufferLoad,
     Evaluate,
@@ -31,22 +31,22 @@ from te.tir import (
     decl_buffer,
     seq,
 )
-from te.tir.ops import floordiv, floormod
-from topi.cpu.common import local_accumulator, operands, panel_width, parallel, split_columns, vectorize_runs
-from topi.cpu.convolution.windows import (
+from relayc.te.tir.ops import floordiv, floormod
+from relayc.topi.cpu.common import local_accumulator, operands, panel_width, parallel, split_columns, vectorize_runs
+from relayc.topi.cpu.convolution.windows import (
     feeding_pads,
     feeding_windows,
     schedule_pad,
     schedule_windows,
     vectorize_windows,
 )
-from topi.cpu.products.store_order import StoreOrder
-from topi.cpu.tiling import matrix_panel, vector_lanes
-from topi.groups import constant_size, extent_of, inline_injective
-from topi.tuning import choose
+from relayc.topi.cpu.products.store_order import StoreOrder
+from relayc.topi.cpu.tiling import matrix_panel, vector_lanes
+from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["TilePlan", "plan_tiles", "schedule_tiles"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.common import parallel
-from topi.cpu.elements import vectorize_elements
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size, extent_of
+from relayc import te
+from relayc.topi.cpu.common import parallel
+from relayc.topi.cpu.elements import vectorize_elements
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size, extent_of
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["paired_data", "schedule_pairs", "widened_weights"]
 

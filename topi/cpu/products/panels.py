@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import te
-from te.tir import PrimExpr, PrimFunc, SizeVar, Var
-from topi.cpu.register_transpose import transpose_in_registers
-from topi.nn.winograd import Matrix, choose_value, sum_of, winograd_matrices
+from relayc import te
+from relayc.te.tir import PrimExpr, PrimFunc, SizeVar, Var
+from relayc.topi.cpu.register_transpose import transpose_in_registers
+from relayc.topi.nn.winograd import Matrix, choose_value, sum_of, winograd_matrices
 
 __all__ = ["CHUNK", "panels_by_rows", "winograd_panels"]
 

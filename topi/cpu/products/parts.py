@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import te
-from topi.cpu.common import local_accumulator, operands, panel_width, parallel, vectorize_panel, vectorize_runs
-from topi.cpu.prefetch import LINE_BYTES
-from topi.cpu.products.store_order import StoreOrder
-from topi.cpu.products.streams import Pace
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size, extent_of
-from topi.utils import ravel_index
+from relayc import te
+from relayc.topi.cpu.common import local_accumulator, operands, panel_width, parallel, vectorize_panel, vectorize_runs
+from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.products.store_order import StoreOrder
+from relayc.topi.cpu.products.streams import Pace
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
-    from backend.target import Target
-    from topi.cpu.products.plan import ProductPlan
+    from relayc.backend.target import Target
+    from relayc.topi.cpu.products.plan import ProductPlan
 
 __all__ = ["sum_by_parts"]
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.common import has_wide_groups, operands, panel_width, tile_columns
-from topi.cpu.products.narrow import widened_weights
-from topi.cpu.tiling import (
+from relayc import te
+from relayc.topi.cpu.common import has_wide_groups, operands, panel_width, tile_columns
+from relayc.topi.cpu.products.narrow import widened_weights
+from relayc.topi.cpu.tiling import (
     LINE_ELEMENTS,
     cache_share,
     has_few_registers,
@@ -20,11 +20,11 @@ from topi.cpu.tiling import (
     tile_rows,
     vector_lanes,
 )
-from topi.groups import constant_size, extent_of
-from topi.tuning import choose
+from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["ProductPlan", "fewer_rows", "has_few_channels", "has_narrow_last", "plan_product"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
-from topi.cpu.tiling import largest_share
-from topi.groups import constant_size, extent_of
-from topi.registry import operations_behind
-from topi.utils import num_elements, ravel_index, unravel_index
+from relayc import te
+from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
+from relayc.topi.cpu.tiling import largest_share
+from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.registry import operations_behind
+from relayc.topi.utils import num_elements, ravel_index, unravel_index
 
 if TYPE_CHECKING:
-    from backend.target import Target
-    from topi.cpu.products.plan import ProductPlan
+    from relayc.backend.target import Target
+    from relayc.topi.cpu.products.plan import ProductPlan
 
 __all__ = ["StoreOrder", "store_turned", "turn_line"]
 

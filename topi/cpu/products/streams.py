@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.stage import Split
-from topi.cpu.prefetch import LINE_BYTES
-from topi.cpu.tiling import has_few_registers, is_last_cache_far, vector_lanes
-from topi.groups import constant_size, extent_of
-from topi.registry import operations_after
-from topi.tuning import choose
-from topi.utils import ravel_index, unravel_index
+from relayc import te
+from relayc.te.stage import Split
+from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.tiling import has_few_registers, is_last_cache_far, vector_lanes
+from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.registry import operations_after
+from relayc.topi.tuning import choose
+from relayc.topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from backend.target import Target
-    from topi.cpu.products.plan import ProductPlan
+    from relayc.backend.target import Target
+    from relayc.topi.cpu.products.plan import ProductPlan
 
 __all__ = ["Pace", "stream_panels", "stream_results", "stream_widened"]
 

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.tir import Dim, IterVar, PrimExpr
-from te.tir.substitute import substitute
-from topi.cpu.norms.moments import part_by_part, part_sizes
-from topi.cpu.reductions.reduction import (
+from relayc import te
+from relayc.te.tir import Dim, IterVar, PrimExpr
+from relayc.te.tir.substitute import substitute
+from relayc.topi.cpu.norms.moments import part_by_part, part_sizes
+from relayc.topi.cpu.reductions.reduction import (
     add_up_lines,
     pass_across,
     pass_along,
     schedule_across,
     schedule_along,
 )
-from topi.cpu.stagewise import schedule_stagewise
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size, extent_of, inline_injective
-from topi.reduction import largest_number, smallest_number
-from topi.registry import operations_behind, register_schedule
-from topi.utils import ravel_index, unravel_index
+from relayc.topi.cpu.stagewise import schedule_stagewise
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.reduction import largest_number, smallest_number
+from relayc.topi.registry import operations_behind, register_schedule
+from relayc.topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_reduce_index"]
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.tir import Cast, Max, Min, Reduce, call_intrin, is_const
-from te.tir.substitute import substitute
-from topi.groups import extent_of
-from topi.tag import ELEMWISE
+from relayc import te
+from relayc.te.tir import Cast, Max, Min, Reduce, call_intrin, is_const
+from relayc.te.tir.substitute import substitute
+from relayc.topi.groups import extent_of
+from relayc.topi.tag import ELEMWISE
 
 if TYPE_CHECKING:
-    from te.dtype import DType
-    from te.tir import PrimExpr
+    from relayc.te.dtype import DType
+    from relayc.te.tir import PrimExpr
 
 __all__ = ["compare_as_integers"]
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.dtype import BOOL
-from te.tir import Add, Cast, ProducerLoad, Reduce, is_const
-from te.tir.substitute import substitute
-from topi.groups import extent_of, is_injective
+from relayc import te
+from relayc.te.dtype import BOOL
+from relayc.te.tir import Add, Cast, ProducerLoad, Reduce, is_const
+from relayc.te.tir.substitute import substitute
+from relayc.topi.groups import extent_of, is_injective
 
 if TYPE_CHECKING:
-    from te.tir import PrimExpr
+    from relayc.te.tir import PrimExpr
 
 __all__ = ["sum_bytes_in_parts"]
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from te.ir import post_order
-from te.tir import Call, Cast, Max, Min, PrimExpr, Var
-from topi.cpu.accesses import only_variable, reads
-from topi.cpu.common import parallel
-from topi.cpu.elements import vectorize_elements
-from topi.cpu.prefetch import LINE_BYTES, elements_ahead, inputs_of, is_streamed, prefetch_rows, rows_ahead
-from topi.cpu.reductions.narrow_extrema import compare_as_integers
-from topi.cpu.reductions.narrow_sums import sum_bytes_in_parts
-from topi.cpu.reductions.short_rows import reduce_rows_together, rows_are_short
-from topi.cpu.tiling import asks_near, is_last_cache_far, parallel_worthwhile, vector_lanes, waits_for_few_lines
-from topi.groups import constant_size, extent_of, inline_injective
-from topi.registry import Rank, register_schedule
+from relayc import te
+from relayc.te.ir import post_order
+from relayc.te.tir import Call, Cast, Max, Min, PrimExpr, Var
+from relayc.topi.cpu.accesses import only_variable, reads
+from relayc.topi.cpu.common import parallel
+from relayc.topi.cpu.elements import vectorize_elements
+from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, inputs_of, is_streamed, prefetch_rows, rows_ahead
+from relayc.topi.cpu.reductions.narrow_extrema import compare_as_integers
+from relayc.topi.cpu.reductions.narrow_sums import sum_bytes_in_parts
+from relayc.topi.cpu.reductions.short_rows import reduce_rows_together, rows_are_short
+from relayc.topi.cpu.tiling import asks_near, is_last_cache_far, parallel_worthwhile, vector_lanes, waits_for_few_lines
+from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.registry import Rank, register_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = [
     "add_up_in_registers", "add_up_lines", "lines_at_once", "pass_across", "pass_along", "schedule_across",

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import te
-from topi.cpu.accesses import only_variable, reads
-from topi.cpu.common import parallel_outer
-from topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed
-from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size, extent_of
-from topi.utils import ravel_index, unravel_index
+from relayc import te
+from relayc.topi.cpu.accesses import only_variable, reads
+from relayc.topi.cpu.common import parallel_outer
+from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed
+from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["ask_for_rows", "reduce_rows_together", "rows_are_short"]
 

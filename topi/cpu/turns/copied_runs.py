@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import te
-from te.tir import IterVar, PrimExpr
-from topi.cpu.prefetch import LINE_BYTES
-from topi.cpu.turns.turn import PAGE_BYTES, Turn
-from topi.utils import ravel_index
+from relayc import te
+from relayc.te.tir import IterVar, PrimExpr
+from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.turns.turn import PAGE_BYTES, Turn
+from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["CopiedRuns"]
 

@@ -16,16 +16,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import te
-from te.ir import post_order
-from te.tir import PrimExpr, Var
-from topi.cpu.accesses import reads
-from topi.cpu.turns.turn import Turn
-from topi.groups import constant_size
-from topi.utils import ravel_index
+from relayc import te
+from relayc.te.ir import post_order
+from relayc.te.tir import PrimExpr, Var
+from relayc.topi.cpu.accesses import reads
+from relayc.topi.cpu.turns.turn import Turn
+from relayc.topi.groups import constant_size
+from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["OrderedTiles"]
 

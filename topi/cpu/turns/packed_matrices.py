@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import te
-from te.tir import PrimExpr
-from topi.cpu.prefetch import LINE_BYTES
-from topi.cpu.turns.turn import Turn
-from topi.utils import ravel_index
+from relayc import te
+from relayc.te.tir import PrimExpr
+from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.turns.turn import Turn
+from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["PackedMatrices"]
 

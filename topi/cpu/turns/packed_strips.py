@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import te
-from te.tir import PrimExpr, Var, const
-from topi.cpu.accesses import reads
-from topi.cpu.prefetch import LINE_BYTES
-from topi.cpu.tiling import is_last_cache_far
-from topi.cpu.turns.turn import Turn
-from topi.groups import constant_size
-from topi.utils import ravel_index
+from relayc import te
+from relayc.te.tir import PrimExpr, Var, const
+from relayc.topi.cpu.accesses import reads
+from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.tiling import is_last_cache_far
+from relayc.topi.cpu.turns.turn import Turn
+from relayc.topi.groups import constant_size
+from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["PackedStrips"]
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.accesses import reads
-from topi.cpu.prefetch import LINE_BYTES
-from topi.cpu.turns.turn import PAGE_BYTES, Turn
+from relayc import te
+from relayc.topi.cpu.accesses import reads
+from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.turns.turn import PAGE_BYTES, Turn
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["PackedTiles"]
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from topi.cpu.accesses import only_variable, reads
-from topi.cpu.common import parallel
-from topi.cpu.elements import vectorize_elements
-from topi.cpu.elementwise.injective import schedule_injective
-from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size, inline_injective
-from topi.registry import Rank, register_schedule
-from topi.tag import PACK
+from relayc import te
+from relayc.topi.cpu.accesses import only_variable, reads
+from relayc.topi.cpu.common import parallel
+from relayc.topi.cpu.elements import vectorize_elements
+from relayc.topi.cpu.elementwise.injective import schedule_injective
+from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size, inline_injective
+from relayc.topi.registry import Rank, register_schedule
+from relayc.topi.tag import PACK
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["schedule_panel_rows"]
 

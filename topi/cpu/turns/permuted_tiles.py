@@ -16,19 +16,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import te
-from te.tir import PrimExpr, const
-from topi.cpu.accesses import reads
-from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
-from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size
-from topi.registry import operations_behind
-from topi.transform import MOST_INTERLEAVED
-from topi.utils import ravel_index, unravel_index
+from relayc import te
+from relayc.te.tir import PrimExpr, const
+from relayc.topi.cpu.accesses import reads
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
+from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size
+from relayc.topi.registry import operations_behind
+from relayc.topi.transform import MOST_INTERLEAVED
+from relayc.topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["PermutedTiles"]
 

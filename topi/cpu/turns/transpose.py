@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import te
-from te.ir import post_order
-from te.tir import IterVar, Var, as_int
-from topi.cpu.accesses import only_variable, reads
-from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
-from topi.cpu.turns.copied_runs import CopiedRuns
-from topi.cpu.turns.ordered_tiles import OrderedTiles
-from topi.cpu.turns.packed_matrices import PackedMatrices
-from topi.cpu.turns.packed_strips import PackedStrips
-from topi.cpu.turns.packed_tiles import PackedTiles
-from topi.cpu.turns.turn import Turn
-from topi.groups import constant_size, extent_of
-from topi.registry import operations_behind
-from topi.tag import PAD
-from topi.transform import MOST_INTERLEAVED
+from relayc import te
+from relayc.te.ir import post_order
+from relayc.te.tir import IterVar, Var, as_int
+from relayc.topi.cpu.accesses import only_variable, reads
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
+from relayc.topi.cpu.turns.copied_runs import CopiedRuns
+from relayc.topi.cpu.turns.ordered_tiles import OrderedTiles
+from relayc.topi.cpu.turns.packed_matrices import PackedMatrices
+from relayc.topi.cpu.turns.packed_strips import PackedStrips
+from relayc.topi.cpu.turns.packed_tiles import PackedTiles
+from relayc.topi.cpu.turns.turn import Turn
+from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.registry import operations_behind
+from relayc.topi.tag import PAD
+from relayc.topi.transform import MOST_INTERLEAVED
 
 if TYPE_CHECKING:
-    from backend.target import Target
+    from relayc.backend.target import Target
 
 __all__ = ["strided_axis", "tile_by_lines", "tile_strided", "tile_turned", "turnable"]
 

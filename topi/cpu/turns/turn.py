@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import te
-from te.tir import PrimExpr
-from topi.cpu.prefetch import LINE_BYTES
-from topi.cpu.register_transpose import block_of, transpose_in_registers
-from topi.groups import constant_size, extent_of
-from topi.registry import operations_behind
+from relayc import te
+from relayc.te.tir import PrimExpr
+from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers
+from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from te.tir import Dim
+    from relayc.te.tir import Dim
 
 __all__ = ["PAGE_BYTES", "Turn"]
 

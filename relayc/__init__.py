@@ -1,0 +1,34 @@
+"""A deep-learning compiler: ONNX models to native code. This package is the face of the rooms below it.
+
+    from relayc import relay, te, topi, backend, runtime, frontends
+
+Each room is imported when it is first used: importing `relayc` alone reads no other file.
+"""
+
+from typing import TYPE_CHECKING
+
+__all__ = ["backend", "frontends", "relay", "runtime", "te", "topi"]
+
+if TYPE_CHECKING:
+    import relayc.backend as backend
+    import relayc.frontends as frontends
+    import relayc.relay as relay
+    import relayc.runtime as runtime
+    import relayc.te as te
+    import relayc.topi as topi
+
+    __version__: str
+else:  # a type checker that saw a function for any name would take each room for Any
+
+    def __getattr__(name):
+        """The room `name`, or the version of the installed distribution. Raises AttributeError for other names."""
+        from importlib import import_module
+
+        if name == "__version__":
+            return import_module("importlib.metadata").version("relayc")
+        if name not in __all__:
+            raise AttributeError(f"module 'relayc' has no attribute {name!r}; it has {', '.join(__all__)}")
+        return import_module(f"relayc.{name}")
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
