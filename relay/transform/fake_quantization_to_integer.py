@@ -14,7 +14,7 @@ floats, with the conversions on top. Three things are done instead (TVM: `relay.
   something else reads it.
 
 A result may differ by one step of its scale from that of the model as it is spelled: sums are exact here, and scales
-are multiplied in another order (docs/decisions/0028-quantised-models.md).
+are multiplied in another order (docs/decisions/0028-quantised-graphs.md).
 """
 
 from __future__ import annotations
