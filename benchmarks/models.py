@@ -154,7 +154,9 @@ def tables(results: dict[Case, Record]) -> str:
                 cells += [_figure(record, engine, "ms", 2) for engine in engines]
                 cells.append("-" if record is None else f"{ratio(record):.2f}")
             rows.append(cells)
-        means = [geometric_mean(ratio(r) for case, r in results.items() if case[1:] == (batch, count)) for count in threads]
+        means = [
+            geometric_mean(ratio(r) for case, r in results.items() if case[1:] == (batch, count)) for count in threads
+        ]
         rows.append(["geometric mean", *[cell for mean in means for cell in ("", "", "", f"{mean:.2f}")]])
         parts.append(f"Batch {batch}, milliseconds; `1t`, `2t`: threads.\n\n{markdown(rows)}")
     parts.append(f"Start-up time and peak of resident memory.\n\n{markdown(costs(results))}")
@@ -193,7 +195,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=_separated(int), default=[1, 8], help="comma-separated; default: 1,8")
     parser.add_argument("--engines", type=_separated(str), default=["relayc", *PEERS])
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each engine, interleaved")
-    parser.add_argument("--seconds", type=float, default=0.5, help="duration of one measurement of an engine; at least one run")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of one measurement of an engine; at least one run")
     parser.add_argument("--minutes", type=float, default=30, help="begin no model after this time")
     parser.add_argument("--results", type=Path, default=RESULTS / f"{machine()}.jsonl",
                         help="file of results, a line of JSON for each case; default: this CPU's")  # fmt: skip

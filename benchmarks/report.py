@@ -48,6 +48,10 @@ def _ratio(record: Record | None) -> str:
     return "-" if value != value else f"{value:.2f}"
 
 
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
 def _pivot(records: Iterable[Record], key: Callable[[Record], object], columns: Sequence[object]) -> Rows:
     """A row of ratios for each case, a column for each value of `key`."""
     found: dict[str, dict[object, Record]] = {}
@@ -98,10 +102,10 @@ def costs() -> Rows:
 
 
 def architectures() -> Rows:
-    """Ratios of the other architectures, one thread."""
-    records = [record for record in read("architectures") if record["threads"] == 1]
-    rows = _pivot(records, lambda record: record["machine"], ("zen5", "zen4", "xeon"))
-    return [["model", *[CPUS[name] for name in ("zen5", "zen4", "xeon")]], *rows]
+    """Ratios of the other architectures on the CPUs where all were measured, one thread."""
+    columns = ("zen5", "zen4")
+    records = [record for record in read("architectures") if record["machine"] in columns]
+    return [["model", *[CPUS[name] for name in columns]], *_pivot(records, lambda record: record["machine"], columns)]
 
 
 def model_sets() -> Rows:
@@ -113,11 +117,12 @@ def model_sets() -> Rows:
             continue
         same = ("set", "machine", "threads")
         singles = [r["ratio"] for r in records if "ratio" in r and all(r[key] == total[key] for key in same)]
-        mean = next((f"{total[key]:.2f}{note}" for key, note in (("ratio_geometric_mean", ""), ("ratio_median", " (median)"))
-                     if key in total), "-")  # fmt: skip
-        lowest = total.get("ratio_lowest", min(singles, default=float("nan")))
-        rows.append([total["set"], f"{CPUS[total['machine']]}, {total['threads']}t", str(total["models"]),
-                     total.get("peer", "fastest peer"), mean, "-" if lowest != lowest else f"{lowest:.2f}"])  # fmt: skip
+        means = {"ratio_geometric_mean": "", "ratio_median": " (median)"}
+        mean = next((f"{total[key]:.2f}{note}" for key, note in means.items() if key in total), "-")
+        lowest = total.get("ratio_lowest", min(singles, default=None))
+        where = f"{CPUS[total['machine']]}, {total['threads']}t"
+        peer = total.get("peer", "fastest peer")
+        rows.append([total["set"], where, str(total["models"]), peer, mean, _figure(lowest, ".2f")])
     return rows
 
 
@@ -140,7 +145,8 @@ def roofline() -> Rows:
         for case in cases:
             runs = [r for r in read("roofline") if (r["machine"], r["case"]) == (name, case)]
             runs = [r for r in runs if "busy" not in r.get("note", "")]
-            cells.append(span(min(r["percent_of_peak_low"] for r in runs), max(r["percent_of_peak_high"] for r in runs)))
+            low, high = min(r["percent_of_peak_low"] for r in runs), max(r["percent_of_peak_high"] for r in runs)
+            cells.append(span(low, high))
         rows.append([title, *cells])
     return rows
 
@@ -152,16 +158,17 @@ def _bandwidth(machine: str, threads: int) -> list[Record]:
 
 def bandwidth() -> Rows:
     """How many memory-bound kernels have `ENOUGH` percent of a copy's bandwidth, and the lowest."""
-    rows = [["machine", "threads", "kernels", f"with {ENOUGH} % or more", "lowest"]]
+    rows = [["machine", "threads", "kernels", f"at {ENOUGH} % or more", "lowest, %"]]
     for name, title in CPUS.items():
         for threads in (1, 2):
             records = _bandwidth(name, threads)
             total = next((r for r in records if r["case"] == "all kernels"), None)
             cases = {r["case"]: r["percent_of_copy"] for r in records if r is not total}
-            count = len(cases) if total is None else total["kernels"]
-            enough = sum(share >= ENOUGH for share in cases.values()) if total is None else total["kernels_at_80_percent"]
-            lowest = min(cases.values(), default=(total or {}).get("percent_of_copy_lowest"))
-            rows.append([title, str(threads), str(count), str(enough), "-" if lowest is None else f"{lowest} %"])
+            counted = {"kernels": len(cases), "kernels_at_80_percent": sum(s >= ENOUGH for s in cases.values())}
+            found = counted if total is None else total
+            lowest = min(cases.values(), default=found.get("percent_of_copy_lowest"))
+            counts = [str(found["kernels"]), str(found["kernels_at_80_percent"])]
+            rows.append([title, str(threads), *counts, _figure(lowest, ".0f")])
     return rows
 
 
@@ -177,8 +184,12 @@ def below() -> Rows:
 
 def products() -> Rows:
     """Matrix products beside the fastest peer."""
-    records = [{**r, "case": f"{r['case']}, split-K" if r["kind"] == "split-K" else r["case"]} for r in read("products")]
-    return _by_threads([r for r in records if ratio(r) == ratio(r)], "product")
+    rows = [["product", "1t", "2t"]]
+    for kind in ("float16", "int8", "few rows", "split-K"):
+        suffix = ", split-K" if kind == "split-K" else ""
+        records = [{**r, "case": r["case"] + suffix} for r in read("products") if r["kind"] == kind]
+        rows += _pivot(records, lambda record: record["threads"], (1, 2))
+    return rows
 
 
 def gemm() -> Rows:
@@ -219,8 +230,8 @@ def gpu_models() -> Rows:
     records = [r for r in read("gpu") if r["kind"] == "model"]
     rows = [["model", *[f"batch {batch}, {precision}" for batch, precision in columns]]]
     rows += _pivot(records, lambda r: (r["batch"], r["precision"]), columns)
-    feed_forward = [r for r in records if r["case"] != "lstm_tagger"]
-    means = [geometric_mean(ratio(r) for r in feed_forward if (r["batch"], r["precision"]) == column) for column in columns]
+    means = [geometric_mean(ratio(r) for r in records if (r["batch"], r["precision"]) == column and
+                            r["case"] != "lstm_tagger") for column in columns]  # fmt: skip
     return [*rows, ["geometric mean without lstm_tagger", *[f"{mean:.2f}" for mean in means]]]
 
 
