@@ -5,7 +5,7 @@
 
 Every case reads and writes about `megabytes` in all: by default a size beyond L2 and one beyond L3. Bytes are counted
 once for each input and output. The share is relative to a copy of as many bytes by as many threads: with one thread
-numpy's (the C library's, which uses non-temporal stores for large copies). Tensors that fit into a cache can give
+numpy's (the C library's, which can use non-temporal stores). Tensors that fit into a cache can give
 shares above 100 %. Results are checked against numpy. FILE gets a record of each case (`benchmarks.records`).
 """
 
