@@ -1,4 +1,4 @@
-"""Architectures with random weights that `benchmarks.zoo` exports: functions that give a module and its inputs."""
+"""Architectures with random weights that `benchmarks.zoo` exports: functions that return a module and its inputs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def lstm_tagger() -> Case:
 
 
 ZOO: tuple[Callable[[], Case], ...] = (resnet50, mobilenet_v2, bert_base, vit_b16, gpt2, segformer_b0, lstm_tagger)
-"""What the tables of whole models are about."""
+"""The models of the main tables."""
 
 
 def resnet18() -> Case:
@@ -264,7 +264,7 @@ def clip_text() -> Case:
 
 
 def llama_small() -> Case:
-    """A Llama of eight layers of 512, two heads of keys for eight of queries, 64 tokens (Touvron et al., 2023)."""
+    """A Llama of eight layers of 512, two key-value heads for eight query heads, 64 tokens (Touvron et al., 2023)."""
     config = transformers.LlamaConfig(
         hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
         vocab_size=8000, use_cache=False, attn_implementation="eager",
@@ -291,4 +291,4 @@ MORE: tuple[Callable[[], Case], ...] = (
     dinov2_s, yolos_tiny, mixer_s16, unet, unet3d, swin2sr, distilbert, minilm_l6, squeezebert, clip_text, llama_small,
     whisper_tiny, wav2vec2_base,
 )  # fmt: skip
-"""Others, for a wider view."""
+"""Other architectures."""

@@ -1,11 +1,12 @@
-"""Kernels that do little but move memory, against copies of as many bytes measured in turn in the same run.
+"""Memory-bound kernels against copies of as many bytes, interleaved in the same run.
 
     python -m benchmarks.bandwidth [--threads 1] [--megabytes 8,128] [--only softmax] [--rounds 9] [--target llvm]
+                                   [--results FILE]
 
-Every case reads and writes about `megabytes` in all: one size beyond the second-level cache, one beyond the last. Bytes
-are counted once for each input and output; the share is that of numpy's copy (the C library's, which writes past the
-caches where a copy exceeds them) of as many bytes by as many threads. In a cache that the tensors fit in the share can
-be above 100 %. Results are checked against numpy.
+Every case reads and writes about `megabytes` in all: by default a size beyond L2 and one beyond L3. Bytes are counted
+once for each input and output. The share is relative to a copy of as many bytes by as many threads: with one thread
+numpy's (the C library's, which can use non-temporal stores). Tensors that fit into a cache can give
+shares above 100 %. Results are checked against numpy. FILE gets a record of each case (`benchmarks.records`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.records import append, machine
 from relayc import relay
 from relayc.backend.llvm.ceilings import StreamingCopy
 from relayc.backend.runtime import device, graph_executor
@@ -35,25 +38,25 @@ _ROW = 1024
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel, `function`, which takes in and gives out `nbytes`."""
+    """A kernel: a function that reads and writes `nbytes`."""
 
     name: str
     function: relay.Function
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all inputs and of the result."""
+        """Bytes of all inputs and results."""
         types = [*[p.ty for p in self.function.params], self.function.body.ty]
         return sum(t.nbytes for ty in types for t in tensor_types(ty))
 
 
 def _side(elements: int, channels: int = _CHANNELS) -> int:
-    """A square image of `channels` channels and about so many elements; not a power of two: those share cache sets."""
+    """The side of a square image with about so many elements; no power of two, to avoid cache-set conflicts."""
     return max(int((elements / channels) ** 0.5) // 4 * 4 + 4, 8)
 
 
 def cases(nbytes: int) -> Iterator[Case]:
-    """Every case at about `nbytes` read and written in all."""
+    """Every case, reading and writing about `nbytes`."""
     one = nbytes // 8  # elements of each of two tensors of the same size
 
     def case(name: str, build: Callable[..., Expr], *shapes: Sequence[int], dtype: str = "float32") -> Case:
@@ -106,8 +109,8 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("mean and variance of a batch", lambda x: nn.standardize(x, (0, 2, 3)), batch)
     yield case("rms norm", lambda x: nn.rms_norm(x, weight(_ROW)), rows)
     yield case("l2 norm", lambda x: nn.l2_normalize(x, axis=-1), rows)
-    yield case("quantised by its own extrema", _quantised, (one * 8 // 5,))
-    yield case("running sum", lambda x: relay.cumsum(x, axis=1), rows)
+    yield case("dynamic quantisation", _quantised, (one * 8 // 5,))
+    yield case("cumulative sum", lambda x: relay.cumsum(x, axis=1), rows)
     yield case("batch norm", lambda x: _batch_norm(x, weight), nchw)
     scale, shift = weight(_CHANNELS), weight(_CHANNELS)
     yield case("instance norm", lambda x: nn.instance_norm(x, scale, shift), nchw)
@@ -201,9 +204,9 @@ def cases(nbytes: int) -> Iterator[Case]:
 
 
 def _elementwise(case: Callable[..., Case], one: int) -> Iterator[Case]:
-    """Elementwise operators whose arithmetic, or whose types, are more than a load and a store.
+    """Elementwise operators with more arithmetic than a load and a store, or of other types than float32.
 
-    Logarithms and powers are those of absolute values.
+    Logarithms and powers are taken of absolute values.
     """
     functions = (relay.exp, relay.tanh, relay.sin, relay.atan, relay.sinh, nn.silu, nn.mish, nn.softplus, nn.hard_swish)
     for function in functions:
@@ -275,7 +278,7 @@ def _shuffled(count: int) -> np.ndarray[Any, Any]:
 
 
 def _resized(x: Expr, axis: int) -> Expr:
-    """x with `axis` twice as long, linear, as the importer of ONNX's Resize makes it."""
+    """Linear upsampling by 2 along an axis, as the ONNX importer decomposes Resize."""
     size = x.ty.shape[axis]  # type: ignore[union-attr]
     at = (np.arange(2 * size) + 0.5) / 2 - 0.5
     low = np.floor(at).astype(np.int64)
@@ -290,7 +293,7 @@ def _repeated(x: Expr, axis: int) -> Expr:
 
 
 def _small(nbytes: int, channels_first: bool = False) -> tuple[int, ...]:
-    """An image that takes, with one of four times its size, about `nbytes`."""
+    """The shape of an image that takes about `nbytes` together with its upsampling by 2 x 2."""
     sides = [_side(nbytes // 20)] * 2
     return (1, _CHANNELS, *sides) if channels_first else (1, *sides, _CHANNELS)
 
@@ -307,7 +310,7 @@ def _values(random: np.random.Generator, of: relay.TensorType) -> np.ndarray[Any
 
 
 def compiled(case: Case, threads: int, target: str = "llvm") -> graph_executor.GraphModule:
-    """The case, compiled, its inputs set, its results checked."""
+    """The compiled case with inputs set and results checked."""
     random = np.random.default_rng(0)
     feeds = [_values(random, p.tensor_type) for p in case.function.params]
     module = graph_executor.GraphModule(relay.build(case.function, target)["default"](device("cpu", 0)), threads)
@@ -324,9 +327,9 @@ def compiled(case: Case, threads: int, target: str = "llvm") -> graph_executor.G
 
 
 def measure(case: Case, threads: int, rounds: int, target: str = "llvm") -> tuple[float, float]:
-    """GB/s of the case and of copies of as many bytes: each the best of runs in turns, as STREAM reports them.
+    """GB/s of the case and of copies of as many bytes, interleaved: the best run of each, as STREAM reports.
 
-    One thread is timed by its own clock, which stands while others have the core.
+    One thread is timed by its CPU time, which does not count preemption by other programs.
     """
     module, source = compiled(case, threads, target), np.ones(case.nbytes // 8, np.float32)
     copy, into = StreamingCopy(threads, case.nbytes // 2), np.zeros_like(source)
@@ -348,14 +351,15 @@ def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:
     return clock() - start
 
 
-def run_program(cases: Callable[[int], Iterator[Case]], doc: str, megabytes: str, rounds: int) -> None:
-    """Measure cases and print a table of them, by the arguments of the command line."""
+def run_program(program: str, cases: Callable[[int], Iterator[Case]], doc: str, megabytes: str, rounds: int) -> None:
+    """Measure the cases that the command line selects, print a table of them, and store records where wanted."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--megabytes", default=megabytes, help="sizes, with commas")
-    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--megabytes", default=megabytes, help="comma-separated sizes")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--target", default="llvm", help="a target that this machine runs; by default all it has")
+    parser.add_argument("--target", default="llvm", help="a target that this machine can run")
+    parser.add_argument("--results", type=Path, help="file to append a record of each case to")
     args = parser.parse_args()
     sizes = [int(float(size) * 1e6) for size in args.megabytes.split(",")]
     print("| kernel |" + "".join(f" {size / 1e6:.0f} MB, GB/s | copy | share |" for size in sizes))
@@ -363,9 +367,16 @@ def run_program(cases: Callable[[int], Iterator[Case]], doc: str, megabytes: str
     for alike in zip(*[cases(size) for size in sizes], strict=True):
         if args.only in alike[0].name:
             figures = [measure(case, args.threads, args.rounds, args.target) for case in alike]
-            cells = "".join([f" {moved:.1f} | {copy:.1f} | {100 * moved / copy:.0f} % |" for moved, copy in figures])
+            for size, (rate, copy) in zip(sizes, figures, strict=True) if args.results else ():
+                append(args.results, {
+                    "program": f"benchmarks.{program}", "machine": machine(), "date": time.strftime("%Y-%m-%d"),
+                    "case": alike[0].name, "threads": args.threads, "megabytes": round(size / 1e6),
+                    "gb_per_s": round(rate, 1), "copy_gb_per_s": round(copy, 1),
+                    "percent_of_copy": round(100 * rate / copy),
+                })  # fmt: skip
+            cells = "".join([f" {rate:.1f} | {copy:.1f} | {100 * rate / copy:.0f} % |" for rate, copy in figures])
             print(f"| {alike[0].name} |{cells}", flush=True)
 
 
 if __name__ == "__main__":
-    run_program(cases, __doc__ or "", "8,128", 9)
+    run_program("bandwidth", cases, __doc__ or "", "8,128", 9)

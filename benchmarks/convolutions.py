@@ -1,10 +1,10 @@
-"""Convolution layers through `relay.build`, direct and by Winograd's algorithm, against the multiply-add peak.
+"""Convolution layers through `relay.build`, direct and by Winograd's algorithm, against the FMA peak.
 
     python -m benchmarks.convolutions [--rounds 20] [--layers 0:8]
 
-Layers of the models that `benchmarks.models` runs, one thread. Speeds count the multiplications of the direct
-convolution, so that Winograd may exceed the peak. Kernels and the peak loop run in turns and are timed by what their
-thread used of a processor; errors are the largest against float64, as part of the results' root mean square.
+Layers of the models that `benchmarks.models` runs, one thread. GFLOP/s count the operations of the direct convolution,
+so that Winograd's algorithm can exceed the peak. Kernels and the FMA loop are interleaved and timed by their CPU time;
+errors are the largest against float64, relative to the root mean square of the results.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Layer(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Of the direct convolution."""
+        """Floating-point operations of the direct convolution."""
         positions = (-(-self.size // self.stride)) ** 2
         return 2.0 * positions * self.kernel**2 * self.inputs // self.groups * self.outputs
 
@@ -54,7 +54,7 @@ LAYERS = (
 
 
 class Measured(NamedTuple):
-    """A compiled layer: what to run, its algorithm and its error."""
+    """A compiled layer: its executor, its algorithm and its error."""
 
     module: graph_executor.GraphModule
     algorithm: str
@@ -108,10 +108,11 @@ def main() -> None:
 
 
 def row(layer: Layer, kernels: list[Measured], speeds: list[float], peak: float) -> str:
-    """A line of the table."""
-    groups = f" in {layer.groups} groups" if layer.groups > 1 else ""
-    taps = f"{layer.kernel} x {layer.kernel} by {layer.stride}{groups}"
-    name = f"{layer.size} x {layer.size} x {layer.inputs} to {layer.outputs}, {taps}"
+    """A row of the table."""
+    stride = f" stride {layer.stride}" if layer.stride > 1 else ""
+    groups = f", {layer.groups} groups" if layer.groups > 1 else ""
+    kernel = f"{layer.kernel}x{layer.kernel}{stride}{groups}"
+    name = f"{layer.size}x{layer.size}x{layer.inputs} to {layer.outputs}, {kernel}"
     cells = [name, f"{speeds[0]:.1f}", f"{100 * speeds[0] / peak:.0f} %"]
     if len(speeds) > 1:
         cells += [f"{speeds[1]:.1f}", f"{speeds[1] / speeds[0]:.2f}"]

@@ -1,11 +1,11 @@
-"""Figures of single kernels for GPUs that need no GPU: what NVIDIA's compiler and disassembler say of them.
+"""Static figures of single GPU kernels from NVIDIA's compiler and disassembler; needs no GPU.
 
     python -m benchmarks.cuda_static [--arch sm_80,sm_90]
 
-Registers per thread, bytes of spills, shared memory, threads, occupancy, and how often the instructions occur in the
-machine code that make a product quick: FFMA (float32 multiply-add), HMMA and IMMA (tensor cores), LDSM (fragments from
-shared memory), LDGSTS (asynchronous copies from global to shared memory), LDS and LDG of 16 bytes. Whole models:
-`benchmarks.gpu_code`.
+Registers per thread, bytes of spills, shared memory, threads, occupancy, and static counts of the instructions that
+matter for products: FFMA (float32 FMA), HMMA and IMMA (tensor cores), LDSM (matrix fragments from shared memory),
+LDGSTS (asynchronous copies from global to shared memory), LDS and LDG of 16 bytes. `benchmarks.gpu_code` does the same
+for whole models.
 """
 
 from __future__ import annotations

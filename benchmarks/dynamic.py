@@ -1,11 +1,11 @@
-"""Models of sizes known at run time against the same models compiled for one size: what not knowing costs.
+"""The cost of dynamic shapes: models compiled for any size against the same models compiled for one size.
 
     python -m benchmarks.dynamic --zoo FOLDER [--models bert_base,gpt2] [--threads 1] [--rounds 9] [--seconds 0.3]
 
-The zoo's models are made symbolic in the batch, or in the sequence, and compiled once; then they run at several sizes
-in turns with models compiled for each of these. Printed is the median of the ratios of neighbouring turns, general time
-divided by special: 1.10 means that one model for all sizes takes 10 % longer. With one thread turns are measured by the
-processor time of the thread, so that others on the machine disturb little. Results must agree.
+The zoo's models are made symbolic in the batch or in the sequence and compiled once; then they run at several sizes,
+interleaved with models compiled for each size. The result is the median of the ratios of consecutive measurements,
+dynamic over static time: 1.10 means that one model for all sizes takes 10 % longer. With one thread the CPU time of the
+thread is measured, so that other programs disturb little. Results must agree.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CASES = (
 
 
 LONGEST = 256
-"""Positions in the tables of models with a symbolic sequence."""
+"""Positions in the constants of models with a symbolic sequence."""
 
 
 def resized(feeds: Arrays, axis: int, size: int) -> Arrays:
@@ -55,9 +55,9 @@ def resized(feeds: Arrays, axis: int, size: int) -> Arrays:
     return {name: np.ascontiguousarray(np.take(x, np.arange(size) % x.shape[axis], axis)) for name, x in feeds.items()}
 
 
-def opened(model: onnx.ModelProto, case: Case, size: int) -> onnx.ModelProto:
-    """The model, exported for `size` along the axis, as an exporter writes it for any size: shapes copy or infer the
-    dimension, and tables that lie along it are cut to length."""
+def made_symbolic(model: onnx.ModelProto, case: Case, size: int) -> onnx.ModelProto:
+    """The model, exported for `size` along the axis, as an exporter writes it for a symbolic dimension: Reshape copies
+    or infers the dimension, and constants that lie along it are sliced to its length."""
     graph = model.graph
     values = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     made: dict[str, onnx.NodeProto | onnx.TensorProto] = {}
@@ -67,7 +67,7 @@ def opened(model: onnx.ModelProto, case: Case, size: int) -> onnx.ModelProto:
         return name
 
     def cut(name: str, axes: Sequence[int]) -> str:
-        result = constant(f"{name}_long", _continued(values[name], axes))
+        result = constant(f"{name}_long", _extended(values[name], axes))
         for axis in axes:
             inputs = [result, constant("zero", np.array([0])), "length", constant(f"axis_{axis}", np.array([axis]))]
             result = f"{name}_{axis}"
@@ -82,8 +82,8 @@ def opened(model: onnx.ModelProto, case: Case, size: int) -> onnx.ModelProto:
                 continue
             axes = [a for a, n in enumerate(table.shape) if n == size and case.axis > 0]
             if node.op_type == "Reshape":
-                shape = _open_shape(table.tolist(), case.axis, size)
-                node.input[i] = constant(f"{name}_open", np.array(shape, np.int64))
+                shape = _symbolic_shape(table.tolist(), case.axis, size)
+                node.input[i] = constant(f"{name}_symbolic", np.array(shape, np.int64))
                 del node.attribute[:]  # allowzero: 0 is to copy
             elif axes and (table.dtype.kind in "ib" or set(table.shape) == {1, size}):
                 node.input[i] = cut(name, axes)
@@ -95,8 +95,8 @@ def opened(model: onnx.ModelProto, case: Case, size: int) -> onnx.ModelProto:
     return model
 
 
-def _open_shape(shape: list[int], axis: int, size: int) -> list[int]:
-    """A new shape with the dimension copied from the input, or inferred where that is another of its axes."""
+def _symbolic_shape(shape: list[int], axis: int, size: int) -> list[int]:
+    """The shape of a Reshape with the dimension copied from the input, or inferred where it is another axis."""
     if axis == 0:
         return [0, *shape[1:]] if shape[0] == size else shape
     if size not in shape[:2]:
@@ -107,8 +107,8 @@ def _open_shape(shape: list[int], axis: int, size: int) -> list[int]:
     return [(0 if -1 in shape else -1) if i == at else n for i, n in enumerate(shape)]
 
 
-def _continued(table: np.ndarray, axes: Sequence[int]) -> np.ndarray:
-    """A table of positions, of equal entries, or of what lies before and after, for `LONGEST` positions."""
+def _extended(table: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    """A constant of positions, of equal values, or a causal mask, extended to `LONGEST` positions."""
     if len(axes) == 2:
         row, column = (np.arange(LONGEST).reshape([-1 if a == axis else 1 for a in range(table.ndim)]) for axis in axes)
         result = np.where(column > row, table.reshape(-1)[1], table.reshape(-1)[0])
@@ -120,7 +120,7 @@ def _continued(table: np.ndarray, axes: Sequence[int]) -> np.ndarray:
     known = result
     for axis in axes:
         known = np.take(known, range(table.shape[axis]), axis)
-    assert np.array_equal(known, table), "the table goes on as it began"
+    assert np.array_equal(known, table), "the constant is neither positions, nor equal values, nor a causal mask"
     return result
 
 
@@ -130,8 +130,8 @@ def executor(model: onnx.ModelProto, shapes: dict[str, tuple[int | str, ...]], t
     return GraphModule(relay.build(mod, "llvm", params)["default"](device("cpu", 0)), threads)
 
 
-def turn(model: GraphModule, seconds: float, clock: str) -> float:
-    """Seconds of one run, the mean of runs that take `seconds` together."""
+def seconds_of(model: GraphModule, seconds: float, clock: str) -> float:
+    """Seconds of one run, the mean over runs that take about `seconds` in all."""
     now = time.thread_time if clock == "thread" else time.perf_counter
     begin, count = now(), 0
     while now() - begin < seconds or not count:
@@ -140,38 +140,38 @@ def turn(model: GraphModule, seconds: float, clock: str) -> float:
     return (now() - begin) / count
 
 
-def compare(general: GraphModule, special: GraphModule, rounds: int, seconds: float, clock: str) -> tuple[float, float]:
-    """(Median ratio general / special, median milliseconds of the special model), in turns."""
+def compare(dynamic: GraphModule, static: GraphModule, rounds: int, seconds: float, clock: str) -> tuple[float, float]:
+    """(Median ratio dynamic / static, median milliseconds of the static model), interleaved."""
     ratios: list[float] = []
     times: list[float] = []
     for _ in range(rounds):
-        a, b, c = (turn(model, seconds, clock) for model in (special, general, special))
+        a, b, c = (seconds_of(model, seconds, clock) for model in (static, dynamic, static))
         ratios.append(b / ((a + c) / 2))
         times += [a, c]
     return statistics.median(ratios), 1e3 * statistics.median(times)
 
 
 def measure(case: Case, zoo: Path, threads: int, rounds: int, seconds: float) -> Iterator[str]:
-    """One line for each size."""
+    """One row for each size."""
     path = zoo / f"{case.model}.onnx"
     model, feeds = onnx.load(path), dict(np.load(path.with_suffix(".npz")))
     feeds = {value.name: feeds[value.name] for value in model.graph.input}
-    model = opened(model, case, next(iter(feeds.values())).shape[case.axis])
+    model = made_symbolic(model, case, next(iter(feeds.values())).shape[case.axis])
     symbolic = {name: tuple([case.name if a == case.axis else n for a, n in enumerate(x.shape)])
                 for name, x in feeds.items()}  # fmt: skip
-    general = executor(model, symbolic, threads)
+    dynamic = executor(model, symbolic, threads)
     for size in case.sizes:
         inputs = resized(feeds, case.axis, size)
-        special = executor(model, {name: x.shape for name, x in inputs.items()}, threads)
-        found, expected = ([y.numpy() for y in model(**inputs)] for model in (general, special))
+        static = executor(model, {name: x.shape for name, x in inputs.items()}, threads)
+        found, expected = ([y.numpy() for y in model(**inputs)] for model in (dynamic, static))
         for x, y in zip(found, expected, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3)
-        ratio, milliseconds = compare(general, special, rounds, seconds, "thread" if threads == 1 else "wall")
+        ratio, milliseconds = compare(dynamic, static, rounds, seconds, "thread" if threads == 1 else "wall")
         yield f"| {case.model} | {case.name} | {size} | {milliseconds:.1f} | {ratio:.2f} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """See the module's text."""
+    """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--zoo", type=Path, required=True)
     parser.add_argument("--models", default=",".join(dict.fromkeys(case.model for case in CASES)))
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.3)
     options = parser.parse_args(arguments)
-    print("| model | symbolic | size | special, ms | general / special |\n|---|---|---|---|---|")
+    print("| model | symbolic | size | static, ms | dynamic / static |\n|---|---|---|---|---|")
     for case in CASES:
         if case.model in options.models.split(","):
             for line in measure(case, options.zoo, options.threads, options.rounds, options.seconds):

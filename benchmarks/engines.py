@@ -3,13 +3,13 @@
     python -m benchmarks.engines ENGINE MODEL THREADS INPUTS.npz
 
 reads commands, a line each: ``run SECONDS`` measures and answers with the run times as JSON, ``outputs FILE.npz``
-stores the outputs, ``memory`` answers with the peak of resident memory. Each engine has its own process because an idle
-thread pool that spins would slow whoever shares its process or its moment. MODEL is an ONNX file, for relayc an
-artifact, which
+stores the outputs, ``memory`` answers with the peak of resident memory. Each engine has its own process, and engines
+are interleaved with pauses, because an idle thread pool that spins slows other engines down. MODEL is an ONNX file, for
+relayc an artifact, which
 
     python -m benchmarks.engines compile MODEL.onnx ARTIFACT INPUTS.npz
 
-makes: models are compiled once and run elsewhere.
+makes, so that compiling and running are separate processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def _compile(path: str, artifact: str, inputs: str) -> None:
-    """Compile an ONNX file for this machine, write the artifact and answer with the seconds of both."""
+    """Compile an ONNX file for this machine, write the artifact, and print the seconds that each took."""
     from relayc import relay
     from relayc.frontends.onnx import from_onnx
 
@@ -111,7 +111,7 @@ def _measure(run: Runner, seconds: float) -> list[float]:
 
 
 def _peak_megabytes() -> float:
-    """The most memory that this process had resident, shared pages of files included (not what its parent had)."""
+    """The peak of this process's resident memory (VmHWM), shared file pages included."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024 / 1e6
 
@@ -125,7 +125,7 @@ def _serve(engine: str, path: str, threads: int, inputs: str) -> None:
     first = time.perf_counter() - start - prepared
     print(json.dumps({"prepare": prepared, "first": first}), flush=True)
     for line in sys.stdin:
-        command, _, argument = line.strip().partition(" ")
+        command, _, argument = line.rstrip().partition(" ")
         if command == "run":
             print(json.dumps(_measure(run, float(argument))), flush=True)
         elif command == "memory":
@@ -136,16 +136,16 @@ def _serve(engine: str, path: str, threads: int, inputs: str) -> None:
 
 
 class Engine:
-    """A running engine process. Use as a context manager; at the end its input is closed and it is waited for.
+    """A running engine process. Use as a context manager; on exit its input is closed and its end awaited.
 
-    `prepare_seconds` is what loading and making it ready took, `first_run_seconds` the run after that, `turns` has the
-    run times of each turn, `peak_megabytes` the peak of resident memory once it has ended.
+    `prepare_seconds` is the time to load the model and create a session, `first_run_seconds` that of the first run,
+    `rounds` has the run times of each round of measurements, `peak_megabytes` the peak of resident memory after exit.
     """
 
     def __init__(self, name: str, model: Path, threads: int, inputs: Path) -> None:
         environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "RELAYC_NUM_THREADS": str(threads)}
         self.name = name
-        self.turns: list[list[float]] = []
+        self.rounds: list[list[float]] = []
         self.peak_megabytes = float("nan")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.engines", name, str(model), str(threads), str(inputs)],
@@ -156,8 +156,8 @@ class Engine:
 
     @property
     def times(self) -> list[float]:
-        """The run times of all turns."""
-        return [seconds for turn in self.turns for seconds in turn]
+        """The run times of all rounds."""
+        return [seconds for times in self.rounds for seconds in times]
 
     def _read(self) -> Any:
         assert self._process.stdout is not None
@@ -166,18 +166,18 @@ class Engine:
                 return json.loads(line)
         raise RuntimeError(f"{self.name} ended with exit status {self._process.wait()}; its message is above")
 
-    def _ask(self, command: str) -> Any:
+    def _request(self, command: str) -> Any:
         assert self._process.stdin is not None
         print(command, file=self._process.stdin, flush=True)
         return self._read()
 
-    def turn(self, seconds: float) -> None:
-        """Measure for some seconds, at least one run, and keep the run times."""
-        self.turns.append(self._ask(f"run {seconds}"))
+    def measure(self, seconds: float) -> None:
+        """Run the model for some seconds, at least once, and keep the run times as a round."""
+        self.rounds.append(self._request(f"run {seconds}"))
 
     def outputs(self, file: Path) -> list[np.ndarray[Any, Any]]:
-        """The outputs of one run, stored in `file` on the way."""
-        self._ask(f"outputs {file}")
+        """The outputs of one run; they are also stored in `file`."""
+        self._request(f"outputs {file}")
         with np.load(file) as stored:
             return [stored[key] for key in stored.files]
 
@@ -186,14 +186,14 @@ class Engine:
 
     def __exit__(self, *exc_info: object) -> None:
         if self._process.poll() is None:
-            self.peak_megabytes = float(self._ask("memory")["peak"])
+            self.peak_megabytes = float(self._request("memory")["peak"])
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=60)
 
 
 def compile_seconds(model: Path, artifact: Path, inputs: Path, cache: Path) -> float:
-    """Compile in a process of its own, with the kernels that are in the folder `cache`; gives the seconds."""
+    """Seconds to compile in a new process with `cache` as the folder of cached kernels."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.engines", "compile", str(model), str(artifact), str(inputs)],
         cwd=ROOT, env={**os.environ, "RELAYC_CACHE_DIR": str(cache)}, check=True, stdout=subprocess.PIPE, text=True,
@@ -201,10 +201,10 @@ def compile_seconds(model: Path, artifact: Path, inputs: Path, cache: Path) -> f
     return float(json.loads(done.stdout)["compile"])
 
 
-def compare(models: Mapping[str, Path], threads: int, inputs: Path, turns: int, seconds: float) -> list[Engine]:
-    """Measure engines, by name with the file each is to run, in turns with a short pause between.
+def compare(models: Mapping[str, Path], threads: int, inputs: Path, rounds: int, seconds: float) -> list[Engine]:
+    """Measure engines, named with the file that each runs: rounds of one measurement of each, with pauses between.
 
-    Returns them, ended, with their times. An engine that can't run its file is left out.
+    Returns the engines, which have exited, with their times. An engine that can't run its file is left out.
     """
     engines: list[Engine] = []
     try:
@@ -213,10 +213,10 @@ def compare(models: Mapping[str, Path], threads: int, inputs: Path, turns: int, 
                 engines.append(Engine(name, model, threads, inputs))
             except RuntimeError as error:
                 print(f"left out: {error}", file=sys.stderr)
-        for _ in range(turns):
+        for _ in range(rounds):
             for engine in engines:
                 time.sleep(0.2)
-                engine.turn(seconds)
+                engine.measure(seconds)
     finally:
         for engine in engines:
             engine.__exit__()

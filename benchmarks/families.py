@@ -1,6 +1,6 @@
 """Two or so layers of many families of models of the transformers package, with random weights: see `benchmarks.zoo`.
 
-Nothing in the compiler was made for them: they show what becomes of graphs as exporters write them.
+They check the compiler on exporters' graphs for which it was not tuned.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import transformers
 from benchmarks.architectures import Case
 
 FEW = {"num_hidden_layers": 2}
-"""Layers are alike, so two tell."""
+"""Two layers: all layers of a model are alike."""
 SMALL = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, **FEW}
 SMALL_WITH_LOGITS = {**SMALL, "vocab_size": 8000}
 GROUPED = {**SMALL_WITH_LOGITS, "num_key_value_heads": 2}
@@ -23,7 +23,7 @@ GROUPED = {**SMALL_WITH_LOGITS, "num_key_value_heads": 2}
 def _named(
     name: str, kind: str, config: str, inputs: Callable[[], dict[str, torch.Tensor]], **options: Any
 ) -> Callable[[], Case]:
-    """A case of a class of transformers, with a configuration of these options."""
+    """A case of a model class of transformers, with these options of its configuration."""
 
     def case() -> Case:
         made = getattr(transformers, config)(**options)
@@ -49,13 +49,13 @@ def _translated() -> dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(5, 1000, (1, 64)), "decoder_input_ids": torch.randint(5, 1000, (1, 16))}
 
 
-def _numbers(name: str, *shape: int) -> Callable[[], dict[str, torch.Tensor]]:
+def _values(name: str, *shape: int) -> Callable[[], dict[str, torch.Tensor]]:
     return lambda: {name: torch.randn(*shape)}
 
 
 TEXT, PLAIN = _tokens(64), _tokens(64, masked=False)
-IMAGE, SOUND = _numbers("pixel_values", 1, 3, 224, 224), _numbers("input_values", 1, 16000)
-IMAGE_256 = _numbers("pixel_values", 1, 3, 256, 256)
+IMAGE, SOUND = _values("pixel_values", 1, 3, 224, 224), _values("input_values", 1, 16000)
+IMAGE_256 = _values("pixel_values", 1, 3, 256, 256)
 
 TEXTS: tuple[Callable[[], Case], ...] = (
     _named("roberta", "RobertaModel", "RobertaConfig", TEXT, **FEW),
@@ -100,22 +100,22 @@ IMAGES: tuple[Callable[[], Case], ...] = (
     _named("clip_image", "CLIPVisionModel", "CLIPVisionConfig", IMAGE, **FEW),
     _named("glpn", "GLPNForDepthEstimation", "GLPNConfig", IMAGE_256),
     _named("mobilenet_v2_seg", "MobileNetV2ForSemanticSegmentation", "MobileNetV2Config", IMAGE_256),
-    _named("videomae", "VideoMAEModel", "VideoMAEConfig", _numbers("pixel_values", 1, 8, 3, 224, 224), num_frames=8,
+    _named("videomae", "VideoMAEModel", "VideoMAEConfig", _values("pixel_values", 1, 8, 3, 224, 224), num_frames=8,
            **FEW),
-    _named("timesformer", "TimesformerModel", "TimesformerConfig", _numbers("pixel_values", 1, 4, 3, 224, 224),
+    _named("timesformer", "TimesformerModel", "TimesformerConfig", _values("pixel_values", 1, 4, 3, 224, 224),
            num_frames=4, **FEW),
-    _named("rt_detr", "RTDetrForObjectDetection", "RTDetrConfig", _numbers("pixel_values", 1, 3, 320, 320)),
+    _named("rt_detr", "RTDetrForObjectDetection", "RTDetrConfig", _values("pixel_values", 1, 3, 320, 320)),
 )  # fmt: skip
 
 SERIES: tuple[Callable[[], Case], ...] = (
     _named("hubert", "HubertModel", "HubertConfig", SOUND, **FEW),
     _named("wavlm", "WavLMModel", "WavLMConfig", SOUND, **FEW),
     _named("sew", "SEWModel", "SEWConfig", SOUND, **FEW),
-    _named("ast", "ASTModel", "ASTConfig", _numbers("input_values", 1, 256, 128), max_length=256, **FEW),
-    _named("hifigan", "SpeechT5HifiGan", "SpeechT5HifiGanConfig", _numbers("spectrogram", 1, 40, 80)),
-    _named("patchtst", "PatchTSTModel", "PatchTSTConfig", _numbers("past_values", 1, 336, 7), num_input_channels=7,
+    _named("ast", "ASTModel", "ASTConfig", _values("input_values", 1, 256, 128), max_length=256, **FEW),
+    _named("hifigan", "SpeechT5HifiGan", "SpeechT5HifiGanConfig", _values("spectrogram", 1, 40, 80)),
+    _named("patchtst", "PatchTSTModel", "PatchTSTConfig", _values("past_values", 1, 336, 7), num_input_channels=7,
            context_length=336, patch_length=16, stride=8),
-    _named("patchtsmixer", "PatchTSMixerModel", "PatchTSMixerConfig", _numbers("past_values", 1, 336, 7),
+    _named("patchtsmixer", "PatchTSMixerModel", "PatchTSMixerConfig", _values("past_values", 1, 336, 7),
            num_input_channels=7, context_length=336, patch_length=16, patch_stride=8, d_model=64),
 )  # fmt: skip
 

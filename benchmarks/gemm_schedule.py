@@ -74,10 +74,10 @@ def convolution(size: int, channels: int, filters: int, kernel: int, stride: int
 
 
 def measure(label: str, tensors: list[te.Tensor], flops: int, tile: tuple[int, int], target: Target) -> None:
-    """Compile, check against numpy and print GFLOP/s beside the peak, measured in turns.
+    """Compile, check against numpy and print GFLOP/s beside the peak, interleaved.
 
-    The kernel's time is its thread's CPU time: what other programs take is not counted. The peak is the best of all
-    turns, so that the ratio errs on the low side.
+    The kernel's time is the CPU time of its thread, which does not count other programs. The peak is the best of all
+    rounds, so that the ratio errs on the low side.
     """
     begin = time.perf_counter()
     module = te.lower(schedule_tile(tensors[-1], *tile), tensors, name="kernel")
@@ -118,12 +118,12 @@ def check(label: str, arrays: Sequence[np.ndarray]) -> None:
 
 
 def tile_rows(extent: int, most: int) -> int:
-    """Rows of the tile that cover `extent` with the least work: rows computed twice cost, and so do small tiles."""
+    """Rows of the tile that cover `extent` at the least cost: overlapping rows cost time, and so do small tiles."""
     return min(range(2, most + 1), key=lambda r: (1 + 0.5 / r) * -(-extent // r) * r)
 
 
 def main() -> None:
-    """Print a line for each shape."""
+    """Print a row for each shape."""
     target = Target("llvm")
     lanes = 32 if "avx512f" in target.features else 16
     rows = 12 if lanes == 32 else 6

@@ -1,4 +1,4 @@
-"""Models and matrix products on an NVIDIA GPU: checked, timed by the device's events, against its measured ceilings.
+"""Models and matrix products on an NVIDIA GPU: checked, timed by CUDA events, against measured ceilings.
 
     python -m benchmarks.gpu [--zoo FOLDER] [--models light_resnet50,bert_base] [--batches 1,8]
                              [--precisions float32,float16] [--engines relayc,torch.compile] [--no-products]
@@ -6,8 +6,7 @@
 
 Light models come from the onnx package (random weights); the zoo is exported by ``python -m benchmarks.zoo FOLDER``,
 batches above 1 with ``--batch N``. Every model's result is compared with that of the same model compiled for the CPU.
-The tables are those of benchmarks/README.md; what could not be run stands below them, with the reason. Without a GPU
-the program says why there is none and ends with status 2.
+What could not be run is listed with the reason. Without a GPU the program prints the reason and exits with status 2.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from relayc.backend.runtime import device
 
 @dataclass
 class Sheet:
-    """A table in Markdown, printed row by row, and what did not run."""
+    """Prints tables in Markdown row by row, and collects what did not run."""
 
     absent: dict[str, list[str]] = field(default_factory=dict)
 
@@ -55,7 +54,7 @@ class Sheet:
 
 
 def jobs(options: argparse.Namespace, scratch: Path, sheet: Sheet) -> Iterator[Job]:
-    """Every model at every batch size and in every precision; those that are not there are noted."""
+    """Every model at every batch size and in every precision; those that are missing are noted."""
     names = options.models.split(",") if options.models else [*(f"light_{m}" for m in LIGHT_MODELS), *ZOO_MODELS]
     for name in names:
         for batch in [int(b) for b in options.batches.split(",")]:
@@ -69,7 +68,7 @@ def jobs(options: argparse.Namespace, scratch: Path, sheet: Sheet) -> Iterator[J
 
 
 def _locate(name: str, batch: int, zoo: Path | None, scratch: Path) -> tuple[Path, dict[str, np.ndarray]] | str:
-    """The files of a model at a batch size; or why there are none."""
+    """The files of a model at a batch size; or the reason why there are none."""
     if name.startswith("light_"):
         path, values = write_light(name.removeprefix("light_"), scratch, batch)
         return path, dict(np.load(values))
@@ -82,7 +81,7 @@ def _locate(name: str, batch: int, zoo: Path | None, scratch: Path) -> tuple[Pat
 
 
 def time_models(jobs: Sequence[Job], options: argparse.Namespace, sheet: Sheet) -> list[tuple[Job, Outcome]]:
-    """The table of models; gives the outcomes."""
+    """Print the table of models; returns the outcomes."""
     engines = options.engines.split(",")
     sheet.head("Whole models, milliseconds per run:", "model", "batch", "precision", *engines, "difference", "check")
     outcomes: list[tuple[Job, Outcome]] = []
@@ -92,7 +91,7 @@ def time_models(jobs: Sequence[Job], options: argparse.Namespace, sheet: Sheet) 
         error = outcome.difference
         checked = ["-", "not run"]
         if error is not None:
-            wrong = "too much for float16" if outcome.same_on_cpu else "WRONG"
+            wrong = "overflows float16" if outcome.same_on_cpu else "WRONG"
             checked = [f"{error:.1e}", "right" if error <= TOLERANCE[job.precision] else wrong]
         sheet.row(job.name, str(job.batch), job.precision, *cells, *checked)
         outcomes.append((job, outcome))
@@ -100,8 +99,8 @@ def time_models(jobs: Sequence[Job], options: argparse.Namespace, sheet: Sheet) 
 
 
 def list_kernels(job: Job, outcome: Outcome, ceilings: Ceilings, sheet: Sheet) -> None:
-    """The kernels of a job that take longest, as shares of the ceilings."""
-    sheet.head(f"{job.title}: kernels, of {outcome.total_us:.0f} us, and their share of the ceilings:", "operators",
+    """Print the slowest kernels of a job, as shares of the ceilings."""
+    sheet.head(f"{job.title}: slowest kernels, of {outcome.total_us:.0f} us in all, and shares of peaks:", "operators",
                "output", "calls", "us", "% of time", "GB/s", "% of copy", "GFLOP/s", "% of peak")  # fmt: skip
     for call in outcome.kernels:
         sheet.row(call.ops, call.shapes, str(call.count), f"{call.us:.1f}", f"{100 * call.us / outcome.total_us:.1f}",

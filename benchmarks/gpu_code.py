@@ -1,12 +1,11 @@
-"""What the compiler makes of models for a GPU, told without one: kernels, registers, spills, instructions, time.
+"""Statistics of the code that is generated for GPUs, which need no GPU: kernels, registers, spills, instructions, time.
 
     python -m benchmarks.gpu_code [--zoo FOLDER] [--models light_resnet50,bert_base] [--precisions float32,float16]
                                   [--arch sm_90]
 
-The figures are the assembler's; instructions are counted in the machine code (they stand in loops, so that counts say
-what is used, not how often): FFMA multiplies and adds in float32, HMMA multiplies on tensor cores, LDGSTS copies from
-global to shared memory asynchronously, LDSM loads fragments of matrices, LDL and STL are spills. Seconds are CPU time
-of one compilation from nothing and of one with the cache on disk.
+Registers and spills are the assembler's report. Instructions are counted statically in the machine code, loops once:
+FFMA (float32 FMA), HMMA (tensor cores), LDGSTS (asynchronous copies from global to shared memory), LDSM (loads of
+matrix fragments), LDL and STL (spills). Seconds are CPU time of a compilation with an empty and with a full cache.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def compiled(path: Path, precision: str, arch: str) -> tuple[CUDAModule, int, fl
 
 
 def row(name: str, path: Path, precision: str, arch: str) -> list[str]:
-    """The figures of a model, compiled twice with a cache that starts empty."""
+    """The figures of a model, compiled twice with an initially empty cache."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["RELAYC_CACHE_DIR"] = folder
         code, nodes, cold = compiled(path, precision, arch)
@@ -59,7 +58,7 @@ def row(name: str, path: Path, precision: str, arch: str) -> list[str]:
 
 
 def models(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[str, Path]]:
-    """Names and files of the models asked for, as far as they are there."""
+    """Names and files of the selected models that exist."""
     names = options.models.split(",") if options.models else [*(f"light_{m}" for m in LIGHT_MODELS), *ZOO_MODELS]
     for name in names:
         if name.startswith("light_"):

@@ -1,8 +1,8 @@
 """Engines that run a model on an NVIDIA GPU: this compiler, torch eager and compiled, onnxruntime's CUDA provider.
 
-An engine takes a `Job`, compiles it and gives a function that times it, or raises `NotRun` with the reason: what can't
-be measured is listed, never left out silently. All times are the device's own (CUDA events) over many runs in a row,
-inputs on the device. float32 means float32: TF32 is off in every engine.
+An engine compiles a `Job` and returns a function that times it, or raises `NotRun` with the reason, so that what can't
+be measured is listed. Times are those of CUDA events over many consecutive runs with inputs on the device. TF32 is off
+in every engine.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from relayc.te.ir import PassContext
 __all__ = ["ENGINES", "Job", "NotInstalled", "NotRun", "Timer", "compiled", "needed", "timer_of"]
 
 Timer = Callable[[float], float]
-"""Given how many seconds to measure, the median seconds of one run."""
+"""Median seconds of one run, as a function of the seconds to measure."""
 
 _REPEATS = 7
 _WARM_UP = 4
-"""Runs in which torch compiles, tries its kernels and records its graph."""
+"""Runs in which torch compiles, selects kernels and captures its CUDA graph."""
 
 
 class NotRun(Exception):
@@ -56,7 +56,7 @@ class Job:
 
 
 def compiled(job: Job, target: str = "cuda") -> graph_executor.GraphModule:
-    """The job's model compiled by us, its inputs set. Raises NotRun with the compiler's words."""
+    """The job's model compiled by relayc, its inputs set. Raises NotRun with the compiler's message."""
     config = {} if job.precision == "float32" else {"relay.ToMixedPrecision.dtype": job.precision}
     try:
         module, params = from_onnx(job.path, shape={name: x.shape for name, x in job.inputs.items()})
@@ -89,15 +89,15 @@ def _torch(job: Job, *, compiling: bool) -> Timer:
     torch.manual_seed(0)
     model, _ = case()
     if getattr(model, "_supports_sdpa", False):
-        model.set_attn_implementation("sdpa")  # torch's own fused attention; models are exported without
+        model.set_attn_implementation("sdpa")  # torch's fused attention; the exported models have none
     kind = getattr(torch, job.precision)
-    layout = torch.channels_last if kind is torch.float16 else torch.contiguous_format  # what cuDNN is quick with
+    layout = torch.channels_last if kind is torch.float16 else torch.contiguous_format  # cuDNN's fast layout
     model = zoo.Positional(model.eval().to("cuda", kind).to(memory_format=layout), list(job.inputs))
     feeds = [torch.from_numpy(x).cuda() for x in job.inputs.values()]
     feeds = [x.to(kind) if x.is_floating_point() else x for x in feeds]
     feeds = [x.contiguous(memory_format=layout) if x.dim() == 4 else x for x in feeds]
     if compiling:
-        model = torch.compile(model, mode="reduce-overhead")  # with CUDA graphs, as ours
+        model = torch.compile(model, mode="reduce-overhead")  # with CUDA graphs, as relayc
 
     def run() -> None:
         with torch.inference_mode():
@@ -129,7 +129,7 @@ def _onnxruntime(job: Job) -> Timer:
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         raise NotInstalled("onnxruntime has no CUDA provider here (pip install onnxruntime-gpu)")
     if job.precision != "float32":
-        raise NotRun("the model is float32, and onnxruntime converts none")
+        raise NotRun("the model is float32, and onnxruntime does not convert it")
     providers = [("CUDAExecutionProvider", {"use_tf32": "0"})]
     session = onnxruntime.InferenceSession(job.path, providers=providers)
     if "CUDAExecutionProvider" not in session.get_providers():
@@ -156,7 +156,7 @@ ENGINES: dict[str, Callable[[Job], Timer]] = {
 
 
 def _timer(run: Callable[[], object], mark: Callable[[], Any], between: Callable[[Any, Any], float]) -> Timer:
-    """A timer of `run` by marks on its stream."""
+    """A timer of `run` by events on its stream."""
 
     def timed(number: int) -> float:
         start = mark()

@@ -1,7 +1,7 @@
-"""Models on a GPU, each in a process of its own: prepared side by side, timed one after the other.
+"""Models on a GPU, each in a process of its own: prepared in parallel, timed one after the other.
 
-Compiling takes most of the time, torch's in particular, and needs the CPU's cores; a measurement wants the GPU for
-itself. So all processes prepare their engines at once, and when the last one is ready each is asked in turn.
+Compiling takes most of the time, torch's in particular, and needs CPU cores; a measurement needs the GPU for itself. So
+all processes prepare their engines in parallel, and when the last one is ready they measure one after the other.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from relayc.backend.runtime.profiler import NodeTiming
 __all__ = ["TOLERANCE", "Outcome", "run_jobs"]
 
 TOLERANCE = {"float32": 2e-3, "float16": 5e-2}
-"""Largest difference from the CPU's result, as a share of its largest value."""
+"""Largest difference from the CPU's result, relative to its largest value."""
 _PROFILED = 20
 
 
 @dataclass
 class Outcome:
-    """What a job gave: seconds of each engine that ran, and (what, why) of what did not."""
+    """The outcome of a job: seconds of each engine that ran, (what, reason) of each that did not."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     absent: dict[str, tuple[str, str]] = field(default_factory=dict)
     difference: float | None = None
-    """of the compiler's result from the CPU's in float32, as a share of the largest value"""
+    """Difference of relayc's result from the CPU's in float32, relative to the largest value."""
     same_on_cpu: bool = False
-    """Is it as far from that on the CPU? Then float16 can't hold what the model computes."""
+    """Whether the CPU's float16 result differs as much from float32: then the model exceeds the range of float16."""
     kernels: Sequence[NodeTiming] = ()
-    """the compiler's, the slowest first"""
+    """The kernels of relayc, the slowest first."""
     total_us: float = 0.0
-    """of all its kernels"""
+    """Microseconds of all kernels of relayc."""
 
 
 def run_jobs(
@@ -62,15 +62,15 @@ def run_jobs(
 
 
 def _received(worker: Connection) -> Outcome | str | None:
-    """What a process sends, or why it sends nothing any more."""
+    """The message of a process, or the reason why there is none."""
     try:
         return worker.recv()
     except EOFError:
         return "its process ended"
 
 
-def _work(job: Job, engines: Sequence[str], seconds: float, kernels: int, asked: Connection) -> None:
-    """A process: prepares, says that it is ready, waits to be asked, measures."""
+def _work(job: Job, engines: Sequence[str], seconds: float, kernels: int, requests: Connection) -> None:
+    """The main function of a process: prepares, reports that it is ready, waits for the request, measures."""
     outcome, timers = Outcome(), {}
     for name in engines:
         try:
@@ -83,8 +83,8 @@ def _work(job: Job, engines: Sequence[str], seconds: float, kernels: int, asked:
         outcome.difference, tolerance = difference(executor, job, "float32"), TOLERANCE[job.precision]
         too_far = outcome.difference > tolerance and job.precision != "float32"
         outcome.same_on_cpu = too_far and difference(executor, job, job.precision) <= tolerance
-    asked.send(None)
-    asked.recv()
+    requests.send(None)
+    requests.recv()
     for name, timer in timers.items():
         outcome.seconds[name] = timer(seconds)
     if kernels and executor is not None:
@@ -92,19 +92,19 @@ def _work(job: Job, engines: Sequence[str], seconds: float, kernels: int, asked:
         grouped = report.by(lambda call: call.func).calls
         outcome.kernels = sorted(grouped, key=lambda call: -call.seconds)[:kernels]
         outcome.total_us = report.total_us
-    asked.send(outcome)
+    requests.send(outcome)
 
 
 def difference(executor: GraphModule, job: Job, precision: str) -> float:
     """The largest difference of the GPU's first output from the CPU's in `precision`, as a share of the largest value.
 
-    Infinite where only one of them has no number.
+    Infinite where only one of them is not finite.
     """
     found = executor.get_output(0).numpy().astype(np.float64)
     same = Job(job.name, job.path, job.inputs, job.batch, precision)
     exact = compiled(same, "llvm").get_output(0).numpy().astype(np.float64)
-    numbers = np.isfinite(exact)
-    if not np.array_equal(numbers, np.isfinite(found)):
+    finite = np.isfinite(exact)
+    if not np.array_equal(finite, np.isfinite(found)):
         return np.inf
-    largest = np.abs(exact[numbers]).max(initial=1e-30)
-    return float(np.abs(found[numbers] - exact[numbers]).max(initial=0.0) / largest)
+    largest = np.abs(exact[finite]).max(initial=1e-30)
+    return float(np.abs(found[finite] - exact[finite]).max(initial=0.0) / largest)

@@ -1,9 +1,9 @@
-"""A GPU's own ceilings, measured: streaming copies, multiply-adds from registers, and tensor cores from registers.
+"""A GPU's ceilings, measured: copy bandwidth, FMA and tensor-core throughput from registers.
 
     python -m benchmarks.gpu_peak
 
-The tensor-core loop uses `mma.sync`, as the compiler's kernels do; from sm_90 on there are wider instructions, so that
-where torch is installed its float16 product of 8192^3 counts too, and the larger of the two is the ceiling.
+The tensor-core loop uses `mma.sync`; sm_90 has wider instructions, so that where torch is installed the ceiling is the
+larger of this loop and torch's float16 product of 8192^3.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(256) mma_loop(float* out, float see
 }
 """
 _FLOPS = {"fma_loop": 2 * 16 * _CHAINS, "mma_loop": 2 * 16 * 8 * 16 * 4 * _CHAINS / 32}
-"""Operations of one thread in one round: of the second loop, its share of its warp's."""
+"""Operations of a thread in one round; those of a warp are divided by its 32 threads."""
 
 
 @dataclass(frozen=True)

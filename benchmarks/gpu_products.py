@@ -16,11 +16,11 @@ from relayc.te.ir import IRModule
 __all__ = ["SHAPES", "products"]
 
 SHAPES = ((4096, 4096, 4096), (2048, 2048, 2048), (128, 3072, 768), (1024, 3072, 768), (8, 4096, 4096))
-"""M, N, K: large squares, BERT's feed-forward layer at batch 1 and 8, a batch of vectors."""
+"""M, N, K: large squares, BERT's feed-forward layer at batch 1 and 8, a skinny product."""
 
 
 class Sheet(Protocol):
-    """Where the table goes; see `benchmarks.gpu`."""
+    """The output of the table; see `benchmarks.gpu`."""
 
     def head(self, title: str, *columns: str) -> None: ...
     def row(self, *cells: str) -> None: ...

@@ -1,11 +1,11 @@
-"""Matrix products on a GPU in many tiles each: what the model that chooses tiles says, and what comes.
+"""Matrix products on a GPU with many tilings: the predictions of the cost model against measurements.
 
     python -m benchmarks.gpu_tiles [--shapes 4096x4096x4096,...] [--precisions float16] [--tiles 24] [--seconds 0.02]
                                    [--out FILE]
 
-For every shape M x N x K some of the plans that the model (`topi/cuda/product_tiles.py`) puts first, of different rows,
-columns and slices of the depth, each checked against float64 and timed. FILE gets a line of JSON for each; the table
-says what the model's own choice costs against the best found.
+For every shape M x N x K some of the plans that the cost model (`topi/cuda/product_tiles.py`) ranks first, with
+different rows, columns and split-K slices, are checked against float64 and timed. FILE gets a line of JSON for each;
+the table compares the model's choice with the best plan found.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHAPES = (
     "128x768x3072", "128x768x768", "1576x3072x768", "197x768x768", "8x4096x4096", "1x4096x4096", "3136x64x576",
     "784x512x128", "196x256x2304", "49x512x4608",
 )  # fmt: skip
-"""M x N x K: squares, the layers of transformers at batch 1 and 8, vectors, the convolutions of a residual network."""
+"""M x N x K: squares, layers of transformers at batch 1 and 8, skinny products, convolutions of ResNet-50."""
 _CHECKED_ROWS = 64
 
 
@@ -56,7 +56,7 @@ class Case:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What FILE says of it before it ran."""
+        """The record of the case before it ran."""
         return {"shape": self.shape, "precision": self.precision, "slices": self.plan.parts, "model": self.plan.cycles,
                 "kind": type(self.plan.tile).__name__, **asdict(self.plan.tile)}  # fmt: skip
 
@@ -84,7 +84,7 @@ def cases(shape: str, precision: str, count: int, target: Target) -> list[Case]:
 
 
 def compiled(case: Case, target: str) -> tuple[bytes, dict[str, Any]] | str:
-    """A case as machine code and the figures of its first kernel; or why there is none."""
+    """Machine code of a case and the figures of its first kernel; or the reason why it does not compile."""
     args, anchor = _product(case.shape, case.precision)
     made = Target(target)
     contraction = contraction_of(anchor)
@@ -109,7 +109,7 @@ def _operands(shape: str, precision: str) -> tuple[NDArray, NDArray, np.ndarray[
 
 
 def measure(code: bytes, case: Case, seconds: float) -> dict[str, Any]:
-    """Microseconds of a case, its speed, and its error as a share of the largest value."""
+    """Microseconds of a case, its TFLOP/s, and its error relative to the largest value."""
     (m, n, k), gpu = case.sizes, device("cuda", 0)
     module = load_module_bytes("cuda", code)
     x, w, exact = _operands(case.shape, case.precision)
@@ -124,18 +124,18 @@ def measure(code: bytes, case: Case, seconds: float) -> dict[str, Any]:
 
 
 def rows(every: Sequence[Case], target: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """The record of each case, compiled side by side and measured one after the other."""
+    """The record of each case, compiled in parallel and measured one after the other."""
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         codes = list(pool.map(compiled, every, [target] * len(every), chunksize=1))
     for case, code in zip(every, codes, strict=True):
         if isinstance(code, str):
-            yield {**case.record, "refused": code}
+            yield {**case.record, "unsupported": code}
         else:
             yield {**case.record, **code[1], **measure(code[0], case, seconds)}
 
 
 def table(records: Sequence[dict[str, Any]]) -> None:
-    """Of each shape: the model's choice, and the best plan found."""
+    """Print the model's choice and the best plan found for each shape."""
     print("| shape | precision | model's choice | TFLOP/s | best | TFLOP/s | share |")
     print("|---|---|---|---|---|---|---|")
     for key in dict.fromkeys((r["shape"], r["precision"]) for r in records):
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--precisions", default="float16,float32")
     parser.add_argument("--tiles", type=int, default=24, help="plans of each shape")
     parser.add_argument("--seconds", type=float, default=0.02, help="length of one measurement")
-    parser.add_argument("--out", type=Path, help="where the records go")
+    parser.add_argument("--out", type=Path, help="file for the records")
     options = parser.parse_args()
     count, reason = probe()
     if count == 0:

@@ -1,8 +1,8 @@
-"""Matrix products through `relay.build` and the default schedule, as a share of the machine's multiply-add peak.
+"""Matrix products through `relay.build` and the default schedule, as a share of the machine's FMA peak.
 
     python -m benchmarks.kernels [--rounds 30]
 
-Product and peak loop run in turns in one thread; the share is the ratio of their medians.
+Product and FMA loop are interleaved on one thread; the share is the ratio of their medians.
 """
 
 from __future__ import annotations

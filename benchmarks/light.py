@@ -1,7 +1,7 @@
 """The nine real architectures that the onnx package carries, with random weights.
 
-Their shipped weights are one repeated constant, from which no engine may profit in a benchmark; here every weight is
-drawn at random by its role, from a fixed seed.
+Their shipped weights are one repeated constant, from which an engine could profit; here every weight is drawn at random
+by its role, from a fixed seed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIGHT_MODELS = (
 
 _BATCH_NORM_ROLES = {1: "scale", 2: "bias", 3: "bias", 4: "variance"}
 _MEANS = {"scale": 1.0, "share": 0.3}
-"""Residual branches add a share, or sixteen of them would leave the range of float16 and saturate the softmax."""
+"""Mean scales; those of residual branches are small, or sixteen of them would overflow float16 and saturate softmax."""
 
 
 def _path(name: str) -> Path:
@@ -30,7 +30,7 @@ def _path(name: str) -> Path:
 
 
 def _roles(graph: onnx.GraphProto) -> dict[str, str]:
-    """What each tensor is used as: "weight", "bias", "scale" (of a summand: "share") or "variance"."""
+    """The role of each tensor: "weight", "bias", "scale" (of a residual branch: "share") or "variance"."""
     roles: dict[str, str] = {}
     summands = {name for node in graph.node if node.op_type in ("Add", "Sum") for name in node.input}
     for node in graph.node:
@@ -57,7 +57,7 @@ def _draw(random: np.random.Generator, role: str, shape: tuple[int, ...]) -> np.
 
 
 def _set_batch(graph: onnx.GraphProto, batch: int) -> None:
-    """Make the leading size of inputs, outputs and what activations are reshaped to, which is 1, `batch`."""
+    """Set the leading dimension, 1, of inputs, outputs and shapes of activations to `batch`."""
     weights = {i.name for i in graph.initializer}
     weights |= {node.output[0] for node in graph.node if node.op_type == "ConstantOfShape"}
     for value in [*(i for i in graph.input if i.name not in weights), *graph.output]:

@@ -1,9 +1,9 @@
-"""This machine's own ceilings, for 1 thread and for all: multiply-adds from registers, copies from memory.
+"""This machine's ceilings, for 1 thread and for all: FMA throughput from registers, copy bandwidth.
 
     python -m benchmarks.peak
 
-And what of the former is left to a register tile of a matrix product, which reads a number for each of its rows and a
-few vectors of its columns in every step, all of them from the first-level cache: no product by such tiles is faster.
+It also measures register tiles of a matrix product, which load a broadcast element for each row and a few vectors of
+columns in every step, all from L1: an upper bound for products with such tiles.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from relayc.backend.runtime import num_threads
 
 _STEPS, _ROUNDS, _TIMES = 128, 40_000, 9
 _FMA_ROUNDS = 20_000_000
-"""As long as the tiles': tens of milliseconds, as processors change their clock by what they do, but not at once."""
+"""Iterations that take as long as those of the tiles, tens of milliseconds: the clock adapts with a delay."""
 TILES = {16: ((14, 2), (13, 2), (12, 2), (9, 3), (8, 3), (6, 4)), 8: ((6, 2), (4, 3))}
-"""Rows and vectors of the columns, by the elements of a vector."""
+"""Rows, and vectors of columns, of register tiles, by the number of elements in a vector."""
 
 
 class TileLoop:
-    """A register tile of `rows` and `vectors` of `lanes` columns that sums up 128 products, again and again.
+    """A register tile of `rows` x `vectors` vectors of `lanes` columns that accumulates 128 products, repeatedly.
 
-    In assembly for x86-64, so that nothing but what has to be there is.
+    It is written in x86-64 assembly, so that it has no other instructions.
     """
 
     def __init__(self, rows: int, vectors: int, lanes: int) -> None:
@@ -46,7 +46,7 @@ class TileLoop:
         self._places = [memory.ctypes.data + -memory.ctypes.data % (4 * lanes) for memory in self._data]
 
     def assembly(self) -> str:
-        """A function of where the rows are, one behind the other, where the columns are, and of how many rounds."""
+        """LLVM IR of the loop: a function of the addresses of rows and columns, and of the number of rounds."""
         kind = "%zmm" if self.lanes == 16 else "%ymm"
         left, right = [f"{kind}{v}" for v in range(self.vectors)], f"{kind}{self.vectors}"
         sums = [[f"{kind}{self.vectors + 1 + r * self.vectors + v}" for v in range(self.vectors)]
@@ -66,14 +66,14 @@ class TileLoop:
         return f"define void @tile(ptr %a, ptr %b, i64 %rounds) {{\n  {call}\n  ret void\n}}"
 
     def gflops(self) -> float:
-        """GFLOP/s of float32 in one run of some tens of milliseconds."""
+        """GFLOP/s of float32 in a run of some tens of milliseconds."""
         start = time.perf_counter()
         self._function(*self._places, _ROUNDS)
         return 2 * self.rows * self.vectors * self.lanes * _STEPS * _ROUNDS / (time.perf_counter() - start) / 1e9
 
 
 def main() -> None:
-    """Measure and print, a line for each number of threads and each tile."""
+    """Print a line for each number of threads and each tile."""
     for threads in sorted({1, num_threads()}):
         loop, copy = FmaLoop(threads), StreamingCopy(threads)
         gflops, gbs = max(loop.gflops() for _ in range(20)), max(copy.gbs() for _ in range(5))
@@ -83,7 +83,7 @@ def main() -> None:
         tile = TileLoop(rows, vectors, loop.lanes)
         both = [(loop.gflops(_FMA_ROUNDS), tile.gflops()) for _ in range(_TIMES)]
         peak, found = (statistics.median(each) for each in zip(*both, strict=True))
-        print(f"tile of {rows} x {vectors} vectors in the first-level cache: {found:.1f}, {100 * found / peak:.1f} %")
+        print(f"tile of {rows} x {vectors} vectors, operands in L1: {found:.1f}, {100 * found / peak:.1f} %")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python -m benchmarks.quantize FOLDER [NAME ...]
 
-makes FOLDER/NAME_qdq.onnx (bytes, a scale for each output of a weight, calibrated with the model's inputs) and
-FOLDER/NAME_dynamic.onnx (activations quantised by their own extrema) of FOLDER/NAME.onnx, and .npz files with the same
-inputs. Time them by ``python -m benchmarks.models --zoo FOLDER --models NAME_qdq,NAME_dynamic``.
+writes FOLDER/NAME_qdq.onnx (static int8 with per-channel weight scales, calibrated with the model's inputs) and
+FOLDER/NAME_dynamic.onnx (dynamically quantised activations) for FOLDER/NAME.onnx, and .npz files with the same inputs.
+Time them by ``python -m benchmarks.models --zoo FOLDER --models NAME_qdq,NAME_dynamic``.
 """
 
 from __future__ import annotations

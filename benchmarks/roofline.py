@@ -1,11 +1,11 @@
-"""Every kernel of whole models against the machine's ceilings, measured in turns with them.
+"""Every kernel of whole models against the machine's ceilings, interleaved with their measurement.
 
     python -m benchmarks.roofline [--zoo FOLDER] [--models resnet50,bert_base] [--threads 1] [--output FOLDER]
 
-For each model and number of threads a summary by what kernels do is printed, and FOLDER gets NAME_THREADS.svg, the
-picture, and NAME_THREADS.json, all figures. "% of peak" is the share of the multiply-add ceiling, a convolution's
-multiply-adds counted as if done directly; "% of copy" the share of the copy bandwidth. Kernels whose tensors fit in the
-caches can be above the latter, so of kernels without multiply-adds those that exceed them are listed apart.
+For each model and number of threads a summary by families of kernels is printed, and FOLDER gets NAME_THREADS.svg, the
+plot, and NAME_THREADS.json, all figures. "% of peak" is the share of the FMA peak, convolutions counted as direct ones;
+"% of copy" the share of the copy bandwidth. Kernels whose tensors fit into the caches can exceed the latter, so kernels
+without FMAs are listed separately by whether they exceed the caches.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FAMILIES: dict[str, Callable[[NodeTiming], bool]] = {
     "without multiply-adds, in caches": lambda call: call.bytes <= sum(Target("llvm").cache_bytes),
     "without multiply-adds, beyond caches": lambda call: True,
 }
-"""What kernels are counted as: the first that fits."""
+"""The families of kernels; the first that matches counts."""
 
 
 def family(call: NodeTiming) -> str:
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1", help="comma-separated thread counts")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, help="folder for pictures and figures")
+    parser.add_argument("--output", type=Path, help="folder for plots and figures")
     options = parser.parse_args()
     names = options.models.split(",") if options.models else all_models()
     if options.output is not None:

@@ -1,9 +1,9 @@
-"""What comes before and between the kernels: import, compile cold and warm, loading, executor cost per node.
+"""Start-up and overhead: import, compilation with an empty and a full cache, loading, executor time per node.
 
     python -m benchmarks.startup MODEL.onnx INPUTS.npz
 
-Every figure is the median of runs in fresh processes (compile: of three), except the executor's cost, which is the
-slope of the run time over the number of nodes of a chain of tiny kernels.
+Figures are medians of runs in new processes (compilation: of three). The executor's overhead is the slope of the run
+time over the number of nodes of a chain of tiny kernels.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def seconds(nodes):
     x = relay.var("x", (16,))
     y = x
     for _ in range(nodes):
-        y = relay.op.sigmoid(y)  # relu would not do: a chain of it is simplified to one
+        y = relay.op.sigmoid(y)  # a chain of relu would be simplified to one
     with PassContext(config={"relay.FuseOps.max_size": 1}):
         lib = relay.build(IRModule({"main": relay.Function((x,), y)}), target="llvm")
     module = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
@@ -78,7 +78,7 @@ def _python(code: str, *arguments: str, cache: str) -> list[float]:
 
 
 def main() -> None:
-    """Measure and print, a figure each line."""
+    """Measure and print, a line for each figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="an .onnx file")
     parser.add_argument("inputs", type=Path, help="an .npz file of its inputs by name")

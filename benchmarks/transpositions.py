@@ -1,10 +1,10 @@
-"""Transpositions as models have them, against copies of as many bytes measured in turn in the same run.
+"""Transposes and layout changes of real models against copies of as many bytes, interleaved in the same run.
 
     python -m benchmarks.transpositions [--threads 1] [--megabytes 128] [--only "uint8"] [--rounds 5]
 
-Types of one to eight bytes; matrices whose lines are pages, odd, or whole cache lines; images to and from channels
-last; heads of attention; batches of small matrices; windows, blocks and groups; elementwise work in front and behind.
-As `benchmarks.bandwidth` measures.
+Types of one to eight bytes; matrices whose rows are whole pages, odd, or whole cache lines; NCHW to NHWC and back;
+attention heads; batches of small matrices; windows, blocks and groups; fused elementwise operators. The method is that
+of `benchmarks.bandwidth`.
 """
 
 from __future__ import annotations
@@ -23,61 +23,65 @@ _SQUARES = ((64, 64), (49, 49), (128, 64), (49, 32))
 
 
 def cases(nbytes: int) -> Iterator[Case]:
-    """Every case at about `nbytes` read and written in all."""
+    """Every case, reading and writing about `nbytes`."""
 
     def case(
         name: str, kind: str, build: Callable[[Expr], Expr], count: Callable[[int], Sequence[int]], share: float = 0.5
     ) -> Case:
-        """`count` makes the input's shape of its number of elements, which take that share of the bytes."""
+        """`count` gives the input's shape for its number of elements, which take `share` of the bytes."""
         x = Var("x", relay.TensorType(tuple(count(int(nbytes * share) // as_dtype(kind).nbytes)), kind))
         return Case(f"{name}, {kind}", relay.Function((x,), build(x)))
 
-    def turned(name: str, kind: str, axes: Sequence[int], count: Callable[[int], Sequence[int]]) -> Case:
+    def transposed(name: str, kind: str, axes: Sequence[int], count: Callable[[int], Sequence[int]]) -> Case:
         return case(name, kind, lambda x: relay.transpose(x, tuple(axes)), count)
 
     for kind in ("int8", "bool", "float16", "bfloat16", "float32", "int64"):
-        yield turned("lines of 2500", kind, (1, 0), lambda n: (n // 2500 // 64 * 64, 2500))
-        yield turned("lines of 2501 to odd ones", kind, (1, 0), lambda n: (n // 2501 // 64 * 64 + 1, 2501))
-        yield turned("lines of pages to pages", kind, (1, 0), lambda n: (n // 4096 // 1024 * 1024, 4096))
+        yield transposed("rows of 2500", kind, (1, 0), lambda n: (n // 2500 // 64 * 64, 2500))
+        yield transposed("rows of 2501, odd number of rows", kind, (1, 0), lambda n: (n // 2501 // 64 * 64 + 1, 2501))
+        yield transposed(
+            "rows of 4096, multiple of 1024 rows", kind, (1, 0), lambda n: (n // 4096 // 1024 * 1024, 4096)
+        )
     for kind in ("uint8", "float16", "float32"):
         for c in _CHANNELS:
-            yield turned(f"NCHW to NHWC, {c} channels", kind, (0, 2, 3, 1), lambda n, c=c: (1, c, *_sides(n // c)))
-            yield turned(f"NHWC to NCHW, {c} channels", kind, (0, 3, 1, 2), lambda n, c=c: (1, *_sides(n // c), c))
-        yield turned("NCHW to NHWC, 128 x 64 x 64", kind, (0, 2, 3, 1), lambda n: (n // (128 * 64 * 64), 128, 64, 64))
+            yield transposed(f"NCHW to NHWC, {c} channels", kind, (0, 2, 3, 1), lambda n, c=c: (1, c, *_sides(n // c)))
+            yield transposed(f"NHWC to NCHW, {c} channels", kind, (0, 3, 1, 2), lambda n, c=c: (1, *_sides(n // c), c))
+        yield transposed(
+            "NCHW to NHWC, 128 x 64 x 64", kind, (0, 2, 3, 1), lambda n: (n // (128 * 64 * 64), 128, 64, 64)
+        )
         for b, h, d in ((4, 12, 64), (1, 6, 80)):
-            yield turned(f"{h} heads of {d}", kind, (0, 2, 1, 3), lambda n, s=(b, h, d): _heads(n, *s))
-            yield turned(f"{h} heads of {d}, turned", kind, (0, 2, 3, 1), lambda n, s=(b, h, d): _heads(n, *s))
+            yield transposed(f"{h} heads of {d}", kind, (0, 2, 1, 3), lambda n, s=(b, h, d): _heads(n, *s))
+            yield transposed(f"{h} heads of {d}, transposed", kind, (0, 2, 3, 1), lambda n, s=(b, h, d): _heads(n, *s))
         for r, c in _SQUARES:
-            yield turned(f"matrices of {r} x {c}", kind, (0, 2, 1), lambda n, r=r, c=c: (n // r // c, r, c))
-        yield turned("(N, 197, 768)", kind, (0, 2, 1), lambda n: (n // 197 // 768, 197, 768))
-        yield turned("(N, 577, 1024)", kind, (0, 2, 1), lambda n: (n // 577 // 1024, 577, 1024))
-        yield turned("512 planes of 13 x 13", kind, (0, 2, 3, 1), lambda n: (n // 512 // 169, 512, 13, 13))
+            yield transposed(f"matrices of {r} x {c}", kind, (0, 2, 1), lambda n, r=r, c=c: (n // r // c, r, c))
+        yield transposed("(N, 197, 768)", kind, (0, 2, 1), lambda n: (n // 197 // 768, 197, 768))
+        yield transposed("(N, 577, 1024)", kind, (0, 2, 1), lambda n: (n // 577 // 1024, 577, 1024))
+        yield transposed("512 channels of 13 x 13", kind, (0, 2, 3, 1), lambda n: (n // 512 // 169, 512, 13, 13))
         yield case("depth to space", kind, _depth_to_space, lambda n: (1, 64, *_sides(n // 64)))
         yield case("pixel shuffle", kind, _pixel_shuffle, lambda n: (1, 64, *_sides(n // 64)))
         yield case("space to depth", kind, _space_to_depth, lambda n: (1, 64, *_sides(n // 64)))
-        yield case("patches merged", kind, _merged, lambda n: (n // 28 // 28 // 192, 28, 28, 192))
+        yield case("patch merging", kind, _patch_merging, lambda n: (n // 28 // 28 // 192, 28, 28, 192))
         yield case("channel shuffle", kind, _channel_shuffle, lambda n: (1, 64, *_sides(n // 64)))
         yield case("channel shuffle, NHWC", kind, _last_shuffle, lambda n: (1, *_sides(n // 64), 64))
-        yield case("windows of 7 x 7", kind, _windows, lambda n: (n // 56 // 56 // 96, 56, 56, 96))
-        yield case("windows joined", kind, _joined, lambda n: (n // 56 // 56 // 96 * 64, 49, 96))
-        yield case("query, key, value", kind, _apart, lambda n: (n // 49 // 288, 49, 3, 3, 32))
+        yield case("window partition 7 x 7", kind, _window_partition, lambda n: (n // 56 // 56 // 96, 56, 56, 96))
+        yield case("window reverse 7 x 7", kind, _window_reverse, lambda n: (n // 56 // 56 // 96 * 64, 49, 96))
+        yield case("query, key, value split", kind, _split_heads, lambda n: (n // 49 // 288, 49, 3, 3, 32))
         yield case("patches", kind, _patches, lambda n: (n // 3 // 224 // 224, 3, 224, 224))
-        yield case("patches of 2 x 2 to planes", kind, _planes_of_patches, lambda n: (n // 65536, 1024, 64))
-        yield case("planes to patches of 2 x 2", kind, _patches_of_planes, lambda n: (n // 16384, 4, 64, 64))
-    yield case("image to planes, scaled", "uint8", _scaled, lambda n: (1, *_sides(n // 3), 3), 0.2)
-    yield case("images of 518 x 518 to planes", "uint8", _scaled, lambda n: (n // 3 // 518 // 518, 518, 518, 3), 0.2)
-    yield case("planes to image, scaled", "uint8", _unscaled, lambda n: (1, 3, *_sides(n // 3)), 0.2)
-    yield case("widened", "uint8", lambda x: relay.cast(relay.transpose(x), "float32"), _matrix, 0.2)
-    yield case("narrowed", "float32", lambda x: relay.cast(relay.transpose(x), "float16"), _matrix, 2 / 3)
-    yield case("relu in front", "float32", lambda x: relay.transpose(relay.nn.relu(x)), _matrix)
-    yield case("gelu behind", "float32", lambda x: relay.nn.gelu(relay.transpose(x)), _matrix)
-    yield case("bias of channels, to NHWC", "float32", _biased, lambda n: (1, 64, *_sides(n // 64)))
-    yield case("bias of channels, to NCHW", "float32", _biased_first, lambda n: (1, *_sides(n // 64), 64))
-    yield case("codes, to NCHW", "float32", _codes, lambda n: (1, *_sides(n // 64), 64), 0.8)
+        yield case("patches of 2 x 2 to NCHW", kind, _planes_of_patches, lambda n: (n // 65536, 1024, 64))
+        yield case("NCHW to patches of 2 x 2", kind, _patches_of_planes, lambda n: (n // 16384, 4, 64, 64))
+    yield case("image to NCHW, normalised", "uint8", _scaled, lambda n: (1, *_sides(n // 3), 3), 0.2)
+    yield case("518 x 518 to NCHW, normalised", "uint8", _scaled, lambda n: (n // 3 // 518 // 518, 518, 518, 3), 0.2)
+    yield case("NCHW to image, scaled", "uint8", _unscaled, lambda n: (1, 3, *_sides(n // 3)), 0.2)
+    yield case("cast to float32", "uint8", lambda x: relay.cast(relay.transpose(x), "float32"), _matrix, 0.2)
+    yield case("cast to float16", "float32", lambda x: relay.cast(relay.transpose(x), "float16"), _matrix, 2 / 3)
+    yield case("relu before", "float32", lambda x: relay.transpose(relay.nn.relu(x)), _matrix)
+    yield case("gelu after", "float32", lambda x: relay.nn.gelu(relay.transpose(x)), _matrix)
+    yield case("channel bias, to NHWC", "float32", _biased, lambda n: (1, 64, *_sides(n // 64)))
+    yield case("channel bias, to NCHW", "float32", _biased_first, lambda n: (1, *_sides(n // 64), 64))
+    yield case("quantisation, to NCHW", "float32", _quantised, lambda n: (1, *_sides(n // 64), 64), 0.8)
 
 
 def _sides(area: int) -> tuple[int, int]:
-    """An image's sides: multiples of 8, no powers of two."""
+    """The sides of an image: multiples of 8, not both a power of two."""
     side = max(int(area**0.5) // 8 * 8, 8)
     return side, side - 8 if side & (side - 1) == 0 and side > 8 else side
 
@@ -112,7 +116,7 @@ def _space_to_depth(x: Expr) -> Expr:
     return relay.reshape(blocks, (n, 4 * c, h // 2, w // 2))
 
 
-def _merged(x: Expr) -> Expr:
+def _patch_merging(x: Expr) -> Expr:
     shape, firsts = _shape(x), ((0, 0), (1, 0), (0, 1), (1, 1))
     parts = [relay.strided_slice(x, (0, *first, 0), shape, (1, 2, 2, 1)) for first in firsts]
     return relay.concatenate(parts, axis=3)
@@ -128,19 +132,19 @@ def _last_shuffle(x: Expr) -> Expr:
     return relay.reshape(relay.transpose(relay.reshape(x, (n, h, w, 4, c // 4)), (0, 1, 2, 4, 3)), (n, h, w, c))
 
 
-def _windows(x: Expr) -> Expr:
+def _window_partition(x: Expr) -> Expr:
     n, h, w, c = _shape(x)
     parts = relay.transpose(relay.reshape(x, (n, h // 7, 7, w // 7, 7, c)), (0, 1, 3, 2, 4, 5))
     return relay.reshape(parts, (-1, 49, c))
 
 
-def _joined(x: Expr) -> Expr:
+def _window_reverse(x: Expr) -> Expr:
     n, _, c = _shape(x)
     parts = relay.transpose(relay.reshape(x, (n // 64, 8, 8, 7, 7, c)), (0, 1, 3, 2, 4, 5))
     return relay.reshape(parts, (n // 64, 56, 56, c))
 
 
-def _apart(x: Expr) -> Expr:
+def _split_heads(x: Expr) -> Expr:
     return relay.transpose(x, (2, 0, 3, 1, 4))
 
 
@@ -151,7 +155,7 @@ def _patches(x: Expr) -> Expr:
 
 
 def _planes_of_patches(x: Expr) -> Expr:
-    """Of latents of 16 channels, channels last in each patch."""
+    """Latents of 16 channels, channels last within each patch, to NCHW."""
     n, _, _ = _shape(x)
     parts = relay.transpose(relay.reshape(x, (n, 32, 32, 2, 2, 16)), (0, 5, 1, 3, 2, 4))
     return relay.reshape(parts, (n, 16, 64, 64))
@@ -181,9 +185,9 @@ def _biased_first(x: Expr) -> Expr:
     return relay.transpose(relay.nn.relu(relay.add(x, bias)), (0, 3, 1, 2))
 
 
-def _codes(x: Expr) -> Expr:
-    codes = relay.clip(relay.round(relay.multiply(x, relay.const(np.float32(20)))), -128, 127)
-    return relay.transpose(relay.cast(codes, "int8"), (0, 3, 1, 2))
+def _quantised(x: Expr) -> Expr:
+    values = relay.clip(relay.round(relay.multiply(x, relay.const(np.float32(20)))), -128, 127)
+    return relay.transpose(relay.cast(values, "int8"), (0, 3, 1, 2))
 
 
 def _per_channel(channels: int, first: float) -> Expr:
@@ -191,4 +195,4 @@ def _per_channel(channels: int, first: float) -> Expr:
 
 
 if __name__ == "__main__":
-    run_program(cases, __doc__ or "", "128", 5)
+    run_program("transpositions", cases, __doc__ or "", "128", 5)

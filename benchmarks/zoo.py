@@ -3,8 +3,8 @@
     pip install torch transformers onnxscript
     python -m benchmarks.zoo FOLDER [--batch N] [--more | --families | --timm | --torchvision] [NAME ...]
 
-writes FOLDER/NAME.onnx and FOLDER/NAME.npz (one set of inputs by name): about 1.4 GB in all; with ``--more`` others
-instead (`benchmarks/architectures.py`), with ``--families`` a few layers of many (`benchmarks/families.py`), with
+writes FOLDER/NAME.onnx and FOLDER/NAME.npz (one set of inputs by name): about 1.4 GB in all; with ``--more`` other
+architectures (`benchmarks/architectures.py`), with ``--families`` a few layers of many (`benchmarks/families.py`), with
 ``--timm`` or ``--torchvision`` the named models of these packages (``pip install timm torchvision``). With a batch of
 N > 1 the files are NAME_bN.onnx and NAME_bN.npz.
 """
@@ -26,7 +26,7 @@ from benchmarks.families import FAMILIES
 
 
 class Positional(nn.Module):
-    """A model called with positional tensors, giving its main output."""
+    """A model that is called with positional tensors and returns its main output."""
 
     def __init__(self, model: nn.Module, names: list[str]) -> None:
         super().__init__()
@@ -56,9 +56,9 @@ def export(case: Callable[[], Case], folder: Path, batch: int = 1) -> None:
 
 
 def of_timm(name: str) -> Callable[[], Case]:
-    """An image classifier of the timm package; batch norms have random statistics, as trained ones have."""
+    """An image classifier of the timm package, with random statistics in batch norms."""
 
-    import timm  # an extra that no other model needs
+    import timm  # optional: only these models need it
 
     def case() -> Case:
         model = with_random_statistics(timm.create_model(name, pretrained=False))
@@ -74,7 +74,7 @@ def of_torchvision(name: str) -> Callable[[], Case]:
     Batch norms have random statistics.
     """
 
-    from torchvision import models  # an extra that no other model needs
+    from torchvision import models  # optional: only these models need it
 
     def case() -> Case:
         if name in models.list_models(models.segmentation):
@@ -89,7 +89,7 @@ def of_torchvision(name: str) -> Callable[[], Case]:
 
 
 def with_random_statistics(model: nn.Module) -> nn.Module:
-    """The model with batch norms that have seen something, as trained ones have."""
+    """The model with random statistics in batch norms, which would be 0 and 1 without training."""
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None:
             norm.running_mean.normal_(0, 0.1)
@@ -104,8 +104,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="models to export; default: all")
     parser.add_argument("--batch", type=int, default=1)
     others = parser.add_mutually_exclusive_group()
-    others.add_argument("--more", action="store_true", help="the others")
-    others.add_argument("--families", action="store_true", help="a few layers of each of many families")
+    others.add_argument("--more", action="store_true", help="other architectures")
+    others.add_argument("--families", action="store_true", help="a few layers of many model families")
     others.add_argument("--timm", action="store_true", help="the named models of the timm package")
     others.add_argument("--torchvision", action="store_true", help="the named models of the torchvision package")
     options = parser.parse_intermixed_args()

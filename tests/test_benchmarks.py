@@ -1,4 +1,4 @@
-"""The benchmarks, but for what they measure: tables, results that are kept, what runs where there is no GPU."""
+"""Benchmarks without measurements: results, tables, the page made of them, and programs on machines without a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks import models, peak, roofline
+from benchmarks import bandwidth, models, peak, records, report, roofline
 from benchmarks.light import write_light
 from relayc.backend.llvm.ceilings import FmaLoop
 from relayc.backend.runtime.ceilings import Ceilings
@@ -40,7 +39,7 @@ def record(model: str, batch: int, threads: int, ours: float, **peers: float) ->
     return {"model": model, "batch": batch, "threads": threads, "compile": compiled, "engines": engines}
 
 
-def test_results_of_models_are_read_back_the_last_of_each_case(tmp_path: Path) -> None:
+def test_the_last_result_of_each_case_counts(tmp_path: Path) -> None:
     path = tmp_path / "models.jsonl"
     assert models.read_results(path) == {}
     lines = [record("a", 1, 1, 4.0), record("b", 1, 1, 2.0), record("a", 1, 1, 3.0)]
@@ -49,51 +48,97 @@ def test_results_of_models_are_read_back_the_last_of_each_case(tmp_path: Path) -
     assert list(results) == [("a", 1, 1), ("b", 1, 1)] and results["a", 1, 1]["engines"]["relayc"]["ms"] == 3.0
 
 
-def test_tables_of_models_have_the_better_peer_s_ratio_and_its_mean() -> None:
+def test_tables_of_models_have_ratios_to_the_fastest_peer_and_their_mean() -> None:
     records = [
         record("a", 1, 1, 2.0, onnxruntime=5.0, openvino=4.0),
         record("b", 1, 1, 4.0, onnxruntime=2.0),
         record("a", 8, 1, 2.0),
     ]
     text = models.tables({models.case_of(r): r for r in records})
-    rows = {tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in text.splitlines() if line.startswith("|")}
+    rows = {tuple(line[2:-2].split(" | ")) for line in text.splitlines() if line.startswith("|")}
     assert ("a", "2.00", "5.00", "4.00", "2.00") in rows and ("b", "4.00", "2.00", "-", "0.50") in rows
     assert ("geometric mean", "", "", "", "1.00") in rows and ("geometric mean", "", "", "", "nan") in rows
     assert ("a", "1.00", "0.25", "0.500", "0.500", "0.500", "99", "99", "99") in rows
 
 
-def test_the_front_page_tells_the_means_that_were_measured() -> None:
+def test_the_front_page_has_the_measured_means() -> None:
     measured = [
-        [cell.strip() for cell in line.split("|")[2:-1] if cell.strip()]
-        for processor in ("x86-64-v4", "zen4", "x86-64-v3", "xeon")
-        for line in models.tables(models.read_results(models.RESULTS / f"{processor}.jsonl")).splitlines()
+        re.findall(r"[\d.]+", line)
+        for name in ("zen5", "zen4", "zen3", "xeon")
+        for line in models.tables(models.read_results(models.RESULTS / f"{name}.jsonl")).splitlines()
         if "geometric mean" in line
     ]
     rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| batch ")]
-    assert [[c.strip() for c in row.split("|")[2:-1]] for row in rows] == measured
+    assert [re.findall(r"[\d.]+", row)[1:] for row in rows] == measured
 
 
-def table_rows(text: str) -> list[list[str]]:
-    """The cells of all rows of the tables in a page."""
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+def test_the_page_of_benchmarks_is_what_the_figures_give() -> None:
+    report.main(["--check"])
+    assert re.findall(r"<!-- table: (.+) -->", report.PAGE.read_text()) == list(report.TABLES)
+    assert len(report.PAGE.read_text().split()) < 4500
 
 
-def test_the_page_of_benchmarks_has_the_tables_that_were_measured() -> None:
-    page = table_rows((ROOT / "benchmarks" / "README.md").read_text())
-    rows = table_rows(models.tables(models.read_results(models.RESULTS / "x86-64-v4.jsonl")))
-    begin = page.index(rows[0])
-    assert page[begin : begin + len(rows)] == rows
-    heads = [i for i, row in enumerate(page) if row[:3] == ["model", "batch 1, 1t", "batch 1, 2t"]]
-    for head, processor in zip(heads, ("xeon", "zen4", "x86-64-v3"), strict=True):
-        results = models.read_results(models.RESULTS / f"{processor}.jsonl")
-        cases = [(batch, threads) for batch in (1, 8) for threads in (1, 2)]
-        ratios = {name: [models.ratio(results[name, *case]) for case in cases] for name, _, _ in results}
-        ratios["geometric mean"] = [statistics.geometric_mean(column) for column in zip(*ratios.values(), strict=True)]
-        wanted = [[name, *[f"{ratio:.2f}" for ratio in row]] for name, row in ratios.items()]
-        assert sorted(page[head + 2 : head + 2 + len(wanted)]) == sorted(wanted), processor
+def test_a_page_that_differs_from_the_figures_is_an_error_until_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "README.md"
+    page.write_text("before\n\n<!-- table: gpu products -->\nold\n<!-- end -->\n\nafter\n")
+    monkeypatch.setattr(report, "PAGE", page)
+    with pytest.raises(SystemExit, match=r"run python -m benchmarks\.report"):
+        report.main(["--check"])
+    assert "old" in page.read_text()
+    report.main([])
+    report.main(["--check"])
+    text = page.read_text()
+    assert "old" not in text and "| M x N x K | float32 | float16 |" in text
+    assert text.startswith("before\n\n<!--") and text.endswith("<!-- end -->\n\nafter\n")
+    page.write_text("<!-- table: unknown -->\n<!-- end -->\n")
+    with pytest.raises(KeyError, match="unknown"):
+        report.main([])
 
 
-def test_only_missing_cases_are_measured_and_none_after_the_time_is_up(
+@pytest.mark.parametrize("path", sorted(records.RESULTS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_results_parse(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = records.read(path)
+    assert found
+    report.main(["--print", path.stem])
+    assert len(capsys.readouterr().out.splitlines()) > 2
+    for record in found:
+        if path.stem in records.CPUS:
+            assert models.ratio(record) > 0 and record["date"]
+            continue
+        assert {"program", "machine", "case"} <= record.keys()
+        assert record["machine"] in records.MACHINES or record["machine"] == "sm_90"
+        assert path.stem == "machines" or "date" in record or "recorded" in record
+        times = {key: value for key, value in record.items() if key != "ratio"}
+        if "ratio" in record and (exact := records.ratio(times)) == exact:
+            assert record["ratio"] == pytest.approx(exact, rel=0.04), record  # of times with two digits
+
+
+def test_ratios_are_those_to_the_fastest_peer() -> None:
+    assert records.ratio({"relayc_ms": 2.0, "onnxruntime_ms": 5.0, "openvino_ms": 4.0}) == 2.0
+    assert records.ratio({"relayc_tflops": 2.0, "torch_tflops": 4.0}) == 0.5
+    assert records.ratio({"ratio": 1.5, "relayc_ms": 1.0, "onnxruntime_ms": 1.49}) == 1.5
+    assert np.isnan(records.ratio({"relayc_ms": 2.0})) and np.isnan(records.geometric_mean([]))
+
+
+def test_memory_bound_kernels_get_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new" / "bandwidth.jsonl"
+    monkeypatch.setattr(bandwidth, "measure", lambda *_: (15.0, 20.0))
+    monkeypatch.setattr(
+        sys, "argv", ["bandwidth", "--megabytes", "8,128", "--only", "softmax, masked", f"--results={path}"]
+    )
+    bandwidth.run_program("bandwidth", bandwidth.cases, "", "128", 1)
+    assert "| softmax, masked | 15.0 | 20.0 | 75 % | 15.0 | 20.0 | 75 % |" in capsys.readouterr().out
+    assert [(r["megabytes"], r["gb_per_s"], r["percent_of_copy"]) for r in records.read(path)] == [
+        (8, 15, 75),
+        (128, 15, 75),
+    ]
+
+
+def test_only_missing_cases_are_measured_and_no_model_is_begun_after_the_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[tuple[str, int, int]] = []
@@ -109,7 +154,7 @@ def test_only_missing_cases_are_measured_and_none_after_the_time_is_up(
     monkeypatch.setattr(models, "locate", lambda name, *_: None if name == "absent" else (tmp_path, tmp_path))
     options = argparse.Namespace(
         models=["a", "absent", "b"], batch=[1], threads=[1, 2], again=False, minutes=1.0, zoo=None, engines=[],
-        turns=1, seconds=0.1, results=tmp_path / "models.jsonl",
+        rounds=1, seconds=0.1, results=tmp_path / "models.jsonl",
     )  # fmt: skip
     options.results.write_text(json.dumps(record("a", 1, 2, 1.0)) + "\n")
     models.run(options)
@@ -128,7 +173,7 @@ def test_light_models_take_a_batch(tmp_path: Path) -> None:
     assert {feed.shape[0] for feed in np.load(inputs).values()} == {3} and path.stem == "light_squeezenet_b3"
 
 
-def test_kernels_are_counted_in_families() -> None:
+def test_kernels_belong_to_families() -> None:
     def call(ops: str, flops: int, nbytes: int = 10) -> NodeTiming:
         return NodeTiming("n", "f", ops, "", "", 1e-3, flops, nbytes)
 
@@ -141,7 +186,7 @@ def test_kernels_are_counted_in_families() -> None:
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the tiles are written for x86-64")
-def test_tiles_by_hand_have_as_many_multiply_adds_as_are_counted() -> None:
+def test_hand_written_tiles_have_as_many_fmas_as_are_counted() -> None:
     lanes = FmaLoop().lanes
     if lanes not in peak.TILES:
         pytest.skip("no fused multiply-adds on this processor")
