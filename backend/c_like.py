@@ -405,17 +405,17 @@ class CLikeGenerator(Visitor[Any]):
         x = self.convert(self.visit(node.args[0]), node.args[0].dtype, node.dtype)
         return f"(({x} << 24 >> 24 & 65535) | ({x} >> 8 << 16))"
 
-    def call_dot_pairs(self, node: Call) -> str:
+    def call_dot2(self, node: Call) -> str:
         x, y = [self.visit(a) for a in node.args]
         return f"(({x} << 16 >> 16) * ({y} << 16 >> 16) + ({x} >> 16) * ({y} >> 16))"
 
-    def call_dot_quads(self, node: Call) -> str:
+    def call_dot4(self, node: Call) -> str:
         x, y = [self.visit(a) for a in node.args]
         return f"({' + '.join(f'({x} >> {s} & 255) * ({y} << {24 - s} >> 24)' for s in range(0, 32, 8))})"
 
-    def call_dot_octets(self, node: Call) -> str:
+    def call_dot8(self, node: Call) -> str:
         x, y, z, w = node.args
-        return f"({self.call_dot_quads(node.replace(args=(x, y)))} + {self.call_dot_quads(node.replace(args=(z, w)))})"
+        return f"({self.call_dot4(node.replace(args=(x, y)))} + {self.call_dot4(node.replace(args=(z, w)))})"
 
     def call_popcount(self, node: Call) -> str:
         return f"(({self.type_name(node.dtype)})__builtin_popcountll({self.as_bits(node.args[0])}))"

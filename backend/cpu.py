@@ -53,7 +53,7 @@ CPU_FEATURES: dict[str, frozenset[str]] = {
 """Features of a processor that matter to generated code, by the names LLVM and GCC share ("generic": any AArch64)."""
 
 _KNOWN_FEATURES = frozenset[str]().union(*CPU_FEATURES.values())
-_MOST_OF_LAST_CACHE = 16 << 20
+_MOST_OF_LLC = 16 << 20
 """Of the last cache, for each core of ours at most: a virtual machine is told what all cores of a socket share."""
 _ASSUMED_CACHES = CacheBytes(32 << 10, 1 << 20, 16 << 20)
 
@@ -90,7 +90,7 @@ def _host_caches() -> CacheBytes:
     l1, l2, l3 = here.l1_cache_size_bytes, here.l2_cache_size_bytes, here.l3_cache_size_bytes
     if l1 is None:
         return _ASSUMED_CACHES
-    return CacheBytes(l1, l2 or 0, min(l3 or 0, _MOST_OF_LAST_CACHE * available_cpus()))
+    return CacheBytes(l1, l2 or 0, min(l3 or 0, _MOST_OF_LLC * available_cpus()))
 
 
 def add_cpu_options(kind: TargetKind, host: Callable[[], HostCPU] = host_cpu) -> TargetKind:

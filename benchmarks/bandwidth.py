@@ -24,9 +24,9 @@ from benchmarks.records import append, machine
 from relayc import relay
 from relayc.backend.llvm.ceilings import StreamingCopy
 from relayc.backend.runtime import device, graph_executor
-from relayc.relay.build.lower import tensor_types
 from relayc.relay.expr import Expr, Var
 from relayc.relay.interpreter import evaluate
+from relayc.relay.lowering.lower import tensor_types
 from relayc.relay.op import qnn
 from relayc.relay.op.common import numpy_dtype
 

@@ -6,10 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from relayc.relay import analysis, op, transform
-from relayc.relay.build import bind_params_by_name, build, optimize
 from relayc.relay.errors import MalformedGraphError, ParseError, TypeInferenceError, UnknownOperatorError
 from relayc.relay.expr import Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var, const, var
 from relayc.relay.interpreter import create_executor
+from relayc.relay.lowering import bind_params_by_name, build, optimize
 from relayc.relay.op import (
     abs,
     acos,

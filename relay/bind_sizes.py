@@ -23,7 +23,8 @@ Replace = Callable[[PrimExpr], Dim]
 def bind_sizes(function: Function, sizes: Mapping[str, Dim]) -> Function:
     """`function` with the size variables that `sizes` names replaced, in types and attributes.
 
-    Variables that stay keep their place in the attributes "bound_sizes" and "size_checks" (see `relay.build.dynamic`).
+    Variables that stay keep their place in the attributes "bound_sizes" and "size_checks" (see
+    `relay.lowering.dynamic`).
     """
     return with_dims(function, _by_name(sizes))
 

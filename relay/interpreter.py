@@ -202,7 +202,7 @@ def _call(frame: _Frame, call: Call) -> Value | _Frame | None:
     if args is None:
         return None
     if isinstance(call.op, OpDef):
-        if frame.need(*_givers(frame, call.op)) is None:
+        if frame.need(*_size_producers(frame, call.op)) is None:
             return None
         try:
             result = apply_reference(bind_operator(call.op, frame.sizes) if frame.sizes else call.op, args, call.ty)
@@ -216,7 +216,7 @@ def _call(frame: _Frame, call: Call) -> Value | _Frame | None:
     return None if closure is None else _enter(closure[0], args)
 
 
-def _givers(frame: _Frame, op: OpDef) -> list[Expr]:
+def _size_producers(frame: _Frame, op: OpDef) -> list[Expr]:
     """What has to be evaluated before the operator, because the shape of its result gives a size in the attributes."""
     wanted = size_variables(op.attributes().values()).keys() - frame.sizes.keys()
     if not wanted:

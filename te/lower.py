@@ -20,7 +20,7 @@ from relayc.te.tir.buffer import Buffer, decl_buffer
 from relayc.te.tir.expr import Dim, IterVar, PrimExpr, SizeVar, Var
 from relayc.te.tir.function import PrimFunc
 from relayc.te.tir.ops import likely, logical_and, seq
-from relayc.te.tir.passes.bind_shared import BindShared
+from relayc.te.tir.passes.eliminate_common_subexpr import EliminateCommonSubexpr
 from relayc.te.tir.passes.flatten import Flatten
 from relayc.te.tir.passes.fuse_loops import FuseLoops
 from relayc.te.tir.passes.hoist_allocations import HoistAllocations
@@ -169,7 +169,7 @@ def _argument_buffer(argument: Argument, binds: Mapping[Tensor, Buffer]) -> Buff
 def lowering_passes() -> tuple[Pass, ...]:
     """The passes from scheduled loops to flat loops, in order."""
     return (
-        BindShared(),
+        EliminateCommonSubexpr(),
         Flatten(),
         Simplify(),
         RewriteUnsafeSelect(),

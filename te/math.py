@@ -28,9 +28,9 @@ __all__ = [
     "clz",
     "cos",
     "cosh",
-    "dot_octets",
-    "dot_pairs",
-    "dot_quads",
+    "dot2",
+    "dot4",
+    "dot8",
     "erf",
     "exp",
     "exp2",
@@ -182,25 +182,25 @@ isfinite = _predicate("isfinite", True, "Is x neither infinite nor NaN?")
 
 
 def byte_pairs(x: Any) -> PrimExpr:
-    """Two signed bytes, an int16 `x`, as two numbers of 16 bits, an int32: an operand of `dot_pairs`."""
+    """Two signed bytes, an int16 `x`, as two numbers of 16 bits, an int32: an operand of `dot2`."""
     x = convert(x)
     if x.dtype.element != "int16":
         raise CompileError(f"byte_pairs takes int16 operands, got {x.dtype}")
     return call_intrin(INT32.with_lanes(x.dtype.lanes), "byte_pairs", x)
 
 
-def dot_pairs(x: Any, y: Any) -> PrimExpr:
+def dot2(x: Any, y: Any) -> PrimExpr:
     """Two products of signed 16-bit numbers, added: of those in the lower and in the upper halves of int32 `x` and `y`.
 
     Processors do many at once: pmaddwd and vpdpwssd on x86.
     """
     x, y = ops.match_types(convert(x), convert(y))
     if x.dtype.element != "int32":
-        raise CompileError(f"dot_pairs takes int32 operands, got {x.dtype}")
-    return call_intrin(x.dtype, "dot_pairs", x, y)
+        raise CompileError(f"dot2 takes int32 operands, got {x.dtype}")
+    return call_intrin(x.dtype, "dot2", x, y)
 
 
-def dot_quads(x: Any, y: Any) -> PrimExpr:
+def dot4(x: Any, y: Any) -> PrimExpr:
     """Four products, of the unsigned bytes of int32 `x` by the signed bytes of int32 `y`, added.
 
     Each two products of neighbours, those of the lower and those of the upper half, must add up to a number within 16
@@ -208,12 +208,12 @@ def dot_quads(x: Any, y: Any) -> PrimExpr:
     """
     x, y = ops.match_types(convert(x), convert(y))
     if x.dtype.element != "int32":
-        raise CompileError(f"dot_quads takes int32 operands, got {x.dtype}")
-    return call_intrin(x.dtype, "dot_quads", x, y)
+        raise CompileError(f"dot4 takes int32 operands, got {x.dtype}")
+    return call_intrin(x.dtype, "dot4", x, y)
 
 
-def dot_octets(x: Any, y: Any, z: Any, w: Any) -> PrimExpr:
-    """``dot_quads(x, y) + dot_quads(z, w)``, where the products of the lower halves of both, and those of the upper
+def dot8(x: Any, y: Any, z: Any, w: Any) -> PrimExpr:
+    """``dot4(x, y) + dot4(z, w)``, where the products of the lower halves of both, and those of the upper
     halves of both, add up to numbers within 16 bits.
 
     Older processors then widen the sums of 16 bits once for eight products.
@@ -223,8 +223,8 @@ def dot_octets(x: Any, y: Any, z: Any, w: Any) -> PrimExpr:
     x, z = ops.match_types(x, z)
     y, w = ops.match_types(y, w)
     if x.dtype.element != "int32" or y.dtype != x.dtype:
-        raise CompileError(f"dot_octets takes int32 operands, got {x.dtype} and {y.dtype}")
-    return call_intrin(x.dtype, "dot_octets", x, y, z, w)
+        raise CompileError(f"dot8 takes int32 operands, got {x.dtype} and {y.dtype}")
+    return call_intrin(x.dtype, "dot8", x, y, z, w)
 
 
 def popcount(x: Any) -> PrimExpr:

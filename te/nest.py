@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from relayc.te.bounds import Bounds, Guard, Loops, guard_expr
 from relayc.te.errors import LoweringError, ScheduleError
-from relayc.te.guess import only_for, retried
 from relayc.te.operation import ComputeOp, ExternOp, PlaceholderOp, ScanOp
 from relayc.te.poly import Poly, number
-from relayc.te.prefetches import prefetches
+from relayc.te.prefetch import prefetches
 from relayc.te.rewrite import map_reads
+from relayc.te.speculation import only_for, retried
 from relayc.te.stage import MAX_LANES, Split, Stage
 from relayc.te.tensor import Tensor
 from relayc.te.tensorize import TensorizedLoops

@@ -8,10 +8,10 @@ from typing import Any, overload
 
 from relayc.te import staging
 from relayc.te.errors import ScheduleError
-from relayc.te.guess import Guess
 from relayc.te.ir.visitor import post_order
 from relayc.te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
 from relayc.te.rewrite import replace_inputs
+from relayc.te.speculation import Speculation
 from relayc.te.stage import LoopAttrs, Stage
 from relayc.te.tensor import Tensor
 from relayc.te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Var
@@ -29,7 +29,7 @@ class Schedule:
     def __init__(self, outputs: Sequence[Operation]) -> None:
         self.outputs = list(outputs)
         self.small: Schedule | None = None
-        self.guesses: list[Guess] = []
+        self.guesses: list[Speculation] = []
         self.stages: list[Stage] = []
         self.stage_map: dict[Operation, Stage] = {}
         for op in _operations(self.outputs):
@@ -61,7 +61,7 @@ class Schedule:
         """A stage that copies `tensor` into `scope`, read by `readers` in its place. Gives the copy."""
         return staging.cache_read(self, tensor, scope, [readers] if isinstance(readers, Tensor) else list(readers))
 
-    def cache_tiled(
+    def cache_read_packed(
         self,
         tensor: Tensor,
         scope: str,
@@ -75,7 +75,7 @@ class Schedule:
         The copy has `shape`; ``element(tensor, *j)`` is its element j, and ``place(*i)`` is where element i of the
         tensor is found in it. With the elements of one thread next to each other they stay in its registers.
         """
-        return staging.cache_tiled(self, tensor, scope, list(readers), shape, element, place)
+        return staging.cache_read_packed(self, tensor, scope, list(readers), shape, element, place)
 
     @overload
     def cache_write(self, tensor: Tensor, scope: str) -> Tensor: ...
@@ -121,7 +121,7 @@ class Schedule:
         """
         staging.guess(self, exact, by, trusted)
 
-    def when_small(self, other: Schedule) -> None:
+    def specialize_small(self, other: Schedule) -> None:
         """Compute by `other` where a split with tail="shift" finds a symbolic extent below its factor.
 
         `other` is a schedule of the same outputs, and may have another one for what is small to it. Without one the

@@ -169,9 +169,9 @@ class Stage:
         end with the loop and computes some elements a second time, so that all parts are whole and none is guarded
         (Halide's ShiftInwards); for data axes, and not where elements are updated in place by several threads or from
         outside the part. An extent known at run time that is below the factor, or below `least` where that is more, is
-        for other loops (`Schedule.when_small`): with what is known of larger ones the tests of borders can be dropped.
-        "predicate": the guard stays where it is, for a last step so short (the store of a finished tile) that a second
-        copy of all the code around it does not pay; a factor larger than the loop is kept too.
+        for other loops (`Schedule.specialize_small`): with what is known of larger ones the tests of borders can be
+        dropped. "predicate": the guard stays where it is, for a last step so short (the store of a finished tile) that
+        a second copy of all the code around it does not pay; a factor larger than the loop is kept too.
         """
         self._check_leaf("split", parent)
         self._check_plain("split", parent)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from relayc.te.bounds import loop_extents
 from relayc.te.errors import ScheduleError
-from relayc.te.guess import Guess, move_with_exact
-from relayc.te.guess import check as check_guess
 from relayc.te.ir.structural import structural_equal
 from relayc.te.operation import ComputeOp, Operation, PlaceholderOp
 from relayc.te.rewrite import map_reads, replace_inputs
+from relayc.te.speculation import Speculation, move_with_exact
+from relayc.te.speculation import check as check_speculation
 from relayc.te.stage import Fuse, Split, Stage
 from relayc.te.tensor import Tensor
 from relayc.te.tir import ops
@@ -23,7 +23,7 @@ from relayc.te.tir.substitute import substitute
 if TYPE_CHECKING:
     from relayc.te.schedule import Schedule
 
-__all__ = ["cache_read", "cache_tiled", "cache_write", "guess", "normalize", "recompute", "rfactor"]
+__all__ = ["cache_read", "cache_read_packed", "cache_write", "guess", "normalize", "recompute", "rfactor"]
 
 
 def cache_read(schedule: Schedule, tensor: Tensor, scope: str, readers: Sequence[Tensor | Operation]) -> Tensor:
@@ -52,7 +52,7 @@ def _reading(
     return reading
 
 
-def cache_tiled(
+def cache_read_packed(
     schedule: Schedule,
     tensor: Tensor,
     scope: str,
@@ -61,12 +61,12 @@ def cache_tiled(
     element: Callable[..., PrimExpr],
     place: Callable[..., Sequence[Any]],
 ) -> Tensor:
-    """See `Schedule.cache_tiled`."""
+    """See `Schedule.cache_read_packed`."""
     source_stage, source = schedule[tensor], schedule.current(tensor)
-    reading = _reading("cache_tiled", schedule, source, readers)
+    reading = _reading("cache_read_packed", schedule, source, readers)
     for stage in reading:
         if not isinstance(stage.op, ComputeOp):
-            raise ScheduleError(f"cache_tiled of {source.name} for reader {stage.name}, which is no compute")
+            raise ScheduleError(f"cache_read_packed of {source.name} for reader {stage.name}, which is no compute")
     axis = [IterVar(Range(0, d), Var(f"ax{i}"), "data") for i, d in enumerate(shape)]
     copy_op = ComputeOp(f"{source.name}.{scope}", "", None, axis, [element(source, *[iv.var for iv in axis])])
     stage = _insert_stage(schedule, copy_op, after=source_stage)
@@ -191,14 +191,14 @@ def guess(
     schedule: Schedule, exact: Sequence[Tensor], by: Sequence[Tensor], trusted: Callable[[PrimExpr], PrimExpr]
 ) -> None:
     """See `Schedule.guess`."""
-    check_guess(schedule, exact, by)
+    check_speculation(schedule, exact, by)
     stages = [schedule[t] for t in exact]
     first = min(stages, key=schedule.stages.index)
     for tensor in by:
         for op in [*_new_operations(schedule, tensor.op), tensor.op]:
             if op not in schedule.stage_map:
                 _insert_stage(schedule, op, before=first)
-    schedule.guesses.append(Guess(tuple(stages), tuple([schedule[t] for t in by]), trusted))
+    schedule.guesses.append(Speculation(tuple(stages), tuple([schedule[t] for t in by]), trusted))
 
 
 def _drop_unread(schedule: Schedule, reader: Operation) -> None:

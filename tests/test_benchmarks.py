@@ -107,6 +107,10 @@ def test_results_parse(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         if path.stem in records.CPUS:
             assert models.ratio(record) > 0 and record["date"]
             continue
+        if path.stem == "decisions":
+            assert {"subject", "unit"} <= record.keys()
+            assert list((records.RESULTS.parents[1] / "docs/decisions").glob(record["decision"] + "-*.md")), record
+            continue
         assert {"program", "machine", "case"} <= record.keys()
         assert record["machine"] in records.MACHINES or record["machine"] == "sm_90"
         assert path.stem == "machines" or "date" in record or "recorded" in record

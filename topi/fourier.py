@@ -229,7 +229,7 @@ class _Transform:
     def _difference(self, a: Complex, b: Complex) -> Complex:
         return self._let((a[0] - b[0], a[1] - b[1]))
 
-    def _quarter_turn(self, a: Complex) -> Complex:
+    def _quarter_rotation(self, a: Complex) -> Complex:
         """sign * i * a."""
         return (-a[1], a[0]) if self.inverse else (a[1], -a[0])
 
@@ -248,7 +248,7 @@ class _Transform:
 
     def four(self, x: Sequence[Complex]) -> list[Complex]:
         even, odd = self.two([x[0], x[2]]), self.two([x[1], x[3]])
-        turned = self._quarter_turn(odd[1])
+        turned = self._quarter_rotation(odd[1])
         return [self._sum(even[0], odd[0]), self._sum(even[1], turned),
                 self._difference(even[0], odd[0]), self._difference(even[1], turned)]  # fmt: skip
 
@@ -264,7 +264,7 @@ class _Transform:
         for u in range(1, half + 1):
             angles = [2 * math.pi * (u * j % radix) / radix for j in range(1, half + 1)]
             even = self._let(self._weighted([1.0, *map(math.cos, angles)], [x[0], *sums]))
-            turned = self._let(self._quarter_turn(self._weighted(list(map(math.sin, angles)), differences)))
+            turned = self._let(self._quarter_rotation(self._weighted(list(map(math.sin, angles)), differences)))
             result[u], result[radix - u] = self._sum(even, turned), self._difference(even, turned)
         return result
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from relayc.te.tir import Dim, Var, as_int
 from relayc.te.tir.ir_builder import IRBuilder
 
-__all__ = ["loop_nest", "strips_of"]
+__all__ = ["blocks_of", "loop_nest"]
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def loop_nest(
         yield tuple([loops.enter_context(r) for r in ranges])
 
 
-def strips_of(columns: Dim, width: int) -> Iterator[tuple[int, Dim, int]]:
+def blocks_of(columns: Dim, width: int) -> Iterator[tuple[int, Dim, int]]:
     """(first column, how many strips, their width) for all columns: `width`, a power of two, then narrower ones.
 
     Columns whose number is known at run time are strips of one.

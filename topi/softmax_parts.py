@@ -45,7 +45,7 @@ class SoftmaxParts:
         self.exponentials = te.compute(of_rows, self._inside(self._exponential), name="softmax_part_exp")
         self.sum_of_part = self._of_part(of_parts, self._sum, "softmax_part_sum")
         self.largest = self._of_parts((*outer, columns), parts, self._largest_of_all, "softmax_max")
-        self.power = te.compute(of_parts, self._power, name="softmax_part_power")
+        self.power = te.compute(of_parts, self._power, name="softmax_part_exponential")
         self.total = self._of_parts((*outer, columns), parts, self._sum_of_all, "softmax_sum")
         self.share = te.compute(of_parts, self._share, name="softmax_part_share")
 

@@ -107,7 +107,7 @@ RC_MMA(int8, "m16n8k32", "s32.s8.s8.s32", int, "r")
                  : "=r"(r[0]), "=r"(r[1]) : "r"((unsigned)__cvta_generic_to_shared(from)) : "memory"); \
   }
 RC_LDMATRIX(, "")
-RC_LDMATRIX(_turned, ".trans")
+RC_LDMATRIX(_transposed, ".trans")
 #endif
 
 // Products of warp groups (sm_90a): four adjacent warps multiply 64 rows by `columns` over 16 elements of depth. Operands
@@ -171,26 +171,26 @@ RC_DEVICE void rc_load_left(void* to, const void* own, int stride) {
   int lane = threadIdx.x & 31;
   rc_ldmatrix_x4(to, (unsigned*)to + 2, (const char*)own + ((lane & 15) - (lane >> 2)) * stride + (lane >> 4) * 16);
 }
-RC_DEVICE void rc_load_left_turned(void* to, const void* own, int stride) {
+RC_DEVICE void rc_load_left_transposed(void* to, const void* own, int stride) {
   int lane = threadIdx.x & 31, k = (lane >> 4) * 8 + (lane & 7), row = (lane >> 3 & 1) * 8;
-  rc_ldmatrix_x4_turned(to, (unsigned*)to + 2, (const char*)own + k * stride + (row - (lane >> 2)) * 2);
+  rc_ldmatrix_x4_transposed(to, (unsigned*)to + 2, (const char*)own + k * stride + (row - (lane >> 2)) * 2);
 }
 RC_DEVICE void rc_load_right(void* to, const void* own, int stride) {
   int lane = threadIdx.x & 31;
   rc_ldmatrix_x2(to, (const char*)own + ((lane & 7) - (lane & 3) * 2) * stride + (lane >> 3 & 1) * 16);
 }
-RC_DEVICE void rc_load_right_turned(void* to, const void* own, int stride) {
+RC_DEVICE void rc_load_right_transposed(void* to, const void* own, int stride) {
   int lane = threadIdx.x & 31;
-  rc_ldmatrix_x2_turned(to, (const char*)own + (lane & 15) * stride - (lane & 3) * 4);
+  rc_ldmatrix_x2_transposed(to, (const char*)own + (lane & 15) * stride - (lane & 3) * 4);
 }
 // Of this tile of columns and the next.
 RC_DEVICE void rc_load_right_pair(void* to, void* next, const void* own, int stride) {
   int lane = threadIdx.x & 31, column = (lane >> 4) * 8 + (lane & 7) - (lane & 3) * 2;
   rc_ldmatrix_x4(to, next, (const char*)own + column * stride + (lane >> 3 & 1) * 16);
 }
-RC_DEVICE void rc_load_right_pair_turned(void* to, void* next, const void* own, int stride) {
+RC_DEVICE void rc_load_right_pair_transposed(void* to, void* next, const void* own, int stride) {
   int lane = threadIdx.x & 31;
-  rc_ldmatrix_x4_turned(to, next, (const char*)own + (lane & 15) * stride + (lane >> 4) * 16 - (lane & 3) * 4);
+  rc_ldmatrix_x4_transposed(to, next, (const char*)own + (lane & 15) * stride + (lane >> 4) * 16 - (lane & 3) * 4);
 }
 
 #endif

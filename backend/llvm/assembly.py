@@ -23,7 +23,7 @@ class ModuleText:
         self.functions: list[str] = []
         self._declarations: dict[str, str] = {}
         self._strings: dict[str, str] = {}
-        self._octets: dict[tuple[bytes, int], str] = {}
+        self._byte_constants: dict[tuple[bytes, int], str] = {}
         self._numbers = 0
         self.metadata: dict[str, str] = {}
         """Numbered nodes that instructions refer to: "!0" and what it is."""
@@ -50,9 +50,9 @@ class ModuleText:
 
     def octets(self, data: bytes, align: int) -> str:
         """The address of constant bytes, as an operand."""
-        name = self._octets.get((data, align))
+        name = self._byte_constants.get((data, align))
         if name is None:
-            name = self._octets[data, align] = f"@.octets{len(self._octets)}"
+            name = self._byte_constants[data, align] = f"@.bytes{len(self._byte_constants)}"
         return name
 
     def externals(self, defined: set[str]) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ class ModuleText:
     def text(self, defined: set[str]) -> str:
         """The whole module. Declarations of the functions in `defined` are left out."""
         constants = [_constant(name, text.encode() + b"\0") for text, name in self._strings.items()]
-        constants += [_constant(name, data, f", align {n}") for (data, n), name in self._octets.items()]
+        constants += [_constant(name, data, f", align {n}") for (data, n), name in self._byte_constants.items()]
         declarations = [line for name, line in self._declarations.items() if name not in defined]
         metadata = [f"{number} = {node}" for number, node in self.metadata.items()]
         return "\n".join([*constants, *declarations, *self.functions, *metadata, ""])

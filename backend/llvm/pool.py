@@ -10,7 +10,7 @@ Each thread has a share of the region, always the same, so that it finds in its 
 before. The share is cut into chunks: a thread that is done with its own goes on with those that another has not begun,
 which the system may have interrupted or never let run. Nobody waits for a worker that has not begun at all. Threads
 keep to cores of their own, and regions do without a worker that other programs keep interrupting
-(`backend.llvm.pool_places`). A region may have several steps, after each of which its threads meet
+(`backend.llvm.worker_placement`). A region may have several steps, after each of which its threads meet
 (`backend.llvm.pool_steps`).
 
 Only one region runs at a time: a second one, nested or from another thread, runs serially in its caller. After a fork

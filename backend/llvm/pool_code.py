@@ -6,8 +6,8 @@ from functools import lru_cache
 
 from relayc.backend.cache import default_cache
 from relayc.backend.llvm.installed import installed_llvm
-from relayc.backend.llvm.pool_places import PLACES, place_constants
 from relayc.backend.llvm.pool_steps import STEPS, job_constants
+from relayc.backend.llvm.worker_placement import PLACEMENT, placement_constants
 
 __all__ = ["pool_object", "pool_source"]
 
@@ -73,7 +73,7 @@ done:
 """
 
 # A mailbox is what the pool knows of a thread, the first one of the caller. Its 0 is 1 while the thread sleeps in the
-# futex, 1 says that regions do without it; `PLACES` knows the following. 9 is what of its share has been begun: the
+# futex, 1 says that regions do without it; `PLACEMENT` knows the following. 9 is what of its share has been begun: the
 # number of the last step, and in the lowest 8 bits how many chunks of it. All regions write it, so it lies apart.
 _POOL = """
 %mailbox = type {{ i32, i32, i32, i32, i32, i32, i64, i64, [88 x i8], i64, [120 x i8] }}
@@ -361,9 +361,9 @@ def pool_source(system: str, machine: str) -> str:
         return _MEMORY + _ALONE + _SERIAL
     declare_pause, pause = _PAUSE[machine]
     slots = MAX_WORKERS + 1
-    pool = (_POOL + STEPS + PLACES).format(
+    pool = (_POOL + STEPS + PLACEMENT).format(
         declare_pause=declare_pause, pause=pause, futex=_FUTEX[machine], spin=SPIN, patience=PATIENCE, chunks=CHUNKS,
-        slots=slots, mailbox_bytes=slots * MAILBOX_BYTES, **job_constants(), **place_constants(machine),
+        slots=slots, mailbox_bytes=slots * MAILBOX_BYTES, **job_constants(), **placement_constants(machine),
     )  # fmt: skip
     return _MEMORY + _ALONE + pool
 

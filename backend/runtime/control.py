@@ -13,10 +13,10 @@ import numpy as np
 
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.execution_plan import IfStep, LoopStep
 from relayc.backend.runtime.graph import GraphNode
-from relayc.backend.runtime.lists import Value, joined
 from relayc.backend.runtime.ndarray import NDArray, array
-from relayc.backend.runtime.steps import IfStep, LoopStep
+from relayc.backend.runtime.sequences import Value, joined
 
 __all__ = ["BodyRunner", "Record", "run_if", "run_loop"]
 

@@ -18,16 +18,16 @@ from relayc.backend.runtime.control import Record, run_if, run_loop
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.dtype import nbytes as nbytes_of
 from relayc.backend.runtime.errors import ArgumentError, ModuleError
+from relayc.backend.runtime.execution_plan import Bind, Check, IfStep, LoopStep, RunNodes, SequenceStep, StringStep
 from relayc.backend.runtime.graph import Graph, GraphNode, GraphTensor
-from relayc.backend.runtime.lists import ArrayList, Value, run_list
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, array, empty
 from relayc.backend.runtime.packed_func import KernelFunc, PackedFunc
 from relayc.backend.runtime.runners import OutputBuffer, Recordings
+from relayc.backend.runtime.sequences import ArraySequence, Value, run_sequence_action
 from relayc.backend.runtime.sizes import evaluate, variables
-from relayc.backend.runtime.steps import Bind, Check, IfStep, ListStep, LoopStep, RunNodes, TextStep
-from relayc.backend.runtime.text_actions import TEXT_ACTIONS, Prepared
-from relayc.backend.runtime.texts import StringTable
+from relayc.backend.runtime.string_actions import TEXT_ACTIONS, Prepared
+from relayc.backend.runtime.strings import StringTable
 
 __all__ = ["DynamicRunner", "bind_sizes", "shapes_of"]
 
@@ -50,12 +50,12 @@ def bind_sizes(
     Raises `ArgumentError` naming the input and axis whose size is not what the other inputs, or the model, say.
     """
     sizes: dict[str, int] = dict(inherited or {})
-    giver: dict[str, str] = dict.fromkeys(sizes, "the graph around")
+    size_producer: dict[str, str] = dict.fromkeys(sizes, "the graph around")
     tensors = [graph.tensors[index] for index in graph.inputs]
     for tensor, shape in zip(tensors, shapes, strict=True):
         for axis, (dim, given) in enumerate(zip(tensor.shape, shape, strict=True)):
             if isinstance(dim, str) and dim not in sizes:
-                sizes[dim], giver[dim] = given, f"input {tensor.name!r}, axis {axis}"
+                sizes[dim], size_producer[dim] = given, f"input {tensor.name!r}, axis {axis}"
     for tensor, shape in zip(tensors, shapes, strict=True):
         for axis, (dim, given) in enumerate(zip(tensor.shape, shape, strict=True)):
             if isinstance(dim, str) and sizes[dim] == given:
@@ -65,7 +65,7 @@ def bind_sizes(
                 raise ArgumentError(f"model {graph.name!r}: no input has the size {unknown[0]!r} as a dimension")
             wanted = evaluate(dim, sizes)
             if wanted != given:
-                why = "".join(f"; {name} is {sizes[name]} by {giver[name]}" for name in variables(dim))
+                why = "".join(f"; {name} is {sizes[name]} by {size_producer[name]}" for name in variables(dim))
                 raise ArgumentError(
                     f"input {tensor.name!r} of model {graph.name!r}: got shape {shape}, whose axis {axis} is {given}; "
                     f"expected {wanted} in {tensor.shape_text}{why}"
@@ -152,7 +152,7 @@ class DynamicRunner:
         self._params, self._texts = params, texts
         self._text_actions: dict[int, Prepared] = {
             id(step): TEXT_ACTIONS[step.action].prepare(step.settings)
-            for step in graph.steps if isinstance(step, TextStep)
+            for step in graph.steps if isinstance(step, StringStep)
         }  # fmt: skip
         self._addresses = np.zeros(max(len(graph.tensors), 1), np.int64)
         self._size_table = np.zeros(max(len(graph.sizes), 1), np.int64)
@@ -218,8 +218,8 @@ class DynamicRunner:
                 new = []
             elif isinstance(step, Bind):
                 new.append(step.name)
-            elif isinstance(step, IfStep | LoopStep | ListStep | TextStep):
-                results = (step.output,) if isinstance(step, ListStep) else step.outputs
+            elif isinstance(step, IfStep | LoopStep | SequenceStep | StringStep):
+                results = (step.output,) if isinstance(step, SequenceStep) else step.outputs
                 names = [v for t in results for d in tensors[t].shape for v in variables(d)]
                 new += [name for name in names if name.startswith(RESULT_SIZE) and name not in given]
         return {**dict.fromkeys(new, len(steps)), **known}
@@ -262,9 +262,9 @@ class DynamicRunner:
                 self._bind(step)
             elif isinstance(step, Check):
                 self._check(step)
-            elif isinstance(step, ListStep):
-                self._give((step.output,), [run_list(step, self.read, self._device)], step.source)
-            elif isinstance(step, TextStep):
+            elif isinstance(step, SequenceStep):
+                self._give((step.output,), [run_sequence_action(step, self.read, self._device)], step.source)
+            elif isinstance(step, StringStep):
                 self._give(step.outputs, self._run_text(step), step.source)
             else:
                 self._control(step, record)
@@ -344,7 +344,7 @@ class DynamicRunner:
             results = run_loop(step, runner, self.read, self.sizes, self._device, self._empty, record)
         self._give(step.outputs, results, step.source)
 
-    def _run_text(self, step: TextStep) -> list[Value]:
+    def _run_text(self, step: StringStep) -> list[Value]:
         """The results of an action on strings, which are read and given as numbers."""
         action, texts = TEXT_ACTIONS[step.action], self._texts
         arrays = [self.array(index).numpy() for index in step.inputs]
@@ -361,7 +361,7 @@ class DynamicRunner:
         for index, result in zip(outputs, results, strict=True):
             tensor = self._graph.tensors[index]
             self._values[index] = result
-            if isinstance(result, ArrayList):
+            if isinstance(result, ArraySequence):
                 continue
             if len(result.shape) != len(tensor.shape) or result.dtype != tensor.dtype:
                 raise ArgumentError(

@@ -26,11 +26,19 @@ from typing import Any
 from relayc.backend.runtime.dtype import data_type
 from relayc.backend.runtime.dtype import nbytes as nbytes_of
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError
+from relayc.backend.runtime.execution_plan import (
+    LIST_ACTIONS,
+    IfStep,
+    LoopStep,
+    SequenceStep,
+    Step,
+    read_steps,
+    step_to_json,
+)
 from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.sizes import Size, is_static, read_shape, size_text
-from relayc.backend.runtime.steps import LIST_ACTIONS, IfStep, ListStep, LoopStep, Step, read_steps, step_to_json
 
-__all__ = ["GRAPH_VERSION", "Graph", "GraphCache", "GraphNode", "GraphTensor"]
+__all__ = ["GRAPH_VERSION", "Graph", "GraphKVCache", "GraphNode", "GraphTensor"]
 
 GRAPH_VERSION = 1
 _MAX_BYTES = 1 << 48
@@ -41,7 +49,7 @@ _STORAGE = ("input", "output", "param", "arena", "slot", "value", "own")
 class GraphTensor:
     """`place` is a byte offset (arena), a position (input, output) or a weight's name (param), as `storage` says.
 
-    With `is_list` it is a list of tensors (see `backend.runtime.lists`) of this element type; its shape is ().
+    With `is_list` it is a list of tensors (see `backend.runtime.sequences`) of this element type; its shape is ().
     """
 
     name: str
@@ -103,7 +111,7 @@ class GraphNode:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphTexts:
+class GraphStrings:
     """The strings that a graph names, by number, and the positions of the inputs and outputs that are strings."""
 
     table: tuple[str, ...]
@@ -112,7 +120,7 @@ class GraphTexts:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphCache:
+class GraphKVCache:
     """An input that the executor keeps: with room for rows along `axis`, of which `length` says how many there are.
 
     `length` is a size variable that no input gives, `added` how many rows a run writes behind them.
@@ -141,10 +149,10 @@ class Graph:
     steps: tuple[Step, ...] = ()
     variants: tuple[tuple[Mapping[str, int], Graph], ...] = ()
     """graphs that do the same for certain sizes, and faster"""
-    texts: GraphTexts | None = None
+    texts: GraphStrings | None = None
     maps: Mapping[int, tuple[str | int, ...]] = field(default_factory=dict[int, tuple[str | int, ...]])
     """outputs, matrices by position, of which each row is a map from these keys to its elements (ONNX: ZipMap)"""
-    caches: tuple[GraphCache, ...] = ()
+    caches: tuple[GraphKVCache, ...] = ()
 
     @property
     def is_dynamic(self) -> bool:
@@ -212,7 +220,7 @@ class Graph:
         }
 
     @staticmethod
-    def _texts_json(texts: GraphTexts) -> dict[str, Any]:
+    def _texts_json(texts: GraphStrings) -> dict[str, Any]:
         return {"table": list(texts.table), "inputs": list(texts.inputs), "outputs": list(texts.outputs)}
 
     @staticmethod
@@ -258,7 +266,7 @@ class Graph:
         return replace(graph, variants=tuple([_variant(graph, item) for item in variants]))
 
 
-def _texts(graph: Graph, record: Record) -> GraphTexts | None:
+def _texts(graph: Graph, record: Record) -> GraphStrings | None:
     if "texts" not in record.value:
         return None
     given = record.record("texts")
@@ -272,7 +280,7 @@ def _texts(graph: Graph, record: Record) -> GraphTexts | None:
         for position in places:
             if graph.tensors[numbers[position]].dtype != "int64":
                 raise damaged(f"{given.where}.{name}", position, "positions of tensors of int64")
-    return GraphTexts(table, inputs, outputs)
+    return GraphStrings(table, inputs, outputs)
 
 
 def _maps(graph: Graph, record: Record) -> dict[int, tuple[str | int, ...]]:
@@ -384,7 +392,7 @@ def _check_places(graph: Graph, where: str) -> None:
 def _check_lists(graph: Graph, where: str) -> None:
     """Actions on lists have as many operands as they take, and lists and tensors where they take them."""
     for index, step in enumerate(graph.steps):
-        if not isinstance(step, ListStep):
+        if not isinstance(step, SequenceStep):
             continue
         least, most, result = LIST_ACTIONS[step.action]
         kinds = "".join("l" if graph.tensors[i].is_list else "t" for i in step.inputs)
@@ -395,12 +403,12 @@ def _check_lists(graph: Graph, where: str) -> None:
             raise damaged(f"{where}.steps[{index}]", f"{step.action} of {kinds!r} giving {given!r}", expected)
 
 
-def _cache(record: Record, sizes: Sequence[str]) -> GraphCache:
+def _cache(record: Record, sizes: Sequence[str]) -> GraphKVCache:
     record.only("input", "axis", "length", "added")
     length, added = record.get("length", str), read_shape([record.value.get("added")], record.where, sizes)[0]
     if length not in sizes:
         raise damaged(f"{record.where}.length", length, f"a size variable among {list(sizes)}")
-    return GraphCache(record.number("input", 0), record.number("axis", 0), length, added)
+    return GraphKVCache(record.number("input", 0), record.number("axis", 0), length, added)
 
 
 def _check_caches(graph: Graph, where: str) -> None:

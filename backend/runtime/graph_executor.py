@@ -18,22 +18,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from relayc.backend.runtime.arguments import as_argument, as_sequence, as_string_arrays, check_type
 from relayc.backend.runtime.artifact import BoundModel, CompiledModel
-from relayc.backend.runtime.caches import Caches
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT
 from relayc.backend.runtime.dynamic import DynamicRunner, bind_sizes, shapes_of
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError
-from relayc.backend.runtime.given import as_given, as_list, as_texts, check_type
 from relayc.backend.runtime.graph import GraphTensor
-from relayc.backend.runtime.lists import ArrayList, Value
+from relayc.backend.runtime.kv_cache import KVCaches
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, empty, from_dlpack
 from relayc.backend.runtime.profiler import NodeTiming, Report, dynamic_timings, node_timings
 from relayc.backend.runtime.runners import CapturingRunner, EntryRunner, NodeRunner, OutputBuffer
+from relayc.backend.runtime.sequences import ArraySequence, Value
 from relayc.backend.runtime.sizes import Size, size_text
-from relayc.backend.runtime.text_ports import TextPorts
+from relayc.backend.runtime.string_ports import StringPorts
 from relayc.backend.runtime.timing import BenchmarkResult, measure
 
 __all__ = ["GraphModule", "create"]
@@ -96,8 +96,8 @@ class GraphModule:
             self._tensors_in[tensor.storage, tensor.place].append(index)
         self._own_inputs = [_buffer(graph.tensors[i], where) for i in graph.inputs]
         self._inputs = list(self._own_inputs)
-        self._texts = TextPorts(graph)
-        self._caches = Caches(graph, where)
+        self._texts = StringPorts(graph)
+        self._caches = KVCaches(graph, where)
         self._kept_sizes: dict[str, int] = {}
         """the sizes that the caches have"""
         self._unset = {position for position in range(len(graph.inputs)) if position not in self._caches}
@@ -229,7 +229,7 @@ class GraphModule:
 
     def get_input_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
         """(name -> shape, name -> dtype) of the inputs, in order; size variables by name. TVM: `get_input_info`."""
-        given = self._given_inputs()
+        given = self._passed_inputs()
         return {t.name: t.shape for t, _ in given}, {t.name: dtype for t, dtype in given}
 
     def get_output_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
@@ -375,17 +375,17 @@ class GraphModule:
         position = self.get_input_index(key)
         tensor = self._input_tensor(position)
         if position in self._texts.inputs:
-            self._texts.set(position, as_texts(tensor, value, self._graph.name))
+            self._texts.set(position, as_string_arrays(tensor, value, self._graph.name))
             self._unset.discard(position)
         else:
             self._copy_input(position, tensor, value)
 
     def _copy_input(self, position: int, tensor: GraphTensor, value: Any) -> None:
         if tensor.is_list:
-            self._inputs[position] = as_list(tensor, value, self._graph.name, self.device)
+            self._inputs[position] = as_sequence(tensor, value, self._graph.name, self.device)
             self._unset.discard(position)
             return
-        given = as_given(tensor, value, self._graph.name)
+        given = as_argument(tensor, value, self._graph.name)
         check_type(tensor, given.shape, given.dtype, self._graph.name)
         own = self._own_inputs[position]
         assert isinstance(own, NDArray)
@@ -511,7 +511,7 @@ class GraphModule:
     def _input_tensor(self, position: int) -> GraphTensor:
         return self._graph.tensors[self._graph.inputs[position]]
 
-    def _given_inputs(self) -> list[tuple[GraphTensor, str]]:
+    def _passed_inputs(self) -> list[tuple[GraphTensor, str]]:
         """The inputs that users give, which caches are not, with the element types that they give."""
         positions = [i for i in range(len(self._graph.inputs)) if i not in self._caches]
         tensors = [(i, self._input_tensor(i)) for i in positions]
@@ -520,14 +520,14 @@ class GraphModule:
     def _signature(self) -> str:
         return ", ".join(
             f"{t.name}: {'a list of ' if t.is_list else ''}{dtype}[{', '.join(map(size_text, t.shape))}]"
-            for t, dtype in self._given_inputs()
+            for t, dtype in self._passed_inputs()
         )
 
 
 def _buffer(tensor: GraphTensor, where: Device) -> Value:
     """What is reserved for an input before it is set: nothing along sizes that are not known yet."""
     if tensor.is_list:
-        return ArrayList()
+        return ArraySequence()
     return empty(tuple([d if isinstance(d, int) else 0 for d in tensor.shape]), tensor.dtype, where)
 
 

@@ -191,10 +191,10 @@ class Pattern:
                 return start, end
             left -= at - start
             if left < 0:  # beginnings that lead nowhere are followed far: all at once from here on
-                return self._search_at_once(text, start + 1)
-        return self._search_at_once(text, begin) if self._asserts else None
+                return self._search_together(text, start + 1)
+        return self._search_together(text, begin) if self._asserts else None
 
-    def _search_at_once(self, text: str, begin: int) -> tuple[int, int] | None:
+    def _search_together(self, text: str, begin: int) -> tuple[int, int] | None:
         found: tuple[int, int] | None = None
         threads: list[tuple[_State, int]] = []  # with where each began, in that order
         for at in range(begin, len(text) + 1):

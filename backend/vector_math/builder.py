@@ -220,7 +220,7 @@ class Builder:
         sign = Call(self.words, "bitwise_and", (self.bits(x), self.word(-1 << (self.of.bits - 1))))
         return self.from_bits(Call(self.words, "bitwise_or", (self.bits(size), sign)))
 
-    def turned_by_sign_of(self, x: PrimExpr, by: PrimExpr) -> PrimExpr:
+    def negated_by_sign_of(self, x: PrimExpr, by: PrimExpr) -> PrimExpr:
         """x where `by` is not negative, else -x."""
         sign = Call(self.words, "bitwise_and", (self.bits(by), self.word(-1 << (self.of.bits - 1))))
         return self.from_bits(Call(self.words, "bitwise_xor", (self.bits(x), sign)))
@@ -266,7 +266,7 @@ class Builder:
         """The float32 number of 8 that the last three bits of each lane of `index` say."""
         return self.from_bits(self.lookup(index, [int(np.float32(x).view(np.int32)) for x in numbers]))
 
-    def power_of_part(self, t: PrimExpr, parts: int) -> PrimExpr:
+    def scale_of_part(self, t: PrimExpr, parts: int) -> PrimExpr:
         """2^(n/parts), n in the low bits of t's, of 4 or 8 parts: float32, where `looks_up`."""
         n, bits = self.let(self.bits(t), "n"), parts.bit_length() - 1
         exponent = Call(self.words, "shift_left", (n, self.word(self.format.mantissa - bits)))

@@ -88,7 +88,7 @@ def _exp_by_eighths(b: Builder, x: PrimExpr) -> PrimExpr:
         power, ratio = _coarse_exp(b, x)
         return power * ratio
     t, r = b.reduce_exp(x, 0, 1 / 8)
-    power = b.let(b.power_of_part(t, 8), "power")
+    power = b.let(b.scale_of_part(t, 8), "power")
     return b.fma(b.polynomial(r, _EXP_OF_EIGHTH), r * power, power)
 
 
@@ -107,7 +107,7 @@ def _coarse_exp(b: Builder, x: PrimExpr, factor: float = 1.0) -> tuple[PrimExpr,
     start, scale = b.const(b.format.magic), factor * 4 / math.log(2)
     t = b.let(b.fma(x, scale, start), "t")
     fraction = b.let(b.fma(x, scale, -b.let(t - start, "whole")), "fraction")
-    return b.power_of_part(t, 4), b.polynomial(fraction, _COARSE_EXP_OF_QUARTER)
+    return b.scale_of_part(t, 4), b.polynomial(fraction, _COARSE_EXP_OF_QUARTER)
 
 
 def exp2(b: Builder, x: PrimExpr) -> PrimExpr:

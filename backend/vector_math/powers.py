@@ -83,7 +83,7 @@ def _short_power(b: Builder, x: PrimExpr, y: PrimExpr, number: float | None) -> 
     t = b.let(b.fma(k, y, start if flat else b.fma(scaled, log2[0], start)), "t")
     n = b.let(t - start, "n")
     f = b.let(b.fma(b.polynomial(r, log2), scaled, b.fma(k, y, -n)), "f")
-    power = b.let(b.power_of_part(t, 8), "power")
+    power = b.let(b.scale_of_part(t, 8), "power")
     result = b.let(b.fma(b.polynomial(f, _EXP2_OF_EIGHTH), f * power, power), "result")
     rank = b.rank(x, b.format.smallest)
     if number is None or abs(number) * (b.format.bias + 1) > _POWER_REACH:

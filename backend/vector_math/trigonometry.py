@@ -82,12 +82,12 @@ def _of_reduced(b: Builder, op: str, x: PrimExpr, n: PrimExpr, r: Var) -> PrimEx
     sine, cosine = _turn(b, r)
     if op == "tan":
         odd = b.let(Call(b.words, "bitwise_and", (n, b.word(1))) != b.word(0), "odd")
-        return b.let(b.turned_by_sign_of(Select(odd, -cosine, sine) / Select(odd, sine, cosine), x), op)
+        return b.let(b.negated_by_sign_of(Select(odd, -cosine, sine) / Select(odd, sine, cosine), x), op)
     quarter = b.let(n + b.word(1) if op == "cos" else n, "quarter")
     odd = Call(b.words, "bitwise_and", (quarter, b.word(1))) != b.word(0)
     sign = Call(b.words, "shift_left", (Call(b.words, "bitwise_and", (quarter, b.word(2))), b.word(30)))
     result = b.from_bits(Call(b.words, "bitwise_xor", (b.bits(Select(odd, cosine, sine)), sign)))
-    return b.let(result if op == "cos" else b.turned_by_sign_of(result, x), op)
+    return b.let(result if op == "cos" else b.negated_by_sign_of(result, x), op)
 
 
 def asin(b: Builder, x: PrimExpr) -> PrimExpr:

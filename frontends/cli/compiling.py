@@ -10,7 +10,7 @@ from relayc.backend.runtime.artifact import CompiledModel
 from relayc.frontends.cli.console import Steps
 from relayc.frontends.cli.options import Build, UsageError
 from relayc.frontends.onnx import from_onnx
-from relayc.relay.build.records import default_records_path
+from relayc.relay.lowering.tuning_records import default_records_path
 from relayc.relay.tuning import TuningReport
 from relayc.te.ir import PassContext
 

@@ -15,7 +15,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 
 from relayc.backend.runtime.files import replacing
-from relayc.backend.runtime.texts import as_strings
+from relayc.backend.runtime.strings import as_strings
 
 __all__ = ["Build", "Form", "Precision", "UsageError", "check_writable", "fill_inputs", "parse_shapes", "read_inputs",
            "resolved", "typed", "write_archive"]  # fmt: skip

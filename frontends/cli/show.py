@@ -12,9 +12,9 @@ from relayc.frontends.cli.console import out
 from relayc.frontends.cli.kernels import code_module
 from relayc.frontends.cli.options import Build, Form
 from relayc.frontends.onnx import from_onnx
-from relayc.relay.build.arrange import arrange
-from relayc.relay.build.graph import make_graph
-from relayc.relay.build.lower import Kernel, lower
+from relayc.relay.lowering.arrange import arrange
+from relayc.relay.lowering.graph import make_graph
+from relayc.relay.lowering.lower import Kernel, lower
 from relayc.te.ir import IRModule, PassContext
 
 __all__ = ["print_form"]

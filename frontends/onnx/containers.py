@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import TypeProto, ValueInfoProto
 
-from relayc.backend.runtime.texts import as_strings
+from relayc.backend.runtime.strings import as_strings
 from relayc.frontends.onnx.errors import ValueNeededError, compose, fault
 from relayc.frontends.onnx.tensors import dtype_name
 from relayc.relay.container_type import NOTHING, ContainerType, ElementType, OptionalType, SequenceType, join
@@ -178,8 +178,8 @@ def why_on_host(inputs: Sequence[Expr | None], results: Sequence[Expr | None]) -
     types = [x.ty for x in (*inputs, *results) if x is not None]
     if any(isinstance(x, Call) and isinstance(x.op, ZipMap) for x in results):
         return "maps"
-    at_run_time = any(x is not None and isinstance(x.ty, ContainerType) for x in results)
-    known = not at_run_time and any(isinstance(ty, TupleType) for ty in types)
+    is_dynamic = any(x is not None and isinstance(x.ty, ContainerType) for x in results)
+    known = not is_dynamic and any(isinstance(ty, TupleType) for ty in types)
     return "sequences and optional values" if known else ""
 
 

@@ -22,7 +22,7 @@ from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
 from relayc.frontends.onnx.fold import free_expressions, rewrite_free
 from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema_function
 from relayc.frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
-from relayc.frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_given
+from relayc.frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_passed
 from relayc.frontends.onnx.model import load, opset_table
 from relayc.frontends.onnx.model_file import RawData
 from relayc.frontends.onnx.node import OnnxNode
@@ -139,7 +139,7 @@ class _Importer:
         declared = graph_inputs(graph)
         tensors = [value for value in declared if is_tensor(value)]
         others = [value for value in declared if not is_tensor(value)]
-        forms = shapes_given(shape, where)
+        forms = shapes_passed(shape, where)
         other_values, other_params = other_inputs(others, forms, constants, where)
         of_tensors = {k: v for k, v in forms.items() if k not in other_values}
         types = input_types(tensors, of_tensors, dtype, where, self.session.table)
@@ -217,7 +217,7 @@ class _Importer:
             finished = [None if r is None else self.session.folder.finish(r, span) for r in results]
         except CONVERSION_FAULTS as error:
             raise _located(error, place, inputs) from error
-        self.session.givers.note(finished)
+        self.session.size_producers.note(finished)
         why = why_on_host(inputs, finished) if inputs else ""
         if why:
             self.on_host[node.op_type, span_name(node)] = why

@@ -15,7 +15,7 @@ from relayc.relay.type import TensorType
 from relayc.te.dtype import dtype as parse_dtype
 from relayc.te.tir import Dim, Var
 
-__all__ = ["DtypeOverride", "ShapeOverride", "input_types", "shapes_given"]
+__all__ = ["DtypeOverride", "ShapeOverride", "input_types", "shapes_passed"]
 
 ShapeOverride = Mapping[str, Sequence[int | str | Var | None] | int]
 """Shape by input name, or size by the name of a symbolic dimension.
@@ -40,16 +40,16 @@ def input_types(
     return _Inputs(inputs, shape, dtype, where, SizeTable() if table is None else table).types()
 
 
-def shapes_given(shape: Any, where: str) -> dict[str, Any]:
+def shapes_passed(shape: Any, where: str) -> dict[str, Any]:
     """The user's shapes with numbers of any integer type. Raises `OnnxImportError` for what is no shape."""
     if shape is None:
         return {}
     if not isinstance(shape, Mapping):
         raise fault(where, f"shape= is {shape!r}", expected="a dictionary such as {'x': (1, 3, 224, 224), 'batch': 8}")
-    return {name: _shape_given(given, name, where) for name, given in shape.items()}
+    return {name: _shape_passed(given, name, where) for name, given in shape.items()}
 
 
-def _shape_given(given: Any, name: str, where: str) -> Any:
+def _shape_passed(given: Any, name: str, where: str) -> Any:
     """A size, or the dimensions of a shape; what else there may be (a list of them, None) is left as it is."""
     if isinstance(given, Integral):
         return int(given)

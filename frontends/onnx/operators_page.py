@@ -11,8 +11,8 @@ from typing import Any
 
 from onnx import defs
 
-from relayc.frontends.onnx.refused import REFUSED
 from relayc.frontends.onnx.registry import Converter, find_converter, registered_operators
+from relayc.frontends.onnx.unsupported_operators import UNSUPPORTED
 
 __all__ = ["Operator", "operators", "page"]
 
@@ -123,7 +123,7 @@ class Operator:
     def notes(self) -> str:
         """The first sentence of what the converter says of itself, or why the operator is refused."""
         if self.runs == "refused":
-            return _sentence(REFUSED[self.domain, self.name])
+            return _sentence(UNSUPPORTED[self.domain, self.name])
         text = getattr(self.converter, "__doc__", None)
         note = _sentence(inspect.cleandoc(text)) if text and inspect.isfunction(self.converter) else ""
         return f"deprecated; {note}".rstrip("; ") if self.schemas and self.schemas[-1].deprecated else note

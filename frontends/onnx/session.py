@@ -14,9 +14,9 @@ from onnx import SparseTensorProto
 
 from relayc.frontends.onnx.errors import NothingInsideError
 from relayc.frontends.onnx.fold import Folder, graph_inputs_of
-from relayc.frontends.onnx.givers import Givers
 from relayc.frontends.onnx.model import Model
 from relayc.frontends.onnx.model_file import StoredBytes, WeightFile
+from relayc.frontends.onnx.size_producers import SizeProducers
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.symbolic import sizes_in
 from relayc.frontends.onnx.tensors import sparse_to_numpy, stored_tensor, to_numpy
@@ -43,7 +43,7 @@ class Session:
         self.model = model
         self.table = table
         self.folder = Folder()
-        self.givers = Givers()
+        self.size_producers = SizeProducers()
         self.unreached: list[list[NothingInsideError]] = []
         """for each loop being settled, outermost first: branches left out because what they read is empty yet"""
         self._bound: list[tuple[Expr, str, tuple[str, ...]]] = []
@@ -92,7 +92,7 @@ class Session:
         """The outputs of this graph and, behind them, what gives sizes; the attributes of its function that say so."""
         own = [name for name, (_, bodies) in self.table.computed.items() if bodies == self._bodies]
         bound = [x for x, _, _ in self._bound]
-        kept = self.givers.lost([*outputs, *bound], own)
+        kept = self.size_producers.lost([*outputs, *bound], own)
         checks = [*self._checks, *self.table.open(self._assumptions), *self._solved()]
         records: list[tuple[str, int, int, str]] = []
         for output, (_, source, names) in enumerate(self._bound, len(outputs)):

@@ -10,8 +10,8 @@ from relayc.frontends.onnx.errors import UnsupportedOperatorError
 from relayc.frontends.onnx.functions import has_function
 from relayc.frontends.onnx.graph import describe, nested_graphs
 from relayc.frontends.onnx.model import NEWEST_OPSET, Model, opset_table
-from relayc.frontends.onnx.refused import REFUSED
 from relayc.frontends.onnx.registry import find_converter
+from relayc.frontends.onnx.unsupported_operators import UNSUPPORTED
 
 __all__ = ["list_unsupported"]
 
@@ -56,8 +56,8 @@ def _why_unsupported(node: NodeProto, opsets: Mapping[str, int], model: Model) -
         return ""
     if has_function(domain, node.op_type, opsets[domain]):
         return ""
-    if (domain, node.op_type) in REFUSED:
-        return f"{operator} ({REFUSED[domain, node.op_type]})"
+    if (domain, node.op_type) in UNSUPPORTED:
+        return f"{operator} ({UNSUPPORTED[domain, node.op_type]})"
     if find_converter(domain, node.op_type, NEWEST_OPSET) is not None:
         return f"{operator} at opset {opsets[domain]} (a newer opset of it is supported)"
     return f"{operator} at opset {opsets[domain]}"

@@ -23,7 +23,7 @@ from onnx import GraphProto, ModelProto, NodeProto
 
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
-from relayc.backend.runtime.texts import as_strings
+from relayc.backend.runtime.strings import as_strings
 from relayc.backend.target import Target
 from relayc.frontends.onnx.containers import Maybe, assembled
 from relayc.frontends.onnx.graph import describe, nested_graphs

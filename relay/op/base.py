@@ -78,9 +78,9 @@ class OpDef(Abstract):
     few times only, so that cheap producers may be computed inside it, as in any reduction); `has_side_effect`
     (random numbers, printing: calls are neither merged, folded nor dropped); `num_data_inputs` (the leading inputs
     that a change of layout concerns, the others being weights and the like; None: all); `joins_inputs` (each element
-    of the result comes from one of several inputs: concatenation); `moves_elements` (each element of the result is one
-    of the input, at an index that is quick to compute: transpose, slice); `looks_up` (each element of the result is one
-    of the first input, where the other inputs say: gather); `reads_by_index` (a heavy operator that
+    of the result comes from one of several inputs: concatenation); `permutes_elements` (each element of the result is
+    one of the input, at an index that is quick to compute: transpose, slice); `looks_up` (each element of the result is
+    one of the first input, where the other inputs say: gather); `reads_by_index` (a heavy operator that
     brings its inputs into place itself, so that moves of their elements cost nothing: matrix products on GPUs);
     `num_copied_inputs` (so many leading inputs are copied before they are used, each element once, so that what comes
     before may be computed in the copy); `tiles_pixels` (a convolution whose register tiles on CPUs go over all pixels,
@@ -97,7 +97,7 @@ class OpDef(Abstract):
     has_side_effect: ClassVar[bool] = False
     num_data_inputs: ClassVar[int | None] = None
     joins_inputs: ClassVar[bool] = False
-    moves_elements: ClassVar[bool] = False
+    permutes_elements: ClassVar[bool] = False
     looks_up: ClassVar[bool] = False
     reads_by_index: ClassVar[bool] = False
     num_copied_inputs: ClassVar[int] = 0
@@ -123,11 +123,11 @@ class OpDef(Abstract):
         """Multiply-accumulates of one evaluation; 0 for operators that are not contractions."""
         return 0
 
-    def decides_code(self, operand: int, value: Any) -> bool:
+    def is_specialized_on(self, operand: int, value: Any) -> bool:
         """Had the code better be made for the very `value`, an array of one number, that an operand is known to have?
 
         An exponent or a divisor, say, and what makes an operation vanish. Others of elementwise operators may become
-        data, so that functions that differ in them only are compiled once (`relay.build.share_kernels`).
+        data, so that functions that differ in them only are compiled once (`relay.lowering.share_kernels`).
         """
         return self.pattern > OpPattern.BROADCAST or float(value) in (0.0, 1.0, -1.0) or not math.isfinite(value)
 

@@ -116,8 +116,8 @@ class Multiply(Binary):
     define = staticmethod(topi.multiply)
     evaluate = staticmethod(np.multiply)
 
-    def decides_code(self, operand: int, value: Array) -> bool:
-        return super().decides_code(operand, value) or (value.dtype.kind in "iu" and _is_power_of_two(value))
+    def is_specialized_on(self, operand: int, value: Array) -> bool:
+        return super().is_specialized_on(operand, value) or (value.dtype.kind in "iu" and _is_power_of_two(value))
 
 
 def _is_power_of_two(value: Array) -> bool:
@@ -127,9 +127,9 @@ def _is_power_of_two(value: Array) -> bool:
 class Quotient(Binary):
     """Base of what divides: by a known integer or power of two without a division."""
 
-    def decides_code(self, operand: int, value: Array) -> bool:
+    def is_specialized_on(self, operand: int, value: Array) -> bool:
         known = operand == 1 and (value.dtype.kind in "iu" or _is_power_of_two(value))
-        return known or super().decides_code(operand, value)
+        return known or super().is_specialized_on(operand, value)
 
 
 def _integer_quotient(a: Array, b: Array, rounded_down: bool) -> Array:
@@ -201,7 +201,7 @@ class Power(Binary):
     def evaluate(a: Array, b: Array) -> Array:
         return np.power(a, b if a.dtype.kind == "f" else np.maximum(b, 0))
 
-    def decides_code(self, operand: int, value: Array) -> bool:
+    def is_specialized_on(self, operand: int, value: Array) -> bool:
         return True
 
 
@@ -228,8 +228,8 @@ class LeftShift(IntBinary):
     define = staticmethod(topi.left_shift)
     evaluate = staticmethod(np.left_shift)
 
-    def decides_code(self, operand: int, value: Array) -> bool:
-        return operand == 1 or super().decides_code(operand, value)
+    def is_specialized_on(self, operand: int, value: Array) -> bool:
+        return operand == 1 or super().is_specialized_on(operand, value)
 
 
 @register_op("right_shift", pattern=OpPattern.BROADCAST)
@@ -239,8 +239,8 @@ class RightShift(IntBinary):
     define = staticmethod(topi.right_shift)
     evaluate = staticmethod(np.right_shift)
 
-    def decides_code(self, operand: int, value: Array) -> bool:
-        return operand == 1 or super().decides_code(operand, value)
+    def is_specialized_on(self, operand: int, value: Array) -> bool:
+        return operand == 1 or super().is_specialized_on(operand, value)
 
 
 @register_op("bitwise_and", pattern=OpPattern.BROADCAST)

@@ -1,6 +1,6 @@
 """Caches of decoders: memory with room that the executor keeps, into which a run writes what it adds.
 
-These operators are written by `relay.transform.KeepCaches`, and their results lie in the memory of the cache.
+These operators are written by `relay.transform.UpdateKVCacheInPlace`, and their results lie in the memory of the cache.
 """
 
 from __future__ import annotations

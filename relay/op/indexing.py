@@ -87,7 +87,7 @@ class Take(OpDef):
         rows = [np.take(f, a, axis - batch) for f, a in zip(flat, at.reshape((-1, *at.shape[batch:])), strict=True)]
         return np.stack(rows).reshape((*x.shape[:axis], *indices.shape[batch:], *x.shape[axis + 1 :]))
 
-    def decides_code(self, operand: int, value: Array) -> bool:
+    def is_specialized_on(self, operand: int, value: Array) -> bool:
         return operand != 1
 
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:

@@ -2,7 +2,7 @@
 
 Nothing is computed here: references to tensors are moved, and their bytes when tensors are joined or cut. Positions
 count from the front, negative ones from the end. A value never changes: an insertion gives another list (which shares
-what it can, see `backend.runtime.lists`).
+what it can, see `backend.runtime.sequences`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from relayc.relay.op.host import HostOperator
 from relayc.relay.type import TensorType, Type
 from relayc.te.errors import CompileError
 
-__all__ = ["ListOperator", "cut", "erase", "get", "insert", "item", "join_items", "length", "make"]
+__all__ = ["SequenceOperator", "cut", "erase", "get", "insert", "item", "join_items", "length", "make"]
 
 Value = Array | list["Value"]
 
 
 @attributes_of_operator
-class ListOperator(HostOperator):
+class SequenceOperator(HostOperator):
     """Base of the operators on containers."""
 
 
@@ -48,7 +48,7 @@ def _require_position(number: int, *position: Type) -> None:
 
 
 @register_op("sequence.make", pattern=OpPattern.OPAQUE)
-class Make(ListOperator):
+class Make(SequenceOperator):
     """A container of type `ty` of the inputs, in order (ONNX: SequenceConstruct, SequenceEmpty, Optional).
 
     (C1) the type holds them; (C2) an optional value has one at most.
@@ -70,7 +70,7 @@ class Make(ListOperator):
 
 
 @register_op("sequence.insert", pattern=OpPattern.OPAQUE)
-class Insert(ListOperator):
+class Insert(SequenceOperator):
     """The sequence with a tensor before a position, at the end without one (ONNX: SequenceInsert).
 
     (C1) input 0 is a sequence, (C2) of tensors of the element type of input 1; (C3) the position is one integer.
@@ -89,7 +89,7 @@ class Insert(ListOperator):
 
 
 @register_op("sequence.erase", pattern=OpPattern.OPAQUE)
-class Erase(ListOperator):
+class Erase(SequenceOperator):
     """The sequence without the element at a position, the last without one (ONNX: SequenceErase).
 
     (C1) input 0 is a sequence; (C2) the position is one integer.
@@ -106,7 +106,7 @@ class Erase(ListOperator):
 
 
 @register_op("sequence.item", pattern=OpPattern.OPAQUE)
-class Item(ListOperator):
+class Item(SequenceOperator):
     """The element at a position, which is of type `result` (ONNX: SequenceAt).
 
     (C1) input 0 is a sequence; (C2) the position is one integer; (C3) its elements may be of that type.
@@ -125,7 +125,7 @@ class Item(ListOperator):
 
 
 @register_op("optional.get", pattern=OpPattern.OPAQUE)
-class Get(ListOperator):
+class Get(SequenceOperator):
     """The value inside an optional one, which is of type `result` (ONNX: OptionalGetElement).
 
     (C1) input 0 is an optional value; (C2) what it holds may be of that type.
@@ -145,7 +145,7 @@ class Get(ListOperator):
 
 
 @register_op("sequence.length", pattern=OpPattern.OPAQUE)
-class Length(ListOperator):
+class Length(SequenceOperator):
     """The number of elements as int64; of an optional value, 0 or 1 (ONNX: SequenceLength, OptionalHasElement).
 
     (C1) the input is a sequence or an optional value.
@@ -160,7 +160,7 @@ class Length(ListOperator):
 
 
 @register_op("sequence.join", pattern=OpPattern.OPAQUE)
-class Join(ListOperator):
+class Join(SequenceOperator):
     """The elements one after another along `axis`, a new one with `new_axis` (ONNX: ConcatFromSequence).
 
     (C1) the input is a sequence; (C2) the axis is one of the result's.
@@ -182,7 +182,7 @@ class Join(ListOperator):
 
 
 @register_op("sequence.cut", pattern=OpPattern.OPAQUE)
-class Cut(ListOperator):
+class Cut(SequenceOperator):
     """A tensor cut along `axis` into a sequence (ONNX: SplitToSequence).
 
     Input 1 says the sizes of the parts, or one size for all, the last of which may be smaller; without it the parts are

@@ -2,7 +2,7 @@
 
 What moves strings, picks them or finds them equal are the operators that do so with numbers. `EncodeStrings` makes
 numbers of all of them before anything is compiled; what is left are calls of `OnHost`, which the executor does. The
-meaning of the operators is in `backend.runtime.text_actions`.
+meaning of the operators is in `backend.runtime.string_actions`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from relayc.backend.runtime.errors import ArgumentError
-from relayc.backend.runtime.text_actions import TEXT_ACTIONS, prepared
+from relayc.backend.runtime.string_actions import TEXT_ACTIONS, prepared
 from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relayc.relay.op.common import Array, require

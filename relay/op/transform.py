@@ -60,7 +60,7 @@ class Reshape(OpDef):
 class Transpose(OpDef):
     """Dimension d of the result is dimension ``axes[d]`` of x (ONNX: Transpose). (C1) `axes` is a permutation."""
 
-    moves_elements = True
+    permutes_elements = True
 
     axes: tuple[int, ...]
 
@@ -226,7 +226,7 @@ class StridedSlice(OpDef):
     front.
     """
 
-    moves_elements = True
+    permutes_elements = True
 
     begin: tuple[Dim, ...]
     end: tuple[Dim, ...]

@@ -132,7 +132,7 @@ class _CostModel:
         return product_cycles(self.target, math.prod(pixels), channels, steps, line, apart)
 
     def _is_read_in_place(self, branch: Branch) -> bool:
-        """Do only kernels read the result that may read it as part of another one? See `relay.build.parts`."""
+        """Can every reader of the result read it as a view of another tensor? See `relay.lowering.buffer_aliasing`."""
         following = self.by_user[id(branch.result)]
         joined = any(is_call_of(user, "concatenate", "reshape") for user in following)
         loops = all(_pattern(user) <= OpPattern.OUT_FUSABLE for user in following)

@@ -1,4 +1,4 @@
-"""EncodeStrings: strings become numbers, positions in a table of the executor's (see `backend.runtime.texts`)."""
+"""EncodeStrings: strings become numbers, positions in a table of the executor's (see `backend.runtime.strings`)."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ from relayc.relay.transform.winograd import winograd_shape, winograd_tiles
 from relayc.te.dtype import dtype as parse_dtype
 from relayc.te.ir import PassContext
 from relayc.topi.cpu.convolution.winograd_plan import winograd_pays
-from relayc.topi.cpu.tiling import has_byte_products, has_matrix_unit
+from relayc.topi.cpu.tiling import has_amx, has_byte_products
 from relayc.topi.layout import Layout
 from relayc.topi.nn.winograd import WINOGRAD_FILTERS
 
@@ -153,7 +153,7 @@ class _Rewriter:
         shape = winograd_shape(call, op)
         tiles = [] if shape is None else [m for m in WINOGRAD_FILTERS.get(shape.kernel, ()) if m in self.winograd_tiles]
         gain = _VNNI_GAIN if has_byte_products(self.target) else _INTEGERS_GAIN
-        if has_matrix_unit(self.target):
+        if has_amx(self.target):
             gain = _MATRIX_UNIT_GAIN
         return shape is not None and bool(tiles) and winograd_pays(self.target, shape, tiles, gain) is not None
 

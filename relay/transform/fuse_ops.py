@@ -12,7 +12,7 @@ group convex with a single result, so nothing is computed twice and nothing insi
 - Injective operators merge with each other.
 - What joins several tensors (`joins_inputs`: concatenation) reads results, it does not compute its inputs in each
   branch; nor is work done again and again inside an operator that repeats its input.
-- With `moves_into_products`, transposes and slices (`moves_elements`) become part of the product that reads them.
+- With `permutes_into_products`, transposes and slices (`permutes_elements`) become part of the product that reads them.
 - Conversions of bytes to numbers become part of a depthwise or Winograd convolution that reads them, and of the
   epilogue of a heavy operator: what lies in memory between kernels is the bytes.
 - What only moves or maps elements becomes part of the operator that copies them anyway (`num_copied_inputs`).
@@ -181,14 +181,14 @@ def immediate_post_dominators(users: Sequence[Sequence[int]]) -> dict[int, int]:
 class _Partition:
     """Decides the groups of one body."""
 
-    def __init__(self, body: Expr, max_size: int, moves_into_products: bool) -> None:
+    def __init__(self, body: Expr, max_size: int, permutes_into_products: bool) -> None:
         self.flow = _Dataflow(body)
         self.max_size = max_size
         self.groups = [_Group(i, e) for i, e in enumerate(self.flow.nodes)]
         if max_size > 1:
             self._read_bytes()
         rules = (self._epilogues, self._elementwise, self._injective, self._widened_operands, self._copied_operands)
-        for rule in (*rules, self._moved_operands) if moves_into_products else rules:
+        for rule in (*rules, self._moved_operands) if permutes_into_products else rules:
             for node in range(len(self.groups)):
                 sink = self.flow.post_dominator.get(node)
                 if sink is not None and self._open(node, sink):
@@ -345,7 +345,7 @@ def _reads_once(expr: Expr) -> bool:
 
 
 def _moves(expr: Expr) -> bool:
-    return isinstance(expr, Call) and isinstance(expr.op, OpDef) and (expr.op.moves_elements or expr.op.is_view)
+    return isinstance(expr, Call) and isinstance(expr.op, OpDef) and (expr.op.permutes_elements or expr.op.is_view)
 
 
 def _reads_by_index(expr: Expr) -> bool:
@@ -403,11 +403,11 @@ class _Rewriter:
         self.done[id(root)] = Call(function, tuple(args), span=root.span)
 
 
-def _fuse_function(function: Function, max_size: int, moves_into_products: bool) -> Function:
+def _fuse_function(function: Function, max_size: int, permutes_into_products: bool) -> Function:
     if _is_leaf(function.body):
         return function
     rewriter = _Rewriter()
-    for members in _Partition(function.body, max_size, moves_into_products).members():
+    for members in _Partition(function.body, max_size, permutes_into_products).members():
         rewriter.replace_group(members)
     return function.with_body(rewriter.outer(function.body))
 
@@ -419,13 +419,13 @@ PassContext.declare_option("relay.FuseOps.max_size", 256, "most operators in one
 class FuseOps(Pass):
     """Every operator call ends up in a call of a function with attribute "primitive"; see the module's docstring."""
 
-    moves_into_products: bool = False
+    permutes_into_products: bool = False
 
     opt_level: ClassVar[int] = 0
 
     def run(self, module: IRModule, context: PassContext) -> IRModule:
         max_size = context.option("relay.FuseOps.max_size") if context.opt_level >= 1 else 1
-        moves = self.moves_into_products and max_size > 1
+        moves = self.permutes_into_products and max_size > 1
 
         def fused(function: Any) -> Any:
             return _fuse_function(function, max_size, moves) if isinstance(function, Function) else function

@@ -29,19 +29,19 @@ from relayc.relay.op.elementwise import Cast
 from relayc.relay.op.layout import LayoutTransform
 from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relayc.relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
+from relayc.relay.op.nn.dot4 import Conv2DNHWCDot4, DenseDot4, DenseDot4Groups, WindowDot4Groups, Words
 from relayc.relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relayc.relay.op.nn.pad import pad
-from relayc.relay.op.nn.quads import Conv2DNHWCQuads, DenseQuadGroups, DenseQuads, WindowQuadGroups, Words
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
 from relayc.relay.op.qnn import flipped, unflipped
 from relayc.relay.op.transform import Reshape, StridedSlice, Transpose
 from relayc.relay.sizes import LIKELY_SIDE, likely, product
 from relayc.relay.stored import place_of
 from relayc.relay.transform.builders import before_transposition, reshaped, swapped_axes
+from relayc.relay.transform.dot4_groups import pack_dot4_groups
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.transform.panels import PanelPacker
-from relayc.relay.transform.quad_groups import pack_quad_groups
-from relayc.relay.transform.tied_tables import PackedMatrix, look_up_in_panels
+from relayc.relay.transform.tied_embeddings import PackedMatrix, look_up_in_panels
 from relayc.relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
 from relayc.relay.type import TensorType
 from relayc.te.dtype import DType
@@ -51,7 +51,7 @@ from relayc.te.tir import Dim
 from relayc.topi.cpu.convolution.group_plan import GroupedWindows, crosses_groups
 from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape
 from relayc.topi.cpu.tiling import (
-    as_seen_by,
+    at_precision_of,
     group_panel,
     has_byte_products,
     matrix_panel,
@@ -160,15 +160,15 @@ class _Packer:
         return self.packed[key]
 
     def _width(
-        self, rows: int, columns: int, steps: int, apart: int, line: int = 0, form: str = "numbers",
+        self, rows: int, columns: int, steps: int, apart: int, line: int = 0, form: str = "fma",
         dtype: DType = _SINGLE,
     ) -> int:  # fmt: skip
         """Columns of a panel of `dtype`; what one row reads begins `apart` elements behind the one before.
 
         Narrow floats are widened.
         """
-        together = {"numbers": 1, "pairs": 2, "quads": 4}[form]
-        target, spare = as_seen_by(self.target, dtype), spare_registers(self.target, form)
+        together = {"fma": 1, "dot2": 2, "dot4": 4}[form]
+        target, spare = at_precision_of(self.target, dtype), spare_registers(self.target, form)
         word = max(_WORD_BYTES, dtype.nbytes)
         return packed_columns(
             target, rows, columns, steps // together, line, spare, word * apart // together,
@@ -186,12 +186,12 @@ class _Packer:
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         if weight.dtype == "int32":
             width = self._matrix_panel(rows, units, -(-depth // 4))
-            width = width or self._width(rows, units, depth, depth, form="quads")
-            quads = self._quads(call, weight, outputs_first, order, width)
+            width = width or self._width(rows, units, depth, depth, form="dot4")
+            quads = self._dot4_parts(call, weight, outputs_first, order, width)
             if quads is not None:
                 return quads.product_of_rows(units, call)
         pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], weight)
-        width = self._width(rows, units, depth, depth, form="pairs" if pairs else "numbers", dtype=call.dtype)
+        width = self._width(rows, units, depth, depth, form="dot2" if pairs else "fma", dtype=call.dtype)
         packed = self._packed(weight, outputs_first, order, width)
         if order == "NK":
             self.matrices[place_of(weight)] = PackedMatrix(packed, units)
@@ -226,7 +226,7 @@ class _Packer:
             rows = product((*lead, rows))
             a = reshaped(a, (rows, a.shape[-1]))
             b = reshaped(b, b.shape[-2:])
-        target = as_seen_by(self.target, call.dtype)
+        target = at_precision_of(self.target, call.dtype)
         in_place = reads_in_place(target, rows, columns, depth, op.transpose_a, op.transpose_b)
         if rows == 1 or (in_place and not isinstance(b, Constant)):
             return call
@@ -255,7 +255,7 @@ class _Packer:
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         steps = math.prod(kernel) * group_size
         if isinstance(op, Conv2D) and op.groups == 1 and weight.dtype == "int32":
-            quads = self._convolution_of_quads(call, op, weight, outputs_first, rows)
+            quads = self._convolution_dot4(call, op, weight, outputs_first, rows)
             if quads is not None:
                 return quads
         pairs = op.groups == 1 and group_size > 1 and _fit_16_bits(call.args[0], weight)
@@ -266,7 +266,7 @@ class _Packer:
             packed = self._groups(weight, outputs_first, op.kernel_layout, op.groups, rows)
         else:
             line = call.shape[-2] if math.prod(kernel) > 1 else 0
-            form = "pairs" if pairs else "numbers"
+            form = "dot2" if pairs else "fma"
             apart = group_size * op.strides[-1]
             width = self._width(rows, channels, steps, apart, line if isinstance(line, int) else 0, form)
             packed = self._packed(weight, outputs_first, op.kernel_layout, width)
@@ -318,7 +318,7 @@ class _Packer:
         )  # fmt: skip
         return Call(made, (call.args[0], packed), span=call.span)
 
-    def _convolution_of_quads(
+    def _convolution_dot4(
         self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, rows: int
     ) -> Expr | None:
         """A convolution of codes by bytes; one of single pixels is a product of rows."""
@@ -331,27 +331,27 @@ class _Packer:
         if is_product or all(isinstance(d, int) for d in call.shape):
             width = self._matrix_panel(rows, channels, math.prod(kernel) * -(-group_size // 4))
         on_unit = width > 0
-        width = width or self._width(rows, channels, steps, apart, line, "quads")
+        width = width or self._width(rows, channels, steps, apart, line, "dot4")
         if is_product:
             matrix = outputs_first.reshape(channels, group_size)
-            quads = self._quads(call, weight, matrix, f"{op.kernel_layout} as a matrix", width)
+            quads = self._dot4_parts(call, weight, matrix, f"{op.kernel_layout} as a matrix", width)
             return None if quads is None else quads.product_of_rows(channels, call)
         order = f"{op.kernel_layout} as windows" if on_unit else op.kernel_layout
-        quads = self._quads(call, weight, outputs_first, order, width, flat=on_unit)
+        quads = self._dot4_parts(call, weight, outputs_first, order, width, flat=on_unit)
         if quads is None or (padded and not isinstance(quads.zero, int)):
             return None
         border = quads.zero if padded and isinstance(quads.zero, int) else 0
         if quads.table is None:
-            made = Conv2DNHWCQuads(
+            made = Conv2DNHWCDot4(
                 channels=channels, strides=op.strides, padding=op.padding, dilation=op.dilation, border=border,
                 kernel_size=tuple(kernel) if on_unit else None,
             )  # fmt: skip
             return quads.sums(made, call)
         return _windows(quads, call, op, (kernel[0], kernel[1], -(-group_size // 4)), border)
 
-    def _quads(
+    def _dot4_parts(
         self, call: Call, weight: Constant, outputs_first: Array, order: str, width: int, *, flat: bool = False
-    ) -> _Quads | None:
+    ) -> _Dot4 | None:
         """The operands of a product of codes of a byte by bytes, which are multiplied four at a time, if it is one.
 
         Where channels are no multiple of four, some are added, as long as these are a third of them at most. Panels
@@ -372,7 +372,7 @@ class _Packer:
             if has_byte_products(self.target):
                 packed = self.panels.panels(octets.view("<i4"), width), None
             else:
-                packed = pack_quad_groups(self.panels, octets, width)
+                packed = pack_dot4_groups(self.panels, octets, width)
             totals = octets.reshape(len(octets), -1).sum(1, dtype=np.int32)
             self.quads[key] = None if packed is None else (
                 Constant(packed[0], span=weight.span), packed[1], totals
@@ -382,7 +382,7 @@ class _Packer:
             return None
         codes, zero = _unsigned(*found)
         codes = pad(codes, [*[(0, 0)] * (len(codes.shape) - 1), (0, missing)]) if missing else codes
-        return _Quads(codes, zero, *known)
+        return _Dot4(codes, zero, *known)
 
     def _winograd_plan(self, call: Call, op: Conv2D | Conv3D) -> WinogradPlan | None:
         shape = winograd_shape(call, op) if call.dtype == "float32" else None
@@ -424,7 +424,7 @@ class _Packer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Quads:
+class _Dot4:
     """A product of bytes: codes, unsigned, of which `zero` stands for 0, by weights in panels."""
 
     codes: Expr
@@ -437,14 +437,14 @@ class _Quads:
     def product_of_rows(self, units: int, call: Call) -> Expr:
         """The result of `call`, a product of matrices."""
         if self.table is not None:
-            return self.sums(DenseQuadGroups(units=units), call)
+            return self.sums(DenseDot4Groups(units=units), call)
         *rows, depth = self.codes.tensor_type.shape
         if len(rows) == 1:
-            return self.sums(DenseQuads(units=units), call)
+            return self.sums(DenseDot4(units=units), call)
         matrix = replace(self, codes=reshaped(self.codes, (product(rows), depth)))
-        return matrix.sums(DenseQuads(units=units, rows=tuple(rows)), call)
+        return matrix.sums(DenseDot4(units=units, rows=tuple(rows)), call)
 
-    def sums(self, op: DenseQuads | DenseQuadGroups | Conv2DNHWCQuads | WindowQuadGroups, call: Call) -> Expr:
+    def sums(self, op: DenseDot4 | DenseDot4Groups | Conv2DNHWCDot4 | WindowDot4Groups, call: Call) -> Expr:
         """The result of `call`, of int32."""
         data = Call(Words(), (self.codes,), span=call.span)
         table = () if self.table is None else (Constant(self.table),)
@@ -459,7 +459,7 @@ def _without_zero(product: Expr, zero: Expr | int, totals: Array) -> Expr:
     return broadcast.subtract(product, broadcast.multiply(zero, Constant(totals)))
 
 
-def _windows(quads: _Quads, call: Call, op: Conv2D, steps: tuple[int, int, int], border: int) -> Expr | None:
+def _windows(quads: _Dot4, call: Call, op: Conv2D, steps: tuple[int, int, int], border: int) -> Expr | None:
     """A convolution with a table of the `steps` (KH, KW, C / 4) to read: by their distances in the bordered image."""
     if not call.args[0].tensor_type.is_static or quads.table is None:
         return None
@@ -471,7 +471,7 @@ def _windows(quads: _Quads, call: Call, op: Conv2D, steps: tuple[int, int, int],
     table = (down * (line * op.dilation[0]) + across * (pixel * op.dilation[1]) + word).astype(np.int32)
     _, rows, width, outputs = call.tensor_type.static_shape
     pitch = (line * op.strides[0], pixel * op.strides[1])
-    made = WindowQuadGroups(channels=outputs, grid=(rows, width), pitch=pitch, depth=math.prod(steps))
+    made = WindowDot4Groups(channels=outputs, grid=(rows, width), pitch=pitch, depth=math.prod(steps))
     lines = reshaped(data, (images, math.prod(data.tensor_type.static_shape[1:])))
     return replace(quads, codes=lines, table=table).sums(made, call)
 

@@ -14,23 +14,25 @@ from relayc.relay.transform.canonicalize_quantization import CanonicalizeQuantiz
 from relayc.relay.transform.chain_pools import ChainPools
 from relayc.relay.transform.combine_parallel_conv2d import CombineParallelConv2D
 from relayc.relay.transform.combine_parallel_dense import CombineParallelDense
+from relayc.relay.transform.commute_pointwise_conv import CommutePointwiseConv
 from relayc.relay.transform.convert_layout import ConvertLayout
+from relayc.relay.transform.convolve_by_shifted_gemm import ConvolveByShiftedGemm
 from relayc.relay.transform.convolve_transposed import ConvolveTransposed
 from relayc.relay.transform.dead_code_elimination import DeadCodeElimination
 from relayc.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
 from relayc.relay.transform.encode_strings import EncodeStrings
 from relayc.relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
-from relayc.relay.transform.fold_code_scales import FoldCodeScales
 from relayc.relay.transform.fold_constant import FoldConstant
 from relayc.relay.transform.fold_pad import FoldPad
+from relayc.relay.transform.fold_quantization_scales import FoldQuantizationScales
 from relayc.relay.transform.fold_scale_axis import FoldScaleAxis
+from relayc.relay.transform.fold_transpose_into_store import FoldTransposeIntoStore
 from relayc.relay.transform.fuse_ops import FuseOps
 from relayc.relay.transform.fuse_siblings import FuseSiblings
 from relayc.relay.transform.join_slices import JoinSlices
-from relayc.relay.transform.map_before_joining import MapBeforeJoining
-from relayc.relay.transform.move_pointwise import MovePointwise
 from relayc.relay.transform.pack_narrow_constants import PackNarrowConstants
 from relayc.relay.transform.pack_weights import PackWeights
+from relayc.relay.transform.push_elementwise_through_concat import PushElementwiseThroughConcat
 from relayc.relay.transform.read_operands_in_place import ReadOperandsInPlace
 from relayc.relay.transform.recognize_attention import RecognizeAttention
 from relayc.relay.transform.recognize_patterns import RecognizePatterns
@@ -38,10 +40,8 @@ from relayc.relay.transform.repeat_elements import RepeatElements
 from relayc.relay.transform.share_recurrences import ShareRecurrences
 from relayc.relay.transform.simplify_expr import SimplifyExpr
 from relayc.relay.transform.simplify_inference import SimplifyInference
-from relayc.relay.transform.split_taps import SplitTaps
-from relayc.relay.transform.store_in_order import StoreInOrder
 from relayc.relay.transform.sum_parallel_convolutions import SumParallelConvolutions
-from relayc.relay.transform.tabulate_bytes import TabulateBytes
+from relayc.relay.transform.tabulate_int8_activations import TabulateInt8Activations
 from relayc.relay.transform.to_mixed_precision import ToMixedPrecision
 from relayc.relay.transform.trim_kernels import TrimKernels
 from relayc.relay.transform.unpack_weights import UnpackWeights
@@ -68,14 +68,14 @@ def default_pipeline(
     unpack: tuple[Pass, ...] = ()
     together: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
-        integers, tables = (FakeQuantizationToInteger(target),), (TabulateBytes(target),)
-        codes = (FoldCodeScales(),)
+        integers, tables = (FakeQuantizationToInteger(target),), (TabulateInt8Activations(target),)
+        codes = (FoldQuantizationScales(),)
         attention = (RecognizeAttention(), BlockAttention(target))
         products = (ReadOperandsInPlace(), WidenProducts(target))
         weights = (*products, ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
-        moves = (JoinSlices(), RepeatElements(), AbsorbShuffles(), MapBeforeJoining(), ChainPools())
-        arrange = (SplitTaps(target), *moves, CombineParallelConv2D(target), *weights)
-        together = (StoreInOrder(target), FuseSiblings(target))
+        moves = (JoinSlices(), RepeatElements(), AbsorbShuffles(), PushElementwiseThroughConcat(), ChainPools())
+        arrange = (ConvolveByShiftedGemm(target), *moves, CombineParallelConv2D(target), *weights)
+        together = (FoldTransposeIntoStore(target), FuseSiblings(target))
     elif "gpu" in target.keys:
         arrange, unpack = (AlignChannels(), ArrangeWeights()), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (
@@ -97,7 +97,7 @@ def default_pipeline(
         SumParallelConvolutions(),
         TrimKernels(),
         SimplifyExpr(),
-        MovePointwise(),
+        CommutePointwiseConv(),
         *attention,
         *in_half,
         CombineParallelDense(),
@@ -109,7 +109,7 @@ def default_pipeline(
         SimplifyExpr(),
         EliminateCommonSubexpr(),
         PackNarrowConstants(),
-        FuseOps(moves_into_products="gpu" in target.keys),
+        FuseOps(permutes_into_products="gpu" in target.keys),
         *together,
     )
     return tuple([p for p in passes if p.opt_level <= opt_level or p.name in required])

@@ -49,10 +49,10 @@ class RecognizeAttention(FunctionPass):
     opt_level: ClassVar[int] = 3
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        return rewrite([SpelledAttention()], function)
+        return rewrite([DecomposedAttention()], function)
 
 
-class SpelledAttention(PatternRule):
+class DecomposedAttention(PatternRule):
     """softmax(q k^T * scale + mask) v = attention(q, k, v, mask)"""
 
     weights, value = wildcard(), wildcard()

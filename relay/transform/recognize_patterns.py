@@ -6,13 +6,13 @@ from typing import ClassVar
 
 from relayc.relay.expr import Function
 from relayc.relay.pattern import PatternRule, rewrite
+from relayc.relay.transform.decomposed_activations import ACTIVATION_RULES
+from relayc.relay.transform.decomposed_channel_norms import CHANNEL_NORM_RULES
+from relayc.relay.transform.decomposed_moments import MOMENT_RULES
+from relayc.relay.transform.decomposed_rotary import ROTARY_RULES
+from relayc.relay.transform.decomposed_row_norms import ROW_NORM_RULES
+from relayc.relay.transform.decomposed_softmax import SOFTMAX_RULES
 from relayc.relay.transform.function_pass import FunctionPass
-from relayc.relay.transform.spelled_activations import ACTIVATION_RULES
-from relayc.relay.transform.spelled_channel_norms import CHANNEL_NORM_RULES
-from relayc.relay.transform.spelled_moments import MOMENT_RULES
-from relayc.relay.transform.spelled_rotary import ROTARY_RULES
-from relayc.relay.transform.spelled_row_norms import ROW_NORM_RULES
-from relayc.relay.transform.spelled_softmax import SOFTMAX_RULES
 from relayc.te.ir import PassContext
 
 __all__ = ["RecognizePatterns"]

@@ -83,7 +83,7 @@ class TransposeOfTranspose(PatternRule):
         return make_call("transpose", (found[self.x],), call.span, axes=tuple([first[a] for a in second]))
 
 
-class TransposeThatMovesNothing(PatternRule):
+class IdentityTranspose(PatternRule):
     """transpose(x, p) = reshape(x) when p keeps the order of the dimensions greater than 1, x when p is the identity"""
 
     x = wildcard()
@@ -484,7 +484,7 @@ class CopyOf(PatternRule):
 RULES: tuple[type[PatternRule], ...] = (
     ReshapeOfReshape,
     TransposeOfTranspose,
-    TransposeThatMovesNothing,
+    IdentityTranspose,
     CastOfCast,
     NeutralOperand,
     NeutralRightOperand,

@@ -14,8 +14,8 @@ from relayc.backend.driver import ModuleBuilder
 from relayc.backend.runtime import CompiledModel, Context, GraphModule, NDArray, device, nd
 from relayc.backend.runtime.dtype import to_numpy
 from relayc.backend.target import Target
-from relayc.relay.build.lower import Workload, lower, tensor_types
-from relayc.relay.build.workspace import Workspace
+from relayc.relay.lowering.lower import Workload, lower, tensor_types
+from relayc.relay.lowering.workspace import Workspace
 from relayc.relay.type import TensorType
 from relayc.topi.tuning import Config
 

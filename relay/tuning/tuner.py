@@ -20,12 +20,12 @@ from typing import Any, Protocol
 
 from relayc.backend.runtime import CompiledModel
 from relayc.backend.target import Target
-from relayc.relay.build import build, optimize
-from relayc.relay.build.arrange import arrange
-from relayc.relay.build.graph import make_graph
-from relayc.relay.build.lower import Workload, lower
-from relayc.relay.build.records import Record, TuningRecords, default_records_path, graph_subject, processor
 from relayc.relay.expr import Function
+from relayc.relay.lowering import build, optimize
+from relayc.relay.lowering.arrange import arrange
+from relayc.relay.lowering.graph import make_graph
+from relayc.relay.lowering.lower import Workload, lower
+from relayc.relay.lowering.tuning_records import Record, TuningRecords, default_records_path, graph_subject, processor
 from relayc.relay.tuning.bench import KernelBench, Variant
 from relayc.relay.tuning.selection import Choice, Timer, select
 from relayc.relay.type import TensorType

@@ -56,20 +56,20 @@ def _byte_pairs(x: Any) -> Any:
     return ((((x & 0xFF ^ 0x80) - 0x80) & 0xFFFF) | (x >> 8 << 16)).astype(np.int32)
 
 
-def _dot_pairs(x: Any, y: Any) -> Any:
+def _dot2(x: Any, y: Any) -> Any:
     x, y = np.asarray(x, np.int64), np.asarray(y, np.int64)
     low, other = ((v & 0xFFFF ^ 0x8000) - 0x8000 for v in (x, y))
     return (low * other + (x >> 16) * (y >> 16)).astype(np.int32)
 
 
-def _dot_quads(x: Any, y: Any) -> Any:
+def _dot4(x: Any, y: Any) -> Any:
     x, y = np.asarray(x, np.int64), np.asarray(y, np.int64)
     products = [(x >> s & 0xFF) * ((y >> s & 0xFF ^ 0x80) - 0x80) for s in range(0, 32, 8)]
     return np.sum(products, axis=0).astype(np.int32)
 
 
-def _dot_octets(x: Any, y: Any, z: Any, w: Any) -> Any:
-    return _dot_quads(x, y) + _dot_quads(z, w)
+def _dot8(x: Any, y: Any, z: Any, w: Any) -> Any:
+    return _dot4(x, y) + _dot4(z, w)
 
 
 def _lookup(index: Any, *values: Any) -> Any:
@@ -111,12 +111,12 @@ intrinsic("bitwise_xor", 2, np.bitwise_xor)
 intrinsic("bitwise_not", 1, np.bitwise_not)
 intrinsic("byte_pairs", 1, _byte_pairs,
           doc="(x), int16 that is two signed bytes: int32 that is two signed numbers of 16 bits")  # fmt: skip
-intrinsic("dot_pairs", 2, _dot_pairs,
+intrinsic("dot2", 2, _dot2,
           doc="(x, y), int32 that are two signed numbers of 16 bits: lower by lower plus upper by upper")  # fmt: skip
-intrinsic("dot_quads", 2, _dot_quads,
+intrinsic("dot4", 2, _dot4,
           doc="(x, y), int32 that are four bytes: unsigned by signed, added, two within 16 bits")  # fmt: skip
-intrinsic("dot_octets", 4, _dot_octets,
-          doc="(x, y, z, w): dot_quads of x, y and of z, w, added, two products of each within 16 bits")  # fmt: skip
+intrinsic("dot8", 4, _dot8,
+          doc="(x, y, z, w): dot4 of x, y and of z, w, added, two products of each within 16 bits")  # fmt: skip
 intrinsic("lookup", None, _lookup,
           doc="(x, 4 or 8 constants), int32 lanes: the one that the last bits of x say")  # fmt: skip
 intrinsic("popcount", 1, np.bitwise_count)

@@ -1,4 +1,4 @@
-"""te.dot_pairs, te.byte_pairs, te.dot_quads, te.dot_octets: the same on all targets, also where sums wrap."""
+"""te.dot2, te.byte_pairs, te.dot4, te.dot8: the same on all targets, also where sums wrap."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_halves_are_multiplied_with_their_signs(target, lanes):
     products = halves[0] * halves[1]
     expected = (products[0] + products[1]).astype(np.uint32).view(np.int32)
     a, b = (te.placeholder((n,), dtype="int32", name=name) for name in "ab")
-    c = te.compute((n,), lambda i: te.dot_pairs(a[i], b[i]), name="c")
+    c = te.compute((n,), lambda i: te.dot2(a[i], b[i]), name="c")
     s = te.create_schedule(c)
     if lanes > 1:
         _, inner = s[c].split(c.op.axis[0], factor=lanes)
@@ -51,7 +51,7 @@ def test_pairs_of_bytes_keep_their_signs(target, lanes):
     halves = RNG.integers(-(1 << 15), 1 << 15, (n, 2)).astype(np.int16)
     expected = (octets.astype(np.int64) * halves).sum(1).astype(np.int32)
     a, b = te.placeholder((n,), dtype="int16", name="a"), te.placeholder((n,), dtype="int32", name="b")
-    c = te.compute((n,), lambda i: te.dot_pairs(b[i], te.byte_pairs(a[i])), name="c")
+    c = te.compute((n,), lambda i: te.dot2(b[i], te.byte_pairs(a[i])), name="c")
     s = te.create_schedule(c)
     if lanes > 1:
         _, inner = s[c].split(c.op.axis[0], factor=lanes)
@@ -72,7 +72,7 @@ def test_unsigned_bytes_are_multiplied_by_signed_ones(target, lanes, accumulate)
     before = RNG.integers(-1000, 1000, n).astype(np.int32)
     expected = (x.astype(np.int32) * y).sum(1) + (before if accumulate else 0)
     a, b, z = (te.placeholder((n,), dtype="int32", name=name) for name in "abz")
-    both = te.compute((n,), lambda i: te.dot_quads(a[i], b[i]) + (z[i] if accumulate else 0), name="c")
+    both = te.compute((n,), lambda i: te.dot4(a[i], b[i]) + (z[i] if accumulate else 0), name="c")
     s = te.create_schedule(both)
     if lanes > 1:
         _, inner = s[both].split(both.op.axis[0], factor=lanes)
@@ -98,7 +98,7 @@ def test_two_products_of_bytes_share_their_sums_of_16_bits(target, lanes, accumu
     expected = (x.astype(np.int32) * y).sum((0, 2)) + (before if accumulate else 0)
     a, b, c, d, z = (te.placeholder((n,), dtype="int32", name=name) for name in "abcdz")
     both = te.compute(
-        (n,), lambda i: te.dot_octets(a[i], b[i], c[i], d[i]) + (z[i] if accumulate else 0), name="both"
+        (n,), lambda i: te.dot8(a[i], b[i], c[i], d[i]) + (z[i] if accumulate else 0), name="both"
     )
     s = te.create_schedule(both)
     if lanes > 1:
@@ -119,7 +119,7 @@ VNNI = [("cascadelake", "zmm"), ("icelake-server", "zmm"), ("znver4", "zmm"), ("
 def test_processors_with_vnni_multiply_and_add_four_at_a_time(cpu, register):
     n, lanes = 256, 16 if register == "zmm" else 8
     a, b, z = (te.placeholder((n,), dtype="int32", name=name) for name in "abz")
-    c = te.compute((n,), lambda i: z[i] + te.dot_quads(a[i], b[i]), name="c")
+    c = te.compute((n,), lambda i: z[i] + te.dot4(a[i], b[i]), name="c")
     s = te.create_schedule(c)
     _, inner = s[c].split(c.op.axis[0], factor=lanes)
     s[c].vectorize(inner)
@@ -128,7 +128,7 @@ def test_processors_with_vnni_multiply_and_add_four_at_a_time(cpu, register):
     assert "vpmaddubsw" not in assembly
 
 
-@pytest.mark.parametrize(("dot", "operands"), [(te.dot_pairs, 2), (te.dot_quads, 2), (te.dot_octets, 4)])
+@pytest.mark.parametrize(("dot", "operands"), [(te.dot2, 2), (te.dot4, 2), (te.dot8, 4)])
 def test_other_types_are_refused(dot, operands):
     with pytest.raises(CompileError, match="int32"):
         dot(*[te.const(1, "int16")] * operands)

@@ -20,8 +20,8 @@ from relayc.backend.cuda.module import CUDAModule
 from relayc.backend.kernels import DeviceFunction, Kernel
 from relayc.backend.runtime import Device, graph_executor
 from relayc.backend.target import Target
-from relayc.relay.build.graph import make_graph
-from relayc.relay.build.lower import lower
+from relayc.relay.lowering.graph import make_graph
+from relayc.relay.lowering.lower import lower
 from relayc.te.ir import IRModule
 from relayc.te.tir import LetStmt, PrimFunc, Stmt
 from relayc.te.tir.simt_checker import ExternAccess, KernelChecker
@@ -72,13 +72,13 @@ EXTERNS = {
        for kind in ("float16", "bfloat16") for columns in (64, 128, 192, 256) for turned in (False, True)},
     **{f"rc_mma_{kind}": _multiply() for kind in ("float16", "bfloat16", "tfloat32", "int8")},
     "rc_load_left": _fragment(16, lambda i, s: ((i & 15) - (i >> 2)) * s + (i >> 4) * 16),
-    "rc_load_left_turned": _fragment(
+    "rc_load_left_transposed": _fragment(
         16, lambda i, s: ((i >> 4) * 8 + (i & 7)) * s + ((i >> 3 & 1) * 8 - (i >> 2)) * 2),
     "rc_load_right": _fragment(8, lambda i, s: np.where(i < 16, ((i & 7) - (i & 3) * 2) * s + (i >> 3 & 1) * 16, 0)),
-    "rc_load_right_turned": _fragment(8, lambda i, s: np.where(i < 16, (i & 15) * s - (i & 3) * 4, 0)),
+    "rc_load_right_transposed": _fragment(8, lambda i, s: np.where(i < 16, (i & 15) * s - (i & 3) * 4, 0)),
     "rc_load_right_pair": _fragment(
         8, lambda i, s: ((i >> 4) * 8 + (i & 7) - (i & 3) * 2) * s + (i >> 3 & 1) * 16, places=2),
-    "rc_load_right_pair_turned": _fragment(8, lambda i, s: (i & 15) * s + (i >> 4) * 16 - (i & 3) * 4, places=2),
+    "rc_load_right_pair_transposed": _fragment(8, lambda i, s: (i & 15) * s + (i >> 4) * 16 - (i & 3) * 4, places=2),
 }  # fmt: skip
 """What the prelude's functions for tensor cores touch. The lanes beyond 15 give no rows to a load of two matrices."""
 

@@ -42,7 +42,7 @@ def test_operators(cuda_device, rows):
 
 def follows_positions(row: Row) -> bool:
     """Does the operator read where an input says, unchecked, as positions are made by the importer?"""
-    return row.op in ("ml.tree_ensemble", "nn.window_quad_groups", "nn.dense_quad_groups", "vision.weighted_pixels")
+    return row.op in ("ml.tree_ensemble", "nn.window_dot4_groups", "nn.dense_dot4_groups", "vision.weighted_pixels")
 
 
 @pytest.mark.parametrize("rows", BATCHES, ids=lambda rows: f"{rows[0].op} to {rows[-1].op}")

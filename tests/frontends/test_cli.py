@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from relayc.backend.runtime import container, load_model
 from relayc.frontends.cli.main import app
-from relayc.relay.build.records import TuningRecords
+from relayc.relay.lowering.tuning_records import TuningRecords
 
 runner = CliRunner()
 WEIGHT = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32)

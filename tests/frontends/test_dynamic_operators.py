@@ -226,13 +226,13 @@ def test_one_model_for_all_sizes(case):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-REFUSED = [
+UNSUPPORTED = [
     Case("Reshape", {"x": ("n", "t"), "shape": ("r",)}, ROWS, kinds={"shape": "int64"}),
     Case("GatherND", {"x": ("n", "t"), "at": ("t", "d")}, ROWS, kinds={"at": "int64"}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED, ids=lambda c: c.op)
+@pytest.mark.parametrize("case", UNSUPPORTED, ids=lambda c: c.op)
 def test_what_needs_a_size_when_compiling_says_so(case):
     names = "|".join(case.shapes)
     with pytest.raises(ValueNeededError, match=rf"'case' \({case.op}\)(.|\n)*to do: fix the shapes .*'(?:{names})'"):

@@ -54,11 +54,11 @@ SPELLINGS: dict[str, tuple[list[NodeProto], tuple[int, ...], tuple[int, ...]]] =
 
 
 def model(
-    nodes: Sequence[NodeProto], data: Mapping[str, Array], open_sizes: Mapping[str, Sequence[Any]], constant: str
+    nodes: Sequence[NodeProto], data: Mapping[str, Array], dynamic_sizes: Mapping[str, Sequence[Any]], constant: str
 ) -> ModelProto:
     """A graph of y; operands named in `constant` are its weights."""
     kind = helper.np_dtype_to_tensor_dtype(next(iter(data.values())).dtype)
-    values = [(name, open_sizes.get(name, x.shape)) for name, x in data.items() if name not in constant]
+    values = [(name, dynamic_sizes.get(name, x.shape)) for name, x in data.items() if name not in constant]
     inputs = [helper.make_tensor_value_info(name, kind, shape) for name, shape in values]
     weights = [numpy_helper.from_array(data[name], name) for name in constant]
     graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", kind, None)], weights)
@@ -66,10 +66,10 @@ def model(
 
 
 def computed(
-    nodes: Sequence[NodeProto], data: Mapping[str, Array], open_sizes: Mapping[str, Sequence[Any]], constant: str
+    nodes: Sequence[NodeProto], data: Mapping[str, Array], dynamic_sizes: Mapping[str, Sequence[Any]], constant: str
 ) -> Array:
     """What the compiled graph gives."""
-    mod, params = from_onnx(model(nodes, data, open_sizes, constant))
+    mod, params = from_onnx(model(nodes, data, dynamic_sizes, constant))
     lib = relay.build(mod, params=params)
     executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
     return executor(*[x for name, x in data.items() if name not in constant])[0].numpy()

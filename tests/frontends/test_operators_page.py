@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from relayc.frontends.onnx.operators_page import operators, page
-from relayc.frontends.onnx.refused import REFUSED
+from relayc.frontends.onnx.unsupported_operators import UNSUPPORTED
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 
@@ -15,14 +15,14 @@ def test_every_version_of_every_operator_is_converted_or_its_operator_refused():
         f"{each.domain}::{each.name} since {schema.since_version}"
         for each in operators()
         for schema in each.schemas
-        if not schema.deprecated and not each.is_handled(schema) and (each.domain, each.name) not in REFUSED
+        if not schema.deprecated and not each.is_handled(schema) and (each.domain, each.name) not in UNSUPPORTED
     ]
     assert not missing, missing
 
 
 def test_refused_operators_exist_and_have_no_converter():
     known = {(each.domain, each.name): each for each in operators()}
-    for key, reason in REFUSED.items():
+    for key, reason in UNSUPPORTED.items():
         assert reason and key in known and not known[key].versions, key
 
 

@@ -58,7 +58,7 @@ def test_an_unknown_operator_names_the_close_ones():
 
 
 def test_an_operator_name_is_taken_once():
-    with pytest.raises(CompileError, match=r"registered already, by relay\.op"):
+    with pytest.raises(CompileError, match=r"registered already, by relayc\.relay\.op"):
 
         @register_op("nn.relu", pattern=OpPattern.ELEMWISE)
         class Other(OpDef):

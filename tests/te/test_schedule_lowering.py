@@ -118,7 +118,7 @@ def test_shifted_tails_need_no_guard():
     check_matmul(s, a, b, c, 14, 9, 5)
 
 
-def turned_by_lines(rows, columns, width, length, apart=False):
+def transposed_by_lines(rows, columns, width, length, apart=False):
     a = te.placeholder((columns, rows), name="a")
     b = te.compute((rows, columns), lambda i, j: a[j, i], name="b")
     s = te.create_schedule(b)
@@ -138,7 +138,7 @@ def turned_by_lines(rows, columns, width, length, apart=False):
 )  # fmt: skip
 @pytest.mark.parametrize("apart", [False, True])
 def test_lines_begin_where_memory_has_them(rows, columns, width, length, apart):
-    s, a, b = turned_by_lines(rows, columns, width, length, apart)
+    s, a, b = transposed_by_lines(rows, columns, width, length, apart)
     module = te.lower(s, [a, b], simple_mode=True)
     x = RNG.random((columns, rows), dtype=np.float32)
     result = np.full((rows, columns), np.nan, np.float32)
@@ -181,9 +181,9 @@ def test_ends_of_rows_come_before_the_lines_that_they_share_elements_with():
 
 
 def test_lines_are_those_of_compact_results_of_known_length():
-    s, *_ = turned_by_lines(5, 12, 8, 4)
+    s, *_ = transposed_by_lines(5, 12, 8, 4)
     with pytest.raises(ScheduleError, match="tiles of whole lines"):
-        turned_by_lines(5, 11, 8, 4)
+        transposed_by_lines(5, 11, 8, 4)
     copy = next(stage for stage in s.stages if stage.attach == "at")
     with pytest.raises(ScheduleError, match="no compact output"):
         copy.split_lines(8, 4)
@@ -264,8 +264,8 @@ def test_another_schedule_for_what_is_small_to_shifted_tails():
         return s
 
     s, half, single = tiles_of(6), tiles_of(3), tiles_of(1)
-    s.when_small(half)
-    half.when_small(single)
+    s.specialize_small(half)
+    half.specialize_small(single)
     large, smaller, smallest = str(te.lower(s, [a, b, c], simple_mode=True)).split("else:")
     assert "if likely(m - 6 >= 0)" in large and "if likely(m - 3 >= 0)" in smaller
     assert large.count("likely") == smaller.count("likely") == 1 and "likely" not in smallest
@@ -289,8 +289,8 @@ def test_what_all_schedules_begin_with_is_done_before_their_tests(length, aligne
         return s
 
     s, half = by(8), by(4, gap=16 if aligned else 0)
-    s.when_small(half)
-    half.when_small(by(1, gap=16 if aligned else 0))
+    s.specialize_small(half)
+    half.specialize_small(by(1, gap=16 if aligned else 0))
     text = str(te.lower(s, [a, c], simple_mode=True))
     assert text.count(" + 1.0") == (2 if aligned else 1) and text.count("    C[") == 3, text
     x, y = RNG.random((length, 3), dtype=np.float32), np.full((length, 3), np.nan, np.float32)

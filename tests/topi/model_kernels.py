@@ -8,8 +8,8 @@ import numpy as np
 
 from relayc import relay
 from relayc.backend.target import Target
-from relayc.relay.build.graph import make_graph
-from relayc.relay.build.lower import Workload
+from relayc.relay.lowering.graph import make_graph
+from relayc.relay.lowering.lower import Workload
 from relayc.relay.op.base import make_call
 from relayc.te.ir import IRModule
 

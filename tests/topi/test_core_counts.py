@@ -14,11 +14,11 @@ import pytest
 
 from relayc import relay, te
 from relayc.backend.target import Target
-from relayc.relay.build.lower import lower
+from relayc.relay.lowering.lower import lower
 from relayc.te.ir import PassContext, collect
 from relayc.te.tir import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt, as_int
 from relayc.topi.cpu.products.plan import plan_product
-from relayc.topi.cpu.tiling import best_tile, largest_share, tile_rows
+from relayc.topi.cpu.tiling import best_tile, largest_partition, tile_rows
 from relayc.topi.nn.conv import conv_packed
 from relayc.topi.registry import operations_behind
 from tests.topi.model_kernels import attentions, bert_base, convolution, dense, mobilenet_v2, resnet50, workloads
@@ -31,7 +31,7 @@ LANES = 8
 
 def stored_by_rows() -> PassContext:
     """Where a product's own tiles are counted, and not the blocks of results with channels first, which are turned."""
-    return PassContext(disabled_pass=["StoreInOrder"])
+    return PassContext(disabled_pass=["FoldTransposeIntoStore"])
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def test_the_walk_counts_the_busiest_core():
     (workload,) = [w for w in workloads(iter([dense(1, 160, 4096)]), target) if "dense" in w.name]
     counted = stores(lower(workload, target).function.body, 8)
     assert counted.busiest * 10 == counted.every * 2  # ten panels of 16 units for eight cores: two of them for some
-    assert largest_share(10, 8) == 0.2 and largest_share(16, 8) == 1 / 8
+    assert largest_partition(10, 8) == 0.2 and largest_partition(16, 8) == 1 / 8
 
 
 def test_cores_get_rows_of_data_that_is_much_larger_than_the_weights():

@@ -10,8 +10,8 @@ import pytest
 from relayc import backend, relay, te
 from relayc.backend.runtime import graph_executor
 from relayc.relay import Function, IRModule, const, op, var
-from relayc.relay.build.graph import make_graph
-from relayc.relay.build.lower import lower
+from relayc.relay.lowering.graph import make_graph
+from relayc.relay.lowering.lower import lower
 from relayc.relay.op.base import get_op, make_call
 from relayc.te.ir import collect
 from relayc.te.tir import Allocate

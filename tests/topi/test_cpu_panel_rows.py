@@ -8,8 +8,8 @@ import pytest
 from relayc import relay, te
 from relayc.backend import Target
 from relayc.backend.runtime import device, graph_executor
-from relayc.relay.build.graph import make_graph
-from relayc.relay.build.lower import lower
+from relayc.relay.lowering.graph import make_graph
+from relayc.relay.lowering.lower import lower
 from relayc.relay.op import nn
 from relayc.te.ir import IRModule
 

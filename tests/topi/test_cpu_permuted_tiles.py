@@ -13,7 +13,7 @@ from relayc.te.arith import Analyzer
 from relayc.te.dtype import dtype
 from relayc.te.ir import collect
 from relayc.te.tir import BufferStore, Call, Ramp, Shuffle, as_int, const
-from relayc.topi.cpu.turns.permuted_tiles import PermutedTiles
+from relayc.topi.cpu.transposes.permuted_tiles import PermutedTiles
 from relayc.topi.registry import schedule_for
 
 PROCESSORS = ["x86-64-v2", "haswell"] if platform.machine() == "x86_64" else ["generic"]

@@ -17,13 +17,13 @@ from relayc.te.ir import collect
 from relayc.te.tir import BufferLoad, BufferStore, Call, For, IfThenElse, PrimFunc, Shuffle, Stmt, Var, as_int
 from relayc.te.tir.interpreter import Interpreter
 from relayc.te.tir.stmt import ForKind
-from relayc.topi.cpu.register_transpose import block_of, turned, vectors_turned
+from relayc.topi.cpu.register_transpose import block_of, transposed_vectors, turned
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.cpu.turns.ordered_tiles import OrderedTiles
-from relayc.topi.cpu.turns.packed_matrices import PackedMatrices
-from relayc.topi.cpu.turns.packed_strips import PackedStrips
-from relayc.topi.cpu.turns.transpose import strided_axis
-from relayc.topi.cpu.turns.turn import Turn
+from relayc.topi.cpu.transposes.geometry import TransposeGeometry
+from relayc.topi.cpu.transposes.ordered_tiles import OrderedTiles
+from relayc.topi.cpu.transposes.packed_blocks import PackedBlocks
+from relayc.topi.cpu.transposes.packed_matrices import PackedMatrices
+from relayc.topi.cpu.transposes.transpose import strided_axis
 from relayc.topi.registry import schedule_for
 
 
@@ -109,11 +109,11 @@ CASES = [
 
 def test_tiles_are_as_high_as_vectors_are_long() -> None:
     v2, v3 = Target("llvm -mcpu=x86-64-v2"), Target("llvm -mcpu=haswell")
-    assert [vectors_turned(v3, dtype(kind)) for kind in ("float32", "int8", "float16", "int64")] == [
+    assert [transposed_vectors(v3, dtype(kind)) for kind in ("float32", "int8", "float16", "int64")] == [
         [8, 4], [32, 16, 8, 4], [16, 8, 4], [4]]  # fmt: skip
     assert [block_of(32, dtype("int8")), block_of(8, dtype("float32")), block_of(4, dtype("int8"))] == [16, 4, 4]
-    assert vectors_turned(v2, dtype("float64")) == [2]
-    assert vectors_turned(v3, dtype("bool")) == vectors_turned(v3, dtype("float8_e4m3fn")) == []
+    assert transposed_vectors(v2, dtype("float64")) == [2]
+    assert transposed_vectors(v3, dtype("bool")) == transposed_vectors(v3, dtype("float8_e4m3fn")) == []
 
 
 def test_narrow_elements_are_turned_and_widened() -> None:
@@ -312,7 +312,7 @@ def test_long_lines_are_read_in_the_order_of_memory(name, processor) -> None:
     x = te.placeholder(shape, kind, "x")
     out = topi.add(topi.transpose(x, axes), te.compute((1,), lambda i: te.const(1, kind), tag="elemwise"))
     module = te.lower(schedule_for([out], target), [x, out])
-    assert _loops_of_strips(module["main"])
+    assert _loops_of_blocks(module["main"])
     result = backend.nd.empty(out.shape, kind)
     backend.build(module, target=target)(backend.nd.array(a), result)
     assert np.array_equal(result.numpy(), np.transpose(a, axes) + np.array(1, kind))
@@ -327,12 +327,12 @@ def test_lines_of_results_that_share_sets_are_written_by_two(rows, kind, lines) 
     """So are those that begin anywhere, of which one more is turned, but where that would be many elements."""
     x = te.placeholder((rows, 300), kind, "x")
     out = topi.transpose(x, (1, 0))
-    turn = Turn(out, 0, x, 0, vector_lanes(Target("llvm -mcpu=x86-64-v4"), x.dtype.nbytes))
+    turn = TransposeGeometry(out, 0, x, 0, vector_lanes(Target("llvm -mcpu=x86-64-v4"), x.dtype.nbytes))
     tiles = OrderedTiles.of(turn, Target("llvm -mcpu=x86-64-v4 -l2-bytes=1048576 -num-cores=1"))
     assert tiles is not None and tiles.width == lines * 64 // x.dtype.nbytes
 
 
-def _loops_of_strips(function: PrimFunc) -> list[For]:
+def _loops_of_blocks(function: PrimFunc) -> list[For]:
     """Loops in which a strip is stored, the next turned and the next block asked for: the first strip stands apart."""
 
     def does_all(stmt: Stmt) -> bool:
@@ -349,13 +349,13 @@ def test_each_tile_that_is_turned_asks_for_its_share_of_the_next_block(rows) -> 
     x = te.placeholder((rows, 1152), "int8", "x")
     out = topi.transpose(x, (1, 0))
     target = Target("llvm -mcpu=x86-64-v4 -l2-bytes=524288 -l3-bytes=65536 -num-cores=1")
-    loops = _loops_of_strips(te.lower(schedule_for([out], target), [x, out])["main"])
+    loops = _loops_of_blocks(te.lower(schedule_for([out], target), [x, out])["main"])
     tiles = [loop for loop in collect(loops[0].body, For) if collect(loop, Shuffle) and not
              any(collect(inner, Shuffle) for inner in collect(loop.body, For))]  # fmt: skip
-    turned_lines = 128 if rows % 64 else 64
+    transposed_lines = 128 if rows % 64 else 64
     for loop in tiles:
         asked = [call for call in collect(loop, Call) if call.op == "prefetch"]
-        assert len(asked) == 64 * 16 // 64 // (turned_lines // 64)
+        assert len(asked) == 64 * 16 // 64 // (transposed_lines // 64)
     assert tiles
 
 
@@ -458,7 +458,7 @@ def test_strips_of_long_lines_ask_for_the_next_piece_of_each(columns, processor)
     out = topi.transpose(x, (0, 2, 1))
     target = Target(f"llvm -mcpu={processor} -l1-bytes=8192 -l2-bytes=131072 -l3-bytes=16384 -num-cores=1")
     function = te.lower(schedule_for([out], target), [x, out])["main"]
-    assert _loops_of_strips(function)
+    assert _loops_of_blocks(function)
     a = np.arange(2 * columns * 2048, dtype=np.float32).reshape(2, columns, 2048)
     result = np.empty((2, 2048, columns), np.float32)
     reads = _Reads(function, [a, result])
@@ -474,7 +474,7 @@ def _stores(stmt: Stmt) -> list[BufferStore]:
 
 @pytest.mark.parametrize(
     ("shape", "kind"),
-    [((64, 64), PackedStrips), ((96, 64), PackedStrips), ((64, 96), PackedStrips), ((48, 48), PackedMatrices),
+    [((64, 64), PackedBlocks), ((96, 64), PackedBlocks), ((64, 96), PackedBlocks), ((48, 48), PackedMatrices),
      ((32, 32), PackedMatrices), ((64, 128), OrderedTiles)],
 )  # fmt: skip
 def test_matrices_that_the_first_level_cache_holds(shape, kind) -> None:
@@ -482,8 +482,8 @@ def test_matrices_that_the_first_level_cache_holds(shape, kind) -> None:
     rows, columns = shape
     x = te.placeholder((2000, rows, columns), "float32", "x")
     target = Target("llvm -mcpu=x86-64-v4 -l1-bytes=49152 -l2-bytes=1048576 -num-cores=1")
-    turn = Turn(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target))
-    assert next(k for k in (PackedStrips, OrderedTiles, PackedMatrices) if k.of(turn, target) is not None) is kind
+    turn = TransposeGeometry(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target))
+    assert next(k for k in (PackedBlocks, OrderedTiles, PackedMatrices) if k.of(turn, target) is not None) is kind
 
 
 @pytest.mark.parametrize(
@@ -494,8 +494,8 @@ def test_large_matrices_are_turned_whole_or_by_long_pieces_where_memory_is_far(l
     """Each piece is of another page; where they would be short, what is read in order is quicker (0)."""
     x = te.placeholder((28, lines, columns), "float32", "x")
     target = Target(f"llvm -mcpu=x86-64-v4 -l1-bytes=49152 -l2-bytes={l2_bytes} -num-cores=1")
-    turn = Turn(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target))
-    strips = PackedStrips.of(turn, target)
+    turn = TransposeGeometry(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target))
+    strips = PackedBlocks.of(turn, target)
     assert (0 if strips is None else strips.piece) == piece
     assert strips is not None or OrderedTiles.of(turn, target) is not None
 
@@ -506,7 +506,7 @@ def test_few_lines_that_begin_anywhere_are_not_taken_by_pieces(columns) -> None:
     x = te.placeholder((3, columns, 4160), "float16", "x")
     out = topi.transpose(x, (0, 2, 1))
     target = Target("llvm -l2-bytes=262144 -l3-bytes=65536 -num-cores=2")
-    assert not _loops_of_strips(te.lower(schedule_for([out], target), [x, out])["main"])
+    assert not _loops_of_blocks(te.lower(schedule_for([out], target), [x, out])["main"])
 
 
 @pytest.mark.parametrize("rows", [1280, 1285])
@@ -517,7 +517,7 @@ def test_bytes_are_widened_where_one_vector_reaches_over_all_lines_that_are_turn
     x = te.placeholder((rows, 1100), "uint8", "x")
     out = topi.cast(topi.transpose(x, (1, 0)), "float32")
     module = te.lower(schedule_for([out], target), [x, out])
-    assert _loops_of_strips(module["main"])
+    assert _loops_of_blocks(module["main"])
     a = (np.arange(rows * 1100) * 7919 % 251).reshape(rows, 1100).astype("uint8")
     result = backend.nd.empty(out.shape, "float32")
     backend.build(module, target=target)(backend.nd.array(a), result)
@@ -530,7 +530,7 @@ def test_results_that_the_caches_hold_of_what_they_do_not_are_read_in_order_too(
     out = topi.cast(topi.transpose(x, (1, 0)), "int8")
     target = Target("llvm -l2-bytes=524288 -l3-bytes=2097152 -num-cores=1")
     module = te.lower(schedule_for([out], target), [x, out])
-    assert _loops_of_strips(module["main"])
+    assert _loops_of_blocks(module["main"])
     a = (np.arange(1280 * 1100) * 7919 % 251 - 125).reshape(1280, 1100).astype("float32")
     result = backend.nd.empty(out.shape, "int8")
     backend.build(module, target=target)(backend.nd.array(a), result)
@@ -566,7 +566,7 @@ def test_other_lines_are_not(shape, kind, l2) -> None:
     x = te.placeholder(shape, kind, "x")
     out = topi.transpose(x, (1, 0))
     target = Target(f"llvm -l2-bytes={l2} -l3-bytes=16384 -num-cores=1")
-    assert not _loops_of_strips(te.lower(schedule_for([out], target), [x, out])["main"])
+    assert not _loops_of_blocks(te.lower(schedule_for([out], target), [x, out])["main"])
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])

@@ -12,7 +12,7 @@ from relayc.relay.op.nn.recurrent import GRU, LSTM
 from relayc.te.ir import IRModule
 from relayc.te.tir import SizeVar
 from relayc.topi.nn.gates import Gates
-from relayc.topi.nn.recurrence import _sums_at_once
+from relayc.topi.nn.recurrence import _sums_per_step
 
 RNG = np.random.default_rng(7)
 
@@ -65,13 +65,13 @@ def test_steps_and_entries_whose_number_is_known_at_run_time_are_launched(cuda_d
 
 def test_few_gates_of_many_entries_are_summed_at_once():
     room = Gates(())  # twelve of sixteen registers
-    assert _sums_at_once(1, 4, room) == (1, 4)
-    assert _sums_at_once(8, 4, room) == (4, 1)
-    assert _sums_at_once(2, 4, room) == (2, 2)
-    assert _sums_at_once(3, 3, room) == (3, 1)
+    assert _sums_per_step(1, 4, room) == (1, 4)
+    assert _sums_per_step(8, 4, room) == (4, 1)
+    assert _sums_per_step(2, 4, room) == (2, 2)
+    assert _sums_per_step(3, 3, room) == (3, 1)
     wide = Gates((), sums=24, vectors=1)  # of 32, each of a whole block
-    assert _sums_at_once(8, 4, wide) == (8, 2)
-    assert _sums_at_once(3, 4, wide) == (3, 4)
+    assert _sums_per_step(8, 4, wide) == (8, 2)
+    assert _sums_per_step(3, 4, wide) == (3, 4)
 
 
 def test_lines_of_several_entries_are_fetched_while_their_sums_are_made():

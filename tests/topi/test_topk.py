@@ -36,8 +36,8 @@ def first(x, k, axis, largest):
     return np.take_along_axis(x, order, axis), order
 
 
-def run(x, k, axis, largest, open_size=False, target="llvm"):
-    shape = [te.size_var("n") if open_size and a == axis % x.ndim else d for a, d in enumerate(x.shape)]
+def run(x, k, axis, largest, dynamic_size=False, target="llvm"):
+    shape = [te.size_var("n") if dynamic_size and a == axis % x.ndim else d for a, d in enumerate(x.shape)]
     data = te.placeholder(shape, dtype=str(x.dtype), name="x")
     values, places = topi.topk(data, k, axis % x.ndim, largest)
     s = te.create_schedule([values.op, places.op])
@@ -91,7 +91,7 @@ def test_short_rows_are_sorted_by_counting(n):
 @pytest.mark.parametrize("largest", [False, True])
 def test_any_axis_and_open_sizes(largest):
     run(rows("random", (3, 90, 2), "float32"), 6, 1, largest)
-    run(rows("random", (2, 3, 90), "float32"), 6, 2, largest, open_size=True)
+    run(rows("random", (2, 3, 90), "float32"), 6, 2, largest, dynamic_size=True)
 
 
 def test_many_rows_are_shared_between_threads():

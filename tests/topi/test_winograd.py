@@ -9,8 +9,8 @@ from relayc import relay, te
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.target import Target
 from relayc.relay import Function, IRModule, const, op, var
-from relayc.relay.build.graph import make_graph
-from relayc.relay.build.lower import lower
+from relayc.relay.lowering.graph import make_graph
+from relayc.relay.lowering.lower import lower
 from relayc.relay.op import nn
 from relayc.relay.op.nn.conv import convolve as exact_convolution
 from relayc.te.errors import CompileError

@@ -11,8 +11,8 @@ from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.lane_sums import sum_rows
 from relayc.topi.cpu.prefetch import elements_ahead, is_streamed
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
-from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
-from relayc.topi.cpu.tiling import largest_share, tile_rows, vector_lanes
+from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, transposed_vectors
+from relayc.topi.cpu.tiling import largest_partition, tile_rows, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.nn.blocked_attention import AttentionForm
 from relayc.topi.registry import operations_behind, register_schedule
@@ -64,9 +64,9 @@ def schedule_blocked_attention(outs: list[te.Tensor], anchor: te.Operation, targ
     height = tile_rows(target, form.queries, form.panel, steps, apart=4 * steps)
     few = _in_blocks(outs, anchor, replace(form, queries=height), target) if 1 < height < form.queries else s
     if few is not s:
-        s.when_small(few)
+        s.specialize_small(few)
     fewest = _together if _schedule_of(of_a_position, depth, target) is _together else _one_by_one
-    few.when_small(fewest(outs, anchor, replace(form, queries=of_a_position), target))
+    few.specialize_small(fewest(outs, anchor, replace(form, queries=of_a_position), target))
     return s
 
 
@@ -300,7 +300,7 @@ def _heads_go_round(score: te.Tensor, form: AttentionForm, target: Target) -> bo
     batch, heads, length, _ = score.shape
     count = constant_size([batch, heads], default=1)
     blocks = -(-constant_size([length], default=4 * form.queries) // form.queries)
-    by_heads, by_blocks = [largest_share(n, target.num_cores) for n in (count, count * blocks)]
+    by_heads, by_blocks = [largest_partition(n, target.num_cores) for n in (count, count * blocks)]
     return by_heads <= _MOST_IMBALANCE * by_blocks
 
 
@@ -312,9 +312,9 @@ def _pack_keys(s: te.Schedule, rows: te.Tensor, panels: te.Tensor, panel: int, t
     *outer, step, lane = s[panels].op.axis
     depth, lanes = extent_of(step), vector_lanes(target)
     s[panels].pragma(outer[-1], "loop_partition_hint")  # the last panel may be partial
-    turnable = lanes in vectors_turned(target, panels.dtype) and panel % lanes == 0
+    transposable = lanes in transposed_vectors(target, panels.dtype) and panel % lanes == 0
     block = block_of(lanes, panels.dtype)
-    if not turnable or not isinstance(rows.shape[2], int) or not isinstance(depth, int) or depth < block:
+    if not transposable or not isinstance(rows.shape[2], int) or not isinstance(depth, int) or depth < block:
         s[rows].compute_inline()
         s[panels].vectorize(lane)
         return

@@ -11,7 +11,7 @@ from relayc.te.tir import Call
 from relayc.topi.registry import operations_after
 
 __all__ = [
-    "VECTORS", "element_cost", "elements_at_once", "functions_behind", "vectorize_elements", "vectors_at_once",
+    "VECTORS", "element_cost", "elements_per_step", "functions_behind", "vectorize_elements", "vectors_per_step",
 ]  # fmt: skip
 
 _CALL_COST = 16
@@ -31,7 +31,7 @@ def element_cost(ops: Sequence[te.Operation]) -> float:
     return cost
 
 
-def vectors_at_once(ops: Sequence[te.Operation]) -> int:
+def vectors_per_step(ops: Sequence[te.Operation]) -> int:
     """Vectors of elements that are computed step by step."""
     return _VECTORS_OF_CHAINS if _has_chains(ops) else VECTORS
 
@@ -49,7 +49,7 @@ def functions_behind(out: te.Tensor, anchor: te.Operation) -> set[str]:
     return {e.op for body in bodies for e in post_order(body) if isinstance(e, Call) and e.op in EXPANSIONS}
 
 
-def elements_at_once(extent: te.Dim, lanes: int, vectors: int = VECTORS) -> int:
+def elements_per_step(extent: te.Dim, lanes: int, vectors: int = VECTORS) -> int:
     """Elements of an axis, of a vector at least, that `vectorize_elements` takes together."""
     if not isinstance(extent, int):
         return lanes
@@ -68,7 +68,7 @@ def vectorize_elements(
     if not isinstance(extent, int):
         outer, inner = s[tensor].split(axis, factor=lanes)
     elif extent >= lanes:
-        outer, inner = s[tensor].split(axis, factor=elements_at_once(extent, lanes, vectors), tail="shift")
+        outer, inner = s[tensor].split(axis, factor=elements_per_step(extent, lanes, vectors), tail="shift")
     else:
         outer, inner = s[tensor].split(axis, nparts=1)
     s[tensor].vectorize(inner)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.tir.substitute import substitute
-from relayc.topi.cpu.tiling import asks_near, is_last_cache_far, waits_for_few_lines
+from relayc.topi.cpu.tiling import has_few_fill_buffers, has_high_latency_llc, prefetches_to_l1
 from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import is_broadcast
@@ -35,7 +35,7 @@ _ROWS_OF_L2 = 4
 """Rows that the second-level cache holds where the next is asked for: that, this one, what is kept of it, and room."""
 _LEAST_BYTES = 512
 """Of rows for which memory is asked while the one before is stored: shorter ones the processor sees coming itself."""
-_SHARE_OF_L2, _SHARE_OF_LAST = 2, 8
+_SHARE_OF_L2, _SHARE_OF_LLC = 2, 8
 """Rows up to such a part of a cache are still there, or nearer, when they are wanted: what doesn't come from memory has
 to be in the second-level cache then."""
 
@@ -64,7 +64,7 @@ def elements_ahead(nbytes: int, target: Target, length: int = 1) -> int:
 
     Whole rows of `length` elements, where the next one begins only when this has been worked on.
     """
-    ahead = _AHEAD_IN_PAGE if is_last_cache_far(target) else _AHEAD_BYTES
+    ahead = _AHEAD_IN_PAGE if has_high_latency_llc(target) else _AHEAD_BYTES
     return -(-ahead // (length * nbytes)) * length
 
 
@@ -87,10 +87,10 @@ def prefetch_rows(
     and loses by asking, unless it is to ask `always`: where powers of e are computed, or each row has two ends that are
     read before they are written. It asks the second-level cache then.
     """
-    few = waits_for_few_lines(target)
+    few = has_few_fill_buffers(target)
     if few and not always:
         return
-    within_page = once and is_last_cache_far(target)
+    within_page = once and has_high_latency_llc(target)
     for tensor in inputs_of(s[stage].op):
         if constant_size(tensor.shape) == elements and is_streamed(tensor, 1 if within_page else length, target):
             ahead = elements_ahead(tensor.dtype.nbytes, target, 1 if within_page else length)
@@ -107,11 +107,11 @@ def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: i
     if not all(isinstance(d, int) for d in shape) or row < _LEAST_BYTES:
         return False
     far = exceeds_all_caches(constant_size(shape) * out.dtype.nbytes, target)
-    if row > (caches.l3 // _SHARE_OF_LAST if far else caches.l2 // _SHARE_OF_L2):
+    if row > (caches.l3 // _SHARE_OF_LLC if far else caches.l2 // _SHARE_OF_L2):
         return False
     read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
     alike = [t for t in read if tuple(t.shape) == shape and is_streamed(t, 1, target)]
-    near = asks_near(target) or row > caches.l2 // _SHARE_OF_L2
+    near = prefetches_to_l1(target) or row > caches.l2 // _SHARE_OF_L2
     for tensor in alike:
         prefetch_places(s, out, tensor, vectors, elements_ahead(out.dtype.nbytes, target, length), each, near=near)
     return bool(alike)
@@ -123,7 +123,7 @@ def prefetch_elements(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, each:
     Where memory is far: a core that finds each page by itself comes too late for most of its lines then (the Xeon: gelu
     14 and 21 GB/s). Others are no faster for it.
     """
-    if not is_last_cache_far(target):
+    if not has_high_latency_llc(target):
         return
     read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
     for tensor in read:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
     from relayc.te.dtype import DType
 
-__all__ = ["block_of", "transpose_in_registers", "turn", "turned", "vectors_turned"]
+__all__ = ["block_of", "transpose_in_registers", "transposed_vectors", "turn", "turned"]
 
 _BLOCK_BYTES = 16
 """A 128-bit lane, within which any shuffle is one instruction."""
 _SHORTEST = 4
 
 
-def vectors_turned(target: Target, dtype: DType) -> list[int]:
+def transposed_vectors(target: Target, dtype: DType) -> list[int]:
     """Lengths of the vectors of `dtype` that tiles are turned into, longest first; none for types that aren't."""
     if dtype.bits % 8 or (dtype.is_float and dtype.bits == 8):  # others are not held as they are stored
         return []
@@ -116,7 +116,7 @@ def transpose_in_registers(
         return source(*[at[d] for d in range(ndim)])
 
     shape = [tensor.shape[d] for d in order]
-    copy = s.cache_tiled(tensor, "local", readers, shape, element, lambda *i: [i[d] for d in order])
+    copy = s.cache_read_packed(tensor, "local", readers, shape, element, lambda *i: [i[d] for d in order])
     *_, row, column = s[copy].op.axis
     blocks, row = s[copy].split(row, factor=block_of(lanes, tensor.dtype), tail="shift")
     vectors, inner = s[copy].split(column, factor=lanes, tail="shift")

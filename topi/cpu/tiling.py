@@ -24,12 +24,39 @@ if TYPE_CHECKING:
     from relayc.te.tir import Dim
 
 __all__ = [
-    "CACHE_BYTES_PER_CYCLE", "CORES_OF_MEMORY", "LINE_ELEMENTS", "MEMORY_BYTES_PER_CYCLE", "SET_ELEMENTS",
-    "RegisterTile", "as_seen_by", "asks_near", "attention_blocks", "best_tile", "cache_share", "direct_cycles",
-    "group_columns", "group_panel", "has_byte_products", "has_few_registers", "has_matrix_unit", "is_last_cache_far",
-    "largest_share", "matrix_panel", "packed_columns", "parallel_worthwhile", "product_cycles", "reads_in_place",
-    "reads_transposed", "score_fill", "shares_evenly", "spare_registers", "threads_worthwhile", "tile_cycles",
-    "tile_rows", "vector_lanes", "waits_for_few_lines",
+    "CACHE_BYTES_PER_CYCLE",
+    "CORES_OF_MEMORY",
+    "LINE_ELEMENTS",
+    "MEMORY_BYTES_PER_CYCLE",
+    "SET_ELEMENTS",
+    "RegisterTile",
+    "at_precision_of",
+    "attention_blocks",
+    "best_tile",
+    "cache_share",
+    "direct_cycles",
+    "group_columns",
+    "group_panel",
+    "has_amx",
+    "has_byte_products",
+    "has_few_fill_buffers",
+    "has_few_registers",
+    "has_high_latency_llc",
+    "largest_partition",
+    "matrix_panel",
+    "packed_columns",
+    "parallel_worthwhile",
+    "partitions_evenly",
+    "prefetches_to_l1",
+    "product_cycles",
+    "reads_in_place",
+    "reads_transposed",
+    "score_fill",
+    "spare_registers",
+    "threads_worthwhile",
+    "tile_cycles",
+    "tile_rows",
+    "vector_lanes",
 ]  # fmt: skip
 
 CACHE_BYTES_PER_CYCLE = 16.0
@@ -83,21 +110,21 @@ def vector_lanes(target: Target, dtype_bytes: int = 4) -> int:
 
 
 @lru_cache(maxsize=64)
-def as_seen_by(target: Target, dtype: DType) -> Target:
+def at_precision_of(target: Target, dtype: DType) -> Target:
     """The target as elements of `dtype` see it, where the model counts those of 4 bytes: of 8, vectors hold half."""
     return target if dtype.nbytes <= 4 else target.with_attrs(vector_bytes=max(target.vector_bytes // 2, 4))
 
 
 def spare_registers(target: Target, form: str) -> int:
-    """Registers that a step of a product needs besides accumulators and operands, by the form of its numbers.
+    """Registers that a step of a product needs besides accumulators and operands, by its instructions.
 
-    "numbers" are multiplied and added by one instruction; "pairs" of 16 bits by two; "quads" of bytes by three, with a
-    vector of ones, unless the processor has one for them; two of these, "octets", by five, which read two rows of
-    vectors and two elements (with 16 registers, a sum that found none cost up to 40 % more).
+    "fma": one fused multiply-add. "dot2": two instructions for two 16-bit products. "dot4": three instructions for four
+    int8 products, one operand a vector of ones, or one VNNI instruction. "dot8": five instructions for two dot4, with
+    two vectors and two broadcast elements live (with 16 registers, a spilled accumulator cost up to 40 %).
     """
-    if form == "quads" and has_byte_products(target):
+    if form == "dot4" and has_byte_products(target):
         return 0
-    return {"numbers": 0, "pairs": 1, "quads": 2, "octets": 7}[form]
+    return {"fma": 0, "dot2": 1, "dot4": 2, "dot8": 7}[form]
 
 
 def has_byte_products(target: Target) -> bool:
@@ -105,22 +132,22 @@ def has_byte_products(target: Target) -> bool:
     return not target.features.isdisjoint(("avx512vnni", "avxvnni"))
 
 
-_MATRIX_UNIT = frozenset({"amx-tile", "amx-int8", "avx512f"})
+_AMX = frozenset({"amx-tile", "amx-int8", "avx512f"})
 _TILE_SIDE, _FEWEST_QUADS, _FEWEST_ROWS, _FEWEST_COLUMNS = 16, 6, 4, 8
 """Rows, columns and quads of the reduction that an instruction of a matrix unit multiplies at most; and of each, how
 many it takes for it to be faster than vectors are."""
 
 
-def has_matrix_unit(target: Target) -> bool:
+def has_amx(target: Target) -> bool:
     """Does one instruction multiply tiles of bytes (AMX)?"""
-    return target.features >= _MATRIX_UNIT
+    return target.features >= _AMX
 
 
 def matrix_panel(target: Target, rows: int, columns: int, steps: int) -> tuple[int, int]:
     """How a matrix unit multiplies quads: columns of a panel, steps at a time; (0, 0) where vectors are better."""
     depth = max([n for n in range(1, _TILE_SIDE + 1) if steps % n == 0], default=0)
     few = rows < _FEWEST_ROWS or columns < _FEWEST_COLUMNS or depth < _FEWEST_QUADS
-    if few or not has_matrix_unit(target):
+    if few or not has_amx(target):
         return 0, 0
     return _TILE_SIDE * min(-(-columns // _TILE_SIDE), 2), depth
 
@@ -135,28 +162,28 @@ _L2_BYTES_OF_MESHES = 2 << 20
 speed of its own (Xeon of the Sapphire Rapids family: 8 bytes per cycle, little more than memory; Zen 5: 16 to 32)."""
 
 
-def is_last_cache_far(target: Target) -> bool:
+def has_high_latency_llc(target: Target) -> bool:
     """Is the last cache hardly faster than memory, so that what a core reads again had better be in its second one?"""
     return target.cache_bytes.l2 >= _L2_BYTES_OF_MESHES
 
 
-_L1_BYTES_OF_FEW_LINES = 32 << 10
+_L1_BYTES_OF_FEW_FILL_BUFFERS = 32 << 10
 """First-level caches of x86 cores that wait for up to 24 lines at a time there (Zen 3 and 4), for more in the second-
 level cache; later ones have 48 KiB."""
 
 
-def waits_for_few_lines(target: Target) -> bool:
+def has_few_fill_buffers(target: Target) -> bool:
     """Can a core wait for few lines into its first-level cache, so that they had better be asked into the second?
 
     What it reads in the order of memory comes early by itself. Lines of several rows, or of what a table picks, it has
     to be asked for.
     """
-    return target.cache_bytes.l1 == _L1_BYTES_OF_FEW_LINES and "neon" not in target.features
+    return target.cache_bytes.l1 == _L1_BYTES_OF_FEW_FILL_BUFFERS and "neon" not in target.features
 
 
-def asks_near(target: Target) -> bool:
+def prefetches_to_l1(target: Target) -> bool:
     """Does what a core asks for ahead go to its first-level cache, where nothing speaks for the second?"""
-    return not waits_for_few_lines(target)
+    return not has_few_fill_buffers(target)
 
 
 _FEW_REGISTERS = 16
@@ -244,7 +271,7 @@ def product_cycles(target: Target, rows: int, columns: int, steps: int, line: in
     if rest:
         cycles += tile_cycles(RegisterTile(tile.rows, -(-rest // lanes), lanes), steps, line)
     tiles = math.ceil(rows / tile.rows)
-    share = largest_share(tiles * math.ceil(columns / tile.columns), target.num_cores)
+    share = largest_partition(tiles * math.ceil(columns / tile.columns), target.num_cores)
     return tiles * cycles * _crowding(target, tile.rows, apart) * share
 
 
@@ -270,7 +297,7 @@ def best_tile(
         if cost > least[0]:
             continue  # what follows makes no tile cheaper
         tiles = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
-        uneven = max(cores * largest_share(tiles, cores) * _NEARLY_EVEN, 1.0)
+        uneven = max(cores * largest_partition(tiles, cores) * _NEARLY_EVEN, 1.0)
         rank = (cost * uneven * _crowding(target, tile.rows, apart), -tile.rows * tile.vectors)
         if best is None or rank < least:
             best, least = tile, rank
@@ -336,7 +363,7 @@ def tile_rows(
         tiles = math.ceil(rows / tile.rows) * max(shared, 1)
         slower = _crowding(target, tile.rows, apart)
         cycles = _cost(tile, rows, panel, steps, line, widened=widened)
-        return cycles * slower * cores * largest_share(tiles, cores)
+        return cycles * slower * cores * largest_partition(tiles, cores)
 
     tiles = _tiles(target, lanes, vectors, temporaries)
     best = min([tile for tile in tiles if tile.rows <= max(rows, 1)], key=lambda tile: (cost(tile), -tile.rows))
@@ -352,14 +379,14 @@ _PARALLEL_CYCLES = 20_000
 """Work below this is done sooner by one thread: waking the others costs a few microseconds at worst."""
 
 
-def largest_share(iterations: int, cores: int) -> float:
+def largest_partition(iterations: int, cores: int) -> float:
     """The part of a parallel loop that falls to the core which gets most of it: 1 / cores where it comes out even."""
     return math.ceil(iterations / cores) / iterations if iterations else 1.0
 
 
-def shares_evenly(iterations: int, cores: int) -> bool:
+def partitions_evenly(iterations: int, cores: int) -> bool:
     """Is the largest share hardly more than any other?"""
-    return largest_share(iterations, cores) * cores <= _MOST_OF_A_CORE
+    return largest_partition(iterations, cores) * cores <= _MOST_OF_A_CORE
 
 
 _MOST_OF_A_CORE = 1.1

@@ -59,21 +59,21 @@ def schedule_reduction(s: te.Schedule, op: te.ComputeOp, main: te.Tensor, gpu: G
     plan = plan_rows(gpu, count, length, itemsize, along_memory=along, hold=False)
     parts = _parts(gpu, math.ceil(count / plan.rows), columns // plan.threads)
     if parts == 1:
-        _reduce_at_once(s, op, main, order, plan, source)
+        _reduce_together(s, op, main, order, plan, source)
         return
     part, _ = s[op].split(s[op].fuse(*order), nparts=parts)
     made = s.rfactor(op.output(0), part)
     partial = made[0] if isinstance(made, list) else made
     assert isinstance(partial.op, te.ComputeOp)
     plan = plan_rows(gpu, count * parts, math.ceil(columns / parts), itemsize, along_memory=along, hold=False)
-    _reduce_at_once(s, partial.op, partial, list(partial.op.reduce_axis), plan.scalar(), None)
+    _reduce_together(s, partial.op, partial, list(partial.op.reduce_axis), plan.scalar(), None)
     final = s[op].op
     assert isinstance(final, te.ComputeOp)
     plan = plan_rows(gpu, count, parts, itemsize, along_memory=count == 1, hold=False)
-    _reduce_at_once(s, final, main, list(final.reduce_axis), plan.scalar(), None)
+    _reduce_together(s, final, main, list(final.reduce_axis), plan.scalar(), None)
 
 
-def _reduce_at_once(
+def _reduce_together(
     s: te.Schedule,
     op: te.ComputeOp,
     main: te.Tensor,

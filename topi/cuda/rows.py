@@ -310,7 +310,7 @@ def hold_rows(
         return *row, column // plan.chunk, column // lanes % threads, column % lanes
 
     shape = (*rows.row_shape, plan.chunks, threads, lanes)
-    held = s.cache_tiled(tensor, "local", readers, shape, element, place)
+    held = s.cache_read_packed(tensor, "local", readers, shape, element, place)
     *_, chunk, _, lane = s[held].op.axis
     s[held].unroll(chunk)
     if lanes > 1:

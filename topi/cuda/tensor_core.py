@@ -128,7 +128,7 @@ def load_left(instruction: Multiply, turned: bool) -> te.TensorIntrin:
     shape = (depth, 1, 2, 8) if turned else (2, 8, depth)
     source = te.placeholder(shape, instruction.dtype, name="source")
     out = te.compute((2, depth), lambda h, k: source(k, 0, h, 0) if turned else source(h, 0, k), name="rows")
-    return _load(out, source, "rc_load_left" + ("_turned" if turned else ""), 0 if turned else 1, [(0, 0)])
+    return _load(out, source, "rc_load_left" + ("_transposed" if turned else ""), 0 if turned else 1, [(0, 0)])
 
 
 @cache
@@ -145,7 +145,7 @@ def load_right(instruction: Multiply, turned: bool, tiles: int = 1) -> te.Tensor
         return source(k, tile, t, e) if turned else source(tile, t, e, k)
 
     out = te.compute((tiles, 1, 2, depth), body, name="columns")
-    name = "rc_load_right" + ("_pair" if tiles == 2 else "") + ("_turned" if turned else "")
+    name = "rc_load_right" + ("_pair" if tiles == 2 else "") + ("_transposed" if turned else "")
     return _load(out, source, name, 0 if turned else 2, [(tile, 0, 0, 0) for tile in range(tiles)])
 
 

@@ -30,6 +30,7 @@ from relayc.topi.nn.dense import (
     take_from_panels,
 )
 from relayc.topi.nn.dense_bits import dense_bits
+from relayc.topi.nn.dot4 import conv2d_dot4, dense_dot4, dense_dot4_groups, window_dot4_groups, words
 from relayc.topi.nn.embedding import embedding_bag
 from relayc.topi.nn.linear_attention import linear_attention
 from relayc.topi.nn.norm import (
@@ -45,7 +46,6 @@ from relayc.topi.nn.norm import (
 from relayc.topi.nn.overlap_add import overlap_add
 from relayc.topi.nn.pad import mirror_pad, pad
 from relayc.topi.nn.pool import Windows, adaptive_pool, avg_pool, lp_pool, max_pool, max_pool_with_argmax
-from relayc.topi.nn.quads import conv2d_quads, dense_quad_groups, dense_quads, window_quad_groups, words
 from relayc.topi.nn.recurrent import gru, lstm, rnn
 from relayc.topi.nn.rotary import rotary_embedding
 from relayc.topi.nn.softmax import log_softmax, softmax
@@ -67,16 +67,16 @@ __all__ = [
     "celu",
     "col2im",
     "conv",
-    "conv2d_quads",
+    "conv2d_dot4",
     "conv_across_groups",
     "conv_packed",
     "conv_transpose",
     "conv_winograd",
     "dense",
     "dense_bits",
+    "dense_dot4",
+    "dense_dot4_groups",
     "dense_packed",
-    "dense_quad_groups",
-    "dense_quads",
     "elu",
     "embedding_bag",
     "gelu",
@@ -113,6 +113,6 @@ __all__ = [
     "standardize",
     "take_from_panels",
     "thresholded_relu",
-    "window_quad_groups",
+    "window_dot4_groups",
     "words",
 ]  # fmt: skip

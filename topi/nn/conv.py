@@ -168,7 +168,7 @@ def conv_packed(
         channel = rc if groups == 1 else c // group * group_size + rc
         value = padded(b, *taps_at(position, taps, strides, dilation), channel)
         factor = factors(c // nr, *taps, rc, c % nr)
-        product = te.dot_pairs(value, factor) if pairs else te.cast(wide, value) * factor
+        product = te.dot2(value, factor) if pairs else te.cast(wide, value) * factor
         return te.sum(product, axis=[*taps, rc])
 
     attrs = _attributes(strides, dilation, groups, blocks=blocks, block=nr, outputs=outputs)

@@ -60,7 +60,7 @@ def int16_pairs(x: Tensor, axis: int, tag: str = "int16_pairs", zero_point: int 
     """Integers of 16 bits by twos as int32: element i of `axis` in the lower half, that half the axis on in the upper.
 
     `zero_point` is subtracted first; where the axis is odd, a 0 stands in the last upper half. Two such tensors are
-    multiplied by `te.dot_pairs`, as many steps of a reduction at a time.
+    multiplied by `te.dot2`, as many steps of a reduction at a time.
     """
     shape = list(x.shape)
     size = shape[axis]
@@ -103,7 +103,7 @@ def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str, pairs: 
 
     def body(m: Any, n: Any) -> PrimExpr:
         x, y = te.cast(wide, rows(m, k)), te.cast(wide, factors(n // nr, k, n % nr))
-        return te.sum(te.dot_pairs(x, y) if pairs else x * y, axis=k)
+        return te.sum(te.dot2(x, y) if pairs else x * y, axis=k)
 
     attrs = {"block": nr, "groups": 1}
     shape = (rows.shape[0], as_dim(panels * nr))

@@ -10,7 +10,7 @@ from relayc.te import Tensor
 from relayc.te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
 from relayc.te.tir.ir_builder import BufferView, IRBuilder
 from relayc.topi.groups import constant_size
-from relayc.topi.loops import strips_of
+from relayc.topi.loops import blocks_of
 from relayc.topi.utils import accumulator_type
 
 __all__ = ["embedding_bag"]
@@ -39,7 +39,7 @@ def embedding_bag(
         kind = "parallel" if constant_size((bags, columns)) >= _WORTH_SHARING else "serial"
         with ib.for_range(0, bags, "bag", kind, independent=True) as b:
             bag.open(b)
-            for begin, count, width in strips_of(columns, _STRIP):
+            for begin, count, width in blocks_of(columns, _STRIP):
                 with ib.for_range(0, count, "strip") as strip:
                     bag.write(out, b, begin + strip * width, width)
         return ib.get()

@@ -18,7 +18,7 @@ from relayc.te import Tensor
 from relayc.te.tir import Buffer, Dim, PrimExpr, Stmt, as_int, call_intrin, ir_builder
 from relayc.te.tir.ir_builder import BufferView, IRBuilder
 from relayc.topi.groups import constant_size
-from relayc.topi.loops import strips_of
+from relayc.topi.loops import blocks_of
 
 __all__ = ["linear_attention"]
 
@@ -60,8 +60,8 @@ def _fill(
     """All heads and strips of `width` columns, then narrower ones of what is left."""
     ib = ir_builder.create()
     heads = _Heads(ib, ins, outs, present, scale)
-    for begin, strips, columns in strips_of(heads.columns, width):
-        heads.each_strip(begin, strips, columns)
+    for begin, strips, columns in blocks_of(heads.columns, width):
+        heads.each_block_of_rows(begin, strips, columns)
     return ib.get()
 
 
@@ -82,7 +82,7 @@ class _Heads:
         assert queries is not None and groups is not None, "the numbers of heads are attributes of the operator"
         self.group = queries // groups
 
-    def each_strip(self, begin: int, strips: Dim, width: int) -> None:
+    def each_block_of_rows(self, begin: int, strips: Dim, width: int) -> None:
         """`strips` strips of `width` columns from column `begin` on, of all heads of all entries of the batch."""
         ib, each = self.ib, self.heads * strips
         work = constant_size((self.batch, self.steps, self.queries, self.rows, self.columns))

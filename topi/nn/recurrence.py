@@ -223,7 +223,7 @@ class Recurrence:
         if batch != 1:
             self._fetch_products(at, gates)
         total = ib.allocate(self.dtype, (batch, len(gates), self.lanes), "total", scope="global")
-        rows, together = _sums_at_once(batch, len(gates), self.gates)
+        rows, together = _sums_per_step(batch, len(gates), self.gates)
         tiles = batch // rows
         fetches = rows > 1 and self.direction_bytes >= _FETCHED_BYTES
         for first in range(0, len(gates), together):
@@ -271,7 +271,7 @@ class Recurrence:
                     here, step = chain * width + n * lanes + lane, k * chains + chain
                     weight = self.weights[at.direction, at.number, gate, step, lane]
                     place = (copy, at.direction, first + row, step)
-                    term = source[place] * weight if self.codes is None else te.dot_pairs(
+                    term = source[place] * weight if self.codes is None else te.dot2(
                         self.codes[place], te.byte_pairs(weight)
                     )  # fmt: skip
                     sums[here] = sums[here] + term
@@ -333,7 +333,7 @@ class Recurrence:
                 y[at.time, b, d, unit] = result
 
 
-def _sums_at_once(batch: Dim, gates: int, room: Gates) -> tuple[int, int]:
+def _sums_per_step(batch: Dim, gates: int, room: Gates) -> tuple[int, int]:
     """(entries of the batch, gates) whose sums are kept in registers at once.
 
     An entry by itself reads each weight once, and has all of its gates at once.

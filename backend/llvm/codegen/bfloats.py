@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial, reduce
 
-from relayc.backend.llvm.codegen.parts import PartEmitter
+from relayc.backend.llvm.codegen.legalize import VectorLegalizer
 from relayc.te.dtype import DType
 
 __all__ = ["BfloatEmitter"]
@@ -19,7 +19,7 @@ _DENORMAL = 0x20
 """Of the classes that `vfpclassps` tells."""
 
 
-class BfloatEmitter(PartEmitter):
+class BfloatEmitter(VectorLegalizer):
     """Rounds two registers by one instruction, which takes denormal numbers for zeros: those go the long way."""
 
     def _round_bfloat(self, value: str, source: DType, target: DType) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from relayc.backend.llvm.codegen.amx import TileEmitter
 from relayc.backend.llvm.codegen.dots import DotEmitter
 from relayc.backend.llvm.codegen.index import Index
 from relayc.backend.llvm.codegen.lookups import LookupEmitter
-from relayc.backend.llvm.codegen.tiles import TileEmitter
 from relayc.backend.llvm.types import compute_type, constant, element_bytes, memory_type, register_type, suffix
 from relayc.te.dtype import INT32, DType, dtype
 from relayc.te.errors import CompileError

@@ -1,11 +1,11 @@
-"""Products of narrow integers that are added at once: `te.dot_pairs`, `te.dot_quads` and `te.dot_octets`."""
+"""Products of narrow integers that are added at once: `te.dot2`, `te.dot4` and `te.dot8`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
 
-from relayc.backend.llvm.codegen.parts import word_vector
+from relayc.backend.llvm.codegen.legalize import word_vector
 from relayc.backend.llvm.codegen.permuted import PermutedLoadEmitter
 from relayc.te.tir import Add, Call, PrimExpr
 
@@ -35,25 +35,25 @@ class DotEmitter(PermutedLoadEmitter):
         wide = self.text.pure(f"sext <{2 * lanes} x i8> {octets} to <{2 * lanes} x i16>")
         return self.text.pure(f"bitcast <{2 * lanes} x i16> {wide} to {word_vector(lanes)}")
 
-    def emit_dot_pairs(self, call: Call) -> str:
+    def emit_dot2(self, call: Call) -> str:
         """A product of twice the lanes, and the sum of its neighbours: the form that becomes one instruction."""
         x, y = self.visit(call.args[0]), self.visit(call.args[1])
         lanes = call.dtype.lanes
         return self._sum_of_parts(self._product_of_parts(x, y, lanes, 2, "sext"), lanes, 2)
 
-    def emit_dot_quads(self, call: Call) -> str:
-        return self._quads(call, None)
+    def emit_dot4(self, call: Call) -> str:
+        return self._dot4_parts(call, None)
 
-    emit_dot_octets = emit_dot_quads
+    emit_dot8 = emit_dot4
 
     def visit_Add(self, expr: Add) -> str:
         """A sum of products of bytes and something else is one instruction where the processor has VNNI."""
         for product, other in ((expr.b, expr.a), (expr.a, expr.b)):
-            if isinstance(product, Call) and product.op in ("dot_quads", "dot_octets"):
-                return self._quads(product, other)
+            if isinstance(product, Call) and product.op in ("dot4", "dot8"):
+                return self._dot4_parts(product, other)
         return self.visit_Binary(expr)
 
-    def _quads(self, call: Call, onto: PrimExpr | None) -> str:
+    def _dot4_parts(self, call: Call, onto: PrimExpr | None) -> str:
         """`call`, of one or two pairs of operands, added to `onto`, by vectors of the widths that the machine has."""
         lanes = call.dtype.lanes
         widths = self._widths()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relayc.backend.llvm.codegen.dots import DotEmitter
 from relayc.backend.llvm.codegen.index import Index
-from relayc.backend.llvm.codegen.parts import word_vector
+from relayc.backend.llvm.codegen.legalize import word_vector
 from relayc.te.dtype import DType, dtype
 from relayc.te.errors import CompileError
 from relayc.te.tir import Buffer, Call, Cast, PrimExpr, as_int

@@ -15,8 +15,8 @@ from typing import Any
 
 from relayc.backend.llvm.codegen.expr import known_flags
 from relayc.backend.llvm.codegen.index import Index
-from relayc.backend.llvm.codegen.streaming import LINE_BYTES, divides
-from relayc.backend.llvm.codegen.streaming_stores import StreamingStoreEmitter
+from relayc.backend.llvm.codegen.nontemporal import LINE_BYTES, divides
+from relayc.backend.llvm.codegen.nontemporal_stores import NontemporalStoreEmitter
 from relayc.backend.llvm.types import element_bytes, memory_type, register_type, suffix
 from relayc.te.dtype import DType, dtype
 from relayc.te.errors import CompileError
@@ -50,7 +50,7 @@ _MOST_REGISTERS = 16
 """Of a local buffer that LLVM may keep in registers."""
 
 
-class MemoryEmitter(StreamingStoreEmitter):
+class MemoryEmitter(NontemporalStoreEmitter):
     """Emits memory accesses. `alignment` holds what is known of the pointers of buffers, in bytes."""
 
     alignment: dict[Var, int]
@@ -453,12 +453,12 @@ class MemoryEmitter(StreamingStoreEmitter):
         if mask is None:
             if align % LINE_BYTES and buffer.data in self.streamed and isinstance(index, Ramp):
                 align = LINE_BYTES if divides(LINE_BYTES // element_bytes(of.element), index.base) else align
-            if self.is_streaming(buffer, of, align):
-                self.store_past_caches(buffer, value, kind, of, address, align)
+            if self.is_nontemporal(buffer, of, align):
+                self.store_nontemporal(buffer, value, kind, of, address, align)
             else:
                 self.text.effect(f"store {kind} {value}, ptr {address}, align {align}")
             return
-        if buffer.data in self.streamed and align % LINE_BYTES and self.turns_lines(of):
+        if buffer.data in self.streamed and align % LINE_BYTES and self.transposes_lines(of):
             turned, parts = self.parts_by_lines(value, address, mask)
             for line, chosen in parts:
                 self._store_masked(turned, line, LINE_BYTES, of, chosen)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from relayc.backend.llvm.assembly import FunctionText, ModuleText
 from relayc.backend.llvm.codegen.convert import Machine
 from relayc.backend.llvm.codegen.index import Index
+from relayc.backend.llvm.codegen.nontemporal import LINE_BYTES, nontemporal_buffers
 from relayc.backend.llvm.codegen.stmt import AssertMessages, StmtEmitter
-from relayc.backend.llvm.codegen.streaming import LINE_BYTES, streamed_buffers
 from relayc.backend.llvm.types import element_bytes, register_type
 from relayc.te.errors import CompileError
 from relayc.te.tir import Buffer, PrimFunc, SizeVar, Var
@@ -55,7 +55,7 @@ def _emit_function(module: ModuleText, function: PrimFunc, machine: Machine) -> 
     """Add the function, and a twin that stores results past the caches where they are larger than those."""
     is_host = function.attrs.get("calling_convention") == "packed"
     twin = f"{function.name}.streaming"
-    wanted = frozenset[Var]() if is_host else streamed_buffers(function, machine.caches)
+    wanted = frozenset[Var]() if is_host else nontemporal_buffers(function, machine.caches)
     streamed = _emit_twin(module, function, machine, twin, wanted) if wanted else wanted
     emitter, parameters = _begin(module, function, machine, function.name)
     text = emitter.text
@@ -81,7 +81,7 @@ def _emit_twin(
     emitter.streamed = streamed
     emitter.text.set_signature(f"internal void @{name}({', '.join(parameters)}) #1")
     emitter.visit(function.body)
-    emitter.end_streaming()
+    emitter.end_nontemporal()
     emitter.text.effect("ret void")
     emitter.text.finish()
     found = frozenset(emitter.streaming_stores)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from relayc.backend.llvm.assembly import FunctionText
 from relayc.backend.llvm.codegen.index import Index, is_nonnegative
-from relayc.backend.llvm.codegen.shares import shares
+from relayc.backend.llvm.codegen.work_partition import shares
 from relayc.backend.llvm.types import register_type
 from relayc.te.dtype import INT64
 from relayc.te.tir import AttrStmt, Call, Evaluate, For, ForKind, IntImm, SeqStmt, Stmt, Var
@@ -167,7 +167,7 @@ def _outline_body(outer: StmtEmitter, loop: For, around: For | None) -> tuple[_R
     inner.text.set_signature(f"internal void @{body_name}({', '.join(parameters)}, i64 %first, i64 %last) #1")
     inner.unaliased = outer.unaliased
     inner.loop(loop, Index("%first", 0), Index("%last", 0))
-    inner.end_streaming()
+    inner.end_nontemporal()
     inner.text.effect("ret void")
     inner.text.finish()
 

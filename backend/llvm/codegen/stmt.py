@@ -7,6 +7,7 @@ from functools import reduce
 from itertools import groupby
 
 from relayc.backend.llvm.assembly import FunctionText
+from relayc.backend.llvm.codegen.accumulators import AccumulatorEmitter
 from relayc.backend.llvm.codegen.calls import CTX_FREE, CTX_PARALLEL, CTX_WORKSPACE
 from relayc.backend.llvm.codegen.convert import Machine
 from relayc.backend.llvm.codegen.index import Index, is_nonnegative
@@ -19,8 +20,7 @@ from relayc.backend.llvm.codegen.regions import (
     outline,
     regions_of,
 )  # fmt: skip
-from relayc.backend.llvm.codegen.sums import SumEmitter
-from relayc.backend.llvm.codegen.unrolled_sums import steps_at_once
+from relayc.backend.llvm.codegen.unroll_factor import unroll_factor
 from relayc.backend.llvm.types import element_bytes, memory_type
 from relayc.te.dtype import INT64
 from relayc.te.errors import CompileError
@@ -53,7 +53,7 @@ MAX_UNROLLED = 4096
 AssertMessages = list[str]
 
 
-class StmtEmitter(SumEmitter):
+class StmtEmitter(AccumulatorEmitter):
     """Emits the statements of one function. `messages` collects what its AssertStmts say; None where none may be."""
 
     def __init__(
@@ -183,7 +183,7 @@ class StmtEmitter(SumEmitter):
         if (call := called_step(loop)) is not None:
             self.call_range(call, low, high)
             return
-        at_once = steps_at_once(loop, self.machine.vector_bits)
+        at_once = unroll_factor(loop, self.machine.vector_bits)
         if at_once > 1 and low.value is None and high.value is None:
             self._steps(loop, low.constant, high.constant, at_once)
         else:
@@ -289,7 +289,7 @@ class StmtEmitter(SumEmitter):
         inner.streamed, inner.streaming_stores = self.streamed, self.streaming_stores
         return inner
 
-    def end_streaming(self) -> None:
+    def end_nontemporal(self) -> None:
         """Let other threads see what was stored past the caches, before they are told that it is there."""
         if self.streaming_stores:
             self.text.effect("fence seq_cst")

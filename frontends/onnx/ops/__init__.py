@@ -35,7 +35,7 @@ _OPERATORS: dict[str, dict[str, str]] = {
         "linear": "Det Gemm MatMul",
         "linear_attention": "LinearAttention",
         "loss": "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
-        "microsoft_normalization": "SimplifiedLayerNormalization",
+        "normalization_microsoft": "SimplifiedLayerNormalization",
         "normalization": (
             "BatchNormalization GroupNormalization InstanceNormalization LRN LayerNormalization LpNormalization "
             "MeanVarianceNormalization RMSNormalization"
@@ -81,34 +81,34 @@ _OPERATORS: dict[str, dict[str, str]] = {
         "optimizer": "Adagrad Adam Momentum",
     },
     "com.microsoft": {
-        "microsoft_attention": "Attention MultiHeadAttention QAttention",
-        "microsoft_convolution": "ConvTransposeWithDynamicPads FusedConv NhwcConv NhwcFusedConv QLinearConv",
-        "microsoft_decoding": "DecoderMaskedMultiHeadAttention MRotaryEmbedding",
-        "microsoft_elementwise": (
+        "attention_microsoft": "Attention MultiHeadAttention QAttention",
+        "convolution_microsoft": "ConvTransposeWithDynamicPads FusedConv NhwcConv NhwcFusedConv QLinearConv",
+        "decoding_microsoft": "DecoderMaskedMultiHeadAttention MRotaryEmbedding",
+        "elementwise_microsoft": (
             "BiasAdd BiasDropout BiasGelu BiasSoftmax BiasSplitGelu FastGelu GatedAdd Gelu IsAllFinite MulInteger "
             "QuickGelu ScaledSiLU"
         ),
-        "microsoft_experts": "MoE QMoE",
-        "microsoft_forerunners": "CDist GatherND GridSample Pad Range Trilu Unique",
-        "microsoft_gather": "ExpandDims GatherBlockQuantized",
-        "microsoft_grouped_attention": "GroupQueryAttention RotaryEmbedding",
-        "microsoft_normalization": (
+        "mixture_of_experts_microsoft": "MoE QMoE",
+        "promoted_microsoft": "CDist GatherND GridSample Pad Range Trilu Unique",
+        "gather_microsoft": "ExpandDims GatherBlockQuantized",
+        "attention_grouped_microsoft": "GroupQueryAttention RotaryEmbedding",
+        "normalization_microsoft": (
             "EmbedLayerNormalization GatedRMSNorm GroupNorm QEmbedLayerNormalization SimplifiedLayerNormalization "
             "SkipGroupNorm SkipLayerNormalization SkipSimplifiedLayerNormalization"
         ),
-        "microsoft_positions": "GatedRelativePositionBias GemmaRotaryEmbedding RelativePositionBias",
-        "microsoft_products": (
+        "attention_positions_microsoft": "GatedRelativePositionBias GemmaRotaryEmbedding RelativePositionBias",
+        "linear_microsoft": (
             "DynamicQuantizeMatMul FusedGemm FusedMatMul FusedMatMulActivation Inverse MatMulBnb4 MatMulInteger16 "
             "MatMulIntegerToFloat MatMulNBits TransposeMatMul"
         ),
-        "microsoft_quantization": (
+        "quantization_microsoft": (
             "DequantizeLinear DynamicQuantizeLSTM NhwcMaxPool QGemm QLinearAdd QLinearAveragePool QLinearConcat "
             "QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearReduceMean QLinearSigmoid QLinearSoftmax "
             "QLinearWhere QuantizeLinear"
         ),
-        "microsoft_recurrent": "BranchwiseRMSNorm CausalConvWithState LinearAttention LinearAttentionGate",
-        "microsoft_sparse_attention": "SparseAttention",
-        "microsoft_text": "Tokenizer",
+        "recurrent_microsoft": "BranchwiseRMSNorm CausalConvWithState LinearAttention LinearAttentionGate",
+        "attention_sparse_microsoft": "SparseAttention",
+        "text_microsoft": "Tokenizer",
         "vision": "CropAndResize",
     },
 }

@@ -91,7 +91,7 @@ def range_(node: OnnxNode) -> Expr:
 def spanned(node: OnnxNode) -> Expr:
     """Inputs: the start, the limit, the delta."""
     if any(node.known_value(i) is None for i in range(3)):
-        return _range_at_run_time(node)
+        return _range_dynamic(node)
     start, limit, delta = (node.constant(i, what) for i, what in enumerate(("the start", "the limit", "the delta")))
     if delta.size != 1 or delta.reshape(-1)[0] == 0:
         raise node.error("a delta of 0", expected="a step other than 0")
@@ -103,7 +103,7 @@ def spanned(node: OnnxNode) -> Expr:
     return Constant((first + np.arange(count, dtype=start.dtype) * step).astype(start.dtype))
 
 
-def _range_at_run_time(node: OnnxNode) -> Expr:
+def _range_dynamic(node: OnnxNode) -> Expr:
     """Limits that are symbolic, or computed by the program, which then computes the count too."""
     known = [node.sizes_or_none(i) if node.dtype(i).is_int else None for i in range(3)]
     (start,), (limit,), (step,) = (dims if dims is not None and len(dims) == 1 else (None,) for dims in known)

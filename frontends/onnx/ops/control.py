@@ -10,8 +10,8 @@ from onnx import GraphProto
 from relayc.frontends.onnx.containers import joined_type, value_type
 from relayc.frontends.onnx.errors import NothingInsideError, UnsupportedOperatorError, ValueNeededError
 from relayc.frontends.onnx.node import OnnxNode
-from relayc.frontends.onnx.ops.bags import embedding_bags
 from relayc.frontends.onnx.ops.common import is_one_as_size
+from relayc.frontends.onnx.ops.embedding_bag import embedding_bag_loop
 from relayc.frontends.onnx.ops.flow import (
     Body,
     ValueType,
@@ -60,9 +60,9 @@ def if_(node: OnnxNode) -> Sequence[Expr]:
         raise node.error(f"branches of {counts} outputs", expected="as many of each")
     try:
         with node.attempt():
-            return _if_at_run_time(node, graphs)
+            return _if_dynamic(node, graphs)
     except ValueNeededError:
-        asked = _asked_to_be_one(node, node[0])
+        asked = _must_be_one(node, node[0])
         if asked is None:
             raise
         size, is_one = asked
@@ -70,7 +70,7 @@ def if_(node: OnnxNode) -> Sequence[Expr]:
         return node.convert_graph(graphs[1 if is_one else 0], [])
 
 
-def _asked_to_be_one(node: OnnxNode, condition: Expr) -> tuple[Dim, bool] | None:
+def _must_be_one(node: OnnxNode, condition: Expr) -> tuple[Dim, bool] | None:
     """The size of which a condition holds if it is 1 (or, with False, if it is not); None for other conditions."""
     is_one = True
     while isinstance(condition, Call) and isinstance(condition.op, OpDef):
@@ -88,7 +88,7 @@ def _asked_to_be_one(node: OnnxNode, condition: Expr) -> tuple[Dim, bool] | None
     return next(((d, is_one) for d in sizes if not isinstance(d, int)), None)
 
 
-def _if_at_run_time(node: OnnxNode, graphs: Sequence[GraphProto]) -> Sequence[Expr]:
+def _if_dynamic(node: OnnxNode, graphs: Sequence[GraphProto]) -> Sequence[Expr]:
     (then_branch, then_args), (else_branch, else_args) = _branches(node, graphs)
     outputs = [outputs_of(branch, graphs[0]) for branch in (then_branch, else_branch)]
     results = [_joined(node, k, value_type(a), value_type(b)) for k, (a, b) in enumerate(zip(*outputs, strict=True))]
@@ -145,7 +145,7 @@ def loop(node: OnnxNode) -> Sequence[Expr]:
     A short loop whose course is known is unrolled, as is one whose values change their rank; others run at run time,
     but for embedding bags, which are an operator.
     """
-    bags = embedding_bags(node)
+    bags = embedding_bag_loop(node)
     if bags is not None:
         return [bags]
     trips, condition = node.known_value(0), node.known_value(1)
@@ -155,17 +155,17 @@ def loop(node: OnnxNode) -> Sequence[Expr]:
             with node.attempt():
                 return _unrolled_loop(node)
         except UnsupportedOperatorError:
-            return _loop_at_run_time(node)
+            return _loop_dynamic(node)
     try:
         with node.attempt():
-            return _loop_at_run_time(node)
+            return _loop_dynamic(node)
     except (UnsupportedOperatorError, ValueNeededError):
         if count is None or count > MAX_ITERATIONS:
             raise
         return _unrolled_loop(node)
 
 
-def _loop_at_run_time(node: OnnxNode) -> Sequence[Expr]:
+def _loop_dynamic(node: OnnxNode) -> Sequence[Expr]:
     body, carried = _body_and_carried(node)
     settled = settled_body(node, body, carried, before=loop_variables(), first=1)
     _check_containers(node, settled, len(carried))

@@ -109,10 +109,10 @@ def _product(node: OnnxNode, a: _Term, b: _Term, needed: set[str]) -> _Term:
     inner = [label for label in shared if label not in needed]
     rows = [label for label in a.labels if label not in b.labels]
     columns = [label for label in b.labels if label not in a.labels]
-    left, left_turned = _matrices(a, batch, rows, inner)
-    right, right_turned = _matrices(b, batch, inner, columns)
+    left, left_transposed = _matrices(a, batch, rows, inner)
+    right, right_transposed = _matrices(b, batch, inner, columns)
     shape = [*(a.extent(n) for n in batch), *(a.extent(n) for n in rows), *(b.extent(n) for n in columns)]
-    product_ = op.nn.matmul(left, right, transpose_a=left_turned, transpose_b=right_turned)
+    product_ = op.nn.matmul(left, right, transpose_a=left_transposed, transpose_b=right_transposed)
     return _Term(reshape_to(product_, shape), "".join([*batch, *rows, *columns]))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import counted, require_rank, reshape_to, transposed
-from relayc.frontends.onnx.ops.fourier_at_run_time import dft_at_run_time, resized
+from relayc.frontends.onnx.ops.fourier_dynamic import dft_dynamic, resized
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Expr, const
@@ -24,7 +24,7 @@ def _transformed(node: OnnxNode, x: Expr, length: Dim, inverse: bool, onesided: 
         known = rows if isinstance(extent, int) else resized(rows, length // 2 + 1 if inverse and onesided else length)
         result: Expr = op.dft(known, length, inverse, onesided)
     else:
-        result = dft_at_run_time(node, rows, length, inverse, onesided)
+        result = dft_dynamic(node, rows, length, inverse, onesided)
     return op.cast(reshape_to(result, (*lead, *result.shape[1:])), str(x.dtype))
 
 

@@ -43,7 +43,7 @@ def padded(node: OnnxNode, axes: Sequence[int], mode: str) -> Expr:
         fill = 0.0 if known is None or known.size == 0 else known.reshape(-1)[0].item()
         return _pad(node, pads, fill, axes, mode)  # type: ignore[arg-type]
     fill = const(0, node.dtype(0)) if value is None else value
-    return _pad_computed(node, fill, axes, mode) if pads is None else _pad_at_run_time(node, pads, fill, axes, mode)
+    return _pad_computed(node, fill, axes, mode) if pads is None else _pad_dynamic(node, pads, fill, axes, mode)
 
 
 def _mode(node: OnnxNode) -> str:
@@ -91,7 +91,7 @@ def _pad_symbolic(node: OnnxNode, widths: Widths, fill: float, mode: str) -> Exp
 # amounts known at run time --------------------------------------------------------------------------------------------
 
 
-def _pad_at_run_time(node: OnnxNode, pads: Sequence[Dim], fill: Expr, axes: Sequence[int], mode: str) -> Expr:
+def _pad_dynamic(node: OnnxNode, pads: Sequence[Dim], fill: Expr, axes: Sequence[int], mode: str) -> Expr:
     """Elements of the input at positions that are computed for each axis, and where none are, `fill`."""
     if len(pads) != 2 * len(axes):
         raise node.error(f"{len(pads)} pads for {len(axes)} axes", expected=f"{2 * len(axes)} pads")

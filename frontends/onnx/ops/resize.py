@@ -13,15 +13,15 @@ import numpy as np
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import float_const, transposed
 from relayc.frontends.onnx.ops.resample import Resampling, Taps, output_extent, resample
-from relayc.frontends.onnx.ops.resample_at_run_time import (
+from relayc.frontends.onnx.ops.resample_dynamic import (
     FilterAtRunTime,
     Repeated,
     Strided,
     TapsAtRunTime,
-    filter_at_run_time,
+    filter_dynamic,
     real,
     repeated_positions,
-    resample_at_run_time,
+    resample_dynamic,
     scaled,
     strided_positions,
 )
@@ -123,9 +123,9 @@ def _resampled(
                 node.check_equal(smaller(extent, 1), 1, "resizing an empty tensor")
             width = _width(node, how, scale)
             if isinstance(width, int) and width <= MAX_TAPS:
-                taps = _taps_at_run_time(how, extent, out, scale, region)
+                taps = _taps_dynamic(how, extent, out, scale, region)
             else:
-                taps = filter_at_run_time(how, extent, out, scale, width, region)
+                taps = filter_dynamic(how, extent, out, scale, width, region)
             off = taps.outside if roi else None
         x = _along(node, x, axis, taps, how)
         if off is not None:
@@ -134,10 +134,10 @@ def _resampled(
     return x, outside
 
 
-def _taps_at_run_time(
+def _taps_dynamic(
     how: Resampling, extent: Dim, out: Dim, scale: float | Expr, region: tuple[float, float]
 ) -> TapsAtRunTime:
-    taps = resample_at_run_time(how, extent, out, scale, region)
+    taps = resample_dynamic(how, extent, out, scale, region)
     if isinstance(scale, Expr):
         return taps
     known: Sequence[Repeated | Strided] | None = None

@@ -13,7 +13,7 @@ from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import transposed
 from relayc.frontends.onnx.ops.control import MAX_ITERATIONS, UNROLLED, stacked
 from relayc.frontends.onnx.ops.flow import counted_loop, loop_variables, may_be_ones, settled_body, unsettled
-from relayc.frontends.onnx.ops.scan_at_once import at_once
+from relayc.frontends.onnx.ops.scan_batched import at_once
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Expr, Function, Var, const
@@ -50,7 +50,7 @@ def scan(node: OnnxNode) -> Sequence[Expr]:
     form = _form(node)
     if isinstance(form.length, int) and 1 <= form.length <= UNROLLED:
         return _unrolled(node, form, form.length)
-    return _at_run_time(node, form)
+    return _dynamic(node, form)
 
 
 def _form(node: OnnxNode) -> _Scan:
@@ -84,7 +84,7 @@ def _per_tensor(node: OnnxNode, name: str, count: int) -> Sequence[int]:
     return numbers
 
 
-def _at_run_time(node: OnnxNode, form: _Scan) -> Sequence[Expr]:
+def _dynamic(node: OnnxNode, form: _Scan) -> Sequence[Expr]:
     """A loop over the positions, which takes its slices from the whole inputs."""
     states = len(form.states)
     slices = [x.tensor_type.with_shape([d for a, d in enumerate(x.shape) if a != axis])

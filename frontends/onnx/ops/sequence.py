@@ -196,7 +196,7 @@ def sequence_map(node: OnnxNode) -> list[Expr]:
     body, elements = node.attr_graph("body"), _known(node)
     tuples = all(isinstance(x, Tuple) or isinstance(x.ty, TensorType) for x in node.all_inputs())
     if elements is None or not tuples:
-        return _map_at_run_time(node)
+        return _map_dynamic(node)
     results: list[list[Expr]] = []
     for position in range(len(elements)):
         args = [x.fields[position] if isinstance(x, Tuple) else x for x in node.all_inputs()]
@@ -206,7 +206,7 @@ def sequence_map(node: OnnxNode) -> list[Expr]:
     return [Tuple(tuple(column)) for column in zip(*results, strict=True)]
 
 
-def _map_at_run_time(node: OnnxNode) -> list[Expr]:
+def _map_dynamic(node: OnnxNode) -> list[Expr]:
     """A loop over the positions, which takes an element of each sequence and appends to the sequences of results."""
     body = node.attr_graph("body")
     inputs = [x if isinstance(x.ty, TensorType) else _listed(node, x) for x in node.all_inputs()]

@@ -42,10 +42,10 @@ def reshape_1(node: OnnxNode) -> Expr:
 def reshape(node: OnnxNode) -> Expr:
     allow_zero = node.attr_bool("allowzero", False)
     wanted = node.sizes_or_none(1)
-    return _reshape_at_run_time(node, allow_zero) if wanted is None else _reshape(node, wanted, allow_zero)
+    return _reshape_dynamic(node, allow_zero) if wanted is None else _reshape(node, wanted, allow_zero)
 
 
-def _reshape_at_run_time(node: OnnxNode, allow_zero: bool) -> Expr:
+def _reshape_dynamic(node: OnnxNode, allow_zero: bool) -> Expr:
     """The program works out what 0 and -1 stand for, then the sizes are bound; other negative ones are no sizes."""
     source, shape = node.type(0).shape, op.cast(node[1], "int64")
     (rank,) = node.static(shape, "the shape of the new shape")
@@ -210,11 +210,11 @@ def _split(node: OnnxNode, sizes: Sequence[Dim] | None, count: int) -> list[Expr
         ends = [smaller(product((chunk, i)), extent) for i in range(count + 1)]
         sizes = [add_sizes(b, product((-1, a))) for a, b in itertools.pairwise(ends)]
     if not all(isinstance(d, int) for d in (*sizes, extent)):
-        return _split_at_run_time(node, axis, sizes)
+        return _split_dynamic(node, axis, sizes)
     return _split_known(node, axis, [int(d) for d in sizes], int(extent))  # type: ignore[arg-type]
 
 
-def _split_at_run_time(node: OnnxNode, axis: int, sizes: Sequence[Dim]) -> list[Expr | None]:
+def _split_dynamic(node: OnnxNode, axis: int, sizes: Sequence[Dim]) -> list[Expr | None]:
     """A slice for each part; the sizes must add up to what there is."""
     extent = node.type(0).shape[axis]
     if not dims_match(add_sizes(*sizes), extent):
@@ -254,10 +254,10 @@ def slice_(node: OnnxNode) -> Expr:
     sliced = range(len(dims)) if axes is None else node.axes(axes, len(dims))
     if all(isinstance(v, int) for v in (*numbers, *(dims[axis] for axis in sliced))):
         return _slice(node, starts, ends, axes, steps)  # type: ignore[arg-type]
-    return _slice_at_run_time(node, starts, ends, sliced, steps)
+    return _slice_dynamic(node, starts, ends, sliced, steps)
 
 
-def _slice_at_run_time(
+def _slice_dynamic(
     node: OnnxNode,
     starts: Sequence[Dim] | None,
     ends: Sequence[Dim] | None,

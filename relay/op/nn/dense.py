@@ -215,7 +215,7 @@ class TakeFromPanels(OpDef):
         matrix = panels.transpose(0, 2, 1).reshape(-1, panels.shape[1])
         return matrix[positions_inside(indices, self.rows, self.mode)]
 
-    def decides_code(self, operand: int, value: Array) -> bool:
+    def is_specialized_on(self, operand: int, value: Array) -> bool:
         return operand != 1
 
 

@@ -145,7 +145,7 @@ class Walk(Recorder):
             return
         outer = self.mask
         self.level += 1
-        if self._at_once(stmt, trips):
+        if self._batched(stmt, trips):
             self._all_iterations(stmt, start, extent if uneven else None, trips)
         else:
             for i in self._iterations(stmt, trips):
@@ -175,7 +175,7 @@ class Walk(Recorder):
             self.serial[key] = any(isinstance(n, Call) and n.op in _BARRIERS for n in post_order(stmt))
         return self.serial[key]
 
-    def _at_once(self, stmt: For, trips: int) -> bool:
+    def _batched(self, stmt: For, trips: int) -> bool:
         """May all iterations be looked at together? Not with barriers in it, nor where it makes values it needs."""
         if self.everything or self._has_barrier(stmt):
             return False

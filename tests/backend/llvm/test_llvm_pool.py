@@ -15,7 +15,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import pytest
 
-from relayc.backend.llvm import pool, pool_code, pool_places
+from relayc.backend.llvm import pool, pool_code, worker_placement
 from relayc.backend.llvm.linking import process_triple
 from tests.backend.llvm.regions import Parallel, Task, assemble, context, in_two_python_threads, run, task
 
@@ -39,7 +39,7 @@ def test_threads_are_allotted_as_many_chunks_each(threads, tasks, chunks):
 
 def leave_the_bench() -> None:
     """Waits until workers that were interrupted take part again."""
-    time.sleep(pool_places.LONGEST_BENCH / 1e9)
+    time.sleep(worker_placement.LONGEST_BENCH / 1e9)
 
 
 def test_tasks_run_in_different_threads():

@@ -96,7 +96,7 @@ static inline void emulation_ldmatrix(void* to, void* also, const char* from) {
   }                                                                                      \
   static inline void rc_ldmatrix_x2##name(void* to, const char* from) { emulation_ldmatrix<2, turned>(to, to, from); }
 EMULATION_LDMATRIX(, false)
-EMULATION_LDMATRIX(_turned, true)
+EMULATION_LDMATRIX(_transposed, true)
 
 // What a lane brings to a product of matrices.
 template <class Sum>

@@ -139,7 +139,7 @@ def test_the_transposed_form_gives_the_transposed_result(row: Row) -> None:
 
 
 def test_every_operator_has_a_row() -> None:
-    """But for what the executor has a part in: see test_{list,string}_operators.py and tests/relay/build."""
+    """But for what the executor has a part in: see test_{list,string}_operators.py and tests/relay/lowering."""
     elsewhere = ("test.", "page.", "control.", "sequence.", "optional.", "strings.", "cache.")
     others = {n for n in list_op_names() if n.startswith(elsewhere)}
     missing = set(list_op_names()) - {r.op for r in ROWS} - others

@@ -120,7 +120,7 @@ def test_moves_of_operands_become_part_of_a_product_on_request(transformed):
     mixed = nn.dense(op.transpose(softmax(nn.batch_matmul(heads, heads)), (1, 0, 2)), const(w[:, :4]))
     computed = nn.dense(relu(x), const(w))  # what computes is not a move
     function = Function((x,), Tuple((mixed, computed)))
-    assert groups(transformed(function, FuseOps(moves_into_products=True))) == [
+    assert groups(transformed(function, FuseOps(permutes_into_products=True))) == [
         ["strided_slice", "transpose", "nn.batch_matmul"], ["nn.softmax"], ["transpose", "nn.dense"], ["nn.relu"],
         ["nn.dense"],
     ]  # fmt: skip

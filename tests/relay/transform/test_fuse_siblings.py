@@ -9,9 +9,9 @@ from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.target import Target
 from relayc.relay.analysis import evaluation_order, well_formed
-from relayc.relay.build.lower import Workload, lower
 from relayc.relay.expr import Call, Expr, Function, Tuple, TupleGetItem, Var, const, var
 from relayc.relay.interpreter import evaluate
+from relayc.relay.lowering.lower import Workload, lower
 from relayc.relay.op import nn
 from relayc.relay.transform.canonicalize_ops import CanonicalizeOps
 from relayc.relay.transform.fuse_ops import FuseOps

@@ -13,9 +13,9 @@ import pytest
 from relayc import relay
 from relayc.backend.runtime import CompiledModel, GraphModule, device
 from relayc.backend.target import Target
-from relayc.relay.build.graph import make_graph
-from relayc.relay.build.lower import lower
-from relayc.relay.build.records import TuningRecords
+from relayc.relay.lowering.graph import make_graph
+from relayc.relay.lowering.lower import lower
+from relayc.relay.lowering.tuning_records import TuningRecords
 from relayc.relay.tuning import KernelBench, Variant
 from relayc.relay.tuning.tuner import TuningReport, tune
 from relayc.te.errors import CompileError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.topi.cpu.convolution.windows import feeding_pads, feeding_windows, schedule_pad, schedule_windows
+from relayc.topi.cpu.products.amx import plan_tiles, schedule_tiles
 from relayc.topi.cpu.products.matmul import tile_product
-from relayc.topi.cpu.products.matrix_unit import plan_tiles, schedule_tiles
 from relayc.topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
 from relayc.topi.cpu.products.plan import ProductPlan, fewer_rows, plan_product
 from relayc.topi.cpu.products.store_order import StoreOrder
@@ -39,7 +39,7 @@ def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     s = _tiled(outs, anchor, target, plan)
     if not all(isinstance(d, int) for d in outs[0].shape[:-1]):
         for single in fewer_rows(plan)[-1:]:
-            s.when_small(_tiled(outs, anchor, target, single))
+            s.specialize_small(_tiled(outs, anchor, target, single))
     return s
 
 

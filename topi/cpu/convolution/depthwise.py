@@ -8,7 +8,7 @@ from relayc import te
 from relayc.topi.cpu.common import local_accumulator, parallel
 from relayc.topi.cpu.elements import functions_behind
 from relayc.topi.cpu.pooling.windows import tile_windows
-from relayc.topi.cpu.products.store_order import StoreOrder, turn_line
+from relayc.topi.cpu.products.store_order import StoreOrder, transpose_line
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.registry import register_schedule
@@ -28,21 +28,21 @@ def schedule_depthwise_conv(outs: list[te.Tensor], anchor: te.Operation, target:
     s = te.create_schedule([out.op for out in outs])
     order = StoreOrder.of(outs[0])
     inline_injective(s, outs, keep=[anchor, *order.kept])
-    result = order.source if order.is_turned else outs[0]
+    result = order.source if order.is_transposed else outs[0]
     accumulator = local_accumulator(s, anchor, result)
     functions, columns = functions_behind(outs[0], anchor), target.vector_registers // 2
     if functions:  # have numbers of their own to keep in registers: those of exp are few
         columns = columns - 1 if functions <= _OF_FEW_NUMBERS else columns // 2
-    if order.is_turned:
-        _turn_lines(s, outs[0], result, constant_size([extent_of(axis) for axis in anchor.reduce_axis]), target)
+    if order.is_transposed:
+        _transpose_lines(s, outs[0], result, constant_size([extent_of(axis) for axis in anchor.reduce_axis]), target)
     result = s[result].op.output(0)
     tile_windows(
-        s, result, accumulator, columns, target, _UNROLLED, divide=not functions, alone=not order.is_turned
+        s, result, accumulator, columns, target, _UNROLLED, divide=not functions, alone=not order.is_transposed
     )
     return s
 
 
-def _turn_lines(s: te.Schedule, out: te.Tensor, source: te.Tensor, taps: int, target: Target) -> None:
+def _transpose_lines(s: te.Schedule, out: te.Tensor, source: te.Tensor, taps: int, target: Target) -> None:
     """`out` (N, C, H, W) is `source` (N, H, W, C) turned, a line of as many channels as the first level keeps twice."""
     source, lanes = s[source].op.output(0), vector_lanes(target)
     n, c, y, x = s[out].op.axis
@@ -54,7 +54,7 @@ def _turn_lines(s: te.Schedule, out: te.Tensor, source: te.Tensor, taps: int, ta
     line = s[out].fuse(n, block, y)
     parallel(s, out, line, 2.0 * taps * constant_size(out.shape), lanes)
     s[out].pragma(line, "loop_partition_hint")
-    turn_line(s, out, source, line, c, x, target)
+    transpose_line(s, out, source, line, c, x, target)
 
 
 _OF_FEW_NUMBERS = {"exp", "sigmoid"}

@@ -16,8 +16,8 @@ from relayc import te
 from relayc.topi.cpu.common import panel_width, parallel, vectorize_panel
 from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, plan_winograd, transform_lanes
 from relayc.topi.cpu.prefetch import LINE_BYTES
-from relayc.topi.cpu.products.store_order import StoreOrder, turn_line
-from relayc.topi.cpu.products.streams import Pace
+from relayc.topi.cpu.products.panel_prefetch import PrefetchSchedule
+from relayc.topi.cpu.products.store_order import StoreOrder, transpose_line
 from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.registry import operations_behind, register_schedule
@@ -45,7 +45,7 @@ def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: 
     fewer = [replace(plan, block=n, rows=min(n, plan.rows), weights_once=True) for n in blocks]
     schedules = [_arranged(outs, anchor, target, p) for p in (plan, *fewer)]
     for s, smaller in pairwise(schedules):
-        s.when_small(smaller)
+        s.specialize_small(smaller)
     return schedules[0]
 
 
@@ -63,11 +63,11 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
     inline_injective(s, outs, keep=[anchor, *order.kept])
     lanes = vector_lanes(target)
     dilation, width = anchor.attrs["dilation"], math.gcd(lanes, plan.panel)
-    if order.is_turned:
-        t_outer, panel, vector, line = _turn_output(s, out, order.source, plan, width, target)
+    if order.is_transposed:
+        t_outer, panel, vector, line = _transpose_output(s, out, order.source, plan, width, target)
     else:
         t_outer, panel, vector, line = _tile_output(s, out, plan, width, dilation)
-    result = order.source if order.is_turned else out
+    result = order.source if order.is_transposed else out
     for half, across, place in ((stages["winograd_rows"], 0, vector), (stages["winograd_output"], 1, line)):
         _transform(s, half, across)
         s[half].compute_at(s[result], place)
@@ -101,7 +101,7 @@ def _plan(target: Target, anchor: te.Operation, order: StoreOrder) -> WinogradPl
     if planes:
         results, depth = constant_size(planes), attrs["depth"]
         shape = replace(shape, images=images * results, depth=depth.taps, planes=images * depth.planes(results))
-    return plan_winograd(target, shape, attrs["tile"], panel_width(anchor), by_lines=order.is_turned)
+    return plan_winograd(target, shape, attrs["tile"], panel_width(anchor), by_lines=order.is_transposed)
 
 
 _LIKELY_SIDE = 256
@@ -137,7 +137,7 @@ def _tile_output(
     return block, panel, vector, y_inner
 
 
-def _turn_output(
+def _transpose_output(
     s: te.Schedule, out: te.Tensor, source: te.Tensor, plan: WinogradPlan, width: int, target: Target
 ) -> tuple[te.IterVar, te.IterVar, te.IterVar, te.IterVar]:
     """The same loops where `out` (N, O, H, W) is `source` (N, H, W, O) turned; blocks are whole lines of tiles.
@@ -156,7 +156,7 @@ def _turn_output(
     block = s[out].fuse(n, block)
     if plan.weights_once:
         block = panel = s[out].fuse(panel, block)
-    turn_line(s, out, source, vector, c, x, target)
+    transpose_line(s, out, source, vector, c, x, target)
 
     n, y, x, c = s[source].op.axis
     tile, x_inner = s[source].split(x, factor=plan.tile, tail="predicate")
@@ -223,7 +223,7 @@ def _stream_weights(
     along = [extent_of(axis) for axis in accumulator.op.reduce_axis]
     steps = constant_size(along)
     tiles, line = math.ceil(plan.block / plan.rows), LINE_BYTES // weights.dtype.nbytes
-    pace = Pace.of(tiles, -(-steps * width // line), steps, _depth_steps(accumulator))
+    pace = PrefetchSchedule.of(tiles, -(-steps * width // line), steps, _depth_steps(accumulator))
 
     def place(number: int) -> Callable[..., Sequence[Any]]:
         def in_next(i: Any, j: Any, t: Any, c: Any, *k: Any) -> Sequence[Any]:

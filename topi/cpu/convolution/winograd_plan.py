@@ -20,7 +20,7 @@ from relayc.topi.cpu.tiling import (
     MEMORY_BYTES_PER_CYCLE,
     RegisterTile,
     direct_cycles,
-    is_last_cache_far,
+    has_high_latency_llc,
     tile_cycles,
     vector_lanes,
 )
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
 
 __all__ = ["WinogradPlan", "WinogradShape", "convolution_cycles", "moving_cycles", "plan_winograd", "transform_lanes",
-           "winograd_pays", "winograd_turns"]  # fmt: skip
+           "winograd_pays", "winograd_transposes"]  # fmt: skip
 
 _TRANSFORM_CYCLES, _TRANSFORM_BYTES_PER_CYCLE = 4.0, 8.0
 """Cycles for each vector of a transformed tile, and bytes at most: it is loaded, added a few times, stored, and loaded
@@ -165,7 +165,7 @@ def moving_cycles(target: Target, nbytes: float) -> float:
     return nbytes / _read_speeds(target)[1] / target.num_cores
 
 
-def winograd_turns(target: Target, shape: WinogradShape, tile: int, panel: int) -> bool:
+def winograd_transposes(target: Target, shape: WinogradShape, tile: int, panel: int) -> bool:
     """Had the results better be turned line by line than by a kernel of their own?
 
     Its cycles are those of moving each element twice, from a cache that cores share or, of more than the second level,
@@ -199,7 +199,7 @@ def _share(tasks: int, cores: int) -> float:
 
 def _read_speeds(target: Target) -> tuple[float, float]:
     """Bytes per cycle that a core reads weights at, beside its work: from memory, and from the last cache."""
-    return _FAR_BYTES_PER_CYCLE if is_last_cache_far(target) else (MEMORY_BYTES_PER_CYCLE, CACHE_BYTES_PER_CYCLE)
+    return _FAR_BYTES_PER_CYCLE if has_high_latency_llc(target) else (MEMORY_BYTES_PER_CYCLE, CACHE_BYTES_PER_CYCLE)
 
 
 def _with_weights(
@@ -260,7 +260,7 @@ def _plans(
         again = weights * (count - 1) if weights / panels + data > held else 0.0
         passing = shape.depth * data * count / passed_speed if data * count > held else 0.0
         apart = (panels * (count * product + passing) + leaving * tiles) / share
-        hurried = count > 1 and is_last_cache_far(target)
+        hurried = count > 1 and has_high_latency_llc(target)
         from_memory = weights / min(share, CORES_OF_MEMORY)
         apart = _with_weights(target, apart, from_memory, again / share, 1.0 if hurried else _NOT_HIDDEN)
         apart += (2 * spectrum / _SPECTRUM_BYTES_PER_CYCLE + entering * entered) / _share(entered, cores)

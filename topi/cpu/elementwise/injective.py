@@ -11,18 +11,24 @@ from relayc.te.ir import post_order
 from relayc.te.tir import Call, FloatImm, FloorMod, IntImm, PrimExpr, ProducerLoad, Select, Var, as_int
 from relayc.topi.cpu.accesses import conditions, reads
 from relayc.topi.cpu.common import parallel_outer
-from relayc.topi.cpu.elements import VECTORS, element_cost, elements_at_once, vectorize_elements, vectors_at_once
+from relayc.topi.cpu.elements import VECTORS, element_cost, elements_per_step, vectorize_elements, vectors_per_step
 from relayc.topi.cpu.elementwise.line_buffer import buffer_line, shared_line
-from relayc.topi.cpu.elementwise.line_reads import ask_for_lines, ask_for_runs, ask_where_masked
+from relayc.topi.cpu.elementwise.line_reads import prefetch_lines_read, prefetch_runs, prefetch_where_masked
 from relayc.topi.cpu.elementwise.packed_lines import PackedLines
 from relayc.topi.cpu.elementwise.packed_rows import PackedRows
 from relayc.topi.cpu.elementwise.short_lines import FEWEST_LINES, lines_of_vectors, places_are_known, vectorize_lines
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, prefetch_elements
-from relayc.topi.cpu.register_transpose import block_of, vectors_turned
-from relayc.topi.cpu.tiling import asks_near, vector_lanes
-from relayc.topi.cpu.turns.permuted_tiles import PermutedTiles
-from relayc.topi.cpu.turns.transpose import strided_axis, tile_by_lines, tile_strided, tile_turned, turnable
-from relayc.topi.cpu.turns.turn import Turn
+from relayc.topi.cpu.register_transpose import block_of, transposed_vectors
+from relayc.topi.cpu.tiling import prefetches_to_l1, vector_lanes
+from relayc.topi.cpu.transposes.geometry import TransposeGeometry
+from relayc.topi.cpu.transposes.permuted_tiles import PermutedTiles
+from relayc.topi.cpu.transposes.transpose import (
+    strided_axis,
+    tile_by_lines,
+    tile_strided,
+    tile_transposed,
+    transposable,
+)
 from relayc.topi.groups import constant_size, extent_of, inline_injective, is_injective
 from relayc.topi.registry import Rank, operations_behind, register_schedule
 from relayc.topi.tag import PAD, is_broadcast
@@ -106,17 +112,17 @@ def _is_long(out: te.Tensor, extent: te.Dim, lanes: int, target: Target) -> bool
 
 
 def _may_leave_caches(out: te.Tensor, target: Target) -> bool:
-    """May it be stored past the caches, which takes whole lines (see `backend.llvm.codegen.streaming`)?"""
+    """May it be stored past the caches, which takes whole lines (see `backend.llvm.codegen.nontemporal`)?"""
     return 0 < target.cache_bytes.l3 <= 2 * constant_size(out.shape) * out.dtype.nbytes
 
 
-def _turn(out: te.Tensor, strided: int, target: Target) -> Turn | None:
-    """See `turnable`: into the longest vectors that the axes hold a tile of; None where none fits.
+def _turn(out: te.Tensor, strided: int, target: Target) -> TransposeGeometry | None:
+    """See `transposable`: into the longest vectors that the axes hold a tile of; None where none fits.
 
     Axes whose lengths are known at run time are taken to be long enough. Of lengths that are expressions of sizes it
     can't always be shown that tiles shifted inwards need no guards, which these do not have.
     """
-    found, rows, columns = turnable(out, strided), out.shape[strided], out.shape[-1]
+    found, rows, columns = transposable(out, strided), out.shape[strided], out.shape[-1]
     if found is None or not all(isinstance(d, int | Var) for d in (rows, columns)):
         return None
     if any(isinstance(d, int) and d == 0 for d in out.shape):
@@ -126,8 +132,8 @@ def _turn(out: te.Tensor, strided: int, target: Target) -> Turn | None:
         needed = ((rows, block_of(lanes, found[0].dtype)), (columns, lanes))
         return all(length <= d for d, length in needed if isinstance(d, int))
 
-    fitting = [lanes for lanes in vectors_turned(target, found[0].dtype) if fits(lanes)]
-    return Turn(out, strided, *found, fitting[0], asks_near(target)) if fitting else None
+    fitting = [lanes for lanes in transposed_vectors(target, found[0].dtype) if fits(lanes)]
+    return TransposeGeometry(out, strided, *found, fitting[0], prefetches_to_l1(target)) if fitting else None
 
 
 def _period(out: te.Tensor, lanes: int) -> int | None:
@@ -184,7 +190,7 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
     """Everything inlined into the outputs, each written in one vectorised pass."""
     s, counted = _elements(outs, target)
     if counted:
-        s.when_small(_elements(outs, target, squares=False)[0])
+        s.specialize_small(_elements(outs, target, squares=False)[0])
     return s
 
 
@@ -215,7 +221,7 @@ class _Written:
         ops = [op for op in operations_behind(outs) if is_injective(op)]
         least, cost = _least_bytes(out, ops), element_cost(ops)
         self.lanes = vector_lanes(target, max([least, *[t.dtype.nbytes for t in out.op.outputs]]))
-        self.vectors, self.repeats = vectors_at_once(ops), all(is_broadcast(op.tag) for op in ops)
+        self.vectors, self.repeats = vectors_per_step(ops), all(is_broadcast(op.tag) for op in ops)
         self.flat, self.first_without_gaps = line is None and _is_flat(outs), _first_without_gaps(outs)
         if self.flat and _may_leave_caches(out, target):
             self.vectors = max(self.vectors, LINE_BYTES // (self.lanes * out.dtype.nbytes))
@@ -239,14 +245,14 @@ class _Written:
             loops = self.tiles.apply(s)
         elif together:
             loops = vectorize_lines(s, out, together)
-            ask_where_masked(s, out, loops[-1], together * constant_size(out.shape[-1:]), self.target)
+            prefetch_where_masked(s, out, loops[-1], together * constant_size(out.shape[-1:]), self.target)
         elif self._is_short() and (self.rows is None or self.rows.axes_of_row == 1):
             loops = self._interleave()
         elif self.rows is not None and (self.strided is not None or self.line is None):
             loops = self.rows.apply(s)
         elif self.turn is not None:
             squares = not all(isinstance(d, int) for d in (self.turn.rows, self.turn.columns))
-            loops = tile_turned(s, self.turn, self.target, self.vectors * self.lanes)
+            loops = tile_transposed(s, self.turn, self.target, self.vectors * self.lanes)
         elif self.line is not None:
             buffered, loops = True, _vectorize_between_borders(s, out, self.lanes)[:-1]
         else:
@@ -328,11 +334,11 @@ class _Written:
             return tile_strided(s, tensor, self.strided, vectors)
         if isinstance(extent, int) and extent <= _MOST_WRITTEN_OUT * self.lanes and _chooses_lanes(self.out):
             self.written_out = vectors
-        each = elements_at_once(extent, self.lanes, self.vectors)
+        each = elements_per_step(extent, self.lanes, self.vectors)
         if self.flat and self.is_first:
             prefetch_elements(s, tensor, vectors, each, self.target)
         by_lines = not self.flat and self.alone and tensor is self.out and period is None
-        apart = by_lines and ask_for_runs(s, tensor, vectors, each, self.target)
+        apart = by_lines and prefetch_runs(s, tensor, vectors, each, self.target)
         if by_lines and not apart and _is_long(self.out, extent, self.lanes, self.target):
-            ask_for_lines(s, tensor, vectors, each, self.target)
+            prefetch_lines_read(s, tensor, vectors, each, self.target)
         return [*outer, vectors]

@@ -19,7 +19,7 @@ from relayc.te.tir import Call, PrimExpr, Select, as_int, const
 from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_beyond_caches, is_streamed, rows_ahead
-from relayc.topi.cpu.tiling import waits_for_few_lines
+from relayc.topi.cpu.tiling import has_few_fill_buffers
 from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.registry import operations_behind
 from relayc.topi.utils import ravel_index
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
     from relayc.te.tir import Var
 
-__all__ = ["LineRead", "ask_for_lines", "ask_for_runs", "ask_where_masked", "line_reads"]
+__all__ = ["LineRead", "line_reads", "prefetch_lines_read", "prefetch_runs", "prefetch_where_masked"]
 
 _LARGE_PARTS = 4
 """Inputs of so many parts of the output, or more, come from memory."""
@@ -119,7 +119,7 @@ def _stride(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -> i
     return known[-2] if in_order else None
 
 
-def ask_for_lines(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> None:
+def prefetch_lines_read(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> None:
     """Ask, in each iteration of `loop`, which computes so many `elements` of a line, for what comes later of inputs.
 
     In the order of memory: all parts of a line that are read at once. And for what will be written, where lines are no
@@ -142,14 +142,14 @@ def ask_for_lines(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: in
         )  # fmt: skip
 
 
-def ask_for_runs(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> bool:
+def prefetch_runs(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> bool:
     """Ask for later lines of inputs of which a part of each is read; returns whether there are any.
 
     A processor fetches what lies between such runs as well, or stops at each. One that waits for few lines asks its
     second-level cache for what is read only.
     """
     assert isinstance(out.op, te.ComputeOp)
-    if not waits_for_few_lines(target):
+    if not has_few_fill_buffers(target):
         return False
     width, inputs = constant_size(out.shape[-1:]), line_reads(out.op) or ()
 
@@ -163,7 +163,7 @@ def ask_for_runs(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int
     return bool(runs)
 
 
-def ask_where_masked(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> None:
+def prefetch_where_masked(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> None:
     """The same of lines that are stored past the caches, where long vectors are chosen from, so read by masks."""
     assert isinstance(out.op, te.ComputeOp)
     width = constant_size(out.shape[-1:])

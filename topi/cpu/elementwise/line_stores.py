@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.topi.cpu.elements import elements_at_once, vectorize_elements
+from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed
-from relayc.topi.cpu.tiling import vector_lanes, waits_for_few_lines
+from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
 from relayc.topi.groups import constant_size, extent_of
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ __all__ = ["even_tile", "rows_leave_by_lines", "vectorize_rows"]
 _LEAST_LINES, _LEAST_LINES_OF_FEW = 8, 48
 """Of a row: shorter ones are ends more than anything else; and where a core waits for few lines of memory."""
 _TURNED_BYTES = 4
-"""Of elements whose ends of rows are stored by masks (see `backend.llvm.codegen.streaming_stores`)."""
+"""Of elements whose ends of rows are stored by masks (see `backend.llvm.codegen.nontemporal_stores`)."""
 _MOST_LINES = 6
 """Of a tile, where there is a choice: more are no faster, and take longer to compile."""
 
@@ -29,7 +29,7 @@ def rows_leave_by_lines(out: te.Tensor, length: int, target: Target) -> bool:
     """Do rows of so many elements leave the caches by the lines of memory inside of them, which begin anywhere?"""
     line = LINE_BYTES // out.dtype.nbytes
     known = all(isinstance(d, int) for d in out.shape) and "memory_strides" not in out.op.attrs
-    least = _LEAST_LINES_OF_FEW if waits_for_few_lines(target) else _LEAST_LINES
+    least = _LEAST_LINES_OF_FEW if has_few_fill_buffers(target) else _LEAST_LINES
     return known and length % line > 0 and length >= least * line and is_beyond_caches(out, target)
 
 
@@ -47,9 +47,9 @@ def vectorize_rows(
     if not rows_leave_by_lines(out, length, target):
         whole_lines = vector_lanes(target, out.dtype.nbytes) if is_streamed(out, 1, target) else 1
         lanes = max(vector_lanes(target), whole_lines)
-        return vectorize_elements(s, out, row, extent, lanes), elements_at_once(extent, lanes)
+        return vectorize_elements(s, out, row, extent, lanes), elements_per_step(extent, lanes)
     width = even_tile(length, line)
-    apart = waits_for_few_lines(target) and target.vector_bytes == LINE_BYTES and out.dtype.nbytes == _TURNED_BYTES
+    apart = has_few_fill_buffers(target) and target.vector_bytes == LINE_BYTES and out.dtype.nbytes == _TURNED_BYTES
     tile, each, column = s[out].split_lines(width, line, apart=apart)
     s[out].unroll(each)
     s[out].vectorize(column)

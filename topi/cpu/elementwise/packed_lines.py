@@ -19,7 +19,7 @@ from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.accesses import conditions
 from relayc.topi.cpu.elementwise.line_reads import LineRead, line_reads
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
-from relayc.topi.cpu.tiling import waits_for_few_lines
+from relayc.topi.cpu.tiling import has_few_fill_buffers
 from relayc.topi.groups import constant_size
 from relayc.topi.utils import ravel_index, unravel_index
 
@@ -68,7 +68,7 @@ class PackedLines:
             return None
         borders = list(conditions(op))
         masked = [condition for source, condition in borders if isinstance(source.body[0], Call)]
-        few, line = waits_for_few_lines(target), shape[-1] * size
+        few, line = has_few_fill_buffers(target), shape[-1] * size
         by_masks = bool(masked) and not (few and target.vector_bytes >= LINE_BYTES)  # else stored as they are
         planes = by_masks and any(op.axis[-2].var in post_order((condition,)) for condition in masked)
         found = _planes(shape, size, target) if planes else None
@@ -92,7 +92,7 @@ class PackedLines:
         inside = s[out].fuse(within, *axes[-self.behind :])
         vectors, vector = s[out].split(inside, factor=LINE_BYTES // out.dtype.nbytes)
         s[out].vectorize(vector)
-        self._ask_ahead(s, out, vectors)
+        self._prefetch_ahead(s, out, vectors)
         s[lines].set_scope("local")
         s[lines].compute_at(s[out], chunk)
         return out, [chunk], lines
@@ -113,7 +113,7 @@ class PackedLines:
         s.recompute(self.out, te.compute(self.out.shape, in_shape, name=op.name, tag="injective"))
         return s.current(lines)
 
-    def _ask_ahead(self, s: te.Schedule, out: te.Tensor, vectors: te.IterVar) -> None:
+    def _prefetch_ahead(self, s: te.Schedule, out: te.Tensor, vectors: te.IterVar) -> None:
         """Ask, with each cache line of the output that is stored, for what later chunks are made of."""
         for read in self.inputs:
             widened = max(read.parts * read.tensor.dtype.nbytes // out.dtype.nbytes, 1)

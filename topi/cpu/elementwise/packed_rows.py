@@ -19,7 +19,7 @@ from relayc.te.tir import PrimExpr, as_int, const
 from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.accesses import conditions, reads
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, read_later, rows_ahead
-from relayc.topi.cpu.tiling import asks_near
+from relayc.topi.cpu.tiling import prefetches_to_l1
 from relayc.topi.groups import constant_size
 from relayc.topi.transform import MOST_INTERLEAVED
 from relayc.topi.utils import ravel_index
@@ -92,7 +92,7 @@ class PackedRows:
         are_permuted = steps != sorted(steps, reverse=True)
         strides[number] *= count
         are_copied = packed is None and are_permuted and apart(len(shape) - 1, 1) == 1  # lines come early by themselves
-        near = are_copied or asks_near(target)
+        near = are_copied or prefetches_to_l1(target)
         return PackedRows(out, tensor, index, number, count, tuple(strides), packed is not None, axes, near)
 
     def apply(self, s: te.Schedule) -> list[te.IterVar]:

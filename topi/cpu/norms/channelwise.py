@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from relayc import te
 from relayc.te.tir import PrimExpr
 from relayc.topi.cpu.common import parallel, parallel_outer
-from relayc.topi.cpu.elements import elements_at_once, vectorize_elements
+from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
 from relayc.topi.cpu.norms.moments import (
     exceeds_caches,
@@ -22,7 +22,7 @@ from relayc.topi.cpu.norms.moments import (
 from relayc.topi.cpu.norms.row_statistics import elements_of, inline_others, statistics_at, work_behind
 from relayc.topi.cpu.prefetch import prefetch_next
 from relayc.topi.cpu.stagewise import schedule_stagewise
-from relayc.topi.cpu.tiling import shares_evenly, vector_lanes
+from relayc.topi.cpu.tiling import partitions_evenly, vector_lanes
 from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.moments import Moments
 from relayc.topi.nn.norm import group_norm_by_moments
@@ -56,7 +56,7 @@ def schedule_channelwise(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     nbytes, known = anchor.output(0).dtype.nbytes, all(isinstance(d, int) for d in shape)
     if axis != 1:
         images, image = constant_size(shape[:1]), constant_size(shape[1:]) * nbytes
-        by_rows = known and shares_evenly(images, target.num_cores) and not exceeds_caches(image, images, target)
+        by_rows = known and partitions_evenly(images, target.num_cores) and not exceeds_caches(image, images, target)
         return _schedule_by_moments(s, anchor, by_rows, target)
     row = constant_size([group_size, *shape[2:]]) * nbytes
     rows = constant_size(shape[:2]) // group_size
@@ -122,7 +122,7 @@ def _schedule_lines(
     each, within = s[out].split(s[out].fuse(*rest), factor=line)
     vectors = vectorize_elements(s, out, within, line, lanes)
     if by_rows:
-        asked = prefetch_next(s, out, vectors, constant_size(sizes), elements_at_once(line, lanes), target)
+        asked = prefetch_next(s, out, vectors, constant_size(sizes), elements_per_step(line, lanes), target)
         parallel(s, out, image, work_behind(out), lanes)
         moments_at(s, before, moments, out, image, target, asked=asked)
     else:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from relayc import te
 from relayc.te.tir import PrimExpr
+from relayc.topi.cpu.column_blocks import are_whole_lines, have_set_conflicts
 from relayc.topi.cpu.common import parallel
-from relayc.topi.cpu.elements import elements_at_once, vectorize_elements
-from relayc.topi.cpu.norms.copied_strips import is_worth_copying
+from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
+from relayc.topi.cpu.norms.copied_blocks import is_worth_copying
 from relayc.topi.cpu.norms.moments import moments_at
 from relayc.topi.cpu.norms.row_statistics import elements_of, inline_others, is_worth_keeping, work_behind
 from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, prefetch_next
-from relayc.topi.cpu.strips import are_whole_lines, share_sets
-from relayc.topi.cpu.tiling import shares_evenly, vector_lanes
+from relayc.topi.cpu.tiling import partitions_evenly, vector_lanes
 from relayc.topi.groups import constant_size
 from relayc.topi.moments import Moments
 from relayc.topi.nn.norm import standardize_by_moments
@@ -33,10 +33,10 @@ __all__ = ["are_small_images", "schedule_images"]
 _COLUMN_BYTES, _SHARE_OF_STATISTICS = 12, 2
 """Of a column's statistics while they are found, and the part of the first-level cache that those of a plane take: all
 of it where strips of planes would share its sets."""
-_SHARE_OF_L1, _SHARE_OF_L2, _SHARE_OF_LAST = 4, 0.75, 8
+_SHARE_OF_L1, _SHARE_OF_L2, _SHARE_OF_LLC = 4, 0.75, 8
 """Which part of the first-level cache results wait in until they are whole lines; how much of the second an image
 takes, or of the last one where the next image comes from memory while one is stored."""
-_LEAST_BYTES_OF_STRIPS = 6144
+_LEAST_BYTES_OF_BLOCKS = 6144
 """Of planes that begin anywhere in a line, which strips of the lines that memory has suit better: a dozen of them."""
 
 
@@ -49,14 +49,14 @@ def are_small_images(outs: list[te.Tensor], anchor: te.Operation, target: Target
     l2, images = target.cache_bytes.l2, constant_size(out.shape[:axis])
     image, columns = constant_size(out.shape[axis:]) * out.dtype.nbytes, constant_size(out.shape[axis + 1 :])
     far = exceeds_all_caches(images * image, target)
-    room = max(_SHARE_OF_L2 * l2, target.cache_bytes.l3 // _SHARE_OF_LAST if far else 0)
-    share = 1 if share_sets(out, axis) else _SHARE_OF_STATISTICS
+    room = max(_SHARE_OF_L2 * l2, target.cache_bytes.l3 // _SHARE_OF_LLC if far else 0)
+    share = 1 if have_set_conflicts(out, axis) else _SHARE_OF_STATISTICS
     small = columns * _COLUMN_BYTES <= target.cache_bytes.l1 // share and image <= room
     if len(outs) > 1 or not small or images * image <= l2:
         return False
-    if not shares_evenly(images, target.num_cores):
+    if not partitions_evenly(images, target.num_cores):
         return False
-    large = columns * out.dtype.nbytes >= _LEAST_BYTES_OF_STRIPS
+    large = columns * out.dtype.nbytes >= _LEAST_BYTES_OF_BLOCKS
     if large and not are_whole_lines(out, axis) and is_worth_copying(outs, anchor, target):
         return False
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
@@ -99,7 +99,7 @@ def _by_whole_lines(s: te.Schedule, out: te.Tensor, axis: int, target: Target) -
     if cached or are_whole_lines(out, axis) or not are_whole_lines(out, axis - 1):
         image = s[out].fuse(*lead)
         vectors = vectorize_elements(s, out, s[out].fuse(*rest), columns, lanes)
-        return image, vectors, elements_at_once(columns, lanes)
+        return image, vectors, elements_per_step(columns, lanes)
     local = s.cache_write(out, "local")
     assert isinstance(local, te.Tensor)
     image, line = s[out].fuse(*lead), LINE_BYTES // nbytes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.elements import element_cost
-from relayc.topi.cpu.norms.flat_rows import LineOfRows
+from relayc.topi.cpu.norms.flattened_rows import FlattenedRows
 from relayc.topi.cpu.norms.moments import part_sizes
 from relayc.topi.cpu.norms.row_statistics import uses_reduction
 from relayc.topi.cpu.reductions.reduction import pass_across, pass_along, schedule_across, schedule_along
@@ -16,8 +16,8 @@ from relayc.topi.exponential_sums import ExponentialSums
 from relayc.topi.groups import constant_size, inline_injective
 from relayc.topi.reduction import distance_below, largest_number
 from relayc.topi.registry import Rank, register_schedule
-from relayc.topi.softmax_guess import is_trusted, no_largest, power_of, sums_like, sums_of
 from relayc.topi.tag import ELEMWISE, LOG_SUM_EXP
+from relayc.topi.unshifted_softmax import exponential_of, is_trusted, no_largest, sums_like, sums_of
 from relayc.topi.utils import same_dim
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def schedule_log_sum_exp(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     x = next(t for t in anchor.input_tensors if not uses_reduction(t.op))
     largest = next(t for t in anchor.input_tensors if uses_reduction(t.op))
     axes, total = anchor.attrs["axes"], anchor.output(0)
-    line = LineOfRows.of(x.shape, target, _MOST_FLAT) if axes == (x.ndim - 1,) and total.dtype == "float32" else None
+    line = FlattenedRows.of(x.shape, target, _MOST_FLAT) if axes == (x.ndim - 1,) and total.dtype == "float32" else None
     if line and line.length >= _FEWEST_FLAT and anchor is not outs[0].op:
         _sum_line(s, x, largest, total, line)
         return s
@@ -80,7 +80,7 @@ def _guessed(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor]) -> te.
     return sums
 
 
-def _sum_line(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.Tensor, line: LineOfRows) -> None:
+def _sum_line(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.Tensor, line: FlattenedRows) -> None:
     """Sum up a line of short rows: powers of e of the elements themselves, where those can be trusted."""
     element = lambda *i: te.cast(total.dtype, x(*i))  # noqa: E731
     maxima, lanes_of_maxima = line.by_lanes(element, largest_number, largest.op.name)
@@ -89,7 +89,7 @@ def _sum_line(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.Tensor
     for old, new in ((largest, maxima), (total, sums)):  # which have a dimension of 1 where that is kept
         s.recompute(old, te.compute(old.shape, lambda *i, t=new: t(*i[: x.ndim - 1]), name=old.op.name, tag=ELEMWISE))
         s[s.current(old)].compute_inline()
-    powers = te.compute(x.shape, lambda *i: power_of(element(*i)), name="log_sum_exp_power")
+    powers = te.compute(x.shape, lambda *i: exponential_of(element(*i)), name="log_sum_exp_exponential")
     guess = sums_of(powers, powers, maxima)
     zero = no_largest(maxima, "log_sum_exp_zero")
     s.guess([maxima, sums], [zero, guess], is_trusted)
@@ -104,7 +104,7 @@ def _sum_line(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.Tensor
         s[tensor].set_scope("local")
         s[tensor].compute_at(s[out], group)
     s[zero].vectorize(zero.op.axis[-1])
-    line.find_powers(s, powers, along="memory_strides" not in x.op.attrs)
+    line.find_exponentials(s, powers, along="memory_strides" not in x.op.attrs)
     s[powers].set_scope("local")
     s[powers].compute_at(s[guess], line.add_up(s, guess))
     line.vectorize_again(s, (maxima, lanes_of_maxima), (sums, lanes_of_sums))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from relayc import te
 from relayc.te.tir import PrimExpr
 from relayc.te.tir.substitute import substitute
+from relayc.topi.cpu.column_blocks import are_whole_lines
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
 from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
 from relayc.topi.cpu.stagewise import schedule_stagewise
-from relayc.topi.cpu.strips import are_whole_lines
-from relayc.topi.cpu.tiling import asks_near, vector_lanes, waits_for_few_lines
+from relayc.topi.cpu.tiling import has_few_fill_buffers, prefetches_to_l1, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.registry import Rank, operations_behind, register_schedule
 from relayc.topi.utils import ravel_index
@@ -94,7 +94,7 @@ def _lrn_across_channels(
     In the second-level cache, which a processor with 48 KB and 1 MB reads them from, they take a third longer. Where
     a core waits for few lines they are asked into that anyway, and strips may take twice as much.
     """
-    lanes, nbytes, few = vector_lanes(target), max(out.dtype.nbytes, 4), waits_for_few_lines(target)
+    lanes, nbytes, few = vector_lanes(target), max(out.dtype.nbytes, 4), has_few_fill_buffers(target)
     axes = list(s[out].op.axis)
     sizes = [extent_of(a) for a in axes[axis + 1 :]]
     size = constant_size(sizes)
@@ -128,7 +128,7 @@ def _fetch_next_plane(
     It is read from memory, a strip long at most: too short for the processor to foresee it soon. So are the cache lines
     of the next plane's results, before they are written, where those aren't stored past the caches.
     """
-    around, near = axis + 1, asks_near(target)
+    around, near = axis + 1, prefetches_to_l1(target)
 
     def ahead(planes: int, element: int) -> Callable[..., Sequence[Any]]:
         def place(*i: Any) -> Sequence[Any]:

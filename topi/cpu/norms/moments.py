@@ -19,7 +19,7 @@ from relayc.topi.cpu.reductions.reduction import (
     vectorize_reduction,
 )
 from relayc.topi.cpu.stagewise import schedule_stagewise
-from relayc.topi.cpu.tiling import asks_near, vector_lanes, waits_for_few_lines
+from relayc.topi.cpu.tiling import has_few_fill_buffers, prefetches_to_l1, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from relayc.topi.moments import Moments
 from relayc.topi.registry import Rank, register_schedule
@@ -51,7 +51,7 @@ _LINES_OF_PARTS = 8
 """Of lines that are no whole vectors so many are taken at once: ends of vectors cost more than order gains."""
 _SHARE_ALONG, _SHARE_ACROSS = 4, 2
 """Which part of the second-level cache is gone over twice: a larger one in pieces of lines."""
-_SHARE_OF_LAST = 2
+_SHARE_OF_LLC = 2
 """Rows up to such a part of the last cache are found there again."""
 _LIKELY = 64
 """What a length that is known at run time is taken to be."""
@@ -68,7 +68,7 @@ def part_sizes(
     second-level cache holds less, or a core's share is, or the number of `lines`.
     """
     last = len(shape) - 1
-    most = _COLUMNS if room is not None else _columns_at_once(target)
+    most = _COLUMNS if room is not None else _columns_per_step(target)
     line = 1 if last in reduced else min(likely_extent(shape[last], most), most)
     if room is None:
         l1, l2 = target.cache_bytes.l1, target.cache_bytes.l2
@@ -94,7 +94,7 @@ def _even_part(length: int, most: int) -> int:
     return divisor if 2 * divisor >= most else most
 
 
-def _columns_at_once(target: Target) -> int:
+def _columns_per_step(target: Target) -> int:
     """Columns of which two thirds of the first-level cache keep what is kept: lines of so many are read as a whole."""
     return 2 * target.cache_bytes.l1 // 3 // _COLUMN_BYTES
 
@@ -137,10 +137,10 @@ def _schedule_moments(
     cores that wait for few lines have let some of them go: these take lines in order, and ask for them again.
     """
     parts, lanes = moments.sums, vector_lanes(target)
-    near = asked and asks_near(target)
+    near = asked and prefetches_to_l1(target)
     across = moments.x.ndim - 1 not in moments.sizes
     columns = constant_size([extent_of(s[parts].op.axis[-1])])
-    most = _columns_at_once(target)
+    most = _columns_per_step(target)
     block = columns if columns <= most else _even_block(columns, most, lanes)
     stages = (moments.beginning, moments.shift, moments.distances[0])
     work = None if at is not None else constant_size(moments.x.shape) * 4.0
@@ -158,7 +158,7 @@ def _schedule_moments(
             loop = s[busy].op.reduce_axis[-1]
         if not near:
             by_itself = not asked and (not across or block <= _columns_in_registers(target))
-            _ask_ahead(s, busy, loop, moments.x, target, by_itself=by_itself)
+            _prefetch_ahead(s, busy, loop, moments.x, target, by_itself=by_itself)
     if across:
         vectorize_elements(s, moments.shift, s[moments.shift].op.axis[-1], block, lanes)
 
@@ -194,7 +194,7 @@ def _columns_in_registers(target: Target) -> int:
     return (target.vector_registers - 2) // 3 * vector_lanes(target)
 
 
-def _ask_ahead(
+def _prefetch_ahead(
     s: te.Schedule, stage: te.Tensor, loop: te.IterVar, x: te.Tensor, target: Target, *, by_itself: bool
 ) -> None:
     """Ask, in each iteration of `loop`, for what of `x` lies a little further on, if it is more than caches hold.
@@ -202,7 +202,7 @@ def _ask_ahead(
     It may be in the shape that another tensor is seen in. `by_itself`: results stay in registers, and memory is all
     that is read; a core that waits for few lines comes far enough ahead then, and loses by asking.
     """
-    few = waits_for_few_lines(target)
+    few = has_few_fill_buffers(target)
     if few and by_itself:
         return
     for tensor in (x, *x.op.input_tensors):
@@ -214,7 +214,7 @@ def _ask_ahead(
 def exceeds_caches(row: int, rows: int, target: Target) -> bool:
     """Would several passes over each of `rows` rows of `row` bytes read memory again, or leave cores without work?"""
     l2, l3 = target.cache_bytes.l2, target.cache_bytes.l3
-    return row > max(l3 // _SHARE_OF_LAST, l2) or (row > l2 and rows < target.num_cores)
+    return row > max(l3 // _SHARE_OF_LLC, l2) or (row > l2 and rows < target.num_cores)
 
 
 def exceeds_near_caches(row: int, target: Target) -> bool:

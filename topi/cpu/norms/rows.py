@@ -8,8 +8,7 @@ from relayc import te
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import rows_leave_by_lines, vectorize_rows
-from relayc.topi.cpu.norms.across_memory import schedule_across_memory
-from relayc.topi.cpu.norms.flat_rows import FlatRows
+from relayc.topi.cpu.norms.flattened_rows import FlatRows
 from relayc.topi.cpu.norms.moments import exceeds_caches, part_by_part, part_sizes, schedule_by_moments
 from relayc.topi.cpu.norms.row_statistics import (
     inline_others,
@@ -20,24 +19,25 @@ from relayc.topi.cpu.norms.row_statistics import (
     uses_reduction,
     work_behind,
 )
-from relayc.topi.cpu.norms.turned_rows import TurnedRows
+from relayc.topi.cpu.norms.strided_axis import schedule_across_memory
+from relayc.topi.cpu.norms.transposed_rows import TransposedRows
 from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
 from relayc.topi.cpu.stagewise import schedule_stagewise
-from relayc.topi.cpu.tiling import asks_near, vector_lanes
+from relayc.topi.cpu.tiling import prefetches_to_l1, vector_lanes
 from relayc.topi.exponential_sums import ExponentialSums
 from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.moments import Moments
 from relayc.topi.nn.norm import layer_norm_by_moments
 from relayc.topi.registry import Rank, operations_behind, register_schedule
-from relayc.topi.softmax_guess import (
-    can_be_guessed,
+from relayc.topi.unshifted_softmax import (
+    can_be_unshifted,
+    clamp_logarithm,
     element_of,
-    guess_sums,
+    exponential_of,
+    exponentials_of,
     is_logarithm,
-    limit_logarithm,
-    power_of,
-    powers_of,
+    speculate_sums,
     stages_of,
     sums_of,
 )
@@ -88,10 +88,10 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     row_bytes = constant_size(out.shape[first:]) * max(out.dtype.nbytes, 4)
     near = all(isinstance(d, int) for d in out.shape[first:]) and row_bytes <= target.cache_bytes.l1 // 4
     kept = [op for op in before if is_worth_keeping(op, stages, anchor, near=near)]
-    limit_logarithm(s, anchor)
+    clamp_logarithm(s, anchor)
     if not kept and len(outs) == 1 and _are_long(out, anchor, target):
         return _softmax_in_two_passes(s, anchor, first, target)
-    guessed = can_be_guessed(anchor) and first > 0  # the sum of a single row has no loop to be computed in
+    guessed = can_be_unshifted(anchor) and first > 0  # the sum of a single row has no loop to be computed in
     if guessed:  # what is read is read by one pass
         kept = []
     for op in stages:
@@ -108,32 +108,32 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
         vectorize_elements(s, op.output(0), op.axis[-1], op.axis[-1].extent, lanes)
     busy += statistics_at(s, before, out, row, first, lanes, together)
     if guessed:
-        busy.append(_guess_at_rows(s, anchor, first, lanes))
+        busy.append(_speculate_rows(s, anchor, first, lanes))
     length = constant_size([extent_of(a) for a in axes[first:]])
     always = anchor.tag == "softmax" or rows_leave_by_lines(out, constant_size(out.shape[-1:]), target)
     prefetch_next_rows(s, out, busy[-1], length, target, always=always)
     return s
 
 
-def _guess_at_rows(s: te.Schedule, anchor: te.Operation, first: int, lanes: int) -> tuple[te.Tensor, te.IterVar]:
+def _speculate_rows(s: te.Schedule, anchor: te.Operation, first: int, lanes: int) -> tuple[te.Tensor, te.IterVar]:
     """Guess powers and sums where `anchor`, a softmax, has its own; the powers, and their loop over vectors."""
     largest, exact, total = stages_of(anchor)
     element = element_of(largest.op, first)
     if is_logarithm(anchor):
-        sums = sums_of(lambda *i: power_of(element(*i)), exact, total)
-        guess_sums(s, anchor, None, sums)
+        sums = sums_of(lambda *i: exponential_of(element(*i)), exact, total)
+        speculate_sums(s, anchor, None, sums)
         busy = (*_vectorize_sums(s, sums, lanes), sums)[0]
         return busy, s[busy].op.reduce_axis[-1]
-    powers = powers_of(element, exact)
+    powers = exponentials_of(element, exact)
     sums = sums_of(powers, exact, total)
-    guess_sums(s, anchor, powers, sums)
+    speculate_sums(s, anchor, powers, sums)
     _vectorize_sums(s, sums, lanes)
     return powers, vectorize_elements(s, powers, powers.op.axis[-1], powers.shape[-1], lanes)
 
 
-def _neighbours(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> FlatRows | TurnedRows | None:
+def _neighbours(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> FlatRows | TransposedRows | None:
     """Neighbouring short rows, in whichever form is faster."""
-    flat, turned = FlatRows.of(anchor, outs, target), TurnedRows.of(anchor, outs, target)
+    flat, turned = FlatRows.of(anchor, outs, target), TransposedRows.of(anchor, outs, target)
     fewest = _FEWEST_OF_LOGARITHM if is_logarithm(anchor) else _FEWEST_FLAT
     return turned if flat is None or (turned is not None and flat.line.length < fewest) else flat
 
@@ -197,9 +197,9 @@ def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, tar
     parts = ExponentialSums(x, part_sizes(x.shape, x.dtype.nbytes, [first], target, room), "softmax", finite=False)
     s.recompute(largest, parts.largest)
     s.recompute(total, parts.total)
-    sums = sums_of(lambda *i: power_of(element(*i)), exact, total) if can_be_guessed(anchor) else None
+    sums = sums_of(lambda *i: exponential_of(element(*i)), exact, total) if can_be_unshifted(anchor) else None
     if sums is not None:
-        guess_sums(s, anchor, None, sums)
+        speculate_sums(s, anchor, None, sums)
     out, passes = s.outputs[0].output(0), (parts.largest_of_part, parts.sum_of_part)
     before = inline_others(s, out, s.current(anchor.output(0)).op)
     row = s[out].fuse(*s[out].op.axis[:first])
@@ -214,10 +214,10 @@ def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, tar
     of_largest, of_sum = (vectorize_reduction(s, stage, vector_lanes(target)) for stage in passes)
     for partial in (*of_largest, *of_sum):
         s[partial].compute_at(s[parts.sums], part)
-    of_guess = [] if sums is None else [*_vectorize_sums(s, sums, vector_lanes(target)), sums]
-    busy, length = (*of_guess, *of_sum, parts.sum_of_part)[0], constant_size([*parts.sizes.values()])
+    of_speculation = [] if sums is None else [*_vectorize_sums(s, sums, vector_lanes(target)), sums]
+    busy, length = (*of_speculation, *of_sum, parts.sum_of_part)[0], constant_size([*parts.sizes.values()])
     for tensor in [t for t in inputs_of(busy.op) if constant_size(t.shape) == constant_size(x.shape)]:
-        s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length, near=asks_near(target))
+        s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length, near=prefetches_to_l1(target))
     return s
 
 

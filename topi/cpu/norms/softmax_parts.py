@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
-from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
-from relayc.topi.cpu.strips import (
+from relayc.topi.cpu.column_blocks import (
     are_stored_by_lines,
     are_whole_lines,
+    have_set_conflicts,
     prefetch_columns,
-    share_sets,
     split_by_lines,
-    split_into_strips,
+    split_into_column_blocks,
 )
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size, inline_injective
-from relayc.topi.softmax_guess import element_of
 from relayc.topi.softmax_parts import SoftmaxParts
+from relayc.topi.unshifted_softmax import element_of
 
 if TYPE_CHECKING:
     from relayc.backend.target import Target
@@ -54,7 +54,7 @@ def softmax_by_parts(
         strip, row = split_by_lines(s, out, axis, width, work, target)
         width -= LINE_BYTES // out.dtype.nbytes  # from strip to strip
     else:
-        strip, row, column = split_into_strips(s, out, axis, width, work, target)
+        strip, row, column = split_into_column_blocks(s, out, axis, width, work, target)
         _, lane = s[out].split(column, factor=block)
         s[out].vectorize(lane)
     s[out].split(row, factor=parts.size)
@@ -82,7 +82,7 @@ def _strip(out: te.Tensor, axis: int, target: Target) -> tuple[int, int]:
     in the caches. Memory is read in longer pieces then, and where lines of the result can't be stored past the caches,
     or one of them is computed twice.
     """
-    if share_sets(out, axis, _MOST_ROWS):
+    if have_set_conflicts(out, axis, _MOST_ROWS):
         return 8, 10
     if not are_whole_lines(out, axis):
         return (8, 16) if are_stored_by_lines(out, axis, target) else (16, 16)
@@ -96,7 +96,7 @@ def _go_by_rows(out: te.Tensor, axis: int, target: Target) -> bool:
     Memory has to read and to store all the time then. Where vectors are parts of cache lines arithmetic binds, and
     more values than there are registers for cost more than that gains, unless rows share sets of the caches.
     """
-    return vector_lanes(target) * _FLOAT_BYTES >= LINE_BYTES or share_sets(out, axis, _MOST_ROWS)
+    return vector_lanes(target) * _FLOAT_BYTES >= LINE_BYTES or have_set_conflicts(out, axis, _MOST_ROWS)
 
 
 def _rows_of_a_part(rows: int, most: int) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.topi.cpu.norms.across_memory import schedule_across_memory
 from relayc.topi.cpu.norms.images import are_small_images, schedule_images
 from relayc.topi.cpu.norms.moments import exceeds_caches, part_sizes, schedule_by_moments, schedule_rows_by_moments
 from relayc.topi.cpu.norms.row_statistics import elements_of
 from relayc.topi.cpu.norms.rows import schedule_rowwise
+from relayc.topi.cpu.norms.strided_axis import schedule_across_memory
 from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.stagewise import schedule_stagewise
 from relayc.topi.groups import constant_size
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_standardize"]
 
-_SHARE_OF_STRIPS = 2
+_SHARE_OF_BLOCKS = 2
 """Of the second-level cache, what a strip of rows across memory may take."""
 
 
@@ -39,7 +39,7 @@ def schedule_standardize(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     strip = constant_size([shape[a] for a in axes]) * LINE_BYTES
     if by_moments and not along and axes[0] > 0 and len(axes) == 1 and are_small_images(outs, anchor, target):
         return schedule_images(outs, anchor, target)
-    fits = not by_moments or strip <= target.cache_bytes.l2 // _SHARE_OF_STRIPS
+    fits = not by_moments or strip <= target.cache_bytes.l2 // _SHARE_OF_BLOCKS
     if len(axes) == 1 and not along and fits:
         s = te.create_schedule([out.op for out in outs])
         return schedule_across_memory(s, outs, anchor, target)

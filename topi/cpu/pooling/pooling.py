@@ -11,12 +11,12 @@ from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.common import local_accumulator, parallel
 from relayc.topi.cpu.elements import vectorize_elements
-from relayc.topi.cpu.norms.packed_turn import can_pack
+from relayc.topi.cpu.norms.packed_transpose import can_pack
 from relayc.topi.cpu.pooling.window_lines import WindowLines
 from relayc.topi.cpu.pooling.windows import MOST_TAPS, tile_windows
 from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed, rows_ahead
 from relayc.topi.cpu.reductions.narrow_extrema import compare_as_integers
-from relayc.topi.cpu.tiling import asks_near, vector_lanes, waits_for_few_lines
+from relayc.topi.cpu.tiling import has_few_fill_buffers, prefetches_to_l1, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from relayc.topi.registry import operations_behind, register_schedule
 from relayc.topi.tag import PAD
@@ -153,7 +153,7 @@ def _fetch_next_columns(
             continue
         for row, column in itertools.product(range(max(last - across, 0), last), range(along)):
             at = partial(place, image, index, row, column)
-            s[out].prefetch_line(image, loop, at, lines=lines, near=asks_near(target))
+            s[out].prefetch_line(image, loop, at, lines=lines, near=prefetches_to_l1(target))
 
 
 @register_schedule("pool_positions", "cpu")
@@ -171,7 +171,7 @@ def schedule_pool_positions(outs: list[te.Tensor], anchor: te.Operation, target:
 
     s = parts_of(None if known else 2 * lanes)
     if not known:
-        s.when_small(parts_of(lanes))
+        s.specialize_small(parts_of(lanes))
     return s
 
 
@@ -186,8 +186,8 @@ def _schedule_open_lines(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     many = taps > _FEW_TAPS
     s = _schedule_lines(outs, anchor, target, part=4 * lanes, share=strided or many)
     fewer = _schedule_lines(outs, anchor, target, part=2 * lanes, share=many)
-    s.when_small(fewer)
-    fewer.when_small(_schedule_lines(outs, anchor, target, part=lanes, share=many))
+    s.specialize_small(fewer)
+    fewer.specialize_small(_schedule_lines(outs, anchor, target, part=lanes, share=many))
     return s
 
 
@@ -299,7 +299,7 @@ def _fetch_next_lines(s: te.Schedule, lines: te.Tensor, target: Target) -> None:
     stride, shape, nbytes, length = lines.op.attrs["stride"], image.shape, image.dtype.nbytes, lines.shape[-1]
     if not isinstance(image.op, te.PlaceholderOp) or not is_streamed(image, constant_size(shape[-1:]), target):
         return
-    row, high, few = constant_size(shape[-1:]) * nbytes, _taps(lines) > _SEEN_LINES, waits_for_few_lines(target)
+    row, high, few = constant_size(shape[-1:]) * nbytes, _taps(lines) > _SEEN_LINES, has_few_fill_buffers(target)
     if few and stride == 1 and not high:
         return
     far = few and target.vector_bytes >= LINE_BYTES and (high or (row >= _FAR_BYTES and nbytes >= 4))

@@ -21,13 +21,13 @@ from relayc.topi.cpu.common import (
     vectorize_runs,
 )
 from relayc.topi.cpu.elements import functions_behind
-from relayc.topi.cpu.products.matrix_unit import plan_tiles, schedule_tiles
+from relayc.topi.cpu.products.amx import plan_tiles, schedule_tiles
 from relayc.topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
-from relayc.topi.cpu.products.parts import sum_by_parts
+from relayc.topi.cpu.products.panel_prefetch import stream_panels, stream_results, stream_widened
 from relayc.topi.cpu.products.plan import ProductPlan, fewer_rows, has_few_channels, has_narrow_last, plan_product
-from relayc.topi.cpu.products.store_order import StoreOrder, store_turned
-from relayc.topi.cpu.products.streams import stream_panels, stream_results, stream_widened
-from relayc.topi.cpu.tiling import as_seen_by, tile_rows, vector_lanes
+from relayc.topi.cpu.products.split_k import sum_split_k
+from relayc.topi.cpu.products.store_order import StoreOrder, store_transposed
+from relayc.topi.cpu.tiling import at_precision_of, tile_rows, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.registry import register_schedule
 
@@ -55,8 +55,8 @@ def _tile_output(
     """
     one_loop = isinstance(columns, int) and (columns % plan.panel == 0 or plan.narrow_last)
     blocks: list[te.IterVar] = []
-    if plan.tiles_at_once:
-        block, row = s[out].split(row, factor=plan.height * plan.tiles_at_once, tail="shift")
+    if plan.tiles_per_step:
+        block, row = s[out].split(row, factor=plan.height * plan.tiles_per_step, tail="shift")
         blocks = [block]
     row_outer, row_inner = s[out].split(row, factor=plan.height, tail="shift" if plan.height > 1 else "guard")
     column_outer, column_inner = split_columns(s, out, column, columns, plan.panel, plan.width)
@@ -90,7 +90,7 @@ def _tile(
     Its vectors are told `apart` where the last ones of a panel are used in part or not at all.
     """
     if chains:
-        _, row = s[out].split(row, factor=_rows_at_once(plan, lanes))
+        _, row = s[out].split(row, factor=_rows_per_step(plan, lanes))
     s[out].unroll(row)
     vectorize_runs(s, out, column, plan.width, lanes, run, apart=apart)
 
@@ -109,7 +109,7 @@ def _results(
     s[results].compute_at(s[reader], tile)
     row, column = s[results].op.axis
     if chains:
-        _, row = s[results].split(row, factor=_rows_at_once(plan, lanes))
+        _, row = s[results].split(row, factor=_rows_per_step(plan, lanes))
     s[results].unroll(row)
     vectorize_panel(s, results, column, plan.width, lanes, apart=plan.narrow_last)
 
@@ -118,7 +118,7 @@ _CHAINS = 4
 """Vectors of mathematical functions that are computed together: all of a tile push each other out of the registers."""
 
 
-def _rows_at_once(plan: ProductPlan, lanes: int) -> int:
+def _rows_per_step(plan: ProductPlan, lanes: int) -> int:
     """Rows of a tile whose vectors are as many as are computed together."""
     most = max(_CHAINS * lanes // plan.width, 1)
     return max(n for n in range(1, most + 1) if plan.height % n == 0)
@@ -127,7 +127,7 @@ def _rows_at_once(plan: ProductPlan, lanes: int) -> int:
 @register_schedule("dense_packed", "cpu")
 def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[m, n] = sum_k A[m, k] * B[n // NR, k, n % NR], with whatever elementwise tail follows."""
-    target = as_seen_by(target, anchor.output(0).dtype)
+    target = at_precision_of(target, anchor.output(0).dtype)
     tiles = plan_tiles(outs[0], anchor, target)
     if tiles is not None and tiles.block:
         return schedule_tiles(outs, anchor, target, tiles)
@@ -136,7 +136,7 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
     if tiles is None:
         return by_vectors
     s = schedule_tiles(outs, anchor, target, tiles)
-    s.when_small(by_vectors)
+    s.specialize_small(by_vectors)
     return s
 
 
@@ -149,7 +149,7 @@ def _for_any_rows(
     plans = [plan, *(fewer_rows(plan) if counted else ())]
     schedules = [schedule(outs, anchor, target, p) for p in plans]
     for s, smaller in pairwise(schedules):
-        s.when_small(smaller)
+        s.specialize_small(smaller)
     return schedules[0]
 
 
@@ -159,8 +159,8 @@ def _dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target, p
     inline_injective(s, outs, keep=[anchor, *StoreOrder.of(outs[0]).kept, *widened_weights(anchor), *pairs])
     for op in pairs:
         schedule_pairs(s, op, target)
-    by_parts = plan.depth and not StoreOrder.of(outs[0]).is_turned
-    (sum_by_parts if by_parts else tile_product)(s, outs[0], anchor, target, plan)
+    by_parts = plan.depth and not StoreOrder.of(outs[0]).is_transposed
+    (sum_split_k if by_parts else tile_product)(s, outs[0], anchor, target, plan)
     return s
 
 
@@ -174,9 +174,9 @@ def tile_product(
     lanes, order = vector_lanes(target), StoreOrder.of(out)
     work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     chains = bool(functions_behind(out, anchor))
-    if order.is_turned:
+    if order.is_transposed:
         accumulator = local_accumulator(s, anchor, order.source)
-        outside = store_turned(s, out, order.source, plan, target)
+        outside = store_transposed(s, out, order.source, plan, target)
         parallel(s, out, outside, work, lanes)
         *row_axes, column = s[order.source].op.axis
         row, row_inner = s[order.source].split(s[order.source].fuse(*row_axes), factor=plan.height, tail="shift")
@@ -274,7 +274,7 @@ def _saves_vectors(columns: te.Dim, rows: int, panel: int, target: Target) -> bo
 @register_schedule("batch_matmul_packed", "cpu")
 def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[b, m, n] = sum_k A[b, m, k] * P[b, n // NR, k, n % NR]."""
-    target, panel = as_seen_by(target, anchor.output(0).dtype), panel_width(anchor)
+    target, panel = at_precision_of(target, anchor.output(0).dtype), panel_width(anchor)
     rows = constant_size([extent_of(anchor.axis[-2])])
     steps = constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     apart = 0 if anchor.attrs["transpose_a"] else anchor.output(0).dtype.nbytes * steps

@@ -13,9 +13,9 @@ from relayc.topi.cpu.tiling import (
     LINE_ELEMENTS,
     cache_share,
     has_few_registers,
-    is_last_cache_far,
-    largest_share,
-    shares_evenly,
+    has_high_latency_llc,
+    largest_partition,
+    partitions_evenly,
     spare_registers,
     tile_rows,
     vector_lanes,
@@ -58,7 +58,7 @@ _MOST_OF_PANELS, _MOST_OF_ROWS = 0.95, 0.6
 that are read anew for each panel where the last cache is far (512 x 3072 x 768: 148 GFLOP/s in it, 159 in two
 blocks)."""
 _FEW_CHANNELS, _REGISTERS_OF_PIXELS = 3, 2
-_STAYING, _PASSING = 1 / 4, 1 / 2
+_RESIDENT, _STREAMING = 1 / 4, 1 / 2
 """Of the second-level cache: what weights that stay there take at most, and what passes by at least."""
 
 
@@ -70,14 +70,14 @@ class _PartSizes:
     """a part of the rows, two panels' and the sums"""
     panel: float
     """a panel's part"""
-    panels_at_once: int
+    panels_per_step: int
     """panels, at most, that a block is multiplied with part by part"""
     fewer: bool
     """or less, if cores then have equal shares"""
 
 
 _PARTS = _PartSizes(0.95, 1 / 8, 2, fewer=False)
-_PARTS_OF_FAR = _PartSizes(0.4, 1 / 16, 8, fewer=True)
+_PARTS_OF_HIGH_LATENCY_LLC = _PartSizes(0.4, 1 / 16, 8, fewer=True)
 """Where the last cache is far: blocks of few rows, as a second-level cache of 2 MiB doesn't keep much more than half of
 them, but of more panels, as for each group of them the rows are read anew."""
 
@@ -91,7 +91,7 @@ class ProductPlan:
     panel: int
     panels_first: bool = False
     """a partial last panel: panels are the outermost loop, so that each is read once, and what threads share"""
-    tiles_at_once: int = 0
+    tiles_per_step: int = 0
     """row tiles that all panels pass over before the next ones; 0: all"""
     apart: bool = False
     """panels are the outermost loop by themselves even if all are whole: something is computed once for each"""
@@ -99,8 +99,8 @@ class ProductPlan:
     """row tiles in a row that read the same panel, while the next one may be fetched; 0 where others come between;
     where rows are counted at run time the first of them"""
     depth: int = 0
-    """steps of the reduction that a block's tiles do before the next ones (`topi.cpu.products.parts`); 0: all"""
-    panels_at_once: int = 1
+    """steps of the reduction that a block's tiles do before the next ones (`topi.cpu.products.split_k`); 0: all"""
+    panels_per_step: int = 1
     """panels that a block is multiplied with in turns then"""
     narrow_last: bool = False
     """the last panel is partial, but in one loop with the others: its tiles are of the vectors that it has"""
@@ -112,7 +112,7 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
     width = tile_columns(target, anchor, p.rows, p.steps)
     narrow = widened_weights(anchor)
     pairs = any(weights.attrs.get("pairs") for weights in narrow)
-    form = "pairs" if pairs else anchor.attrs.get("form", "numbers")
+    form = "dot2" if pairs else anchor.attrs.get("form", "fma")
     temporaries = spare_registers(target, form) + _shared_pixels(anchor, target)
     panels = -(-p.columns // width)
     height = tile_rows(
@@ -126,7 +126,7 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
         panels_first, at_once, apart = True, 0, True
     else:
         panels_first, apart = p.exceeds_caches or p.shares_panels_better(tiles), False
-        at_once = _tiles_at_once(p, tiles, panels_first)
+        at_once = _tiles_per_step(p, tiles, panels_first)
     in_a_row = (at_once or tiles) if width == p.panel and (p.in_one_loop or panels_first) else 0
     if p.left_bytes is None:
         in_a_row = min(in_a_row, _TILES_COUNTED)
@@ -181,7 +181,7 @@ class _Product:
         self.rows, self.columns = constant_size(row_dims), constant_size([columns])
         extents = [extent_of(axis) for axis in anchor.reduce_axis]
         self.steps = constant_size(extents)
-        one_by_one = len(extents) == 1 and anchor.attrs.get("form") != "octets"
+        one_by_one = len(extents) == 1 and anchor.attrs.get("form") != "dot8"
         self.is_matrix = one_by_one and all(isinstance(d, int) for d in (*out.shape, *extents))
         """Is it a product of matrices, one element of each in a step, with sizes that are known?"""
         self.line = constant_size(row_dims[-1:]) if constant_size(extents[:-1]) > 1 else 0
@@ -222,7 +222,7 @@ class _Product:
         Yes where its rows are counted at run time: then nothing can be planned.
         """
         room = cache_share(self.target)
-        if is_last_cache_far(self.target):
+        if has_high_latency_llc(self.target):
             room = int(_MOST_OF_ROWS * self.target.cache_bytes.l2) - self.element * 2 * self.panel * self.steps
         return (self.left_bytes or 0) <= room
 
@@ -232,18 +232,18 @@ class _Product:
 
         Where the last cache is far, this costs less than to pass over rows and results anew for each panel.
         """
-        if self.left_bytes is None or not is_last_cache_far(self.target):
+        if self.left_bytes is None or not has_high_latency_llc(self.target):
             return False
         passing, cache = self.left_bytes + self.element * self.rows * self.columns, self.target.cache_bytes.l2
-        return self.weight_bytes <= _STAYING * cache and passing > _PASSING * cache
+        return self.weight_bytes <= _RESIDENT * cache and passing > _STREAMING * cache
 
     def shares_panels_better(self, tiles: int) -> bool:
         """Do the cores share panels notably more evenly than row tiles?"""
         cores = self.target.num_cores
-        return largest_share(-(-self.columns // self.panel), cores) < _NOTABLY * largest_share(tiles, cores)
+        return largest_partition(-(-self.columns // self.panel), cores) < _NOTABLY * largest_partition(tiles, cores)
 
 
-def _tiles_at_once(p: _Product, tiles: int, panels_first: bool) -> int:
+def _tiles_per_step(p: _Product, tiles: int, panels_first: bool) -> int:
     """Row tiles, of `tiles`, that all panels pass over before the next ones; 0 for all.
 
     One where there are narrow groups, whose weights stay in the caches: neighbours read the same cache lines.
@@ -264,12 +264,12 @@ def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
     The steps are as many as leave room for enough rows, the blocks as even as their number allows.
     """
     cores, cache = p.target.num_cores, p.target.cache_bytes.l2
-    sizes = _PARTS_OF_FAR if is_last_cache_far(p.target) else _PARTS
+    sizes = _PARTS_OF_HIGH_LATENCY_LLC if has_high_latency_llc(p.target) else _PARTS
     large = p.element * 2 * p.panel * p.steps > _MOST_OF_PANELS * cache or not p.left_stays
     if not p.is_matrix or p.groups > 1 or not p.has_whole_panels or tiles < _TILES_OF_A_PART or not large:
         return None
     panels, most = p.columns // p.panel, int(sizes.panel * cache) // (p.element * p.panel)
-    groups = [n for n in range(sizes.panels_at_once, 0, -1) if panels % n == 0]
+    groups = [n for n in range(sizes.panels_per_step, 0, -1) if panels % n == 0]
 
     def block(depth: int, together: int) -> int:
         """Row tiles of a block: their rows, two panels' parts and the sums are what the cache holds."""
@@ -283,11 +283,11 @@ def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
             return None
         for together in groups if sizes.fewer else groups[:1]:
             blocks = -(-tiles // block(depth, together))
-            share = largest_share(blocks * panels // together, cores) * _NOTABLY
-            if share <= largest_share(tiles * panels, cores):
+            share = largest_partition(blocks * panels // together, cores) * _NOTABLY
+            if share <= largest_partition(tiles * panels, cores):
                 at_once = -(-tiles // blocks) if blocks > 1 else 0
                 return ProductPlan(
-                    height, p.panel, p.panel, tiles_at_once=at_once, depth=depth, panels_at_once=together
+                    height, p.panel, p.panel, tiles_per_step=at_once, depth=depth, panels_per_step=together
                 )
         return None
     return None
@@ -308,7 +308,7 @@ def _tiles_in_cache(p: _Product, tiles: int) -> int:
     blocks = -(-p.left_bytes // share)
     if not p.in_one_loop:
         blocks = max(blocks, _BLOCKS_OF_A_CORE * p.target.num_cores)
-    elif p.groups == 1 and (p.left_stays or (is_last_cache_far(p.target) and p.rows // blocks < _ROWS_OF_A_PART)):
+    elif p.groups == 1 and (p.left_stays or (has_high_latency_llc(p.target) and p.rows // blocks < _ROWS_OF_A_PART)):
         written = p.element * p.rows * p.columns
         blocks = -(-written // share)
         if p.columns % LINE_ELEMENTS == 0 or blocks == 1 or p.weight_bytes > share:
@@ -326,9 +326,9 @@ def _tiles_of_a_core(p: _Product, tiles: int) -> int:
     cores, most = p.target.num_cores, -(-tiles // p.target.num_cores)
     if p.left_bytes is None or cores == 1:
         return 0
-    balanced = most >= _FEWEST_OF_A_CORE and shares_evenly(tiles, cores)
+    balanced = most >= _FEWEST_OF_A_CORE and partitions_evenly(tiles, cores)
     small = p.weight_bytes <= _FAR_WEIGHTS * p.left_bytes / cores
-    if is_last_cache_far(p.target) and p.groups == 1 and balanced and small:
+    if has_high_latency_llc(p.target) and p.groups == 1 and balanced and small:
         return most
     if p.left_bytes < _MUCH_LARGER * p.weight_bytes:
         return 0

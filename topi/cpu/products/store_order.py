@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
-from relayc.topi.cpu.tiling import largest_share
+from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, transposed_vectors
+from relayc.topi.cpu.tiling import largest_partition
 from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.registry import operations_behind
 from relayc.topi.utils import num_elements, ravel_index, unravel_index
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
     from relayc.topi.cpu.products.plan import ProductPlan
 
-__all__ = ["StoreOrder", "store_turned", "turn_line"]
+__all__ = ["StoreOrder", "store_transposed", "transpose_line"]
 
 _BLOCK_SHARE = 1 / 2
 """Of the first-level cache, for a block of results that are turned."""
@@ -54,7 +54,7 @@ class StoreOrder:
         return StoreOrder(result, source, tuple(places[:first]), tuple(places[first:]))
 
     @property
-    def is_turned(self) -> bool:
+    def is_transposed(self) -> bool:
         """Does memory run along rows of the product, so that its tiles have to be turned?"""
         return max(self.rows, default=-1) > max(self.columns)
 
@@ -66,7 +66,7 @@ class StoreOrder:
     @property
     def kept(self) -> list[te.Operation]:
         """What is computed apart from what is stored."""
-        return [self.source.op] if self.is_turned else []
+        return [self.source.op] if self.is_transposed else []
 
     def in_whole_vectors(self, s: te.Schedule, out: te.Tensor, anchor: te.Operation, lanes: int) -> te.Tensor | None:
         """The result as rows x columns, a stage that `out` stores parts of vectors of; None where it stores whole ones.
@@ -77,7 +77,7 @@ class StoreOrder:
             return None
         *lead, columns = self.result.shape
         readers = [op for op in operations_behind([out]) if self.result in op.input_tensors]
-        return s.cache_tiled(
+        return s.cache_read_packed(
             self.result, "local", readers, (num_elements(lead), columns),
             lambda result, m, n: result(*unravel_index(m, lead), n),
             lambda *i: (ravel_index(i[:-1], lead), i[-1]),
@@ -112,7 +112,7 @@ def _rows_of_a_block(rows: int, others: int, lanes: int, plan: ProductPlan, targ
 
     def cost(tiles: int) -> float:
         blocks = -(-rows // (tiles * plan.height))
-        return blocks * (tiles + 1) * target.num_cores * largest_share(blocks * others, target.num_cores)
+        return blocks * (tiles + 1) * target.num_cores * largest_partition(blocks * others, target.num_cores)
 
     sizes = range(most, least - 1, -1)
     whole = [tiles for tiles in sizes if rows % (tiles * plan.height) == 0 and 2 * tiles > most]
@@ -121,7 +121,7 @@ def _rows_of_a_block(rows: int, others: int, lanes: int, plan: ProductPlan, targ
     return min(tiles * plan.height, rows)
 
 
-def store_turned(
+def store_transposed(
     s: te.Schedule, out: te.Tensor, source: te.Tensor, plan: ProductPlan, target: Target
 ) -> te.IterVar:
     """Blocks of rows x a panel of the product that `out` (..., columns, rows) transposes, turned in registers.
@@ -131,7 +131,7 @@ def store_turned(
     source = s[source].op.output(0)
     *batch, column, row = s[out].op.axis
     rows, columns = constant_size([extent_of(row)]), constant_size([extent_of(column)])
-    lanes = next(n for n in vectors_turned(target, out.dtype) if n <= rows)
+    lanes = next(n for n in transposed_vectors(target, out.dtype) if n <= rows)
     width = block_of(lanes, out.dtype)
     whole = columns % plan.panel == 0
     others = constant_size([extent_of(axis) for axis in batch]) * (columns // plan.panel if whole else 1)
@@ -143,7 +143,7 @@ def store_turned(
     if plan.apart:
         outside = [panel, *batch, block]
     else:
-        outside = [*batch, block, panel] if plan.tiles_at_once or not whole else [*batch, panel, block]
+        outside = [*batch, block, panel] if plan.tiles_per_step or not whole else [*batch, panel, block]
     s[out].reorder(*outside, group, strip, step, lane)
     s[out].unroll(step)
     s[out].vectorize(lane)
@@ -160,7 +160,7 @@ def store_turned(
     return shared
 
 
-def turn_line(
+def transpose_line(
     s: te.Schedule, out: te.Tensor, source: te.Tensor, place: te.IterVar, channel: te.IterVar, x: te.IterVar,
     target: Target,
 ) -> None:  # fmt: skip
@@ -168,7 +168,7 @@ def turn_line(
 
     `channel` and `x` are the loops over channels and columns inside of `place`, innermost.
     """
-    lanes = next(n for n in vectors_turned(target, out.dtype) if n <= constant_size([extent_of(x)]))
+    lanes = next(n for n in transposed_vectors(target, out.dtype) if n <= constant_size([extent_of(x)]))
     group, step = s[out].split(channel, factor=block_of(lanes, out.dtype))
     strip, lane = s[out].split(x, factor=lanes, tail="shift")
     s[out].reorder(group, strip, step, lane)

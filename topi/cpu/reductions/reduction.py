@@ -14,7 +14,13 @@ from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, inputs_of, is_s
 from relayc.topi.cpu.reductions.narrow_extrema import compare_as_integers
 from relayc.topi.cpu.reductions.narrow_sums import sum_bytes_in_parts
 from relayc.topi.cpu.reductions.short_rows import reduce_rows_together, rows_are_short
-from relayc.topi.cpu.tiling import asks_near, is_last_cache_far, parallel_worthwhile, vector_lanes, waits_for_few_lines
+from relayc.topi.cpu.tiling import (
+    has_few_fill_buffers,
+    has_high_latency_llc,
+    parallel_worthwhile,
+    prefetches_to_l1,
+    vector_lanes,
+)
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.registry import Rank, register_schedule
 
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
 
 __all__ = [
-    "add_up_in_registers", "add_up_lines", "lines_at_once", "pass_across", "pass_along", "schedule_across",
+    "add_up_in_registers", "add_up_lines", "lines_per_step", "pass_across", "pass_along", "schedule_across",
     "schedule_along", "schedule_reduce", "vectorize_reduction",
 ]  # fmt: skip
 
@@ -167,10 +173,10 @@ def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Ta
         partials = vectorize_reduction(s, shared, lanes)
         for partial in partials:
             s[partial].compute_at(s[shared], row)
-        _ask_along(s, partials, target)
+        _prefetch_along(s, partials, target)
         return
     if not axes:
-        _ask_along(s, vectorize_reduction(s, result, lanes), target)
+        _prefetch_along(s, vectorize_reduction(s, result, lanes), target)
         return
     row = s[out].fuse(*axes)
     parallel(s, out, row, work, lanes)
@@ -184,14 +190,14 @@ def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Ta
             s[partial].compute_at(s[result], s[result].op.axis[-1])
         else:
             s[partial].compute_at(s[out], row)
-    _ask_along(s, partials, target)
+    _prefetch_along(s, partials, target)
 
 
-def _ask_along(s: te.Schedule, partials: Sequence[te.Tensor], target: Target) -> None:
+def _prefetch_along(s: te.Schedule, partials: Sequence[te.Tensor], target: Target) -> None:
     """Ask for what lies ahead of what vectors of partial results are made of: of narrow ones, or if memory is far."""
-    is_far = is_last_cache_far(target)
+    is_far = has_high_latency_llc(target)
     if partials and (partials[0].dtype.nbytes == _NARROW_BYTES or is_far):
-        _ask_ahead(s, partials[0], s[partials[0]].op.reduce_axis[0], target, always=is_far)
+        _prefetch_ahead(s, partials[0], s[partials[0]].op.reduce_axis[0], target, always=is_far)
 
 
 def _lanes_along(op: te.Operation, target: Target) -> int:
@@ -243,7 +249,7 @@ def schedule_across(
     s[accumulator].compute_at(s[out], group)
     if narrow is None:
         together = 2 * lanes if result.dtype.nbytes == 2 else lanes  # little arithmetic for each cache line
-        _ask_ahead(s, accumulator, add_up_lines(s, accumulator, together), target)
+        _prefetch_ahead(s, accumulator, add_up_lines(s, accumulator, together), target)
         return
     *data, column = s[accumulator].op.axis
     *before, part = s[accumulator].op.reduce_axis
@@ -272,7 +278,7 @@ def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
     return each
 
 
-def _ask_ahead(
+def _prefetch_ahead(
     s: te.Schedule, tensor: te.Tensor, loop: te.IterVar, target: Target, *, always: bool = False
 ) -> None:
     """Ask, in each iteration of `loop`, for what lies a little further on in a line of inputs beyond the caches.
@@ -292,7 +298,7 @@ def _ask_ahead(
     for source in _read_from_memory(op):
         if is_streamed(source, 1, target):
             ahead = _AHEAD_BYTES // source.dtype.nbytes
-            s[tensor].prefetch_ahead(source, loop, ahead, near=asks_near(target))
+            s[tensor].prefetch_ahead(source, loop, ahead, near=prefetches_to_l1(target))
 
 
 def _line_bytes(op: te.Operation) -> int:
@@ -310,7 +316,7 @@ def _line_bytes(op: te.Operation) -> int:
 
 def _lines_apart(lines: te.Dim, nbytes: int) -> tuple[int, int]:
     """How many lines to take at once, and how many lie from one of these to the next."""
-    at_once = lines_at_once(lines)
+    at_once = lines_per_step(lines)
     if not isinstance(lines, int) or nbytes >= _APART_BYTES:
         return at_once, 1
     fitting = [
@@ -329,7 +335,7 @@ def add_up_in_registers(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[t
     An addition takes some cycles: those of every second line have a result of their own, to hide that.
     """
     stages, line = [tensor], s[tensor].op.reduce_axis[-1]
-    apart = lines_at_once(extent_of(line))
+    apart = lines_per_step(extent_of(line))
     if len(s[tensor].op.reduce_axis) == 1 and s[tensor].op.num_outputs == 1 and apart % 2 == 0:
         _, half = s[tensor].split(line, factor=2)
         halves = s.rfactor(tensor, half)
@@ -355,7 +361,7 @@ def add_up_in_registers(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[t
     return stages
 
 
-def lines_at_once(lines: te.Dim) -> int:
+def lines_per_step(lines: te.Dim) -> int:
     """A number of lines that divides all of them where there is one, and hides the latency of additions."""
     if not isinstance(lines, int):
         return _LINES
@@ -405,7 +411,7 @@ def pass_across(
     lanes = vector_lanes(target)
     *outer, last = s[out].op.axis
     columns, work = extent_of(last), constant_size(out.shape) * length * 4.0
-    width = _columns_at_once(passes[0].op, columns, length, target)
+    width = _columns_per_step(passes[0].op, columns, length, target)
     fitting = target.cache_bytes.l2 // 4 // (4 * length) // (2 * lanes) * 2 * lanes
     block = _BLOCK if width else min(max(fitting, _SMALLEST_BLOCK), _BLOCK)
     if isinstance(columns, int) and columns > block:
@@ -416,7 +422,7 @@ def pass_across(
     if width:
         strip, column = s[out].split(within, factor=width, tail="shift")
         s[out].vectorize(column)
-        _take_lines_at_once(s, out, strip, passes, width, guess)
+        _combine_lines(s, out, strip, passes, width, guess)
     else:
         vectorize_elements(s, out, within, min(block, constant_size([columns])), lanes)
     parallel(s, out, group, work, lanes)
@@ -425,13 +431,13 @@ def pass_across(
         s[result].set_scope("local")
         s[result].compute_at(s[out], group)
         loops.append(add_up_lines(s, result, lanes))
-    if len(loops) > 1 and waits_for_few_lines(target) and isinstance(columns, int) and columns <= block:
-        _ask_for_next_block(s, passes, loops, length * columns, target)
+    if len(loops) > 1 and has_few_fill_buffers(target) and isinstance(columns, int) and columns <= block:
+        _prefetch_next_block(s, passes, loops, length * columns, target)
     if guess is not None and not width:
-        _ask_ahead(s, guess, add_up_lines(s, guess, lanes), target)
+        _prefetch_ahead(s, guess, add_up_lines(s, guess, lanes), target)
 
 
-def _ask_for_next_block(
+def _prefetch_next_block(
     s: te.Schedule, passes: Sequence[te.Tensor], loops: Sequence[te.IterVar], elements: int, target: Target
 ) -> None:
     """Ask in the last of several passes for the next block, of so many elements, and in the first for what is missing.
@@ -446,7 +452,7 @@ def _ask_for_next_block(
             s[passes[-1]].prefetch_ahead(tensor, loops[-1], elements, near=False)
 
 
-def _columns_at_once(op: te.Operation, columns: te.Dim, lines: int, target: Target) -> int:
+def _columns_per_step(op: te.Operation, columns: te.Dim, lines: int, target: Target) -> int:
     """Columns of which `op`, and passes behind it, had better read all lines at once, from memory: a cache line's.
 
     0 where lines are many, lie along several dimensions, are in caches, or where results of so many columns take too
@@ -462,7 +468,7 @@ def _columns_at_once(op: te.Operation, columns: te.Dim, lines: int, target: Targ
     return width if lanes <= width <= target.vector_registers // _SHARE_OF_REGISTERS * lanes else 0
 
 
-def _take_lines_at_once(
+def _combine_lines(
     s: te.Schedule, out: te.Tensor, strip: te.IterVar, passes: Sequence[te.Tensor], width: int, guess: te.Tensor | None
 ) -> None:
     """Write out `passes` over a vector of `width` columns, which then stay in registers, in each `strip` of `out`.

@@ -8,7 +8,7 @@ from relayc import te
 from relayc.topi.cpu.accesses import only_variable, reads
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed
-from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
+from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.utils import ravel_index, unravel_index
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from relayc.backend.target import Target
 
-__all__ = ["ask_for_rows", "reduce_rows_together", "rows_are_short"]
+__all__ = ["prefetch_rows_read", "reduce_rows_together", "rows_are_short"]
 
 _FEW_VECTORS = 3
 """Rows are shorter than so many vectors where neighbouring rows are reduced together."""
@@ -48,7 +48,7 @@ def reduce_rows_together(
     s[out].vectorize(lane)
     group = parallel_outer(s, out, [*axes[:position], vectors], work, target)[-1]
     over_rows = [*passes, *([] if guess is None else [guess])]
-    _turn_rows(s, over_rows, position, lanes, group, out, target)
+    _transpose_rows(s, over_rows, position, lanes, group, out, target)
     for result in passes:
         s[result].set_scope("local")
         s[result].compute_at(s[out], group)
@@ -60,7 +60,7 @@ def reduce_rows_together(
         s[result].vectorize(data[position])
 
 
-def _turn_rows(
+def _transpose_rows(
     s: te.Schedule, passes: Sequence[te.Tensor], position: int, lanes: int, group: te.IterVar, out: te.Tensor,
     target: Target,
 ) -> None:  # fmt: skip
@@ -73,7 +73,7 @@ def _turn_rows(
         return
     ((tensor, dimension),) = found
     length = tensor.shape[-1]
-    if lanes not in vectors_turned(target, tensor.dtype) or not isinstance(length, int):
+    if lanes not in transposed_vectors(target, tensor.dtype) or not isinstance(length, int):
         return
     if length < block_of(lanes, tensor.dtype):
         return
@@ -85,7 +85,7 @@ def _turn_rows(
     s[copy].unroll(blocks)
     s[copy].unroll(vectors)
     if dimension == len(tensor.shape) - 2 and is_streamed(tensor, lanes * length, target):
-        ask_for_rows(s, tensor, copy, blocks, block_of(lanes, tensor.dtype), lanes, target)
+        prefetch_rows_read(s, tensor, copy, blocks, block_of(lanes, tensor.dtype), lanes, target)
 
 
 def _rows_read(op: te.Operation, position: int) -> list[tuple[te.Tensor, int]]:
@@ -100,7 +100,7 @@ def _rows_read(op: te.Operation, position: int) -> list[tuple[te.Tensor, int]]:
     ]
 
 
-def ask_for_rows(
+def prefetch_rows_read(
     s: te.Schedule, tensor: te.Tensor, stage: te.Tensor, blocks: te.IterVar, block: int, rows: int, target: Target
 ) -> None:
     """Ask for each cache line of a later group of `rows` of a tensor, some for each block of columns of this one.

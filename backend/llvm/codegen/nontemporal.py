@@ -1,0 +1,98 @@
+"""Which results of a function are stored past the caches.
+
+A result larger than the caches leaves them before anyone reads it, and so does most of one that is written while much
+more is read: a part of a tensor, say. Stored the usual way, each of its lines is first read from memory: a third of
+what a copy moves. Stores of whole lines can do without ("non-temporal"), to addresses that are aligned to a line.
+Memory of a caller need not be, so a function with such results has a twin for when it is.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+from relayc.backend.llvm.types import element_bytes
+from relayc.te.ir import collect
+from relayc.te.ir.structural import structural_equal
+from relayc.te.tir import (
+    Add,
+    Buffer,
+    BufferLoad,
+    BufferStore,
+    Call,
+    FloorMod,
+    IntImm,
+    Mul,
+    PrimExpr,
+    PrimFunc,
+    Sub,
+    Var,
+)
+
+__all__ = ["LINE_BYTES", "divides", "nontemporal_buffers"]
+
+LINE_BYTES = 64
+"""What is stored at once is a multiple of this, and so are the addresses."""
+
+
+def nontemporal_buffers(function: PrimFunc, cache_bytes: int) -> frozenset[Var]:
+    """The pointers of large buffers that whole lines are stored to and nothing is read of, for a cache of such a size.
+
+    What is as large as the cache, or as half of it where less than half of all that the function touches stays there.
+    """
+    if not cache_bytes:
+        return frozenset()
+    sizes = {buffer.data: _nbytes(buffer) for buffer in function.buffer_map.values()}
+    least = cache_bytes if sum(sizes.values()) <= 2 * cache_bytes else cache_bytes // 2
+    large = {data for data, nbytes in sizes.items() if nbytes >= least}
+    if not large:
+        return frozenset()
+    stored = {s.buffer.data for s in collect(function.body, BufferStore) if _covers_lines(s)}
+    prefetched = {a.args[0] for a in collect(function.body, Call) if a.op == "address_of"}
+    read = {load.buffer.data for load in collect(function.body, BufferLoad) if load not in prefetched}
+    return frozenset(large & stored - read)
+
+
+def _nbytes(buffer: Buffer) -> int:
+    size = element_bytes(buffer.dtype)
+    for extent in buffer.shape:
+        size *= extent if isinstance(extent, int) else 0
+    return size
+
+
+def _covers_lines(store: BufferStore) -> bool:
+    lanes = store.indices[-1].dtype.lanes
+    return lanes * element_bytes(store.buffer.dtype) % LINE_BYTES == 0
+
+
+def divides(number: int, index: PrimExpr) -> bool:
+    """Is the index a multiple of the number, whatever its variables are? What is subtracted is often its remainder."""
+    constant, terms = _remainder(index, number)
+    return constant % number == 0 and not terms
+
+
+Terms = list[tuple[PrimExpr, int]]
+
+
+def _remainder(index: PrimExpr, number: int) -> tuple[int, Terms]:
+    """A constant and terms with factors, whose sum has the remainder of `index` when it is divided by the number."""
+    if isinstance(index, IntImm):
+        return index.value, []
+    if isinstance(index, Add | Sub):
+        sign = 1 if isinstance(index, Add) else -1
+        (constant, terms), (other, others) = _remainder(index.a, number), _remainder(index.b, number)
+        return constant + sign * other, _sum(terms, others, sign, number)
+    if isinstance(index, Mul) and isinstance(index.b, IntImm):
+        constant, terms = _remainder(index.a, number // gcd(index.b.value, number))
+        return constant * index.b.value, _sum([], terms, index.b.value, number)
+    if isinstance(index, FloorMod) and isinstance(index.b, IntImm) and index.b.value % number == 0:
+        return _remainder(index.a, number)
+    return 0, [(index, 1)]
+
+
+def _sum(terms: Terms, others: Terms, scale: int, number: int) -> Terms:
+    total = list(terms)
+    for term, factor in others:
+        place = next((i for i, (known, _) in enumerate(total) if structural_equal(known, term)), len(total))
+        known = total[place][1] if place < len(total) else 0
+        total[place : place + 1] = [(term, (known + scale * factor) % number)]
+    return [(term, factor) for term, factor in total if factor]

@@ -1,0 +1,85 @@
+"""What users give for inputs: arrays of the type that a graph wants, or an `ArgumentError` that says what they are.
+
+`model` is the model's name, for the errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.dtype import to_numpy
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.graph import GraphTensor
+from relayc.backend.runtime.ndarray import NDArray, empty, from_dlpack
+from relayc.backend.runtime.sequences import ArraySequence
+from relayc.backend.runtime.strings import as_strings
+
+__all__ = ["as_argument", "as_sequence", "as_string_arrays", "check_type"]
+
+
+def as_argument(tensor: GraphTensor, value: Any, model: str) -> Any:
+    """An NDArray or numpy array as it is, any DLPack object as an NDArray, nested lists of numbers as a numpy array."""
+    if isinstance(value, (NDArray, np.ndarray)):
+        return value
+    return from_dlpack(value) if hasattr(value, "__dlpack__") else _as_array(tensor, value, model)
+
+
+def as_sequence(tensor: GraphTensor, value: Any, model: str, where: Device) -> ArraySequence:
+    """Copies of the elements of a sequence."""
+    if not isinstance(value, list | tuple):
+        raise ArgumentError(f"{_place(tensor, model)}: got {type(value).__name__}; expected a list of arrays")
+    items: list[NDArray] = []
+    for number, item in enumerate(value):
+        given = as_argument(tensor, item, model)
+        wanted = tensor.dtype if isinstance(given.dtype, str) else to_numpy(tensor.dtype)
+        if given.dtype != wanted:
+            place = f"element {number} of {_place(tensor, model)}"
+            raise ArgumentError(f"{place}: got dtype {given.dtype}; expected {tensor.dtype}")
+        items.append(empty(given.shape, tensor.dtype, where).copyfrom(given))
+    return ArraySequence(items)
+
+
+def as_string_arrays(tensor: GraphTensor, value: Any, model: str) -> Any:
+    """An input of strings as an array of them, a sequence as a list of such."""
+    try:
+        if not tensor.is_list:
+            strings = as_strings(value)
+            check_type(replace(tensor, dtype="string"), strings.shape, "string", model)
+            return strings
+        if not isinstance(value, list | tuple):
+            got = type(value).__name__
+            raise ArgumentError(f"{_place(tensor, model)}: got {got}; expected a list of arrays of strings")
+        return [as_strings(item) for item in value]
+    except ValueError as error:
+        raise ArgumentError(f"{_place(tensor, model)}: {error}; expected strings") from error
+
+
+def check_type(tensor: GraphTensor, shape: tuple[int, ...], dtype: object, model: str) -> None:
+    """Refuse an array of another shape or dtype than the graph's input or output has."""
+    wanted = tensor.dtype if isinstance(dtype, str) else to_numpy(tensor.dtype)
+    fits = len(shape) == len(tensor.shape) and all(
+        not isinstance(d, int) or d == n for d, n in zip(tensor.shape, shape, strict=True)
+    )
+    if not fits or dtype != wanted:
+        raise ArgumentError(
+            f"{tensor.storage} {tensor.name!r} of model {model!r}: got shape {shape}, dtype {dtype}; "
+            f"expected shape {tensor.shape_text}, dtype {tensor.dtype}"
+        )
+
+
+def _as_array(tensor: GraphTensor, value: Any, model: str) -> npt.NDArray[Any]:
+    if value is None:
+        raise ArgumentError(f"{_place(tensor, model)}: got None; expected an array or numbers")
+    try:
+        return np.asarray(value, dtype=to_numpy(tensor.dtype))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{_place(tensor, model)}: no array of numbers: {error}") from error
+
+
+def _place(tensor: GraphTensor, model: str) -> str:
+    return f"input {tensor.name!r} of model {model!r}"

@@ -1,0 +1,250 @@
+"""What a graph whose sizes are known only at run time does, in order.
+
+    step = run kernels | bind a size variable | check that two sizes are equal | if | loop | one action on lists
+         | one action on strings
+
+A graph of fixed sizes has no steps: its kernels run in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relayc.backend.runtime.fields import Record, damaged
+from relayc.backend.runtime.regex import PatternError
+from relayc.backend.runtime.sizes import Size, read_size
+from relayc.backend.runtime.string_actions import TEXT_ACTIONS
+
+__all__ = [
+    "LIST_ACTIONS",
+    "Bind",
+    "Check",
+    "IfStep",
+    "LoopStep",
+    "RunNodes",
+    "SequenceStep",
+    "Step",
+    "StringStep",
+    "read_steps",
+    "step_to_json",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RunNodes:
+    """Run the kernels `first` ... `last` - 1; `entry` names the compiled function that does, if there is one."""
+
+    first: int
+    last: int
+    entry: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """The size variable `name` is element `element` of the integer tensor `tensor`, which `source` made."""
+
+    name: str
+    tensor: int
+    element: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Two sizes must be equal; `source` is the place in the user's model that wants it."""
+
+    left: Size
+    right: Size
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class IfStep:
+    """Run one of two `graphs` on its `inputs` (tensors), as the bool tensor `condition` says, for `outputs`."""
+
+    condition: int
+    graphs: tuple[Any, Any]
+    inputs: tuple[tuple[int, ...], tuple[int, ...]]
+    outputs: tuple[int, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStep:
+    """Run `graph` at most `trips` times while its first output, at first `condition`, is true.
+
+    It takes the iteration, a bool, the `carried` tensors, each time as it left them, and those from `outside`; its
+    outputs past the carried ones are stacked.
+    """
+
+    trips: int
+    condition: int
+    carried: tuple[int, ...]
+    outside: tuple[int, ...]
+    graph: Any
+    outputs: tuple[int, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """Do `action`, one of `LIST_ACTIONS`, on the lists and tensors `inputs`; `output` is what it gives.
+
+    `axis` is that along which tensors are joined or cut, `new_axis` that elements don't have it.
+    """
+
+    action: str
+    inputs: tuple[int, ...]
+    output: int
+    axis: int
+    new_axis: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class StringStep:
+    """Do `action`, one of `TEXT_ACTIONS`, with its `settings` on the tensors `inputs`; `outputs` are what it gives.
+
+    Strings are read and given as numbers of the executor's table.
+    """
+
+    action: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    settings: Mapping[str, Any]
+    source: str
+
+
+LIST_ACTIONS: dict[str, tuple[int, str | None, str]] = {
+    "make": (0, None, "l"),
+    "insert": (2, "ltt", "l"),
+    "erase": (1, "lt", "l"),
+    "item": (2, "lt", "t"),
+    "get": (1, "l", "*"),
+    "length": (1, "l", "t"),
+    "join": (1, "l", "t"),
+    "cut": (1, "tt", "l"),
+}
+"""Action -> (the fewest inputs, all that there may be, the output): "t" tensor, "l" list, "*" either; None: any."""
+
+_MAX_AXES = 64
+
+Step = RunNodes | Bind | Check | IfStep | LoopStep | SequenceStep | StringStep
+ReadGraph = Callable[[object, str], Any]
+
+
+def step_to_json(step: Step) -> dict[str, Any]:
+    """The step as JSON values."""
+    if isinstance(step, RunNodes):
+        return {"step": "run", "first": step.first, "last": step.last, "entry": step.entry}
+    if isinstance(step, Bind):
+        return {"step": "bind", "name": step.name, "tensor": step.tensor, "element": step.element,
+                "source": step.source}  # fmt: skip
+    if isinstance(step, IfStep):
+        return {"step": "if", "condition": step.condition, "graphs": [g.to_json() for g in step.graphs],
+                "inputs": [list(i) for i in step.inputs], "outputs": list(step.outputs),
+                "source": step.source}  # fmt: skip
+    if isinstance(step, LoopStep):
+        return {"step": "loop", "trips": step.trips, "condition": step.condition, "carried": list(step.carried),
+                "outside": list(step.outside), "graph": step.graph.to_json(), "outputs": list(step.outputs),
+                "source": step.source}  # fmt: skip
+    if isinstance(step, SequenceStep):
+        return {"step": "list", "action": step.action, "inputs": list(step.inputs), "output": step.output,
+                "axis": step.axis, "new_axis": step.new_axis, "source": step.source}  # fmt: skip
+    if isinstance(step, StringStep):
+        settings = {name: list(v) if isinstance(v, tuple) else v for name, v in step.settings.items()}
+        return {"step": "text", "action": step.action, "inputs": list(step.inputs), "outputs": list(step.outputs),
+                "settings": settings, "source": step.source}  # fmt: skip
+    return {"step": "check", "left": step.left, "right": step.right, "source": step.source}
+
+
+def read_steps(
+    records: Sequence[Record], sizes: Sequence[str], nodes: int, tensors: int, read_graph: ReadGraph
+) -> tuple[Step, ...]:
+    """The steps that JSON values describe. Raises `ArtifactError` naming the first field that is wrong."""
+    return tuple([_step(record, sizes, nodes, tensors, read_graph) for record in records])
+
+
+def _step(record: Record, sizes: Sequence[str], nodes: int, tensors: int, read_graph: ReadGraph) -> Step:
+    kind = record.get("step", str)
+    if kind in ("if", "loop"):
+        return _control(record, kind, tensors - 1, read_graph)
+    if kind == "list":
+        return _list(record, tensors - 1)
+    if kind == "text":
+        return _text(record, tensors - 1)
+    if kind == "run":
+        record.only("step", "first", "last", "entry")
+        first = record.number("first", 0, nodes)
+        entry = None if record.value.get("entry") is None else record.get("entry", str)
+        return RunNodes(first, record.number("last", first, nodes), entry)
+    if kind == "bind":
+        record.only("step", "name", "tensor", "element", "source")
+        name = record.get("name", str)
+        if name not in sizes:
+            raise damaged(f"{record.where}.name", name, f"one of the size variables {list(sizes)}")
+        tensor = record.number("tensor", 0, tensors - 1)
+        return Bind(name, tensor, record.number("element"), record.get("source", str))
+    if kind == "check":
+        record.only("step", "left", "right", "source")
+        left, right = (read_size(record.value.get(side), f"{record.where}.{side}", sizes) for side in ("left", "right"))
+        return Check(left, right, record.get("source", str))
+    raise damaged(f"{record.where}.step", kind, '"run", "bind", "check", "if", "loop", "list" or "text"')
+
+
+def _list(record: Record, last: int) -> SequenceStep:
+    record.only("step", "action", "inputs", "output", "axis", "new_axis", "source")
+    action = record.get("action", str)
+    if action not in LIST_ACTIONS:
+        raise damaged(f"{record.where}.action", action, f"one of {', '.join(LIST_ACTIONS)}")
+    inputs, output = record.numbers("inputs", 0, last), record.number("output", 0, last)
+    axis = record.number("axis", 0, _MAX_AXES)
+    return SequenceStep(action, inputs, output, axis, record.get("new_axis", bool), record.get("source", str))
+
+
+def _text(record: Record, last: int) -> StringStep:
+    record.only("step", "action", "inputs", "outputs", "settings", "source")
+    name = record.get("action", str)
+    if name not in TEXT_ACTIONS:
+        raise damaged(f"{record.where}.action", name, f"one of {', '.join(TEXT_ACTIONS)}")
+    action, given = TEXT_ACTIONS[name], record.record("settings")
+    inputs, outputs = record.numbers("inputs", 0, last), record.numbers("outputs", 0, last)
+    if (len(inputs), len(outputs)) != (len(action.takes), len(action.gives)):
+        found, expected = f"{len(inputs)} to {len(outputs)} tensors", f"{len(action.takes)} to {len(action.gives)}"
+        raise damaged(f"{record.where}.inputs", found, expected)
+    given.only(*action.settings)
+    settings = {key: given.strings(key) if kind is tuple else given.get(key, kind)
+                for key, kind in action.settings.items()}  # fmt: skip
+    try:
+        action.prepare(settings)
+    except (PatternError, KeyError, ValueError) as error:
+        raise damaged(given.where, str(error), f"settings of the action {name!r}") from error
+    return StringStep(name, inputs, outputs, settings, record.get("source", str))
+
+
+def _control(record: Record, kind: str, last: int, read_graph: ReadGraph) -> Step:
+    condition, outputs = record.number("condition", 0, last), record.numbers("outputs", 0, last)
+    source = record.get("source", str)
+    if kind == "if":
+        record.only("step", "condition", "graphs", "inputs", "outputs", "source")
+        graphs, inputs = record.get("graphs", list), record.get("inputs", list)
+        if len(graphs) != 2 or len(inputs) != 2:
+            raise damaged(f"{record.where}.graphs", len(graphs), "two graphs with inputs")
+        taken = [Record({"inputs": part}, record.where).numbers("inputs", 0, last) for part in inputs]
+        branches = [read_graph(g, f"{record.where}.graphs[{i}]") for i, g in enumerate(graphs)]
+        for branch, part in zip(branches, taken, strict=True):
+            _check_counts(record, branch, len(part), len(outputs))
+        return IfStep(condition, (branches[0], branches[1]), (taken[0], taken[1]), outputs, source)
+    record.only("step", "trips", "condition", "carried", "outside", "graph", "outputs", "source")
+    carried, outside = record.numbers("carried", 0, last), record.numbers("outside", 0, last)
+    graph = read_graph(record.value.get("graph"), f"{record.where}.graph")
+    _check_counts(record, graph, 2 + len(carried) + len(outside), 1 + len(outputs))
+    return LoopStep(record.number("trips", 0, last), condition, carried, outside, graph, outputs, source)
+
+
+def _check_counts(record: Record, graph: Any, inputs: int, outputs: int) -> None:
+    if len(graph.inputs) != inputs or len(graph.outputs) != outputs:
+        found = f"a graph of {len(graph.inputs)} inputs and {len(graph.outputs)} outputs"
+        raise damaged(f"{record.where}.graph", found, f"{inputs} inputs and {outputs} outputs")

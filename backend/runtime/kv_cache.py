@@ -1,0 +1,108 @@
+"""What an executor keeps from run to run: the caches of decoders, which get longer with every run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.graph import Graph, GraphKVCache
+from relayc.backend.runtime.ndarray import NDArray, empty
+from relayc.backend.runtime.sequences import Value
+from relayc.backend.runtime.sizes import Size, evaluate
+
+__all__ = ["KVCaches"]
+
+_GROWTH = 2
+"""The part of what is needed, one over this, that caches which are outgrown get in addition."""
+
+
+class KVCaches:
+    """The caches of one executor. All hold the same number of rows, `length`, and have room for as many.
+
+    `lay_out` before a run sees to it that there is room for what it writes behind them, `keep` after it makes that part
+    of the caches.
+    """
+
+    def __init__(self, graph: Graph, where: Device) -> None:
+        self._graph, self._device = graph, where
+        self._caches = {cache.position: cache for cache in graph.caches}
+        self._arrays: dict[int, NDArray] = {}
+        self._room = self._added = 0
+        self.length = 0
+
+    def __contains__(self, position: int) -> bool:
+        return position in self._caches
+
+    def __bool__(self) -> bool:
+        return bool(self._caches)
+
+    def lay_out(self, inputs: list[Value]) -> dict[str, int]:
+        """Put the caches among the inputs of the next run; gives the sizes that say how many rows they hold.
+
+        Raises `ArgumentError` when the other inputs say that the caches are of other shapes than they are.
+        """
+        lengths = {cache.length: self.length for cache in self._caches.values()}
+        sizes = {**self._sizes(inputs), **lengths}
+        added = {evaluate(cache.added, sizes) for cache in self._caches.values()}
+        if len(added) != 1:
+            raise ArgumentError(f"model {self._graph.name!r} adds {sorted(added)} rows to its caches, not one number")
+        (self._added,) = added
+        needed = self.length + self._added
+        grows = needed > self._room
+        self._room = needed + needed // _GROWTH if grows else self._room
+        for position, cache in self._caches.items():
+            shape = self._shape(cache, sizes)
+            if position not in self._arrays or self._arrays[position].shape != shape:
+                self._arrays[position] = self._moved(cache, shape)
+            inputs[position] = self._arrays[position]
+        return lengths
+
+    def keep(self) -> None:
+        """What the last run wrote belongs to the caches from now on."""
+        self.length, self._added = self.length + self._added, 0
+
+    def truncate(self, length: int) -> None:
+        """Forget all rows but the first `length`."""
+        if not 0 <= length <= self.length:
+            raise ArgumentError(f"caches of {self.length} rows can't be truncated to {length}")
+        self.length = length
+
+    def _sizes(self, inputs: Sequence[Value]) -> dict[str, int]:
+        """The sizes that the other inputs give."""
+        sizes: dict[str, int] = {}
+        for position, index in enumerate(self._graph.inputs):
+            given, shape = inputs[position], self._graph.tensors[index].shape
+            if position not in self._caches and isinstance(given, NDArray):
+                sizes.update({d: n for d, n in zip(shape, given.shape, strict=True) if isinstance(d, str)})
+        return sizes
+
+    def _shape(self, cache: GraphKVCache, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        dims: Sequence[Size] = self._graph.tensors[self._graph.inputs[cache.position]].shape
+        return tuple([self._room if axis == cache.axis else evaluate(d, sizes) for axis, d in enumerate(dims)])
+
+    def _moved(self, cache: GraphKVCache, shape: tuple[int, ...]) -> NDArray:
+        """The rows of a cache in new memory of `shape`."""
+        tensor = self._graph.tensors[self._graph.inputs[cache.position]]
+        array = empty(shape, tensor.dtype, self._device)
+        if not self.length:
+            return array
+        before = self._arrays[cache.position]
+        others = [tuple(np.delete(a.shape, cache.axis)) for a in (before, array)]
+        if others[0] != others[1]:
+            raise ArgumentError(
+                f"cache {tensor.name!r} of model {self._graph.name!r} has {self.length} rows in a shape "
+                f"{before.shape}, and the inputs ask for {shape}; truncate_caches() forgets them"
+            )
+        rows = (*[slice(None)] * cache.axis, slice(0, self.length))
+        _seen(array)[rows] = _seen(before)[rows]
+        return array
+
+
+def _seen(array: NDArray) -> npt.NDArray[Any]:
+    """The memory of an array of the host's."""
+    return np.from_dlpack(array)  # type: ignore[arg-type]

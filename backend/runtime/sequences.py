@@ -1,0 +1,231 @@
+"""Sequences and optional values while a model runs: lists of arrays, of which only references are moved.
+
+A list never changes, so that whoever holds one may go on reading it. Nevertheless a loop that appends to a list, turn
+by turn, does constant work: versions of a list share one store, and the newest is extended in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.dtype import nbytes as nbytes_of
+from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.execution_plan import SequenceStep
+from relayc.backend.runtime.ndarray import NDArray, array, empty
+
+__all__ = ["ArraySequence", "Value", "joined", "run_sequence_action"]
+
+
+class ArraySequence:
+    """A list of arrays, or of such lists, that never changes.
+
+    It is a window on a store that several versions of the list share: dropping an element at either end makes a smaller
+    window, appending to the version at the end of the store extends the store. All else copies the references, as does
+    a window on less than half of its store, so that what was dropped is freed.
+    """
+
+    __slots__ = ("_start", "_stop", "_store")
+
+    def __init__(self, items: Sequence[Value] = ()) -> None:
+        self._store: list[Value] = list(items)
+        self._start, self._stop = 0, len(self._store)
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def __getitem__(self, index: int) -> Value:
+        """The element at a position counted from the front."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._store[self._start + index]
+
+    def __iter__(self) -> Iterator[Value]:
+        return (self._store[i] for i in range(self._start, self._stop))
+
+    def inserted(self, index: int, item: Value) -> ArraySequence:
+        """The list with `item` before position `index`, 0 to the length."""
+        if index == len(self) and self._stop == len(self._store):
+            self._store.append(item)
+            return self._window(self._start, self._stop + 1)
+        items = self._store[self._start : self._stop]
+        items.insert(index, item)
+        return ArraySequence(items)
+
+    def erased(self, index: int) -> ArraySequence:
+        """The list without the element at position `index`, 0 to the length - 1."""
+        if index == 0:
+            return self._window(self._start + 1, self._stop)
+        if index == len(self) - 1:
+            return self._window(self._start, self._stop - 1)
+        items = self._store[self._start : self._stop]
+        del items[index]
+        return ArraySequence(items)
+
+    def _window(self, start: int, stop: int) -> ArraySequence:
+        made = ArraySequence.__new__(ArraySequence)
+        made._store, made._start, made._stop = self._store, start, stop
+        return ArraySequence(self._store[start:stop]) if 2 * (stop - start) < len(self._store) else made
+
+
+Value = NDArray | ArraySequence
+"""What a tensor of a graph is when it runs, or a sequence, or an optional value (a list of at most one)."""
+
+Read = Callable[[int], Value]
+
+
+def run_sequence_action(step: SequenceStep, read: Read, where: Device) -> Value:
+    """The result of one action on lists. Raises `ArgumentError` for what the lists don't hold."""
+    values = [read(i) for i in step.inputs]
+    return _ACTIONS[step.action](step, values, where)
+
+
+def _make(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
+    return ArraySequence(values)
+
+
+def _insert(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
+    items, value, *position = values
+    return items.inserted(_position(step, items, position, len(items), len(items)), value)
+
+
+def _erase(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
+    items, *position = values
+    return items.erased(_position(step, items, position, len(items) - 1, len(items) - 1))
+
+
+def _item(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
+    items, *position = values
+    return items[_position(step, items, position, len(items) - 1, len(items) - 1)]
+
+
+def _get(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
+    if not values[0]:
+        raise ArgumentError(f"{step.source}: the optional value has no element; expected one")
+    return values[0][0]
+
+
+def _length(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
+    return array(np.array(len(values[0]), np.int64), where)
+
+
+def _join(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
+    parts: list[NDArray] = list(values[0])
+    if not parts:
+        raise ArgumentError(f"{step.source}: the sequence is empty; expected at least one element")
+    shapes = dict.fromkeys(p.shape for p in parts)
+    if len({shape if step.new_axis else (*shape[: step.axis], *shape[step.axis + 1 :]) for shape in shapes}) != 1:
+        listed = ", ".join(map(str, shapes))
+        raise ArgumentError(f"{step.source}: elements of shapes {listed}; expected shapes that fit along one axis")
+    return joined(parts, step.axis, where, new_axis=step.new_axis)
+
+
+def _cut(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
+    x: NDArray = values[0]
+    extent = x.shape[step.axis]
+    if len(values) == 1:
+        sizes = [1] * extent
+    elif values[1].ndim == 0:
+        size = int(values[1].numpy())
+        if size < 1:
+            raise ArgumentError(f"{step.source}: parts of {size} elements; expected 1 or more")
+        sizes = [min(size, extent - start) for start in range(0, extent, size)]
+    else:
+        sizes = values[1].numpy().tolist()
+        if sum(sizes) != extent or min(sizes, default=0) < 0:
+            raise ArgumentError(
+                f"{step.source}: parts of {_few(sizes)} of axis {step.axis} of shape {x.shape}; "
+                f"expected sizes that add up to {extent}"
+            )
+    parts = _parts(x, sizes, step.axis, where)
+    if step.new_axis:
+        parts = [p._create_view((*p.shape[: step.axis], *p.shape[step.axis + 1 :])) for p in parts]
+    return ArraySequence(parts)
+
+
+_ACTIONS: dict[str, Callable[[SequenceStep, Sequence[Any], Device], Value]] = {
+    "make": _make,
+    "insert": _insert,
+    "erase": _erase,
+    "item": _item,
+    "get": _get,
+    "length": _length,
+    "join": _join,
+    "cut": _cut,
+}
+
+
+def _few(numbers: Sequence[int]) -> str:
+    return str(list(numbers)) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:8]))}, ...]"
+
+
+def _position(step: SequenceStep, items: ArraySequence, given: Sequence[NDArray], default: int, last: int) -> int:
+    """The position that a tensor says, counted from the front; `default` without one."""
+    at = int(given[0].numpy().reshape(-1)[0]) if given else default
+    count = len(items)
+    if not -count <= at <= last or (at < 0 and not count):
+        place = f"position {at} in" if given else "the last element of"
+        expected = f"a position from {-count} to {last}" if last >= 0 else "a sequence with elements"
+        raise ArgumentError(f"{step.source}: {place} a sequence of {count}; expected {expected}")
+    return at if at >= 0 else at + count
+
+
+# moving bytes -------------------------------------------------------------------------------------------------------
+
+
+def joined(parts: Sequence[NDArray], axis: int, where: Device, new_axis: bool = False) -> NDArray:
+    """The arrays one after another along an axis, a new one with `new_axis`.
+
+    There is at least one, and all other dimensions are equal.
+    """
+    lead, rest = parts[0].shape[:axis], parts[0].shape[axis if new_axis else axis + 1 :]
+    extent = len(parts) if new_axis else sum(p.shape[axis] for p in parts)
+    whole = empty((*lead, extent, *rest), parts[0].dtype, where)
+    row, at = _row(whole, axis), 0
+    for part in parts:
+        width = _row(part, axis)
+        _move(part, 0, width, whole, at, row, width, math.prod(lead))
+        at += width
+    return whole
+
+
+def _parts(x: NDArray, sizes: Sequence[int], axis: int, where: Device) -> list[NDArray]:
+    """Copies of the parts of an array along an axis."""
+    found: list[NDArray] = []
+    at = 0
+    for size in sizes:
+        part = empty((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype, where)
+        width = _row(part, axis)
+        _move(x, at, _row(x, axis), part, 0, width, width, math.prod(x.shape[:axis]))
+        at += width
+        found.append(part)
+    return found
+
+
+def _row(x: NDArray, axis: int) -> int:
+    """Bytes of what lies under one position of the axes before `axis`."""
+    return nbytes_of(x.dtype, math.prod(x.shape[axis:]))
+
+
+def _move(
+    source: NDArray, source_at: int, source_row: int, target: NDArray, target_at: int, target_row: int, width: int,
+    rows: int,
+) -> None:  # fmt: skip
+    """Copy `rows` pieces of `width` bytes, each from `source_at` of a row to `target_at` of one of `target`."""
+    if width == 0 or rows == 0:
+        return
+    if rows > 1 and source.device.api.host_accessible:
+        bytes_in = source._create_view((rows, source_row), "uint8")._host_view()
+        bytes_out = target._create_view((rows, target_row), "uint8")._host_view()
+        bytes_out[:, target_at : target_at + width] = bytes_in[:, source_at : source_at + width]
+        return
+    api, device = source.device.api, source.device
+    for row in range(rows):
+        start, end = row * source_row + source_at, row * target_row + target_at
+        api.copy_data_from_to(source.handle, source.byte_offset + start, target.handle, target.byte_offset + end, width,
+                              device, device)  # fmt: skip
+    api.keep_until_done(device, source)

@@ -1,0 +1,268 @@
+"""Decoders of the domain com.microsoft: attention of grouped heads over a cache, and rotary positions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.attention_microsoft import number, refuse_input, scale_of
+from relayc.frontends.onnx.ops.attention_parts import attend, columns, merged_heads, rotated, split_heads
+from relayc.frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
+from relayc.frontends.onnx.ops.normalization import rms_normalized
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Expr, const
+from relayc.relay.sizes import add_sizes, dims_equal, floor_divide, larger, product
+from relayc.te.tir import Dim
+
+__all__ = ["GroupedAttention"]
+
+
+@converter("RotaryEmbedding", domain=MICROSOFT)
+def rotary_embedding(node: OnnxNode) -> Expr:
+    """Pairs of channels turned by angles of their position. Inputs: x, positions, cosines, sines.
+
+    x is [batch, length, heads * size] or [batch, heads, length, size]; positions are [batch, length], or [1], the
+    first one.
+    """
+    if node.attr_bool("is_packed_batching", False):
+        raise node.unsupported("batches of different lengths in one (is_packed_batching)", expected="0")
+    node.attrs.ignore("scale")  # no kernel of onnxruntime's reads it
+    require_rank(node, 0, 3, 4)
+    require_rank(node, 2, 2, 2)
+    shape, pairs = node.type(0).shape, node.shape(2)[1]
+    heads, turned = node.attr_int("num_heads", 0), node.attr_int("rotary_embedding_dim", 0) or 2 * pairs
+    if len(shape) == 4:
+        x = transposed(node[0], (0, 2, 1, 3))
+    else:
+        width = shape[2] if len(shape) == 3 else None
+        heads = heads if heads or not isinstance(width, int) else width // turned
+        x = transposed(split_heads(node, node[0], heads, "data"), (0, 2, 1, 3))
+    size = x.shape[3]
+    if turned != 2 * pairs or not isinstance(size, int) or turned > size:
+        raise node.error(f"{turned} channels of {size} turned by {pairs} angles", expected="two channels for an angle")
+    angles = _angles(node, _positions(node, x.shape[1]), (2, 3))
+    result = rotated(x, *angles, turned, node.attr_bool("interleaved", False))
+    return transposed(result, (0, 2, 1, 3)) if len(shape) == 4 else reshape_to(result, shape)
+
+
+def _positions(node: OnnxNode, length: Dim) -> Expr:
+    """[batch or 1, length]"""
+    if node.rank(1) == 2:
+        return node[1]
+    steps = op.expand_dims(op.arange(0, length, 1, str(node.dtype(1))), 0)
+    return op.add(steps, reshape_to(node[1], (1, 1)))
+
+
+def _angles(node: OnnxNode, positions: Expr, indices: tuple[int, int]) -> tuple[Expr, Expr]:
+    """Cosines and sines of positions [batch or 1, length] as [batch or 1, length, 1, pairs]."""
+    cosine, sine = [op.expand_dims(op.take(node[index], positions, axis=0), 2) for index in indices]
+    return cosine, sine
+
+
+_DEPENDENT = ("kv_cache_bit_width", "qk_norm_epsilon", "rotary_interleaved", "smooth_softmax")
+"""Attributes that mean something beside others only, and may be given without."""
+
+
+@converter("GroupQueryAttention", domain=MICROSOFT)
+def group_query_attention(node: OnnxNode) -> list[Expr | None]:
+    """Attention of new positions over a cache and themselves; several query heads share one of keys and values.
+
+    Inputs: Q (or Q, K, V side by side), K, V, past keys and values [batch, groups, length, size], the number of keys
+    less one of each row, the largest number of keys, cosines, sines, positions, bias of the scores, sinks of the heads,
+    two scales of a quantized cache, scales of Q and K norms. Outputs: Y, and the cache, which is as long as the longer
+    of the past and the largest number of keys.
+    """
+    return GroupedAttention(node).outputs()
+
+
+@dataclass(frozen=True)
+class _CacheForm:
+    """A cache of values as they are, or of codes of 8 bits, or of 4, two in a byte; `scale` broadcasts with them."""
+
+    scale: Expr | None = None
+    bits: int = 8
+
+    def codes(self, x: Expr) -> Expr:
+        """What the cache holds of new values [batch, heads, length, size]."""
+        if self.scale is None:
+            return x
+        lowest = 1 << (self.bits - 1)
+        whole = op.round(op.divide(op.cast(x, "float32"), op.cast(self.scale, "float32")))
+        code = op.cast(op.clip(whole, -lowest, lowest - 1), "int8")
+        if self.bits == 8:
+            return code
+        upper = op.cast(op.add(code, const(lowest, "int8")), "uint8")
+        pairs = op.reshape(upper, (*x.shape[:3], floor_divide(x.shape[3], 2), 2))
+        low, high = [op.squeeze(part, axis=(4,)) for part in op.split(pairs, 2, axis=4)]
+        return op.bitwise_or(low, op.left_shift(high, const(4, "uint8")))
+
+    def values(self, codes: Expr, dtype: str) -> Expr:
+        """The values that the cache stands for."""
+        if self.scale is None:
+            return codes
+        whole = codes
+        if self.bits == 4:
+            low, high = op.bitwise_and(codes, const(15, "uint8")), op.right_shift(codes, const(4, "uint8"))
+            both = op.reshape(op.stack([low, high], axis=4), (*codes.shape[:3], product((codes.shape[3], 2))))
+            whole = op.subtract(op.cast(both, "int8"), const(8, "int8"))
+        return op.cast(op.multiply(op.cast(whole, "float32"), op.cast(self.scale, "float32")), dtype)
+
+
+class GroupedAttention:
+    """The parts of one such node."""
+
+    def __init__(self, node: OnnxNode) -> None:
+        self.node = node
+        self._refuse_other_forms()
+        self.heads, self.groups = node.attr_int("num_heads"), node.attr_int("kv_num_heads")
+        if self.groups < 1 or self.heads < 1 or self.heads % self.groups:
+            raise node.error(f"{self.heads} heads of queries for {self.groups} of keys", expected="a multiple")
+        self.query, self.key, self.value = self._three()
+        self.batch, _, self.length, self.size = self.query.shape
+        self.lengths = node[5]
+        self.total = self._largest_total()
+        self.past = self._past_lengths()
+
+    def outputs(self) -> list[Expr | None]:
+        """The result, and the keys and values of the cache."""
+        node = self.node
+        query, key = self._normalised(self.query, 14), self._normalised(self.key, 15)
+        if node.attr_bool("do_rotary", False):
+            query, key = self._turned(query, key)
+        forms = self._cache_form("k", 12), self._cache_form("v", 13)
+        keys, values = self._cached(forms[0].codes(key), 3), self._cached(forms[1].codes(self.value), 4)
+        bias = self.bias(self.total)
+        sink = node.get(11)
+        if sink is None and node.attr_int("smooth_softmax", -1) > 0:
+            sink = op.zeros((self.heads,), str(query.dtype))
+        kind, cap = str(query.dtype), node.attr_float("softcap", 0.0)
+        used = forms[0].values(self._in_use(keys), kind), forms[1].values(self._in_use(values), kind)
+        result, _ = attend(query, *used, scale_of(node, query), bias, cap, sink)
+        return [merged_heads(result), keys, values]
+
+    def _cache_form(self, name: str, index: int) -> _CacheForm:
+        """What the cache of keys ("k") or values ("v") holds, whose scale is input `index`."""
+        node = self.node
+        kind = node.attr_choice(f"{name}_quant_type", ("NONE", "PER_TENSOR", "PER_CHANNEL"), "NONE")
+        if kind == "NONE":
+            refuse_input(node, index, "the scale of a cache that is not quantized")
+            return _CacheForm()
+        bits = node.attr_int("kv_cache_bit_width", 8)
+        if bits not in (4, 8):
+            raise node.error(f"codes of {bits} bits (kv_cache_bit_width)", expected="4 or 8")
+        if bits == 4 and (not isinstance(self.size, int) or self.size % 2):
+            raise node.error(f"two channels in a byte of heads of {self.size}", expected="an even size")
+        scale = node[index]
+        return _CacheForm(scale if len(scale.shape) == 4 else reshape_to(scale, (1, 1, 1, 1)), bits)
+
+    def _refuse_other_forms(self) -> None:
+        node = self.node
+        if node.attr_bool("sliding_window_cache", False):
+            raise node.unsupported("a cache that drops old positions (sliding_window_cache)", expected="0")
+        if node.attr_int("qk_output", 0) or node.wants(3):
+            raise node.unsupported("the scores as an output (qk_output)", expected="0")
+        node.attrs.ignore(*_DEPENDENT)
+
+    def _three(self) -> tuple[Expr, Expr, Expr]:
+        """Q, K and V as [batch, heads, length, size]."""
+        node = self.node
+        require_rank(node, 0, 3, 3)
+        if node.get(1) is not None:
+            parts = [node[0], node[1], node[2]]
+        else:
+            width, count = node.type(0).shape[-1], self.heads + 2 * self.groups
+            if not isinstance(width, int) or node.rank(0) != 3 or width % count:
+                raise node.error(f"packed heads {node.type(0)}", expected=f"{count} heads side by side")
+            size = width // count
+            parts = columns(node[0], (self.heads * size, self.groups * size, self.groups * size))
+        counts = (self.heads, self.groups, self.groups)
+        query, key, value = [split_heads(node, x, n, "heads of") for x, n in zip(parts, counts, strict=True)]
+        return query, key, value
+
+    def _largest_total(self) -> Dim:
+        """The largest number of keys, of the past and new, that any row has."""
+        past = self.node.get(3)
+        if past is None or past.shape[2] == 0:
+            return self.length
+        return self.node.sizes(6, "the largest number of keys")[0]
+
+    def _past_lengths(self) -> Expr:
+        """How many positions of each row are in the cache: none when all keys are new, as those of a prompt."""
+        node = self.node
+        zero, one = number(0, self.lengths), number(1, self.lengths)
+        if node.get(3) is None:
+            return op.zeros((self.batch,), str(self.lengths.dtype))
+        new = op.sizes((self.length,), (), str(self.lengths.dtype))
+        past = op.maximum(op.subtract(op.add(self.lengths, one), new), zero)
+        return op.where(op.equal(reshape_to(node[6], ()), op.cast(new, node.dtype(6))), zero, past)
+
+    def _normalised(self, x: Expr, index: int) -> Expr:
+        """Each head over its root mean square, where its scale is given."""
+        if self.node.get(index) is None:
+            return x
+        return rms_normalized(x, self.node[index], 3, self.node.attr_float("qk_norm_epsilon", 1e-6))[0]
+
+    def _turned(self, query: Expr, key: Expr) -> tuple[Expr, Expr]:
+        node = self.node
+        steps = op.expand_dims(op.arange(0, self.length, 1, str(self.past.dtype)), 0)
+        positions = node[9] if node.get(9) is not None else op.add(op.expand_dims(self.past, 1), steps)
+        angles = _angles(node, positions, (7, 8))
+        require_rank(node, 7, 2, 2)
+        turned, interleaved = 2 * node.shape(7)[1], node.attr_bool("rotary_interleaved", False)
+        if not isinstance(self.size, int) or turned > self.size:
+            raise node.error(f"{turned} channels of {self.size} turned", expected="at most those of a head")
+        flat = [rotated(transposed(x, (0, 2, 1, 3)), *angles, turned, interleaved) for x in (query, key)]
+        return transposed(flat[0], (0, 2, 1, 3)), transposed(flat[1], (0, 2, 1, 3))
+
+    def _cached(self, new: Expr, index: int) -> Expr:
+        """Each row of `new` behind its positions of the past; zeros where neither is."""
+        past = self.node.get(index)
+        if past is None:
+            return new
+        room = past.shape[2]
+        if room == 0:
+            return new
+        total = larger(self.total, room)
+        at = op.arange(0, total, 1, "int64")
+        behind = op.subtract(op.expand_dims(at, 0), op.expand_dims(op.cast(self.past, "int64"), 1))
+        old = op.take(past, at, axis=2, mode="clip")
+        fresh = op.take(new, behind, axis=2, batch_dims=1, mode="clip")
+        is_old, is_filled = op.less(behind, number(0, behind)), op.less(behind, op.sizes((self.length,), ()))
+        is_old, is_filled = [op.expand_dims(op.expand_dims(test, 1), 3) for test in (is_old, is_filled)]
+        return op.where(is_old, old, op.where(is_filled, fresh, const(0, str(new.dtype))))
+
+    def _in_use(self, cache: Expr) -> Expr:
+        """The keys that any query may see: the buffer of a cache may have room for more."""
+        if dims_equal(cache.shape[2], self.total):
+            return cache
+        return op.strided_slice(cache, (0,), (self.total,), axes=(2,))
+
+    def bias(self, total: Dim) -> Expr:
+        """-inf where a query sees no key, plus the bias that is given: [batch, 1 or heads, length, total]."""
+        node = self.node
+        keys = op.arange(0, total, 1, "int64")
+        begin = reshape_to(op.cast(self.past, "int64"), (self.batch, 1, 1, 1))
+        at = op.add(begin, op.expand_dims(op.arange(0, self.length, 1, "int64"), 1))
+        if node.attr_bool("causal", True):
+            allowed = op.less_equal(keys, at)
+        else:
+            lengths = reshape_to(op.cast(self.lengths, "int64"), (self.batch, 1, 1, 1))
+            allowed = op.less_equal(keys, lengths)
+        window = node.attr_int("local_window_size", -1)
+        if window > 0:
+            allowed = op.logical_and(allowed, op.greater(keys, op.subtract(at, number(window, at))))
+        bias = op.where(allowed, float_const(0.0, self.query), float_const(-math.inf, self.query))
+        given = node.get(10)
+        if given is None:
+            return bias
+        have = given.shape[3]
+        if not dims_equal(have, total):  # the cache may be longer than what is in use
+            rest = add_sizes(total, -have) if isinstance(have, int) else None
+            if not isinstance(rest, int) or rest < 0:
+                raise node.error(f"a bias of {given.ty} for {total} keys")
+            given = op.nn.pad(given, [(0, 0), (0, 0), (0, 0), (0, rest)])
+        return op.add(bias, op.cast(given, bias.dtype))
+
+

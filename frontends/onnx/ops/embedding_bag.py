@@ -1,0 +1,150 @@
+"""Embedding bags, which exporters write as loops: a slice of positions, the rows at them, their sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, NodeProto, helper, numpy_helper
+
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.relay import op
+from relayc.relay.expr import Expr
+from relayc.relay.sizes import dims_equal, is_at_least
+from relayc.te.tir import Dim
+
+__all__ = ["embedding_bag_loop"]
+
+_MODES = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max"}
+
+
+def embedding_bag_loop(node: OnnxNode) -> Expr | None:
+    """What a Loop stacks that reduces rows of a table at positions[starts[i]:ends[i]] in iteration i; None for others.
+
+    The body of torch's EmbeddingBag: Gather starts and ends, Slice, Gather rows, perhaps Mul by a slice of factors,
+    ReduceSum, ReduceMean or ReduceMax.
+    """
+    graph = node.attr_graph("body")
+    if len(node) > 2 or len(graph.output) != 2 or len(graph.input) != 2 or graph.initializer:
+        return None
+    found = _Body(node, graph).bag()
+    if found is None:
+        return None
+    names, mode = found
+    table, positions, starts, ends, *factors = _outside(node, names)
+    trips = node.sizes_or_none(0)
+    vectors = all(len(x.shape) == 1 for x in (positions, starts, ends, *factors)) and len(table.shape) == 2
+    typed = table.dtype.is_float and all(f.dtype == table.dtype for f in factors)
+    if not vectors or not typed or trips is None or len(trips) != 1:
+        return None
+    bounds = [_first(x, trips[0]) for x in (starts, ends)]
+    if bounds[0] is None or bounds[1] is None:
+        return None
+    return op.nn.embedding_bag(table, positions, bounds[0], bounds[1], *factors, mode=mode)
+
+
+def _first(x: Expr, count: Dim) -> Expr | None:
+    """The first `count` of a vector; None where it is not known to have as many."""
+    if dims_equal(x.shape[0], count):
+        return x
+    return op.strided_slice(x, (0,), (count,), axes=(0,)) if is_at_least(x.shape[0], count) else None
+
+
+def _outside(node: OnnxNode, names: list[str]) -> list[Expr]:
+    """The values of names around the node."""
+    results = [helper.make_empty_tensor_value_info(name) for name in names]
+    return node.convert_graph(helper.make_graph([], "outside", [], results), [])
+
+
+class _Body:
+    """The body of a loop, taken apart from its result backwards."""
+
+    def __init__(self, node: OnnxNode, graph: GraphProto) -> None:
+        self.node, self.graph = node, graph
+        self.made: dict[str, NodeProto] = {name: n for n in graph.node for name in n.output}
+        self.iteration, self.condition = (i.name for i in graph.input)
+
+    def bag(self) -> tuple[list[str], str] | None:
+        """The names of table, positions, starts, ends and perhaps factors, and the mode."""
+        if not self._goes_on():
+            return None
+        reduction = self.made.get(self.graph.output[1].name)
+        if reduction is None or reduction.op_type not in _MODES or not self._reduces_rows(reduction):
+            return None
+        gather, factors = self._by("Gather", reduction.input[0]), None
+        product = self._by("Mul", reduction.input[0])
+        if product is not None:
+            gather, column = self._by("Gather", product.input[0]), self._by("Unsqueeze", product.input[1])
+            factors = None if column is None or self._ints(column, 1) != [1] else self._slice(column.input[0])
+            if factors is None:
+                return None
+        positions = None if gather is None or _attribute(gather, "axis", 0) else self._slice(gather.input[1])
+        if gather is None or positions is None or not self._is_outside(gather.input[0]):
+            return None
+        if factors is not None and factors[1:] != positions[1:]:
+            return None
+        return [gather.input[0], *positions, *(() if factors is None else factors[:1])], _MODES[reduction.op_type]
+
+    def _goes_on(self) -> bool:
+        """Does each iteration ask for the next one?"""
+        first = self.node.known_value(1) if self.node.get(1) is not None else np.array(True)
+        if first is None or not first.all():
+            return False
+        name = self.graph.output[0].name
+        while (maker := self._by("Cast", name) or self._by("Identity", name)) is not None:
+            name = maker.input[0]
+        if name == self.condition:
+            return True
+        if not self._is_outside(name):
+            return False
+        known = self.node.value_or_none(_outside(self.node, [name])[0])
+        return known is not None and bool(known.all())
+
+    def _reduces_rows(self, reduction: NodeProto) -> bool:
+        axes = self._ints(reduction, 1) if len(reduction.input) > 1 else _attribute(reduction, "axes", None)
+        return axes is not None and list(axes) == [0] and _attribute(reduction, "keepdims", 1) == 0
+
+    def _slice(self, name: str) -> list[str] | None:
+        """The names of x, starts and ends, where a value is x[starts[i]:ends[i]] in iteration i."""
+        cut = self._by("Slice", name)
+        if cut is None or len(cut.input) < 4 or self._ints(cut, 3) != [0] or not self._is_outside(cut.input[0]):
+            return None
+        if len(cut.input) > 4 and self._ints(cut, 4) != [1]:
+            return None
+        bounds = [self._element(name) for name in cut.input[1:3]]
+        return [cut.input[0], *[b for b in bounds if b is not None]] if all(bounds) else None
+
+    def _element(self, name: str) -> str | None:
+        """The name of the vector whose element i a value is, as a vector of one."""
+        wide = self._by("Unsqueeze", name)
+        gather = None if wide is None or self._ints(wide, 1) != [0] else self._by("Gather", wide.input[0])
+        if gather is None or _attribute(gather, "axis", 0) or gather.input[1] != self.iteration:
+            return None
+        return gather.input[0] if self._is_outside(gather.input[0]) else None
+
+    def _by(self, kind: str, name: str) -> NodeProto | None:
+        """The node that makes a value, if it is of this kind."""
+        maker = self.made.get(name)
+        return maker if maker is not None and maker.op_type == kind and not maker.domain else None
+
+    def _is_outside(self, name: str) -> bool:
+        return name not in self.made and name not in (self.iteration, self.condition)
+
+    def _ints(self, node: NodeProto, index: int) -> list[int] | None:
+        """Constant integers that a node takes, or (Unsqueeze before opset 13) has as its attribute."""
+        if len(node.input) <= index:
+            axes = _attribute(node, "axes", None)
+            return None if axes is None else list(axes)
+        name = node.input[index]
+        maker = self._by("Constant", name)
+        if maker is not None:
+            values = [numpy_helper.to_array(a.t) for a in maker.attribute if a.name == "value"]
+            return values[0].reshape(-1).tolist() if values else None
+        if not self._is_outside(name):
+            return None
+        known = self.node.value_or_none(_outside(self.node, [name])[0])
+        return None if known is None else known.reshape(-1).tolist()
+
+
+def _attribute(node: NodeProto, name: str, default: Any) -> Any:
+    return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)

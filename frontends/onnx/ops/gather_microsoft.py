@@ -1,0 +1,78 @@
+"""Rows of quantized tables: operators of the domain com.microsoft."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to
+from relayc.frontends.onnx.ops.linear_microsoft import unpacked
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.sizes import product
+from relayc.te.tir import Dim
+
+
+@converter("GatherBlockQuantized", domain=MICROSOFT)
+def gather_block_quantized(node: OnnxNode) -> Expr:
+    """Rows of a table whose last axis lies in blocks, each with a scale and a zero point; outside of it, zeros.
+
+    Inputs: codes, indices, scales, zero points.
+    """
+    for index in (0, 2):
+        require_rank(node, index, 2)
+    rank, kind, size = node.rank(0), str(node.dtype(0)), node.attr_int("block_size", 128)
+    axes = node.axis(node.attr_int("gather_axis", 0), rank), node.axis(node.attr_int("quantize_axis", 1), rank)
+    if axes != (0, rank - 1) or kind not in ("uint8", "uint4", "int4") or size < 1:
+        problem = f"rows along axis {axes[0]} of {kind} in blocks of {size} along axis {axes[1]}"
+        raise node.unsupported(problem, expected="the first axis of uint8, uint4 or int4, blocks along the last")
+    bits = node.attr_int("bits", 4) if kind == "uint8" else 8  # others are one value to an element
+    if bits not in (2, 4, 8):
+        raise node.unsupported(f"codes of {bits} bits", expected="2, 4 or 8")
+    scales = _rows(node, 2)
+    values = op.cast(_fields(_rows(node, 0), bits), scales.dtype)
+    depth, blocks = values.shape[-1], scales.shape[-1]
+    if not isinstance(depth, int) or not isinstance(blocks, int) or not (blocks - 1) * size < depth <= blocks * size:
+        raise node.error(f"{blocks} scales for {depth} codes in blocks of {size}")
+    middle = float_const(float(1 << (bits - 1)) if kind == "uint8" else 0.0, scales)
+    zeros: Expr = middle
+    if node.get(3) is not None:
+        codes = op.cast(_fields(_rows(node, 3), bits), scales.dtype)
+        zeros = _spread(op.strided_slice(codes, (0,), (blocks,), axes=(len(codes.shape) - 1,)), size, depth)
+    result = op.multiply(op.subtract(values, zeros), _spread(scales, size, depth))
+    return op.where(_inside(node, rank), result, float_const(0.0, result))
+
+
+def _rows(node: OnnxNode, index: int) -> Expr:
+    return op.take(node[index], node[1], axis=0, mode="numpy")
+
+
+def _fields(x: Expr, bits: int) -> Expr:
+    """The values in bytes, along the last axis."""
+    if bits == 8:
+        return x
+    fields = unpacked(x, bits)
+    lead: tuple[Dim, ...] = tuple(x.shape[:-1])
+    return reshape_to(fields, (*lead, product(fields.shape[-2:])))
+
+
+def _spread(x: Expr, size: int, depth: int) -> Expr:
+    """Each element of the last axis for all of its block."""
+    axis = len(x.shape) - 1
+    return op.strided_slice(op.repeat(x, size, axis), (0,), (depth,), axes=(axis,))
+
+
+def _inside(node: OnnxNode, rank: int) -> Expr:
+    """Which indices are rows of the table, counted from either end; with the axes of a row behind."""
+    rows = node.shape(0)[0]
+    low, high = (Constant(np.array(v, str(node.dtype(1)))) for v in (-rows, rows))
+    inside = op.logical_and(op.greater_equal(node[1], low), op.less(node[1], high))
+    return op.expand_dims(inside, node.rank(1), rank - 1)
+
+
+@converter("ExpandDims", domain=MICROSOFT)
+def expand_dims(node: OnnxNode) -> Expr:
+    """One axis of size 1 more, where input 1 says."""
+    (axis,) = node.constant_ints(1, "the axis")
+    return op.expand_dims(node[0], node.axis(axis, node.rank(0) + 1))

@@ -1,0 +1,216 @@
+"""Matrix products of the domain com.microsoft: fused, and with weights of few bits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, like, reshape_to, transposed
+from relayc.frontends.onnx.ops.elementwise_microsoft import activated
+from relayc.frontends.onnx.ops.linear import general_product, matmul, scaled
+from relayc.frontends.onnx.ops.quantization import along, centred, dynamically_quantized
+from relayc.frontends.onnx.registry import convert_with, converter
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr
+from relayc.relay.sizes import product
+from relayc.relay.type import dims_match
+
+__all__ = ["unpacked"]
+
+FEW_ROWS = 16
+"""Up to so many rows, weights of few bits are not made floats."""
+
+
+def fused_mat_mul(node: OnnxNode) -> Expr:
+    """alpha * A' * B'. A transposed batch has the rows in front: [M, batch.., K] is read as [batch.., M, K]."""
+    operands: list[Expr] = []
+    for index, letter in enumerate("AB"):
+        x, rank = node[index], node.rank(index)
+        batch, matrix = node.attr_bool(f"transBatch{letter}", False), node.attr_bool(f"trans{letter}", False)
+        if batch and rank > 2:
+            x = transposed(x, (*range(1, rank - 1), 0, rank - 1))
+        if matrix and rank > 1:
+            x = transposed(x, (*range(rank - 2), rank - 1, rank - 2))
+        operands.append(x)
+    a, b = operands
+    alpha = node.attr_float("alpha", 1.0)
+    if isinstance(b, Constant):
+        return matmul(node, a, scaled(b, alpha))
+    return scaled(matmul(node, a, b), alpha)
+
+
+convert_with(fused_mat_mul, "FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
+
+
+@converter("FusedGemm", domain=MICROSOFT)
+def fused_gemm(node: OnnxNode) -> Expr:
+    """Gemm and an activation."""
+    params = [node.attrs.get_float(f"activation_{name}") for name in ("alpha", "beta", "gamma")]
+    return activated(node, general_product(node), params)
+
+
+@converter("FusedMatMulActivation", domain=MICROSOFT)
+def fused_mat_mul_activation(node: OnnxNode) -> Expr:
+    """FusedMatMul and an activation."""
+    node.attrs.ignore("activation_axis")
+    params = [node.attrs.get_float(f"activation_{name}") for name in ("alpha", "beta", "gamma")]
+    return activated(node, fused_mat_mul(node), params)
+
+
+# quantized ----------------------------------------------------------------------------------------------------------
+
+
+@converter("DynamicQuantizeMatMul", domain=MICROSOFT)
+def dynamic_quantize_mat_mul(node: OnnxNode) -> Expr:
+    """A, quantized by its own range, by B, in integers. Inputs: A, B, B's scale and zero point, bias."""
+    values, scale, zero = dynamically_quantized(node[0])
+    product = matmul(node, centred(node, values, zero, -1), centred(node, node[1], node.get(3), -1))
+    return _to_float(node, product, scale, node[2], node.get(4))
+
+
+@converter("MatMulIntegerToFloat", domain=MICROSOFT)
+def mat_mul_integer_to_float(node: OnnxNode) -> Expr:
+    """Inputs: A, B, their scales, their zero points, bias. What is a vector belongs to the columns."""
+    product = matmul(node, centred(node, node[0], node.get(4), -1), centred(node, node[1], node.get(5), -1))
+    return _to_float(node, product, node[2], node[3], node.get(6))
+
+
+def _to_float(node: OnnxNode, product: Expr, a_scale: Expr, b_scale: Expr, bias: Expr | None) -> Expr:
+    """An int32 product times the scales of its operands, plus a bias."""
+    rank = len(product.shape)
+    scale = op.multiply(along(node, a_scale, -1, rank), along(node, b_scale, -1, rank))
+    result = op.multiply(op.cast(product, scale.dtype), scale)
+    return result if bias is None else op.add(result, bias)
+
+
+@converter("Inverse", domain=MICROSOFT)
+def inverse(node: OnnxNode) -> Expr:
+    return op.inverse(node[0])
+
+
+@converter("MatMulInteger16", domain=MICROSOFT)
+def mat_mul_integer_16(node: OnnxNode) -> Expr:
+    return matmul(node, op.cast(node[0], "int32"), op.cast(node[1], "int32"))
+
+
+@converter("MatMulNBits", domain=MICROSOFT)
+def mat_mul_n_bits(node: OnnxNode) -> Expr:
+    """A [.., K] by a matrix [K, N] whose columns lie in blocks of few bits, each with a scale and a zero point."""
+    node.attrs.ignore("accuracy_level")  # how far the arithmetic may be cut short
+    if node.attr_int("weight_prepacked", 0):
+        raise node.unsupported("weights laid out for one GPU (weight_prepacked)", expected="weights as ONNX lays them")
+    weights = _Blocks(node)
+    packed = weights.packed()
+    result = op.nn.dense(node[0], weights.floats()) if packed is None else packed
+    return result if node.get(5) is None else op.add(result, node[5])
+
+
+_FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)
+"""Magnitudes of 4-bit floats by code; the eight codes above are their negatives."""
+
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""Quantiles of the normal distribution (Dettmers et al., "QLoRA", 2023)."""
+
+
+@converter("MatMulBnb4", domain=MICROSOFT)
+def mat_mul_bnb4(node: OnnxNode) -> Expr:
+    """A [.., K] by weights [N, K] of 4-bit floats or quantiles in blocks, each with its largest magnitude."""
+    node.attrs.ignore("training_mode")
+    rows, depth, size = node.attr_int("N"), node.attr_int("K"), node.attr_int("block_size")
+    kind, count = node.attr_int("quant_type"), rows * depth
+    if kind not in (0, 1) or min(rows, depth, size) < 1 or node.dtype(1) != "uint8":
+        raise node.unsupported(f"weights of quant_type {kind}, {node.type(1)}", expected="0 (FP4) or 1 (NF4)")
+    table = np.array(_NF4 if kind else (*_FP4, *[-v for v in _FP4]), str(node.dtype(0)))
+    codes = unpacked(_sized(node, 1, ((count + 1) // 2,), "B"), 4)
+    codes = op.strided_slice(reshape_to(op.reverse(codes, axis=1), ((count + 1) // 2 * 2,)), (0,), (count,), axes=(0,))
+    largest = _sized(node, 2, (-(-count // size),), "the largest magnitudes")
+    largest = op.strided_slice(op.repeat(largest, size, 0), (0,), (count,), axes=(0,))
+    values = op.take(Constant(table), op.cast(codes, "int32"), axis=0, mode="fast")
+    weights = reshape_to(op.multiply(values, op.cast(largest, values.dtype)), (rows, depth))
+    return op.nn.dense(node[0], weights if node.attr_bool("transB", True) else transposed(weights, (1, 0)))
+
+
+class _Blocks:
+    """The weights of MatMulNBits: N columns of K codes in blocks, with a scale and a zero point for each block."""
+
+    def __init__(self, node: OnnxNode) -> None:
+        self.node = node
+        self.columns, self.depth = node.attr_int("N"), node.attr_int("K")
+        self.bits, self.size = node.attr_int("bits", 4), node.attr_int("block_size")
+        self._check()
+        self.blocks = -(-self.depth // self.size)
+        self.bytes = _sized(node, 1, (self.columns, self.blocks, self.size * self.bits // 8), "B")
+        self.scales = _sized(node, 2, (self.columns, self.blocks), "the scales")
+        self.zeros = self._zero_points()
+
+    def _check(self) -> None:
+        node, size = self.node, self.size
+        if self.bits not in (2, 4, 8):
+            raise node.unsupported(f"weights of {self.bits} bits", expected="2, 4 or 8")
+        if self.columns < 1 or self.depth < 1 or size < 16 or size & (size - 1):
+            raise node.error(f"N {self.columns}, K {self.depth}, blocks of {size}",
+                             expected="sizes of 1 or more, a power of 2 from 16")  # fmt: skip
+        if not node.rank(0) or not dims_match(node.type(0).shape[-1], self.depth):
+            raise node.error(f"A is {node.type(0)}", expected=f"K = {self.depth} columns")
+        if node.get(4) is None:
+            return
+        groups = node.constant(4, "g_idx")
+        if groups.shape != (self.depth,) or not np.array_equal(groups, np.arange(self.depth) // size):
+            raise node.unsupported("groups in another order than that of the blocks (g_idx)", expected="no g_idx")
+
+    def _zero_points(self) -> Expr:
+        """[N, blocks] in the type of the scales; the middle of the range by default."""
+        node, shape, bits = self.node, (self.columns, self.blocks), self.bits
+        dtype = str(node.dtype(2))
+        if node.get(3) is None:
+            return like(np.array(1 << (bits - 1), dtype), shape)
+        if node.dtype(3) != "uint8":
+            return op.cast(_sized(node, 3, shape, "the zero points"), dtype)
+        stride = -(-self.blocks * bits // 8)
+        codes = unpacked(_sized(node, 3, (self.columns, stride), "the zero points"), bits)
+        codes = reshape_to(codes, (self.columns, stride * 8 // bits))
+        return op.cast(op.strided_slice(codes, (0,), (self.blocks,), axes=(1,)), dtype)
+
+    def floats(self) -> Expr:
+        """The weights as floats [N, K]."""
+        wide = (self.columns, self.blocks, 1)
+        codes = reshape_to(unpacked(self.bytes, self.bits), (self.columns, self.blocks, self.size))
+        codes = op.cast(codes, self.scales.dtype)
+        real = op.multiply(op.subtract(codes, reshape_to(self.zeros, wide)), reshape_to(self.scales, wide))
+        flat = reshape_to(real, (self.columns, self.blocks * self.size))
+        return flat if self.blocks * self.size == self.depth else op.strided_slice(flat, (0,), (self.depth,), axes=(1,))
+
+    def packed(self) -> Expr | None:
+        """The product with weights that stay in their bits: for few rows, or as many as the model meets.
+
+        It saves reading memory, which is what few rows cost; with many rows floats are made once and used often.
+        """
+        rows = product(self.node.type(0).shape[:-1])
+        if self.bits == 2 or self.blocks * self.size != self.depth or (isinstance(rows, int) and rows > FEW_ROWS):
+            return None
+        codes, scales, zeros = [self.node.value_or_none(x) for x in (self.bytes, self.scales, self.zeros)]
+        if codes is None or scales is None or zeros is None:
+            return None
+        return op.nn.dense_bits(self.node[0], codes.reshape(self.columns, -1), scales, zeros, self.bits)
+
+
+def _sized(node: OnnxNode, index: int, shape: tuple[int, ...], what: str) -> Expr:
+    """Input `index`, which may come flat, in `shape`."""
+    found = node.shape(index)
+    if int(np.prod(found)) != int(np.prod(shape)):
+        raise node.error(f"{what} (input {index}) of shape {list(found)}", expected=f"{list(shape)}")
+    return reshape_to(node[index], shape)
+
+
+def unpacked(x: Expr, bits: int) -> Expr:
+    """The fields of `bits` bits in the bytes `x`, from the low bits on, along a new last axis."""
+    if bits == 8:
+        return op.expand_dims(x, len(x.shape))
+    mask = Constant(np.array((1 << bits) - 1, np.uint8))
+    fields = [op.bitwise_and(op.right_shift(x, Constant(np.array(shift, np.uint8))), mask)
+              for shift in range(0, 8, bits)]  # fmt: skip
+    return op.stack(fields, axis=-1)

@@ -1,0 +1,217 @@
+"""Mixtures of experts of the domain com.microsoft: each token goes through the few experts that a router prefers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import MICROSOFT, counted, float_const, require_rank, reshape_to, transposed
+from relayc.frontends.onnx.ops.linear_microsoft import unpacked
+from relayc.frontends.onnx.registry import converter
+from relayc.relay import op
+from relayc.relay.expr import Expr, const
+from relayc.relay.sizes import dims_match, product
+from relayc.te.tir import Dim
+
+FEW_TOKENS = 16
+"""Up to so many tokens, or any number unknown, only the weights of the experts that are chosen are read."""
+
+MANY_EXPERTS = 8
+"""From so many times more experts than are chosen, all tokens through all experts would be mostly for nothing."""
+
+_ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity")
+_SEPARATE, _INTERLEAVED, _SIDE_BY_SIDE = range(3)
+"""Where the two halves of SwiGLU are, by `swiglu_fusion`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Weights [experts, columns, depth] of one layer, and its bias [experts, columns].
+
+    Quantized weights are bytes [experts, columns, depth * bits / 8] with scales [experts, columns, blocks], and zero
+    points in the same form, the middle of the range by default.
+    """
+
+    weights: Expr
+    bias: Expr | None
+    scales: Expr | None = None
+    zeros: Expr | None = None
+    bits: int = 0
+
+    def of_experts(self, x: Expr) -> Expr:
+        """Rows x [T, K], or [experts, T, K], through every expert: [experts, T, N]."""
+        weights = _real(self.weights, self.scales, self.zeros, self.bits, str(x.dtype))
+        rows = x if len(x.shape) == 3 else op.expand_dims(x, 0)
+        result = op.nn.matmul(rows, transposed(weights, (0, 2, 1)))
+        return result if self.bias is None else op.add(result, op.expand_dims(self.bias, 1))
+
+    def of_rows(self, x: Expr, expert: Expr) -> Expr:
+        """Rows x [R, K], each through its own expert [R]: [R, N]. Weights of other experts are not read."""
+        parts = [None if part is None else op.take(part, expert, axis=0, mode="fast")
+                 for part in (self.weights, self.scales, self.zeros, self.bias)]  # fmt: skip
+        weights, scales, zeros, bias = parts
+        assert weights is not None
+        real = _real(weights, scales, zeros, self.bits, str(x.dtype))
+        result = op.sum(op.multiply(op.expand_dims(x, 1), real), axis=2)
+        return result if bias is None else op.add(result, bias)
+
+
+def _real(codes: Expr, scales: Expr | None, zeros: Expr | None, bits: int, dtype: str) -> Expr:
+    """Quantized weights as floats; others as they are."""
+    if scales is None:
+        return codes
+    lead = codes.shape[:-1]
+    depth, blocks = product((codes.shape[-1], 8 // bits)), scales.shape[-1]
+    assert isinstance(depth, int) and isinstance(blocks, int)
+    form = (*lead, blocks, depth // blocks)
+    values = reshape_to(op.cast(unpacked(codes, bits), dtype), form)
+    middle: Expr = const(float(1 << (bits - 1)), dtype)
+    if zeros is not None:
+        middle = reshape_to(op.cast(unpacked(zeros, bits), dtype), (*lead, product((zeros.shape[-1], 8 // bits))))
+        middle = op.expand_dims(op.strided_slice(middle, (0,), (blocks,), axes=(len(lead),)), len(lead) + 1)
+    real = op.multiply(op.subtract(values, middle), op.cast(op.expand_dims(scales, len(lead) + 1), dtype))
+    return reshape_to(real, (*lead, depth))
+
+
+@converter("MoE", domain=MICROSOFT)
+def moe(node: OnnxNode) -> Expr:
+    """Inputs: x [tokens, K] or [batch, length, K], the router's scores [tokens, experts], weights and bias of three
+    layers, the third for SwiGLU in two products."""
+    layers = [None if node.get(i) is None else _Layer(node[i], node.get(i + 1)) for i in (2, 4, 6)]
+    return _mixture(node, layers, None)
+
+
+@converter("QMoE", domain=MICROSOFT)
+def q_moe(node: OnnxNode) -> Expr:
+    """MoE with weights of 4 or 8 bits. Inputs: x, the router's scores, weights, scales and bias of three layers, their
+    zero points, the router's weights, by which results are summed in place of its scores."""
+    kind = node.attr_str("quant_type", "int")
+    if kind != "int":
+        raise node.unsupported(f"weights of quant_type {kind!r}", expected="'int'")
+    if node.attr_int("weights_prepacked", -1) > 0:
+        raise node.unsupported("weights laid out for one GPU (weights_prepacked)", expected="0")
+    node.attrs.ignore("accuracy_level")  # how far the arithmetic may be cut short
+    for index in range(15, 21):
+        if node.get(index) is not None:
+            raise node.unsupported(f"scales of other quantizations (input {index})", expected="the input left out")
+    bits, size = node.attr_int("expert_weight_bits", 4), node.attr_int("block_size", 0)
+    layers: list[_Layer | None] = []
+    for number, first in enumerate((2, 5, 8)):
+        own = node.attr_int(f"fc{number + 1}_expert_weight_bits", 0) or bits
+        layers.append(None if node.get(first) is None else _quantized_layer(node, first, 11 + number, own, size))
+    return _mixture(node, layers, node.get(14))
+
+
+def _quantized_layer(node: OnnxNode, first: int, zeros: int, bits: int, size: int) -> _Layer:
+    require_rank(node, first, 3, 3)
+    if bits not in (2, 4, 8) or node.dtype(first) != "uint8" or node.get(first + 1) is None:
+        raise node.unsupported(f"weights {node.type(first)} of {bits} bits", expected="uint8 of 2, 4 or 8, and scales")
+    experts, columns, width = node.shape(first)
+    depth = width * 8 // bits
+    blocks = -(-depth // size) if size else 1
+    scales = node.shape(first + 1)
+    if scales not in ((experts, columns), (experts, columns, blocks)) or blocks * size not in (0, depth):
+        raise node.error(f"scales {list(scales)} of weights {experts} x {columns} x {depth} in blocks of {size}")
+    points = node.get(zeros)
+    if points is not None:
+        stored = -(-blocks * bits // 8)
+        points_shape = node.shape(zeros)
+        if size == 0 and bits < 8:
+            raise node.unsupported("zero points of whole columns", expected="zero points of blocks")
+        if points_shape not in ((experts, columns), (experts, columns, stored)):
+            raise node.error(f"zero points {list(points_shape)}", expected=f"{[experts, columns, stored]}")
+        points = reshape_to(points, (experts, columns, stored))
+    laid = reshape_to(node[first + 1], (experts, columns, blocks))
+    return _Layer(node[first], node.get(first + 2), laid, points, bits)
+
+
+def _mixture(node: OnnxNode, layers: list[_Layer | None], shares: Expr | None) -> Expr:
+    require_rank(node, 0, 2, 3)
+    require_rank(node, 1, 2, 2)
+    expand, contract, gate = layers
+    if expand is None or contract is None or min(len(e.weights.shape) for e in (expand, contract, gate or expand)) != 3:
+        raise node.error("weights of other ranks than 3, or none", expected="[experts, columns, depth]")
+    if node.attr_bool("use_sparse_mixer", False):
+        raise node.unsupported("use_sparse_mixer", expected="0")
+    shape, chosen = node.type(0).shape, node.attr_int("k", 1)
+    experts = node.extent(node[1], 1, "the experts")
+    tokens = product(shape[:-1])
+    if not 1 <= chosen <= experts or not dims_match(tokens, node.type(1).shape[0]):
+        raise node.error(f"{chosen} experts for each of {tokens} tokens, scores {node.type(1)}")
+    x = reshape_to(node[0], (tokens, shape[-1]))
+    weights, which = _routed(node, chosen, shares)
+    activation = _Activation(node, gate is not None)
+    if isinstance(tokens, int) and tokens > FEW_TOKENS and experts < MANY_EXPERTS * chosen:
+        hidden = activation(expand.of_experts(x), None if gate is None else gate.of_experts(x))
+        results = contract.of_experts(hidden)
+        share = op.sum(op.multiply(_one_hot(which, experts, str(x.dtype)), op.expand_dims(weights, 2)), axis=1)
+        result = op.sum(op.multiply(results, op.expand_dims(transposed(share, (1, 0)), 2)), axis=0)
+    else:
+        rows = product((tokens, chosen))
+        expert = reshape_to(which, (rows,))
+        owner = op.floor_divide(counted(rows), const(chosen, "int64"))
+        repeated = op.take(x, owner, axis=0, mode="fast")
+        hidden = activation(expand.of_rows(repeated, expert), None if gate is None else gate.of_rows(repeated, expert))
+        results = reshape_to(contract.of_rows(hidden, expert), (tokens, chosen, contract.weights.shape[1]))
+        result = op.sum(op.multiply(results, op.expand_dims(weights, 2)), axis=1)
+    return reshape_to(result, (*shape[:-1], contract.weights.shape[1]))
+
+
+def _routed(node: OnnxNode, chosen: int, shares: Expr | None) -> tuple[Expr, Expr]:
+    """The weights of the experts that each token goes to, and which they are: [tokens, chosen]."""
+    scores = op.cast(node[1], "float32")
+    probabilities = op.nn.softmax(scores, axis=1)
+    best = op.topk(scores, chosen, 1, is_ascend=False, dtype="int64")
+    which = best[1]
+    weights = op.gather(probabilities if shares is None else op.cast(shares, "float32"), 1, which)
+    if node.attr_bool("normalize_routing_weights", False):
+        weights = op.divide(weights, op.sum(weights, axis=1, keepdims=True))
+    return op.cast(weights, node.dtype(0)), which
+
+
+def _one_hot(which: Expr, count: int, dtype: str) -> Expr:
+    return op.cast(op.equal(op.expand_dims(which, 2), counted(count)), dtype)
+
+
+def _fast_gelu(x: Expr) -> Expr:
+    return op.nn.gelu(x, approximate=True)
+
+
+class _Activation:
+    """What lies between the layers of an expert."""
+
+    def __init__(self, node: OnnxNode, gated: bool) -> None:
+        self.name = node.attr_choice("activation_type", _ACTIVATIONS, "relu")
+        self.fusion = node.attr_int("swiglu_fusion", _SEPARATE)
+        self.limit = node.attrs.get_float("swiglu_limit")
+        self.alpha, self.beta = node.attr_float("activation_alpha", 1.0), node.attr_float("activation_beta", 0.0)
+        fused = self.fusion != _SEPARATE
+        if self.fusion not in (_SEPARATE, _INTERLEAVED, _SIDE_BY_SIDE) or (fused and gated):
+            raise node.error(f"swiglu_fusion {self.fusion}", expected="0, or 1 or 2 without a third layer")
+        if self.name == "swiglu" and not fused and not gated:
+            raise node.error("SwiGLU of one product", expected="swiglu_fusion 1 or 2, or a third layer")
+
+    def __call__(self, x: Expr, other: Expr | None) -> Expr:
+        if self.name == "swiglu":
+            left, right = self._halves(x) if other is None else (x, other)
+            return self._swiglu(left, right)
+        plain = {"relu": op.nn.relu, "gelu": _fast_gelu, "silu": op.nn.silu}
+        result = plain[self.name](x) if self.name in plain else x
+        return result if other is None else op.multiply(result, other)
+
+    def _halves(self, x: Expr) -> tuple[Expr, Expr]:
+        last, width = len(x.shape) - 1, x.shape[-1]
+        assert isinstance(width, int)
+        if self.fusion == _SIDE_BY_SIDE:
+            return self._cut(x, last, 0, width // 2, 1), self._cut(x, last, width // 2, width, 1)
+        return self._cut(x, last, 0, width, 2), self._cut(x, last, 1, width, 2)
+
+    def _cut(self, x: Expr, axis: int, begin: Dim, end: Dim, step: int) -> Expr:
+        return op.strided_slice(x, (begin,), (end,), (step,), axes=(axis,))
+
+    def _swiglu(self, gate: Expr, linear: Expr) -> Expr:
+        if self.limit is not None:
+            gate = op.minimum(gate, float_const(self.limit, gate))
+            linear = op.clip(linear, -self.limit, self.limit)
+        opened = op.multiply(gate, op.sigmoid(op.multiply(gate, float_const(self.alpha, gate))))
+        return op.multiply(opened, op.add(linear, float_const(self.beta, linear)))

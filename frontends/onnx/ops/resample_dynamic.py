@@ -1,0 +1,219 @@
+"""The taps of `frontends.onnx.ops.resample` as expressions, along axes whose sizes are known at run time.
+
+The vectors are computed in float64 by the same formulas, as long as the axis, once for each run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from relayc.frontends.onnx.ops.common import counted, float_const
+from relayc.frontends.onnx.ops.resample import Resampling, resample
+from relayc.relay import op
+from relayc.relay.expr import Expr, const
+from relayc.relay.transform.repeat_elements import times_and_first
+from relayc.te.tir import Dim
+
+__all__ = [
+    "FilterAtRunTime", "Repeated", "Strided", "TapsAtRunTime", "filter_dynamic", "real", "repeated_positions",
+    "resample_dynamic", "scaled", "strided_positions",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Indices that repeat each position: element i is (first + i) // times, or the nearest end of the axis."""
+
+    times: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """Indices that skip positions evenly: element i is first + i * step, always within the axis."""
+
+    step: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class TapsAtRunTime:
+    """For each tap `indices` int64[out] and `weights` float64[out] (none: 1); `outside` bool[out] as in `Taps`."""
+
+    indices: Sequence[Expr | Repeated | Strided]
+    weights: Sequence[Expr]
+    outside: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class FilterAtRunTime:
+    """As `TapsAtRunTime`, with any number of taps: `indices` int64[out, taps], `weights` float64[out, taps]."""
+
+    indices: Expr
+    weights: Expr
+    outside: Expr
+
+
+def real(d: Dim) -> Expr:
+    """A size as a float64 scalar."""
+    return op.cast(op.sizes((d,), ()), "float64")
+
+
+def scaled(extent: Dim, scale: Expr) -> Expr:
+    """floor(extent * scale) as an int64 scalar."""
+    return op.cast(op.floor(op.multiply(real(extent), scale)), "int64")
+
+
+def resample_dynamic(
+    how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float] = (0.0, 1.0)
+) -> TapsAtRunTime:
+    """The taps that resample an axis of `extent` elements to `out`. With antialiasing `scale` must be a number."""
+    x, last, outside = _places(how, extent, out, scale, roi)
+    if how.mode == "nearest":
+        return TapsAtRunTime([_index(_rounded(x, how.nearest), last)], [], outside)
+    shrink = min(scale, 1.0) if how.antialias and not isinstance(scale, Expr) else 1.0
+    reach = 1 if how.mode == "linear" else 2
+    first = math.floor(-reach / shrink) + 1
+    base = op.floor(x)
+    part = op.subtract(x, base)
+    indices: list[Expr] = []
+    weights: list[Expr] = []
+    for offset in range(first, 2 - first):
+        distance = op.abs(op.multiply(op.subtract(_f(offset), part), _f(shrink)))
+        weight = _triangle(distance) if how.mode == "linear" else _cubic(distance, how.cubic_coeff)
+        position = op.add(base, _f(offset))
+        if how.exclude_outside:
+            off = op.logical_or(op.less(position, _f(0.0)), op.greater(position, last))
+            weight = op.where(off, _f(0.0), weight)
+        indices.append(_index(position, last))
+        weights.append(weight)
+    if how.antialias or how.exclude_outside:
+        total = weights[0]
+        for weight in weights[1:]:
+            total = op.add(total, weight)
+        weights = [op.divide(weight, total) for weight in weights]
+    return TapsAtRunTime(indices, weights, outside)
+
+
+_PERIODIC = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetric", "tf_half_pixel_for_nn")
+"""Coordinates that have the same part of a position every `scale` elements, where that is a whole number."""
+_SAMPLE = 8
+"""Elements of an axis that is enlarged to see how."""
+
+
+def repeated_positions(how: Resampling, scale: float) -> list[Repeated] | None:
+    """The indices of all taps of an axis that is made `scale` times as long, if they repeat each position as often."""
+    if how.coordinates not in _PERIODIC or how.antialias or scale < 2 or not float(scale).is_integer():
+        return None
+    sample = resample(replace(how, exclude_outside=False), _SAMPLE, _SAMPLE * int(scale), scale)
+    found = [times_and_first(indices, _SAMPLE) for indices in sample.indices]
+    return None if None in found else [Repeated(*pair) for pair in found if pair is not None]
+
+
+def strided_positions(how: Resampling, scale: float) -> list[Strided] | None:
+    """The indices of all taps of an axis that is made `scale` times as long, if they skip positions evenly."""
+    step = round(1 / scale) if how.coordinates in _PERIODIC and scale < 1 else 0
+    if step < 2 or step * scale != 1.0:
+        return None
+    sample = resample(replace(how, exclude_outside=False), _SAMPLE * step, _SAMPLE, scale)
+    found = [Strided(step, int(indices[0])) for indices in sample.indices]
+    even = step * np.arange(_SAMPLE)
+    same = [np.array_equal(tap.first + even, indices) for tap, indices in zip(found, sample.indices, strict=True)]
+    return found if all(same) and all(tap.first < step for tap in found) else None
+
+
+def filter_dynamic(
+    how: Resampling,
+    extent: Dim,
+    out: Dim,
+    scale: float | Expr,
+    width: Dim,
+    roi: tuple[float, float] = (0.0, 1.0),
+) -> FilterAtRunTime:
+    """The same with antialiasing by any scale: `width`, an even number, is how many elements the filter covers."""
+    x, last, outside = _places(how, extent, out, scale, roi)
+    x = op.expand_dims(x, 1)
+    base = op.floor(x)
+    first = op.subtract(_f(1.0), op.multiply(real(width), _f(0.5)))
+    position = op.add(base, op.add(op.cast(counted(width), "float64"), first))
+    shrink = op.minimum(scale, _f(1.0)) if isinstance(scale, Expr) else _f(min(scale, 1.0))
+    distance = op.abs(op.multiply(op.subtract(position, x), shrink))
+    weights = _triangle(distance) if how.mode == "linear" else _cubic(distance, how.cubic_coeff)
+    if how.exclude_outside:
+        off = op.logical_or(op.less(position, _f(0.0)), op.greater(position, last))
+        weights = op.where(off, _f(0.0), weights)
+    weights = op.divide(weights, op.sum(weights, axis=(1,), keepdims=True))
+    return FilterAtRunTime(_index(position, last), weights, outside)
+
+
+def _places(
+    how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float]
+) -> tuple[Expr, Expr, Expr]:
+    """Where each output element lies in the input, the input's last position, and which lie off the input."""
+    factor = scale if isinstance(scale, Expr) else const(scale, "float64")
+    last = op.subtract(real(extent), _f(1.0))
+    x = _source(how.coordinates, extent, out, factor, roi)
+    return x, last, op.logical_or(op.less(x, _f(0.0)), op.greater(x, last))
+
+
+def _f(value: float) -> Expr:
+    return const(float(value), "float64")
+
+
+def _index(position: Expr, last: Expr) -> Expr:
+    """Whole positions brought into the axis."""
+    return op.cast(op.maximum(op.minimum(position, last), _f(0.0)), "int64")
+
+
+def _source(coordinates: str, extent: Dim, out: Dim, scale: Expr, roi: tuple[float, float]) -> Expr:
+    """Where in the input each output element lies: float64[out]."""
+    i, n = op.cast(counted(out), "float64"), real(extent)
+    last = op.subtract(n, _f(1.0))
+    width = op.multiply(scale, n)  # not rounded to the whole number of outputs
+    several = op.greater(op.sizes((out,), ()), const(1, "int64"))
+    if coordinates == "asymmetric":
+        return op.divide(i, scale)
+    if coordinates == "align_corners":
+        return op.where(several, op.divide(op.multiply(i, last), op.subtract(width, _f(1.0))), _f(0.0))
+    centres = op.divide(op.add(i, _f(0.5)), scale)
+    if coordinates == "tf_half_pixel_for_nn":
+        return centres
+    if coordinates == "tf_crop_and_resize":
+        start, end = (op.multiply(_f(r), last) for r in roi)
+        step = op.divide(op.multiply(i, op.subtract(end, start)), op.subtract(width, _f(1.0)))
+        return op.where(several, op.add(start, step), op.multiply(_f(0.5), op.add(start, end)))
+    half_pixel = op.subtract(centres, _f(0.5))
+    if coordinates == "pytorch_half_pixel":
+        return op.where(several, half_pixel, _f(0.0))
+    if coordinates == "half_pixel_symmetric":
+        adjustment = op.subtract(_f(1.0), op.divide(real(out), width))
+        return op.add(op.multiply(op.multiply(n, _f(0.5)), adjustment), half_pixel)
+    return half_pixel
+
+
+def _rounded(x: Expr, mode: str) -> Expr:
+    if mode in ("floor", "ceil"):
+        return op.floor(x) if mode == "floor" else op.ceil(x)
+    return op.ceil(op.subtract(x, _f(0.5))) if mode == "round_prefer_floor" else op.floor(op.add(x, _f(0.5)))
+
+
+def _triangle(distance: Expr) -> Expr:
+    return op.clip(op.subtract(_f(1.0), distance), 0.0, 1.0)
+
+
+def _cubic(d: Expr, a: float) -> Expr:
+    """Keys' cubic convolution kernel, of distances from 0 on."""
+
+    def polynomial(*coefficients: float) -> Expr:
+        value: Expr = float_const(coefficients[0], d)
+        for coefficient in coefficients[1:]:
+            value = op.add(op.multiply(value, d), float_const(coefficient, d))
+        return value
+
+    near, far = polynomial(a + 2, -(a + 3), 0.0, 1.0), polynomial(a, -5 * a, 8 * a, -4 * a)
+    beyond = op.where(op.less(d, _f(2.0)), far, _f(0.0))
+    return op.where(op.less_equal(d, _f(1.0)), near, beyond)

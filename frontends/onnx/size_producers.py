@@ -1,0 +1,76 @@
+"""Sizes that results of control flow, of lists and of strings have: they are known once the result is computed.
+
+A program may use the size of such a result and nothing else of it. As nothing of the result's computation would be
+left, it is kept as a further output that binds nothing (see `relay.lowering.dynamic.BoundSize`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from relayc.backend.runtime.dynamic import RESULT_SIZE
+from relayc.relay.expr import Call, Expr, Tuple, Var
+from relayc.relay.op.base import OpDef
+from relayc.relay.op.control import ControlFlow
+from relayc.relay.op.host import HostOperator
+from relayc.relay.op.strings import StringOperator
+from relayc.relay.sizes import size_variables
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.ir import post_order
+from relayc.te.tir import SizeVar
+
+__all__ = ["SizeProducers"]
+
+
+class SizeProducers:
+    """The tensors met so far that have such a size, by its name."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[Expr, int]] = {}
+
+    def note(self, results: Iterable[Expr | None]) -> None:
+        """Look at the results of a node."""
+        for x in results:
+            if x is not None and isinstance(x.ty, TensorType) and not x.ty.is_static:
+                for axis, d in enumerate(x.shape):
+                    if isinstance(d, SizeVar) and d.name.startswith(RESULT_SIZE):
+                        self._found.setdefault(d.name, (x, axis))
+
+    def lost(self, outputs: Sequence[Expr], own: Iterable[str]) -> list[tuple[str, Expr, int]]:
+        """The sizes among `own` that `outputs` use and don't give: name, tensor that gives it, axis."""
+        if not self._found:
+            return []
+        known, kept = set(own), list[tuple[str, Expr, int]]()
+        while True:
+            used, given = _sizes_of_results([*outputs, *[x for _, x, _ in kept]])
+            given.update(name for name, *_ in kept)
+            lost = sorted(name for name in (used - given) & known if name in self._found)
+            if not lost:
+                return kept
+            kept += [(name, *self._found[name]) for name in lost]
+
+
+def _sizes_of_results(roots: Sequence[Expr]) -> tuple[set[str], set[str]]:
+    """The names of such sizes that expressions use, and that they give."""
+    used, given = set[str](), set[str]()
+    for e in cast("list[Expr]", list(post_order(Tuple(tuple(roots))))):
+        used |= _names(e.ty)
+        if isinstance(e, Var):
+            given |= _names(e.ty)  # a parameter, whose shape is there
+        if not isinstance(e, Call) or not isinstance(e.op, OpDef):
+            continue
+        used.update(size_variables(e.op.attributes().values()))
+        if isinstance(e.op, ControlFlow | HostOperator | StringOperator):
+            given |= _names(e.ty)
+        if isinstance(e.op, ControlFlow):
+            for body in e.op.bodies():
+                inner, own = _sizes_of_results([*body.params, body.body])
+                used |= inner - own
+    return {name for name in used if name.startswith(RESULT_SIZE)}, given
+
+
+def _names(ty: Type) -> set[str]:
+    if isinstance(ty, TupleType):
+        return set[str]().union(*map(_names, ty.fields))
+    return set(size_variables(ty.shape)) if isinstance(ty, TensorType) else set()

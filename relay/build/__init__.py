@@ -1,5 +1,0 @@
-"""From a graph function to a compiled model."""
-
-from relayc.relay.build.driver import BuildReport, bind_params_by_name, build, optimize
-
-__all__ = ["BuildReport", "bind_params_by_name", "build", "optimize"]

@@ -1,0 +1,332 @@
+"""Concatenations that are written in place, and slices that are read in place.
+
+The result of a concatenation is one tensor, and its inputs are parts of it: whoever computes an input writes straight
+into its part, with the strides of the whole, and the concatenation is no kernel any more. Likewise the results of a
+slice or a split are parts of what is cut. Chains of both, as in a DenseNet, end in one tensor that all others are parts
+of.
+
+An input that has to stay where it is (an input or output of the graph, a parameter, what is joined twice) is copied
+into its part by a kernel of its own; where that would be most of the data the concatenation stays as it is.
+
+A part whose elements lie one after another is read and written as any other tensor. Of others the kernels are made for
+the strides, which are noted in their function's attribute "strides": so only operators that are loops over indices
+take part, and only pieces long enough for vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from relayc.backend.target import Target
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
+from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, GraphTensor, is_compact
+from relayc.relay.lowering.lower import Workload, tensor_types
+from relayc.relay.op.base import OpPattern
+from relayc.relay.op.transform import Concatenate, Split, StridedSlice
+from relayc.relay.type import TensorType
+from relayc.te.ir import PassContext
+
+__all__ = ["AliasReport", "share_parts"]
+
+_OPT_LEVEL = 2
+"""Optimisation level from which on this is done."""
+_SHORTEST = 16
+"""Elements of the pieces of memory that a part consists of, at least: a cache line of float32."""
+
+
+@dataclass
+class AliasReport:
+    """Concatenations, slices and splits that became parts of other tensors; inputs that are still copied for them."""
+
+    shared: int = 0
+    copied: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.shared} concatenations, slices and splits in place, {self.copied} of their inputs copied"
+
+
+def share_parts(graph: ExecutionGraph, target: Target) -> AliasReport:
+    """Let tensors be parts of others, where places are planned now. Changes the graph; its kernels are made after it.
+
+    On CPUs only: kernels of other devices count on the alignment of what they are given.
+    """
+    report = AliasReport()
+    if target.device_kind == "cpu" and PassContext.current().opt_level >= _OPT_LEVEL:
+        for part in graph.all_graphs():
+            if part.is_placed_now:
+                _share(part, report)
+    return report
+
+
+def _share(graph: ExecutionGraph, report: AliasReport) -> None:
+    sharing = _Sharing(graph, report)
+    for node in list(graph.nodes):
+        sharing.cut(node)
+    for node in reversed(list(graph.nodes)):
+        sharing.join(node)
+    graph.nodes = [n for node in graph.nodes for n in sharing.replaced.get(id(node), [node])]
+    _note_strides(graph)
+
+
+@dataclass
+class _Sharing:
+    graph: ExecutionGraph
+    report: AliasReport
+    replaced: dict[int, list[GraphNode]] = field(default_factory=dict)
+    """what runs in the place of a node, by the node's identity"""
+    readers: dict[int, list[GraphNode]] = field(default_factory=dict)
+    producer: dict[int, GraphNode] = field(default_factory=dict)
+    views: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for number, tensor in enumerate(self.graph.tensors):
+            if tensor.base is not None:
+                self.views.setdefault(tensor.base, []).append(number)
+        for node in self.graph.nodes:
+            for number in node.inputs:
+                self.readers.setdefault(number, []).append(node)
+            for number in node.outputs:
+                self.producer[number] = node
+
+    def cut(self, node: GraphNode) -> None:
+        """Make the results of a slice or split parts of its input, if all of them can be."""
+        begins = _cuts(node)
+        if begins is None:
+            return
+        source = node.inputs[0]
+        if not self._is_ours(self.graph.base_of(source)):
+            return
+        strides = self.graph.strides_of(source)
+        if not all(self._is_free(o) and self._can_take(o, strides) for o in node.outputs):
+            return
+        for output, begin in zip(node.outputs, begins, strict=True):
+            self._make_part(output, source, begin)
+        self._remove(node, [])
+
+    def join(self, node: GraphNode) -> None:
+        """Make the inputs of a concatenation parts of its result, and copy those that can't be."""
+        joined = _joined(node)
+        if joined is None or not self._is_ours(self.graph.base_of(node.outputs[0])):
+            return
+        inputs, axis = joined
+        whole = node.outputs[0]
+        if self._is_joined_already(inputs, whole, axis):
+            self._remove(node, [])
+            return
+        strides = self.graph.strides_of(whole)
+        placed: dict[int, tuple[int, tuple[int, ...]]] = {}  # by the tensor that owns the memory: input, beginning
+        left: list[tuple[int, tuple[int, ...]]] = []
+        for number, begins in self._in_order(inputs, axis):
+            owner = self._owner(number, strides)
+            if owner is None or owner in placed:
+                left.append((number, begins))
+            else:
+                placed[owner] = number, begins
+        tensors = self.graph.tensors
+        if 2 * sum(tensors[owner].nbytes for owner in placed) < tensors[whole].nbytes:
+            return
+        for owner, (number, begins) in placed.items():
+            self._place(owner, tensors[number].tensor_type, whole, begins)
+        self._remove(node, [self._copy(number, whole, begins, node.sources) for number, begins in left])
+        self.report.copied += len(left)
+
+    def _in_order(self, inputs: Sequence[int], axis: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """The inputs and where they begin in the whole; neighbours that are all of one tensor as that one."""
+        position, i = 0, 0
+        while i < len(inputs):
+            number, count = self._run(inputs, i, axis)
+            shape = self.graph.tensors[number].tensor_type.static_shape
+            yield number, tuple([position if a == axis else 0 for a in range(len(shape))])
+            position, i = position + shape[axis], i + count
+
+    def _run(self, inputs: Sequence[int], first: int, axis: int) -> tuple[int, int]:
+        """The tensor that inputs from `first` on make up together, and how many they are."""
+        tensors, base = self.graph.tensors, self.graph.tensors[inputs[first]].base
+        if base is None or tensors[inputs[first]].begins is None:
+            return inputs[first], 1
+        shape, position = tensors[base].tensor_type.static_shape, 0
+        for count, number in enumerate(inputs[first:], 1):
+            part = tensors[number]
+            here = tuple([position if a == axis else 0 for a in range(len(shape))])
+            fits = _but(part.tensor_type.static_shape, axis) == _but(shape, axis)
+            if part.base != base or part.begins != here or not fits:
+                break
+            position += part.tensor_type.static_shape[axis]
+            if position == shape[axis]:
+                return base, count
+        return inputs[first], 1
+
+    def _is_joined_already(self, inputs: Sequence[int], whole: int, axis: int) -> bool:
+        """Are the inputs neighbours in another tensor, in order? Then the result becomes a part of that one."""
+        tensors = self.graph.tensors
+        first = tensors[inputs[0]]
+        if first.base is None or first.begins is None or tensors[whole].base is not None:
+            return False
+        position = first.begins[axis]
+        for number in inputs:
+            part = tensors[number]
+            here = tuple([position if a == axis else b for a, b in enumerate(first.begins)])
+            if part.base != first.base or part.begins != here:
+                return False
+            position += part.tensor_type.static_shape[axis]
+        if not self._can_take(whole, self.graph.strides_of(first.base)):
+            return False
+        self._make_part(whole, first.base, first.begins)
+        return True
+
+    def _owner(self, number: int, strides: Sequence[int]) -> int | None:
+        """The tensor to be made a part with these strides for `number` to be one; None if it has to stay."""
+        base = self.graph.base_of(number)
+        if not self._is_ours(base):
+            return None
+        if base == number:
+            return base if self._can_take(base, strides) else None
+        same = all(self.graph.tensors[n].begins is None for n in self._chain(number))
+        return base if same and is_compact(self.graph.tensors[number].tensor_type.static_shape, strides) else None
+
+    def _chain(self, number: int) -> Iterator[int]:
+        """A view and those that it is a view of."""
+        while (base := self.graph.tensors[number].base) is not None:
+            yield number
+            number = base
+
+    def _is_ours(self, number: int) -> bool:
+        """Is this a tensor of a kernel's whose place is ours to choose?"""
+        inside = all(v not in self.graph.outputs for v in (number, *self._derived(number)))
+        return self.graph.tensors[number].storage is None and inside
+
+    def _is_free(self, number: int) -> bool:
+        """Is this a tensor of ours that is no part of another one yet? Slices of a batch compute parts."""
+        return self._is_ours(number) and self.graph.tensors[number].base is None
+
+    def _derived(self, number: int) -> Iterator[int]:
+        """The views of a tensor, and those of them."""
+        for view in self.views.get(number, ()):
+            yield view
+            yield from self._derived(view)
+
+    def _can_take(self, number: int, strides: Sequence[int]) -> bool:
+        """Can all kernels that write and read a tensor, and parts of it, be made for these strides?"""
+        shape = self.graph.tensors[number].tensor_type.static_shape
+        if is_compact(shape, strides):
+            return True
+        views = self.views.get(number, ())
+        nodes = [*self.readers.get(number, ()), *([self.producer[number]] if number in self.producer else [])]
+        parts_only = all(self.graph.tensors[v].begins is not None for v in views)
+        long = _piece(shape, strides) >= _SHORTEST
+        return long and parts_only and all(map(_is_loops, nodes)) and all(self._can_take(v, strides) for v in views)
+
+    def _make_part(self, number: int, base: int, begins: tuple[int, ...]) -> None:
+        tensor = self.graph.tensors[number]
+        tensor.base, tensor.begins = base, begins
+        self.views.setdefault(base, []).append(number)
+
+    def _place(self, owner: int, ty: TensorType, whole: int, begins: tuple[int, ...]) -> None:
+        """Make `owner` a part of `whole`, or a view of such a part where that has another shape."""
+        if self.graph.tensors[owner].tensor_type is ty:
+            self._make_part(owner, whole, begins)
+            return
+        part = self._new_part(ty, whole, begins)
+        self.graph.tensors[owner].base = part
+        self.views.setdefault(part, []).append(owner)
+
+    def _new_part(self, ty: TensorType, whole: int, begins: tuple[int, ...]) -> int:
+        self.graph.tensors.append(GraphTensor(f"t{len(self.graph.tensors)}", ty))
+        part = len(self.graph.tensors) - 1
+        self._make_part(part, whole, begins)
+        return part
+
+    def _copy(self, number: int, whole: int, begins: tuple[int, ...], sources: list[str]) -> GraphNode:
+        """A kernel that copies a tensor into a part of `whole`."""
+        ty = self.graph.tensors[number].tensor_type
+        part = self._new_part(ty, whole, begins)
+        argument = Var("p0", ty)
+        copy = Function((argument,), Concatenate(axis=0)(argument), {"primitive": True})
+        made = GraphNode(Workload.of(copy), [number], [part], sources)
+        self.producer[part] = made
+        self.readers.setdefault(number, []).append(made)
+        return made
+
+    def _remove(self, node: GraphNode, instead: list[GraphNode]) -> None:
+        self.replaced[id(node)] = instead
+        self.report.shared += 1
+        for number in dict.fromkeys(node.inputs):
+            self.readers[number] = [reader for reader in self.readers[number] if reader is not node]
+        for number in node.outputs:
+            self.producer.pop(number, None)
+
+
+def _cuts(node: GraphNode) -> list[tuple[int, ...]] | None:
+    """Where the results of a slice or split begin in its input; None for other kernels, and other steps than 1."""
+    function = node.workload.function
+    body = function.body
+    if not isinstance(body, Call) or len(function.params) != 1 or body.args[0] is not function.params[0]:
+        return None
+    match body.op:
+        case StridedSlice() as op:
+            first, steps, _ = op.resolved(function.params[0].shape)
+            known = all(isinstance(d, int) for d in first) and all(step == 1 for step in steps)
+            return [tuple(first)] if known else None  # type: ignore[list-item]
+        case Split() as op:
+            axis = op.axis % len(function.params[0].shape)
+            sizes = [ty.static_shape[axis] for ty in tensor_types(body.ty)]
+            rank = len(function.params[0].shape)
+            return [tuple([sum(sizes[:i]) if a == axis else 0 for a in range(rank)]) for i in range(len(sizes))]
+        case _:
+            return None
+
+
+def _joined(node: GraphNode) -> tuple[list[int], int] | None:
+    """The inputs that a kernel does nothing but join, in order, and along which axis; None for other kernels."""
+    function = node.workload.function
+    body = function.body
+    if not isinstance(body, Call) or not isinstance(body.op, Concatenate) or len(body.args) < 2:
+        return None
+    positions = {id(p): i for i, p in enumerate(function.params)}
+    if not all(id(a) in positions for a in body.args):
+        return None
+    return [node.inputs[positions[id(a)]] for a in body.args], body.op.axis % len(body.shape)
+
+
+def _is_loops(node: GraphNode) -> bool:
+    """Is this kernel made of loops over indices, which work with any strides?"""
+    return all(
+        isinstance(e, Tuple | TupleGetItem | Var | Constant) or (isinstance(e, Call) and _has_loops(e))
+        for e in evaluation_order(node.workload.function.body)
+    )
+
+
+def _has_loops(call: Call) -> bool:
+    return call.operator.pattern <= OpPattern.OUT_FUSABLE
+
+
+def _piece(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements that lie one after another in memory before there is a gap."""
+    length = 1
+    for d, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if d != 1 and stride != length:
+            break
+        length *= d
+    return length
+
+
+def _but(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    """The dimensions other than `axis`."""
+    return (*shape[:axis], *shape[axis + 1 :])
+
+
+def _note_strides(graph: ExecutionGraph) -> None:
+    """Tell the kernels of tensors with gaps about their strides."""
+    made: dict[tuple[str, Any], Workload] = {}
+    for node in graph.nodes:
+        tensors = (*node.inputs, *node.outputs)
+        if all(map(graph.is_compact, tensors)):
+            continue
+        strides = tuple([None if graph.is_compact(i) else graph.strides_of(i) for i in tensors])
+        key = node.workload.key, strides
+        if key not in made:
+            made[key] = Workload.of(node.workload.function.with_attr("strides", strides))
+        node.workload = made[key]

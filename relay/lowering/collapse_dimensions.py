@@ -1,0 +1,155 @@
+"""Elementwise kernels and transpositions, with neighbouring dimensions that stay neighbours made one.
+
+A scale for each channel is one for each line of a matrix, whose lines are planes; where channels are last it is a row
+for all lines, of which there are many side by side. To the code NCHW to NHWC is a matrix of channels by pixels for each
+image, whatever the sides of images are: its lines are long, whole vectors, and often whole cache lines, and fewer
+numbers index them. Memory doesn't change, so nobody outside of the kernel knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Call, Constant, Expr, Function, Var
+from relayc.relay.op.transform import Transpose
+from relayc.relay.type import TensorType
+from relayc.te.tir import Dim
+
+__all__ = ["collapse_dimensions", "rebuilt"]
+
+
+def collapse_dimensions(function: Function) -> Function:
+    """A primitive function that does the same to the same memory, of as few dimensions as can be.
+
+    Only of transpositions, of what is elementwise before or after them, and of what repeats smaller tensors; others are
+    returned as they are: elements one by one need no dimensions. Flags that are moved, and nothing else, are moved as
+    bytes.
+    """
+    exprs = list(evaluation_order(function.body))
+    if "strides" in function.attrs or not all(map(_is_followed, exprs)):
+        return function
+    if not any(map(_transposes, exprs)) and not _repeats(exprs):
+        return function
+    tensors = _tensors(exprs, function.body)
+    shape = function.body.tensor_type.shape
+    groups = [] if tensors is None else _groups(shape, list(tensors.values()))
+    flags = function.body.tensor_type.dtype.is_bool and all(isinstance(e, Var) or _transposes(e) for e in exprs)
+    if tensors is None or not 0 < len(groups) < len(shape) + flags:
+        return function
+    return rebuilt(function, exprs, lambda e, made: _merged(e, groups, tensors, made, "uint8" if flags else None))
+
+
+def rebuilt(function: Function, exprs: Sequence[Expr], merged: Callable[[Expr, dict[int, Expr]], Expr]) -> Function:
+    """A function of what `exprs`, producers first, have become: `merged` is given those made before by their ids.
+
+    As it was where a parameter is not used, or nothing is left to compute.
+    """
+    made: dict[int, Expr] = {}
+    for e in exprs:
+        made[id(e)] = merged(e, made)
+    params = [made[id(p)] for p in function.params if id(p) in made]
+    if len(params) < len(function.params) or not isinstance(made[id(function.body)], Call):
+        return function
+    return Function(tuple([p for p in params if isinstance(p, Var)]), made[id(function.body)], function.attrs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A value with as many dimensions as the result has, of which they are `places`; sizes of 1 in front added."""
+
+    places: tuple[int, ...]
+    sizes: tuple[Dim, ...]
+
+    def size(self, place: int) -> Dim:
+        """How long it is along a dimension of the result."""
+        return self.sizes[self.places.index(place)]
+
+    def has_in_order(self, first: int, second: int, lasting: Sequence[int]) -> bool:
+        """Are these two neighbours, if those not `lasting` are left out, or does it repeat along both?"""
+        if self.size(first) == 1 or self.size(second) == 1:
+            return self.size(first) == self.size(second)
+        own = [place for place in self.places if place in lasting]
+        return own.index(second) == own.index(first) + 1
+
+    def order(self, groups: Sequence[Sequence[int]]) -> list[int]:
+        """The groups, by their numbers, as they lie in this value."""
+        return sorted(range(len(groups)), key=lambda g: self.places.index(groups[g][0]))
+
+    def shape(self, groups: Sequence[Sequence[int]]) -> tuple[Dim, ...]:
+        """The sizes of the groups, in that order."""
+        return tuple([_product([self.size(place) for place in groups[g]]) for g in self.order(groups)])
+
+
+def _product(sizes: Sequence[Dim]) -> Dim:
+    known = [d for d in sizes if isinstance(d, int)]
+    return math.prod(known) if len(known) == len(sizes) else sizes[0]
+
+
+def _transposes(e: Expr) -> bool:
+    return isinstance(e, Call) and isinstance(e.op, Transpose)
+
+
+def _repeats(exprs: Sequence[Expr]) -> bool:
+    """Have several shapes, those of one element apart, a part in it?"""
+    shapes = {e.tensor_type.shape for e in exprs if not isinstance(e, Constant)}
+    return len([shape for shape in shapes if any(d != 1 for d in shape)]) > 1
+
+
+def _is_followed(e: Expr) -> bool:
+    if isinstance(e, Constant):
+        return e.data.size == 1
+    if not isinstance(e, Call):
+        return isinstance(e, Var) and isinstance(e.ty, TensorType)
+    return e.operator.follows_elements() or _transposes(e)
+
+
+def _tensors(exprs: Sequence[Expr], body: Expr) -> dict[int, _Tensor] | None:
+    """Every value by its expression's id; None where one is read in two orders."""
+    rank = body.tensor_type.ndim
+    found = {id(body): _Tensor(tuple(range(rank)), body.tensor_type.shape)}
+    for e in reversed(exprs):
+        for arg in e.args if isinstance(e, Call) else ():
+            places = found[id(e)].places
+            if isinstance(e, Call) and isinstance(e.op, Transpose):
+                added = rank - len(e.op.axes)
+                behind = [places[added + e.op.axes.index(d)] for d in range(len(e.op.axes))]
+                places = (*places[:added], *behind)
+            tensor = _Tensor(places, (*(1,) * (rank - arg.tensor_type.ndim), *arg.tensor_type.shape))
+            if found.setdefault(id(arg), tensor).places != tensor.places:
+                return None
+    return found
+
+
+def _groups(shape: Sequence[Dim], tensors: Sequence[_Tensor]) -> list[list[int]]:
+    """The dimensions of the result that are not 1, in groups that become one each."""
+    lasting = [d for d, size in enumerate(shape) if size != 1]
+    groups: list[list[int]] = []
+    for d in lasting:
+        last = groups[-1][-1] if groups else d
+        known = isinstance(shape[d], int) and isinstance(shape[last], int)
+        if last != d and known and all(t.has_in_order(last, d, lasting) for t in tensors):
+            groups[-1].append(d)
+        else:
+            groups.append([d])
+    return groups
+
+
+def _merged(
+    e: Expr, groups: list[list[int]], tensors: dict[int, _Tensor], made: dict[int, Expr], dtype: str | None
+) -> Expr:
+    tensor = tensors[id(e)]
+    if isinstance(e, Var):
+        return Var(e.name, TensorType(tensor.shape(groups), dtype or e.tensor_type.dtype))
+    if isinstance(e, Constant):
+        return e if e.data.ndim == 0 else Constant(e.data.reshape(()))
+    if not isinstance(e, Call):
+        return e
+    args = [made[id(a)] for a in e.args]
+    if not isinstance(e.op, Transpose):
+        return Call(e.op, tuple(args), span=e.span)
+    before = tensors[id(e.args[0])].order(groups)
+    axes = tuple([before.index(g) for g in tensor.order(groups)])
+    return args[0] if axes == tuple(range(len(axes))) else Transpose(axes=axes)(args[0], span=e.span)

@@ -1,0 +1,359 @@
+"""`relay.build`: a module of graph functions to a compiled model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from relayc.backend.cache import has_source_version
+from relayc.backend.driver import ModuleBuilder
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.size_json import size_to_json
+from relayc.backend.target import Target
+from relayc.relay.bind_sizes import bind_sizes
+from relayc.relay.expr import Constant, Expr, Function, Var
+from relayc.relay.lowering.arrange import arrange
+from relayc.relay.lowering.buffer_aliasing import AliasReport
+from relayc.relay.lowering.canonical_sizes import sizes_of
+from relayc.relay.lowering.dynamic import plan_dynamic
+from relayc.relay.lowering.entry import ENTRY_NAME, make_dynamic_entry, make_entry
+from relayc.relay.lowering.graph import (
+    ControlNode,
+    ExecutionGraph,
+    add_workspaces,
+    make_graph,
+    place_tensors,
+    share_params,
+)
+from relayc.relay.lowering.kernel_steps import KernelStep, split_steps
+from relayc.relay.lowering.kv_cache import place_kv_caches
+from relayc.relay.lowering.lower import Workload, lower
+from relayc.relay.lowering.parallel_regions import plan_regions
+from relayc.relay.lowering.process import compiling
+from relayc.relay.lowering.tuning_records import current_records
+from relayc.relay.lowering.workspace import Workspace
+from relayc.relay.op.sequence import SequenceOperator
+from relayc.relay.op.strings import OnHost
+from relayc.relay.sizes import assuming, dims_equal, size_from_json, size_variables
+from relayc.relay.transform import UpdateKVCacheInPlace, default_pipeline
+from relayc.relay.type import TensorType
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, PassContext, Sequential, rewrite_dag
+from relayc.te.tir import PrimFunc
+from relayc.te.tir import Var as SizeVariable
+from relayc.topi.registry import registered_schedules
+from relayc.topi.tuning import Config
+
+__all__ = ["BuildReport", "bind_params_by_name", "build", "optimize"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many kernels are done and how many there are."""
+
+
+@dataclass
+class BuildReport:
+    """What a build did: seconds of each step, in order, and what came out."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    kernels: int = 0
+    nodes: int = 0
+    arena_bytes: int = 0
+    param_bytes: int = 0
+    parts: AliasReport = field(default_factory=AliasReport)
+    """concatenations, slices and splits without a copy"""
+    on_host: list[str] = field(default_factory=list)
+    """what is not left to compiled code, and why: strings and containers, control flow, sizes that are read"""
+
+    @contextmanager
+    def step(self, name: str) -> Generator[None]:
+        """Time a step."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def __str__(self) -> str:
+        lines = [f"{name:<12} {seconds:8.3f} s" for name, seconds in self.seconds.items()]
+        lines.append(f"{self.kernels} kernels for {self.nodes} nodes, arena {self.arena_bytes / 1e6:.1f} MB, "
+                     f"parameters {self.param_bytes / 1e6:.1f} MB")  # fmt: skip
+        if self.parts.shared:
+            lines.append(str(self.parts))
+        return "\n".join([*lines, *[f"on the host: {line}" for line in self.on_host]])
+
+
+@dataclass
+class _Note:
+    """What is kept with a kernel's code: see `relay.lowering.lower.Kernel`, and `relay.lowering.kernel_steps`."""
+
+    workspaces: list[Workspace]
+    in_place: list[int]
+    sizes: tuple[str, ...]
+    steps: list[KernelStep]
+
+    def to_json(self) -> str:
+        workspaces = [(size_to_json(count), element) for count, element in self.workspaces]
+        others = {"in_place": self.in_place, "sizes": self.sizes, "steps": self.steps}
+        return json.dumps({"workspaces": workspaces, **others})
+
+    @staticmethod
+    def from_json(text: str, variables: Mapping[str, SizeVariable]) -> _Note:
+        record = json.loads(text)
+        workspaces = [(size_from_json(count, variables), element) for count, element in record["workspaces"]]
+        steps = [KernelStep(*step) for step in record["steps"]]
+        return _Note(workspaces, record["in_place"], tuple(record["sizes"]), steps)
+
+
+def bind_params_by_name(function: Function, params: Mapping[str, Any]) -> Function:
+    """Parameters of `function` that `params` names become constants (TVM: `bind_params_by_name`).
+
+    Raises CompileError for a name that is no parameter, or data of another shape or type.
+    """
+    by_name = {p.name: p for p in function.params}
+    unknown = sorted(set(params) - set(by_name))
+    if unknown:
+        raise CompileError(f"params name {', '.join(unknown)}, which are no inputs; they are: {', '.join(by_name)}")
+    constants: dict[int, Constant] = {}
+    for name, value in params.items():
+        constant = Constant(np.asarray(value.numpy() if hasattr(value, "numpy") else value))
+        if constant.ty is not by_name[name].ty:
+            raise CompileError(f"params[{name!r}] is a {constant.ty}; the input is a {by_name[name].ty}")
+        constants[id(by_name[name])] = constant
+    if not constants:
+        return function
+    body = rewrite_dag(function.body, lambda e: constants.get(id(e), e) if isinstance(e, Var) else e)
+    return Function(tuple(p for p in function.params if id(p) not in constants), body, function.attrs)
+
+
+def optimize(
+    mod: IRModule | Function, target: str | Target = "llvm", params: Mapping[str, Any] | None = None
+) -> IRModule:
+    """The module after all graph passes of the current `PassContext`: fused, ready to lower (TVM: `relay.optimize`)."""
+    module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
+    if not isinstance(module, IRModule):
+        hint = ": wrap it, relay.Function(params, body)" if isinstance(module, Expr) else ""
+        raise CompileError(f"an IRModule or a Function is compiled, not a {type(module).__name__}{hint}")
+    names = Counter(p.name for p in module["main"].params)
+    if names and max(names.values()) > 1:
+        twice = ", ".join(name for name, count in names.items() if count > 1)
+        raise CompileError(f"several parameters are named {twice}; inputs are set by name, which must be different")
+    if params:
+        bound = bind_params_by_name(module["main"], params)
+        module = module.with_functions({**module.functions, "main": bound})
+    context, target = PassContext.current(), Target(target)
+    context.check_passes()
+    mixed_precision = context.option("relay.ToMixedPrecision.dtype")
+    passes = default_pipeline(context.opt_level, target, mixed_precision, context.required_pass)
+    config = Config.current() or current_records().graph_config(target)
+    if "size_checks" not in module["main"].attrs:
+        with config:
+            return Sequential(passes, "optimize")(module)
+    with config, assuming():  # what the model's checks say is taken to hold
+        return Sequential(passes, "optimize")(module)
+
+
+@compiling()
+def build(
+    mod: IRModule | Function,
+    target: str | dict[str, Any] | Target = "llvm",
+    params: Mapping[str, Any] | None = None,
+    *,
+    mod_name: str = "default",
+    progress: Progress | None = None,
+    specialize: Mapping[str, Sequence[int]] | None = None,
+    caches: Mapping[str, str] | None = None,
+) -> CompiledModel:
+    """Compile a module whose "main" is the model (TVM: `relay.build`).
+
+    `params` are weights by the name of the input they stand for. `progress` is told of each kernel. `specialize`
+    names sizes that are seen often, ``{"batch": [1, 8]}``: for each combination the model is compiled as one of these
+    sizes too, beside the one for all sizes, and the executor takes it when inputs have them; equal weights are kept
+    once. `caches` names inputs that the executor keeps, each with the output that is the input and more behind it,
+    ``{"past.0.key": "present.0.key"}``: runs append to them where they lie (`relay.transform.UpdateKVCacheInPlace`).
+    The result's `build_report` says how long each step took. Raises CompileError with the operator, its shapes and its
+    place in the user's model for what can't be compiled.
+    """
+    target = Target(target)
+    report = BuildReport()
+    if caches:
+        mod = _with_caches(mod, caches, target, specialize)
+    with report.step("optimize"):
+        module = optimize(mod, target, params)
+        special = [(sizes, optimize(_specialized(mod, sizes), target, params)) for sizes in _combinations(specialize)]
+    with report.step("plan"):
+        prepare = partial(_prepared, target=target)
+        graph = make_graph(module["main"], prepare)
+        _name_outputs(graph, module.attrs)
+        for sizes, variant in special:
+            graph.variants.append((sizes, make_graph(variant["main"], prepare)))
+            _name_outputs(graph.variants[-1][1], module.attrs)
+            share_params(graph, graph.variants[-1][1])
+        place_kv_caches(graph)
+        report.parts = arrange(graph, target)
+    nodes = [node for part in graph.all_graphs() for node in part.nodes]
+    workloads = list({node.workload.key: node.workload for node in nodes}.values())
+    builder = ModuleBuilder(target)
+    with report.step("lower"), assuming():  # what the model's checks say is taken to hold
+        kernels = _lower_all(workloads, builder, progress)
+    with report.step("plan"):
+        entries: list[PrimFunc] = []
+        for part in graph.all_graphs():
+            for node in part.nodes:
+                own = kernels[node.workload.name].sizes
+                node.sizes = tuple([node.names[name] for name in own])
+        for part in graph.all_graphs():
+            entries += _plan(part, kernels, target, len(entries))
+    with report.step("compile"):
+        for entry in entries:
+            key = str(entry)  # calls and constants: all there is
+            if builder.reuse(entry.name, key) is None:
+                builder.add(entry, key)
+        library = builder.finish()
+    _describe(report, graph, len(workloads))
+    report.on_host[:0] = _text_lines(graph)
+    report.on_host[:0] = [f"{op} {name!r} ({why})" for op, name, why in module.attrs.get("host_nodes", ())]
+    description = graph.to_json(mod_name, str(target), target.device_kind)
+    compiled = CompiledModel(description, graph.params, library)
+    compiled.build_report = report
+    return compiled
+
+
+def _with_caches(
+    mod: IRModule | Function, caches: Mapping[str, str], target: Target, specialize: object
+) -> IRModule:
+    if target.device_kind != "cpu":
+        raise CompileError(f"caches are kept on CPUs only; the target is {target}")
+    if specialize:
+        raise CompileError("caches grow with every run: a model that keeps them is not specialized as well")
+    return UpdateKVCacheInPlace(caches)(IRModule.from_expr(mod) if isinstance(mod, Function) else mod)
+
+
+def _prepared(body: Function, target: Target) -> Function:
+    """A function inside control flow after all graph passes."""
+    return optimize(body, target)["main"]
+
+
+def _combinations(specialize: Mapping[str, Sequence[int]] | None) -> list[dict[str, int]]:
+    """Every choice of one size for each name."""
+    if not specialize:
+        return []
+    return [dict(zip(specialize, sizes, strict=True)) for sizes in itertools.product(*specialize.values())]
+
+
+def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule:
+    """The model for certain sizes. Raises CompileError unless these are sizes of its, and make all of them known."""
+    module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
+    known = size_variables(ty.shape for p in module["main"].params if isinstance(ty := p.ty, TensorType))
+    strange = [name for name in sizes if name not in known]
+    if strange:
+        raise CompileError(f"specialize={dict(sizes)} names {', '.join(strange)}; the sizes of the inputs that are "
+                           f"known at run time are: {', '.join(known) or 'none'}")  # fmt: skip
+    main = bind_sizes(module["main"], sizes)
+    left = size_variables(ty.shape for p in main.params if isinstance(ty := p.ty, TensorType))
+    records = main.attrs.get("bound_sizes", ())
+    bound = [str(name) for name, _, element, _ in records if element >= 0]
+    if left or bound:
+        names = ", ".join([*left, *bound])
+        raise CompileError(f"specialize={dict(sizes)} leaves sizes that are known at run time: {names}")
+    for a, b, source in main.attrs.get("size_checks", ()):
+        if not dims_equal(a, b):
+            raise CompileError(f"specialize={dict(sizes)}: {source} needs two equal sizes and gets {a} and {b}")
+    attrs = {"bound_sizes": records} if records else {}
+    return module.with_functions({**module.functions, "main": main.replace(attrs=attrs)})
+
+
+def _plan(
+    graph: ExecutionGraph, kernels: Mapping[str, _Note], target: Target, number: int
+) -> list[PrimFunc]:
+    """Place the tensors of the graph; gives the functions that run its nodes in a row, where such are wanted.
+
+    Those of graphs with size variables are numbered from `number` on.
+    """
+    add_workspaces(graph, {name: kernel.workspaces for name, kernel in kernels.items()})
+    plan_regions(graph, {name: kernel.steps for name, kernel in kernels.items()}, target)
+    in_place = {name: kernel.in_place for name, kernel in kernels.items()}
+    with_entries = target.device_kind == "cpu"
+    if graph.is_placed_now:
+        place_tensors(graph, in_place)
+        if not with_entries:
+            return []
+        graph.entry = ENTRY_NAME if number == 0 else f"{ENTRY_NAME}_{number}"
+        return [make_entry(graph, graph.entry, {name: kernel.steps for name, kernel in kernels.items()})]
+    rounds = plan_dynamic(graph, in_place)
+    if not with_entries:
+        return []
+    runs = [step for step in graph.steps if step["step"] == "run"]
+    entries = [make_dynamic_entry(graph, number + i, *nodes) for i, nodes in enumerate(rounds)]
+    for step, entry in zip(runs, entries, strict=True):
+        step["entry"] = entry.name
+    return entries
+
+
+def _name_outputs(graph: ExecutionGraph, attrs: Mapping[str, Any]) -> None:
+    """Call the outputs by the model's own names, and note which are maps; one that is an input keeps the input's."""
+    graph.maps = attrs.get("output_maps", {})
+    for number, name in zip(graph.outputs, attrs.get("output_names", ()), strict=False):
+        if number not in graph.inputs:
+            graph.tensors[number].name = name
+
+
+def _lower_all(
+    workloads: list[Workload], builder: ModuleBuilder, progress: Progress | None
+) -> dict[str, _Note]:
+    """Hand every kernel to `builder`, those compiled before from its cache; gives what they ask for, by name."""
+    context = PassContext.current()
+    options = sorted(item for item in context.config.items() if item[0] != "relay.tuning.records")
+    settings = repr((context.opt_level, options, sorted(context.disabled_pass), sorted(context.required_pass)))
+    records = current_records()
+    notes: dict[str, _Note] = {}
+    schedules_known = all(map(has_source_version, registered_schedules(builder.target)))
+    for i, workload in enumerate(workloads):
+        if progress is not None:
+            progress(f"kernel {workload.name}", i, len(workloads))
+        config = records.config(builder.target, workload.key)
+        tuned = repr(sorted(config.values.items())) if config.values else ""
+        # The key stands for the code only where the compiler's own sources decide it.
+        known = schedules_known and all(map(has_source_version, workload.operator_classes))
+        key = f"{workload.name}\n{settings}{tuned}\n{workload.key}" if known else ""
+        note = builder.reuse(workload.name, key) if known else None
+        if note is None:
+            kernel = lower(workload, builder.target, config)
+            function, parts, steps = split_steps(kernel.function, builder.target)
+            note = _Note(list(kernel.workspaces), list(kernel.in_place), kernel.sizes, steps).to_json()
+            builder.add(function, key, note, parts=parts)
+        variables = sizes_of(workload.function)
+        notes[workload.name] = _Note.from_json(note, variables)
+    return notes
+
+
+def _describe(report: BuildReport, graph: ExecutionGraph, kernels: int) -> None:
+    report.kernels, report.nodes = kernels, len(graph.nodes)
+    report.arena_bytes = graph.plan.arena_bytes
+    report.param_bytes = sum(data.nbytes for data in graph.params.values())
+    for part in graph.all_graphs():
+        report.on_host += [_host_line(c) for c in part.control_nodes]
+        records = part.attrs.get("bound_sizes", ())
+        sources = dict.fromkeys([str(source) for _, _, element, source in records if element >= 0])
+        report.on_host += [f"{source} (sizes)" for source in sources]
+
+
+def _text_lines(graph: ExecutionGraph) -> list[str]:
+    """The inputs and outputs that the executor reads from strings, or writes as such."""
+    return [f"{what[:-1]} {graph.tensors[numbers[position]].name!r} (strings, as numbers)"
+            for what, numbers in (("inputs", graph.inputs), ("outputs", graph.outputs))
+            for position in graph.attrs.get(f"text_{what}", ())]  # fmt: skip
+
+
+def _host_line(control: ControlNode) -> str:
+    if isinstance(control.operator, SequenceOperator):
+        return f"{control.source} (lists)"
+    if isinstance(control.operator, OnHost):
+        return f"{control.source} (strings)"
+    return f"{control.operator.name} {control.source!r} (control flow)"

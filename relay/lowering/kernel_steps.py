@@ -1,0 +1,139 @@
+"""The steps of a kernel as functions, so that kernels in a row can be one parallel region.
+
+A kernel whose body is parallel loops in a row is a region of as many steps. Each of its loops becomes a function of its
+own, which runs a range of the iterations; the kernel calls them, in a region of its own, and so may a function that
+runs several kernels, in one region for all (`relay.lowering.parallel_regions`). Nothing is compiled twice for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from relayc.backend.target import Target
+from relayc.te.dtype import INT32
+from relayc.te.ir import collect
+from relayc.te.tir import (
+    Buffer,
+    BufferLoad,
+    BufferStore,
+    Call,
+    Evaluate,
+    For,
+    ForKind,
+    IntImm,
+    LetStmt,
+    PrimExpr,
+    PrimFunc,
+    SeqStmt,
+    SizeVar,
+    Stmt,
+    StringImm,
+    Var,
+    call_intrin,
+    seq,
+)  # fmt: skip
+
+__all__ = ["KernelStep", "call_steps", "split_steps", "step_name"]
+
+
+class KernelStep(NamedTuple):
+    """A parallel loop of a kernel: its iterations, and among how many threads they are shared at most."""
+
+    extent: int
+    most_threads: int
+
+
+def step_name(kernel: str, number: int) -> str:
+    """The name of the function of a step, which takes the kernel's parameters and two bounds."""
+    return f"{kernel}.step{number}"
+
+
+def split_steps(function: PrimFunc, target: Target) -> tuple[PrimFunc, list[PrimFunc], list[KernelStep]]:
+    """The kernel, the functions of its steps, and what they are; none where the kernel has other parts than these.
+
+    Nor has one that may store past the caches, which it decides as a whole.
+    """
+    loops = _loops(function)
+    if target.kind.name != "llvm" or not loops or _is_large(function, target):
+        return function, [], []
+    steps = [_step(loop) for loop in loops]
+    parts = [_part(function, number, loop) for number, loop in enumerate(loops)]
+    whole = function.with_body(seq(call_steps(function.name, steps, function.params)))
+    return whole, parts, steps
+
+
+def call_steps(
+    kernel: str, steps: Sequence[KernelStep], arguments: Sequence[PrimExpr], cycles: float = 0.0
+) -> list[For]:
+    """The parallel loops whose iterations are those of a kernel's steps, each of which takes so many `cycles`."""
+    made: list[For] = []
+    for number, (extent, most) in enumerate(steps):
+        i = Var("i", INT32)
+        call = call_intrin("int32", "call_step", StringImm(step_name(kernel, number)), *arguments, i)
+        pragma = {"pragma_most_threads": most}
+        if cycles:
+            pragma["pragma_cycles"] = max(round(cycles / extent), 1)
+        made.append(For(i, IntImm(i.dtype, 0), IntImm(i.dtype, extent), ForKind.PARALLEL, Evaluate(call), pragma))
+    return made
+
+
+def _loops(function: PrimFunc) -> list[For]:
+    """The parallel loops of constant extents that are all of a function's body but for what it begins with."""
+    lets, body = _taken_apart(function.body)
+    parts = body.stmts if isinstance(body, SeqStmt) else (body,)
+    loops = [part for part in parts if isinstance(part, For) and _is_step(part)]
+    plain = all(param in function.buffer_map for param in function.params)
+    return loops if plain and len(loops) == len(parts) and _is_always_the_same(lets, body) else []
+
+
+def _is_always_the_same(lets: Sequence[LetStmt], body: Stmt) -> bool:
+    """May each thread compute these values for itself, at any time?"""
+    if not lets:
+        return True
+    written = {store.buffer.data for store in collect(body, BufferStore)}
+    read = {load.buffer.data for let in lets for load in collect(let.value, BufferLoad)}
+    return read.isdisjoint(written) and not any(collect(let.value, Call) for let in lets)
+
+
+def _is_step(loop: For) -> bool:
+    known = isinstance(loop.min, IntImm) and loop.min.value == 0 and isinstance(loop.extent, IntImm)
+    return loop.kind is ForKind.PARALLEL and known and loop.extent.value > 1  # type: ignore[attr-defined]
+
+
+def _taken_apart(body: Stmt) -> tuple[list[LetStmt], Stmt]:
+    """The values that a body begins with, and what is behind them."""
+    lets: list[LetStmt] = []
+    while isinstance(body, LetStmt):
+        lets.append(body)
+        body = body.body
+    return lets, body
+
+
+def _is_large(function: PrimFunc, target: Target) -> bool:
+    """Does it touch more than stays in the last cache?"""
+    last = target.cache_bytes.l3
+    return bool(last) and sum(map(_nbytes, function.buffer_map.values())) > last // 2
+
+
+def _nbytes(buffer: Buffer) -> int:
+    size = buffer.dtype.element.nbytes * buffer.dtype.lanes
+    for extent in buffer.shape:
+        size *= extent if isinstance(extent, int) else 0
+    return size
+
+
+def _step(loop: For) -> KernelStep:
+    assert isinstance(loop.extent, IntImm)
+    return KernelStep(loop.extent.value, loop.most_threads)
+
+
+def _part(function: PrimFunc, number: int, loop: For) -> PrimFunc:
+    """The function of a step: iterations `first` ... `last` - 1 of a loop, behind what the kernel begins with."""
+    kind = loop.loop_var.dtype
+    first, last = SizeVar("first", kind), SizeVar("last", kind)
+    body: Stmt = For(loop.loop_var, first, last - first, ForKind.SERIAL, loop.body)
+    for let in reversed(_taken_apart(function.body)[0]):
+        body = LetStmt(let.var, let.value, body)
+    attrs = {**function.attrs, "global_symbol": step_name(function.name, number)}
+    return function.replace(params=(*function.params, first, last), body=body, attrs=attrs)

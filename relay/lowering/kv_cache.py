@@ -1,0 +1,23 @@
+"""Caches in place: what a run appends to a cache is written into the memory that the executor keeps."""
+
+from __future__ import annotations
+
+from relayc.relay.lowering.graph import ExecutionGraph
+from relayc.relay.op.cache import Append
+from relayc.te.errors import CompileError
+
+__all__ = ["place_kv_caches"]
+
+
+def place_kv_caches(graph: ExecutionGraph) -> None:
+    """Let the results of `cache.append` lie where the caches lie. Raises CompileError for what is no cache."""
+    names = {name for name, *_ in graph.attrs.get("caches", ())}
+    caches = {number for number in graph.inputs if graph.tensors[number].name in names}
+    for node in graph.nodes:
+        if Append.name in node.workload.operators:
+            cache, whole = node.inputs[0], node.outputs[0]
+            if cache not in caches or whole in graph.outputs:
+                source = ", ".join(node.sources)
+                raise CompileError(f"cache.append {source} has to write into a cache of the model, for its own kernels")
+            graph.tensors[whole].base = cache
+            graph.written_in_place.add(whole)

@@ -1,0 +1,40 @@
+"""Arguments of no dimension, loaded before all loops.
+
+Numbers that a kernel is given as data (`relay.lowering.share_kernels`) are the same for all iterations. LLVM moves
+their loads out of loops only where it knows that no store changes them: not in kernels that overwrite an input.
+"""
+
+from __future__ import annotations
+
+from relayc.te.ir import Mutator
+from relayc.te.tir import Buffer, BufferLoad, LetStmt, PrimExpr, PrimFunc, Var
+
+__all__ = ["load_scalars"]
+
+
+class _Loads(Mutator):
+    """Loads of certain buffers become variables."""
+
+    def __init__(self, scalars: dict[Var, Var]) -> None:
+        self.scalars = scalars
+        self.first: dict[Var, BufferLoad] = {}
+
+    def visit_BufferLoad(self, node: BufferLoad) -> PrimExpr:
+        variable = self.scalars.get(node.buffer.data)
+        if variable is None or node.dtype != variable.dtype:
+            return self.visit_default(node)
+        self.first.setdefault(variable, node)
+        return variable
+
+
+def load_scalars(function: PrimFunc, num_inputs: int) -> PrimFunc:
+    """The function with every input of no dimension loaded into a variable at its beginning."""
+    scalars = {b.data: Var(b.name, b.dtype) for b in map(function.buffer_map.get, function.params[:num_inputs])
+               if isinstance(b, Buffer) and not b.shape}  # fmt: skip
+    if not scalars:
+        return function
+    loads = _Loads(scalars)
+    body = loads.visit(function.body)
+    for variable, load in loads.first.items():
+        body = LetStmt(variable, load, body)
+    return function.replace(body=body)

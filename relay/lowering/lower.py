@@ -1,0 +1,241 @@
+"""From a fused function to a loop function: computes, then a schedule, then loops."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from relayc import te
+from relayc.backend.runtime.registry import get_global_func
+from relayc.backend.target import Target
+from relayc.relay.analysis import evaluation_order, users
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relayc.relay.lowering.canonical_sizes import sizes_of
+from relayc.relay.lowering.collapse_dimensions import collapse_dimensions
+from relayc.relay.lowering.collapse_index_maps import collapse_index_maps
+from relayc.relay.lowering.collapse_reductions import collapse_reductions
+from relayc.relay.lowering.collapse_rows import collapse_rows
+from relayc.relay.lowering.compose_index_maps import compose_index_maps
+from relayc.relay.lowering.in_place import in_place_inputs
+from relayc.relay.lowering.load_scalars import load_scalars
+from relayc.relay.lowering.workspace import Workspace, lift_workspaces
+from relayc.relay.op.base import OpDef
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.errors import CompileError
+from relayc.te.tir import Buffer, PrimExpr, PrimFunc, SizeVar, decl_buffer
+from relayc.te.tir.analysis import free_variables
+from relayc.topi.groups import in_one_loop
+from relayc.topi.registry import schedules_for
+from relayc.topi.tuning import Config
+
+__all__ = ["Kernel", "Workload", "lower", "to_tensors"]
+
+Verify = Callable[[PrimFunc, Target], list[str]]
+"""What "target.verify.<kind>" is: a sentence for each limit of the target that a function breaks."""
+
+_NAME_LENGTH = 60
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A fused function as something to compile once: equal `key` means equal code."""
+
+    function: Function
+    key: str
+
+    @staticmethod
+    def of(function: Function) -> Workload:
+        """The workload of a primitive function; its text is the key, since it names types and attributes."""
+        return Workload(function, str(function))
+
+    @cached_property
+    def operators(self) -> tuple[str, ...]:
+        """Names of the operators inside, producers first."""
+        return tuple(e.operator.name for e in evaluation_order(self.function.body) if isinstance(e, Call))
+
+    @property
+    def operator_classes(self) -> set[type[OpDef]]:
+        """The definitions of the operators inside."""
+        return {type(e.operator) for e in evaluation_order(self.function.body) if isinstance(e, Call)}
+
+    @cached_property
+    def name(self) -> str:
+        """A linker name: the operators, and a hash of the key that keeps names apart."""
+        digest = hashlib.sha256(self.key.encode()).hexdigest()[:10]
+        words = "_".join(name.replace(".", "_") for name in self.operators)
+        return f"fused_{words[:_NAME_LENGTH]}_{digest}"
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds counted as two operations."""
+        calls = [e for e in evaluation_order(self.function.body) if isinstance(e, Call)]
+        return sum(2 * call.operator.macs([a.ty for a in call.args], call.ty) for call in calls)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes read and written when every result, and what is read of every argument, is touched once.
+
+        Symbolic sizes count as none.
+        """
+        used = users(self.function.body)
+        reads = sum(_bytes_read(p, used.get(id(p), [])) for p in self.function.params)
+        return reads + sum(map(_known_bytes, tensor_types(self.function.body.ty)))
+
+
+def _known_bytes(ty: TensorType) -> int:
+    return (ty.size or 0) * ty.dtype.nbytes
+
+
+def _bytes_read(param: Var, used: Sequence[Expr]) -> int:
+    """The bytes of an argument; of one from which others only pick elements, as many as they pick."""
+    whole = sum(map(_known_bytes, tensor_types(param.ty)))
+    picked = 0
+    for user in used:
+        picks = isinstance(user, Call) and (user.operator.looks_up or user.operator.permutes_elements)
+        if not isinstance(user, Call) or not picks or user.args[0] is not param:
+            return whole
+        picked += sum(map(_known_bytes, tensor_types(user.ty)))
+    return min(whole, picked) if used else whole
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A lowered workload.
+
+    `workspaces`: the scratch buffers it takes as parameters after its results. `in_place`: positions of the
+    inputs that its result may overwrite. `sizes`: the size variables that are its last parameters.
+    """
+
+    name: str
+    function: PrimFunc
+    workspaces: tuple[Workspace, ...]
+    in_place: tuple[int, ...]
+    sizes: tuple[str, ...]
+
+
+def tensor_types(ty: Type) -> list[TensorType]:
+    """The tensors of a value, tuples flattened."""
+    if isinstance(ty, TensorType):
+        return [ty]
+    assert isinstance(ty, TupleType)
+    return [t for f in ty.fields for t in tensor_types(f)]
+
+
+def _scalar(constant: Constant) -> te.Tensor:
+    if constant.data.size != 1:
+        raise CompileError(f"a constant of shape {constant.data.shape} stands inside a fused function; only scalars "
+                           "may, others are arguments")  # fmt: skip
+    value = te.const(constant.data.reshape(-1)[0].item(), constant.dtype)
+    return te.compute(constant.data.shape, lambda *_: value, name="constant", tag="elemwise")
+
+
+def to_tensors(function: Function) -> tuple[list[te.Tensor], list[te.Tensor]]:
+    """The inputs and outputs of a primitive function as tensor expressions."""
+    values: dict[int, te.Tensor | Sequence[te.Tensor]] = {}
+    inputs: list[te.Tensor] = []
+    for param in function.params:
+        ty = param.tensor_type
+        placeholder = te.placeholder(ty.shape, ty.dtype, name=_identifier(param.name))
+        inputs.append(placeholder)
+        values[id(param)] = placeholder
+    for expr in evaluation_order(function.body):
+        if id(expr) not in values:
+            values[id(expr)] = _evaluate(expr, values)
+    result = values[id(function.body)]
+    return inputs, [result] if isinstance(result, te.Tensor) else list(result)
+
+
+def _evaluate(expr: Expr, values: dict[int, Any]) -> Any:
+    match expr:
+        case Constant():
+            return _scalar(expr)
+        case Tuple():
+            return [values[id(f)] for f in expr.fields]
+        case TupleGetItem():
+            return values[id(expr.tuple_value)][expr.index]
+        case Call():
+            return expr.operator.compute(*[values[id(a)] for a in expr.args])
+        case Var():
+            raise CompileError(f"variable {expr.name} in a fused function is none of its parameters")
+        case _:
+            raise CompileError(f"a fused function can't hold a {type(expr).__name__}")
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name) or "p"
+
+
+def _strided_buffers(function: Function, tensors: Sequence[te.Tensor]) -> dict[te.Tensor, Buffer]:
+    """Buffers with strides for the arguments whose memory has gaps.
+
+    Schedules see these strides as an attribute of the operation, "memory_strides", by the number of its output.
+    """
+    buffers: dict[te.Tensor, Buffer] = {}
+    for tensor, strides in zip(tensors, function.attrs.get("strides", ()), strict=False):
+        if strides is not None:
+            tensor.op.attrs.setdefault("memory_strides", {})[tensor.value_index] = strides
+            buffers[tensor] = decl_buffer(tensor.shape, tensor.dtype, tensor.name, strides=strides)
+    return buffers
+
+
+def lower(workload: Workload, target: Target, config: Config | None = None) -> Kernel:
+    """Computes of the operators, the anchor's schedule with the parameters of `config`, loops.
+
+    Where the target has limits to verify ("target.verify.<kind>"), the first schedule that keeps them is taken. Raises
+    CompileError with the group's operators and where they came from.
+    """
+    try:
+        merges = target.device_kind == "cpu"  # whose kernels get addresses; those of others may get tensors
+        merged = _merged(workload.function) if merges else workload.function
+        inputs, outputs = to_tensors(merged)
+        if merges:
+            outputs = in_one_loop(outputs)
+        with config if config is not None else Config():
+            function, workspaces = _first_that_fits(workload, inputs, outputs, target)
+    except CompileError as error:
+        error.add_note(f"while lowering the fused group {workload.operators} of type {workload.function.ty}")
+        raise
+    in_place = in_place_inputs(function, len(inputs)) if len(outputs) == 1 and "gpu" not in target.keys else ()
+    if in_place:
+        function = function.with_attr("noalias", False).with_attr("overlapping", (*in_place, len(inputs)))
+    if "cpu" in target.keys:
+        function = load_scalars(function, len(inputs))
+    sizes = tuple(p.name for p in function.params if isinstance(p, SizeVar))
+    return Kernel(workload.name, function, tuple(workspaces), in_place, sizes)
+
+
+def _merged(function: Function) -> Function:
+    """The same to the same memory, of as few dimensions as can be."""
+    return collapse_reductions(collapse_rows(collapse_index_maps(collapse_dimensions(compose_index_maps(function)))))
+
+
+def size_parameters(function: PrimFunc) -> tuple[SizeVar, ...]:
+    """The size variables that the body or the shapes of the arguments use, which the kernel is given as numbers."""
+    dims = [d for buffer in function.buffer_map.values() for d in buffer.shape if isinstance(d, PrimExpr)]
+    used = [v for part in (*dims, function.body) for v in free_variables(part) if isinstance(v, SizeVar)]
+    return tuple(dict.fromkeys(used))
+
+
+def _first_that_fits(
+    workload: Workload, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target
+) -> tuple[PrimFunc, list[Workspace]]:
+    """Loops by the first schedule whose kernels the target can run, and their workspaces."""
+    verify: Verify | None = get_global_func(f"target.verify.{target.kind.name}", allow_missing=True)
+    refused: list[str] = []
+    binds = _strided_buffers(workload.function, [*inputs, *outputs])
+    has_sizes = bool(sizes_of(workload.function))
+    for schedule in schedules_for(outputs, target):
+        module = te.lower(schedule, [*inputs, *outputs], name=workload.name, binds=binds)
+        function, workspaces = lift_workspaces(module[workload.name].with_attr("packed_api", False))
+        function = function.with_attr("target", target)  # as verified and as built it is one function
+        if has_sizes:
+            function = function.replace(params=(*function.params, *size_parameters(function)))
+        broken = [] if verify is None else verify(function, target)
+        if not broken:
+            return function, workspaces
+        refused.append("; ".join(broken))
+    tries = "".join(f"\n  schedule {i}: {why}" for i, why in enumerate(refused, 1))
+    raise CompileError(f"no schedule of this group keeps the limits of {target}:{tries}")

@@ -1,0 +1,141 @@
+"""Fused functions that differ only in numbers become one, which is given these numbers as data.
+
+Every layer of a quantised model has its own scale and zero point, every level of a detector its own sizes of boxes.
+With the numbers written into the code each would be a kernel of its own, to be compiled by itself. Here the functions
+of a model are compared with their numbers left out. Where several are alike, the numbers in which they differ become
+parameters: tensors of no dimension, which are loaded once before the loops (`relay.lowering.load_scalars`).
+
+A number stays in the code where it decides what the code is (`OpDef.is_specialized_on`: an exponent, a divisor, a
+factor of 1), where it is the same in all functions that are alike, and in a function like no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from relayc.relay.analysis import evaluation_order
+from relayc.relay.expr import Call, Constant, Expr, Function, Var
+from relayc.relay.lowering.graph import ExecutionGraph, GraphTensor
+from relayc.relay.lowering.lower import Workload
+from relayc.relay.op.base import OpDef
+from relayc.relay.sizes import assuming
+
+__all__ = ["share_kernels"]
+
+Number = tuple[str, bytes]
+"""Type and bits of a number: equal for the same number only."""
+
+
+def share_kernels(graph: ExecutionGraph) -> None:
+    """Let nodes of `graph`, its variants and the graphs inside of it run the same kernel where numbers alone differ.
+
+    The numbers become parameters of the graphs. Tensors have no places yet.
+    """
+    nodes = [node for part in graph.all_graphs() for node in part.nodes]
+    shared = _shared({node.workload.key: node.workload for node in nodes}.values())
+    for part in graph.all_graphs() if shared else ():
+        known: dict[Number, int] = {}
+        for node in part.nodes:
+            if node.workload.key in shared:
+                node.workload, numbers = shared[node.workload.key]
+                node.inputs += [_parameter(part, number, known) for number in numbers]
+
+
+def _parameter(graph: ExecutionGraph, number: Constant, known: dict[Number, int]) -> int:
+    """The tensor of the graph that holds `number`."""
+    identity = _identity(number)
+    if identity not in known:
+        name = f"p{len(graph.params)}"
+        graph.params[name] = number.data
+        known[identity] = len(graph.tensors)
+        graph.tensors.append(GraphTensor(name, number.ty, ("param", name)))
+    return known[identity]
+
+
+def _shared(workloads: Iterable[Workload]) -> dict[str, tuple[Workload, list[Constant]]]:
+    """Key of a workload -> the one to take in its place, and the numbers that are its last arguments."""
+    alike: dict[str, list[_Open]] = {}
+    for workload in workloads:
+        opened = _Open.of(workload)
+        if opened is not None:
+            alike.setdefault(opened.text, []).append(opened)
+    return {key: value for group in alike.values() if len(group) > 1 for key, value in _merged(group)}
+
+
+def _merged(group: Sequence[_Open]) -> Iterator[tuple[str, tuple[Workload, list[Constant]]]]:
+    """What takes the place of functions that are alike; numbers that always go together are one parameter."""
+    columns = list(zip(*[[_identity(n) for n in function.numbers] for function in group], strict=True))
+    first: dict[tuple[Number, ...], int] = {}
+    for place, column in enumerate(columns):
+        if len(set(column)) > 1:
+            first.setdefault(column, place)
+    common = group[0].with_parameters({place: first[column] for place, column in enumerate(columns) if column in first})
+    for function in group:
+        yield function.workload.key, (common, [function.numbers[place] for place in first.values()])
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A function whose `numbers` may be parameters, in order of use; `text` is the function without them."""
+
+    workload: Workload
+    numbers: list[Constant]
+    text: str
+
+    @staticmethod
+    def of(workload: Workload) -> _Open | None:
+        """None for a function without such numbers."""
+        numbers = [number for call in _calls(workload.function) for _, number in _numbers(call)]
+        if not numbers:
+            return None
+        places = range(len(numbers))
+        return _Open(workload, numbers, str(_opened(workload.function, dict(zip(places, places, strict=True)))))
+
+    def with_parameters(self, places: dict[int, int]) -> Workload:
+        """The function in which the number at place p is the parameter for place `places[p]`."""
+        return Workload.of(_opened(self.workload.function, places))
+
+
+def _opened(function: Function, places: dict[int, int]) -> Function:
+    params: dict[int, Var] = {}
+    made: dict[int, Expr] = {}
+    place = 0
+    with assuming():  # what was assumed of the model's sizes holds for this one
+        for e in evaluation_order(function.body):
+            if not isinstance(e, Call):
+                made[id(e)] = e.rebuild(lambda child: made[id(child)])
+                continue
+            args = [made[id(a)] for a in e.args]
+            for position, number in _numbers(e):
+                if place in places:
+                    at = places[place]
+                    args[position] = params.setdefault(at, Var(f"number{at}", number.ty))
+                place += 1
+            changed = any(a is not b for a, b in zip(args, e.args, strict=True))
+            made[id(e)] = Call(e.op, tuple(args), span=e.span) if changed else e
+    return Function((*function.params, *params.values()), made[id(function.body)], function.attrs)
+
+
+def _calls(function: Function) -> Iterator[Call]:
+    for e in evaluation_order(function.body):
+        if isinstance(e, Call):
+            yield e
+
+
+def _numbers(call: Call) -> Iterator[tuple[int, Constant]]:
+    """The operands that may become parameters, with their positions."""
+    if not isinstance(call.op, OpDef):
+        return
+    for position, e in enumerate(call.args):
+        if isinstance(e, Constant) and _is_plain(e) and not call.op.is_specialized_on(position, e.data):
+            yield position, e
+
+
+def _is_plain(e: Constant) -> bool:
+    """Is it one number of a type that processors have?"""
+    return e.data.ndim == 0 and e.dtype.bits >= (16 if e.dtype.is_float else 8)
+
+
+def _identity(number: Constant) -> Number:
+    return str(number.dtype), number.data.tobytes()

@@ -1,0 +1,242 @@
+"""Products of codes of a byte with packed weights of a byte, four steps of the reduction at a time; by PackWeights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from relayc import te, topi
+from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.common import Array, at_least, require
+from relayc.relay.op.nn.conv import convolve
+from relayc.relay.sizes import product
+from relayc.relay.type import TensorType, Type, dims_match
+from relayc.te.tir import Dim, as_dim
+from relayc.topi.nn.conv import output_sizes
+
+__all__ = ["Conv2DNHWCDot4", "DenseDot4", "DenseDot4Groups", "WindowDot4Groups", "Words"]
+
+
+@register_op("nn.words", pattern=OpPattern.OPAQUE)
+class Words(OpDef):
+    """Bytes (..., 4 n) as int32 (..., n), the first in the low bits: the same memory.
+
+    (C1) data is uint8 and has one dimension or more; (C2) the last is a multiple of 4.
+    """
+
+    is_view = True
+
+    def infer(self, x: TensorType) -> TensorType:
+        require(x.dtype == "uint8" and x.ndim >= 1, f"(C1) uint8 data (..., 4 n) expected; got {x}")
+        last = x.shape[-1]
+        require(isinstance(last, int) and last % 4 == 0, f"(C2) the last dimension of {x} is no multiple of 4")
+        return TensorType((*x.shape[:-1], as_dim(last // 4)), "int32")
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.nn.words(x)
+
+    def reference(self, x: Array) -> Array:
+        return np.ascontiguousarray(x).view("<i4").astype(np.int32)
+
+
+def _check_words(*types: TensorType) -> None:
+    """(C1): data, weights and the table are int32."""
+    require(all(t.dtype == "int32" for t in types), f"(C1) {', '.join(map(str, types))} are not all int32")
+
+
+def _holds(weight: TensorType, units: int) -> bool:
+    """Do the panels hold `units` columns, none being empty?"""
+    panels, *_, nr = weight.static_shape
+    return (panels - 1) * nr < units <= panels * nr
+
+
+def _unsigned(data: Array) -> Array:
+    """Data (...) as unsigned bytes (..., 4)."""
+    return np.ascontiguousarray(data).astype("<i4").view(np.uint8).reshape(*data.shape, 4)
+
+
+def _signed(weight: Array) -> Array:
+    """Panels (P, steps..., NR) as signed bytes (P, steps..., 4, NR)."""
+    octets = np.ascontiguousarray(weight).astype("<i4").view(np.int8)
+    return np.moveaxis(octets.reshape(*weight.shape, 4), -1, -2)
+
+
+@register_op("nn.dense_dot4", pattern=OpPattern.OUT_FUSABLE)
+class DenseDot4(OpDef):
+    """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`, summed in int32.
+
+    An element of the data is four unsigned bytes, one of the weights four signed ones; two neighbours' products add up
+    to 16 bits, or the processor has room for more. The result is (*rows, N) if `rows` are given. (C1) all are int32;
+    (C2) data has one dimension or more, weights have three, and K fits; (C3) the panels hold `units` columns; (C4) the
+    data has as many rows.
+    """
+
+    units: int
+    rows: tuple[Dim, ...] | None = None
+
+    def infer(self, data: TensorType, weight: TensorType) -> TensorType:
+        _check_words(data, weight)
+        fits = data.ndim >= 1 and weight.ndim == 3 and dims_match(data.shape[-1], weight.shape[1])
+        require(fits, f"(C2) data {data} and weights {weight} do not fit together")
+        require(_holds(weight, self.units), f"(C3) {weight} does not hold {self.units} columns")
+        lead = data.shape[:-1] if self.rows is None else self.rows
+        require(dims_match(product(lead), product(data.shape[:-1])), f"(C4) {data} does not have the rows {lead}")
+        return TensorType((*lead, self.units), "int32")
+
+    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return topi.nn.dense_dot4(data, weight, self.units, self.rows)
+
+    def reference(self, data: Array, weight: Array) -> Array:
+        filters = _signed(weight).astype(np.int64)
+        columns = np.einsum("...ki,pkin->...pn", _unsigned(data).astype(np.int64), filters)
+        lead = data.shape[:-1] if self.rows is None else self.rows
+        return columns.reshape(*lead, -1)[..., : self.units].astype(np.int32)
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        return _macs_of_rows(types[0], result)
+
+
+@register_op("nn.dense_dot4_groups", pattern=OpPattern.OUT_FUSABLE)
+class DenseDot4Groups(OpDef):
+    """data (..., K) times weights packed (ceil(N / NR), S, G, NR): (..., N) with N = `units`, summed in int32.
+
+    Elements hold four bytes as those of nn.dense_dot4. Step s of panel p reads the columns of data that ``table[p, s,
+    :]`` says, one or two; the products of both, those of the lower and those of the upper halves, add up to 16 bits.
+    (C1) all are int32; (C2) data has one dimension or more, weights have four, of which G is 1 or 2, the table their
+    first three; (C3) the panels hold `units` columns.
+    """
+
+    units: int
+
+    def infer(self, data: TensorType, weight: TensorType, table: TensorType) -> TensorType:
+        _check_words(data, weight, table)
+        fits = data.ndim >= 1 and _are_groups(weight, table)
+        require(fits, f"(C2) data {data}, weights {weight} and table {table} do not fit together")
+        require(_holds(weight, self.units), f"(C3) {weight} does not hold {self.units} columns")
+        return TensorType((*data.shape[:-1], self.units), "int32")
+
+    def compute(self, data: te.Tensor, weight: te.Tensor, table: te.Tensor) -> te.Tensor:
+        return topi.nn.dense_dot4_groups(data, weight, table, self.units)
+
+    def reference(self, data: Array, weight: Array, table: Array) -> Array:
+        x = _unsigned(data)
+        return _by_panels(weight, table, self.units, lambda columns: x[..., columns, :])
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        return _macs_of_rows(types[0], result)
+
+
+def _are_groups(weight: TensorType, table: TensorType) -> bool:
+    """Are these panels (P, S, G, NR) and a table (P, S, G), with G = 1 or 2?"""
+    return weight.ndim == 4 and weight.shape[2] in (1, 2) and table.shape == weight.shape[:3]
+
+
+def _by_panels(weight: Array, table: Array, units: int, read: Callable[[Array], Array]) -> Array:
+    """The results of steps by a table: `read` gives bytes (..., S, G, 4) of the data for that of a panel, (S, G)."""
+    columns = [
+        np.einsum("...khi,khin->...n", read(at).astype(np.int64), panel.astype(np.int64))
+        for at, panel in zip(table, _signed(weight), strict=True)
+    ]
+    return np.concatenate(columns, -1)[..., :units].astype(np.int32)
+
+
+def _macs_of_rows(data: Type, result: Type) -> int:
+    """Multiplications of bytes for rows of `data`, of four each."""
+    assert isinstance(data, TensorType) and isinstance(result, TensorType)
+    depth = data.shape[-1]
+    return result.size * depth * 4 if result.size is not None and isinstance(depth, int) else 0
+
+
+@register_op("nn.conv2d_nhwc_dot4", pattern=OpPattern.OUT_FUSABLE)
+class Conv2DNHWCDot4(OpDef):
+    """Convolution of data (N, H, W, C) with weights packed (ceil(O / NR), KH, KW, C, NR), O = `channels`, in int32.
+
+    Elements hold four bytes as those of nn.dense_dot4. Around the data stands the byte `border`. With a `kernel_size`
+    weights are (ceil(O / NR), KH * KW * C, NR), and what a window reads is copied to a row of a matrix before. (C1) all
+    are int32; (C2) data has four dimensions, weights five, or three, with one C; (C3) the panels hold `channels`
+    columns; (C4) the dilated kernel fits into the padded input.
+    """
+
+    channels: int
+    strides: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    dilation: tuple[int, ...] = (1, 1)
+    border: int = 0
+    kernel_size: tuple[int, ...] | None = None
+
+    def infer(self, data: TensorType, weight: TensorType) -> TensorType:
+        _check_words(data, weight)
+        kernel, steps = self._window(weight)
+        fits = data.ndim == 4 and weight.ndim == (5 if self.kernel_size is None else 3)
+        fits = fits and dims_match(product((*kernel, data.shape[-1])), steps)
+        require(fits, f"(C2) data {data} and weights {weight} do not fit together")
+        require(_holds(weight, self.channels), f"(C3) {weight} does not hold {self.channels} outputs")
+        n, *sizes, _ = data.shape
+        results = output_sizes(sizes, kernel, self.strides, self.dilation, self.padding)
+        taps = " x ".join(map(str, kernel))
+        reaches = f"(C4) the {taps} kernel reaches over more than the padded input"
+        require(all(at_least(size, 1) for size in results), reaches)
+        return TensorType((n, *results, self.channels), "int32")
+
+    def _window(self, weight: TensorType) -> tuple[tuple[int, ...], int]:
+        """KH and KW, and how many quads a window has."""
+        sizes = weight.static_shape[1:-1]
+        return sizes[:2] if self.kernel_size is None else self.kernel_size, math.prod(sizes)
+
+    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return topi.nn.conv2d_dot4(
+            data, weight, self.channels, self.strides, self.padding, self.dilation, self.border, self.kernel_size
+        )
+
+    def reference(self, data: Array, weight: Array) -> Array:
+        x = _unsigned(data).reshape(*data.shape[:-1], -1)
+        top, left, bottom, right = self.padding
+        x = np.pad(x, [(0, 0), (top, bottom), (left, right), (0, 0)], constant_values=self.border)
+        kernel = weight.shape[1:3] if self.kernel_size is None else self.kernel_size
+        w = _signed(weight).reshape(len(weight), *kernel, -1, weight.shape[-1]).transpose(0, 4, 3, 1, 2)
+        filters = w.reshape(-1, *w.shape[2:])[: self.channels]
+        y = convolve(np.moveaxis(x, -1, 1), filters, self.strides, (0, 0, 0, 0), self.dilation, 1)
+        return np.ascontiguousarray(np.moveaxis(y, 1, -1)).astype(np.int32)
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        weight = types[1]
+        assert isinstance(weight, TensorType) and isinstance(result, TensorType)
+        return 0 if result.size is None else result.size * self._window(weight)[1] * 4
+
+
+@register_op("nn.window_dot4_groups", pattern=OpPattern.OUT_FUSABLE)
+class WindowDot4Groups(OpDef):
+    """Windows of data (N, L), lines of images, times panels (ceil(O / NR), S, G, NR): (N, *grid, O) in int32.
+
+    Elements hold four bytes, and steps one or two of them, as those of nn.dense_dot4_groups. The window of (n, y, x)
+    begins at ``y * pitch[0] + x * pitch[1]`` of line n, and step s of panel p reads the data ``table[p, s, :]`` behind;
+    table is (ceil(O / NR), S, G). (C1) all are int32; (C2) data has two dimensions, weights four, of which G is 1 or 2,
+    and the table their first three; (C3) the panels hold `channels` columns. `depth` counts the quads of a window.
+    """
+
+    channels: int
+    grid: tuple[int, int]
+    pitch: tuple[int, int]
+    depth: int
+
+    def infer(self, data: TensorType, weight: TensorType, table: TensorType) -> TensorType:
+        _check_words(data, weight, table)
+        fits = data.ndim == 2 and _are_groups(weight, table)
+        require(fits, f"(C2) data {data}, weights {weight} and table {table} do not fit together")
+        require(_holds(weight, self.channels), f"(C3) {weight} does not hold {self.channels} outputs")
+        return TensorType((data.shape[0], *self.grid, self.channels), "int32")
+
+    def compute(self, data: te.Tensor, weight: te.Tensor, table: te.Tensor) -> te.Tensor:
+        return topi.nn.window_dot4_groups(data, weight, table, self.channels, self.grid, self.pitch)
+
+    def reference(self, data: Array, weight: Array, table: Array) -> Array:
+        rows, columns = np.indices(self.grid)
+        begins = (rows * self.pitch[0] + columns * self.pitch[1])[..., None, None]
+        x = _unsigned(data)
+        return _by_panels(weight, table, self.channels, lambda further: x[:, begins + further])
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        assert isinstance(result, TensorType)
+        return 0 if result.size is None else result.size * self.depth * 4

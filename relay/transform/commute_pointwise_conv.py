@@ -1,0 +1,193 @@
+"""CommutePointwiseConv: convolutions of 1 x 1 go where images are small, and merge with linear layers in front of them.
+
+A 1 x 1 convolution mixes the channels of each pixel. Enlarging an image mixes the pixels of each channel: `take` along
+height or width, weights for rows and columns, sums. The two commute, so the convolution may be done before the image
+is enlarged, at a fraction of the work. Over a concatenation of channels it is a sum of convolutions of the parts, each
+of which can go its own way; and right behind a dense layer it is that layer with other weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, cast
+
+import numpy as np
+
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.expr_functor import Sharing
+from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.op.nn.conv import Conv2D
+from relayc.relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
+from relayc.relay.sizes import dims_equal, likely
+from relayc.relay.transform.builders import array_of, is_call_of, reshaped, transposed
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext
+
+__all__ = ["CommutePointwiseConv"]
+
+_LEAST_GAIN = 2
+"""Work must shrink by this factor at least: sums of parts and enlarging other channels cost something as well."""
+
+_MAX_REGION = 64
+"""Most operators between an image and what it is enlarged to."""
+
+
+class CommutePointwiseConv(FunctionPass):
+    """1 x 1 convolutions commute with enlarging images, distribute over concatenations, merge with dense layers."""
+
+    opt_level: ClassVar[int] = 3
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        moved = rewrite([PointwiseOfConcatenated(), PointwiseOfResized()], function)
+        return rewrite([PointwiseOfDense()], moved)
+
+
+def _is_pointwise(e: Expr) -> bool:
+    """A convolution of NCHW images that mixes the channels of each pixel, with constant weights (O, I, 1, 1)?"""
+    if not isinstance(e, Call) or not isinstance(e.op, Conv2D) or not isinstance(e.args[1], Constant):
+        return False
+    op, weight = e.op, e.args[1]
+    plain = op.groups == 1 and op.data_layout == "NCHW" and op.kernel_layout == "OIHW"
+    unmoved = tuple(op.strides) == (1, 1) and not any(op.padding) and weight.shape[2:] == (1, 1)
+    return plain and unmoved and isinstance(e.args[0].shape[1], int)
+
+
+def _macs(x: Expr, outputs: int) -> int:
+    """Multiply-adds of a 1 x 1 convolution of x to `outputs` channels, an estimate where sizes are not known."""
+    return math.prod(map(likely, x.shape)) * outputs
+
+
+class PointwiseOfResized(PatternRule):
+    """conv(enlarge(x), w) = enlarge(conv(x, w))"""
+
+    x, weight = wildcard(), is_constant()
+    pattern = is_op("nn.conv2d")(x, weight).where(_is_pointwise)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        e = found[self.x]
+        image = _image(e, found.shared)
+        if image is None or _macs(image, 1) * _LEAST_GAIN > _macs(e, 1):
+            return None
+        moved = make_call(cast(OpDef, call.op), (image, found[self.weight]), call.span)
+        return _replayed(e, {id(image): moved})
+
+
+class PointwiseOfConcatenated(PatternRule):
+    """conv(concatenate(x, y), [v, w]) = conv(x, v) + conv(y, w), where an image that is joined was enlarged before"""
+
+    x, weight = wildcard(), is_constant()
+    joined = is_op("concatenate").has_attr({"axis": 1})
+    pattern = is_op("nn.conv2d")(joined, weight).where(_is_pointwise)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        joined, weight = found.call(self.joined), array_of(found[self.weight])
+        widths = [d for part in joined.args if isinstance(d := part.shape[1], int)]
+        if found.shared(joined) or len(widths) < max(len(joined.args), 2):
+            return None
+        images = [_image(part, found.shared) or part for part in joined.args]
+        if _LEAST_GAIN * sum(_macs(image, 1) for image in images) > _macs(joined, 1):
+            return None
+        total: Expr | None = None
+        begin = 0
+        for part, width in zip(joined.args, widths, strict=True):
+            end = begin + width
+            columns = Constant(np.ascontiguousarray(weight[:, begin:end]), span=found[self.weight].span)
+            term = make_call(cast(OpDef, call.op), (part, columns), call.span)
+            moved = PointwiseOfResized.pattern.match(term, found.shared)
+            term = term if moved is None else PointwiseOfResized().replace(term, moved) or term
+            total = term if total is None else make_call("add", (total, term), call.span)
+            begin = end
+        return total
+
+
+class PointwiseOfDense(PatternRule):
+    """conv(image(dense(x, v) + b), w) = image(dense(x, w v) + w b), where image puts columns in front of rows"""
+
+    x, inner, outer, bias = wildcard(), is_constant(), is_constant(), is_constant()
+    dense = is_op("nn.dense")(x, inner)
+    layer = dense | is_op("add")(dense, bias)
+    columns_first = is_op("transpose")(layer).has_attr({"axes": (0, 2, 1)})
+    image = is_op("reshape")(columns_first)
+    pattern = is_op("nn.conv2d")(image, outer).where(_is_pointwise)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        chain = (found[self.image], found[self.columns_first], found[self.layer], found[self.dense])
+        dense = found.call(self.dense)
+        if any(found.shared(e) for e in chain) or dense.op.out_dtype not in (None, str(call.dtype)):  # type: ignore[union-attr]
+            return None
+        v, w = array_of(found[self.inner]), array_of(found[self.outer])[:, :, 0, 0]
+        middle, rows = v.shape[0], math.prod(map(likely, dense.shape[:-1]))
+        same_channels = found[self.columns_first].shape[1] == found[self.image].shape[1] == middle
+        smaller = rows * w.shape[0] * v.shape[1] < rows * middle * (v.shape[1] + w.shape[0])
+        bias = array_of(found[self.bias]) if self.bias in found else None
+        if not same_channels or not smaller or (bias is not None and bias.shape not in ((middle,), (1, 1, middle))):
+            return None
+        merged = Constant((w.astype(np.float64) @ v.astype(np.float64)).astype(v.dtype), span=found[self.outer].span)
+        made: Expr = make_call(cast(OpDef, dense.op), (found[self.x], merged), call.span)
+        if bias is not None:
+            moved = w.astype(np.float64) @ bias.reshape(-1).astype(np.float64)
+            made = make_call("add", (made, Constant(moved.astype(v.dtype))), call.span)
+        return reshaped(transposed(made, (0, 2, 1)), call.shape, call.span)
+
+
+def _image(e: Expr, shared: Sharing) -> Expr | None:
+    """The one image (N, C, h, w) that `e` is computed from by mixing pixels, each channel alike; None if there is none.
+
+    Nothing between the two may be used elsewhere; what is read twice in between, for neighbouring pixels, may.
+    """
+    region: dict[int, Call] = {}
+    leaves: dict[int, Expr] = {}
+    stack = [e]
+    while stack:
+        at = stack.pop()
+        if id(at) in region:
+            continue
+        inputs = _mixes_pixels(at)
+        if inputs is None or len(region) >= _MAX_REGION:
+            leaves[id(at)] = at
+            continue
+        region[id(at)] = cast(Call, at)
+        stack.extend(inputs)
+    if len(leaves) != 1 or id(e) not in region:
+        return None
+    (image,) = leaves.values()
+    return None if shared(e) or image.shape[:2] != e.shape[:2] or image.dtype != e.dtype else image
+
+
+def _mixes_pixels(e: Expr) -> list[Expr] | None:
+    """The images that `e` takes pixels of, weighs or adds, alike in all channels; None when it does something else."""
+    if not isinstance(e, Call) or not isinstance(e.op, OpDef) or len(e.shape) != 4:
+        return None
+    if is_call_of(e, "take"):
+        x, indices = e.args
+        along = e.op.axis % len(x.shape) if len(x.shape) == 4 else 0  # type: ignore[attr-defined]
+        fits = along >= 2 and len(indices.shape) == 1 and e.op.batch_dims == 0  # type: ignore[attr-defined]
+        return [x] if fits else None
+    if is_call_of(e, "add") and all(a.shape == e.shape for a in e.args):
+        return list(e.args)
+    if is_call_of(e, "multiply"):
+        for x, factor in (e.args, e.args[::-1]):
+            alike = len(factor.shape) <= 4 and all(dims_equal(d, 1) for d in factor.shape[:-2])
+            if alike and x.shape == e.shape:
+                return [x]
+    return None
+
+
+def _replayed(e: Expr, done: Mapping[int, Expr]) -> Expr:
+    """`e` with what is in `done` replaced, and computed again from there for whatever channels that has."""
+    made = dict(done)
+    stack = [e]
+    while stack:
+        at = stack[-1]
+        inputs = [] if id(at) in made else _mixes_pixels(at) or []
+        waiting = [x for x in inputs if id(x) not in made]
+        if waiting:
+            stack.extend(waiting)
+            continue
+        stack.pop()
+        if id(at) not in made:
+            call = cast(Call, at)
+            args = [made.get(id(a), a) for a in call.args]
+            made[id(at)] = make_call(cast(OpDef, call.op), args, call.span)
+    return made[id(e)]

@@ -1,0 +1,241 @@
+"""Instance and group norms that exporters spell out in smaller operators: rules of `RecognizePatterns`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from relayc.relay.expr import Call, Constant, Expr, numpy_dtype
+from relayc.relay.op.base import make_call
+from relayc.relay.pattern import Found, PatternRule, is_constant, is_op, wildcard
+from relayc.relay.transform.builders import array_of, reshaped
+from relayc.relay.transform.decomposed_parts import reduced_axes
+from relayc.relay.type import dims_match, shapes_equal
+from relayc.te.tir import Dim
+
+__all__ = ["CHANNEL_NORM_RULES"]
+
+
+def _per_channel(constant: Expr, norm: Call) -> np.ndarray[Any, Any] | None:
+    """A constant as one number for each channel of `norm`; None when it is more than that."""
+    number, rank = array_of(constant), len(norm.shape)
+    axis, channels = norm.op.axis % rank, array_of(norm.args[1]).size  # type: ignore[union-attr]
+    if number.ndim > rank:
+        return None
+    shape = (1,) * (rank - number.ndim) + number.shape
+    if any(d != 1 for a, d in enumerate(shape) if a != axis) or shape[axis] not in (1, channels):
+        return None
+    return np.broadcast_to(number.reshape(-1), (channels,))
+
+
+def _is_one(constant: Constant) -> bool:
+    return bool((constant.data == 1).all())
+
+
+def _per_split_channel(constant: Expr, norm: Call, shape: Sequence[Dim]) -> np.ndarray[Any, Any] | None:
+    """The same behind a view of `norm` of `shape`, whose last two dimensions the channels have become."""
+    number, rank = array_of(constant), len(shape)
+    split = shape[-2:]
+    last = norm.op.axis % len(norm.shape) == len(norm.shape) - 1  # type: ignore[union-attr]
+    if not last or rank != len(norm.shape) + 1 or not shapes_equal(shape[:-2], norm.shape[:-1]) or number.ndim > rank:
+        return None
+    sides = (*(1,) * (2 - number.ndim), *number.shape)
+    if any(d != 1 for d in sides[:-2]) or any(d not in (1, n) for d, n in zip(sides[-2:], split, strict=True)):
+        return None
+    return np.broadcast_to(number.reshape(sides[-2:]), [int(d) for d in split]).reshape(-1)  # type: ignore[arg-type]
+
+
+class DecomposedGroupNorm(PatternRule):
+    """instance_norm(reshape(x, [N, G, -1]), gamma, beta) = reshape(group_norm(x, gamma', beta', G), [N, G, -1])
+
+    gamma' and beta' are those of the groups, for each channel. It is what torch writes before opset 21, with a reshape
+    back and the scales of channels behind it, and whatever has been moved between.
+    """
+
+    x, gamma, beta = wildcard(), is_constant(), is_constant()
+    pattern = is_op("nn.instance_norm")(is_op("reshape")(x), gamma, beta)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, op = found[self.x], call.op
+        groups, channels = call.shape[1], next(iter(x.shape[1:]), None)
+        plain = len(call.shape) == 3 and op.axis == 1  # type: ignore[union-attr]
+        if not plain or not dims_match(call.shape[0], x.shape[0]):
+            return None
+        if not isinstance(groups, int) or not isinstance(channels, int) or channels % groups:
+            return None
+        size, epsilon = channels // groups, op.epsilon  # type: ignore[union-attr]
+        parameters = [Constant(array_of(found[p]).repeat(size), span=found[p].span) for p in (self.gamma, self.beta)]
+        norm = make_call("nn.group_norm", (x, *parameters), call.span, num_groups=groups, axis=1, epsilon=epsilon)
+        return reshaped(norm, call.shape)
+
+
+def _group_norm(call: Call, x: Expr, groups: int, channels: int, axis: int) -> Expr:
+    """The result of `call`, a norm of a view of `x`, by the norm of groups of its channels along `axis`."""
+    one, epsilon = np.ones(channels, numpy_dtype(x.dtype)), call.op.epsilon  # type: ignore[union-attr]
+    parameters = (Constant(one), Constant(np.zeros_like(one)))
+    norm = make_call("nn.group_norm", (x, *parameters), call.span, num_groups=groups, axis=axis, epsilon=epsilon)
+    return reshaped(norm, call.shape)
+
+
+class GroupNormOfRows(PatternRule):
+    """layer_norm(reshape(x, [N, G, -1]), 1, 0) = reshape(group_norm(x, 1, 0, G), [N, G, -1])
+
+    As is a standardisation of rows whose size is known at run time. The norm is spelled out by itself there.
+    """
+
+    x = wildcard()
+    rows = is_op("reshape")(x)
+    norm = is_op("nn.layer_norm")(rows, is_constant(_is_one), is_constant(lambda c: not c.data.any()))
+    pattern = norm | is_op("nn.standardize")(rows).has_attr({"axis": (2,), "margin": 0.0, "centred": True})
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, op = found[self.x], call.op
+        if len(call.shape) != 3 or (self.norm in found and op.axis % 3 != 2):  # type: ignore[union-attr]
+            return None
+        if len(x.shape) < 3 or not dims_match(call.shape[0], x.shape[0]):
+            return None
+        count, size = call.shape[1], x.shape[1]
+        if not isinstance(count, int) or not isinstance(size, int) or size <= count or size % count:
+            return None
+        return _group_norm(call, x, count, size, axis=1)
+
+
+class GroupNormOfSplitChannels(PatternRule):
+    """standardize(reshape(x, [N, ..., G, C / G])) over all but N and G = reshape(group_norm(x, 1, 0, G)), channels last
+
+    Keras' group norm.
+    """
+
+    x = wildcard()
+    pattern = is_op("nn.standardize")(is_op("reshape")(x)).has_attr({"margin": 0.0, "centred": True})
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, rank = found[self.x], len(call.shape)
+        if rank < 4 or len(x.shape) != rank - 1 or not shapes_equal(x.shape[:-1], call.shape[:-2]):
+            return None
+        groups, channels = call.shape[-2], x.shape[-1]
+        if reduced_axes(call) != (*range(1, rank - 2), rank - 1):
+            return None
+        if not isinstance(groups, int) or not isinstance(channels, int):
+            return None
+        return _group_norm(call, x, groups, channels, axis=-1)
+
+
+class RestoredShape(PatternRule):
+    """reshape(reshape(norm, ...), shape of norm) = norm"""
+
+    norm = is_op("nn.group_norm")(wildcard(), wildcard(), wildcard())
+    pattern = is_op("reshape")(is_op("reshape")(norm))
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        return found[self.norm] if found[self.norm].ty is call.ty else None
+
+
+_CHANNEL_NORM = is_op("nn.instance_norm")(wildcard(), is_constant(), is_constant()) | is_op("nn.group_norm")(
+    wildcard(), is_constant(), is_constant()
+)
+
+
+class _FoldedIntoChannels(PatternRule):
+    """Base of rules that fold a number for each channel or group, behind a norm, into the norm's parameters."""
+
+    norm = _CHANNEL_NORM
+    view = is_op("reshape")(norm)
+    number = is_constant()
+
+    def parameters(self, number: np.ndarray[Any, Any], gamma: Expr, beta: Expr) -> list[Expr]:
+        """The parameters of the norm with `number`, one for each channel or group, in them."""
+        raise NotImplementedError
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        norm, constant = found.call(self.norm), found[self.number]
+        outermost = found.get(self.view, norm)
+        if outermost.ty is not call.ty or found.shared(norm) or found.shared(outermost):
+            return None
+        number = _per_channel(constant, norm) if outermost is norm else _per_split_channel(constant, norm, call.shape)
+        if number is None:
+            return None
+        x, gamma, beta = norm.args
+        made = make_call(norm.op, (x, *self.parameters(number, gamma, beta)), call.span)  # type: ignore[arg-type]
+        return reshaped(made, call.shape)
+
+
+class ScaledChannels(_FoldedIntoChannels):
+    """norm(x, gamma, beta) * scale = norm(x, gamma * scale, beta * scale) of channels or groups"""
+
+    pattern = is_op("multiply")(_FoldedIntoChannels.view | _FoldedIntoChannels.norm, _FoldedIntoChannels.number)
+
+    def parameters(self, number: np.ndarray[Any, Any], gamma: Expr, beta: Expr) -> list[Expr]:
+        return [Constant(array_of(p) * number, span=p.span) for p in (gamma, beta)]
+
+
+class ShiftedChannels(_FoldedIntoChannels):
+    """norm(x, gamma, beta) + shift = norm(x, gamma, beta + shift) of channels or groups"""
+
+    pattern = is_op("add")(_FoldedIntoChannels.view | _FoldedIntoChannels.norm, _FoldedIntoChannels.number)
+
+    def parameters(self, number: np.ndarray[Any, Any], gamma: Expr, beta: Expr) -> list[Expr]:
+        return [gamma, Constant(array_of(beta) + number, span=beta.span)]
+
+
+class DecomposedInstanceNorm(PatternRule):
+    """layer_norm(x, 1, 0) over the lines and columns behind batch and channels = instance_norm(x, 1, 0)
+
+    As a norm of rows it would read a plane of ones and one of zeros for every plane.
+    """
+
+    x = wildcard()
+    ones = is_constant(_is_one)
+    zeros = is_constant(lambda c: not c.data.any())
+    pattern = is_op("nn.layer_norm")(x, ones, zeros)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        rank, ones = len(call.shape), array_of(found[self.ones])
+        channels = call.shape[1] if rank > 3 else None
+        if call.op.axis % rank != 2 or not isinstance(channels, int):  # type: ignore[union-attr]
+            return None
+        gamma, beta = np.ones(channels, ones.dtype), np.zeros(channels, ones.dtype)
+        epsilon = call.op.epsilon  # type: ignore[union-attr]
+        parameters = (Constant(gamma), Constant(beta))
+        return make_call("nn.instance_norm", (found[self.x], *parameters), call.span, axis=1, epsilon=epsilon)
+
+
+class TransposedNorm(PatternRule):
+    """transpose(norm(transpose(x, p), ...), q), where q undoes p = standardize(x) over dimension p[-1], scaled, shifted
+
+    Norms of rows, layer_norm or rms_norm: what torch writes for a norm over the channels of planes, which takes two
+    passes over memory less in its place.
+    """
+
+    x, gamma, beta = wildcard(), wildcard(), wildcard()
+    turned = is_op("transpose")(x)
+    norm = is_op("nn.layer_norm")(turned, gamma, beta) | is_op("nn.rms_norm")(turned, gamma)
+    pattern = is_op("transpose")(norm)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, norm, rank = found[self.x], found.call(self.norm), len(call.shape)
+        there, back = (c.op.axes for c in (found.call(self.turned), call))  # type: ignore[union-attr]
+        last = norm.op.axis % rank == rank - 1  # type: ignore[union-attr]
+        if not last or any(there[a] != n for n, a in enumerate(back)) or found.shared(norm):
+            return None
+        axis, epsilon, centred = there[-1], norm.op.epsilon, self.beta in found  # type: ignore[union-attr]
+        result = make_call("nn.standardize", (x,), norm.span, axis=(axis,), epsilon=epsilon, centred=centred)
+        sides = (x.shape[axis], *[1] * (rank - 1 - axis))
+        for name, parameter in (("multiply", self.gamma), ("add", self.beta)):
+            if parameter in found:
+                result = make_call(name, (result, reshaped(found[parameter], sides)), norm.span)
+        return result
+
+
+CHANNEL_NORM_RULES: tuple[type[PatternRule], ...] = (
+    DecomposedGroupNorm,
+    GroupNormOfRows,
+    GroupNormOfSplitChannels,
+    RestoredShape,
+    ScaledChannels,
+    ShiftedChannels,
+    DecomposedInstanceNorm,
+    TransposedNorm,
+)

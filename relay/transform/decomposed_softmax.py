@@ -1,0 +1,111 @@
+"""Softmax, its logarithm and the logarithm of sums of exponentials, spelled out: rules of `RecognizePatterns`."""
+
+from __future__ import annotations
+
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import make_call
+from relayc.relay.pattern import Found, PatternRule, is_op, wildcard
+from relayc.relay.transform.builders import reshaped
+from relayc.relay.transform.decomposed_parts import number, reduced_axes
+from relayc.relay.type import dims_equal
+
+__all__ = ["SOFTMAX_RULES"]
+
+
+class DecomposedSoftmax(PatternRule):
+    """exp(x) / sum(exp(x)) = softmax(x), along one dimension
+
+    With x - max(x) in place of x it is what TensorFlow and old torch models compute; `UnshiftedSoftmax` takes the
+    maximum off. Without it, softmax has the same value wherever no exponential and no sum leaves the range of floats,
+    and stays finite beyond. (Views move behind exponentials.)
+    """
+
+    x = wildcard()
+    raised = is_op("exp")(x)
+    weight = raised | is_op("reshape")(raised)
+    total = is_op("sum")(weight).has_attr({"keepdims": True})
+    pattern = is_op("divide")(weight, total) | is_op("multiply")(weight, is_op("divide")(number(1.0, 0.0), total))
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        total = found.call(self.total)
+        axes = reduced_axes(total)
+        if len(axes) != 1 or found[self.weight].ty is not call.ty or found.shared(total):
+            return None
+        return make_call("nn.softmax", (reshaped(found[self.x], call.shape),), call.span, axis=axes[0])
+
+
+class DecomposedLogSoftmax(PatternRule):
+    """x - log(sum(exp(x))) = x - log_sum_exp(x) = log_softmax(x), along one dimension"""
+
+    x = wildcard()
+    total = is_op("sum")(is_op("exp")(x)).has_attr({"keepdims": True})
+    known = is_op("log_sum_exp")(x).has_attr({"keepdims": True})
+    pattern = is_op("subtract")(x, is_op("log")(total) | known)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        reduction = found.call(self.total if self.total in found else self.known)
+        axes = reduced_axes(reduction)
+        if len(axes) != 1 or found[self.x].ty is not call.ty or found.shared(reduction):
+            return None
+        return make_call("nn.log_softmax", (found[self.x],), call.span, axis=axes[0])
+
+
+class DecomposedLogSumExp(PatternRule):
+    """max(x) + log(sum(exp(x - max(x)))) = log_sum_exp(x)"""
+
+    x = wildcard()
+    largest = is_op("max")(x).has_attr({"keepdims": True})
+    total = is_op("sum")(is_op("exp")(is_op("subtract")(x, largest))).has_attr({"keepdims": True})
+    pattern = is_op("add")(largest, is_op("log")(total))
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        axes = reduced_axes(found.call(self.total))
+        if axes != reduced_axes(found.call(self.largest)) or found.shared(found[self.total]):
+            return None
+        return make_call("log_sum_exp", (found[self.x],), call.span, axis=axes, keepdims=True)
+
+
+class UnshiftedSoftmax(PatternRule):
+    """softmax(x - max(x)) = softmax(x), where the maximum is the same all along the softmax's dimension
+
+    So is its logarithm, and both subtract the maximum themselves.
+    """
+
+    x = wildcard()
+    largest = is_op("max")(x)
+    pattern = is_op("nn.softmax", "nn.log_softmax")(is_op("subtract")(x, largest))
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, largest = found[self.x], found.call(self.largest)
+        axis: int = call.op.axis % len(call.shape)  # type: ignore[union-attr]
+        kept = largest.op.keepdims or not largest.shape  # type: ignore[union-attr]
+        if not kept or axis not in reduced_axes(largest) or x.ty is not call.ty:
+            return None
+        return make_call(call.op, (x,), call.span)  # type: ignore[arg-type]
+
+
+class SoftmaxOfRows(PatternRule):
+    """reshape(softmax(reshape(x))) = softmax(reshape(x)) along last dimensions of one size
+
+    Exporters whose softmax knows matrices only (Caffe, MXNet) put all other dimensions into one.
+    """
+
+    x = wildcard()
+    softmax = is_op("nn.softmax", "nn.log_softmax")(is_op("reshape")(x))
+    pattern = is_op("reshape")(softmax)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        softmax, rank = found.call(self.softmax), len(call.shape)
+        last = softmax.op.axis % len(softmax.shape) == len(softmax.shape) - 1  # type: ignore[union-attr]
+        if not last or not rank or not dims_equal(call.shape[-1], softmax.shape[-1]) or found.shared(softmax):
+            return None
+        return make_call(softmax.op.name, (reshaped(found[self.x], call.shape),), softmax.span, axis=rank - 1)  # type: ignore[union-attr]
+
+
+SOFTMAX_RULES: tuple[type[PatternRule], ...] = (
+    DecomposedSoftmax,
+    DecomposedLogSoftmax,
+    DecomposedLogSumExp,
+    UnshiftedSoftmax,
+    SoftmaxOfRows,
+)

@@ -1,0 +1,94 @@
+"""FoldQuantizationScales: what stands between codes and the norm or softmax of rows that reads or makes them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relayc.relay.op import broadcast
+from relayc.relay.op.nn.norm import LayerNorm, RMSNorm, Softmax
+from relayc.relay.transform.builders import is_call_of
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext
+
+__all__ = ["FoldQuantizationScales"]
+
+_MOST_BITS = 16
+"""Of integers whose sums float32 holds well, wherever their zero point is."""
+
+
+class FoldQuantizationScales(FunctionPass):
+    """A layer norm of codes needs neither their scale nor their zero point; codes of its result are scaled by weights.
+
+    layer_norm(s (x - z)) with epsilon is layer_norm(x) with epsilon / s^2, for codes x and s > 0; softmax(s (x - z))
+    is softmax(s x). norm(x, g, b) / t is norm(x, g / t, b / t), for constants g and b, and softmax(x) / t is
+    softmax(x) (1 / t): where a result has been rounded already, one rounding more or less changes nothing.
+    """
+
+    opt_level: ClassVar[int] = 3
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        return rewrite_calls_knowing_uses(function, _folded)
+
+
+def _folded(call: Call, shared: Sharing) -> Expr:
+    if isinstance(call.op, LayerNorm):
+        return _norm_of_codes(call)
+    if isinstance(call.op, Softmax):
+        return _softmax_of_codes(call)
+    return _behind(call, shared) if is_call_of(call, "divide") else call
+
+
+def _norm_of_codes(call: Call) -> Expr:
+    data, *weights = call.args
+    scaled = _affine(data)
+    if scaled is None:
+        return call
+    codes, scale = scaled
+    epsilon = float(call.operator.attributes()["epsilon"]) / scale**2
+    return Call(call.operator.replace(epsilon=epsilon), (codes, *weights), span=call.span)
+
+
+def _softmax_of_codes(call: Call) -> Expr:
+    scaled = _affine(call.args[0])
+    if scaled is None or not is_call_of(call.args[0], "multiply"):
+        return call
+    codes, scale = scaled
+    return Call(call.operator, (broadcast.multiply(codes, Constant(np.asarray(scale, np.float32))),), span=call.span)
+
+
+def _affine(e: Expr) -> tuple[Expr, float] | None:
+    """(x, s) where `e` is s (x - z), x codes as floats, s > 0; None where it is something else, or plain codes."""
+    scale, given = 1.0, e
+    while isinstance(e, Call) and is_call_of(e, "multiply", "subtract"):
+        number = _number(e.args[1])
+        if number is None or (is_call_of(e, "multiply") and not number > 0):
+            return None
+        scale *= number if is_call_of(e, "multiply") else 1
+        e = e.args[0]
+    if e is given or e.ty is not given.ty or e.dtype != "float32" or not is_call_of(e, "cast"):
+        return None
+    assert isinstance(e, Call)
+    of = e.args[0].tensor_type.dtype
+    return (e, scale) if not of.is_float and of.bits <= _MOST_BITS else None
+
+
+def _behind(call: Call, shared: Sharing) -> Expr:
+    """A norm or softmax, divided by a number."""
+    made, number = call.args[0], _number(call.args[1])
+    if not number or not isinstance(made, Call) or shared(made) or made.ty is not call.ty or call.dtype != "float32":
+        return call
+    if isinstance(made.op, Softmax):
+        return broadcast.multiply(made, Constant(np.asarray(1 / number, np.float32)))
+    data, *weights = made.args
+    if not isinstance(made.op, LayerNorm | RMSNorm) or not all(isinstance(w, Constant) for w in weights):
+        return call
+    divided = [Constant(w.data / np.float32(number)) for w in weights if isinstance(w, Constant)]
+    return Call(made.op, (data, *divided), span=made.span)
+
+
+def _number(e: Expr) -> float | None:
+    return float(e.data.item()) if isinstance(e, Constant) and e.shape == () else None

@@ -1,0 +1,259 @@
+"""FoldTransposeIntoStore: a product that only a transposition reads stores its result in that order itself.
+
+So does one that another product reads in panels. Heads of attention, windows, images with channels first: their kernels
+would be another pass over memory. There are two kinds. Where runs of columns stay runs, of a few at least, each is
+stored elsewhere. Where memory runs along the rows of the product (channels first), blocks of results are turned in
+registers as they leave the first-level cache; those of Winograd's algorithm are lines of tiles of an image, those of
+depthwise convolutions lines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeGuard
+
+from relayc.backend.target import Target
+from relayc.relay.expr import Call, Expr, Function, Var
+from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relayc.relay.op.base import OpDef, OpPattern
+from relayc.relay.op.nn.conv import Conv2D
+from relayc.relay.op.nn.dense import BatchMatmulPacked, DensePacked, PackPanels
+from relayc.relay.op.nn.dense_bits import DenseBits
+from relayc.relay.op.nn.dot4 import Conv2DNHWCDot4, DenseDot4, DenseDot4Groups, WindowDot4Groups
+from relayc.relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
+from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd
+from relayc.relay.op.transform import Reshape, Transpose
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.type import TensorType
+from relayc.te.ir import PassContext, post_order
+from relayc.te.tir import Dim, as_int
+from relayc.topi.cpu.convolution.winograd_plan import WinogradShape, winograd_transposes
+from relayc.topi.cpu.register_transpose import block_of, transposed_vectors
+from relayc.topi.cpu.tiling import LINE_ELEMENTS, vector_lanes
+from relayc.topi.groups import constant_size
+from relayc.topi.utils import num_elements, same_dim
+
+__all__ = ["FoldTransposeIntoStore"]
+
+_PRODUCTS = (
+    DensePacked, DenseBits, DenseDot4, DenseDot4Groups,
+    Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked, Conv2DNHWCDot4, WindowDot4Groups, BatchMatmulPacked,
+)  # fmt: skip
+"""Products with packed weights, or other packed matrices, whose register tiles `StoreOrder` knows how to store."""
+
+_FEWEST = 4
+"""Elements of a row that are stored by one instruction, at least."""
+
+
+@dataclass(frozen=True)
+class FoldTransposeIntoStore(FunctionPass):
+    """Transpositions of the results of products become part of their kernels; see the module's docstring."""
+
+    target: Target
+    opt_level: ClassVar[int] = 2
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        if context.option("relay.FuseOps.max_size") <= 1:
+            return function
+        return rewrite_calls_knowing_uses(function, self._rewritten)
+
+    def _rewritten(self, call: Call, is_shared: Sharing) -> Expr:
+        reader = _only_call(call)
+        moved = None if reader is None else _moved(reader)
+        if moved is None:
+            return call
+        source = call.args[0]
+        while not is_shared(source) and (view := _only_call(source)) is not None and isinstance(view.op, Reshape):
+            assert isinstance(source, Call)
+            source = source.args[0]
+        if is_shared(source) or not _is_function_call(source):
+            return call
+        order = _Order.of(*moved, _anchor(source), self.target)
+        return call if order is None else _stored(source, order, call)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Dimensions `sizes` of a product's result, neighbours that stay neighbours made one, and how they are stored."""
+
+    sizes: tuple[Dim, ...]
+    axes: tuple[int, ...]
+    rows: int
+    """dimensions that are rows of the product; the others are its columns, whose sizes are known"""
+
+    @staticmethod
+    def of(source: TensorType, axes: Sequence[int], product: Call | None, target: Target) -> _Order | None:
+        """The order of a transposed result of `product`, or of a view of it; None where it had better stay apart."""
+        first = None if product is None else _first_of_columns(source, product)
+        if product is None or first is None or not _keeps_matrices(source, product, first):
+            return None
+        apart = {first, first - 1} if isinstance(product.op, BatchMatmulPacked) else {first}
+        groups, placed = _neighbours(source.shape, axes, apart)
+        sizes = [num_elements([source.shape[d] for d in group]) for group in groups]
+        order = _Order(tuple(sizes), tuple(placed), sum(group[0] < first for group in groups))
+        if order.axes == tuple(range(len(groups))):  # all that changes place has a size of 1
+            return None
+        if isinstance(product.op, (Conv2DNHWCWinograd, Conv2D)):
+            return order._by_lines(source, product, target)
+        return order if order._keeps_runs(product, target) or order._turns(source, product, target) else None
+
+    def _keeps_runs(self, product: Call, target: Target) -> bool:
+        """Does the last of the dimensions stay the last, and is it made of whole vectors of a row?
+
+        Or of large parts of vectors, if all columns are whole ones: these are computed whole then, and stored by parts.
+        """
+        last, lanes = len(self.sizes) - 1, vector_lanes(target)
+        if self.rows == 0 or last < self.rows or self.axes[-1] != last:
+            return False
+        run, columns = constant_size(self.sizes[-1:]), constant_size(self.sizes[self.rows :])
+        by_parts = run % _FEWEST == 0 and columns % lanes == 0 and not isinstance(product.op, BatchMatmulPacked)
+        return run % lanes == 0 or by_parts
+
+    def _turns(self, source: TensorType, product: Call, target: Target) -> bool:
+        """Are rows and columns exchanged, of each entry of a batch perhaps, and are there enough to turn?
+
+        Two panels of the product stay in the second-level cache: sums over more are added up by parts.
+        """
+        if not source.is_static or isinstance(product.op, BatchMatmulPacked):
+            return False
+        *batch, length, columns = [constant_size([d]) for d in self.sizes]
+        *_, panel = weights = product.args[1].tensor_type.static_shape
+        turned = (*range(len(batch)), len(batch) + 1, len(batch))
+        lanes = [n for n in transposed_vectors(target, source.dtype) if n <= length]
+        if self.rows != len(batch) + 1 or self.axes != turned or not lanes:
+            return False
+        block = block_of(lanes[0], source.dtype)
+        codes = 8 // product.op.bits if isinstance(product.op, DenseBits) else 1  # in an element of the weights
+        fits = 2 * 4 * codes * math.prod(weights[1:]) <= target.cache_bytes.l2
+        return fits and columns >= block and panel % block == 0 and not 0 < columns % panel < block
+
+    def _by_lines(self, source: TensorType, product: Call, target: Target) -> _Order | None:
+        """The order (N, C, H, W) of a convolution that is computed by lines of its image, where it is this one.
+
+        Of float32: narrower numbers are turned in tiles of more channels than a vector of the sums has.
+        """
+        whole = product.tensor_type
+        if not whole.is_static or source.dtype != "float32":
+            return None
+        images, height, width, channels = whole.static_shape
+        sizes = (height * width, channels) if images == 1 else (images, height * width, channels)
+        last = len(sizes) - 1
+        if self.sizes != sizes or self.axes != (*range(last - 1), last, last - 1):
+            return None
+        return _Order(whole.static_shape, (0, 3, 1, 2), 3) if _lines_pay(product, target) else None
+
+
+def _moved(call: Call) -> tuple[TensorType, Sequence[int]] | None:
+    """What `call` transposes, or a view of it, and the order of its dimensions. Packing whole panels is such."""
+    match call.op:
+        case Transpose(axes=axes):
+            return call.args[0].tensor_type, axes
+        case PackPanels(width=width, transpose=True):
+            matrices = call.args[0].tensor_type
+            *lead, depth, columns = matrices.shape
+            if not isinstance(columns, int) or columns % width:
+                return None
+            first, panels = len(lead), columns // width
+            return matrices.with_shape((*lead, depth, panels, width)), (*range(first), first + 1, first, first + 2)
+        case _:
+            return None
+
+
+def _lines_pay(product: Call, target: Target) -> bool:
+    """Is a convolution at least as fast by lines, turned as they are stored, as with a kernel behind it?"""
+    images, height, width, channels = product.tensor_type.static_shape
+    op = product.op
+    if not isinstance(op, Conv2DNHWCWinograd):  # a depthwise one
+        return width >= LINE_ELEMENTS and channels % vector_lanes(target) == 0
+    *_, inputs, panel = product.args[1].tensor_type.static_shape
+    shape = WinogradShape(images, height, width, inputs, channels, op.kernel_size, op.groups, op.dilation)
+    return winograd_transposes(target, shape, op.tile, panel)
+
+
+def _first_of_columns(source: TensorType, product: Call) -> int | None:
+    """The first dimension of a view of the result of `product` that is of its columns; None where one is of both."""
+    columns, first = product.shape[-1], source.ndim
+    if not isinstance(columns, int):
+        return None
+    while first and isinstance(source.shape[first - 1], int) and constant_size(source.shape[first:]) < columns:
+        first -= 1
+    return first if constant_size(source.shape[first:]) == columns else None
+
+
+def _keeps_matrices(source: TensorType, product: Call, first: int) -> bool:
+    """Are rows of the matrices of a batch, if it is one, still a dimension of the view, the one before its columns?"""
+    if not isinstance(product.op, BatchMatmulPacked):
+        return True
+    return first > 0 and same_dim(source.shape[first - 1], product.shape[-2]) and as_int(product.shape[-2]) != 1
+
+
+def _neighbours(shape: Sequence[Dim], axes: Sequence[int], apart: Collection[int]) -> tuple[list[list[int]], list[int]]:
+    """The dimensions that are not 1, in groups that stay together, and the order they are stored in.
+
+    No group is of dimensions before and behind one of those that begin something else, `apart`.
+    """
+    lasting = [d for d in range(len(shape)) if as_int(shape[d]) != 1]
+    stored = [d for d in axes if as_int(shape[d]) != 1]
+    groups: list[list[int]] = []
+    for d in lasting:
+        before = groups[-1][-1] if groups else None
+        if before is not None and d not in apart and stored.index(before) + 1 == stored.index(d):
+            groups[-1].append(d)
+        else:
+            groups.append([d])
+    return groups, sorted(range(len(groups)), key=lambda g: stored.index(groups[g][0]))
+
+
+def _is_function_call(e: Expr) -> TypeGuard[Call]:
+    return isinstance(e, Call) and isinstance(e.op, Function)
+
+
+def _only_call(e: Expr) -> Call | None:
+    """The operator's call that a fused function of one argument is all about."""
+    if not _is_function_call(e) or not isinstance(e.op, Function) or len(e.args) != 1:
+        return None
+    body = e.op.body
+    alone = isinstance(body, Call) and len(body.args) == 1 and isinstance(body.args[0], Var)
+    return body if alone and isinstance(body, Call) else None
+
+
+def _anchor(call: Call) -> Call | None:
+    """The product with packed weights, of 32 bits or less, whose tiles end in the result of a fused function's call."""
+    function = call.op
+    assert isinstance(function, Function)
+    heavy = [e for e in post_order(function.body) if isinstance(e, Call) and _is_heavy(e)]
+    if len(heavy) != 1 or not isinstance(function.body, Call) or function.body.shape != heavy[0].shape:
+        return None
+    (product,) = heavy
+    if isinstance(product.op, Conv2DNHWCWinograd) or _is_depthwise(product):
+        return product
+    if not isinstance(product.op, _PRODUCTS) or product.dtype.nbytes > 4:
+        return None
+    return product if getattr(product.op, "groups", 1) == 1 else None
+
+
+def _is_depthwise(call: Call) -> bool:
+    """A depthwise convolution of floats, channels last."""
+    op = call.op
+    if not isinstance(op, Conv2D) or op.data_layout != "NHWC" or call.dtype != "float32":
+        return False
+    return op.groups > 1 and as_int(call.args[0].shape[-1]) == op.groups
+
+
+def _is_heavy(call: Call) -> bool:
+    return isinstance(call.op, OpDef) and call.op.pattern == OpPattern.OUT_FUSABLE
+
+
+def _stored(source: Call, order: _Order, call: Call) -> Call:
+    """The call of a product `source`, stored in order, as what `call` gives."""
+    assert isinstance(source.op, Function)
+    body = Reshape(newshape=order.sizes)(source.op.body, span=source.span)
+    transposed = Transpose(axes=order.axes)(body, span=call.span)
+    stored = Call(source.op.with_body(transposed), source.args, span=call.span)
+    if stored.ty is call.ty:
+        return stored
+    whole = Var("p0", stored.ty)
+    view = Reshape(newshape=tuple(call.tensor_type.shape))(whole, span=call.span)
+    return Call(Function((whole,), view, {"primitive": True}), (stored,), span=call.span)

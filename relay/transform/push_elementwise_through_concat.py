@@ -1,0 +1,55 @@
+"""PushElementwiseThroughConcat: what maps a joined tensor maps its parts instead, where these leave registers anyway.
+
+An activation behind a concatenation makes a kernel of the two, since fusion does not compute operands in each branch of
+a join. In front of it, it is part of the epilogues of what computes the parts, and the concatenation, by itself, is
+written in place (`relay.lowering.buffer_aliasing`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from relayc.relay.expr import Call, Constant, Expr, Function
+from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relayc.relay.op.base import OpDef, OpPattern, make_call
+from relayc.relay.transform.builders import is_call_of
+from relayc.relay.transform.function_pass import FunctionPass
+from relayc.te.ir import PassContext
+
+__all__ = ["PushElementwiseThroughConcat"]
+
+
+class PushElementwiseThroughConcat(FunctionPass):
+    """f(concatenate(x, y)) = concatenate(f(x), f(y)), where heavy operators compute x and y for nobody else."""
+
+    opt_level: ClassVar[int] = 2
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        return rewrite_calls_knowing_uses(function, _mapped)
+
+
+def _mapped(call: Call, shared: Sharing) -> Expr:
+    joined = call.args[0] if call.args else call
+    if not _is_map(call) or not isinstance(joined, Call) or not is_call_of(joined, "concatenate") or shared(joined):
+        return call
+    if any(shared(x) or not _has_epilogue(x) for x in joined.args):
+        return call
+    parts = [make_call(call.operator, (x, *call.args[1:]), call.span) for x in joined.args]
+    return make_call(joined.operator, parts, joined.span)
+
+
+def _is_map(e: Expr) -> bool:
+    """Does it map each element of its first operand by itself, all in the same way?"""
+    if not isinstance(e, Call) or not isinstance(e.op, OpDef) or e.op.pattern > OpPattern.BROADCAST or not e.args:
+        return False
+    alike = all(isinstance(a, Constant) and not a.shape for a in e.args[1:]) and not isinstance(e.args[0], Constant)
+    return alike and tuple(e.args[0].shape) == tuple(e.shape) and "axis" not in e.op.attributes()
+
+
+def _has_epilogue(e: Expr) -> bool:
+    """Does a heavy operator compute it, or what is elementwise behind one?"""
+    while isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.pattern <= OpPattern.BROADCAST and e.args:
+        if tuple(e.args[0].shape) != tuple(e.shape):
+            return False
+        e = e.args[0]
+    return isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.pattern == OpPattern.OUT_FUSABLE

@@ -1,0 +1,142 @@
+"""UpdateKVCacheInPlace: what a decoder remembers stays with the executor, which appends to it where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, cast
+
+from relayc.relay.expr import Call, Expr, Function, Tuple, Var
+from relayc.relay.op import cache as cached
+from relayc.relay.op.common import with_dim
+from relayc.relay.op.transform import Concatenate
+from relayc.relay.type import TensorType
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag
+from relayc.te.tir import Dim, SizeVar
+
+__all__ = ["CAPACITY", "UpdateKVCacheInPlace", "find_kv_caches"]
+
+CAPACITY = "#capacity"
+"""The size variable of the rows that there is room for in a cache."""
+
+
+@dataclass(frozen=True)
+class UpdateKVCacheInPlace(Pass):
+    """Inputs named in `caches` become caches; the outputs they name, the same with new rows behind, are gone.
+
+    A cache is concatenated with the rows that a run adds along one dimension. In place of the input comes one with room
+    for more rows, into which what is added is written (`cache.append`), and of which what is filled is read. Caches
+    come behind the other parameters; the function's attribute "caches" has (name, axis, rows before, rows added) of
+    each. Raises CompileError for an output that is not its input with more behind it.
+    """
+
+    caches: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    opt_level: ClassVar[int] = 0
+
+    def run(self, module: IRModule, context: PassContext) -> IRModule:
+        if not self.caches:
+            return module
+        names: list[str] = list(module.attrs.get("output_names", ()))
+        for name in self.caches.values():
+            if name not in names:
+                known = ", ".join(names) or "without names"
+                raise CompileError(f"caches name the output {name!r}; the outputs are: {known}")
+        changed = _Keeper(cast(Function, module["main"]), self.caches, names).function()
+        kept = [name for name in names if name not in self.caches.values()]
+        return IRModule({**module.functions, "main": changed}, {**module.attrs, "output_names": kept})
+
+
+def find_kv_caches(module: IRModule) -> dict[str, str]:
+    """Every input that an output is with one tensor more behind it, and that output: what `caches` may name."""
+    main = cast(Function, module["main"])
+    fields = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
+    params = {id(p): p for p in main.params}
+    found: dict[str, str] = {}
+    for name, joined in zip(module.attrs.get("output_names", ()), fields, strict=False):
+        append = _append_of(joined)
+        given = append and params.get(id(append.front))
+        if append and given and isinstance(given.shape[append.axis], SizeVar):
+            found.setdefault(given.name, name)
+    return found
+
+
+class _Append(NamedTuple):
+    """A tensor, the one that is appended to it, and along which dimension."""
+
+    front: Expr
+    added: Expr
+    axis: int
+
+
+def _append_of(e: Expr) -> _Append | None:
+    """What `e` appends to what, if that is what it does."""
+    if not isinstance(e, Call) or not isinstance(e.op, Concatenate) or len(e.args) != 2:
+        return None
+    front, added = e.args
+    return _Append(front, added, e.op.axis % len(e.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """The parameter that takes the place of an input, and what a run appends to that."""
+
+    param: Var
+    append: _Append
+
+
+class _Keeper:
+    """Rewrites one function."""
+
+    def __init__(self, function: Function, caches: Mapping[str, str], outputs: Sequence[str]) -> None:
+        self.old, self.outputs, self.names = function, outputs, caches
+        self.fields = list(function.body.fields) if isinstance(function.body, Tuple) else [function.body]
+        params = {p.name: p for p in function.params}
+        strange = [name for name in caches if name not in params]
+        if strange:
+            raise CompileError(f"caches name {', '.join(strange)}, no inputs; the inputs are: {', '.join(params)}")
+        self.capacity = SizeVar(CAPACITY)
+        self.caches = {id(params[name]): self._cache(params[name], output) for name, output in caches.items()}
+
+    def _cache(self, given: Var, output: str) -> _Cache:
+        what = f"input {given.name!r} can't be a cache of output {output!r}"
+        append = _append_of(self.fields[self.outputs.index(output)])
+        if append is None:
+            raise CompileError(f"{what}: expected the input with one tensor more behind it")
+        if append.front is not given or not isinstance(given.shape[append.axis], SizeVar):
+            raise CompileError(f"{what}: expected the input, of a length known at run time only, in front")
+        roomy = TensorType(with_dim(given.shape, append.axis, self.capacity), given.dtype)
+        return _Cache(Var(given.name, roomy, span=given.span), append)
+
+    def function(self) -> Function:
+        """The function with its caches behind the other parameters, and without the outputs that are caches."""
+        dropped = {self.outputs.index(name) for name in self.names.values()}
+        kept = [i for i in range(len(self.fields)) if i not in dropped]
+        body = cast(Tuple, rewrite_dag(Tuple(tuple([self.fields[i] for i in kept])), self._append))
+        read = [cast(Var, e).name for e in post_order(body) if id(e) in self.caches]
+        if read:
+            raise CompileError(f"caches {', '.join(read)} are read before anything is appended to them")
+        inputs = [p for p in self.old.params if id(p) not in self.caches]
+        records = [_record(cache) for cache in self.caches.values()]
+        attrs = {**self.old.attrs, "caches": tuple(records)}
+        if "bound_sizes" in attrs:
+            bound: Sequence[tuple[str, int, int, str]] = attrs["bound_sizes"]  # type: ignore[assignment]
+            attrs["bound_sizes"] = tuple((name, kept.index(at), element, s) for name, at, element, s in bound)
+        result = body if len(kept) > 1 else body.fields[0]
+        return Function((*inputs, *[c.param for c in self.caches.values()]), result, attrs, span=self.old.span)
+
+    def _append(self, e: Expr) -> Expr:
+        append = _append_of(e)
+        cache = append and self.caches.get(id(append.front))
+        if not append or not cache or append.axis != cache.append.axis:
+            return e
+        front, added, axis = append
+        whole = cached.append(cache.param, added, front.shape[axis], axis)
+        return cached.filled(whole, e.shape[axis], axis)
+
+
+def _record(cache: _Cache) -> tuple[str, int, Dim, Dim]:
+    """(name, axis, rows before, rows added)."""
+    front, added, axis = cache.append
+    return cache.param.name, axis, front.shape[axis], added.shape[axis]

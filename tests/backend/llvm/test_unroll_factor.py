@@ -1,0 +1,153 @@
+"""Sums of products in registers: some of their steps are written out in a row, from addresses that they share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from relayc import backend, relay, te
+from relayc.backend.llvm.codegen.unroll_factor import unroll_factor
+from relayc.backend.target import Target
+from relayc.te.ir import IRModule, collect
+from relayc.te.tir import For, ForKind
+
+X86 = "llvm -mtriple=x86_64-unknown-linux-gnu"
+AVX512 = f"{X86} -mcpu=sapphirerapids"
+
+
+def product(
+    depth: te.Dim, rows: int = 8, columns: int = 32, dtype: str = "float32", asks: Sequence[int] = ()
+) -> IRModule:
+    """(rows, depth) by (depth, columns): all sums are in registers while a loop goes along the depth.
+
+    Every so many steps, loops inside of others, memory is asked for in the innermost.
+    """
+    a, b = te.placeholder((rows, depth), dtype, "a"), te.placeholder((depth, columns), dtype, "b")
+    k = te.reduce_axis((0, depth), "k")
+    c = te.compute((rows, columns), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="c")
+    s = te.create_schedule([c.op])
+    tile = s.cache_write(c, "local")
+    i, j = s[tile].op.axis
+    s[tile].reorder(k, i, j)
+    loop, rest = k, k
+    for every in asks:
+        loop, rest = s[tile].split(rest, factor=every)
+    if asks:
+        s[tile].prefetch_line(b, loop, lambda i, j, k: (k + 100, 0))
+    s[tile].unroll(i)
+    s[tile].vectorize(j)
+    s[c].vectorize(s[c].op.axis[1])
+    return te.lower(s, [a, b, c])
+
+
+def steps(module: IRModule, vector_bits: int = 512) -> int:
+    (function,) = module.functions.values()
+    loops = [f for f in collect(function.body, For) if f.kind is ForKind.SERIAL and str(f.loop_var).startswith("k")]
+    return unroll_factor(loops[-1], vector_bits)
+
+
+@pytest.mark.parametrize(
+    ("depth", "found"), [(64, 8), (60, 6), (7, 7), (5, 5), (13, 8), (127, 8), (2, 2)]
+)
+def test_as_many_steps_as_divide_them_or_as_many_as_possible(depth: int, found: int):
+    assert steps(product(depth)) == found
+
+
+def test_fewer_steps_of_larger_tiles_and_one_of_what_is_no_tile():
+    assert steps(product(64, rows=14)) == 8, "of 28 multiply-adds each"
+    assert steps(product(64, rows=8), vector_bits=256) == 4, "of 32: up to seven, of which four divide the steps"
+    assert steps(product(64, rows=14, columns=64)) == 1, "56, which no registers hold"
+    assert steps(product(64, rows=2)) == 1, "four multiply-adds"
+    assert steps(product(te.size_var("n"))) == 1, "how many of them is not known"
+
+
+@pytest.mark.parametrize(
+    ("asks", "found"), [([2], 4), ([4], 2), ([8], 1), ([16], 1), ([8, 2], 1), ([4, 2], 2), ([2, 1], 4)]
+)
+def test_loops_of_few_steps_between_which_memory_is_asked_for_are_written_out_with_the_next(
+    asks: list[int], found: int
+):
+    """Eight steps in a row in all."""
+    assert steps(product(64, asks=asks)) == found
+    text = backend.build(product(64, asks=asks), target=Target(AVX512)).get_source("asm")
+    assert text.count("vfmadd") == 16 * 8
+    assert text.count("prefetch") == 8 // min(asks[-1], 8)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 7, 13, 64, 67])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_results(depth: int, dtype: str):
+    """Whatever is left over of the steps."""
+    rng = np.random.default_rng(depth)
+    a, b = rng.standard_normal((8, depth)).astype(dtype), rng.standard_normal((depth, 32)).astype(dtype)
+    result = backend.nd.empty((8, 32), dtype)
+    backend.build(product(depth, dtype=dtype), target="llvm")(backend.nd.array(a), backend.nd.array(b), result)
+    np.testing.assert_allclose(result.numpy(), a @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_registers_hold_all_sums_and_addresses_take_next_to_no_instructions():
+    """Nothing is spilled; of eight steps there is one addition for each operand, and one for the loop."""
+    text = backend.build(product(640, rows=13), target=Target(AVX512)).get_source("asm")
+    (body,) = [b.split("\tj")[0] for b in re.split(r"\n\.LBB", text) if b.count("vfmadd") == 8 * 26]
+    assert not re.search(r"zmm\d+, -?\d*\(%rsp\)|\(%rsp\), %zmm", body)
+    scalar = re.findall(r"^\s(?:add|lea|inc|sub|cmp|mov|shl)\w*\s", body, flags=re.M)
+    assert len(scalar) <= 4
+
+
+@pytest.mark.parametrize(
+    ("processor", "through"), [("icelake-server", True), ("znver5", False), ("haswell", False)]
+)
+def test_sums_pass_from_step_to_step_in_registers(processor: str, through: bool):
+    """Not with LLVM's models of Zen 4 and 5, with which 14 x 2 vectors spill only if they have to."""
+    rows, columns = (14, 32) if processor != "haswell" else (6, 16)
+    lib = backend.build(product(64, rows, columns), target=Target(f"{X86} -mcpu={processor}"))
+    assert ("=v,=v" in lib.get_source("raw-ll")) == through
+    assert "(%rsp)" not in lib.get_source("asm")
+
+
+def test_a_tile_that_takes_nearly_all_registers_does_not_spill():
+    """14 x 2 vectors of a convolution with strides: one of the sums was in memory, and waited for in each step."""
+    x, weight = relay.var("x", (1, 128, 56, 56)), relay.const(np.zeros((128, 128, 3, 3), np.float32))
+    conv = relay.nn.conv2d(x, weight, strides=(2, 2), padding=(1, 1, 1, 1), channels=128, kernel_size=(3, 3))
+    target = f"{X86} -mcpu=icelake-server -num-cores=1 -l1-bytes=49152 -l2-bytes={2 << 20}"
+    lib = relay.build(IRModule({"main": relay.Function((x,), relay.nn.relu(conv))}), target)
+    loops = [b for b in re.split(r"\n(?=\.LBB)", lib.module.get_source("asm")) if "vfmadd" in b]
+    assert [b.count("vfmadd") for b in loops] == [8 * 28]
+    assert not any("(%rsp)" in b[b.index("vfmadd") : b.rindex("vfmadd")] for b in loops)
+
+
+@pytest.mark.parametrize("processor", ["icelake-server", "znver5"])
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(784, 1152, 128), (3136, 576, 64), (128, 768, 768)])
+def test_sums_of_products_of_bytes_stay_in_registers(processor: str, rows: int, depth: int, columns: int):
+    """LLVM read the numbers of all rows first where memory was asked for in every second step, and took up to four
+    times as long."""
+    x, weight = relay.var("x", (rows, depth), "uint8"), relay.const(np.ones((columns, depth), np.int32))
+    y = relay.nn.relu(relay.nn.dense(relay.cast(x, "int32"), weight))
+    target = f"{X86} -mcpu={processor} -num-cores=1 -l1-bytes=49152 -l2-bytes={2 << 20}"
+    text = relay.build(IRModule({"main": relay.Function((x,), y)}), target).module.get_source("asm")
+    loops = [b for b in re.split(r"\n(?=\.LBB)", text) if "vpdpbusd" in b]
+    assert loops and not any(re.search(r"zmm\d+, -?\d*\(%rsp\)", b) for b in loops)
+
+
+@pytest.mark.parametrize(
+    ("target", "columns", "vectors"),
+    [
+        (AVX512, 208, 1), (AVX512, 209, 2), (f"{X86} -mcpu=znver5", 208, 1),
+        ("llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1", 100, 1),
+    ],
+)  # fmt: skip
+def test_two_vectors_of_a_row_that_are_apart_leave_sums_in_registers(target: str, columns: int, vectors: int):
+    """The last columns are no whole panel, so vectors are told apart: LLVM would spill, which took up to four times as
+    long, whatever the loop is like (with 13 vectors, asking for few lines of results in between). The last one of the
+    panels of two vectors has tiles of as many as it needs.
+    """
+    x, weight = relay.var("x", (784, 256)), relay.const(np.zeros((columns, 256), np.float32))
+    lib = relay.build(IRModule({"main": relay.Function((x,), relay.nn.dense(x, weight))}), target)
+    loops = [re.sub("fmla", "vfmadd", b) for b in re.split(r"\n(?=\.LBB)", lib.module.get_source("asm"))]
+    loops = [b for b in loops if "vfmadd" in b]
+    whole, last = [b.count("vfmadd") for b in loops]
+    assert whole % 8 == 0 and 2 * last == vectors * whole, "eight steps of each are written out"
+    assert not any(re.search(r"\(%rsp\)|\[sp", b[b.index("vfmadd") : b.rindex("vfmadd")]) for b in loops)

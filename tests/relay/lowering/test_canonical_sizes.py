@@ -1,0 +1,152 @@
+"""Kernels that differ only in whose sizes they are about are one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.relay import op
+from relayc.relay.lowering.canonical_sizes import CanonicalSizes
+from relayc.relay.op.base import make_call
+from relayc.relay.sizes import add_sizes, assuming, larger, normal, product, smaller
+from relayc.te.tir import Dim, SizeVar
+
+RNG = np.random.default_rng(5)
+
+
+def largest(size: SizeVar) -> relay.Function:
+    """The three largest values of each column of `size` lines, or all of fewer; a size is an attribute here too."""
+    x = relay.var("x", (size, 6))
+    return relay.Function((x,), op.topk(x, k=smaller(size, 3), axis=0)[0])
+
+
+def test_functions_of_different_sizes_become_equal() -> None:
+    sizes, n, m = CanonicalSizes(), SizeVar("n"), SizeVar("m")
+    (first, names), (second, others) = sizes.rename(largest(n)), sizes.rename(largest(m))
+    assert str(first) == str(second)
+    assert names["#0"] is n and others["#0"] is m
+
+
+def test_a_function_of_known_sizes_stays_as_it_is() -> None:
+    x = relay.var("x", (4, 6))
+    function = relay.Function((x,), op.nn.relu(x))
+    renamed, names = CanonicalSizes().rename(function)
+    assert renamed is function and not names
+
+
+def bent(*shape: Dim) -> relay.Function:
+    x = relay.var("x", shape)
+    return relay.Function((x,), op.nn.relu(x))
+
+
+def test_a_formula_is_one_size_where_its_variable_is_not_mentioned_by_itself() -> None:
+    samples, batch = SizeVar("samples"), SizeVar("batch")
+    frames = normal((samples + 240) // 320 - 1)
+    renamed, names = CanonicalSizes().rename(bent(batch, frames, 8))
+    assert str(renamed) == str(CanonicalSizes().rename(bent(SizeVar("n"), SizeVar("m"), 8))[0])
+    assert names == {"#0": batch, "#1": frames}
+
+
+@pytest.mark.parametrize(
+    ("frames", "own"),
+    [(lambda n: n * 12, "#0*12"), (lambda n: n // 4 * 4, "#0*4"), (lambda n: 100 // n, "100 // #0"),
+     (lambda n: n % 7, "#0 % 7")],
+)  # fmt: skip
+def test_a_size_keeps_what_is_known_of_its_factors_and_divisors(frames: Callable[[SizeVar], Dim], own: str) -> None:
+    renamed, _ = CanonicalSizes().rename(bent(normal(frames(SizeVar("n")))))
+    assert str(renamed.params[0].tensor_type.shape[0]).replace(" * ", "*") == own
+
+
+def test_convolutions_by_tiles_of_pixels_take_multiples_for_sizes_of_their_own() -> None:
+    def convolution(lines: Dim, more: Dim) -> relay.Function:
+        x, weight = relay.var("x", (1, lines, 8, 16)), relay.var("w", (2, 1, 1, 16, 16))
+        y = make_call("nn.conv2d_nhwc_packed", (x, weight), channels=32)
+        return relay.Function((x, weight), op.add(y, relay.var("r", (1, more, 8, 32))))
+
+    n = SizeVar("n")
+    renamed, names = CanonicalSizes().rename(convolution(normal(n * 4), normal(n * 4)))
+    assert [str(size) for size in names.values()] == ["n * 4"]
+    assert str(renamed) == str(CanonicalSizes().rename(convolution(n, n))[0])
+    halves = normal((n + 1) // 2 * 2)
+    assert str(CanonicalSizes().rename(convolution(halves, halves))[0]) == str(renamed)
+
+
+def test_a_variable_that_is_mentioned_by_itself_stays() -> None:
+    n = SizeVar("n")
+    x, y = relay.var("x", (n, 4)), relay.var("y", (normal(n // 2), 4))
+    _, names = CanonicalSizes().rename(relay.Function((x, y), op.concatenate([x, y], axis=0)))
+    assert names == {"#0": n}
+
+
+def test_sizes_that_are_taken_to_be_equal_are_one() -> None:
+    n = SizeVar("n")
+    cut = add_sizes(larger(add_sizes(n, product((-1, smaller(n, 1)))), 0), 1)  # n without a first one, and one more
+    x, w, y = relay.var("x", (2, cut, 8)), relay.var("w", (4, 8)), relay.var("y", (1, n, 4))
+    with assuming():
+        body = op.add(op.nn.dense(x, w), y)
+    renamed, names = CanonicalSizes().rename(relay.Function((x, w, y), body))
+    assert names == {"#0": n}
+    assert [str(p.tensor_type.shape[1]) for p in renamed.params] == ["#0", "8", "#0"]
+
+
+def test_a_size_of_one_at_most_is_no_other_one() -> None:
+    n = SizeVar("n")
+    x, y = relay.var("x", (smaller(n, 1), 4)), relay.var("y", (n, 4))
+    with assuming():
+        function = relay.Function((x, y), op.add(x, y))
+    renamed, _ = CanonicalSizes().rename(function)
+    assert [str(p.tensor_type.shape[0]) for p in renamed.params] == ["min(#0, 1)", "#0"]
+
+
+def test_sizes_of_results_follow_from_the_formula() -> None:
+    n = SizeVar("n")
+    x = relay.var("x", (1, 4, normal((n + 1) // 2)))
+    function = relay.Function((x,), op.nn.max_pool1d(x, pool_size=2, strides=2))
+    renamed, names = CanonicalSizes().rename(function)
+    assert names == {"#0": normal((n + 1) // 2)}
+    assert str(renamed.body.tensor_type.shape[2]) == "#0 // 2"
+
+
+@pytest.mark.parametrize("target", ["llvm", "interp"])
+def test_layers_of_one_kind_share_a_kernel_that_is_given_what_their_formulas_come_to(target: str) -> None:
+    n = SizeVar("n")
+    x = relay.var("x", (1, 4, n))
+    layers = [x]
+    for _ in range(3):
+        layers.append(op.nn.max_pool1d(layers[-1], pool_size=3, strides=2, padding=(1, 1)))
+    lib = relay.build(relay.Function((x,), layers[-1]), target=target)
+    assert lib.build_report.kernels == 1 and lib.build_report.nodes == 3
+    if target == "llvm":
+        lib = CompiledModel.from_bytes(lib.to_bytes())
+    executor = graph_executor.GraphModule(lib["default"](device(lib.graph.device, 0)))
+    for length in (1, 2, 7, 64, 133):
+        data = RNG.standard_normal((1, 4, length), dtype=np.float32)
+        executor.set_input("x", data)
+        executor.run()
+        expected = data
+        for _ in range(3):
+            padded = np.pad(expected, ((0, 0), (0, 0), (1, 2)), constant_values=-np.inf)
+            lines = -(-expected.shape[2] // 2)
+            expected = np.stack([padded[:, :, k : k + 2 * lines : 2][:, :, :lines] for k in range(3)]).max(0)
+        np.testing.assert_array_equal(executor.get_output(0).numpy(), expected)
+
+
+@pytest.mark.parametrize("target", ["llvm", "interp"])
+def test_one_kernel_serves_several_sizes(target: str) -> None:
+    sizes = [SizeVar(f"n{i}") for i in range(4)]
+    params = [relay.var(f"x{i}", (n, 6)) for i, n in enumerate(sizes)]
+    results = [op.topk(x, k=smaller(n, 3), axis=0)[0] for x, n in zip(params, sizes, strict=True)]
+    lib = relay.build(relay.Function(tuple(params), relay.Tuple(tuple(results))), target=target)
+    assert lib.build_report.kernels == 1 and lib.build_report.nodes == 4
+    executor = graph_executor.GraphModule(lib["default"](device(lib.graph.device, 0)))
+    data = [RNG.standard_normal((lines, 6), dtype=np.float32) for lines in (5, 1, 8, 2)]
+    for i, x in enumerate(data):
+        executor.set_input(f"x{i}", x)
+    executor.run()
+    for i, x in enumerate(data):
+        np.testing.assert_array_equal(executor.get_output(i).numpy(), -np.sort(-x, axis=0)[:3])

@@ -1,0 +1,122 @@
+"""Kernels that transpose are made of as few dimensions as can be, and compute the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.interpreter import evaluate
+from relayc.relay.lowering.collapse_dimensions import collapse_dimensions
+
+
+def merged(body: relay.Expr, *params: relay.Var) -> tuple[list[tuple[int, ...]], tuple[int, ...] | None]:
+    """Shapes of the parameters, and the axes of the transposition that is left; results are compared."""
+    function = relay.Function(params, body)
+    changed = collapse_dimensions(function)
+    random = np.random.default_rng(0)
+    feeds = [random.standard_normal(p.tensor_type.static_shape).astype(str(p.tensor_type.dtype)) for p in params]
+    expected = evaluate(function, feeds)
+    shaped = [a.reshape(p.tensor_type.static_shape) for a, p in zip(feeds, changed.params, strict=True)]
+    assert np.array_equal(np.ravel(evaluate(changed, shaped)), np.ravel(expected))
+    axes = [e.op.axes for e in relay.analysis.evaluation_order(changed.body)
+            if isinstance(e, relay.Call) and e.operator.name == "transpose"]  # fmt: skip
+    return [p.tensor_type.static_shape for p in changed.params], axes[0] if axes else None
+
+
+def var(name: str, *shape: int) -> relay.Var:
+    return relay.var(name, shape=shape, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "small", "order"),
+    [
+        ((2, 3, 4, 5), (0, 2, 3, 1), (2, 3, 20), (0, 2, 1)),
+        ((1, 3, 4, 5), (0, 2, 3, 1), (3, 20), (1, 0)),
+        ((4, 6, 1, 5), (1, 2, 0, 3), (4, 6, 5), (1, 0, 2)),
+        ((2, 3, 4, 5), (2, 3, 0, 1), (6, 20), (1, 0)),
+        ((2, 3, 4), (2, 1, 0), (2, 3, 4), (2, 1, 0)),
+        ((1, 2, 2, 3, 4, 5), (0, 3, 4, 1, 5, 2), (2, 2, 12, 5), (2, 0, 3, 1)),
+    ],
+    ids=str,
+)
+def test_what_stays_together_becomes_one(shape, axes, small, order) -> None:
+    x = var("x", *shape)
+    assert merged(relay.transpose(x, axes), x) == ([small], order)
+
+
+def test_elementwise_work_follows() -> None:
+    x, scale = var("x", 2, 3, 4, 5), var("scale", 3)
+    y = relay.nn.relu(relay.multiply(relay.transpose(relay.tanh(x), (0, 2, 3, 1)), scale))
+    assert merged(y, x, scale) == ([(2, 3, 20), (1, 1, 3)], (0, 2, 1))
+
+
+def test_what_repeats_along_one_dimension_keeps_it_apart() -> None:
+    x, row = var("x", 2, 3, 4, 5), var("row", 5, 1)
+    y = relay.add(relay.transpose(x, (0, 2, 3, 1)), row)
+    assert merged(y, x, row) == ([(2, 3, 4, 5), (5, 1)], (0, 2, 3, 1))
+
+
+def test_constants_and_choices_follow() -> None:
+    x, mask = var("x", 2, 3, 4, 5), var("mask", 2, 4, 5, 3)
+    y = relay.where(relay.greater(mask, relay.const(np.float32(0))), relay.transpose(x, (0, 2, 3, 1)), mask)
+    assert merged(y, x, mask) == ([(2, 3, 20), (2, 20, 3)], (0, 2, 1))
+
+
+def test_a_tensor_read_in_two_orders_stays() -> None:
+    x = var("x", 4, 4, 5)
+    y = relay.add(x, relay.transpose(x, (1, 0, 2)))
+    assert merged(y, x)[0] == [(4, 4, 5)]
+
+
+def test_flags_are_moved_as_bytes() -> None:
+    x = relay.var("x", shape=(4, 5), dtype="bool")
+    changed = collapse_dimensions(relay.Function((x,), relay.transpose(x, (1, 0))))
+    assert str(changed.params[0].tensor_type.dtype) == "uint8"
+    moved = relay.Function((x,), relay.transpose(x, (1, 0)))
+    inverted = relay.Function((x,), relay.logical_not(relay.transpose(x, (1, 0))))
+    assert collapse_dimensions(inverted) is inverted
+    flags = np.random.default_rng(0).random((4, 5)) < 0.5
+    module = graph_executor.GraphModule(relay.build(moved, "llvm")["default"](device("cpu", 0)))
+    module.set_input("x", flags)
+    module.run()
+    assert np.array_equal(module.get_output(0).numpy(), flags.T)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "small"),
+    [
+        (((2, 3, 4, 5), (3, 1, 1)), [(2, 3, 20), (1, 3, 1)]),
+        (((2, 3, 4, 5), (5,)), [(24, 5), (1, 5)]),
+        (((2, 3, 4, 5), (2, 1, 1, 5), (1, 1, 1)), [(2, 12, 5), (2, 1, 5), (1, 1, 1)]),
+        (((2, 3, 4), (1, 3, 1), (4,)), [(2, 3, 4), (1, 3, 1), (4,)]),
+    ],
+    ids=str,
+)
+def test_smaller_tensors_are_repeated_along_merged_dimensions(shapes, small) -> None:
+    params = [var(f"x{i}", *shape) for i, shape in enumerate(shapes)]
+    y: relay.Expr = params[0]
+    for other in params[1:]:
+        y = relay.multiply(relay.add(y, other), relay.const(np.full((1,) * len(shapes[0]), 2, np.float32)))
+    assert merged(y, *params) == (small, None)
+
+
+def test_others_are_left_alone() -> None:
+    x = var("x", 2, 3, 4)
+    assert merged(relay.nn.relu(x), x)[0] == [(2, 3, 4)]
+    n = relay.var("n", shape=(2, 3, 4), dtype="float32")
+    softmax = relay.Function((n,), relay.nn.softmax(relay.transpose(n, (0, 2, 1))))
+    assert collapse_dimensions(softmax) is softmax
+
+
+def test_models_compute_the_same() -> None:
+    x, bias = var("x", 3, 5, 6, 7), var("bias", 5, 1, 1)
+    function = relay.Function((x, bias), relay.nn.relu(relay.transpose(relay.add(x, bias), (0, 2, 3, 1))))
+    feeds = [np.random.default_rng(i).standard_normal(p.tensor_type.static_shape, dtype=np.float32)
+             for i, p in enumerate(function.params)]  # fmt: skip
+    module = graph_executor.GraphModule(relay.build(function, "llvm")["default"](device("cpu", 0)))
+    for param, array in zip(function.params, feeds, strict=True):
+        module.set_input(param.name, array)
+    module.run()
+    assert np.array_equal(module.get_output(0).numpy(), evaluate(function, feeds))

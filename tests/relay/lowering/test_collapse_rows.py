@@ -1,0 +1,54 @@
+"""Kernels of rows have two dimensions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relayc import relay
+from relayc.relay.expr import Expr, Function, Var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.lowering.collapse_rows import collapse_rows
+from relayc.te.tir import SizeVar
+
+nn = relay.nn
+
+
+def _var(name: str, *shape: int, dtype: str = "float32") -> Var:
+    return Var(name, relay.TensorType(shape, dtype))
+
+
+def _same(function: Function, shapes: list[tuple[int, ...]]) -> Function:
+    changed = collapse_rows(function)
+    assert [p.ty.shape for p in changed.params] == shapes
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal(p.ty.shape).astype(np.float32) for p in function.params]
+    reshaped = [array.reshape(p.ty.shape) for array, p in zip(arrays, changed.params, strict=True)]
+    wanted = evaluate(function, arrays)
+    np.testing.assert_allclose(evaluate(changed, reshaped).reshape(wanted.shape), wanted, rtol=1e-6)
+    return changed
+
+
+def test_dimensions_of_rows_become_one() -> None:
+    x, y, scale = _var("x", 2, 3, 4, 5), _var("y", 2, 3, 4, 5), _var("s", 5)
+    _same(Function((x,), nn.softmax(x, axis=3)), [(24, 5)])
+    _same(Function((x, scale), nn.rms_norm(x, scale)), [(24, 5), (5,)])
+    _same(Function((x, y, scale), nn.layer_norm(relay.add(x, y), scale, scale)), [(24, 5), (24, 5), (5,)])
+    shared = _var("b", 1, 1, 1, 5)
+    _same(Function((x, shared), nn.relu(nn.log_softmax(relay.multiply(x, shared)))), [(24, 5), (5,)])
+
+
+def test_other_kernels_stay() -> None:
+    x, mask, two = _var("x", 2, 3, 4, 5), _var("m", 3, 1, 5), _var("t", 6, 5)
+    known = _var("s", 2, 3, 4, 5)
+    sized = Var("n", relay.TensorType((SizeVar("n"), 3, 5), "float32"))
+    others: list[tuple[tuple[Var, ...], Expr]] = [
+        ((x,), nn.softmax(x, axis=2)),
+        ((x, mask), nn.softmax(relay.add(x, mask))),
+        ((two,), nn.softmax(two)),
+        ((sized,), nn.softmax(sized)),
+        ((x, known), nn.softmax(relay.add(nn.softmax(x), known))),
+        ((x,), relay.exp(x)),
+    ]
+    for params, body in others:
+        function = Function(params, body)
+        assert collapse_rows(function) is function

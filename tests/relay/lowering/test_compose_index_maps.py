@@ -1,0 +1,71 @@
+"""Kernels that transpose and reshape in turns become one transposition, and compute the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from relayc import relay
+from relayc.relay.interpreter import evaluate
+from relayc.relay.lowering.compose_index_maps import compose_index_maps
+from relayc.relay.op.transform import Reshape, Transpose
+
+
+def composed(body: relay.Expr, x: relay.Var) -> list[str]:
+    """The operators that are left, producers first; results are compared."""
+    function = relay.Function((x,), body)
+    changed = compose_index_maps(function)
+    data = np.arange(np.prod(x.tensor_type.static_shape), dtype=np.float32)
+    shapes = [p.tensor_type.static_shape for p in (x, changed.params[0])]
+    results = [evaluate(f, [data.reshape(s)]) for f, s in zip((function, changed), shapes, strict=True)]
+    expected, found = [np.ravel(r) for r in results]
+    np.testing.assert_array_equal(found, expected)
+    return [e.operator.name for e in relay.analysis.evaluation_order(changed.body) if isinstance(e, relay.Call)]
+
+
+def var(*shape: int) -> relay.Var:
+    return relay.var("x", shape=shape, dtype="float32")
+
+
+def test_depth_to_space_between_layouts_is_one_transposition() -> None:
+    x = var(2, 2, 3, 4, 5, 7)
+    inside = relay.reshape(relay.transpose(x, (0, 4, 1, 5, 2, 3)), (2, 10, 21, 4))
+    y = relay.transpose(inside, (0, 3, 1, 2))
+    assert composed(y, x) == ["transpose"]
+    changed = compose_index_maps(relay.Function((x,), y))
+    assert isinstance(changed.body, relay.Call) and isinstance(changed.body.op, Transpose)
+    assert changed.body.op.axes == (0, 3, 4, 1, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "newshape", "axes"),
+    [((6, 4, 1, 8), (2, 3, 2, 2, 2, 4), (5, 0, 4, 2, 1, 3)), ((24, 10), (4, 60), (1, 0)), ((4, 9), (6, 6), (1, 0)),
+     ((2, 3, 5), (6, 1, 5), (2, 1, 0)), ((1, 1), (1,), (0,))],
+)  # fmt: skip
+def test_dimensions_are_taken_apart_where_they_divide(shape, newshape, axes) -> None:
+    x = var(*shape)
+    turned = relay.transpose(x, tuple(range(len(shape)))[::-1])
+    y = relay.transpose(relay.reshape(turned, newshape), axes)
+    composed(y, x)
+    first = relay.transpose(relay.reshape(x, newshape), axes)
+    composed(first, x)
+
+
+def test_elementwise_work_stays_in_front_and_behind() -> None:
+    x = var(4, 6)
+    y = relay.nn.relu(relay.transpose(relay.reshape(relay.transpose(relay.exp(x)), (2, 3, 4)), (1, 0, 2)))
+    assert composed(relay.multiply(y, relay.const(np.float32(2))), x) == ["exp", "transpose", "nn.relu", "multiply"]
+
+
+def test_others_are_left_alone() -> None:
+    x = var(4, 9)
+    uneven = relay.transpose(relay.reshape(relay.transpose(x), (6, 6)))  # 9 rows of 4 become 6 of 6: no common parts
+    function = relay.Function((x,), uneven)
+    assert compose_index_maps(function) is function
+    twice = relay.Function((x,), relay.add(relay.reshape(relay.transpose(x), (4, 9)), x))
+    assert compose_index_maps(twice) is twice
+    plain = relay.Function((x,), relay.transpose(x))
+    assert compose_index_maps(plain) is plain
+    strided = relay.Function((x,), relay.reshape(relay.transpose(x), (36,)), {"strides": ((18, 1), None)})
+    assert compose_index_maps(strided) is strided
+    assert any(isinstance(e, relay.Call) and isinstance(e.op, Reshape) for e in relay.analysis.evaluation_order(uneven))

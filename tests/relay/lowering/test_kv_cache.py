@@ -1,0 +1,160 @@
+"""Caches that the executor keeps: a decoder that remembers against one that is given all it has seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from relayc import relay
+from relayc.backend.runtime import ArgumentError, ArtifactError, device, graph_executor, load_model
+from relayc.backend.runtime import kv_cache as kept_caches
+from relayc.backend.runtime.graph import Graph
+from relayc.relay import Function, IRModule, op, var
+from relayc.relay.expr import Expr, Tuple
+from relayc.relay.op import nn
+from relayc.relay.transform import find_kv_caches
+from relayc.te.errors import CompileError
+from relayc.te.tir import Dim, SizeVar
+
+HEADS, SIZE = 2, 4
+CACHES = {"past.key": "key", "past.value": "value"}
+rng = np.random.default_rng(0)
+
+
+def decoder(length: Dim | None = None, batch: Dim = 1, reads: bool = False) -> IRModule:
+    """Attention of x (batch, new, HEADS * SIZE) over the past and itself; outputs: the result, keys and values."""
+    past = SizeVar("past") if length is None else length
+    x = var("x", (batch, SizeVar("new"), HEADS * SIZE))
+    inputs = [var(f"past.{name}", (batch, HEADS, past, SIZE)) for name in ("key", "value")]
+    query = op.transpose(op.reshape(x, (batch, -1, HEADS, SIZE)), (0, 2, 1, 3))
+    added = [op.tanh(query), op.sin(query)]
+    whole = [op.concatenate([p, new], axis=2) for p, new in zip(inputs, added, strict=True)]
+    result: Expr = nn.attention(query, *whole, scale=0.5)
+    result = op.add(result, op.sum(inputs[0], axis=(2,), keepdims=True)) if reads else result
+    main = Function((*inputs, x), Tuple((result, *whole)))
+    return IRModule({"main": main}, {"output_names": ["y", "key", "value"]})
+
+
+def executor() -> graph_executor.GraphModule:
+    lib = relay.build(decoder(), "llvm -num-cores=1", caches=CACHES)
+    return graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+
+
+def expected(seen: np.ndarray, new: int) -> np.ndarray:
+    """The result for the last `new` of the positions `seen`."""
+    query = seen.reshape(len(seen), -1, HEADS, SIZE).swapaxes(1, 2)
+    key, value = np.tanh(query), np.sin(query)
+    scores = np.exp(query[:, :, -new:] @ key.swapaxes(2, 3) * 0.5)
+    return scores / scores.sum(-1, keepdims=True) @ value
+
+
+def positions(count: int, batch: int = 1) -> np.ndarray:
+    return rng.standard_normal((batch, count, HEADS * SIZE)).astype("float32")
+
+
+def test_runs_append_to_what_was_there():
+    module, seen = executor(), np.zeros((1, 0, HEADS * SIZE), "float32")
+    assert module.get_input_info()[0] == {"x": (1, "new", HEADS * SIZE)} and module.get_num_inputs() == 1
+    assert list(module.get_output_info()[0]) == ["y"]
+    for new in (5, 1, 1, 3, 40, 1):
+        x = positions(new)
+        seen = np.concatenate([seen, x], axis=1)
+        module.run(x=x)
+        assert module.cache_length == seen.shape[1]
+        np.testing.assert_allclose(module.get_output("y").numpy(), expected(seen, new), rtol=1e-5, atol=1e-6)
+
+
+def test_pairs_are_found():
+    assert find_kv_caches(decoder()) == CACHES
+    assert find_kv_caches(decoder(length=7)) == {}
+
+
+def test_truncation_takes_positions_back():
+    module, seen = executor(), positions(4)
+    module.run(x=seen)
+    module.run(x=positions(3))
+    module.truncate_caches(4)
+    x = positions(2)
+    (y,) = module(x=x)
+    np.testing.assert_allclose(y.numpy(), expected(np.concatenate([seen, x], axis=1), 2), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ArgumentError, match="caches of 6 rows can't be truncated to 7"):
+        module.truncate_caches(7)
+    module.truncate_caches()
+    module.run(x=x)
+    np.testing.assert_allclose(module.get_output(0).numpy(), expected(x, 2), rtol=1e-5, atol=1e-6)
+
+
+def test_measuring_leaves_caches_as_they_are():
+    module = executor()
+    module.run(x=positions(3))
+    module.benchmark(repeat=2, number=2, x=positions(1))
+    module.benchmark(repeat=2, number=2, end_to_end=True, x=positions(1))
+    assert len(module.profile(x=positions(1)))
+    assert module.cache_length == 3
+    assert module.clone().cache_length == 0
+
+
+def test_memory_is_renewed_seldom(monkeypatch):
+    made: list[tuple[int, ...]] = []
+    make = kept_caches.empty
+
+    def counting(shape, *args):
+        made.append(shape)
+        return make(shape, *args)
+
+    monkeypatch.setattr(kept_caches, "empty", counting)
+    module = executor()
+    for _ in range(200):
+        module.run(x=positions(1))
+    assert len(made) < 2 * 16
+
+
+def test_the_artifact_knows_its_caches(tmp_path):
+    relay.build(decoder(), "llvm -num-cores=1", caches=CACHES).save(tmp_path / "model.relayc")
+    model = load_model(tmp_path / "model.relayc")
+    assert model.graph == Graph.from_json(model.graph.to_json())
+    module, x = graph_executor.GraphModule(model["default"](device("cpu", 0))), positions(3)
+    module.run(x=x[:, :2])
+    module.run(x=x[:, 2:])
+    np.testing.assert_allclose(module.get_output(0).numpy(), expected(x, 1), rtol=1e-5, atol=1e-6)
+    record = model.graph.to_json()
+    for broken in ({"input": 9}, {"axis": 9}, {"axis": 0}, {"length": "nothing"}):
+        with pytest.raises(ArtifactError, match="caches"):
+            Graph.from_json({**record, "caches": [{**record["caches"][0], **broken}]})
+
+
+def test_batches_keep_their_number():
+    lib = relay.build(decoder(batch=SizeVar("batch")), "llvm -num-cores=1", caches=CACHES)
+    module, x = graph_executor.GraphModule(lib["default"](device("cpu", 0))), positions(4, batch=3)
+    module.run(x=x[:, :3])
+    module.run(x=x[:, 3:])
+    np.testing.assert_allclose(module.get_output(0).numpy(), expected(x, 1), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ArgumentError, match=r"has 4 rows in a shape \(3, .* truncate_caches\(\) forgets them"):
+        module.run(x=positions(1, batch=2))
+    module.truncate_caches()
+    module.run(x=positions(1, batch=2))
+
+
+def test_caches_are_no_inputs():
+    module = executor()
+    for use in (lambda: module.set_input("past.key", 0), lambda: module.get_input("past.value")):
+        with pytest.raises(ArgumentError, match="is a cache, which the executor keeps"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("module", "caches", "options", "text"),
+    [
+        (decoder(), {"past": "key"}, {}, "caches name past, no inputs; the inputs are: past.key"),
+        (decoder(), {"past.key": "keys"}, {}, "caches name the output 'keys'; the outputs are: y, key, value"),
+        (decoder(), {"past.key": "y"}, {}, "expected the input with one tensor more behind it"),
+        (decoder(), {"past.key": "value"}, {}, "expected the input, of a length known at run time only, in front"),
+        (decoder(length=7), CACHES, {}, "of a length known at run time only"),
+        (decoder(reads=True), CACHES, {}, "caches past.key are read before anything is appended"),
+        (decoder(), CACHES, {"target": "cuda -arch=sm_90"}, "caches are kept on CPUs only"),
+        (decoder(), CACHES, {"specialize": {"new": [1]}}, "not specialized as well"),
+    ],
+)
+def test_what_can_not_be_kept(module: IRModule, caches: dict[str, str], options: dict[str, object], text: str):
+    with pytest.raises(CompileError, match=text):
+        relay.build(module, caches=caches, **options)

@@ -1,0 +1,36 @@
+"""What a kernel is said to read and write."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relayc import relay
+from relayc.relay.lowering.lower import Workload
+
+
+def bytes_of(body: relay.Expr) -> int:
+    return Workload.of(relay.Function(tuple(relay.analysis.free_vars(body)), body)).nbytes
+
+
+def test_arguments_and_results_are_touched_once():
+    x, y = relay.var("x", (10, 20)), relay.var("y", (20,))
+    assert bytes_of(x + y) == 4 * (200 + 20 + 200)
+
+
+def test_a_table_is_read_where_it_is_looked_up():
+    table, rows = relay.var("table", (1000, 8)), relay.var("rows", (3,), "int32")
+    picked = relay.take(table, rows, axis=0)
+    assert bytes_of(picked) == 4 * (3 * 8 + 3 + 3 * 8)
+    assert bytes_of(relay.add(picked, relay.sum(table, axis=(0,)))) == 4 * (1000 * 8 + 3 + 3 * 8)
+    assert bytes_of(relay.take(relay.var("few", (2, 8)), rows, axis=0)) == 4 * (2 * 8 + 3 + 3 * 8)
+
+
+def test_a_slice_reads_its_part():
+    x = relay.var("x", (100, 8))
+    assert bytes_of(relay.strided_slice(x, (10,), (20,), (1,), (0,))) == 4 * (80 + 80)
+
+
+def test_the_work_of_a_product():
+    x = relay.var("x", (4, 16))
+    body = relay.nn.dense(x, relay.const(np.zeros((8, 16), np.float32)))
+    assert Workload.of(relay.Function((x,), body)).flops == 2 * 4 * 16 * 8

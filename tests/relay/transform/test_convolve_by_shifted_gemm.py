@@ -1,0 +1,102 @@
+"""ConvolveByShiftedGemm: dilated convolutions on small images become sums of shifted matrix products."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relayc.backend.target import Target
+from relayc.relay import Expr, Function, IRModule, const, op, var
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op import nn
+from relayc.relay.transform import ConvolveByShiftedGemm
+from relayc.relay.transform.convolve_by_shifted_gemm import _reaches, _sum, _terms
+
+HASWELL = Target("llvm -mcpu=haswell -num-cores=1")
+CHANNELS_LAST = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
+
+
+def weights(*shape: int) -> Expr:
+    return const(np.random.default_rng(sum(shape)).standard_normal(shape).astype("float32") / 16)
+
+
+def dilated(size: tuple[int, int], rate: int, inputs: int = 256, outputs: int = 64) -> Function:
+    x = var("x", (1, *size, inputs))
+    return Function((x,), nn.conv2d(x, weights(3, 3, inputs, outputs), padding=rate, dilation=rate, **CHANNELS_LAST))
+
+
+def test_a_rate_of_most_of_the_image_leaves_products_of_parts(transformed, operators):
+    after = transformed(dilated((16, 16), 12), ConvolveByShiftedGemm(HASWELL))
+    assert operators(after) == {"nn.conv2d": 9, "strided_slice": 8, "nn.pad": 8, "add": 8}
+
+
+def test_axes_are_split_each_by_itself(transformed, operators):
+    after = transformed(dilated((16, 160), 12), ConvolveByShiftedGemm(HASWELL))
+    assert operators(after) == {"nn.conv2d": 3, "strided_slice": 2, "nn.pad": 2, "add": 2}
+
+
+def test_the_depth_of_a_flat_volume(transformed, operators):
+    x = var("x", (1, 2, 9, 9, 64))
+    layouts = {"data_layout": "NDHWC", "kernel_layout": "DHWIO"}
+    y = nn.conv3d(x, weights(5, 1, 1, 64, 64), padding=(2, 0, 0, 2, 0, 0), **layouts)
+    after = transformed(Function((x,), y), ConvolveByShiftedGemm(HASWELL))
+    assert operators(after) == {"nn.conv3d": 3, "strided_slice": 2, "nn.pad": 2, "add": 2}
+
+
+@pytest.mark.parametrize("size", [(56, 56), (14, 14), (7, 7)])
+def test_common_layers_stay(size: tuple[int, int]):
+    before = dilated(size, 1)
+    assert ConvolveByShiftedGemm(HASWELL)(_module(before))["main"] is before
+
+
+def test_what_cannot_be_split_stays():
+    x, narrow = var("x", (1, 16, 16, 64)), var("x", (1, 16, 16, 64), "float16")
+    attrs = {"padding": 12, "dilation": 12, **CHANNELS_LAST}
+    endless = np.ones((3, 3, 64, 64), "float32")
+    endless[0, 0, 0, 0] = np.inf
+    w = var("w", (3, 3, 64, 64))
+    kept = [
+        Function((x,), nn.conv2d(x, const(endless), **attrs)),
+        Function((x, w), nn.conv2d(x, w, **attrs)),
+        Function((x,), nn.conv2d(x, weights(3, 3, 64, 64), strides=2, **attrs)),
+        Function((x,), nn.conv2d(x, weights(3, 3, 1, 64), groups=64, **attrs)),
+        Function((narrow,), nn.conv2d(narrow, const(np.ones((3, 3, 64, 64), "float16")), **attrs)),
+    ]
+    for before in kept:
+        assert ConvolveByShiftedGemm(HASWELL)(_module(before))["main"] is before
+
+
+@pytest.mark.parametrize(("images", "inputs"), [(1, 4), (0, 4), (1, 0)])
+def test_results_of_nothing_but_zeros_stay(images: int, inputs: int):
+    x = var("x", (images, 2, 2, inputs))
+    before = Function((x,), nn.conv2d(x, weights(1, 2, inputs, 4), padding=(0, 9, 0, -6), **CHANNELS_LAST))
+    assert ConvolveByShiftedGemm(HASWELL)(_module(before))["main"] is before
+
+
+def _module(function: Function) -> IRModule:
+    return IRModule({"main": function})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.tuples(st.integers(1, 7), st.integers(1, 7)), taps=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    rate=st.tuples(st.integers(1, 5), st.integers(1, 5)), padding=st.tuples(*[st.integers(0, 6)] * 4),
+)  # fmt: skip
+def test_any_window_means_what_it_did(size, taps, rate, padding):
+    sums = [n + padding[k] + padding[k + 2] for k, n in enumerate(size)]
+    if any(s < (t - 1) * d + 1 for s, t, d in zip(sums, taps, rate, strict=True)):
+        return
+    x = var("x", (2, *size, 3))
+    call = nn.conv2d(x, weights(*taps, 3, 2), padding=padding, dilation=rate, **CHANNELS_LAST)
+    apart = [_reaches(call, call.op, k) for k in range(2)]
+    data = np.random.default_rng(sum(size)).standard_normal(x.tensor_type.static_shape).astype("float32")
+    expected = evaluate(Function((x,), call), [data])
+    for split in product((False, True), repeat=2):
+        terms = list(_terms(call, call.op, split, apart))
+        if terms:  # none: no tap ever reads the image
+            found = evaluate(Function((x,), op.add(_sum(terms), const(np.float32(0)))), [data])
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

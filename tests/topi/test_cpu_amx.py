@@ -1,0 +1,235 @@
+"""Products of bytes on Intel's matrix unit: what is emitted for it, run by an emulation, and where there is one."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay import Function, IRModule, const, op, var
+from relayc.relay.op import nn
+from relayc.relay.op.base import make_call
+from relayc.te import size_var
+from relayc.te.ir import post_order
+from relayc.topi.cpu.tiling import matrix_panel
+from tests.backend.llvm.regions import assemble
+from tests.processors import HAS_MATRIX_UNIT
+
+Array = np.ndarray[Any, Any]
+SAPPHIRE = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=sapphirerapids -num-cores=1"
+SMALL_CACHES = SAPPHIRE + " -l1-bytes=2048 -l2-bytes=8192 -l3-bytes=16384"
+needs_amx = pytest.mark.skipif(not HAS_MATRIX_UNIT, reason="this machine has no matrix unit (AMX)")
+
+
+class Tiles:
+    """The instructions, as Intel's Software Developer's Manual defines them, on memory of this process."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, int]] = []
+        self.tiles: list[Array] = []
+        self.instructions = {
+            "ldtilecfg": ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.configure),
+            "tilerelease": ctypes.CFUNCTYPE(None)(self.release),
+            "tilezero": ctypes.CFUNCTYPE(None, ctypes.c_int8)(self.zero),
+            "tileloadd64": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64)(self.load),
+            "tilestored64": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64)(self.store),
+            "tdpbusd": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_int8, ctypes.c_int8)(self.multiply),
+        }
+
+    def configure(self, address: int) -> None:
+        octets = ctypes.string_at(address, 64)
+        assert octets[0] == 1 and not any(octets[1:16]) and not self.shapes
+        row_bytes = np.frombuffer(octets, "<u2", 8, 16)
+        self.shapes = [(octets[48 + i], int(row_bytes[i])) for i in range(8)]
+        assert all(rows <= 16 and length <= 64 and length % 4 == 0 for rows, length in self.shapes)
+        self.tiles = [np.full(shape, 255, np.uint8) for shape in self.shapes]
+
+    def release(self) -> None:
+        self.shapes.clear()
+
+    def zero(self, tile: int) -> None:
+        self.tiles[tile][:] = 0
+
+    def load(self, tile: int, address: int, apart: int) -> None:
+        for row, values in enumerate(self.tiles[tile]):
+            values[:] = np.frombuffer(ctypes.string_at(address + row * apart, values.size), np.uint8)
+
+    def store(self, tile: int, address: int, apart: int) -> None:
+        for row, values in enumerate(self.tiles[tile]):
+            ctypes.memmove(address + row * apart, values.tobytes(), values.size)
+
+    def multiply(self, sums: int, left: int, right: int) -> None:
+        total, x, y = self.tiles[sums].view("<i4"), self.tiles[left].astype(np.int32), self.tiles[right].view(np.int8)
+        assert len(total) == len(x) and x.shape[1] == 4 * len(y) and total.shape[1] == y.shape[1] // 4
+        by_column = y.reshape(len(y), -1, 4).transpose(0, 2, 1).reshape(4 * len(y), -1)
+        total += x @ by_column.astype(np.int32)
+
+    @contextmanager
+    def running(self, source: str, name: str) -> Iterator[Callable[..., None]]:
+        """A function of LLVM assembly with calls of these instead of the instructions."""
+        for instruction, function in self.instructions.items():
+            llvm.add_symbol(f"emulated_{instruction}", ctypes.cast(function, ctypes.c_void_p).value)
+            source = source.replace(f"@llvm.x86.{instruction}(", f"@emulated_{instruction}(")
+        lines = [line.replace(" immarg", "") if "@emulated_" in line else line for line in source.splitlines()]
+        image = assemble("\n".join(lines))
+
+        def kernel(*pointers: int) -> None:
+            ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (1 + len(pointers)))(image.address(name))(None, *pointers)
+
+        yield kernel
+
+
+def words(random: np.random.Generator, *shape: int) -> Array:
+    return random.integers(-(1 << 31), 1 << 31, shape).astype(np.int32)
+
+
+def emulated(call: Any, *data: Array, target: str = SAPPHIRE) -> Array:
+    """What the one kernel of an operator gives."""
+    arguments = tuple([e for e in post_order(call) if isinstance(e, relay.Var)])
+    source = relay.build(IRModule({"main": Function(arguments, call)}), target).module.get_source("raw-ll")
+    source = source[: source.index("\n}\n") + 3]  # what calls the kernel follows, a module by itself
+    ((name, parameters),) = re.findall(r"^define void @(fused_\w+)\((.*)\) ", source, re.MULTILINE)
+    assert "tdpbusd" in source and source.count("call void @llvm.x86.ldtilecfg") == 1
+    result, tiles = np.empty(call.ty.static_shape, np.int32), Tiles()
+    workspaces = [np.empty(1 << 20, np.uint8) for _ in range(parameters.count("ptr ") - 2 - len(data))]
+    with tiles.running(source, name) as kernel:
+        kernel(*[a.ctypes.data for a in (*data, result, *workspaces)])
+    assert not tiles.shapes, "released"
+    return result
+
+
+@pytest.mark.parametrize("target", [SAPPHIRE, SMALL_CACHES])
+@pytest.mark.parametrize(("rows", "quads", "units"), [
+    (4, 6, 16), (16, 16, 20), (17, 16, 32), (32, 32, 33), (33, 24, 96), (49, 7, 64), (70, 40, 24), (67, 32, 40),
+])  # fmt: skip
+def test_products(rows: int, quads: int, units: int, target: str):
+    random = np.random.default_rng(rows)
+    panel, _ = matrix_panel(Target(target), rows, units, quads)
+    data, weight = words(random, rows, quads), words(random, -(-units // panel), quads, panel)
+    y = make_call("nn.dense_dot4", (var("x", data.shape, "int32"), var("w", weight.shape, "int32")), units=units)
+    np.testing.assert_array_equal(emulated(y, data, weight, target=target), y.op.reference(data, weight))
+
+
+@pytest.mark.parametrize("target", [SAPPHIRE, SMALL_CACHES])
+@pytest.mark.parametrize(("size", "depth", "units", "window"), [
+    ((2, 5, 6), 8, 24, {"kernel_size": (3, 3), "padding": (1, 1, 1, 1), "border": 77}),
+    ((1, 9, 8), 4, 64, {"kernel_size": (2, 3), "strides": (2, 1)}),
+    ((1, 12, 11), 1, 16, {"kernel_size": (7, 7), "strides": (2, 2), "padding": (3, 3, 3, 3), "border": 1}),
+    ((1, 6, 9), 16, 17, {"kernel_size": (3, 2), "dilation": (2, 3), "padding": (2, 0, 1, 3)}),
+    ((1, 9, 9), 16, 32, {"kernel_size": (1, 1), "strides": (2, 2)}),
+])  # fmt: skip
+def test_windows(size: tuple[int, ...], depth: int, units: int, window: dict[str, Any], target: str):
+    random = np.random.default_rng(units)
+    quads = depth * int(np.prod(window["kernel_size"]))
+    panel, _ = matrix_panel(Target(target), 16, units, quads)
+    data, weight = words(random, *size, depth), words(random, -(-units // panel), quads, panel)
+    x, w = var("x", data.shape, "int32"), var("w", weight.shape, "int32")
+    y = make_call("nn.conv2d_nhwc_dot4", (x, w), channels=units, **window)
+    np.testing.assert_array_equal(emulated(y, data, weight, target=target), y.op.reference(data, weight))
+
+
+def quantized(
+    *shape: int, outputs: int, kernel: int = 0, stride: int = 1, turned: bool = False
+) -> tuple[Any, Array, Any]:
+    """A product, or convolution, of random codes by random bytes, and what follows; the codes; what it is to give."""
+    random = np.random.default_rng(outputs)
+    data = random.integers(0, 256, shape).astype(np.uint8)
+    window = (kernel, kernel) if kernel else ()
+    weight = random.integers(-128, 128, (outputs, shape[-1], *window)).astype(np.int32)
+    x = var("x", shape, "uint8")
+    codes = op.subtract(op.cast(x, "int32"), const(np.int32(120)))
+    values = data.astype(np.float64) - 120
+    if kernel:
+        y = nn.conv2d(codes, const(weight), stride, kernel // 2, data_layout="NHWC")
+        exact = y.op.reference(values, weight.astype(np.float64))
+    else:
+        y, exact = nn.dense(codes, const(weight)), values @ weight.T.astype(np.float64)
+    scaled = op.round(op.multiply(op.cast(y, "float32"), const(np.float32(2.0**-10))))
+    expected = np.clip(np.rint(exact / 1024), 0, 255).astype(np.uint8)
+    result = op.cast(op.clip(scaled, 0, 255), "uint8")
+    if turned:
+        return Function((x,), op.transpose(result, (0, 3, 1, 2))), data, expected.transpose(0, 3, 1, 2)
+    return Function((x,), result), data, expected
+
+
+CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((128, 256), {"outputs": 200}), ((7, 768), {"outputs": 1000}), ((3, 11, 96), {"outputs": 40}),
+    ((1, 28, 28, 64), {"outputs": 96, "kernel": 3}), ((2, 15, 17, 128), {"outputs": 256, "kernel": 3, "stride": 2}),
+    ((1, 56, 56, 3), {"outputs": 64, "kernel": 7, "stride": 2}), ((1, 14, 14, 256), {"outputs": 512, "kernel": 1}),
+    ((1, 7, 3, 32), {"outputs": 1, "kernel": 3}), ((40, 64), {"outputs": 7}),
+    ((1, 14, 14, 256), {"outputs": 128, "kernel": 1, "stride": 2}), ((2, 14, 14, 64), {"outputs": 48, "turned": True}),
+    ((1, 9, 21, 64), {"outputs": 70, "kernel": 3, "turned": True}), ((4, 30, 30, 32), {"outputs": 16, "kernel": 3}),
+]  # fmt: skip
+
+
+@needs_amx
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_results_are_exact(case: tuple[tuple[int, ...], dict[str, Any]], threads: int):
+    """Also where results are stored across rows, or are few columns, which are left to vectors."""
+    function, data, expected = quantized(*case[0], **case[1])
+    compiled = relay.build(IRModule({"main": function}), f"llvm -num-cores={threads}")
+    of_vectors = case[1].get("turned") or case[1]["outputs"] < 8
+    assert of_vectors or "tdpbusd" in compiled.module.get_source("raw-ll")
+    runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=threads)
+    np.testing.assert_array_equal(runner(data)[0].numpy(), expected)
+
+
+@pytest.mark.parametrize(("cpu", "rows", "depth", "used"), [
+    ("sapphirerapids", 64, 256, True), ("graniterapids", 64, 256, True), ("icelake-server", 64, 256, False),
+    ("sapphirerapids", 3, 256, False), ("sapphirerapids", 64, 52, True), ("sapphirerapids", 64, 44 * 23, True),
+    ("sapphirerapids", 64, 4 * 23, False),
+])  # fmt: skip
+def test_used_where_it_is_faster(cpu: str, rows: int, depth: int, used: bool):
+    """Not for few rows, nor where the steps of a reduction are no multiple of a number that fills an instruction."""
+    function, _, _ = quantized(rows, depth, outputs=64)
+    target = f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}"
+    assembly = relay.build(IRModule({"main": function}), target).module.get_source("asm")
+    assert ("tdpbusd" in assembly) == used
+    assert ("vpdpbusd" in assembly) != used
+
+
+def test_tiles_are_configured_once_and_released_wherever_a_function_ends():
+    function, _, _ = quantized(1, 56, 56, 64, outputs=64, kernel=3)
+    assembly = relay.build(IRModule({"main": function}), SAPPHIRE).module.get_source("asm")
+    bodies = [text for text in assembly.split(".Lfunc_end") if "tdpbusd" in text]
+    assert bodies and all(text.count("ldtilecfg") == 1 for text in bodies)
+    assert all(text.count("tilerelease") == len(re.findall(r"\tretq", text)) for text in bodies)
+
+
+def test_convolutions_are_products_of_windows():
+    function, _, _ = quantized(1, 14, 14, 64, outputs=64, kernel=3)
+    body = relay.optimize(IRModule({"main": function}), SAPPHIRE)["main"].body
+    assert "kernel_size=(3, 3)" in str(body)
+    function, _, _ = quantized(1, 14, 14, 64, outputs=64, kernel=1)
+    assert "nn.dense_dot4" in str(relay.optimize(IRModule({"main": function}), SAPPHIRE)["main"].body)
+
+
+@needs_amx
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("lead", "sizes"), [
+    (("n",), [(1,), (31,), (32,), (33,), (170,)]), (("b", "n"), [(1, 3), (2, 16), (1, 70), (3, 50)]),
+    ((1, "n"), [(1, 5), (1, 40)]), (("b", 16), [(1, 16), (7, 16)]),
+], ids=str)  # fmt: skip
+def test_rows_counted_at_run_time(lead: tuple[int | str, ...], sizes: list[tuple[int, ...]], threads: int):
+    """Fewer than a pair of tiles has are multiplied by vectors."""
+    random = np.random.default_rng(threads)
+    weight = random.integers(-128, 128, (70, 64)).astype(np.int32)
+    symbols = {name: size_var(name) for name in lead if isinstance(name, str)}
+    x = var("x", (*[symbols[d] if isinstance(d, str) else d for d in lead], 64), "uint8")
+    body = nn.relu(nn.dense(op.cast(x, "int32"), const(weight)))
+    compiled = relay.build(IRModule({"main": Function((x,), body)}), f"llvm -num-cores={threads}")
+    assert "tdpbusd" in compiled.module.get_source("raw-ll")
+    runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=threads)
+    for size in sizes:
+        data = random.integers(0, 256, (*size, 64)).astype(np.uint8)
+        np.testing.assert_array_equal(runner(data)[0].numpy(), np.maximum(data.astype(np.int32) @ weight.T, 0))

@@ -1,0 +1,84 @@
+"""Products of few rows on CPUs by matrices that are read where they lie."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from relayc import relay
+from relayc.backend import Target
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.lowering.graph import make_graph
+from relayc.relay.lowering.lower import lower
+from relayc.relay.op import nn
+from relayc.te.ir import IRModule
+
+TARGETS = ["llvm -num-cores=2", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-avx2,-fma,-avx"]
+TYPES = {"float16": (np.float16, 2e-3), "bfloat16": (ml_dtypes.bfloat16, 1e-2), "float64": (np.float64, 1e-13)}
+SERVER = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=icelake-server -num-cores=2")
+
+
+def product(
+    left: tuple[int, ...], right: tuple[int, ...], dtype: str = "float32", transposed: bool = True
+) -> relay.Function:
+    a, b = relay.var("a", left, dtype), relay.var("b", right, dtype)
+    return relay.Function((a, b), nn.relu(nn.batch_matmul(a, b, transpose_b=transposed)))
+
+
+def loops_of(function: relay.Function, target: Target = SERVER) -> str:
+    """The loops of a function of one kernel."""
+    (node,) = make_graph(relay.optimize(IRModule({"main": function}), target)["main"]).nodes
+    return str(lower(node.workload, target).function)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize(("columns", "steps"), [(16, 32), (5, 40), (33, 70), (100, 33), (64, 7), (24, 197)])
+def test_rows_by_transposed_matrices(rows: int, columns: int, steps: int, target: str):
+    rng = np.random.default_rng(rows)
+    x = rng.standard_normal((2, rows, steps), dtype=np.float32)
+    y = rng.standard_normal((2, columns, steps), dtype=np.float32)
+    lib = relay.build(product(x.shape, y.shape), target)
+    result = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(x, y)[0].numpy()
+    expected = np.maximum(x.astype(np.float64) @ np.swapaxes(y, 1, 2), 0)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rows", [1, 3, 20])
+@pytest.mark.parametrize(("columns", "steps"), [(40, 70), (16, 96)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_of_other_floats(rows: int, columns: int, steps: int, dtype: str, transposed: bool):
+    rng, (kind, tolerance) = np.random.default_rng(rows), TYPES[dtype]
+    x = rng.standard_normal((rows, steps)).astype(kind)
+    y = rng.standard_normal((columns, steps) if transposed else (steps, columns)).astype(kind)
+    lib = relay.build(product(x.shape, y.shape, dtype, transposed))
+    result = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(x, y)[0].numpy()
+    expected = np.maximum(x.astype(np.float64) @ (y.T if transposed else y).astype(np.float64), 0)
+    assert result.dtype == kind
+    np.testing.assert_allclose(result.astype(np.float64), expected, rtol=tolerance, atol=tolerance * expected.max())
+
+
+@pytest.mark.parametrize(("columns", "steps"), [(64, 70), (64, 64), (33, 70)])
+def test_lanes_of_sums_are_added_up_for_a_vector_of_results(columns: int, steps: int):
+    """Whatever the length of the rows: what is left of a vector is masked, once for all that lie before it."""
+    loops = loops_of(product((1, steps), (columns, steps)))
+    assert "shuffle(" in loops and f"range({steps // 16})" in loops
+    assert ("where=" in loops) == (steps % 16 > 0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_narrow_matrices_that_are_read_once_are_widened_as_they_are_read(dtype: str, transposed: bool):
+    loops = loops_of(product((1, 64), (64, 64), dtype, transposed))
+    assert f'"{dtype}"' in loops, "and that is the only kernel"
+
+
+def test_doubles_are_packed_in_panels_of_as_many_registers():
+    """Lanes of vectors are half as many: else a tile has twice the registers that there are."""
+    function = product((96, 64), (64, 64), "float64", transposed=False)
+    text = relay.build(function, SERVER).module.get_source("asm")
+    assert "vfmadd" in text and "pd" in text
+    hot = max(text.split("\n.LBB"), key=lambda block: block.count("vfmadd"))
+    assert hot.count("vfmadd") > 20 and "(%rsp)" not in hot, "sums stay in registers"

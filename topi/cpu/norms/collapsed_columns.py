@@ -1,0 +1,76 @@
+"""Dimensions behind the one that rows run along, taken as one: planes of images are columns without ends of lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from relayc import te
+from relayc.te.rewrite import map_reads
+from relayc.te.tir import IterVar, PrimExpr, ProducerLoad, Range, Var
+from relayc.topi.cpu.norms.row_statistics import is_worth_keeping, uses_reduction
+from relayc.topi.registry import operations_behind
+from relayc.topi.utils import ravel_index, unravel_index
+
+__all__ = ["collapse_columns"]
+
+
+def collapse_columns(
+    s: te.Schedule, anchor: te.Operation, axis: int, keep: Sequence[te.Operation] = ()
+) -> te.Operation:
+    """Let `anchor`, with statistics of rows along `axis`, and all between them have one dimension behind `axis`.
+
+    `keep`: what is computed for all passes besides what is worth it anyway. Returns what is the anchor then: its result
+    is read in the shape that it had. Nothing is changed where there is one dimension already, sizes are unknown, or
+    elements are read at other places than their own.
+    """
+    shape = anchor.output(0).shape[axis + 1 :]
+    sizes = [d for d in shape if isinstance(d, int)]
+    if len(shape) < 2 or len(sizes) < len(shape):
+        return anchor
+    merged: dict[te.Tensor, te.Tensor] = {}
+    ops = [op for op in operations_behind([anchor.output(0)]) if isinstance(op, te.ComputeOp)]
+    for op in ops:
+        if op in keep or uses_reduction(op) or is_worth_keeping(op, ops, anchor, near=False):
+            if op.num_outputs > 1 or not _reads_own(op, merged, len(sizes)):
+                return anchor
+            merged[op.output(0)] = _merged(op, merged, sizes).output(0)
+    flat = merged[anchor.output(0)]
+
+    def in_shape(*i: Any) -> PrimExpr:
+        return flat(*i[: axis + 1], ravel_index(i[axis + 1 :], sizes))
+
+    s.recompute(anchor.output(0), te.compute(anchor.output(0).shape, in_shape, name=anchor.name, tag="injective"))
+    return flat.op
+
+
+def _reads_own(op: te.ComputeOp, merged: dict[te.Tensor, te.Tensor], count: int) -> bool:
+    """Are those of its inputs that will be merged read at the element's own place in the last `count` dimensions?"""
+    own = tuple([axis.var for axis in op.axis[-count:]])
+    found = True
+
+    def read(load: ProducerLoad) -> PrimExpr:
+        nonlocal found
+        if load.producer in merged:
+            found = found and all(a is b for a, b in zip(load.indices[-count:], own, strict=True))
+        return load
+
+    for e in op.body:
+        map_reads(e, read)
+    return found
+
+
+def _merged(op: te.ComputeOp, merged: dict[te.Tensor, te.Tensor], sizes: Sequence[int]) -> te.ComputeOp:
+    """The operation with its last dimensions, of `sizes`, as one."""
+    count = len(sizes)
+    column = IterVar(Range(0, prod(sizes)), Var("column"), "data")
+    places = unravel_index(column.var, sizes)
+    values = {axis.var: place for axis, place in zip(op.axis[-count:], places, strict=True)}
+
+    def read(load: ProducerLoad) -> PrimExpr:
+        flat = merged.get(load.producer)
+        return load if flat is None else flat(*load.indices[:-count], column.var)
+
+    body = [map_reads(e, read, values) for e in op.body]
+    return te.ComputeOp(op.name, op.tag, op.attrs, [*op.axis[:-count], column], body)

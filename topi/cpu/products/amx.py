@@ -1,0 +1,225 @@
+"""Products of bytes on Intel's matrix unit (AMX), which has eight times the multipliers of two vector units.
+
+A tile of sums is of 16 rows by 16 columns of int32. An instruction adds to it the product of a tile of the left
+operand, 16 rows of 64 unsigned bytes, by one of the right: 16 rows of 16 quads of signed bytes, as they lie in a panel.
+Two tiles of the left operand and two of the right are multiplied at a time, each by each. (Intel's Software Developer's
+Manual, volume 1, chapter 18.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from relayc import te
+from relayc.te.tir import (
+    Buffer,
+    BufferLoad,
+    Evaluate,
+    For,
+    ForKind,
+    Min,
+    PrimExpr,
+    Stmt,
+    Var,
+    call_intrin,
+    const,
+    convert,
+    decl_buffer,
+    seq,
+)
+from relayc.te.tir.ops import floordiv, floormod
+from relayc.topi.cpu.common import local_accumulator, operands, panel_width, parallel, split_columns, vectorize_runs
+from relayc.topi.cpu.convolution.windows import (
+    feeding_pads,
+    feeding_windows,
+    schedule_pad,
+    schedule_windows,
+    vectorize_windows,
+)
+from relayc.topi.cpu.products.store_order import StoreOrder
+from relayc.topi.cpu.tiling import matrix_panel, vector_lanes
+from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.tuning import choose
+
+if TYPE_CHECKING:
+    from relayc.backend.target import Target
+
+__all__ = ["TilePlan", "plan_tiles", "schedule_tiles"]
+
+_ROWS, _LANES, _QUAD = 16, 16, 4
+_TILE_ROWS = 8
+"""Rows of tiles in whose time what comes with each pair of them is done."""
+_ROWS_COUNTED = 128
+"""Rows that fetch the next panel where they are counted at run time."""
+_STEPS_AT_ONCE, _OPERATIONS_BEHIND = 8, 8
+"""Quads that the unit multiplies while vectors do an operation, and operations for each sum behind it."""
+_BLOCK_SHARE = 1 / 4
+"""Of the second-level cache, for the rows of the left operand that all panels are multiplied with at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TilePlan:
+    """Pairs of tiles of `height` rows together, `depth` quads of the reduction at a time, in blocks of rows."""
+
+    height: int
+    depth: int
+    block: int = 0
+    """rows that all panels are multiplied with before the next ones; 0 for all, of a number that is not known"""
+    shares_rows: bool = False
+    """threads share blocks of rows; else panels"""
+
+
+def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan | None:
+    """How the matrix unit multiplies what `anchor` does, up to `out`; None where it doesn't."""
+    order = StoreOrder.of(out)
+    if anchor.attrs.get("form") != "dot4" or order.is_transposed:
+        return None
+    extents = [extent_of(axis) for axis in (*anchor.axis, *anchor.reduce_axis)]
+    left = operands(anchor)[0]
+    if len(extents) != 3 or left.ndim != 2 or not all(isinstance(d, int) for d in extents[1:]):
+        return None
+    rows, columns, steps = [constant_size([d]) for d in extents]
+    panel, depth = matrix_panel(target, rows, columns, steps)
+    if panel != panel_width(anchor) or not choose("matrix unit", True, (True, False)):
+        return None
+    if not isinstance(extents[0], int):
+        return TilePlan(2 * _ROWS, depth)
+    height = min(range(1, min(2 * _ROWS, rows) + 1), key=lambda h: (math.ceil(rows / h) * (h + _TILE_ROWS), -h))
+    shares_rows, cores = rows >= columns, target.num_cores
+    blocks = math.ceil(_QUAD * rows * steps / (_BLOCK_SHARE * target.cache_bytes.l2))
+    if shares_rows:
+        blocks = math.ceil(blocks / cores) * cores
+    tiles = math.ceil(rows / height)
+    return TilePlan(height, depth, min(math.ceil(tiles / blocks) * height, rows), shares_rows)
+
+
+def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: TilePlan) -> te.Schedule:
+    """Threads share blocks of rows, or panels. The sums of a pair of tiles are in memory for what follows of them."""
+    s, out = te.create_schedule([o.op for o in outs]), outs[0]
+    windows, pads = feeding_windows(anchor), feeding_pads(outs, anchor)
+    inline_injective(s, outs, keep=[anchor, *windows, *pads])
+    for pad in pads:
+        schedule_pad(s, pad, target)
+    sums = local_accumulator(s, anchor, out)
+    s[sums].set_scope("global")
+    block, tile = _loops(s, out, anchor, target, plan, apart=bool(windows) and plan.shares_rows)
+    s[sums].compute_at(s[out], tile)
+    (m, n), (k,) = s[sums].op.axis, s[sums].op.reduce_axis
+    s[sums].reorder(m, n, k)
+    panel, steps = panel_width(anchor), constant_size([extent_of(k)])
+    tiles = -(-(plan.block or _ROWS_COUNTED) // plan.height) if constant_size(sums.shape[-1:]) > panel else 0
+    s[sums].tensorize(m, _multiply_dot4(plan.height, panel, steps, plan.depth, tiles))
+    for op in windows:
+        if plan.shares_rows:
+            vectorize_windows(s, op, target)
+            s[op].compute_at(s[out], block)
+        else:
+            schedule_windows(s, op, target)
+    return s
+
+
+def _loops(
+    s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: TilePlan, *, apart: bool
+) -> tuple[te.IterVar, te.IterVar]:
+    """The loop that threads share, over blocks where these are to be `apart`, and the one that a tile is inside of."""
+    order, panel, lanes = StoreOrder.of(out), panel_width(anchor), vector_lanes(target)
+    row, column = order.loops(s, out)
+    blocks = list[te.IterVar]()
+    if plan.block:
+        block, row = s[out].split(row, factor=plan.block, tail="shift")
+        blocks.append(block)
+    tile, row = s[out].split(row, factor=plan.height, tail="shift")
+    (panels,), column = split_columns(s, out, column, order.result.shape[-1], panel, panel)
+    s[out].reorder(*blocks, panels, tile, row, column)
+    if blocks and not apart:
+        tile = s[out].fuse(*blocks, panels, tile)
+        shared = tile
+    else:
+        shared = blocks[0] if blocks else panels
+    rows, columns, steps = [constant_size([extent_of(axis)]) for axis in (*anchor.axis, *anchor.reduce_axis)]
+    parallel(s, out, shared, rows * columns * (steps / _STEPS_AT_ONCE + _OPERATIONS_BEHIND), lanes)
+    vectorize_runs(s, out, column, panel, lanes, order.run)
+    return shared, tile
+
+
+@cache
+def _multiply_dot4(rows: int, width: int, steps: int, depth: int, tiles: int) -> te.TensorIntrin:
+    """`rows` rows, up to 32, times a panel of `width`, 16 or 32, `depth` of the `steps` at a time.
+
+    The next panel is fetched meanwhile, by all `tiles` of a block as much; 0: there is none.
+    """
+    left = te.placeholder((rows, steps), "int32", name="left")
+    right = te.placeholder((1, steps, width), "int32", name="right")
+    k = te.reduce_axis((0, steps), name="k")
+
+    def element(m: Any, n: Any) -> PrimExpr:
+        return te.sum(te.dot4(left(m, k), right(n // width, k, n % width)), axis=k)
+
+    result = te.compute((rows, width), element, name="product")
+    binds = {t: _strided(t) for t in (left, right, result)}
+
+    def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
+        (left, right), (sums,) = inputs, outputs
+        return _product(left, right, sums, depth, tiles)
+
+    return te.decl_tensor_intrin(result.op, emit, f"multiply_dot4_{rows}x{width}x{steps}", binds=binds)
+
+
+def _strided(tensor: te.Tensor) -> Buffer:
+    strides = [*[Var(f"{tensor.name}_stride{i}") for i in range(tensor.ndim - 1)], 1]
+    return decl_buffer(tensor.shape, str(tensor.dtype), tensor.name, strides=strides, elem_offset=Var("offset"))
+
+
+def _product(left: Buffer, right: Buffer, sums: Buffer, depth: int, tiles: int) -> Stmt:
+    """Tiles 0 to 3 are sums, 4 and 5 of the left operand, 6 and 7 of the right."""
+    (rows, steps), width = [constant_size([d]) for d in left.shape], constant_size(right.shape[-1:])
+    upper = rows if rows <= _ROWS else -(-rows // 2)
+    heights, halves = {0: upper, upper: rows - upper} if upper < rows else {0: rows}, range(width // _LANES)
+    shapes, line = [(0, 0)] * 8, _LANES * _QUAD
+    chunk = Var("chunk")
+    k = chunk * depth
+    stores, update = list[Stmt](), list[Stmt]()
+    for a, (first, height) in enumerate(heights.items()):
+        shapes[4 + a] = (height, _QUAD * depth)
+        update.append(_call("amx_load", 4 + a, _address(left, first, k), _apart(left)))
+        for b in halves:
+            shapes[2 * a + b] = (height, line)
+            stores.append(_call("amx_store", 2 * a + b, _address(sums, first, b * _LANES), _apart(sums)))
+    for b in halves:
+        shapes[6 + b] = (depth, line)
+        update.append(_call("amx_load", 6 + b, _address(right, 0, k, b * _LANES), _apart(right)))
+        update += [_call("amx_dot_bytes", 2 * a + b, 4 + a, 6 + b) for a in range(len(heights))]
+    if tiles:
+        tile = floormod(floordiv(left.elem_offset, rows * steps), tiles)
+        update += _fetch_next(right, tile * (steps // depth) + chunk, -(-depth * len(halves) // tiles))
+    return seq(
+        _call("amx_configure", *[n for shape in shapes for n in shape]),
+        *[_call("amx_zero", 2 * a + b) for a in range(len(heights)) for b in halves],
+        For(chunk, const(0), const(steps // depth), ForKind.SERIAL, seq(*update)),
+        *stores,
+    )
+
+
+def _fetch_next(right: Buffer, turn: PrimExpr, lines: int) -> list[Stmt]:
+    """Ask for some lines of the next panel, others in each turn, to the second-level cache."""
+    last = constant_size(right.shape) // _LANES - 1
+    places = [Min(turn * lines + i, const(last)) * _LANES for i in range(lines)]
+    return [_call("prefetch", _address(right, 1, 0, place), 2, 0) for place in places]
+
+
+def _call(name: str, *args: Any) -> Stmt:
+    return Evaluate(call_intrin("int32", name, *args))
+
+
+def _address(buffer: Buffer, *index: Any) -> PrimExpr:
+    return call_intrin("handle", "address_of", BufferLoad(buffer, tuple([convert(i) for i in index])))
+
+
+def _apart(buffer: Buffer) -> PrimExpr:
+    """Bytes from one row to the next."""
+    assert buffer.strides is not None
+    return convert(buffer.strides[-2]) * buffer.dtype.nbytes

@@ -1,0 +1,79 @@
+"""Rows of matrices that are packed in panels on CPUs: turned in registers, as memory runs along them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from relayc import te
+from relayc.topi.cpu.accesses import only_variable, reads
+from relayc.topi.cpu.common import parallel
+from relayc.topi.cpu.elements import vectorize_elements
+from relayc.topi.cpu.elementwise.injective import schedule_injective
+from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, transposed_vectors
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size, inline_injective
+from relayc.topi.registry import Rank, register_schedule
+from relayc.topi.tag import PACK
+
+if TYPE_CHECKING:
+    from relayc.backend.target import Target
+
+__all__ = ["schedule_panel_rows"]
+
+_ROWS_OF_L1, _SHARED_BYTES = 1 / 2, 512
+"""Of the first-level cache, for the part of a panel's rows that is copied before it is turned where rows are multiples
+of so many bytes apart: they meet in few sets, where they would not stay until all of a cache line has been turned."""
+_COST = 4.0
+"""Operations for each element."""
+
+
+@register_schedule(PACK, "cpu", rank=Rank.ELEMENTWISE)
+def schedule_panel_rows(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Panels (..., N / NR, K, NR) of rows (..., N, K), some steps of a panel at a time; short rows are gathered."""
+    out = outs[0]
+    *_, depth, width = out.shape
+    fitting = [lanes for lanes in transposed_vectors(target, out.dtype) if constant_size([width]) % lanes == 0]
+    if len(outs) > 1 or anchor is not out.op or not fitting or not _lies_along(anchor.input_tensors[0].op):
+        return schedule_injective(outs, anchor, target)
+    lanes, block = fitting[0], block_of(fitting[0], out.dtype)
+    if not isinstance(depth, int) or depth < block:
+        return schedule_injective(outs, anchor, target)
+    s = te.create_schedule([out.op])
+    (rows,) = anchor.input_tensors
+    source = None if _are_copied(rows, depth) else rows.op.input_tensors[0]
+    inline_injective(s, outs, keep=[rows.op] if source is None else [])
+    *outer, step, lane = s[out].op.axis
+    most = int(_ROWS_OF_L1 * target.cache_bytes.l1) // (constant_size([width]) * out.dtype.nbytes)
+    chunk, within = s[out].split(step, factor=min(max(most // block, 1) * block, depth), tail="shift")
+    group, within = s[out].split(within, factor=block, tail="shift")
+    s[out].reorder(*outer, chunk, group, within, lane)
+    each = s[out].fuse(*outer, chunk)
+    parallel(s, out, each, _COST * constant_size(out.shape), vector_lanes(target))
+    s[out].unroll(within)
+    s[out].vectorize(lane)
+    tensor, reader = (rows, out.op) if source is None else (source, rows.op)
+    turned, _, vectors = transpose_in_registers(s, tensor, [reader], tensor.ndim - 2, lanes)
+    s[turned].unroll(vectors)
+    s[turned].compute_at(s[out], group)
+    if source is None:
+        vectorize_elements(s, rows, s[rows].op.axis[-1], min(depth, most), vector_lanes(target, rows.dtype.nbytes))
+        s[rows].compute_at(s[out], each)
+    return s
+
+
+def _are_copied(rows: te.Tensor, depth: int) -> bool:
+    """Are rows copied before they are turned? Not where they lie in memory, whole panels of them, in all sets."""
+    sources = rows.op.input_tensors
+    if len(sources) != 1 or not isinstance(sources[0].op, te.PlaceholderOp) or sources[0].ndim != rows.ndim - 1:
+        return True
+    known = all(isinstance(d, int) for d in rows.shape)
+    whole = known and constant_size(sources[0].shape) == constant_size(rows.shape)
+    return not whole or depth * rows.dtype.nbytes % _SHARED_BYTES == 0
+
+
+def _lies_along(rows: te.Operation) -> bool:
+    """Does memory run along the rows that are packed?"""
+    assert isinstance(rows, te.ComputeOp)
+    step = rows.axis[-1].var
+    found = [only_variable(index[-1]) is step for tensor, index in reads(rows) if tensor.ndim > 1]
+    return bool(found) and all(found)

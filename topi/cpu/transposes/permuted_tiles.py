@@ -1,0 +1,361 @@
+"""Transpositions of patches, beyond caches: dimensions that lie side by side in one tensor do not in the other.
+
+What makes patches of an image's planes, and planes of patches, moves parts of lines and turns what is moved. Vectors of
+the result take few elements each from many places then. So a piece is copied to a cache near the core in the order of
+the result's dimensions first, by runs that both have; what is left are matrices, which are turned in registers,
+interleaved, or picked from by shuffles. Both tensors have some cache lines side by side in a piece, and what the next
+one reads is asked for meanwhile, in the order of memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from relayc import te
+from relayc.te.tir import PrimExpr, const
+from relayc.topi.cpu.accesses import reads
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
+from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, transposed_vectors
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size
+from relayc.topi.registry import operations_behind
+from relayc.topi.transform import MOST_INTERLEAVED
+from relayc.topi.utils import ravel_index, unravel_index
+
+if TYPE_CHECKING:
+    from relayc.backend.target import Target
+
+__all__ = ["PermutedTiles"]
+
+_LINES_IN_ORDER, _LINES = (3, 1), ((12, 4), (6, 4))
+"""Cache lines of the input, and of the output, that lie side by side in a piece, at least: of short pieces in the order
+of the input, and of others, the second where pieces get too large. (GB/s beside copies of 35 to 40, of planes one line,
+four, sixteen: three planes in huge pages 37 to 40, 27, 20 to 26; elsewhere 34, 47, 20 to 26; two 53, 49, -. Of 4 planes
+that are read four lines 31, one 26; of 96, in a piece of 86 KB, 23, half of that 31.)"""
+_SHORT_BYTES = 4096
+"""Of pieces in the order of the input: longer ones of few lines are no faster. (96 planes of float16 by 12 KB 22 GB/s,
+by 48 KB 29.) Where vectors are shorter than cache lines they cost more. (AVX2, 3 planes of bytes: 29 and 43.)"""
+_WHOLE_BYTES = 4096
+"""Of dimensions that are not cut for that. (Lines of patches of 4 KB by eighths: 38 to 26 GB/s.)"""
+_PART_OF_L2 = 16
+"""A piece is at most this part of the second-level cache: so is the next."""
+_BLOCK_BYTES = 8192
+"""Of a piece that are turned before they leave the first-level cache, at most."""
+_MOST_RUNS = 8
+"""Of the input that a vector of the copy is put together from, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the axes of an output are cut into, outermost first: `axes` they are of, and `sizes`.
+
+    `order` are their numbers as the input has them in memory, `inside` those that a piece has whole.
+    """
+
+    axes: Sequence[int]
+    sizes: Sequence[int]
+    order: Sequence[int]
+    inside: Sequence[int]
+
+    @staticmethod
+    def of(shape: Sequence[int], order: Sequence[int], counts: dict[int, int]) -> _Parts:
+        """Of axes of which a piece has `counts` places, one of others; `order` are the axes as the input has them."""
+        axes: list[int] = []
+        sizes: list[int] = []
+        inside: list[int] = []
+        for n, d in enumerate(shape):
+            count = counts.get(n, 1)
+            for size in (d // count, count) if 1 < count < d else (d,):
+                axes.append(n)
+                sizes.append(size)
+            if count > 1 or d == 1:
+                inside.append(len(axes) - 1)
+        numbers = [i for n in order for i, axis in enumerate(axes) if axis == n]
+        return _Parts(axes, sizes, numbers, inside)
+
+    @property
+    def outside(self) -> list[int]:
+        """Those that pieces are counted by, in the input's order."""
+        return [i for i in self.order if i not in self.inside]
+
+    @property
+    def are_in_order(self) -> bool:
+        """Is a piece one of the input?"""
+        return set(self.order[: len(self.outside)]) == set(self.outside)
+
+    def of_axis(self, axis: int) -> list[int]:
+        """Those of an axis: one, or two."""
+        return [i for i, n in enumerate(self.axes) if n == axis]
+
+    def size(self, parts: Iterable[int]) -> int:
+        """Places of some parts together."""
+        return math.prod([self.sizes[i] for i in parts])
+
+    def stride(self, part: int) -> int:
+        """Elements of the input from one place along a part to the next."""
+        return self.size(self.order[self.order.index(part) + 1 :])
+
+    def run(self, parts: Sequence[int]) -> int:
+        """How many elements, of some parts one inside the other, the input has in the same order, in even steps."""
+        order = self.order[: self.order.index(parts[-1]) + 1]
+        pairs = zip(reversed(order), reversed(parts), strict=False)
+        return self.size([i for i, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)])
+
+    def runs(self, parts: Sequence[int], count: int) -> int:
+        """In how many runs of the input, give or take what shuffles pick from, the first elements of parts lie."""
+        sizes, strides = [self.sizes[i] for i in parts], [self.stride(i) for i in parts]
+        places = sorted(sum(map(operator.mul, _places(n, sizes), strides)) for n in range(count))
+        return 1 + sum(b - a > MOST_INTERLEAVED for a, b in itertools.pairwise(places))
+
+
+@dataclass(frozen=True, slots=True)
+class PermutedTiles:
+    """Pieces of `out`, which is `tensor` in another order, by their `parts`.
+
+    A piece is made of matrices: `rows` that the tensor has side by side, `columns` that the output has. Vectors of
+    `turned` elements are turned in registers; 0 where they aren't. The copy is made by vectors of `vector` elements,
+    which lie at known distances in the input, out of `run`.
+    """
+
+    out: te.Tensor
+    tensor: te.Tensor
+    parts: _Parts
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    turned: int
+    run: int
+    vector: int
+
+    @staticmethod
+    def of(out: te.Tensor, target: Target) -> PermutedTiles | None:
+        """None where caches hold the output, or it is no input in another order, or what both have is short."""
+        shape = [d for d in out.shape if isinstance(d, int)]
+        known = len(shape) == len(out.shape) and out.dtype.bits % 8 == 0 and out.op.attrs.get("strides") is None
+        found = _permutation(out) if known and "memory_strides" not in out.op.attrs else None
+        if found is None:
+            return None
+        tensor, order = found
+        if not is_beyond_caches(out, target) and not _is_scattered(out, order, target):
+            return None
+        along = next((n for n in reversed(order) if n != len(shape) - 1), -1)
+        most = target.cache_bytes.l2 // _PART_OF_L2
+        choices = [_pieces(out, tensor, order, along, lines, most) for lines in _LINES]
+        if target.vector_bytes >= LINE_BYTES:
+            short = _pieces(out, tensor, order, along, _LINES_IN_ORDER, _SHORT_BYTES)
+            choices = [short if short is not None and short.are_in_order else None, *choices]
+        chosen = next((parts for parts in choices if parts is not None), None)
+        return None if chosen is None else PermutedTiles._of_parts(out, tensor, chosen, along, target)
+
+    @staticmethod
+    def _of_parts(out: te.Tensor, tensor: te.Tensor, parts: _Parts, along: int, target: Target) -> PermutedTiles | None:
+        """Matrices of these pieces: the axis `along` that the input lies is the last of rows."""
+        last = max([i for i in parts.inside if parts.axes[i] == along])
+        columns, most = [i for i in parts.inside if i > last], [i for i in parts.inside if i <= last]
+        choices = [most[first:] for first in range(len(most))]
+        sizes = [parts.size([*rows, *columns]) * out.dtype.nbytes for rows in choices]
+        pairs = zip(choices, sizes, strict=True)
+        whole = [rows for rows, size in pairs if size % LINE_BYTES == 0 or LINE_BYTES % size == 0]
+        rows = max(whole or [most], key=lambda rows: parts.run([*columns, *rows]))
+        lanes = vector_lanes(target, tensor.dtype.nbytes)
+        run, vector, runs = _vector(parts, [*columns, *rows], lanes)
+        if runs > _MOST_RUNS or not columns:
+            return None
+        x, y = parts.size(rows), parts.size(columns)
+        fitting = [n for n in transposed_vectors(target, tensor.dtype) if n <= y and block_of(n, tensor.dtype) <= x]
+        turned = fitting[0] if fitting and y >= MOST_INTERLEAVED and x * y * out.dtype.nbytes >= LINE_BYTES else 0
+        return PermutedTiles(out, tensor, parts, tuple(rows), tuple(columns), turned, run, vector)
+
+    @property
+    def is_read_in_order(self) -> bool:
+        """Is a piece one of the input?"""
+        return self.parts.are_in_order
+
+    def apply(self, s: te.Schedule) -> list[te.IterVar]:
+        """Schedule the output; returns the loops over pieces, outermost first."""
+        out, parts = self.out, self.parts
+        copy = self._copied(s)
+        loops: list[te.IterVar] = []
+        for n, axis in enumerate(s[out].op.axis):
+            mine = parts.of_axis(n)
+            loops += s[out].split(axis, factor=parts.sizes[mine[1]]) if len(mine) > 1 else [axis]
+        outside = [loops[i] for i in parts.outside]
+        s[out].reorder(*outside, *[loops[i] for i in (*self._grid, *self.rows, *self.columns)])
+        apart, together = self._apart, [i for i in (*self.rows, *self.columns) if i not in self._apart]
+        if parts.size(together) < LINE_BYTES // out.dtype.nbytes and not apart:
+            together = [*self._grid, *together]
+        column = _fused(s, out, [loops[i] for i in together])
+        line, width = LINE_BYTES // out.dtype.nbytes, parts.size(self.columns)
+        if self.turned:
+            height = self._height(line)
+            if apart:
+                row = _fused(s, out, [loops[i] for i in apart])
+                strip, _ = s[out].split(row, factor=height * width // parts.size(together))
+            else:
+                strip, column = s[out].split(column, factor=height * width)
+            readers = [op for op in operations_behind([s.outputs[0].output(0)]) if copy in op.input_tensors]
+            packed, _, _ = transpose_in_registers(s, copy, readers, len(copy.shape) - 2, self.turned)
+            s[packed].compute_at(s[out], strip)
+        elif not apart and width <= MOST_INTERLEAVED:
+            line *= width
+        _, vector = s[out].split(column, factor=line, tail="shift")
+        s[out].vectorize(vector)
+        s[copy].compute_at(s[out], outside[-1])
+        return outside
+
+    @property
+    def _grid(self) -> list[int]:
+        """Parts that a piece's matrices are counted by."""
+        return [i for i in self.parts.inside if i not in self.rows and i not in self.columns]
+
+    @property
+    def _apart(self) -> list[int]:
+        """Those of the rows' parts that don't lie in one piece of the output with the columns."""
+        beside = range(len(self.parts.axes) - len(self.columns) - 1, -1, -1)
+        pairs = zip(beside, reversed(self.rows), strict=False)
+        whole = [i for i, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        return [i for i in self.rows if i not in whole]
+
+    def _height(self, line: int) -> int:
+        """Rows that are turned at once: whole cache lines where these are one piece."""
+        parts, size = self.parts, self.out.dtype.nbytes
+        count, width = parts.size(self.rows), parts.size(self.columns)
+        beside = parts.size([i for i in self.rows if i not in self._apart])
+        unit = beside if self._apart else line // math.gcd(width, line)
+        heights = [n for n in range(unit, count + 1, unit) if count % n == 0 and n * width * size <= _BLOCK_BYTES]
+        return max([n for n in heights if n >= block_of(self.turned, self.tensor.dtype)], default=count)
+
+    def _copied(self, s: te.Schedule) -> te.Tensor:
+        """A copy of the input: matrices of columns by rows."""
+        parts, first = self.parts, [*self.parts.outside, *self._grid]
+        groups = [[i] for i in first] + [list(self.columns), list(self.rows)]
+        dims = list(dict.fromkeys([parts.axes[i] for i in parts.order]))
+
+        def element(source: te.Tensor, *place: Any) -> PrimExpr:
+            at: dict[int, Any] = {}
+            for group, e in zip(groups, place, strict=True):
+                at.update(zip(group, unravel_index(e, [parts.sizes[i] for i in group]), strict=True))
+            return source(*[_joined(parts, n, at) for n in dims])
+
+        def place(*index: Any) -> Sequence[Any]:
+            at: dict[int, Any] = {}
+            for n, e in zip(dims, index, strict=True):
+                mine = parts.of_axis(n)
+                at.update(zip(mine, unravel_index(e, [parts.sizes[i] for i in mine]), strict=True))
+            return [ravel_index([at[i] for i in group], [parts.sizes[i] for i in group]) for group in groups]
+
+        readers = [op for op in operations_behind([self.out]) if self.tensor in op.input_tensors]
+        shape = [parts.size(group) for group in groups]
+        copy = s.cache_read_packed(self.tensor, "local", readers, shape, element, place)
+        *_, column, row = s[copy].op.axis
+        vectors, vector = s[copy].split(s[copy].fuse(column, row), factor=self.run)
+        if self.vector < self.run:
+            vectors, vector = s[copy].split(vector, factor=self.vector, tail="shift")
+        s[copy].vectorize(vector)
+        s[copy].prefetch_line(self.tensor, vectors, self._in_later_piece)
+        return copy
+
+    def _in_later_piece(self, *place: PrimExpr) -> Sequence[PrimExpr]:
+        """Where to ask for what is as far into a later piece, in the order of memory, as the copy of this one is.
+
+        The next one; where pieces are those of the input, that which memory sends while a core waits for it.
+        """
+        parts, outside, grid = self.parts, self.parts.outside, self._grid
+        pieces = rows_ahead(parts.size(parts.inside) * self.tensor.dtype.nbytes) if self.is_read_in_order else 1
+        sizes = [*[parts.sizes[i] for i in grid], parts.size(self.columns), parts.size(self.rows)]
+        come: PrimExpr = ravel_index(place[len(outside) :], sizes)
+        begin: PrimExpr = const(pieces * parts.stride(outside[-1]))
+        for i, e in zip(outside, place, strict=False):
+            begin = begin + e * parts.stride(i)
+        inside = [i for i in parts.order if i in parts.inside]
+        while inside:
+            size, step = 1, parts.stride(inside[-1])
+            while inside and parts.stride(inside[-1]) == step * size:
+                size *= parts.sizes[inside.pop()]
+            begin, come = begin + (come % size if inside else come) * step, come // size
+        return (begin,)
+
+
+def _pieces(
+    out: te.Tensor, tensor: te.Tensor, order: Sequence[int], along: int, lines: tuple[int, int], most: int
+) -> _Parts | None:
+    """Pieces of up to `most` bytes with so many cache lines side by side in the input, and in the output."""
+    shape, size = [d for d in out.shape if isinstance(d, int)], tensor.dtype.nbytes
+    read = _side_by_side(order, shape, size, lines[0] * LINE_BYTES, 1)
+    written = _side_by_side(range(len(shape)), shape, out.dtype.nbytes, lines[1] * LINE_BYTES, LINE_BYTES)
+    if not written or along not in read:
+        return None
+    parts = _Parts.of(shape, order, {n: math.lcm(read.get(n, 1), written.get(n, 1)) for n in {*read, *written}})
+    small = parts.size(parts.inside) * max(size, out.dtype.nbytes) <= most
+    return parts if small and parts.outside else None
+
+
+def _places(n: int, sizes: Sequence[int]) -> list[int]:
+    found: list[int] = []
+    for size in reversed(sizes):
+        n, place = divmod(n, size)
+        found.insert(0, place)
+    return found
+
+
+def _fused(s: te.Schedule, out: te.Tensor, loops: Sequence[te.IterVar]) -> te.IterVar:
+    return s[out].fuse(*loops) if len(loops) > 1 else loops[0]
+
+
+def _joined(parts: _Parts, axis: int, at: dict[int, Any]) -> PrimExpr:
+    mine = parts.of_axis(axis)
+    return ravel_index([at[i] for i in mine], [parts.sizes[i] for i in mine])
+
+
+def _permutation(out: te.Tensor) -> tuple[te.Tensor, Sequence[int]] | None:
+    """The one large input, and the axes of `out` that its dimensions lie along, each along another one."""
+    assert isinstance(out.op, te.ComputeOp)
+    size = constant_size(out.shape)
+    large = [(t, tuple(index)) for t, index in reads(out.op) if 2 * constant_size(t.shape) >= size]
+    if len(large) != 1:
+        return None
+    ((tensor, index),) = large
+    numbers: dict[PrimExpr, int] = {axis.var: n for n, axis in enumerate(out.op.axis)}
+    order = [numbers.get(e, -1) for e in index]
+    in_order = list(range(len(out.shape)))
+    return (tensor, order) if order != sorted(order) == in_order else None
+
+
+def _is_scattered(out: te.Tensor, order: Sequence[int], target: Target) -> bool:
+    """Are a few elements the most that lie side by side in the output, and no lines to interleave, and is that past the
+    second-level cache? The lines of planes that they are stored to are in the same sets there, where sides of images
+    are powers of two. (2 x 2 of 64 channels, 64 x 64: 2.8 ms, by pieces 0.43; 56 x 56 of 32: 0.14 and 0.11.)"""
+    size, last = constant_size(out.shape) * out.dtype.nbytes, len(out.shape) - 1
+    few = constant_size(out.shape[-1:]) < vector_lanes(target, out.dtype.nbytes) and order[-1] < last - 1
+    return few and size > target.cache_bytes.l2
+
+
+def _side_by_side(axes: Sequence[int], shape: Sequence[int], nbytes: int, least: int, multiple: int) -> dict[int, int]:
+    """How many places along the last of `axes` are so many bytes, and a multiple of some; none where there are none."""
+    found: dict[int, int] = {}
+    for n in reversed(axes):
+        enough = [d for d in range(1, shape[n] + 1)
+                  if shape[n] % d == 0 and nbytes * d >= least and nbytes * d % multiple == 0]  # fmt: skip
+        whole = not enough or nbytes * shape[n] <= _WHOLE_BYTES
+        found[n] = shape[n] if whole else enough[0]
+        if enough:
+            return found
+        nbytes *= shape[n]
+    return {}
+
+
+def _vector(parts: _Parts, inner: Sequence[int], lanes: int) -> tuple[int, int, int]:
+    """How many elements of the innermost parts lie at known distances, how many a vector has, and of how many runs."""
+    run, rest = parts.run(inner), list(inner)
+    if run >= lanes:
+        return run, lanes, 1
+    length = 1
+    while rest and length * parts.sizes[rest[-1]] <= lanes:
+        length *= parts.sizes[rest.pop()]
+    if rest:
+        length *= max(d for d in range(1, lanes // length + 1) if parts.sizes[rest[-1]] % d == 0)
+    return length, length, parts.runs(inner, length)

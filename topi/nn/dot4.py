@@ -1,0 +1,191 @@
+"""Products of bytes, four steps of a reduction at a time: unsigned data by signed weights, summed in int32.
+
+Both operands hold four bytes in an int32, a quad, which `te.dot4` multiplies; on processors that have room for any
+sums as they are. Elsewhere whoever packs weights takes out what is too much, into quads of its own. Two quads that have
+room for each other may share their sums of 16 bits (`te.dot8`). A table says which data a step reads, panel by
+panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from relayc import te
+from relayc.te import Tensor
+from relayc.te.tir import Dim, PrimExpr, as_dim
+from relayc.te.tir.ops import bitwise_or, left_shift
+from relayc.topi.nn.conv import kernel_axes, output_sizes, taps_at
+from relayc.topi.nn.dense import first_columns
+from relayc.topi.nn.pad import pad_spatial
+from relayc.topi.tag import INJECTIVE
+from relayc.topi.utils import num_elements, ravel_index, unravel_index
+
+__all__ = ["conv2d_dot4", "dense_dot4", "dense_dot4_groups", "window_dot4_groups", "words"]
+
+REPEATED = 0x01010101
+"""A byte times this is four of them."""
+
+
+def words(x: Tensor) -> Tensor:
+    """Bytes (..., 4 n) as int32 (..., n), the first in the low bits."""
+
+    def body(*i: Any) -> PrimExpr:
+        octets = [te.cast("int32", x(*i[:-1], i[-1] * 4 + k)) for k in range(4)]
+        low = bitwise_or(octets[0], left_shift(octets[1], 8))
+        return bitwise_or(low, bitwise_or(left_shift(octets[2], 16), left_shift(octets[3], 24)))
+
+    return te.compute((*x.shape[:-1], as_dim(x.shape[-1] // 4)), body, name="words", tag=INJECTIVE)
+
+
+def dense_dot4(data: Tensor, weight: Tensor, units: int, rows: Sequence[Dim] | None = None) -> Tensor:
+    """data (..., K) times panels (ceil(N / NR), K, NR), both of four bytes: (..., N) with N = `units`.
+
+    The result is (*rows, N) if these are given, as many as the data has.
+    """
+    lead = data.shape[:-1]
+    panels, count, nr = weight.shape
+    k = te.reduce_axis((0, count), name="k")
+
+    def body(m: Any, n: Any) -> PrimExpr:
+        return te.sum(te.dot4(data(*unravel_index(m, lead), k), weight(n // nr, k, n % nr)), axis=k)
+
+    shape = (num_elements(lead), as_dim(panels * nr))
+    product = te.compute(shape, body, name="dense", tag="dense_packed", attrs=_attrs(nr, "dot4"))
+    return _rows(product, lead if rows is None else rows, units)
+
+
+def dense_dot4_groups(data: Tensor, weight: Tensor, table: Tensor, units: int) -> Tensor:
+    """data (..., K) times panels (ceil(N / NR), S, G, NR), both of four bytes: (..., N) with N = `units`.
+
+    Step s of panel p reads the columns ``table[p, s, :]`` of the data, one or two.
+    """
+    lead = data.shape[:-1]
+    panels, count, _, nr = weight.shape
+    k = te.reduce_axis((0, count), name="k")
+
+    def body(m: Any, n: Any) -> PrimExpr:
+        def read(column: PrimExpr) -> PrimExpr:
+            return data(*unravel_index(m, lead), column)
+
+        return te.sum(_group(read, weight, table, n, k), axis=k)
+
+    shape, attrs = (num_elements(lead), as_dim(panels * nr)), _attrs(nr, _form(weight))
+    return _rows(te.compute(shape, body, name="dense", tag="dense_packed", attrs=attrs), lead, units)
+
+
+def _form(weight: Tensor) -> str:
+    return "dot4" if weight.shape[-2] == 1 else "dot8"
+
+
+def _group(read: Callable[[Any], PrimExpr], weight: Tensor, table: Tensor, n: Any, k: Any) -> PrimExpr:
+    """Step `k` of a panel by the data that `read` gives for what the table says."""
+    nr, single = weight.shape[-1], _form(weight) == "dot4"
+    quads = [(read(table(n // nr, k, i)), weight(n // nr, k, i, n % nr)) for i in range(1 if single else 2)]
+    return te.dot4(*quads[0]) if single else te.dot8(*quads[0], *quads[1])
+
+
+def _attrs(block: Any, form: str) -> dict[str, Any]:
+    return {"block": block, "groups": 1, "form": form}
+
+
+def _rows(product: Tensor, lead: Sequence[Dim], units: int) -> Tensor:
+    """The first `units` columns of a product, its rows in the shape of the data's."""
+    total = first_columns(product, units)
+    if len(lead) == 1:
+        return total
+
+    def image(*i: Any) -> PrimExpr:
+        return total(ravel_index(i[:-1], lead), i[-1])
+
+    return te.compute((*lead, units), image, name="dense_of_rows", tag=INJECTIVE)
+
+
+def conv2d_dot4(
+    data: Tensor,
+    weight: Tensor,
+    channels: int,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    border: int,
+    kernel_size: Sequence[int] | None = None,
+) -> Tensor:
+    """Convolution of `data` (N, H, W, C) with weights (ceil(O / NR), KH, KW, C, NR), both of four bytes.
+
+    `border` is the byte that stands around the data. With a `kernel_size` weights are (ceil(O / NR), KH * KW * C, NR),
+    and windows become rows of a matrix first (tag "windows").
+    """
+    *_, nr = weight.shape
+    kernel, depth = (weight.shape[1:-2], weight.shape[-2]) if kernel_size is None else (kernel_size, data.shape[-1])
+    around = (border * REPEATED + (1 << 31)) % (1 << 32) - (1 << 31)
+    padded = pad_spatial(data, (1, 2), padding[:2], padding[2:], around)
+    grid = (data.shape[0], *output_sizes(data.shape[1:-1], kernel, strides, dilation, padding))
+    if kernel_size is not None:
+        return _product_of_windows(padded, weight, channels, kernel, strides, dilation, grid)
+    taps, rc = kernel_axes("hw", kernel), te.reduce_axis((0, depth), name="rc")
+
+    def body(p: Any, c: Any) -> PrimExpr:
+        b, *position = unravel_index(p, grid)
+        value = padded(b, *taps_at(position, taps, strides, dilation), rc)
+        return te.sum(te.dot4(value, weight(c // nr, *taps, rc, c % nr)), axis=[*taps, rc])
+
+    return _image(body, grid, channels, weight, "dot4")
+
+
+def _product_of_windows(
+    padded: Tensor, weight: Tensor, channels: int, kernel: Sequence[Dim], strides: Sequence[int],
+    dilation: Sequence[int], grid: Sequence[Dim],
+) -> Tensor:  # fmt: skip
+    steps, nr = weight.shape[1:]
+    run = padded.shape[-1] * (kernel[-1] if dilation[-1] == 1 else 1)  # what lies in a row
+
+    def window(p: Any, k: Any) -> PrimExpr:
+        b, *position = unravel_index(p, grid)
+        *tap, channel = unravel_index(k, (*kernel, padded.shape[-1]))
+        return padded(b, *taps_at(position, tap, strides, dilation), channel)
+
+    windows = te.compute((num_elements(grid), steps), window, name="windows", tag="windows", attrs={"run": run})
+    k = te.reduce_axis((0, steps), name="k")
+
+    def body(p: Any, c: Any) -> PrimExpr:
+        return te.sum(te.dot4(windows(p, k), weight(c // nr, k, c % nr)), axis=k)
+
+    return _image(body, grid, channels, weight, "dot4")
+
+
+def window_dot4_groups(
+    data: Tensor, weight: Tensor, table: Tensor, channels: int, grid: Sequence[int], pitch: Sequence[int]
+) -> Tensor:
+    """Products of windows of `data` (N, L) with panels (ceil(O / NR), S, G, NR), both of four bytes: (N, *grid, O).
+
+    The windows of result (n, y, x) begin at ``y * pitch[0] + x * pitch[1]`` of line n of the data; step s of panel p
+    reads what is ``table[p, s, :]`` further on, one or two.
+    """
+    places = (data.shape[0], *grid)
+    k = te.reduce_axis((0, weight.shape[1]), name="k")
+
+    def body(p: Any, c: Any) -> PrimExpr:
+        n, y, x = unravel_index(p, places)
+
+        def read(further: PrimExpr) -> PrimExpr:
+            return data(n, y * pitch[0] + x * pitch[1] + further)
+
+        return te.sum(_group(read, weight, table, c, k), axis=k)
+
+    return _image(body, places, channels, weight, _form(weight))
+
+
+def _image(
+    body: Callable[[Any, Any], PrimExpr], grid: Sequence[Dim], channels: int, weight: Tensor, form: str
+) -> Tensor:
+    """(N, H, W, O) of a product that is computed as a matrix, pixels by the columns of all panels."""
+    blocks, *_, nr = weight.shape
+    attrs = {"blocks": blocks, "outputs": channels, **_attrs(nr, form)}
+    shape = (num_elements(grid), as_dim(blocks * nr))
+    total = te.compute(shape, body, name="conv2d", tag="conv2d_nhwc_packed", attrs=attrs)
+
+    def image(*i: Any) -> PrimExpr:
+        return total(ravel_index(i[:-1], grid), i[-1])
+
+    return te.compute((*grid, channels), image, name="image", tag=INJECTIVE)
