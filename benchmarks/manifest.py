@@ -116,6 +116,7 @@ def _chosen(zoo: Path | None, only: str) -> dict[_Task, str]:
 def _compile_all(options: argparse.Namespace, tasks: Mapping[_Task, str]) -> dict[_Task, Kernels]:
     """The kernels of all cases, compiled by several processes; cases that fail are told of and left out."""
     done: dict[_Task, Kernels] = {}
+    left = Counter(task.program for task in tasks)
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         waiting: dict[Future[Kernels], _Task] = {
             pool.submit(_compile, task, options.zoo, options.targets): task for task in tasks
@@ -127,6 +128,9 @@ def _compile_all(options: argparse.Namespace, tasks: Mapping[_Task, str]) -> dic
             else:
                 print(f"{task.program}: {tasks[task]}: failed", file=sys.stderr)
                 traceback.print_exception(error, file=sys.stderr)
+            left[task.program] -= 1
+            if not left[task.program]:
+                print(f"{task.program}: compiled", file=sys.stderr, flush=True)
     return done
 
 
