@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,22 +61,28 @@ class Measured(NamedTuple):
     error: float
 
 
-def compile_layer(layer: Layer, winograd: str) -> Measured:
-    """The layer with random weights and a relu, channels last, compiled for this machine."""
-    random = np.random.default_rng(0)
-    data = random.standard_normal((1, layer.inputs, layer.size, layer.size), np.float32)
+def convolution(layer: Layer) -> tuple[relay.Function, np.ndarray[Any, Any]]:
+    """The layer with random weights and a relu, channels last, and the weights."""
     shape = (layer.outputs, layer.inputs // layer.groups, layer.kernel, layer.kernel)
-    weight = random.standard_normal(shape, np.float32)
+    weight = np.random.default_rng(0).standard_normal(shape, np.float32)
     x, pad = relay.var("x", (1, layer.size, layer.size, layer.inputs)), layer.kernel // 2
     y = relay.nn.conv2d(
         x, relay.const(weight), strides=layer.stride, padding=pad, groups=layer.groups, data_layout="NHWC"
     )
+    return relay.Function((x,), relay.nn.relu(y)), weight
+
+
+def compile_layer(layer: Layer, winograd: str) -> Measured:
+    """The layer compiled for this machine, its error measured."""
+    function, weight = convolution(layer)
+    data = np.random.default_rng(1).standard_normal((1, layer.inputs, layer.size, layer.size), np.float32)
     with PassContext(config={"relay.winograd": winograd}):
-        lib = relay.build(IRModule({"main": relay.Function((x,), relay.nn.relu(y))}), target="llvm")
+        lib = relay.build(IRModule({"main": function}), target="llvm")
     module = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=1)
     module.set_input("x", np.ascontiguousarray(data.transpose(0, 2, 3, 1)))
     module.run()
-    exact = np.maximum(convolve(data, weight, (layer.stride,) * 2, (pad,) * 4, (1, 1), layer.groups), 0)
+    pads = (layer.kernel // 2,) * 4
+    exact = np.maximum(convolve(data, weight, (layer.stride,) * 2, pads, (1, 1), layer.groups), 0)
     error = np.abs(module.get_output(0).numpy().transpose(0, 3, 1, 2) - exact).max() / np.sqrt((exact**2).mean())
     operators = [name for node in lib.graph.nodes for name in node.ops]
     return Measured(module, "Winograd" if "nn.conv2d_nhwc_winograd" in operators else "direct", float(error))

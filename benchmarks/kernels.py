@@ -10,29 +10,36 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 
 from relayc import relay
 from relayc.backend.llvm.ceilings import FmaLoop
 from relayc.backend.runtime import device, graph_executor
+from relayc.relay.op.common import numpy_dtype
 from relayc.te.ir import IRModule
 
 SHAPES = ((128, 768, 768), (128, 3072, 768), (128, 768, 3072), (784, 512, 128), (49, 2048, 512))
 """M, N, K: BERT's projections and feed-forward, two 1x1 convolutions of ResNet-50."""
 
 
+def product(m: int, n: int, k: int, dtype: str = "float32") -> tuple[relay.Function, np.ndarray[Any, Any]]:
+    """C[m, n] = A[m, k] B[k, n] with constant random B, and the transpose of B."""
+    weight = np.random.default_rng(0).standard_normal((n, k), dtype=np.float32).astype(numpy_dtype(dtype))
+    x = relay.var("x", (m, k), dtype)
+    return relay.Function((x,), relay.nn.dense(x, relay.const(weight))), weight
+
+
 def dense(m: int, n: int, k: int) -> graph_executor.GraphModule:
-    """C[m, n] = A[m, k] B[k, n] with constant B, compiled for this machine, one thread."""
-    random = np.random.default_rng(0)
-    weight = relay.const(random.standard_normal((n, k), dtype=np.float32))
-    x = relay.var("x", (m, k))
-    lib = relay.build(IRModule({"main": relay.Function((x,), relay.nn.dense(x, weight))}), target="llvm")
+    """The product compiled for this machine, one thread, its result checked."""
+    function, weight = product(m, n, k)
+    lib = relay.build(IRModule({"main": function}), target="llvm")
     module = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=1)
-    data = random.standard_normal((m, k), dtype=np.float32)
+    data = np.random.default_rng(1).standard_normal((m, k), dtype=np.float32)
     module.set_input("x", data)
     module.run()
-    expected = data.astype(np.float64) @ weight.data.astype(np.float64).T
+    expected = data.astype(np.float64) @ weight.astype(np.float64).T
     error = np.abs(module.get_output(0).numpy() - expected).max() / np.abs(expected).max()
     if error > 1e-5:
         raise SystemExit(f"wrong result at {m}x{n}x{k}: relative error {error:.1e}")

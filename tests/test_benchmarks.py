@@ -16,8 +16,11 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks import bandwidth, models, peak, records, report, roofline
+from benchmarks import bandwidth, manifest, models, peak, records, report, roofline
+from benchmarks.fingerprint import fingerprint
 from benchmarks.light import write_light
+from relayc import te
+from relayc.backend.driver import build
 from relayc.backend.llvm.ceilings import FmaLoop
 from relayc.backend.runtime.ceilings import Ceilings
 from relayc.backend.runtime.profiler import NodeTiming, Report
@@ -202,3 +205,61 @@ def test_hand_written_tiles_have_as_many_fmas_as_are_counted() -> None:
         read = set(re.findall(r"\(%r[ac]x\), %(\w+)", text))
         assert len(read) == vectors + 1 and not read & set(sums)
         assert tile.gflops() > 0
+
+
+X86 = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver3 -num-cores=1"
+ARM = "llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1 -num-cores=1"
+
+
+def object_of(target: str, names: str, factor: float = 1.5) -> bytes:
+    """An object file of y = exp(x * factor) + exp2(x), whose function, tensors and loops are called by `names`."""
+    x = te.placeholder((1000,), "float32", name=f"x{names}")
+    y = te.compute((1000,), lambda i: te.exp(x[i] * factor), name=f"y{names}")
+    schedule = te.create_schedule(y.op)
+    schedule[y].vectorize(schedule[y].split(y.op.axis[0], factor=8)[1])
+    (code,) = manifest.object_files(build(schedule, [x, y], target, name=f"f{names}"))
+    return code
+
+
+@pytest.mark.parametrize("target", [X86, ARM])
+def test_the_fingerprint_of_machine_code_has_no_names_but_all_constants(target: str) -> None:
+    one, renamed, other = (object_of(target, *args) for args in (("",), ("_of_another_name",), ("", 2.5)))
+    assert one != renamed and fingerprint(one) == fingerprint(renamed)
+    assert fingerprint(other).hash != fingerprint(one).hash and fingerprint(other).size == fingerprint(one).size > 0
+
+
+def test_a_fingerprint_is_of_an_elf_file() -> None:
+    with pytest.raises(ValueError, match="no ELF file of 64 bits"):
+        fingerprint(b"MZ")
+
+
+def test_a_manifest_does_not_depend_on_hash_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--targets", "znver4,neoverse-n1", "--jobs", "1", "--only", ", 8 MB: relu$"]
+    for seed in ("1", "2"):
+        command = [sys.executable, "-m", "benchmarks.manifest", "write", str(tmp_path / seed), *options]
+        subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True)
+    assert manifest.main(["compare", str(tmp_path / "1"), str(tmp_path / "2")]) == 0
+    assert capsys.readouterr().out == "0 of 4 kernels differ\n"
+    (tmp_path / "2").write_text(re.sub(r"([0-9a-f]{24}):\d+", r"\1:1", (tmp_path / "2").read_text(), count=1))
+    assert manifest.main(["compare", str(tmp_path / "1"), str(tmp_path / "2")]) == 1
+    assert capsys.readouterr().out.endswith("-> 1 bytes\n1 of 4 kernels differ\n")
+
+
+def a_manifest(*names: str, kernels: str = "aa:10 bb:20 bb:20", target: str = "znver4") -> dict[str, Any]:
+    cases = {str(place): {"name": name, "kernels": {target: kernels}} for place, name in enumerate(names)}
+    return {"format": 1, "llvm": "22", "targets": {}, "programs": {"kernels": cases}}
+
+
+def test_manifests_are_compared_by_places_and_multisets() -> None:
+    old = a_manifest("a", "b")
+    assert manifest.compare(old, a_manifest("c", "d", kernels="bb:20 aa:10 bb:20")) == ([], 0, 6)
+    changed = manifest.compare(old, a_manifest("c", "b", kernels="cc:12 bb:20"))
+    lines = [f"kernels {place}, {name}, znver4: {sizes} bytes"
+             for place, name in ((0, "c"), (1, "b")) for sizes in ("10 -> 12", "20 -> none")]  # fmt: skip
+    assert changed == (lines, 4, 6)
+
+
+def test_manifests_may_be_compared_in_what_both_have() -> None:
+    old, new = a_manifest("a", "b"), a_manifest("a")
+    lines = [f"kernels 1, b, znver4: {size} -> none bytes" for size in (10, 20, 20)]
+    assert manifest.compare(old, new) == (lines, 3, 6) and manifest.compare(old, new, common=True) == ([], 0, 3)
