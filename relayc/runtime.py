@@ -1,4 +1,4 @@
 """What runs compiled models: the public names of `relayc.backend.runtime`, under a short name. (TVM: `tvm.runtime`.)"""
 
-from relayc.backend.runtime import *  # noqa: F403  # one list of names, kept where they are defined
+from relayc.backend.runtime import *
 from relayc.backend.runtime import __all__ as __all__

@@ -19,8 +19,8 @@ from relayc.topi.utils import matching_parts, normalize_axis, num_elements, rave
 
 __all__ = [
     "MOST_INTERLEAVED", "MOST_ROLLED", "arange", "concatenate", "expand_dims", "flip", "full", "layout_transform",
-    "one_hot", "repeat", "reshape", "reverse_sequence", "roll", "split", "squeeze", "stack", "strided_slice", "tile",
-    "transpose", "trilu",
+    "one_hot", "repeat", "reshape", "reverse_sequence", "roll", "size_tensor", "split", "squeeze", "stack",
+    "strided_slice", "tile", "transpose", "trilu",
 ]  # fmt: skip
 
 
@@ -225,7 +225,7 @@ def full(shape: Sequence[Dim], dtype: str, value: float) -> Tensor:
     return _injective(shape, lambda *_: te.const(value, dtype), "full")
 
 
-def sizes(values: Sequence[Dim], shape: Sequence[int], dtype: str) -> Tensor:
+def size_tensor(values: Sequence[Dim], shape: Sequence[int], dtype: str) -> Tensor:
     """A tensor of the given sizes, in row-major order."""
 
     def body(*i: Any) -> PrimExpr:

@@ -17,7 +17,7 @@ from relayc.relay.type import TensorType, Type
 from relayc.te.tir import Dim, PrimExpr
 
 __all__ = [
-    "Arange", "Full", "Sizes", "arange", "full", "full_like", "ones", "ones_like", "sizes", "zeros", "zeros_like",
+    "Arange", "Full", "Sizes", "arange", "full", "full_like", "ones", "ones_like", "size_tensor", "zeros", "zeros_like",
 ]  # fmt: skip
 
 Perm = tuple[int, ...]
@@ -61,7 +61,7 @@ class Sizes(OpDef):
         return TensorType(self.shape, self.dtype)
 
     def compute(self) -> te.Tensor:
-        return topi.sizes(self.values, self.shape, self.dtype)
+        return topi.size_tensor(self.values, self.shape, self.dtype)
 
     def reference(self) -> Array:
         return np.array([int(v) for v in self.values], numpy_dtype(self.dtype)).reshape(self.shape)  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def ones_like(data: Expr) -> Call:
     return full_like(data, 1)
 
 
-def sizes(values: Sequence[Dim], shape: Sequence[int] | None = None, dtype: str = "int64") -> Call:
+def size_tensor(values: Sequence[Dim], shape: Sequence[int] | None = None, dtype: str = "int64") -> Call:
     """A tensor of sizes: a vector, or of `shape`."""
     return Sizes(values=tuple(values), shape=(len(values),) if shape is None else tuple(shape), dtype=dtype)()
 

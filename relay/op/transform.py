@@ -18,9 +18,34 @@ from relayc.relay.type import TensorType, TupleType, Type, dims_match, shape_tex
 from relayc.te.tir import Dim, PrimExpr, as_dim
 
 __all__ = [
-    "Concatenate", "ExpandDims", "Repeat", "Reshape", "Reverse", "ReverseSequence", "Split", "Squeeze", "Stack",
-    "StridedSlice", "Tile", "Transpose", "Trilu", "concatenate", "expand_dims", "repeat", "reshape", "reverse",
-    "reverse_sequence", "split", "squeeze", "stack", "strided_slice", "tile", "transpose", "trilu",
+    "Concatenate",
+    "ExpandDims",
+    "Repeat",
+    "Reshape",
+    "Reverse",
+    "ReverseSequence",
+    "Roll",
+    "Split",
+    "Squeeze",
+    "Stack",
+    "StridedSlice",
+    "Tile",
+    "Transpose",
+    "Trilu",
+    "concatenate",
+    "expand_dims",
+    "repeat",
+    "reshape",
+    "reverse",
+    "reverse_sequence",
+    "roll",
+    "split",
+    "squeeze",
+    "stack",
+    "strided_slice",
+    "tile",
+    "transpose",
+    "trilu",
 ]  # fmt: skip
 
 Perm = tuple[int, ...]

@@ -152,9 +152,9 @@ class _Masks:
                 check_computed((queries, keys), self.node.where)
                 distance = np.arange(queries)[:, None] - np.arange(keys)[None, :] + past
                 return self._barred(Constant(self._visible(distance)))
-            return self._seen(op.add(self._distances("int64"), op.sizes((past,), ())))
+            return self._seen(op.add(self._distances("int64"), op.size_tensor((past,), ())))
         kind = str(self.lengths.dtype)
-        offset = op.subtract(self.lengths, op.sizes((self.queries,), (), kind))
+        offset = op.subtract(self.lengths, op.size_tensor((self.queries,), (), kind))
         return self._seen(op.add(op.reshape(offset, (self.lengths.shape[0], 1, 1, 1)), self._distances(kind)))
 
     def _distances(self, dtype: str) -> Expr:

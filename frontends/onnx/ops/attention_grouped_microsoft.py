@@ -194,7 +194,7 @@ class GroupedAttention:
         zero, one = number(0, self.lengths), number(1, self.lengths)
         if node.get(3) is None:
             return op.zeros((self.batch,), str(self.lengths.dtype))
-        new = op.sizes((self.length,), (), str(self.lengths.dtype))
+        new = op.size_tensor((self.length,), (), str(self.lengths.dtype))
         past = op.maximum(op.subtract(op.add(self.lengths, one), new), zero)
         return op.where(op.equal(reshape_to(node[6], ()), op.cast(new, node.dtype(6))), zero, past)
 
@@ -229,7 +229,7 @@ class GroupedAttention:
         behind = op.subtract(op.expand_dims(at, 0), op.expand_dims(op.cast(self.past, "int64"), 1))
         old = op.take(past, at, axis=2, mode="clip")
         fresh = op.take(new, behind, axis=2, batch_dims=1, mode="clip")
-        is_old, is_filled = op.less(behind, number(0, behind)), op.less(behind, op.sizes((self.length,), ()))
+        is_old, is_filled = op.less(behind, number(0, behind)), op.less(behind, op.size_tensor((self.length,), ()))
         is_old, is_filled = [op.expand_dims(op.expand_dims(test, 1), 3) for test in (is_old, is_filled)]
         return op.where(is_old, old, op.where(is_filled, fresh, const(0, str(new.dtype))))
 

@@ -127,7 +127,7 @@ def attend_masked(
 def _causal(query: Expr, length: Dim, total: Dim, before: Dim) -> Expr:
     """-inf where a key comes later than the query: [length, total]."""
     rows = op.expand_dims(op.arange(0, length, 1, "int64"), 1)
-    allowed = op.less_equal(op.arange(0, total, 1, "int64"), op.add(rows, op.sizes((before,), ())))
+    allowed = op.less_equal(op.arange(0, total, 1, "int64"), op.add(rows, op.size_tensor((before,), ())))
     return op.where(allowed, float_const(0.0, query), float_const(-math.inf, query))
 
 

@@ -54,7 +54,7 @@ def power_of_size(size: Dim, exponent: float, like: Expr) -> Expr:
     """size ** exponent as a scalar of the element type of `like`."""
     if isinstance(size, int):
         return float_const(size**exponent, like)
-    return op.cast(op.power(op.cast(op.sizes((size,), ()), "float64"), const(exponent, "float64")), like.dtype)
+    return op.cast(op.power(op.cast(op.size_tensor((size,), ()), "float64"), const(exponent, "float64")), like.dtype)
 
 
 def attend(

@@ -58,7 +58,7 @@ def shape_of(node: OnnxNode) -> Expr:
     start = node.attr_int("start", 0)
     end = node.attr_int("end", rank)
     dims = node.type(0).shape[_clamped(start, rank) : _clamped(end, rank)]
-    return op.sizes(dims)
+    return op.size_tensor(dims)
 
 
 def _clamped(index: int, rank: int) -> int:
@@ -67,7 +67,7 @@ def _clamped(index: int, rank: int) -> int:
 
 @converter("Size")
 def size(node: OnnxNode) -> Expr:
-    return op.sizes((product(node.type(0).shape),), ())
+    return op.size_tensor((product(node.type(0).shape),), ())
 
 
 @converter("EyeLike", since=9)

@@ -81,7 +81,7 @@ def _biased(node: OnnxNode, query: Expr, key: Expr | None, value: Expr | None) -
 
 def _written(cache: Expr, new: Expr, at: Dim) -> Expr:
     """A cache [batch, heads, room, size] with `new` [batch, heads, 1, size] at position `at`."""
-    here = op.equal(counted(cache.shape[2]), op.sizes((at,), ()))
+    here = op.equal(counted(cache.shape[2]), op.size_tensor((at,), ()))
     return op.where(op.expand_dims(here, 1), new, cache)
 
 

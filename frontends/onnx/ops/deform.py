@@ -96,6 +96,6 @@ def _positions(window: Window, kernel: Sequence[int], axis: int, out: Sequence[D
     first = np.broadcast_to(steps.reshape([-1 if a == axis else 1 for a in range(rank)]), tuple(kernel))
     starts = op.multiply(counted(out[axis]), const(window.strides[axis], "int64"))
     if window.border:
-        starts = op.subtract(starts, op.sizes((window.border[axis][0],), ()))
+        starts = op.subtract(starts, op.size_tensor((window.border[axis][0],), ()))
     starts = op.broadcast_to(reshape_to(starts, [out[axis] if a == axis else 1 for a in range(rank)]), tuple(out))
     return op.add(Constant(first.reshape(-1, 1).astype(np.int64)), reshape_to(starts, (1, product(out))))

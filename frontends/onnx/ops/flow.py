@@ -92,7 +92,7 @@ def counted_loop(
     bound = tuple((name, output + 1, e, s) for name, output, e, s in body.attrs.get("bound_sizes", ()))
     attrs = {**body.attrs, "bound_sizes": bound} if bound else body.attrs
     function = Function(body.params, Tuple((goes_on, *body.body.fields)), attrs)
-    return fields_of(op.while_loop(op.sizes((length,), ()), goes_on, start, outside, function, results))
+    return fields_of(op.while_loop(op.size_tensor((length,), ()), goes_on, start, outside, function, results))
 
 
 def unsettled(ty: TensorType, first: int = 0) -> list[int]:

@@ -85,13 +85,13 @@ def _parts(x: Expr) -> int:
 
 def _shares(length: Dim, terms: Dim, like: Expr) -> Expr:
     """How often each bin of a half spectrum counts: the first, and the middle one of an even length, once."""
-    at, size = counted(terms), op.sizes((length,), ())
+    at, size = counted(terms), op.size_tensor((length,), ())
     single = op.logical_or(op.equal(at, const(0, "int64")), op.equal(op.multiply(at, const(2, "int64")), size))
     return op.where(single, float_const(1.0, like), float_const(2.0, like))
 
 
 def _number(d: Dim) -> Expr:
-    return op.cast(op.sizes((d,), ()), "float64")
+    return op.cast(op.size_tensor((d,), ()), "float64")
 
 
 def _roots(turns: Expr, of: Expr, dtype: str) -> _Complex:
@@ -119,7 +119,7 @@ class _Square:
         (side,) = node.bind(op.expand_dims(above, 0), "the side of a square for its length")
         at = counted(side)
         both = op.multiply(op.expand_dims(at, 1), at)
-        table = _roots(op.floor_mod(both, op.sizes((side,), ())), _number(side), dtype).conjugate()
+        table = _roots(op.floor_mod(both, op.size_tensor((side,), ())), _number(side), dtype).conjugate()
         upper = op.concatenate([table.real, op.negative(table.imaginary)], axis=1)
         matrix = op.concatenate([upper, op.concatenate([table.imaginary, table.real], axis=1)], axis=0)
         return _Square(wanted, side, matrix, _roots(both, _number(product((side, side))), dtype).conjugate())
@@ -135,8 +135,8 @@ class _Square:
     def chirp(self, sign: int) -> _Complex:
         """exp(sign pi i k k / wanted) at k and at -k, which is at the end of the circle: [1, length]."""
         at = counted(self.length)
-        distance = op.minimum(at, op.subtract(op.sizes((self.length,), ()), at))
-        twice = op.sizes((product((2, self.wanted)),), ())
+        distance = op.minimum(at, op.subtract(op.size_tensor((self.length,), ()), at))
+        twice = op.size_tensor((product((2, self.wanted)),), ())
         turns = op.floor_mod(op.multiply(distance, distance), twice)
         roots = _roots(turns, op.cast(twice, "float64"), str(self.matrix.dtype))
         chirp = roots if sign > 0 else roots.conjugate()

@@ -116,7 +116,7 @@ def one_hot(node: OnnxNode) -> Expr:
     if isinstance(depth, int):
         check_computed((depth,), node.where)
     line = op.reshape(counted(depth, str(indices.dtype)), [depth if a == axis else 1 for a in range(rank)])
-    zero, size = const(0, indices.dtype), op.sizes((depth,), (), str(indices.dtype))
+    zero, size = const(0, indices.dtype), op.size_tensor((depth,), (), str(indices.dtype))
     wrapped = op.expand_dims(op.where(op.less(indices, zero), op.add(indices, size), indices), axis)
     off, on = (op.take(values, const(i, "int64"), axis=0, mode="clip") for i in (0, 1))
     return op.where(op.equal(wrapped, line), on, off)
@@ -181,8 +181,8 @@ def tensor_scatter(node: OnnxNode) -> Expr:
     # Element s of the cache is element s - start of the update, if there is one.
     at = op.subtract(counted(extent), op.reshape(start, (shape[0], 1)))
     if circular:
-        at = op.floor_mod(at, op.sizes((extent,), ()))
-    inside = op.logical_and(op.greater_equal(at, const(0, "int64")), op.less(at, op.sizes((length,), ())))
+        at = op.floor_mod(at, op.size_tensor((extent,), ()))
+    inside = op.logical_and(op.greater_equal(at, const(0, "int64")), op.less(at, op.size_tensor((length,), ())))
     written = op.take(node[1], at, axis=axis, batch_dims=1, mode="clip")
     mask = op.reshape(inside, (shape[0], *[1] * (axis - 1), extent, *[1] * (len(shape) - axis - 1)))
     return op.where(mask, written, node[0])

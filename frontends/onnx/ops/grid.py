@@ -38,7 +38,7 @@ class Axis:
         """The extent and `plus`, as a scalar of the type of `like`."""
         if isinstance(self.extent, int):
             return float_const(self.extent + plus, like)
-        return op.add(op.cast(op.sizes((self.extent,), ()), like.dtype), float_const(plus, like))
+        return op.add(op.cast(op.size_tensor((self.extent,), ()), like.dtype), float_const(plus, like))
 
     def position(self, grid: Expr) -> Expr:
         """Positions in pixels from coordinates of -1 .. 1."""
@@ -142,7 +142,7 @@ def sample_points(axes: Sequence[Axis], pixels: Sequence[Expr], mode: str) -> Po
         shape = (batch, *[size if k == at else 1 for k in range(rank)], count)
         taps *= size
         pixel = reshape_to(pixel, shape)
-        extent = op.sizes((axis.extent,), (), "int32")
+        extent = op.size_tensor((axis.extent,), (), "int32")
         index = pixel if index is None else op.add(op.multiply(index, extent), pixel)
         weight = _combined(op.multiply, weight, None if weights is None else reshape_to(weights, shape))
         valid = _combined(op.logical_and, valid, None if inside is None else reshape_to(inside, shape))
@@ -216,7 +216,7 @@ def affine_grid(node: OnnxNode) -> Expr:
 def _ticks(extent: Dim, aligned: bool) -> Expr:
     """Centres (or corners, when aligned) of `extent` pixels over -1 .. 1, in float64."""
     at, two, one = op.cast(counted(extent), "float64"), const(2.0, "float64"), const(1.0, "float64")
-    number = op.cast(op.sizes((extent,), ()), "float64")
+    number = op.cast(op.size_tensor((extent,), ()), "float64")
     if not aligned:
         return op.subtract(op.divide(op.add(op.multiply(two, at), one), number), one)
     steps = op.maximum(op.subtract(number, one), one)  # a single corner is the first

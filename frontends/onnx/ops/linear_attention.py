@@ -41,7 +41,7 @@ def linear_attention(node: OnnxNode) -> list[Expr]:
     else:  # the size of a head is known at run time
         q, k, v = [op.cast(x, "float32") for x in (query, key, value)]
         unscaled, last = op.nn.linear_attention(q, k, v, state, decay, rate, scale=1.0)
-        y = op.cast(op.divide(unscaled, op.sqrt(op.cast(op.sizes((width,), ()), "float32"))), str(query.dtype))
+        y = op.cast(op.divide(unscaled, op.sqrt(op.cast(op.size_tensor((width,), ()), "float32"))), str(query.dtype))
     return [reshape_to(y, (batch, steps, product((heads, columns)))), last]
 
 

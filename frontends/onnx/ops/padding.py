@@ -102,13 +102,13 @@ def _pad_dynamic(node: OnnxNode, pads: Sequence[Dim], fill: Expr, axes: Sequence
             continue
         extent = x.shape[axis]
         total = add_sizes(extent, before, after)
-        at = op.subtract(counted(total), op.sizes((before,), ()))
+        at = op.subtract(counted(total), op.size_tensor((before,), ()))
         if mode == "constant":
-            size, zero = op.sizes((extent,), ()), const(0, "int64")
+            size, zero = op.size_tensor((extent,), ()), const(0, "int64")
             here = op.logical_and(op.greater_equal(at, zero), op.less(at, size))
             here = op.reshape(here, [total if a == axis else 1 for a in range(rank)])
             inside = here if inside is None else op.logical_and(inside, here)
-        x = op.take(x, _continued(at, op.sizes((extent,), ()), mode), axis=axis, mode="clip")
+        x = op.take(x, _continued(at, op.size_tensor((extent,), ()), mode), axis=axis, mode="clip")
     return x if inside is None else op.where(inside, x, op.cast(op.reshape(fill, ()), x.dtype))
 
 
@@ -140,7 +140,7 @@ def _pad_computed(node: OnnxNode, fill: Expr, axes: Sequence[int], mode: str) ->
     x, inside, rank, count = node[0], None, node.rank(0), len(axes)
     pads, zero = op.cast(node[1], "int64"), const(0, "int64")
     before, after = (op.strided_slice(pads, (k * count,), ((k + 1) * count,), axes=(0,)) for k in (0, 1))
-    extents = op.sizes(tuple(x.shape[axis] for axis in axes), (count,))
+    extents = op.size_tensor(tuple(x.shape[axis] for axis in axes), (count,))
     each = (before, after, extents)
     totals = node.bind(op.add(op.add(extents, before), after), "the sizes with borders")
     for i, (axis, total) in enumerate(zip(axes, totals, strict=True)):

@@ -44,12 +44,12 @@ def _max_pool_of_bordered(node: OnnxNode, window: Window, column_major: bool) ->
     place: Expr = TupleGetItem(pooled, 1)
     coordinates: list[Expr] = []
     for extent, (before, _) in zip(bordered_x.shape[:1:-1], window.border[::-1], strict=True):
-        size = op.sizes((extent,), ())
-        coordinates.append(op.subtract(op.floor_mod(place, size), op.sizes((before,), ())))
+        size = op.size_tensor((extent,), ())
+        coordinates.append(op.subtract(op.floor_mod(place, size), op.size_tensor((before,), ())))
         place = op.floor_divide(place, size)
     axes = list(zip(coordinates[::-1], x.shape[2:], strict=True))
     for coordinate, extent in axes[::-1] if column_major else axes:
-        place = op.add(op.multiply(place, op.sizes((extent,), ())), coordinate)
+        place = op.add(op.multiply(place, op.size_tensor((extent,), ())), coordinate)
     return [TupleGetItem(pooled, 0), place]
 
 

@@ -89,7 +89,7 @@ def multinomial(node: OnnxNode) -> Expr:
     drawn = op.multiply(op.random.uniform(_key(node), (batch, count)), total)
     passed = op.less_equal(op.expand_dims(sums, 1), op.expand_dims(drawn, 2))
     chosen = op.sum(op.cast(passed, "int32"), axis=2)
-    last = op.sizes((classes,), (), "int32")
+    last = op.size_tensor((classes,), (), "int32")
     return op.cast(op.minimum(chosen, op.subtract(last, op.ones((), "int32"))), dtype)
 
 

@@ -60,7 +60,7 @@ class FilterAtRunTime:
 
 def real(d: Dim) -> Expr:
     """A size as a float64 scalar."""
-    return op.cast(op.sizes((d,), ()), "float64")
+    return op.cast(op.size_tensor((d,), ()), "float64")
 
 
 def scaled(extent: Dim, scale: Expr) -> Expr:
@@ -174,7 +174,7 @@ def _source(coordinates: str, extent: Dim, out: Dim, scale: Expr, roi: tuple[flo
     i, n = op.cast(counted(out), "float64"), real(extent)
     last = op.subtract(n, _f(1.0))
     width = op.multiply(scale, n)  # not rounded to the whole number of outputs
-    several = op.greater(op.sizes((out,), ()), const(1, "int64"))
+    several = op.greater(op.size_tensor((out,), ()), const(1, "int64"))
     if coordinates == "asymmetric":
         return op.divide(i, scale)
     if coordinates == "align_corners":

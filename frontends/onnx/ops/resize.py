@@ -196,7 +196,7 @@ def _target(node: OnnxNode) -> _Target:
         return _Target(axes, rounded, [common] * len(axes))
     parts = [s if isinstance(s, Expr) else const(s, "float64") for s in scales]
     shared = reduce(op.minimum if policy == "not_larger" else op.maximum, parts)
-    exact = op.multiply(op.cast(op.sizes([shape[axis] for axis in axes]), "float64"), shared)
+    exact = op.multiply(op.cast(op.size_tensor([shape[axis] for axis in axes]), "float64"), shared)
     whole = op.cast(op.floor(op.add(exact, const(0.5, "float64"))), "int64")
     return _Target(axes, node.bind(whole, "the sizes"), [shared] * len(axes))
 

@@ -118,7 +118,7 @@ def _loop_body(form: _Scan, function: Function) -> Function:
     states, own = len(form.states), len(form.states) + len(form.scanned)
     iteration, goes_on = loop_variables()
     whole = [Var(f"scanned{k}", x.ty) for k, x in enumerate(form.scanned)]
-    last = op.subtract(op.sizes((form.length,), ()), const(np.array(1, np.int64)))
+    last = op.subtract(op.size_tensor((form.length,), ()), const(np.array(1, np.int64)))
     taken: dict[int, Expr] = {}
     for k, (x, axis) in enumerate(zip(whole, form.in_axes, strict=True)):
         at = op.subtract(last, iteration) if form.backwards_in[k] else iteration

@@ -41,7 +41,7 @@ def non_zero(node: OnnxNode) -> Expr:
     rest = _positions(node, reshape_to(x, (product(shape),)))
     rows: list[Expr] = []
     for dim in reversed(shape):
-        extent = op.sizes((dim,), (1,))
+        extent = op.size_tensor((dim,), (1,))
         rows.append(op.floor_mod(rest, extent))
         rest = op.floor_divide(rest, extent)
     return op.stack(rows[::-1], axis=0)
@@ -89,7 +89,7 @@ def distinct(node: OnnxNode, axis: int | None, in_order: bool) -> Sequence[Expr]
     first = op.take(order, positions, axis=0, mode="clip")
     group = op.subtract(op.cumsum(op.cast(starts, "int64"), axis=0), const(1, "int64"))
     ends = op.concatenate(
-        [op.strided_slice(positions, (1,), (1 << 30,), (1,), axes=(0,)), op.sizes((rows.shape[0],), (1,))], axis=0
+        [op.strided_slice(positions, (1,), (1 << 30,), (1,), axes=(0,)), op.size_tensor((rows.shape[0],), (1,))], axis=0
     )
     counts = op.subtract(op.strided_slice(ends, (0,), (positions.shape[0],), (1,), axes=(0,)), positions)
     if not in_order:

@@ -51,11 +51,11 @@ def _reshape_dynamic(node: OnnxNode, allow_zero: bool) -> Expr:
     (rank,) = node.static(shape, "the shape of the new shape")
     zero, one = const(0, "int64"), const(1, "int64")
     if not allow_zero:
-        kept = op.sizes([source[axis] if axis < len(source) else 0 for axis in range(rank)])
+        kept = op.size_tensor([source[axis] if axis < len(source) else 0 for axis in range(rank)])
         shape = op.where(op.equal(shape, zero), kept, shape)
     open_ = op.equal(shape, const(-1, "int64"))
     given = op.prod(op.where(open_, one, shape))
-    rest = op.trunc_divide(op.sizes((product(source),), ()), op.maximum(given, one))
+    rest = op.trunc_divide(op.size_tensor((product(source),), ()), op.maximum(given, one))
     several = op.greater(op.sum(op.cast(open_, "int64")), one)
     rest = op.where(several, const(-1, "int64"), rest)  # two open dimensions are none that could be bound
     return op.reshape(node[0], node.bind(op.where(open_, rest, shape), "the new shape"))
@@ -317,7 +317,7 @@ def _position(node: OnnxNode, index: int, k: int, given: Dim | None, extent: Dim
         return larger(add_sizes(extent, given), 0)
     position = op.cast(op.reshape(op.strided_slice(node[index], (k,), (k + 1,), (1,)), ()), "int64")
     position = op.subtract(const(-1, "int64"), position) if backwards else position
-    size, zero = op.sizes((extent,), ()), const(0, "int64")
+    size, zero = op.size_tensor((extent,), ()), const(0, "int64")
     position = op.where(op.less(position, zero), op.add(position, size), position)
     return node.bind(op.minimum(op.maximum(position, zero), size), "a position")[0]
 
@@ -376,7 +376,7 @@ def expand(node: OnnxNode) -> Expr:
         (rank,) = node.static(node[1], "the shape of the shape")
         aligned = [1] * (rank - len(source)) + list(source[max(len(source) - rank, 0) :])
         given = op.cast(node[1], "int64")
-        wanted = node.bind(op.where(op.equal(given, const(1, "int64")), op.sizes(aligned), given), "the shape")
+        wanted = node.bind(op.where(op.equal(given, const(1, "int64")), op.size_tensor(aligned), given), "the shape")
     try:
         shape = broadcast_shapes(source, wanted)
     except TypeInferenceError:

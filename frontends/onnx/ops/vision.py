@@ -60,7 +60,7 @@ def crop_and_resize(node: OnnxNode) -> Expr:
     pixels, inside = [], None
     for a, place in enumerate(places):
         laid = op.broadcast_to(op.expand_dims(place, 2 if a == 0 else 1), shape)
-        last = op.cast(op.sizes((add_sizes(spatial[a], -1),), ()), laid.dtype)
+        last = op.cast(op.size_tensor((add_sizes(spatial[a], -1),), ()), laid.dtype)
         here = op.logical_and(op.greater_equal(laid, float_const(0.0, laid)), op.less_equal(laid, last))
         inside = here if inside is None else op.logical_and(inside, here)
         # onnxruntime rounds halves away from zero here
@@ -75,9 +75,9 @@ def crop_and_resize(node: OnnxNode) -> Expr:
 
 def _crop_positions(start: Expr, end: Expr, count: Dim, extent: Dim) -> Expr:
     """Where `count` samples of each box lie along an axis, in pixels: [R, count]."""
-    last = op.cast(op.sizes((add_sizes(extent, -1),), ()), start.dtype)
-    several = op.greater(op.sizes((count,), ()), const(1, "int64"))
-    gaps = op.cast(op.sizes((larger(add_sizes(count, -1), 1),), ()), start.dtype)
+    last = op.cast(op.size_tensor((add_sizes(extent, -1),), ()), start.dtype)
+    several = op.greater(op.size_tensor((count,), ()), const(1, "int64"))
+    gaps = op.cast(op.size_tensor((larger(add_sizes(count, -1), 1),), ()), start.dtype)
     step = op.expand_dims(op.divide(op.multiply(op.subtract(end, start), last), gaps), 1)
     along = op.add(op.expand_dims(op.multiply(start, last), 1), op.multiply(op.cast(counted(count), start.dtype), step))
     middle = op.multiply(op.multiply(op.add(start, end), last), float_const(0.5, start))

@@ -1,151 +1,19 @@
 """Neural-network operators, registered as `nn.*`."""
 
-from relayc.relay.op.nn.activation import (
-    celu,
-    elu,
-    gelu,
-    hard_sigmoid,
-    hard_swish,
-    leaky_relu,
-    mish,
-    prelu,
-    relu,
-    selu,
-    silu,
-    softplus,
-    softsign,
-    thresholded_relu,
-)
-from relayc.relay.op.nn.attention import attention, blocked_attention
-from relayc.relay.op.nn.bias import bias_add
-from relayc.relay.op.nn.conv import (
-    conv1d,
-    conv1d_transpose,
-    conv2d,
-    conv2d_transpose,
-    conv3d,
-    conv3d_transpose,
-)
-from relayc.relay.op.nn.dense import (
-    batch_matmul,
-    batch_matmul_packed,
-    dense,
-    dense_packed,
-    matmul,
-    pack_panels,
-    take_from_panels,
-)
-from relayc.relay.op.nn.dense_bits import dense_bits
-from relayc.relay.op.nn.embedding import embedding_bag
-from relayc.relay.op.nn.linear_attention import linear_attention
-from relayc.relay.op.nn.norm import (
-    batch_norm,
-    group_norm,
-    instance_norm,
-    l2_normalize,
-    layer_norm,
-    log_softmax,
-    lrn,
-    rms_norm,
-    softmax,
-    standardize,
-)
-from relayc.relay.op.nn.packed_conv import conv2d_nhwc_packed
-from relayc.relay.op.nn.pad import pad
-from relayc.relay.op.nn.pool import (
-    adaptive_avg_pool1d,
-    adaptive_avg_pool2d,
-    adaptive_avg_pool3d,
-    adaptive_max_pool1d,
-    adaptive_max_pool2d,
-    adaptive_max_pool3d,
-    avg_pool1d,
-    avg_pool2d,
-    avg_pool3d,
-    global_avg_pool2d,
-    global_max_pool2d,
-    lp_pool,
-    max_pool1d,
-    max_pool2d,
-    max_pool3d,
-    max_pool_with_argmax,
-)
-from relayc.relay.op.nn.recurrent import gru, lstm, pack_recurrence, rnn
-from relayc.relay.op.nn.rotary import rotary_embedding
-from relayc.relay.op.nn.space import depth_to_space, space_to_depth
-from relayc.relay.op.nn.unfold import col2im, overlap_add
-from relayc.relay.op.nn.winograd import conv2d_nhwc_winograd
-
-__all__ = [
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "adaptive_avg_pool3d",
-    "adaptive_max_pool1d",
-    "adaptive_max_pool2d",
-    "adaptive_max_pool3d",
-    "attention",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "batch_matmul",
-    "batch_matmul_packed",
-    "batch_norm",
-    "bias_add",
-    "blocked_attention",
-    "celu",
-    "col2im",
-    "conv1d",
-    "conv1d_transpose",
-    "conv2d",
-    "conv2d_nhwc_packed",
-    "conv2d_nhwc_winograd",
-    "conv2d_transpose",
-    "conv3d",
-    "conv3d_transpose",
-    "dense",
-    "dense_bits",
-    "dense_packed",
-    "depth_to_space",
-    "elu",
-    "embedding_bag",
-    "gelu",
-    "global_avg_pool2d",
-    "global_max_pool2d",
-    "group_norm",
-    "gru",
-    "hard_sigmoid",
-    "hard_swish",
-    "instance_norm",
-    "l2_normalize",
-    "layer_norm",
-    "leaky_relu",
-    "linear_attention",
-    "log_softmax",
-    "lp_pool",
-    "lrn",
-    "lstm",
-    "matmul",
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "max_pool_with_argmax",
-    "mish",
-    "overlap_add",
-    "pack_panels",
-    "pack_recurrence",
-    "pad",
-    "prelu",
-    "relu",
-    "rms_norm",
-    "rnn",
-    "rotary_embedding",
-    "selu",
-    "silu",
-    "softmax",
-    "softplus",
-    "softsign",
-    "space_to_depth",
-    "standardize",
-    "take_from_panels",
-    "thresholded_relu",
-]  # fmt: skip
+from relayc.relay.op.nn.activation import *
+from relayc.relay.op.nn.attention import *
+from relayc.relay.op.nn.bias import *
+from relayc.relay.op.nn.conv import *
+from relayc.relay.op.nn.dense import *
+from relayc.relay.op.nn.dense_bits import *
+from relayc.relay.op.nn.embedding import *
+from relayc.relay.op.nn.linear_attention import *
+from relayc.relay.op.nn.norm import *
+from relayc.relay.op.nn.packed_conv import *
+from relayc.relay.op.nn.pad import *
+from relayc.relay.op.nn.pool import *
+from relayc.relay.op.nn.recurrent import *
+from relayc.relay.op.nn.rotary import *
+from relayc.relay.op.nn.space import *
+from relayc.relay.op.nn.unfold import *
+from relayc.relay.op.nn.winograd import *
