@@ -1,4 +1,4 @@
-"""The page of operators, made of what is registered: `python -m frontends.onnx.operators_page > docs/operators.md`."""
+"""The page of operators, generated from the registry: `python -m relayc.frontends.onnx.operators_page > docs/operators.md`."""
 
 from __future__ import annotations
 
@@ -48,19 +48,14 @@ _GROUPS = (
 _INTRODUCTION = """\
 # Operators
 
-What `from_onnx` converts, by domain. This page is made of the code by `python -m frontends.onnx.operators_page`; a test
-compares it.
+The operators that `from_onnx` converts, by domain. `python -m relayc.frontends.onnx.operators_page` generates this page; a test
+compares it with the code.
 
-* **versions**: the opsets of the domain in which the operator got its present or an earlier meaning; each is converted
-  as that version says.
-* **runs**: "compiled" operators become kernels, or parts of them; a "body" is the function body of ONNX's schema, whose
-  operators are compiled. "host": what strings say is read, and new ones are made, by the executor in Python; for what
-  is compiled, strings are numbers. "executor": the executor runs graphs inside of graphs, and keeps sequences and
-  optional values as lists; where the course of control flow, or the length of a sequence, is known when compiling,
-  nothing of it is left.
-* **types**: element types that ONNX's schema allows for the first input (for a generator, for the output), complex ones
-  left out, which are refused; strings are shown where they are more than moved. `float` is float16, float32 and
-  float64, `int` and `uint` those of 8 to 64 bits, `float8` all five formats.
+* **versions**: the opset versions of the operator that are converted, each with the semantics of that version.
+* **runs**: "compiled" to a kernel or a part of one; "body": ONNX's function body is compiled; "host": strings are read or made in Python;
+  "executor": subgraphs, sequences and optional values at run time, unless they are static.
+* **types**: element types that ONNX allows for the first input (for a generator, the output), without complex ones, which are unsupported, and
+  strings that are only copied. `float` is float16, float32 and float64, `int` and `uint` are 8 to 64 bits, `float8` all five formats.
 """
 
 
