@@ -29,8 +29,8 @@ __all__ = ["schedule_conv_packed"]
 def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[p, o] = sum over ky, kx, i of data[n, y*s + ky, x*s + kx, i] * W[o // NR, ky, kx, i, o % NR], p = (n, y, x).
 
-    A tile's pixels may lie on two lines: each has an address of its own, worked out once for the whole reduction. Where
-    pixels are counted at run time, less of them than a tile has are computed one by one.
+    A tile's pixels may lie on two lines: each has an address of its own, computed once for the whole reduction. Where
+    the number of pixels is dynamic, fewer of them than a tile has are computed one by one.
     """
     tiles = plan_tiles(outs[0], anchor, target)
     if tiles is not None:

@@ -1,7 +1,7 @@
-"""Copies of weights into panels, for large weights: whole cache lines are read, turned in registers and written.
+"""Packing of large weights into panels: whole cache lines are read, transposed in registers and written.
 
-A panel of the plain weights is a matrix (width, K), which becomes (K, width). But for the width sizes are known at run
-time; K comes in chunks.
+A panel of the plain weights is a matrix (width, K), which becomes (K, width). All sizes but the width are dynamic; K
+comes in chunks.
 """
 
 from __future__ import annotations

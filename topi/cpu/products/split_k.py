@@ -1,4 +1,4 @@
-"""Products over a long reduction, a part of it at a time: what a block's tiles read stays in the second-level cache."""
+"""Products over a long reduction by K-blocks: what a block's tiles read stays in the L2 cache."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["sum_split_k"]
 
 
 def sum_split_k(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: ProductPlan) -> None:
-    """Threads share blocks of rows x groups of panels. All tiles of one add up a part of the reduction, then the next.
+    """Threads share blocks of rows x groups of panels. All tiles of one add up a K-block, then the next.
 
-    The sums lie in memory of the thread; the elementwise tail up to `out` (..., columns) reads them there.
+    The sums are in memory of the thread; the elementwise tail up to `out` (..., columns) reads them there.
     """
     lanes, panel = vector_lanes(target), panel_width(anchor)
     sums = local_accumulator(s, anchor, out)
@@ -70,7 +70,7 @@ def sum_split_k(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Ta
 
 
 def _fetch_ahead(s: te.Schedule, tile: te.Tensor, weights: te.Tensor, plan: ProductPlan, tiles: int) -> None:
-    """Fetch the part of a panel that comes next, while the `tiles` of a block pass over this one, a piece in each."""
+    """Prefetch the next K-block of a panel, while the `tiles` of a block pass over this one, a piece in each."""
     if not isinstance(weights.op, te.PlaceholderOp):
         return
     width, line = constant_size(weights.shape[-1:]), LINE_BYTES // weights.dtype.nbytes
