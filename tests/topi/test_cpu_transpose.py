@@ -394,8 +394,7 @@ class _Reads(Interpreter):
 
 @pytest.mark.parametrize("shape", [(128, 2048), (128, 2176), (288, 1536), (2, 64, 2048)], ids=str)
 def test_a_block_of_pieces_prefetches_all_of_the_next_one(shape) -> None:
-    """Long rows are read in pieces, of as many rows as fill two cache lines of the output; the next is below or
-    beside."""
+    """Pieces of as many rows as fill two cache lines of the output; the next is below or beside."""
     x = te.placeholder(shape, "float32", "x")
     axes = (0, 2, 1) if len(shape) == 3 else (1, 0)
     out = topi.transpose(x, axes)
@@ -413,8 +412,7 @@ def test_a_block_of_pieces_prefetches_all_of_the_next_one(shape) -> None:
 @pytest.mark.parametrize("shape", [(17, 64, 100), (17, 90, 80), (17, 49, 64)], ids=str)
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 def test_matrices_of_whole_cache_lines_prefetch_the_next_one(shape, kind) -> None:
-    """All of it is prefetched, in memory order, with the tiles that are transposed: block by block, the last
-    shifted."""
+    """All of it, in memory order, by the tiles that are transposed: block by block, the last shifted."""
     shape = (*shape[:2], shape[2] * 4) if kind == "int8" else shape
     x = te.placeholder(shape, kind, "x")
     out = topi.transpose(x, (0, 2, 1))

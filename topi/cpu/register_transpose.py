@@ -30,8 +30,7 @@ _SHORTEST = 4
 
 
 def transposed_vectors(target: Target, dtype: DType) -> list[int]:
-    """Lengths of the vectors of `dtype` that tiles can be transposed into, longest first; none for unsupported
-    types."""
+    """Lengths of the vectors that tiles of `dtype` transpose into, longest first; none if unsupported."""
     if dtype.bits % 8 or (dtype.is_float and dtype.bits == 8):  # others are not held as they are stored
         return []
     most = vector_lanes(target, dtype.nbytes)
@@ -44,8 +43,10 @@ def block_of(lanes: int, dtype: DType) -> int:
 
 
 def transpose_by_shuffles(rows: Sequence[PrimExpr]) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
-    """Shuffles that transpose a tile: variables to define, and its columns. `rows` are a power of two, no fewer than
-    columns."""
+    """Shuffles that transpose `rows` of a tile, a power of two: variables to define, and its columns.
+
+    There are no fewer rows than columns.
+    """
     block = rows[0].dtype.lanes
     definitions: list[tuple[Var, PrimExpr]] = []
 

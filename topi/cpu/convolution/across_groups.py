@@ -77,7 +77,7 @@ def _sum_tile(s: te.Schedule, result: te.Tensor, windows: GroupedWindows, lanes:
     *_, pixel, channel = s[result].op.axis
     *taps, line_tap, inputs = s[result].op.reduce_axis
     vector, lane = s[result].split(channel, factor=lanes)
-    if windows.is_written_out:
+    if windows.is_unrolled:
         s[result].reorder(*taps, line_tap, pixel, inputs, vector, lane)
         s[result].unroll(inputs)
     elif windows.shares_taps:

@@ -54,7 +54,7 @@ def _tiled(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: Pr
         schedule_windows(s, op, target)
     for pad in pads:
         schedule_pad(s, pad, target)
-        if anchor.attrs["groups"] > 1:  # which read a part of many pixels: their lines should not meet in the caches
+        if anchor.attrs["groups"] > 1:  # they read a part of many pixels, whose lines should not alias
             s[pad].storage_align(s[pad].op.axis[-2], SET_ELEMENTS, LINE_ELEMENTS)
     tile_product(s, outs[0], anchor, target, plan)
     return s

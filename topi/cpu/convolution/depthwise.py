@@ -31,8 +31,8 @@ def schedule_depthwise_conv(outs: list[te.Tensor], anchor: te.Operation, target:
     result = order.source if order.is_transposed else outs[0]
     accumulator = local_accumulator(s, anchor, result)
     functions, columns = functions_behind(outs[0], anchor), target.vector_registers // 2
-    if functions:  # have numbers of their own to keep in registers: those of exp are few
-        columns = columns - 1 if functions <= _OF_FEW_NUMBERS else columns // 2
+    if functions:  # their constants take registers, few for exp
+        columns = columns - 1 if functions <= _OF_FEW_CONSTANTS else columns // 2
     if order.is_transposed:
         _transpose_lines(s, outs[0], result, constant_size([extent_of(axis) for axis in anchor.reduce_axis]), target)
     result = s[result].op.output(0)
@@ -43,8 +43,10 @@ def schedule_depthwise_conv(outs: list[te.Tensor], anchor: te.Operation, target:
 
 
 def _transpose_lines(s: te.Schedule, out: te.Tensor, source: te.Tensor, taps: int, target: Target) -> None:
-    """Transpose `source` (N, H, W, C) into `out` (N, C, H, W), by lines of as many channels as half the L1 cache
-    holds."""
+    """Transpose `source` (N, H, W, C) into `out` (N, C, H, W), by lines of blocks of channels.
+
+    A line of a block fills at most half of the L1 cache.
+    """
     source, lanes = s[source].op.output(0), vector_lanes(target)
     n, c, y, x = s[out].op.axis
     width, vectors = constant_size([extent_of(x)]), constant_size([extent_of(c)]) // lanes
@@ -58,7 +60,7 @@ def _transpose_lines(s: te.Schedule, out: te.Tensor, source: te.Tensor, taps: in
     transpose_line(s, out, source, line, c, x, target)
 
 
-_OF_FEW_NUMBERS = {"exp", "sigmoid"}
+_OF_FEW_CONSTANTS = {"exp", "sigmoid"}
 """Functions with few constants, for tiles of seven columns in 16 registers; with eight columns they take a third
 longer. The error function is for tiles of four, with five to eight it takes a quarter longer."""
 

@@ -25,7 +25,7 @@ __all__ = ["GroupTile", "GroupedWindows", "crosses_groups", "plan_group_tile"]
 
 MOST_SHARED_TAPS = 7
 """Most taps along a line that are unrolled to share their loads."""
-MOST_STEPS_WRITTEN_OUT = 4
+MOST_UNROLLED_STEPS = 4
 _PORTS, _LATENCY, _LOAD_CYCLES = 2, 4, 0.6
 _PERMUTATION_CYCLES = 0.3
 """Cycles of the multiply ports that a permutation takes."""
@@ -42,8 +42,10 @@ _NOTABLY = 0.9
 
 @dataclass(frozen=True, slots=True)
 class GroupedWindows:
-    """A grouped convolution: `lines` (all but the last spatial dimension) of `columns` results, by windows of `taps` x
-    `line_taps`."""
+    """A grouped convolution: `lines` x `columns` results, by windows of `taps` x `line_taps`.
+
+    `lines` counts all but the last spatial dimension.
+    """
 
     lines: int
     columns: int
@@ -63,9 +65,9 @@ class GroupedWindows:
         return self.line_taps <= MOST_SHARED_TAPS
 
     @property
-    def is_written_out(self) -> bool:
+    def is_unrolled(self) -> bool:
         """Whether all steps of the reduction of a pixel are few enough to be unrolled, with its vector loaded once."""
-        return self.taps * self.line_taps * self.inputs <= MOST_STEPS_WRITTEN_OUT
+        return self.taps * self.line_taps * self.inputs <= MOST_UNROLLED_STEPS
 
     def groups_of_a_vector(self, lanes: int) -> int:
         """Most groups that a vector of outputs belongs to."""
@@ -88,8 +90,7 @@ class GroupTile:
 
 
 def crosses_groups(target: Target, windows: GroupedWindows) -> bool:
-    """Whether vectors of neighbouring outputs, of different groups, are faster than a separate product for each
-    group."""
+    """Whether vectors of neighbouring outputs, of different groups, beat a separate product for each group."""
     if not _has_permutations(target, windows) and not _has_masks(target, windows):
         return False
     together = _cycles(target, windows, plan_group_tile(target, windows))
@@ -121,7 +122,7 @@ def _has_permutations(target: Target, windows: GroupedWindows) -> bool:
 def _tiles(target: Target, windows: GroupedWindows) -> Iterator[GroupTile]:
     """Tiles whose sums, a step's weights and the operands they are multiplied with fit in the registers."""
     weights = windows.line_taps if windows.shares_taps else 1
-    if windows.is_written_out:
+    if windows.is_unrolled:
         weights = windows.taps * windows.line_taps * windows.inputs
     panels = -(-windows.groups * windows.outputs // vector_lanes(target))
     for vectors in (1, 2) if panels % 2 == 0 else (1,):

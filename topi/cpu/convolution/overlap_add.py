@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_overlap_add"]
 
-_WRITTEN_OUT = 64
+_UNROLLED = 64
 """Most elements of strides, times the terms of each, that are unrolled: then it is static which taps these are."""
 _VECTORS = 4
 """Most vectors of channels that are added together."""
@@ -46,7 +46,7 @@ def schedule_overlap_add(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     parallel(s, out, line, work, lanes)
     s[out].pragma(line, "loop_partition_hint")
     s[out].pragma(stride, "loop_partition_hint")
-    few = math.prod(phase.stride * phase.most for phase in phases) <= _WRITTEN_OUT
+    few = math.prod(phase.stride * phase.most for phase in phases) <= _UNROLLED
     if few:
         for axis in (*across, along):
             s[out].unroll(axis)

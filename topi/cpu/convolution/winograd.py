@@ -224,17 +224,17 @@ def _stream_weights(
     along = [extent_of(axis) for axis in accumulator.op.reduce_axis]
     steps = constant_size(along)
     tiles, line = math.ceil(plan.block / plan.rows), LINE_BYTES // weights.dtype.nbytes
-    pace = PrefetchSchedule.of(tiles, -(-steps * width // line), steps, _depth_steps(accumulator))
+    schedule = PrefetchSchedule.of(tiles, -(-steps * width // line), steps, _depth_steps(accumulator))
 
     def place(number: int) -> Callable[..., Sequence[Any]]:
         def in_next(i: Any, j: Any, t: Any, c: Any, *k: Any) -> Sequence[Any]:
-            passed = pace.line(t // plan.rows % tiles, ravel_index(k, along), number) * line
+            passed = schedule.line(t // plan.rows % tiles, ravel_index(k, along), number) * line
             return [(ravel_index((c // width, i, j), (panels, size, size)) + 1) * (steps * width) + passed]
 
         return in_next
 
-    loop = pace.split(s, accumulator, step)
-    for number in range(pace.at_once):
+    loop = schedule.split(s, accumulator, step)
+    for number in range(schedule.at_once):
         s[accumulator].prefetch_line(weights, loop, place(number), past_end=True)
 
 
@@ -249,7 +249,7 @@ def _schedule_input(s: te.Schedule, spectrum: te.Tensor, lanes: int) -> te.IterV
     i, j, t, channel = s[spectrum].op.axis
     inputs = constant_size(spectrum.shape[3:])
     chunk, lane = s[spectrum].split(channel, factor=transform_lanes(lanes, inputs), tail="shift")
-    s[spectrum].storage_align(j, SET_ELEMENTS, LINE_ELEMENTS)  # a tile's stores meet different sets
+    s[spectrum].storage_align(j, SET_ELEMENTS, LINE_ELEMENTS)  # avoids set conflicts of a tile's stores
     s[spectrum].reorder(t, chunk, i, j, lane)
     s[spectrum].unroll(j)
     s[spectrum].vectorize(lane)

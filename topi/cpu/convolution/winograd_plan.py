@@ -39,7 +39,7 @@ _PASSED_BYTES_PER_CYCLE, _SPECTRUM_BYTES_PER_CYCLE = 64.0, 8.0
 """Bytes per cycle of the whole transformed input: read again for a panel of weights, which the products partly hide
 unless it comes from memory; and written by one core to be read by all. Fitted, as the other figures, to some 400 plans
 for 11 layers of 7 x 7 to 112 x 112 with vectors of 64 bytes, weights in memory."""
-_FAR_BYTES_PER_CYCLE = (4.5, 8.0)
+_SLOW_BYTES_PER_CYCLE = (4.5, 8.0)
 """Bytes per cycle that a core reads, beside its arithmetic, from memory and from a high-latency LLC."""
 _NOT_HIDDEN = 0.25
 """Part of the shorter of computing and reading weights from memory that the longer does not hide. All of it with a
@@ -199,7 +199,7 @@ def _share(tasks: int, cores: int) -> float:
 
 def _read_speeds(target: Target) -> tuple[float, float]:
     """Bytes per cycle that a core reads weights at, beside its arithmetic: from memory, and from the LLC."""
-    return _FAR_BYTES_PER_CYCLE if has_high_latency_llc(target) else (MEMORY_BYTES_PER_CYCLE, CACHE_BYTES_PER_CYCLE)
+    return _SLOW_BYTES_PER_CYCLE if has_high_latency_llc(target) else (MEMORY_BYTES_PER_CYCLE, CACHE_BYTES_PER_CYCLE)
 
 
 def _with_weights(

@@ -1,5 +1,4 @@
-"""Products of few rows (GEMV, skinny GEMM) on CPUs: the right operand is not packed, but streamed once in memory
-order."""
+"""Products of few rows (GEMV, skinny GEMM) on CPUs: the right operand is not packed, but streamed once."""
 
 from __future__ import annotations
 
@@ -95,8 +94,7 @@ def _columns_per_step(rows: int, lanes: int, target: Target) -> int:
 
 
 def _by_lanes(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """A vector of results at a time: a vector accumulator for each, whose lanes are reduced for all of them
-    together."""
+    """A vector of results at a time: a vector accumulator for each, whose lanes are reduced together."""
     s = te.create_schedule([out.op for out in outs])
     out, lanes = outs[0], vector_lanes(target)
     rows = constant_size([extent_of(anchor.axis[-2])])

@@ -60,7 +60,7 @@ def _tile_output(
         blocks = [block]
     row_outer, row_inner = s[out].split(row, factor=plan.height, tail="shift" if plan.height > 1 else "guard")
     column_outer, column_inner = split_columns(s, out, column, columns, plan.panel, plan.width)
-    if one_loop and not plan.apart:
+    if one_loop and not plan.separate_panels:
         s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)
         tile = s[out].fuse(*batch, *blocks, *column_outer, row_outer)
         parallel(s, out, tile, work, lanes)
@@ -167,8 +167,7 @@ def _dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target, p
 def tile_product(
     s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: ProductPlan
 ) -> te.Tensor:
-    """Tile the product that `anchor` computes, rows by columns, and its elementwise tail up to `out`, in its store
-    order.
+    """Tile the product of `anchor`, rows by columns, and its elementwise tail up to `out`, in its store order.
 
     Returns the tile of register accumulators.
     """
@@ -181,7 +180,7 @@ def tile_product(
         parallel(s, out, outside, work, lanes)
         *row_axes, column = s[order.source].op.axis
         row, row_inner = s[order.source].split(s[order.source].fuse(*row_axes), factor=plan.height, tail="shift")
-        # of a long vector that is used in part LLVM turns elements one by one
+        # LLVM scalarises the transpose of a long vector that is used in part
         partial = constant_size(order.result.shape[-1:]) % plan.panel != 0
         _tile(s, order.source, accumulator, row, row_inner, column, plan, lanes, chains=chains, apart=partial)
     else:
@@ -219,7 +218,7 @@ def _place_widened(
     """
     block, lanes = weights.op.attrs.get("block"), vector_lanes(target)
     *_, line, lane = s[weights].op.axis
-    if plan.apart:
+    if plan.separate_panels:
         s[weights].compute_at(s[out], s[out].leaf_iter_vars[0])
         if block is not None:
             s[weights].unroll(s[weights].split(line, factor=min(_LINES, block))[1])

@@ -27,9 +27,9 @@ _MOST_STEPS_APART, _FEWEST_OF_WIDENED = 64, 4
 _FEWEST_STEPS_PER_LINE = 4
 """Fewest steps for each line of a step, where as many tiles read a panel: otherwise the reduction has no good
 divisor."""
-_STEPS_IN_A_ROW = 8
+_UNROLLED_STEPS = 8
 """Steps that the code generator unrolls: prefetches of several pieces of a panel are interleaved in them."""
-_FEWEST_IN_A_ROW = 8
+_FEWEST_UNROLLED = 8
 """Fewest multiply-adds of a step of which the code generator unrolls several."""
 _PIECES = (4, 2)
 _LEAST_PIECE = 4096
@@ -45,7 +45,7 @@ _LONG_SUM = 512
 _PART_OF_L2 = 4
 """Tensors up to this fraction (1 / n) of the L2 cache may still be there, from the kernel before."""
 _LARGE_L1_BYTES = 48 << 10
-_NEAR_BYTES, _FURTHER_BYTES = 3072, 8192
+_DISTANCE_BYTES, _LONG_DISTANCE_BYTES = 3072, 8192
 """Prefetch distance in bytes for a panel that one tile reads, and the distance with an L1 cache of `_LARGE_L1_BYTES`: a
 longer one is no faster, and evicts what is in use. Processors with a large L1 are those with the longest memory latency
 in cycles."""
@@ -56,8 +56,7 @@ the hardware prefetcher."""
 
 @dataclass(frozen=True, slots=True)
 class PrefetchSchedule:
-    """A prefetch schedule: register tiles fetch `lines` evenly, each tile `prefetches` times, every few steps
-    `at_once`.
+    """Register tiles prefetch `lines` evenly, each `prefetches` times, every few steps `at_once` lines.
 
     Bursts keep other reads waiting. A core has fewer line-fill buffers than it should have lines in flight, but its
     hardware prefetcher follows each of several `pieces` that are interleaved (Xeon of the Sapphire Rapids family,
@@ -68,57 +67,57 @@ class PrefetchSchedule:
     lines: int
     every: int
     at_once: int
-    asks: int
-    turns: int
+    prefetches: int
+    interleave: int
     """Consecutive prefetches that go to different pieces."""
     pieces: int
-    ends: bool
+    clamps: bool
     """Whether tiles after the last prefetch repeat the last line; otherwise they prefetch what lies behind it."""
 
     @staticmethod
     def of(
-        tiles: int, lines: int, steps: int, depth: int, *, more: bool = False, in_a_row: bool = True
+        tiles: int, lines: int, steps: int, depth: int, *, more: bool = False, unrolled: bool = True
     ) -> PrefetchSchedule:
-        """The schedule that fetches all lines in `steps` of each tile, or of the first if `more` are counted at run
-        time.
+        """Fetch all lines in `steps` of each tile, or of the first ones where a dynamic number of `more` follow.
 
         The innermost loop is over `depth`; a few of its steps may be `unrolled`. More of them are a loop, which should
         be as long as possible: what a step reads is prefetched together.
         """
         wanted = -(-lines // tiles)
         most = max(steps // wanted, 1)
-        most = min(most, _STEPS_IN_A_ROW) if in_a_row else min(most * max(lines // steps, 1), _MOST_STEPS_APART)
+        most = min(most, _UNROLLED_STEPS) if unrolled else min(most * max(lines // steps, 1), _MOST_STEPS_APART)
         every = max(d for d in range(1, most + 1) if depth % d == 0)
-        asks = steps // every
-        at_once = -(-wanted // asks)
-        turns = _turns(lines, every, at_once, depth) if in_a_row else 0
-        ends = more or tiles * asks * at_once > _MOST_REPEATED * lines
-        return PrefetchSchedule(lines, every, at_once, asks, max(turns, 1), turns * at_once or 1, ends)
+        prefetches = steps // every
+        at_once = -(-wanted // prefetches)
+        interleave = _interleave(lines, every, at_once, depth) if unrolled else 0
+        clamps = more or tiles * prefetches * at_once > _MOST_REPEATED * lines
+        return PrefetchSchedule(
+            lines, every, at_once, prefetches, max(interleave, 1), interleave * at_once or 1, clamps
+        )
 
     def split(self, s: te.Schedule, stage: te.Tensor, k: te.IterVar) -> te.IterVar:
-        """Split the loop over the reduction's innermost axis; returns the loop in each iteration of which lines are
-        fetched."""
-        if self.turns > 1:
-            _, k = s[stage].split(k, factor=self.every * self.turns)
+        """Split the loop over the reduction's innermost axis; returns the loop whose iterations prefetch."""
+        if self.interleave > 1:
+            _, k = s[stage].split(k, factor=self.every * self.interleave)
         return s[stage].split(k, factor=self.every)[0] if self.every > 1 else k
 
     def line(self, tile: Any, step: Any, number: int = 0) -> Any:
         """The line that a step of a tile prefetches; `number` counts those of the step."""
-        ask, size = step // self.every, self.lines // self.pieces
-        piece = (ask % self.turns * self.at_once + number) if self.pieces > 1 else 0
-        passed = tile * (self.asks // self.turns) + ask // self.turns
+        prefetch, size = step // self.every, self.lines // self.pieces
+        piece = (prefetch % self.interleave * self.at_once + number) if self.pieces > 1 else 0
+        passed = tile * (self.prefetches // self.interleave) + prefetch // self.interleave
         if self.pieces == 1:
             passed = passed * self.at_once + number
-        return piece * size + (te.min(passed, size - 1) if self.ends else passed)
+        return piece * size + (te.min(passed, size - 1) if self.clamps else passed)
 
 
-def _turns(lines: int, every: int, at_once: int, depth: int) -> int:
+def _interleave(lines: int, every: int, at_once: int, depth: int) -> int:
     """Consecutive prefetches that go to different pieces; 0 where there is one piece."""
     for pieces in _PIECES:
-        turns = pieces // at_once
-        whole = turns and pieces % at_once == 0 and depth % (every * turns) == 0 and lines % pieces == 0
-        if whole and every * turns <= _STEPS_IN_A_ROW and lines * LINE_BYTES >= pieces * _LEAST_PIECE:
-            return turns
+        interleave = pieces // at_once
+        whole = interleave and pieces % at_once == 0 and depth % (every * interleave) == 0 and lines % pieces == 0
+        if whole and every * interleave <= _UNROLLED_STEPS and lines * LINE_BYTES >= pieces * _LEAST_PIECE:
+            return interleave
     return 0
 
 
@@ -134,7 +133,7 @@ def _position_in_panel(
     """A function from the indices of a multiply-add to its row tile among the panel's, its column, and its step."""
     shape = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
     along = [extent_of(axis) for axis in s[accumulator].op.reduce_axis]
-    known = all(isinstance(d, int) for d in shape)  # else tiles behind those that fetch ask for later panels
+    known = all(isinstance(d, int) for d in shape)  # otherwise later tiles prefetch later panels
 
     def position(indices: Sequence[Any]) -> tuple[Any, Any, Any]:
         row, n, steps = indices[: len(shape)], indices[len(shape)], indices[len(shape) + 1 :]
@@ -158,16 +157,16 @@ def stream_widened(
         return
     line, width = LINE_BYTES // source.dtype.nbytes, constant_size(source.shape[-1:])
     lines = -(-constant_size(source.shape[1:]) // line)
-    pace = PrefetchSchedule.of(plan.tiles_of_a_panel, lines, constant_size(widened.shape[1:-1]), depth)
-    if pace.every < _FEWEST_OF_WIDENED or pace.at_once > 1 or not choose("stream panels", True, (True, False)):
+    schedule = PrefetchSchedule.of(plan.tiles_of_a_panel, lines, constant_size(widened.shape[1:-1]), depth)
+    if schedule.every < _FEWEST_OF_WIDENED or schedule.at_once > 1 or not choose("stream panels", True, (True, False)):
         return
     position = _position_in_panel(s, accumulator, plan)
 
     def in_next(*indices: Any) -> Sequence[Any]:
         tile, n, step = position(indices)
-        return n // width + 1, pace.line(tile, step) * line
+        return n // width + 1, schedule.line(tile, step) * line
 
-    s[accumulator].prefetch_line(source, pace.split(s, accumulator, k), in_next, past_end=True)
+    s[accumulator].prefetch_line(source, schedule.split(s, accumulator, k), in_next, past_end=True)
 
 
 def stream_panels(
@@ -180,15 +179,15 @@ def stream_panels(
     arithmetic, the next panel, in pieces (13 x 50257 x 768: 1.6 times as fast).
     """
     *_, k = s[accumulator].op.reduce_axis
-    written_out = s[accumulator].attrs_of(k).kind is not None
-    if written_out or not isinstance(extent_of(k), int) or not _is_worthwhile(weights, target):
+    unrolled = s[accumulator].attrs_of(k).kind is not None
+    if unrolled or not isinstance(extent_of(k), int) or not _is_worthwhile(weights, target):
         return
     if not choose("stream panels", True, (True, False)):
         return
     if plan.tiles_of_a_panel == 1 and not _has_time_for_pieces(s, accumulator, weights, plan, target):
-        _stream_nearby(s, accumulator, weights, plan, target)
+        _stream_ahead(s, accumulator, weights, plan, target)
     else:
-        _stream_next(s, accumulator, weights, plan, target)
+        _stream_next_panel(s, accumulator, weights, plan, target)
 
 
 def _has_time_for_pieces(
@@ -201,7 +200,7 @@ def _has_time_for_pieces(
     return busy and has_high_latency_llc(target) and 2 * steps * nbytes <= target.cache_bytes.l2 // 2
 
 
-def _stream_next(
+def _stream_next_panel(
     s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
     """Prefetch the next panel, in equal shares by all tiles that pass over this one."""
@@ -211,47 +210,49 @@ def _stream_next(
     known = all(isinstance(extent_of(axis), int) for axis in s[accumulator].op.axis)
     tiles, lines = plan.tiles_of_a_panel, -(-steps * width // line)
     vectors = -(-width // vector_lanes(target, weights.dtype.nbytes))
-    in_a_row = plan.height * vectors >= _FEWEST_IN_A_ROW
-    pace = PrefetchSchedule.of(tiles, lines, steps, constant_size([extent_of(k)]), more=not known, in_a_row=in_a_row)
-    if pace.every * plan.height * vectors < _LEAST_MULTIPLY_ADDS_A_LINE * pace.at_once:
+    unrolled = plan.height * vectors >= _FEWEST_UNROLLED
+    schedule = PrefetchSchedule.of(
+        tiles, lines, steps, constant_size([extent_of(k)]), more=not known, unrolled=unrolled
+    )
+    if schedule.every * plan.height * vectors < _LEAST_MULTIPLY_ADDS_A_LINE * schedule.at_once:
         return
-    if tiles >= _FEWEST_STEPS_PER_LINE and pace.every * width < _FEWEST_STEPS_PER_LINE * line * pace.at_once:
+    if tiles >= _FEWEST_STEPS_PER_LINE and schedule.every * width < _FEWEST_STEPS_PER_LINE * line * schedule.at_once:
         return
     position = _position_in_panel(s, accumulator, plan)
 
     def place(number: int) -> Callable[..., Sequence[Any]]:
         def in_next(*indices: Any) -> Sequence[Any]:
             tile, n, step = position(indices)
-            return n // plan.panel + 1, pace.line(tile, step, number) * line
+            return n // plan.panel + 1, schedule.line(tile, step, number) * line
 
         return in_next
 
-    loop = pace.split(s, accumulator, k)
-    for number in range(pace.at_once):
+    loop = schedule.split(s, accumulator, k)
+    for number in range(schedule.at_once):
         s[accumulator].prefetch_line(weights, loop, place(number), past_end=True)
 
 
-def _stream_nearby(
+def _stream_ahead(
     s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
     """Prefetch in each step what lies a short distance ahead, in this panel or the next."""
     steps, width = _steps_and_width(s, accumulator, weights)
     line, step_bytes = LINE_BYTES // weights.dtype.nbytes, width * weights.dtype.nbytes
-    further = target.cache_bytes.l1 >= _LARGE_L1_BYTES and steps * step_bytes > _FURTHER_BYTES
-    near = (_FURTHER_BYTES if further else _NEAR_BYTES) // step_bytes
+    further = target.cache_bytes.l1 >= _LARGE_L1_BYTES and steps * step_bytes > _LONG_DISTANCE_BYTES
+    distance = (_LONG_DISTANCE_BYTES if further else _DISTANCE_BYTES) // step_bytes
     least = _LEAST_OF_ONE_TILE if further else _LEAST_MULTIPLY_ADDS_A_LINE
     vectors = -(-line // vector_lanes(target, weights.dtype.nbytes))
     in_caches = constant_size(weights.shape) * weights.dtype.nbytes <= max(target.cache_bytes)
-    if plan.height * vectors < least or steps <= near or in_caches:
+    if plan.height * vectors < least or steps <= distance or in_caches:
         return
     position = _position_in_panel(s, accumulator, plan)
 
     def place(element: int) -> Callable[..., Sequence[Any]]:
-        def nearby(*indices: Any) -> Sequence[Any]:
+        def ahead(*indices: Any) -> Sequence[Any]:
             _, n, step = position(indices)
-            return n // plan.panel, (step + near) * width + element
+            return n // plan.panel, (step + distance) * width + element
 
-        return nearby
+        return ahead
 
     for element in range(0, width, line):
         s[accumulator].prefetch_line(weights, s[accumulator].op.reduce_axis[-1], place(element), past_end=True)
@@ -275,11 +276,11 @@ def stream_results(
     """
     residuals = [t for t in _read_behind(out, anchor) if tuple(t.shape) == tuple(out.shape)]
     size = target.cache_bytes.l2 // _PART_OF_L2
-    far = [t for t in (*residuals, out) if constant_size(t.shape) * t.dtype.nbytes > size]
+    large = [t for t in (*residuals, out) if constant_size(t.shape) * t.dtype.nbytes > size]
     axes = s[accumulator].op.reduce_axis
     along = [extent_of(axis) for axis in axes]
     rows = out.shape[:-1]
-    if not far or not all(isinstance(d, int) for d in (*along, *out.shape)) or _is_crowded(along, target):
+    if not large or not all(isinstance(d, int) for d in (*along, *out.shape)) or _is_crowded(along, target):
         return
     outer, every = _innermost_parts(s, accumulator, axes[-1])
     if not every:
@@ -296,7 +297,7 @@ def stream_results(
 
         return in_tile
 
-    for tensor in far:
+    for tensor in large:
         for number in range(at_once):
             for element in range(0, plan.width, LINE_BYTES // tensor.dtype.nbytes):
                 s[accumulator].prefetch_line(tensor, outer, place(number, element), written=tensor is out)
@@ -326,14 +327,14 @@ def _innermost_parts(s: te.Schedule, stage: te.Tensor, axis: te.IterVar) -> tupl
         if isinstance(relation, Split) and relation.parent is axis:
             assert isinstance(relation.factor, int)
             return relation.outer, relation.factor
-    written_out = 1
+    unrolled = 1
     for loop in reversed(s[stage].op.reduce_axis):
         if s[stage].attrs_of(loop).kind is None:
             break
-        written_out *= constant_size([extent_of(loop)])
+        unrolled *= constant_size([extent_of(loop)])
     else:
         return axis, 0
-    if written_out > 1:
-        return loop, written_out
+    if unrolled > 1:
+        return loop, unrolled
     every = next((n for n in _STEPS_BETWEEN_RESULTS if constant_size([extent_of(axis)]) % n == 0), 0)
     return (s[stage].split(axis, factor=every)[0] if every else axis), every

@@ -34,7 +34,7 @@ _BLOCKS_OF_A_CORE = 8
 """Fewest blocks of rows for each core where threads share these."""
 _MUCH_LARGER = 4
 """Least ratio of the left operand's size to the weights' for cores to share its rows, not the panels."""
-_FAR_WEIGHTS, _FEWEST_OF_A_CORE = 20, 2
+_LARGE_WEIGHTS, _FEWEST_OF_A_CORE = 20, 2
 """With a high-latency LLC: largest ratio of the weights' size to that of a core's rows if rows are shared, and the
 fewest tiles that a core has then. (Two cores of a Xeon of the Sapphire Rapids family: 20 models took 2 to 3 % less
 time, some mobile ones 5 to 8 %.)"""
@@ -44,11 +44,11 @@ _FEWEST_TILES = 8
 """Fewest tiles that a panel passes over while it is in the L1 cache."""
 _WASTE = 0.01
 """Most tiles that are computed twice, as a part of all."""
-_TILES_COUNTED = 4
+_TILES_OF_DYNAMIC_ROWS = 4
 """Tiles that prefetch the next panel where the number of rows is dynamic: a few more still leave time for it."""
-_ROWS_OF_A_PART = 112
+_ROWS_OF_A_K_BLOCK = 112
 """Fewest rows of a block (or all) for K-blocking: they pay for reading the panels."""
-_TILES_OF_A_PART = 4
+_TILES_OF_A_K_BLOCK = 4
 """Fewest row tiles of a block: fewer read a panel from memory as fast as anything else."""
 _MASKED_ROWS = 1024
 """Most rows of a product whose last panel may end within a vector, masked, and be in one loop with the others. With
@@ -63,7 +63,7 @@ _RESIDENT, _STREAMING = 1 / 4, 1 / 2
 
 
 @dataclass(frozen=True, slots=True)
-class _PartSizes:
+class _KBlockSizes:
     """The parts of the L2 cache that a block may take with K-blocking."""
 
     block: float
@@ -76,8 +76,8 @@ class _PartSizes:
     """or fewer, if cores then have equal shares"""
 
 
-_PARTS = _PartSizes(0.95, 1 / 8, 2, fewer=False)
-_PARTS_OF_HIGH_LATENCY_LLC = _PartSizes(0.4, 1 / 16, 8, fewer=True)
+_K_BLOCKS = _KBlockSizes(0.95, 1 / 8, 2, fewer=False)
+_K_BLOCKS_HIGH_LATENCY_LLC = _KBlockSizes(0.4, 1 / 16, 8, fewer=True)
 """The sizes with a high-latency LLC: blocks of few rows, as an L2 cache of 2 MiB doesn't keep much more than half of
 them, but of more panels, as rows are read anew for each group of panels."""
 
@@ -93,7 +93,7 @@ class ProductPlan:
     """a partial last panel: panels are the outermost loop, so that each is read once, and what threads share"""
     tiles_per_step: int = 0
     """row tiles that all panels pass over before the next ones; 0: all"""
-    apart: bool = False
+    separate_panels: bool = False
     """panels are the outermost loop on their own even if all are whole: something is computed once for each"""
     tiles_of_a_panel: int = 0
     """consecutive row tiles that read the same panel, while the next one may be prefetched; 0 where others come
@@ -116,10 +116,10 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
     temporaries = spare_registers(target, form) + _shared_pixels(anchor, target)
     panels = -(-p.columns // width)
     height = tile_rows(
-        target, p.rows, width, p.steps, panels, p.line, temporaries, p.apart, widened=bool(narrow)
+        target, p.rows, width, p.steps, panels, p.line, temporaries, p.row_stride, widened=bool(narrow)
     )
     tiles = -(-p.rows // height)
-    parts = None if narrow or width != p.panel else _parts(p, height, tiles)
+    parts = None if narrow or width != p.panel else _split_k_plan(p, height, tiles)
     if parts is not None:
         return parts
     if narrow and tiles > 1:
@@ -127,11 +127,11 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
     else:
         panels_first, apart = p.exceeds_caches or p.shares_panels_better(tiles), False
         at_once = _tiles_per_step(p, tiles, panels_first)
-    in_a_row = (at_once or tiles) if width == p.panel and (p.in_one_loop or panels_first) else 0
+    consecutive = (at_once or tiles) if width == p.panel and (p.in_one_loop or panels_first) else 0
     if p.left_bytes is None:
-        in_a_row = min(in_a_row, _TILES_COUNTED)
+        consecutive = min(consecutive, _TILES_OF_DYNAMIC_ROWS)
     return ProductPlan(
-        height, width, p.panel, panels_first, at_once, apart, in_a_row, narrow_last=p.narrow_last and not apart
+        height, width, p.panel, panels_first, at_once, apart, consecutive, narrow_last=p.narrow_last and not apart
     )
 
 
@@ -187,7 +187,9 @@ class _Product:
         self.line = constant_size(row_dims[-1:]) if constant_size(extents[:-1]) > 1 else 0
         """results on a line of an image; 0 where no window moves along it"""
         stride = anchor.attrs.get("strides", (1,))[-1]
-        self.apart = stride * constant_size(self.left.shape[-1:]) * self.left.dtype.nbytes if self.groups == 1 else 0
+        self.row_stride = (
+            stride * constant_size(self.left.shape[-1:]) * self.left.dtype.nbytes if self.groups == 1 else 0
+        )
         """bytes between the inputs of neighbouring results; grouped products read copies without set conflicts"""
 
     @property
@@ -216,7 +218,7 @@ class _Product:
         return constant_size(self.left.shape) * self.left.dtype.nbytes if known else None
 
     @property
-    def left_stays(self) -> bool:
+    def left_is_resident(self) -> bool:
         """Whether the left operand stays, beside two panels, in a cache fast enough to be read again for each panel.
 
         True for a dynamic number of rows: then nothing can be planned.
@@ -227,7 +229,7 @@ class _Product:
         return (self.left_bytes or 0) <= room
 
     @property
-    def weights_stay(self) -> bool:
+    def weights_are_resident(self) -> bool:
         """Whether the weights stay in the L2 cache, while rows and results, which don't, stream by once.
 
         With a high-latency LLC this costs less than passing over rows and results anew for each panel.
@@ -254,19 +256,19 @@ def _tiles_per_step(p: _Product, tiles: int, panels_first: bool) -> int:
     at_once = _tiles_in_cache(p, tiles) if in_blocks else 0
     if not p.in_one_loop or p.columns <= p.panel:
         return at_once
-    at_once = 1 if p.weights_stay else at_once or _tiles_of_a_core(p, tiles)
+    at_once = 1 if p.weights_are_resident else at_once or _tiles_of_a_core(p, tiles)
     return choose("tiles at once", at_once, [*_block_sizes(tiles), 1])
 
 
-def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
+def _split_k_plan(p: _Product, height: int, tiles: int) -> ProductPlan | None:
     """The plan with K-blocking; None where two panels, and enough rows, fit into the cache whole.
 
     A K-block has as many steps as leave room for enough rows, the blocks are as even as their number allows.
     """
     cores, cache = p.target.num_cores, p.target.cache_bytes.l2
-    sizes = _PARTS_OF_HIGH_LATENCY_LLC if has_high_latency_llc(p.target) else _PARTS
-    large = p.element * 2 * p.panel * p.steps > _MOST_OF_PANELS * cache or not p.left_stays
-    if not p.is_matrix or p.groups > 1 or not p.has_whole_panels or tiles < _TILES_OF_A_PART or not large:
+    sizes = _K_BLOCKS_HIGH_LATENCY_LLC if has_high_latency_llc(p.target) else _K_BLOCKS
+    large = p.element * 2 * p.panel * p.steps > _MOST_OF_PANELS * cache or not p.left_is_resident
+    if not p.is_matrix or p.groups > 1 or not p.has_whole_panels or tiles < _TILES_OF_A_K_BLOCK or not large:
         return None
     panels, most = p.columns // p.panel, int(sizes.panel * cache) // (p.element * p.panel)
     groups = [n for n in range(sizes.panels_per_step, 0, -1) if panels % n == 0]
@@ -274,7 +276,7 @@ def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
     def block(depth: int, together: int) -> int:
         """Row tiles of a block: the cache holds their rows, two panels' K-blocks and the sums."""
         rows = (int(sizes.block * cache) // p.element - 2 * p.panel * depth) // (depth + together * p.panel)
-        return max(rows // height, 1) if rows >= min(_ROWS_OF_A_PART, p.rows) else 0
+        return max(rows // height, 1) if rows >= min(_ROWS_OF_A_K_BLOCK, p.rows) else 0
 
     for depth in [p.steps // n for n in range(1, p.steps // _FEWEST_STEPS + 1) if p.steps % n == 0]:
         if most < depth < p.steps or not block(depth, groups[0]):
@@ -308,7 +310,9 @@ def _tiles_in_cache(p: _Product, tiles: int) -> int:
     blocks = -(-p.left_bytes // share)
     if not p.in_one_loop:
         blocks = max(blocks, _BLOCKS_OF_A_CORE * p.target.num_cores)
-    elif p.groups == 1 and (p.left_stays or (has_high_latency_llc(p.target) and p.rows // blocks < _ROWS_OF_A_PART)):
+    elif p.groups == 1 and (
+        p.left_is_resident or (has_high_latency_llc(p.target) and p.rows // blocks < _ROWS_OF_A_K_BLOCK)
+    ):
         written = p.element * p.rows * p.columns
         blocks = -(-written // share)
         if p.columns % LINE_ELEMENTS == 0 or blocks == 1 or p.weight_bytes > share:
@@ -327,7 +331,7 @@ def _tiles_of_a_core(p: _Product, tiles: int) -> int:
     if p.left_bytes is None or cores == 1:
         return 0
     balanced = most >= _FEWEST_OF_A_CORE and partitions_evenly(tiles, cores)
-    small = p.weight_bytes <= _FAR_WEIGHTS * p.left_bytes / cores
+    small = p.weight_bytes <= _LARGE_WEIGHTS * p.left_bytes / cores
     if has_high_latency_llc(p.target) and p.groups == 1 and balanced and small:
         return most
     if p.left_bytes < _MUCH_LARGER * p.weight_bytes:

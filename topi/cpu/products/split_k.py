@@ -74,7 +74,7 @@ def _fetch_ahead(s: te.Schedule, tile: te.Tensor, weights: te.Tensor, plan: Prod
     if not isinstance(weights.op, te.PlaceholderOp):
         return
     width, line = constant_size(weights.shape[-1:]), LINE_BYTES // weights.dtype.nbytes
-    pace = PrefetchSchedule.of(tiles, -(-plan.depth * width // line), plan.depth, plan.depth)
+    schedule = PrefetchSchedule.of(tiles, -(-plan.depth * width // line), plan.depth, plan.depth)
     shape = [extent_of(axis) for axis in s[tile].op.axis[1:-1]]
 
     def place(number: int) -> Callable[..., Sequence[Any]]:
@@ -83,11 +83,11 @@ def _fetch_ahead(s: te.Schedule, tile: te.Tensor, weights: te.Tensor, plan: Prod
             panel = n // width
             last = panel % plan.panels_per_step == plan.panels_per_step - 1
             following = te.select(last, panel - plan.panels_per_step + 1, panel + 1)
-            passed = pace.line(ravel_index(row, shape) // plan.height % tiles, step, number)
+            passed = schedule.line(ravel_index(row, shape) // plan.height % tiles, step, number)
             return following, te.select(last, part + 1, part) * (plan.depth * width) + passed * line
 
         return in_next
 
-    loop = pace.split(s, tile, s[tile].op.reduce_axis[0])
-    for number in range(pace.at_once):
+    loop = schedule.split(s, tile, s[tile].op.reduce_axis[0])
+    for number in range(schedule.at_once):
         s[tile].prefetch_line(weights, loop, place(number), past_end=True)

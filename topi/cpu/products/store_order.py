@@ -139,22 +139,22 @@ def store_transposed(
     block, within = s[out].split(row, factor=size, tail="shift")
     group, step = s[out].split(column, factor=width, tail="shift")
     panel, group = s[out].split(group, factor=plan.panel // width)
-    strip, lane = s[out].split(within, factor=lanes, tail="shift")
-    if plan.apart:
+    vector, lane = s[out].split(within, factor=lanes, tail="shift")
+    if plan.separate_panels:
         outside = [panel, *batch, block]
     else:
         outside = [*batch, block, panel] if plan.tiles_per_step or not whole else [*batch, panel, block]
-    s[out].reorder(*outside, group, strip, step, lane)
+    s[out].reorder(*outside, group, vector, step, lane)
     s[out].unroll(step)
     s[out].vectorize(lane)
-    turned, _, vectors = transpose_in_registers(s, source, [s[out].op], source.ndim - 2, lanes)
-    s[turned].unroll(vectors)
-    s[turned].compute_at(s[out], strip)
-    if plan.apart:  # each panel is made ready by who stores its columns
+    transposed, _, vectors = transpose_in_registers(s, source, [s[out].op], source.ndim - 2, lanes)
+    s[transposed].unroll(vectors)
+    s[transposed].compute_at(s[out], vector)
+    if plan.separate_panels:  # the thread that stores a panel's columns prepares it
         shared, inner = panel, s[out].fuse(*batch, block)
     elif whole:
         shared = inner = s[out].fuse(*outside)
-    else:  # whose last panel is told apart by a loop of its own
+    else:  # the partial last panel has a separate loop
         shared, inner = s[out].fuse(*batch, block), panel
     s[source].compute_at(s[out], inner)
     return shared
@@ -170,11 +170,11 @@ def transpose_line(
     """
     lanes = next(n for n in transposed_vectors(target, out.dtype) if n <= constant_size([extent_of(x)]))
     group, step = s[out].split(channel, factor=block_of(lanes, out.dtype))
-    strip, lane = s[out].split(x, factor=lanes, tail="shift")
-    s[out].reorder(group, strip, step, lane)
+    vector, lane = s[out].split(x, factor=lanes, tail="shift")
+    s[out].reorder(group, vector, step, lane)
     s[out].unroll(step)
     s[out].vectorize(lane)
-    turned, _, vectors = transpose_in_registers(s, source, [s[out].op], source.ndim - 2, lanes)
-    s[turned].unroll(vectors)
-    s[turned].compute_at(s[out], strip)
+    transposed, _, vectors = transpose_in_registers(s, source, [s[out].op], source.ndim - 2, lanes)
+    s[transposed].unroll(vectors)
+    s[transposed].compute_at(s[out], vector)
     s[source].compute_at(s[out], place)

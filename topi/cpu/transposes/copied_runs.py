@@ -76,8 +76,7 @@ class CopiedRuns:
         return [*axes[:number], run]
 
     def _end_of_next(self, *index: PrimExpr) -> Sequence[PrimExpr]:
-        """The flat index in a row's next run of the part that tiles don't prefetch, from the index where its run
-        begins."""
+        """The flat index of the part of a row's next run that tiles don't prefetch, from a run's begin."""
         *first, begin = index
         later = begin + (_LINES + _PREFETCHED_BY_TILES) * self.geometry.line_of_input
         return (ravel_index([*first, later], self.geometry.tensor.shape),)

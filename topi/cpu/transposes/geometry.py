@@ -1,5 +1,4 @@
-"""The geometry of a transpose: which dimensions are exchanged, and the strides of both sides. Tiles are chosen by
-it."""
+"""The geometry of a transpose: exchanged dimensions and strides of both sides, by which tiles are chosen."""
 
 from __future__ import annotations
 
@@ -91,16 +90,14 @@ class TransposeGeometry:
 
     @property
     def has_unaligned_rows(self) -> bool:
-        """Whether rows of `out` are no whole cache lines, so that they begin anywhere in one, at a place known
-        statically."""
+        """Whether rows of `out` are no whole cache lines, but begin at static offsets in them."""
         columns, known = self.columns, all(isinstance(d, int) for d in self.out.shape[1:])
         return known and isinstance(columns, int) and columns % self.line != 0
 
     def copied(
         self, s: te.Schedule, *, lines_first: bool = False
     ) -> tuple[te.Tensor, te.Tensor, te.IterVar, te.IterVar]:
-        """Add the stages of the transpose: (source, transposed copy, the copy's loop over blocks, its loop over
-        vectors).
+        """Add the transpose's stages: (source, transposed copy, its loop over blocks, its loop over vectors).
 
         The source is the input, or, with `lines_first`, a copy of some of its rows. Copies are left for the caller to
         attach.
@@ -113,8 +110,7 @@ class TransposeGeometry:
         return source, copy, blocks, vectors
 
     def read_at(self, place: Sequence[PrimExpr]) -> list[PrimExpr]:
-        """The input's index that element `place` of the transposed copy, whose last two dimensions are exchanged, is
-        from."""
+        """The input's index of element `place` of the transposed copy, whose last two dimensions are exchanged."""
         last = len(self.tensor.shape) - 1
         dims = [*[d for d in range(last) if d != self.position], last, self.position]
         return [e for _, e in sorted(zip(dims, place, strict=True), key=lambda pair: pair[0])]

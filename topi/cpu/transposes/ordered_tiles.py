@@ -144,8 +144,7 @@ class OrderedTiles:
         return self.width + (self.geometry.line if self.geometry.has_unaligned_rows else 0)
 
     def _in_next_block(self, vector: Var, lines: int, first_line: int) -> Callable[..., Sequence[PrimExpr]]:
-        """The index function of cache `lines` of the next block, from `first_line` on, that are prefetched with a
-        `vector`.
+        """The index function of `lines` of the next block, from `first_line` on, prefetched with a `vector`.
 
         They lie as far into that block, in memory order, as the vector's columns do in theirs, one vector's behind the
         other's.

@@ -52,8 +52,7 @@ _MOST_RUNS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The parts that the axes of an output are split into, outermost first: the `axes` they belong to, and their
-    `sizes`.
+    """The parts that an output's axes are split into, outermost first: their `axes` and `sizes`.
 
     `order` are the parts' numbers as the input has them in memory, `inside` those that a piece covers whole.
     """
@@ -65,8 +64,7 @@ class _Parts:
 
     @staticmethod
     def of(shape: Sequence[int], order: Sequence[int], counts: dict[int, int]) -> _Parts:
-        """Split axes of which a piece covers `counts` elements, one of others; `order` are the axes as the input has
-        them."""
+        """Split axes: a piece covers `counts` elements, one of others; `order` are the axes in the input's order."""
         axes: list[int] = []
         sizes: list[int] = []
         inside: list[int] = []
@@ -135,8 +133,7 @@ class PermutedTiles:
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PermutedTiles | None:
-        """The pieces to use; None where caches hold the output, or it is no permuted input, or contiguous parts are
-        short."""
+        """The pieces to use; None where caches hold the output, or the input is not permuted, or pieces are short."""
         shape = [d for d in out.shape if isinstance(d, int)]
         known = len(shape) == len(out.shape) and out.dtype.bits % 8 == 0 and out.op.attrs.get("strides") is None
         found = _permutation(out) if known and "memory_strides" not in out.op.attrs else None
@@ -329,17 +326,18 @@ def _permutation(out: te.Tensor) -> tuple[te.Tensor, Sequence[int]] | None:
 
 
 def _is_scattered(out: te.Tensor, order: Sequence[int], target: Target) -> bool:
-    """Whether at most a few elements are contiguous in the output, which has no rows to interleave and exceeds the L2
-    cache. The rows of planes that they are stored to alias in L2 where image sides are powers of two. (2 x 2 of 64
-    channels, 64 x 64: 2.8 ms, by pieces 0.43; 56 x 56 of 32: 0.14 and 0.11.)"""
+    """Whether few elements are contiguous in the output, which exceeds the L2 cache and has no rows to interleave.
+
+    The rows of planes that they are stored to alias in L2 where image sides are powers of two. (2 x 2 of 64 channels,
+    64 x 64: 2.8 ms, by pieces 0.43; 56 x 56 of 32: 0.14 and 0.11.)
+    """
     size, last = constant_size(out.shape) * out.dtype.nbytes, len(out.shape) - 1
     few = constant_size(out.shape[-1:]) < vector_lanes(target, out.dtype.nbytes) and order[-1] < last - 1
     return few and size > target.cache_bytes.l2
 
 
 def _side_by_side(axes: Sequence[int], shape: Sequence[int], nbytes: int, least: int, multiple: int) -> dict[int, int]:
-    """Elements of each of `axes`, innermost first, that make at least `least` contiguous bytes, and a multiple of
-    `multiple`; empty where there are none."""
+    """Elements of `axes`, innermost first, for `least` contiguous bytes, a `multiple`; empty if there are none."""
     found: dict[int, int] = {}
     for n in reversed(axes):
         enough = [d for d in range(1, shape[n] + 1)

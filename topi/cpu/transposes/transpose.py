@@ -68,8 +68,7 @@ def strided_axis(out: te.Tensor) -> int | None:
 
 
 def transposable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
-    """The input along axis `number` of `out` and its dimension along the last axis, if it can be transposed in
-    registers.
+    """The input along axis `number` of `out`, and its dimension along the last axis, if it is transposable.
 
     Strided reads must be the same everywhere in the group, without padding or seams of a concatenation: tiles there
     would reach over what is read.
