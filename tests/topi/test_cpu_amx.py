@@ -1,4 +1,4 @@
-"""Products of bytes on Intel's matrix unit: what is emitted for it, run by an emulation, and where there is one."""
+"""Byte products with AMX: the emitted code, run by an emulation, and on processors that have it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.processors import HAS_MATRIX_UNIT
 Array = np.ndarray[Any, Any]
 SAPPHIRE = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=sapphirerapids -num-cores=1"
 SMALL_CACHES = SAPPHIRE + " -l1-bytes=2048 -l2-bytes=8192 -l3-bytes=16384"
-needs_amx = pytest.mark.skipif(not HAS_MATRIX_UNIT, reason="this machine has no matrix unit (AMX)")
+needs_amx = pytest.mark.skipif(not HAS_MATRIX_UNIT, reason="this machine has no AMX")
 
 
 class Tiles:
-    """The instructions, as Intel's Software Developer's Manual defines them, on memory of this process."""
+    """An emulation of the AMX instructions, as Intel's Software Developer's Manual defines them, on process memory."""
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, int]] = []
@@ -46,10 +46,10 @@ class Tiles:
         }
 
     def configure(self, address: int) -> None:
-        octets = ctypes.string_at(address, 64)
-        assert octets[0] == 1 and not any(octets[1:16]) and not self.shapes
-        row_bytes = np.frombuffer(octets, "<u2", 8, 16)
-        self.shapes = [(octets[48 + i], int(row_bytes[i])) for i in range(8)]
+        configuration = ctypes.string_at(address, 64)
+        assert configuration[0] == 1 and not any(configuration[1:16]) and not self.shapes
+        row_bytes = np.frombuffer(configuration, "<u2", 8, 16)
+        self.shapes = [(configuration[48 + i], int(row_bytes[i])) for i in range(8)]
         assert all(rows <= 16 and length <= 64 and length % 4 == 0 for rows, length in self.shapes)
         self.tiles = [np.full(shape, 255, np.uint8) for shape in self.shapes]
 
@@ -59,13 +59,13 @@ class Tiles:
     def zero(self, tile: int) -> None:
         self.tiles[tile][:] = 0
 
-    def load(self, tile: int, address: int, apart: int) -> None:
+    def load(self, tile: int, address: int, stride: int) -> None:
         for row, values in enumerate(self.tiles[tile]):
-            values[:] = np.frombuffer(ctypes.string_at(address + row * apart, values.size), np.uint8)
+            values[:] = np.frombuffer(ctypes.string_at(address + row * stride, values.size), np.uint8)
 
-    def store(self, tile: int, address: int, apart: int) -> None:
+    def store(self, tile: int, address: int, stride: int) -> None:
         for row, values in enumerate(self.tiles[tile]):
-            ctypes.memmove(address + row * apart, values.tobytes(), values.size)
+            ctypes.memmove(address + row * stride, values.tobytes(), values.size)
 
     def multiply(self, sums: int, left: int, right: int) -> None:
         total, x, y = self.tiles[sums].view("<i4"), self.tiles[left].astype(np.int32), self.tiles[right].view(np.int8)
@@ -75,7 +75,7 @@ class Tiles:
 
     @contextmanager
     def running(self, source: str, name: str) -> Iterator[Callable[..., None]]:
-        """A function of LLVM assembly with calls of these instead of the instructions."""
+        """Compile a function of LLVM assembly with calls of the emulation instead of the instructions."""
         for instruction, function in self.instructions.items():
             llvm.add_symbol(f"emulated_{instruction}", ctypes.cast(function, ctypes.c_void_p).value)
             source = source.replace(f"@llvm.x86.{instruction}(", f"@emulated_{instruction}(")
@@ -93,10 +93,10 @@ def words(random: np.random.Generator, *shape: int) -> Array:
 
 
 def emulated(call: Any, *data: Array, target: str = SAPPHIRE) -> Array:
-    """What the one kernel of an operator gives."""
+    """The result of the one kernel of an operator."""
     arguments = tuple([e for e in post_order(call) if isinstance(e, relay.Var)])
     source = relay.build(IRModule({"main": Function(arguments, call)}), target).module.get_source("raw-ll")
-    source = source[: source.index("\n}\n") + 3]  # what calls the kernel follows, a module by itself
+    source = source[: source.index("\n}\n") + 3]  # the caller follows, as a separate module
     ((name, parameters),) = re.findall(r"^define void @(fused_\w+)\((.*)\) ", source, re.MULTILINE)
     assert "tdpbusd" in source and source.count("call void @llvm.x86.ldtilecfg") == 1
     result, tiles = np.empty(call.ty.static_shape, np.int32), Tiles()
@@ -108,13 +108,13 @@ def emulated(call: Any, *data: Array, target: str = SAPPHIRE) -> Array:
 
 
 @pytest.mark.parametrize("target", [SAPPHIRE, SMALL_CACHES])
-@pytest.mark.parametrize(("rows", "quads", "units"), [
+@pytest.mark.parametrize(("rows", "steps", "units"), [
     (4, 6, 16), (16, 16, 20), (17, 16, 32), (32, 32, 33), (33, 24, 96), (49, 7, 64), (70, 40, 24), (67, 32, 40),
 ])  # fmt: skip
-def test_products(rows: int, quads: int, units: int, target: str):
+def test_products(rows: int, steps: int, units: int, target: str):
     random = np.random.default_rng(rows)
-    panel, _ = matrix_panel(Target(target), rows, units, quads)
-    data, weight = words(random, rows, quads), words(random, -(-units // panel), quads, panel)
+    panel, _ = matrix_panel(Target(target), rows, units, steps)
+    data, weight = words(random, rows, steps), words(random, -(-units // panel), steps, panel)
     y = make_call("nn.dense_dot4", (var("x", data.shape, "int32"), var("w", weight.shape, "int32")), units=units)
     np.testing.assert_array_equal(emulated(y, data, weight, target=target), y.op.reference(data, weight))
 
@@ -127,36 +127,36 @@ def test_products(rows: int, quads: int, units: int, target: str):
     ((1, 6, 9), 16, 17, {"kernel_size": (3, 2), "dilation": (2, 3), "padding": (2, 0, 1, 3)}),
     ((1, 9, 9), 16, 32, {"kernel_size": (1, 1), "strides": (2, 2)}),
 ])  # fmt: skip
-def test_windows(size: tuple[int, ...], depth: int, units: int, window: dict[str, Any], target: str):
+def test_convolutions(size: tuple[int, ...], depth: int, units: int, window: dict[str, Any], target: str):
     random = np.random.default_rng(units)
-    quads = depth * int(np.prod(window["kernel_size"]))
-    panel, _ = matrix_panel(Target(target), 16, units, quads)
-    data, weight = words(random, *size, depth), words(random, -(-units // panel), quads, panel)
+    steps = depth * int(np.prod(window["kernel_size"]))
+    panel, _ = matrix_panel(Target(target), 16, units, steps)
+    data, weight = words(random, *size, depth), words(random, -(-units // panel), steps, panel)
     x, w = var("x", data.shape, "int32"), var("w", weight.shape, "int32")
     y = make_call("nn.conv2d_nhwc_dot4", (x, w), channels=units, **window)
     np.testing.assert_array_equal(emulated(y, data, weight, target=target), y.op.reference(data, weight))
 
 
 def quantized(
-    *shape: int, outputs: int, kernel: int = 0, stride: int = 1, turned: bool = False
+    *shape: int, outputs: int, kernel: int = 0, stride: int = 1, transposed: bool = False
 ) -> tuple[Any, Array, Any]:
-    """A product, or convolution, of random codes by random bytes, and what follows; the codes; what it is to give."""
+    """A quantised product, or convolution, with requantisation; its input; its expected result."""
     random = np.random.default_rng(outputs)
     data = random.integers(0, 256, shape).astype(np.uint8)
     window = (kernel, kernel) if kernel else ()
     weight = random.integers(-128, 128, (outputs, shape[-1], *window)).astype(np.int32)
     x = var("x", shape, "uint8")
-    codes = op.subtract(op.cast(x, "int32"), const(np.int32(120)))
+    quantized_values = op.subtract(op.cast(x, "int32"), const(np.int32(120)))
     values = data.astype(np.float64) - 120
     if kernel:
-        y = nn.conv2d(codes, const(weight), stride, kernel // 2, data_layout="NHWC")
+        y = nn.conv2d(quantized_values, const(weight), stride, kernel // 2, data_layout="NHWC")
         exact = y.op.reference(values, weight.astype(np.float64))
     else:
-        y, exact = nn.dense(codes, const(weight)), values @ weight.T.astype(np.float64)
+        y, exact = nn.dense(quantized_values, const(weight)), values @ weight.T.astype(np.float64)
     scaled = op.round(op.multiply(op.cast(y, "float32"), const(np.float32(2.0**-10))))
     expected = np.clip(np.rint(exact / 1024), 0, 255).astype(np.uint8)
     result = op.cast(op.clip(scaled, 0, 255), "uint8")
-    if turned:
+    if transposed:
         return Function((x,), op.transpose(result, (0, 3, 1, 2))), data, expected.transpose(0, 3, 1, 2)
     return Function((x,), result), data, expected
 
@@ -166,8 +166,9 @@ CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((1, 28, 28, 64), {"outputs": 96, "kernel": 3}), ((2, 15, 17, 128), {"outputs": 256, "kernel": 3, "stride": 2}),
     ((1, 56, 56, 3), {"outputs": 64, "kernel": 7, "stride": 2}), ((1, 14, 14, 256), {"outputs": 512, "kernel": 1}),
     ((1, 7, 3, 32), {"outputs": 1, "kernel": 3}), ((40, 64), {"outputs": 7}),
-    ((1, 14, 14, 256), {"outputs": 128, "kernel": 1, "stride": 2}), ((2, 14, 14, 64), {"outputs": 48, "turned": True}),
-    ((1, 9, 21, 64), {"outputs": 70, "kernel": 3, "turned": True}), ((4, 30, 30, 32), {"outputs": 16, "kernel": 3}),
+    ((1, 14, 14, 256), {"outputs": 128, "kernel": 1, "stride": 2}),
+    ((2, 14, 14, 64), {"outputs": 48, "transposed": True}),
+    ((1, 9, 21, 64), {"outputs": 70, "kernel": 3, "transposed": True}), ((4, 30, 30, 32), {"outputs": 16, "kernel": 3}),
 ]  # fmt: skip
 
 
@@ -175,11 +176,11 @@ CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_results_are_exact(case: tuple[tuple[int, ...], dict[str, Any]], threads: int):
-    """Also where results are stored across rows, or are few columns, which are left to vectors."""
+    """Also where results are stored transposed, or have few columns, which vectors compute."""
     function, data, expected = quantized(*case[0], **case[1])
     compiled = relay.build(IRModule({"main": function}), f"llvm -num-cores={threads}")
-    of_vectors = case[1].get("turned") or case[1]["outputs"] < 8
-    assert of_vectors or "tdpbusd" in compiled.module.get_source("raw-ll")
+    by_vectors = case[1].get("transposed") or case[1]["outputs"] < 8
+    assert by_vectors or "tdpbusd" in compiled.module.get_source("raw-ll")
     runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=threads)
     np.testing.assert_array_equal(runner(data)[0].numpy(), expected)
 
@@ -189,8 +190,8 @@ def test_results_are_exact(case: tuple[tuple[int, ...], dict[str, Any]], threads
     ("sapphirerapids", 3, 256, False), ("sapphirerapids", 64, 52, True), ("sapphirerapids", 64, 44 * 23, True),
     ("sapphirerapids", 64, 4 * 23, False),
 ])  # fmt: skip
-def test_used_where_it_is_faster(cpu: str, rows: int, depth: int, used: bool):
-    """Not for few rows, nor where the steps of a reduction are no multiple of a number that fills an instruction."""
+def test_amx_is_used_where_it_is_faster(cpu: str, rows: int, depth: int, used: bool):
+    """Not for few rows, nor where the steps of a reduction have no divisor that fills an instruction."""
     function, _, _ = quantized(rows, depth, outputs=64)
     target = f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}"
     assembly = relay.build(IRModule({"main": function}), target).module.get_source("asm")
@@ -220,8 +221,8 @@ def test_convolutions_are_products_of_windows():
     (("n",), [(1,), (31,), (32,), (33,), (170,)]), (("b", "n"), [(1, 3), (2, 16), (1, 70), (3, 50)]),
     ((1, "n"), [(1, 5), (1, 40)]), (("b", 16), [(1, 16), (7, 16)]),
 ], ids=str)  # fmt: skip
-def test_rows_counted_at_run_time(lead: tuple[int | str, ...], sizes: list[tuple[int, ...]], threads: int):
-    """Fewer than a pair of tiles has are multiplied by vectors."""
+def test_dynamic_numbers_of_rows(lead: tuple[int | str, ...], sizes: list[tuple[int, ...]], threads: int):
+    """Vectors multiply fewer rows than a pair of tiles has."""
     random = np.random.default_rng(threads)
     weight = random.integers(-128, 128, (70, 64)).astype(np.int32)
     symbols = {name: size_var(name) for name in lead if isinstance(name, str)}

@@ -1,4 +1,4 @@
-"""Attention on CPUs: one kernel, whatever the sizes are to the blocks, compiled and run against numpy."""
+"""Attention on CPUs: one kernel for any sizes, divisible by the blocks or not, compiled and compared with numpy."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ FEW = [
 
 @pytest.mark.parametrize("sizes", FEW)
 @pytest.mark.parametrize("masked", [False, True])
-def test_few_queries_read_keys_and_values_where_they_are(sizes: tuple[int, ...], masked: bool):
+def test_few_queries_read_keys_and_values_in_place(sizes: tuple[int, ...], masked: bool):
     batch, queries, keys, *_ = sizes
     function, arrays = attention_graph(sizes, (batch, 1, queries, keys) if masked else None, "float32")
     (node,) = make_graph(relay.optimize(IRModule({"main": function}), backend.Target("llvm"))["main"]).nodes
@@ -89,8 +89,8 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("cpu", TARGETS)
-def test_heads_that_share_keys_read_them_once(cpu: str):
-    """All rows of a key take one load of each of its vectors, as long as registers hold a vector of sums for each."""
+def test_grouped_heads_read_shared_keys_once(cpu: str):
+    """All rows take one load of each vector of a key, as long as registers hold a vector accumulator for each row."""
     name, lanes, most = TARGETS[cpu]
     target = backend.Target(name)
     for rows in (2, most, most + 2):
@@ -103,13 +103,13 @@ def test_heads_that_share_keys_read_them_once(cpu: str):
                 "a head of keys at a time"
             )
             (sums,) = set(re.findall(r"product\.rf\.local = allocate\(\[(\d+)\]", text))
-            assert int(sums) == rows * lanes, "sums of one key"
+            assert int(sums) == rows * lanes, "accumulators of one key"
             assert len(re.findall(r" = shuffle\(", text)) == rows * 2 * (lanes - 1)
 
 
 @pytest.mark.parametrize("queries", [1, 3, 19])
 @pytest.mark.parametrize("mask", [(1, 6, "s", 45), (2, 1, "s", 45), (1, 1, 1, 45), (6, 1, 45), None])
-def test_masks_of_heads_that_share_keys(mask: tuple[int | str, ...] | None, queries: int):
+def test_masks_of_grouped_heads(mask: tuple[int | str, ...] | None, queries: int):
     shape = mask and tuple([queries if n == "s" else int(n) for n in mask])
     sizes = (2, queries, 45, 6, 2, 16, 24)
     compiled_against_reference(*attention_graph(sizes, shape, "float32", causal=mask is None, softcap=2.0))
@@ -123,7 +123,7 @@ def test_masks(mask: tuple[int, ...], dtype: str):
 
 @pytest.mark.parametrize("dtype", ["float32", "bool"])
 @pytest.mark.parametrize("mask", [(1, 1, 20, 37), (2, 1, 1, 37), (20, 1)])
-def test_masks_where_the_last_panel_lacks_vectors(mask: tuple[int, ...], dtype: str):
+def test_masks_with_a_partial_last_panel(mask: tuple[int, ...], dtype: str):
     compiled_against_reference(*attention_graph((2, 20, 37, 3, 3, 24, 40), mask, dtype))
 
 
@@ -143,7 +143,7 @@ def test_causal(keys: int, depth: int):
         ("x86-64-v2", 9, 12),
     ],
 )
-def test_rows_of_scores_are_filled_up_to_whole_vectors(cpu: str, keys: int, row: int):
+def test_rows_of_scores_are_padded_to_whole_vectors(cpu: str, keys: int, row: int):
     """To whole panels where that computes little more."""
     function, _ = attention_graph((1, 64, keys, 2, 2, 64, 64), None, "float32")
     target = backend.Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}")
@@ -154,7 +154,7 @@ def test_rows_of_scores_are_filled_up_to_whole_vectors(cpu: str, keys: int, row:
     assert int(block) == int(rows) * row
 
 
-def test_rows_that_see_nothing():
+def test_fully_masked_rows():
     function, arrays = attention_graph((1, 20, 18, 1, 1, 8, 8), (20, 18), "bool")
     arrays[-1][3] = False
     compiled_against_reference(function, arrays)
@@ -166,7 +166,7 @@ def test_rows_that_see_nothing():
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"])
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("queries", [1, 6, 30])
-def test_narrow_types_are_read_as_they_are(queries: int, kind: str, target: str):
+def test_narrow_types_are_read_without_casts(queries: int, kind: str, target: str):
     """Few queries and blocks; scores are rounded, everything else is float32."""
     shapes = [(2, 4, queries, 32), (2, 2, 41, 32), (2, 2, 41, 32), (2, 1, 1, 41)]
     params = [var(name, shape, kind) for name, shape in zip("qkvm", shapes, strict=True)]
@@ -185,14 +185,14 @@ def test_narrow_types_are_read_as_they_are(queries: int, kind: str, target: str)
     np.testing.assert_allclose(executor.get_output(0).numpy().astype("float64"), expected, rtol=4 * unit, atol=2 * unit)
 
 
-def test_operator_is_known():
+def test_operator_is_registered():
     assert get_op("nn.blocked_attention").num_copied_inputs == 3
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("heads", [2, 8])
-def test_sizes_known_at_run_time(causal: bool, masked: bool, heads: int):
+def test_dynamic_shapes(causal: bool, masked: bool, heads: int):
     queries, keys = te.size_var("s"), te.size_var("t")
     params = [var("q", (1, queries, heads, 8)), var("k", (1, keys, 2, 8)), var("v", (1, keys, 2, 12))]
     operands = [op.transpose(p, (0, 2, 1, 3)) for p in params]
@@ -216,7 +216,7 @@ def test_sizes_known_at_run_time(causal: bool, masked: bool, heads: int):
         np.testing.assert_allclose(executor.get_output(0).numpy(), np.swapaxes(reference, 1, 2), rtol=1e-4, atol=1e-5)
 
 
-def test_single_queries_read_keys_and_values_where_they_are():
+def test_single_queries_read_keys_and_values_in_place():
     queries, keys = te.size_var("s"), te.size_var("t")
     params = [var("q", (1, 4, queries, 64)), var("k", (1, 2, keys, 64)), var("v", (1, 2, keys, 96))]
     function = Function(tuple(params), make_call("nn.attention", params, None, scale=0.125))
@@ -244,13 +244,13 @@ def test_single_queries_read_keys_and_values_where_they_are():
         "llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1",
     ],
 )
-@pytest.mark.parametrize(("keys", "depth", "turned"), [(64, 32, True), (53, 10, True), (64, 3, False)])
-def test_keys_are_turned_in_registers(target: str, keys: int, depth: int, turned: bool):
+@pytest.mark.parametrize(("keys", "depth", "transposed"), [(64, 32, True), (53, 10, True), (64, 3, False)])
+def test_keys_are_transposed_in_registers(target: str, keys: int, depth: int, transposed: bool):
     function, _ = attention_graph((1, 64, keys, 2, 2, depth, 16), None, "float32")
     (node,) = make_graph(relay.optimize(IRModule({"main": function}), backend.Target(target))["main"]).nodes
     text = str(lower(node.workload, backend.Target(target)).function)
-    assert ("shuffle(" in text) == turned
-    assert ("key_rows = allocate" in text) == turned, "keys that are not turned are gathered where they are"
+    assert ("shuffle(" in text) == transposed
+    assert ("key_rows = allocate" in text) == transposed, "other keys are gathered in place"
 
 
 def nbytes(allocate: Allocate) -> int:
@@ -259,8 +259,8 @@ def nbytes(allocate: Allocate) -> int:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("cores", [2, 16])
-def test_the_matrix_of_all_scores_is_never_in_memory(cores: int, causal: bool):
-    """Of 4096 queries and keys: in no tensor of the graph, no workspace, and no memory of all threads together."""
+def test_the_score_matrix_is_never_materialised(cores: int, causal: bool):
+    """4096 queries and keys: not in the graph, nor in workspaces, nor in the memory of all threads."""
     length = 4096
     function, _ = attention_graph((1, length, length, 2, 2, 64, 64), None, "float32", causal=causal)
     target = backend.Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores={cores}")
@@ -271,15 +271,15 @@ def test_the_matrix_of_all_scores_is_never_in_memory(cores: int, causal: bool):
         for node in graph.nodes
     ]
     assert report.arena_bytes + cores * max(allocated) < length * length * 4 / 4
-    assert max(allocated) > 0, "blocks of scores are in the memory of a thread"
+    assert max(allocated) > 0, "blocks of scores are thread-local"
 
 
 @pytest.mark.parametrize(
     ("heads", "cores", "expected"), [(12, 2, "heads"), (12, 8, "blocks"), (1, 2, "blocks"), (3, 1, "heads")]
 )
-def test_threads_have_even_shares(heads: int, cores: int, expected: str):
+def test_heads_or_blocks_partition_evenly(heads: int, cores: int, expected: str):
     function, _ = attention_graph((1, 256, 64, heads, heads, 32, 32), None, "float32")
     target = backend.Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores={cores}")
     (node,) = make_graph(relay.optimize(IRModule({"main": function}), target)["main"]).nodes
     kernel = lower(node.workload, target)
-    assert bool(kernel.workspaces) == (expected == "blocks"), "panels that all threads share are workspaces"
+    assert bool(kernel.workspaces) == (expected == "blocks"), "shared panels are workspaces"

@@ -1,4 +1,4 @@
-"""Depthwise convolutions on CPUs, against numpy: borders, tails of channels and columns, batches."""
+"""Depthwise convolutions on CPUs, against numpy: padding, tails of channels and columns, batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def expected(x, w, strides, padding, dilation):
 
 
 def scheduled(shape, kernel, multiplier, strides, padding, dilation):
-    """A depthwise convolution with a relu behind it, lowered."""
+    """A lowered depthwise convolution followed by a relu."""
     channels = shape[-1]
     x = te.placeholder(shape, "float32", "x")
     w = te.placeholder((*kernel, 1, channels * multiplier), "float32", "w")
@@ -56,7 +56,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("width", [3, 7, 14, 28])
-def test_mathematical_functions_behind_it_are_of_fewer_columns_at_a_time(width):
+def test_mathematical_functions_after_depthwise(width):
     x, w = te.placeholder((1, 9, width, 24), "float32", "x"), te.placeholder((3, 3, 1, 24), "float32", "w")
     out = topi.nn.conv(x, w, (1, 1), (1, 1, 1, 1), (1, 1), 24, "NHWC", "HWIO")
     last = te.compute(out.shape, lambda *i: te.sigmoid(out(*i)), name="sigmoid", tag="elemwise")
@@ -106,16 +106,16 @@ def test_depthwise_of_other_ranks(shape, kernel, strides, padding, dilation):
     np.testing.assert_allclose(result.numpy(), np.moveaxis(wanted, 1, -1), rtol=1e-5, atol=1e-5)
 
 
-def test_the_border_is_not_stored():
+def test_padding_is_not_stored():
     module, _ = scheduled((1, 56, 56, 96), (3, 3), 1, (1, 1), (1, 1, 1, 1), (1, 1))
     allocated = [n.buffer for n in post_order(module["main"].body) if isinstance(n, Allocate)]
     assert allocated
     assert {b.scope for b in allocated} == {"local"}
 
 
-def test_tiles_away_from_the_border_have_no_tests():
+def test_inner_tiles_have_no_guards():
     text = str(scheduled((1, 56, 56, 96), (3, 3), 1, (1, 1), (1, 1, 1, 1), (1, 1))[0])
-    inner = re.search(r" in range\(1, extent=\d+\)", text)  # how many tiles there are is the vector unit's
+    inner = re.search(r" in range\(1, extent=\d+\)", text)  # the number of tiles depends on the vector unit
     assert inner
     middle = text[inner.start() :]
     assert "if_then_else" not in middle[: middle.index("for i3.outer_2")]

@@ -1,4 +1,4 @@
-"""Products of few rows on CPUs by matrices that are read where they lie."""
+"""Products of few rows on CPUs by matrices that are read in place."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def loops_of(function: relay.Function, target: Target = SERVER) -> str:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 @pytest.mark.parametrize(("columns", "steps"), [(16, 32), (5, 40), (33, 70), (100, 33), (64, 7), (24, 197)])
-def test_rows_by_transposed_matrices(rows: int, columns: int, steps: int, target: str):
+def test_few_rows_by_transposed_matrices(rows: int, columns: int, steps: int, target: str):
     rng = np.random.default_rng(rows)
     x = rng.standard_normal((2, rows, steps), dtype=np.float32)
     y = rng.standard_normal((2, columns, steps), dtype=np.float32)
@@ -61,8 +61,8 @@ def test_products_of_other_floats(rows: int, columns: int, steps: int, dtype: st
 
 
 @pytest.mark.parametrize(("columns", "steps"), [(64, 70), (64, 64), (33, 70)])
-def test_lanes_of_sums_are_added_up_for_a_vector_of_results(columns: int, steps: int):
-    """Whatever the length of the rows: what is left of a vector is masked, once for all that lie before it."""
+def test_lanes_are_reduced_for_a_vector_of_results(columns: int, steps: int):
+    """For any length of the rows: a partial vector is masked, once for all whole ones before it."""
     loops = loops_of(product((1, steps), (columns, steps)))
     assert "shuffle(" in loops and f"range({steps // 16})" in loops
     assert ("where=" in loops) == (steps % 16 > 0)
@@ -70,15 +70,15 @@ def test_lanes_of_sums_are_added_up_for_a_vector_of_results(columns: int, steps:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_narrow_matrices_that_are_read_once_are_widened_as_they_are_read(dtype: str, transposed: bool):
+def test_narrow_matrices_that_are_read_once_are_widened_in_place(dtype: str, transposed: bool):
     loops = loops_of(product((1, 64), (64, 64), dtype, transposed))
-    assert f'"{dtype}"' in loops, "and that is the only kernel"
+    assert f'"{dtype}"' in loops, "the only kernel"
 
 
-def test_doubles_are_packed_in_panels_of_as_many_registers():
-    """Lanes of vectors are half as many: else a tile has twice the registers that there are."""
+def test_panels_of_doubles_take_as_many_registers_as_floats():
+    """Vectors have half as many lanes: otherwise a tile would take twice the registers that there are."""
     function = product((96, 64), (64, 64), "float64", transposed=False)
     text = relay.build(function, SERVER).module.get_source("asm")
     assert "vfmadd" in text and "pd" in text
     hot = max(text.split("\n.LBB"), key=lambda block: block.count("vfmadd"))
-    assert hot.count("vfmadd") > 20 and "(%rsp)" not in hot, "sums stay in registers"
+    assert hot.count("vfmadd") > 20 and "(%rsp)" not in hot, "no accumulator is spilled"

@@ -1,4 +1,4 @@
-"""Matrices that are packed in panels on CPUs, whose rows lie along memory: turned in registers."""
+"""Packing of row-major matrices into panels on CPUs: transposed in registers."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def check(x: relay.Var, body: relay.Expr, target: str, *shape: int) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("columns", "steps"), [(64, 70), (50, 70), (7, 40), (64, 600), (100, 512), (33, 3), (8, 1)])
 @pytest.mark.parametrize("width", [4, 16, 48])
-def test_panels_hold_rows_side_by_side(columns: int, steps: int, width: int, target: str):
+def test_packed_panels_equal_the_reference(columns: int, steps: int, width: int, target: str):
     x = relay.var("x", (2, columns, steps))
     check(x, nn.pack_panels(x, width), target, 2, columns, steps)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_rows_that_are_computed_are_packed_in_the_same_kernel(target: str):
+def test_computed_rows_are_packed_in_the_same_kernel(target: str):
     x = relay.var("x", (64, 70), "float16")
     check(x, nn.pack_panels(relay.cast(x, "float32") * relay.const(np.float32(0.5)), 16), target, 64, 70)
     y = relay.var("y", (3, 40, 20))
@@ -50,19 +50,19 @@ def test_rows_that_are_computed_are_packed_in_the_same_kernel(target: str):
     check(y, nn.pack_panels(relay.transpose(y, (0, 2, 1)), 16), target, 3, 40, 20)
 
 
-def test_rows_that_are_counted_at_run_time():
+def test_dynamic_numbers_of_rows():
     x = relay.var("x", (te.size_var("b"), te.size_var("n"), 24))
     for count in (1, 16, 39):
         check(x, nn.pack_panels(x, 16), "llvm", 2, count, 24)
 
 
-def test_nothing_is_gathered():
-    """Each element by itself took four times as long as turning squares of them, of rows pages apart ten times."""
+def test_rows_are_shuffled_rather_than_gathered():
+    """Gathering took four times as long as transposing tiles in registers, for rows pages apart ten times."""
     for columns, steps in ((64, 100), (50, 100), (64, 1024)):
         loops = loops_of(columns, steps)
         assert "shuffle(" in loops and f", {steps}, 32)]" not in loops
 
 
 @pytest.mark.parametrize(("steps", "copied"), [(1000, False), (1024, True)])
-def test_rows_that_meet_in_few_sets_of_the_cache_are_copied_before(steps: int, copied: bool):
+def test_rows_with_cache_set_conflicts_are_copied_first(steps: int, copied: bool):
     assert ("panel_rows = allocate" in loops_of(64, steps)) == copied

@@ -1,4 +1,4 @@
-"""Transpositions of patches: pieces are copied in the order of the result, and matrices of them turned."""
+"""Permutations of patches: pieces are copied in the order of the result, and their matrices transposed."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_patches(name: str, kind: str, processor: str) -> None:
 
 
 @pytest.mark.parametrize("name", PATCHES)
-def test_patches_are_moved_by_vectors_and_the_next_ones_asked_for(name: str) -> None:
-    """Nothing is gathered from the input; results leave by whole vectors."""
+def test_patches_are_copied_by_vectors_with_prefetches(name: str) -> None:
+    """Nothing is gathered from the input; results are stored by whole vectors."""
     shape, axes = PATCHES[name]
     x = te.placeholder(shape, "float32", "x")
     out = topi.transpose(x, axes)
@@ -63,24 +63,24 @@ def test_patches_are_moved_by_vectors_and_the_next_ones_asked_for(name: str) -> 
     stores = [store for store in collect(module["main"].body, BufferStore) if store.buffer.name == out.name]
     assert stores and all(isinstance(store.indices[-1], Ramp) for store in stores)
     assert any(call.op == "prefetch" for call in collect(module["main"].body, Call))
-    assert bool(collect(module["main"].body, Shuffle)) == (found.turned > 0)
+    assert bool(collect(module["main"].body, Shuffle)) == (found.transposed > 0)
 
 
-def test_what_is_read_next_is_asked_for_once() -> None:
-    """Each line of the next piece, in the order of memory: here the next kilobyte of each of 16 planes."""
+def test_each_cache_line_of_the_next_piece_is_prefetched_once() -> None:
+    """Each line of the next piece, in memory order: here the next kilobyte of each of 16 planes."""
     x = te.placeholder((2, 16, 32, 2, 32, 2), "float32", "x")
     found = PermutedTiles.of(topi.transpose(x, (0, 2, 4, 3, 5, 1)), small_target(PROCESSORS[-1]))
     assert found is not None and not found.is_read_in_order
-    asked, rows = [], found.parts.size(found.rows)
+    prefetched, rows = [], found.parts.size(found.rows)
     for first in range(0, 16 * 256, found.vector):
         place = [*[const(0)] * len(found.parts.outside), const(first // rows), const(first % rows)]
         (at,) = found._in_later_piece(*place)
-        asked.append((as_int(Analyzer().simplify(at)) or 0) // 16)
+        prefetched.append((as_int(Analyzer().simplify(at)) or 0) // 16)
     lines = [(plane * 4096 + 256 + first) // 16 for plane in range(16) for first in range(0, 256, 16)]
-    assert list(dict.fromkeys(asked)) == lines
+    assert list(dict.fromkeys(prefetched)) == lines
 
 
-def test_of_short_pieces_a_later_one_is_asked_for() -> None:
+def test_short_pieces_prefetch_a_later_one() -> None:
     """Three planes, a cache line of each: 8 KB further on, not the next 192 bytes."""
     x = te.placeholder((1 << 16, 3), "float32", "x")
     found = PermutedTiles.of(topi.transpose(x, (1, 0)), small_target(PROCESSORS[-1]))
@@ -96,8 +96,8 @@ def test_of_short_pieces_a_later_one_is_asked_for() -> None:
     ((64, 64, 2, 2, 32), (4, 0, 2, 1, 3), True), ((3, 48, 64, 2, 3, 16), (0, 5, 1, 3, 2, 4), True),
     ((1, 2, 2, 64, 64, 64), (0, 3, 4, 1, 5, 2), False), ((64, 64, 64, 2, 2), (2, 0, 3, 1, 4), False),
 ])  # fmt: skip
-def test_phases_to_planes_that_only_the_last_cache_holds(shape, axes, scattered, processor: str, kind: str) -> None:
-    """Pieces unless vectors of planes are two lines interleaved, or lie in order."""
+def test_phases_to_planes_that_only_the_llc_holds(shape, axes, scattered, processor: str, kind: str) -> None:
+    """Pieces unless vectors of planes are two rows interleaved, or are contiguous."""
     cpu = f"-mcpu={processor}" if processor != "generic" else ""
     target = Target(f"llvm {cpu} -l2-bytes=1048576 -l3-bytes=67108864 -num-cores=1")
     shape = (*shape[:1], shape[1] * 4 // dtype(kind).nbytes, *shape[2:])
@@ -110,8 +110,8 @@ def test_phases_to_planes_that_only_the_last_cache_holds(shape, axes, scattered,
     assert np.array_equal(result.numpy(), np.transpose(a, axes))
 
 
-def test_other_transpositions_are_not() -> None:
-    """What the caches hold, and what is in order or shifted."""
+def test_other_transposes_have_no_permuted_tiles() -> None:
+    """What fits in the caches, and what is contiguous or sliced."""
     target = small_target(PROCESSORS[-1])
     shape, axes = PATCHES["patches of planes"]
     assert PermutedTiles.of(topi.transpose(te.placeholder((1, 2, *shape[2:]), "float32", "x"), axes), target) is None

@@ -1,4 +1,4 @@
-"""Products with constant weights on CPUs: panels fetched ahead, narrow weights widened once for all rows."""
+"""Products with constant weights on CPUs: panels are prefetched, narrow weights widened once for all rows."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def loops_of(rows: te.Dim, dtype: str = "float32", target: Target = HASWELL, dep
 
 
 @pytest.mark.parametrize(("rows", "ahead"), [(1, False), (6, False), (8, True), (64, True), (197, True)])
-def test_the_next_panel_is_fetched_where_several_row_tiles_pass_over_this_one(rows: int, ahead: bool):
+def test_the_next_panel_is_prefetched_where_several_row_tiles_read_this_one(rows: int, ahead: bool):
     assert ("prefetch(" in loops_of(rows)) == ahead
 
 
 @pytest.mark.parametrize(("rows", "ahead"), [(1, False), (6, True)])
-def test_one_tile_fetches_the_panel_ahead_of_itself_where_weights_exceed_the_caches(rows: int, ahead: bool):
+def test_one_tile_prefetches_its_panel_where_weights_exceed_the_caches(rows: int, ahead: bool):
     assert ("prefetch(" in loops_of(rows, target=SMALL)) == ahead
 
 
-def test_one_tile_fetches_further_ahead_into_a_larger_first_level_cache():
+def test_prefetch_distance_of_one_tile_is_longer_with_a_larger_l1_cache():
     """Steps of panels of 16 floats: 3 KB are 48 of them, 8 KB 128; a panel of 128 steps ends before."""
     large = Target({**SMALL.to_dict(), "l1-bytes": 49152})
     assert "k * 16 + 768" in loops_of(6, target=SMALL, depth=512)
@@ -71,10 +71,10 @@ SERVER = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=icelake-server -nu
 @pytest.mark.parametrize(
     ("target", "columns", "found"), [(SERVER, 112, [208, 104]), (HASWELL, 200, [80, 5]), (SERVER, 109, [208, 104])]
 )
-def test_tiles_of_a_narrow_last_panel_have_the_vectors_that_it_has(target: Target, columns: int, found: list[int]):
-    """Panels of two vectors: a partial one has tiles of one. Where there are no masks, it must be a whole one.
+def test_tiles_of_a_narrow_last_panel_have_only_its_vectors(target: Target, columns: int, found: list[int]):
+    """Panels of two vectors: a partial one has tiles of one, which must be whole where there are no masks.
 
-    Multiply-adds of the loops: eight steps in a row, but one of a tile of five.
+    Multiply-adds of the loops: eight unrolled steps, but one of a tile of five.
     """
     x = relay.var("x", (169, 256))
     weight = relay.const(np.random.default_rng(0).standard_normal((columns, 256), dtype=np.float32))
@@ -84,8 +84,8 @@ def test_tiles_of_a_narrow_last_panel_have_the_vectors_that_it_has(target: Targe
 
 
 @pytest.mark.parametrize(("side", "columns"), [(14, 20), (14, 30), (60, 30)])
-def test_results_of_partial_panels_are_turned_by_vectors(side: int, columns: int):
-    """Channels first: a tile's vectors are stored for that one by one, not put together of single elements."""
+def test_results_of_partial_panels_are_transposed_by_vectors(side: int, columns: int):
+    """NCHW output: a tile's vectors are stored one by one for the transpose, not assembled from single elements."""
     x = relay.var("x", (1, side, side, 64))
     weight = relay.const(np.random.default_rng(0).standard_normal((columns, 64, 3, 3), dtype=np.float32))
     layer = relay.nn.conv2d(x, weight, strides=2, padding=1, data_layout="NHWC")
@@ -94,8 +94,8 @@ def test_results_of_partial_panels_are_turned_by_vectors(side: int, columns: int
     assert "vinsertps" not in lib.module.get_source("asm")
 
 
-def test_panels_share_threads_evenly_though_the_last_is_narrow():
-    """One parallel loop over panels and row tiles: 13 panels of 16 columns, 33 tiles of 6 rows; else blocks of rows."""
+def test_panels_partition_evenly_with_a_narrow_last_panel():
+    """One parallel loop: 13 panels of 16 columns, 33 tiles of 6 rows; otherwise blocks of rows."""
     for columns, found in ((200, True), (192, True), (204, False)):
         x = relay.var("x", (196, 128))
         weight = relay.const(np.random.default_rng(0).standard_normal((columns, 128), dtype=np.float32))
@@ -106,7 +106,7 @@ def test_panels_share_threads_evenly_though_the_last_is_narrow():
 
 @pytest.mark.parametrize(("size", "inputs", "outputs"), [(13, 8, 112), (13, 8, 104), (32, 8, 150), (33, 8, 150)])
 def test_convolutions_whose_last_panel_is_narrow(size: int, inputs: int, outputs: int):
-    """All channels, those behind the last whole vector too, of results that are passed over in blocks or not."""
+    """All channels, also after the last whole vector, with and without blocks of rows."""
     rng = np.random.default_rng(outputs)
     x, y = relay.var("x", (1, size, size, inputs)), relay.var("y", (1, size, size, outputs))
     weight = rng.standard_normal((outputs, inputs, 1, 1), dtype=np.float32)
@@ -125,13 +125,13 @@ def test_narrow_weights_are_widened_by_the_panel_or_as_they_are_read(rows: int, 
 
 
 def test_one_tile_of_all_rows_widens_weights_as_it_reads_them():
-    """Two tiles of four rows would have them copied; that eight rows meet in a set of the cache costs less."""
+    """Two tiles of four rows would have them copied; cache-set conflicts of eight rows cost less."""
     assert "widened = allocate" not in loops_of(8, "float16", SERVER, depth=1024)
 
 
 @pytest.mark.parametrize(("columns", "found"), [(112, [208, 104]), (128, [208]), (1000, [208, 208])])
-def test_tiles_of_a_narrow_last_panel_of_a_computed_matrix_have_the_vectors_that_it_has(columns: int, found: list[int]):
-    """Where they are a notable part of all: a matrix of 1000 columns is computed in whole panels."""
+def test_narrow_last_panels_of_computed_matrices_have_only_their_vectors(columns: int, found: list[int]):
+    """Only where that saves a notable part: a matrix of 1000 columns is computed in whole panels."""
     a, b = relay.var("a", (169, 256)), relay.var("b", (256, columns))
     text = relay.build(relay.Function((a, b), relay.nn.matmul(a, b)), SERVER).module.get_source("asm")
     counts = [block.count("vfmadd") for block in text.split("\n.LBB")]
@@ -139,7 +139,7 @@ def test_tiles_of_a_narrow_last_panel_of_a_computed_matrix_have_the_vectors_that
 
 
 @pytest.mark.parametrize("columns", [256, 250, 248])
-def test_rows_counted_at_run_time_have_kernels_of_full_tiles_of_half_ones_and_of_single_rows(columns: int):
+def test_dynamic_rows_have_kernels_of_full_and_half_tiles_and_single_rows(columns: int):
     rows = te.size_var("n")
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((columns, 64), dtype=np.float32)
@@ -151,10 +151,10 @@ def test_rows_counted_at_run_time_have_kernels_of_full_tiles_of_half_ones_and_of
         np.testing.assert_allclose(executor(data)[0].numpy(), np.maximum(data @ weight.T, 0), rtol=1e-4, atol=1e-4)
 
 
-def test_rows_counted_at_run_time_are_not_tested_one_by_one():
+def test_dynamic_rows_are_not_guarded_one_by_one():
     text = loops_of(te.size_var("n"))
     assert text.count("else:") == 2
-    assert text.count("if likely(") == 2, "which tile, and nothing inside"
+    assert text.count("if likely(") == 2, "guards of tiles, none inside"
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -177,7 +177,7 @@ def test_fewer_pixels_than_a_tile_has_are_computed_one_by_one(stride: int):
 
 
 @pytest.mark.parametrize(("transpose_a", "transpose_b"), [(False, False), (False, True), (True, False)])
-def test_computed_matrices_of_sizes_known_at_run_time_are_packed(transpose_a: bool, transpose_b: bool):
+def test_computed_matrices_of_dynamic_shapes_are_packed(transpose_a: bool, transpose_b: bool):
     batch, m, n, k = (te.size_var(name) for name in "bmnk")
     a = relay.var("a", shape=(batch, k, m) if transpose_a else (batch, m, k))
     b = relay.var("b", shape=(batch, n, k) if transpose_b else (batch, k, n))
@@ -190,19 +190,19 @@ def test_computed_matrices_of_sizes_known_at_run_time_are_packed(transpose_a: bo
         count, rows, columns, depth = sizes
         x = rng.standard_normal((count, rows, depth), dtype=np.float32)
         y = rng.standard_normal((count, depth, columns), dtype=np.float32)
-        given = [np.swapaxes(v, 1, 2) if t else v for v, t in ((x, transpose_a), (y, transpose_b))]
-        result = executor(*map(np.ascontiguousarray, given))[0].numpy()
+        arguments = [np.swapaxes(v, 1, 2) if t else v for v, t in ((x, transpose_a), (y, transpose_b))]
+        result = executor(*map(np.ascontiguousarray, arguments))[0].numpy()
         np.testing.assert_allclose(result, np.maximum(x @ y, 0), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("rows", "ahead"), [(1, False), (64, True)])
-def test_narrow_weights_are_fetched_ahead_of_being_widened(rows: int, ahead: bool):
+def test_narrow_weights_are_prefetched_before_they_are_widened(rows: int, ahead: bool):
     assert ("prefetch(" in loops_of(rows, "float16")) == ahead
 
 
-@pytest.mark.parametrize(("rows", "by_parts"), [(3, False), (16, True), (50, True), (127, True), (301, True)])
-def test_long_reductions_are_done_by_parts_which_stay_in_the_cache(rows: int, by_parts: bool):
-    """1024 steps in eight parts, for all rows or for blocks of them; what is added afterwards may lie in the result."""
+@pytest.mark.parametrize(("rows", "split_k"), [(3, False), (16, True), (50, True), (127, True), (301, True)])
+def test_long_reductions_are_split_into_k_blocks(rows: int, split_k: bool):
+    """1024 steps in eight K-blocks, for all rows or for blocks of them; the residual may be in the result's buffer."""
     target = Target({**HASWELL.to_dict(), "l2-bytes": 131072})
     rng = np.random.default_rng(rows)
     weight, x = rng.standard_normal((384, 1024), dtype=np.float32), relay.var("x", (rows, 1024))
@@ -212,7 +212,7 @@ def test_long_reductions_are_done_by_parts_which_stay_in_the_cache(rows: int, by
     optimized = relay.optimize(IRModule({"main": function}), target)
     kernels = [str(lower(node.workload, target).function) for node in make_graph(optimized["main"]).nodes]
     (loops,) = [text for text in kernels if "dense_packed" in text]
-    assert ("in range(8)" in loops) == by_parts
+    assert ("in range(8)" in loops) == split_k
     lib = relay.build(function, "llvm -num-cores=2 -l2-bytes=131072")
     data, added = (rng.standard_normal((rows, n), dtype=np.float32) for n in (1024, 384))
     result = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(data, added)[0].numpy()
@@ -222,7 +222,7 @@ def test_long_reductions_are_done_by_parts_which_stay_in_the_cache(rows: int, by
 
 @pytest.mark.parametrize("activation", [relay.nn.relu, relay.nn.gelu, relay.sigmoid])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 16), (5, 40), (64, 96), (197, 48)])
-def test_functions_behind_a_product_are_of_some_rows_of_a_tile_at_a_time(
+def test_functions_of_a_product_take_some_rows_of_a_tile_at_a_time(
     activation: Callable[[relay.Expr], relay.Expr], rows: int, columns: int
 ):
     rng = np.random.default_rng(rows)
@@ -233,7 +233,7 @@ def test_functions_behind_a_product_are_of_some_rows_of_a_tile_at_a_time(
     np.testing.assert_allclose(result, relay.interpreter.evaluate(function, [data]), rtol=1e-5, atol=1e-5)
 
 
-def test_a_tile_is_written_out_but_for_mathematical_functions():
+def test_a_tile_is_unrolled_except_for_mathematical_functions():
     loops: list[int] = []
     for activation in (relay.nn.relu, relay.nn.gelu):
         x, weight = relay.var("x", (96, 32)), relay.const(np.zeros((64, 32), np.float32))

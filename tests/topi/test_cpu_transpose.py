@@ -1,4 +1,4 @@
-"""Where a group of injective operations reads across memory, and what tiling makes of it."""
+"""Injective groups that read along a strided axis: which axis that is, and the tiles that transpose in registers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relayc.te.ir import collect
 from relayc.te.tir import BufferLoad, BufferStore, Call, For, IfThenElse, PrimFunc, Shuffle, Stmt, Var, as_int
 from relayc.te.tir.interpreter import Interpreter
 from relayc.te.tir.stmt import ForKind
-from relayc.topi.cpu.register_transpose import block_of, transposed_vectors, turned
+from relayc.topi.cpu.register_transpose import block_of, transpose_by_shuffles, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.cpu.transposes.geometry import TransposeGeometry
 from relayc.topi.cpu.transposes.ordered_tiles import OrderedTiles
@@ -31,25 +31,25 @@ def placeholder(*shape: int) -> te.Tensor:
     return te.placeholder(shape, "float32", "x")
 
 
-def test_a_transposition_reads_across_memory() -> None:
+def test_a_transpose_reads_along_a_strided_axis() -> None:
     x = placeholder(1, 28, 30, 64)
     assert strided_axis(topi.transpose(x, (0, 3, 1, 2))) == 1
     assert strided_axis(topi.transpose(x, (0, 2, 1, 3))) is None
 
 
-def test_elementwise_operations_are_looked_through() -> None:
+def test_strided_axis_is_found_through_elementwise_operations() -> None:
     x = placeholder(32, 64)
     assert strided_axis(topi.nn.relu(topi.transpose(topi.nn.relu(x), (1, 0)))) == 0
     assert strided_axis(topi.nn.relu(x)) is None
 
 
-def test_mixed_directions_and_views_are_left_alone() -> None:
+def test_mixed_access_orders_and_views_have_no_strided_axis() -> None:
     x, y = placeholder(64, 64), placeholder(64, 64)
     assert strided_axis(topi.add(topi.transpose(x, (1, 0)), y)) is None
     assert strided_axis(topi.transpose(topi.reshape(x, (32, 128)), (1, 0))) is None
 
 
-def test_small_inputs_do_not_count() -> None:
+def test_small_inputs_do_not_determine_the_strided_axis() -> None:
     bias, x = placeholder(64, 1), placeholder(64, 32)
     assert strided_axis(topi.add(topi.transpose(x, (1, 0)), topi.transpose(bias, (1, 0)))) == 0
 
@@ -57,11 +57,11 @@ def test_small_inputs_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("kind", "lanes"), [("float32", 4), ("float32", 8), ("float32", 16), ("int8", 16), ("int8", 4), ("int8", 32),
                         ("int8", 64), ("float16", 8), ("int16", 16), ("float64", 2), ("int64", 8)])  # fmt: skip
-def test_shuffles_turn_a_tile(kind: str, lanes: int) -> None:
+def test_shuffles_transpose_a_tile(kind: str, lanes: int) -> None:
     block = block_of(lanes, dtype(kind))
     rows = [Var("row", dtype(f"{kind}x{block}")) for _ in range(lanes)]
     values = {id(row): np.arange(block) + block * i for i, row in enumerate(rows)}
-    definitions, columns = turned(rows)
+    definitions, columns = transpose_by_shuffles(rows)
     for variable, shuffle in definitions:
         both = np.concatenate([values[id(v)] for v in shuffle.vectors])
         values[id(variable)] = both[list(shuffle.indices)]
@@ -70,7 +70,7 @@ def test_shuffles_turn_a_tile(kind: str, lanes: int) -> None:
 
 
 @pytest.mark.parametrize("twice", [True, False], ids=["with itself", "with another"])
-def test_tiles_do_not_reach_over_what_is_joined(twice) -> None:
+def test_tiles_do_not_reach_over_concatenated_inputs(twice) -> None:
     """A tile of the result may want more lanes than one of the joined tensors has."""
     x, y = te.placeholder((1, 4, 6, 6), "float32", "x"), te.placeholder((1, 4, 1, 1), "float32", "y")
     other = x if twice else topi.broadcast_to(y, (1, 4, 6, 6))
@@ -89,7 +89,7 @@ INTERLEAVED = [((3, 200), (1, 0)), ((2, 7, 40), (0, 2, 1)), ((5, 33), (1, 0)), (
 
 @pytest.mark.parametrize("kind", ["uint8", "float16", "float32"])
 @pytest.mark.parametrize(("shape", "axes"), INTERLEAVED, ids=str)
-def test_few_lines_are_interleaved(shape, axes, kind) -> None:
+def test_few_rows_are_interleaved(shape, axes, kind) -> None:
     a = (np.arange(np.prod(shape)) % 251).reshape(shape).astype(kind)
     x = te.placeholder(shape, kind, "x")
     out = topi.transpose(x, axes)
@@ -116,7 +116,7 @@ def test_tiles_are_as_high_as_vectors_are_long() -> None:
     assert transposed_vectors(v3, dtype("bool")) == transposed_vectors(v3, dtype("float8_e4m3fn")) == []
 
 
-def test_narrow_elements_are_turned_and_widened() -> None:
+def test_narrow_elements_are_transposed_and_widened() -> None:
     a = np.arange(3 * 70 * 40, dtype="uint8").reshape(3, 70, 40)
     x = te.placeholder(a.shape, "uint8", "x")
     out = topi.cast(topi.transpose(x, (0, 2, 1)), "float32")
@@ -130,7 +130,7 @@ def test_narrow_elements_are_turned_and_widened() -> None:
 @pytest.mark.parametrize("kind", ["float32", "int64", "float16", "int8"])
 @pytest.mark.parametrize(("shape", "axes"), CASES, ids=str)
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2"] if platform.machine() == "x86_64" else ["llvm"])
-def test_transpositions(shape, axes, kind, target) -> None:
+def test_transposes(shape, axes, kind, target) -> None:
     a = np.arange(np.prod(shape)).reshape(shape).astype(kind)
     x = te.placeholder(shape, kind, "x")
     zeros, ones, last = [0] * len(shape), [1] * len(shape), (*shape[:-1], shape[-1] - 1)
@@ -156,7 +156,7 @@ PROCESSORS += ["x86-64-v4"] if "avx512vl" in Target("llvm").features else []
 @pytest.mark.parametrize("kind", ["uint8", "float16", "float32", "int64"])
 @pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_transpositions_beyond_the_caches(name, kind, processor) -> None:
+def test_transposes_larger_than_the_caches(name, kind, processor) -> None:
     shape, axes = LARGE[name]
     target = Target(f"llvm -mcpu={processor} -l2-bytes=49152 -l3-bytes=49152" if processor != "generic" else "llvm")
     a = (np.arange(np.prod(shape)) * 7919 % 251).reshape(shape).astype(kind)
@@ -167,14 +167,14 @@ def test_transpositions_beyond_the_caches(name, kind, processor) -> None:
     backend.build(module, target=target)(backend.nd.array(a), result)
     assert np.array_equal(result.numpy(), np.transpose(a, axes) + np.array(1, kind))
     tile = max(map(int, re.findall(r"allocate\(\[(\d+)\]", str(module)))) * dtype(kind).nbytes
-    short = kind == "uint8" and name in ("odd lines", "odd planes")  # and end in the middle of cache lines
+    short = kind == "uint8" and name in ("odd lines", "odd planes")  # and unaligned
     square = 64 * min(64 // dtype(kind).nbytes, shape[axes[-1]])  # a cache line of both sides
     assert (tile >= square) != short or name in ("powers of two", "page rows") or processor == "generic"
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_rows_that_end_in_the_middle_of_cache_lines_of_open_batches(inside) -> None:
-    """Where rows begin in memory is known of any batch, but not of any number of groups inside of it."""
+def test_unaligned_rows_with_dynamic_batches(inside) -> None:
+    """The address of a row is static for any outer batch, but not for a dynamic number of groups inside of it."""
     n, target = te.size_var("n"), Target("llvm -l2-bytes=49152 -l3-bytes=49152")
     x = te.placeholder((2, n, 259, 33) if inside else (n, 2, 259, 33), "float32", "x")
     out = topi.transpose(x, (0, 1, 3, 2))
@@ -188,7 +188,7 @@ def test_rows_that_end_in_the_middle_of_cache_lines_of_open_batches(inside) -> N
 
 
 @pytest.mark.parametrize("axes", [(0, 2, 3, 1), (0, 3, 1, 2)], ids=str)
-def test_transpositions_of_images_of_open_sides(axes) -> None:
+def test_transposes_of_images_of_dynamic_sides(axes) -> None:
     h, w = te.size_var("h"), te.size_var("w")
     x = te.placeholder((1, 24, h, w) if axes[1] == 2 else (1, h, w, 24), "float32", "x")
     out = topi.transpose(x, axes)
@@ -204,7 +204,7 @@ def test_transpositions_of_images_of_open_sides(axes) -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "uint8"])
-def test_borders_around_transpositions(kind) -> None:
+def test_padding_around_transposes(kind) -> None:
     a = np.arange(2 * 32 * 9 * 10).reshape(2, 32, 9, 10).astype(kind)
     x = te.placeholder(a.shape, kind, "x")
     out = topi.nn.pad(topi.transpose(x, (0, 2, 3, 1)), (0, 1, 1, 0), (0, 1, 2, 0), 7)
@@ -215,35 +215,35 @@ def test_borders_around_transpositions(kind) -> None:
     assert np.array_equal(result.numpy(), expected)
 
 
-def test_lengths_that_are_expressions_of_sizes_have_no_squares() -> None:
+def test_lengths_that_are_expressions_of_sizes_have_no_register_tiles() -> None:
     n, k = te.size_var("n"), te.size_var("k")
     length = n + te.maximum(k - 1, 0) - k + 1
     x = te.placeholder((2, length, length, 32), "float32", "x")
     out = topi.transpose(x, (0, 3, 1, 2))
-    assert "turned" not in str(te.lower(schedule_for([out], Target("llvm -mcpu=haswell")), [x, out]))
+    assert "shuffled" not in str(te.lower(schedule_for([out], Target("llvm -mcpu=haswell")), [x, out]))
 
 
 @pytest.mark.parametrize(("processor", "rows"), [("haswell", 16), ("x86-64-v4", 32)])
-def test_stores_of_whole_lines_leave_more_for_reading(processor, rows) -> None:
-    """Tiles of long lines are squares where a store is a cache line, of the same size."""
+def test_stores_of_whole_cache_lines_allow_taller_tiles(processor, rows) -> None:
+    """Where a store is a cache line, tiles of long rows are squares, of the same size."""
     x = te.placeholder((640, 1000), "float32", "x")
     target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={processor} -l2-bytes=49152 -l3-bytes=49152")
     out = topi.transpose(x, (1, 0))
     text = str(te.lower(schedule_for([out], target), [x, out]))
-    assert "allocate([1024]" in text and f" * {rows}, {1000 - rows})" in text  # so many lines of the output in a tile
+    assert "allocate([1024]" in text and f" * {rows}, {1000 - rows})" in text  # output rows of a tile
 
 
 RUNS = {
-    "channels last": (3, 48, 64, 64), "lines that end anywhere": (1, 49, 128, 128), "one plane": (1, 40, 64, 128),
-    "no sets in common": (2, 40, 100, 72),
+    "channels last": (3, 48, 64, 64), "unaligned rows": (1, 49, 128, 128), "one plane": (1, 40, 64, 128),
+    "no set conflicts": (2, 40, 100, 72),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["uint8", "float16"])
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_runs_of_lines_that_share_sets_are_copied_before_they_are_turned(name, kind, processor) -> None:
-    """And asked for meanwhile: half of each run while runs are copied, half with the tiles that are turned."""
+def test_runs_of_rows_with_set_conflicts_are_copied_before_they_are_transposed(name, kind, processor) -> None:
+    """The next runs are prefetched: half of each while runs are copied, half with the tiles that are transposed."""
     n, c, h, w = RUNS[name]
     cpu = f"-mcpu={processor}" if processor != "generic" else ""
     target = Target(f"llvm {cpu} -l2-bytes=262144 -l3-bytes=65536")
@@ -251,7 +251,7 @@ def test_runs_of_lines_that_share_sets_are_copied_before_they_are_turned(name, k
     x = te.placeholder(a.shape, kind, "x")
     out = topi.transpose(x, (0, 2, 1))
     module = te.lower(schedule_for([out], target), [x, out])
-    loops = [loop for loop in collect(module["main"].body, For) if _asks(loop) and collect(loop, BufferStore)]
+    loops = [loop for loop in collect(module["main"].body, For) if _prefetches(loop) and collect(loop, BufferStore)]
     tiles = [loop for loop in loops if collect(loop, Shuffle)]
     assert tiles
     assert (len(tiles) < len(loops)) == (h * w * dtype(kind).nbytes % 2048 == 0)
@@ -260,14 +260,14 @@ def test_runs_of_lines_that_share_sets_are_copied_before_they_are_turned(name, k
     assert np.array_equal(result.numpy(), a.swapaxes(1, 2))
 
 
-def _asks(stmt: Stmt) -> bool:
+def _prefetches(stmt: Stmt) -> bool:
     return any(call.op == "prefetch" for call in collect(stmt, Call))
 
 
 @pytest.mark.parametrize("kind", ["uint8", "float16", "float32"])
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_small_matrices_that_are_no_whole_cache_lines_are_stored_together(kind, processor) -> None:
-    """Those that are left over, too; each tile that is turned asks for some of the next matrices."""
+    """Left-over matrices, too; each tile that is transposed prefetches some of the next matrices."""
     rows, columns, size = 17, 19, dtype(kind).nbytes
     matrices = 150_000 // (rows * columns * size)
     a = (np.arange(matrices * rows * columns) * 7919 % 251).reshape(matrices, rows, columns).astype(kind)
@@ -278,7 +278,7 @@ def test_small_matrices_that_are_no_whole_cache_lines_are_stored_together(kind, 
     module = te.lower(schedule_for([out], target), [x, out])
     together = 64 // size * rows * columns
     assert matrices % (64 // size) and f"allocate([{together}]" in str(module)
-    assert any(_asks(loop) and collect(loop, Shuffle) for loop in collect(module["main"].body, For))
+    assert any(_prefetches(loop) and collect(loop, Shuffle) for loop in collect(module["main"].body, For))
     result = backend.nd.empty(out.shape, kind)
     backend.build(module, target=target)(backend.nd.array(a), result)
     assert np.array_equal(result.numpy(), a.swapaxes(1, 2) + np.array(1, kind))
@@ -286,10 +286,10 @@ def test_small_matrices_that_are_no_whole_cache_lines_are_stored_together(kind, 
 
 ORDERED = {
     "matrix": ((640, 300), (1, 0), "float32"), "odd lines": ((635, 300), (1, 0), "float32"),
-    "shared sets": ((640, 512), (1, 0), "float32"), "odd lines, shared sets": ((1100, 512), (1, 0), "float16"),
+    "set conflicts": ((640, 512), (1, 0), "float32"), "odd lines, set conflicts": ((1100, 512), (1, 0), "float16"),
     "wide": ((640, 150), (1, 0), "int64"),
     "bytes": ((1280, 1100), (1, 0), "uint8"), "odd lines of bytes": ((1285, 1030), (1, 0), "int8"),
-    "bytes, shared sets": ((1280, 1024), (1, 0), "uint8"),
+    "bytes, set conflicts": ((1280, 1024), (1, 0), "uint8"),
     "batch": ((3, 600, 520), (0, 2, 1), "float16"), "heads": ((2, 640, 6, 80), (0, 2, 3, 1), "float32"),
     "pages": ((320, 2048), (1, 0), "float32"), "odd lines, more than pages": ((341, 2100), (1, 0), "float32"),
     "pages of bytes": ((1280, 4096), (1, 0), "uint8"), "odd pages of bytes": ((1285, 5000), (1, 0), "int8"),
@@ -303,8 +303,8 @@ ORDERED = {
 
 @pytest.mark.parametrize("name", ORDERED)
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_long_lines_are_read_in_the_order_of_memory(name, processor) -> None:
-    """A block of lines is asked for, piece by piece, while the one before is turned and what was turned is stored."""
+def test_long_rows_are_read_in_memory_order(name, processor) -> None:
+    """A block of rows is prefetched in pieces while the one before is transposed and what was transposed is stored."""
     shape, axes, kind = ORDERED[name]
     cpu = f"-mcpu={processor}" if processor != "generic" else ""
     target = Target(f"llvm {cpu} -l2-bytes=524288 -l3-bytes=65536 -num-cores=1")
@@ -323,29 +323,29 @@ def test_long_lines_are_read_in_the_order_of_memory(name, processor) -> None:
     [(1280 + 16, "float32", 1), (1280 + 64, "float32", 1), (1280 + 128, "float32", 2), (1280, "float16", 2),
      (1280 + 64, "float16", 1), (1280 + 3, "float32", 2), (1280 + 3, "float16", 1)],
 )  # fmt: skip
-def test_lines_of_results_that_share_sets_are_written_by_two(rows, kind, lines) -> None:
-    """So are those that begin anywhere, of which one more is turned, but where that would be many elements."""
+def test_output_rows_with_set_conflicts_are_written_by_two_cache_lines(rows, kind, lines) -> None:
+    """So are unaligned rows, of which one more is transposed, except where that would be many elements."""
     x = te.placeholder((rows, 300), kind, "x")
     out = topi.transpose(x, (1, 0))
-    turn = TransposeGeometry(out, 0, x, 0, vector_lanes(Target("llvm -mcpu=x86-64-v4"), x.dtype.nbytes))
-    tiles = OrderedTiles.of(turn, Target("llvm -mcpu=x86-64-v4 -l2-bytes=1048576 -num-cores=1"))
+    geometry = TransposeGeometry(out, 0, x, 0, vector_lanes(Target("llvm -mcpu=x86-64-v4"), x.dtype.nbytes))
+    tiles = OrderedTiles.of(geometry, Target("llvm -mcpu=x86-64-v4 -l2-bytes=1048576 -num-cores=1"))
     assert tiles is not None and tiles.width == lines * 64 // x.dtype.nbytes
 
 
 def _loops_of_blocks(function: PrimFunc) -> list[For]:
-    """Loops in which a strip is stored, the next turned and the next block asked for: the first strip stands apart."""
+    """Loops in which a block is stored, the next transposed and the one after prefetched; the first block is peeled."""
 
     def does_all(stmt: Stmt) -> bool:
         stored = {store.buffer.name for store in collect(stmt, BufferStore)}
-        return len(stored) > 1 and _asks(stmt) and bool(collect(stmt, Shuffle))
+        return len(stored) > 1 and _prefetches(stmt) and bool(collect(stmt, Shuffle))
 
     return [loop for loop in collect(function.body, For) for test in collect(loop.body, IfThenElse)
             if any(does_all(inner) for inner in collect(test.then_case, For))]  # fmt: skip
 
 
 @pytest.mark.parametrize("rows", [1280, 1285])
-def test_each_tile_that_is_turned_asks_for_its_share_of_the_next_block(rows) -> None:
-    """64 lines of 16 columns each are 16 cache lines: asked for with the vector that is turned, or with each of two."""
+def test_each_transposed_tile_prefetches_its_share_of_the_next_block(rows) -> None:
+    """64 rows of 16 columns are 16 cache lines: prefetched with the vector that is transposed, or with each of two."""
     x = te.placeholder((rows, 1152), "int8", "x")
     out = topi.transpose(x, (1, 0))
     target = Target("llvm -mcpu=x86-64-v4 -l2-bytes=524288 -l3-bytes=65536 -num-cores=1")
@@ -354,18 +354,18 @@ def test_each_tile_that_is_turned_asks_for_its_share_of_the_next_block(rows) -> 
              any(collect(inner, Shuffle) for inner in collect(loop.body, For))]  # fmt: skip
     transposed_lines = 128 if rows % 64 else 64
     for loop in tiles:
-        asked = [call for call in collect(loop, Call) if call.op == "prefetch"]
-        assert len(asked) == 64 * 16 // 64 // (transposed_lines // 64)
+        prefetched = [call for call in collect(loop, Call) if call.op == "prefetch"]
+        assert len(prefetched) == 64 * 16 // 64 // (transposed_lines // 64)
     assert tiles
 
 
 class _Reads(Interpreter):
-    """Notes which cache lines of arguments are read and asked for, by iterations of the parallel loop."""
+    """Records which cache lines of arguments are read and prefetched, by iterations of the parallel loop."""
 
     def __init__(self, function: PrimFunc, arguments: Sequence[np.ndarray]) -> None:
         super().__init__({function.name: function})
         self.read: list[set[int]] = []
-        self.asked: list[set[int]] = []
+        self.prefetched: list[set[int]] = []
         self.call(function, tuple(arguments))
 
     def visit_For(self, node: For) -> None:
@@ -374,14 +374,14 @@ class _Reads(Interpreter):
         for i in range(self.visit(node.extent)):
             self.env[node.loop_var] = i
             self.read.append(set())
-            self.asked.append(set())
+            self.prefetched.append(set())
             self.visit(node.body)
 
     def visit_Call(self, node: Call) -> Any:
         if node.op == "prefetch":
             (load,) = collect(node, BufferLoad)
             place = self.visit(load.indices[0])
-            self.asked[-1].add(place * load.buffer.dtype.nbytes // 64)
+            self.prefetched[-1].add(place * load.buffer.dtype.nbytes // 64)
             return 0
         return super().visit_Call(node)
 
@@ -393,8 +393,8 @@ class _Reads(Interpreter):
 
 
 @pytest.mark.parametrize("shape", [(128, 2048), (128, 2176), (288, 1536), (2, 64, 2048)], ids=str)
-def test_a_block_of_pieces_asks_for_all_of_the_next_one(shape) -> None:
-    """Of long lines, a piece of as many as fill two cache lines of the output: the one below, or beside it."""
+def test_a_block_of_pieces_prefetches_all_of_the_next_one(shape) -> None:
+    """Pieces of as many rows as fill two cache lines of the output; the next is below or beside."""
     x = te.placeholder(shape, "float32", "x")
     axes = (0, 2, 1) if len(shape) == 3 else (1, 0)
     out = topi.transpose(x, axes)
@@ -404,15 +404,15 @@ def test_a_block_of_pieces_asks_for_all_of_the_next_one(shape) -> None:
     reads = _Reads(te.lower(schedule_for([out], target), [x, out])["main"], [a, result])
     assert np.array_equal(result, np.transpose(a, axes))
     assert all(len(block) % 32 == 0 and len(block) >= 32 * 512 // 64 for block in reads.read)
-    below = shape[-2] // 32 if shape[-2] > 8 * 32 else 0  # what follows the last of these isn't known to it
-    pairs = enumerate(zip(reads.asked, reads.read[1:], strict=False))
-    assert all(asked == read for k, (asked, read) in pairs if not below or (k + 1) % below)
+    below = shape[-2] // 32 if shape[-2] > 8 * 32 else 0  # the block after the last of these is not predicted
+    pairs = enumerate(zip(reads.prefetched, reads.read[1:], strict=False))
+    assert all(prefetched == read for k, (prefetched, read) in pairs if not below or (k + 1) % below)
 
 
 @pytest.mark.parametrize("shape", [(17, 64, 100), (17, 90, 80), (17, 49, 64)], ids=str)
 @pytest.mark.parametrize("kind", ["float32", "int8"])
-def test_matrices_of_whole_cache_lines_ask_for_the_next_one(shape, kind) -> None:
-    """All of it, in the order of memory, with the tiles that are turned: a strip after the other, the last shifted."""
+def test_matrices_of_whole_cache_lines_prefetch_the_next_one(shape, kind) -> None:
+    """All of it, in memory order, by the tiles that are transposed: block by block, the last shifted."""
     shape = (*shape[:2], shape[2] * 4) if kind == "int8" else shape
     x = te.placeholder(shape, kind, "x")
     out = topi.transpose(x, (0, 2, 1))
@@ -422,13 +422,13 @@ def test_matrices_of_whole_cache_lines_ask_for_the_next_one(shape, kind) -> None
     reads = _Reads(te.lower(schedule_for([out], target), [x, out])["main"], [a, result])
     assert np.array_equal(result, a.swapaxes(1, 2))
     assert len(reads.read) == 17
-    assert all(read <= asked for asked, read in zip(reads.asked, reads.read[1:], strict=False))
+    assert all(read <= prefetched for prefetched, read in zip(reads.prefetched, reads.read[1:], strict=False))
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 @pytest.mark.parametrize("columns", [70, 101])
-def test_strips_of_large_matrices_leave_as_one_piece_beside_the_next_one(columns, kind) -> None:
-    """Lines that begin anywhere: turned and stored in one loop, by whole lines, each line ahead asked for once."""
+def test_blocks_of_large_matrices_are_stored_while_the_next_is_transposed(columns, kind) -> None:
+    """Unaligned rows are transposed and stored in one loop, by whole cache lines, each line ahead prefetched once."""
     target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64-v4 -l2-bytes=1048576 -l3-bytes=65536 "
                     "-num-cores=1")  # fmt: skip
     shape = (41, columns, 128)
@@ -440,9 +440,9 @@ def test_strips_of_large_matrices_leave_as_one_piece_beside_the_next_one(columns
                and all(len({s.buffer for s in _stores(inner)}) < 2 for inner in collect(loop.body, For))]  # fmt: skip
     line = 64 // dtype(kind).nbytes
     assert {s.value.dtype.lanes for s in _stores(both) if s.buffer.name == out.name} == {line}
-    asked = [call for call in collect(both, Call) if call.op == "prefetch"]
+    prefetched = [call for call in collect(both, Call) if call.op == "prefetch"]
     blocks = next(loop for loop in collect(both.body, For) if collect(loop.body, Shuffle))
-    assert len(asked) * as_int(blocks.extent) == line // 2  # lines of a vector of 32 bytes, a cache line of each
+    assert len(prefetched) * as_int(blocks.extent) == line // 2  # lines of a vector of 32 bytes, a cache line of each
     if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= set(Target("llvm").features):
         a = np.random.default_rng(0).standard_normal(shape).astype(kind)
         found = backend.nd.empty((shape[0], shape[2], shape[1]), kind)
@@ -452,8 +452,8 @@ def test_strips_of_large_matrices_leave_as_one_piece_beside_the_next_one(columns
 
 @pytest.mark.parametrize("columns", [70, 90])
 @pytest.mark.parametrize("processor", ["haswell", "x86-64-v4"])
-def test_strips_of_long_lines_ask_for_the_next_piece_of_each(columns, processor) -> None:
-    """Whose matrices no cache holds: but for the first piece of all, everything is asked for, none of it twice."""
+def test_blocks_of_long_rows_prefetch_the_next_piece_of_each(columns, processor) -> None:
+    """No cache holds the matrices: all but the very first piece is prefetched, none of it twice."""
     x = te.placeholder((2, columns, 2048), "float32", "x")
     out = topi.transpose(x, (0, 2, 1))
     target = Target(f"llvm -mcpu={processor} -l1-bytes=8192 -l2-bytes=131072 -l3-bytes=16384 -num-cores=1")
@@ -464,8 +464,8 @@ def test_strips_of_long_lines_ask_for_the_next_piece_of_each(columns, processor)
     reads = _Reads(function, [a, result])
     assert np.array_equal(result, a.swapaxes(1, 2))
     first = {(line * 2048 + i) // 16 for line in range(columns) for i in range(32)}
-    assert set.union(*reads.read) - set.union(*reads.asked) == first
-    assert all(len(asked) <= 1.05 * len(read) for asked, read in zip(reads.asked, reads.read, strict=True))
+    assert set.union(*reads.read) - set.union(*reads.prefetched) == first
+    assert all(len(ahead) <= 1.05 * len(read) for ahead, read in zip(reads.prefetched, reads.read, strict=True))
 
 
 def _stores(stmt: Stmt) -> list[BufferStore]:
@@ -477,32 +477,32 @@ def _stores(stmt: Stmt) -> list[BufferStore]:
     [((64, 64), PackedBlocks), ((96, 64), PackedBlocks), ((64, 96), PackedBlocks), ((48, 48), PackedMatrices),
      ((32, 32), PackedMatrices), ((64, 128), OrderedTiles)],
 )  # fmt: skip
-def test_matrices_that_the_first_level_cache_holds(shape, kind) -> None:
-    """Strips where they take more than a quarter of it, but long lines by ordered tiles; whole where they are small."""
+def test_schedules_of_matrices_that_fit_in_l1(shape, kind) -> None:
+    """Blocks where they take more than a quarter of it, but ordered tiles for long rows; whole where they are small."""
     rows, columns = shape
     x = te.placeholder((2000, rows, columns), "float32", "x")
     target = Target("llvm -mcpu=x86-64-v4 -l1-bytes=49152 -l2-bytes=1048576 -num-cores=1")
-    turn = TransposeGeometry(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target))
-    assert next(k for k in (PackedBlocks, OrderedTiles, PackedMatrices) if k.of(turn, target) is not None) is kind
+    geometry = TransposeGeometry(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target))
+    assert next(k for k in (PackedBlocks, OrderedTiles, PackedMatrices) if k.of(geometry, target) is not None) is kind
 
 
 @pytest.mark.parametrize(
     ("l2_bytes", "lines", "columns", "piece"),
     [(1 << 20, 577, 1024, 32), (2 << 20, 577, 512, None), (2 << 20, 255, 4096, 256), (2 << 20, 577, 1024, 0)],
 )
-def test_large_matrices_are_turned_whole_or_by_long_pieces_where_memory_is_far(l2_bytes, lines, columns, piece) -> None:
-    """Each piece is of another page; where they would be short, what is read in order is quicker (0)."""
+def test_large_matrices_by_whole_or_long_pieces_with_a_high_latency_llc(l2_bytes, lines, columns, piece) -> None:
+    """Each piece is on another page; where pieces would be short, reading in memory order is faster (0)."""
     x = te.placeholder((28, lines, columns), "float32", "x")
     target = Target(f"llvm -mcpu=x86-64-v4 -l1-bytes=49152 -l2-bytes={l2_bytes} -num-cores=1")
-    turn = TransposeGeometry(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target))
-    strips = PackedBlocks.of(turn, target)
-    assert (0 if strips is None else strips.piece) == piece
-    assert strips is not None or OrderedTiles.of(turn, target) is not None
+    geometry = TransposeGeometry(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target))
+    blocks = PackedBlocks.of(geometry, target)
+    assert (0 if blocks is None else blocks.piece) == piece
+    assert blocks is not None or OrderedTiles.of(geometry, target) is not None
 
 
 @pytest.mark.parametrize("columns", [40, 255])
-def test_few_lines_that_begin_anywhere_are_not_taken_by_pieces(columns) -> None:
-    """Tiles of lines as memory has them would be longer than those, or a good part of them."""
+def test_few_unaligned_rows_are_not_split_into_pieces(columns) -> None:
+    """Cache-line-aligned tiles would be longer than the rows, or a large part of them."""
     x = te.placeholder((3, columns, 4160), "float16", "x")
     out = topi.transpose(x, (0, 2, 1))
     target = Target("llvm -l2-bytes=262144 -l3-bytes=65536 -num-cores=2")
@@ -511,7 +511,7 @@ def test_few_lines_that_begin_anywhere_are_not_taken_by_pieces(columns) -> None:
 
 @pytest.mark.parametrize("rows", [1280, 1285])
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_bytes_are_widened_where_one_vector_reaches_over_all_lines_that_are_turned(rows, processor) -> None:
+def test_bytes_are_widened_where_one_vector_covers_all_transposed_rows(rows, processor) -> None:
     cpu = f"-mcpu={processor}" if processor != "generic" else ""
     target = Target(f"llvm {cpu} -l2-bytes=524288 -l3-bytes=65536 -num-cores=1")
     x = te.placeholder((rows, 1100), "uint8", "x")
@@ -524,8 +524,8 @@ def test_bytes_are_widened_where_one_vector_reaches_over_all_lines_that_are_turn
     assert np.array_equal(result.numpy(), a.T.astype("float32"))
 
 
-def test_results_that_the_caches_hold_of_what_they_do_not_are_read_in_order_too() -> None:
-    """Quantised, a result is a quarter of what is turned for it."""
+def test_inputs_larger_than_the_caches_are_read_in_order_for_small_results() -> None:
+    """A quantised result is a quarter of the size of its input."""
     x = te.placeholder((1280, 1100), "float32", "x")
     out = topi.cast(topi.transpose(x, (1, 0)), "int8")
     target = Target("llvm -l2-bytes=524288 -l3-bytes=2097152 -num-cores=1")
@@ -539,8 +539,8 @@ def test_results_that_the_caches_hold_of_what_they_do_not_are_read_in_order_too(
 
 @pytest.mark.parametrize("beyond", [False, True])
 @pytest.mark.parametrize("first", [False, True])
-def test_biases_leave_tiles_to_be_turned(first, beyond) -> None:
-    """One that lies along the input's lines is the same number all along a line of the output."""
+def test_biases_do_not_prevent_register_tiles(first, beyond) -> None:
+    """A bias along the input's rows is constant along a row of the output."""
     shape = (3, 640, 144) if first else (3, 144, 640)
     x, bias = te.placeholder(shape, "float32", "x"), te.placeholder((144,), "float32", "bias")
     if first:
@@ -561,8 +561,8 @@ def test_biases_leave_tiles_to_be_turned(first, beyond) -> None:
     ("shape", "kind", "l2"),
     [((5000, 24), "float32", 524288), ((640, 6000), "float32", 65536), ((100, 1320), "float16", 524288)],
 )
-def test_other_lines_are_not(shape, kind, l2) -> None:
-    """Lines that are short, blocks of which not even pieces fit into the second-level cache, and few of them."""
+def test_short_or_few_rows_are_not_blocked(shape, kind, l2) -> None:
+    """Short rows, blocks of which not even pieces fit into the L2 cache, and few rows."""
     x = te.placeholder(shape, kind, "x")
     out = topi.transpose(x, (1, 0))
     target = Target(f"llvm -l2-bytes={l2} -l3-bytes=16384 -num-cores=1")
@@ -571,8 +571,8 @@ def test_other_lines_are_not(shape, kind, l2) -> None:
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_planes_of_images_that_are_no_whole_cache_lines_are_stored_by_those_of_memory(kind, processor) -> None:
-    """Made floats and normalised on the way: whole vectors, at places that are multiples of cache lines."""
+def test_unaligned_image_planes_are_stored_by_whole_cache_lines(kind, processor) -> None:
+    """Converted to floats and normalised on the way: whole vectors, at multiples of cache lines."""
     line = 64 // dtype(kind).nbytes
     x = te.placeholder((2, 3001, 3), "uint8", "x")
     half = te.compute((1,), lambda i: te.const(0.5, "float32"), tag="elemwise")
@@ -580,7 +580,7 @@ def test_planes_of_images_that_are_no_whole_cache_lines_are_stored_by_those_of_m
     cpu = f"-mcpu={processor}" if processor != "generic" else ""
     module = te.lower(schedule_for([out], Target(f"llvm {cpu} -l2-bytes=8192 -l3-bytes=8192")), [x, out])
     stores = collect(module["main"].body, BufferStore)
-    if line <= 2 * Target(f"llvm {cpu}").vector_bytes // 4:  # else it is more vectors than are best computed together
+    if line <= 2 * Target(f"llvm {cpu}").vector_bytes // 4:  # otherwise a line is too many vectors
         assert all(store.value.dtype.lanes == line for store in stores)
         assert any(f"% {line}" in str(store) for store in stores)
     a = (np.arange(2 * 3001 * 3) * 7919 % 251).reshape(2, 3001, 3).astype("uint8")

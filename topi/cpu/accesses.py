@@ -1,4 +1,4 @@
-"""What a group of injective operations that are inlined into their result reads, and what it decides by."""
+"""The reads and conditions of a group of injective operations that are inlined into their result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reads(op: te.ComputeOp, at: Mapping[Var, PrimExpr] = _NONE) -> Iterator[tupl
 
 
 def conditions(op: te.ComputeOp) -> Iterator[tuple[te.ComputeOp, PrimExpr]]:
-    """The conditions that decide what is read, and whose they are: those of borders, say, and of joined tensors."""
+    """The conditions that decide what is read, such as those of padding and concatenation, with their operations."""
     for inlined, e, places in _formulas(op, _NONE, set(), ValueNumbers()):
         if isinstance(e, Select):
             yield inlined, _placed(e.condition, places)
@@ -38,9 +38,9 @@ def conditions(op: te.ComputeOp) -> Iterator[tuple[te.ComputeOp, PrimExpr]]:
 def _formulas(
     op: te.ComputeOp, at: Mapping[Var, PrimExpr], seen: set[tuple[te.Tensor, tuple[int, ...]]], numbers: ValueNumbers
 ) -> Iterator[tuple[te.ComputeOp, PrimExpr, Mapping[Var, PrimExpr]]]:
-    """The expressions of `op` and of what is inlined into it, whose they are, and what stands for the axes there.
+    """The expressions of `op` and of what is inlined into it, with their operations and the values of the axes there.
 
-    Once for each element that is read of an operation, however often it is named: see `te.staging`.
+    Once for each element that is read of an operation, however often it is used: see `te.staging`.
     """
     for e in [e for e in post_order(op.body) if isinstance(e, PrimExpr)]:
         if not isinstance(e, ProducerLoad) or not is_injective(e.producer.op):
@@ -59,7 +59,7 @@ def _placed(index: PrimExpr, at: Mapping[Var, PrimExpr]) -> PrimExpr:
 
 
 def only_variable(index: PrimExpr) -> Var | None:
-    """The variable that `index` is, give or take a constant."""
+    """The only variable of `index`, which may have a constant added; None for other expressions."""
     variables = [e for e in post_order((index,)) if isinstance(e, Var)]
     terms = [e for e in post_order((index,)) if not isinstance(e, Var) and as_int(e) is None]
     plain = all(type(e).__name__ in ("Add", "Sub") for e in terms)

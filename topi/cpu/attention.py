@@ -27,28 +27,28 @@ __all__ = ["schedule_blocked_attention"]
 _PREFIX = "blocked_attention_"
 
 _OF_A_BLOCK = ("queries", "score", "largest", "weight", "total", "share")
-"""What is computed for a block of queries, or for a single one."""
+"""Stages that are computed for a block of queries, or for a single one."""
 
 _PACKING_COST = 4.0
 """Operations that copying an element into a panel is counted as."""
 
 _NOTABLE_PACKING = 1 / 16
-"""Of a core's share of the rest, what packing takes that is shared even if it were too little to wake threads for:
-those of the rest wait for it anyway."""
+"""Packing is parallel from this part of a core's share of the rest on, even if it were too little to wake threads for:
+the threads of the rest would wait for it otherwise."""
 
-_MOST_APART = 7
-"""Rows, at most, that are computed one by one where they can't be together: fewer than packing is worth it for."""
+_MOST_SINGLE_ROWS = 7
+"""Most rows that are computed one by one where they can't be batched: fewer than packing is worth it for."""
 
 _VECTORS = 8
-"""Vectors of a row's result that are added up at a time, in as many registers, at most."""
+"""Most vector accumulators of a row's result."""
 
 _MOST_IMBALANCE = 1.05
-"""How much longer the busiest thread may take for whole heads than for blocks: packing in their threads is worth it."""
+"""Most that the busiest thread may take for whole heads, relative to blocks: packing in their threads is worth it."""
 
 
 @register_schedule("blocked_attention", "cpu")
 def schedule_blocked_attention(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Blocks of rows; of rows counted at run time that are fewer, blocks of one register tile, or those of a position.
+    """Blocks of rows; for a dynamic number of rows also blocks of one register tile, and those of a position.
 
     The rows of a head of keys are the queries of all heads that share it.
     """
@@ -65,34 +65,34 @@ def schedule_blocked_attention(outs: list[te.Tensor], anchor: te.Operation, targ
     few = _in_blocks(outs, anchor, replace(form, queries=height), target) if 1 < height < form.queries else s
     if few is not s:
         s.specialize_small(few)
-    fewest = _together if _schedule_of(of_a_position, depth, target) is _together else _one_by_one
+    fewest = _batched_rows if _schedule_of(of_a_position, depth, target) is _batched_rows else _one_by_one
     few.specialize_small(fewest(outs, anchor, replace(form, queries=of_a_position), target))
     return s
 
 
 def _schedule_of(rows: int, depth: te.Dim, target: Target) -> Callable[..., te.Schedule]:
-    """The way to go for so many rows: keys and values are packed where each is used often enough."""
+    """The schedule for so many rows: keys and values are packed where each is used often enough."""
     whole = isinstance(depth, int) and depth % vector_lanes(target) == 0
     if whole and rows <= target.vector_registers // 2:
-        return _together
-    return _one_by_one if rows <= _MOST_APART else _in_blocks
+        return _batched_rows
+    return _one_by_one if rows <= _MOST_SINGLE_ROWS else _in_blocks
 
 
 def _heads_of_a_group(out: te.Tensor, score: te.Tensor) -> int:
-    """Heads of queries that share one of keys and values."""
+    """Heads of queries that share one head of keys and values."""
     return constant_size(out.shape[2:3]) // constant_size(score.shape[1:2])
 
 
 def _stages(outs: list[te.Tensor]) -> dict[str, te.Tensor]:
-    """What attention computes on its way, by the names that `topi.nn.blocked_attention` gives it."""
+    """The intermediate tensors of attention, by the names that `topi.nn.blocked_attention` gives them."""
     found = [op for op in operations_behind(outs) if op.tag.startswith(_PREFIX)]
     return {op.tag.removeprefix(_PREFIX): op.output(0) for op in found}
 
 
 def _in_blocks(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm, target: Target) -> te.Schedule:
-    """Threads share the heads where there are enough to go round, else blocks of queries as well.
+    """Threads share the heads where these divide evenly, otherwise blocks of queries as well.
 
-    Keys and values are packed by the thread that has their head, or by all together before the rest.
+    Keys and values are packed by the thread that has their head, or by all threads before the rest.
     """
     s = te.create_schedule([out.op for out in outs])
     out = outs[0]
@@ -107,7 +107,7 @@ def _in_blocks(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm,
     panels = [stage["key_panels"], stage["value_panels"]]
     _pack_keys(s, stage["key_rows"], stage["key_panels"], form.panel, target)
     _pack_values(s, stage["value_panels"])
-    if _heads_go_round(stage["score"], form, target):
+    if _heads_partition_evenly(stage["score"], form, target):
         parallel(s, out, heads, work, lanes)
         for tensor in panels:
             s[tensor].compute_at(s[out], heads)
@@ -145,8 +145,8 @@ def _blocks_of_rows(
     return s[out].fuse(batch, head), block, row
 
 
-def _together(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm, target: Target) -> te.Schedule:
-    """Few rows at once, keys and values being read where they are: once for all rows, in the order of memory."""
+def _batched_rows(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm, target: Target) -> te.Schedule:
+    """A batch of few rows; keys and values are read in place: once for all rows, in memory order."""
     s = te.create_schedule([out.op for out in outs])
     out, mixed = outs[0], anchor.output(0)
     inline_injective(s, outs, keep=[anchor])
@@ -160,15 +160,15 @@ def _together(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm, 
     parallel(s, out, block, 4.0 * constant_size(score.shape) * constant_size([extent_of(column)]), lanes)
     wide = replace(form, panel=_vectors_of_rows(form.queries, extent_of(column), target) * lanes)
     _tile(s, out, mixed, row, column, wide, constant_size(score.shape[-1:]), target)
-    _read_ahead(s, mixed, stage["value_panels"], target)
+    _prefetch_arguments(s, mixed, stage["value_panels"], target)
     sums = _sums_of_products(s, score, stage["product"], target)
-    _read_ahead(s, sums, stage["key_rows"], target)
+    _prefetch_arguments(s, sums, stage["key_rows"], target)
     _softmax_at(s, stage, out, block, form, lanes)
     return s
 
 
 def _vectors_of_rows(rows: int, columns: te.Dim, target: Target) -> int:
-    """Vectors of the results of so many rows that are added up at a time: long pieces of values are read as a whole."""
+    """Vector accumulators of each of so many rows: long pieces of values are read as a whole."""
     fitting = [v for v in range(_VECTORS, 0, -1) if rows * v + v + 1 <= target.vector_registers] or [1]
     even = (v for v in fitting if isinstance(columns, int) and columns % (v * vector_lanes(target)) == 0)
     return next(even, fitting[0])
@@ -177,7 +177,7 @@ def _vectors_of_rows(rows: int, columns: te.Dim, target: Target) -> int:
 def _softmax_at(
     s: te.Schedule, stage: dict[str, te.Tensor], out: te.Tensor, block: te.IterVar, form: AttentionForm, lanes: int
 ) -> None:
-    """Everything between the inputs and the second product for each `block` of `out`, all but the scores by vectors."""
+    """Attach the stages before the second product to each `block` of `out`; vectorise all but the scores."""
     for name in _OF_A_BLOCK:
         s[stage[name]].compute_at(s[out], block)
     for name in ("queries", "weight"):
@@ -188,10 +188,10 @@ def _softmax_at(
 
 
 def _sums_of_products(s: te.Schedule, score: te.Tensor, product: te.Tensor, target: Target) -> te.Tensor:
-    """Scores of few rows, keys read along memory: a vector of sums for each row and key, those of a key in registers.
+    """Scores of few rows: a vector accumulator for each row and key, those of a key in registers.
 
-    The lanes of as many keys as a vector has are added up together. Returns the stage that reads the keys: one after
-    the other, without a loop inside of a key, since a processor sees what lies in steps that stay the same.
+    The lanes of as many keys as a vector has are reduced together. Returns the stage that reads the keys: one after the
+    other, without a loop inside of a key, since hardware prefetchers follow constant strides.
     """
     lanes = vector_lanes(target)
     *_, row, column = s[score].op.axis
@@ -224,8 +224,8 @@ def _sums_of_products(s: te.Schedule, score: te.Tensor, product: te.Tensor, targ
     return sums
 
 
-def _read_ahead(s: te.Schedule, reader: te.Tensor, copied: te.Tensor, target: Target) -> None:
-    """Ask for what the arguments hold further on, in each step of `reader`, where what would be `copied` is large."""
+def _prefetch_arguments(s: te.Schedule, reader: te.Tensor, copied: te.Tensor, target: Target) -> None:
+    """Prefetch what the arguments hold further on, in each step of `reader`, where `copied` would be large."""
     length = constant_size(copied.shape[-1:])
     for op in operations_behind([copied]):
         tensor = op.output(0)
@@ -235,7 +235,7 @@ def _read_ahead(s: te.Schedule, reader: te.Tensor, copied: te.Tensor, target: Ta
 
 
 def _one_by_one(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm, target: Target) -> te.Schedule:
-    """A query of a head at a time, keys and values read where they are: copies would not be used often enough."""
+    """A query of a head at a time, keys and values read in place: copies would not be used often enough."""
     s = te.create_schedule([out.op for out in outs])
     out = outs[0]
     inline_injective(s, outs, keep=[anchor])
@@ -276,12 +276,12 @@ def _tile(
     s: te.Schedule, out: te.Tensor, product: te.Tensor, row: te.IterVar, column: te.IterVar, form: AttentionForm,
     steps: int, target: Target,
 ) -> None:  # fmt: skip
-    """`product` in register tiles of rows x a panel, written to `row` and `column` of `out`, panel by panel."""
+    """Compute `product` in register tiles of rows x a panel, written to `row` and `column` of `out`, panel by panel."""
     lanes = vector_lanes(target)
     height = tile_rows(target, form.queries, form.panel, steps, apart=4 * steps)
     row_outer, row_inner = s[out].split(row, factor=height, tail="shift")
     extent = extent_of(column)
-    partial = isinstance(extent, int) and extent % form.panel != 0  # its vectors are told apart, some being left out
+    partial = isinstance(extent, int) and extent % form.panel != 0  # vectors are guarded, unused ones skipped
     column_outer, column_inner = s[out].split(column, factor=form.panel)
     s[out].reorder(column_outer, row_outer, row_inner, column_inner)
     s[out].unroll(row_inner)
@@ -295,8 +295,8 @@ def _tile(
     vectorize_panel(s, product, n, form.panel, lanes, apart=partial)
 
 
-def _heads_go_round(score: te.Tensor, form: AttentionForm, target: Target) -> bool:
-    """Can threads have whole heads, with keys and values of their own, without one having much more to do?"""
+def _heads_partition_evenly(score: te.Tensor, form: AttentionForm, target: Target) -> bool:
+    """Whether threads can have whole heads, with keys and values of their own, without notable load imbalance."""
     batch, heads, length, _ = score.shape
     count = constant_size([batch, heads], default=1)
     blocks = -(-constant_size([length], default=4 * form.queries) // form.queries)
@@ -305,7 +305,7 @@ def _heads_go_round(score: te.Tensor, form: AttentionForm, target: Target) -> bo
 
 
 def _pack_keys(s: te.Schedule, rows: te.Tensor, panels: te.Tensor, panel: int, target: Target) -> None:
-    """The loops of a copy of keys into panels: those of a panel row by row, then turned in registers.
+    """Schedule the packing of keys into panels: those of a panel row by row, then transposed in registers.
 
     Gathering a panel's vectors from as many keys would take an instruction for each element.
     """
@@ -321,15 +321,15 @@ def _pack_keys(s: te.Schedule, rows: te.Tensor, panels: te.Tensor, panel: int, t
     group, within = s[panels].split(step, factor=block, tail="shift")
     vectorize_panel(s, panels, lane, panel, lanes)
     s[panels].unroll(within)
-    turned, _, vectors = transpose_in_registers(s, rows, [panels.op], 2, lanes)
-    s[turned].unroll(vectors)
-    s[turned].compute_at(s[panels], group)
+    transposed, _, vectors = transpose_in_registers(s, rows, [panels.op], 2, lanes)
+    s[transposed].unroll(vectors)
+    s[transposed].compute_at(s[panels], group)
     vectorize_elements(s, rows, s[rows].op.axis[-1], depth, lanes)
     s[rows].compute_at(s[panels], outer[-1])
 
 
 def _pack_values(s: te.Schedule, panels: te.Tensor) -> None:
-    """The loops of a copy of values into panels, row by row."""
+    """Schedule the packing of values into panels, row by row."""
     *_, p, step, lane = s[panels].op.axis
     s[panels].reorder(step, p)
     s[panels].pragma(p, "loop_partition_hint")  # the last panel may be partial
@@ -337,7 +337,7 @@ def _pack_values(s: te.Schedule, panels: te.Tensor) -> None:
 
 
 def _reduce_row(s: te.Schedule, tensor: te.Tensor, panel: int, lanes: int) -> None:
-    """Each row of panels to several vectors of partial results, these to one, and that to a number by halves."""
+    """Reduce each row of panels to several vectors of partial results, these to one, and that to a scalar by halves."""
     (axis,) = s[tensor].op.reduce_axis
     extent = extent_of(axis)
     fitting = (n * panel for n in (4, 2, 1) if isinstance(extent, int) and extent % (n * panel) == 0)

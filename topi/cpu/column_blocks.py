@@ -1,4 +1,4 @@
-"""Strips of columns: a few cache lines of each row that lies across memory, and where they lie in tensors."""
+"""Column blocks: a few cache lines of each row along a strided axis, and their prefetch."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = [
 ]
 
 _PAGE_BYTES = 4096
-"""Addresses so far apart have the same set in a first-level cache, and few other ones in the second."""
+"""Addresses at this distance have the same set in an L1 cache, and few different ones in L2."""
 _ROWS_TRIED, _MOST_OF_A_SET = 64, 6
-"""Lines that one set has to hold, of so many rows, where they are spread badly: it has eight places, or twelve."""
+"""Rows tried, and most of their lines that one set may hold without conflicts: it has eight ways, or twelve."""
 _MOST_BLOCKS = 32
-"""Strips that a thread works on one after the other, of which the first is not overlapped with another."""
+"""Most blocks that a thread works on one after the other; the first of them is not overlapped with another."""
 _SHARES = 8
-"""Parts of the work for each core that balance what single ones take."""
+"""Parts of the work for each core, for load balance."""
 
 
 def have_set_conflicts(out: te.Tensor, axis: int, rows: int = _ROWS_TRIED) -> bool:
-    """Do cache lines of `rows` neighbours along `axis` fall into few sets of the caches, so that few stay there?
+    """Whether cache lines of `rows` neighbours along `axis` conflict in cache sets, so that few stay there.
 
     They do where neighbours are whole pages apart, and where they nearly are (planes of 513 x 513).
     """
@@ -48,12 +48,12 @@ def have_set_conflicts(out: te.Tensor, axis: int, rows: int = _ROWS_TRIED) -> bo
 
 
 def are_whole_lines(out: te.Tensor, axis: int) -> bool:
-    """Do the columns behind every index along `axis` begin with a cache line?"""
+    """Whether the columns at every index along `axis` begin on a cache line."""
     return constant_size(out.shape[axis + 1 :]) * out.dtype.nbytes % LINE_BYTES == 0
 
 
 def are_stored_by_lines(out: te.Tensor, axis: int, target: Target) -> bool:
-    """Is `out` larger than the caches, and stored by whole lines: all columns are, or `split_by_lines` cuts them so?"""
+    """Whether `out` exceeds the caches and is stored by whole lines, perhaps by `split_by_lines`."""
     if not exceeds_all_caches(constant_size(out.shape) * out.dtype.nbytes, target):
         return False
     return are_whole_lines(out, axis) or "memory_strides" not in out.op.attrs
@@ -62,53 +62,53 @@ def are_stored_by_lines(out: te.Tensor, axis: int, target: Target) -> bool:
 def split_into_column_blocks(
     s: te.Schedule, out: te.Tensor, axis: int, width: int, work: float, target: Target
 ) -> tuple[te.IterVar, te.IterVar, te.IterVar]:
-    """Strips of `width` columns, those behind `axis`, as the iterations of a loop; some of them in parallel.
+    """Split the columns, the dimensions after `axis`, into blocks of `width`; parts of several blocks are parallel.
 
-    Returns that loop, the one over rows, and the one over the columns of a strip. The next strip is read for the first
-    time while the results of one are stored: arithmetic of neither waits for memory.
+    Returns the loop over blocks, the one over rows, and the one over the columns of a block. The next block is first
+    read while the results of one are stored (software pipelining): arithmetic of neither waits for memory.
     """
     outer, last = s[out].op.axis[: axis + 1], s[out].fuse(*s[out].op.axis[axis + 1 :])
     factor = _blocks_of_a_part(out, axis, width, target) * width
     part, within = s[out].split(last, factor=factor, tail="shift")
-    strip, column = s[out].split(within, factor=width)
-    s[out].reorder(*outer[:axis], part, strip, outer[axis], column)
-    _overlap_blocks(s, out, axis, part, strip, work, target)
-    return strip, outer[axis], column
+    block, column = s[out].split(within, factor=width)
+    s[out].reorder(*outer[:axis], part, block, outer[axis], column)
+    _overlap_blocks(s, out, axis, part, block, work, target)
+    return block, outer[axis], column
 
 
 def split_by_lines(
     s: te.Schedule, out: te.Tensor, axis: int, width: int, work: float, target: Target
 ) -> tuple[te.IterVar, te.IterVar]:
-    """As `split_into_column_blocks`, strips that end where lines of memory do: whole lines, which go past the caches.
+    """Split columns into cache-line-aligned blocks, which are written with non-temporal stores.
 
-    Returns the loops over strips and rows. A strip, `width` columns with the line that it has in common with the next
-    one (see `te.Stage.split_lines`), is computed wholly.
+    Returns the loops over blocks and rows. A block, `width` columns with the line that it shares with the next one (see
+    `te.Stage.split_lines`), is computed wholly.
     """
     outer, line = s[out].op.axis[: axis + 1], LINE_BYTES // out.dtype.nbytes
     s[out].fuse(*s[out].op.axis[axis + 1 :])
     tile, each, column = s[out].split_lines(width - line, line)
     factor = _blocks_of_a_part(out, axis, width - line, target)
-    part, strip = s[out].split(tile, factor=factor, tail="shift")
-    s[out].reorder(*outer[:axis], part, strip, outer[axis], each, column)
+    part, block = s[out].split(tile, factor=factor, tail="shift")
+    s[out].reorder(*outer[:axis], part, block, outer[axis], each, column)
     s[out].unroll(each)
     s[out].vectorize(column)
-    _overlap_blocks(s, out, axis, part, strip, work, target)
-    return strip, outer[axis]
+    _overlap_blocks(s, out, axis, part, block, work, target)
+    return block, outer[axis]
 
 
 def _blocks_of_a_part(out: te.Tensor, axis: int, width: int, target: Target) -> int:
-    """How many strips of `width` columns are worked on one after the other."""
-    strips = constant_size(out.shape[axis + 1 :]) // width
-    share = constant_size(out.shape[:axis]) * strips // (_SHARES * target.num_cores)
-    parts = -(-strips // max(2, min(_MOST_BLOCKS, share)))
-    return max(2, -(-strips // parts))
+    """Number of blocks of `width` columns in a part."""
+    blocks = constant_size(out.shape[axis + 1 :]) // width
+    share = constant_size(out.shape[:axis]) * blocks // (_SHARES * target.num_cores)
+    parts = -(-blocks // max(2, min(_MOST_BLOCKS, share)))
+    return max(2, -(-blocks // parts))
 
 
 def _overlap_blocks(
-    s: te.Schedule, out: te.Tensor, axis: int, part: te.IterVar, strip: te.IterVar, work: float, target: Target
+    s: te.Schedule, out: te.Tensor, axis: int, part: te.IterVar, block: te.IterVar, work: float, target: Target
 ) -> None:
-    """Parts in parallel, and each strip beside the next one."""
-    s[out].pragma(strip, "overlap_iterations")
+    """Parallelise the parts, and overlap each block with the next one."""
+    s[out].pragma(block, "overlap_iterations")
     parallel(s, out, s[out].fuse(*s[out].op.axis[:axis], part), work, vector_lanes(target))
 
 
@@ -116,10 +116,10 @@ def prefetch_columns(
     s: te.Schedule, stage: te.Tensor, loop: te.IterVar, out: te.Tensor, axis: int, width: int,
     place: Callable[..., tuple[Any, Any]],
 ) -> None:  # fmt: skip
-    """Ask in each iteration of `loop` for `width` columns that will be read and written.
+    """Prefetch in each iteration of `loop` `width` columns that will be read and written.
 
-    ``place(*i)``: the row and the first column of them, from what `Stage.prefetch_line` gives. Inputs of the results'
-    shape only: others are small. They may be read by stages in front.
+    ``place(*i)``: their row and first column, from the arguments of a `Stage.prefetch_line` callback. Only inputs of
+    the results' shape are prefetched: others are small. They may be read by earlier stages.
     """
     line, shape = LINE_BYTES // out.dtype.nbytes, tuple(out.shape)
     read = [op.output(0) for op in operations_behind([s[stage].op.output(0)]) if isinstance(op, te.PlaceholderOp)]
@@ -140,13 +140,13 @@ def prefetch_columns(
 def prefetch_column_blocks(
     s: te.Schedule, out: te.Tensor, stage: te.Tensor, loop: te.IterVar, axis: int, nbytes: int
 ) -> None:  # fmt: skip
-    """Ask, with each cache line in `loop` of `stage`, for one of a row that memory sends while a core waits.
+    """Prefetch, with each cache line in `loop` of `stage`, one of a row that is a memory latency ahead.
 
-    It is of this strip, of `nbytes` of each row, or of the next one.
+    It is of this block, of `nbytes` of each row, or of the next one.
     """
     rows, line = constant_size(stage.shape[axis : axis + 1]), LINE_BYTES // out.dtype.nbytes
     further = min(rows_ahead(nbytes), rows)
-    shared = 0 if are_whole_lines(out, axis) else line  # columns that a strip has in common with the next one
+    shared = 0 if are_whole_lines(out, axis) else line  # columns that a block shares with the next one
     end, step = max(shared - 1, 0), nbytes // out.dtype.nbytes - shared
 
     def place(*i: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""What the CPU schedules share."""
+"""Helpers shared by the CPU schedules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def operands(anchor: te.Operation) -> tuple[te.Tensor, te.Tensor]:
 
 
 def has_wide_groups(anchor: te.Operation) -> bool:
-    """Are there groups, each of several panels?"""
+    """Whether there are groups, each of several panels."""
     return anchor.attrs["groups"] > 1 and panel_width(anchor) < anchor.attrs["outputs"]
 
 
@@ -61,10 +61,10 @@ def split_columns(
 
 
 def local_accumulator(s: te.Schedule, anchor: te.Operation, out: te.Tensor) -> te.Tensor:
-    """The anchor's result as a local tensor that is written out by `out`.
+    """The anchor's result as a local tensor that `out` writes.
 
     When the anchor is the output itself a local copy is computed in its place; otherwise the anchor becomes local and
-    the epilogue behind it reads it while it is still in registers.
+    its epilogue reads it while it is still in registers.
     """
     result = anchor.output(0)
     if anchor is out.op:
@@ -78,9 +78,9 @@ def local_accumulator(s: te.Schedule, anchor: te.Operation, out: te.Tensor) -> t
 def parallel(
     s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, operations: float, lanes: int, kernel: float = 0.0
 ) -> None:
-    """Share `axis` between threads when the kernel's `operations` are worth it, between as many as they are worth.
+    """Parallelise `axis` if the kernel's `operations` are worth it, with as many threads as they are worth.
 
-    Where the `operations` are those of a part only, the whole `kernel`'s may be worth it.
+    Where the `operations` are those of a part only, those of the whole `kernel` may be worth it.
     """
     if not choose("parallel", parallel_worthwhile(max(operations, kernel), lanes), (True, False)):
         return
@@ -90,16 +90,16 @@ def parallel(
 
 
 _SHARES = 16
-"""Iterations of a parallel loop for each core that balance what single ones take."""
+"""Iterations of a parallel loop for each core, for load balance."""
 
 
 def parallel_outer(
     s: te.Schedule, tensor: te.Tensor, axes: Sequence[te.IterVar], operations: float, target: Target
 ) -> list[te.IterVar]:
-    """Share the outermost of `axes` between threads, as many as give enough iterations, fused into one loop.
+    """Parallelise the outermost of `axes`, as many as give enough iterations, fused into one loop.
 
-    Returns that loop and those inside, which stay loops of their own: taking a fused index apart costs a division in
-    every iteration.
+    Returns that loop and those inside, which stay separate loops: taking a fused index apart costs a division in every
+    iteration.
     """
     count, size = 0, 1
     while count < len(axes) and (size < _SHARES * target.num_cores or count == 0):
@@ -114,11 +114,11 @@ def parallel_outer(
 def vectorize_panel(
     s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, panel: int, lanes: int, *, apart: bool = False
 ) -> None:
-    """Run the `panel` channels of `axis` as vectors; the axis is innermost.
+    """Vectorise the `panel` channels of `axis`, the innermost.
 
-    A power of two of whole vectors is one long vector, which the code generator splits. Other numbers would be filled
-    up to one, so there each vector gets a loop iteration of its own, as where vectors are asked for `apart`: those of
-    whose elements none is used are then left out.
+    A power of two of whole vectors is one long vector, which the code generator splits. Other counts would be padded to
+    one, so there each vector gets a loop iteration of its own, as with `apart`: vectors of which no element is used are
+    then skipped.
     """
     vectors = max(panel // lanes, 1)
     if vectors & (vectors - 1) or (apart and panel > lanes) or (panel > lanes and panel % lanes):
@@ -130,8 +130,9 @@ def vectorize_panel(
 def vectorize_runs(
     s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, panel: int, lanes: int, run: int, *, apart: bool = False
 ) -> None:
-    """As `vectorize_panel`, of channels that are stored in runs: vectors are stored whole, or the parts of them are.
+    """Vectorise channels that are stored in contiguous runs: vectors are stored whole, or by parts.
 
     A run begins with a panel, or wherever the part of a vector ends that a run is made of; 0 is a run of all channels.
+    See `vectorize_panel` for the other arguments.
     """
     vectorize_panel(s, tensor, axis, panel, math.gcd(run, lanes), apart=apart or run % panel != 0)

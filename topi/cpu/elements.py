@@ -1,4 +1,4 @@
-"""Elementwise work on CPUs: what an element costs, and how many are taken at once."""
+"""Elementwise operations on CPUs: the cost of an element, and the vectors that are computed together."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = [
 _CALL_COST = 16
 """Operations that a transcendental function is counted as."""
 VECTORS, _VECTORS_OF_CHAINS = 2, 4
-"""Vectors that are computed step by step, and of mathematical functions: what waits for the steps before fills the
-scheduler of the processor. Four took 5 to 20 % less time than two for most functions, one took more."""
+"""Vectors that are computed together, in general and for mathematical functions: independent chains fill the scheduler
+of the processor. Four took 5 to 20 % less time than two for most functions, one took more."""
 
 
 def element_cost(ops: Sequence[te.Operation]) -> float:
@@ -32,25 +32,25 @@ def element_cost(ops: Sequence[te.Operation]) -> float:
 
 
 def vectors_per_step(ops: Sequence[te.Operation]) -> int:
-    """Vectors of elements that are computed step by step."""
+    """Number of vectors that are computed together."""
     return _VECTORS_OF_CHAINS if _has_chains(ops) else VECTORS
 
 
 def _has_chains(ops: Sequence[te.Operation]) -> bool:
-    """Is a mathematical function computed, which is a chain of many operations, but no power, which has too many?"""
+    """Whether a mathematical function, a chain of many operations, is computed, but no power (too many)."""
     bodies = [op.body for op in ops if isinstance(op, te.ComputeOp)]
     called = {e.op for body in bodies for e in post_order(body) if isinstance(e, Call)}
     return "pow" not in called and not called.isdisjoint(EXPANSIONS)
 
 
 def functions_behind(out: te.Tensor, anchor: te.Operation) -> set[str]:
-    """The mathematical functions that are computed of the result of `anchor`, on the way to `out`."""
+    """The mathematical functions that are applied to the result of `anchor`, on the way to `out`."""
     bodies = [op.body for op in operations_after(anchor, [out]) if isinstance(op, te.ComputeOp)]
     return {e.op for body in bodies for e in post_order(body) if isinstance(e, Call) and e.op in EXPANSIONS}
 
 
 def elements_per_step(extent: te.Dim, lanes: int, vectors: int = VECTORS) -> int:
-    """Elements of an axis, of a vector at least, that `vectorize_elements` takes together."""
+    """Elements of an axis, at least a vector, that `vectorize_elements` takes together."""
     if not isinstance(extent, int):
         return lanes
     if extent >= 8 * vectors * lanes or extent % (vectors * lanes) == 0:
@@ -61,7 +61,7 @@ def elements_per_step(extent: te.Dim, lanes: int, vectors: int = VECTORS) -> int
 def vectorize_elements(
     s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, extent: te.Dim, lanes: int, vectors: int = VECTORS
 ) -> te.IterVar:
-    """Vectorise `axis` of `tensor`, some vectors at a time where it is long enough; returns what is left of it outside.
+    """Vectorise `axis` of `tensor`, several vectors at a time where it is long; returns the outer loop.
 
     A last partial group of a long axis is shifted inwards: it computes a few elements twice instead of testing each.
     """

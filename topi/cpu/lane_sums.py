@@ -1,8 +1,8 @@
-"""Sums of the lanes of several vectors, as many as a vector has lanes, into one vector: halves are added by pairs.
+"""Horizontal sums of as many vectors as a vector has lanes, into one vector: halves are added by pairs.
 
 A sum of one vector's lanes takes an extraction and an addition for each halving. Here two vectors share them: halves of
-both are put side by side, twice, and added, which leaves one vector. lanes - 1 such steps of two shuffles and an
-addition give all sums, first across lanes of 128 bits, then within them: one instruction for each shuffle.
+both are shuffled into one vector, twice, and added. lanes - 1 such steps of two shuffles and an addition give all sums,
+first across lanes of 128 bits, then within them: one instruction for each shuffle.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _BLOCK = 4
 def sum_rows(lanes: int, length: int, ndim: int, dtype: str) -> te.TensorIntrin:
     """T[..., t] = the sum of source[..., t, :] for `lanes` t, a power of two; all other of the `ndim` dimensions 1.
 
-    For elements of 4 bytes. Rows of any `length` but that of a vector lie one behind the other: whole vectors are read
-    that begin where the first row does, since most that begin with rows would lie across two cache lines. One in which
-    a row ends and another begins is split. Tensorize the loop over t, the reduction inside of it.
+    For elements of 4 bytes. Rows of any `length` but that of a vector are contiguous: whole vectors are read that begin
+    where the first row does, since most that begin with rows would straddle two cache lines. A vector in which a row
+    ends and another begins is split. Tensorize the loop over t, the reduction inside of it.
     """
     ones = (1,) * (ndim - 1)
     source = te.placeholder((*ones, lanes, length), dtype, name="source")
@@ -54,7 +54,7 @@ def sum_rows(lanes: int, length: int, ndim: int, dtype: str) -> te.TensorIntrin:
         definitions: list[tuple[Var, PrimExpr]] = []
 
         def piece(at: int, begin: int, end: int) -> PrimExpr:
-            """A vector of the line, with zeros for all lanes but some."""
+            """A vector of the line, with zeros in the lanes outside of `begin` to `end`."""
             along = Ramp(const(at % length), const(1), lanes)
             value = BufferLoad(inputs[0], (*first, const(at // length), along))
             if end - begin == lanes:
@@ -72,7 +72,7 @@ def sum_rows(lanes: int, length: int, ndim: int, dtype: str) -> te.TensorIntrin:
 
 
 def _pieces(begin: int, length: int, lanes: int) -> list[tuple[int, int, int]]:
-    """(place, first lane, last lane + 1) of the vectors that a row lies in, whole ones first."""
+    """(position, first lane, last lane + 1) of the vectors that a row lies in, whole ones first."""
     if length <= lanes and begin + lanes <= lanes * length:
         return [(begin, 0, length)]
     last = begin + length
@@ -81,7 +81,7 @@ def _pieces(begin: int, length: int, lanes: int) -> list[tuple[int, int, int]]:
 
 
 def _total(vectors: Sequence[PrimExpr], definitions: list[tuple[Var, PrimExpr]]) -> PrimExpr:
-    """The vector of the sums of each of `vectors`, in their order; what it is made of is added to `definitions`."""
+    """The vector of the sums of each of `vectors`, in their order; variables it needs are appended to `definitions`."""
     lanes = len(vectors)
     block = min(lanes, _BLOCK)
 
@@ -105,7 +105,7 @@ def _total(vectors: Sequence[PrimExpr], definitions: list[tuple[Var, PrimExpr]])
 
 
 def _within_blocks(lanes: int, block: int, half: int) -> list[int]:
-    """The even or odd lanes of each block of a vector, then those of the block of a second vector behind it."""
+    """The even or odd lanes of each block of a vector, then those of the same block of a second vector."""
     return [
         first + vector * lanes + i
         for first in range(0, lanes, block)

@@ -1,4 +1,4 @@
-"""Memory that is asked for ahead of its use, while there is arithmetic to do."""
+"""Software prefetch: distances, and the schedule primitives that fetch later rows or elements of inputs."""
 
 from __future__ import annotations
 
@@ -24,54 +24,56 @@ __all__ = [
 ]  # fmt: skip
 
 LINE_BYTES = 64
-"""A cache line."""
+"""Bytes of a cache line."""
 _AHEAD_BYTES = 8192
-"""What a core reads from memory in the time that one line takes (Zen 5: 40 GB/s, 200 ns); a quarter of the smallest
-first-level cache."""
+"""Prefetch distance in bytes: what a core reads from memory during one memory latency (Zen 5: 40 GB/s, 200 ns); a
+quarter of the smallest L1 cache."""
 _AHEAD_IN_PAGE = 2048
-"""Half a page. Where memory is far the second-level cache goes ahead by itself, in the page of what is asked for: a
-core that asks for the page behind it has to wait for each line (Xeon of the Sapphire Rapids family: 13 and 23 GB/s)."""
+"""Prefetch distance in bytes with a high-latency LLC: half a page. The hardware prefetcher of the L2 cache stays in the
+page of the last access: a core that prefetches in the page behind it waits for each line (Xeon of the Sapphire Rapids
+family: 13 and 23 GB/s)."""
 _ROWS_OF_L2 = 4
-"""Rows that the second-level cache holds where the next is asked for: that, this one, what is kept of it, and room."""
+"""Rows that the L2 cache must hold for prefetching the next: that, this one, what is kept of it, and spare room."""
 _LEAST_BYTES = 512
-"""Of rows for which memory is asked while the one before is stored: shorter ones the processor sees coming itself."""
+"""Least bytes of rows that are prefetched while the one before is stored: shorter ones the hardware prefetcher
+covers."""
 _SHARE_OF_L2, _SHARE_OF_LLC = 2, 8
-"""Rows up to such a part of a cache are still there, or nearer, when they are wanted: what doesn't come from memory has
-to be in the second-level cache then."""
+"""Rows up to this fraction (1 / n) of a cache are still there, or nearer, when they are used: what doesn't come from
+memory must then be in L2."""
 
 
 def exceeds_all_caches(nbytes: int, target: Target) -> bool:
-    """Does none of the caches that there are hold so many bytes beside anything else?"""
+    """Whether `nbytes` exceed every cache, or fill it alone."""
     return nbytes >= max(target.cache_bytes)
 
 
 def is_beyond_caches(tensor: te.Tensor, target: Target) -> bool:
-    """Is it known that no cache holds it beside anything else? Results that are so large are stored past the caches."""
+    """Whether the tensor fills or exceeds a known L3 cache. Such results are written with non-temporal stores."""
     return 0 < target.cache_bytes.l3 <= constant_size(tensor.shape) * tensor.dtype.nbytes
 
 
 def is_streamed(tensor: te.Tensor, length: int, target: Target) -> bool:
-    """Is it worth asking ahead for rows of `length` elements of it?
+    """Whether prefetching rows of `length` elements of the tensor pays.
 
-    Small tensors stay in the cache, long rows would drive each other out of it.
+    Small tensors stay in the cache, long rows would evict each other.
     """
     size, row = constant_size(tensor.shape) * tensor.dtype.nbytes, length * tensor.dtype.nbytes
     return size > target.cache_bytes.l2 >= _ROWS_OF_L2 * row
 
 
 def elements_ahead(nbytes: int, target: Target, length: int = 1) -> int:
-    """How many elements of so many bytes ahead it is asked for what is read in the order of memory.
+    """Prefetch distance in elements of `nbytes` bytes for sequential reads.
 
-    Whole rows of `length` elements, where the next one begins only when this has been worked on.
+    Whole rows of `length` elements, where the next row begins only when this one is done.
     """
     ahead = _AHEAD_IN_PAGE if has_high_latency_llc(target) else _AHEAD_BYTES
     return -(-ahead // (length * nbytes)) * length
 
 
 def rows_ahead(nbytes: int) -> int:
-    """How many rows of so many bytes ahead is asked for one: what memory sends while a core waits for it, at least.
+    """Prefetch distance in rows of `nbytes` bytes: at least a memory latency.
 
-    Of rows that are read one here, one there: see `elements_ahead` for those that follow each other.
+    For rows at scattered addresses; for sequential rows see `elements_ahead`.
     """
     return -(-_AHEAD_BYTES // nbytes)
 
@@ -80,12 +82,12 @@ def prefetch_rows(
     s: te.Schedule, stage: te.Tensor, loop: te.IterVar, elements: int, length: int, target: Target, *,
     once: bool = False, always: bool = False,
 ) -> None:  # fmt: skip
-    """Ask in each iteration of `loop` for what it reads of inputs of so many elements, rows of `length` further on.
+    """Prefetch in each iteration of `loop` what it will read, rows of `length` ahead, of inputs of `elements` elements.
 
-    Those that it reads through elementwise operations, which are inlined, too. What is read `once` need not be a whole
-    row ahead: within the page, where memory is far. A core that waits for few lines comes far enough ahead by itself,
-    and loses by asking, unless it is to ask `always`: where powers of e are computed, or each row has two ends that are
-    read before they are written. It asks the second-level cache then.
+    Inputs read through inlined elementwise operations, too. For data read `once` the distance need not be a whole row:
+    it stays within the page with a high-latency LLC. With few line-fill buffers the hardware prefetcher is early
+    enough, and prefetches slow it down, unless `always`: where exponentials are computed, or each row has two ends that
+    are read before they are written. They then go to L2.
     """
     few = has_few_fill_buffers(target)
     if few and not always:
@@ -98,10 +100,10 @@ def prefetch_rows(
 
 
 def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: int, each: int, target: Target) -> bool:
-    """Ask for the next row, of `length` elements, `each` of them in an iteration of `vectors`, which stores as many.
+    """Prefetch the next row, of `length` elements, `each` of them in an iteration of `vectors`, which stores as many.
 
-    Memory answers while results are stored, and what the first-level cache has no room for goes to the next. False
-    where nothing is asked for: rows are short, or would drive each other out.
+    The row arrives while results are stored, and what exceeds the L1 cache goes to L2. Returns False where nothing is
+    prefetched: rows are short, or would evict each other.
     """
     row, shape, caches = length * out.dtype.nbytes, tuple(out.shape), target.cache_bytes
     if not all(isinstance(d, int) for d in shape) or row < _LEAST_BYTES:
@@ -118,10 +120,10 @@ def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: i
 
 
 def prefetch_elements(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, each: int, target: Target) -> None:
-    """Ask for later elements of the inputs of an elementwise `out`, `each` of them in an iteration of `vectors`.
+    """Prefetch later elements of the inputs of an elementwise `out`, `each` of them in an iteration of `vectors`.
 
-    Where memory is far: a core that finds each page by itself comes too late for most of its lines then (the Xeon: gelu
-    14 and 21 GB/s). Others are no faster for it.
+    Only with a high-latency LLC: the hardware prefetcher, which starts anew in each page, is then too late for most of
+    its lines (the Xeon: gelu 14 and 21 GB/s). Other processors are no faster for it.
     """
     if not has_high_latency_llc(target):
         return
@@ -134,9 +136,9 @@ def prefetch_elements(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, each:
 def prefetch_places(
     s: te.Schedule, out: te.Tensor, tensor: te.Tensor, loop: te.IterVar, ahead: int, each: int, *, near: bool = True
 ) -> None:
-    """Ask for so many elements of `tensor`, `ahead` of those at the place where `out` is stored.
+    """Prefetch `each` elements of `tensor`, `ahead` of the position that `out` stores.
 
-    `near`: into the first-level cache, else the second.
+    `near`: to the L1 cache, otherwise to L2.
     """
 
     def place(*i: PrimExpr) -> Sequence[PrimExpr]:
@@ -148,9 +150,9 @@ def prefetch_places(
 def read_later(
     axes: Sequence[te.IterVar], index: Sequence[PrimExpr], number: int, steps: int
 ) -> Callable[..., list[PrimExpr]]:
-    """Where a tensor that is read at `index`, by `axes`, is read so many steps along one of them later, or at its end.
+    """An index function: where a tensor read at `index` is read `steps` later along axis `number`, or at its end.
 
-    For `Stage.prefetch_line`, by the values of the axes.
+    For `Stage.prefetch_line`, called with the values of the axes.
     """
     last = constant_size([extent_of(axes[number])]) - 1
 
@@ -162,7 +164,7 @@ def read_later(
 
 
 def inputs_of(op: te.Operation) -> list[te.Tensor]:
-    """The inputs that an operation reads itself, and those of its shape that elementwise ones in front read for it."""
+    """The placeholders that an operation reads, and those of its shape that elementwise producers read for it."""
     found = [t for t in op.input_tensors if isinstance(t.op, te.PlaceholderOp)]
     pending = [t for t in op.input_tensors if tuple(t.shape) == tuple(op.output(0).shape) and is_broadcast(t.op.tag)]
     for tensor in pending:

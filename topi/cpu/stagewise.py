@@ -1,7 +1,7 @@
-"""A schedule that serves any computation on CPUs: stage after stage, each vectorised and in parallel.
+"""A fallback schedule for any computation on CPUs: stage after stage, each vectorised and in parallel.
 
-It is what operators without a schedule of their own get. Cheap stages are inlined; a reduction keeps a vector of
-neighbouring outputs in registers while it runs over its reduction axes.
+Operators without a schedule of their own get it. Cheap stages are inlined; a reduction keeps a vector of neighbouring
+outputs in registers while it runs over its reduction axes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OTHERS = [
 
 @register_schedule([*_CONVOLUTIONS, *_OTHERS], "cpu")
 def schedule_stagewise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Every stage that is not inlined by itself: its outer axes in parallel, its last axis as vectors."""
+    """Schedule every stage that is not inlined: its outer axes in parallel, its last axis vectorised."""
     s = te.create_schedule([out.op for out in outs])
     inline_injective(s, outs, keep=[anchor])
     for stage in list(s.stages):

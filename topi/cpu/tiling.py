@@ -1,11 +1,11 @@
 """The cost model of the CPU schedules: register tiles, grain of parallel loops.
 
 A matrix-like kernel keeps a tile of `rows` x `vectors` accumulators in registers and walks the reduction axis; each
-step loads `vectors` vectors of the packed operand, broadcasts `rows` scalars of the other and issues
-rows * vectors fused multiply-adds. The model counts the cycles of a step on a core with two multiply-add ports, two
-load ports and a latency of four cycles (all x86 server cores since Haswell, and close for Neoverse), and sums them
-over the tiles of a problem, edges included. The packed operand streams from the second-level cache, which is counted
-as a part of a cycle for each of its vectors. It is a ranking, not a prediction.
+step loads `vectors` vectors of the packed operand, broadcasts `rows` scalars of the other and issues rows * vectors
+fused multiply-adds. The model counts the cycles of a step on a core with two multiply-add ports, two load ports and a
+latency of four cycles (all x86 server cores since Haswell, and close for Neoverse), and sums them over the tiles of a
+problem, edges included. The packed operand streams from the L2 cache, which is counted as a part of a cycle for each of
+its vectors. It is a ranking, not a prediction.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ __all__ = [
 
 CACHE_BYTES_PER_CYCLE = 16.0
 MEMORY_BYTES_PER_CYCLE = 6.0
-"""What a core reads from a cache that it shares, and from memory, beside its work."""
+"""Bytes per cycle that a core reads, beside its arithmetic, from a shared cache and from memory."""
 CORES_OF_MEMORY = 8
-"""Cores that reading from memory keeps busy: more of them get no more."""
+"""Cores that saturate the memory bandwidth: more of them get no more."""
 LINE_ELEMENTS, SET_ELEMENTS = 16, 128
-"""What is read or written together lies a cache line past a multiple of so many floats: it meets different sets."""
+"""Padding against cache-set conflicts: data used together is spaced a cache line (16 floats) past a multiple of so many
+floats."""
 _SHARERS = 4
-"""Among which the last cache is divided: cores, other programs, what else a kernel reads and writes."""
+"""Users that share the LLC: cores, other programs, what else a kernel reads and writes."""
 
 _FMA_PORTS = 2
 _LOAD_CYCLES = 0.6
@@ -75,12 +76,12 @@ _LOAD_CYCLES = 0.6
 _FMA_LATENCY = 4
 _LOOP_OVERHEAD = 0.25
 _STREAM_CYCLES = 0.2
-"""Cycles that a vector of the packed operand costs beside its load: it comes from the second-level cache."""
+"""Cycles that a vector of the packed operand costs beside its load: it comes from the L2 cache."""
 _TILE_OVERHEAD_STEPS = 12
-"""Steps of the reduction that entering and leaving a tile costs: clearing, epilogue, stores."""
+"""Cost of entering and leaving a tile, in steps of the reduction: clearing, epilogue, stores."""
 
 _ADDRESS_CYCLES = 8
-"""Cycles of working out where a window begins. Measured with windows of 3 x 3 and 5 x 5 over 1 to 12 channels: tiles of
+"""Cycles of computing the address of a window. Measured with windows of 3 x 3 and 5 x 5 over 1 to 12 channels: tiles of
 4 rows, which divide lines of 56, 112 and 224, are 5 to 25 % faster than those of 6; with lines of 111 4 % slower."""
 
 
@@ -98,7 +99,7 @@ class RegisterTile:
         return self.vectors * self.lanes
 
     def cycles_per_step(self) -> float:
-        """Cycles for one step of the reduction axis, operands in the first-level cache."""
+        """Cycles for one step of the reduction axis, operands in the L1 cache."""
         multiply_adds = self.rows * self.vectors / _FMA_PORTS
         loads = (self.rows + self.vectors) * _LOAD_CYCLES
         return max(multiply_adds, loads, _FMA_LATENCY) + self.vectors * _STREAM_CYCLES + _LOOP_OVERHEAD
@@ -111,7 +112,7 @@ def vector_lanes(target: Target, dtype_bytes: int = 4) -> int:
 
 @lru_cache(maxsize=64)
 def at_precision_of(target: Target, dtype: DType) -> Target:
-    """The target as elements of `dtype` see it, where the model counts those of 4 bytes: of 8, vectors hold half."""
+    """The target for a product of `dtype`, as the model counts elements of 4 bytes: of 8 bytes, vectors hold half."""
     return target if dtype.nbytes <= 4 else target.with_attrs(vector_bytes=max(target.vector_bytes // 2, 4))
 
 
@@ -128,61 +129,60 @@ def spare_registers(target: Target, form: str) -> int:
 
 
 def has_byte_products(target: Target) -> bool:
-    """Does one instruction multiply and add four bytes (VNNI), whatever they are?"""
+    """Whether one instruction multiplies and adds four bytes (VNNI), whatever their values."""
     return not target.features.isdisjoint(("avx512vnni", "avxvnni"))
 
 
 _AMX = frozenset({"amx-tile", "amx-int8", "avx512f"})
-_TILE_SIDE, _FEWEST_QUADS, _FEWEST_ROWS, _FEWEST_COLUMNS = 16, 6, 4, 8
-"""Rows, columns and quads of the reduction that an instruction of a matrix unit multiplies at most; and of each, how
-many it takes for it to be faster than vectors are."""
+_TILE_SIDE, _FEWEST_STEPS, _FEWEST_ROWS, _FEWEST_COLUMNS = 16, 6, 4, 8
+"""Rows, columns and four-byte groups of the reduction that an AMX instruction multiplies at most; and the fewest of
+each for it to be faster than vectors."""
 
 
 def has_amx(target: Target) -> bool:
-    """Does one instruction multiply tiles of bytes (AMX)?"""
+    """Whether the processor multiplies tiles of bytes (AMX)."""
     return target.features >= _AMX
 
 
 def matrix_panel(target: Target, rows: int, columns: int, steps: int) -> tuple[int, int]:
-    """How a matrix unit multiplies quads: columns of a panel, steps at a time; (0, 0) where vectors are better."""
+    """AMX tiling of a byte product: (columns of a panel, steps at a time); (0, 0) where vectors are better."""
     depth = max([n for n in range(1, _TILE_SIDE + 1) if steps % n == 0], default=0)
-    few = rows < _FEWEST_ROWS or columns < _FEWEST_COLUMNS or depth < _FEWEST_QUADS
+    few = rows < _FEWEST_ROWS or columns < _FEWEST_COLUMNS or depth < _FEWEST_STEPS
     if few or not has_amx(target):
         return 0, 0
     return _TILE_SIDE * min(-(-columns // _TILE_SIDE), 2), depth
 
 
 def cache_share(target: Target) -> int:
-    """Bytes that one use may count on finding again in a cache: its share of the last, or the second-level's."""
+    """Bytes that one user may expect to find in a cache again: its share of the LLC, or the L2 cache."""
     return max(target.cache_bytes.l3 // _SHARERS, target.cache_bytes.l2)
 
 
 _L2_BYTES_OF_MESHES = 2 << 20
-"""Second-level caches of processors whose cores share the last one through a mesh: it answers a core at a sixth of the
-speed of its own (Xeon of the Sapphire Rapids family: 8 bytes per cycle, little more than memory; Zen 5: 16 to 32)."""
+"""L2 size of processors whose cores share the LLC through a mesh: it delivers a sixth of the speed of L2 (Xeon of the
+Sapphire Rapids family: 8 bytes per cycle, little more than memory; Zen 5: 16 to 32)."""
 
 
 def has_high_latency_llc(target: Target) -> bool:
-    """Is the last cache hardly faster than memory, so that what a core reads again had better be in its second one?"""
+    """Whether the LLC is hardly faster than memory, so that what a core reads again should stay in its L2 cache."""
     return target.cache_bytes.l2 >= _L2_BYTES_OF_MESHES
 
 
 _L1_BYTES_OF_FEW_FILL_BUFFERS = 32 << 10
-"""First-level caches of x86 cores that wait for up to 24 lines at a time there (Zen 3 and 4), for more in the second-
-level cache; later ones have 48 KiB."""
+"""L1 size of x86 cores with up to 24 line-fill buffers there (Zen 3 and 4), and more in the L2 cache; later ones have
+48 KiB."""
 
 
 def has_few_fill_buffers(target: Target) -> bool:
-    """Can a core wait for few lines into its first-level cache, so that they had better be asked into the second?
+    """Whether a core has few L1 line-fill buffers, so that prefetches should go to the L2 cache.
 
-    What it reads in the order of memory comes early by itself. Lines of several rows, or of what a table picks, it has
-    to be asked for.
+    Its hardware prefetcher covers sequential reads. Lines of several rows, or table look-ups, need software prefetch.
     """
     return target.cache_bytes.l1 == _L1_BYTES_OF_FEW_FILL_BUFFERS and "neon" not in target.features
 
 
 def prefetches_to_l1(target: Target) -> bool:
-    """Does what a core asks for ahead go to its first-level cache, where nothing speaks for the second?"""
+    """Whether prefetches go to the L1 cache by default."""
     return not has_few_fill_buffers(target)
 
 
@@ -190,29 +190,29 @@ _FEW_REGISTERS = 16
 
 
 def has_few_registers(target: Target) -> bool:
-    """Has it as few vector registers as AVX2, so that a register tile leaves none for anything else?"""
+    """Whether there are as few vector registers as in AVX2, so that a register tile leaves none for anything else."""
     return target.vector_registers <= _FEW_REGISTERS
 
 
 _NEON_SPARE = 2
-"""Registers beside those of a tile where multiply-adds take no operand from memory: rows are loaded ahead of use. With
-fewer of them LLVM moved every sum of a tile of 14 x 2 vectors to another register and back in each step."""
+"""Spare registers beside those of a tile where multiply-adds take no operand from memory: rows are loaded ahead of use.
+With fewer LLVM copied every sum of a tile of 14 x 2 vectors to another register and back in each step."""
 
 
 _X86_WAY_BYTES = 4096
-"""A way of a first-level cache on x86 is a page: sets are found by the part of an address that is not translated."""
+"""Bytes of a way of an x86 L1 cache, a page: the set index is the part of an address that is not translated."""
 _WAYS_OF_ROWS, _CROWDING = 0.75, 0.035
-"""The part of a set's ways that rows may take, beside the panel that passes by, and what more of them cost, squared.
+"""Part of a set's ways that rows may take, beside the panel that streams by, and the cost of more of them, squared.
 Measured with 12 ways, rows whole pages apart, which all have one set: 9 are read at full speed, 10 take 1.05 times as
 long, 11 1.14 times and 12 1.3 times."""
 
 
 @lru_cache(maxsize=4096)
 def _crowding(target: Target, rows: int, apart: int) -> float:
-    """How much longer it takes as cache lines of `rows`, each `apart` bytes behind the one before, share few sets.
+    """Slowdown factor of cache-set conflicts between `rows` cache lines, each `apart` bytes behind the one before.
 
-    Each line is read in many steps of a reduction, from the first-level cache if it stays there. How many sets that has
-    is known on x86 only.
+    Each line is read in many steps of a reduction, from the L1 cache if it stays there. The number of sets is only
+    known on x86.
     """
     if "sse2" not in target.features:
         return 1.0
@@ -246,7 +246,7 @@ def _cost(
 ) -> float:
     """Cycles of the whole problem; a last partial tile costs as much as a full one.
 
-    Weights that are `widened` are so as a tile of all rows reads them, or in a panel of their own.
+    `widened` weights are widened while a tile of all rows reads them, or in a panel of their own.
     """
     row_tiles, panels = math.ceil(rows / tile.rows), math.ceil(columns / tile.columns)
     partial = _PARTIAL_PANEL if columns % tile.columns else 1.0
@@ -260,9 +260,9 @@ def direct_cycles(target: Target, rows: int, columns: int, steps: int) -> float:
 
 
 def product_cycles(target: Target, rows: int, columns: int, steps: int, line: int = 0, apart: int = 0) -> float:
-    """Cycles on the busiest core of a product with packed weights, whose last panel has the vectors that it needs.
+    """Cycles on the busiest core of a product with packed weights, whose last panel has only the vectors that it needs.
 
-    The rest: see `best_tile`.
+    See `best_tile` for the other parameters.
     """
     lanes = min(vector_lanes(target), 1 << (columns - 1).bit_length())
     tile = best_tile(target, rows, columns, steps, lanes=lanes, line=line, cores=target.num_cores, apart=apart)
@@ -283,9 +283,9 @@ def best_tile(
 ) -> RegisterTile:  # fmt: skip
     """The cheapest tile for an output of `rows` rows by `columns` columns, whose tiles `cores` share.
 
-    `vectors` fixes the width where the packed operand decides it already; for `line` see `tile_cycles`. `temporaries`
-    are registers that a step needs besides: one where another instruction than the one that multiplies adds. `apart`
-    are the bytes from one row of the left operand to the next, which may meet in few sets of the cache; for `widened`
+    `vectors` fixes the width where the packed operand determines it already; for `line` see `tile_cycles`.
+    `temporaries` are additional registers that a step needs: one where multiplying and adding are two instructions.
+    `apart` are the bytes from one row of the left operand to the next, which may conflict in cache sets; for `widened`
     see `_cost`.
     """
     lanes = vector_lanes(target) if lanes is None else lanes
@@ -306,14 +306,14 @@ def best_tile(
 
 
 _NEARLY_EVEN = 0.9
-"""Shares that are uneven by a tenth don't decide how wide a tile is."""
+"""Load imbalance up to a tenth doesn't affect the width of a tile."""
 
 
 def packed_columns(
     target: Target, rows: int, columns: int, steps: int, line: int = 0, temporaries: int = 0, apart: int = 0,
     *, widened: bool = False,
 ) -> int:  # fmt: skip
-    """Width of the panels that a constant operand is packed into: NR of [N/NR][K][NR]. The rest: see `best_tile`."""
+    """Width of the panels that a constant operand is packed into: NR of [N/NR][K][NR]. For the rest see `best_tile`."""
     if columns < vector_lanes(target):
         return 1 << (columns - 1).bit_length()
     cores = target.num_cores
@@ -325,9 +325,9 @@ def packed_columns(
 
 
 def group_panel(target: Target, rows: int, group: int, steps: int) -> int:
-    """Width of the panels of a group of `group` outputs: whole vectors, so that each line of one begins with one.
+    """Width of the panels of a group of `group` outputs: whole vectors, so that each line of a panel begins with one.
 
-    A wide group has several panels, as wide as tiles, where these divide it; else one, of which tiles take parts.
+    A wide group has several panels, as wide as tiles, where these divide it; otherwise one, of which tiles take parts.
     """
     lanes = vector_lanes(target)
     if group <= lanes:
@@ -351,7 +351,7 @@ def tile_rows(
 ) -> int:  # fmt: skip
     """Rows of the register tile for a given panel width.
 
-    Where it is shared between cores tile by tile, the number of `panels` says how evenly that comes out. The rest: see
+    Where cores share the product tile by tile, the number of `panels` determines the load balance. For the rest see
     `best_tile`.
     """
     lanes = min(vector_lanes(target), panel)
@@ -376,41 +376,41 @@ _PARTIAL_PANEL = 1.1
 """A last panel that is not full costs a second copy of the code and a less favourable order of the loops."""
 
 _PARALLEL_CYCLES = 20_000
-"""Work below this is done sooner by one thread: waking the others costs a few microseconds at worst."""
+"""Least work for several threads: waking them costs a few microseconds at worst."""
 
 
 def largest_partition(iterations: int, cores: int) -> float:
-    """The part of a parallel loop that falls to the core which gets most of it: 1 / cores where it comes out even."""
+    """The part of a parallel loop on the busiest core: 1 / cores where it divides evenly."""
     return math.ceil(iterations / cores) / iterations if iterations else 1.0
 
 
 def partitions_evenly(iterations: int, cores: int) -> bool:
-    """Is the largest share hardly more than any other?"""
+    """Whether the largest partition hardly exceeds the average."""
     return largest_partition(iterations, cores) * cores <= _MOST_OF_A_CORE
 
 
 _MOST_OF_A_CORE = 1.1
-"""Of its share, what a core may have where images or blocks of rows are shared: as much is gained by finding them in
-the caches."""
+"""Most work of a core, relative to the average, where images or blocks of rows are partitioned: as much is gained by
+finding them in the caches."""
 
 
 def parallel_worthwhile(operations: float, lanes: int) -> bool:
-    """Is `operations` scalar operations, done `lanes` at a time, enough work to share between threads?"""
+    """Whether `operations` scalar operations, done `lanes` at a time, are enough work for several threads."""
     return operations / lanes >= _PARALLEL_CYCLES
 
 
 _THREAD_CYCLES = 250
-"""What each thread of a parallel region costs the caller: one to call it and to hear that it is done (0.12 us on Zen 3
-where one other thread takes part). Work / threads + cost * threads is least where threads^2 = work / cost."""
+"""Cycles that each thread of a parallel region costs the caller: to start it and to join it (0.12 us on Zen 3 with one
+other thread). Work / threads + cost * threads is least where threads^2 = work / cost."""
 
 
 def threads_worthwhile(operations: float, lanes: int) -> int:
-    """How many threads `operations` scalar operations, done `lanes` at a time, are shared between at most."""
+    """Most threads that `operations` scalar operations, done `lanes` at a time, are worth."""
     return max(math.isqrt(int(operations / lanes) // _THREAD_CYCLES), 2)
 
 
 def reads_in_place(target: Target, rows: Dim, columns: Dim, steps: Dim, transpose_a: bool, transpose_b: bool) -> bool:
-    """Are the rows of a product so few that its right operand had better not be packed, and is it read along memory?"""
+    """Whether a product has so few rows that its right operand should be read in place, in memory order, not packed."""
     long, lanes = steps if transpose_b else columns, vector_lanes(target)
     if not isinstance(rows, int) or not isinstance(long, int) or (transpose_a and transpose_b):
         return False
@@ -421,16 +421,16 @@ def reads_in_place(target: Target, rows: Dim, columns: Dim, steps: Dim, transpos
 
 
 def reads_transposed(target: Target, rows: int, steps: int) -> bool:
-    """Is a left operand that lies in memory as (steps, rows) of float32 read there at no loss?
+    """Whether a left operand stored as (steps, rows) of float32 can be read in place at no loss.
 
-    A few elements of each line are read at a time, so lines must stay in the second-level cache, beside panels.
+    A few elements of each line are read at a time, so lines must stay in the L2 cache, beside panels.
     """
     return 4 * rows * steps <= target.cache_bytes.l2 // 4
 
 
 _FEW_ROWS, _FEW_ROWS_ALONG = 4, 8
-"""Rows of a product, at most, that cost less than packing the right operand for them, and than turning it besides:
-these are read again for some of its columns, from the first-level cache."""
+"""Most rows of a product that cost less than packing the right operand for them, and than transposing it besides: these
+are read again for some of its columns, from the L1 cache."""
 
 
 def attention_blocks(
@@ -438,8 +438,8 @@ def attention_blocks(
 ) -> tuple[int, int]:
     """(rows of a block of queries, columns of a panel) for attention over `keys` keys of `depth`, values of `width`.
 
-    A block's scores take about a quarter of the second-level cache, the panels passing by; its rows are whole register
-    tiles, few blocks being partial, and as many as cores can share evenly, of all `heads`.
+    A block's scores take about a quarter of the L2 cache, the panels streaming by; its rows are whole register tiles,
+    few blocks being partial, and as many as divide evenly over the cores, of all `heads`.
     """
     lanes = vector_lanes(target)
     panel = 2 * lanes if max(width, depth) > lanes else lanes
@@ -448,7 +448,7 @@ def attention_blocks(
     most = max(1, min(budget // (4 * keys), _MOST_QUERIES) // tile)
 
     def rows_computed(tiles: int) -> int:
-        """On the busiest core."""
+        """Rows of blocks of `tiles` on the busiest core."""
         blocks = heads * math.ceil(queries / (tiles * tile))
         return math.ceil(blocks / target.num_cores) * (tiles * tile + _BLOCK_OVERHEAD_ROWS)
 
@@ -457,9 +457,10 @@ def attention_blocks(
 
 
 def score_fill(target: Target, keys: Dim, panel: int) -> int:
-    """The number of keys to multiples of which rows of scores are filled up: a panel's, or those of one vector.
+    """The number of keys that rows of scores are padded to a multiple of: a panel's, or a vector's.
 
-    What a last panel lacks need not be computed, but its tiles are narrow, and rows then have an odd number of vectors.
+    The padding of a last panel need not be computed, but its tiles are narrow, and rows then have an odd number of
+    vectors.
     """
     lanes = vector_lanes(target)
     if not isinstance(keys, int):
@@ -469,8 +470,8 @@ def score_fill(target: Target, keys: Dim, panel: int) -> int:
 
 
 _NOTABLE_FILL = 0.05
-"""The part of the scores that is worth it: a 14th made 197 keys 4 % faster (AVX-512), a 26th 2 % slower (AVX2)."""
+"""Least part of the scores to save: a 14th made 197 keys 4 % faster (AVX-512), a 26th 2 % slower (AVX2)."""
 _MOST_QUERIES = 48
-"""Rows of a block of queries, at most: each panel that is read serves all of them."""
+"""Most rows of a block of queries: each panel that is read serves all of them."""
 _BLOCK_OVERHEAD_ROWS = 1
 """Rows of a block of queries whose work equals entering the block."""

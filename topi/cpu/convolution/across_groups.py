@@ -1,7 +1,7 @@
 """Convolutions of narrow groups on CPUs: channels last, vectors of neighbouring channels, whatever their groups.
 
-Taps along a line share what they read: a step is all of them, of one input. Padding is a copy of the input with a
-border, made once per kernel.
+Taps along a line share their loads: a step is all of them, of one input. Padding is a copy of the input with a border,
+made once per kernel.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _windows(anchor: te.Operation) -> GroupedWindows:
 def schedule_conv_across_groups(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[n, y, x, c] = sum over ky, i, kx of data[n, y*s + ky, x*s + kx, i of c's group] * W[c // L, ky, kx, i, c % L].
 
-    Weights that stay in the second-level cache pass by each line, others are read once.
+    Weights that stay in the L2 cache are streamed for each line, others are read once.
     """
     s = te.create_schedule([out.op for out in outs])
     out, lanes, windows = outs[0], vector_lanes(target), _windows(anchor)
@@ -73,11 +73,11 @@ def schedule_conv_across_groups(outs: list[te.Tensor], anchor: te.Operation, tar
 
 
 def _sum_tile(s: te.Schedule, result: te.Tensor, windows: GroupedWindows, lanes: int) -> None:
-    """The sums of a tile: each value that is read is used for all taps of a line before the next one."""
+    """The sums of a tile: each loaded value is used for all taps of a line before the next one."""
     *_, pixel, channel = s[result].op.axis
     *taps, line_tap, inputs = s[result].op.reduce_axis
     vector, lane = s[result].split(channel, factor=lanes)
-    if windows.is_written_out:
+    if windows.is_unrolled:
         s[result].reorder(*taps, line_tap, pixel, inputs, vector, lane)
         s[result].unroll(inputs)
     elif windows.shares_taps:

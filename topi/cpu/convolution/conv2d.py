@@ -29,8 +29,8 @@ __all__ = ["schedule_conv_packed"]
 def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[p, o] = sum over ky, kx, i of data[n, y*s + ky, x*s + kx, i] * W[o // NR, ky, kx, i, o % NR], p = (n, y, x).
 
-    A tile's pixels may lie on two lines: each has an address of its own, worked out once for the whole reduction. Where
-    pixels are counted at run time, less of them than a tile has are computed one by one.
+    A tile's pixels may lie on two lines: each has an address of its own, computed once for the whole reduction. Where
+    the number of pixels is dynamic, fewer of them than a tile has are computed one by one.
     """
     tiles = plan_tiles(outs[0], anchor, target)
     if tiles is not None:
@@ -54,7 +54,7 @@ def _tiled(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: Pr
         schedule_windows(s, op, target)
     for pad in pads:
         schedule_pad(s, pad, target)
-        if anchor.attrs["groups"] > 1:  # which read a part of many pixels: their lines should not meet in the caches
+        if anchor.attrs["groups"] > 1:  # they read a part of many pixels, whose lines should not alias
             s[pad].storage_align(s[pad].op.axis[-2], SET_ELEMENTS, LINE_ELEMENTS)
     tile_product(s, outs[0], anchor, target, plan)
     return s

@@ -21,9 +21,9 @@ __all__ = ["schedule_depthwise_conv"]
 
 @register_schedule(["depthwise_conv1d_nwc", "depthwise_conv2d_nhwc", "depthwise_conv3d_ndhwc"], "cpu")
 def schedule_depthwise_conv(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """C[n, y, x, c] = sum over ky, kx of data[n, y*s + ky, x*s + kx, c] * W[ky, kx, c]; of rank 1 and 3 likewise.
+    """C[n, y, x, c] = sum over ky, kx of data[n, y*s + ky, x*s + kx, c] * W[ky, kx, c]; with ranks 1 to 3.
 
-    Half of the registers hold results: what the other half reads is shared between them.
+    Half of the registers hold results: what the other half loads is shared between them.
     """
     s = te.create_schedule([out.op for out in outs])
     order = StoreOrder.of(outs[0])
@@ -31,8 +31,8 @@ def schedule_depthwise_conv(outs: list[te.Tensor], anchor: te.Operation, target:
     result = order.source if order.is_transposed else outs[0]
     accumulator = local_accumulator(s, anchor, result)
     functions, columns = functions_behind(outs[0], anchor), target.vector_registers // 2
-    if functions:  # have numbers of their own to keep in registers: those of exp are few
-        columns = columns - 1 if functions <= _OF_FEW_NUMBERS else columns // 2
+    if functions:  # their constants take registers, few for exp
+        columns = columns - 1 if functions <= _OF_FEW_CONSTANTS else columns // 2
     if order.is_transposed:
         _transpose_lines(s, outs[0], result, constant_size([extent_of(axis) for axis in anchor.reduce_axis]), target)
     result = s[result].op.output(0)
@@ -43,7 +43,10 @@ def schedule_depthwise_conv(outs: list[te.Tensor], anchor: te.Operation, target:
 
 
 def _transpose_lines(s: te.Schedule, out: te.Tensor, source: te.Tensor, taps: int, target: Target) -> None:
-    """`out` (N, C, H, W) is `source` (N, H, W, C) turned, a line of as many channels as the first level keeps twice."""
+    """Transpose `source` (N, H, W, C) into `out` (N, C, H, W), by lines of blocks of channels.
+
+    A line of a block fills at most half of the L1 cache.
+    """
     source, lanes = s[source].op.output(0), vector_lanes(target)
     n, c, y, x = s[out].op.axis
     width, vectors = constant_size([extent_of(x)]), constant_size([extent_of(c)]) // lanes
@@ -57,10 +60,10 @@ def _transpose_lines(s: te.Schedule, out: te.Tensor, source: te.Tensor, taps: in
     transpose_line(s, out, source, line, c, x, target)
 
 
-_OF_FEW_NUMBERS = {"exp", "sigmoid"}
-"""Functions that go with tiles of seven columns in 16 registers, with eight they take a third longer. The error
-function goes with four, with five to eight it takes a quarter longer."""
+_OF_FEW_CONSTANTS = {"exp", "sigmoid"}
+"""Functions with few constants, for tiles of seven columns in 16 registers; with eight columns they take a third
+longer. The error function is for tiles of four, with five to eight it takes a quarter longer."""
 
 
 _UNROLLED = 16
-"""Taps that are unrolled, at most: all of 5 x 5 would be a tenth faster, and take over twice as long to compile."""
+"""Most taps that are unrolled: all of 5 x 5 would be a tenth faster, and take over twice as long to compile."""

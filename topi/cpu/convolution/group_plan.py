@@ -1,9 +1,9 @@
-"""How convolutions of narrow groups are tiled: vectors of neighbouring channels, whatever groups these belong to.
+"""Tiling of convolutions with narrow groups: vectors of neighbouring channels, whatever groups these belong to.
 
-A panel of weights is one vector of outputs. What it is multiplied with is an input of each output's group, side by
-side: one that is broadcast, where all are of one group; two and a mask, where they are of two; or an aligned vector of
-the data, permuted, where the vector has several whole groups. Taps along a line share it. A register tile is of some
-pixels of a line by one or two vectors. The cycles of a step, all taps along a line of one input, are counted as in
+A panel of weights is one vector of outputs. It is multiplied with a vector that has an input of each output's group:
+one that is broadcast, where all are of one group; two and a mask, where they are of two; or an aligned vector of the
+data, permuted, where the vector has several whole groups. Taps along a line share it. A register tile is some pixels of
+a line by one or two vectors. The cycles of a step, all taps along a line of one input, are counted as in
 `topi.cpu.tiling`.
 """
 
@@ -24,26 +24,28 @@ if TYPE_CHECKING:
 __all__ = ["GroupTile", "GroupedWindows", "crosses_groups", "plan_group_tile"]
 
 MOST_SHARED_TAPS = 7
-"""Taps along a line that are written out to share what they read, at most."""
-MOST_STEPS_WRITTEN_OUT = 4
+"""Most taps along a line that are unrolled to share their loads."""
+MOST_UNROLLED_STEPS = 4
 _PORTS, _LATENCY, _LOAD_CYCLES = 2, 4, 0.6
 _PERMUTATION_CYCLES = 0.3
-"""What a permutation takes of the ports that multiply."""
+"""Cycles of the multiply ports that a permutation takes."""
 _NOT_HIDDEN = 0.15
-"""The part of loading, or of multiplying, whichever is less, that isn't hidden. Measured on Zen 5: 84 % of the peak
-with as many cycles of both, 52 % where loads take nearly twice as long."""
+"""Part of the shorter of loading and multiplying that isn't hidden. Measured on Zen 5: 84 % of the peak with as many
+cycles of both, 52 % where loads take nearly twice as long."""
 _LOOP_CYCLES, _ENTERING_CYCLES = 0.25, 60
 """Cycles of a step's loop, and of clearing and storing a tile."""
 _SHIFTED = 1.1
-"""What a last tile costs that is moved back to end with the line, whose place then isn't known: measured up to 1.9."""
+"""Cost factor of a last tile that is shifted to end with the line, at a dynamic position: measured up to 1.9."""
 _NOTABLY = 0.9
-"""The part of the cycles of groups as products by themselves that crossing them takes at most."""
+"""Groups are crossed below this part of the cycles of separate products for each group."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedWindows:
-    """A convolution in groups: so many `lines` (all but the last spatial dimension) of so many `columns` of results,
-    by windows of `taps` x `line_taps`."""
+    """A grouped convolution: `lines` x `columns` results, by windows of `taps` x `line_taps`.
+
+    `lines` counts all but the last spatial dimension.
+    """
 
     lines: int
     columns: int
@@ -59,36 +61,36 @@ class GroupedWindows:
 
     @property
     def shares_taps(self) -> bool:
-        """Do taps along a line share what they read?"""
+        """Whether taps along a line share their loads."""
         return self.line_taps <= MOST_SHARED_TAPS
 
     @property
-    def is_written_out(self) -> bool:
-        """Are the steps of the reduction so few that all of a pixel are written out, its vector loaded once?"""
-        return self.taps * self.line_taps * self.inputs <= MOST_STEPS_WRITTEN_OUT
+    def is_unrolled(self) -> bool:
+        """Whether all steps of the reduction of a pixel are few enough to be unrolled, with its vector loaded once."""
+        return self.taps * self.line_taps * self.inputs <= MOST_UNROLLED_STEPS
 
     def groups_of_a_vector(self, lanes: int) -> int:
-        """Groups that a vector of outputs belongs to, at most."""
+        """Most groups that a vector of outputs belongs to."""
         channels = self.groups * self.outputs
         begins = range(0, channels, lanes)
         return max(min(b + lanes, channels) - 1 - b // self.outputs * self.outputs for b in begins) // self.outputs + 1
 
     def is_permuted(self, lanes: int) -> bool:
-        """Is what a vector of outputs is multiplied with an aligned vector of the data, permuted?"""
+        """Whether a vector of outputs is multiplied with a permuted, aligned vector of the data."""
         whole = self.inputs == self.outputs < lanes and lanes % self.outputs == 0
         return whole and (self.has_border or self.groups * self.outputs % lanes == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTile:
-    """`columns` pixels of a line by `vectors` of outputs."""
+    """A register tile of `columns` pixels of a line by `vectors` of outputs."""
 
     columns: int
     vectors: int
 
 
 def crosses_groups(target: Target, windows: GroupedWindows) -> bool:
-    """Are vectors of neighbouring outputs, of different groups, faster than each group as a product by itself?"""
+    """Whether vectors of neighbouring outputs, of different groups, beat a separate product for each group."""
     if not _has_permutations(target, windows) and not _has_masks(target, windows):
         return False
     together = _cycles(target, windows, plan_group_tile(target, windows))
@@ -104,23 +106,23 @@ def plan_group_tile(target: Target, windows: GroupedWindows) -> GroupTile:
 
 
 def _has_masks(target: Target, windows: GroupedWindows) -> bool:
-    """Are two broadcasts joined at no cost, and registers enough for steps of several taps?
+    """Whether two broadcasts are merged at no cost, with registers enough for steps of several taps.
 
-    AVX2's 16 registers hold tiles of ten pixels, which came to 60 to 80 % of the peak: no more than groups apart.
+    AVX2's 16 registers hold tiles of ten pixels, which came to 60 to 80 % of the peak: no more than separate groups.
     """
     return "avx512f" in target.features and windows.groups_of_a_vector(vector_lanes(target)) <= 2
 
 
 def _has_permutations(target: Target, windows: GroupedWindows) -> bool:
-    """Has the processor an instruction that permutes a vector by an index that is worked out?"""
+    """Whether the processor has an instruction that permutes a vector by a computed index."""
     lanes = vector_lanes(target)
     return windows.is_permuted(lanes) and {8: "avx2", 16: "avx512f"}.get(lanes) in target.features
 
 
 def _tiles(target: Target, windows: GroupedWindows) -> Iterator[GroupTile]:
-    """Tiles whose sums, a step's weights and what they are multiplied with fit in the registers."""
+    """Tiles whose sums, a step's weights and the operands they are multiplied with fit in the registers."""
     weights = windows.line_taps if windows.shares_taps else 1
-    if windows.is_written_out:
+    if windows.is_unrolled:
         weights = windows.taps * windows.line_taps * windows.inputs
     panels = -(-windows.groups * windows.outputs // vector_lanes(target))
     for vectors in (1, 2) if panels % 2 == 0 else (1,):
@@ -151,7 +153,7 @@ def _cycles(target: Target, windows: GroupedWindows, tile: GroupTile) -> float:
 
 
 def _cycles_apart(target: Target, windows: GroupedWindows) -> float:
-    """Cycles of the groups as products by themselves."""
+    """Cycles of separate products for each group."""
     lanes, rows = vector_lanes(target), windows.lines * windows.columns
     steps = windows.taps * windows.line_taps * windows.inputs
     columns = group_columns(target, rows, windows.outputs, steps)

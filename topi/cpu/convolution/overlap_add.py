@@ -1,4 +1,4 @@
-"""Overlapping windows added up on CPUs, channels last: the elements of a stride, each by the taps that it has."""
+"""Overlap-add of windows on CPUs, channels last: the elements of a stride, each by the taps that contribute to it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_overlap_add"]
 
-_WRITTEN_OUT = 64
-"""Elements of strides, times the terms of each, that are written out, at most: so it is known which taps these are."""
+_UNROLLED = 64
+"""Most elements of strides, times the terms of each, that are unrolled: then it is static which taps these are."""
 _VECTORS = 4
-"""Of channels that are added together, at most."""
+"""Most vectors of channels that are added together."""
 
 
 @register_schedule("overlap_add", "cpu")
 def schedule_overlap_add(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Lines of strides are shared between threads; the elements of a stride are written out, if they are few."""
+    """Threads share the lines of strides; the elements of a stride are unrolled if they are few."""
     s = te.create_schedule([out.op for out in outs])
     out, lanes = outs[0], vector_lanes(target)
     inline_injective(s, outs, keep=[anchor])
@@ -46,7 +46,7 @@ def schedule_overlap_add(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     parallel(s, out, line, work, lanes)
     s[out].pragma(line, "loop_partition_hint")
     s[out].pragma(stride, "loop_partition_hint")
-    few = math.prod(phase.stride * phase.most for phase in phases) <= _WRITTEN_OUT
+    few = math.prod(phase.stride * phase.most for phase in phases) <= _UNROLLED
     if few:
         for axis in (*across, along):
             s[out].unroll(axis)

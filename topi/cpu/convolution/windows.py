@@ -1,4 +1,4 @@
-"""What a convolution reads on CPUs: images with a border around them, and windows of them as rows of a matrix."""
+"""The inputs of convolutions on CPUs: padded images, and their windows as rows of a matrix (im2col)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def feeding_pads(outs: list[te.Tensor], anchor: te.Operation) -> list[te.Operati
 
 
 def schedule_pad(s: te.Schedule, pad: te.Operation, target: Target) -> None:
-    """The bordered copy: lines in parallel, channels vectorised; with few channels whole lines are copied."""
+    """Schedule the padded copy: lines in parallel, channels vectorised; with few channels whole lines are copied."""
     result, lanes = pad.output(0), vector_lanes(target)
     *lines, w, c = s[result].op.axis
     work = constant_size(result.shape) * 4.0
@@ -40,12 +40,12 @@ def schedule_pad(s: te.Schedule, pad: te.Operation, target: Target) -> None:
 
 
 def feeding_windows(anchor: te.Operation) -> list[te.Operation]:
-    """The stage that copies the windows of a convolution to the rows of a matrix, if there is one."""
+    """The stage that copies the windows of a convolution into the rows of a matrix, if there is one."""
     return [t.op for t in anchor.input_tensors if t.op.tag == "windows"]
 
 
 def vectorize_windows(s: te.Schedule, windows: te.Operation, target: Target) -> te.IterVar:
-    """Copy what lies in a row in memory, the taps along a line, by vectors; returns the loop over windows."""
+    """Copy contiguous elements, the taps along a line, by vectors; returns the loop over windows."""
     row, k = s[windows].op.axis
     taps = s[windows].split(k, factor=windows.attrs["run"])[1]
     vectorize_elements(s, windows.output(0), taps, windows.attrs["run"], vector_lanes(target))
@@ -53,6 +53,6 @@ def vectorize_windows(s: te.Schedule, windows: te.Operation, target: Target) -> 
 
 
 def schedule_windows(s: te.Schedule, windows: te.Operation, target: Target) -> None:
-    """Copy all windows before anything else, shared between threads."""
+    """Copy all windows before anything else, in parallel."""
     rows = windows.output(0)
     parallel(s, rows, vectorize_windows(s, windows, target), 4.0 * constant_size(rows.shape), vector_lanes(target))

@@ -1,8 +1,8 @@
 """Winograd convolutions on CPUs: both transforms and the products in one kernel, block after block of tiles.
 
-A block's transformed input stays in the second-level cache while the panels of the weights pass over it. For each
-panel the products of all places, (A, A, tiles, NR), are still in the first two levels when the output transform, which
-keeps its intermediate results in registers, reads them.
+A block's transformed input stays in the L2 cache while the panels of the weights pass over it. For each panel the
+products of all positions, (A, A, tiles, NR), are still in L1 or L2 when the output transform, which keeps its
+intermediate results in registers, reads them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = ["schedule_conv_winograd"]
 
 @register_schedule(["conv2d_nhwc_winograd", "conv3d_ndhwc_winograd"], "cpu")
 def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """The stages of `topi.nn.conv_winograd`, arranged as `plan_winograd` says.
+    """Schedule the stages of `topi.nn.conv_winograd` as `plan_winograd` says.
 
-    Where tiles are counted at run time, others serve less of them than a block has.
+    Where the number of tiles is dynamic, more versions cover fewer of them than a block has.
     """
     order = StoreOrder.of(outs[0])
     plan = _plan(target, anchor, order)
@@ -50,8 +50,8 @@ def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: 
 
 
 _FEW_TILES = (4, 1)
-"""Sizes of blocks where tiles are counted at run time and less than was planned for. One image of known sides has as
-many as that, and only for none the last is needed."""
+"""Block sizes where the number of tiles is dynamic and less than planned for. One image of static sides has as many as
+that, and only for none the last is needed."""
 
 
 def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: WinogradPlan) -> te.Schedule:
@@ -105,15 +105,15 @@ def _plan(target: Target, anchor: te.Operation, order: StoreOrder) -> WinogradPl
 
 
 _LIKELY_SIDE = 256
-"""Lines and columns of the result, where they are known at run time and nobody says what they are likely to be."""
+"""Lines and columns of the result, where they are dynamic and no likely size is specified."""
 
 
 def _tile_output(
     s: te.Schedule, out: te.Tensor, plan: WinogradPlan, lanes: int, dilation: int
 ) -> tuple[te.IterVar, te.IterVar, te.IterVar, te.IterVar]:
-    """Loops over blocks, panels, tiles of a block, vectors of a panel, lines and pixels of a tile.
+    """Split the output: blocks, panels, tiles of a block, vectors of a panel, lines and pixels of a tile.
 
-    Gives those over blocks, panels, vectors and lines. A guard at the store leaves out pixels past the end of a line.
+    Returns the loops over blocks, panels, vectors and lines. A guard at the store masks pixels past the end of a line.
     """
     *images, y, x, c = s[out].op.axis
     firsts: list[te.IterVar] = []
@@ -140,9 +140,9 @@ def _tile_output(
 def _transpose_output(
     s: te.Schedule, out: te.Tensor, source: te.Tensor, plan: WinogradPlan, width: int, target: Target
 ) -> tuple[te.IterVar, te.IterVar, te.IterVar, te.IterVar]:
-    """The same loops where `out` (N, O, H, W) is `source` (N, H, W, O) turned; blocks are whole lines of tiles.
+    """The loops of `_tile_output` for `out` (N, O, H, W) that transposes `source` (N, H, W, O); blocks are whole lines.
 
-    A line of tiles of `width` channels is transformed back at a time, and turned out of the first-level cache.
+    A line of tiles of `width` channels is transformed back at a time, and transposed from the L1 cache.
     """
     source = s[source].op.output(0)
     n, c, y, x = s[out].op.axis
@@ -167,10 +167,10 @@ def _transpose_output(
 
 
 def _transform(s: te.Schedule, half: te.Tensor, across: int) -> te.IterVar:
-    """One half of a transform of a tile, for a vector of channels: axis `across` is written out, the other a loop.
+    """One half of a transform of a tile, for a vector of channels: axis `across` is unrolled, the other is a loop.
 
-    Written out along both axes it would be several times the code: longer to compile and, as its values don't fit in
-    the registers, slower. Gives the loop.
+    Unrolled along both axes it would be several times the code: longer to compile and, as its values don't fit in the
+    registers, slower. Returns the loop.
     """
     s[half].set_scope("local")
     *places, t, channel = s[half].op.axis
@@ -181,9 +181,10 @@ def _transform(s: te.Schedule, half: te.Tensor, across: int) -> te.IterVar:
 
 
 def _stream_tiles(s: te.Schedule, patch: te.Tensor, across: te.IterVar, apart: int, target: Target) -> None:
-    """Ask, while a column of a tile is transformed, for that of the next tile, which is `apart` pixels further on.
+    """Prefetch, while a column of a tile is transformed, that of the next tile, `apart` pixels further on.
 
-    Where the image is in no cache of the core's own: tiles are short pieces of many lines, which no processor foresees.
+    Only where the image is in no cache of the core's own: tiles are short pieces of many lines, which no hardware
+    prefetcher follows.
     """
     (padded,) = s[patch].op.input_tensors
     for data in (padded, *padded.op.input_tensors):
@@ -194,7 +195,7 @@ def _stream_tiles(s: te.Schedule, patch: te.Tensor, across: te.IterVar, apart: i
 
 
 def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, lanes: int, target: Target) -> None:
-    """At each place of the transformed tiles a matrix product, tiles by outputs, in register tiles."""
+    """A matrix product at each position of the transformed tiles, tiles by outputs, in register tiles."""
     accumulator = s.cache_write(product, "local")
     _, _, t, channel = s[product].op.axis
     t_outer, t_inner = s[product].split(t, factor=plan.rows, tail="shift")
@@ -215,40 +216,40 @@ def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, la
 def _stream_weights(
     s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, step: te.IterVar, plan: WinogradPlan
 ) -> None:
-    """Fetch the weights of the next place while the tiles of this one are multiplied, a part in each.
+    """Prefetch the weights of the next position while the tiles of this one are multiplied, a part in each.
 
-    They come from memory, or from a cache that cores share, and the first tiles would wait for them.
+    They come from memory, or from a shared cache, and the first tiles would wait for them.
     """
     panels, size, _, *_, width = [constant_size([d]) for d in weights.shape]
     along = [extent_of(axis) for axis in accumulator.op.reduce_axis]
     steps = constant_size(along)
     tiles, line = math.ceil(plan.block / plan.rows), LINE_BYTES // weights.dtype.nbytes
-    pace = PrefetchSchedule.of(tiles, -(-steps * width // line), steps, _depth_steps(accumulator))
+    schedule = PrefetchSchedule.of(tiles, -(-steps * width // line), steps, _depth_steps(accumulator))
 
     def place(number: int) -> Callable[..., Sequence[Any]]:
         def in_next(i: Any, j: Any, t: Any, c: Any, *k: Any) -> Sequence[Any]:
-            passed = pace.line(t // plan.rows % tiles, ravel_index(k, along), number) * line
+            passed = schedule.line(t // plan.rows % tiles, ravel_index(k, along), number) * line
             return [(ravel_index((c // width, i, j), (panels, size, size)) + 1) * (steps * width) + passed]
 
         return in_next
 
-    loop = pace.split(s, accumulator, step)
-    for number in range(pace.at_once):
+    loop = schedule.split(s, accumulator, step)
+    for number in range(schedule.at_once):
         s[accumulator].prefetch_line(weights, loop, place(number), past_end=True)
 
 
 def _depth_steps(accumulator: te.Tensor) -> int:
-    """Steps of the reduction that are written out: it is short, and processors foresee the end of few iterations."""
+    """Unroll factor of the reduction: it is short, and branch predictors learn the end of loops with few iterations."""
     *_, depth = [extent_of(axis) for axis in accumulator.op.reduce_axis]
     return math.gcd(depth, 4) if isinstance(depth, int) else 1
 
 
 def _schedule_input(s: te.Schedule, spectrum: te.Tensor, lanes: int) -> te.IterVar:
-    """Tile by tile, vector by vector of channels; gives the loop over those vectors."""
+    """Transform the input tile by tile, by vectors of channels; returns the loop over those vectors."""
     i, j, t, channel = s[spectrum].op.axis
     inputs = constant_size(spectrum.shape[3:])
     chunk, lane = s[spectrum].split(channel, factor=transform_lanes(lanes, inputs), tail="shift")
-    s[spectrum].storage_align(j, SET_ELEMENTS, LINE_ELEMENTS)  # a tile's stores meet different sets
+    s[spectrum].storage_align(j, SET_ELEMENTS, LINE_ELEMENTS)  # avoids set conflicts of a tile's stores
     s[spectrum].reorder(t, chunk, i, j, lane)
     s[spectrum].unroll(j)
     s[spectrum].vectorize(lane)

@@ -1,9 +1,9 @@
 """The cost model of Winograd convolutions on CPUs: whether they pay, at which tile size, in which blocks.
 
-The steps counted are cycles of one core: both transforms, by vectors of channels; the products, by the register tiles
-of `topi.cpu.tiling`; and the transformed weights, which are up to four times as many bytes as the plain ones. They come
-from memory once in every run, fetched ahead during the products, and where a block of tiles leaves no room for them in
-the second-level cache, from the third for each further block. Like that model it is a ranking.
+It counts cycles of one core: both transforms, by vectors of channels; the products, by the register tiles of
+`topi.cpu.tiling`; and the transformed weights, which are up to four times as many bytes as the plain ones. They come
+from memory once in every run, prefetched during the products, and where a block of tiles leaves no room for them in the
+L2 cache, from L3 for each further block. Like that model it is a ranking.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ __all__ = ["WinogradPlan", "WinogradShape", "convolution_cycles", "moving_cycles
            "winograd_pays", "winograd_transposes"]  # fmt: skip
 
 _TRANSFORM_CYCLES, _TRANSFORM_BYTES_PER_CYCLE = 4.0, 8.0
-"""Cycles for each vector of a transformed tile, and bytes at most: it is loaded, added a few times, stored, and loaded
-again."""
+"""Cycles for each vector of a transformed tile, and most bytes per cycle: it is loaded, added a few times, stored, and
+loaded again."""
 _PASSED_BYTES_PER_CYCLE, _SPECTRUM_BYTES_PER_CYCLE = 64.0, 8.0
-"""As many of the whole transformed input: read again for a panel of weights, which the products hide but for a part,
+"""Bytes per cycle of the whole transformed input: read again for a panel of weights, which the products partly hide
 unless it comes from memory; and written by one core to be read by all. Fitted, as the other figures, to some 400 plans
 for 11 layers of 7 x 7 to 112 x 112 with vectors of 64 bytes, weights in memory."""
-_FAR_BYTES_PER_CYCLE = (4.5, 8.0)
-"""What a core reads from memory, and from a last cache that is far, beside its work."""
+_SLOW_BYTES_PER_CYCLE = (4.5, 8.0)
+"""Bytes per cycle that a core reads, beside its arithmetic, from memory and from a high-latency LLC."""
 _NOT_HIDDEN = 0.25
-"""Part of the shorter of the two, computing and reading weights from memory, that the longer does not hide. All of it
-where memory is far and several blocks pass over each panel: the first of them is too short for all the panel's lines
-(14 x 14 x 256 in blocks of 25 tiles waits for 28 % of its time, in one of 49 for 5)."""
+"""Part of the shorter of computing and reading weights from memory that the longer does not hide. All of it with a
+high-latency LLC and several blocks for each panel: the first of them is too short for all the panel's lines (14 x 14 x
+256 in blocks of 25 tiles waits for 28 % of its time, in one of 49 for 5)."""
 _BLOCK_SHARE = 0.75
-"""Part of the second-level cache that a block's transformed input may take."""
+"""Part of the L2 cache that a block's transformed input may take."""
 _HELD_SHARE = 0.5
-"""Part of it that a block and the weights may take which are found there again for the next block."""
+"""Part of the L2 cache that a block and the weights may take and still be there for the next block."""
 _SLAB_PENALTY = 1.05
-"""Slowdown of products whose operands at one place, data of a block and a panel of weights, exceed the first level."""
+"""Slowdown of products whose operands at one position, data of a block and a panel of weights, exceed the L1 cache."""
 _MOST_BLOCK = 128
 _DIRECT = 0
 """The tile size that stands for the direct convolution, where one is chosen."""
@@ -62,8 +62,8 @@ _GAIN = 0.92
 class WinogradShape:
     """A convolution with stride 1 and square filters, by its output; `inputs` are those of one of the groups.
 
-    One in three dimensions adds up `depth` planes of the input for each of the result, which count as `images`; it
-    reads `planes` of them in all, borders included.
+    In three dimensions `depth` planes of the input are added up for each of the result, which count as `images`;
+    `planes` are read in all, borders included.
     """
 
     images: int
@@ -139,9 +139,9 @@ def plan_winograd(
 def winograd_pays(
     target: Target, shape: WinogradShape, tiles: Sequence[int], direct_gain: float = 1.0
 ) -> WinogradPlan | None:
-    """The best plan among the tile sizes, or None where the direct convolution is about as quick.
+    """The best plan among the tile sizes, or None where the direct convolution is about as fast.
 
-    `direct_gain` says how many times as fast as in float32 the direct one is, in integers.
+    `direct_gain` is the speedup of the direct convolution in integers over float32.
     """
     lanes = vector_lanes(target)
     if shape.groups > 1 and (shape.inputs % lanes or shape.outputs // shape.groups % lanes):
@@ -155,21 +155,21 @@ def winograd_pays(
 
 
 def convolution_cycles(target: Target, pixels: int, outputs: int, steps: int) -> float:
-    """Those of a direct convolution of float32, on all cores, with its weights in memory."""
+    """Cycles of a direct convolution of float32, on all cores, with its weights in memory."""
     cycles = direct_cycles(target, pixels, outputs, steps) / _share(pixels // 8, target.num_cores)
     return _with_weights(target, cycles, 4.0 * steps * outputs)
 
 
 def moving_cycles(target: Target, nbytes: float) -> float:
-    """Those of moving as many bytes through the last cache, on all cores."""
+    """Cycles of copying `nbytes` through the LLC, on all cores."""
     return nbytes / _read_speeds(target)[1] / target.num_cores
 
 
 def winograd_transposes(target: Target, shape: WinogradShape, tile: int, panel: int) -> bool:
-    """Had the results better be turned line by line than by a kernel of their own?
+    """Whether the results are better transposed line by line than by a separate kernel.
 
-    Its cycles are those of moving each element twice, from a cache that cores share or, of more than the second level,
-    half as fast. Whole lines of tiles may fit the cores and caches less well, by up to as many.
+    The kernel's cycles are those of copying each element twice, from a shared cache or, if larger than L2, half as
+    fast. Whole lines of tiles may fit the cores and caches less well, by up to as many.
     """
     if shape.dilation > 1 or shape.columns < LINE_ELEMENTS or shape.outputs % panel:
         return False
@@ -193,19 +193,19 @@ def transform_lanes(lanes: int, channels: int) -> int:
 
 
 def _share(tasks: int, cores: int) -> float:
-    """How many cores work, on average, when `tasks` equal pieces are shared between `cores`."""
+    """The average number of cores that work when `tasks` equal pieces are shared between `cores`."""
     return tasks / math.ceil(tasks / cores) if tasks else 1.0
 
 
 def _read_speeds(target: Target) -> tuple[float, float]:
-    """Bytes per cycle that a core reads weights at, beside its work: from memory, and from the last cache."""
-    return _FAR_BYTES_PER_CYCLE if has_high_latency_llc(target) else (MEMORY_BYTES_PER_CYCLE, CACHE_BYTES_PER_CYCLE)
+    """Bytes per cycle that a core reads weights at, beside its arithmetic: from memory, and from the LLC."""
+    return _SLOW_BYTES_PER_CYCLE if has_high_latency_llc(target) else (MEMORY_BYTES_PER_CYCLE, CACHE_BYTES_PER_CYCLE)
 
 
 def _with_weights(
     target: Target, cycles: float, nbytes: float, again: float = 0.0, not_hidden: float = _NOT_HIDDEN
 ) -> float:
-    """`cycles` of computing together with reading weights from memory, `again` as many bytes from a cache, ahead."""
+    """Cycles of computing together with prefetching weights from memory, and `again` as many bytes from a cache."""
     memory, cache = _read_speeds(target)
     reading = nbytes / memory + again / cache
     return max(cycles, reading) + not_hidden * min(cycles, reading)
@@ -224,7 +224,7 @@ def _blocks(tiles: int) -> Iterator[int]:
 
 
 def _blocks_of_lines(shape: WinogradShape, tile: int) -> Iterator[int]:
-    """Likewise of the lines of tiles of an image, one line at least."""
+    """Sizes of blocks that are whole lines of tiles of an image, one line at least."""
     lines, columns = math.ceil(shape.lines / tile), math.ceil(shape.columns / tile)
     sizes = dict.fromkeys(math.ceil(lines / parts) for parts in range(1, lines + 1))
     return (n * columns for n in sizes if n == 1 or n * columns <= _MOST_BLOCK)

@@ -1,7 +1,7 @@
-"""Products of bytes on Intel's matrix unit (AMX), which has eight times the multipliers of two vector units.
+"""Products of bytes with AMX tiles, which have eight times the multipliers of two vector units.
 
-A tile of sums is of 16 rows by 16 columns of int32. An instruction adds to it the product of a tile of the left
-operand, 16 rows of 64 unsigned bytes, by one of the right: 16 rows of 16 quads of signed bytes, as they lie in a panel.
+A tile of sums is 16 rows by 16 columns of int32. An instruction adds to it the product of a tile of the left operand,
+16 rows of 64 unsigned bytes, by one of the right: 16 rows of 16 groups of four signed bytes, as they lie in a panel.
 Two tiles of the left operand and two of the right are multiplied at a time, each by each. (Intel's Software Developer's
 Manual, volume 1, chapter 18.)
 """
@@ -50,31 +50,31 @@ if TYPE_CHECKING:
 
 __all__ = ["TilePlan", "plan_tiles", "schedule_tiles"]
 
-_ROWS, _LANES, _QUAD = 16, 16, 4
+_ROWS, _LANES, _DOT_LENGTH = 16, 16, 4
 _TILE_ROWS = 8
-"""Rows of tiles in whose time what comes with each pair of them is done."""
-_ROWS_COUNTED = 128
-"""Rows that fetch the next panel where they are counted at run time."""
+"""Fixed cost of each pair of tiles, in rows of tiles."""
+_DYNAMIC_ROWS = 128
+"""Rows whose tiles prefetch the next panel where the number of rows is dynamic."""
 _STEPS_AT_ONCE, _OPERATIONS_BEHIND = 8, 8
-"""Quads that the unit multiplies while vectors do an operation, and operations for each sum behind it."""
+"""Four-byte groups that the tiles multiply while vectors do an operation, and operations for each sum afterwards."""
 _BLOCK_SHARE = 1 / 4
-"""Of the second-level cache, for the rows of the left operand that all panels are multiplied with at a time."""
+"""Part of the L2 cache for the rows of the left operand that all panels are multiplied with at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TilePlan:
-    """Pairs of tiles of `height` rows together, `depth` quads of the reduction at a time, in blocks of rows."""
+    """Pairs of tiles of `height` rows, `depth` four-byte groups of the reduction at a time, in blocks of rows."""
 
     height: int
     depth: int
     block: int = 0
-    """rows that all panels are multiplied with before the next ones; 0 for all, of a number that is not known"""
+    """rows that all panels are multiplied with before the next ones; 0 for all, where their number is dynamic"""
     shares_rows: bool = False
-    """threads share blocks of rows; else panels"""
+    """threads share blocks of rows; otherwise panels"""
 
 
 def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan | None:
-    """How the matrix unit multiplies what `anchor` does, up to `out`; None where it doesn't."""
+    """How AMX computes the product of `anchor`, up to `out`; None where it is not used."""
     order = StoreOrder.of(out)
     if anchor.attrs.get("form") != "dot4" or order.is_transposed:
         return None
@@ -90,7 +90,7 @@ def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan
         return TilePlan(2 * _ROWS, depth)
     height = min(range(1, min(2 * _ROWS, rows) + 1), key=lambda h: (math.ceil(rows / h) * (h + _TILE_ROWS), -h))
     shares_rows, cores = rows >= columns, target.num_cores
-    blocks = math.ceil(_QUAD * rows * steps / (_BLOCK_SHARE * target.cache_bytes.l2))
+    blocks = math.ceil(_DOT_LENGTH * rows * steps / (_BLOCK_SHARE * target.cache_bytes.l2))
     if shares_rows:
         blocks = math.ceil(blocks / cores) * cores
     tiles = math.ceil(rows / height)
@@ -98,7 +98,7 @@ def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan
 
 
 def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: TilePlan) -> te.Schedule:
-    """Threads share blocks of rows, or panels. The sums of a pair of tiles are in memory for what follows of them."""
+    """Threads share blocks of rows, or panels. The sums of a pair of tiles are in memory for the epilogue."""
     s, out = te.create_schedule([o.op for o in outs]), outs[0]
     windows, pads = feeding_windows(anchor), feeding_pads(outs, anchor)
     inline_injective(s, outs, keep=[anchor, *windows, *pads])
@@ -111,7 +111,7 @@ def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, 
     (m, n), (k,) = s[sums].op.axis, s[sums].op.reduce_axis
     s[sums].reorder(m, n, k)
     panel, steps = panel_width(anchor), constant_size([extent_of(k)])
-    tiles = -(-(plan.block or _ROWS_COUNTED) // plan.height) if constant_size(sums.shape[-1:]) > panel else 0
+    tiles = -(-(plan.block or _DYNAMIC_ROWS) // plan.height) if constant_size(sums.shape[-1:]) > panel else 0
     s[sums].tensorize(m, _multiply_dot4(plan.height, panel, steps, plan.depth, tiles))
     for op in windows:
         if plan.shares_rows:
@@ -125,7 +125,7 @@ def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, 
 def _loops(
     s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: TilePlan, *, apart: bool
 ) -> tuple[te.IterVar, te.IterVar]:
-    """The loop that threads share, over blocks where these are to be `apart`, and the one that a tile is inside of."""
+    """The parallel loop, over blocks where these are to be `apart`, and the loop that a tile is inside of."""
     order, panel, lanes = StoreOrder.of(out), panel_width(anchor), vector_lanes(target)
     row, column = order.loops(s, out)
     blocks = list[te.IterVar]()
@@ -150,7 +150,7 @@ def _loops(
 def _multiply_dot4(rows: int, width: int, steps: int, depth: int, tiles: int) -> te.TensorIntrin:
     """`rows` rows, up to 32, times a panel of `width`, 16 or 32, `depth` of the `steps` at a time.
 
-    The next panel is fetched meanwhile, by all `tiles` of a block as much; 0: there is none.
+    The next panel is prefetched meanwhile, in equal shares by all `tiles` of a block; 0: there is none.
     """
     left = te.placeholder((rows, steps), "int32", name="left")
     right = te.placeholder((1, steps, width), "int32", name="right")
@@ -179,19 +179,19 @@ def _product(left: Buffer, right: Buffer, sums: Buffer, depth: int, tiles: int) 
     (rows, steps), width = [constant_size([d]) for d in left.shape], constant_size(right.shape[-1:])
     upper = rows if rows <= _ROWS else -(-rows // 2)
     heights, halves = {0: upper, upper: rows - upper} if upper < rows else {0: rows}, range(width // _LANES)
-    shapes, line = [(0, 0)] * 8, _LANES * _QUAD
+    shapes, line = [(0, 0)] * 8, _LANES * _DOT_LENGTH
     chunk = Var("chunk")
     k = chunk * depth
     stores, update = list[Stmt](), list[Stmt]()
     for a, (first, height) in enumerate(heights.items()):
-        shapes[4 + a] = (height, _QUAD * depth)
-        update.append(_call("amx_load", 4 + a, _address(left, first, k), _apart(left)))
+        shapes[4 + a] = (height, _DOT_LENGTH * depth)
+        update.append(_call("amx_load", 4 + a, _address(left, first, k), _row_stride(left)))
         for b in halves:
             shapes[2 * a + b] = (height, line)
-            stores.append(_call("amx_store", 2 * a + b, _address(sums, first, b * _LANES), _apart(sums)))
+            stores.append(_call("amx_store", 2 * a + b, _address(sums, first, b * _LANES), _row_stride(sums)))
     for b in halves:
         shapes[6 + b] = (depth, line)
-        update.append(_call("amx_load", 6 + b, _address(right, 0, k, b * _LANES), _apart(right)))
+        update.append(_call("amx_load", 6 + b, _address(right, 0, k, b * _LANES), _row_stride(right)))
         update += [_call("amx_dot_bytes", 2 * a + b, 4 + a, 6 + b) for a in range(len(heights))]
     if tiles:
         tile = floormod(floordiv(left.elem_offset, rows * steps), tiles)
@@ -204,10 +204,10 @@ def _product(left: Buffer, right: Buffer, sums: Buffer, depth: int, tiles: int) 
     )
 
 
-def _fetch_next(right: Buffer, turn: PrimExpr, lines: int) -> list[Stmt]:
-    """Ask for some lines of the next panel, others in each turn, to the second-level cache."""
+def _fetch_next(right: Buffer, step: PrimExpr, lines: int) -> list[Stmt]:
+    """Prefetch some lines of the next panel, others in each step, to the L2 cache."""
     last = constant_size(right.shape) // _LANES - 1
-    places = [Min(turn * lines + i, const(last)) * _LANES for i in range(lines)]
+    places = [Min(step * lines + i, const(last)) * _LANES for i in range(lines)]
     return [_call("prefetch", _address(right, 1, 0, place), 2, 0) for place in places]
 
 
@@ -219,7 +219,7 @@ def _address(buffer: Buffer, *index: Any) -> PrimExpr:
     return call_intrin("handle", "address_of", BufferLoad(buffer, tuple([convert(i) for i in index])))
 
 
-def _apart(buffer: Buffer) -> PrimExpr:
+def _row_stride(buffer: Buffer) -> PrimExpr:
     """Bytes from one row to the next."""
     assert buffer.strides is not None
     return convert(buffer.strides[-2]) * buffer.dtype.nbytes

@@ -1,4 +1,4 @@
-"""Products of a single row with weights of 4 or 8 bits on CPUs: as few instructions for each code as there can be."""
+"""Products of a single row with weights quantised to 4 or 8 bits on CPUs, with few instructions for each value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PANELS = 2
 """Panels of a tile, at most: vectors enough to hide most of the latency of multiply-adds, and few enough to stay in
 registers."""
 _LINES = 4
-"""Codes of a column that are written out, one after the other."""
+"""Quantised values of a column that are unrolled."""
 
 
 @register_schedule("dense_bits_row", "cpu")
@@ -65,7 +65,7 @@ def _columns(columns: te.Dim, panel: int, target: Target) -> int:
 def _by_panels(
     s: te.Schedule, tensor: te.Tensor, column: te.IterVar, tile: int, panel: int, lanes: int
 ) -> tuple[te.IterVar, te.IterVar, te.IterVar]:
-    """The loops over tiles, the panels of one, unrolled, and the columns of a panel, as vectors."""
+    """The loops over tiles, the panels of one, unrolled, and the columns of a panel, vectorised."""
     outer, inner = s[tensor].split(column, factor=tile)
     each, lane = s[tensor].split(inner, factor=panel)
     s[tensor].unroll(each)

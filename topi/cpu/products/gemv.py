@@ -1,4 +1,4 @@
-"""Products of few rows on CPUs, whose right operand is not packed: it is read once, along memory."""
+"""Products of few rows (GEMV, skinny GEMM) on CPUs: the right operand is not packed, but streamed once."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 __all__ = ["schedule_batch_matmul"]
 
 _VECTORS_OF_FEW_ROWS = 12
-"""Accumulators of a tile of few rows: wide tiles read long pieces of each row of the right operand."""
+"""Vector accumulators of a tile of few rows: wide tiles read long pieces of each row of the right operand."""
 _SHARE_OF_SUMS, _COLUMNS = 1 / 2, 4
-"""Of the registers, for vectors of sums that are added to in turns, of so many columns at most: rows of the right
-operand that are pages apart meet in one set of the cache (1024 x 1025: 16 at a time took 169 us, 4 60)."""
+"""Part of the registers for vector accumulators, and most columns they belong to: rows of the right operand that are
+pages apart alias in the cache (1024 x 1025: 16 columns at a time took 169 us, 4 took 60)."""
 
 
 @register_schedule("batch_matmul", "cpu")
 def schedule_batch_matmul(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Products whose right operand is not packed. Few rows: it is read once, along memory; else stage by stage.
+    """Products whose right operand is not packed. Few rows stream it once in memory order; others go stage by stage.
 
-    With the right operand transposed, memory runs along the reduction: each result is a sum of vectors. Otherwise a
-    tile holds all rows of as many columns as there are registers for.
+    With the right operand transposed, the reduction is contiguous: each result is a sum of vectors. Otherwise a tile
+    holds all rows of as many columns as there are registers for.
     """
     target = at_precision_of(target, anchor.output(0).dtype)
     rows, columns, steps = [extent_of(axis) for axis in (*anchor.axis[-2:], *anchor.reduce_axis)]
@@ -51,7 +51,7 @@ def _work(out: te.Tensor, anchor: te.Operation) -> float:
 
 
 def _along(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Each result by itself, a sum of vectors."""
+    """Each result on its own, as a sum of vectors."""
     s = te.create_schedule([out.op for out in outs])
     inline_injective(s, outs, keep=[anchor])
     out, lanes = outs[0], vector_lanes(target)
@@ -67,7 +67,7 @@ def _along(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Sc
 
 
 def _lane_sums(s: te.Schedule, anchor: te.Operation, lanes: int) -> tuple[te.Tensor, te.Tensor]:
-    """The results of `anchor` as sums of the lanes of vectors, and these (..., rows, columns, lanes)."""
+    """The results of `anchor` as sums of the lanes of vectors, and these vectors (..., rows, columns, lanes)."""
     assert isinstance(anchor, te.ComputeOp) and isinstance(anchor.body[0], Reduce)
     (k,), (term,) = anchor.reduce_axis, anchor.body[0].source
     shape, steps = [extent_of(axis) for axis in anchor.axis], constant_size([extent_of(k)])
@@ -88,13 +88,13 @@ def _lane_sums(s: te.Schedule, anchor: te.Operation, lanes: int) -> tuple[te.Ten
 
 
 def _columns_per_step(rows: int, lanes: int, target: Target) -> int:
-    """Columns whose vectors of sums are in registers together, which divide a vector of results."""
+    """Columns whose vector accumulators are in registers together; they divide a vector of results."""
     most = max(int(_SHARE_OF_SUMS * target.vector_registers) // rows, 1)
     return min(1 << (most.bit_length() - 1), _COLUMNS, lanes)
 
 
 def _by_lanes(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """A vector of results at a time: a vector of sums for each, whose lanes are added up for all of them together."""
+    """A vector of results at a time: a vector accumulator for each, whose lanes are reduced together."""
     s = te.create_schedule([out.op for out in outs])
     out, lanes = outs[0], vector_lanes(target)
     rows = constant_size([extent_of(anchor.axis[-2])])
@@ -133,7 +133,7 @@ def _by_lanes(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te
 
 
 def _across(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Rows of the right operand lie along memory: tiles of all rows by as many columns as there are registers for."""
+    """For a row-major right operand: tiles of all rows by as many columns as there are registers for."""
     s = te.create_schedule([out.op for out in outs])
     inline_injective(s, outs, keep=[anchor])
     out, lanes = outs[0], vector_lanes(target)

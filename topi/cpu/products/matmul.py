@@ -45,13 +45,13 @@ def _tile_output(
 ) -> te.IterVar:  # fmt: skip
     """Tile `row` x `column`, of so many `columns`, of the output as planned; the accumulator is computed tile by tile.
 
-    Where `chains` of operations follow, they are of some rows of a tile at a time. So many columns as a `run` has are
-    neighbours in memory; 0 where all of a row are. Returns the loop that a tile is inside of.
+    `chains` of elementwise operations take some rows of a tile at a time. `run` columns are contiguous in memory; 0
+    where all of a row are. Returns the loop that a tile is inside of.
 
-    With whole panels everything outside the tile is one loop, shared evenly between threads; so it is with a narrow
-    last panel, whose tiles are told apart by a branch. Others that are partial keep the panel loop apart, so that the
-    guard can be peeled off: inside the blocks of rows, which are shared between threads (one tile where there are
-    none), or around everything.
+    With whole panels everything outside the tile is one parallel loop, evenly shared; so it is with a narrow last
+    panel, whose tiles are distinguished by a branch. Other partial panels keep the panel loop apart, so that the guard
+    can be peeled off: inside the blocks of rows, which are parallel (one tile where there are none), or around
+    everything.
     """
     one_loop = isinstance(columns, int) and (columns % plan.panel == 0 or plan.narrow_last)
     blocks: list[te.IterVar] = []
@@ -60,7 +60,7 @@ def _tile_output(
         blocks = [block]
     row_outer, row_inner = s[out].split(row, factor=plan.height, tail="shift" if plan.height > 1 else "guard")
     column_outer, column_inner = split_columns(s, out, column, columns, plan.panel, plan.width)
-    if one_loop and not plan.apart:
+    if one_loop and not plan.separate_panels:
         s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)
         tile = s[out].fuse(*batch, *blocks, *column_outer, row_outer)
         parallel(s, out, tile, work, lanes)
@@ -85,9 +85,9 @@ def _tile(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, tile: te.IterVar, row: te.IterVar, column: te.IterVar,
     plan: ProductPlan, lanes: int, *, chains: bool, apart: bool, run: int = 0,
 ) -> None:  # fmt: skip
-    """One register tile, of the loops `row` and `column` inside of `tile`: its sums, then what follows of them.
+    """One register tile, of the loops `row` and `column` inside of `tile`: its sums, then the elementwise tail.
 
-    Its vectors are told `apart` where the last ones of a panel are used in part or not at all.
+    Its vectors are guarded one by one (`apart`) where the last ones of a panel are used in part or not at all.
     """
     if chains:
         _, row = s[out].split(row, factor=_rows_per_step(plan, lanes))
@@ -104,7 +104,7 @@ def _tile(
 def _results(
     s: te.Schedule, results: te.Tensor, tile: te.IterVar, plan: ProductPlan, lanes: int, *, chains: bool
 ) -> None:
-    """What follows of the sums of a tile, where its reader stores it in another way."""
+    """The elementwise tail of a tile's sums, where its reader stores it in another layout."""
     (reader,) = s.outputs
     s[results].compute_at(s[reader], tile)
     row, column = s[results].op.axis
@@ -115,7 +115,7 @@ def _results(
 
 
 _CHAINS = 4
-"""Vectors of mathematical functions that are computed together: all of a tile push each other out of the registers."""
+"""Vectors of mathematical functions that are computed together: all of a tile would spill each other."""
 
 
 def _rows_per_step(plan: ProductPlan, lanes: int) -> int:
@@ -144,7 +144,7 @@ def _for_any_rows(
     schedule: Callable[[list[te.Tensor], te.Operation, Target, ProductPlan], te.Schedule],
     outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan, rows: Sequence[te.Dim],
 ) -> te.Schedule:  # fmt: skip
-    """A schedule as planned; where `rows` are counted at run time, others for fewer of them than a tile has."""
+    """A schedule as planned; where `rows` are dynamic, others for fewer of them than a tile has."""
     counted = not all(isinstance(d, int) for d in rows)
     plans = [plan, *(fewer_rows(plan) if counted else ())]
     schedules = [schedule(outs, anchor, target, p) for p in plans]
@@ -167,9 +167,9 @@ def _dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target, p
 def tile_product(
     s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: ProductPlan
 ) -> te.Tensor:
-    """Tile the product that `anchor` computes, rows by columns, and what follows it up to `out`, in its store order.
+    """Tile the product of `anchor`, rows by columns, and its elementwise tail up to `out`, in its store order.
 
-    Returns the tile that it is summed in.
+    Returns the tile of register accumulators.
     """
     lanes, order = vector_lanes(target), StoreOrder.of(out)
     work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
@@ -180,7 +180,7 @@ def tile_product(
         parallel(s, out, outside, work, lanes)
         *row_axes, column = s[order.source].op.axis
         row, row_inner = s[order.source].split(s[order.source].fuse(*row_axes), factor=plan.height, tail="shift")
-        # of a long vector that is used in part LLVM turns elements one by one
+        # LLVM scalarises the transpose of a long vector that is used in part
         partial = constant_size(order.result.shape[-1:]) % plan.panel != 0
         _tile(s, order.source, accumulator, row, row_inner, column, plan, lanes, chains=chains, apart=partial)
     else:
@@ -205,20 +205,20 @@ def tile_product(
 
 
 _LINES = 8
-"""Lines of weights that are made of codes at a time: few enough to stay in the first-level cache beside the data."""
+"""Lines of weights that are dequantised at a time: few enough to stay in the L1 cache beside the data."""
 
 
 def _place_widened(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
-    """Make the weights that are stored narrow: each panel once for all rows.
+    """Widen the weights that are stored narrow: each panel once for all rows.
 
     Where one row tile is all that reads them there is no copy, or one of the few lines that a tile reads next where
-    lines in a "block" share what their codes are scaled by.
+    lines in a "block" share their scales.
     """
     block, lanes = weights.op.attrs.get("block"), vector_lanes(target)
     *_, line, lane = s[weights].op.axis
-    if plan.apart:
+    if plan.separate_panels:
         s[weights].compute_at(s[out], s[out].leaf_iter_vars[0])
         if block is not None:
             s[weights].unroll(s[weights].split(line, factor=min(_LINES, block))[1])
@@ -237,11 +237,11 @@ def _place_widened(
 
 
 _MANY_WEIGHTS = 1 << 15
-"""Fewer stay in the caches, or are read so quickly that there is no time to ask for them."""
+"""Fewest weights that are prefetched: fewer stay in the caches, or are read too quickly for prefetches to pay."""
 
 
 def _unroll_few_channels(s: te.Schedule, accumulator: te.Tensor, rows: int) -> None:
-    """Write out the loops over an image's few channels and a line's taps: iterations are too short for loops.
+    """Unroll the loops over an image's few channels and a line's taps: iterations are too short for loops.
 
     Neighbouring windows share pixels, which the compiler then keeps in registers: only as many as it has, of `rows`.
     """
@@ -255,16 +255,16 @@ def _unroll_few_channels(s: te.Schedule, accumulator: te.Tensor, rows: int) -> N
 
 
 _SHORT, _MOST_VALUES = 24, 144
-"""Steps of the reduction that are written out, and values of the left operand that they read, at most."""
+"""Steps of the reduction that are unrolled, and values of the left operand that they read, at most."""
 
 
 _NOTABLE_COLUMNS = 0.05
-"""The part of all columns that vectors which a last panel has no use for are, at least, to be left out: tiles that are
-told apart take a little longer (128 x 1000 x 512, a 60th: 1.05 times as long; 197 x 197 x 64, a 12th: 0.94)."""
+"""Fewest columns, as a part of all, that vectors unused by the last panel cover, for them to be skipped: the branch
+takes a little longer (128 x 1000 x 512, a 60th: 1.05 times as long; 197 x 197 x 64, a 12th: 0.94)."""
 
 
 def _saves_vectors(columns: te.Dim, rows: int, panel: int, target: Target) -> bool:
-    """Are the vectors of a narrow last panel notably fewer?"""
+    """Whether a narrow last panel saves a notable part of the vectors."""
     if not isinstance(columns, int) or not has_narrow_last(target, rows, columns, panel):
         return False
     lanes = vector_lanes(target)

@@ -1,4 +1,4 @@
-"""Products of weights that are stored narrow: widened panel by panel, or multiplied two at a time."""
+"""Products with weights that are stored narrow: widened panel by panel, or multiplied as 2-way dot products."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["paired_data", "schedule_pairs", "widened_weights"]
 
 
 def paired_data(anchor: te.Operation) -> list[te.Operation]:
-    """The stage that brings the product's data together in pairs, if it is read without a border around it."""
+    """The stage that interleaves the product's data in pairs, if there is one."""
     return [t.op for t in anchor.input_tensors if t.op.tag == "int16_pairs"]
 
 
 def schedule_pairs(s: te.Schedule, pairs: te.Operation, target: Target) -> None:
-    """Vectors along memory, lines shared between threads."""
+    """Vectorise the contiguous axis; threads share the lines."""
     result, lanes = pairs.output(0), vector_lanes(target)
     *lines, last = s[result].op.axis
     parallel(s, result, s[result].fuse(*lines), constant_size(result.shape) * 4.0, lanes)

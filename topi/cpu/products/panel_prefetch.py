@@ -1,4 +1,4 @@
-"""What a product reads from memory, asked for while register tiles pass over what is at hand: panels, residuals."""
+"""Software prefetch for products: the next panels, and residuals, are fetched while register tiles compute."""
 
 from __future__ import annotations
 
@@ -23,102 +23,106 @@ if TYPE_CHECKING:
 __all__ = ["PrefetchSchedule", "stream_panels", "stream_results", "stream_widened"]
 
 _MOST_STEPS_APART, _FEWEST_OF_WIDENED = 64, 4
-"""Steps of the reduction between lines that are fetched ahead, and at least where what is fetched is widened."""
+"""Most steps of the reduction between prefetches, and fewest where what is prefetched is widened."""
 _FEWEST_STEPS_PER_LINE = 4
-"""Steps for each line of a step, at least, where as many tiles read a panel: else the reduction has no good divisor."""
-_STEPS_IN_A_ROW = 8
-"""What the code generator writes out in a row: in it lines of several pieces of a panel are asked for in turns."""
-_FEWEST_IN_A_ROW = 8
-"""Multiply-adds of a step, at least, of which the code generator writes several out."""
+"""Fewest steps for each line of a step, where as many tiles read a panel: otherwise the reduction has no good
+divisor."""
+_UNROLLED_STEPS = 8
+"""Steps that the code generator unrolls: prefetches of several pieces of a panel are interleaved in them."""
+_FEWEST_UNROLLED = 8
+"""Fewest multiply-adds of a step of which the code generator unrolls several."""
 _PIECES = (4, 2)
 _LEAST_PIECE = 4096
-"""Bytes of a piece: a page, to whose end processors go ahead by themselves."""
+"""Bytes of a piece: a page, at whose end hardware prefetchers stop."""
 _MOST_REPEATED = 2
-"""How many panels' lines tiles may ask for: what exceeds the next is of those behind it. More stop at its end."""
+"""Panels whose lines tiles may prefetch: those beyond the next panel are of the following ones. More are clamped."""
 _LEAST_MULTIPLY_ADDS_A_LINE = 8
-"""Vectors that are multiplied and added for each line that is fetched ahead: with fewer the processor's own way of
-fetching what lies in a row is faster."""
+"""Fewest vectors that are multiplied and added for each prefetched line: with fewer the hardware prefetcher is
+faster."""
 _STEPS_BETWEEN_RESULTS = (8, 7, 6, 5, 4)
-"""Steps of the reduction after which lines are asked for that a tile's sums are added to: the first that divides it."""
+"""Steps of the reduction between prefetches of the lines that a tile's sums are added to: the first that divides it."""
 _LONG_SUM = 512
 _PART_OF_L2 = 4
-"""Tensors up to such a part of the second-level cache may still be there, from the kernel before."""
+"""Tensors up to this fraction (1 / n) of the L2 cache may still be there, from the kernel before."""
 _LARGE_L1_BYTES = 48 << 10
-_NEAR_BYTES, _FURTHER_BYTES = 3072, 8192
-"""How far ahead a panel is fetched that one tile reads, and how far into a first-level cache of `_LARGE_L1_BYTES`:
-further is no sooner, and drives out what is at hand. Processors with a large one are those from which memory is most
-cycles away."""
+_DISTANCE_BYTES, _LONG_DISTANCE_BYTES = 3072, 8192
+"""Prefetch distance in bytes for a panel that one tile reads, and the distance with an L1 cache of `_LARGE_L1_BYTES`: a
+longer one is no faster, and evicts what is in use. Processors with a large L1 are those with the longest memory latency
+in cycles."""
 _LEAST_OF_ONE_TILE = 4
-"""As `_LEAST_MULTIPLY_ADDS_A_LINE`, where so much is asked for early enough that it is quicker than the processor."""
+"""Fewest multiply-adds for each line (see `_LEAST_MULTIPLY_ADDS_A_LINE`) with the longer prefetch distance, which beats
+the hardware prefetcher."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchSchedule:
-    """How evenly register tiles ask for `lines` of memory, each tile `asks` times: every few steps for `at_once` lines.
+    """Register tiles prefetch `lines` evenly, each `prefetches` times, every few steps `at_once` lines.
 
-    Bursts keep other reads waiting. A core has too few buffers to wait for as many lines as it should, but goes ahead
-    by itself behind each of several `pieces` that are asked for in turns (Xeon of the Sapphire Rapids family, products
-    of 49 rows with weights in memory, as a share of the multiply-adds' peak: 70 % in bursts, 79 evenly, 87 in two
-    pieces, 89 in four; Zen 4, Winograd's weights: 182 and 195 % as if direct).
+    Bursts keep other reads waiting. A core has fewer line-fill buffers than it should have lines in flight, but its
+    hardware prefetcher follows each of several `pieces` that are interleaved (Xeon of the Sapphire Rapids family,
+    products of 49 rows with weights in memory, as a share of the multiply-adds' peak: 70 % in bursts, 79 evenly, 87 in
+    two pieces, 89 in four; Zen 4, Winograd's weights: 182 and 195 % as if direct).
     """
 
     lines: int
     every: int
     at_once: int
-    asks: int
-    turns: int
-    """Asks, one after the other, that are for pieces of their own."""
+    prefetches: int
+    interleave: int
+    """Consecutive prefetches that go to different pieces."""
     pieces: int
-    ends: bool
-    """Do tiles behind those that all lines are asked for in ask for the last one? Else for what lies behind it."""
+    clamps: bool
+    """Whether tiles after the last prefetch repeat the last line; otherwise they prefetch what lies behind it."""
 
     @staticmethod
     def of(
-        tiles: int, lines: int, steps: int, depth: int, *, more: bool = False, in_a_row: bool = True
+        tiles: int, lines: int, steps: int, depth: int, *, more: bool = False, unrolled: bool = True
     ) -> PrefetchSchedule:
-        """So that all lines are asked for in `steps` of each tile, or of the first if there are `more` at run time.
+        """Fetch all lines in `steps` of each tile, or of the first ones where a dynamic number of `more` follow.
 
-        The innermost loop is one over `depth`, of which few steps may be written out `in_a_row`. More of them are a
-        loop, which should be as long as may be: what a step reads is asked for at once.
+        The innermost loop is over `depth`; a few of its steps may be `unrolled`. More of them are a loop, which should
+        be as long as possible: what a step reads is prefetched together.
         """
         wanted = -(-lines // tiles)
         most = max(steps // wanted, 1)
-        most = min(most, _STEPS_IN_A_ROW) if in_a_row else min(most * max(lines // steps, 1), _MOST_STEPS_APART)
+        most = min(most, _UNROLLED_STEPS) if unrolled else min(most * max(lines // steps, 1), _MOST_STEPS_APART)
         every = max(d for d in range(1, most + 1) if depth % d == 0)
-        asks = steps // every
-        at_once = -(-wanted // asks)
-        turns = _turns(lines, every, at_once, depth) if in_a_row else 0
-        ends = more or tiles * asks * at_once > _MOST_REPEATED * lines
-        return PrefetchSchedule(lines, every, at_once, asks, max(turns, 1), turns * at_once or 1, ends)
+        prefetches = steps // every
+        at_once = -(-wanted // prefetches)
+        interleave = _interleave(lines, every, at_once, depth) if unrolled else 0
+        clamps = more or tiles * prefetches * at_once > _MOST_REPEATED * lines
+        return PrefetchSchedule(
+            lines, every, at_once, prefetches, max(interleave, 1), interleave * at_once or 1, clamps
+        )
 
     def split(self, s: te.Schedule, stage: te.Tensor, k: te.IterVar) -> te.IterVar:
-        """The loop, made of that of the reduction's innermost axis, in each iteration of which lines are asked for."""
-        if self.turns > 1:
-            _, k = s[stage].split(k, factor=self.every * self.turns)
+        """Split the loop over the reduction's innermost axis; returns the loop whose iterations prefetch."""
+        if self.interleave > 1:
+            _, k = s[stage].split(k, factor=self.every * self.interleave)
         return s[stage].split(k, factor=self.every)[0] if self.every > 1 else k
 
     def line(self, tile: Any, step: Any, number: int = 0) -> Any:
-        """Which line is asked for in a step of a tile, of those at once."""
-        ask, size = step // self.every, self.lines // self.pieces
-        piece = (ask % self.turns * self.at_once + number) if self.pieces > 1 else 0
-        passed = tile * (self.asks // self.turns) + ask // self.turns
+        """The line that a step of a tile prefetches; `number` counts those of the step."""
+        prefetch, size = step // self.every, self.lines // self.pieces
+        piece = (prefetch % self.interleave * self.at_once + number) if self.pieces > 1 else 0
+        passed = tile * (self.prefetches // self.interleave) + prefetch // self.interleave
         if self.pieces == 1:
             passed = passed * self.at_once + number
-        return piece * size + (te.min(passed, size - 1) if self.ends else passed)
+        return piece * size + (te.min(passed, size - 1) if self.clamps else passed)
 
 
-def _turns(lines: int, every: int, at_once: int, depth: int) -> int:
-    """How many asks, one after the other in the code, are for pieces of their own; 0 where there is one piece."""
+def _interleave(lines: int, every: int, at_once: int, depth: int) -> int:
+    """Consecutive prefetches that go to different pieces; 0 where there is one piece."""
     for pieces in _PIECES:
-        turns = pieces // at_once
-        whole = turns and pieces % at_once == 0 and depth % (every * turns) == 0 and lines % pieces == 0
-        if whole and every * turns <= _STEPS_IN_A_ROW and lines * LINE_BYTES >= pieces * _LEAST_PIECE:
-            return turns
+        interleave = pieces // at_once
+        whole = interleave and pieces % at_once == 0 and depth % (every * interleave) == 0 and lines % pieces == 0
+        if whole and every * interleave <= _UNROLLED_STEPS and lines * LINE_BYTES >= pieces * _LEAST_PIECE:
+            return interleave
     return 0
 
 
 def _is_worthwhile(weights: te.Tensor, target: Target) -> bool:
-    """Are these weights in memory, of so many panels that each core goes from one to the next?"""
+    """Whether these weights are in memory, of so many panels that each core goes from one to the next."""
     panels = constant_size(weights.shape[:1])
     return isinstance(weights.op, te.PlaceholderOp) and panels >= 2 * target.num_cores
 
@@ -126,10 +130,10 @@ def _is_worthwhile(weights: te.Tensor, target: Target) -> bool:
 def _position_in_panel(
     s: te.Schedule, accumulator: te.Tensor, plan: ProductPlan
 ) -> Callable[[Sequence[Any]], tuple[Any, Any, Any]]:
-    """What tells the indices of a multiplication apart: its row tile of the panel's, its column, and its step."""
+    """A function from the indices of a multiply-add to its row tile among the panel's, its column, and its step."""
     shape = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
     along = [extent_of(axis) for axis in s[accumulator].op.reduce_axis]
-    known = all(isinstance(d, int) for d in shape)  # else tiles behind those that fetch ask for later panels
+    known = all(isinstance(d, int) for d in shape)  # otherwise later tiles prefetch later panels
 
     def position(indices: Sequence[Any]) -> tuple[Any, Any, Any]:
         row, n, steps = indices[: len(shape)], indices[len(shape)], indices[len(shape) + 1 :]
@@ -142,9 +146,9 @@ def _position_in_panel(
 def stream_widened(
     s: te.Schedule, accumulator: te.Tensor, widened: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
-    """Fetch narrow weights ahead, which are widened a panel at a time: the next panel while this one is multiplied.
+    """Prefetch narrow weights, which are widened a panel at a time: the next panel while this one is multiplied.
 
-    Of weights that are made of several tensors this is the first, their codes.
+    Where weights are made of several tensors the quantised values are the first.
     """
     source = widened.op.input_tensors[0]
     *_, k = s[accumulator].op.reduce_axis
@@ -153,100 +157,102 @@ def stream_widened(
         return
     line, width = LINE_BYTES // source.dtype.nbytes, constant_size(source.shape[-1:])
     lines = -(-constant_size(source.shape[1:]) // line)
-    pace = PrefetchSchedule.of(plan.tiles_of_a_panel, lines, constant_size(widened.shape[1:-1]), depth)
-    if pace.every < _FEWEST_OF_WIDENED or pace.at_once > 1 or not choose("stream panels", True, (True, False)):
+    schedule = PrefetchSchedule.of(plan.tiles_of_a_panel, lines, constant_size(widened.shape[1:-1]), depth)
+    if schedule.every < _FEWEST_OF_WIDENED or schedule.at_once > 1 or not choose("stream panels", True, (True, False)):
         return
     position = _position_in_panel(s, accumulator, plan)
 
     def in_next(*indices: Any) -> Sequence[Any]:
         tile, n, step = position(indices)
-        return n // width + 1, pace.line(tile, step) * line
+        return n // width + 1, schedule.line(tile, step) * line
 
-    s[accumulator].prefetch_line(source, pace.split(s, accumulator, k), in_next, past_end=True)
+    s[accumulator].prefetch_line(source, schedule.split(s, accumulator, k), in_next, past_end=True)
 
 
 def stream_panels(
     s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
-    """Fetch constant weights ahead: the next panel while the row tiles pass over this one, a part in each tile.
+    """Prefetch constant weights: the next panel while the row tiles pass over this one, a part in each tile.
 
-    Weights come from memory, which the tile that reads a panel first would wait for: as long as several others take.
-    Where one tile is all that reads a panel, what lies a little further on is fetched; but where memory is far, and
-    there is the time, the next panel, too, in pieces (13 x 50257 x 768: 1.6 times as fast).
+    Otherwise the tile that reads a panel first would wait for memory as long as several others take. Where one tile is
+    all that reads a panel, a short distance ahead is prefetched; but with a high-latency LLC, if there is enough
+    arithmetic, the next panel, in pieces (13 x 50257 x 768: 1.6 times as fast).
     """
     *_, k = s[accumulator].op.reduce_axis
-    written_out = s[accumulator].attrs_of(k).kind is not None
-    if written_out or not isinstance(extent_of(k), int) or not _is_worthwhile(weights, target):
+    unrolled = s[accumulator].attrs_of(k).kind is not None
+    if unrolled or not isinstance(extent_of(k), int) or not _is_worthwhile(weights, target):
         return
     if not choose("stream panels", True, (True, False)):
         return
     if plan.tiles_of_a_panel == 1 and not _has_time_for_pieces(s, accumulator, weights, plan, target):
-        _stream_nearby(s, accumulator, weights, plan, target)
+        _stream_ahead(s, accumulator, weights, plan, target)
     else:
-        _stream_next(s, accumulator, weights, plan, target)
+        _stream_next_panel(s, accumulator, weights, plan, target)
 
 
 def _has_time_for_pieces(
     s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
 ) -> bool:
-    """Are there multiply-adds enough beside a panel's lines, and room for two panels, where the last cache is far?"""
+    """Whether there are enough multiply-adds for a panel's lines, and room for two panels, with a high-latency LLC."""
     steps, width = _steps_and_width(s, accumulator, weights)
     nbytes, lines = weights.dtype.nbytes * width, -(-weights.dtype.nbytes * width // LINE_BYTES)
     busy = plan.height * -(-width // vector_lanes(target, weights.dtype.nbytes)) >= _LEAST_MULTIPLY_ADDS_A_LINE * lines
     return busy and has_high_latency_llc(target) and 2 * steps * nbytes <= target.cache_bytes.l2 // 2
 
 
-def _stream_next(
+def _stream_next_panel(
     s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
-    """Ask for the next panel, all tiles that pass over this one for as much of it."""
+    """Prefetch the next panel, in equal shares by all tiles that pass over this one."""
     *_, k = s[accumulator].op.reduce_axis
     steps, width = _steps_and_width(s, accumulator, weights)
     line = LINE_BYTES // weights.dtype.nbytes
     known = all(isinstance(extent_of(axis), int) for axis in s[accumulator].op.axis)
     tiles, lines = plan.tiles_of_a_panel, -(-steps * width // line)
     vectors = -(-width // vector_lanes(target, weights.dtype.nbytes))
-    in_a_row = plan.height * vectors >= _FEWEST_IN_A_ROW
-    pace = PrefetchSchedule.of(tiles, lines, steps, constant_size([extent_of(k)]), more=not known, in_a_row=in_a_row)
-    if pace.every * plan.height * vectors < _LEAST_MULTIPLY_ADDS_A_LINE * pace.at_once:
+    unrolled = plan.height * vectors >= _FEWEST_UNROLLED
+    schedule = PrefetchSchedule.of(
+        tiles, lines, steps, constant_size([extent_of(k)]), more=not known, unrolled=unrolled
+    )
+    if schedule.every * plan.height * vectors < _LEAST_MULTIPLY_ADDS_A_LINE * schedule.at_once:
         return
-    if tiles >= _FEWEST_STEPS_PER_LINE and pace.every * width < _FEWEST_STEPS_PER_LINE * line * pace.at_once:
+    if tiles >= _FEWEST_STEPS_PER_LINE and schedule.every * width < _FEWEST_STEPS_PER_LINE * line * schedule.at_once:
         return
     position = _position_in_panel(s, accumulator, plan)
 
     def place(number: int) -> Callable[..., Sequence[Any]]:
         def in_next(*indices: Any) -> Sequence[Any]:
             tile, n, step = position(indices)
-            return n // plan.panel + 1, pace.line(tile, step, number) * line
+            return n // plan.panel + 1, schedule.line(tile, step, number) * line
 
         return in_next
 
-    loop = pace.split(s, accumulator, k)
-    for number in range(pace.at_once):
+    loop = schedule.split(s, accumulator, k)
+    for number in range(schedule.at_once):
         s[accumulator].prefetch_line(weights, loop, place(number), past_end=True)
 
 
-def _stream_nearby(
+def _stream_ahead(
     s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
-    """Ask in each step for what lies a little further on, in this panel or the next."""
+    """Prefetch in each step what lies a short distance ahead, in this panel or the next."""
     steps, width = _steps_and_width(s, accumulator, weights)
     line, step_bytes = LINE_BYTES // weights.dtype.nbytes, width * weights.dtype.nbytes
-    further = target.cache_bytes.l1 >= _LARGE_L1_BYTES and steps * step_bytes > _FURTHER_BYTES
-    near = (_FURTHER_BYTES if further else _NEAR_BYTES) // step_bytes
+    further = target.cache_bytes.l1 >= _LARGE_L1_BYTES and steps * step_bytes > _LONG_DISTANCE_BYTES
+    distance = (_LONG_DISTANCE_BYTES if further else _DISTANCE_BYTES) // step_bytes
     least = _LEAST_OF_ONE_TILE if further else _LEAST_MULTIPLY_ADDS_A_LINE
     vectors = -(-line // vector_lanes(target, weights.dtype.nbytes))
     in_caches = constant_size(weights.shape) * weights.dtype.nbytes <= max(target.cache_bytes)
-    if plan.height * vectors < least or steps <= near or in_caches:
+    if plan.height * vectors < least or steps <= distance or in_caches:
         return
     position = _position_in_panel(s, accumulator, plan)
 
     def place(element: int) -> Callable[..., Sequence[Any]]:
-        def nearby(*indices: Any) -> Sequence[Any]:
+        def ahead(*indices: Any) -> Sequence[Any]:
             _, n, step = position(indices)
-            return n // plan.panel, (step + near) * width + element
+            return n // plan.panel, (step + distance) * width + element
 
-        return nearby
+        return ahead
 
     for element in range(0, width, line):
         s[accumulator].prefetch_line(weights, s[accumulator].op.reduce_axis[-1], place(element), past_end=True)
@@ -262,19 +268,19 @@ def _steps_and_width(s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor)
 def stream_results(
     s: te.Schedule, accumulator: te.Tensor, out: te.Tensor, anchor: te.Operation, plan: ProductPlan, target: Target
 ) -> None:
-    """Fetch what the sums of a tile are added to (a residual), and where they go, while they are summed up.
+    """Prefetch what the sums of a tile are added to (a residual), and where they go, during the reduction.
 
-    Some lines every few steps: the processor doesn't guess a tile's lines, of as many rows, and all of them at once are
-    more than it waits for at a time: neither loads of the next tile nor stores could go on. The reduction's innermost
-    loop may be split already.
+    Some lines every few steps: a tile's rows are too many streams for the hardware prefetcher, and all of them together
+    exceed the line-fill buffers: neither loads of the next tile nor stores could go on. The reduction's innermost loop
+    may be split already.
     """
     residuals = [t for t in _read_behind(out, anchor) if tuple(t.shape) == tuple(out.shape)]
     size = target.cache_bytes.l2 // _PART_OF_L2
-    far = [t for t in (*residuals, out) if constant_size(t.shape) * t.dtype.nbytes > size]
+    large = [t for t in (*residuals, out) if constant_size(t.shape) * t.dtype.nbytes > size]
     axes = s[accumulator].op.reduce_axis
     along = [extent_of(axis) for axis in axes]
     rows = out.shape[:-1]
-    if not far or not all(isinstance(d, int) for d in (*along, *out.shape)) or _is_crowded(along, target):
+    if not large or not all(isinstance(d, int) for d in (*along, *out.shape)) or _is_crowded(along, target):
         return
     outer, every = _innermost_parts(s, accumulator, axes[-1])
     if not every:
@@ -291,44 +297,44 @@ def stream_results(
 
         return in_tile
 
-    for tensor in far:
+    for tensor in large:
         for number in range(at_once):
             for element in range(0, plan.width, LINE_BYTES // tensor.dtype.nbytes):
                 s[accumulator].prefetch_line(tensor, outer, place(number, element), written=tensor is out)
 
 
 def _is_crowded(along: Sequence[te.Dim], target: Target) -> bool:
-    """Would the addresses of lines have sums moved to memory and back?
+    """Whether the addresses of prefetched lines would spill accumulators.
 
-    On AArch64 they do. Where there are few registers windows that move over an image have no room for them, and
-    with sums of many steps the little that is moved is more than what there is to gain.
+    On AArch64 they do. With few registers convolution windows have no room for them, and with sums of many steps the
+    small spilled part costs more than there is to gain.
     """
     few = has_few_registers(target)
     return "neon" in target.features or (few and (len(along) > 1 or constant_size(along) > _LONG_SUM))
 
 
 def _read_behind(out: te.Tensor, anchor: te.Operation) -> list[te.Tensor]:
-    """The arguments of a function that are read of what `anchor` computed, on the way to `out`."""
+    """The placeholders that the elementwise tail of `anchor` reads, on the way to `out`."""
     return [op.output(0) for op in operations_after(anchor, [out]) if isinstance(op, te.PlaceholderOp)]
 
 
 def _innermost_parts(s: te.Schedule, stage: te.Tensor, axis: te.IterVar) -> tuple[te.IterVar, int]:
     """The loop over parts of a reduction's innermost axis, and the steps of a part; (axis, 0) where it has none.
 
-    Where that is written out, as an image's few channels are, the innermost loop that is not.
+    Where that axis is unrolled, as an image's few channels are, the innermost loop that is not.
     """
     for relation in s[stage].relations:
         if isinstance(relation, Split) and relation.parent is axis:
             assert isinstance(relation.factor, int)
             return relation.outer, relation.factor
-    written_out = 1
+    unrolled = 1
     for loop in reversed(s[stage].op.reduce_axis):
         if s[stage].attrs_of(loop).kind is None:
             break
-        written_out *= constant_size([extent_of(loop)])
+        unrolled *= constant_size([extent_of(loop)])
     else:
         return axis, 0
-    if written_out > 1:
-        return loop, written_out
+    if unrolled > 1:
+        return loop, unrolled
     every = next((n for n in _STEPS_BETWEEN_RESULTS if constant_size([extent_of(axis)]) % n == 0), 0)
     return (s[stage].split(axis, factor=every)[0] if every else axis), every

@@ -1,7 +1,7 @@
-"""Copies of weights into panels, for large weights: whole cache lines are read, turned in registers and written.
+"""Packing of large weights into panels: whole cache lines are read, transposed in registers and written.
 
-A panel of the plain weights is a matrix (width, K), which becomes (K, width). But for the width sizes are known at run
-time; K comes in chunks.
+A panel of the plain weights is a matrix (width, K), which becomes (K, width). All sizes but the width are dynamic; K
+comes in chunks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def panels_by_rows(width: int, lanes: int, name: str) -> PrimFunc:
     rows = te.placeholder((panels, width, chunks * CHUNK), "float32", name="rows")
     packed = te.compute((panels, chunks * CHUNK, width), lambda p, k, j: rows(p, j, k), name="packed")
     s = te.create_schedule(packed.op)
-    turned, _, vectors = transpose_in_registers(s, rows, [packed.op], 1, lanes)
-    s[turned].unroll(vectors)
+    transposed, _, vectors = transpose_in_registers(s, rows, [packed.op], 1, lanes)
+    s[transposed].unroll(vectors)
     panel, k, j = s[packed].op.axis
     chunk, within = s[packed].split(k, factor=CHUNK)
     group, step = s[packed].split(within, factor=lanes)
@@ -38,7 +38,7 @@ def panels_by_rows(width: int, lanes: int, name: str) -> PrimFunc:
     s[packed].unroll(group)
     s[packed].unroll(step)
     s[packed].vectorize(lane)
-    s[turned].compute_at(s[packed], group)
+    s[transposed].compute_at(s[packed], group)
     return _kernel(s, [rows, packed], name, panels, chunks)
 
 
@@ -64,8 +64,8 @@ def winograd_panels(tile: int, kernel: int, width: int, lanes: int, name: str) -
 
     packed = te.compute((panels, size, size, chunks * lanes, width), element, name="packed")
     s = te.create_schedule(packed.op)
-    turned, _, vectors = transpose_in_registers(s, filters, [halfway.op], 1, lanes)
-    s[turned].unroll(vectors)
+    transposed, _, vectors = transpose_in_registers(s, filters, [halfway.op], 1, lanes)
+    s[transposed].unroll(vectors)
     s[halfway].set_scope("local")
     p, a, b, i, j = s[packed].op.axis
     chunk, step = s[packed].split(i, factor=lanes)
@@ -79,7 +79,7 @@ def winograd_panels(tile: int, kernel: int, width: int, lanes: int, name: str) -
     s[halfway].unroll(row)
     s[halfway].unroll(tap)
     s[halfway].vectorize(lane)
-    s[turned].compute_at(s[packed], outer)
+    s[transposed].compute_at(s[packed], outer)
     return _kernel(s, [filters, packed], name, panels, chunks)
 
 

@@ -1,4 +1,4 @@
-"""How a product with packed weights is tiled, and in what order its register tiles pass over the operands."""
+"""The tiling of a product with packed weights, and the order in which its register tiles pass over the operands."""
 
 from __future__ import annotations
 
@@ -29,57 +29,57 @@ if TYPE_CHECKING:
 __all__ = ["ProductPlan", "fewer_rows", "has_few_channels", "has_narrow_last", "plan_product"]
 
 _NOTABLY = 0.9
-"""The part of a core's largest share of the rows that its share of the panels has to be for panels to be shared."""
+"""A core's share of the panels is shared if it is at most this part of its share of the rows."""
 _BLOCKS_OF_A_CORE = 8
-"""Blocks of rows for each core, at least, where these are what threads share."""
+"""Fewest blocks of rows for each core where threads share these."""
 _MUCH_LARGER = 4
-"""How many times over the left operand exceeds the weights where cores share its rows, not the panels."""
-_FAR_WEIGHTS, _FEWEST_OF_A_CORE = 20, 2
-"""Where the last cache is far: how many times over the weights may exceed a core's rows if rows are shared, and the
+"""Least ratio of the left operand's size to the weights' for cores to share its rows, not the panels."""
+_LARGE_WEIGHTS, _FEWEST_OF_A_CORE = 20, 2
+"""With a high-latency LLC: largest ratio of the weights' size to that of a core's rows if rows are shared, and the
 fewest tiles that a core has then. (Two cores of a Xeon of the Sapphire Rapids family: 20 models took 2 to 3 % less
 time, some mobile ones 5 to 8 %.)"""
 _FEWEST_STEPS = 128
-"""Steps of the reduction that are done at a time, at least."""
+"""Fewest steps of the reduction in a K-block."""
 _FEWEST_TILES = 8
-"""Tiles that a panel passes over at least, while it is in the first-level cache."""
+"""Fewest tiles that a panel passes over while it is in the L1 cache."""
 _WASTE = 0.01
-"""Tiles that are computed twice, as a part of all, at most."""
-_TILES_COUNTED = 4
-"""Tiles that fetch the next panel where rows are counted at run time: some texts have few more, and those have time."""
-_ROWS_OF_A_PART = 112
-"""Rows of a block, at least (or all), for which a part of the reduction is done at a time: they pay for the panels."""
-_TILES_OF_A_PART = 4
-"""Row tiles of a block, at least: fewer read a panel from memory as quickly as anything else."""
+"""Most tiles that are computed twice, as a part of all."""
+_TILES_OF_DYNAMIC_ROWS = 4
+"""Tiles that prefetch the next panel where the number of rows is dynamic: a few more still leave time for it."""
+_ROWS_OF_A_K_BLOCK = 112
+"""Fewest rows of a block (or all) for K-blocking: they pay for reading the panels."""
+_TILES_OF_A_K_BLOCK = 4
+"""Fewest row tiles of a block: fewer read a panel from memory as fast as anything else."""
 _MASKED_ROWS = 1024
-"""Rows of a product, at most, whose last panel may end within a vector, masked, and be in one loop with the others. Of
-more rows blocks are long enough that a loop over panels inside of them costs nothing, and masks do with short sums."""
+"""Most rows of a product whose last panel may end within a vector, masked, and be in one loop with the others. With
+more rows blocks are long enough that a loop over panels inside of them costs nothing, while masks do with short
+sums."""
 _MOST_OF_PANELS, _MOST_OF_ROWS = 0.95, 0.6
-"""Of the second-level cache: what two panels take at most where the reduction isn't divided, and what they and rows do
-that are read anew for each panel where the last cache is far (512 x 3072 x 768: 148 GFLOP/s in it, 159 in two
-blocks)."""
+"""Parts of the L2 cache: the most that two panels take without K-blocking, and that they and rows take together where
+rows are read anew for each panel with a high-latency LLC (512 x 3072 x 768: 148 GFLOP/s in it, 159 in two blocks)."""
 _FEW_CHANNELS, _REGISTERS_OF_PIXELS = 3, 2
 _RESIDENT, _STREAMING = 1 / 4, 1 / 2
-"""Of the second-level cache: what weights that stay there take at most, and what passes by at least."""
+"""Parts of the L2 cache: the most that resident weights take, and the least that streams by."""
 
 
 @dataclass(frozen=True, slots=True)
-class _PartSizes:
-    """How much of the second-level cache a block may take whose reduction is done by parts."""
+class _KBlockSizes:
+    """The parts of the L2 cache that a block may take with K-blocking."""
 
     block: float
-    """a part of the rows, two panels' and the sums"""
+    """a K-block of the rows, of two panels, and the sums"""
     panel: float
-    """a panel's part"""
+    """a K-block of a panel"""
     panels_per_step: int
-    """panels, at most, that a block is multiplied with part by part"""
+    """panels, at most, that a block is multiplied with by K-blocks"""
     fewer: bool
-    """or less, if cores then have equal shares"""
+    """or fewer, if cores then have equal shares"""
 
 
-_PARTS = _PartSizes(0.95, 1 / 8, 2, fewer=False)
-_PARTS_OF_HIGH_LATENCY_LLC = _PartSizes(0.4, 1 / 16, 8, fewer=True)
-"""Where the last cache is far: blocks of few rows, as a second-level cache of 2 MiB doesn't keep much more than half of
-them, but of more panels, as for each group of them the rows are read anew."""
+_K_BLOCKS = _KBlockSizes(0.95, 1 / 8, 2, fewer=False)
+_K_BLOCKS_HIGH_LATENCY_LLC = _KBlockSizes(0.4, 1 / 16, 8, fewer=True)
+"""The sizes with a high-latency LLC: blocks of few rows, as an L2 cache of 2 MiB doesn't keep much more than half of
+them, but of more panels, as rows are read anew for each group of panels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +93,21 @@ class ProductPlan:
     """a partial last panel: panels are the outermost loop, so that each is read once, and what threads share"""
     tiles_per_step: int = 0
     """row tiles that all panels pass over before the next ones; 0: all"""
-    apart: bool = False
-    """panels are the outermost loop by themselves even if all are whole: something is computed once for each"""
+    separate_panels: bool = False
+    """panels are the outermost loop on their own even if all are whole: something is computed once for each"""
     tiles_of_a_panel: int = 0
-    """row tiles in a row that read the same panel, while the next one may be fetched; 0 where others come between;
-    where rows are counted at run time the first of them"""
+    """consecutive row tiles that read the same panel, while the next one may be prefetched; 0 where others come
+    between; where the number of rows is dynamic the first of them"""
     depth: int = 0
-    """steps of the reduction that a block's tiles do before the next ones (`topi.cpu.products.split_k`); 0: all"""
+    """steps of the reduction in a K-block (`topi.cpu.products.split_k`); 0: all"""
     panels_per_step: int = 1
-    """panels that a block is multiplied with in turns then"""
+    """panels that a block is multiplied with alternately then"""
     narrow_last: bool = False
-    """the last panel is partial, but in one loop with the others: its tiles are of the vectors that it has"""
+    """the last panel is partial, but in one loop with the others: its tiles have only as many vectors as it needs"""
 
 
 def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:
-    """The plan for the product, or convolution, that `anchor` computes, and what follows it up to `out`."""
+    """The plan for the product, or convolution, that `anchor` computes, with its elementwise tail up to `out`."""
     p = _Product(out, anchor, target)
     width = tile_columns(target, anchor, p.rows, p.steps)
     narrow = widened_weights(anchor)
@@ -116,10 +116,10 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
     temporaries = spare_registers(target, form) + _shared_pixels(anchor, target)
     panels = -(-p.columns // width)
     height = tile_rows(
-        target, p.rows, width, p.steps, panels, p.line, temporaries, p.apart, widened=bool(narrow)
+        target, p.rows, width, p.steps, panels, p.line, temporaries, p.row_stride, widened=bool(narrow)
     )
     tiles = -(-p.rows // height)
-    parts = None if narrow or width != p.panel else _parts(p, height, tiles)
+    parts = None if narrow or width != p.panel else _split_k_plan(p, height, tiles)
     if parts is not None:
         return parts
     if narrow and tiles > 1:
@@ -127,46 +127,46 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
     else:
         panels_first, apart = p.exceeds_caches or p.shares_panels_better(tiles), False
         at_once = _tiles_per_step(p, tiles, panels_first)
-    in_a_row = (at_once or tiles) if width == p.panel and (p.in_one_loop or panels_first) else 0
+    consecutive = (at_once or tiles) if width == p.panel and (p.in_one_loop or panels_first) else 0
     if p.left_bytes is None:
-        in_a_row = min(in_a_row, _TILES_COUNTED)
+        consecutive = min(consecutive, _TILES_OF_DYNAMIC_ROWS)
     return ProductPlan(
-        height, width, p.panel, panels_first, at_once, apart, in_a_row, narrow_last=p.narrow_last and not apart
+        height, width, p.panel, panels_first, at_once, apart, consecutive, narrow_last=p.narrow_last and not apart
     )
 
 
 def _shared_pixels(anchor: te.Operation, target: Target) -> int:
-    """Registers for pixels that neighbouring windows share, where taps of few channels are written out.
+    """Registers for pixels that neighbouring windows share, where taps of few channels are unrolled.
 
-    A tile that takes all registers but three had its sums moved to memory and back: 224 x 224 x 3 to 32, 3 x 3 by 2,
-    took 1.7 times as long, 5 x 5 windows of one channel 2.3 times. Few registers have no room for any.
+    A tile that took all registers but three had its sums spilled: 224 x 224 x 3 to 32, 3 x 3 by 2, took 1.7 times as
+    long, 5 x 5 windows of one channel 2.3 times. With few registers there is no room for any.
     """
     windows = len(anchor.reduce_axis) > 1 and not has_few_registers(target)
     return _REGISTERS_OF_PIXELS if windows and has_few_channels(anchor) else 0
 
 
 def has_few_channels(anchor: te.Operation) -> bool:
-    """Are the channels so few, as an image's, that loops over them and a line's taps are written out?"""
+    """Whether there are so few channels, as in an image, that loops over them and a line's taps are unrolled."""
     return constant_size([extent_of(anchor.reduce_axis[-1])]) <= _FEW_CHANNELS
 
 
 def fewer_rows(plan: ProductPlan) -> list[ProductPlan]:
-    """Plans for rows that are fewer than a tile of `plan` has: half a tile, then single rows; cores share the panels.
+    """Plans for fewer rows than a tile of `plan` has: half a tile, then single rows; cores share the panels.
 
-    A tile of few rows waits for its sums, not for multipliers: half of one costs as much as a single row.
+    A tile of few rows is bound by the latency of its sums: half of one costs as much as a single row.
     """
     heights = [h for h in dict.fromkeys((plan.height // 2, 1)) if 0 < h < plan.height]
     return [ProductPlan(h, plan.width, plan.panel, panels_first=True) for h in heights]
 
 
 def has_narrow_last(target: Target, rows: int, columns: int, panel: int) -> bool:
-    """Is the last of several panels partial, of whole vectors or of one that is masked at next to no cost?"""
+    """Whether the last of several panels is partial, of whole vectors or of one that is masked at next to no cost."""
     masks = "avx512f" in target.features and rows <= _MASKED_ROWS
     return columns > panel and columns % panel > 0 and (masks or columns % vector_lanes(target) == 0)
 
 
 class _Product:
-    """The sizes of a product that its plan depends on."""
+    """The sizes of a product that determine its plan."""
 
     def __init__(self, out: te.Tensor, anchor: te.Operation, target: Target) -> None:
         self.target, self.groups = target, anchor.attrs["groups"]
@@ -183,16 +183,18 @@ class _Product:
         self.steps = constant_size(extents)
         one_by_one = len(extents) == 1 and anchor.attrs.get("form") != "dot8"
         self.is_matrix = one_by_one and all(isinstance(d, int) for d in (*out.shape, *extents))
-        """Is it a product of matrices, one element of each in a step, with sizes that are known?"""
+        """whether it is a product of matrices, one element of each in a step, with static sizes"""
         self.line = constant_size(row_dims[-1:]) if constant_size(extents[:-1]) > 1 else 0
         """results on a line of an image; 0 where no window moves along it"""
         stride = anchor.attrs.get("strides", (1,))[-1]
-        self.apart = stride * constant_size(self.left.shape[-1:]) * self.left.dtype.nbytes if self.groups == 1 else 0
-        """bytes from what one result is summed of to the next one's; groups read copies that are spread well"""
+        self.row_stride = (
+            stride * constant_size(self.left.shape[-1:]) * self.left.dtype.nbytes if self.groups == 1 else 0
+        )
+        """bytes between the inputs of neighbouring results; grouped products read copies without set conflicts"""
 
     @property
     def exceeds_caches(self) -> bool:
-        """Do the weights exceed all caches?"""
+        """Whether the weights exceed all caches."""
         return self.weight_bytes > max(self.target.cache_bytes)
 
     @property
@@ -201,25 +203,25 @@ class _Product:
 
     @property
     def narrow_last(self) -> bool:
-        """Is a partial last panel one of `has_narrow_last`, of weights that caches hold?"""
+        """Whether a partial last panel is one of `has_narrow_last`, of weights that caches hold."""
         return not self.exceeds_caches and has_narrow_last(self.target, self.rows, self.columns, self.panel)
 
     @property
     def in_one_loop(self) -> bool:
-        """Are all panels, and the row tiles that pass over each, one loop?"""
+        """Whether all panels, and the row tiles that pass over each, are one loop."""
         return self.has_whole_panels or self.narrow_last
 
     @cached_property
     def left_bytes(self) -> int | None:
-        """Bytes of the left operand; None where its rows are counted at run time."""
+        """Bytes of the left operand; None where its number of rows is dynamic."""
         known = all(isinstance(d, int) for d in self.left.shape)
         return constant_size(self.left.shape) * self.left.dtype.nbytes if known else None
 
     @property
-    def left_stays(self) -> bool:
-        """Does the left operand stay, beside two panels, in a cache that it is read from fast enough for each panel?
+    def left_is_resident(self) -> bool:
+        """Whether the left operand stays, beside two panels, in a cache fast enough to be read again for each panel.
 
-        Yes where its rows are counted at run time: then nothing can be planned.
+        True for a dynamic number of rows: then nothing can be planned.
         """
         room = cache_share(self.target)
         if has_high_latency_llc(self.target):
@@ -227,10 +229,10 @@ class _Product:
         return (self.left_bytes or 0) <= room
 
     @property
-    def weights_stay(self) -> bool:
-        """Do the weights stay in the second-level cache, while rows and results, which don't, pass by once?
+    def weights_are_resident(self) -> bool:
+        """Whether the weights stay in the L2 cache, while rows and results, which don't, stream by once.
 
-        Where the last cache is far, this costs less than to pass over rows and results anew for each panel.
+        With a high-latency LLC this costs less than passing over rows and results anew for each panel.
         """
         if self.left_bytes is None or not has_high_latency_llc(self.target):
             return False
@@ -238,7 +240,7 @@ class _Product:
         return self.weight_bytes <= _RESIDENT * cache and passing > _STREAMING * cache
 
     def shares_panels_better(self, tiles: int) -> bool:
-        """Do the cores share panels notably more evenly than row tiles?"""
+        """Whether panels partition notably more evenly over the cores than row tiles."""
         cores = self.target.num_cores
         return largest_partition(-(-self.columns // self.panel), cores) < _NOTABLY * largest_partition(tiles, cores)
 
@@ -246,7 +248,7 @@ class _Product:
 def _tiles_per_step(p: _Product, tiles: int, panels_first: bool) -> int:
     """Row tiles, of `tiles`, that all panels pass over before the next ones; 0 for all.
 
-    One where there are narrow groups, whose weights stay in the caches: neighbours read the same cache lines.
+    One for narrow groups whose weights stay in the caches: neighbours read the same cache lines.
     """
     if p.groups > 1 and not p.has_wide_groups and p.weight_bytes <= p.target.cache_bytes.l2:
         return choose("tiles at once", 1, [1, *_block_sizes(tiles)])
@@ -254,27 +256,27 @@ def _tiles_per_step(p: _Product, tiles: int, panels_first: bool) -> int:
     at_once = _tiles_in_cache(p, tiles) if in_blocks else 0
     if not p.in_one_loop or p.columns <= p.panel:
         return at_once
-    at_once = 1 if p.weights_stay else at_once or _tiles_of_a_core(p, tiles)
+    at_once = 1 if p.weights_are_resident else at_once or _tiles_of_a_core(p, tiles)
     return choose("tiles at once", at_once, [*_block_sizes(tiles), 1])
 
 
-def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
-    """The plan for a part of the reduction at a time; None where two panels, and enough rows, fit into the cache whole.
+def _split_k_plan(p: _Product, height: int, tiles: int) -> ProductPlan | None:
+    """The plan with K-blocking; None where two panels, and enough rows, fit into the cache whole.
 
-    The steps are as many as leave room for enough rows, the blocks as even as their number allows.
+    A K-block has as many steps as leave room for enough rows, the blocks are as even as their number allows.
     """
     cores, cache = p.target.num_cores, p.target.cache_bytes.l2
-    sizes = _PARTS_OF_HIGH_LATENCY_LLC if has_high_latency_llc(p.target) else _PARTS
-    large = p.element * 2 * p.panel * p.steps > _MOST_OF_PANELS * cache or not p.left_stays
-    if not p.is_matrix or p.groups > 1 or not p.has_whole_panels or tiles < _TILES_OF_A_PART or not large:
+    sizes = _K_BLOCKS_HIGH_LATENCY_LLC if has_high_latency_llc(p.target) else _K_BLOCKS
+    large = p.element * 2 * p.panel * p.steps > _MOST_OF_PANELS * cache or not p.left_is_resident
+    if not p.is_matrix or p.groups > 1 or not p.has_whole_panels or tiles < _TILES_OF_A_K_BLOCK or not large:
         return None
     panels, most = p.columns // p.panel, int(sizes.panel * cache) // (p.element * p.panel)
     groups = [n for n in range(sizes.panels_per_step, 0, -1) if panels % n == 0]
 
     def block(depth: int, together: int) -> int:
-        """Row tiles of a block: their rows, two panels' parts and the sums are what the cache holds."""
+        """Row tiles of a block: the cache holds their rows, two panels' K-blocks and the sums."""
         rows = (int(sizes.block * cache) // p.element - 2 * p.panel * depth) // (depth + together * p.panel)
-        return max(rows // height, 1) if rows >= min(_ROWS_OF_A_PART, p.rows) else 0
+        return max(rows // height, 1) if rows >= min(_ROWS_OF_A_K_BLOCK, p.rows) else 0
 
     for depth in [p.steps // n for n in range(1, p.steps // _FEWEST_STEPS + 1) if p.steps % n == 0]:
         if most < depth < p.steps or not block(depth, groups[0]):
@@ -294,13 +296,13 @@ def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
 
 
 def _tiles_in_cache(p: _Product, tiles: int) -> int:
-    """Row tiles such that what they read takes half of the second-level cache.
+    """Row tiles whose input takes half of the L2 cache; 0 for no blocks.
 
-    0 where one panel is all, as rows are read once then anyway, or where the rows are counted at run time. With panels
-    in one loop also where the left operand stays where it is read from fast enough, or blocks would have too few rows,
-    unless there are groups, of which each reads a part of the rows. But where panels have cache lines of the results in
-    common, these should stay at hand until the next panel, if panels do so until the next block. With a partial panel
-    by itself there are blocks enough for the cores.
+    0 where one panel is all, as rows are read once then anyway, or where the number of rows is dynamic. With panels in
+    one loop also where the left operand is read fast enough from where it is, or blocks would have too few rows, unless
+    there are groups, of which each reads a part of the rows. But where panels share cache lines of the results, these
+    should stay in the cache until the next panel, if panels do so until the next block. With a separate partial panel
+    there are blocks enough for the cores.
     """
     if p.left_bytes is None or p.columns <= p.panel:
         return 0
@@ -308,7 +310,9 @@ def _tiles_in_cache(p: _Product, tiles: int) -> int:
     blocks = -(-p.left_bytes // share)
     if not p.in_one_loop:
         blocks = max(blocks, _BLOCKS_OF_A_CORE * p.target.num_cores)
-    elif p.groups == 1 and (p.left_stays or (has_high_latency_llc(p.target) and p.rows // blocks < _ROWS_OF_A_PART)):
+    elif p.groups == 1 and (
+        p.left_is_resident or (has_high_latency_llc(p.target) and p.rows // blocks < _ROWS_OF_A_K_BLOCK)
+    ):
         written = p.element * p.rows * p.columns
         blocks = -(-written // share)
         if p.columns % LINE_ELEMENTS == 0 or blocks == 1 or p.weight_bytes > share:
@@ -317,17 +321,17 @@ def _tiles_in_cache(p: _Product, tiles: int) -> int:
 
 
 def _tiles_of_a_core(p: _Product, tiles: int) -> int:
-    """Row tiles of which each core gets blocks, all panels passing over each, where that costs next to no more tiles.
+    """Row tiles of each core's blocks, all panels passing over each, where that costs next to no more tiles.
 
-    A core then reads its part of the left operand alone, and what it wrote before is in its own caches. 0 where the
-    weights are not much smaller: there cores share the panels, and each reads a part of them. Where the last cache is
-    far, what another core wrote is further than weights: blocks may be a little uneven, and weights larger.
+    A core then reads its part of the left operand only, and what it wrote before is in its own caches. 0 where the
+    weights are not much smaller: there cores share the panels, and each reads a part of them. With a high-latency LLC
+    what another core wrote is further than weights: blocks may be a little uneven, and weights larger.
     """
     cores, most = p.target.num_cores, -(-tiles // p.target.num_cores)
     if p.left_bytes is None or cores == 1:
         return 0
     balanced = most >= _FEWEST_OF_A_CORE and partitions_evenly(tiles, cores)
-    small = p.weight_bytes <= _FAR_WEIGHTS * p.left_bytes / cores
+    small = p.weight_bytes <= _LARGE_WEIGHTS * p.left_bytes / cores
     if has_high_latency_llc(p.target) and p.groups == 1 and balanced and small:
         return most
     if p.left_bytes < _MUCH_LARGER * p.weight_bytes:
@@ -341,5 +345,5 @@ def _tiles_of_a_core(p: _Product, tiles: int) -> int:
 
 
 def _block_sizes(tiles: int) -> list[int]:
-    """Numbers of row tiles that all panels may pass over before the next ones; 0 for all tiles."""
+    """Candidates for the number of row tiles that all panels pass over before the next ones; 0 for all tiles."""
     return [0, *dict.fromkeys(-(-tiles // parts) for parts in (2, 4, 8, 16, 32) if tiles >= _FEWEST_TILES * parts)]

@@ -1,4 +1,4 @@
-"""Products over a long reduction, a part of it at a time: what a block's tiles read stays in the second-level cache."""
+"""Products over a long reduction by K-blocks: what a block's tiles read stays in the L2 cache."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["sum_split_k"]
 
 
 def sum_split_k(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: ProductPlan) -> None:
-    """Threads share blocks of rows x groups of panels. All tiles of one add up a part of the reduction, then the next.
+    """Threads share blocks of rows x groups of panels. All tiles of one add up a K-block, then the next.
 
-    The sums lie in memory of the thread; the elementwise tail up to `out` (..., columns) reads them there.
+    The sums are in memory of the thread; the elementwise tail up to `out` (..., columns) reads them there.
     """
     lanes, panel = vector_lanes(target), panel_width(anchor)
     sums = local_accumulator(s, anchor, out)
@@ -70,11 +70,11 @@ def sum_split_k(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Ta
 
 
 def _fetch_ahead(s: te.Schedule, tile: te.Tensor, weights: te.Tensor, plan: ProductPlan, tiles: int) -> None:
-    """Fetch the part of a panel that comes next, while the `tiles` of a block pass over this one, a piece in each."""
+    """Prefetch the next K-block of a panel, while the `tiles` of a block pass over this one, a piece in each."""
     if not isinstance(weights.op, te.PlaceholderOp):
         return
     width, line = constant_size(weights.shape[-1:]), LINE_BYTES // weights.dtype.nbytes
-    pace = PrefetchSchedule.of(tiles, -(-plan.depth * width // line), plan.depth, plan.depth)
+    schedule = PrefetchSchedule.of(tiles, -(-plan.depth * width // line), plan.depth, plan.depth)
     shape = [extent_of(axis) for axis in s[tile].op.axis[1:-1]]
 
     def place(number: int) -> Callable[..., Sequence[Any]]:
@@ -83,11 +83,11 @@ def _fetch_ahead(s: te.Schedule, tile: te.Tensor, weights: te.Tensor, plan: Prod
             panel = n // width
             last = panel % plan.panels_per_step == plan.panels_per_step - 1
             following = te.select(last, panel - plan.panels_per_step + 1, panel + 1)
-            passed = pace.line(ravel_index(row, shape) // plan.height % tiles, step, number)
+            passed = schedule.line(ravel_index(row, shape) // plan.height % tiles, step, number)
             return following, te.select(last, part + 1, part) * (plan.depth * width) + passed * line
 
         return in_next
 
-    loop = pace.split(s, tile, s[tile].op.reduce_axis[0])
-    for number in range(pace.at_once):
+    loop = schedule.split(s, tile, s[tile].op.reduce_axis[0])
+    for number in range(schedule.at_once):
         s[tile].prefetch_line(weights, loop, place(number), past_end=True)

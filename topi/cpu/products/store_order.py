@@ -1,4 +1,4 @@
-"""The order in which a product's result is stored, where it is transposed: by rows of the product, or across them."""
+"""The order in which a product's result is stored if it is transposed: by rows of the product, or across them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["StoreOrder", "store_transposed", "transpose_line"]
 
 _BLOCK_SHARE = 1 / 2
-"""Of the first-level cache, for a block of results that are turned."""
+"""Part of the L1 cache for a block of results that are transposed."""
 _SHIFTED = 1.2
-"""How much longer blocks take, at most, of which the last one is shifted."""
+"""Most that blocks cost whose last one is shifted, relative to the best."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOrder:
-    """`result` (rows..., columns) is what the product computes, and what follows it, in the product's order.
+    """The store order of a product: `result` (rows..., columns) is what it computes, with the elementwise tail.
 
-    What is stored is `source`, the result or a view of it, with its dimensions in another order. `rows` and `columns`
-    are the axes of what is stored, by number, outermost first.
+    What is stored is `source`, the result or a view of it, with its dimensions permuted. `rows` and `columns` are the
+    axes of the stored tensor, by number, outermost first.
     """
 
     result: te.Tensor
@@ -39,7 +39,7 @@ class StoreOrder:
 
     @staticmethod
     def of(out: te.Tensor) -> StoreOrder:
-        """The order of `out`: a result itself, or a transposition of one, of which views may be taken before."""
+        """The order of `out`: a result itself, or a transpose of one, possibly of views."""
         axes = out.op.attrs.get("permutation")
         if axes is None:
             *rows, column = range(out.ndim)
@@ -55,23 +55,23 @@ class StoreOrder:
 
     @property
     def is_transposed(self) -> bool:
-        """Does memory run along rows of the product, so that its tiles have to be turned?"""
+        """Whether memory is contiguous along rows of the product, so that its tiles have to be transposed."""
         return max(self.rows, default=-1) > max(self.columns)
 
     @property
     def run(self) -> int:
-        """How many columns of a row are stored together; 0 for all."""
+        """Contiguous columns of a row in memory; 0 for all."""
         return constant_size(self.source.shape[-1:]) if len(self.columns) > 1 else 0
 
     @property
     def kept(self) -> list[te.Operation]:
-        """What is computed apart from what is stored."""
+        """Stages that are computed separately from the store."""
         return [self.source.op] if self.is_transposed else []
 
     def in_whole_vectors(self, s: te.Schedule, out: te.Tensor, anchor: te.Operation, lanes: int) -> te.Tensor | None:
-        """The result as rows x columns, a stage that `out` stores parts of vectors of; None where it stores whole ones.
+        """The result as rows x columns, a stage of which `out` stores partial vectors; None where it stores whole ones.
 
-        Or where the result is what `anchor` sums up, which is a stage in any case.
+        None also where the result is the reduction of `anchor`, which is a stage in any case.
         """
         if self.run % lanes == 0 or self.result.op is anchor:
             return None
@@ -84,14 +84,14 @@ class StoreOrder:
         )  # fmt: skip
 
     def loops(self, s: te.Schedule, out: te.Tensor) -> tuple[te.IterVar, te.IterVar]:
-        """The loops over all rows and all columns of the product, of what is stored."""
+        """The stored tensor's loops over all rows and all columns of the product."""
         axes = s[out].op.axis
         rows, columns = [axes[i] for i in self.rows], [axes[i] for i in self.columns]
         s[out].reorder(*rows, *columns)
         return s[out].fuse(*rows), s[out].fuse(*columns)
 
     def loops_of_matrices(self, s: te.Schedule, out: te.Tensor) -> tuple[list[te.IterVar], te.IterVar, te.IterVar]:
-        """The loops over the batch, the rows and the columns of matrices, of what is stored."""
+        """The stored tensor's loops over the batch, the rows and the columns of matrices."""
         axes = s[out].op.axis
         *batch, row = [axes[i] for i in self.rows]
         columns = [axes[i] for i in self.columns]
@@ -100,11 +100,11 @@ class StoreOrder:
 
 
 def _rows_of_a_block(rows: int, others: int, lanes: int, plan: ProductPlan, target: Target, nbytes: int) -> int:
-    """Whole tiles whose results are turned at a time: `lanes` rows at least, what half the first-level cache holds.
+    """Rows of whole tiles whose results are transposed together: at least `lanes`, at most half the L1 cache.
 
-    As many as come out even for the rows, and for the cores, which share these blocks and `others` of each. A block
-    takes about a tile longer than its tiles: it reads its panel from the second-level cache first. Where sizes divide
-    the rows no block is shifted, so it is known where on a line of an image tiles begin.
+    As many as divide the rows evenly, and the cores, which share these blocks and `others` of each. A block costs about
+    a tile more than its tiles: it reads its panel from the L2 cache first. Where sizes divide the rows no block is
+    shifted, so it is static where on a line of an image tiles begin.
     """
     most = int(_BLOCK_SHARE * target.cache_bytes.l1) // (nbytes * plan.panel * plan.height)
     least = -(-lanes // plan.height)
@@ -124,9 +124,9 @@ def _rows_of_a_block(rows: int, others: int, lanes: int, plan: ProductPlan, targ
 def store_transposed(
     s: te.Schedule, out: te.Tensor, source: te.Tensor, plan: ProductPlan, target: Target
 ) -> te.IterVar:
-    """Blocks of rows x a panel of the product that `out` (..., columns, rows) transposes, turned in registers.
+    """Blocks of rows x a panel of the product that `out` (..., columns, rows) transposes in registers.
 
-    `source` (..., rows, columns) is computed by the block. Returns the loop that threads may share.
+    `source` (..., rows, columns) is computed by the block. Returns the loop that may be parallel.
     """
     source = s[source].op.output(0)
     *batch, column, row = s[out].op.axis
@@ -139,22 +139,22 @@ def store_transposed(
     block, within = s[out].split(row, factor=size, tail="shift")
     group, step = s[out].split(column, factor=width, tail="shift")
     panel, group = s[out].split(group, factor=plan.panel // width)
-    strip, lane = s[out].split(within, factor=lanes, tail="shift")
-    if plan.apart:
+    vector, lane = s[out].split(within, factor=lanes, tail="shift")
+    if plan.separate_panels:
         outside = [panel, *batch, block]
     else:
         outside = [*batch, block, panel] if plan.tiles_per_step or not whole else [*batch, panel, block]
-    s[out].reorder(*outside, group, strip, step, lane)
+    s[out].reorder(*outside, group, vector, step, lane)
     s[out].unroll(step)
     s[out].vectorize(lane)
-    turned, _, vectors = transpose_in_registers(s, source, [s[out].op], source.ndim - 2, lanes)
-    s[turned].unroll(vectors)
-    s[turned].compute_at(s[out], strip)
-    if plan.apart:  # each panel is made ready by who stores its columns
+    transposed, _, vectors = transpose_in_registers(s, source, [s[out].op], source.ndim - 2, lanes)
+    s[transposed].unroll(vectors)
+    s[transposed].compute_at(s[out], vector)
+    if plan.separate_panels:  # the thread that stores a panel's columns prepares it
         shared, inner = panel, s[out].fuse(*batch, block)
     elif whole:
         shared = inner = s[out].fuse(*outside)
-    else:  # whose last panel is told apart by a loop of its own
+    else:  # the partial last panel has a separate loop
         shared, inner = s[out].fuse(*batch, block), panel
     s[source].compute_at(s[out], inner)
     return shared
@@ -164,17 +164,17 @@ def transpose_line(
     s: te.Schedule, out: te.Tensor, source: te.Tensor, place: te.IterVar, channel: te.IterVar, x: te.IterVar,
     target: Target,
 ) -> None:  # fmt: skip
-    """Lines of some channels of `out` (N, C, ..., W) are `source` (N, ..., W, C), computed at `place`, turned.
+    """Transpose lines of some channels: `out` (N, C, ..., W) of `source` (N, ..., W, C), computed at `place`.
 
     `channel` and `x` are the loops over channels and columns inside of `place`, innermost.
     """
     lanes = next(n for n in transposed_vectors(target, out.dtype) if n <= constant_size([extent_of(x)]))
     group, step = s[out].split(channel, factor=block_of(lanes, out.dtype))
-    strip, lane = s[out].split(x, factor=lanes, tail="shift")
-    s[out].reorder(group, strip, step, lane)
+    vector, lane = s[out].split(x, factor=lanes, tail="shift")
+    s[out].reorder(group, vector, step, lane)
     s[out].unroll(step)
     s[out].vectorize(lane)
-    turned, _, vectors = transpose_in_registers(s, source, [s[out].op], source.ndim - 2, lanes)
-    s[turned].unroll(vectors)
-    s[turned].compute_at(s[out], strip)
+    transposed, _, vectors = transpose_in_registers(s, source, [s[out].op], source.ndim - 2, lanes)
+    s[transposed].unroll(vectors)
+    s[transposed].compute_at(s[out], vector)
     s[source].compute_at(s[out], place)

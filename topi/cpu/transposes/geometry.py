@@ -1,4 +1,4 @@
-"""What is turned by a transposition, and where lines of both sides lie in memory: tiles are chosen by it."""
+"""The geometry of a transpose: exchanged dimensions and strides of both sides, by which tiles are chosen."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 __all__ = ["PAGE_BYTES", "TransposeGeometry"]
 
-_SHARED_BYTES, PAGE_BYTES = 512, 4096
-"""Lines that are multiples of these apart share few sets, of the caches and of what memory works on at once."""
+_CONFLICT_BYTES, PAGE_BYTES = 512, 4096
+"""Bytes: rows at multiples of these distances conflict in sets of the caches and in banks of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransposeGeometry:
-    """`tensor` is turned in registers, into vectors of `lanes`, for `out`.
+    """The transpose of `tensor` in registers, by vectors of `lanes` elements, into `out`.
 
     The last dimension of `tensor` lies along axis `number` of `out`, its dimension `position` along the last axis.
-    `near`: what is read ahead is asked into the first-level cache, else into the second.
+    `near`: software prefetches go to the L1 cache, otherwise to L2.
     """
 
     out: te.Tensor
@@ -40,12 +40,12 @@ class TransposeGeometry:
 
     @property
     def rows(self) -> Dim:
-        """Lines of `out` along axis `number`."""
+        """Rows of `out` along axis `number`."""
         return extent_of(self._operation.axis[self.number])
 
     @property
     def columns(self) -> Dim:
-        """Elements of a line of `out`."""
+        """Elements of a row of `out`."""
         return extent_of(self._operation.axis[-1])
 
     @property
@@ -60,46 +60,47 @@ class TransposeGeometry:
 
     @property
     def block(self) -> int:
-        """Columns of the input that are turned at once."""
+        """Columns of the input in a register tile."""
         return block_of(self.lanes, self.tensor.dtype)
 
     @property
-    def apart(self) -> int:
-        """Elements between neighbouring lines of the input."""
+    def row_stride(self) -> int:
+        """Elements between neighbouring rows of the input."""
         return constant_size(self.tensor.shape[self.position + 1 :])
 
     @property
-    def power(self) -> int:
-        """The largest power of two that divides the bytes between neighbouring lines of the input."""
-        return _power_of_two(self.apart * self.tensor.dtype.nbytes)
+    def stride_alignment(self) -> int:
+        """The largest power of two that divides the distance in bytes between neighbouring rows of the input."""
+        return _alignment(self.row_stride * self.tensor.dtype.nbytes)
 
     @property
     def has_set_conflicts(self) -> bool:
-        """Do the input's lines lie in few sets of the caches, in which they would not stay until they are used up?"""
-        return self.power >= _SHARED_BYTES
+        """Whether the input's rows conflict in cache sets, so that they are evicted before they are used up."""
+        return self.stride_alignment >= _CONFLICT_BYTES
 
     @property
     def result_has_set_conflicts(self) -> bool:
-        """Do the output's lines lie in few sets?"""
-        return self._power_of_result >= _SHARED_BYTES
+        """Whether the output's rows conflict in cache sets."""
+        return self._result_alignment >= _CONFLICT_BYTES
 
     @property
-    def ends_in_pages(self) -> bool:
-        """Are the output's lines apart by powers of two, from pages on?"""
-        return self._power_of_result >= PAGE_BYTES
+    def is_page_strided(self) -> bool:
+        """Whether the output's rows are a multiple of pages apart."""
+        return self._result_alignment >= PAGE_BYTES
 
     @property
-    def begins_anywhere(self) -> bool:
-        """Are lines of `out` no whole cache lines, so that they begin anywhere in one? It is known where."""
+    def has_unaligned_rows(self) -> bool:
+        """Whether rows of `out` are no whole cache lines, but begin at static offsets in them."""
         columns, known = self.columns, all(isinstance(d, int) for d in self.out.shape[1:])
         return known and isinstance(columns, int) and columns % self.line != 0
 
     def copied(
         self, s: te.Schedule, *, lines_first: bool = False
     ) -> tuple[te.Tensor, te.Tensor, te.IterVar, te.IterVar]:
-        """What is turned and a turned copy of it, to be attached, and the copy's loops over blocks and over vectors.
+        """Add the transpose's stages: (source, transposed copy, its loop over blocks, its loop over vectors).
 
-        What is turned is the input, or, with `lines_first`, a copy of some of its lines, to be attached, too.
+        The source is the input, or, with `lines_first`, a copy of some of its rows. Copies are left for the caller to
+        attach.
         """
         readers = [op for op in operations_behind([self.out]) if self.tensor in op.input_tensors]
         source = s.cache_read(self.tensor, "local", readers) if lines_first else self.tensor
@@ -109,23 +110,23 @@ class TransposeGeometry:
         return source, copy, blocks, vectors
 
     def read_at(self, place: Sequence[PrimExpr]) -> list[PrimExpr]:
-        """The input's index that a `place` in the turned copy is of, whose last two dimensions are the two turned."""
+        """The input's index of element `place` of the transposed copy, whose last two dimensions are exchanged."""
         last = len(self.tensor.shape) - 1
         dims = [*[d for d in range(last) if d != self.position], last, self.position]
         return [e for _, e in sorted(zip(dims, place, strict=True), key=lambda pair: pair[0])]
 
     def split_columns(self, s: te.Schedule, width: int) -> tuple[te.IterVar, Sequence[te.IterVar]]:
-        """Cut lines of `out` that begin anywhere as memory has them: the loop over tiles of `width`, those inside.
+        """Split rows of `out` at cache-line boundaries: the loop over tiles of `width`, and the loops inside of a tile.
 
-        A tile is computed from where a cache line begins in memory, one further on than the others at most.
+        A tile begins on a cache line of memory; it covers up to one cache line more than `width`.
         """
         tile, each, column = s[self.out].split_lines(width, self.line)
         s[self.out].unroll(each)
         return tile, (each, column)
 
     @property
-    def _power_of_result(self) -> int:
-        return _power_of_two(constant_size(self.out.shape[self.number + 1 :]) * self.out.dtype.nbytes)
+    def _result_alignment(self) -> int:
+        return _alignment(constant_size(self.out.shape[self.number + 1 :]) * self.out.dtype.nbytes)
 
     @property
     def _operation(self) -> te.ComputeOp:
@@ -133,5 +134,5 @@ class TransposeGeometry:
         return self.out.op
 
 
-def _power_of_two(nbytes: int) -> int:
+def _alignment(nbytes: int) -> int:
     return nbytes & -nbytes

@@ -1,8 +1,8 @@
-"""Batches of small matrices that are turned, beyond the caches: with each tile a part of the next ones is asked for.
+"""Transposes of batches of small matrices, larger than the caches: each tile prefetches a part of the next matrices.
 
-So arithmetic and reading overlap, and memory is read in order, whatever the order of the tiles. One that is whole cache
-lines is turned into the first-level cache, and leaves it a line at a time, past the caches. Where it isn't, several
-are: as many, 64 at most, are turned into the second-level cache.
+So arithmetic and reading overlap, and memory is read in order, whatever the order of the tiles. A matrix that is whole
+cache lines is transposed into the L1 cache, and written a cache line at a time with non-temporal stores. Otherwise as
+many matrices as are whole cache lines together, 64 at most, are transposed into the L2 cache.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 __all__ = ["PackedMatrices"]
 
 _PART_OF_L2 = 4
-"""Matrices that are stored together take at most this part of the second-level cache: so do the next ones."""
+"""Matrices that are stored together take at most this fraction (1 / n) of the L2 cache: so do the next ones."""
 _SHARES = 4
 """Groups of matrices for each core, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrices:
-    """`count` matrices of the last of the dimensions in front, `size` elements each, at a time."""
+    """Groups of `count` matrices, of `size` elements each, along the last of the batch dimensions."""
 
-    turn: TransposeGeometry
+    geometry: TransposeGeometry
     count: int
     size: int
 
     @staticmethod
-    def of(turn: TransposeGeometry, target: Target) -> PackedMatrices | None:
-        """None where lines of matrices are not those of the input, or the caches don't hold what is stored together."""
-        out, tensor, rows, columns = turn.out, turn.tensor, turn.rows, turn.columns
+    def of(geometry: TransposeGeometry, target: Target) -> PackedMatrices | None:
+        """The groups to use; None where matrices aren't the input's own, or the caches don't hold a group."""
+        out, tensor, rows, columns = geometry.out, geometry.tensor, geometry.rows, geometry.columns
         assert isinstance(out.op, te.ComputeOp) and isinstance(rows, int) and isinstance(columns, int)
         shape = [d for d in out.shape if isinstance(d, int)]
-        in_place = [*out.shape[:-2], columns, rows] == list(tensor.shape) and turn.number == len(out.shape) - 2
+        in_place = [*out.shape[:-2], columns, rows] == list(tensor.shape) and geometry.number == len(out.shape) - 2
         if not in_place or len(shape) != len(out.shape) or len(shape) < 3 or "memory_strides" in out.op.attrs:
             return None
         nbytes = rows * columns * out.dtype.nbytes
@@ -51,31 +51,31 @@ class PackedMatrices:
         few = math.prod(shape[:-2]) < _SHARES * target.num_cores * count or shape[-3] < count
         if few or count * nbytes > (target.cache_bytes.l1 if count == 1 else target.cache_bytes.l2 // _PART_OF_L2):
             return None
-        return PackedMatrices(turn, count, rows * columns)
+        return PackedMatrices(geometry, count, rows * columns)
 
     def apply(self, s: te.Schedule, at_once: int) -> list[te.IterVar]:
         """Schedule the output; returns the loops over groups, outermost first. `at_once`: see `PackedTiles`."""
-        turn, out = self.turn, self.turn.out
+        geometry, out = self.geometry, self.geometry.out
         *outer, last, row, column = list(s[out].op.axis)
         group, matrix = s[out].split(last, factor=self.count)
         s[out].pragma(group, "loop_partition_hint")
-        _, vector = s[out].split(s[out].fuse(matrix, row, column), factor=turn.line)
+        _, vector = s[out].split(s[out].fuse(matrix, row, column), factor=geometry.line)
         s[out].vectorize(vector)
-        _, packed, blocks, vectors = turn.copied(s)
+        _, packed, blocks, vectors = geometry.copied(s)
         s[packed].compute_at(s[out], group)
         self._prefetch_ahead(s, packed, blocks, vectors)
         return [*outer, group]
 
     def _prefetch_ahead(self, s: te.Schedule, packed: te.Tensor, blocks: te.IterVar, vectors: te.IterVar) -> None:
-        """Ask with each tile that is turned for its share of a matrix of the next group."""
-        turn, columns, rows = self.turn, self.turn.tensor.shape[-2], self.turn.tensor.shape[-1]
+        """Prefetch with each tile that is transposed its share of a matrix of the next group."""
+        geometry, columns, rows = self.geometry, self.geometry.tensor.shape[-2], self.geometry.tensor.shape[-1]
         assert isinstance(columns, int) and isinstance(rows, int)
-        of_block, of_matrix = -(-columns // turn.lanes), -(-self.size // turn.line_of_input)
-        lines = -(-of_matrix // (of_block * -(-rows // turn.block)))
+        of_block, of_matrix = -(-columns // geometry.lanes), -(-self.size // geometry.line_of_input)
+        lines = -(-of_matrix // (of_block * -(-rows // geometry.block)))
 
         def in_next(*index: PrimExpr) -> Sequence[PrimExpr]:
-            matrix = ravel_index(index[:-2], turn.out.shape[:-2]) + self.count
+            matrix = ravel_index(index[:-2], geometry.out.shape[:-2]) + self.count
             tile = blocks.var * of_block + vectors.var
-            return (matrix * self.size + tile * (lines * turn.line_of_input),)
+            return (matrix * self.size + tile * (lines * geometry.line_of_input),)
 
-        s[packed].prefetch_line(turn.tensor, vectors, in_next, lines=lines, near=turn.near)
+        s[packed].prefetch_line(geometry.tensor, vectors, in_next, lines=lines, near=geometry.near)

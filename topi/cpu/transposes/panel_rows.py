@@ -1,4 +1,4 @@
-"""Rows of matrices that are packed in panels on CPUs: turned in registers, as memory runs along them."""
+"""Packing of row-major matrices into panels on CPUs: rows are transposed in registers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_panel_rows"]
 
-_ROWS_OF_L1, _SHARED_BYTES = 1 / 2, 512
-"""Of the first-level cache, for the part of a panel's rows that is copied before it is turned where rows are multiples
-of so many bytes apart: they meet in few sets, where they would not stay until all of a cache line has been turned."""
+_ROWS_OF_L1, _CONFLICT_BYTES = 1 / 2, 512
+"""The part of a panel's rows that is copied before it is transposed, as a share of the L1 cache; and the distance in
+bytes at whose multiples rows are copied: they conflict in cache sets and would be evicted before they are used up."""
 _COST = 4.0
 """Operations for each element."""
 
@@ -52,9 +52,9 @@ def schedule_panel_rows(outs: list[te.Tensor], anchor: te.Operation, target: Tar
     s[out].unroll(within)
     s[out].vectorize(lane)
     tensor, reader = (rows, out.op) if source is None else (source, rows.op)
-    turned, _, vectors = transpose_in_registers(s, tensor, [reader], tensor.ndim - 2, lanes)
-    s[turned].unroll(vectors)
-    s[turned].compute_at(s[out], group)
+    transposed, _, vectors = transpose_in_registers(s, tensor, [reader], tensor.ndim - 2, lanes)
+    s[transposed].unroll(vectors)
+    s[transposed].compute_at(s[out], group)
     if source is None:
         vectorize_elements(s, rows, s[rows].op.axis[-1], min(depth, most), vector_lanes(target, rows.dtype.nbytes))
         s[rows].compute_at(s[out], each)
@@ -62,17 +62,17 @@ def schedule_panel_rows(outs: list[te.Tensor], anchor: te.Operation, target: Tar
 
 
 def _are_copied(rows: te.Tensor, depth: int) -> bool:
-    """Are rows copied before they are turned? Not where they lie in memory, whole panels of them, in all sets."""
+    """Whether rows are copied before they are transposed; not if whole panels of them lie in memory and don't alias."""
     sources = rows.op.input_tensors
     if len(sources) != 1 or not isinstance(sources[0].op, te.PlaceholderOp) or sources[0].ndim != rows.ndim - 1:
         return True
     known = all(isinstance(d, int) for d in rows.shape)
     whole = known and constant_size(sources[0].shape) == constant_size(rows.shape)
-    return not whole or depth * rows.dtype.nbytes % _SHARED_BYTES == 0
+    return not whole or depth * rows.dtype.nbytes % _CONFLICT_BYTES == 0
 
 
 def _lies_along(rows: te.Operation) -> bool:
-    """Does memory run along the rows that are packed?"""
+    """Whether memory is contiguous along the rows that are packed."""
     assert isinstance(rows, te.ComputeOp)
     step = rows.axis[-1].var
     found = [only_variable(index[-1]) is step for tensor, index in reads(rows) if tensor.ndim > 1]

@@ -1,10 +1,10 @@
-"""Transpositions of patches, beyond caches: dimensions that lie side by side in one tensor do not in the other.
+"""Permutations of tensors larger than the caches whose contiguous dimensions differ on both sides, as in patches.
 
-What makes patches of an image's planes, and planes of patches, moves parts of lines and turns what is moved. Vectors of
-the result take few elements each from many places then. So a piece is copied to a cache near the core in the order of
-the result's dimensions first, by runs that both have; what is left are matrices, which are turned in registers,
-interleaved, or picked from by shuffles. Both tensors have some cache lines side by side in a piece, and what the next
-one reads is asked for meanwhile, in the order of memory.
+Extracting patches from an image's planes, and the reverse, copies parts of rows and transposes them. Vectors of the
+result would then take few elements each from many places. So a piece is first copied to a near cache in the order of
+the result's dimensions, by runs that are contiguous on both sides; what is left are matrices, which are transposed in
+registers, interleaved, or shuffled. Both tensors have several contiguous cache lines in a piece, and what the next
+piece reads is prefetched meanwhile, in memory order.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
 __all__ = ["PermutedTiles"]
 
 _LINES_IN_ORDER, _LINES = (3, 1), ((12, 4), (6, 4))
-"""Cache lines of the input, and of the output, that lie side by side in a piece, at least: of short pieces in the order
-of the input, and of others, the second where pieces get too large. (GB/s beside copies of 35 to 40, of planes one line,
-four, sixteen: three planes in huge pages 37 to 40, 27, 20 to 26; elsewhere 34, 47, 20 to 26; two 53, 49, -. Of 4 planes
-that are read four lines 31, one 26; of 96, in a piece of 86 KB, 23, half of that 31.)"""
+"""Fewest contiguous cache lines of the input, and of the output, in a piece: for short pieces in the input's order, and
+for others, the second choice where pieces get too large. (GB/s beside copies of 35 to 40, of planes one line, four,
+sixteen: three planes in huge pages 37 to 40, 27, 20 to 26; elsewhere 34, 47, 20 to 26; two 53, 49, -. Of 4 planes that
+are read four lines 31, one 26; of 96, in a piece of 86 KB, 23, half of that 31.)"""
 _SHORT_BYTES = 4096
-"""Of pieces in the order of the input: longer ones of few lines are no faster. (96 planes of float16 by 12 KB 22 GB/s,
-by 48 KB 29.) Where vectors are shorter than cache lines they cost more. (AVX2, 3 planes of bytes: 29 and 43.)"""
+"""Most bytes of a piece in the input's order: longer ones of few lines are no faster. (96 planes of float16 by 12 KB 22
+GB/s, by 48 KB 29.) Where vectors are shorter than cache lines they cost more. (AVX2, 3 planes of bytes: 29 and 43.)"""
 _WHOLE_BYTES = 4096
-"""Of dimensions that are not cut for that. (Lines of patches of 4 KB by eighths: 38 to 26 GB/s.)"""
+"""Dimensions up to so many bytes are not split. (Lines of patches of 4 KB by eighths: 38 to 26 GB/s.)"""
 _PART_OF_L2 = 16
-"""A piece is at most this part of the second-level cache: so is the next."""
+"""A piece is at most this fraction (1 / n) of the L2 cache: so is the next."""
 _BLOCK_BYTES = 8192
-"""Of a piece that are turned before they leave the first-level cache, at most."""
+"""Most bytes of a piece that are transposed before they leave the L1 cache."""
 _MOST_RUNS = 8
-"""Of the input that a vector of the copy is put together from, at most."""
+"""Most runs of the input that a vector of the copy is assembled from."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What the axes of an output are cut into, outermost first: `axes` they are of, and `sizes`.
+    """The parts that an output's axes are split into, outermost first: their `axes` and `sizes`.
 
-    `order` are their numbers as the input has them in memory, `inside` those that a piece has whole.
+    `order` are the parts' numbers as the input has them in memory, `inside` those that a piece covers whole.
     """
 
     axes: Sequence[int]
@@ -64,7 +64,7 @@ class _Parts:
 
     @staticmethod
     def of(shape: Sequence[int], order: Sequence[int], counts: dict[int, int]) -> _Parts:
-        """Of axes of which a piece has `counts` places, one of others; `order` are the axes as the input has them."""
+        """Split axes: a piece covers `counts` elements, one of others; `order` are the axes in the input's order."""
         axes: list[int] = []
         sizes: list[int] = []
         inside: list[int] = []
@@ -80,34 +80,34 @@ class _Parts:
 
     @property
     def outside(self) -> list[int]:
-        """Those that pieces are counted by, in the input's order."""
+        """The parts that pieces are counted by, in the input's order."""
         return [i for i in self.order if i not in self.inside]
 
     @property
     def are_in_order(self) -> bool:
-        """Is a piece one of the input?"""
+        """Whether a piece is contiguous in the input."""
         return set(self.order[: len(self.outside)]) == set(self.outside)
 
     def of_axis(self, axis: int) -> list[int]:
-        """Those of an axis: one, or two."""
+        """The parts of an axis: one, or two."""
         return [i for i, n in enumerate(self.axes) if n == axis]
 
     def size(self, parts: Iterable[int]) -> int:
-        """Places of some parts together."""
+        """Number of elements of `parts` together."""
         return math.prod([self.sizes[i] for i in parts])
 
     def stride(self, part: int) -> int:
-        """Elements of the input from one place along a part to the next."""
+        """Elements of the input from one index of a part to the next."""
         return self.size(self.order[self.order.index(part) + 1 :])
 
     def run(self, parts: Sequence[int]) -> int:
-        """How many elements, of some parts one inside the other, the input has in the same order, in even steps."""
+        """Elements of nested `parts` that the input has in the same order, at a constant stride."""
         order = self.order[: self.order.index(parts[-1]) + 1]
         pairs = zip(reversed(order), reversed(parts), strict=False)
         return self.size([i for i, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)])
 
     def runs(self, parts: Sequence[int], count: int) -> int:
-        """In how many runs of the input, give or take what shuffles pick from, the first elements of parts lie."""
+        """Runs of the input, up to gaps that shuffles skip, in which the first `count` elements of `parts` lie."""
         sizes, strides = [self.sizes[i] for i in parts], [self.stride(i) for i in parts]
         places = sorted(sum(map(operator.mul, _places(n, sizes), strides)) for n in range(count))
         return 1 + sum(b - a > MOST_INTERLEAVED for a, b in itertools.pairwise(places))
@@ -115,11 +115,11 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class PermutedTiles:
-    """Pieces of `out`, which is `tensor` in another order, by their `parts`.
+    """Pieces of `out`, which is `tensor` permuted, by their `parts`.
 
-    A piece is made of matrices: `rows` that the tensor has side by side, `columns` that the output has. Vectors of
-    `turned` elements are turned in registers; 0 where they aren't. The copy is made by vectors of `vector` elements,
-    which lie at known distances in the input, out of `run`.
+    A piece is made of matrices: `rows` are contiguous in the tensor, `columns` in the output. `transposed` is the
+    length of vectors that are transposed in registers; 0 where none are. The copy is made by vectors of `vector`
+    elements at constant strides in the input, out of `run`.
     """
 
     out: te.Tensor
@@ -127,13 +127,13 @@ class PermutedTiles:
     parts: _Parts
     rows: tuple[int, ...]
     columns: tuple[int, ...]
-    turned: int
+    transposed: int
     run: int
     vector: int
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PermutedTiles | None:
-        """None where caches hold the output, or it is no input in another order, or what both have is short."""
+        """The pieces to use; None where caches hold the output, or the input is not permuted, or pieces are short."""
         shape = [d for d in out.shape if isinstance(d, int)]
         known = len(shape) == len(out.shape) and out.dtype.bits % 8 == 0 and out.op.attrs.get("strides") is None
         found = _permutation(out) if known and "memory_strides" not in out.op.attrs else None
@@ -153,7 +153,7 @@ class PermutedTiles:
 
     @staticmethod
     def _of_parts(out: te.Tensor, tensor: te.Tensor, parts: _Parts, along: int, target: Target) -> PermutedTiles | None:
-        """Matrices of these pieces: the axis `along` that the input lies is the last of rows."""
+        """Matrices of these pieces: the axis `along` which the input is contiguous is the last of rows."""
         last = max([i for i in parts.inside if parts.axes[i] == along])
         columns, most = [i for i in parts.inside if i > last], [i for i in parts.inside if i <= last]
         choices = [most[first:] for first in range(len(most))]
@@ -167,12 +167,12 @@ class PermutedTiles:
             return None
         x, y = parts.size(rows), parts.size(columns)
         fitting = [n for n in transposed_vectors(target, tensor.dtype) if n <= y and block_of(n, tensor.dtype) <= x]
-        turned = fitting[0] if fitting and y >= MOST_INTERLEAVED and x * y * out.dtype.nbytes >= LINE_BYTES else 0
-        return PermutedTiles(out, tensor, parts, tuple(rows), tuple(columns), turned, run, vector)
+        transposed = fitting[0] if fitting and y >= MOST_INTERLEAVED and x * y * out.dtype.nbytes >= LINE_BYTES else 0
+        return PermutedTiles(out, tensor, parts, tuple(rows), tuple(columns), transposed, run, vector)
 
     @property
     def is_read_in_order(self) -> bool:
-        """Is a piece one of the input?"""
+        """Whether a piece is contiguous in the input."""
         return self.parts.are_in_order
 
     def apply(self, s: te.Schedule) -> list[te.IterVar]:
@@ -190,16 +190,16 @@ class PermutedTiles:
             together = [*self._grid, *together]
         column = _fused(s, out, [loops[i] for i in together])
         line, width = LINE_BYTES // out.dtype.nbytes, parts.size(self.columns)
-        if self.turned:
+        if self.transposed:
             height = self._height(line)
             if apart:
                 row = _fused(s, out, [loops[i] for i in apart])
-                strip, _ = s[out].split(row, factor=height * width // parts.size(together))
+                tile, _ = s[out].split(row, factor=height * width // parts.size(together))
             else:
-                strip, column = s[out].split(column, factor=height * width)
+                tile, column = s[out].split(column, factor=height * width)
             readers = [op for op in operations_behind([s.outputs[0].output(0)]) if copy in op.input_tensors]
-            packed, _, _ = transpose_in_registers(s, copy, readers, len(copy.shape) - 2, self.turned)
-            s[packed].compute_at(s[out], strip)
+            packed, _, _ = transpose_in_registers(s, copy, readers, len(copy.shape) - 2, self.transposed)
+            s[packed].compute_at(s[out], tile)
         elif not apart and width <= MOST_INTERLEAVED:
             line *= width
         _, vector = s[out].split(column, factor=line, tail="shift")
@@ -209,28 +209,28 @@ class PermutedTiles:
 
     @property
     def _grid(self) -> list[int]:
-        """Parts that a piece's matrices are counted by."""
+        """The parts that a piece's matrices are counted by."""
         return [i for i in self.parts.inside if i not in self.rows and i not in self.columns]
 
     @property
     def _apart(self) -> list[int]:
-        """Those of the rows' parts that don't lie in one piece of the output with the columns."""
+        """The rows' parts that aren't contiguous with the columns in the output."""
         beside = range(len(self.parts.axes) - len(self.columns) - 1, -1, -1)
         pairs = zip(beside, reversed(self.rows), strict=False)
         whole = [i for i, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
         return [i for i in self.rows if i not in whole]
 
     def _height(self, line: int) -> int:
-        """Rows that are turned at once: whole cache lines where these are one piece."""
+        """Rows that are transposed together: whole cache lines where these are contiguous."""
         parts, size = self.parts, self.out.dtype.nbytes
         count, width = parts.size(self.rows), parts.size(self.columns)
         beside = parts.size([i for i in self.rows if i not in self._apart])
         unit = beside if self._apart else line // math.gcd(width, line)
         heights = [n for n in range(unit, count + 1, unit) if count % n == 0 and n * width * size <= _BLOCK_BYTES]
-        return max([n for n in heights if n >= block_of(self.turned, self.tensor.dtype)], default=count)
+        return max([n for n in heights if n >= block_of(self.transposed, self.tensor.dtype)], default=count)
 
     def _copied(self, s: te.Schedule) -> te.Tensor:
-        """A copy of the input: matrices of columns by rows."""
+        """Add a copy of the input as matrices of columns by rows."""
         parts, first = self.parts, [*self.parts.outside, *self._grid]
         groups = [[i] for i in first] + [list(self.columns), list(self.rows)]
         dims = list(dict.fromkeys([parts.axes[i] for i in parts.order]))
@@ -260,9 +260,9 @@ class PermutedTiles:
         return copy
 
     def _in_later_piece(self, *place: PrimExpr) -> Sequence[PrimExpr]:
-        """Where to ask for what is as far into a later piece, in the order of memory, as the copy of this one is.
+        """The flat index to prefetch: as far into a later piece, in memory order, as the copy of this one is.
 
-        The next one; where pieces are those of the input, that which memory sends while a core waits for it.
+        That is the next piece; where pieces are contiguous in the input, the one that memory delivers in time.
         """
         parts, outside, grid = self.parts, self.parts.outside, self._grid
         pieces = rows_ahead(parts.size(parts.inside) * self.tensor.dtype.nbytes) if self.is_read_in_order else 1
@@ -283,7 +283,7 @@ class PermutedTiles:
 def _pieces(
     out: te.Tensor, tensor: te.Tensor, order: Sequence[int], along: int, lines: tuple[int, int], most: int
 ) -> _Parts | None:
-    """Pieces of up to `most` bytes with so many cache lines side by side in the input, and in the output."""
+    """Pieces of up to `most` bytes with so many contiguous cache lines in the input, and in the output."""
     shape, size = [d for d in out.shape if isinstance(d, int)], tensor.dtype.nbytes
     read = _side_by_side(order, shape, size, lines[0] * LINE_BYTES, 1)
     written = _side_by_side(range(len(shape)), shape, out.dtype.nbytes, lines[1] * LINE_BYTES, LINE_BYTES)
@@ -326,16 +326,18 @@ def _permutation(out: te.Tensor) -> tuple[te.Tensor, Sequence[int]] | None:
 
 
 def _is_scattered(out: te.Tensor, order: Sequence[int], target: Target) -> bool:
-    """Are a few elements the most that lie side by side in the output, and no lines to interleave, and is that past the
-    second-level cache? The lines of planes that they are stored to are in the same sets there, where sides of images
-    are powers of two. (2 x 2 of 64 channels, 64 x 64: 2.8 ms, by pieces 0.43; 56 x 56 of 32: 0.14 and 0.11.)"""
+    """Whether few elements are contiguous in the output, which exceeds the L2 cache and has no rows to interleave.
+
+    The rows of planes that they are stored to alias in L2 where image sides are powers of two. (2 x 2 of 64 channels,
+    64 x 64: 2.8 ms, by pieces 0.43; 56 x 56 of 32: 0.14 and 0.11.)
+    """
     size, last = constant_size(out.shape) * out.dtype.nbytes, len(out.shape) - 1
     few = constant_size(out.shape[-1:]) < vector_lanes(target, out.dtype.nbytes) and order[-1] < last - 1
     return few and size > target.cache_bytes.l2
 
 
 def _side_by_side(axes: Sequence[int], shape: Sequence[int], nbytes: int, least: int, multiple: int) -> dict[int, int]:
-    """How many places along the last of `axes` are so many bytes, and a multiple of some; none where there are none."""
+    """Elements of `axes`, innermost first, for `least` contiguous bytes, a `multiple`; empty if there are none."""
     found: dict[int, int] = {}
     for n in reversed(axes):
         enough = [d for d in range(1, shape[n] + 1)
@@ -349,7 +351,7 @@ def _side_by_side(axes: Sequence[int], shape: Sequence[int], nbytes: int, least:
 
 
 def _vector(parts: _Parts, inner: Sequence[int], lanes: int) -> tuple[int, int, int]:
-    """How many elements of the innermost parts lie at known distances, how many a vector has, and of how many runs."""
+    """Elements of the innermost parts at a constant stride, the length of a vector, and the runs that it reads."""
     run, rest = parts.run(inner), list(inner)
     if run >= lanes:
         return run, lanes, 1

@@ -1,4 +1,4 @@
-"""Transpositions on CPUs: where inputs are read across memory, tiles of both axes, turned in registers if possible."""
+"""Transposes on CPUs: tiles of both axes where inputs are read along a strided axis, in registers if possible."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ __all__ = ["strided_axis", "tile_by_lines", "tile_strided", "tile_transposed", "
 _TILE = 16
 """Elements of the strided axis in a tile of scalars: a cache line of float32."""
 _LINES = 8
-"""Cache lines of each of a few lines that are stored at once: one more is computed than that."""
+"""Cache lines of each of a few output rows that are stored together: one more is computed than that."""
 _ROWS = 256
-"""Elements of an input's line that tiles turned in registers take, one after the other."""
+"""Elements of an input row that tiles transposed in registers take, one after the other."""
 _PLANES = 16
-"""As many where results lie in planes apart, so that few streams are written at once: a line of float32, a part of one
-of narrower types, of which the rest is then found in the second-level cache."""
+"""Elements of an input row where output rows lie planes apart, so that few streams are written together: a cache line
+of float32, a part of one of narrower types, whose rest is then found in the L2 cache."""
 _LONG_BYTES = 1024
-"""Of an output's line from which tiles follow it, not the input's, where memory is streamed."""
+"""Least bytes of an output row for tiles to follow it, not the input's rows, where memory is streamed."""
 _SHARES = 4
-"""Tiles for each core, at least, that balance what single ones take."""
+"""Tiles for each core, at least, for load balance."""
 _RUN_BYTES = 2048
-"""Of an output's line that tiles then take before they move on along the input's lines."""
-_AHEAD = 64
-"""Lines of the input that are then asked for in advance."""
+"""Bytes of an output row that these tiles take before they move on along the input's rows."""
+_ROWS_AHEAD = 64
+"""Prefetch distance of these tiles in rows of the input."""
 
 
 def strided_axis(out: te.Tensor) -> int | None:
-    """The axis of `out` along which a large input lies in memory, when it is not the last one; None otherwise.
+    """The axis of `out` along which a large input is contiguous, when it is not the last one; None otherwise.
 
-    Everything injective behind `out` is taken as inlined.
+    All injective operations that feed `out` are assumed to be inlined.
     """
     op = out.op
     if not isinstance(op, te.ComputeOp) or len(op.axis) < 2 or op.reduce_axis:
@@ -68,10 +68,10 @@ def strided_axis(out: te.Tensor) -> int | None:
 
 
 def transposable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
-    """The input along axis `number` of `out` and its dimension along the last axis, if it can be turned in registers.
+    """The input along axis `number` of `out`, and its dimension along the last axis, if it is transposable.
 
-    Reads across memory must be the same everywhere in the group, and without borders, nor seams with what it is joined
-    with: tiles there would reach over what is read.
+    Strided reads must be the same everywhere in the group, without padding or seams of a concatenation: tiles there
+    would reach over what is read.
     """
     op = out.op
     assert isinstance(op, te.ComputeOp)
@@ -81,7 +81,7 @@ def transposable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
     found: tuple[te.Tensor, int] | None = None
     for tensor, index in reads(op):
         across = bool(index) and only_variable(index[-1]) is row
-        if not across or all(e is not column for e in post_order(index)):  # a bias of rows is the same along a line
+        if not across or all(e is not column for e in post_order(index)):  # a bias of rows: constant along them
             continue
         along = [i for i, e in enumerate(index[:-1]) if only_variable(e) is column]
         others = [e for i, e in enumerate(index[:-1]) if i not in along]
@@ -95,41 +95,45 @@ def transposable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
     return found
 
 
-def tile_transposed(s: te.Schedule, turn: TransposeGeometry, target: Target, at_once: int) -> list[te.IterVar]:
-    """Tiles of the output's two axes that are turned in registers.
+def tile_transposed(s: te.Schedule, geometry: TransposeGeometry, target: Target, at_once: int) -> list[te.IterVar]:
+    """Tiles of the output's two axes that are transposed in registers.
 
-    The axes take up at least a vector and a block, or their lengths are known at run time, and another schedule is for
-    what is shorter. So many elements of the output are best computed `at_once`. Returns the loops outside of a tile,
-    outermost first.
+    The axes take up at least a vector and a block; where their extents are dynamic, another schedule covers shorter
+    ones. `at_once` is the number of output elements that are best computed together. Returns the loops outside of a
+    tile, outermost first.
     """
-    out, tensor, number, lanes, caches = turn.out, turn.tensor, turn.number, turn.lanes, target.cache_bytes
-    columns, size, largest = turn.columns, constant_size(out.shape), max(caches.l2, caches.l3)
+    out, tensor, number, lanes, caches = (
+        geometry.out, geometry.tensor, geometry.number, geometry.lanes, target.cache_bytes
+    )  # fmt: skip
+    columns, size, largest = geometry.columns, constant_size(out.shape), max(caches.l2, caches.l3)
     streamed = size * (tensor.dtype.nbytes + out.dtype.nbytes) > largest
-    known = isinstance(columns, int) and isinstance(turn.rows, int)
+    known = isinstance(columns, int) and isinstance(geometry.rows, int)
     along_output = streamed and known and constant_size([columns]) * out.dtype.nbytes >= _LONG_BYTES
-    if known and size * max(tensor.dtype.nbytes, out.dtype.nbytes) >= largest:  # else the caches hold both, nearly
+    if known and size * max(tensor.dtype.nbytes, out.dtype.nbytes) >= largest:  # otherwise the caches hold nearly both
         kinds = (PackedBlocks, OrderedTiles, PackedMatrices, CopiedRuns, PackedTiles)
-        packed = next((found for kind in kinds if (found := kind.of(turn, target)) is not None), None)
+        packed = next((found for kind in kinds if (found := kind.of(geometry, target)) is not None), None)
         if packed is not None:
             return packed.apply(s, at_once)
-    lines_first = along_output and caches.l2 // turn.power < 2 * _AHEAD  # few lines are in the same sets
-    source, copy, _, vectors = turn.copied(s, lines_first=lines_first)
+    lines_first = along_output and caches.l2 // geometry.stride_alignment < 2 * _ROWS_AHEAD  # rows conflict
+    source, copy, _, vectors = geometry.copied(s, lines_first=lines_first)
     s[copy].unroll(vectors)
-    widths = (max(turn.line, lanes), 2 * lanes, lanes)
+    widths = (max(geometry.line, lanes), 2 * lanes, lanes)
     width = next(w for w in widths if not isinstance(columns, int) or w <= columns)
     if along_output:
         planes = number < len(out.shape) - 2
-        strip = max(min(turn.line_of_input, _PLANES) if planes else turn.line_of_input, turn.block)
-        tiles, along, group, row, column = _along_the_output(s, out, number, strip, width, turn.block)
-        if lines_first:  # the rest of them would be gone when a part has been used
+        row_tile = max(min(geometry.line_of_input, _PLANES) if planes else geometry.line_of_input, geometry.block)
+        tiles, along, group, row, column = _along_the_output(s, out, number, row_tile, width, geometry.block)
+        if lines_first:  # otherwise they are evicted before they are used up
             s[source].compute_at(s[out], along)
-            s[source].prefetch_ahead(tensor, s[source].op.axis[turn.position], _AHEAD * turn.apart, near=turn.near)
+            s[source].prefetch_ahead(
+                tensor, s[source].op.axis[geometry.position], _ROWS_AHEAD * geometry.row_stride, near=geometry.near
+            )
         else:
-            s[copy].prefetch_ahead(tensor, vectors, _AHEAD * turn.apart, near=turn.near)
+            s[copy].prefetch_ahead(tensor, vectors, _ROWS_AHEAD * geometry.row_stride, near=geometry.near)
         s[out].prefetch_ahead(out, along, width)
     else:
         tiles, group, row, column = _along_the_input(
-            s, out, number, turn.line_of_input, width, turn.block, target.num_cores
+            s, out, number, geometry.line_of_input, width, geometry.block, target.num_cores
         )
     s[out].unroll(row)
     s[out].vectorize(column)
@@ -140,19 +144,19 @@ def tile_transposed(s: te.Schedule, turn: TransposeGeometry, target: Target, at_
 def _along_the_output(
     s: te.Schedule, out: te.Tensor, number: int, line: int, width: int, block: int
 ) -> tuple[list[te.IterVar], te.IterVar, te.IterVar, te.IterVar, te.IterVar]:
-    """A cache line or a part of one (`line` elements) of the input's lines, tiles of which follow the output's lines.
+    """Tiles of `line` elements (a cache line or a part of one) of the input's rows that follow the output's rows.
 
     Returns the loops outside of them, the loop over tiles, and the loops of one: groups of `block` rows, rows, columns.
     """
     axes = list(s[out].op.axis)
     rows, columns = extent_of(axes[number]), extent_of(axes[-1])
     assert isinstance(rows, int) and isinstance(columns, int)
-    strip, row_inner = s[out].split(axes[number], factor=line if rows >= line else block, tail="shift")
+    row_tile, row_inner = s[out].split(axes[number], factor=line if rows >= line else block, tail="shift")
     group, row = s[out].split(row_inner, factor=block)
     run = min(_RUN_BYTES // out.dtype.nbytes, columns)
     part, within = s[out].split(axes[-1], factor=run, tail="shift")
     along, column = s[out].split(within, factor=width, tail="shift")
-    tiles = [*axes[:number], *axes[number + 1 : -1], part, strip]
+    tiles = [*axes[:number], *axes[number + 1 : -1], part, row_tile]
     s[out].reorder(*tiles, along, group, row, column)
     return tiles, along, group, row, column
 
@@ -160,10 +164,10 @@ def _along_the_output(
 def _along_the_input(
     s: te.Schedule, out: te.Tensor, number: int, line: int, width: int, block: int, cores: int
 ) -> tuple[list[te.IterVar], te.IterVar, te.IterVar, te.IterVar]:
-    """A cache line of the output's lines, tiles of which follow the input's lines, whole cache lines (`line` elements).
+    """Tiles of a cache line of the output's rows that follow the input's rows by whole cache lines (`line` elements).
 
-    So many that `cores` get an even share each. Returns the loops outside of them, and those over them: groups of
-    `block` rows, rows, columns.
+    There are enough for an even share to each of `cores`. Returns the loops outside of tiles, and those over them:
+    groups of `block` rows, rows, columns.
     """
     axes = list(s[out].op.axis)
     rows = extent_of(axes[number])
@@ -206,11 +210,11 @@ def tile_strided(s: te.Schedule, out: te.Tensor, number: int, last_outer: IterVa
 def tile_by_lines(
     s: te.Schedule, out: te.Tensor, number: int, at_once: int, target: Target
 ) -> list[IterVar] | None:
-    """Few lines of `out` along axis `number`, an image's planes, that begin anywhere: cut where memory's lines begin.
+    """Split a few unaligned rows of `out` along axis `number`, such as an image's planes, at cache-line boundaries.
 
-    So they are stored past the caches. Returns the loops outside of a tile, outermost first; None where the caches hold
-    the output, or its lines are whole cache lines, or short, or too many, or a cache line is more than what is best
-    computed `at_once`.
+    So they are written with non-temporal stores. Returns the loops outside of a tile, outermost first; None where the
+    caches hold the output, or its rows are whole cache lines, or short, or too many, or a cache line is more than
+    `at_once` elements, which are best computed together.
     """
     line, known = LINE_BYTES // out.dtype.nbytes, all(isinstance(d, int) for d in out.shape)
     columns, rows = constant_size(out.shape[-1:]), constant_size([out.shape[number]])
