@@ -35,19 +35,19 @@ def as_sequence(tensor: GraphTensor, value: Any, model: str, where: Device) -> A
         raise ArgumentError(f"{_place(tensor, model)}: got {type(value).__name__}; expected a list of arrays")
     items: list[NDArray] = []
     for number, item in enumerate(value):
-        given = as_argument(tensor, item, model)
-        wanted = tensor.dtype if isinstance(given.dtype, str) else to_numpy(tensor.dtype)
-        if given.dtype != wanted:
+        passed = as_argument(tensor, item, model)
+        wanted = tensor.dtype if isinstance(passed.dtype, str) else to_numpy(tensor.dtype)
+        if passed.dtype != wanted:
             place = f"element {number} of {_place(tensor, model)}"
-            raise ArgumentError(f"{place}: got dtype {given.dtype}; expected {tensor.dtype}")
-        items.append(empty(given.shape, tensor.dtype, where).copyfrom(given))
+            raise ArgumentError(f"{place}: got dtype {passed.dtype}; expected {tensor.dtype}")
+        items.append(empty(passed.shape, tensor.dtype, where).copyfrom(passed))
     return ArraySequence(items)
 
 
 def as_string_arrays(tensor: GraphTensor, value: Any, model: str) -> Any:
     """An input of strings as an array of them, a sequence as a list of such."""
     try:
-        if not tensor.is_list:
+        if not tensor.is_sequence:
             strings = as_strings(value)
             check_type(replace(tensor, dtype="string"), strings.shape, "string", model)
             return strings

@@ -32,7 +32,7 @@ from relayc.backend.runtime.strings import StringTable
 __all__ = ["DynamicRunner", "bind_sizes", "shapes_of"]
 
 _ALIGNMENT = 64
-_AT_ONCE = -1
+_FROM_INPUTS = -1
 """The stage of tensors whose sizes the inputs give; others are placed before the step of that number."""
 RESULT_SIZE = "#result"
 """How the names of size variables begin that the shapes of control flow's results give."""
@@ -53,21 +53,21 @@ def bind_sizes(
     size_producer: dict[str, str] = dict.fromkeys(sizes, "the graph around")
     tensors = [graph.tensors[index] for index in graph.inputs]
     for tensor, shape in zip(tensors, shapes, strict=True):
-        for axis, (dim, given) in enumerate(zip(tensor.shape, shape, strict=True)):
+        for axis, (dim, passed) in enumerate(zip(tensor.shape, shape, strict=True)):
             if isinstance(dim, str) and dim not in sizes:
-                sizes[dim], size_producer[dim] = given, f"input {tensor.name!r}, axis {axis}"
+                sizes[dim], size_producer[dim] = passed, f"input {tensor.name!r}, axis {axis}"
     for tensor, shape in zip(tensors, shapes, strict=True):
-        for axis, (dim, given) in enumerate(zip(tensor.shape, shape, strict=True)):
-            if isinstance(dim, str) and sizes[dim] == given:
+        for axis, (dim, passed) in enumerate(zip(tensor.shape, shape, strict=True)):
+            if isinstance(dim, str) and sizes[dim] == passed:
                 continue
             unknown = [name for name in variables(dim) if name not in sizes]
             if unknown:
                 raise ArgumentError(f"model {graph.name!r}: no input has the size {unknown[0]!r} as a dimension")
             wanted = evaluate(dim, sizes)
-            if wanted != given:
+            if wanted != passed:
                 why = "".join(f"; {name} is {sizes[name]} by {size_producer[name]}" for name in variables(dim))
                 raise ArgumentError(
-                    f"input {tensor.name!r} of model {graph.name!r}: got shape {shape}, whose axis {axis} is {given}; "
+                    f"input {tensor.name!r} of model {graph.name!r}: got shape {shape}, whose axis {axis} is {passed}; "
                     f"expected {wanted} in {tensor.shape_text}{why}"
                 )
     return sizes
@@ -146,10 +146,10 @@ class DynamicRunner:
         context: Context,
         where: Device,
         params: dict[str, NDArray],
-        texts: StringTable,
+        string_table: StringTable,
     ) -> None:
         self._graph, self._module, self._context, self._device = graph, module, context, where
-        self._params, self._texts = params, texts
+        self._params, self._string_table = params, string_table
         self._text_actions: dict[int, Prepared] = {
             id(step): TEXT_ACTIONS[step.action].prepare(step.settings)
             for step in graph.steps if isinstance(step, StringStep)
@@ -177,23 +177,23 @@ class DynamicRunner:
         self._runners: dict[int, list[DynamicRunner]] = {}
         self._shown: dict[int, list[int]] = {}
         """the tensors that show such a result under another shape, by that result's tensor"""
-        self._given: list[tuple[int, int]] = []
+        self._in_inputs: list[tuple[int, int]] = []
         """tensors that lie in inputs, with the input's position"""
         for index, tensor in enumerate(graph.tensors):
             if tensor.storage == "param":
                 self._addresses[index] = params[str(tensor.place)].handle
             elif tensor.storage == "input":
-                self._given.append((index, int(tensor.place)))
+                self._in_inputs.append((index, int(tensor.place)))
             elif tensor.storage == "value" and int(tensor.place) != index:
                 self._shown.setdefault(int(tensor.place), []).append(index)
 
     def _make_stages(self) -> dict[int, _Stage]:
         known = self._known_before()
-        groups: dict[int, list[int]] = {_AT_ONCE: []}
+        groups: dict[int, list[int]] = {_FROM_INPUTS: []}
         views: dict[int, list[int]] = {}
         of_slot: dict[int | str, int] = {}
-        stage_of = [max([known.get(v, _AT_ONCE) for d in self._home(tensor).shape for v in variables(d)],
-                    default=_AT_ONCE) for tensor in self._graph.tensors]  # fmt: skip
+        stage_of = [max([known.get(v, _FROM_INPUTS) for d in self._home(tensor).shape for v in variables(d)],
+                    default=_FROM_INPUTS) for tensor in self._graph.tensors]  # fmt: skip
         for index, tensor in enumerate(self._graph.tensors):
             if tensor.storage == "slot":
                 of_slot[tensor.place] = min(of_slot.get(tensor.place, stage_of[index]), stage_of[index])
@@ -209,7 +209,7 @@ class DynamicRunner:
         Tensors whose sizes become known between the same kernels are placed together: they may share memory.
         """
         tensors, steps = self._graph.tensors, self._graph.steps
-        given = {d for i in self._graph.inputs for d in tensors[i].shape if isinstance(d, str)}
+        passed = {d for i in self._graph.inputs for d in tensors[i].shape if isinstance(d, str)}
         known: dict[str, int] = {}
         new: list[str] = []
         for i, step in enumerate(steps):
@@ -221,7 +221,7 @@ class DynamicRunner:
             elif isinstance(step, IfStep | LoopStep | SequenceStep | StringStep):
                 results = (step.output,) if isinstance(step, SequenceStep) else step.outputs
                 names = [v for t in results for d in tensors[t].shape for v in variables(d)]
-                new += [name for name in names if name.startswith(RESULT_SIZE) and name not in given]
+                new += [name for name in names if name.startswith(RESULT_SIZE) and name not in passed]
         return {**dict.fromkeys(new, len(steps)), **known}
 
     def _home(self, tensor: GraphTensor) -> GraphTensor:
@@ -249,11 +249,11 @@ class DynamicRunner:
         """
         graph, self._inputs = self._graph, list(inputs)
         self.sizes = self._bound_sizes(shapes_of(inputs), inherited)
-        for index, position in self._given:
-            given = inputs[position]
-            self._addresses[index] = given.handle if isinstance(given, NDArray) else 0
+        for index, position in self._in_inputs:
+            passed = inputs[position]
+            self._addresses[index] = passed.handle if isinstance(passed, NDArray) else 0
         self._note_sizes()
-        self._place(_AT_ONCE)
+        self._place(_FROM_INPUTS)
         for position, step in enumerate(graph.steps):
             if isinstance(step, RunNodes):
                 self._place(position)
@@ -263,9 +263,9 @@ class DynamicRunner:
             elif isinstance(step, Check):
                 self._check(step)
             elif isinstance(step, SequenceStep):
-                self._give((step.output,), [run_sequence_action(step, self.read, self._device)], step.source)
+                self._store_results((step.output,), [run_sequence_action(step, self.read, self._device)], step.source)
             elif isinstance(step, StringStep):
-                self._give(step.outputs, self._run_text(step), step.source)
+                self._store_results(step.outputs, self._run_string_action(step), step.source)
             else:
                 self._control(step, record)
         self._place(len(graph.steps))
@@ -342,21 +342,21 @@ class DynamicRunner:
         else:
             (runner,) = self._runners_of(step, (step.graph,))
             results = run_loop(step, runner, self.read, self.sizes, self._device, self._empty, record)
-        self._give(step.outputs, results, step.source)
+        self._store_results(step.outputs, results, step.source)
 
-    def _run_text(self, step: StringStep) -> list[Value]:
+    def _run_string_action(self, step: StringStep) -> list[Value]:
         """The results of an action on strings, which are read and given as numbers."""
-        action, texts = TEXT_ACTIONS[step.action], self._texts
+        action, string_table = TEXT_ACTIONS[step.action], self._string_table
         arrays = [self.array(index).numpy() for index in step.inputs]
-        values = [texts.strings(x) if kind == "t" else x for x, kind in zip(arrays, action.takes, strict=True)]
+        values = [string_table.strings(x) if kind == "t" else x for x, kind in zip(arrays, action.takes, strict=True)]
         try:
             results = self._text_actions[id(step)](*values)
         except ArgumentError as error:
             raise ArgumentError(f"model {self._graph.name!r}: {step.source}: {error}") from error
         pairs = zip(results, action.gives, strict=True)
-        return [array(texts.numbers(x) if kind == "t" else x, self._device) for x, kind in pairs]
+        return [array(string_table.numbers(x) if kind == "t" else x, self._device) for x, kind in pairs]
 
-    def _give(self, outputs: Sequence[int], results: Sequence[Value], source: str) -> None:
+    def _store_results(self, outputs: Sequence[int], results: Sequence[Value], source: str) -> None:
         """Note what a step gives, and the sizes that the shapes of it say."""
         for index, result in zip(outputs, results, strict=True):
             tensor = self._graph.tensors[index]
@@ -390,7 +390,7 @@ class DynamicRunner:
     def _runners_of(self, step: IfStep | LoopStep, graphs: Sequence[Graph]) -> list[DynamicRunner]:
         found = self._runners.get(id(step))
         if found is None:
-            around = self._module, self._context, self._device, self._params, self._texts
+            around = self._module, self._context, self._device, self._params, self._string_table
             found = [DynamicRunner(g, *around) for g in graphs]
             self._runners[id(step)] = found
         return found
@@ -451,7 +451,7 @@ class DynamicRunner:
         Its memory is its own, but for that of intermediate results, which a later run writes to.
         """
         tensor = self._graph.tensors[index]
-        if tensor.is_list:
+        if tensor.is_sequence:
             return self._inputs[int(tensor.place)] if tensor.storage == "input" else self._values[int(tensor.place)]
         if tensor.storage not in ("output", "own"):
             return self.array(index)
@@ -488,7 +488,7 @@ class DynamicRunner:
         """
         index = self._graph.outputs[position]
         tensor = self._graph.tensors[index]
-        if tensor.is_list:
+        if tensor.is_sequence:
             return self._own_copies(self.read(index))
         if (tensor.storage, tensor.place) == ("output", position):
             return self._buffers[index].lend()

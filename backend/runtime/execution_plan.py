@@ -18,7 +18,7 @@ from relayc.backend.runtime.sizes import Size, read_size
 from relayc.backend.runtime.string_actions import TEXT_ACTIONS
 
 __all__ = [
-    "LIST_ACTIONS",
+    "SEQUENCE_ACTIONS",
     "Bind",
     "Check",
     "IfStep",
@@ -90,7 +90,7 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
-    """Do `action`, one of `LIST_ACTIONS`, on the lists and tensors `inputs`; `output` is what it gives.
+    """Do `action`, one of `SEQUENCE_ACTIONS`, on the lists and tensors `inputs`; `output` is what it gives.
 
     `axis` is that along which tensors are joined or cut, `new_axis` that elements don't have it.
     """
@@ -117,7 +117,7 @@ class StringStep:
     source: str
 
 
-LIST_ACTIONS: dict[str, tuple[int, str | None, str]] = {
+SEQUENCE_ACTIONS: dict[str, tuple[int, str | None, str]] = {
     "make": (0, None, "l"),
     "insert": (2, "ltt", "l"),
     "erase": (1, "lt", "l"),
@@ -197,8 +197,8 @@ def _step(record: Record, sizes: Sequence[str], nodes: int, tensors: int, read_g
 def _list(record: Record, last: int) -> SequenceStep:
     record.only("step", "action", "inputs", "output", "axis", "new_axis", "source")
     action = record.get("action", str)
-    if action not in LIST_ACTIONS:
-        raise damaged(f"{record.where}.action", action, f"one of {', '.join(LIST_ACTIONS)}")
+    if action not in SEQUENCE_ACTIONS:
+        raise damaged(f"{record.where}.action", action, f"one of {', '.join(SEQUENCE_ACTIONS)}")
     inputs, output = record.numbers("inputs", 0, last), record.number("output", 0, last)
     axis = record.number("axis", 0, _MAX_AXES)
     return SequenceStep(action, inputs, output, axis, record.get("new_axis", bool), record.get("source", str))
@@ -209,18 +209,18 @@ def _text(record: Record, last: int) -> StringStep:
     name = record.get("action", str)
     if name not in TEXT_ACTIONS:
         raise damaged(f"{record.where}.action", name, f"one of {', '.join(TEXT_ACTIONS)}")
-    action, given = TEXT_ACTIONS[name], record.record("settings")
+    action, passed = TEXT_ACTIONS[name], record.record("settings")
     inputs, outputs = record.numbers("inputs", 0, last), record.numbers("outputs", 0, last)
     if (len(inputs), len(outputs)) != (len(action.takes), len(action.gives)):
         found, expected = f"{len(inputs)} to {len(outputs)} tensors", f"{len(action.takes)} to {len(action.gives)}"
         raise damaged(f"{record.where}.inputs", found, expected)
-    given.only(*action.settings)
-    settings = {key: given.strings(key) if kind is tuple else given.get(key, kind)
+    passed.only(*action.settings)
+    settings = {key: passed.strings(key) if kind is tuple else passed.get(key, kind)
                 for key, kind in action.settings.items()}  # fmt: skip
     try:
         action.prepare(settings)
     except (PatternError, KeyError, ValueError) as error:
-        raise damaged(given.where, str(error), f"settings of the action {name!r}") from error
+        raise damaged(passed.where, str(error), f"settings of the action {name!r}") from error
     return StringStep(name, inputs, outputs, settings, record.get("source", str))
 
 

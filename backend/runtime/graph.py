@@ -27,7 +27,7 @@ from relayc.backend.runtime.dtype import data_type
 from relayc.backend.runtime.dtype import nbytes as nbytes_of
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError
 from relayc.backend.runtime.execution_plan import (
-    LIST_ACTIONS,
+    SEQUENCE_ACTIONS,
     IfStep,
     LoopStep,
     SequenceStep,
@@ -58,7 +58,7 @@ class GraphTensor:
     storage: str
     place: int | str
     strides: tuple[int, ...] | None = None
-    is_list: bool = False
+    is_sequence: bool = False
 
     @property
     def is_static(self) -> bool:
@@ -149,7 +149,7 @@ class Graph:
     steps: tuple[Step, ...] = ()
     variants: tuple[tuple[Mapping[str, int], Graph], ...] = ()
     """graphs that do the same for certain sizes, and faster"""
-    texts: GraphStrings | None = None
+    strings: GraphStrings | None = None
     maps: Mapping[int, tuple[str | int, ...]] = field(default_factory=dict[int, tuple[str | int, ...]])
     """outputs, matrices by position, of which each row is a map from these keys to its elements (ONNX: ZipMap)"""
     caches: tuple[GraphKVCache, ...] = ()
@@ -157,7 +157,7 @@ class Graph:
     @property
     def is_dynamic(self) -> bool:
         """Are there sizes, steps between the nodes, or lists, that are decided when it runs?"""
-        return bool(self.steps or self.sizes) or any(tensor.is_list for tensor in self.tensors)
+        return bool(self.steps or self.sizes) or any(tensor.is_sequence for tensor in self.tensors)
 
     def bodies(self) -> Iterator[tuple[Graph, str]]:
         """The graphs inside this one's control flow, at any depth, with the place in the user's model of each."""
@@ -191,7 +191,7 @@ class Graph:
                     "dtype": t.dtype,
                     "storage": [t.storage, t.place],
                     **({} if t.strides is None else {"strides": list(t.strides)}),
-                    **({"is_list": True} if t.is_list else {}),
+                    **({"is_list": True} if t.is_sequence else {}),
                 }
                 for t in self.tensors
             ],
@@ -215,13 +215,13 @@ class Graph:
             "arena_bytes": self.arena_bytes,
             "entry": self.entry,
             **dynamic,
-            **({} if self.texts is None else {"texts": self._texts_json(self.texts)}),
+            **({} if self.strings is None else {"texts": self._strings_json(self.strings)}),
             **({"maps": [[position, list(keys)] for position, keys in self.maps.items()]} if self.maps else {}),
         }
 
     @staticmethod
-    def _texts_json(texts: GraphStrings) -> dict[str, Any]:
-        return {"table": list(texts.table), "inputs": list(texts.inputs), "outputs": list(texts.outputs)}
+    def _strings_json(strings: GraphStrings) -> dict[str, Any]:
+        return {"table": list(strings.table), "inputs": list(strings.inputs), "outputs": list(strings.outputs)}
 
     @staticmethod
     def from_json(value: object, where: str = "graph") -> Graph:
@@ -260,26 +260,26 @@ class Graph:
         )
         _check_caches(graph, where)
         _check_places(graph, where)
-        _check_lists(graph, where)
-        graph = replace(graph, texts=_texts(graph, record), maps=_maps(graph, record))
+        _check_sequences(graph, where)
+        graph = replace(graph, strings=_strings(graph, record), maps=_maps(graph, record))
         variants = record.records("variants") if "variants" in record.value else []
         return replace(graph, variants=tuple([_variant(graph, item) for item in variants]))
 
 
-def _texts(graph: Graph, record: Record) -> GraphStrings | None:
+def _strings(graph: Graph, record: Record) -> GraphStrings | None:
     if "texts" not in record.value:
         return None
-    given = record.record("texts")
-    given.only("table", "inputs", "outputs")
-    table = given.strings("table")
+    passed = record.record("texts")
+    passed.only("table", "inputs", "outputs")
+    table = passed.strings("table")
     if not table or table[0] or len(set(table)) != len(table):
-        raise damaged(f"{given.where}.table", table, "different strings, first the empty one")
-    inputs = given.numbers("inputs", 0, len(graph.inputs) - 1)
-    outputs = given.numbers("outputs", 0, len(graph.outputs) - 1)
+        raise damaged(f"{passed.where}.table", table, "different strings, first the empty one")
+    inputs = passed.numbers("inputs", 0, len(graph.inputs) - 1)
+    outputs = passed.numbers("outputs", 0, len(graph.outputs) - 1)
     for numbers, places, name in ((graph.inputs, inputs, "inputs"), (graph.outputs, outputs, "outputs")):
         for position in places:
             if graph.tensors[numbers[position]].dtype != "int64":
-                raise damaged(f"{given.where}.{name}", position, "positions of tensors of int64")
+                raise damaged(f"{passed.where}.{name}", position, "positions of tensors of int64")
     return GraphStrings(table, inputs, outputs)
 
 
@@ -290,7 +290,7 @@ def _maps(graph: Graph, record: Record) -> dict[int, tuple[str | int, ...]]:
         if not fits or item[0] not in range(len(graph.outputs)) or not all(type(k) in (str, int) for k in item[1]):
             raise damaged(f"{record.where}.maps", item, "the position of an output and a list of keys")
         tensor, keys = graph.tensors[graph.outputs[item[0]]], tuple(item[1])
-        if tensor.is_list or len(tensor.shape) != 2 or tensor.shape[1] != len(keys):
+        if tensor.is_sequence or len(tensor.shape) != 2 or tensor.shape[1] != len(keys):
             raise damaged(f"{record.where}.maps", item, f"as many keys as {tensor.name!r} has columns")
         maps[item[0]] = keys
     return maps
@@ -298,8 +298,8 @@ def _maps(graph: Graph, record: Record) -> dict[int, tuple[str | int, ...]]:
 
 def _variant(graph: Graph, record: Record) -> tuple[dict[str, int], Graph]:
     record.only("sizes", "graph")
-    given = record.record("sizes")
-    sizes = {name: given.number(name) for name in given.value}
+    passed = record.record("sizes")
+    sizes = {name: passed.number(name) for name in passed.value}
     variant = Graph.from_json(record.value.get("graph"), f"{record.where}.graph")
     names = [[g.tensors[i].name for i in g.inputs] for g in (graph, variant)]
     if not set(sizes) <= set(graph.sizes) or names[0] != names[1] or len(variant.outputs) != len(graph.outputs):
@@ -324,10 +324,10 @@ def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTens
     strides = record.numbers("strides", 0, _MAX_BYTES) if "strides" in record.value else None
     if strides is not None and (len(strides) != len(shape) or not is_static(shape) or pair[0] != "arena"):
         raise damaged(f"{record.where}.strides", list(strides), "one number for each dimension of a part of the arena")
-    is_list = "is_list" in record.value and record.get("is_list", bool)
-    if is_list and (shape or pair[0] not in ("input", "value")):
+    is_sequence = "is_list" in record.value and record.get("is_list", bool)
+    if is_sequence and (shape or pair[0] not in ("input", "value")):
         raise damaged(record.where, pair, "a list without a shape, that is an input or given by a step")
-    tensor = GraphTensor(record.get("name", str), shape, dtype, pair[0], pair[1], strides, is_list)
+    tensor = GraphTensor(record.get("name", str), shape, dtype, pair[0], pair[1], strides, is_sequence)
     if not tensor.is_static:
         if tensor.storage in ("arena", "param"):
             raise damaged(f"{record.where}.storage", pair, "a place whose size is known at run time")
@@ -385,22 +385,22 @@ def _check_places(graph: Graph, where: str) -> None:
             kept = any(c.position == graph.tensors[output].place for c in graph.caches)
             if graph.tensors[output].storage == "param" or (graph.tensors[output].storage == "input" and not kept):
                 raise damaged(f"{where}.nodes[{index}].outputs", output, "no write to an input or a weight")
-        if any(graph.tensors[i].is_list for i in (*node.inputs, *node.outputs, *node.scratch)):
+        if any(graph.tensors[i].is_sequence for i in (*node.inputs, *node.outputs, *node.scratch)):
             raise damaged(f"{where}.nodes[{index}]", list(node.inputs), "tensors, no lists")
 
 
-def _check_lists(graph: Graph, where: str) -> None:
+def _check_sequences(graph: Graph, where: str) -> None:
     """Actions on lists have as many operands as they take, and lists and tensors where they take them."""
     for index, step in enumerate(graph.steps):
         if not isinstance(step, SequenceStep):
             continue
-        least, most, result = LIST_ACTIONS[step.action]
-        kinds = "".join("l" if graph.tensors[i].is_list else "t" for i in step.inputs)
-        given = "l" if graph.tensors[step.output].is_list else "t"
-        fits = len(kinds) >= least and (most is None or most.startswith(kinds)) and result in ("*", given)
+        least, most, result = SEQUENCE_ACTIONS[step.action]
+        kinds = "".join("l" if graph.tensors[i].is_sequence else "t" for i in step.inputs)
+        passed = "l" if graph.tensors[step.output].is_sequence else "t"
+        fits = len(kinds) >= least and (most is None or most.startswith(kinds)) and result in ("*", passed)
         if not fits or graph.tensors[step.output].storage != "value":
             expected = f"{least} or more operands of kinds {most or 'l or t'} and a value of kind {result}"
-            raise damaged(f"{where}.steps[{index}]", f"{step.action} of {kinds!r} giving {given!r}", expected)
+            raise damaged(f"{where}.steps[{index}]", f"{step.action} of {kinds!r} giving {passed!r}", expected)
 
 
 def _cache(record: Record, sizes: Sequence[str]) -> GraphKVCache:
@@ -416,7 +416,7 @@ def _check_caches(graph: Graph, where: str) -> None:
     for index, cache in enumerate(graph.caches):
         ok = cache.position < len(graph.inputs)
         tensor = graph.tensors[graph.inputs[cache.position]] if ok else None
-        if tensor is None or tensor.is_list or cache.axis >= len(tensor.shape):
+        if tensor is None or tensor.is_sequence or cache.axis >= len(tensor.shape):
             raise damaged(f"{where}.caches[{index}]", cache.position, "an input and one of its dimensions")
         if not isinstance(tensor.shape[cache.axis], str):
             raise damaged(f"{where}.caches[{index}].axis", cache.axis, "a dimension whose size is known at run time")

@@ -96,7 +96,7 @@ class GraphModule:
             self._tensors_in[tensor.storage, tensor.place].append(index)
         self._own_inputs = [_buffer(graph.tensors[i], where) for i in graph.inputs]
         self._inputs = list(self._own_inputs)
-        self._texts = StringPorts(graph)
+        self._strings = StringPorts(graph)
         self._caches = KVCaches(graph, where)
         self._kept_sizes: dict[str, int] = {}
         """the sizes that the caches have"""
@@ -108,7 +108,7 @@ class GraphModule:
         self._special: GraphModule | None = None
         """the executor of the model for the last run's sizes, where it was compiled for them"""
         if graph.is_dynamic:
-            self._dynamic = DynamicRunner(graph, self.module, self._context, where, self._params, self._texts.table)
+            self._dynamic = DynamicRunner(graph, self.module, self._context, where, self._params, self._strings.table)
         else:
             self._outputs = [self._output_buffer(position) for position in range(len(graph.outputs))]
             self._arena = empty((max(graph.arena_bytes, 1),), "uint8", where)
@@ -127,8 +127,8 @@ class GraphModule:
         with self._lock:
             if key is not None:
                 self._set_input(key, value)
-            for name, given in inputs.items():
-                self._set_input(name, given)
+            for name, passed in inputs.items():
+                self._set_input(name, passed)
 
     def set_input_zero_copy(self, key: int | str, value: Any) -> None:
         """Makes runs read the input straight from `value`'s memory, which is kept alive until the input is set again.
@@ -138,31 +138,31 @@ class GraphModule:
         with self._lock:
             position = self.get_input_index(key)
             tensor = self._input_tensor(position)
-            if tensor.is_list or position in self._texts.inputs:
-                kind = "a sequence" if tensor.is_list else "of strings"
+            if tensor.is_sequence or position in self._strings.inputs:
+                kind = "a sequence" if tensor.is_sequence else "of strings"
                 raise ArgumentError(f"input {tensor.name!r} of model {self._graph.name!r} is {kind}; use set_input")
-            given = value if isinstance(value, NDArray) else from_dlpack(value)
-            check_type(tensor, given.shape, given.dtype, self._graph.name)
-            misplaced = given.device != self._bound.device or not given.is_contiguous
-            if misplaced or (given.device.api.addressable and given.handle % ALLOC_ALIGNMENT):
+            passed = value if isinstance(value, NDArray) else from_dlpack(value)
+            check_type(tensor, passed.shape, passed.dtype, self._graph.name)
+            misplaced = passed.device != self._bound.device or not passed.is_contiguous
+            if misplaced or (passed.device.api.addressable and passed.handle % ALLOC_ALIGNMENT):
                 raise ArgumentError(
-                    f"input {tensor.name!r} of model {self._graph.name!r}: memory on {given.device} with strides "
-                    f"{given.strides} at {given.handle:#x} can't be used in place; expected contiguous memory on "
+                    f"input {tensor.name!r} of model {self._graph.name!r}: memory on {passed.device} with strides "
+                    f"{passed.strides} at {passed.handle:#x} can't be used in place; expected contiguous memory on "
                     f"{self._bound.device} aligned to {ALLOC_ALIGNMENT} bytes. Use set_input, which copies"
                 )
-            self._place_input(position, given)
+            self._place_input(position, passed)
 
     def get_input(self, key: int | str) -> NDArray:
         """The buffer that runs read the input from. Writing into it sets the input."""
         with self._lock:
             position = self.get_input_index(key)
-            given = self._inputs[position]
-            if not isinstance(given, NDArray) or position in self._texts.inputs:
+            passed = self._inputs[position]
+            if not isinstance(passed, NDArray) or position in self._strings.inputs:
                 name = self._input_tensor(position).name
-                kind = "of strings" if isinstance(given, NDArray) else "a sequence"
+                kind = "of strings" if isinstance(passed, NDArray) else "a sequence"
                 raise ArgumentError(f"input {name!r} of model {self._graph.name!r} is {kind}, which has no buffer")
             self._unset.discard(position)
-            return given
+            return passed
 
     def get_output(self, index: int | str, out: NDArray | npt.NDArray[Any] | None = None) -> Any:
         """The output number `index`, or of that name, of the last run; copied into `out`, if given, which is returned.
@@ -176,10 +176,10 @@ class GraphModule:
             tensor = self._graph.tensors[self._graph.outputs[position]]
             if self._special is not None:
                 return self._special.get_output(position, out)
-            if position in self._texts.outputs:
+            if position in self._strings.outputs:
                 if out is not None:
                     raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is of strings, no out=")
-                return self._texts.strings(self._result(position, None))
+                return self._strings.strings(self._result(position, None))
             if position in self._graph.maps and out is None:
                 keys = self._graph.maps[position]
                 rows = self._result(position, None).numpy().tolist()
@@ -191,7 +191,7 @@ class GraphModule:
         tensor = self._graph.tensors[self._graph.outputs[position]]
         if self._dynamic is not None:
             result = self._dynamic.output(position)
-            if out is not None and tensor.is_list:
+            if out is not None and tensor.is_sequence:
                 raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is a list of arrays")
             return result if out is None else result.copyto(out if isinstance(out, NDArray) else from_dlpack(out))
         if out is not None:
@@ -229,13 +229,13 @@ class GraphModule:
 
     def get_input_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
         """(name -> shape, name -> dtype) of the inputs, in order; size variables by name. TVM: `get_input_info`."""
-        given = self._passed_inputs()
-        return {t.name: t.shape for t, _ in given}, {t.name: dtype for t, dtype in given}
+        passed = self._passed_inputs()
+        return {t.name: t.shape for t, _ in passed}, {t.name: dtype for t, dtype in passed}
 
     def get_output_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
         """(name -> shape, name -> dtype) of the outputs, in order."""
         tensors = [self._graph.tensors[index] for index in self._graph.outputs]
-        dtypes = ["string" if i in self._texts.outputs else t.dtype for i, t in enumerate(tensors)]
+        dtypes = ["string" if i in self._strings.outputs else t.dtype for i, t in enumerate(tensors)]
         return {t.name: t.shape for t in tensors}, dict(zip([t.name for t in tensors], dtypes, strict=True))
 
     # -- running
@@ -374,24 +374,24 @@ class GraphModule:
     def _set_input(self, key: int | str, value: Any) -> None:
         position = self.get_input_index(key)
         tensor = self._input_tensor(position)
-        if position in self._texts.inputs:
-            self._texts.set(position, as_string_arrays(tensor, value, self._graph.name))
+        if position in self._strings.inputs:
+            self._strings.set(position, as_string_arrays(tensor, value, self._graph.name))
             self._unset.discard(position)
         else:
             self._copy_input(position, tensor, value)
 
     def _copy_input(self, position: int, tensor: GraphTensor, value: Any) -> None:
-        if tensor.is_list:
+        if tensor.is_sequence:
             self._inputs[position] = as_sequence(tensor, value, self._graph.name, self.device)
             self._unset.discard(position)
             return
-        given = as_argument(tensor, value, self._graph.name)
-        check_type(tensor, given.shape, given.dtype, self._graph.name)
+        passed = as_argument(tensor, value, self._graph.name)
+        check_type(tensor, passed.shape, passed.dtype, self._graph.name)
         own = self._own_inputs[position]
         assert isinstance(own, NDArray)
-        if own.shape != given.shape:
-            own = self._own_inputs[position] = empty(given.shape, tensor.dtype, self.device)
-        own.copyfrom(given)
+        if own.shape != passed.shape:
+            own = self._own_inputs[position] = empty(passed.shape, tensor.dtype, self.device)
+        own.copyfrom(passed)
         if self._inputs[position] is not own:
             self._place_input(position, own)
         self._unset.discard(position)
@@ -470,7 +470,7 @@ class GraphModule:
             raise ArgumentError(
                 f"model {self._graph.name!r}: inputs {missing} were never set. Its inputs are: {self._signature()}"
             )
-        for position, numbers in self._texts.numbers().items():
+        for position, numbers in self._strings.numbers().items():
             self._copy_input(position, self._input_tensor(position), numbers)
         self._kept_sizes = self._caches.lay_out(self._inputs) if self._caches else {}
         for position, buffer in enumerate(() if self._dynamic is not None else self._outputs):
@@ -482,14 +482,14 @@ class GraphModule:
         self._prepare()
         self._special = self._find_special() if self._graph.variants else None
         if self._special is not None:
-            self._texts.copy_to(self._special._texts)
-            for position, given in enumerate(self._inputs):
-                if position in self._texts.inputs:
+            self._strings.copy_to(self._special._strings)
+            for position, passed in enumerate(self._inputs):
+                if position in self._strings.inputs:
                     self._special._unset.discard(position)
-                elif isinstance(given, NDArray):
-                    self._special.set_input_zero_copy(position, given)
+                elif isinstance(passed, NDArray):
+                    self._special.set_input_zero_copy(position, passed)
                 else:
-                    self._special._inputs[position] = given
+                    self._special._inputs[position] = passed
                     self._special._unset.discard(position)
             self._special._run()
         elif self._dynamic is not None:
@@ -515,18 +515,18 @@ class GraphModule:
         """The inputs that users give, which caches are not, with the element types that they give."""
         positions = [i for i in range(len(self._graph.inputs)) if i not in self._caches]
         tensors = [(i, self._input_tensor(i)) for i in positions]
-        return [(t, "string" if i in self._texts.inputs else t.dtype) for i, t in tensors]
+        return [(t, "string" if i in self._strings.inputs else t.dtype) for i, t in tensors]
 
     def _signature(self) -> str:
         return ", ".join(
-            f"{t.name}: {'a list of ' if t.is_list else ''}{dtype}[{', '.join(map(size_text, t.shape))}]"
+            f"{t.name}: {'a list of ' if t.is_sequence else ''}{dtype}[{', '.join(map(size_text, t.shape))}]"
             for t, dtype in self._passed_inputs()
         )
 
 
 def _buffer(tensor: GraphTensor, where: Device) -> Value:
     """What is reserved for an input before it is set: nothing along sizes that are not known yet."""
-    if tensor.is_list:
+    if tensor.is_sequence:
         return ArraySequence()
     return empty(tuple([d if isinstance(d, int) else 0 for d in tensor.shape]), tensor.dtype, where)
 

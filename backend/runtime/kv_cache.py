@@ -76,9 +76,9 @@ class KVCaches:
         """The sizes that the other inputs give."""
         sizes: dict[str, int] = {}
         for position, index in enumerate(self._graph.inputs):
-            given, shape = inputs[position], self._graph.tensors[index].shape
-            if position not in self._caches and isinstance(given, NDArray):
-                sizes.update({d: n for d, n in zip(shape, given.shape, strict=True) if isinstance(d, str)})
+            passed, shape = inputs[position], self._graph.tensors[index].shape
+            if position not in self._caches and isinstance(passed, NDArray):
+                sizes.update({d: n for d, n in zip(shape, passed.shape, strict=True) if isinstance(d, str)})
         return sizes
 
     def _shape(self, cache: GraphKVCache, sizes: Mapping[str, int]) -> tuple[int, ...]:

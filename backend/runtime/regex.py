@@ -413,11 +413,11 @@ class _Parser:
         return result
 
     def _set_flags(self, names: str, value: bool) -> None:
-        given = self.flags
+        passed = self.flags
         self.flags = _Flags(
-            value if "i" in names else given.ignore_case,
-            value if "m" in names else given.many_lines,
-            value if "s" in names else given.dot_all,
+            value if "i" in names else passed.ignore_case,
+            value if "m" in names else passed.many_lines,
+            value if "s" in names else passed.dot_all,
         )
 
     def _literal(self, wanted: str) -> Accepts:

@@ -163,12 +163,12 @@ def _few(numbers: Sequence[int]) -> str:
     return str(list(numbers)) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:8]))}, ...]"
 
 
-def _position(step: SequenceStep, items: ArraySequence, given: Sequence[NDArray], default: int, last: int) -> int:
+def _position(step: SequenceStep, items: ArraySequence, passed: Sequence[NDArray], default: int, last: int) -> int:
     """The position that a tensor says, counted from the front; `default` without one."""
-    at = int(given[0].numpy().reshape(-1)[0]) if given else default
+    at = int(passed[0].numpy().reshape(-1)[0]) if passed else default
     count = len(items)
     if not -count <= at <= last or (at < 0 and not count):
-        place = f"position {at} in" if given else "the last element of"
+        place = f"position {at} in" if passed else "the last element of"
         expected = f"a position from {-count} to {last}" if last >= 0 else "a sequence with elements"
         raise ArgumentError(f"{step.source}: {place} a sequence of {count}; expected {expected}")
     return at if at >= 0 else at + count

@@ -17,7 +17,7 @@ from relayc.backend.runtime.errors import ArgumentError
 from relayc.backend.runtime.regex import Pattern
 from relayc.backend.runtime.strings import Strings
 
-__all__ = ["TEXT_ACTIONS", "Prepared", "Settings", "TextAction", "prepared"]
+__all__ = ["TEXT_ACTIONS", "Prepared", "Settings", "StringAction", "prepared"]
 
 Array = np.ndarray[Any, Any]
 Settings = Mapping[str, Any]
@@ -199,7 +199,7 @@ def _rank(settings: Settings) -> Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class TextAction:
+class StringAction:
     """What an action takes and gives, "t" for texts and "n" for numbers, and the types of its settings."""
 
     prepare: Callable[[Settings], Prepared]
@@ -210,15 +210,15 @@ class TextAction:
 
 _TOKENIZE = {"separators": tuple, "token": str, "mark": bool, "least": int, "fill": str}
 
-TEXT_ACTIONS: dict[str, TextAction] = {
-    "concat": TextAction(_concat, "tt", "t"),
-    "format": TextAction(_format, "n", "t", {"digits": int}),
-    "full_match": TextAction(_full_match, "t", "n", {"expression": str}),
-    "index": TextAction(_index, "t", "n", {"table": tuple}),
-    "normalize": TextAction(_normalize, "t", "t", {"case": str, "is_case_sensitive": bool, "stop_words": tuple}),
-    "parse": TextAction(_parse, "t", "n", {"dtype": str}),
-    "rank": TextAction(_rank, "t", "n"),
-    "split": TextAction(_split, "t", "tn", {"delimiter": str, "most": int}),
-    "tokenize": TextAction(_tokenize, "t", "t", _TOKENIZE),
+TEXT_ACTIONS: dict[str, StringAction] = {
+    "concat": StringAction(_concat, "tt", "t"),
+    "format": StringAction(_format, "n", "t", {"digits": int}),
+    "full_match": StringAction(_full_match, "t", "n", {"expression": str}),
+    "index": StringAction(_index, "t", "n", {"table": tuple}),
+    "normalize": StringAction(_normalize, "t", "t", {"case": str, "is_case_sensitive": bool, "stop_words": tuple}),
+    "parse": StringAction(_parse, "t", "n", {"dtype": str}),
+    "rank": StringAction(_rank, "t", "n"),
+    "split": StringAction(_split, "t", "tn", {"delimiter": str, "most": int}),
+    "tokenize": StringAction(_tokenize, "t", "t", _TOKENIZE),
 }
 """The actions by name. A setting of type tuple holds strings."""

@@ -21,10 +21,10 @@ class StringPorts:
     """
 
     def __init__(self, graph: Graph) -> None:
-        texts = graph.texts
-        self.inputs = frozenset(() if texts is None else texts.inputs)
-        self.outputs = frozenset(() if texts is None else texts.outputs)
-        self.table = StringTable(("",) if texts is None else texts.table)
+        strings = graph.strings
+        self.inputs = frozenset(() if strings is None else strings.inputs)
+        self.outputs = frozenset(() if strings is None else strings.outputs)
+        self.table = StringTable(("",) if strings is None else strings.table)
         self._given: dict[int, Given] = {}
 
     def set(self, position: int, value: Given) -> None:

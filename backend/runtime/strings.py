@@ -27,12 +27,12 @@ def as_strings(value: Any) -> Strings:
     """
     if isinstance(value, StringArray):
         return value.numpy()
-    given = np.asarray(value) if isinstance(value, np.ndarray) else np.asarray(value, dtype=object)
-    if given.dtype.kind not in "OSUT":
-        raise ValueError(f"{given.dtype.name} are no strings")
-    result = np.empty(given.size, object)
-    result[:] = [_as_string(item) for item in given.reshape(-1).tolist()]
-    return result.reshape(given.shape)
+    passed = np.asarray(value) if isinstance(value, np.ndarray) else np.asarray(value, dtype=object)
+    if passed.dtype.kind not in "OSUT":
+        raise ValueError(f"{passed.dtype.name} are no strings")
+    result = np.empty(passed.size, object)
+    result[:] = [_as_string(item) for item in passed.reshape(-1).tolist()]
+    return result.reshape(passed.shape)
 
 
 def _as_string(item: object) -> str:
@@ -97,17 +97,17 @@ class StringTable:
             del self._numbers[text]
         del self._strings[self._named :]
 
-    def numbers(self, texts: Strings) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def numbers(self, values: Strings) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The number of each string; new ones get the next numbers."""
         known, strings = self._numbers, self._strings
         found: list[int] = []
-        for text in texts.reshape(-1).tolist():
+        for text in values.reshape(-1).tolist():
             number = known.get(text)
             if number is None:
                 number = known[text] = len(strings)
                 strings.append(text)
             found.append(number)
-        return np.array(found, np.int64).reshape(texts.shape)
+        return np.array(found, np.int64).reshape(values.shape)
 
     def strings(self, numbers: np.ndarray[Any, Any]) -> Strings:
         """The string of each number. Raises `ArgumentError` for one that stands for none."""

@@ -181,11 +181,11 @@ def _set_inputs(
 ) -> None:
     """Give the inputs files or filled arrays; `shape` says the sizes of those to fill that are known at run time."""
     shapes, dtypes = executor.get_input_info()
-    given, sizes = typed(read_inputs(texts or []), dtypes), parse_shapes(shape or [])
+    passed, sizes = typed(read_inputs(texts or []), dtypes), parse_shapes(shape or [])
     wanted = {
-        name: (given[name].shape if name in given else resolved(shapes[name], sizes), dtypes[name]) for name in shapes
+        name: (passed[name].shape if name in passed else resolved(shapes[name], sizes), dtypes[name]) for name in shapes
     }
-    for name, value in fill_inputs(wanted, given, fill, seed).items():
+    for name, value in fill_inputs(wanted, passed, fill, seed).items():
         executor.set_input(name, value)
 
 

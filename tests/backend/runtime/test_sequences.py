@@ -106,7 +106,7 @@ def graph() -> dict[str, Any]:
 
 def test_a_description_is_read_as_it_was_written():
     read = Graph.from_json(graph())
-    assert read.tensors[0].is_list and isinstance(read.steps[0], SequenceStep)
+    assert read.tensors[0].is_sequence and isinstance(read.steps[0], SequenceStep)
     assert Graph.from_json(read.to_json()) == read
 
 
@@ -126,7 +126,7 @@ def test_a_description_is_read_as_it_was_written():
         (("tensors", 0, "is_list"), "yes", "is_list"),
     ],
 )
-def test_damaged_descriptions_are_refused(damaged, place, value, message):
+def test_damaged_descriptions_are_rejected(damaged, place, value, message):
     with pytest.raises(ArtifactError) as error:
         Graph.from_json(damaged(graph(), place, value))
     assert message in str(error.value)
