@@ -1,9 +1,9 @@
-"""What a graph whose sizes are known only at run time does, in order.
+"""The execution plan of a graph with dynamic (symbolic) shapes: a list of instructions.
 
-    step = run kernels | bind a size variable | check that two sizes are equal | if | loop | one action on lists
-         | one action on strings
+    instruction = run kernels | bind a size variable | check that two sizes are equal | if | loop
+                | one sequence operation | one string operation
 
-A graph of fixed sizes has no steps: its kernels run in a row.
+A graph of static shapes has no instructions: its kernels run in order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RunNodes:
-    """Run the kernels `first` ... `last` - 1; `entry` names the compiled function that does, if there is one."""
+    """Run the kernels `first` ... `last` - 1; `entry` names the compiled function for all of them, if there is one."""
 
     first: int
     last: int
@@ -43,7 +43,7 @@ class RunNodes:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """The size variable `name` is element `element` of the integer tensor `tensor`, which `source` made."""
+    """Bind the size variable `name` to element `element` of the integer tensor `tensor`, computed by `source`."""
 
     name: str
     tensor: int
@@ -53,7 +53,7 @@ class Bind:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Two sizes must be equal; `source` is the place in the user's model that wants it."""
+    """Check that two sizes are equal, as the node `source` of the user's model requires."""
 
     left: Size
     right: Size
@@ -62,7 +62,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class IfStep:
-    """Run one of two `graphs` on its `inputs` (tensors), as the bool tensor `condition` says, for `outputs`."""
+    """Run the one of two `graphs` that the bool tensor `condition` selects on its `inputs`, for `outputs`."""
 
     condition: int
     graphs: tuple[Any, Any]
@@ -73,10 +73,10 @@ class IfStep:
 
 @dataclass(frozen=True, slots=True)
 class LoopStep:
-    """Run `graph` at most `trips` times while its first output, at first `condition`, is true.
+    """Run `graph` at most `trips` times while the condition, initially `condition`, then its first output, is true.
 
-    It takes the iteration, a bool, the `carried` tensors, each time as it left them, and those from `outside`; its
-    outputs past the carried ones are stacked.
+    Its inputs are the iteration number, the condition, the loop-carried tensors, initially `carried`, and the captured
+    tensors `outside`; its outputs after the carried ones are stacked.
     """
 
     trips: int
@@ -90,9 +90,9 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
-    """Do `action`, one of `SEQUENCE_ACTIONS`, on the lists and tensors `inputs`; `output` is what it gives.
+    """Apply `action`, one of `SEQUENCE_ACTIONS`, to the sequences and tensors `inputs`; `output` is its result.
 
-    `axis` is that along which tensors are joined or cut, `new_axis` that elements don't have it.
+    `axis` is the axis of concatenation or splitting; with `new_axis` the elements lack it (stacking).
     """
 
     action: str
@@ -105,9 +105,9 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class StringStep:
-    """Do `action`, one of `TEXT_ACTIONS`, with its `settings` on the tensors `inputs`; `outputs` are what it gives.
+    """Apply `action`, one of `TEXT_ACTIONS`, with its `settings` to the tensors `inputs`; `outputs` are its results.
 
-    Strings are read and given as numbers of the executor's table.
+    Strings are passed as positions in the executor's string table.
     """
 
     action: str
@@ -127,7 +127,7 @@ SEQUENCE_ACTIONS: dict[str, tuple[int, str | None, str]] = {
     "join": (1, "l", "t"),
     "cut": (1, "tt", "l"),
 }
-"""Action -> (the fewest inputs, all that there may be, the output): "t" tensor, "l" list, "*" either; None: any."""
+"""Action -> (minimum inputs, maximum signature, output): "t" tensor, "l" sequence, "*" either; None: any number."""
 
 _MAX_AXES = 64
 
@@ -136,7 +136,7 @@ ReadGraph = Callable[[object, str], Any]
 
 
 def step_to_json(step: Step) -> dict[str, Any]:
-    """The step as JSON values."""
+    """Serialize an instruction as JSON values."""
     if isinstance(step, RunNodes):
         return {"step": "run", "first": step.first, "last": step.last, "entry": step.entry}
     if isinstance(step, Bind):
@@ -163,7 +163,7 @@ def step_to_json(step: Step) -> dict[str, Any]:
 def read_steps(
     records: Sequence[Record], sizes: Sequence[str], nodes: int, tensors: int, read_graph: ReadGraph
 ) -> tuple[Step, ...]:
-    """The steps that JSON values describe. Raises `ArtifactError` naming the first field that is wrong."""
+    """Deserialize instructions. Raises `ArtifactError` naming the first invalid field."""
     return tuple([_step(record, sizes, nodes, tensors, read_graph) for record in records])
 
 

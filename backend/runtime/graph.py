@@ -1,19 +1,18 @@
-"""The graph of a compiled model: tensors with their storage, and kernel calls in the order they run.
+"""The graph of a compiled model: tensors with their storage, and kernel calls in execution order.
 
-Tensors of strings are tensors of int64, numbers in a table; `texts` has the strings that the graph names, and says
-which inputs and outputs are strings to those who use the model.
+String tensors are int64 tensors of positions in a string table; `strings` has the graph's string constants and the
+inputs and outputs that are strings to users of the model.
 
 Storage of a tensor is one of `["input", i]` (the i-th graph input), `["output", i]` (the buffer of the i-th output),
-`["param", name]` (a weight), `["arena", byte_offset]` (the executor's one block of scratch). An output whose storage is
-not its own output buffer (an input, a weight, another output seen twice) is copied when it is fetched. A tensor with
-`strides` (in elements) is part of a larger one in the arena: there are gaps between its elements, of which its kernels
-know.
+`["param", name]` (a weight), `["arena", byte_offset]` (the executor's block of intermediate memory). An output that
+aliases an input, a weight or another output is copied when it is fetched. A tensor with `strides` (in elements) is a
+strided view of a larger one in the arena.
 
-A graph with `sizes` is one whose shapes hold size variables. Its intermediate tensors are stored in `["slot", k]`: slot
-k is as large as the largest tensor in it, and the slots lie one after another once the sizes are known. Its `steps` say
-when kernels run and when variables get their values. What steps give is stored in `["value", i]`, i the tensor's own
-number, and what a list may hold on to in `["own", i]`, a buffer of its own in every run. Its `caches` are inputs that
-the executor keeps from run to run, with room for more rows than there are; kernels write into them.
+A graph with `sizes` has dynamic shapes. Its intermediate tensors are stored in `["slot", k]`: slot k is as large as the
+largest tensor in it, and the slots are laid out once the sizes are known. Its `steps` are the execution plan: when
+kernels run and when size variables are bound. Results of instructions are stored in `["value", i]`, i the tensor's own
+number, and arrays that a sequence may reference in `["own", i]`, a fresh buffer in every run. Its `caches` are KV
+caches: inputs that the executor keeps between runs, with spare capacity, updated in place.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ _STORAGE = ("input", "output", "param", "arena", "slot", "value", "own")
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """`place` is a byte offset (arena), a position (input, output) or a weight's name (param), as `storage` says.
+    """A tensor; `place` is a byte offset (arena), a position (input, output) or a weight's name (param) by `storage`.
 
-    With `is_list` it is a list of tensors (see `backend.runtime.sequences`) of this element type; its shape is ().
+    With `is_sequence` it is a sequence of tensors (`backend.runtime.sequences`) of this element type, its shape ().
     """
 
     name: str
@@ -62,18 +61,18 @@ class GraphTensor:
 
     @property
     def is_static(self) -> bool:
-        """Is the shape known before a run?"""
+        """Is the shape static?"""
         return is_static(self.shape)
 
     @property
     def static_shape(self) -> tuple[int, ...]:
-        """The shape of a tensor whose dimensions are numbers."""
+        """The shape of a tensor with static dimensions."""
         assert self.is_static, f"{self.name} has the shape {self.shape_text}"
         return self.shape  # type: ignore[return-value]
 
     @property
     def shape_text(self) -> str:
-        """The shape as it is shown to users."""
+        """The shape as text, for users."""
         inner = ", ".join(map(size_text, self.shape))
         return f"({inner},)" if len(self.shape) == 1 else f"({inner})"
 
@@ -83,7 +82,7 @@ class GraphTensor:
 
     @property
     def span_bytes(self) -> int:
-        """Bytes from the first element to past the last one, gaps included."""
+        """Bytes from the first element to past the last one, gaps of strided views included."""
         if self.strides is None or not self.nbytes:
             return self.nbytes
         last = sum((d - 1) * stride for d, stride in zip(self.static_shape, self.strides, strict=True))
@@ -92,10 +91,10 @@ class GraphTensor:
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """One kernel call: function `func` of the module on the input tensors, the output tensors, then those of scratch.
+    """One kernel call: function `func` of the module on the input, output and scratch tensors, in that order.
 
-    `ops` and `sources` say which operators and which nodes of the imported model it computes; `flops` and `bytes` what
-    that takes. `sizes` are the sizes that the function takes after its tensors.
+    `ops` and `sources` name the operators and the nodes of the imported model that it computes; `flops` and `bytes`
+    are its operation count and memory traffic. `sizes` are further arguments of the function.
     """
 
     name: str
@@ -112,7 +111,7 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class GraphStrings:
-    """The strings that a graph names, by number, and the positions of the inputs and outputs that are strings."""
+    """A graph's string constants by number, and the positions of its string inputs and outputs."""
 
     table: tuple[str, ...]
     inputs: tuple[int, ...]
@@ -121,9 +120,9 @@ class GraphStrings:
 
 @dataclass(frozen=True, slots=True)
 class GraphKVCache:
-    """An input that the executor keeps: with room for rows along `axis`, of which `length` says how many there are.
+    """A KV cache: an input that the executor keeps, with capacity for rows along `axis`, `length` of them valid.
 
-    `length` is a size variable that no input gives, `added` how many rows a run writes behind them.
+    `length` is a size variable that no input binds, `added` the number of rows that a run appends.
     """
 
     position: int
@@ -134,7 +133,7 @@ class GraphKVCache:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """`entry` names the compiled function that runs all nodes at once; None where nodes are called one by one."""
+    """The graph; `entry` names the compiled function that runs all nodes, None where nodes are called one by one."""
 
     name: str
     device: str
@@ -148,19 +147,19 @@ class Graph:
     sizes: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     variants: tuple[tuple[Mapping[str, int], Graph], ...] = ()
-    """graphs that do the same for certain sizes, and faster"""
+    """specialisations for certain sizes"""
     strings: GraphStrings | None = None
     maps: Mapping[int, tuple[str | int, ...]] = field(default_factory=dict[int, tuple[str | int, ...]])
-    """outputs, matrices by position, of which each row is a map from these keys to its elements (ONNX: ZipMap)"""
+    """output position -> keys, for matrices whose rows are maps from the keys to elements (ONNX: ZipMap)"""
     caches: tuple[GraphKVCache, ...] = ()
 
     @property
     def is_dynamic(self) -> bool:
-        """Are there sizes, steps between the nodes, or lists, that are decided when it runs?"""
+        """Does the graph have dynamic shapes, control flow or sequences?"""
         return bool(self.steps or self.sizes) or any(tensor.is_sequence for tensor in self.tensors)
 
     def bodies(self) -> Iterator[tuple[Graph, str]]:
-        """The graphs inside this one's control flow, at any depth, with the place in the user's model of each."""
+        """All nested control-flow bodies, each with its location in the user's model."""
         for step in self.steps:
             if not isinstance(step, IfStep | LoopStep):
                 continue
@@ -169,7 +168,7 @@ class Graph:
                 yield from graph.bodies()
 
     def to_json(self) -> dict[str, Any]:
-        """The graph as JSON values; `from_json` reads them back."""
+        """Serialize as JSON values, for `from_json`."""
         dynamic: dict[str, Any] = {}
         if self.is_dynamic:
             dynamic = {"sizes": list(self.sizes), "steps": [step_to_json(s) for s in self.steps]}
@@ -225,7 +224,7 @@ class Graph:
 
     @staticmethod
     def from_json(value: object, where: str = "graph") -> Graph:
-        """The graph that `value` describes. Raises `ArtifactError` naming the first field that is wrong."""
+        """Deserialize a graph. Raises `ArtifactError` naming the first invalid field."""
         record = Record(value, where)
         record.only(
             "version", "name", "device", "target", "tensors", "nodes", "inputs", "outputs", "arena_bytes", "entry",
@@ -326,11 +325,11 @@ def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTens
         raise damaged(f"{record.where}.strides", list(strides), "one number for each dimension of a part of the arena")
     is_sequence = "is_list" in record.value and record.get("is_list", bool)
     if is_sequence and (shape or pair[0] not in ("input", "value")):
-        raise damaged(record.where, pair, "a list without a shape, that is an input or given by a step")
+        raise damaged(record.where, pair, "a sequence without a shape, an input or the result of an instruction")
     tensor = GraphTensor(record.get("name", str), shape, dtype, pair[0], pair[1], strides, is_sequence)
     if not tensor.is_static:
         if tensor.storage in ("arena", "param"):
-            raise damaged(f"{record.where}.storage", pair, "a place whose size is known at run time")
+            raise damaged(f"{record.where}.storage", pair, "storage that may hold dynamic shapes")
         return tensor
     if tensor.nbytes > _MAX_BYTES:
         raise damaged(f"{record.where}.shape", list(shape), f"a tensor of at most {_MAX_BYTES} bytes")
@@ -357,7 +356,7 @@ def _node(record: Record, last: int, sizes: Sequence[str]) -> GraphNode:
 
 
 def _check_places(graph: Graph, where: str) -> None:
-    """Graph inputs are input tensors in order, and input and output places exist."""
+    """Check that graph inputs are input tensors in order, and that input and output positions exist."""
     for position, index in enumerate(graph.inputs):
         tensor = graph.tensors[index]
         if (tensor.storage, tensor.place) != ("input", position):
@@ -386,11 +385,11 @@ def _check_places(graph: Graph, where: str) -> None:
             if graph.tensors[output].storage == "param" or (graph.tensors[output].storage == "input" and not kept):
                 raise damaged(f"{where}.nodes[{index}].outputs", output, "no write to an input or a weight")
         if any(graph.tensors[i].is_sequence for i in (*node.inputs, *node.outputs, *node.scratch)):
-            raise damaged(f"{where}.nodes[{index}]", list(node.inputs), "tensors, no lists")
+            raise damaged(f"{where}.nodes[{index}]", list(node.inputs), "tensors, no sequences")
 
 
 def _check_sequences(graph: Graph, where: str) -> None:
-    """Actions on lists have as many operands as they take, and lists and tensors where they take them."""
+    """Check number and kinds of the operands of sequence operations."""
     for index, step in enumerate(graph.steps):
         if not isinstance(step, SequenceStep):
             continue
@@ -412,18 +411,18 @@ def _cache(record: Record, sizes: Sequence[str]) -> GraphKVCache:
 
 
 def _check_caches(graph: Graph, where: str) -> None:
-    """Caches are inputs that grow along one of their dimensions, and other inputs tell their other dimensions."""
+    """Check that KV caches are inputs with one growing dimension, the others bound by other inputs."""
     for index, cache in enumerate(graph.caches):
         ok = cache.position < len(graph.inputs)
         tensor = graph.tensors[graph.inputs[cache.position]] if ok else None
         if tensor is None or tensor.is_sequence or cache.axis >= len(tensor.shape):
             raise damaged(f"{where}.caches[{index}]", cache.position, "an input and one of its dimensions")
         if not isinstance(tensor.shape[cache.axis], str):
-            raise damaged(f"{where}.caches[{index}].axis", cache.axis, "a dimension whose size is known at run time")
+            raise damaged(f"{where}.caches[{index}].axis", cache.axis, "a symbolic dimension")
 
 
 def _home(graph: Graph, tensor: GraphTensor) -> GraphTensor | None:
-    """The graph input or output whose memory `tensor` names; None elsewhere."""
+    """The graph input or output whose memory `tensor` aliases; None for others."""
     if tensor.storage == "input":
         return graph.tensors[graph.inputs[int(tensor.place)]]
     if tensor.storage == "output":

@@ -1,8 +1,8 @@
-"""The graph executor: runs a compiled model on one device. Names follow TVM's `graph_executor`.
+"""The graph executor: runs a compiled model on one device. The API follows TVM's `graph_executor`.
 
-Everything is laid out when the executor is made: one block of scratch, a buffer for every input and output, a table of
-their addresses. A run is then a single call of the model's compiled entry function, or one call per node where the
-model has none. Weights are shared with every other executor of the model.
+Memory is allocated when the executor is created: one arena for intermediate tensors, a buffer for every input and
+output, a table of their addresses. A run is then a single call of the model's compiled entry function, or one call per
+node where the model has none. Weights are shared by all executors of the model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def create(
 ) -> GraphModule:
     """An executor from a graph (JSON text or values), the module of its kernels, and its weights.
 
-    TVM: `graph_executor.create`. Raises `ArtifactError` for a graph that is none.
+    TVM: `graph_executor.create`. Raises `ArtifactError` for an invalid graph.
     """
     try:
         record = json.loads(graph) if isinstance(graph, str) else graph
@@ -66,16 +66,15 @@ class GraphModule:
     """An executor: `GraphModule(lib["default"](device("cpu", 0)))`.
 
     `num_threads` limits the threads of its runs (None: as many as the process may use). Any Python thread may call any
-    method; calls on one executor wait for each other. For runs side by side, `clone` it. Calling the executor itself
-    sets inputs, runs and fetches outputs in one step that no other thread comes between.
+    method; calls on one executor are serialized. For concurrent runs, `clone` it. Calling the executor itself sets
+    inputs, runs and fetches outputs atomically.
 
-    An array from `get_output` keeps its values as long as it is held: later runs write elsewhere.
+    An array from `get_output` keeps its values as long as it is referenced: later runs write to other memory.
 
-    A model with size variables takes inputs of any sizes that agree with each other; its outputs' shapes are those of
-    the last run.
+    A model with dynamic shapes takes inputs of any consistent sizes; its output shapes are those of the last run.
 
-    A model built with `caches` remembers: what a run appends to them is there in the next one. `truncate_caches` makes
-    it forget; a clone begins with empty ones.
+    A model built with `caches` keeps its KV caches between runs: each run appends to them. `truncate_caches` shortens
+    them; a clone starts with empty ones.
     """
 
     def __init__(self, bound: BoundModel, num_threads: int | None = None) -> None:
@@ -99,14 +98,14 @@ class GraphModule:
         self._strings = StringPorts(graph)
         self._caches = KVCaches(graph, where)
         self._kept_sizes: dict[str, int] = {}
-        """the sizes that the caches have"""
+        """the sizes of the KV caches"""
         self._unset = {position for position in range(len(graph.inputs)) if position not in self._caches}
         self._params = bound.model.params_on(where)
         self._node_runner: NodeRunner | None = None
         self._dynamic: DynamicRunner | None = None
         self._specials: dict[int, GraphModule] = {}
         self._special: GraphModule | None = None
-        """the executor of the model for the last run's sizes, where it was compiled for them"""
+        """executor of the specialisation for the last run's sizes, if there is one"""
         if graph.is_dynamic:
             self._dynamic = DynamicRunner(graph, self.module, self._context, where, self._params, self._strings.table)
         else:
@@ -121,8 +120,8 @@ class GraphModule:
         """Copies values into inputs: `set_input("x", x)`, `set_input(0, x)`, `set_input(x=x, mask=m)`.
 
         A value is a numpy array, an NDArray, any DLPack object, or nested lists of numbers; for strings a numpy array
-        of them (of dtype object or of numpy's own), or nested lists; for a sequence a list of such. Raises
-        `ArgumentError` naming the input when there is none of that name, or when shape or dtype are not its own.
+        of them (of dtype object or of numpy's own), or nested lists; for a sequence a list of these. Raises
+        `ArgumentError` for an unknown input, or one of another shape or dtype.
         """
         with self._lock:
             if key is not None:
@@ -131,7 +130,7 @@ class GraphModule:
                 self._set_input(name, passed)
 
     def set_input_zero_copy(self, key: int | str, value: Any) -> None:
-        """Makes runs read the input straight from `value`'s memory, which is kept alive until the input is set again.
+        """Makes runs read the input directly from `value`'s memory, which is kept alive until the input is set again.
 
         It must be contiguous, aligned to 64 bytes and on the executor's device; otherwise `ArgumentError`.
         """
@@ -165,11 +164,11 @@ class GraphModule:
             return passed
 
     def get_output(self, index: int | str, out: NDArray | npt.NDArray[Any] | None = None) -> Any:
-        """The output number `index`, or of that name, of the last run; copied into `out`, if given, which is returned.
+        """An output of the last run by position or name; with `out`, copied into it, and `out` is returned.
 
-        An NDArray; for strings a `StringArray`; of a sequence, or an optional value, which is one of at most one
-        element, a list of them; for maps a list of dictionaries. Raises `ArgumentError` for an unknown output, or an
-        `out` of another shape or dtype.
+        An NDArray; for strings a `StringArray`; for a sequence, or an optional value (a sequence of at most one
+        element), a list of them; for maps a list of dictionaries. Raises `ArgumentError` for an unknown output, or
+        an `out` of another shape or dtype.
         """
         with self._lock:
             position = self._output_position(index)
@@ -187,7 +186,7 @@ class GraphModule:
             return self._result(position, out)
 
     def _result(self, position: int, out: NDArray | npt.NDArray[Any] | None) -> Any:
-        """An output of the last run as arrays."""
+        """An output of the last run as an array, or a list of arrays."""
         tensor = self._graph.tensors[self._graph.outputs[position]]
         if self._dynamic is not None:
             result = self._dynamic.output(position)
@@ -241,7 +240,7 @@ class GraphModule:
     # -- running
 
     def run(self, **inputs: Any) -> None:
-        """Runs the model on the inputs set before and those given. Raises `ArgumentError` naming inputs never set."""
+        """Sets `inputs`, then runs the model. Raises `ArgumentError` naming inputs that were never set."""
         with self._lock:
             for name, value in inputs.items():
                 self._set_input(name, value)
@@ -250,16 +249,16 @@ class GraphModule:
 
     @property
     def cache_length(self) -> int:
-        """Positions that the caches hold: what the runs since the last truncation appended."""
+        """Number of positions in the KV caches, appended by the runs since the last truncation."""
         return self._caches.length
 
     def truncate_caches(self, length: int = 0) -> None:
-        """Forgets all positions of the caches but the first `length`: for another prompt, or tokens taken back."""
+        """Keeps only the first `length` positions of the KV caches: for a new prompt, or to roll tokens back."""
         with self._lock:
             self._caches.truncate(length)
 
     def __call__(self, *args: Any, **inputs: Any) -> list[Any]:
-        """Sets inputs by position and by name, runs, and returns all outputs, in one step."""
+        """Sets inputs by position and by name, runs, and returns all outputs, atomically."""
         with self._lock:
             for position, value in enumerate(args):
                 self._set_input(position, value)
@@ -289,7 +288,7 @@ class GraphModule:
         return self._bound.model.module
 
     def clone(self, num_threads: int | None = None) -> GraphModule:
-        """Another executor of the same model, with inputs and outputs of its own and the same weights."""
+        """A new executor of the same model, with its own inputs and outputs and shared weights."""
         return GraphModule(self._bound, self._requested_threads if num_threads is None else num_threads)
 
     def benchmark(
@@ -306,7 +305,7 @@ class GraphModule:
     ) -> BenchmarkResult:
         """Times `run` (see `timing.measure`); with `end_to_end`, with setting the inputs and fetching the outputs.
 
-        `dev` and `func_name` are those of TVM's method and may only be the executor's device and "run".
+        `dev` and `func_name`, from TVM's method, may only be the executor's device and "run".
         """
         if func_name != "run" or (dev is not None and dev != self.device):
             raise ArgumentError(f"benchmark of {func_name!r} on {dev}: expected 'run' on {self.device}")
@@ -336,7 +335,7 @@ class GraphModule:
     def profile(self, repeat: int = 5, **inputs: Any) -> Report:
         """Runs node by node, `repeat` times after a warm-up, and reports the median time of every node.
 
-        The whole takes longer than `run`: every node is waited for or, where devices have events, followed by one.
+        Slower than `run`: every node is followed by a synchronisation or, where devices have events, by an event.
         """
         with self._lock:
             self.set_input(**inputs)
@@ -411,7 +410,7 @@ class GraphModule:
         return position
 
     def _output_buffer(self, position: int) -> OutputBuffer | None:
-        """The memory of an output; None for one that lies elsewhere."""
+        """The buffer of an output; None for one that aliases other memory."""
         tensor = self._graph.tensors[self._graph.outputs[position]]
         own = (tensor.storage, tensor.place) == ("output", position)
         return OutputBuffer(tensor.static_shape, tensor.dtype, self.device) if own else None
@@ -430,7 +429,7 @@ class GraphModule:
         return runner
 
     def _by_node(self) -> NodeRunner:
-        """The runner that calls node by node, made when it is first wanted."""
+        """The node-by-node runner, created on first use."""
         if self._node_runner is None:
             self._node_runner = NodeRunner(self._graph, self.module, self._context)
             for index in range(len(self._graph.tensors)):
@@ -438,7 +437,7 @@ class GraphModule:
         return self._node_runner
 
     def _array_of(self, index: int) -> NDArray:
-        """The array that a tensor of the graph lives in now."""
+        """The array that currently holds a tensor of the graph."""
         tensor = self._graph.tensors[index]
         if tensor.storage == "arena":
             return self._arena._create_view(tensor.static_shape, tensor.dtype, int(tensor.place))
@@ -455,7 +454,7 @@ class GraphModule:
         return home if same else home._create_view(tensor.static_shape, tensor.dtype)
 
     def _moved(self, storage: str, place: int) -> None:
-        """Tells the runners that an input or output lives elsewhere now."""
+        """Notifies the runners that an input or output has another buffer."""
         if self._dynamic is not None:
             return  # it is given the inputs at every run
         runners = [runner for runner in dict.fromkeys((self._runner, self._node_runner)) if runner is not None]
@@ -464,7 +463,7 @@ class GraphModule:
                 runner.move(index, self._array_of(index))
 
     def _prepare(self) -> None:
-        """Before a run: all inputs set, no output buffer in a user's hands."""
+        """Checks that all inputs are set, and replaces output buffers that users still reference."""
         if self._unset:
             missing = [self._input_tensor(position).name for position in sorted(self._unset)]
             raise ArgumentError(
@@ -499,7 +498,7 @@ class GraphModule:
         self._context.check()
 
     def _find_special(self) -> GraphModule | None:
-        """The executor of the model compiled for the sizes of the inputs, if there is one."""
+        """The executor of the specialisation for the sizes of the inputs, if there is one."""
         sizes = bind_sizes(self._graph, shapes_of(self._inputs))
         model = self._bound.model.variant(sizes)
         if model is None:
@@ -512,7 +511,7 @@ class GraphModule:
         return self._graph.tensors[self._graph.inputs[position]]
 
     def _passed_inputs(self) -> list[tuple[GraphTensor, str]]:
-        """The inputs that users give, which caches are not, with the element types that they give."""
+        """The inputs that users pass (all but KV caches), with their element types."""
         positions = [i for i in range(len(self._graph.inputs)) if i not in self._caches]
         tensors = [(i, self._input_tensor(i)) for i in positions]
         return [(t, "string" if i in self._strings.inputs else t.dtype) for i, t in tensors]
@@ -525,7 +524,7 @@ class GraphModule:
 
 
 def _buffer(tensor: GraphTensor, where: Device) -> Value:
-    """What is reserved for an input before it is set: nothing along sizes that are not known yet."""
+    """The initial buffer of an input; symbolic dimensions have size 0."""
     if tensor.is_sequence:
         return ArraySequence()
     return empty(tuple([d if isinstance(d, int) else 0 for d in tensor.shape]), tensor.dtype, where)
@@ -539,7 +538,7 @@ def _revive(model: CompiledModel, where: Device, num_threads: int | None) -> Gra
 
 
 def _unlock_after_fork() -> None:
-    """In a forked child no other thread runs that could hold an executor's lock."""
+    """Replace the locks of executors in a forked child, where the threads that may have held them do not exist."""
     for executor in list(_executors):
         executor._lock = threading.RLock()
 

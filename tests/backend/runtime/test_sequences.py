@@ -120,8 +120,8 @@ def test_a_description_is_read_as_it_was_written():
         (("steps", 0, "output"), 1, "giving 't'"),
         (("steps", 0, "axis"), 65, "axis"),
         (("steps", 0, "new_axis"), 1, "new_axis"),
-        (("tensors", 0, "shape"), [2], "a list without a shape"),
-        (("tensors", 2, "storage"), ["arena", 0], "a list without a shape"),
+        (("tensors", 0, "shape"), [2], "a sequence without a shape"),
+        (("tensors", 2, "storage"), ["arena", 0], "a sequence without a shape"),
         (("tensors", 2, "storage"), ["value", 7], "a position below 3"),
         (("tensors", 0, "is_list"), "yes", "is_list"),
     ],
@@ -139,5 +139,5 @@ def test_a_kernel_takes_no_lists():
     damaged["tensors"][1]["storage"] = ["own", 1]
     damaged["inputs"] = [0]
     damaged["steps"] = []
-    with pytest.raises(ArtifactError, match="tensors, no lists"):
+    with pytest.raises(ArtifactError, match="tensors, no sequences"):
         Graph.from_json(damaged)
