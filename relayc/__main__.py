@@ -1,6 +1,18 @@
-"""`python -m relayc` is the `relayc` command."""
+"""`relayc`, `python -m relayc`: the command; where typer or rich is not installed, what of it runs artifacts."""
 
-from relayc.frontends.cli.main import app
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    if find_spec("typer") is None or find_spec("rich") is None:
+        sys.exit(import_module("relayc.frontends.cli.runtime_only").main())
+    import_module("relayc.frontends.cli.main").app(prog_name="relayc")
+
 
 if __name__ == "__main__":
-    app(prog_name="python -m relayc")
+    main()

@@ -70,7 +70,7 @@ def test_faces(name):
     assert not missing, f"{name} has no {missing}"
 
 
-def test_unknown_names_are_refused():
+def test_unknown_names_are_rejected():
     backend = importlib.import_module("relayc.backend")
     with pytest.raises(AttributeError, match="no attribute 'biuld'"):
         _ = backend.biuld

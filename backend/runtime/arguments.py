@@ -1,4 +1,4 @@
-"""What users give for inputs: arrays of the type that a graph wants, or an `ArgumentError` that says what they are.
+"""Conversion and validation of executor inputs: arrays of the graph's types, or an `ArgumentError`.
 
 `model` is the model's name, for the errors.
 """
@@ -23,31 +23,31 @@ __all__ = ["as_argument", "as_sequence", "as_string_arrays", "check_type"]
 
 
 def as_argument(tensor: GraphTensor, value: Any, model: str) -> Any:
-    """An NDArray or numpy array as it is, any DLPack object as an NDArray, nested lists of numbers as a numpy array."""
+    """Convert an input: arrays unchanged, any DLPack object to an NDArray, nested lists to a numpy array."""
     if isinstance(value, (NDArray, np.ndarray)):
         return value
     return from_dlpack(value) if hasattr(value, "__dlpack__") else _as_array(tensor, value, model)
 
 
 def as_sequence(tensor: GraphTensor, value: Any, model: str, where: Device) -> ArraySequence:
-    """Copies of the elements of a sequence."""
+    """Copy the elements of a sequence to the device `where`."""
     if not isinstance(value, list | tuple):
         raise ArgumentError(f"{_place(tensor, model)}: got {type(value).__name__}; expected a list of arrays")
     items: list[NDArray] = []
     for number, item in enumerate(value):
-        given = as_argument(tensor, item, model)
-        wanted = tensor.dtype if isinstance(given.dtype, str) else to_numpy(tensor.dtype)
-        if given.dtype != wanted:
+        passed = as_argument(tensor, item, model)
+        wanted = tensor.dtype if isinstance(passed.dtype, str) else to_numpy(tensor.dtype)
+        if passed.dtype != wanted:
             place = f"element {number} of {_place(tensor, model)}"
-            raise ArgumentError(f"{place}: got dtype {given.dtype}; expected {tensor.dtype}")
-        items.append(empty(given.shape, tensor.dtype, where).copyfrom(given))
+            raise ArgumentError(f"{place}: got dtype {passed.dtype}; expected {tensor.dtype}")
+        items.append(empty(passed.shape, tensor.dtype, where).copyfrom(passed))
     return ArraySequence(items)
 
 
 def as_string_arrays(tensor: GraphTensor, value: Any, model: str) -> Any:
-    """An input of strings as an array of them, a sequence as a list of such."""
+    """Convert a string input to an object array, a sequence of strings to a list of object arrays."""
     try:
-        if not tensor.is_list:
+        if not tensor.is_sequence:
             strings = as_strings(value)
             check_type(replace(tensor, dtype="string"), strings.shape, "string", model)
             return strings
@@ -60,7 +60,7 @@ def as_string_arrays(tensor: GraphTensor, value: Any, model: str) -> Any:
 
 
 def check_type(tensor: GraphTensor, shape: tuple[int, ...], dtype: object, model: str) -> None:
-    """Refuse an array of another shape or dtype than the graph's input or output has."""
+    """Raise `ArgumentError` unless shape and dtype are those of the graph's input or output."""
     wanted = tensor.dtype if isinstance(dtype, str) else to_numpy(tensor.dtype)
     fits = len(shape) == len(tensor.shape) and all(
         not isinstance(d, int) or d == n for d, n in zip(tensor.shape, shape, strict=True)

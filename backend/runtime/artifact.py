@@ -4,11 +4,10 @@ The file is a container (`backend.runtime.container`). Its manifest holds the gr
 sections hold the code of each module, as its kind saves itself, and last the weights in the safetensors format, which
 loading maps and does not copy.
 
-What is checked on loading, and with what: the manifest against its hash and every field of it against its meaning, code
-against its hash, gaps for zeros, the file's size. The weights' data is checked as `verify` says: "quick", the default,
-compares sums of it (about 5 GB/s on a thread), which any flipped, missing or moved byte changes; "full" its SHA-256
-hashes (about 1 GB/s); "code" leaves it out, for files whose storage is trusted. All this tells damage, not malice: load
-files only from who you trust, as they hold machine code.
+Loading checks the manifest's hash and the validity of its fields, the hash of the code, zero padding and the file size.
+The weights are checked as `verify` says: "quick", the default, compares checksums (about 5 GB/s per thread), which any
+flipped, missing or moved byte changes; "full" compares SHA-256 hashes (about 1 GB/s); "code" skips them, for trusted
+storage. These checks detect damage, not malice: artifacts hold machine code, so load only trusted files.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class CompiledModel:
     """A graph, its weights and the module of its kernels: what `relay.build` returns and `load_model` reads.
 
     `model["default"](device)` binds it to a device, for `graph_executor.GraphModule`. All executors share the weights.
-    `build_report` is what the compiler says of how it was made; it is not saved.
+    `build_report` is the compiler's report; it is not saved.
     """
 
     build_report: Any = None
@@ -60,13 +59,13 @@ class CompiledModel:
         _check_params(self.graph, self.params)
 
     def __getitem__(self, name: str) -> Callable[..., BoundModel]:
-        """`model["default"]` is a function of a device that binds the model to it. TVM: `lib["default"](dev)`."""
+        """`model["default"]` is a function that binds the model to a device. TVM: `lib["default"](dev)`."""
         if name != "default":
             raise ArgumentError(f"a compiled model has no function {name!r}; expected 'default'")
         return self.bind
 
     def bind(self, where: Device | str) -> BoundModel:
-        """The model on a device.
+        """Bind the model to a device.
 
         Raises `DeviceError` when it was compiled for another kind of device or there is none, `ArtifactError` when its
         code is for others of that kind.
@@ -83,7 +82,7 @@ class CompiledModel:
         return BoundModel(self, chosen)
 
     def variant(self, sizes: Mapping[str, int]) -> CompiledModel | None:
-        """The model that was compiled for these sizes, with the same weights and code; None if there is none."""
+        """The specialisation for these values of symbolic dimensions, sharing weights and code; None without one."""
         for number, (wanted, graph) in enumerate(self.graph.variants):
             if all(sizes.get(name) == size for name, size in wanted.items()):
                 if number not in self._variants:
@@ -93,7 +92,7 @@ class CompiledModel:
         return None
 
     def params_on(self, where: Device) -> dict[str, NDArray]:
-        """The weights on a device, put there once.
+        """The weights on a device, copied there on first use.
 
         On the CPU, weights aligned to 64 bytes are used in place; others move to such memory, and `params` with them.
         """
@@ -127,7 +126,7 @@ class CompiledModel:
         write_file(path, *_contents(self))
 
     def to_bytes(self) -> bytes:
-        """What `save` would write."""
+        """The bytes that `save` writes."""
         return to_bytes(*_contents(self))
 
     @staticmethod
@@ -164,7 +163,7 @@ def load_model(path: str | os.PathLike[str], verify: Verify = "quick") -> Compil
 
 
 def _short(target: str) -> str:
-    """The kind and the processor of a target written in full."""
+    """Shorten a target string to its kind and processor."""
     kind, *options = target.split()
     return " ".join([kind, *[o for o in options if o.startswith(("-arch=", "-mcpu=", "-model="))]])
 
@@ -187,7 +186,7 @@ def _contents(model: CompiledModel) -> tuple[dict[str, Any], list[Section]]:
 
 
 def _stored(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array as the safetensors format can hold it: types it has not, as their bytes."""
+    """The array as safetensors can store it: dtypes that the format lacks as bytes."""
     dtype = from_numpy(values.dtype)
     if dtype in safetensors.SAFETENSORS_DTYPES:
         return values
@@ -212,7 +211,7 @@ def _read(data: memoryview, where: str, verify: Verify) -> CompiledModel:
 
 
 def _retyped(arrays: dict[str, npt.NDArray[Any]], record: Record) -> dict[str, npt.NDArray[Any]]:
-    """The weights with those whose dtype the safetensors format lacks made of their bytes."""
+    """The weights, with dtypes that safetensors lacks restored from their bytes."""
     for name in record.value:
         found, pair = arrays.get(name), record.get(name, list)
         where = f"{record.where}.{name}"

@@ -1,4 +1,4 @@
-"""The two ceilings of a machine, and how near to them work runs (Williams et al., "Roofline", 2009)."""
+"""The roofline model: peak compute and memory bandwidth of a machine (Williams et al., "Roofline", 2009)."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ __all__ = ["Ceilings"]
 
 @dataclass(frozen=True)
 class Ceilings:
-    """GFLOP/s of float32 multiply-adds from registers, and GB/s (read plus written) of a copy from and to memory."""
+    """Peak GFLOP/s of float32 FMAs on registers, and GB/s (read plus written) of a memory copy."""
 
     gflops: float
     gbs: float
 
     @property
     def ridge(self) -> float:
-        """Operations per byte from which on the first ceiling is the lower one."""
+        """Arithmetic intensity of the ridge point, in operations per byte."""
         return self.gflops / self.gbs
 
     def is_compute_bound(self, flops: float, nbytes: float) -> bool:
-        """Does work of so many operations and bytes meet the multiply-add ceiling first?"""
+        """Is work of this arithmetic intensity bound by compute rather than by memory bandwidth?"""
         return flops > self.ridge * nbytes
 
     def least_seconds(self, flops: float, nbytes: float) -> float:
-        """The time that work of so many operations and bytes takes at the ceiling it meets first.
+        """Lower bound of the run time in seconds, at the ceiling that bounds this work.
 
-        Work whose data is in a cache already can take less.
+        Work on cached data can take less.
         """
         return max(flops / self.gflops, nbytes / self.gbs) * 1e-9
 
     def share(self, flops: float, nbytes: float, seconds: float) -> float:
-        """How near to its ceiling work ran that took `seconds`: 1 is there."""
+        """The fraction of the roofline reached by work that took `seconds`; 1 is the ceiling."""
         return self.least_seconds(flops, nbytes) / seconds if seconds else 0.0
 
     def __str__(self) -> str:

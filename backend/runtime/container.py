@@ -1,7 +1,7 @@
-"""The file that modules and compiled models are kept in: a manifest and sections of bytes, each with its hashes.
+"""The artifact container: a manifest and sections of bytes, each with hashes.
 
-It is data and nothing else: no pickle, no code to unpack it, no compiler to load it. Integers are little-endian;
-sections start at multiples of their alignment, gaps hold zeros:
+No pickle is involved, and no compiler is needed to load it. Integers are little-endian; sections start at multiples of
+their alignment, padding holds zeros:
 
     0   8 bytes  magic
     8   u32      format version
@@ -11,9 +11,9 @@ sections start at multiples of their alignment, gaps hold zeros:
     64           manifest: JSON, the fields of whoever wrote it, and "sections": alignment, size, hashes of every 4 MiB
     ...          the sections, one after another
 
-Equal contents make equal bytes. Opening a file checks the manifest's hash and the sections' places, gaps and end; a
-section's own bytes are checked by `Container.check`, either by SHA-256 or, six times as fast, by sums: of the 64-bit
-words of each 4 KiB row and of each of its columns. Both tell damage, not malice.
+Equal contents make equal bytes. Opening a file checks the manifest's hash and the sections' offsets, padding and end; a
+section's bytes are checked by `Container.check`, by SHA-256 or, six times as fast, by checksums: sums of the 64-bit
+words of each 4 KiB row and of each column. Both detect damage, not malice.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ _ROW = 4096
 
 @dataclass(frozen=True)
 class Section:
-    """Bytes to write, in pieces, from a multiple of `align` on."""
+    """Bytes to write, in pieces, at a file offset that is a multiple of `align`."""
 
     pieces: Sequence[bytes | memoryview]
     align: int = 64
 
 
 def write_file(path: str | os.PathLike[str], manifest: dict[str, Any], sections: Sequence[Section]) -> None:
-    """Writes the file, in one step: what was there before stays until it is whole. Raises OSError."""
+    """Write the file atomically. Raises OSError."""
     with replacing(path, durable=True) as file:
         _write(file, manifest, sections)
 
 
 def to_bytes(manifest: dict[str, Any], sections: Sequence[Section]) -> bytes:
-    """What `write_file` would write."""
+    """The bytes that `write_file` writes."""
     file = io.BytesIO()
     _write(file, manifest, sections)
     return file.getvalue()
 
 
 def map_file(path: str | os.PathLike[str]) -> memoryview:
-    """The bytes of a file, mapped: it must stay as it is for as long as they are used.
+    """The bytes of a memory-mapped file, which must not change while they are used.
 
     Raises `ArtifactError` for one that is too short to be a container.
     """
@@ -82,9 +82,9 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
 
 
 class Container:
-    """An opened file: its `manifest` and the bytes of its sections, `parts`.
+    """An open container: its `manifest` and the bytes of its sections, `parts`.
 
-    Raises `ArtifactError` for what is not such a file, another version of it, cut off or damaged.
+    Raises `ArtifactError` for a file that is foreign, of another version, truncated or damaged.
     """
 
     def __init__(self, data: memoryview, where: str) -> None:
@@ -108,9 +108,9 @@ class Container:
             raise ArtifactError(f"{where} has {len(data)} bytes; expected {end}. {AGAIN}")
 
     def check(self, index: int, method: Method = "sha256", upto: int | None = None) -> memoryview:
-        """The bytes of a section, compared with their hashes or sums: those of the first `upto` bytes (None: of all).
+        """The bytes of a section, verified up to byte `upto` (None: all) by `method`.
 
-        Works on several threads. Raises `ArtifactError` where they differ.
+        Runs on several threads. Raises `ArtifactError` on a mismatch.
         """
         part, section = self.parts[index], self._sections[index]
         expected, digest = section.strings(method), _METHODS[method]
@@ -129,7 +129,7 @@ class Container:
 
 
 def _read_manifest(data: memoryview, where: str) -> tuple[Record, int]:
-    """(The manifest, where it ends.)"""
+    """The manifest and its end offset."""
     if bytes(data[:8]) != _MAGIC:
         raise ArtifactError(
             f"{where} starts with {bytes(data[:8])!r}; a compiled model starts with {_MAGIC!r}. "
@@ -175,7 +175,7 @@ def _describe(section: Section) -> dict[str, Any]:
 
 
 def _chunks(pieces: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
-    """The pieces as one, cut every 4 MiB; copied only where a cut does not fall on a piece's end."""
+    """The concatenated pieces in chunks of 4 MiB; a chunk that spans pieces is copied."""
     pending = bytearray()
     for piece in pieces:
         view = memoryview(piece)
@@ -198,7 +198,7 @@ def _sha256(chunk: memoryview) -> str:
 
 
 def _sums(chunk: memoryview) -> str:
-    """A hash of the sums, modulo 2^64, of the chunk's rows and columns of words, and of what is left past full rows."""
+    """A hash of the sums modulo 2^64 of the chunk's rows and columns of 64-bit words, and of the remaining tail."""
     full = len(chunk) // _ROW * _ROW
     words = np.frombuffer(chunk[:full], "<u8").reshape(-1, _ROW // 8) if full else np.zeros((0, _ROW // 8), "<u8")
     rows, columns = words.sum(axis=1, dtype="<u8"), words.sum(axis=0, dtype="<u8")

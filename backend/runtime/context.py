@@ -1,4 +1,4 @@
-"""The execution context that compiled code is handed: its threads, its scratch memory, its way back into Python.
+"""The execution context passed to compiled code: thread pool, workspace memory, calls back into Python.
 
 Every compiled function takes a pointer to a `Ctx` first. Compiled code reads the struct's fields in place, so their
 order is part of the binary interface. A `Context` owns one; an executor has its own, other calls use their thread's.
@@ -62,14 +62,13 @@ _CallPacked = ctypes.CFUNCTYPE(
 
 
 class Ctx(ctypes.Structure):
-    """The struct itself. All functions take the `Ctx*` first.
+    """The C struct of the context. All functions take the `Ctx*` first.
 
-    parallel(ctx, task, closure, max_tasks, steps): fork-join; for every step below `steps`, one after the other, calls
-        task(ctx, closure, i, n, step, threads) once for every i below an n of its choice, at most max_tasks (and 1 at
-        least), from up to num_threads threads. No step begins before all of the one before is done; n is the same in
-        all. The tasks are shared between so many `threads`, n / threads neighbours each, whoever runs them in the end.
-    draws: how often functions have drawn random numbers with this context; they count it up.
-    alloc_workspace(ctx, nbytes): scratch of the calling thread, aligned to 64 bytes, freed in reverse order.
+    parallel(ctx, task, closure, max_tasks, steps): a fork-join region of `steps` phases with a barrier between them. In
+        each phase calls task(ctx, closure, i, n, step, threads) once for every i < n on up to num_threads threads,
+        1 <= n <= max_tasks, n the same in all phases. Tasks are partitioned into `threads` contiguous chunks.
+    draws: counter of the random draws made with this context; functions increment it.
+    alloc_workspace(ctx, nbytes): workspace of the calling thread, aligned to 64 bytes, freed in reverse order.
     call_packed(ctx, name, args, kinds, n): calls the global function `name` with n 8-byte values of kinds `ARG_*`;
         0, or -1 when it raised. The exception is raised again where compiled code was entered.
     """
@@ -85,11 +84,10 @@ class Ctx(ctypes.Structure):
 
 
 class Context:
-    """Owner of a `Ctx`, at `address`. Not to be used by two calls at a time.
+    """Owner of a `Ctx`, at `address`. Not for concurrent calls.
 
-    `requested` is the number of threads asked for (None: as many as allowed, see `backend.runtime.threads`).
-    `find_function` says what a name means that compiled code calls: a global function, unless the running function's
-    module knows better.
+    `requested` is the number of threads (None: as many as allowed, see `backend.runtime.threads`). `find_function`
+    resolves the names that compiled code calls: by default to global functions.
     """
 
     find_function: Callable[[str], Callable[..., Any]]
@@ -114,28 +112,28 @@ class Context:
 
     @property
     def num_threads(self) -> int:
-        """Threads that the next call may use."""
+        """Number of threads that the next call may use."""
         self.refresh()
         return self._ctx.num_threads
 
     def set_num_threads(self, requested: int | None) -> None:
-        """Asks for another number of threads. Raises `ArgumentError` unless it is positive or None."""
+        """Change the requested number of threads. Raises `ArgumentError` unless it is positive or None."""
         self._ctx.num_threads = num_threads(requested)
         self._requested = requested
 
     def refresh(self) -> None:
-        """Takes over a `set_num_threads` of the process since the last call."""
+        """Apply a process-wide `set_num_threads` made since the last call."""
         if self._version != setting_version():
             self._version = setting_version()
             self._ctx.num_threads = num_threads(self._requested)
 
     def fail(self, error: BaseException) -> None:
-        """Notes the first exception of a Python function called from compiled code."""
+        """Record the first exception of a Python function called from compiled code."""
         if self._failure is None:
             self._failure = error
 
     def check(self) -> None:
-        """Raises what a Python function raised during the call that just returned."""
+        """Re-raise an exception that a Python function raised during the call that just returned."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -147,7 +145,7 @@ _host = cpu()
 
 
 def current_context() -> Context:
-    """The context of this thread, for calls that don't come from an executor."""
+    """This thread's context, for calls outside of an executor."""
     context: Context | None = getattr(_of_thread, "context", None)
     if context is None:
         context = _of_thread.context = Context()
@@ -185,7 +183,7 @@ def _call_packed(ctx: int, name: bytes, values: Any, kinds: Any, count: int) -> 
 
 
 def _argument(value: int, kind: int) -> Any:
-    """A packed value as Python sees it. A tensor is borrowed: it must not be used after the call."""
+    """Convert a packed value to Python. A tensor is borrowed: it must not be used after the call."""
     if kind == ARG_INT:
         return value
     if kind == ARG_FLOAT:

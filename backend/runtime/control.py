@@ -1,7 +1,7 @@
-"""Control flow: steps of a graph that run graphs of their own, as often as values say.
+"""Control flow: `If` and `Loop` instructions that run subgraphs.
 
-The body of a loop is one graph with a runner of its own, so that an iteration costs the same however many there are.
-Values that are carried from one iteration to the next are handed over, not copied.
+A loop's body is one graph with its own runner, so the cost of an iteration does not depend on their number.
+Loop-carried values are passed by reference, not copied.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["BodyRunner", "Record", "run_if", "run_loop"]
 
 
 Record = Callable[[GraphNode, float], None]
-"""Is told of every kernel that ran, and of its seconds."""
+"""Callback of profiling runs: takes each kernel's node and its time in seconds."""
 
 
 class BodyRunner(Protocol):
-    """What runs the graph of a body."""
+    """Interface of the runner of a subgraph."""
 
     def run(
         self, inputs: Sequence[Value], inherited: Mapping[str, int] | None = None, record: Record | None = None
@@ -49,7 +49,7 @@ def run_if(
     sizes: Mapping[str, int],
     record: Record | None = None,
 ) -> list[Value]:
-    """The results of the branch that the condition chooses."""
+    """Run the branch that the condition selects and return its results."""
     chosen = 0 if _flag(read(step.condition)) else 1
     runner = runners[chosen]
     runner.run([read(i) for i in step.inputs[chosen]], sizes, record)
@@ -67,7 +67,7 @@ def run_loop(
     empty: Callable[[int], NDArray],
     record: Record | None = None,
 ) -> list[Value]:
-    """The carried values after the last iteration, then the stacked values of all iterations; `empty` of none."""
+    """Run a loop: the final carried values, then the stacked outputs (`empty(k)` after zero iterations)."""
     trips, alive = int(_tensor(read(step.trips)).numpy().reshape(-1)[0]), _flag(read(step.condition))
     carried, outside = [read(i) for i in step.carried], [read(i) for i in step.outside]
     stacks: list[list[NDArray]] = [[] for _ in step.outputs[len(carried) :]]

@@ -1,4 +1,4 @@
-"""The device API of the host CPU: aligned memory of the C library, copies by memmove, one queue without waiting."""
+"""The device API of the host CPU: aligned heap memory, copies by memmove, synchronous execution."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["CPUDeviceAPI", "cpu_device_api"]
 
 _CPU_FOLDER = Path("/sys/devices/system/cpu")
 _HUGE_FROM, _HUGE_PAGE = 4 << 20, 2 << 20
-"""Bytes from which memory is asked for in huge pages, and those of a page."""
+"""Bytes: the smallest allocation that is backed by huge pages, and the size of a huge page."""
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class CPUDeviceAPI(DeviceAPI):
-    """The host. Handles are addresses, aligned to 64 bytes at least; every stream is None."""
+    """The host CPU. Handles are addresses, aligned to 64 bytes at least; every stream is None."""
 
     host_accessible = True
 
@@ -56,7 +56,7 @@ class CPUDeviceAPI(DeviceAPI):
         return handle
 
     def _from_heap(self, nbytes: int, alignment: int) -> int:
-        """The address of so many bytes; 0 if there are none."""
+        """Allocate on the C heap; 0 when memory is exhausted."""
         address = ctypes.c_void_p()
         failed = self._memalign(ctypes.byref(address), max(alignment, ALLOC_ALIGNMENT), max(nbytes, 1))
         return 0 if failed else address.value or 0
@@ -91,10 +91,10 @@ def cpu_device_api() -> CPUDeviceAPI:
 
 
 def _huge_pages(nbytes: int) -> mmap.mmap | None:
-    """Fresh memory of at least so many bytes from the first huge page in it on; None where the system has none to give.
+    """Map at least `nbytes` bytes backed by huge pages; None where the system has none to give.
 
-    Kernels that go through much memory, or stride through it, then miss few translations. Memory of the C library's
-    heap won't do: it was in use before, in small pages, and begins anywhere.
+    Huge pages avoid TLB misses in kernels that stream or stride through much memory. Heap memory is not suitable: it
+    may be backed by small pages already and is not aligned to a huge page.
     """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None:
@@ -103,13 +103,13 @@ def _huge_pages(nbytes: int) -> mmap.mmap | None:
         pages = mmap.mmap(-1, (-(-nbytes // _HUGE_PAGE) + 1) * _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError):
         return None
-    with suppress(OSError):  # a hint: kernels without huge pages refuse it
+    with suppress(OSError):  # only a hint: it fails on systems without huge pages
         pages.madvise(advice)
     return pages
 
 
 def _first_page(pages: mmap.mmap) -> int:
-    """Where the first whole huge page begins."""
+    """Address of the first aligned huge page in the mapping."""
     begin = ctypes.addressof(ctypes.c_char.from_buffer(pages))
     return -(-begin // _HUGE_PAGE) * _HUGE_PAGE
 
@@ -127,7 +127,7 @@ def _max_clock_khz() -> int | None:
 
 
 def _cache_bytes(level: int) -> int | None:
-    """Size of the data (or unified) cache of that level as the first core sees it."""
+    """Size in bytes of core 0's data (or unified) cache of a level."""
     for folder in sorted((_CPU_FOLDER / "cpu0/cache").glob("index*")):
         facts = ["".join(_lines(folder / name)[:1]).strip() for name in ("level", "type", "size")]
         if facts[0] == str(level) and facts[1] != "Instruction" and facts[2][:-1].isdigit() and facts[2][-1] in _UNITS:

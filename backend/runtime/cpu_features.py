@@ -1,4 +1,4 @@
-"""What this machine's processor can do, as the operating system tells it."""
+"""Host CPU features, as reported by the operating system."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _DESCRIBING = {"vendor_id", "cpu family", "model", "model name", "stepping", "fl
 
 @lru_cache(maxsize=1)
 def host_features() -> frozenset[str]:
-    """The processor's features by LLVM's names, where LLVM has one; none where the system does not tell.
+    """The host's features by LLVM's names; empty where the system does not report them.
 
-    The matrix unit's are among them if the system lets this process use it, for which it is asked here.
+    AMX features are included if the system grants this process permission, which is requested here.
     """
-    words = " ".join([_told().get(key, "") for key in ("flags", "Features")]).split()
+    words = " ".join([_cpuinfo().get(key, "") for key in ("flags", "Features")]).split()
     names = {_X86_NAMES.get(w, _ARM_NAMES.get(w, w.replace("_", "."))) for w in words}
     names |= {name.replace(".", "") for name in names if name.startswith("avx512")}  # avx512_vnni -> avx512vnni
     names |= {name.replace("amx.", "amx-") for name in names}
@@ -33,7 +33,7 @@ def host_features() -> frozenset[str]:
 
 
 def _may_use_tiles() -> bool:
-    """Ask Linux to keep the tile registers of this process's threads; without that their first use ends the process.
+    """Request permission from Linux to use AMX tiles; without it their first use kills the process.
 
     (Linux: Documentation/arch/x86/xstate.rst.)
     """
@@ -44,13 +44,13 @@ def _may_use_tiles() -> bool:
 
 
 def processor_description() -> str:
-    """What the system says that the (first) processor is and can do; "" where it does not tell."""
-    return "\n".join([f"{key}: {value}" for key, value in _told().items() if key in _DESCRIBING])
+    """The system's description of the first processor; "" where there is none."""
+    return "\n".join([f"{key}: {value}" for key, value in _cpuinfo().items() if key in _DESCRIBING])
 
 
 @lru_cache(maxsize=1)
-def _told() -> dict[str, str]:
-    """The system's words on the first processor, by what they are about."""
+def _cpuinfo() -> dict[str, str]:
+    """The fields of /proc/cpuinfo of the first processor."""
     found: dict[str, str] = {}
     try:
         with open("/proc/cpuinfo") as lines:

@@ -38,7 +38,7 @@ _SPELLING = re.compile(r"([A-Za-z_]\w*)(?::(\d+))?")
 
 
 class DeviceAttrKind(enum.IntEnum):
-    """What can be asked of a device with `DeviceAPI.get_attr`; the numbers are TVM's where TVM has the attribute."""
+    """Attributes of `DeviceAPI.get_attr`; the numbers are TVM's where TVM has the attribute."""
 
     EXIST = 0  # bool
     MAX_THREADS_PER_BLOCK = 1  # int
@@ -61,9 +61,9 @@ class DeviceAttrKind(enum.IntEnum):
 
 
 def register_device_kind(kind: str, dlpack_type: int) -> None:
-    """Adds a kind of device, `dlpack_type` (> 31) standing for it in a `DLTensor`.
+    """Register a kind of device with its number in a `DLTensor`, `dlpack_type` (> 31).
 
-    Registering the same pair again is allowed. Raises `DeviceError` when the name or the number is another's.
+    Registering the same pair again is allowed. Raises `DeviceError` when the name or the number is taken.
     """
     if _dlpack_types.get(kind) == dlpack_type:
         return
@@ -105,7 +105,7 @@ def device_kind_of(dlpack_type: int) -> str:
 class Device:
     """One device: `Device("cuda", 0)` is the first GPU. Make it with `device`. TVM: `tvm.runtime.Device`.
 
-    The attribute properties ask the device API and are None where a device has no such thing.
+    The attribute properties query the device API and are None where an attribute does not apply.
     """
 
     kind: str
@@ -229,7 +229,7 @@ class Device:
 def device(kind: str | Device, index: int | None = None) -> Device:
     """The device `kind` ("cpu", "cuda", ...; "cuda:1" names the index too; "llvm" and "c" run on "cpu").
 
-    Raises `DeviceError` for an unknown kind or a spelling that is none. TVM: `tvm.runtime.device`.
+    Raises `DeviceError` for an unknown kind or a malformed name. TVM: `tvm.runtime.device`.
     """
     if isinstance(kind, Device):
         return kind if index is None else Device(kind.kind, index)
@@ -254,7 +254,7 @@ _apis: dict[str, DeviceAPI] = {}
 
 
 def get_device_api(kind: str) -> DeviceAPI:
-    """The device API of `kind`: what the registry's "device_api.<kind>" makes, made once.
+    """The device API of `kind`, made once by the registry's function "device_api.<kind>".
 
     Raises `DeviceError` when nothing is registered for the kind or its driver package is missing.
     """

@@ -23,9 +23,9 @@ WORKSPACE_PAGE = 4096  # bytes; workspace requests are rounded up to it
 
 
 def check_allocation(device: Device, nbytes: int, alignment: int, most: int | None = None) -> None:
-    """Raises `DeviceError` for a size or an alignment that can't be; `most` is the largest alignment of the device.
+    """Raise `DeviceError` for an invalid size or alignment; `most` is the largest alignment of the device.
 
-    Sizes that no address space holds are refused here: the C interfaces of devices would take them modulo 2**64.
+    Sizes beyond the address space are rejected here: C interfaces of devices would take them modulo 2**64.
     """
     if nbytes >= 1 << 63:
         raise DeviceError(f"out of memory: can't allocate {nbytes} bytes aligned to {alignment} on {device}")
@@ -38,7 +38,7 @@ def check_allocation(device: Device, nbytes: int, alignment: int, most: int | No
 
 
 class DeviceAPI(abc.ABC):
-    """All that the runtime asks of one kind of device.
+    """The operations that the runtime needs of one kind of device.
 
     A *handle* stands for a data space or workspace and is never 0. It is an address where `addressable` is true;
     elsewhere only this API knows what it means and offsets into it are kept apart, as byte offsets.
@@ -72,7 +72,7 @@ class DeviceAPI(abc.ABC):
 
     @abc.abstractmethod
     def free_data_space(self, device: Device, handle: int) -> None:
-        """Frees a handle of `alloc_data_space`; what a device does with another one is its own affair.
+        """Frees a handle of `alloc_data_space`; the behaviour for other handles depends on the device.
 
         The CPU raises `DeviceError`.
         """
@@ -131,7 +131,7 @@ class DeviceAPI(abc.ABC):
     def keep_until_done(self, device: Device, owner: object) -> None:  # noqa: B027
         """Keeps `owner`, whose memory work on this device uses, alive until the work queued now is done.
 
-        By default it is let go: work is done when a call returns.
+        By default it is released at once: work is done when a call returns.
         """
 
     def dlpack_stream(self, device: Device) -> int | None:
@@ -141,24 +141,24 @@ class DeviceAPI(abc.ABC):
     # -- time; the defaults wait for the device and read the host's clock
 
     def record_mark(self, device: Device) -> Any:
-        """A point in the current stream, for `seconds_between`: devices with events record one and don't wait.
+        """A timestamp in the current stream, for `seconds_between`: devices with events record one and don't wait.
 
-        In what is captured, a point of every replay.
+        Within a capture, it is recorded by every replay.
         """
         self.stream_sync(device)
         return time.perf_counter()
 
     def seconds_between(self, device: Device, start: Any, end: Any) -> float:
-        """The time from one mark of `record_mark` to another on the same stream, waited for."""
+        """The seconds between two marks of `record_mark` on the same stream; waits for the second."""
         return end - start
 
     # -- graphs of work
 
     def capture(self, device: Device, submit: Callable[[], object]) -> Callable[[], None] | None:
-        """Records what `submit` queues on the current stream, which does not run, as one unit.
+        """Record the work that `submit` queues on the current stream, without running it, as a replayable graph.
 
-        The result queues all of it on the current stream, reading and writing the same addresses. None when this device
-        can't record, or not all of it; all that `submit` does must be work on the device. No device can by default.
+        Calling the result queues all of it on the current stream, with the same addresses. None when the device can't
+        record it (the default); `submit` must do device work only.
         """
         return None
 

@@ -79,10 +79,10 @@ class _Carrier:
 
 
 def export_capsule(tensor: DLTensor, owner: object, *, versioned: bool, read_only: bool) -> object:
-    """A capsule over a copy of `tensor`; `owner` keeps its memory, shape and strides alive as long as needed.
+    """A capsule over a copy of `tensor`; `owner` keeps its memory, shape and strides alive.
 
-    The capsule is one of numpy's, written over with our tensor: its destructor and deleter are C code. They must be,
-    as a capsule also dies while an exception is set (a consumer refused it), when no Python code can run.
+    The capsule is one of numpy's, overwritten with our tensor, so that its destructor and deleter are C code: a capsule
+    may also be destroyed while an exception is set, when no Python code can run.
     """
     array = np.asarray(_Carrier(owner))
     if versioned:
@@ -99,8 +99,8 @@ def export_capsule(tensor: DLTensor, owner: object, *, versioned: bool, read_onl
 class ImportedTensor:
     """A tensor taken out of a capsule. Calls the producer's deleter when it dies.
 
-    `tensor` is the producer's `DLTensor`; `read_only` and `padded` (elements of less than a byte lie one to a byte) are
-    its flags, false for legacy capsules, which have none.
+    `tensor` is the producer's `DLTensor`; `read_only` and `padded` (sub-byte elements take a byte each) are its flags,
+    false for legacy capsules, which have none.
     """
 
     def __init__(self, capsule: object) -> None:

@@ -1,12 +1,11 @@
-"""Element types at run time: their spelling, their numpy type and their DLPack triple.
+"""Element types of the runtime: names, numpy types and DLPack triples.
 
-A dtype travels as a string, spelled as numpy and TVM spell it, with `x<lanes>` appended for vectors: "float32",
-"bool", "bfloat16", "float8_e4m3fn", "int4", "float32x4".
+A dtype is a string, named as in numpy and TVM, with `x<lanes>` appended for vectors: "float32", "bool", "bfloat16",
+"float8_e4m3fn", "int4", "float32x4".
 
-Types of less than a byte (int4, uint4, int2, uint2, float4_e2m1fn) lie one to a byte, in its low bits, everywhere: in
-numpy (`ml_dtypes`), in an `NDArray`, in compiled code. DLPack calls that padded. n elements take `nbytes(dtype, n)`
-bytes. Others pack several into a byte, the first in the lowest bits (ONNX, DLPack without the padded flag); `unpack`
-takes them apart.
+Sub-byte types (int4, uint4, int2, uint2, float4_e2m1fn) are stored padded, one element per byte in its low bits: in
+numpy (`ml_dtypes`), in an `NDArray` and in compiled code. ONNX, and DLPack without the padded flag, pack several into
+a byte, the first in the lowest bits; `unpack` unpacks them.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _VECTOR = re.compile(r"(.+?)x([1-9]\d{0,4})")
 
 @dataclass(frozen=True, slots=True)
 class DataType:
-    """What the runtime knows of one dtype: DLPack's (code, bits, lanes) and the numpy type of one lane.
+    """One dtype: DLPack's (code, bits, lanes) and the numpy type of a lane.
 
     `bits` is the width of one lane (8 for bool), `numpy` the type of one lane.
     """
@@ -71,13 +70,13 @@ class DataType:
 
     @property
     def is_subbyte(self) -> bool:
-        """True for types of less than a byte, which lie one to a byte."""
+        """True for types of less than a byte, which are stored one per byte."""
         return self.bits < 8
 
 
 @cache
 def data_type(name: str) -> DataType:
-    """The `DataType` spelled `name`. Raises `ArgumentError` for a spelling that names no type."""
+    """The `DataType` named `name`. Raises `ArgumentError` for an unknown name."""
     scalar, lanes = name, 1
     vector = _VECTOR.fullmatch(name)
     if vector is not None and name not in _SCALARS:
@@ -97,12 +96,12 @@ def from_dlpack_triple(code: int, bits: int, lanes: int) -> str:
 
 
 def to_numpy(name: str) -> np.dtype[Any]:
-    """The numpy type of one lane of `name`. Raises `ArgumentError` for an unknown spelling."""
+    """The numpy type of one lane of `name`. Raises `ArgumentError` for an unknown name."""
     return data_type(name).numpy
 
 
 def from_numpy(dtype: npt.DTypeLike) -> str:
-    """The spelling of a numpy dtype, whatever its byte order. Raises `ArgumentError` for one the runtime lacks."""
+    """The name of a numpy dtype of any byte order. Raises `ArgumentError` for one the runtime lacks."""
     found = _NAMES_BY_NUMPY.get(np.dtype(dtype).newbyteorder("="))
     if found is None:
         raise ArgumentError(f"numpy dtype {np.dtype(dtype)} has no counterpart; known are {', '.join(_SCALARS)}")
@@ -110,7 +109,7 @@ def from_numpy(dtype: npt.DTypeLike) -> str:
 
 
 def nbytes(name: str, count: int) -> int:
-    """Bytes of `count` elements of dtype `name` lying one after another."""
+    """Bytes of `count` contiguous elements of dtype `name`."""
     info = data_type(name)
     return count * info.lanes * info.numpy.itemsize
 

@@ -1,8 +1,8 @@
-"""Runs a graph whose sizes are known only now: binds size variables, lays out memory, calls compiled code.
+"""Execution of graphs with dynamic (symbolic) shapes: binds size variables, plans memory, calls compiled code.
 
-A run goes through the graph's steps. Kernels between two steps are one call of compiled code, which takes the addresses
-of all tensors and the values of all size variables from two tables. What depends on sizes, the places of the
-intermediate tensors and the shapes of the outputs, is worked out once per set of sizes and kept for the next run.
+A run executes the graph's instructions. Consecutive kernels are one call of compiled code, which takes the addresses of
+all tensors and the values of all size variables from two tables. Memory layout and output shapes are computed once per
+assignment of sizes and cached for the next run.
 """
 
 from __future__ import annotations
@@ -32,57 +32,57 @@ from relayc.backend.runtime.strings import StringTable
 __all__ = ["DynamicRunner", "bind_sizes", "shapes_of"]
 
 _ALIGNMENT = 64
-_AT_ONCE = -1
-"""The stage of tensors whose sizes the inputs give; others are placed before the step of that number."""
+_FROM_INPUTS = -1
+"""Stage of tensors whose sizes follow from the inputs; other stages are numbered by the instruction they precede."""
 RESULT_SIZE = "#result"
-"""How the names of size variables begin that the shapes of control flow's results give."""
+"""Prefix of size variables that are bound by the shapes of control-flow results."""
 _MAX_LAYOUTS = 256
 _MAX_RECORDINGS = 16  # by sizes and addresses
 _MAX_ELEMENTS = (1 << 31) - 1
-"""Kernels count elements in int32."""
+"""Elements of the largest tensor: kernels index with int32."""
 
 
 def bind_sizes(
     graph: Graph, shapes: Sequence[tuple[int, ...]], inherited: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """The values of the size variables that input shapes give, beside those that are `inherited`.
+    """Bind size variables from the input shapes, in addition to `inherited` ones.
 
-    Raises `ArgumentError` naming the input and axis whose size is not what the other inputs, or the model, say.
+    Raises `ArgumentError` naming the input and axis whose size contradicts the other inputs or the model.
     """
     sizes: dict[str, int] = dict(inherited or {})
     size_producer: dict[str, str] = dict.fromkeys(sizes, "the graph around")
     tensors = [graph.tensors[index] for index in graph.inputs]
     for tensor, shape in zip(tensors, shapes, strict=True):
-        for axis, (dim, given) in enumerate(zip(tensor.shape, shape, strict=True)):
+        for axis, (dim, passed) in enumerate(zip(tensor.shape, shape, strict=True)):
             if isinstance(dim, str) and dim not in sizes:
-                sizes[dim], size_producer[dim] = given, f"input {tensor.name!r}, axis {axis}"
+                sizes[dim], size_producer[dim] = passed, f"input {tensor.name!r}, axis {axis}"
     for tensor, shape in zip(tensors, shapes, strict=True):
-        for axis, (dim, given) in enumerate(zip(tensor.shape, shape, strict=True)):
-            if isinstance(dim, str) and sizes[dim] == given:
+        for axis, (dim, passed) in enumerate(zip(tensor.shape, shape, strict=True)):
+            if isinstance(dim, str) and sizes[dim] == passed:
                 continue
             unknown = [name for name in variables(dim) if name not in sizes]
             if unknown:
                 raise ArgumentError(f"model {graph.name!r}: no input has the size {unknown[0]!r} as a dimension")
             wanted = evaluate(dim, sizes)
-            if wanted != given:
+            if wanted != passed:
                 why = "".join(f"; {name} is {sizes[name]} by {size_producer[name]}" for name in variables(dim))
                 raise ArgumentError(
-                    f"input {tensor.name!r} of model {graph.name!r}: got shape {shape}, whose axis {axis} is {given}; "
+                    f"input {tensor.name!r} of model {graph.name!r}: got shape {shape}, whose axis {axis} is {passed}; "
                     f"expected {wanted} in {tensor.shape_text}{why}"
                 )
     return sizes
 
 
 def shapes_of(values: Sequence[Value]) -> list[tuple[int, ...]]:
-    """The shapes of arrays; () for lists, whose elements may have any."""
+    """The shapes of arrays; () for sequences, whose elements may have any shape."""
     return [value.shape if isinstance(value, NDArray) else () for value in values]
 
 
 class _Stage:
-    """Tensors whose sizes become known at one point of a run, and how they are laid out in memory."""
+    """Tensors whose sizes become known at one point of a run, and their memory layout."""
 
     def __init__(self, graph: Graph, tensors: Sequence[int], views: Sequence[int]) -> None:
-        """`views` show memory of this stage under shapes that may be known later only."""
+        """`views` alias memory of this stage under shapes that may be known later."""
         owners = [i for i in tensors if graph.tensors[i].storage == "slot"]
         self.tensors = [*owners, *views]
         self.numbers = np.array(self.tensors, np.intp)
@@ -96,15 +96,15 @@ class _Stage:
         self._count = len(slots)
         self.buffers = [i for i in tensors if graph.tensors[i].storage in ("output", "own")]
         self.owners = [i for i in self.buffers if _owner(graph, graph.tensors[i]) == i]
-        """of these the ones that others lie in, or none does"""
+        """tensors with memory of their own, which others may alias"""
         self.variables = sorted({v for i in owners for d in graph.tensors[i].shape for v in variables(d)})
         self.arena: NDArray | None = None
         self.placed: dict[str, int] | None = None
-        """the sizes that the tensors have their addresses for"""
+        """the sizes that the current addresses were computed for"""
         self.layouts: dict[tuple[int, ...], tuple[np.ndarray[Any, Any], int]] = {}
 
     def layout(self, sizes: dict[str, int]) -> tuple[np.ndarray[Any, Any], int]:
-        """(byte offset of each tensor, bytes in all) for these sizes."""
+        """(Byte offset of each tensor, total bytes) for these sizes."""
         key = tuple([sizes[name] for name in self.variables])
         found = self.layouts.get(key)
         if found is None:
@@ -121,7 +121,7 @@ class _Stage:
 
 
 def _owner(graph: Graph, tensor: GraphTensor) -> int:
-    """The tensor in whose buffer one lies that is an output, or in memory of its own."""
+    """The tensor that owns the buffer of a graph output or of a tensor stored as "own"."""
     place = int(tensor.place)
     return graph.outputs[place] if tensor.storage == "output" else place
 
@@ -137,7 +137,7 @@ def _nbytes(shape: tuple[Any, ...], dtype: str, sizes: dict[str, int]) -> int:
 
 
 class DynamicRunner:
-    """Runs one graph with size variables. `run` takes the arrays of the inputs; `output` gives what came out."""
+    """Runs one graph with size variables. `run` takes the input arrays; `output` returns results."""
 
     def __init__(
         self,
@@ -146,10 +146,10 @@ class DynamicRunner:
         context: Context,
         where: Device,
         params: dict[str, NDArray],
-        texts: StringTable,
+        string_table: StringTable,
     ) -> None:
         self._graph, self._module, self._context, self._device = graph, module, context, where
-        self._params, self._texts = params, texts
+        self._params, self._string_table = params, string_table
         self._text_actions: dict[int, Prepared] = {
             id(step): TEXT_ACTIONS[step.action].prepare(step.settings)
             for step in graph.steps if isinstance(step, StringStep)
@@ -165,7 +165,7 @@ class DynamicRunner:
             if tensor.storage in ("output", "own"):
                 self._lying_in.setdefault(_owner(graph, tensor), []).append(index)
         self._buffers: dict[int, OutputBuffer] = {}
-        """the memory of outputs, and of what lists may hold on to, by the tensor whose it is"""
+        """buffers of outputs and of arrays that sequences may reference, by owning tensor"""
         self._functions: dict[str, PackedFunc] = {}
         self._recordings = Recordings(where, _MAX_RECORDINGS)
         self._entries = {step: self._entry(step.entry) for step in graph.steps
@@ -173,27 +173,27 @@ class DynamicRunner:
         self.sizes: dict[str, int] = {}
         self._last_bound: tuple[list[tuple[int, ...]], dict[str, int] | None, dict[str, int]] | None = None
         self._values: dict[int, Value] = {}
-        """results of control flow and of actions on lists, by tensor"""
+        """results of control flow and of sequence operations, by tensor"""
         self._runners: dict[int, list[DynamicRunner]] = {}
         self._shown: dict[int, list[int]] = {}
-        """the tensors that show such a result under another shape, by that result's tensor"""
-        self._given: list[tuple[int, int]] = []
-        """tensors that lie in inputs, with the input's position"""
+        """reshaped views of such results, by the result's tensor"""
+        self._in_inputs: list[tuple[int, int]] = []
+        """tensors that alias inputs, with the input's position"""
         for index, tensor in enumerate(graph.tensors):
             if tensor.storage == "param":
                 self._addresses[index] = params[str(tensor.place)].handle
             elif tensor.storage == "input":
-                self._given.append((index, int(tensor.place)))
+                self._in_inputs.append((index, int(tensor.place)))
             elif tensor.storage == "value" and int(tensor.place) != index:
                 self._shown.setdefault(int(tensor.place), []).append(index)
 
     def _make_stages(self) -> dict[int, _Stage]:
         known = self._known_before()
-        groups: dict[int, list[int]] = {_AT_ONCE: []}
+        groups: dict[int, list[int]] = {_FROM_INPUTS: []}
         views: dict[int, list[int]] = {}
         of_slot: dict[int | str, int] = {}
-        stage_of = [max([known.get(v, _AT_ONCE) for d in self._home(tensor).shape for v in variables(d)],
-                    default=_AT_ONCE) for tensor in self._graph.tensors]  # fmt: skip
+        stage_of = [max([known.get(v, _FROM_INPUTS) for d in self._home(tensor).shape for v in variables(d)],
+                    default=_FROM_INPUTS) for tensor in self._graph.tensors]  # fmt: skip
         for index, tensor in enumerate(self._graph.tensors):
             if tensor.storage == "slot":
                 of_slot[tensor.place] = min(of_slot.get(tensor.place, stage_of[index]), stage_of[index])
@@ -204,12 +204,12 @@ class DynamicRunner:
         return {stage: _Stage(self._graph, tensors, views.get(stage, ())) for stage, tensors in groups.items()}
 
     def _known_before(self) -> dict[str, int]:
-        """For each size variable that a step gives, the first step after it that runs kernels.
+        """For each size variable bound by an instruction, the next instruction that runs kernels.
 
-        Tensors whose sizes become known between the same kernels are placed together: they may share memory.
+        Tensors whose sizes become known between the same kernels are planned together, so they may share memory.
         """
         tensors, steps = self._graph.tensors, self._graph.steps
-        given = {d for i in self._graph.inputs for d in tensors[i].shape if isinstance(d, str)}
+        passed = {d for i in self._graph.inputs for d in tensors[i].shape if isinstance(d, str)}
         known: dict[str, int] = {}
         new: list[str] = []
         for i, step in enumerate(steps):
@@ -221,11 +221,11 @@ class DynamicRunner:
             elif isinstance(step, IfStep | LoopStep | SequenceStep | StringStep):
                 results = (step.output,) if isinstance(step, SequenceStep) else step.outputs
                 names = [v for t in results for d in tensors[t].shape for v in variables(d)]
-                new += [name for name in names if name.startswith(RESULT_SIZE) and name not in given]
+                new += [name for name in names if name.startswith(RESULT_SIZE) and name not in passed]
         return {**dict.fromkeys(new, len(steps)), **known}
 
     def _home(self, tensor: GraphTensor) -> GraphTensor:
-        """The tensor in whose buffer a tensor lies, else the tensor itself."""
+        """The owner of a tensor's buffer, or the tensor itself."""
         return self._graph.tensors[_owner(self._graph, tensor)] if tensor.storage in ("output", "own") else tensor
 
     def _entry(self, name: str) -> Any:
@@ -242,18 +242,18 @@ class DynamicRunner:
         inherited: Mapping[str, int] | None = None,
         record: Record | None = None,
     ) -> None:
-        """Run on the arrays, or lists, of the inputs; with `record`, node by node, which is told how long each took.
+        """Run on input arrays or sequences; with `record`, node by node, passing it the time of each.
 
         `inherited` are sizes of the graph around this one. Raises `ArgumentError` for sizes that contradict each other
         or the model.
         """
         graph, self._inputs = self._graph, list(inputs)
         self.sizes = self._bound_sizes(shapes_of(inputs), inherited)
-        for index, position in self._given:
-            given = inputs[position]
-            self._addresses[index] = given.handle if isinstance(given, NDArray) else 0
+        for index, position in self._in_inputs:
+            passed = inputs[position]
+            self._addresses[index] = passed.handle if isinstance(passed, NDArray) else 0
         self._note_sizes()
-        self._place(_AT_ONCE)
+        self._place(_FROM_INPUTS)
         for position, step in enumerate(graph.steps):
             if isinstance(step, RunNodes):
                 self._place(position)
@@ -263,9 +263,9 @@ class DynamicRunner:
             elif isinstance(step, Check):
                 self._check(step)
             elif isinstance(step, SequenceStep):
-                self._give((step.output,), [run_sequence_action(step, self.read, self._device)], step.source)
+                self._store_results((step.output,), [run_sequence_action(step, self.read, self._device)], step.source)
             elif isinstance(step, StringStep):
-                self._give(step.outputs, self._run_text(step), step.source)
+                self._store_results(step.outputs, self._run_string_action(step), step.source)
             else:
                 self._control(step, record)
         self._place(len(graph.steps))
@@ -274,7 +274,7 @@ class DynamicRunner:
             self._values = {index: value for index, value in self._values.items() if index in kept}
 
     def _bound_sizes(self, shapes: list[tuple[int, ...]], inherited: Mapping[str, int] | None) -> dict[str, int]:
-        """`bind_sizes`, of which a loop's body remembers the last: its values seldom change their shapes."""
+        """`bind_sizes` with the last result cached, as the shapes of loop-carried values seldom change."""
         known = self._last_bound
         if known is None or known[0] != shapes or known[1] != inherited:
             sizes = bind_sizes(self._graph, shapes, inherited)
@@ -282,7 +282,7 @@ class DynamicRunner:
         return dict(known[2])
 
     def release(self) -> None:
-        """Let go of the last run's inputs and results; `value` and `output` give nothing until the next run."""
+        """Drop references to the last run's inputs and results; `value` and `output` are invalid until the next run."""
         self._inputs, self._values = [], {}
 
     def _note_sizes(self) -> None:
@@ -290,7 +290,7 @@ class DynamicRunner:
             self._size_table[i] = self.sizes.get(name, 0)
 
     def _place(self, number: int) -> None:
-        """Give the tensors of a stage their memory."""
+        """Assign memory to the tensors of a stage."""
         stage = self._stages.get(number)
         if stage is None:
             return
@@ -336,28 +336,28 @@ class DynamicRunner:
         self._note_sizes()
 
     def _control(self, step: IfStep | LoopStep, record: Record | None) -> None:
-        """Run a branch or a loop; its results are values of this graph, and their shapes give sizes."""
+        """Run a branch or a loop; store its results and bind sizes from their shapes."""
         if isinstance(step, IfStep):
             results = run_if(step, self._runners_of(step, step.graphs), self.read, self.sizes, record)
         else:
             (runner,) = self._runners_of(step, (step.graph,))
             results = run_loop(step, runner, self.read, self.sizes, self._device, self._empty, record)
-        self._give(step.outputs, results, step.source)
+        self._store_results(step.outputs, results, step.source)
 
-    def _run_text(self, step: StringStep) -> list[Value]:
-        """The results of an action on strings, which are read and given as numbers."""
-        action, texts = TEXT_ACTIONS[step.action], self._texts
+    def _run_string_action(self, step: StringStep) -> list[Value]:
+        """The results of a string operation; strings are passed as positions in the string table."""
+        action, string_table = TEXT_ACTIONS[step.action], self._string_table
         arrays = [self.array(index).numpy() for index in step.inputs]
-        values = [texts.strings(x) if kind == "t" else x for x, kind in zip(arrays, action.takes, strict=True)]
+        values = [string_table.strings(x) if kind == "t" else x for x, kind in zip(arrays, action.takes, strict=True)]
         try:
             results = self._text_actions[id(step)](*values)
         except ArgumentError as error:
             raise ArgumentError(f"model {self._graph.name!r}: {step.source}: {error}") from error
         pairs = zip(results, action.gives, strict=True)
-        return [array(texts.numbers(x) if kind == "t" else x, self._device) for x, kind in pairs]
+        return [array(string_table.numbers(x) if kind == "t" else x, self._device) for x, kind in pairs]
 
-    def _give(self, outputs: Sequence[int], results: Sequence[Value], source: str) -> None:
-        """Note what a step gives, and the sizes that the shapes of it say."""
+    def _store_results(self, outputs: Sequence[int], results: Sequence[Value], source: str) -> None:
+        """Store the results of an instruction and bind sizes from their shapes."""
         for index, result in zip(outputs, results, strict=True):
             tensor = self._graph.tensors[index]
             self._values[index] = result
@@ -381,7 +381,7 @@ class DynamicRunner:
         self._note_sizes()
 
     def _empty(self, index: int) -> NDArray:
-        """The stack of no iterations: 0 along sizes that only an iteration would give."""
+        """The stacked output of zero iterations: 0 along sizes that only an iteration would bind."""
         tensor = self._graph.tensors[index]
         known = [all(name in self.sizes for name in variables(d)) for d in tensor.shape]
         shape = [evaluate(d, self.sizes) if k else 0 for d, k in zip(tensor.shape, known, strict=True)]
@@ -390,7 +390,7 @@ class DynamicRunner:
     def _runners_of(self, step: IfStep | LoopStep, graphs: Sequence[Graph]) -> list[DynamicRunner]:
         found = self._runners.get(id(step))
         if found is None:
-            around = self._module, self._context, self._device, self._params, self._texts
+            around = self._module, self._context, self._device, self._params, self._string_table
             found = [DynamicRunner(g, *around) for g in graphs]
             self._runners[id(step)] = found
         return found
@@ -446,12 +446,12 @@ class DynamicRunner:
     # -- arrays
 
     def read(self, index: int) -> Value:
-        """What a tensor of the graph is in this run, lists included; an array that nobody writes to while it is held.
+        """The value of a tensor or sequence in this run, not overwritten while it is referenced.
 
-        Its memory is its own, but for that of intermediate results, which a later run writes to.
+        Intermediate results are the exception: a later run overwrites them.
         """
         tensor = self._graph.tensors[index]
-        if tensor.is_list:
+        if tensor.is_sequence:
             return self._inputs[int(tensor.place)] if tensor.storage == "input" else self._values[int(tensor.place)]
         if tensor.storage not in ("output", "own"):
             return self.array(index)
@@ -461,7 +461,7 @@ class DynamicRunner:
         return lent if owner == index else lent._create_view(shape, tensor.dtype)
 
     def array(self, index: int) -> NDArray:
-        """The array that a tensor of the graph lives in, in this run."""
+        """The array of a tensor of the graph in this run."""
         tensor = self._graph.tensors[index]
         shape = tuple([evaluate(d, self.sizes) for d in tensor.shape])
         if tensor.storage == "slot":
@@ -482,26 +482,26 @@ class DynamicRunner:
         return home if (home.shape, home.dtype) == (shape, tensor.dtype) else home._create_view(shape, tensor.dtype)
 
     def output(self, position: int) -> Any:
-        """An output of the last run as an array of the caller's; a copy where it is an input or a weight.
+        """An output of the last run, owned by the caller; a copy where it aliases an input or a weight.
 
-        A list of such arrays for a sequence.
+        A sequence is a list of such arrays.
         """
         index = self._graph.outputs[position]
         tensor = self._graph.tensors[index]
-        if tensor.is_list:
+        if tensor.is_sequence:
             return self._own_copies(self.read(index))
         if (tensor.storage, tensor.place) == ("output", position):
             return self._buffers[index].lend()
         return self.array(index).copyto(self._device)
 
     def _own_copies(self, value: Value) -> Any:
-        """A list as one of the caller's, of arrays that nothing else shows."""
+        """A sequence as a list of arrays that nothing else aliases."""
         if isinstance(value, NDArray):
             return value.copyto(self._device)
         return [self._own_copies(item) for item in value]
 
     def value(self, position: int) -> Value:
-        """An output of the last run, which must not be written to: not copied where it is an input or a weight."""
+        """An output of the last run, read-only: not copied where it aliases an input or a weight."""
         index = self._graph.outputs[position]
         found = self.read(index)
         intermediate = self._graph.tensors[index].storage == "slot"

@@ -1,4 +1,4 @@
-"""Errors of the run-time world. Each says what, where, what was expected and what to do."""
+"""Errors of the runtime. Messages say what, where, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ __all__ = ["ArgumentError", "ArtifactError", "DeviceError", "ModuleError", "Regi
 
 
 class RelaycError(Exception):
-    """Root of every error that loading and running compiled code can raise."""
+    """Base class of all errors raised while loading and running compiled code."""
 
 
 class ArgumentError(RelaycError, ValueError):
-    """A value handed to the runtime or to a compiled function is not of the kind it takes."""
+    """A value passed to the runtime or to a compiled function is invalid."""
 
 
 class DeviceError(RelaycError):
-    """A device is unknown, absent, out of memory, or can't do what was asked of it."""
+    """A device is unknown, absent, out of memory, or lacks an operation."""
 
 
 class ArtifactError(RelaycError):

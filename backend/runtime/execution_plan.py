@@ -1,9 +1,9 @@
-"""What a graph whose sizes are known only at run time does, in order.
+"""The execution plan of a graph with dynamic (symbolic) shapes: a list of instructions.
 
-    step = run kernels | bind a size variable | check that two sizes are equal | if | loop | one action on lists
-         | one action on strings
+    instruction = run kernels | bind a size variable | check that two sizes are equal | if | loop
+                | one sequence operation | one string operation
 
-A graph of fixed sizes has no steps: its kernels run in a row.
+A graph of static shapes has no instructions: its kernels run in order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from relayc.backend.runtime.sizes import Size, read_size
 from relayc.backend.runtime.string_actions import TEXT_ACTIONS
 
 __all__ = [
-    "LIST_ACTIONS",
+    "SEQUENCE_ACTIONS",
     "Bind",
     "Check",
     "IfStep",
@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RunNodes:
-    """Run the kernels `first` ... `last` - 1; `entry` names the compiled function that does, if there is one."""
+    """Run the kernels `first` ... `last` - 1; `entry` names the compiled function for all of them, if there is one."""
 
     first: int
     last: int
@@ -43,7 +43,7 @@ class RunNodes:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """The size variable `name` is element `element` of the integer tensor `tensor`, which `source` made."""
+    """Bind the size variable `name` to element `element` of the integer tensor `tensor`, computed by `source`."""
 
     name: str
     tensor: int
@@ -53,7 +53,7 @@ class Bind:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Two sizes must be equal; `source` is the place in the user's model that wants it."""
+    """Check that two sizes are equal, as the node `source` of the user's model requires."""
 
     left: Size
     right: Size
@@ -62,7 +62,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class IfStep:
-    """Run one of two `graphs` on its `inputs` (tensors), as the bool tensor `condition` says, for `outputs`."""
+    """Run the one of two `graphs` that the bool tensor `condition` selects on its `inputs`, for `outputs`."""
 
     condition: int
     graphs: tuple[Any, Any]
@@ -73,10 +73,10 @@ class IfStep:
 
 @dataclass(frozen=True, slots=True)
 class LoopStep:
-    """Run `graph` at most `trips` times while its first output, at first `condition`, is true.
+    """Run `graph` at most `trips` times while the condition, initially `condition`, then its first output, is true.
 
-    It takes the iteration, a bool, the `carried` tensors, each time as it left them, and those from `outside`; its
-    outputs past the carried ones are stacked.
+    Its inputs are the iteration number, the condition, the loop-carried tensors, initially `carried`, and the captured
+    tensors `outside`; its outputs after the carried ones are stacked.
     """
 
     trips: int
@@ -90,9 +90,9 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
-    """Do `action`, one of `LIST_ACTIONS`, on the lists and tensors `inputs`; `output` is what it gives.
+    """Apply `action`, one of `SEQUENCE_ACTIONS`, to the sequences and tensors `inputs`; `output` is its result.
 
-    `axis` is that along which tensors are joined or cut, `new_axis` that elements don't have it.
+    `axis` is the axis of concatenation or splitting; with `new_axis` the elements lack it (stacking).
     """
 
     action: str
@@ -105,9 +105,9 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class StringStep:
-    """Do `action`, one of `TEXT_ACTIONS`, with its `settings` on the tensors `inputs`; `outputs` are what it gives.
+    """Apply `action`, one of `TEXT_ACTIONS`, with its `settings` to the tensors `inputs`; `outputs` are its results.
 
-    Strings are read and given as numbers of the executor's table.
+    Strings are passed as positions in the executor's string table.
     """
 
     action: str
@@ -117,7 +117,7 @@ class StringStep:
     source: str
 
 
-LIST_ACTIONS: dict[str, tuple[int, str | None, str]] = {
+SEQUENCE_ACTIONS: dict[str, tuple[int, str | None, str]] = {
     "make": (0, None, "l"),
     "insert": (2, "ltt", "l"),
     "erase": (1, "lt", "l"),
@@ -127,7 +127,7 @@ LIST_ACTIONS: dict[str, tuple[int, str | None, str]] = {
     "join": (1, "l", "t"),
     "cut": (1, "tt", "l"),
 }
-"""Action -> (the fewest inputs, all that there may be, the output): "t" tensor, "l" list, "*" either; None: any."""
+"""Action -> (minimum inputs, maximum signature, output): "t" tensor, "l" sequence, "*" either; None: any number."""
 
 _MAX_AXES = 64
 
@@ -136,7 +136,7 @@ ReadGraph = Callable[[object, str], Any]
 
 
 def step_to_json(step: Step) -> dict[str, Any]:
-    """The step as JSON values."""
+    """Serialize an instruction as JSON values."""
     if isinstance(step, RunNodes):
         return {"step": "run", "first": step.first, "last": step.last, "entry": step.entry}
     if isinstance(step, Bind):
@@ -163,7 +163,7 @@ def step_to_json(step: Step) -> dict[str, Any]:
 def read_steps(
     records: Sequence[Record], sizes: Sequence[str], nodes: int, tensors: int, read_graph: ReadGraph
 ) -> tuple[Step, ...]:
-    """The steps that JSON values describe. Raises `ArtifactError` naming the first field that is wrong."""
+    """Deserialize instructions. Raises `ArtifactError` naming the first invalid field."""
     return tuple([_step(record, sizes, nodes, tensors, read_graph) for record in records])
 
 
@@ -197,8 +197,8 @@ def _step(record: Record, sizes: Sequence[str], nodes: int, tensors: int, read_g
 def _list(record: Record, last: int) -> SequenceStep:
     record.only("step", "action", "inputs", "output", "axis", "new_axis", "source")
     action = record.get("action", str)
-    if action not in LIST_ACTIONS:
-        raise damaged(f"{record.where}.action", action, f"one of {', '.join(LIST_ACTIONS)}")
+    if action not in SEQUENCE_ACTIONS:
+        raise damaged(f"{record.where}.action", action, f"one of {', '.join(SEQUENCE_ACTIONS)}")
     inputs, output = record.numbers("inputs", 0, last), record.number("output", 0, last)
     axis = record.number("axis", 0, _MAX_AXES)
     return SequenceStep(action, inputs, output, axis, record.get("new_axis", bool), record.get("source", str))
@@ -209,18 +209,18 @@ def _text(record: Record, last: int) -> StringStep:
     name = record.get("action", str)
     if name not in TEXT_ACTIONS:
         raise damaged(f"{record.where}.action", name, f"one of {', '.join(TEXT_ACTIONS)}")
-    action, given = TEXT_ACTIONS[name], record.record("settings")
+    action, passed = TEXT_ACTIONS[name], record.record("settings")
     inputs, outputs = record.numbers("inputs", 0, last), record.numbers("outputs", 0, last)
     if (len(inputs), len(outputs)) != (len(action.takes), len(action.gives)):
         found, expected = f"{len(inputs)} to {len(outputs)} tensors", f"{len(action.takes)} to {len(action.gives)}"
         raise damaged(f"{record.where}.inputs", found, expected)
-    given.only(*action.settings)
-    settings = {key: given.strings(key) if kind is tuple else given.get(key, kind)
+    passed.only(*action.settings)
+    settings = {key: passed.strings(key) if kind is tuple else passed.get(key, kind)
                 for key, kind in action.settings.items()}  # fmt: skip
     try:
         action.prepare(settings)
     except (PatternError, KeyError, ValueError) as error:
-        raise damaged(given.where, str(error), f"settings of the action {name!r}") from error
+        raise damaged(passed.where, str(error), f"settings of the action {name!r}") from error
     return StringStep(name, inputs, outputs, settings, record.get("source", str))
 
 

@@ -1,4 +1,4 @@
-"""Reading untrusted records: each field is there, of its kind and in its bounds, or an `ArtifactError` names it."""
+"""Validated reading of untrusted JSON records: a missing or invalid field is an `ArtifactError` that names it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REMEDY = "The file is damaged or was not written by relayc; compile the model a
 
 
 def damaged(where: str, found: object, expected: str) -> ArtifactError:
-    """The error for a value that is not what it should be; long values are cut."""
+    """The error for an invalid value; long values are truncated."""
     shown = repr(found)
     return ArtifactError(
         f"{where} is {shown if len(shown) < 100 else shown[:97] + '...'}; expected {expected}. {_REMEDY}"
@@ -64,7 +64,7 @@ class Record:
         return Record(self._take(key), f"{self.where}.{key}")
 
     def only(self, *keys: str) -> None:
-        """Refuses fields of other names: what this version does not know it must not ignore."""
+        """Reject fields of other names: unknown fields must not be ignored."""
         for key in self.value:
             if key not in keys:
                 raise damaged(f"{self.where}.{key}", self.value[key], f"no such field, only {', '.join(keys)}")

@@ -1,4 +1,4 @@
-"""Writing files whole: readers see what was there before or all of what is there now, whatever happens in between."""
+"""Atomic file writes: readers see the old content or the complete new one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import BinaryIO
 __all__ = ["replacing"]
 
 _NAME_KEPT = 40
-"""Letters of a file's name in that of its forerunner, which must not become too long for a file system."""
+"""Characters of the target's name kept in the temporary file's name, to stay below file-system limits."""
 
 
 @contextmanager
 def replacing(
     path: str | os.PathLike[str], *, durable: bool = False, private: bool = False
 ) -> Generator[BinaryIO]:
-    """A file to write in a `with` block; it takes the place of `path` in one step when the block ends.
+    """A file to write in a `with` block, which atomically replaces `path` when the block ends.
 
-    When the block fails or is interrupted nothing is left of it, and what was at `path` stays. `durable` waits until
-    the bytes are on the disk, `private` lets nobody but the owner read them. A link keeps pointing where it does; a
-    device or a pipe is written to as it is. Raises OSError, which names `path`.
+    When the block fails or is interrupted, `path` stays unchanged and the temporary file is removed. `durable` waits
+    for fsync, `private` restricts reading to the owner. A symbolic link is followed; a device or a pipe is written to
+    directly. Raises OSError, which names `path`.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
@@ -47,7 +47,7 @@ def replacing(
 
 @contextmanager
 def _naming(path: str | os.PathLike[str], written: Path) -> Generator[None]:
-    """An OSError about the file that is `written` speaks of `path`, which the user knows."""
+    """Make an OSError about the temporary file `written` name `path` instead."""
     try:
         yield
     except OSError as error:

@@ -1,19 +1,18 @@
-"""The graph of a compiled model: tensors with their storage, and kernel calls in the order they run.
+"""The graph of a compiled model: tensors with their storage, and kernel calls in execution order.
 
-Tensors of strings are tensors of int64, numbers in a table; `texts` has the strings that the graph names, and says
-which inputs and outputs are strings to those who use the model.
+String tensors are int64 tensors of positions in a string table; `strings` has the graph's string constants and the
+inputs and outputs that are strings to users of the model.
 
 Storage of a tensor is one of `["input", i]` (the i-th graph input), `["output", i]` (the buffer of the i-th output),
-`["param", name]` (a weight), `["arena", byte_offset]` (the executor's one block of scratch). An output whose storage is
-not its own output buffer (an input, a weight, another output seen twice) is copied when it is fetched. A tensor with
-`strides` (in elements) is part of a larger one in the arena: there are gaps between its elements, of which its kernels
-know.
+`["param", name]` (a weight), `["arena", byte_offset]` (the executor's block of intermediate memory). An output that
+aliases an input, a weight or another output is copied when it is fetched. A tensor with `strides` (in elements) is a
+strided view of a larger one in the arena.
 
-A graph with `sizes` is one whose shapes hold size variables. Its intermediate tensors are stored in `["slot", k]`: slot
-k is as large as the largest tensor in it, and the slots lie one after another once the sizes are known. Its `steps` say
-when kernels run and when variables get their values. What steps give is stored in `["value", i]`, i the tensor's own
-number, and what a list may hold on to in `["own", i]`, a buffer of its own in every run. Its `caches` are inputs that
-the executor keeps from run to run, with room for more rows than there are; kernels write into them.
+A graph with `sizes` has dynamic shapes. Its intermediate tensors are stored in `["slot", k]`: slot k is as large as the
+largest tensor in it, and the slots are laid out once the sizes are known. Its `steps` are the execution plan: when
+kernels run and when size variables are bound. Results of instructions are stored in `["value", i]`, i the tensor's own
+number, and arrays that a sequence may reference in `["own", i]`, a fresh buffer in every run. Its `caches` are KV
+caches: inputs that the executor keeps between runs, with spare capacity, updated in place.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from relayc.backend.runtime.dtype import data_type
 from relayc.backend.runtime.dtype import nbytes as nbytes_of
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError
 from relayc.backend.runtime.execution_plan import (
-    LIST_ACTIONS,
+    SEQUENCE_ACTIONS,
     IfStep,
     LoopStep,
     SequenceStep,
@@ -47,9 +46,9 @@ _STORAGE = ("input", "output", "param", "arena", "slot", "value", "own")
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """`place` is a byte offset (arena), a position (input, output) or a weight's name (param), as `storage` says.
+    """A tensor; `place` is a byte offset (arena), a position (input, output) or a weight's name (param) by `storage`.
 
-    With `is_list` it is a list of tensors (see `backend.runtime.sequences`) of this element type; its shape is ().
+    With `is_sequence` it is a sequence of tensors (`backend.runtime.sequences`) of this element type, its shape ().
     """
 
     name: str
@@ -58,22 +57,22 @@ class GraphTensor:
     storage: str
     place: int | str
     strides: tuple[int, ...] | None = None
-    is_list: bool = False
+    is_sequence: bool = False
 
     @property
     def is_static(self) -> bool:
-        """Is the shape known before a run?"""
+        """Is the shape static?"""
         return is_static(self.shape)
 
     @property
     def static_shape(self) -> tuple[int, ...]:
-        """The shape of a tensor whose dimensions are numbers."""
+        """The shape of a tensor with static dimensions."""
         assert self.is_static, f"{self.name} has the shape {self.shape_text}"
         return self.shape  # type: ignore[return-value]
 
     @property
     def shape_text(self) -> str:
-        """The shape as it is shown to users."""
+        """The shape as text, for users."""
         inner = ", ".join(map(size_text, self.shape))
         return f"({inner},)" if len(self.shape) == 1 else f"({inner})"
 
@@ -83,7 +82,7 @@ class GraphTensor:
 
     @property
     def span_bytes(self) -> int:
-        """Bytes from the first element to past the last one, gaps included."""
+        """Bytes from the first element to past the last one, gaps of strided views included."""
         if self.strides is None or not self.nbytes:
             return self.nbytes
         last = sum((d - 1) * stride for d, stride in zip(self.static_shape, self.strides, strict=True))
@@ -92,10 +91,10 @@ class GraphTensor:
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """One kernel call: function `func` of the module on the input tensors, the output tensors, then those of scratch.
+    """One kernel call: function `func` of the module on the input, output and scratch tensors, in that order.
 
-    `ops` and `sources` say which operators and which nodes of the imported model it computes; `flops` and `bytes` what
-    that takes. `sizes` are the sizes that the function takes after its tensors.
+    `ops` and `sources` name the operators and the nodes of the imported model that it computes; `flops` and `bytes`
+    are its operation count and memory traffic. `sizes` are further arguments of the function.
     """
 
     name: str
@@ -112,7 +111,7 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class GraphStrings:
-    """The strings that a graph names, by number, and the positions of the inputs and outputs that are strings."""
+    """A graph's string constants by number, and the positions of its string inputs and outputs."""
 
     table: tuple[str, ...]
     inputs: tuple[int, ...]
@@ -121,9 +120,9 @@ class GraphStrings:
 
 @dataclass(frozen=True, slots=True)
 class GraphKVCache:
-    """An input that the executor keeps: with room for rows along `axis`, of which `length` says how many there are.
+    """A KV cache: an input that the executor keeps, with capacity for rows along `axis`, `length` of them valid.
 
-    `length` is a size variable that no input gives, `added` how many rows a run writes behind them.
+    `length` is a size variable that no input binds, `added` the number of rows that a run appends.
     """
 
     position: int
@@ -134,7 +133,7 @@ class GraphKVCache:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """`entry` names the compiled function that runs all nodes at once; None where nodes are called one by one."""
+    """The graph; `entry` names the compiled function that runs all nodes, None where nodes are called one by one."""
 
     name: str
     device: str
@@ -148,19 +147,19 @@ class Graph:
     sizes: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     variants: tuple[tuple[Mapping[str, int], Graph], ...] = ()
-    """graphs that do the same for certain sizes, and faster"""
-    texts: GraphStrings | None = None
+    """specialisations for certain sizes"""
+    strings: GraphStrings | None = None
     maps: Mapping[int, tuple[str | int, ...]] = field(default_factory=dict[int, tuple[str | int, ...]])
-    """outputs, matrices by position, of which each row is a map from these keys to its elements (ONNX: ZipMap)"""
+    """output position -> keys, for matrices whose rows are maps from the keys to elements (ONNX: ZipMap)"""
     caches: tuple[GraphKVCache, ...] = ()
 
     @property
     def is_dynamic(self) -> bool:
-        """Are there sizes, steps between the nodes, or lists, that are decided when it runs?"""
-        return bool(self.steps or self.sizes) or any(tensor.is_list for tensor in self.tensors)
+        """Does the graph have dynamic shapes, control flow or sequences?"""
+        return bool(self.steps or self.sizes) or any(tensor.is_sequence for tensor in self.tensors)
 
     def bodies(self) -> Iterator[tuple[Graph, str]]:
-        """The graphs inside this one's control flow, at any depth, with the place in the user's model of each."""
+        """All nested control-flow bodies, each with its location in the user's model."""
         for step in self.steps:
             if not isinstance(step, IfStep | LoopStep):
                 continue
@@ -169,7 +168,7 @@ class Graph:
                 yield from graph.bodies()
 
     def to_json(self) -> dict[str, Any]:
-        """The graph as JSON values; `from_json` reads them back."""
+        """Serialize as JSON values, for `from_json`."""
         dynamic: dict[str, Any] = {}
         if self.is_dynamic:
             dynamic = {"sizes": list(self.sizes), "steps": [step_to_json(s) for s in self.steps]}
@@ -191,7 +190,7 @@ class Graph:
                     "dtype": t.dtype,
                     "storage": [t.storage, t.place],
                     **({} if t.strides is None else {"strides": list(t.strides)}),
-                    **({"is_list": True} if t.is_list else {}),
+                    **({"is_list": True} if t.is_sequence else {}),
                 }
                 for t in self.tensors
             ],
@@ -215,17 +214,17 @@ class Graph:
             "arena_bytes": self.arena_bytes,
             "entry": self.entry,
             **dynamic,
-            **({} if self.texts is None else {"texts": self._texts_json(self.texts)}),
+            **({} if self.strings is None else {"texts": self._strings_json(self.strings)}),
             **({"maps": [[position, list(keys)] for position, keys in self.maps.items()]} if self.maps else {}),
         }
 
     @staticmethod
-    def _texts_json(texts: GraphStrings) -> dict[str, Any]:
-        return {"table": list(texts.table), "inputs": list(texts.inputs), "outputs": list(texts.outputs)}
+    def _strings_json(strings: GraphStrings) -> dict[str, Any]:
+        return {"table": list(strings.table), "inputs": list(strings.inputs), "outputs": list(strings.outputs)}
 
     @staticmethod
     def from_json(value: object, where: str = "graph") -> Graph:
-        """The graph that `value` describes. Raises `ArtifactError` naming the first field that is wrong."""
+        """Deserialize a graph. Raises `ArtifactError` naming the first invalid field."""
         record = Record(value, where)
         record.only(
             "version", "name", "device", "target", "tensors", "nodes", "inputs", "outputs", "arena_bytes", "entry",
@@ -260,26 +259,26 @@ class Graph:
         )
         _check_caches(graph, where)
         _check_places(graph, where)
-        _check_lists(graph, where)
-        graph = replace(graph, texts=_texts(graph, record), maps=_maps(graph, record))
+        _check_sequences(graph, where)
+        graph = replace(graph, strings=_strings(graph, record), maps=_maps(graph, record))
         variants = record.records("variants") if "variants" in record.value else []
         return replace(graph, variants=tuple([_variant(graph, item) for item in variants]))
 
 
-def _texts(graph: Graph, record: Record) -> GraphStrings | None:
+def _strings(graph: Graph, record: Record) -> GraphStrings | None:
     if "texts" not in record.value:
         return None
-    given = record.record("texts")
-    given.only("table", "inputs", "outputs")
-    table = given.strings("table")
+    passed = record.record("texts")
+    passed.only("table", "inputs", "outputs")
+    table = passed.strings("table")
     if not table or table[0] or len(set(table)) != len(table):
-        raise damaged(f"{given.where}.table", table, "different strings, first the empty one")
-    inputs = given.numbers("inputs", 0, len(graph.inputs) - 1)
-    outputs = given.numbers("outputs", 0, len(graph.outputs) - 1)
+        raise damaged(f"{passed.where}.table", table, "different strings, first the empty one")
+    inputs = passed.numbers("inputs", 0, len(graph.inputs) - 1)
+    outputs = passed.numbers("outputs", 0, len(graph.outputs) - 1)
     for numbers, places, name in ((graph.inputs, inputs, "inputs"), (graph.outputs, outputs, "outputs")):
         for position in places:
             if graph.tensors[numbers[position]].dtype != "int64":
-                raise damaged(f"{given.where}.{name}", position, "positions of tensors of int64")
+                raise damaged(f"{passed.where}.{name}", position, "positions of tensors of int64")
     return GraphStrings(table, inputs, outputs)
 
 
@@ -290,7 +289,7 @@ def _maps(graph: Graph, record: Record) -> dict[int, tuple[str | int, ...]]:
         if not fits or item[0] not in range(len(graph.outputs)) or not all(type(k) in (str, int) for k in item[1]):
             raise damaged(f"{record.where}.maps", item, "the position of an output and a list of keys")
         tensor, keys = graph.tensors[graph.outputs[item[0]]], tuple(item[1])
-        if tensor.is_list or len(tensor.shape) != 2 or tensor.shape[1] != len(keys):
+        if tensor.is_sequence or len(tensor.shape) != 2 or tensor.shape[1] != len(keys):
             raise damaged(f"{record.where}.maps", item, f"as many keys as {tensor.name!r} has columns")
         maps[item[0]] = keys
     return maps
@@ -298,8 +297,8 @@ def _maps(graph: Graph, record: Record) -> dict[int, tuple[str | int, ...]]:
 
 def _variant(graph: Graph, record: Record) -> tuple[dict[str, int], Graph]:
     record.only("sizes", "graph")
-    given = record.record("sizes")
-    sizes = {name: given.number(name) for name in given.value}
+    passed = record.record("sizes")
+    sizes = {name: passed.number(name) for name in passed.value}
     variant = Graph.from_json(record.value.get("graph"), f"{record.where}.graph")
     names = [[g.tensors[i].name for i in g.inputs] for g in (graph, variant)]
     if not set(sizes) <= set(graph.sizes) or names[0] != names[1] or len(variant.outputs) != len(graph.outputs):
@@ -324,13 +323,13 @@ def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTens
     strides = record.numbers("strides", 0, _MAX_BYTES) if "strides" in record.value else None
     if strides is not None and (len(strides) != len(shape) or not is_static(shape) or pair[0] != "arena"):
         raise damaged(f"{record.where}.strides", list(strides), "one number for each dimension of a part of the arena")
-    is_list = "is_list" in record.value and record.get("is_list", bool)
-    if is_list and (shape or pair[0] not in ("input", "value")):
-        raise damaged(record.where, pair, "a list without a shape, that is an input or given by a step")
-    tensor = GraphTensor(record.get("name", str), shape, dtype, pair[0], pair[1], strides, is_list)
+    is_sequence = "is_list" in record.value and record.get("is_list", bool)
+    if is_sequence and (shape or pair[0] not in ("input", "value")):
+        raise damaged(record.where, pair, "a sequence without a shape, an input or the result of an instruction")
+    tensor = GraphTensor(record.get("name", str), shape, dtype, pair[0], pair[1], strides, is_sequence)
     if not tensor.is_static:
         if tensor.storage in ("arena", "param"):
-            raise damaged(f"{record.where}.storage", pair, "a place whose size is known at run time")
+            raise damaged(f"{record.where}.storage", pair, "storage that may hold dynamic shapes")
         return tensor
     if tensor.nbytes > _MAX_BYTES:
         raise damaged(f"{record.where}.shape", list(shape), f"a tensor of at most {_MAX_BYTES} bytes")
@@ -357,7 +356,7 @@ def _node(record: Record, last: int, sizes: Sequence[str]) -> GraphNode:
 
 
 def _check_places(graph: Graph, where: str) -> None:
-    """Graph inputs are input tensors in order, and input and output places exist."""
+    """Check that graph inputs are input tensors in order, and that input and output positions exist."""
     for position, index in enumerate(graph.inputs):
         tensor = graph.tensors[index]
         if (tensor.storage, tensor.place) != ("input", position):
@@ -385,22 +384,22 @@ def _check_places(graph: Graph, where: str) -> None:
             kept = any(c.position == graph.tensors[output].place for c in graph.caches)
             if graph.tensors[output].storage == "param" or (graph.tensors[output].storage == "input" and not kept):
                 raise damaged(f"{where}.nodes[{index}].outputs", output, "no write to an input or a weight")
-        if any(graph.tensors[i].is_list for i in (*node.inputs, *node.outputs, *node.scratch)):
-            raise damaged(f"{where}.nodes[{index}]", list(node.inputs), "tensors, no lists")
+        if any(graph.tensors[i].is_sequence for i in (*node.inputs, *node.outputs, *node.scratch)):
+            raise damaged(f"{where}.nodes[{index}]", list(node.inputs), "tensors, no sequences")
 
 
-def _check_lists(graph: Graph, where: str) -> None:
-    """Actions on lists have as many operands as they take, and lists and tensors where they take them."""
+def _check_sequences(graph: Graph, where: str) -> None:
+    """Check number and kinds of the operands of sequence operations."""
     for index, step in enumerate(graph.steps):
         if not isinstance(step, SequenceStep):
             continue
-        least, most, result = LIST_ACTIONS[step.action]
-        kinds = "".join("l" if graph.tensors[i].is_list else "t" for i in step.inputs)
-        given = "l" if graph.tensors[step.output].is_list else "t"
-        fits = len(kinds) >= least and (most is None or most.startswith(kinds)) and result in ("*", given)
+        least, most, result = SEQUENCE_ACTIONS[step.action]
+        kinds = "".join("l" if graph.tensors[i].is_sequence else "t" for i in step.inputs)
+        passed = "l" if graph.tensors[step.output].is_sequence else "t"
+        fits = len(kinds) >= least and (most is None or most.startswith(kinds)) and result in ("*", passed)
         if not fits or graph.tensors[step.output].storage != "value":
             expected = f"{least} or more operands of kinds {most or 'l or t'} and a value of kind {result}"
-            raise damaged(f"{where}.steps[{index}]", f"{step.action} of {kinds!r} giving {given!r}", expected)
+            raise damaged(f"{where}.steps[{index}]", f"{step.action} of {kinds!r} giving {passed!r}", expected)
 
 
 def _cache(record: Record, sizes: Sequence[str]) -> GraphKVCache:
@@ -412,18 +411,18 @@ def _cache(record: Record, sizes: Sequence[str]) -> GraphKVCache:
 
 
 def _check_caches(graph: Graph, where: str) -> None:
-    """Caches are inputs that grow along one of their dimensions, and other inputs tell their other dimensions."""
+    """Check that KV caches are inputs with one growing dimension, the others bound by other inputs."""
     for index, cache in enumerate(graph.caches):
         ok = cache.position < len(graph.inputs)
         tensor = graph.tensors[graph.inputs[cache.position]] if ok else None
-        if tensor is None or tensor.is_list or cache.axis >= len(tensor.shape):
+        if tensor is None or tensor.is_sequence or cache.axis >= len(tensor.shape):
             raise damaged(f"{where}.caches[{index}]", cache.position, "an input and one of its dimensions")
         if not isinstance(tensor.shape[cache.axis], str):
-            raise damaged(f"{where}.caches[{index}].axis", cache.axis, "a dimension whose size is known at run time")
+            raise damaged(f"{where}.caches[{index}].axis", cache.axis, "a symbolic dimension")
 
 
 def _home(graph: Graph, tensor: GraphTensor) -> GraphTensor | None:
-    """The graph input or output whose memory `tensor` names; None elsewhere."""
+    """The graph input or output whose memory `tensor` aliases; None for others."""
     if tensor.storage == "input":
         return graph.tensors[graph.inputs[int(tensor.place)]]
     if tensor.storage == "output":

@@ -1,8 +1,8 @@
-"""The graph executor: runs a compiled model on one device. Names follow TVM's `graph_executor`.
+"""The graph executor: runs a compiled model on one device. The API follows TVM's `graph_executor`.
 
-Everything is laid out when the executor is made: one block of scratch, a buffer for every input and output, a table of
-their addresses. A run is then a single call of the model's compiled entry function, or one call per node where the
-model has none. Weights are shared with every other executor of the model.
+Memory is allocated when the executor is created: one arena for intermediate tensors, a buffer for every input and
+output, a table of their addresses. A run is then a single call of the model's compiled entry function, or one call per
+node where the model has none. Weights are shared by all executors of the model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def create(
 ) -> GraphModule:
     """An executor from a graph (JSON text or values), the module of its kernels, and its weights.
 
-    TVM: `graph_executor.create`. Raises `ArtifactError` for a graph that is none.
+    TVM: `graph_executor.create`. Raises `ArtifactError` for an invalid graph.
     """
     try:
         record = json.loads(graph) if isinstance(graph, str) else graph
@@ -66,16 +66,15 @@ class GraphModule:
     """An executor: `GraphModule(lib["default"](device("cpu", 0)))`.
 
     `num_threads` limits the threads of its runs (None: as many as the process may use). Any Python thread may call any
-    method; calls on one executor wait for each other. For runs side by side, `clone` it. Calling the executor itself
-    sets inputs, runs and fetches outputs in one step that no other thread comes between.
+    method; calls on one executor are serialized. For concurrent runs, `clone` it. Calling the executor itself sets
+    inputs, runs and fetches outputs atomically.
 
-    An array from `get_output` keeps its values as long as it is held: later runs write elsewhere.
+    An array from `get_output` keeps its values as long as it is referenced: later runs write to other memory.
 
-    A model with size variables takes inputs of any sizes that agree with each other; its outputs' shapes are those of
-    the last run.
+    A model with dynamic shapes takes inputs of any consistent sizes; its output shapes are those of the last run.
 
-    A model built with `caches` remembers: what a run appends to them is there in the next one. `truncate_caches` makes
-    it forget; a clone begins with empty ones.
+    A model built with `caches` keeps its KV caches between runs: each run appends to them. `truncate_caches` shortens
+    them; a clone starts with empty ones.
     """
 
     def __init__(self, bound: BoundModel, num_threads: int | None = None) -> None:
@@ -96,19 +95,19 @@ class GraphModule:
             self._tensors_in[tensor.storage, tensor.place].append(index)
         self._own_inputs = [_buffer(graph.tensors[i], where) for i in graph.inputs]
         self._inputs = list(self._own_inputs)
-        self._texts = StringPorts(graph)
+        self._strings = StringPorts(graph)
         self._caches = KVCaches(graph, where)
         self._kept_sizes: dict[str, int] = {}
-        """the sizes that the caches have"""
+        """the sizes of the KV caches"""
         self._unset = {position for position in range(len(graph.inputs)) if position not in self._caches}
         self._params = bound.model.params_on(where)
         self._node_runner: NodeRunner | None = None
         self._dynamic: DynamicRunner | None = None
         self._specials: dict[int, GraphModule] = {}
         self._special: GraphModule | None = None
-        """the executor of the model for the last run's sizes, where it was compiled for them"""
+        """executor of the specialisation for the last run's sizes, if there is one"""
         if graph.is_dynamic:
-            self._dynamic = DynamicRunner(graph, self.module, self._context, where, self._params, self._texts.table)
+            self._dynamic = DynamicRunner(graph, self.module, self._context, where, self._params, self._strings.table)
         else:
             self._outputs = [self._output_buffer(position) for position in range(len(graph.outputs))]
             self._arena = empty((max(graph.arena_bytes, 1),), "uint8", where)
@@ -121,65 +120,65 @@ class GraphModule:
         """Copies values into inputs: `set_input("x", x)`, `set_input(0, x)`, `set_input(x=x, mask=m)`.
 
         A value is a numpy array, an NDArray, any DLPack object, or nested lists of numbers; for strings a numpy array
-        of them (of dtype object or of numpy's own), or nested lists; for a sequence a list of such. Raises
-        `ArgumentError` naming the input when there is none of that name, or when shape or dtype are not its own.
+        of them (of dtype object or of numpy's own), or nested lists; for a sequence a list of these. Raises
+        `ArgumentError` for an unknown input, or one of another shape or dtype.
         """
         with self._lock:
             if key is not None:
                 self._set_input(key, value)
-            for name, given in inputs.items():
-                self._set_input(name, given)
+            for name, passed in inputs.items():
+                self._set_input(name, passed)
 
     def set_input_zero_copy(self, key: int | str, value: Any) -> None:
-        """Makes runs read the input straight from `value`'s memory, which is kept alive until the input is set again.
+        """Makes runs read the input directly from `value`'s memory, which is kept alive until the input is set again.
 
         It must be contiguous, aligned to 64 bytes and on the executor's device; otherwise `ArgumentError`.
         """
         with self._lock:
             position = self.get_input_index(key)
             tensor = self._input_tensor(position)
-            if tensor.is_list or position in self._texts.inputs:
-                kind = "a sequence" if tensor.is_list else "of strings"
+            if tensor.is_sequence or position in self._strings.inputs:
+                kind = "a sequence" if tensor.is_sequence else "of strings"
                 raise ArgumentError(f"input {tensor.name!r} of model {self._graph.name!r} is {kind}; use set_input")
-            given = value if isinstance(value, NDArray) else from_dlpack(value)
-            check_type(tensor, given.shape, given.dtype, self._graph.name)
-            misplaced = given.device != self._bound.device or not given.is_contiguous
-            if misplaced or (given.device.api.addressable and given.handle % ALLOC_ALIGNMENT):
+            passed = value if isinstance(value, NDArray) else from_dlpack(value)
+            check_type(tensor, passed.shape, passed.dtype, self._graph.name)
+            misplaced = passed.device != self._bound.device or not passed.is_contiguous
+            if misplaced or (passed.device.api.addressable and passed.handle % ALLOC_ALIGNMENT):
                 raise ArgumentError(
-                    f"input {tensor.name!r} of model {self._graph.name!r}: memory on {given.device} with strides "
-                    f"{given.strides} at {given.handle:#x} can't be used in place; expected contiguous memory on "
+                    f"input {tensor.name!r} of model {self._graph.name!r}: memory on {passed.device} with strides "
+                    f"{passed.strides} at {passed.handle:#x} can't be used in place; expected contiguous memory on "
                     f"{self._bound.device} aligned to {ALLOC_ALIGNMENT} bytes. Use set_input, which copies"
                 )
-            self._place_input(position, given)
+            self._place_input(position, passed)
 
     def get_input(self, key: int | str) -> NDArray:
         """The buffer that runs read the input from. Writing into it sets the input."""
         with self._lock:
             position = self.get_input_index(key)
-            given = self._inputs[position]
-            if not isinstance(given, NDArray) or position in self._texts.inputs:
+            passed = self._inputs[position]
+            if not isinstance(passed, NDArray) or position in self._strings.inputs:
                 name = self._input_tensor(position).name
-                kind = "of strings" if isinstance(given, NDArray) else "a sequence"
+                kind = "of strings" if isinstance(passed, NDArray) else "a sequence"
                 raise ArgumentError(f"input {name!r} of model {self._graph.name!r} is {kind}, which has no buffer")
             self._unset.discard(position)
-            return given
+            return passed
 
     def get_output(self, index: int | str, out: NDArray | npt.NDArray[Any] | None = None) -> Any:
-        """The output number `index`, or of that name, of the last run; copied into `out`, if given, which is returned.
+        """An output of the last run by position or name; with `out`, copied into it, and `out` is returned.
 
-        An NDArray; for strings a `StringArray`; of a sequence, or an optional value, which is one of at most one
-        element, a list of them; for maps a list of dictionaries. Raises `ArgumentError` for an unknown output, or an
-        `out` of another shape or dtype.
+        An NDArray; for strings a `StringArray`; for a sequence, or an optional value (a sequence of at most one
+        element), a list of them; for maps a list of dictionaries. Raises `ArgumentError` for an unknown output, or
+        an `out` of another shape or dtype.
         """
         with self._lock:
             position = self._output_position(index)
             tensor = self._graph.tensors[self._graph.outputs[position]]
             if self._special is not None:
                 return self._special.get_output(position, out)
-            if position in self._texts.outputs:
+            if position in self._strings.outputs:
                 if out is not None:
                     raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is of strings, no out=")
-                return self._texts.strings(self._result(position, None))
+                return self._strings.strings(self._result(position, None))
             if position in self._graph.maps and out is None:
                 keys = self._graph.maps[position]
                 rows = self._result(position, None).numpy().tolist()
@@ -187,11 +186,11 @@ class GraphModule:
             return self._result(position, out)
 
     def _result(self, position: int, out: NDArray | npt.NDArray[Any] | None) -> Any:
-        """An output of the last run as arrays."""
+        """An output of the last run as an array, or a list of arrays."""
         tensor = self._graph.tensors[self._graph.outputs[position]]
         if self._dynamic is not None:
             result = self._dynamic.output(position)
-            if out is not None and tensor.is_list:
+            if out is not None and tensor.is_sequence:
                 raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is a list of arrays")
             return result if out is None else result.copyto(out if isinstance(out, NDArray) else from_dlpack(out))
         if out is not None:
@@ -229,19 +228,19 @@ class GraphModule:
 
     def get_input_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
         """(name -> shape, name -> dtype) of the inputs, in order; size variables by name. TVM: `get_input_info`."""
-        given = self._passed_inputs()
-        return {t.name: t.shape for t, _ in given}, {t.name: dtype for t, dtype in given}
+        passed = self._passed_inputs()
+        return {t.name: t.shape for t, _ in passed}, {t.name: dtype for t, dtype in passed}
 
     def get_output_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
         """(name -> shape, name -> dtype) of the outputs, in order."""
         tensors = [self._graph.tensors[index] for index in self._graph.outputs]
-        dtypes = ["string" if i in self._texts.outputs else t.dtype for i, t in enumerate(tensors)]
+        dtypes = ["string" if i in self._strings.outputs else t.dtype for i, t in enumerate(tensors)]
         return {t.name: t.shape for t in tensors}, dict(zip([t.name for t in tensors], dtypes, strict=True))
 
     # -- running
 
     def run(self, **inputs: Any) -> None:
-        """Runs the model on the inputs set before and those given. Raises `ArgumentError` naming inputs never set."""
+        """Sets `inputs`, then runs the model. Raises `ArgumentError` naming inputs that were never set."""
         with self._lock:
             for name, value in inputs.items():
                 self._set_input(name, value)
@@ -250,16 +249,16 @@ class GraphModule:
 
     @property
     def cache_length(self) -> int:
-        """Positions that the caches hold: what the runs since the last truncation appended."""
+        """Number of positions in the KV caches, appended by the runs since the last truncation."""
         return self._caches.length
 
     def truncate_caches(self, length: int = 0) -> None:
-        """Forgets all positions of the caches but the first `length`: for another prompt, or tokens taken back."""
+        """Keeps only the first `length` positions of the KV caches: for a new prompt, or to roll tokens back."""
         with self._lock:
             self._caches.truncate(length)
 
     def __call__(self, *args: Any, **inputs: Any) -> list[Any]:
-        """Sets inputs by position and by name, runs, and returns all outputs, in one step."""
+        """Sets inputs by position and by name, runs, and returns all outputs, atomically."""
         with self._lock:
             for position, value in enumerate(args):
                 self._set_input(position, value)
@@ -289,7 +288,7 @@ class GraphModule:
         return self._bound.model.module
 
     def clone(self, num_threads: int | None = None) -> GraphModule:
-        """Another executor of the same model, with inputs and outputs of its own and the same weights."""
+        """A new executor of the same model, with its own inputs and outputs and shared weights."""
         return GraphModule(self._bound, self._requested_threads if num_threads is None else num_threads)
 
     def benchmark(
@@ -306,7 +305,7 @@ class GraphModule:
     ) -> BenchmarkResult:
         """Times `run` (see `timing.measure`); with `end_to_end`, with setting the inputs and fetching the outputs.
 
-        `dev` and `func_name` are those of TVM's method and may only be the executor's device and "run".
+        `dev` and `func_name`, from TVM's method, may only be the executor's device and "run".
         """
         if func_name != "run" or (dev is not None and dev != self.device):
             raise ArgumentError(f"benchmark of {func_name!r} on {dev}: expected 'run' on {self.device}")
@@ -336,7 +335,7 @@ class GraphModule:
     def profile(self, repeat: int = 5, **inputs: Any) -> Report:
         """Runs node by node, `repeat` times after a warm-up, and reports the median time of every node.
 
-        The whole takes longer than `run`: every node is waited for or, where devices have events, followed by one.
+        Slower than `run`: every node is followed by a synchronisation or, where devices have events, by an event.
         """
         with self._lock:
             self.set_input(**inputs)
@@ -374,24 +373,24 @@ class GraphModule:
     def _set_input(self, key: int | str, value: Any) -> None:
         position = self.get_input_index(key)
         tensor = self._input_tensor(position)
-        if position in self._texts.inputs:
-            self._texts.set(position, as_string_arrays(tensor, value, self._graph.name))
+        if position in self._strings.inputs:
+            self._strings.set(position, as_string_arrays(tensor, value, self._graph.name))
             self._unset.discard(position)
         else:
             self._copy_input(position, tensor, value)
 
     def _copy_input(self, position: int, tensor: GraphTensor, value: Any) -> None:
-        if tensor.is_list:
+        if tensor.is_sequence:
             self._inputs[position] = as_sequence(tensor, value, self._graph.name, self.device)
             self._unset.discard(position)
             return
-        given = as_argument(tensor, value, self._graph.name)
-        check_type(tensor, given.shape, given.dtype, self._graph.name)
+        passed = as_argument(tensor, value, self._graph.name)
+        check_type(tensor, passed.shape, passed.dtype, self._graph.name)
         own = self._own_inputs[position]
         assert isinstance(own, NDArray)
-        if own.shape != given.shape:
-            own = self._own_inputs[position] = empty(given.shape, tensor.dtype, self.device)
-        own.copyfrom(given)
+        if own.shape != passed.shape:
+            own = self._own_inputs[position] = empty(passed.shape, tensor.dtype, self.device)
+        own.copyfrom(passed)
         if self._inputs[position] is not own:
             self._place_input(position, own)
         self._unset.discard(position)
@@ -411,7 +410,7 @@ class GraphModule:
         return position
 
     def _output_buffer(self, position: int) -> OutputBuffer | None:
-        """The memory of an output; None for one that lies elsewhere."""
+        """The buffer of an output; None for one that aliases other memory."""
         tensor = self._graph.tensors[self._graph.outputs[position]]
         own = (tensor.storage, tensor.place) == ("output", position)
         return OutputBuffer(tensor.static_shape, tensor.dtype, self.device) if own else None
@@ -430,7 +429,7 @@ class GraphModule:
         return runner
 
     def _by_node(self) -> NodeRunner:
-        """The runner that calls node by node, made when it is first wanted."""
+        """The node-by-node runner, created on first use."""
         if self._node_runner is None:
             self._node_runner = NodeRunner(self._graph, self.module, self._context)
             for index in range(len(self._graph.tensors)):
@@ -438,7 +437,7 @@ class GraphModule:
         return self._node_runner
 
     def _array_of(self, index: int) -> NDArray:
-        """The array that a tensor of the graph lives in now."""
+        """The array that currently holds a tensor of the graph."""
         tensor = self._graph.tensors[index]
         if tensor.storage == "arena":
             return self._arena._create_view(tensor.static_shape, tensor.dtype, int(tensor.place))
@@ -455,7 +454,7 @@ class GraphModule:
         return home if same else home._create_view(tensor.static_shape, tensor.dtype)
 
     def _moved(self, storage: str, place: int) -> None:
-        """Tells the runners that an input or output lives elsewhere now."""
+        """Notifies the runners that an input or output has another buffer."""
         if self._dynamic is not None:
             return  # it is given the inputs at every run
         runners = [runner for runner in dict.fromkeys((self._runner, self._node_runner)) if runner is not None]
@@ -464,13 +463,13 @@ class GraphModule:
                 runner.move(index, self._array_of(index))
 
     def _prepare(self) -> None:
-        """Before a run: all inputs set, no output buffer in a user's hands."""
+        """Checks that all inputs are set, and replaces output buffers that users still reference."""
         if self._unset:
             missing = [self._input_tensor(position).name for position in sorted(self._unset)]
             raise ArgumentError(
                 f"model {self._graph.name!r}: inputs {missing} were never set. Its inputs are: {self._signature()}"
             )
-        for position, numbers in self._texts.numbers().items():
+        for position, numbers in self._strings.numbers().items():
             self._copy_input(position, self._input_tensor(position), numbers)
         self._kept_sizes = self._caches.lay_out(self._inputs) if self._caches else {}
         for position, buffer in enumerate(() if self._dynamic is not None else self._outputs):
@@ -482,14 +481,14 @@ class GraphModule:
         self._prepare()
         self._special = self._find_special() if self._graph.variants else None
         if self._special is not None:
-            self._texts.copy_to(self._special._texts)
-            for position, given in enumerate(self._inputs):
-                if position in self._texts.inputs:
+            self._strings.copy_to(self._special._strings)
+            for position, passed in enumerate(self._inputs):
+                if position in self._strings.inputs:
                     self._special._unset.discard(position)
-                elif isinstance(given, NDArray):
-                    self._special.set_input_zero_copy(position, given)
+                elif isinstance(passed, NDArray):
+                    self._special.set_input_zero_copy(position, passed)
                 else:
-                    self._special._inputs[position] = given
+                    self._special._inputs[position] = passed
                     self._special._unset.discard(position)
             self._special._run()
         elif self._dynamic is not None:
@@ -499,7 +498,7 @@ class GraphModule:
         self._context.check()
 
     def _find_special(self) -> GraphModule | None:
-        """The executor of the model compiled for the sizes of the inputs, if there is one."""
+        """The executor of the specialisation for the sizes of the inputs, if there is one."""
         sizes = bind_sizes(self._graph, shapes_of(self._inputs))
         model = self._bound.model.variant(sizes)
         if model is None:
@@ -512,21 +511,21 @@ class GraphModule:
         return self._graph.tensors[self._graph.inputs[position]]
 
     def _passed_inputs(self) -> list[tuple[GraphTensor, str]]:
-        """The inputs that users give, which caches are not, with the element types that they give."""
+        """The inputs that users pass (all but KV caches), with their element types."""
         positions = [i for i in range(len(self._graph.inputs)) if i not in self._caches]
         tensors = [(i, self._input_tensor(i)) for i in positions]
-        return [(t, "string" if i in self._texts.inputs else t.dtype) for i, t in tensors]
+        return [(t, "string" if i in self._strings.inputs else t.dtype) for i, t in tensors]
 
     def _signature(self) -> str:
         return ", ".join(
-            f"{t.name}: {'a list of ' if t.is_list else ''}{dtype}[{', '.join(map(size_text, t.shape))}]"
+            f"{t.name}: {'a list of ' if t.is_sequence else ''}{dtype}[{', '.join(map(size_text, t.shape))}]"
             for t, dtype in self._passed_inputs()
         )
 
 
 def _buffer(tensor: GraphTensor, where: Device) -> Value:
-    """What is reserved for an input before it is set: nothing along sizes that are not known yet."""
-    if tensor.is_list:
+    """The initial buffer of an input; symbolic dimensions have size 0."""
+    if tensor.is_sequence:
         return ArraySequence()
     return empty(tuple([d if isinstance(d, int) else 0 for d in tensor.shape]), tensor.dtype, where)
 
@@ -539,7 +538,7 @@ def _revive(model: CompiledModel, where: Device, num_threads: int | None) -> Gra
 
 
 def _unlock_after_fork() -> None:
-    """In a forked child no other thread runs that could hold an executor's lock."""
+    """Replace the locks of executors in a forked child, where the threads that may have held them do not exist."""
     for executor in list(_executors):
         executor._lock = threading.RLock()
 

@@ -1,4 +1,4 @@
-"""What an executor keeps from run to run: the caches of decoders, which get longer with every run."""
+"""KV caches of decoders, which an executor keeps between runs and appends to in place."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from relayc.backend.runtime.sizes import Size, evaluate
 __all__ = ["KVCaches"]
 
 _GROWTH = 2
-"""The part of what is needed, one over this, that caches which are outgrown get in addition."""
+"""A cache that outgrows its capacity gets 1 / _GROWTH more than it needs."""
 
 
 class KVCaches:
-    """The caches of one executor. All hold the same number of rows, `length`, and have room for as many.
+    """The KV caches of one executor. All hold the same number of rows, `length`, and have the same capacity.
 
-    `lay_out` before a run sees to it that there is room for what it writes behind them, `keep` after it makes that part
-    of the caches.
+    `lay_out` before a run reserves capacity for the rows that it appends; `keep` after the run commits them.
     """
 
     def __init__(self, graph: Graph, where: Device) -> None:
@@ -42,9 +41,9 @@ class KVCaches:
         return bool(self._caches)
 
     def lay_out(self, inputs: list[Value]) -> dict[str, int]:
-        """Put the caches among the inputs of the next run; gives the sizes that say how many rows they hold.
+        """Insert the caches into the inputs of the next run; returns their length variables.
 
-        Raises `ArgumentError` when the other inputs say that the caches are of other shapes than they are.
+        Raises `ArgumentError` when the other inputs contradict the shapes of the caches.
         """
         lengths = {cache.length: self.length for cache in self._caches.values()}
         sizes = {**self._sizes(inputs), **lengths}
@@ -63,22 +62,22 @@ class KVCaches:
         return lengths
 
     def keep(self) -> None:
-        """What the last run wrote belongs to the caches from now on."""
+        """Commit the rows that the last run appended."""
         self.length, self._added = self.length + self._added, 0
 
     def truncate(self, length: int) -> None:
-        """Forget all rows but the first `length`."""
+        """Keep only the first `length` rows."""
         if not 0 <= length <= self.length:
             raise ArgumentError(f"caches of {self.length} rows can't be truncated to {length}")
         self.length = length
 
     def _sizes(self, inputs: Sequence[Value]) -> dict[str, int]:
-        """The sizes that the other inputs give."""
+        """The sizes bound by the other inputs."""
         sizes: dict[str, int] = {}
         for position, index in enumerate(self._graph.inputs):
-            given, shape = inputs[position], self._graph.tensors[index].shape
-            if position not in self._caches and isinstance(given, NDArray):
-                sizes.update({d: n for d, n in zip(shape, given.shape, strict=True) if isinstance(d, str)})
+            passed, shape = inputs[position], self._graph.tensors[index].shape
+            if position not in self._caches and isinstance(passed, NDArray):
+                sizes.update({d: n for d, n in zip(shape, passed.shape, strict=True) if isinstance(d, str)})
         return sizes
 
     def _shape(self, cache: GraphKVCache, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -86,7 +85,7 @@ class KVCaches:
         return tuple([self._room if axis == cache.axis else evaluate(d, sizes) for axis, d in enumerate(dims)])
 
     def _moved(self, cache: GraphKVCache, shape: tuple[int, ...]) -> NDArray:
-        """The rows of a cache in new memory of `shape`."""
+        """Reallocate a cache with `shape` and copy its rows."""
         tensor = self._graph.tensors[self._graph.inputs[cache.position]]
         array = empty(shape, tensor.dtype, self._device)
         if not self.length:
@@ -96,7 +95,7 @@ class KVCaches:
         if others[0] != others[1]:
             raise ArgumentError(
                 f"cache {tensor.name!r} of model {self._graph.name!r} has {self.length} rows in a shape "
-                f"{before.shape}, and the inputs ask for {shape}; truncate_caches() forgets them"
+                f"{before.shape}, and the inputs require {shape}; truncate_caches() forgets them"
             )
         rows = (*[slice(None)] * cache.axis, slice(0, self.length))
         _seen(array)[rows] = _seen(before)[rows]
@@ -104,5 +103,5 @@ class KVCaches:
 
 
 def _seen(array: NDArray) -> npt.NDArray[Any]:
-    """The memory of an array of the host's."""
+    """A host array's memory as numpy."""
     return np.from_dlpack(array)  # type: ignore[arg-type]

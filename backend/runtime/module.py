@@ -1,4 +1,4 @@
-"""`Module`: a container of compiled functions, and of further modules they use. TVM: `tvm.runtime.Module`."""
+"""`Module`: a container of compiled functions and of imported modules. TVM: `tvm.runtime.Module`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 HOST_SUFFIX = "__packed"
-"""What the name of a host function, which checks arguments, has after the name of the function it stands for."""
+"""Suffix of the host function, which checks arguments, of a compiled function."""
 
 Loader = Callable[[bytes | memoryview], "Module"]
 
@@ -39,11 +39,11 @@ _loaders: dict[str, str | Loader] = {
 
 
 class Module(abc.ABC):
-    """Functions by name. A backend's module gives `type_key`, `function_names` and `_find`.
+    """Functions by name. A backend implements `type_key`, `function_names` and `_find`.
 
-    Where there is a host function (`HOST_SUFFIX`) beside a function, asking for the function gives the host function.
+    Looking up a function that has a host function (`HOST_SUFFIX`) returns the host function.
 
-    `entry_name` is the function that calling the module itself runs; None when there is no such function.
+    `entry_name` is the function that calling the module itself runs; None without one.
     """
 
     type_key: str
@@ -68,14 +68,14 @@ class Module(abc.ABC):
         raise ModuleError(f"module of type {self.type_key!r} has no source in format {fmt!r}")
 
     def save_to_bytes(self) -> bytes:
-        """This module without its imports, for `load_module_bytes`; equal for equal modules."""
+        """Serialize this module without its imports, for `load_module_bytes`; deterministic."""
         raise ModuleError(f"a module of type {self.type_key!r} can't be saved; it lives in its process only")
 
     def check_device(self, where: Device) -> None:  # noqa: B027
         """Raises `ArtifactError` when this code can't run on a device of its kind, `DeviceError` when there is none.
 
-        Asked when a model is bound to the device, so that it fails there and not in the first run. By default nothing
-        is known before.
+        Called when a model is bound to the device, so that it fails there and not in the first run. By default nothing
+        is checked.
         """
 
     # -- for everyone
@@ -104,11 +104,11 @@ class Module(abc.ABC):
         return self.get_function(name)
 
     def implements_function(self, name: str, query_imports: bool = False) -> bool:
-        """True when `get_function` would find it."""
+        """Does `get_function` find this name?"""
         return self._lookup(name, query_imports) is not None
 
     def find_function(self, name: str) -> Callable[..., Any]:
-        """What a name called by compiled code of this module means: a function of its imports, or a global one.
+        """Resolve a name that this module's compiled code calls: a function of its imports, or a global one.
 
         Raises `RegistryError` when it is neither.
         """
@@ -151,10 +151,10 @@ class Module(abc.ABC):
         cooldown_interval_ms: float = 0,
         repeats_to_cooldown: int = 1,
     ) -> Callable[..., BenchmarkResult]:
-        """A function of the arguments that times function `name` on them; see `timing.measure`.
+        """A callable that times function `name` on its arguments; see `timing.measure`.
 
-        Arguments are made ready once, so what is timed is the call alone; of a function of a device that queues its
-        work, the device's part of it, after one call that checks the arguments. TVM: `Module.time_evaluator`.
+        Arguments are marshalled once, so that the call alone is timed; for functions that queue device work, the device
+        time, after one call that checks the arguments. TVM: `Module.time_evaluator`.
         """
         function = self.get_function(name, query_imports=True)
         queued = next((f for m in self._imports if (f := m._lookup(name, True)) is not None and f.is_queued), None)
@@ -203,12 +203,12 @@ class Module(abc.ABC):
 
 
 def exposed_names(names: Iterable[str]) -> list[str]:
-    """The names that functions are asked for by: a host function goes by the name of what it stands for."""
+    """The public names of functions: a host function has the name of its function, without the suffix."""
     return list(dict.fromkeys(name.removesuffix(HOST_SUFFIX) for name in names))
 
 
 def register_module_loader(type_key: str, loader: Loader | str, override: bool = False) -> None:
-    """Registers what makes a module of `type_key` from its bytes: a function, or "module:attribute" to import on use.
+    """Register the deserializer of modules of `type_key`: a function, or "module:attribute" to import on use.
 
     Raises `ModuleError` when the type has a loader already, unless `override`.
     """
@@ -218,7 +218,7 @@ def register_module_loader(type_key: str, loader: Loader | str, override: bool =
 
 
 def load_module_bytes(type_key: str, data: bytes | memoryview) -> Module:
-    """The module that `save_to_bytes` of a module of `type_key` described.
+    """Deserialize a module of `type_key` from the bytes of `save_to_bytes`.
 
     Raises `ModuleError` for a type without a loader or whose package is missing, and what the loader raises.
     """
@@ -246,7 +246,7 @@ def load_module(path: str | os.PathLike[str]) -> Module:
 
 
 def tree_sections(root: Module) -> tuple[list[dict[str, Any]], list[Section]]:
-    """The records and sections that keep a module and all it imports in a container; `root` comes first."""
+    """The records and sections that store a module and its imports in a container; `root` comes first."""
     modules = root._tree()
     records = [
         {"kind": module.type_key, "imports": [modules.index(used) for used in module.imported_modules]}

@@ -1,4 +1,4 @@
-"""The face of NDArray: `nd.array`, `nd.empty`, `nd.zeros`, `nd.from_dlpack`. TVM: `tvm.nd`."""
+"""The public namespace of NDArray: `nd.array`, `nd.empty`, `nd.zeros`, `nd.from_dlpack`. TVM: `tvm.nd`."""
 
 from __future__ import annotations
 

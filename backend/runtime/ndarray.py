@@ -1,7 +1,7 @@
-"""`NDArray`: a typed, shaped piece of one device's memory. Meaning and names follow TVM's `tvm.nd.NDArray`.
+"""`NDArray`: a tensor in one device's memory. Semantics and names follow TVM's `tvm.nd.NDArray`.
 
-An array owns its memory, or holds on to whoever does (a numpy array, a mapped file, a DLPack producer, another
-NDArray). Exchange with any DLPack producer or consumer, numpy included, copies nothing.
+An array owns its memory, or references its owner (a numpy array, a mapped file, a DLPack producer, another NDArray).
+Exchange with DLPack producers and consumers, numpy included, is zero-copy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _dimension_arrays: dict[int, Any] = {}  # rank -> ctypes array type
 
 
 class _DataSpace:
-    """An allocation of a device API, freed when nobody holds it any more."""
+    """An allocation of a device API, freed with its last reference."""
 
     __slots__ = ("_api", "_device", "handle")
 
@@ -46,7 +46,7 @@ class _DataSpace:
 
 
 class _Borrowed:
-    """Another library's memory on a device, given back when work that is queued there is done with it."""
+    """Another library's device memory, released once the queued work that uses it is done."""
 
     __slots__ = ("_api", "_device", "_owner")
 
@@ -108,7 +108,7 @@ class NDArray:
         strides: tuple[int, ...] | None = None,
         read_only: bool = False,
     ) -> None:
-        """A view of memory that `owner` keeps alive. For the runtime's own use; users call the functions above."""
+        """A view of memory that `owner` keeps alive. Internal; users call `empty`, `array` and the like."""
         if byte_offset and where.api.addressable:
             handle, byte_offset = handle + byte_offset, 0
         self.handle, self.byte_offset = handle, byte_offset
@@ -120,14 +120,14 @@ class NDArray:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Distance of neighbours along each axis, in elements."""
+        """Strides in elements."""
         if self._strides is None:
             self._strides = _dense_strides(self.shape)
         return self._strides
 
     @property
     def tensor(self) -> DLTensor:
-        """The `DLTensor` that compiled functions are given; it lives as long as this array."""
+        """The `DLTensor` passed to compiled functions; it lives as long as this array."""
         if self._tensor is None:
             info, rank = data_type(self.dtype), len(self.shape)
             kind = _dimension_arrays.get(rank)
@@ -218,7 +218,7 @@ class NDArray:
         return target
 
     def __setitem__(self, index: object, value: NDArray | npt.ArrayLike) -> None:
-        """`x[:] = value` and `x[...] = value` fill the whole array, a scalar is spread; other indices are refused."""
+        """`x[:] = value` and `x[...] = value` fill the whole array, broadcasting scalars; no other index works."""
         if index is not Ellipsis and not (isinstance(index, slice) and index == slice(None)):
             raise ArgumentError(f"NDArray index {index!r}: only x[:] = value is supported; index a numpy copy instead")
         if not isinstance(value, NDArray) and np.ndim(value) == 0:
@@ -227,7 +227,7 @@ class NDArray:
         self.copyfrom(value)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """For `numpy.asarray`: a copy, unless `copy=False` asks for a view of host memory."""
+        """For `numpy.asarray`: a copy, or with `copy=False` a view of host memory."""
         if copy is False:
             if not _on_host(self):
                 raise ValueError(f"{_brief(self)} can't be viewed by numpy without a copy")
@@ -237,9 +237,9 @@ class NDArray:
     # -- views and exchange
 
     def _create_view(self, shape: Sequence[int], dtype: str | None = None, byte_offset: int = 0) -> NDArray:
-        """An array over part of the same memory, of another shape, perhaps another dtype. TVM: `_create_view`.
+        """A view of part of the same memory with another shape, optionally another dtype. TVM: `_create_view`.
 
-        Raises `ArgumentError` when it would reach outside this array, or this array is strided.
+        Raises `ArgumentError` when it exceeds this array, or this array is strided.
         """
         wanted, kind = tuple(int(extent) for extent in shape), self.dtype if dtype is None else dtype
         needed = nbytes_of(kind, math.prod(wanted))
@@ -371,7 +371,7 @@ def zeros(shape: int | Sequence[int], dtype: str = "float32", device: Device | s
 
 
 def array(values: NDArray | npt.ArrayLike, device: Device | str | None = None, dtype: str | None = None) -> NDArray:
-    """A new array with a copy of `values`, converted to `dtype` when given. TVM: `tvm.nd.array`."""
+    """A new array with a copy of `values`, optionally converted to `dtype`. TVM: `tvm.nd.array`."""
     source = values.numpy() if isinstance(values, NDArray) and dtype is not None else values
     if isinstance(source, NDArray):
         return source.copyto(_as_device(device))
@@ -386,10 +386,10 @@ def _revive(values: npt.NDArray[Any], shape: tuple[int, ...], dtype: str, where:
 def from_dlpack(source: Any) -> NDArray:
     """An array over the memory of `source`, without a copy; `source` lives as long as needed.
 
-    Only a producer that packs types of less than a byte is copied, as they lie one to a byte here.
+    Only packed sub-byte types are copied, as they take a byte each here.
 
     `source` is a numpy array, any object with `__dlpack__`, or a capsule. A read-only producer makes a read-only array.
-    Raises `ArgumentError` for a dtype or device that the runtime has not, and for what is none of these.
+    Raises `ArgumentError` for an unknown dtype or device, or any other object.
     """
     if isinstance(source, np.ndarray):
         return wrap_numpy(source)
@@ -418,7 +418,7 @@ def from_dlpack(source: Any) -> NDArray:
 
 
 def _consumer_stream(producer: Any) -> dict[str, int]:
-    """The argument that tells a DLPack producer on a device with streams which one is to wait for its work."""
+    """The `stream` argument for a DLPack producer: the consumer stream that is to wait for its work."""
     if not hasattr(producer, "__dlpack_device__"):
         return {}
     kind, index = producer.__dlpack_device__()
@@ -428,7 +428,7 @@ def _consumer_stream(producer: Any) -> dict[str, int]:
 
 
 def _padded(packed: NDArray) -> NDArray:
-    """A copy with one element to a byte of an array over memory with several."""
+    """A copy of packed sub-byte elements with one element per byte."""
     info = data_type(packed.dtype)
     if not packed.is_contiguous:
         raise ArgumentError(f"{_brief(packed)} has strides {packed.strides}; packed elements must lie densely")
@@ -440,9 +440,9 @@ def _padded(packed: NDArray) -> NDArray:
 
 
 def wrap_numpy(values: npt.NDArray[Any]) -> NDArray:
-    """An array over a numpy array's memory, without a copy; `ml_dtypes` types included.
+    """A zero-copy NDArray over a numpy array, `ml_dtypes` types included.
 
-    Raises `ArgumentError` for types that the runtime lacks, foreign byte order, and odd strides.
+    Raises `ArgumentError` for unsupported types, foreign byte order, and strides that are no multiple of the item size.
     """
     dtype = from_numpy(values.dtype)
     width = values.itemsize
@@ -471,7 +471,7 @@ def _on_host(array: NDArray) -> bool:
 
 
 def _copy(source: NDArray, target: NDArray) -> None:
-    """Contiguous to contiguous, at most one of them off the host or both on one kind of device."""
+    """Copy between contiguous arrays: host and device, or both on one kind of device."""
     runner = source if _on_host(target) else target
     runner.device.api.copy_data_from_to(
         source._dense_handle(),
@@ -496,7 +496,7 @@ def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """True when elements lie densely in row-major order; strides of extents 1, or of no elements, don't matter."""
+    """Is this a dense row-major layout? Strides of extents 1, and of empty arrays, don't matter."""
     step = 1
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent != 1 and stride != step:

@@ -1,8 +1,8 @@
-"""Functions of a compiled module as Python calls them.
+"""Calling the functions of a compiled module from Python.
 
-`PackedFunc` is any of them. A `KernelFunc` is a raw kernel, `void f(Ctx*, pointers and scalars...)`, which checks
-nothing. A `HostFunc` checks its arguments itself,
-`int32 f(Ctx*, void* values, int32* kinds, int32 n, int64* error)`, and says by number which check failed.
+`PackedFunc` is the base class. A `KernelFunc` is a raw kernel, `void f(Ctx*, pointers and scalars...)`, without
+argument checks. A `HostFunc`, `int32 f(Ctx*, void* values, int32* kinds, int32 n, int64* error)`, checks its arguments
+and returns the number of the failed check.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ _ARG_NAMES = {ARG_INT: "int", ARG_FLOAT: "float", ARG_HANDLE: "handle", ARG_NULL
 
 
 class PackedFunc(abc.ABC):
-    """A function of a module. Call it with NDArrays (or anything that speaks DLPack), numbers, strings and None.
+    """A function of a module. Call it with NDArrays (or any DLPack object), numbers, strings and None.
 
     Compiled functions write their results into arguments and return None.
     """
 
     name: str
     is_queued: bool = False
-    """True when a call only queues work on the current stream of its arguments' device, so that it can be captured."""
+    """True when a call only queues work on the device's current stream, so that it can be captured."""
 
     def __call__(self, *args: Any) -> Any:
         return self.bind(*args)()
 
     @abc.abstractmethod
     def bind(self, *args: Any, context: Context | None = None) -> Callable[[], Any]:
-        """The call with these arguments made ready, to be repeated cheaply.
+        """A callable with marshalled arguments, for cheap repeated calls.
 
-        It runs in `context`, or in that of the thread that binds, which then must be the one that calls.
+        It runs in `context`, or in the binding thread's context, and then must be called from that thread.
 
         Raises `ArgumentError` for arguments that can't be passed; the arrays live as long as the result.
         """
@@ -103,8 +103,8 @@ class PythonFunc(PackedFunc):
 class KernelFunc(PackedFunc):
     """A raw kernel at `address`; `params` holds "buffer" or a scalar's dtype for each parameter, in order.
 
-    Shapes and dtypes of buffers are not known here, so not checked: the caller answers for them. `raw` is
-    the ctypes function; `keep_alive` is whatever owns the code.
+    Shapes and dtypes of buffers are unknown here and not checked. `raw` is the ctypes function; `keep_alive` owns the
+    code.
     """
 
     def __init__(self, name: str, address: int, params: Sequence[str], keep_alive: object = None) -> None:
@@ -135,9 +135,9 @@ class KernelFunc(PackedFunc):
 class HostFunc(PackedFunc):
     """A compiled function that checks its arguments.
 
-    `messages[k]` is the text of check k > 0, with a placeholder for each value that the check stores when it fails:
-    "{}", or "{:dtype}", "{:device}", "{:kind}" for a number that stands for one (see `ErrorValue`). `find_function`
-    says what the names of packed functions called in it mean; by default those of the global registry.
+    `messages[k]` is the message of check k > 0, with a placeholder for each value that a failed check stores:
+    "{}", or "{:dtype}", "{:device}", "{:kind}" for an encoded one (see `ErrorValue`). `find_function` resolves the
+    names of packed functions that it calls, by default in the global registry.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class HostFunc(PackedFunc):
 
 
 class ErrorValue(int):
-    """A value in the message of a failed check, where it can be shown as what it stands for.
+    """A value in the message of a failed check, formatted as the dtype, device or kind that it encodes.
 
     Format "dtype": code | bits << 8 | lanes << 16 of a `DLTensor`. "device": a DLPack device type. "kind": an `ARG_*`.
     """
@@ -217,7 +217,7 @@ def convert(value: Any) -> Any:
 
 
 def _pack(function: PackedFunc, position: int, value: Any) -> tuple[int, int, object]:
-    """(kind, 8-byte value, what to keep alive) of one argument."""
+    """Marshal one argument: (kind, 8-byte value, object to keep alive)."""
     if isinstance(value, NDArray):
         return ARG_TENSOR, ctypes.addressof(value.tensor), value
     if isinstance(value, _INTEGERS):
@@ -249,7 +249,7 @@ def _as_kernel_value(kernel: KernelFunc, position: int, value: Any) -> Any:
 
 
 def foreign_array(function: PackedFunc, position: int, value: Any) -> NDArray:
-    """An argument that is another library's array as an NDArray over its memory. Raises `ArgumentError`."""
+    """Wrap another library's array as an NDArray. Raises `ArgumentError`."""
     if not hasattr(value, "__dlpack__"):
         raise ArgumentError(
             f"{function.name}: argument {position} is {type(value).__name__}; expected an NDArray, an object with "

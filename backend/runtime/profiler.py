@@ -1,4 +1,4 @@
-"""What a profile reports: the time of every node of a model, against its work and traffic. TVM: `profiling.Report`."""
+"""Profile reports: time, operations and memory traffic of every node of a model. TVM: `profiling.Report`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["NodeTiming", "Report", "dynamic_timings", "node_timings"]
 
 @dataclass(frozen=True)
 class NodeTiming:
-    """One node, or several summed: seconds of one run, floating point operations, bytes read and written."""
+    """A node, or a sum of nodes: seconds per run, floating-point operations, bytes read and written."""
 
     name: str
     func: str
@@ -62,9 +62,9 @@ _WIDEST = 48
 
 @dataclass(frozen=True)
 class Report:
-    """The timings of all nodes in the order they run, and the circumstances: model, target, device, threads.
+    """The timings of all nodes in execution order, and the configuration: model, target, device, threads.
 
-    With `ceilings` of the machine, tables and records also say how near to them each node ran.
+    With the machine's `ceilings`, tables and records also show the fraction of the roofline that each node reached.
     """
 
     calls: list[NodeTiming]
@@ -73,7 +73,7 @@ class Report:
 
     @staticmethod
     def median(reports: Sequence[Report], ceilings: Ceilings | None = None) -> Report:
-        """The reports of several runs of one model as one, with the median time of every node."""
+        """Merge the reports of several runs of one model, with the median time of every node."""
         calls = [
             replace(same[0], seconds=float(np.median([call.seconds for call in same])))
             for same in zip(*[report.calls for report in reports], strict=True)
@@ -121,7 +121,7 @@ class Report:
         return "\n".join([*lines, *(_line(names, row, widths) for row in rows)])
 
     def _cells(self, shown: NodeTiming, parts: Sequence[NodeTiming]) -> list[str]:
-        """A line of the table: a node, or the sum of several `parts`."""
+        """A row of the table: a node, or the sum of several `parts`."""
         total = sum(call.seconds for call in self.calls)
         cells = [column(shown, total) for column in _COLUMNS.values()]
         if self.ceilings is None:
@@ -152,7 +152,7 @@ class Report:
 
     @property
     def roof_share(self) -> float:
-        """The time of all nodes at their ceilings as a share of the time they took. Needs `ceilings`."""
+        """The roofline time of all nodes as a fraction of their measured time. Needs `ceilings`."""
         assert self.ceilings is not None, "a report without ceilings has no share of them"
         return _roof_share(self.ceilings, self.calls)
 
@@ -188,9 +188,9 @@ def _line(names: list[str], cells: list[str], widths: list[int]) -> str:
 
 
 def dynamic_timings(graph: Graph, runs: Sequence[Mapping[int, Sequence[float]]]) -> list[NodeTiming]:
-    """The timings of the nodes of a graph and, summed, of those in its control flow, as often as they ran.
+    """The timings of a graph's nodes, and of those in its control flow, summed over their executions.
 
-    Each of `runs` holds the seconds that a node took each time, by the id of the node; the median run counts.
+    Each of `runs` maps the id of a node to the seconds of each execution; the median over runs is taken.
     """
     found: list[NodeTiming] = []
     for part, place in [(graph, ""), *graph.bodies()]:
@@ -205,7 +205,7 @@ def dynamic_timings(graph: Graph, runs: Sequence[Mapping[int, Sequence[float]]])
 
 
 def node_timings(graph: Graph, seconds: Sequence[float]) -> list[NodeTiming]:
-    """The timings of a graph's nodes, given their seconds."""
+    """The timings of a graph's nodes from their seconds."""
 
     def shapes(node: GraphNode) -> str:
         outputs = [graph.tensors[index] for index in node.outputs]

@@ -1,14 +1,14 @@
 """Regular expressions as RE2 defines them (github.com/google/re2/wiki/Syntax), matched in linear time.
 
-Python's `re` has another syntax, and patterns on which it takes exponential time; both a pattern and a string may come
-with a model that nobody has looked at. A pattern becomes a nondeterministic automaton, and a string is matched by the
-set of states that it may be in. Repeats are written out, so that the automaton is limited in size, as RE2 limits it.
+Python's `re` has another syntax and may take exponential time, and patterns may come from untrusted models. A pattern
+is compiled to an NFA, which is simulated on sets of states with a lazily built DFA. Repetitions are expanded, so the
+size of the automaton is limited, as in RE2.
 
-A search finds the leftmost of the longest matches, as POSIX has it.
+A search finds the leftmost-longest match (POSIX).
 
     alternation = sequence {"|" sequence};  sequence = {atom [repeat]};  repeat = ("*" | "+" | "?" | "{n,m}") ["?"]
 
-What RE2 has and this has not: `\\C`, scripts in `\\p{...}` (general categories are there). Both are refused by name.
+Unsupported features of RE2: `\\C` and scripts in `\\p{...}` (general categories are supported).
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from dataclasses import dataclass, field
 __all__ = ["Pattern", "PatternError"]
 
 MAX_REPEAT = 1000
-"""RE2's own limit of counts."""
+"""RE2's limit of repetition counts."""
 
 MAX_STATES = 20_000
-"""States of an automaton, repeats written out."""
+"""Most states of an automaton, repetitions expanded."""
 
 MAX_NESTING = 100
-"""Groups inside of groups."""
+"""Greatest nesting depth of groups."""
 
 MAX_REMEMBERED = 20_000
-"""Steps from one set of states to another that are remembered."""
+"""Most DFA transitions that are cached."""
 
 _EASY_STEPS = 4
-"""How often a search may look at a character, on average, before it follows all beginnings at once."""
+"""Average visits per character before a search switches to following all start positions simultaneously."""
 
 Accepts = Callable[[str], bool]
-"""Is a character in a class?"""
+"""Predicate: is a character in the class?"""
 
 Condition = Callable[[str, int], bool]
-"""Does a string satisfy an assertion at a position?"""
+"""Predicate: does a string satisfy an assertion at a position?"""
 
 
 class PatternError(ValueError):
-    """The pattern is no regular expression of RE2's, or asks for what is not supported."""
+    """The pattern is not valid RE2 syntax, or uses an unsupported feature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class _Flags:
 
 @dataclass(slots=True)
 class _State:
-    """Follows `next` on a character that `accepts` it; without one, at once where `condition` holds (or is None)."""
+    """An NFA state: goes to `next` on an accepted character, or without one where `condition` holds (or is None)."""
 
     accepts: Accepts | None = None
     condition: Condition | None = None
@@ -64,7 +64,7 @@ class _State:
 
 
 Fragment = tuple[_State, _State]
-"""Where a part of a pattern begins and ends."""
+"""Start and end state of a part of a pattern."""
 
 _WORD = frozenset(string.ascii_letters + string.digits + "_")
 _PERL: dict[str, frozenset[str]] = {"d": frozenset(string.digits), "s": frozenset("\t\n\f\r "), "w": _WORD}
@@ -105,7 +105,7 @@ def _at_line_end(text: str, at: int) -> bool:
 
 
 class _Row:
-    """A set of states that a text without assertions may be in, and those it is in one character later, once asked."""
+    """A DFA state: a set of NFA states, with its transitions cached on demand. For patterns without assertions."""
 
     __slots__ = ("is_end", "next", "states")
 
@@ -115,9 +115,9 @@ class _Row:
 
 
 class Pattern:
-    """A compiled expression. Raises `PatternError` for one that is none.
+    """A compiled expression. Raises `PatternError` for an invalid one.
 
-    Sets of states are remembered as they are met, so that a character costs one look-up as a rule.
+    DFA states are cached as they are met, so that a character usually costs one look-up.
     """
 
     def __init__(self, text: str) -> None:
@@ -139,7 +139,7 @@ class Pattern:
         return self._rows[key]
 
     def _after(self, row: _Row, character: str) -> _Row | None:
-        """The row one character later, not remembered yet; None where nothing can match any more."""
+        """Compute the uncached transition on a character; None for the dead state."""
         reached = [after for s in row.states if s.accepts is not None and s.accepts(character) for after in s.next]
         self._steps += 1
         if self._steps > MAX_REMEMBERED:
@@ -169,9 +169,9 @@ class Pattern:
         return any(state is self._last for state in states)
 
     def search(self, text: str, begin: int = 0) -> tuple[int, int] | None:
-        """Where the leftmost match from position `begin` on begins and ends, the longest one there; None without one.
+        """Start and end of the leftmost-longest match from position `begin` on; None without one.
 
-        What is before `begin` is seen by assertions. As in a whole match, the time is linear in the text.
+        Assertions see the text before `begin`. The time is linear in the text.
         """
         left = _EASY_STEPS * (len(text) - begin + 1)
         for start in range(begin, len(text) + 1 if not self._asserts else 0):
@@ -190,7 +190,7 @@ class Pattern:
             if end >= 0:
                 return start, end
             left -= at - start
-            if left < 0:  # beginnings that lead nowhere are followed far: all at once from here on
+            if left < 0:  # many failed start positions: follow all of them simultaneously from here on
                 return self._search_together(text, start + 1)
         return self._search_together(text, begin) if self._asserts else None
 
@@ -213,7 +213,7 @@ class Pattern:
         return found
 
     def _closed_threads(self, threads: list[tuple[_State, int]], text: str, at: int) -> list[tuple[_State, int]]:
-        """The states that are reached without reading on, each with the first of the places where it began."""
+        """Epsilon closure of threads, each state with its earliest start position."""
         seen: set[int] = set()
         closed: list[tuple[_State, int]] = []
         for thread, start in threads:
@@ -224,7 +224,7 @@ class Pattern:
         return closed
 
     def _closed(self, states: list[_State], text: str, at: int) -> list[_State]:
-        """The states that are reached without reading on."""
+        """Epsilon closure of a set of states."""
         seen: dict[int, _State] = {}
         stack = list(states)
         while stack:
@@ -238,13 +238,13 @@ class Pattern:
 
 
 class _Parser:
-    """One walk over the pattern that builds the automaton."""
+    """Recursive-descent parser that builds the NFA."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at, self.depth, self.states = text, 0, 0, 0
         self.flags = _Flags()
         self.asserts = False
-        """are there assertions?"""
+        """does the pattern have assertions?"""
 
     def parse(self) -> Fragment:
         result = self._alternation()
@@ -309,15 +309,15 @@ class _Parser:
         first = last = self._state()
         while True:
             while self._take("\\Q"):
-                self._spell_out_quoted()
+                self._escape_quoted()
             if self.at >= len(self.text) or self._peek("|") or self._peek(")"):
                 return first, last
             for begin, end in self._repeated():
                 last.next.append(begin)
                 last = end
 
-    def _spell_out_quoted(self) -> None:
-        """Escape every character up to \\E, in place: a repeat behind it is of the last one only."""
+    def _escape_quoted(self) -> None:
+        """Escape the characters of a quoted section in place; a following repetition applies to the last one only."""
         end = self.text.find("\\E", self.at)
         quoted = self.text[self.at : len(self.text) if end < 0 else end]
         rest = "" if end < 0 else self.text[end + 2 :]
@@ -326,7 +326,7 @@ class _Parser:
         self.text = self.text[: self.at] + escaped + rest
 
     def _repeated(self) -> Iterator[Fragment]:
-        """An atom as often as the repeat behind it says."""
+        """An atom with its repetition expanded."""
         start, flags = self.at, self.flags
         fragment = self._atom()
         counts = self._counts()
@@ -357,7 +357,7 @@ class _Parser:
             yield begin_or_not, end
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """The repeat at this place, if there is one; whether it is lazy makes no difference to a whole match."""
+        """Parse a repetition, if there is one; laziness does not affect a whole match."""
         simple = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(self.text[self.at : self.at + 1])
         if simple is not None:
             self.at += 1
@@ -413,11 +413,11 @@ class _Parser:
         return result
 
     def _set_flags(self, names: str, value: bool) -> None:
-        given = self.flags
+        passed = self.flags
         self.flags = _Flags(
-            value if "i" in names else given.ignore_case,
-            value if "m" in names else given.many_lines,
-            value if "s" in names else given.dot_all,
+            value if "i" in names else passed.ignore_case,
+            value if "m" in names else passed.many_lines,
+            value if "s" in names else passed.dot_all,
         )
 
     def _literal(self, wanted: str) -> Accepts:
@@ -427,7 +427,7 @@ class _Parser:
         return lambda c: _folded(c) == folded
 
     def _among(self, holds: Accepts, negated: bool = False) -> Accepts:
-        """The class of characters that `holds` is true of, in any case if case is ignored; or all others."""
+        """The class of characters for which `holds` (or, `negated`, does not hold), folding case if it is ignored."""
         if self.flags.ignore_case:
             return lambda c: any(holds(v) for v in _variants(c)) != negated
         return lambda c: holds(c) != negated
@@ -443,7 +443,7 @@ class _Parser:
         return self._one(self._class_escape() or self._literal(self._escaped_character()))
 
     def _class_escape(self) -> Accepts | None:
-        """A class behind a backslash."""
+        """Parse a class escape, a backslash and a letter."""
         letter = self.text[self.at : self.at + 1]
         if letter and letter.lower() in _PERL:
             self.at += 1
@@ -459,7 +459,7 @@ class _Parser:
         return self._among(lambda c: unicodedata.category(c).startswith(name), negated)
 
     def _escaped_character(self) -> str:
-        """The character that an escape stands for."""
+        """Parse a character escape."""
         found = self._read(_NUMBER)
         if found is not None:
             code = int(found[1], 8) if found[1] else int(found[2] or found[3], 16)
@@ -474,7 +474,7 @@ class _Parser:
         return letter
 
     def _class(self) -> Accepts:
-        """A class in brackets, behind the opening one."""
+        """Parse a bracket class after its opening bracket."""
         negated = self._take("^")
         parts: list[Accepts] = []
         first = True
@@ -502,14 +502,14 @@ class _Parser:
         return self._among(lambda c: low <= c <= high)
 
     def _class_character(self) -> str | Accepts:
-        """A character of a class, or a class behind a backslash inside of one."""
+        """Parse a character, or a class escape, of a bracket class."""
         if not self._take("\\"):
             return self._character("a class")
         return self._class_escape() or self._escaped_character()
 
 
 def _folded(character: str) -> str:
-    """What characters that differ in case only have in common; those that fold to several are left alone."""
+    """Simple case folding of a character; characters that fold to several are unchanged."""
     folded = character.casefold()
     return folded if len(folded) == 1 else character
 

@@ -1,6 +1,6 @@
-"""The global function registry: the one meeting point of code that must not import each other.
+"""The global function registry, which decouples packages that must not import each other.
 
-A name maps to a callable (`register_func`) or to the place where one can be found ("module:attribute",
+A name maps to a callable (`register_func`) or to the location of one ("module:attribute",
 `register_provider`), which is imported at the first lookup only. Device APIs ("device_api.<kind>"), code generators
 ("target.build.<kind>") and Python functions called from compiled code (`call_packed`) are all found here.
 """
@@ -84,7 +84,7 @@ def get_global_func(name: str) -> Callable[..., Any]: ...
 @overload
 def get_global_func(name: str, allow_missing: bool) -> Callable[..., Any] | None: ...
 def get_global_func(name: str, allow_missing: bool = False) -> Callable[..., Any] | None:
-    """The function registered under `name`, its provider imported when need be.
+    """The function registered under `name`; its provider is imported on demand.
 
     With `allow_missing`, None for an unknown name and for a provider whose package is not installed; otherwise
     `RegistryError`. TVM: `tvm.get_global_func`.

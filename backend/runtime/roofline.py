@@ -1,7 +1,7 @@
-"""A profile as a picture: operations per byte against GFLOP/s, under the ceilings (Williams et al., 2009). SVG text.
+"""Roofline plot of a profile as SVG: GFLOP/s over operations per byte, under the ceilings (Williams et al., 2009).
 
-Both scales are logarithmic. A node is a circle whose area is its share of the time; pointing at it shows its name and
-figures. Nodes without multiply-adds have no place in such a picture: a bar below it has the time by how it is spent.
+Both axes are logarithmic. A node is a circle whose area is its share of the time, with a tooltip. A bar below the plot
+shows the time by kernel family, including nodes without floating-point operations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 30, 60, 100
 _COLORS = {"product": "#2166ac", "convolution": "#b2182b", "other": "#4d4d4d"}
 _STYLE = "text{font:12px sans-serif;fill:#222} .grid{stroke:#ddd} .roof{stroke:#222;stroke-width:2;fill:none}"
 _LARGEST = 26.0
-"""Radius of a circle that is all of the time."""
+"""Radius in pixels of a circle for 100 % of the time."""
 
 
 class _Scale:
@@ -39,7 +39,7 @@ class _Scale:
 
 
 def roofline_svg(report: Report) -> str:
-    """The picture of a report that has ceilings, as the text of an SVG file."""
+    """The roofline plot of a report with ceilings, as SVG text."""
     ceilings = report.ceilings
     assert ceilings is not None, "a roofline needs the machine's ceilings"
     shown = [call for call in report.calls if call.flops and call.bytes and call.seconds]
@@ -108,7 +108,7 @@ def _family(call: NodeTiming) -> str:
 
 
 def _time_bar(report: Report, ceilings: Ceilings) -> Iterator[str]:
-    """The time by family of kernels, each with its part above the roof's own time."""
+    """A bar of the time by kernel family, each split at its roofline time."""
     total, left, width, top = report.total_us * 1e-6, float(_LEFT), _WIDTH - _LEFT - _RIGHT, _HEIGHT - 44
     for family, color in _COLORS.items():
         calls = [call for call in report.calls if _family(call) == family]

@@ -1,4 +1,4 @@
-"""How a graph is run once its tensors have places: in one call of compiled code, or node by node."""
+"""Runners of graphs whose memory is laid out: one call of compiled code, node by node, or recorded device work."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["CapturingRunner", "EntryRunner", "NodeRunner", "OutputBuffer", "Reco
 
 _MAX_SPARE = 2
 _GROWTH = 4
-"""The part of what it needs, one over this, that an output which outgrew its memory gets in addition."""
+"""An output that outgrows its buffer gets 1 / _GROWTH more than it needs."""
 _MOST_WASTE, _SMALL = 4, 1 << 16
-"""How many times what is needed memory may have and be kept; bytes for which that does not matter."""
+"""Largest ratio of a reused buffer's size to the size needed; buffers up to `_SMALL` bytes are always reused."""
 _MAX_RECORDINGS = 4  # outputs that users hold one at a time move among `_MAX_SPARE` + 1 buffers
 
 
@@ -47,7 +47,7 @@ class EntryRunner:
         self._arena = arena
 
     def move(self, tensor: int, array: NDArray) -> None:
-        """The tensor lives in `array` from now on."""
+        """Rebind a tensor to `array`."""
         self._table[tensor] = array.handle
 
     def __call__(self) -> None:
@@ -78,7 +78,7 @@ class NodeRunner:
         return all(function.is_queued for function in self._functions)
 
     def move(self, tensor: int, array: NDArray) -> None:
-        """The tensor lives in `array` from now on."""
+        """Rebind a tensor to `array`."""
         self._arrays[tensor] = array
         for index in self._users.get(tensor, ()):
             self._calls[index] = None
@@ -88,10 +88,10 @@ class NodeRunner:
             (call or self._bind(index))()
 
     def time(self, device: Device, repeat: int) -> list[list[float]]:
-        """The seconds that each node took, in each of `repeat` runs.
+        """The seconds of each node in each of `repeat` runs.
 
-        By the device's events where it has them, else by waiting for every node. A device that can record the nodes
-        replays them, so that the time it takes the host to launch one does not count.
+        Measured by device events, or by synchronising after every node. A device that can record the nodes replays
+        them, so that launch overhead of the host does not count.
         """
         calls = [call or self._bind(index) for index, call in enumerate(self._calls)]
         api, marks = device.api, list[Any]()
@@ -122,10 +122,10 @@ class NodeRunner:
 
 
 class Recordings:
-    """What a device recorded of work that comes again, under keys that say all it depends on: addresses, sizes.
+    """A cache of recorded device work (such as CUDA graphs), keyed by all it depends on: addresses, sizes.
 
-    Work met for the first time is submitted as it is, which also loads what has to be loaded; the second time it is
-    recorded. The last `limit` keys are kept. Where recording fails, nothing is recorded any more.
+    The first submission of a key runs directly, which also triggers lazy loading; the second is recorded. The last
+    `limit` keys are kept. After a failed recording, nothing is recorded any more.
     """
 
     def __init__(self, device: Device, limit: int) -> None:
@@ -135,7 +135,7 @@ class Recordings:
         self._can_record = True
 
     def find(self, key: Hashable, submit: Callable[[], object]) -> Callable[[], object]:
-        """How to do the work of this key now: a replay, or `submit` itself."""
+        """The callable to run for this key: a replay, or `submit` itself."""
         if not self._can_record:
             return submit
         if key not in self._kept:
@@ -155,9 +155,9 @@ class Recordings:
 
 
 class CapturingRunner:
-    """Runs the nodes of a device that can record work: recorded once, a run is a single call.
+    """Runs nodes by replaying recorded device work in a single call.
 
-    A recording is good for the addresses that it was made with; addresses that come back find theirs.
+    Recordings are cached by the addresses of inputs and outputs.
     """
 
     def __init__(self, nodes: NodeRunner, device: Device) -> None:
@@ -168,7 +168,7 @@ class CapturingRunner:
         self._recordings = Recordings(device, _MAX_RECORDINGS)
 
     def move(self, tensor: int, array: NDArray) -> None:
-        """The tensor lives in `array` from now on."""
+        """Rebind a tensor to `array`."""
         self._nodes.move(tensor, array)
         self._places[tensor] = array.handle, array.byte_offset
         self._key = self._replay = None
@@ -186,7 +186,7 @@ class CapturingRunner:
 
 
 class _Lease:
-    """Held by every array given to a user; while it lives, the memory is not written again."""
+    """Referenced by every array lent to a user; while it lives, the memory is not overwritten."""
 
     __slots__ = ("__weakref__", "memory")
 
@@ -195,10 +195,10 @@ class _Lease:
 
 
 class OutputBuffer:
-    """The memory of one output. Arrays lent to users keep their values: a run in the meantime gets other memory.
+    """The memory of one output. Arrays lent to users keep their values: later runs use other memory.
 
-    An output that outgrows its memory gets more than it needs, so that one which is longer with every run, as the cache
-    of a decoder is, seldom gets new memory.
+    An output that outgrows its memory is over-allocated, so that one that grows with every run, such as a decoder's KV
+    cache, is seldom reallocated.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: str, device: Device) -> None:
@@ -212,7 +212,7 @@ class OutputBuffer:
         return NDArray(self._memory.handle, shape, dtype, self._device, self._memory)
 
     def lend(self) -> NDArray:
-        """The current buffer as an array of the user's."""
+        """Lend the current buffer to the user as an array."""
         lease = self._lease() if self._lease is not None else None
         if lease is None:
             lease = _Lease(self._memory)
@@ -221,7 +221,7 @@ class OutputBuffer:
         return NDArray(array.handle, array.shape, array.dtype, self._device, lease, byte_offset=array.byte_offset)
 
     def renew(self, shape: tuple[int, ...] | None = None) -> bool:
-        """Makes `array` one that nobody else holds, of `shape`; true when its memory is another than before."""
+        """Make `array` an unshared array of `shape`; true when its memory changed."""
         shape = self.array.shape if shape is None else shape
         dtype, before = self.array.dtype, self._memory
         needed = nbytes_of(dtype, math.prod(shape))
@@ -242,5 +242,5 @@ class OutputBuffer:
 
 
 def _serves(memory: NDArray, needed: int) -> bool:
-    """Is it enough, and not far too much?"""
+    """Is the buffer large enough, and not far too large?"""
     return needed <= memory.nbytes <= max(_MOST_WASTE * needed, _SMALL)

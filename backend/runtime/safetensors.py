@@ -1,8 +1,8 @@
 """The safetensors format, written and read: weights as one JSON header and raw little-endian data.
 
-Format: 8 bytes of header length, a JSON object name -> {dtype, shape, data_offsets}, then the data without holes.
-Filler tensors "__padding__.<n>" lie between the others so that each starts at a multiple of 64 bytes; reading skips
-them. dtypes the format has no name for are bytes (U8) there, and are told apart elsewhere.
+Format: 8 bytes of header length, a JSON object name -> {dtype, shape, data_offsets}, then the data without gaps.
+Padding tensors "__padding__.<n>" align the others to 64 bytes; reading skips them. dtypes that the format lacks are
+stored as bytes (U8), and their dtypes elsewhere.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MAX_HEADER = 100_000_000  # the format's own limit
 def header_of(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """The length word and header of these arrays, in their order; the data follows at a multiple of 64 bytes.
 
-    Raises `ArgumentError` for a name that the format reserves or a dtype it has not.
+    Raises `ArgumentError` for a reserved name or an unsupported dtype.
     """
     entries: dict[str, Any] = {}
     offset = 0
@@ -87,9 +87,9 @@ def pieces_of(arrays: Iterable[npt.NDArray[Any]]) -> Iterator[memoryview | bytes
 
 
 def read(data: memoryview, where: str) -> tuple[dict[str, npt.NDArray[Any]], int]:
-    """(The arrays in `data`, which they are read-only views of; the size of the header.)
+    """Parse `data`: (arrays, read-only views of it; the size of the header).
 
-    Raises `ArtifactError` for anything the format forbids: holes, overlaps, sizes that disagree with shapes.
+    Raises `ArtifactError` for gaps, overlaps, and sizes that disagree with shapes.
     """
     length = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
     if not 0 <= length <= min(_MAX_HEADER, len(data) - 8):

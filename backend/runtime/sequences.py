@@ -1,7 +1,7 @@
-"""Sequences and optional values while a model runs: lists of arrays, of which only references are moved.
+"""Runtime sequences and optional values: persistent sequences of array references.
 
-A list never changes, so that whoever holds one may go on reading it. Nevertheless a loop that appends to a list, turn
-by turn, does constant work: versions of a list share one store, and the newest is extended in place.
+A sequence is immutable. Appending is nevertheless amortised constant time: versions of a sequence share one store, and
+the newest version extends it in place.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["ArraySequence", "Value", "joined", "run_sequence_action"]
 
 
 class ArraySequence:
-    """A list of arrays, or of such lists, that never changes.
+    """An immutable sequence of arrays, or of such sequences.
 
-    It is a window on a store that several versions of the list share: dropping an element at either end makes a smaller
-    window, appending to the version at the end of the store extends the store. All else copies the references, as does
-    a window on less than half of its store, so that what was dropped is freed.
+    It is a window on a store shared by several versions: dropping an element at either end makes a smaller window,
+    appending to the version at the end of the store extends the store. All other changes copy the references, and so
+    does a window of less than half of its store, so that dropped elements are freed.
     """
 
     __slots__ = ("_start", "_stop", "_store")
@@ -39,7 +39,7 @@ class ArraySequence:
         return self._stop - self._start
 
     def __getitem__(self, index: int) -> Value:
-        """The element at a position counted from the front."""
+        """The element at a non-negative position."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         return self._store[self._start + index]
@@ -48,7 +48,7 @@ class ArraySequence:
         return (self._store[i] for i in range(self._start, self._stop))
 
     def inserted(self, index: int, item: Value) -> ArraySequence:
-        """The list with `item` before position `index`, 0 to the length."""
+        """The sequence with `item` inserted before position `index`, 0 to the length."""
         if index == len(self) and self._stop == len(self._store):
             self._store.append(item)
             return self._window(self._start, self._stop + 1)
@@ -57,7 +57,7 @@ class ArraySequence:
         return ArraySequence(items)
 
     def erased(self, index: int) -> ArraySequence:
-        """The list without the element at position `index`, 0 to the length - 1."""
+        """The sequence without the element at position `index`, 0 to the length - 1."""
         if index == 0:
             return self._window(self._start + 1, self._stop)
         if index == len(self) - 1:
@@ -73,13 +73,13 @@ class ArraySequence:
 
 
 Value = NDArray | ArraySequence
-"""What a tensor of a graph is when it runs, or a sequence, or an optional value (a list of at most one)."""
+"""Runtime value: an array, or a sequence; an optional value is a sequence of at most one element."""
 
 Read = Callable[[int], Value]
 
 
 def run_sequence_action(step: SequenceStep, read: Read, where: Device) -> Value:
-    """The result of one action on lists. Raises `ArgumentError` for what the lists don't hold."""
+    """The result of one sequence operation. Raises `ArgumentError` for invalid positions, sizes or shapes."""
     values = [read(i) for i in step.inputs]
     return _ACTIONS[step.action](step, values, where)
 
@@ -163,24 +163,24 @@ def _few(numbers: Sequence[int]) -> str:
     return str(list(numbers)) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:8]))}, ...]"
 
 
-def _position(step: SequenceStep, items: ArraySequence, given: Sequence[NDArray], default: int, last: int) -> int:
-    """The position that a tensor says, counted from the front; `default` without one."""
-    at = int(given[0].numpy().reshape(-1)[0]) if given else default
+def _position(step: SequenceStep, items: ArraySequence, passed: Sequence[NDArray], default: int, last: int) -> int:
+    """The normalised, non-negative position of an operand; `default` without one."""
+    at = int(passed[0].numpy().reshape(-1)[0]) if passed else default
     count = len(items)
     if not -count <= at <= last or (at < 0 and not count):
-        place = f"position {at} in" if given else "the last element of"
+        place = f"position {at} in" if passed else "the last element of"
         expected = f"a position from {-count} to {last}" if last >= 0 else "a sequence with elements"
         raise ArgumentError(f"{step.source}: {place} a sequence of {count}; expected {expected}")
     return at if at >= 0 else at + count
 
 
-# moving bytes -------------------------------------------------------------------------------------------------------
+# copying bytes ------------------------------------------------------------------------------------------------------
 
 
 def joined(parts: Sequence[NDArray], axis: int, where: Device, new_axis: bool = False) -> NDArray:
-    """The arrays one after another along an axis, a new one with `new_axis`.
+    """Concatenate arrays along an axis, or stack them along a new one with `new_axis`.
 
-    There is at least one, and all other dimensions are equal.
+    There is at least one array, and all other dimensions are equal.
     """
     lead, rest = parts[0].shape[:axis], parts[0].shape[axis if new_axis else axis + 1 :]
     extent = len(parts) if new_axis else sum(p.shape[axis] for p in parts)
@@ -194,7 +194,7 @@ def joined(parts: Sequence[NDArray], axis: int, where: Device, new_axis: bool = 
 
 
 def _parts(x: NDArray, sizes: Sequence[int], axis: int, where: Device) -> list[NDArray]:
-    """Copies of the parts of an array along an axis."""
+    """Split an array along an axis into copies."""
     found: list[NDArray] = []
     at = 0
     for size in sizes:
@@ -207,7 +207,7 @@ def _parts(x: NDArray, sizes: Sequence[int], axis: int, where: Device) -> list[N
 
 
 def _row(x: NDArray, axis: int) -> int:
-    """Bytes of what lies under one position of the axes before `axis`."""
+    """Bytes of the sub-array at one index of the axes before `axis`."""
     return nbytes_of(x.dtype, math.prod(x.shape[axis:]))
 
 
@@ -215,7 +215,7 @@ def _move(
     source: NDArray, source_at: int, source_row: int, target: NDArray, target_at: int, target_row: int, width: int,
     rows: int,
 ) -> None:  # fmt: skip
-    """Copy `rows` pieces of `width` bytes, each from `source_at` of a row to `target_at` of one of `target`."""
+    """Strided copy of `rows` pieces of `width` bytes, from offset `source_at` of a row to `target_at` of a row."""
     if width == 0 or rows == 0:
         return
     if rows > 1 and source.device.api.host_accessible:

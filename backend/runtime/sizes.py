@@ -1,9 +1,9 @@
-"""Sizes that are known only when a model runs: expressions over named size variables.
+"""Symbolic sizes: integer expressions over named size variables, evaluated when a model runs.
 
     size = int | name | [op, size, size]          op = "+" "-" "*" "//" "%" "min" "max"
 
-They are what a graph says of shapes and memory. Evaluation is exact integer arithmetic; a division by 0, which only an
-empty tensor brings about, gives 0.
+They describe dynamic shapes and memory. Evaluation is exact integer arithmetic; division by 0, which only occurs for
+empty tensors, gives 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
 
 
 def read_size(value: object, where: str, known: Sequence[str], depth: int = 0) -> Size:
-    """The size that the JSON value says. Raises `ArtifactError` for what is none, or a variable that is not `known`."""
+    """Parse a size from JSON. Raises `ArtifactError` for an invalid one, or a variable that is not in `known`."""
     if type(value) is int and 0 <= value <= _MAX_SIZE:
         return value
     if type(value) is int and depth:
@@ -46,12 +46,12 @@ def read_size(value: object, where: str, known: Sequence[str], depth: int = 0) -
 
 
 def read_shape(value: Sequence[object], where: str, known: Sequence[str]) -> tuple[Size, ...]:
-    """A shape from JSON values; see `read_size`."""
+    """Parse a shape from JSON values; see `read_size`."""
     return tuple([read_size(d, f"{where}[{i}]", known) for i, d in enumerate(value)])
 
 
 def evaluate(size: Size, sizes: Mapping[str, int]) -> int:
-    """The number that a size comes to."""
+    """Evaluate a size."""
     if isinstance(size, int):
         return size
     if isinstance(size, str):
@@ -69,12 +69,12 @@ def variables(size: Size) -> Iterator[str]:
 
 
 def is_static(shape: Sequence[Size]) -> bool:
-    """Are all dimensions numbers?"""
+    """Are all dimensions static?"""
     return all(isinstance(d, int) for d in shape)
 
 
 def size_text(size: Size) -> str:
-    """A size as it is shown to users."""
+    """A size as text, for users."""
     if not isinstance(size, tuple):
         return str(size)
     op, a, b = size

@@ -1,7 +1,7 @@
-"""What is computed of strings when a model runs: by Python, on arrays of str.
+"""String operations, computed by Python on arrays of str.
 
-An action is prepared once from its settings, JSON values, and is then a function of arrays. The operators of
-`relay.op.strings` are these actions, and have their meaning from here.
+An action is prepared once from its settings (JSON values), and is then a function of arrays. These actions define the
+semantics of the operators of `relay.op.strings`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from relayc.backend.runtime.errors import ArgumentError
 from relayc.backend.runtime.regex import Pattern
 from relayc.backend.runtime.strings import Strings
 
-__all__ = ["TEXT_ACTIONS", "Prepared", "Settings", "TextAction", "prepared"]
+__all__ = ["TEXT_ACTIONS", "Prepared", "Settings", "StringAction", "prepared"]
 
 Array = np.ndarray[Any, Any]
 Settings = Mapping[str, Any]
 Prepared = Callable[..., tuple[Array, ...]]
 
 _START, _END = "\x02", "\x03"
-"""What a tokenizer marks the ends of a text with."""
+"""Start and end markers of the tokenizer."""
 
 
 def prepared(action: str, settings: Settings) -> Prepared:
-    """The action with its settings as a function from arrays to a tuple of arrays.
+    """Bind an action to its settings: a function from arrays to a tuple of arrays.
 
-    The function raises `ArgumentError` for strings that it can't take.
+    The function raises `ArgumentError` for invalid strings.
     """
     return TEXT_ACTIONS[action].prepare(settings)
 
@@ -42,7 +42,7 @@ def _each(x: Array, function: Callable[[Any], Any]) -> Strings:
 
 
 def _table(rows: Sequence[Sequence[str]], shape: tuple[int, ...], fill: str) -> Strings:
-    """Rows of strings as the last axis of an array, filled up."""
+    """Rows of strings as the last axis of an array, padded with `fill`."""
     width = max(map(len, rows), default=0)
     table = np.full((len(rows), width), fill, object)
     for at, row in enumerate(rows):
@@ -95,7 +95,7 @@ def _tokenize(settings: Settings) -> Prepared:
 
 
 def _splitter(settings: Settings) -> Callable[[str, int], list[str]]:
-    """A function from a text, and the fewest characters of a token, to the tokens."""
+    """A function from a string, and the minimum length of a token, to the tokens."""
     separators, token = settings["separators"], settings["token"]
     if token == "." or list(separators) == [""]:
         return lambda text, _: list(text)
@@ -114,7 +114,7 @@ def _splitter(settings: Settings) -> Callable[[str, int], list[str]]:
 
 
 def _matches(pattern: Pattern, text: str, least: int) -> Iterator[tuple[int, int]]:
-    """Where the pattern matches: behind a match of `least` characters or more, one character on behind a shorter."""
+    """Spans of matches; the search continues after a match of at least `least` characters, else one character on."""
     at = 0
     while at <= len(text) and (match := pattern.search(text, at)) is not None:
         yield match
@@ -123,12 +123,12 @@ def _matches(pattern: Pattern, text: str, least: int) -> Iterator[tuple[int, int
 
 
 def _tokens(pattern: Pattern, text: str, least: int) -> list[str]:
-    """The matches of the pattern one after another, those that are long enough."""
+    """The consecutive matches of the pattern that are long enough."""
     return [text[begin:end] for begin, end in _matches(pattern, text, least) if end - begin >= least]
 
 
 def _between(pattern: Pattern, text: str) -> list[str]:
-    """What is between the matches of the pattern."""
+    """The substrings between matches of the pattern."""
     found: list[str] = []
     at = 0
     for begin, end in _matches(pattern, text, 1):
@@ -199,8 +199,8 @@ def _rank(settings: Settings) -> Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class TextAction:
-    """What an action takes and gives, "t" for texts and "n" for numbers, and the types of its settings."""
+class StringAction:
+    """Signature of an action, "t" for strings and "n" for numbers, and the types of its settings."""
 
     prepare: Callable[[Settings], Prepared]
     takes: str
@@ -210,15 +210,15 @@ class TextAction:
 
 _TOKENIZE = {"separators": tuple, "token": str, "mark": bool, "least": int, "fill": str}
 
-TEXT_ACTIONS: dict[str, TextAction] = {
-    "concat": TextAction(_concat, "tt", "t"),
-    "format": TextAction(_format, "n", "t", {"digits": int}),
-    "full_match": TextAction(_full_match, "t", "n", {"expression": str}),
-    "index": TextAction(_index, "t", "n", {"table": tuple}),
-    "normalize": TextAction(_normalize, "t", "t", {"case": str, "is_case_sensitive": bool, "stop_words": tuple}),
-    "parse": TextAction(_parse, "t", "n", {"dtype": str}),
-    "rank": TextAction(_rank, "t", "n"),
-    "split": TextAction(_split, "t", "tn", {"delimiter": str, "most": int}),
-    "tokenize": TextAction(_tokenize, "t", "t", _TOKENIZE),
+TEXT_ACTIONS: dict[str, StringAction] = {
+    "concat": StringAction(_concat, "tt", "t"),
+    "format": StringAction(_format, "n", "t", {"digits": int}),
+    "full_match": StringAction(_full_match, "t", "n", {"expression": str}),
+    "index": StringAction(_index, "t", "n", {"table": tuple}),
+    "normalize": StringAction(_normalize, "t", "t", {"case": str, "is_case_sensitive": bool, "stop_words": tuple}),
+    "parse": StringAction(_parse, "t", "n", {"dtype": str}),
+    "rank": StringAction(_rank, "t", "n"),
+    "split": StringAction(_split, "t", "tn", {"delimiter": str, "most": int}),
+    "tokenize": StringAction(_tokenize, "t", "t", _TOKENIZE),
 }
-"""The actions by name. A setting of type tuple holds strings."""
+"""Actions by name. A setting of type tuple holds strings."""

@@ -1,4 +1,4 @@
-"""The inputs and outputs of an executor that are strings: turned into numbers before a run, and back after it."""
+"""String inputs and outputs of an executor: encoded as positions in a string table before a run, decoded after it."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from relayc.backend.runtime.strings import StringArray, Strings, StringTable
 
 __all__ = ["StringPorts"]
 
-Given = Strings | list["Given"]
-"""A tensor of strings, or a list of such, as the caller gave it."""
+StringValue = Strings | list["StringValue"]
+"""A tensor of strings, or a sequence of such, as passed by the caller."""
 
 
 class StringPorts:
-    """The strings of one executor: `table` has those of its last run by number.
+    """The string inputs and outputs of one executor; `table` is the string table of its last run.
 
-    `inputs` and `outputs` are the positions of those that are strings, or lists of such.
+    `inputs` and `outputs` are the positions of strings and of sequences of strings.
     """
 
     def __init__(self, graph: Graph) -> None:
-        texts = graph.texts
-        self.inputs = frozenset(() if texts is None else texts.inputs)
-        self.outputs = frozenset(() if texts is None else texts.outputs)
-        self.table = StringTable(("",) if texts is None else texts.table)
-        self._given: dict[int, Given] = {}
+        strings = graph.strings
+        self.inputs = frozenset(() if strings is None else strings.inputs)
+        self.outputs = frozenset(() if strings is None else strings.outputs)
+        self.table = StringTable(("",) if strings is None else strings.table)
+        self._passed: dict[int, StringValue] = {}
 
-    def set(self, position: int, value: Given) -> None:
-        """Keep what an input is given for the runs to come."""
-        self._given[position] = value
+    def set(self, position: int, value: StringValue) -> None:
+        """Store the value of an input for later runs."""
+        self._passed[position] = value
 
     def copy_to(self, other: StringPorts) -> None:
-        """Give another executor of the same model the same inputs."""
-        other._given = dict(self._given)
+        """Copy the inputs to another executor of the same model."""
+        other._given = dict(self._passed)
 
     def numbers(self) -> dict[int, Any]:
-        """The numbers of the inputs by position, in a new run: arrays, and lists of them."""
+        """Start a run: the encoded inputs by position, arrays or lists of arrays."""
         self.table.forget()
-        return {position: self._numbered(value) for position, value in self._given.items()}
+        return {position: self._numbered(value) for position, value in self._passed.items()}
 
-    def _numbered(self, value: Given) -> Any:
+    def _numbered(self, value: StringValue) -> Any:
         if isinstance(value, list):
             return [self._numbered(item) for item in value]
         return self.table.numbers(value)
 
     def strings(self, value: Any) -> Any:
-        """The strings that a result's numbers stand for: a `StringArray`, or a list of such."""
+        """Decode a result: a `StringArray`, or a list of them."""
         if isinstance(value, NDArray):
             return StringArray(self.table.strings(value.numpy()))
         return [self.strings(item) for item in value]

@@ -1,8 +1,8 @@
-"""Strings while a model runs: compiled code sees numbers, and a table of the executor's knows what they stand for.
+"""Runtime strings: compiled code handles them as positions in a string table of the executor.
 
-A tensor of strings is an int64 tensor of positions in the table, so that whatever moves strings about, picks, compares
-or keeps them in lists is compiled as it is for integers. The strings that the model itself names have the same numbers
-in every run, those of its inputs, and those it makes, numbers of that run. Number 0 is the empty string.
+A string tensor is an int64 tensor of positions in the table, so data movement, gathers, comparisons and sequences of
+strings compile as for integers. String constants of the model have the same numbers in every run, strings of inputs
+and computed ones get numbers of that run. Number 0 is the empty string.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Strings = np.ndarray[Any, np.dtype[np.object_]]
 
 
 def as_strings(value: Any) -> Strings:
-    """Strings as an array of str: an array of numpy's strings or of objects, nested lists, one string.
+    """Convert numpy strings, an object array, nested lists or one string to an array of str.
 
-    Bytes are read as UTF-8. Raises ValueError for what is no string, such as the None of a missing value.
+    Bytes are decoded as UTF-8. Raises ValueError for anything else, such as None.
     """
     if isinstance(value, StringArray):
         return value.numpy()
-    given = np.asarray(value) if isinstance(value, np.ndarray) else np.asarray(value, dtype=object)
-    if given.dtype.kind not in "OSUT":
-        raise ValueError(f"{given.dtype.name} are no strings")
-    result = np.empty(given.size, object)
-    result[:] = [_as_string(item) for item in given.reshape(-1).tolist()]
-    return result.reshape(given.shape)
+    passed = np.asarray(value) if isinstance(value, np.ndarray) else np.asarray(value, dtype=object)
+    if passed.dtype.kind not in "OSUT":
+        raise ValueError(f"{passed.dtype.name} are no strings")
+    result = np.empty(passed.size, object)
+    result[:] = [_as_string(item) for item in passed.reshape(-1).tolist()]
+    return result.reshape(passed.shape)
 
 
 def _as_string(item: object) -> str:
@@ -81,7 +81,7 @@ class StringArray:
 
 
 class StringTable:
-    """The strings of a run by number. The first are those `named` by the model, whose numbers never change."""
+    """The string table of a run. The first strings are the model's constants `named`, whose numbers never change."""
 
     def __init__(self, named: Sequence[str]) -> None:
         self._strings = list(named)
@@ -92,25 +92,25 @@ class StringTable:
         return len(self._strings)
 
     def forget(self) -> None:
-        """Drop what an earlier run added."""
+        """Drop the strings of an earlier run."""
         for text in self._strings[self._named :]:
             del self._numbers[text]
         del self._strings[self._named :]
 
-    def numbers(self, texts: Strings) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The number of each string; new ones get the next numbers."""
+    def numbers(self, values: Strings) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The number of each string; new strings are added to the table."""
         known, strings = self._numbers, self._strings
         found: list[int] = []
-        for text in texts.reshape(-1).tolist():
+        for text in values.reshape(-1).tolist():
             number = known.get(text)
             if number is None:
                 number = known[text] = len(strings)
                 strings.append(text)
             found.append(number)
-        return np.array(found, np.int64).reshape(texts.shape)
+        return np.array(found, np.int64).reshape(values.shape)
 
     def strings(self, numbers: np.ndarray[Any, Any]) -> Strings:
-        """The string of each number. Raises `ArgumentError` for one that stands for none."""
+        """The string of each number. Raises `ArgumentError` for one that is out of range."""
         flat: Iterable[int] = numbers.reshape(-1).tolist()
         strings, count = self._strings, len(self._strings)
         result = np.empty(numbers.size, object)

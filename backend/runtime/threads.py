@@ -1,9 +1,8 @@
-"""How many threads compiled code may use, and where its fork-join lives.
+"""Thread limits of compiled code, and the addresses of the thread pool's fork-join functions.
 
-The count is the least of: the CPUs this process may run on (affinity), the whole CPUs of its cgroup quota (v1 or v2,
-every ancestor counted), the environment variable `RELAYC_NUM_THREADS`, `set_num_threads(n)`, and what an executor asks
-for. A fraction of a CPU in the quota is not used: the thread on it would be throttled, and every fork-join would wait
-for it.
+The number of threads is the minimum of: the CPU affinity of the process, the whole CPUs of its cgroup quota (v1 or v2,
+all ancestors), the environment variable `RELAYC_NUM_THREADS`, `set_num_threads(n)`, and the executor's request. A
+fractional CPU of the quota is not used: its thread would be throttled and delay every join.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _PARALLEL = "runtime.thread_pool.parallel_address"
 _WORKSPACE = "runtime.thread_pool.workspace_addresses"
 
 _WORTH_THREADS = 1 << 20
-"""Bytes to move from which on `in_threads` starts threads."""
+"""Bytes of data movement from which on `in_threads` uses several threads."""
 
 _Item = TypeVar("_Item")
 
@@ -45,7 +44,7 @@ _version = 0
 
 
 def num_threads(requested: int | None = None) -> int:
-    """The number of threads for one execution that asks for `requested` (None: as many as allowed).
+    """The number of threads of one execution that requests `requested` (None: as many as allowed).
 
     Raises `ArgumentError` for a request or a `RELAYC_NUM_THREADS` that is not a positive integer.
     """
@@ -71,7 +70,7 @@ def set_num_threads(count: int | None) -> None:
 
 
 def setting_version() -> int:
-    """A number that changes with every `set_num_threads`."""
+    """A version number that changes with every `set_num_threads`."""
     return _version
 
 
@@ -83,10 +82,10 @@ def available_cpus() -> int:
 
 
 def in_threads(function: Callable[[_Item], object], items: Sequence[_Item], nbytes: int) -> None:
-    """Calls `function` with each item, on as many threads as allowed where `nbytes` bytes to move are worth that.
+    """Call `function` with each item, on several threads if `nbytes` of data movement are worth it.
 
-    For work that holds Python's lock but briefly: copies of arrays, reads of files, hashes. The caller's thread takes
-    part. Raises what a call raises; other calls may be left out then.
+    For work that mostly releases the GIL: array copies, file reads, hashes. The calling thread takes part. The first
+    exception is re-raised; remaining calls may be skipped then.
     """
     workers = min(num_threads(), len(items)) if nbytes >= _WORTH_THREADS else 1
     waiting, errors = deque(items), list[BaseException]()
@@ -127,7 +126,7 @@ def workspace_addresses() -> tuple[int, int] | None:
 
 @lru_cache(maxsize=4)
 def cgroup_cpu_quota(root: Path = Path("/")) -> float | None:
-    """CPUs granted by the tightest cgroup quota above this process; None without a quota. Read once."""
+    """CPUs granted by the tightest cgroup quota of this process and its ancestors; None without one. Read once."""
     found: list[float] = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
@@ -142,7 +141,7 @@ def cgroup_cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def _ancestors(mount: Path, path: str) -> list[Path]:
-    """The group's folder and all above it. In a container the path may not exist below the mount; the mount does."""
+    """The group's folder and its ancestors. In a container the path may not exist below the mount; the mount does."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     return [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
 

@@ -1,7 +1,7 @@
-"""Measuring how long a call takes, devices waited for. TVM: `time_evaluator`, `BenchmarkResult`.
+"""Timing of calls, with device synchronisation. TVM: `time_evaluator`, `BenchmarkResult`.
 
-Time is taken between two marks of the device: events in its current stream where it has them, so that it is the time
-of the device's work and not of waiting for it; the host's clock elsewhere.
+Time is measured between two marks of the device: events in its current stream where it has them, so that only device
+work counts; the host's clock elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["BenchmarkResult", "measure"]
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """Seconds per call, one figure per repeat. Prints as a table in milliseconds."""
+    """Seconds per call, one per repeat. Prints as a table in milliseconds."""
 
     results: tuple[float, ...]
 
@@ -62,7 +62,7 @@ def measure(
     cooldown_interval_ms: float = 0,
     repeats_to_cooldown: int = 1,
 ) -> BenchmarkResult:
-    """Times `call`: one warm-up, then `repeat` figures, each the mean of `number` calls in a row.
+    """Time `call`: one warm-up, then `repeat` measurements, each the mean of `number` consecutive calls.
 
     `number` grows until a repeat lasts `min_repeat_ms`. After every `repeats_to_cooldown` repeats there is a pause of
     `cooldown_interval_ms`. Raises `ArgumentError` for counts below 1.
@@ -86,7 +86,7 @@ def measure(
 
 
 def _timed(call: Callable[[], object], devices: Sequence[Device], number: int) -> float:
-    """Seconds of `number` calls, of the device that took longest."""
+    """Seconds of `number` calls, the maximum over devices."""
     for device in devices:
         device.sync()
     starts = [device.api.record_mark(device) for device in devices]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 
 from relayc.backend.runtime.files import replacing
-from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.backend.runtime.roofline import roofline_svg
 from relayc.frontends.cli.console import Steps, err, guarded, out, print_latency, print_top, settings
+from relayc.frontends.cli.inputs import results_of, set_inputs
 from relayc.frontends.cli.kernels import code_module, kernel_lines
 from relayc.frontends.cli.models import executor_for, is_onnx, open_model
 from relayc.frontends.cli.options import (
@@ -22,11 +20,7 @@ from relayc.frontends.cli.options import (
     Precision,
     UsageError,
     check_writable,
-    fill_inputs,
     parse_shapes,
-    read_inputs,
-    resolved,
-    typed,
     write_archive,
 )
 
@@ -150,10 +144,9 @@ def run(
     steps = Steps(quiet=not is_onnx(model))
     compiled = open_model(model, _build(target, shape, opt_level, precision), steps)
     executor = executor_for(compiled, device, threads)
-    _set_inputs(executor, inputs, fill, seed, shape)
+    set_inputs(executor, inputs or [], fill, seed, shape or [])
     executor.run()
-    names = [compiled.graph.tensors[number].name for number in compiled.graph.outputs]
-    results = dict(part for i, name in enumerate(names) for part in _arrays(name, executor.get_output(i)))
+    results = results_of(executor, compiled)
     for name, value in results.items():
         out.print(f"{name}: {'string' if value.dtype.kind == 'U' else value.dtype}{list(value.shape)}")
         if print_count:
@@ -161,32 +154,6 @@ def run(
     if output is not None:
         write_archive(output, results)
         err.print(f"wrote {output}", soft_wrap=True)
-
-
-def _arrays(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """An output by its name; the elements of a sequence by name and number, those of maps by name and key."""
-    if not isinstance(value, list):
-        array = value.numpy()
-        yield name, array.astype(str) if array.dtype == object else array
-    elif value and isinstance(value[0], dict):
-        for key in value[0]:
-            yield f"{name}[{key}]", np.array([row[key] for row in value], np.float32)
-    else:
-        for number, item in enumerate(value):
-            yield from _arrays(f"{name}[{number}]", item)
-
-
-def _set_inputs(
-    executor: GraphModule, texts: list[str] | None, fill: str | None, seed: int, shape: list[str] | None
-) -> None:
-    """Give the inputs files or filled arrays; `shape` says the sizes of those to fill that are known at run time."""
-    shapes, dtypes = executor.get_input_info()
-    given, sizes = typed(read_inputs(texts or []), dtypes), parse_shapes(shape or [])
-    wanted = {
-        name: (given[name].shape if name in given else resolved(shapes[name], sizes), dtypes[name]) for name in shapes
-    }
-    for name, value in fill_inputs(wanted, given, fill, seed).items():
-        executor.set_input(name, value)
 
 
 @app.command()
@@ -212,7 +179,7 @@ def bench(
     """
     steps = Steps(quiet=not is_onnx(model))
     executor = executor_for(open_model(model, _build(target, shape, opt_level, precision), steps), device, threads)
-    _set_inputs(executor, inputs, fill, seed, shape)
+    set_inputs(executor, inputs or [], fill, seed, shape or [])
     with steps.step("measure"):
         result = executor.benchmark(repeat=repeat, number=number)
     print_latency(result.results, executor.num_threads)
@@ -250,7 +217,7 @@ def profile(
     executor = executor_for(
         open_model(model, _build(target, shape, opt_level, precision), Steps(quiet=not is_onnx(model))), device, threads
     )
-    _set_inputs(executor, inputs, fill, seed, shape)
+    set_inputs(executor, inputs or [], fill, seed, shape or [])
     report = import_module("relayc.frontends.cli.profiling").profile_executor(executor, rounds, repeat)
     if svg is not None and report.ceilings is None:
         raise UsageError(f"--svg: the ceilings of {executor.device} are not known; expected a model on a CPU")

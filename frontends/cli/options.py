@@ -133,13 +133,13 @@ def _named_file(text: str) -> tuple[str, Path]:
     return next((split for split in splits if split[1].is_file()), splits[-1])
 
 
-def typed(given: Mapping[str, Any], dtypes: Mapping[str, str]) -> dict[str, np.ndarray]:
+def typed(passed: Mapping[str, Any], dtypes: Mapping[str, str]) -> dict[str, np.ndarray]:
     """Arrays of what is given by input name: nested lists, which have no type, get that of the input.
 
     Raises `UsageError` for a list that holds anything else.
     """
     arrays: dict[str, np.ndarray] = {}
-    for name, value in given.items():
+    for name, value in passed.items():
         dtype = dtypes.get(name, "float32")
         try:
             known = isinstance(value, np.ndarray)
@@ -197,7 +197,7 @@ def write_archive(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def fill_inputs(
-    wanted: Mapping[str, tuple[Sequence[int], str]], given: Mapping[str, np.ndarray], fill: str | None, seed: int
+    wanted: Mapping[str, tuple[Sequence[int], str]], passed: Mapping[str, np.ndarray], fill: str | None, seed: int
 ) -> dict[str, np.ndarray]:
     """An array for each of `wanted` (shape and dtype by name): the given one, else one filled by `fill`.
 
@@ -206,15 +206,15 @@ def fill_inputs(
     Raises `UsageError` for names that the model does not have and for inputs that neither way provides.
     """
     known = ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in wanted.items())
-    for name in given:
+    for name in passed:
         if name not in wanted:
             raise UsageError(f"the model has no input {name!r}; its inputs are: {known}")
-    missing = [name for name in wanted if name not in given]
+    missing = [name for name in wanted if name not in passed]
     if missing and fill is None:
         raise UsageError(f"no value for {', '.join(missing)}; give --input or --fill random. Inputs are: {known}")
     rng = np.random.default_rng(seed)
     return {
-        name: given[name] if name in given else _filled(shape, dtype, str(fill), rng)
+        name: passed[name] if name in passed else _filled(shape, dtype, str(fill), rng)
         for name, (shape, dtype) in wanted.items()
     }
 

@@ -50,9 +50,9 @@ def verify_model(
 def _values(path: Path, inputs: list[str] | None, fill: str, seed: int, shapes: Shapes) -> dict[str, np.ndarray]:
     module, _ = from_onnx(path, shape=shapes)
     types = {p.name: p.tensor_type for p in module["main"].params}
-    given = typed(read_inputs(inputs or []), {name: str(ty.dtype) for name, ty in types.items()})
-    sizes = {name: given[name].shape if name in given else resolved(_named(ty), shapes) for name, ty in types.items()}
-    return fill_inputs({name: (sizes[name], str(ty.dtype)) for name, ty in types.items()}, given, fill, seed)
+    passed = typed(read_inputs(inputs or []), {name: str(ty.dtype) for name, ty in types.items()})
+    sizes = {name: passed[name].shape if name in passed else resolved(_named(ty), shapes) for name, ty in types.items()}
+    return fill_inputs({name: (sizes[name], str(ty.dtype)) for name, ty in types.items()}, passed, fill, seed)
 
 
 def _named(type_: TensorType) -> tuple[int | str, ...]:

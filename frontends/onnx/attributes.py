@@ -120,7 +120,7 @@ class Attributes:
         if found is None:
             return None
         self._read.add(name)
-        actual = found.type if found.type else _guess(found)
+        actual = found.type if found.type else _implied_type(found)
         if actual != kind and not _empty_list(found, kind):
             raise OnnxImportError(
                 f"the attribute {name!r} is {_KIND_NAMES.get(actual, 'of another kind')}; "
@@ -129,7 +129,7 @@ class Attributes:
         return found
 
 
-def _guess(attribute: AttributeProto) -> int:
+def _implied_type(attribute: AttributeProto) -> int:
     """The type of an attribute of an IR version 1 model, which did not state it: the field that is set."""
     for field, kind in _PRESENCE:
         if attribute.HasField(field):
@@ -142,7 +142,7 @@ def _guess(attribute: AttributeProto) -> int:
 
 def _empty_list(attribute: AttributeProto, kind: int) -> bool:
     """An attribute without type and value stands for an empty list."""
-    return attribute.type == 0 and _guess(attribute) == 0 and any(kind == k for _, k in _LISTS)
+    return attribute.type == 0 and _implied_type(attribute) == 0 and any(kind == k for _, k in _LISTS)
 
 
 def _text(raw: bytes, name: str) -> str:

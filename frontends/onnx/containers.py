@@ -142,17 +142,17 @@ def _form_needed(value: ValueInfoProto, place: str) -> ValueNeededError:
     return ValueNeededError(compose(place, problem, remedy=remedy), (value.name,))
 
 
-def _constant(given: Any, value: ValueInfoProto, place: str) -> Expr:
-    if given is None:
+def _constant(passed: Any, value: ValueInfoProto, place: str) -> Expr:
+    if passed is None:
         return ABSENT
-    if isinstance(given, list | tuple):
-        return Tuple(tuple([_constant(item, value, place) for item in given]))
-    return constant_of(given, Span(place, value.name))
+    if isinstance(passed, list | tuple):
+        return Tuple(tuple([_constant(item, value, place) for item in passed]))
+    return constant_of(passed, Span(place, value.name))
 
 
-def constant_of(given: Any, span: Span) -> Constant:
+def constant_of(passed: Any, span: Span) -> Constant:
     """A value that a user binds an input to. Raises ValueError for objects that are no strings."""
-    data = np.asarray(given)
+    data = np.asarray(passed)
     return Constant(as_strings(data) if data.dtype.kind in "OSUT" else data, span=span)
 
 

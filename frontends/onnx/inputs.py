@@ -46,19 +46,19 @@ def shapes_passed(shape: Any, where: str) -> dict[str, Any]:
         return {}
     if not isinstance(shape, Mapping):
         raise fault(where, f"shape= is {shape!r}", expected="a dictionary such as {'x': (1, 3, 224, 224), 'batch': 8}")
-    return {name: _shape_passed(given, name, where) for name, given in shape.items()}
+    return {name: _shape_passed(passed, name, where) for name, passed in shape.items()}
 
 
-def _shape_passed(given: Any, name: str, where: str) -> Any:
+def _shape_passed(passed: Any, name: str, where: str) -> Any:
     """A size, or the dimensions of a shape; what else there may be (a list of them, None) is left as it is."""
-    if isinstance(given, Integral):
-        return int(given)
-    if not isinstance(given, list | tuple) or any(isinstance(d, list | tuple) for d in given):
-        return given
-    for d in given:
+    if isinstance(passed, Integral):
+        return int(passed)
+    if not isinstance(passed, list | tuple) or any(isinstance(d, list | tuple) for d in passed):
+        return passed
+    for d in passed:
         if d is not None and not isinstance(d, Integral | str | Var):
-            raise fault(where, f"shape={{{name!r}: {given!r}}}", expected="numbers, names of sizes, or None")
-    return type(given)([int(d) if isinstance(d, Integral) else d for d in given])
+            raise fault(where, f"shape={{{name!r}: {passed!r}}}", expected="numbers, names of sizes, or None")
+    return type(passed)([int(d) if isinstance(d, Integral) else d for d in passed])
 
 
 class _Inputs:
@@ -103,12 +103,12 @@ class _Inputs:
 
     def _check_names(self) -> None:
         symbols = {d for dims in self.declared.values() if dims is not None for d in dims if isinstance(d, str)}
-        for name, given in self.shape.items():
-            if isinstance(given, int) and name in symbols:
-                if given < 0:
-                    raise fault(self.where, f"shape={{{name!r}: {given}}}", expected="a size >= 0")
-                self.sizes[name] = given
-            elif isinstance(given, int) or name not in self.declared:
+        for name, passed in self.shape.items():
+            if isinstance(passed, int) and name in symbols:
+                if passed < 0:
+                    raise fault(self.where, f"shape={{{name!r}: {passed}}}", expected="a size >= 0")
+                self.sizes[name] = passed
+            elif isinstance(passed, int) or name not in self.declared:
                 known = ", ".join([repr(n) for n in self.declared] + [f"{s!r} (a dimension)" for s in sorted(symbols)])
                 raise fault(self.where, f"shape= names {name!r}, which is no input", expected=f"names among {known}")
         if isinstance(self.dtype, Mapping):
@@ -121,16 +121,16 @@ class _Inputs:
 
     def _fix_sizes(self, name: str, dims: list[int | str | None] | None) -> None:
         """Note the sizes that the user's shape of one input gives to named dimensions."""
-        given = self.shape.get(name)
-        if given is None or isinstance(given, int):
+        passed = self.shape.get(name)
+        if passed is None or isinstance(passed, int):
             return
-        if dims is not None and len(given) != len(dims):
+        if dims is not None and len(passed) != len(dims):
             raise fault(
                 f"{self.where}: input {name!r}",
-                f"shape= gives it {len(given)} dimensions, the model declares {len(dims)}",
+                f"shape= gives it {len(passed)} dimensions, the model declares {len(dims)}",
                 expected=f"a shape like {_shape_text(dims)}",
             )
-        for declared, size in zip(dims if dims is not None else [], given, strict=False):
+        for declared, size in zip(dims if dims is not None else [], passed, strict=False):
             if not isinstance(declared, str) or not isinstance(size, int):
                 continue
             if self.sizes.setdefault(declared, size) != size:
@@ -142,10 +142,10 @@ class _Inputs:
 
     def _type(self, value: ValueInfoProto) -> TensorType:
         where = f"{self.where}: input {value.name!r}"
-        dims, given = self.declared[value.name], self.shape.get(value.name)
-        if isinstance(given, Sequence):
-            names = [g.name if isinstance(g, Var) else g for g in given]
-            dims = [d if g is None else g for g, d in zip(names, dims or [None] * len(given), strict=True)]
+        dims, passed = self.declared[value.name], self.shape.get(value.name)
+        if isinstance(passed, Sequence):
+            names = [g.name if isinstance(g, Var) else g for g in passed]
+            dims = [d if g is None else g for g, d in zip(names, dims or [None] * len(passed), strict=True)]
         if dims is None:
             raise fault(
                 where,

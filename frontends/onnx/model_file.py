@@ -93,7 +93,7 @@ _READ_AT_ONCE = 4 << 20
 _WALKED_AT_ONCE = 4 << 10
 
 
-class _OutOfTheOrdinary(Exception):
+class _NotSplittable(Exception):
     """The walk met what it does not take apart."""
 
 
@@ -149,12 +149,12 @@ def _strip_file(descriptor: int) -> _Stripped | None:
     if size < LARGE:
         return None
     try:
-        return _strip_model(_Octets(descriptor), size)
-    except _OutOfTheOrdinary:
+        return _strip_model(_FileBytes(descriptor), size)
+    except _NotSplittable:
         return None
 
 
-class _Octets:
+class _FileBytes:
     """The bytes of a file by index and by slice, read some at a time: few lie between one weight and the next.
 
     A mapped file would take a page of page tables for every two megabytes.
@@ -179,15 +179,15 @@ class _Octets:
         while len(found) < least:
             more = os.pread(self._descriptor, least - len(found), begin + len(found))
             if not more:
-                raise _OutOfTheOrdinary
+                raise _NotSplittable
             found += more
         return found
 
 
-def _strip_model(data: _Octets, size: int) -> _Stripped:
+def _strip_model(data: _FileBytes, size: int) -> _Stripped:
     graphs = [f for f in _fields(data, 0, size) if f.number == _MODEL_GRAPH]
     if len(graphs) != 1 or graphs[0].wire_type != _BYTES:
-        raise _OutOfTheOrdinary
+        raise _NotSplittable
     (graph,) = graphs
     inner = _strip_graph(data, graph)
     before, after = data[0 : graph.start], data[graph.stop : size]
@@ -195,7 +195,7 @@ def _strip_model(data: _Octets, size: int) -> _Stripped:
     return inner
 
 
-def _strip_graph(data: _Octets, graph: _Field) -> _Stripped:
+def _strip_graph(data: _FileBytes, graph: _Field) -> _Stripped:
     pieces: list[bytes] = []
     places: dict[int, tuple[int, int]] = {}
     kept, number = graph.payload, 0
@@ -212,15 +212,15 @@ def _strip_graph(data: _Octets, graph: _Field) -> _Stripped:
     return _Stripped(b"".join([*pieces, data[kept : graph.stop]]), places)
 
 
-def _raw_data(data: _Octets, tensor: _Field) -> _Field | None:
+def _raw_data(data: _FileBytes, tensor: _Field) -> _Field | None:
     """The field with the data of a tensor, if that is what makes it large."""
     found = [f for f in _fields(data, tensor.payload, tensor.stop) if f.number == _TENSOR_RAW_DATA]
     if len(found) > 1 or (found and found[0].wire_type != _BYTES):
-        raise _OutOfTheOrdinary
+        raise _NotSplittable
     return found[0] if found and found[0].stop - found[0].payload >= LARGE else None
 
 
-def _fields(data: _Octets, position: int, end: int) -> Iterator[_Field]:
+def _fields(data: _FileBytes, position: int, end: int) -> Iterator[_Field]:
     """The fields of the encoded message at `position` to `end`."""
     while position < end:
         start = position
@@ -234,13 +234,13 @@ def _fields(data: _Octets, position: int, end: int) -> Iterator[_Field]:
         elif wire_type in _FIXED_SIZES:
             payload, position = position, position + _FIXED_SIZES[wire_type]
         else:
-            raise _OutOfTheOrdinary
+            raise _NotSplittable
         if position > end or number == 0:
-            raise _OutOfTheOrdinary
+            raise _NotSplittable
         yield _Field(number, wire_type, start, payload, position)
 
 
-def _varint(data: _Octets, position: int, end: int) -> tuple[int, int]:
+def _varint(data: _FileBytes, position: int, end: int) -> tuple[int, int]:
     """(The number at `position`, where the next thing begins.)"""
     value = shift = 0
     while position < end and shift < 64:
@@ -250,7 +250,7 @@ def _varint(data: _Octets, position: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
-    raise _OutOfTheOrdinary
+    raise _NotSplittable
 
 
 def _prefix(number: int, size: int) -> bytes:

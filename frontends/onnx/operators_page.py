@@ -1,4 +1,5 @@
-"""The page of operators, generated from the registry: `python -m relayc.frontends.onnx.operators_page > docs/operators.md`."""
+"""The page of operators, made from the registry: `python -m relayc.frontends.onnx.operators_page > docs/operators.md`.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +49,18 @@ _GROUPS = (
 _INTRODUCTION = """\
 # Operators
 
-The operators that `from_onnx` converts, by domain. `python -m relayc.frontends.onnx.operators_page` generates this page; a test
+The operators that `from_onnx` converts, by domain. `python -m relayc.frontends.onnx.operators_page` generates this
+page; a test
 compares it with the code.
 
 * **versions**: the opset versions of the operator that are converted, each with the semantics of that version.
-* **runs**: "compiled" to a kernel or a part of one; "body": ONNX's function body is compiled; "host": strings are read or made in Python;
+* **runs**: "compiled" to a kernel or a part of one; "body": ONNX's function body is compiled; "host": strings are
+  read or made in Python;
   "executor": subgraphs, sequences and optional values at run time, unless they are static.
-* **types**: element types that ONNX allows for the first input (for a generator, the output), without complex ones, which are unsupported, and
-  strings that are only copied. `float` is float16, float32 and float64, `int` and `uint` are 8 to 64 bits, `float8` all five formats.
+* **types**: element types that ONNX allows for the first input (for a generator, the output), without complex ones,
+  which are unsupported, and
+  strings that are only copied. `float` is float16, float32 and float64, `int` and `uint` are 8 to 64 bits, `float8`
+  all five formats.
 """
 
 

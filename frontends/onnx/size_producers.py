@@ -43,9 +43,9 @@ class SizeProducers:
             return []
         known, kept = set(own), list[tuple[str, Expr, int]]()
         while True:
-            used, given = _sizes_of_results([*outputs, *[x for _, x, _ in kept]])
-            given.update(name for name, *_ in kept)
-            lost = sorted(name for name in (used - given) & known if name in self._found)
+            used, passed = _sizes_of_results([*outputs, *[x for _, x, _ in kept]])
+            passed.update(name for name, *_ in kept)
+            lost = sorted(name for name in (used - passed) & known if name in self._found)
             if not lost:
                 return kept
             kept += [(name, *self._found[name]) for name in lost]
@@ -53,21 +53,21 @@ class SizeProducers:
 
 def _sizes_of_results(roots: Sequence[Expr]) -> tuple[set[str], set[str]]:
     """The names of such sizes that expressions use, and that they give."""
-    used, given = set[str](), set[str]()
+    used, passed = set[str](), set[str]()
     for e in cast("list[Expr]", list(post_order(Tuple(tuple(roots))))):
         used |= _names(e.ty)
         if isinstance(e, Var):
-            given |= _names(e.ty)  # a parameter, whose shape is there
+            passed |= _names(e.ty)  # a parameter, whose shape is there
         if not isinstance(e, Call) or not isinstance(e.op, OpDef):
             continue
         used.update(size_variables(e.op.attributes().values()))
         if isinstance(e.op, ControlFlow | HostOperator | StringOperator):
-            given |= _names(e.ty)
+            passed |= _names(e.ty)
         if isinstance(e.op, ControlFlow):
             for body in e.op.bodies():
                 inner, own = _sizes_of_results([*body.params, body.body])
                 used |= inner - own
-    return {name for name in used if name.startswith(RESULT_SIZE)}, given
+    return {name for name in used if name.startswith(RESULT_SIZE)}, passed
 
 
 def _names(ty: Type) -> set[str]:

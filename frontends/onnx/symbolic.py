@@ -21,7 +21,7 @@ from relayc.te.tir import Dim, PrimExpr
 
 __all__ = ["fold_sizes", "sizes_in"]
 
-_MOST = 256
+_MAX_ELEMENTS = 256
 """Tensors of at most this many elements are followed."""
 
 _MOVING = frozenset({
@@ -36,7 +36,7 @@ _JOINING = frozenset({"concatenate", "stack"})
 def sizes_in(expr: Expr) -> np.ndarray | None:
     """The elements of an integer tensor as sizes (an array of objects), where they are known or symbolic."""
     if isinstance(expr, Constant):
-        return expr.data.astype(object) if expr.data.dtype.kind in "iu" and expr.data.size <= _MOST else None
+        return expr.data.astype(object) if expr.data.dtype.kind in "iu" and expr.data.size <= _MAX_ELEMENTS else None
     if isinstance(expr, Call) and isinstance(expr.op, Sizes):
         values = np.empty(len(expr.op.values), object)
         values[:] = expr.op.values
@@ -49,23 +49,23 @@ def fold_sizes(call: Call) -> Expr | tuple[Expr, ...] | None:
     op = call.op
     if not isinstance(op, OpDef) or not any(isinstance(a, Call) and isinstance(a.op, Sizes) for a in call.args):
         return None
-    given = [sizes_in(a) for a in call.args]
+    passed = [sizes_in(a) for a in call.args]
     if op.name in _MOVING:
-        movable = len(given) if op.name in _JOINING else 1
-        if any(g is None for g in given[:movable]) or not all(isinstance(a, Constant) for a in call.args[movable:]):
+        movable = len(passed) if op.name in _JOINING else 1
+        if any(g is None for g in passed[:movable]) or not all(isinstance(a, Constant) for a in call.args[movable:]):
             return None
         if sizes.size_variables(op.attributes().values()):
             return None
         indices = [a.data for a in call.args[movable:] if isinstance(a, Constant)]
-        return _as_result(op.reference(*given[:movable], *indices), str(call.args[0].dtype))
+        return _as_result(op.reference(*passed[:movable], *indices), str(call.args[0].dtype))
     if op.name == "where":
         condition = call.args[0]
-        if not isinstance(condition, Constant) or given[1] is None or given[2] is None:
+        if not isinstance(condition, Constant) or passed[1] is None or passed[2] is None:
             return None
-        return _as_expr(np.where(condition.data, given[1], given[2]), str(call.dtype))
-    if any(g is None for g in given):
+        return _as_expr(np.where(condition.data, passed[1], passed[2]), str(call.dtype))
+    if any(g is None for g in passed):
         return None
-    arrays = [g for g in given if g is not None]
+    arrays = [g for g in passed if g is not None]
     if op.name in _REDUCTIONS:
         return _reduce(call, arrays[0])
     return _elementwise(op, arrays, str(call.dtype)) if op.name in _ELEMENTWISE else None

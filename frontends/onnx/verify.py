@@ -192,8 +192,8 @@ def _first_cut(
     return found
 
 
-def _check_inputs(wanted: Sequence[str], given: Arrays) -> None:
-    missing = [name for name in wanted if name not in given]
+def _check_inputs(wanted: Sequence[str], passed: Arrays) -> None:
+    missing = [name for name in wanted if name not in passed]
     if missing:
         raise CompileError(f"verify needs a value for every input; missing: {', '.join(missing)}")
 

@@ -1,6 +1,6 @@
 """The ONNX project's own backend tests: its cases and its runner (`onnx.backend.test`), with a stricter comparison.
 
-Every case that does not pass is listed in `not_passed.txt` with its reason: "refused", by an
+Every case that does not pass is listed in `not_passed.txt` with its reason: "unsupported", by an
 `UnsupportedOperatorError`, or "differs", where the recorded values can't be met. The list has to be exact: what passes
 must not be in it.
 """
@@ -27,7 +27,7 @@ with warnings.catch_warnings():
 __all__ = ["NOT_PASSED", "Suite", "not_passed", "shard"]
 
 NOT_PASSED = Path(__file__).with_name("not_passed.txt")
-WAYS = ("refused", "differs")
+WAYS = ("unsupported", "differs")
 SAMPLED = 8
 """A sample holds one case of each family, and one more for each so many of it."""
 
@@ -91,12 +91,12 @@ class Suite(Runner):
         return f"{name} is listed in {NOT_PASSED.name} as {listed}; it is {way}: {text}"
 
     def run(self, name: str) -> tuple[str, str]:
-        """"passed", "refused", "differs" or "fails", and the message."""
+        """"passed", "unsupported", "differs" or "fails", and the message."""
         test = f"{name}_cpu"
         try:
             getattr(self._cases(test), test)()
         except UnsupportedOperatorError as error:
-            return "refused", str(error)
+            return "unsupported", str(error)
         except AssertionError as error:
             return "differs", str(error)
         except Exception as error:  # noqa: BLE001  # whatever a backend raises is the case's result

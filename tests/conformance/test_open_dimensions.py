@@ -38,7 +38,7 @@ def needs_sizes() -> set[str]:
     return {name for line in lines if not line.startswith("#") for name in line.split(": ")[1].split()}
 
 
-def opened(model: ModelProto) -> ModelProto:
+def with_symbolic_dims(model: ModelProto) -> ModelProto:
     """The model with names for all dimensions of its inputs, and nothing declared of other tensors."""
     result = ModelProto()
     result.CopyFrom(model)
@@ -74,7 +74,7 @@ def _imports(model: ModelProto) -> bool:
 @pytest.mark.parametrize("part", [0, *[pytest.param(n, marks=pytest.mark.slow) for n in range(1, PARTS)]])
 def test_dimensions_may_be_open_unless_listed(part: int) -> None:
     known = {name: models()[name] for name in shard(models(), part, PARTS) if _imports(models()[name])}
-    found = {name: _imports(opened(model)) for name, model in known.items()}
+    found = {name: _imports(with_symbolic_dims(model)) for name, model in known.items()}
     wrong = {name for name, imported in found.items() if imported == (name in needs_sizes())}
     assert len(found) > 50 and not wrong
 

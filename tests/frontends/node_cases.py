@@ -17,7 +17,7 @@ try:
 except ImportError:
     onnxruntime = None
 
-__all__ = ["check", "node_model", "refused"]
+__all__ = ["check", "node_model", "rejected"]
 
 Array = np.ndarray[Any, Any]
 
@@ -38,11 +38,11 @@ def node_model(
     names = ["" if x is None else f"x{i}" for i, x in enumerate(inputs)]
     results = [f"y{i}" if used else "" for i, used in enumerate(wanted)]
     node = helper.make_node(op_type, names, results, name="it", domain=domain, **attrs)
-    given = {f"x{i}": x for i, x in enumerate(inputs) if x is not None and i not in weights}
+    passed = {f"x{i}": x for i, x in enumerate(inputs) if x is not None and i not in weights}
     shapes = {f"x{i}": shape for i, shape in (dims or {}).items()}
     values = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), shapes.get(name, x.shape))
-        for name, x in given.items()
+        for name, x in passed.items()
     ]
     constants = [numpy_helper.from_array(x, f"x{i}") for i in weights if (x := inputs[i]) is not None]
     declared = [helper.make_empty_tensor_value_info(name) for name in results if name]
@@ -50,7 +50,7 @@ def node_model(
     imports = [helper.make_opsetid("", version)]
     if domain:
         imports.append(helper.make_opsetid(domain, 3 if domain == "ai.onnx.ml" else 1))
-    return helper.make_model(graph, opset_imports=imports, ir_version=8), given
+    return helper.make_model(graph, opset_imports=imports, ir_version=8), passed
 
 
 def check(
@@ -64,18 +64,18 @@ def check(
     **kwargs: Any,
 ) -> list[Array]:
     """The node's outputs, compiled, must be those `expected`, and with `peer` those of onnxruntime, too."""
-    model, given = node_model(op_type, inputs, **kwargs)
-    results = [np.asarray(y) for y in RelayBackend.prepare(model).run(given)]
+    model, passed = node_model(op_type, inputs, **kwargs)
+    results = [np.asarray(y) for y in RelayBackend.prepare(model).run(passed)]
     _compare(results, [expected] if isinstance(expected, np.ndarray) else expected, rtol, atol, "numpy")
     if peer and onnxruntime is not None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        _compare(results, session.run(None, given), rtol, atol, "onnxruntime")
+        _compare(results, session.run(None, passed), rtol, atol, "onnxruntime")
     return results
 
 
-def refused(op_type: str, inputs: Sequence[Array | None], text: str, **kwargs: Any) -> None:
+def rejected(op_type: str, inputs: Sequence[Array | None], text: str, **kwargs: Any) -> None:
     """The import must fail, in an error that names node, operator and shapes and matches the expression `text`."""
     with pytest.raises(OnnxImportError, match=f"(?s)node 'it' .*{op_type}.*{text}") as caught:
         from_onnx(node_model(op_type, inputs, **kwargs)[0])

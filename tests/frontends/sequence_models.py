@@ -73,16 +73,16 @@ def _plain(value):
     return [_plain(item) for item in value] if isinstance(value, list) else value.numpy()
 
 
-def assert_same(given, expected):
+def assert_same(passed, expected):
     if isinstance(expected, list):
-        assert isinstance(given, list) and len(given) == len(expected)
-        for a, b in zip(given, expected, strict=True):
+        assert isinstance(passed, list) and len(passed) == len(expected)
+        for a, b in zip(passed, expected, strict=True):
             assert_same(a, b)
     elif expected is None:
-        assert given is None
+        assert passed is None
     else:
-        assert given.dtype == expected.dtype and given.shape == expected.shape
-        np.testing.assert_allclose(given, expected, rtol=1e-5, atol=1e-6)
+        assert passed.dtype == expected.dtype and passed.shape == expected.shape
+        np.testing.assert_allclose(passed, expected, rtol=1e-5, atol=1e-6)
 
 
 def onnxruntime():
@@ -100,7 +100,7 @@ def check(model: ModelProto, *runs, expected=None):
     """
     compiled = Compiled(model)
     names = [value.name for value in model.graph.input]
-    oracles = [ReferenceEvaluator(model).run] if expected is None else [lambda _, given: expected(**given)]
+    oracles = [ReferenceEvaluator(model).run] if expected is None else [lambda _, passed: expected(**passed)]
     ort = onnxruntime()
     if ort is not None:
         oracles.append(ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run)

@@ -197,8 +197,8 @@ def test_names_with_brackets_and_equals_signs_are_printed_and_read_as_they_are(t
     artifact = folder / "m [red].relayc"
     shown = runner.invoke(app, ["compile", str(folder / "m [red].onnx")])
     assert shown.exit_code == 0 and f"wrote {artifact} (" in shown.output, shown.output
-    for given, last in ((str(folder / "x=1.npz"), 2), (f"[/in]={folder / 'x.npy'}", 4)):
-        shown = runner.invoke(app, ["run", str(artifact), "-i", given, "--print-top", "1", "-o", str(folder / "y.npz")])
+    for file, last in ((str(folder / "x=1.npz"), 2), (f"[/in]={folder / 'x.npy'}", 4)):
+        shown = runner.invoke(app, ["run", str(artifact), "-i", file, "--print-top", "1", "-o", str(folder / "y.npz")])
         assert shown.exit_code == 0 and "[/out]: float32[2]" in shown.output, shown.output
         assert np.load(folder / "y.npz")["[/out]"].tolist() == [0, last]
     command = ["verify", str(folder / "m [red].onnx"), "--against", "reference"]

@@ -79,7 +79,7 @@ def test_code_of_one_kernel_of_an_onnx_file(artifact):
     assert "blockIdx.x" in loops.output
 
 
-def test_another_device_is_refused(artifact):
+def test_another_device_is_rejected(artifact):
     result = runner.invoke(app, ["run", str(artifact), "--fill", "ones", "--device", "cpu"])
     assert result.exit_code == 1
     text = " ".join(result.output.split())

@@ -46,7 +46,7 @@ def test_an_archive_takes_any_name(tmp_path: Path) -> None:
     assert list(back) == list(arrays) and all(np.array_equal(back[n], arrays[n]) for n in arrays)
 
 
-def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
+def test_pickled_arrays_are_rejected(tmp_path: Path) -> None:
     np.save(tmp_path / "evil.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(UsageError, match="can't be read"):
         read_inputs([f"x={tmp_path / 'evil.npy'}"])
@@ -59,12 +59,12 @@ def test_filling() -> None:
     assert {n: (v.shape, v.dtype.name) for n, v in first.items()} == wanted
     assert all(np.array_equal(first[n], again[n]) for n in wanted)
     assert first["ids"].min() >= 0
-    given = np.full((2, 3), 7, np.float32)
-    mixed = fill_inputs(wanted, {"x": given}, "zeros", 0)
-    assert mixed["x"] is given and not mixed["ids"].any()
+    passed = np.full((2, 3), 7, np.float32)
+    mixed = fill_inputs(wanted, {"x": passed}, "zeros", 0)
+    assert mixed["x"] is passed and not mixed["ids"].any()
     with pytest.raises(UsageError, match="no value for ids, mask; give --input or --fill random"):
-        fill_inputs(wanted, {"x": given}, None, 0)
+        fill_inputs(wanted, {"x": passed}, None, 0)
     with pytest.raises(UsageError, match="no input 'z'; its inputs are: x float32"):
-        fill_inputs(wanted, {"z": given}, "ones", 0)
+        fill_inputs(wanted, {"z": passed}, "ones", 0)
     with pytest.raises(UsageError, match="expected random, ones or zeros"):
         fill_inputs(wanted, {}, "sevens", 0)

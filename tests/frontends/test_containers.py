@@ -106,10 +106,10 @@ def test_a_sequence_of_declared_rank_is_compiled_once():
     assert str(mod["main"].params[0].ty) == "Sequence[(?, 3), float32]"
     prepared = RelayBackend.prepare(proto)
     for sizes in ((1, 2), (4,), (2, 0, 3)):
-        given = [np.random.default_rng(n).standard_normal((n, 3), dtype=np.float32) for n in sizes]
-        ys, y = prepared.run([given])
-        assert [a.tolist() for a in ys] == [(2 * a).tolist() for a in given]
-        assert y.tolist() == np.concatenate([2 * a for a in given]).tolist()
+        passed = [np.random.default_rng(n).standard_normal((n, 3), dtype=np.float32) for n in sizes]
+        ys, y = prepared.run([passed])
+        assert [a.tolist() for a in ys] == [(2 * a).tolist() for a in passed]
+        assert y.tolist() == np.concatenate([2 * a for a in passed]).tolist()
     assert not prepared._specialised
     with pytest.raises(ArgumentError, match="the sequence is empty"):
         prepared.run([[]])

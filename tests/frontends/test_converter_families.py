@@ -36,9 +36,9 @@ def test_a_family_is_imported_when_it_is_asked_for(domain, name, family):
     code = f"""
 import sys
 from relayc.frontends.onnx.registry import find_converter
-assert not [m for m in sys.modules if m.startswith("frontends.onnx.ops.")]
+assert not [m for m in sys.modules if m.startswith("relayc.frontends.onnx.ops.")]
 assert find_converter({domain!r}, "NoSuchOperator", 18) is None
-assert not [m for m in sys.modules if m.startswith("frontends.onnx.ops.")]
+assert not [m for m in sys.modules if m.startswith("relayc.frontends.onnx.ops.")]
 assert find_converter({domain!r}, {name!r}, 18) is not None
 assert "relayc.frontends.onnx.ops.{family}" in sys.modules and "relayc.frontends.onnx.ops.text" not in sys.modules
 """

@@ -35,7 +35,7 @@ class Case:
     op: str
     shapes: dict[str, tuple[Any, ...]]
     sizes: tuple[dict[str, int], dict[str, int]]
-    given: dict[str, np.ndarray] = field(default_factory=dict)
+    passed: dict[str, np.ndarray] = field(default_factory=dict)
     attrs: dict[str, Any] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     inputs: list[str] | None = None
@@ -50,10 +50,10 @@ class Case:
             )
             for name, shape in self.shapes.items()
         ]
-        names = [*self.shapes, *self.given] if self.inputs is None else self.inputs
+        names = [*self.shapes, *self.passed] if self.inputs is None else self.inputs
         results = [f"y{i}" for i in range(self.outputs)]
         node = helper.make_node(self.op, names, results, domain=self.domain, name="case", **self.attrs)
-        weights = [numpy_helper.from_array(v, name) for name, v in self.given.items()]
+        weights = [numpy_helper.from_array(v, name) for name, v in self.passed.items()]
         outputs = [helper.make_tensor_value_info(r, 0, None) for r in results]
         graph = helper.make_graph([node], "case", inputs, outputs, weights)
         opsets = [helper.make_opsetid("", 27), helper.make_opsetid("ai.onnx.ml", 4)]
@@ -174,7 +174,7 @@ CASES = [
     Case("Squeeze", {"x": ("n", 1, "t")}, ROWS),
     Case("DeformConv", {**IMAGE, "offset": ("n", 18, "a", "b")},
          ({"n": 1, "h": 8, "w": 6, "a": 4, "b": 3}, {"n": 2, "h": 5, "w": 9, "a": 3, "b": 5}),
-         attrs={"auto_pad": "SAME_UPPER", "strides": [2, 2]}, given={"w": floats(6, 4, 3, 3)},
+         attrs={"auto_pad": "SAME_UPPER", "strides": [2, 2]}, passed={"w": floats(6, 4, 3, 3)},
          inputs=["x", "w", "offset"]),
     Case("LinearRegressor", {"x": ("n", "t")}, ({"n": 2, "t": 3}, {"n": 5, "t": 3}), domain="ai.onnx.ml",
          attrs={"coefficients": [1.0, -2.0, 0.5], "intercepts": [0.25]}),
@@ -296,12 +296,12 @@ def test_lengths_that_the_model_computes_are_those_of_its_convolutions():
         helper.make_node("MaxPool", ["h"], ["p"], kernel_shape=[1], strides=[2]),
         helper.make_node("Reshape", ["p", "wanted"], ["y"]),
     ]
-    given = {"one": ints(1), "two": ints(2), "three": ints(3), "minus": ints(-1), "weight": weight}
+    passed = {"one": ints(1), "two": ints(2), "three": ints(3), "minus": ints(-1), "weight": weight}
     model = helper.make_model(
         helper.make_graph(
             nodes, "lengths", [helper.make_tensor_value_info("x", 1, ["batch", 1, "samples"])],
             [helper.make_tensor_value_info("y", 1, None)],
-            [numpy_helper.from_array(v, name) for name, v in given.items()],
+            [numpy_helper.from_array(v, name) for name, v in passed.items()],
         ),
         opset_imports=[helper.make_opsetid("", 17)],
     )
@@ -335,9 +335,9 @@ def test_the_last_element_of_an_axis_broadcasts():
         helper.make_node("Slice", ["x", "from", "to", "axis"], ["last"]),
         helper.make_node("Div", ["x", "last"], ["y"]),
     ]
-    given = {"from": ints(-1), "to": ints(2**63 - 1), "axis": ints(1)}
+    passed = {"from": ints(-1), "to": ints(2**63 - 1), "axis": ints(1)}
     x, y = helper.make_tensor_value_info("x", 1, ["batch", "n"]), helper.make_tensor_value_info("y", 1, None)
-    weights = [numpy_helper.from_array(v, name) for name, v in given.items()]
+    weights = [numpy_helper.from_array(v, name) for name, v in passed.items()]
     graph = helper.make_graph(nodes, "last", [x], [y], weights)
     executor = compiled(from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))[0])
     for shape in ((2, 5), (3, 1)):

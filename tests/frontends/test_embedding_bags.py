@@ -54,11 +54,11 @@ def model(kind="ReduceSum", weighted=False):
         helper.make_node("Gather", ["shape", "first"], ["count"], axis=0),
         helper.make_node("Loop", ["count", "yes"], ["y"], body=loop),
     ]
-    given = [helper.make_tensor_value_info("positions", 7, ["n"]), helper.make_tensor_value_info("offsets", 7, ["m"])]
+    passed = [helper.make_tensor_value_info("positions", 7, ["n"]), helper.make_tensor_value_info("offsets", 7, ["m"])]
     if weighted:
-        given.append(helper.make_tensor_value_info("factors", 1, ["n"]))
+        passed.append(helper.make_tensor_value_info("factors", 1, ["n"]))
     tensors = [numpy_helper.from_array(v, name) for name, v in {**constants, "table": TABLE}.items()]
-    graph = helper.make_graph(nodes, "bags", given, [helper.make_tensor_value_info("y", 1, None)], tensors)
+    graph = helper.make_graph(nodes, "bags", passed, [helper.make_tensor_value_info("y", 1, None)], tensors)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 

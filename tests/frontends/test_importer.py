@@ -283,8 +283,8 @@ def test_a_chain_of_ten_thousand_nodes() -> None:
 
 def test_shapes_of_numpy_s_integers_and_models_in_any_buffer() -> None:
     proto = model([node("Relu", ["x"], ["y"])], [info("x", ["batch", 3])])
-    for given in ({"x": (np.int64(2), np.int32(3))}, {"x": [2, None]}, {"batch": np.int64(2)}):
-        module, _ = from_onnx(proto, shape=given)
+    for passed in ({"x": (np.int64(2), np.int32(3))}, {"x": [2, None]}, {"batch": np.int64(2)}):
+        module, _ = from_onnx(proto, shape=passed)
         assert module["main"].params[0].shape == (2, 3)
     data = proto.SerializeToString()
     for buffer in (data, bytearray(data), memoryview(data)):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from relayc.frontends.onnx import from_onnx
-from tests.frontends.node_cases import check, node_model, refused
+from tests.frontends.node_cases import check, node_model, rejected
 
 Array = np.ndarray[Any, Any]
 RULES = ["linear", "gated", "delta", "gated_delta"]
@@ -57,9 +57,9 @@ def inputs_of(rule: str, batch: int, length: int, heads: int, groups: int, size:
 )
 @pytest.mark.parametrize("domain", ["", "com.microsoft"])
 def test_each_rule(domain, rule, heads, groups, size, width, rates):
-    given = inputs_of(rule, 2, 5, heads, groups, size, width, rates)
-    q, k, v, state, decay, beta = given
-    y, last = linear_attention(*given)
+    passed = inputs_of(rule, 2, 5, heads, groups, size, width, rates)
+    q, k, v, state, decay, beta = passed
+    y, last = linear_attention(*passed)
     result = flat(y)
     assert result is not None
     check("LinearAttention", [flat(q), flat(k), flat(v), state, flat(decay), flat(beta)], [result, last], outputs=2,
@@ -69,22 +69,22 @@ def test_each_rule(domain, rule, heads, groups, size, width, rates):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_sizes_may_all_be_known_at_run_time(rule):
-    given = inputs_of(rule, 2, 5, 4, 2, 6, 40)
-    y, last = linear_attention(*given)
-    result, inputs = flat(y), [flat(x) if i != 3 else x for i, x in enumerate(given)]
+    passed = inputs_of(rule, 2, 5, 4, 2, 6, 40)
+    y, last = linear_attention(*passed)
+    result, inputs = flat(y), [flat(x) if i != 3 else x for i, x in enumerate(passed)]
     assert result is not None
-    opened = {i: [f"x{i}_{axis}" for axis in range(x.ndim)] for i, x in enumerate(inputs) if x is not None}
+    with_symbolic_dims = {i: [f"x{i}_{axis}" for axis in range(x.ndim)] for i, x in enumerate(inputs) if x is not None}
     check("LinearAttention", inputs, [result, last], outputs=2, version=21, update_rule=rule, q_num_heads=4,
-          kv_num_heads=2, dims=opened, rtol=1e-3)  # fmt: skip
+          kv_num_heads=2, dims=with_symbolic_dims, rtol=1e-3)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_without_a_state_it_begins_at_zero(dtype):
     q, k, v, state, _, _ = inputs_of("linear", 1, 6, 2, 1, 8, 24)
     y, last = linear_attention(q, k, v, np.zeros_like(state), None, None)
-    given = [x.reshape(1, 6, -1).astype(dtype) for x in (q, k, v)]
+    passed = [x.reshape(1, 6, -1).astype(dtype) for x in (q, k, v)]
     expected = [y.reshape(1, 6, -1).astype(dtype), last.astype(dtype)]
-    check("LinearAttention", given, expected, outputs=2, domain="", version=27, peer=False, update_rule="linear",
+    check("LinearAttention", passed, expected, outputs=2, domain="", version=27, peer=False, update_rule="linear",
           q_num_heads=2, kv_num_heads=1, rtol=1e-2 if dtype == "float16" else 1e-4, atol=1e-2)  # fmt: skip
 
 
@@ -96,14 +96,14 @@ def test_all_positions_are_one_operator():
     assert text.count("nn.linear_attention") == 1 and "scan" not in text
 
 
-def test_forms_that_are_refused():
+def test_forms_that_are_rejected():
     q = normal(1, 2, 4)
     one, gated = {"q_num_heads": 1, "kv_num_heads": 1}, {"update_rule": "gated"}
-    refused("LinearAttention", [q, q, q], "1 heads of queries for 2", q_num_heads=1, kv_num_heads=2)
-    refused("LinearAttention", [q, q, q], "update_rule", update_rule="other", **one)
-    refused("LinearAttention", [q, q, q], "3 heads", q_num_heads=3, kv_num_heads=1, update_rule="linear")
-    refused("LinearAttention", [q, q[:, :1], q], "keys", update_rule="linear", **one)
-    refused("LinearAttention", [q, q, q, normal(1, 1, 3, 4)], "past_state", update_rule="linear", **one)
-    refused("LinearAttention", [q, q, q], "decay is left out", **gated, **one)
-    refused("LinearAttention", [q, q, q, None, normal(1, 2, 3)], "decay is", **gated, **one)
-    refused("LinearAttention", [q, q, q, None, None, normal(1, 2, 3)], "beta is", update_rule="delta", **one)
+    rejected("LinearAttention", [q, q, q], "1 heads of queries for 2", q_num_heads=1, kv_num_heads=2)
+    rejected("LinearAttention", [q, q, q], "update_rule", update_rule="other", **one)
+    rejected("LinearAttention", [q, q, q], "3 heads", q_num_heads=3, kv_num_heads=1, update_rule="linear")
+    rejected("LinearAttention", [q, q[:, :1], q], "keys", update_rule="linear", **one)
+    rejected("LinearAttention", [q, q, q, normal(1, 1, 3, 4)], "past_state", update_rule="linear", **one)
+    rejected("LinearAttention", [q, q, q], "decay is left out", **gated, **one)
+    rejected("LinearAttention", [q, q, q, None, normal(1, 2, 3)], "decay is", **gated, **one)
+    rejected("LinearAttention", [q, q, q, None, None, normal(1, 2, 3)], "beta is", update_rule="delta", **one)

@@ -62,7 +62,7 @@ def test_what_comes_after_a_join_of_many_parts_counts_in_one_size(chosen: bool):
 def test_neighbours_of_tokens_are_added_to_the_tokens():
     """As MobileBERT embeds: sequences without their first token and a border are as long as those with it."""
     weights = np.random.default_rng(1).standard_normal((16, 8), dtype=np.float32)
-    given = {"first": [1], "end": [2**31], "axis": [1], "border": [0, 0, 0, 0, 1, 0]}
+    passed = {"first": [1], "end": [2**31], "axis": [1], "border": [0, 0, 0, 0, 1, 0]}
     nodes = [
         helper.make_node("Slice", ["x", "first", "end", "axis"], ["cut"]),
         helper.make_node("Pad", ["cut", "border"], ["next"]),
@@ -71,7 +71,7 @@ def test_neighbours_of_tokens_are_added_to_the_tokens():
         helper.make_node("Add", ["embedded", "x"], ["y"]),
     ]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "length", 8])]
-    constants = [numpy_helper.from_array(np.array(v, np.int64), k) for k, v in given.items()]
+    constants = [numpy_helper.from_array(np.array(v, np.int64), k) for k, v in passed.items()]
     constants.append(numpy_helper.from_array(weights, "weights"))
     graph = helper.make_graph(nodes, "neighbours", inputs, [floats("y", "batch", "length", "8")], constants)
     lib = relay.build(from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))[0])

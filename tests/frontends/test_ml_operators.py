@@ -81,7 +81,7 @@ def test_tree_classifier_of_two_classes_with_one_score(transform, weights):
     check("TreeEnsembleClassifier", X, 2, classlabels_int64s=[4, 7], post_transform=transform, **attrs)
 
 
-def test_trees_that_lead_nowhere_are_refused():
+def test_trees_that_lead_nowhere_are_rejected():
     circular = {**leaves("target", [0] * 5, [1.0] * 5), "nodes_falsenodeids": [0, 4, 0, 0, 0, 2, 0, 0]}
     with pytest.raises(OnnxImportError, match="circle"):
         RelayBackend.prepare(model("TreeEnsembleRegressor", X, n_targets=1, **circular))

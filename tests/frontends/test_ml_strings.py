@@ -138,6 +138,6 @@ def test_an_artifact_gives_names_and_maps():
 
 
 @pytest.mark.parametrize("name", ["DictVectorizer", "CastMap"])
-def test_inputs_that_are_maps_are_refused_by_name(name):
+def test_inputs_that_are_maps_are_rejected_by_name(name):
     with pytest.raises(UnsupportedOperatorError, match=f"ai.onnx.ml::{name} .*map"):
         from_onnx(model([helper.make_node(name, ["x"], ["y"], domain=ML)], ["y"]))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontends.node_cases import check, refused
+from tests.frontends.node_cases import check, rejected
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(9, 3)).astype(np.float32)
@@ -92,9 +92,9 @@ def test_classifier_with_probabilities(sizes):
     system = np.block([[q, ones], [ones.transpose(0, 2, 1), np.zeros((len(X), 1, 1))]])
     target = np.broadcast_to(np.eye(len(sizes) + 1)[:, -1:], (len(X), len(sizes) + 1, 1))
     exact = np.linalg.solve(system, target)[:, :-1, 0]
-    given = {"prob_a": slopes.tolist(), "prob_b": offsets.tolist(), "classlabels_ints": LABELS[: len(sizes)].tolist()}
+    passed = {"prob_a": slopes.tolist(), "prob_b": offsets.tolist(), "classlabels_ints": LABELS[: len(sizes)].tolist()}
     expected = [LABELS[winners], exact.astype(np.float32)]
-    results = check("SVMClassifier", [X], expected, rtol=0.0, atol=5e-3, **given, **attrs)
+    results = check("SVMClassifier", [X], expected, rtol=0.0, atol=5e-3, **passed, **attrs)
     np.testing.assert_allclose(results[1].sum(1), 1, rtol=1e-5)
 
 
@@ -103,9 +103,9 @@ def test_linear_classifier(transform):
     weights, rho = rng.normal(size=(3, 3)).astype(np.float32), rng.normal(size=3).astype(np.float32)
     scores = X @ weights.T + rho[0]
     e = np.exp(scores - scores.max(1, keepdims=True))
-    given = {"NONE": scores, "SOFTMAX": e / e.sum(1, keepdims=True), "LOGISTIC": sigmoid(scores)}[transform]
+    passed = {"NONE": scores, "SOFTMAX": e / e.sum(1, keepdims=True), "LOGISTIC": sigmoid(scores)}[transform]
     attrs = {"coefficients": weights.ravel().tolist(), "rho": rho.tolist(), "classlabels_ints": [10, 20, 30]}
-    expected = [LABELS[scores.argmax(1)], given.astype(np.float32)]
+    expected = [LABELS[scores.argmax(1)], passed.astype(np.float32)]
     check("SVMClassifier", [X], expected, outputs=2, post_transform=transform, kernel_type="LINEAR", **attrs, **ML)
 
 
@@ -118,4 +118,4 @@ def test_machines_whose_numbers_do_not_fit():
         ({"prob_a": [0.1]}, "1 and 0 numbers of probability"),
         ({"kernel_params": [0.1]}, "1 kernel parameters"),
     ]:
-        refused("SVMClassifier", [X], text, **{**attrs, "classlabels_ints": [1, 2], **changed})
+        rejected("SVMClassifier", [X], text, **{**attrs, "classlabels_ints": [1, 2], **changed})

@@ -68,7 +68,7 @@ def test_values_that_are_no_raw_data_stay_in_the_message(tmp_path: Path) -> None
     np.testing.assert_array_equal(constants(path)["w0"], expected["w0"])
 
 
-def test_data_of_the_wrong_size_is_refused_as_ever(tmp_path: Path) -> None:
+def test_data_of_the_wrong_size_is_rejected_as_ever(tmp_path: Path) -> None:
     model = make(weights(300))
     model.graph.initializer[0].dims[0] = 301
     path = write(tmp_path / "model.onnx", model.SerializeToString())

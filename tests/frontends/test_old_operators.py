@@ -41,13 +41,13 @@ def test_tile_before_opset_6_repeats_one_axis():
         run("Tile", [x, np.array(1.5, np.float32), np.array(1)], 1)
 
 
-@pytest.mark.parametrize(("texts", "kind"), [(["1", "-2.5", "1E3", "inf"], np.float32), (["7", "-12"], np.int32)])
-def test_strings_that_are_numbers(texts, kind):
-    got = run("Cast", [np.array([texts], object)], 13, to=helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
-    assert got.dtype == kind and got.tolist() == [[float(t) for t in texts]]
+@pytest.mark.parametrize(("strings", "kind"), [(["1", "-2.5", "1E3", "inf"], np.float32), (["7", "-12"], np.int32)])
+def test_strings_that_are_numbers(strings, kind):
+    got = run("Cast", [np.array([strings], object)], 13, to=helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
+    assert got.dtype == kind and got.tolist() == [[float(t) for t in strings]]
 
 
-def test_strings_that_are_no_numbers_are_refused():
+def test_strings_that_are_no_numbers_are_rejected():
     with pytest.raises(ArgumentError, match=r"Cast 'y': the string 'tea' is no number"):
         run("Cast", [np.array(["tea"], object)], 13, to=TensorProto.FLOAT)
 
@@ -79,7 +79,7 @@ def test_max_roi_pool_agrees_with_onnxruntime():
     ("op", "domain", "why"),
     [("ImageDecoder", "", "decode images before the model"), ("CastMap", "ai.onnx.ml", "leave it out")],
 )
-def test_refused_operators_say_why(op, domain, why):
+def test_unsupported_operators_say_why(op, domain, why):
     opset = 1 if domain else 20
     with pytest.raises(UnsupportedOperatorError, match=why) as caught:
         RelayBackend.prepare(model(op, [np.zeros(3, np.uint8)], opset, domain))

@@ -78,8 +78,8 @@ def test_inputs_by_name_and_weights_listed_as_inputs() -> None:
     weight = np.full(3, 2, np.float32)
     inputs = [info("x", [2, 3]), info("w", [3])]
     prepared = backend.prepare(model([helper.make_node("Mul", ["x", "w"], ["y"])], inputs, {"w": weight}))
-    for given in ([X], {"x": X}, [X, weight]):
-        outputs = prepared.run(given)
+    for passed in ([X], {"x": X}, [X, weight]):
+        outputs = prepared.run(passed)
         np.testing.assert_array_equal(outputs[0], X * 2)
         assert outputs["y"] is outputs[0]
     with pytest.raises(OnnxImportError, match="3 inputs given; the model takes 2: x, w"):

@@ -59,7 +59,7 @@ def test_sizes_that_disagree_are_errors() -> None:
 
 
 @pytest.mark.parametrize("dims", [[-1], [2**40], [2**31, 2], [1] * 65])
-def test_absurd_shapes_are_refused_before_anything_is_allocated(dims: list[int]) -> None:
+def test_absurd_shapes_are_rejected_before_anything_is_allocated(dims: list[int]) -> None:
     tensor = TensorProto(data_type=TensorProto.FLOAT, dims=dims, raw_data=b"abcd")
     with pytest.raises(OnnxImportError):
         to_numpy(tensor, None, "w")
@@ -133,7 +133,7 @@ def test_external_data_is_read_at_its_offset(folder: Path) -> None:
         ("w.bin", {"length": "8"}, "expected: 16 bytes"),
     ],
 )
-def test_external_data_that_is_refused(folder: Path, location: str, entries: dict[str, str], message: str) -> None:
+def test_external_data_that_is_rejected(folder: Path, location: str, entries: dict[str, str], message: str) -> None:
     with pytest.raises(OnnxImportError, match=message):
         to_numpy(external(location, **entries), folder, "initializer 'w'")
 

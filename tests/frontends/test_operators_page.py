@@ -10,7 +10,7 @@ from relayc.frontends.onnx.unsupported_operators import UNSUPPORTED
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 
 
-def test_every_version_of_every_operator_is_converted_or_its_operator_refused():
+def test_every_version_of_every_operator_is_converted_or_its_operator_rejected():
     missing = [
         f"{each.domain}::{each.name} since {schema.since_version}"
         for each in operators()
@@ -20,7 +20,7 @@ def test_every_version_of_every_operator_is_converted_or_its_operator_refused():
     assert not missing, missing
 
 
-def test_refused_operators_exist_and_have_no_converter():
+def test_unsupported_operators_exist_and_have_no_converter():
     known = {(each.domain, each.name): each for each in operators()}
     for key, reason in UNSUPPORTED.items():
         assert reason and key in known and not known[key].versions, key

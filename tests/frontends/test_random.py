@@ -19,9 +19,9 @@ def model(op_type: str, inputs: dict[str, Any], opset: int = 22, outputs: int = 
     """One node; `inputs` are (element type, shape) by name."""
     names = ["y", "mask"][:outputs]
     node = helper.make_node(op_type, list(inputs), names, **attributes)
-    given = [helper.make_tensor_value_info(name, *ty) for name, ty in inputs.items() if name]
+    passed = [helper.make_tensor_value_info(name, *ty) for name, ty in inputs.items() if name]
     results = [helper.make_tensor_value_info(name, 0, None) for name in names]
-    graph = helper.make_graph([node], "g", given, results)
+    graph = helper.make_graph([node], "g", passed, results)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
 
 
@@ -119,6 +119,6 @@ def test_dropout_in_training_keeps_the_mean(known):
         assert mask.all() and (y == 3).all()
 
 
-def test_a_type_that_no_number_is_drawn_of_is_refused():
+def test_a_type_that_no_number_is_drawn_of_is_rejected():
     with pytest.raises(OnnxImportError, match=r"random numbers of type int32.*\n.*\n?.*a float type"):
         RelayBackend.prepare(model("RandomUniform", {}, shape=[2], dtype=TensorProto.INT32))

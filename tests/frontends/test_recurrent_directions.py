@@ -27,10 +27,10 @@ def _run(kind: str, direction: str, activations: list[str], weights: list[np.nda
         layout=layout,
     )  # fmt: skip
     stored = [onnx.numpy_helper.from_array(a, n) for a, n in zip(weights, "wrb", strict=True)]
-    given = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape)]
+    passed = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape)]
     results = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in names]
     model = helper.make_model(
-        helper.make_graph([node], "g", given, results, stored), opset_imports=[helper.make_opsetid("", 17)]
+        helper.make_graph([node], "g", passed, results, stored), opset_imports=[helper.make_opsetid("", 17)]
     )
     mod, params = from_onnx(model)
     module = graph_executor.GraphModule(relay.build(mod, "llvm", params)["default"](device("cpu", 0)))

@@ -384,7 +384,7 @@ def test_elements_that_do_not_fit_together():
         compiled(n(2), f(2, 6))
 
 
-def test_element_types_that_differ_are_refused():
+def test_element_types_that_differ_are_rejected():
     nodes = [helper.make_node("Cast", ["x"], ["row"], to=INT64)]
     loop = helper.make_node("Loop", ["trips", "always", "start"], ["all"], body=appending(nodes), name="grow")
     model = model_of([helper.make_node("SequenceConstruct", ["x"], ["start"]), loop], [TRIPS, info("x", [2])],

@@ -34,13 +34,13 @@ def sequence(name: str, kind: int = STRING, shape: Any = None) -> Any:
 
 
 def model_of(nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: Any = None) -> ModelProto:
-    given = [numpy_helper.from_array(np.asarray(x), name) for name, x in (weights or {}).items()]
+    passed = [numpy_helper.from_array(np.asarray(x), name) for name, x in (weights or {}).items()]
     imports = [helper.make_opsetid("", 20), helper.make_opsetid(ML, 3), helper.make_opsetid(MICROSOFT, 1)]
-    graph = helper.make_graph(nodes, "strings", inputs, outputs, given)
+    graph = helper.make_graph(nodes, "strings", inputs, outputs, passed)
     return helper.make_model(graph, opset_imports=imports, ir_version=9)
 
 
-def texts(*values: Any) -> Any:
+def strings(*values: Any) -> Any:
     return np.array(values, object)
 
 
@@ -82,9 +82,9 @@ def test_columns_of_names_are_compiled_once():
     ]
     results = {"hot": FLOAT, "number": INT64, "renamed": STRING, "mapped": INT64, "both": STRING, "chosen": STRING}
     outputs = [value(name, kind) for name, kind in results.items()]
-    weights = {"rome": texts("Rome"), "yes": texts("yes")}
+    weights = {"rome": strings("Rome"), "yes": strings("yes")}
     model = model_of(nodes, [value("city", STRING, ["rows", 1])], outputs, weights)
-    cities = [texts(["Rome"]), texts(["Zürich"], ["Oslo"], ["Berlin"], [""]), np.empty((0, 1), object)]
+    cities = [strings(["Rome"]), strings(["Zürich"], ["Oslo"], ["Berlin"], [""]), np.empty((0, 1), object)]
     check(model, *[{"city": c} for c in cities[:2]])
     module = RelayBackend.prepare(model)
     assert [np.shape(x) for x in module.run([cities[2]])] == [(0, 1, 2), (0, 1), (0, 1), (0, 1), (0, 2), (0, 1)]
@@ -103,11 +103,11 @@ def test_texts_are_classified():
         node("ArgMax", ["counts"], ["best"], axis=1, keepdims=0),
         node("ArrayFeatureExtractor", ["names", "best"], ["name"], domain=ML),
     ]  # fmt: skip
-    weights = {"names": texts("film", "good", "bad", "not good", "good film")}
+    weights = {"names": strings("film", "good", "bad", "not good", "good film")}
     outputs = [value("tokens", STRING), value("counts", FLOAT), value("name", STRING)]
     model = model_of(nodes, [value("text", STRING, ["rows"])], outputs, weights)
     reviews = [["Good film!"], ["bad, BAD film", "not so good a film; good film", ""], ["x"]]
-    check(model, *[{"text": texts(*r)} for r in reviews])
+    check(model, *[{"text": strings(*r)} for r in reviews])
 
 
 def test_characters_and_separators():
@@ -120,7 +120,7 @@ def test_characters_and_separators():
     ]  # fmt: skip
     outputs = [value("words", STRING), value("characters", STRING), value("plain", BOOL)]
     model = model_of(nodes, [value("x", STRING, ["n", "m"])], outputs)
-    check(model, {"x": texts(["a b;c", "é"], ["", "plain text"])}, {"x": texts(["..."])})
+    check(model, {"x": strings(["a b;c", "é"], ["", "plain text"])}, {"x": strings(["..."])})
 
 
 def test_conversions_from_and_to_strings():
@@ -132,14 +132,14 @@ def test_conversions_from_and_to_strings():
     x, i = np.array([0.1, -2.5e-7, 3e20, 16777217, np.inf], np.float32), np.array([0, -1, 2**62, 7, 8])
     check(model, {"x": x, "i": i}, {"x": x[:2], "i": i[:2]})
     with pytest.raises(OnnxImportError, match="no number"):
-        from_onnx(model_of([node("Cast", ["s"], ["y"], to=INT64)], [], [value("y", INT64)], {"s": texts("1.5")}))
+        from_onnx(model_of([node("Cast", ["s"], ["y"], to=INT64)], [], [value("y", INT64)], {"s": strings("1.5")}))
 
 
 def test_unique_strings():
     nodes = [node("Unique", ["x"], ["a", "first", "inverse", "count"]), node("Unique", ["x"], ["b"], sorted=0)]
     outputs = [value("a", STRING), *[value(n, INT64) for n in ("first", "inverse", "count")], value("b", STRING)]
     model = model_of(nodes, [value("x", STRING, ["n"])], outputs)
-    check(model, {"x": texts("b", "ä", "", "b", "a", "B")}, {"x": texts("z")})
+    check(model, {"x": strings("b", "ä", "", "b", "a", "B")}, {"x": strings("z")})
 
 
 def test_lists_of_strings():
@@ -155,9 +155,9 @@ def test_lists_of_strings():
               value("at", INT64, [])]  # fmt: skip
     outputs = [sequence("more"), value("second", STRING), value("joined", STRING), value("count", INT64)]
     model = model_of(nodes, inputs, outputs)
-    at, y = np.array(1), texts("new", "")
-    first = {"x": texts("a", "b", "c"), "sizes": np.array([1, 2]), "y": y, "at": at}
-    second = {"x": texts("a", "b"), "sizes": np.array([0, 1, 1]), "y": texts("z"), "at": np.array(-1)}
+    at, y = np.array(1), strings("new", "")
+    first = {"x": strings("a", "b", "c"), "sizes": np.array([1, 2]), "y": y, "at": at}
+    second = {"x": strings("a", "b"), "sizes": np.array([0, 1, 1]), "y": strings("z"), "at": np.array(-1)}
     expected = [
         [[["a"], ["new", ""], ["b", "c"]], ["new", ""], ["a", "new", "", "b", "c"], 3],
         [[[], ["a"], ["z"], ["b"]], ["b"], ["a", "z", "b"], 4],
@@ -168,8 +168,8 @@ def test_lists_of_strings():
 def test_a_list_of_strings_as_input():
     nodes = [node("SequenceAt", ["xs", "zero"], ["x"]), node("StringConcat", ["x", "end"], ["y"])]
     model = model_of(nodes, [sequence("xs", shape=["n"])], [value("y", STRING), sequence("xs")][:1],
-                     {"zero": np.array(0), "end": texts("!")})  # fmt: skip
-    runs = [{"xs": [texts("a", "b"), texts("c")]}, {"xs": [texts("c")]}]
+                     {"zero": np.array(0), "end": strings("!")})  # fmt: skip
+    runs = [{"xs": [strings("a", "b"), strings("c")]}, {"xs": [strings("c")]}]
     check(model, *runs, expected=[[["a!", "b!"]], [["c!"]]], ask=False)
 
 
@@ -185,7 +185,7 @@ def test_loops_carry_strings_and_lists_of_them():
         [value("i", INT64, []), value("go", BOOL, []), value("s", STRING, [1]), sequence("seen"), value("all", STRING)],
         [value("on", BOOL, []), value("longer", STRING), sequence("more"), value("every", STRING),
          value("longer", STRING)],
-        [numpy_helper.from_array(texts("."), "dot")],
+        [numpy_helper.from_array(strings("."), "dot")],
     )  # fmt: skip
     nodes = [node("SequenceEmpty", [], ["empty"], dtype=STRING),
              node("Loop", ["trips", "", "s", "empty", "s"], ["last", "seen", "all", "rows"], body=body)]  # fmt: skip
@@ -196,23 +196,23 @@ def test_loops_carry_strings_and_lists_of_them():
         rows = [[s + "." * (k + 1)] for k in range(trips)]
         return [rows[-1], rows, [s, *[row[0] for row in rows]], rows]
 
-    runs = [{"trips": np.array(n), "s": texts(s)} for s, n in (("a", 3), ("", 1), ("zz", 40))]
+    runs = [{"trips": np.array(n), "s": strings(s)} for s, n in (("a", 3), ("", 1), ("zz", 40))]
     check(model, *runs, expected=[expected("a", 3), expected("", 1), expected("zz", 40)], ask=False)
 
 
 def test_branches_and_optional_strings():
     def branch(name: str, nodes: list[Any], weights: Any) -> Any:
-        given = [numpy_helper.from_array(x, n) for n, x in weights.items()]
-        return helper.make_graph(nodes, name, [], [value(f"{name}_y", STRING)], given)
+        passed = [numpy_helper.from_array(x, n) for n, x in weights.items()]
+        return helper.make_graph(nodes, name, [], [value(f"{name}_y", STRING)], passed)
 
     greet = [node("OptionalGetElement", ["name"], ["given"]), node("StringConcat", ["hello", "given"], ["with_y"])]
-    has = branch("with", greet, {"hello": texts("hello ")})
-    without = branch("without", [node("Identity", ["nobody"], ["without_y"])], {"nobody": texts("who is there?")})
+    has = branch("with", greet, {"hello": strings("hello ")})
+    without = branch("without", [node("Identity", ["nobody"], ["without_y"])], {"nobody": strings("who is there?")})
     nodes = [node("OptionalHasElement", ["name"], ["has"]),
              node("If", ["has"], ["y"], then_branch=has, else_branch=without)]  # fmt: skip
     held = helper.make_optional_type_proto(helper.make_tensor_type_proto(STRING, ["n"]))
     model = model_of(nodes, [helper.make_value_info("name", held)], [value("y", STRING)])
-    runs = [{"name": texts("you", "all")}, {"name": None}, {"name": texts("me")}]
+    runs = [{"name": strings("you", "all")}, {"name": None}, {"name": strings("me")}]
     check(model, *runs, expected=[[["hello you", "hello all"]], [["who is there?"]], [["hello me"]]], ask=False)
 
 
@@ -246,8 +246,8 @@ def test_the_command_line_takes_and_gives_strings(tmp_path):
 
     artifact = tmp_path / "model.relayc"
     assert "input 'city' (strings, as numbers)" in relayc("compile", tmp_path / "model.onnx", "-o", artifact)
-    for given in ("rows.json", "rows.npz"):
-        printed = relayc("run", artifact, "--input", tmp_path / given, "-o", tmp_path / "y.npz", "--print-top", 2)
+    for passed in ("rows.json", "rows.npz"):
+        printed = relayc("run", artifact, "--input", tmp_path / passed, "-o", tmp_path / "y.npz", "--print-top", 2)
         assert "class: string[2]" in printed and "the first of class: 'yes', 'no'" in printed
         with np.load(tmp_path / "y.npz", allow_pickle=False) as saved:
             assert saved["class"].tolist() == ["yes", "no"] and saved["chances[yes]"].shape == (2,)
@@ -265,7 +265,7 @@ def test_the_command_line_takes_and_gives_strings(tmp_path):
 def test_strings_are_verified(against):
     if against == "onnxruntime":
         pytest.importorskip("onnxruntime")
-    inputs = {"city": texts(["Rome"], ["Oslo"]), "age": np.array([[3], [60]], np.float32)}
+    inputs = {"city": strings(["Rome"], ["Oslo"]), "age": np.array([[3], [60]], np.float32)}
     report = verify(pipeline(), inputs, against=against)
     assert report.agrees and {c.tensor for c in report.tensors} >= {"hot", "class", "scores", "chances[0]"}
 

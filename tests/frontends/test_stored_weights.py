@@ -137,13 +137,13 @@ def test_parameters_of_the_function_are_read_at_once(tmp_path: Path) -> None:
 
 
 def test_a_file_that_can_not_be_opened_is_a_fault_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, opened = tmp_path / "model.onnx", os.open
+    path, with_symbolic_dims = tmp_path / "model.onnx", os.open
     onnx.save(layers(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
 
     def denied(name: str | Path, flags: int) -> int:
         if Path(name).name == "weights.bin":
             raise PermissionError(13, "Permission denied")
-        return opened(name, flags)
+        return with_symbolic_dims(name, flags)
 
     monkeypatch.setattr(os, "open", denied)
     with pytest.raises(OnnxImportError, match=r"external data file 'weights.bin' can't be read: .*Permission denied"):

@@ -59,8 +59,8 @@ def test_transposed_convolutions(case: tuple[Any, ...], computed: bool) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     mod, params = from_onnx(model)
     module = graph_executor.GraphModule(relay.build(mod, target="llvm", params=params)["default"](device("cpu", 0)), 2)
-    given = feeds if computed else {"x": feeds["x"]}
-    for name, value in given.items():
+    passed = feeds if computed else {"x": feeds["x"]}
+    for name, value in passed.items():
         module.set_input(name, value)
     module.run()
     exact = transposed(feeds["x"], feeds["w"], attributes)

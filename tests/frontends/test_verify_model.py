@@ -81,12 +81,12 @@ def listing_model() -> onnx.ModelProto:
 def test_lists_that_a_run_makes_are_compared_element_by_element(oracle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if oracle == "onnxruntime":
         pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    given = {"trips": np.array(2), "x": X}
-    report = verify(listing_model(), given, against=oracle)
+    passed = {"trips": np.array(2), "x": X}
+    report = verify(listing_model(), passed, against=oracle)
     assert report.agrees and {"length of s", "s[0]", "s[1]", "joined", "y"} <= {c.tensor for c in report.tensors}
     right = Tanh.compute
     monkeypatch.setattr(Tanh, "compute", lambda self, x: right(self, right(self, x)))
-    report = verify(listing_model(), given, against=oracle)
+    report = verify(listing_model(), passed, against=oracle)
     assert report.departs is not None and report.departs.tensor == "s[0]"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from tests.fuzz.builder import FLOATS, INTEGERS, NUMBERS, GraphBuilder, Value, operator
-from tests.fuzz.dims import broadcast_shapes, is_open
+from tests.fuzz.dims import broadcast_shapes, is_symbolic
 from tests.fuzz.schemas import NARROW, as_dtype, kind_of
 
 __all__ = ["broadcast", "partner"]
@@ -90,11 +90,11 @@ def partner(g: GraphBuilder, x: Value, dtype: str | None = None, low: float = -2
         shape = [1 if g.chance(0.4) else d for d in shape]
         shape = shape[g.integer(0, len(shape)) :] if g.chance(0.3) else shape
     same = [v for v in g.values if v.shape == tuple(shape) and v.dtype == (dtype or x.dtype)]
-    same = [v for v in same if [is_open([d]) for d in v.shape] == [is_open([d]) for d in shape]]
+    same = [v for v in same if [is_symbolic([d]) for d in v.shape] == [is_symbolic([d]) for d in shape]]
     same = [v for v in same if v is not x and low * 50 <= v.low and v.high <= high * 50 and (low < 0 or v.low >= low)]
     if same and g.chance(0.5):
         return g.choice(same)
-    make = g.weight if g.chance(0.4) and not is_open(shape) else g.input
+    make = g.weight if g.chance(0.4) and not is_symbolic(shape) else g.input
     return make(dtype or x.dtype, shape, low, high)
 
 

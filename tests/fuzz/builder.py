@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from tests.fuzz.dims import SYMBOLS, Open, is_open, shape_at
+from tests.fuzz.dims import SYMBOLS, Symbolic, is_symbolic, shape_at
 from tests.fuzz.names import reads
 from tests.fuzz.schemas import as_dtype, exists, has_attribute, input_count, kind_of, types_of
 
@@ -93,7 +93,7 @@ class Value:
     @property
     def is_static(self) -> bool:
         """Is every dimension a number?"""
-        return not is_open(self.shape)
+        return not is_symbolic(self.shape)
 
     @property
     def largest(self) -> float:
@@ -203,9 +203,9 @@ class GraphBuilder:
         if smallest == 0 and dims and self.chance(0.05):
             dims[self.integer(0, len(dims) - 1)] = 0
         if self.dynamic and dims and self.chance(0.6):
-            dims[0] = Open.named("batch")
+            dims[0] = Symbolic.named("batch")
             if len(dims) > 1 and self.chance(0.4):
-                dims[1] = Open.named("length")
+                dims[1] = Symbolic.named("length")
         return tuple(dims)
 
     # -- the operator set
@@ -272,14 +272,14 @@ class GraphBuilder:
 
     def weight(self, dtype: str, shape: Sequence[int], low: float = -1.0, high: float = 1.0) -> Value:
         """A constant tensor as a value. Not for open dimensions: raises LookupError."""
-        if is_open(shape):
+        if is_symbolic(shape):
             raise LookupError("a constant has no open dimensions")
         array = self.fill(dtype, shape, low, high)
         return Value(self.constant(array), dtype, tuple(shape), True, *_bounds(array))
 
     def operand(self, dtype: str, shape: Sequence[int], low: float = -1.0, high: float = 1.0) -> Value:
         """A second operand: mostly a constant; an input where dimensions are open."""
-        make = self.input if is_open(shape) or self.chance(0.3) else self.weight
+        make = self.input if is_symbolic(shape) or self.chance(0.3) else self.weight
         return make(dtype, shape, low, high)
 
     def pick(
@@ -405,7 +405,7 @@ class GraphBuilder:
 
     def _runs(self, seed: int, inputs: dict[str, _Input]) -> list[dict[str, Array]]:
         runs = [{name: self.arrays[name] for name in inputs}]
-        if any(is_open(x.shape) for x in inputs.values()):
+        if any(is_symbolic(x.shape) for x in inputs.values()):
             for sizes in (dict.fromkeys(SYMBOLS, 1), {name: self.integer(1, 13) for name in SYMBOLS}):
                 numbers = np.random.default_rng([seed, *sizes.values()])
                 runs.append({
@@ -415,7 +415,7 @@ class GraphBuilder:
         return runs
 
     def _declare(self, name: str, x: _Input) -> ValueInfoProto:
-        dims = [(d.symbol or f"{name}_{i}") if isinstance(d, Open) else d for i, d in enumerate(x.shape)]
+        dims = [(d.symbol or f"{name}_{i}") if isinstance(d, Symbolic) else d for i, d in enumerate(x.shape)]
         return _declaration(name, x.dtype, dims)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from tests.fuzz.builder import GraphBuilder, Value, operator
-from tests.fuzz.dims import Open, is_open
+from tests.fuzz.dims import Symbolic, is_symbolic
 
 __all__: list[str] = []
 
@@ -21,13 +21,13 @@ def _rows(g: GraphBuilder, kinds: Sequence[str] = KINDS, features: int | None = 
     """A table [N, features]: the number of rows may be open."""
 
     def fits(v: Value) -> bool:
-        return not is_open(v.shape[1:]) and features in (None, v.shape[1])
+        return not is_symbolic(v.shape[1:]) and features in (None, v.shape[1])
 
     found = [v for v in g.values if v.dtype in kinds and v.rank == 2 and v.size and v.largest < 20 and fits(v)]
     found = [v for v in found if v.exact or not exact]
     if found and g.chance(0.6):
         return g.choice(found)
-    batch = Open.named("batch") if g.dynamic and g.chance(0.7) else g.integer(1, 6)
+    batch = Symbolic.named("batch") if g.dynamic and g.chance(0.7) else g.integer(1, 6)
     return g.input(g.choice(kinds), (batch, features or g.integer(1, 6)), -3, 3)
 
 

@@ -18,7 +18,7 @@ from relayc.frontends.onnx.verify import departure
 from relayc.te.errors import CompileError
 from tests.fuzz.builder import Sample, Value, random_graph
 from tests.fuzz.names import reads
-from tests.fuzz.oracle import Refused, evaluate, expected_outputs, unit_noise
+from tests.fuzz.oracle import InvalidModel, evaluate, expected_outputs, unit_noise
 from tests.fuzz.schemas import kind_of
 
 __all__ = ["Finding", "check", "check_seed", "compare_outputs", "shrink"]
@@ -48,7 +48,7 @@ def check(sample: Sample, device: str = "CPU") -> None:
     for i, inputs in enumerate(sample.runs):
         try:
             expected = expected_outputs(sample, inputs)
-        except Refused:
+        except InvalidModel:
             if i == 0:
                 raise
             continue  # dimensions that are too small for an operator of the graph
@@ -148,13 +148,13 @@ def _smaller(sample: Sample) -> list[Sample]:
         ends = [known.get(n) or Value(n, values[n].dtype.name, values[n].shape, False, 0.0, 0.0) for n in names]
         found.extend(_cut(sample, set(range(i + 1)), [end], {}) for end in ends)
     for i, node in enumerate(nodes):
-        given = {n: values[n] for n in node.output if n}
-        if known.keys().isdisjoint(given) and all(isinstance(value, np.ndarray) for value in given.values()):
-            found.append(_cut(sample, set(range(len(nodes))) - {i}, sample.outputs, given))
+        passed = {n: values[n] for n in node.output if n}
+        if known.keys().isdisjoint(passed) and all(isinstance(value, np.ndarray) for value in passed.values()):
+            found.append(_cut(sample, set(range(len(nodes))) - {i}, sample.outputs, passed))
     return found
 
 
-def _cut(sample: Sample, nodes: set[int], outputs: list[Value], given: Arrays) -> Sample:
+def _cut(sample: Sample, nodes: set[int], outputs: list[Value], passed: Arrays) -> Sample:
     """The nodes that the outputs still need among `nodes`, with values given for tensors that nothing makes."""
     graph = sample.model.graph
     needed = {v.name for v in outputs}
@@ -171,7 +171,7 @@ def _cut(sample: Sample, nodes: set[int], outputs: list[Value], given: Arrays) -
     model.graph.output.extend([ValueInfoProto(name=v.name) for v in outputs])
     model.graph.input.extend([i for i in graph.input if i.name in needed])
     model.graph.initializer.extend([t for t in graph.initializer if t.name in needed])
-    extra = {name: value for name, value in given.items() if name in needed}
+    extra = {name: value for name, value in passed.items() if name in needed}
     for name, value in extra.items():
         model.graph.input.append(helper.make_tensor_value_info(name, kind_of(value.dtype.name), value.shape))
     runs = [{**{name: a for name, a in run.items() if name in needed}, **extra} for run in sample.runs]
@@ -196,6 +196,6 @@ def _fails(sample: Sample, device: str) -> bool:
         check(sample, device)
     except Finding:
         return True
-    except Refused:
+    except InvalidModel:
         return False
     return False

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["SYMBOLS", "Open", "broadcast_shapes", "is_open", "shape_at"]
+__all__ = ["SYMBOLS", "Symbolic", "broadcast_shapes", "is_symbolic", "shape_at"]
 
 Sizes = Mapping[str, int]
 
@@ -14,47 +14,47 @@ SYMBOLS = {"batch": 7, "length": 11}
 """Named dimensions, by their sizes while a graph is made: sizes that other dimensions rarely have."""
 
 
-class Open(int):
+class Symbolic(int):
     """A size known only at run time: the integer that it is while the graph is made, and `at` gives it for any sizes of
     the named dimensions. Arithmetic with one gives another."""
 
     at: Callable[[Sizes], int]
     symbol: str | None
 
-    def __new__(cls, value: int, at: Callable[[Sizes], int], symbol: str | None = None) -> Open:
+    def __new__(cls, value: int, at: Callable[[Sizes], int], symbol: str | None = None) -> Symbolic:
         made = super().__new__(cls, value)
         made.at, made.symbol = at, symbol
         return made
 
     @staticmethod
-    def named(symbol: str) -> Open:
+    def named(symbol: str) -> Symbolic:
         """The dimension of this name."""
-        return Open(SYMBOLS[symbol], lambda sizes: sizes[symbol], symbol)
+        return Symbolic(SYMBOLS[symbol], lambda sizes: sizes[symbol], symbol)
 
 
 def _at(size: int, sizes: Sizes) -> int:
-    return size.at(sizes) if isinstance(size, Open) else size
+    return size.at(sizes) if isinstance(size, Symbolic) else size
 
 
 def _lifted(apply: Callable[[int, int], int], swapped: bool = False) -> Any:
-    def method(self: Open, other: Any) -> Any:
+    def method(self: Symbolic, other: Any) -> Any:
         if not isinstance(other, int):
             return NotImplemented
         a, b = (other, self) if swapped else (self, other)
-        return Open(apply(int(a), int(b)), lambda sizes: apply(_at(a, sizes), _at(b, sizes)))
+        return Symbolic(apply(int(a), int(b)), lambda sizes: apply(_at(a, sizes), _at(b, sizes)))
 
     return method
 
 
 for _name in ("add", "sub", "mul", "floordiv"):
-    setattr(Open, f"__{_name}__", _lifted(getattr(operator, _name)))
-    setattr(Open, f"__r{_name}__", _lifted(getattr(operator, _name), swapped=True))
-Open.__neg__ = lambda self: 0 - self  # type: ignore[method-assign]
+    setattr(Symbolic, f"__{_name}__", _lifted(getattr(operator, _name)))
+    setattr(Symbolic, f"__r{_name}__", _lifted(getattr(operator, _name), swapped=True))
+Symbolic.__neg__ = lambda self: 0 - self  # type: ignore[method-assign]
 
 
-def is_open(shape: Sequence[int]) -> bool:
+def is_symbolic(shape: Sequence[int]) -> bool:
     """Is a dimension known only at run time?"""
-    return any(isinstance(d, Open) for d in shape)
+    return any(isinstance(d, Symbolic) for d in shape)
 
 
 def shape_at(shape: Sequence[int], sizes: Sizes) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _common(dims: Sequence[int]) -> int:
-    wide = [d for d in dims if isinstance(d, Open) or d != 1]
-    if len({int(d) for d in wide}) > 1 or len({isinstance(d, Open) for d in wide}) > 1:
+    wide = [d for d in dims if isinstance(d, Symbolic) or d != 1]
+    if len({int(d) for d in wide}) > 1 or len({isinstance(d, Symbolic) for d in wide}) > 1:
         raise LookupError("shapes that do not broadcast")
     return wide[0] if wide else 1

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from tests.fuzz.builder import GraphBuilder, Modern, Value, operator
-from tests.fuzz.dims import Open, is_open
+from tests.fuzz.dims import Symbolic, is_symbolic
 from tests.fuzz.reductions import axes_operand
 from tests.fuzz.schemas import kind_of
 
@@ -123,7 +123,7 @@ def _growing_loop(g: GraphBuilder) -> Value:
 def scan(g: GraphBuilder) -> Value:
     if g.opset < 9:
         raise LookupError("another operator by this name")
-    rows: int = Open.named("length") if g.dynamic and g.chance(0.6) else g.integer(1, 6)
+    rows: int = Symbolic.named("length") if g.dynamic and g.chance(0.6) else g.integer(1, 6)
     shape = g.shape(0, 2)
     x = g.input("float32", (rows, *shape))
     state = g.operand("float32", shape)
@@ -137,7 +137,7 @@ def scan(g: GraphBuilder) -> Value:
     for attribute in ("scan_input_directions", "scan_output_directions"):
         if g.chance(0.25):
             how[attribute] = [1]
-    if shape and not is_open((rows, *shape)) and g.chance(0.3):
+    if shape and not is_symbolic((rows, *shape)) and g.chance(0.3):
         x = g.input("float32", (*shape, rows))
         how["scan_input_axes"] = [len(shape)]
     final = g.node("Scan", [state, x], "float32", shape, False, -1, 1, outputs=2, body=body, num_scan_inputs=1, **how)

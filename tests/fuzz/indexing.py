@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.fuzz.builder import NUMBERS, GraphBuilder, Value, operator
-from tests.fuzz.dims import Open
+from tests.fuzz.dims import Symbolic
 from tests.fuzz.structure import moved
 
 __all__: list[str] = []
@@ -15,7 +15,7 @@ ANY = (*NUMBERS, "bool")
 
 def legal_indices(size: int) -> int:
     """A number of indices that stays legal when an open dimension is smaller."""
-    return 1 if isinstance(size, Open) else min(size, 8)
+    return 1 if isinstance(size, Symbolic) else min(size, 8)
 
 
 @operator("Gather", weight=2)
@@ -41,7 +41,7 @@ def gather_elements(g: GraphBuilder) -> Value:
 @operator("GatherND")
 def gather_nd(g: GraphBuilder) -> Value:
     x = g.pick(g.types("GatherND", ANY), 1, smallest=1)
-    batch = 1 if g.opset >= 12 and x.rank > 1 and not isinstance(x.shape[0], Open) and g.chance(0.3) else 0
+    batch = 1 if g.opset >= 12 and x.rank > 1 and not isinstance(x.shape[0], Symbolic) and g.chance(0.3) else 0
     depth = g.integer(1, x.rank - batch)
     lead = [*x.shape[:batch], *[g.integer(1, 4) for _ in range(g.integer(0, 1))]]
     columns = [g.numbers.integers(0, legal_indices(x.shape[batch + i]), lead) for i in range(depth)]
@@ -144,7 +144,7 @@ def _counted(g: GraphBuilder, value: Value) -> Value:
 def compress(g: GraphBuilder) -> Value:
     x = g.pick(g.types("Compress", ("float32", "int64", "bool", "float16")), 1, 3, smallest=1)
     axis = g.integer(0, x.rank - 1)
-    if isinstance(x.shape[axis], Open):
+    if isinstance(x.shape[axis], Symbolic):
         raise LookupError("picking of a named dimension")
     wanted = [True, *[g.chance(0.5) for _ in range(x.shape[axis] - 1)]]
     shape = [sum(wanted) if i == axis else d for i, d in enumerate(x.shape)]

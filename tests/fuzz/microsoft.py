@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz.builder import GraphBuilder, Value, operator
-from tests.fuzz.dims import Open, is_open
+from tests.fuzz.dims import Symbolic, is_symbolic
 from tests.fuzz.products import image
 
 __all__: list[str] = []
@@ -34,7 +34,7 @@ def _maybe(g: GraphBuilder, dtype: str, shape: Sequence[int], share: float = 0.5
 
 @operator("com.microsoft.Gelu", "com.microsoft.QuickGelu", "com.microsoft.BiasGelu", "com.microsoft.FastGelu")
 def gelu(g: GraphBuilder, name: str) -> Value:
-    x = g.pick(("float32",), 1, 4, within=TAME, smallest=1, where=lambda v: not is_open(v.shape[-1:]))
+    x = g.pick(("float32",), 1, 4, within=TAME, smallest=1, where=lambda v: not is_symbolic(v.shape[-1:]))
     bias = [g.operand("float32", x.shape[-1:])] if name.endswith("BiasGelu") or g.chance(0.5) else []
     if name.endswith((".Gelu", "QuickGelu")):
         bias = []
@@ -47,7 +47,7 @@ _FUSED = ("Relu", "Tanh", "Sigmoid", "LeakyRelu")
 
 @operator("com.microsoft.FusedGemm")
 def fused_gemm(g: GraphBuilder) -> Value:
-    m = Open.named("batch") if g.dynamic else g.integer(1, 9)
+    m = Symbolic.named("batch") if g.dynamic else g.integer(1, 9)
     k, n = g.integer(1, 20), g.integer(1, 40)
     trans_a, trans_b = g.integer(0, 1), g.integer(0, 1)
     a = g.input("float32", (k, m) if trans_a else (m, k))
@@ -63,7 +63,7 @@ def fused_gemm(g: GraphBuilder) -> Value:
 @operator("com.microsoft.FusedConv")
 def fused_conv(g: GraphBuilder) -> Value:
     x = image(g, 2)
-    if is_open(x.shape[2:]) or min(x.shape[2:]) < 3:
+    if is_symbolic(x.shape[2:]) or min(x.shape[2:]) < 3:
         raise LookupError("kept to images that hold the window")
     m = g.integer(1, 20)
     weight = g.weight("float32", (m, x.shape[1], 3, 3))
@@ -84,7 +84,7 @@ def fused_matmul(g: GraphBuilder, name: str) -> Value:
     lead: list[int] = [g.integer(1, 3) for _ in range(g.integer(0, 2))]
     m, k, n = g.integer(1, 9), g.integer(1, 20), g.choice([g.integer(1, 9), 33])
     if g.dynamic:
-        m = Open.named("length")
+        m = Symbolic.named("length")
     trans_a, trans_b = g.integer(0, 1), g.integer(0, 1)
     a = g.input("float32", (*lead, k, m) if trans_a else (*lead, m, k))
     b = g.operand("float32", (*lead, n, k) if trans_b else (*lead, k, n))
@@ -96,7 +96,7 @@ def fused_matmul(g: GraphBuilder, name: str) -> Value:
 def inverse(g: GraphBuilder) -> Value:
     n = g.integer(1, 4)
     lead = g.shape(0, 1)
-    if is_open(lead):
+    if is_symbolic(lead):
         raise LookupError("kept to fixed sizes")
     x = g.fill("float32", (*lead, n, n), -0.3, 0.3) + 2 * np.eye(n, dtype=np.float32)
     return g.node("com.microsoft.Inverse", [g.constant(x, "float32")], "float32", x.shape, False, -2, 2)
@@ -109,7 +109,7 @@ def few_bits(g: GraphBuilder) -> Value:
     blocks = -(-k // size)
     rows: Sequence[int] = g.choice([(g.integer(1, 5),), (2, 3), (1,), (20,)])
     if g.dynamic:
-        rows = (Open.named("batch"), *rows[1:])
+        rows = (Symbolic.named("batch"), *rows[1:])
     x = g.input("float32", (*rows, k))
     codes = g.constant(g.numbers.integers(0, 256, (n, blocks, size * bits // 8)), "uint8")
     scales = g.constant(g.fill("float32", (n, blocks), 0.01, 0.05), "float32")
@@ -152,7 +152,7 @@ def matmul_16(g: GraphBuilder) -> Value:
 
 @operator("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization", weight=2)
 def skip_norm(g: GraphBuilder, name: str) -> Value:
-    batch: int = Open.named("batch") if g.dynamic else g.integer(1, 3)
+    batch: int = Symbolic.named("batch") if g.dynamic else g.integer(1, 3)
     x = g.input("float32", (batch, g.integer(1, 4), g.choice([g.integer(2, 9), 32])))
     skip = g.input("float32", x.shape)
     vectors: Inputs = [g.weight("float32", x.shape[-1:], 0.5, 1.5)]
@@ -171,7 +171,7 @@ def skip_norm(g: GraphBuilder, name: str) -> Value:
 
 @operator("com.microsoft.EmbedLayerNormalization")
 def embeddings(g: GraphBuilder) -> Value:
-    batch: int = Open.named("batch") if g.dynamic else g.integer(1, 3)
+    batch: int = Symbolic.named("batch") if g.dynamic else g.integer(1, 3)
     length, hidden = g.integer(1, 5), g.integer(2, 9)
     words = g.input("int32", (batch, length), 0, 6)
     segments = g.input("int32", (batch, length), 0, 1) if g.chance(0.5) else None
@@ -190,8 +190,8 @@ def embeddings(g: GraphBuilder) -> Value:
 
 def _sizes(g: GraphBuilder) -> tuple[int, int, int, int]:
     """Batch, length, heads, size of a head."""
-    batch: int = Open.named("batch") if g.dynamic and g.chance(0.6) else g.integer(1, 3)
-    length: int = Open.named("length") if g.dynamic and g.chance(0.6) else g.integer(1, 6)
+    batch: int = Symbolic.named("batch") if g.dynamic and g.chance(0.6) else g.integer(1, 3)
+    length: int = Symbolic.named("length") if g.dynamic and g.chance(0.6) else g.integer(1, 6)
     return batch, length, g.integer(1, 3), g.choice([2, 4, 8, 16])
 
 
@@ -283,7 +283,7 @@ def _target(g: GraphBuilder, kind: str, scale: float, zero: int | None = None, f
 
 
 def _image_shape(g: GraphBuilder) -> tuple[int, ...]:
-    batch: int = Open.named("batch") if g.dynamic and g.chance(0.5) else g.integer(1, 2)
+    batch: int = Symbolic.named("batch") if g.dynamic and g.chance(0.5) else g.integer(1, 2)
     return (batch, g.integer(1, 6), g.integer(2, 6), g.integer(2, 6))
 
 
@@ -291,7 +291,7 @@ def _image_shape(g: GraphBuilder) -> tuple[int, ...]:
 def quantised_arithmetic(g: GraphBuilder, name: str) -> Value:
     kind = g.choice(["uint8", "int8"])
     shape = g.shape(1, 4)
-    other = tuple(1 if g.chance(0.3) and not isinstance(d, Open) else d for d in shape)
+    other = tuple(1 if g.chance(0.3) and not isinstance(d, Symbolic) else d for d in shape)
     inputs = [*_codes(g, kind, shape), *_codes(g, kind, other), *_target(g, kind, 0.5 if "Mul" in name else 0.125)]
     return g.node(name, inputs, kind, shape, True, *_RANGES[kind])
 
@@ -366,7 +366,7 @@ def quantise(g: GraphBuilder, name: str) -> Value:
     kind = g.choice(["uint8", "int8", "uint16", "int16"])
     shape = g.shape(1, 4)
     axis = len(shape) - 1
-    along = shape[axis:] if not is_open(shape[axis:]) and g.chance(0.3) else ()
+    along = shape[axis:] if not is_symbolic(shape[axis:]) and g.chance(0.3) else ()
     scale = g.constant(np.full(along, 0.125, np.float32) * g.numbers.choice([1.0, 0.5], along), "float32")
     zero = g.constant(np.full(along, g.integer(0, 30)), kind)
     if ".Q" in name:
@@ -389,7 +389,7 @@ def moved(g: GraphBuilder, name: str) -> Value:
         axis = g.integer(0, x.rank)
         shape = (*x.shape[:axis], 1, *x.shape[axis:])
         return g.node(name, [x, g.constant(axis, "int32")], x.dtype, shape, x.exact, x.low, x.high)
-    rows = 1 if isinstance(x.shape[0], Open) else x.shape[0]
+    rows = 1 if isinstance(x.shape[0], Symbolic) else x.shape[0]
     picked = [[g.integer(0, rows - 1)] for _ in range(g.integer(1, 3))]
     inputs = [x, g.constant(picked, "int64")]
     return g.node(name, inputs, x.dtype, (len(picked), *x.shape[1:]), x.exact, x.low, x.high)

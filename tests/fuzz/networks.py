@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzz.builder import GraphBuilder, Value, operator
-from tests.fuzz.dims import Open
+from tests.fuzz.dims import Symbolic
 from tests.fuzz.products import TAME, image
 
 __all__: list[str] = []
@@ -68,8 +68,8 @@ def lp_norm(g: GraphBuilder) -> Value:
 def recurrence(g: GraphBuilder, name: str) -> Value:
     steps, batch, features, hidden = (g.integer(1, 4) for _ in range(4))
     if g.dynamic:
-        steps = Open.named("length") if g.chance(0.5) else steps
-        batch = Open.named("batch") if g.chance(0.5) else batch
+        steps = Symbolic.named("length") if g.chance(0.5) else steps
+        batch = Symbolic.named("batch") if g.chance(0.5) else batch
     direction = g.choice(["forward", "reverse", "bidirectional"])
     count, gates = 1 + (direction == "bidirectional"), {"LSTM": 4, "GRU": 3, "RNN": 1}[name]
     x = g.input("float32", (steps, batch, features))
@@ -77,7 +77,7 @@ def recurrence(g: GraphBuilder, name: str) -> Value:
         x, g.weight("float32", (count, gates * hidden, features)), g.weight("float32", (count, gates * hidden, hidden)),
         g.weight("float32", (count, 2 * gates * hidden)) if g.chance(0.6) else None,
     ]  # fmt: skip
-    static = not isinstance(batch, Open) and not isinstance(steps, Open)
+    static = not isinstance(batch, Symbolic) and not isinstance(steps, Symbolic)
     parts.append(g.constant([g.integer(1, steps) for _ in range(batch)], "int32") if static and g.chance(0.3) else None)
     parts.append(g.operand("float32", (count, batch, hidden)) if g.chance(0.4) else None)
     attributes = {"linear_before_reset": g.integer(0, 1)} if g.has(name, "linear_before_reset") else {}
@@ -97,8 +97,8 @@ def attention(g: GraphBuilder) -> Value:
     if g.chance(0.2):
         queries, keys, width = g.integer(8, 20), g.integer(8, 40), 4 * width
     if g.dynamic:
-        batch = Open.named("batch")
-        queries = keys = Open.named("length") if g.chance(0.6) else queries
+        batch = Symbolic.named("batch")
+        queries = keys = Symbolic.named("length") if g.chance(0.6) else queries
     heads, width = heads * 2, width * 4
     kv_heads = g.choice([heads, heads // 2])
     dtype = g.choice(HALF)

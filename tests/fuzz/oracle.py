@@ -21,7 +21,7 @@ from tests.fuzz.names import reads
 from tests.fuzz.schemas import NARROW, as_dtype, kind_of
 from tests.reference_backend import ReferenceBackend
 
-__all__ = ["Refused", "evaluate", "expected_outputs", "onnxruntime_outputs", "reference_outputs", "unit_noise"]
+__all__ = ["InvalidModel", "evaluate", "expected_outputs", "onnxruntime_outputs", "reference_outputs", "unit_noise"]
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
@@ -56,7 +56,7 @@ _WRONG_OF_NOTHING = frozenset(("ReduceL1", "ReduceL2", "ReduceMean", "ReduceSum"
 """Of no elements along two axes onnxruntime makes none, where the sum over both is one zero; means of none are 0."""
 
 
-class Refused(Exception):
+class InvalidModel(Exception):
     """No oracle takes the model: it is not valid at these sizes."""
 
 
@@ -77,20 +77,20 @@ def evaluate(sample: Sample, inputs: Arrays, noise: Noise = lambda array: array)
     values: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     values.update({name: noise(array) for name, array in inputs.items()})
     for node in graph.node:
-        given = {name: values[name] for name in reads(node)}
+        passed = {name: values[name] for name in reads(node)}
         opsets, nodes = list(sample.model.opset_import), [node]
         if node.name in sample.modern:
             opsets, nodes = [helper.make_opsetid("", NEWEST)], sample.modern[node.name]
         names = [name for name in node.output if name]
-        model = _small_model(nodes, opsets, given, names, {t.name for t in graph.initializer})
+        model = _small_model(nodes, opsets, passed, names, {t.name for t in graph.initializer})
         known = {t.name for t in model.graph.initializer}
-        native = _FOREIGN.isdisjoint([sample.dtypes.get(name, "") for name in (*given, *names)])
+        native = _FOREIGN.isdisjoint([sample.dtypes.get(name, "") for name in (*passed, *names)])
         outputs = None
-        of_nothing = node.op_type in _WRONG_OF_NOTHING and not all(np.size(x) for x in given.values())
+        of_nothing = node.op_type in _WRONG_OF_NOTHING and not all(np.size(x) for x in passed.values())
         if native and not of_nothing and not _distrusted(node):
-            outputs = onnxruntime_outputs(model, {name: x for name, x in given.items() if name not in known})
+            outputs = onnxruntime_outputs(model, {name: x for name, x in passed.items() if name not in known})
         if outputs is None:
-            outputs = reference_outputs(model, {name: x for name, x in given.items() if name not in known})
+            outputs = reference_outputs(model, {name: x for name, x in passed.items() if name not in known})
         values.update({name: _noisy(value, noise) for name, value in zip(names, outputs, strict=True)})
     return values
 
@@ -105,12 +105,12 @@ def _distrusted(node: NodeProto) -> bool:
 
 
 def _small_model(
-    nodes: Sequence[NodeProto], opsets: Sequence[OperatorSetIdProto], given: Mapping[str, Any], names: Sequence[str],
+    nodes: Sequence[NodeProto], opsets: Sequence[OperatorSetIdProto], passed: Mapping[str, Any], names: Sequence[str],
     constants: Collection[str],
 ) -> ModelProto:  # fmt: skip
     """A model of the nodes; of what they are given, integers that were constants are so here, too."""
-    known = [numpy_helper.from_array(x, n) for n, x in given.items() if n in constants and x.dtype == np.int64]
-    inputs = [_info(n, v) for n, v in given.items() if n not in {t.name for t in known}]
+    known = [numpy_helper.from_array(x, n) for n, x in passed.items() if n in constants and x.dtype == np.int64]
+    inputs = [_info(n, v) for n, v in passed.items() if n not in {t.name for t in known}]
     graph = helper.make_graph(
         list(nodes), "node", inputs, [ValueInfoProto(name=name) for name in names], known
     )
@@ -147,7 +147,7 @@ def reference_outputs(model: ModelProto, inputs: Arrays) -> list[Any]:
         try:
             return list(ReferenceBackend.prepare(model).run(dict(inputs)))
         except (CompileError, RelaycError, ValueError, IndexError) as error:
-            raise Refused(str(error)) from error
+            raise InvalidModel(str(error)) from error
 
 
 def unit_noise(seed: int) -> Noise:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tests.fuzz.builder import FLOATS, GraphBuilder, Value, operator
-from tests.fuzz.dims import Open, is_open
+from tests.fuzz.dims import Symbolic, is_symbolic
 
 __all__ = ["image"]
 
@@ -32,7 +32,7 @@ def matmul(g: GraphBuilder) -> Value:
 @operator("Gemm", weight=2)
 def gemm(g: GraphBuilder) -> Value:
     m, k, n = (g.choice([g.integer(1, 9), g.integer(10, 70)]) for _ in range(3))
-    m = Open.named("batch") if g.dynamic else m
+    m = Symbolic.named("batch") if g.dynamic else m
     trans_a, trans_b = g.integer(0, 1), g.integer(0, 1)
     dtype = g.choice(g.types("Gemm", ("float32", "float32", "float64", "float16", "bfloat16")))
     a = g.input(dtype, (k, m) if trans_a else (m, k))
@@ -54,7 +54,7 @@ def einsum(g: GraphBuilder) -> Value:
     equation = g.choice(_EQUATIONS)
     sizes: dict[str, int] = {letter: g.integer(1, 5) for letter in "abcdefghijk"}
     if g.dynamic and "ii" not in equation:
-        sizes["b"] = Open.named("batch")
+        sizes["b"] = Symbolic.named("batch")
     left, _, right = equation.partition("->")
     right = right if "->" in equation else "ik"
     dtype = g.choice(["float32", "float32", "float64", "int32"])
@@ -75,7 +75,7 @@ def image(g: GraphBuilder, rank: int, channels: int | None = None, dtypes: Seque
     """A batch of images (or signals, volumes)."""
 
     def fits(v: Value) -> bool:
-        return not is_open(v.shape[1:]) and min(v.shape[2:], default=2) >= 2 and channels in (None, v.shape[1])
+        return not is_symbolic(v.shape[1:]) and min(v.shape[2:], default=2) >= 2 and channels in (None, v.shape[1])
 
     found = [v for v in g.values if v.dtype in dtypes and v.rank == rank + 2 and v.largest <= 50 and v.size and fits(v)]
     if found and g.chance(0.7):
@@ -83,14 +83,14 @@ def image(g: GraphBuilder, rank: int, channels: int | None = None, dtypes: Seque
     large = rank < 3 and g.chance(0.2)  # enough for whole register tiles, and for what is left over
     sizes = [g.integer(8, 20) if large else g.integer(3, 9) for _ in range(rank)]
     if g.dynamic and g.chance(0.25):
-        sizes[-1] = Open.named("length")
-    batch = Open.named("batch") if g.dynamic and g.chance(0.6) else g.integer(1, 2)
+        sizes[-1] = Symbolic.named("length")
+    batch = Symbolic.named("batch") if g.dynamic and g.chance(0.6) else g.integer(1, 2)
     return g.input(g.choice(dtypes), (batch, channels or g.choice([g.integer(1, 8), 16, 32 if large else 3]), *sizes))
 
 
 def _fitting(pads: list[int], sizes: Sequence[int]) -> list[int]:
     """Padding with which a window of three fits into open dimensions of any size."""
-    return [1 if isinstance(sizes[i % len(sizes)], Open) else p for i, p in enumerate(pads)]
+    return [1 if isinstance(sizes[i % len(sizes)], Symbolic) else p for i, p in enumerate(pads)]
 
 
 @operator("Conv", "ConvTranspose", weight=5)
@@ -106,11 +106,11 @@ def convolution(g: GraphBuilder, name: str) -> Value:
     strides = [g.integer(1, 3 if transposed else 2) for _ in sizes]
     dilations = [g.choice([1, 1, 2]) for _ in sizes]
     for i, d in enumerate(sizes):
-        if isinstance(d, Open):
+        if isinstance(d, Symbolic):
             kernel[i], dilations[i] = 3, 1
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     auto = g.choice(["NOTSET"] * 6 + ["VALID", "SAME_UPPER", "SAME_LOWER"])
-    auto = "NOTSET" if transposed or is_open(sizes) else auto
+    auto = "NOTSET" if transposed or is_symbolic(sizes) else auto
     pads = [g.integer(0, (s - 1) // 2 + (g.chance(0.1))) for s in spans * 2] if auto == "NOTSET" else [0] * (2 * rank)
     pads = _fitting(pads, sizes) if auto == "NOTSET" else pads
     extra = [g.integer(0, s - 1) if transposed and g.chance(0.3) else 0 for s in strides]
@@ -145,10 +145,10 @@ def pool(g: GraphBuilder, name: str) -> Value:
     x = image(g, rank, dtypes=g.types(name, among))
     kernel = [g.integer(1, 3) for _ in range(rank)]
     strides = [g.integer(1, 2) for _ in range(rank)]
-    kernel = [3 if isinstance(d, Open) else k for k, d in zip(kernel, x.shape[2:], strict=True)]
+    kernel = [3 if isinstance(d, Symbolic) else k for k, d in zip(kernel, x.shape[2:], strict=True)]
     pads = _fitting([g.integer(0, k // 2) for k in kernel] * 2, x.shape[2:])
     dilations = [g.choice([1, 1, 2]) if g.has(name, "dilations") and name == "MaxPool" else 1 for _ in kernel]
-    dilations = [1 if isinstance(n, Open) else d for d, n in zip(dilations, x.shape[2:], strict=True)]
+    dilations = [1 if isinstance(n, Symbolic) else d for d, n in zip(dilations, x.shape[2:], strict=True)]
     ceil = g.integer(0, 1) if g.has(name, "ceil_mode") and name != "LpPool" else 0
     out = []
     for i, d in enumerate(x.shape[2:]):

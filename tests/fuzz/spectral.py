@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzz.builder import GraphBuilder, Value, operator
-from tests.fuzz.dims import Open
+from tests.fuzz.dims import Symbolic
 
 __all__: list[str] = []
 
@@ -20,7 +20,7 @@ def window(g: GraphBuilder, name: str) -> Value:
 
 @operator("DFT")
 def fourier(g: GraphBuilder) -> Value:
-    batch = Open.named("batch") if g.dynamic else g.integer(1, 3)
+    batch = Symbolic.named("batch") if g.dynamic else g.integer(1, 3)
     size, kind = g.integer(2, 12), g.choice(["float32", "float32", "float64"])
     inverse, parts = g.integer(0, 1), g.integer(1, 2)
     onesided = 0 if inverse or parts == 2 else g.integer(0, 1)
@@ -35,7 +35,7 @@ def fourier(g: GraphBuilder) -> Value:
 
 @operator("STFT")
 def short_time_fourier(g: GraphBuilder) -> Value:
-    batch = Open.named("batch") if g.dynamic else g.integer(1, 2)
+    batch = Symbolic.named("batch") if g.dynamic else g.integer(1, 2)
     frame, step = g.integer(2, 8), g.integer(1, 4)
     length = frame + g.integer(0, 12)
     x = g.input("float32", (batch, length, 1))

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import helper
 
 from tests.fuzz.builder import FLOATS, INTEGERS, NUMBERS, GraphBuilder, Modern, Value, operator
-from tests.fuzz.dims import Open, broadcast_shapes, is_open
+from tests.fuzz.dims import Symbolic, broadcast_shapes, is_symbolic
 from tests.fuzz.reductions import axes_operand
 from tests.fuzz.schemas import NARROW
 
@@ -30,7 +30,7 @@ def reshape(g: GraphBuilder) -> Value:
     kept = g.integer(0, x.rank - 1)
     rest = math.prod(x.shape[kept:])
     tail = [rest]
-    if not is_open(x.shape[kept:]) and g.chance(0.6):
+    if not is_symbolic(x.shape[kept:]) and g.chance(0.6):
         divisor = g.choice([d for d in range(1, rest + 1) if rest % d == 0])
         tail = [divisor, rest // divisor]
     wanted = [0] * kept + ([-1] if len(tail) == 1 else [g.choice([-1, tail[0]]), tail[1]])
@@ -68,8 +68,9 @@ def transpose(g: GraphBuilder) -> Value:
 
 @operator("Squeeze")
 def squeeze(g: GraphBuilder) -> Value:
-    x = g.pick(g.types("Squeeze", MOVED), 1, where=lambda v: any(not isinstance(d, Open) and d == 1 for d in v.shape))
-    axes = [i for i, d in enumerate(x.shape) if d == 1 and not isinstance(d, Open)]
+    x = g.pick(g.types("Squeeze", MOVED), 1,
+               where=lambda v: any(not isinstance(d, Symbolic) and d == 1 for d in v.shape))  # fmt: skip
+    axes = [i for i, d in enumerate(x.shape) if d == 1 and not isinstance(d, Symbolic)]
     if x.is_static and g.chance(0.2):
         return moved(g, "Squeeze", x, [x], [d for d in x.shape if d != 1])
     chosen = g.rng.sample(axes, g.integer(1, len(axes)))
@@ -94,7 +95,7 @@ def unsqueeze(g: GraphBuilder) -> Value:
 @operator("Expand", weight=2)
 def expand(g: GraphBuilder) -> Value:
     x = g.pick(g.types("Expand", (*NUMBERS, "bool")), 0, 4, smallest=1, where=lambda v: 1 in v.shape or v.rank < 3)
-    wanted = [g.integer(2, 3) if d == 1 and not isinstance(d, Open) and g.chance(0.7) else 1 for d in x.shape]
+    wanted = [g.integer(2, 3) if d == 1 and not isinstance(d, Symbolic) and g.chance(0.7) else 1 for d in x.shape]
     wanted = [2, *wanted] if x.rank < 3 else wanted
     return moved(g, "Expand", x, [x, g.constant(wanted, "int64")], broadcast_shapes(x.shape, wanted))
 
@@ -149,13 +150,13 @@ def split(g: GraphBuilder) -> Value:
 
 
 def _divisible(shape: Sequence[int]) -> bool:
-    return any(not isinstance(d, Open) and d > 1 for d in shape)
+    return any(not isinstance(d, Symbolic) and d > 1 for d in shape)
 
 
 @operator("Slice", weight=4)
 def slice_(g: GraphBuilder) -> Value:
     x = g.pick(g.types("Slice", (*NUMBERS, "bool")), 1, smallest=1)
-    axes = [i for i in g.rng.sample(range(x.rank), g.integer(1, x.rank)) if not isinstance(x.shape[i], Open)]
+    axes = [i for i in g.rng.sample(range(x.rank), g.integer(1, x.rank)) if not isinstance(x.shape[i], Symbolic)]
     if not axes:
         raise LookupError("cutting a named dimension")
     shape, starts, ends, steps = list(x.shape), [], [], []
@@ -184,10 +185,10 @@ def pad(g: GraphBuilder) -> Value:
     top = 2 if mode == "constant" else min(min(x.shape) - 1, 2)
     before, after = ([g.integer(0, max(top, 0)) for _ in x.shape] for _ in range(2))
     before, after = (
-        [0 if isinstance(d, Open) else p for d, p in zip(x.shape, side, strict=True)] for side in (before, after)
+        [0 if isinstance(d, Symbolic) else p for d, p in zip(x.shape, side, strict=True)] for side in (before, after)
     )
     if mode == "constant" and g.chance(0.15):
-        before = [-1 if d > 2 and not isinstance(d, Open) else p for d, p in zip(x.shape, before, strict=True)]
+        before = [-1 if d > 2 and not isinstance(d, Symbolic) else p for d, p in zip(x.shape, before, strict=True)]
     fill = mode == "constant" and g.chance(0.5)
     shape = [b + d + a for b, d, a in zip(before, x.shape, after, strict=True)]
     low, high = min(x.low, 0), max(x.high, 1)
@@ -223,7 +224,7 @@ def trilu(g: GraphBuilder) -> Value:
 
 @operator("DepthToSpace", "SpaceToDepth")
 def depth_space(g: GraphBuilder, name: str) -> Value:
-    n = Open.named("batch") if g.dynamic else g.integer(1, 3)
+    n = Symbolic.named("batch") if g.dynamic else g.integer(1, 3)
     c, h, w = (g.integer(1, 3) for _ in range(3))
     shape = [n, c * 4, h, w] if name == "DepthToSpace" else [n, c, h * 2, w * 2]
     result = [n, c, h * 2, w * 2] if name == "DepthToSpace" else [n, c * 4, h, w]
@@ -260,7 +261,7 @@ def eye_like(g: GraphBuilder) -> Value:
 @operator("ConstantOfShape")
 def constant_of_shape(g: GraphBuilder) -> Value:
     shape = g.shape(0, 3, smallest=0)
-    if is_open(shape):
+    if is_symbolic(shape):
         raise LookupError("a constant has no open dimensions")
     return g.node("ConstantOfShape", [g.constant(list(shape), "int64")], "float32", shape, True, 0, 0)
 

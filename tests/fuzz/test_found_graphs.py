@@ -99,8 +99,8 @@ def test_softmax_of_one_number_is_right_to_the_last_digit(
 @pytest.mark.parametrize(("operator", "alpha"), [("LeakyRelu", 0.01), ("HardSigmoid", 0.2)])
 def test_number_that_an_attribute_is_when_left_out_is_a_float32(operator: str, alpha: float) -> None:
     x = np.array([-0.75, -0.125, 0.5])
-    given = result_of(helper.make_node(operator, ["x"], ["y"], alpha=alpha), {"x": x})
-    np.testing.assert_array_equal(result_of(helper.make_node(operator, ["x"], ["y"]), {"x": x}), given)
+    passed = result_of(helper.make_node(operator, ["x"], ["y"], alpha=alpha), {"x": x})
+    np.testing.assert_array_equal(result_of(helper.make_node(operator, ["x"], ["y"]), {"x": x}), passed)
 
 
 def test_open_input_that_is_the_output() -> None:

@@ -26,7 +26,7 @@ PATIENCE = 30.0
 
 
 def attempt(model: ModelProto | bytes, inputs: dict[str, Any]) -> str:
-    """What comes of a model: "runs" or "refused". Raises what is neither."""
+    """What comes of a model: "runs" or "rejected". Raises what is neither."""
     began = time.process_time()
     try:
         proto = model if isinstance(model, ModelProto) else _parsed(model)
@@ -37,7 +37,7 @@ def attempt(model: ModelProto | bytes, inputs: dict[str, Any]) -> str:
         outcome = "runs"
     except REFUSALS as error:
         assert str(error)
-        outcome = "refused"
+        outcome = "rejected"
     assert time.process_time() - began < PATIENCE
     return outcome
 
@@ -53,23 +53,23 @@ def _value(declared: onnx.ValueInfoProto, inputs: dict[str, Any]) -> Any:
     return inputs.get(declared.name, np.zeros((), np.float32))
 
 
-def test_mutated_models_are_compiled_or_refused(damage_seeds: range) -> None:
+def test_mutated_models_are_compiled_or_rejected(damage_seeds: range) -> None:
     outcomes = []
     for seed in damage_seeds:
         sample = random_graph(seed)
         outcomes.append(attempt(mutated(random.Random(seed), sample.model), sample.runs[0]))
-    assert "refused" in outcomes
+    assert "rejected" in outcomes
 
 
-def test_damaged_bytes_are_compiled_or_refused(damage_seeds: range) -> None:
+def test_damaged_bytes_are_compiled_or_rejected(damage_seeds: range) -> None:
     outcomes = []
     for seed in damage_seeds:
         sample = random_graph(seed)
         outcomes.append(attempt(damaged_bytes(random.Random(seed), sample.model.SerializeToString()), sample.runs[0]))
-    assert "refused" in outcomes
+    assert "rejected" in outcomes
 
 
-def test_truncated_external_data_is_refused(tmp_path: Path) -> None:
+def test_truncated_external_data_is_rejected(tmp_path: Path) -> None:
     weight = np.arange(64, dtype=np.float32).reshape(8, 8)
     node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"], name="project")
     graph = onnx.helper.make_graph(

@@ -76,12 +76,12 @@ def _cached(node: OnnxNode, index: int, x: Expr) -> Expr:
 
 def _scores(node: OnnxNode, query: Expr, key: Expr) -> Expr:
     """Q * K' * scale: [batch, query heads, queries, keys]. Narrow floats are scaled on both sides, against overflow."""
-    given, size = node.attrs.get_float("scale"), query.shape[3]
+    passed, size = node.attrs.get_float("scale"), query.shape[3]
     narrow = query.dtype.bits < 32
-    if given is None:
+    if passed is None:
         scale = power_of_size(size, -0.25 if narrow else -0.5, query)
     else:
-        scale = float_const(math.sqrt(given) if narrow else given, query)
+        scale = float_const(math.sqrt(passed) if narrow else passed, query)
     key = op.multiply(key, scale) if narrow else key
     query = op.multiply(query, scale)
     return grouped_product(query, transposed(key, (0, 1, 3, 2)))
@@ -205,12 +205,12 @@ def rotary_embedding(node: OnnxNode) -> Expr:
     else:
         x = transposed(node[0], (0, 2, 1, 3))
     size = x.shape[3]
-    turned: Dim = node.attr_int("rotary_embedding_dim", 0) or size
-    if isinstance(turned, int) and (turned % 2 or turned < 1 or is_at_least(turned - 1, size)):
-        raise node.error(f"rotary_embedding_dim is {turned}", expected=f"an even number up to {size}")
+    rotary_size: Dim = node.attr_int("rotary_embedding_dim", 0) or size
+    if isinstance(rotary_size, int) and (rotary_size % 2 or rotary_size < 1 or is_at_least(rotary_size - 1, size)):
+        raise node.error(f"rotary_embedding_dim is {rotary_size}", expected=f"an even number up to {size}")
     cosine, sine = (_angles(node, index) for index in (1, 2))
     interleaved = node.attr_bool("interleaved", False)
-    result = rotated(x, cosine, sine, turned, interleaved)
+    result = rotated(x, cosine, sine, rotary_size, interleaved)
     return reshape_to(result, shape) if flat else transposed(result, (0, 2, 1, 3))
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from relayc.frontends.onnx.node import OnnxNode
-from relayc.frontends.onnx.ops.attention_microsoft import number, refuse_input, scale_of
+from relayc.frontends.onnx.ops.attention_microsoft import number, require_absent, scale_of
 from relayc.frontends.onnx.ops.attention_parts import attend, columns, merged_heads, rotated, split_heads
 from relayc.frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
 from relayc.frontends.onnx.ops.normalization import rms_normalized
@@ -32,18 +32,18 @@ def rotary_embedding(node: OnnxNode) -> Expr:
     require_rank(node, 0, 3, 4)
     require_rank(node, 2, 2, 2)
     shape, pairs = node.type(0).shape, node.shape(2)[1]
-    heads, turned = node.attr_int("num_heads", 0), node.attr_int("rotary_embedding_dim", 0) or 2 * pairs
+    heads, rotary_size = node.attr_int("num_heads", 0), node.attr_int("rotary_embedding_dim", 0) or 2 * pairs
     if len(shape) == 4:
         x = transposed(node[0], (0, 2, 1, 3))
     else:
         width = shape[2] if len(shape) == 3 else None
-        heads = heads if heads or not isinstance(width, int) else width // turned
+        heads = heads if heads or not isinstance(width, int) else width // rotary_size
         x = transposed(split_heads(node, node[0], heads, "data"), (0, 2, 1, 3))
     size = x.shape[3]
-    if turned != 2 * pairs or not isinstance(size, int) or turned > size:
-        raise node.error(f"{turned} channels of {size} turned by {pairs} angles", expected="two channels for an angle")
+    if rotary_size != 2 * pairs or not isinstance(size, int) or rotary_size > size:
+        raise node.error(f"{rotary_size} of {size} channels rotated by {pairs} angles", expected="two per angle")
     angles = _angles(node, _positions(node, x.shape[1]), (2, 3))
-    result = rotated(x, *angles, turned, node.attr_bool("interleaved", False))
+    result = rotated(x, *angles, rotary_size, node.attr_bool("interleaved", False))
     return transposed(result, (0, 2, 1, 3)) if len(shape) == 4 else reshape_to(result, shape)
 
 
@@ -84,7 +84,7 @@ class _CacheForm:
     scale: Expr | None = None
     bits: int = 8
 
-    def codes(self, x: Expr) -> Expr:
+    def quantized(self, x: Expr) -> Expr:
         """What the cache holds of new values [batch, heads, length, size]."""
         if self.scale is None:
             return x
@@ -98,14 +98,14 @@ class _CacheForm:
         low, high = [op.squeeze(part, axis=(4,)) for part in op.split(pairs, 2, axis=4)]
         return op.bitwise_or(low, op.left_shift(high, const(4, "uint8")))
 
-    def values(self, codes: Expr, dtype: str) -> Expr:
+    def values(self, quantized: Expr, dtype: str) -> Expr:
         """The values that the cache stands for."""
         if self.scale is None:
-            return codes
-        whole = codes
+            return quantized
+        whole = quantized
         if self.bits == 4:
-            low, high = op.bitwise_and(codes, const(15, "uint8")), op.right_shift(codes, const(4, "uint8"))
-            both = op.reshape(op.stack([low, high], axis=4), (*codes.shape[:3], product((codes.shape[3], 2))))
+            low, high = op.bitwise_and(quantized, const(15, "uint8")), op.right_shift(quantized, const(4, "uint8"))
+            both = op.reshape(op.stack([low, high], axis=4), (*quantized.shape[:3], product((quantized.shape[3], 2))))
             whole = op.subtract(op.cast(both, "int8"), const(8, "int8"))
         return op.cast(op.multiply(op.cast(whole, "float32"), op.cast(self.scale, "float32")), dtype)
 
@@ -130,9 +130,9 @@ class GroupedAttention:
         node = self.node
         query, key = self._normalised(self.query, 14), self._normalised(self.key, 15)
         if node.attr_bool("do_rotary", False):
-            query, key = self._turned(query, key)
+            query, key = self._rotated(query, key)
         forms = self._cache_form("k", 12), self._cache_form("v", 13)
-        keys, values = self._cached(forms[0].codes(key), 3), self._cached(forms[1].codes(self.value), 4)
+        keys, values = self._cached(forms[0].quantized(key), 3), self._cached(forms[1].quantized(self.value), 4)
         bias = self.bias(self.total)
         sink = node.get(11)
         if sink is None and node.attr_int("smooth_softmax", -1) > 0:
@@ -147,7 +147,7 @@ class GroupedAttention:
         node = self.node
         kind = node.attr_choice(f"{name}_quant_type", ("NONE", "PER_TENSOR", "PER_CHANNEL"), "NONE")
         if kind == "NONE":
-            refuse_input(node, index, "the scale of a cache that is not quantized")
+            require_absent(node, index, "the scale of a cache that is not quantized")
             return _CacheForm()
         bits = node.attr_int("kv_cache_bit_width", 8)
         if bits not in (4, 8):
@@ -204,16 +204,16 @@ class GroupedAttention:
             return x
         return rms_normalized(x, self.node[index], 3, self.node.attr_float("qk_norm_epsilon", 1e-6))[0]
 
-    def _turned(self, query: Expr, key: Expr) -> tuple[Expr, Expr]:
+    def _rotated(self, query: Expr, key: Expr) -> tuple[Expr, Expr]:
         node = self.node
         steps = op.expand_dims(op.arange(0, self.length, 1, str(self.past.dtype)), 0)
         positions = node[9] if node.get(9) is not None else op.add(op.expand_dims(self.past, 1), steps)
         angles = _angles(node, positions, (7, 8))
         require_rank(node, 7, 2, 2)
-        turned, interleaved = 2 * node.shape(7)[1], node.attr_bool("rotary_interleaved", False)
-        if not isinstance(self.size, int) or turned > self.size:
-            raise node.error(f"{turned} channels of {self.size} turned", expected="at most those of a head")
-        flat = [rotated(transposed(x, (0, 2, 1, 3)), *angles, turned, interleaved) for x in (query, key)]
+        rotary_size, interleaved = 2 * node.shape(7)[1], node.attr_bool("rotary_interleaved", False)
+        if not isinstance(self.size, int) or rotary_size > self.size:
+            raise node.error(f"{rotary_size} channels of {self.size} rotated", expected="at most those of a head")
+        flat = [rotated(transposed(x, (0, 2, 1, 3)), *angles, rotary_size, interleaved) for x in (query, key)]
         return transposed(flat[0], (0, 2, 1, 3)), transposed(flat[1], (0, 2, 1, 3))
 
     def _cached(self, new: Expr, index: int) -> Expr:
@@ -254,15 +254,15 @@ class GroupedAttention:
         if window > 0:
             allowed = op.logical_and(allowed, op.greater(keys, op.subtract(at, number(window, at))))
         bias = op.where(allowed, float_const(0.0, self.query), float_const(-math.inf, self.query))
-        given = node.get(10)
-        if given is None:
+        passed = node.get(10)
+        if passed is None:
             return bias
-        have = given.shape[3]
+        have = passed.shape[3]
         if not dims_equal(have, total):  # the cache may be longer than what is in use
             rest = add_sizes(total, -have) if isinstance(have, int) else None
             if not isinstance(rest, int) or rest < 0:
-                raise node.error(f"a bias of {given.ty} for {total} keys")
-            given = op.nn.pad(given, [(0, 0), (0, 0), (0, 0), (0, rest)])
-        return op.add(bias, op.cast(given, bias.dtype))
+                raise node.error(f"a bias of {passed.ty} for {total} keys")
+            passed = op.nn.pad(passed, [(0, 0), (0, 0), (0, 0), (0, rest)])
+        return op.add(bias, op.cast(passed, bias.dtype))
 
 

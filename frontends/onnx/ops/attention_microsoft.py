@@ -19,7 +19,7 @@ from relayc.relay.sizes import add_sizes, dims_equal, product
 from relayc.relay.type import dims_match
 from relayc.te.tir import Dim
 
-__all__ = ["attend_masked", "number", "refuse_input", "scale_of"]
+__all__ = ["attend_masked", "number", "require_absent", "scale_of"]
 
 
 def number(value: int, like: Expr) -> Constant:
@@ -33,7 +33,7 @@ def scale_of(node: OnnxNode, query: Expr) -> Expr:
     return power_of_size(query.shape[3], -0.5, query) if scale == 0.0 else float_const(scale, query)
 
 
-def refuse_input(node: OnnxNode, index: int, what: str) -> None:
+def require_absent(node: OnnxNode, index: int, what: str) -> None:
     """Input `index` is for GPUs, or for decoders in steps, and must be left out."""
     if node.get(index) is not None:
         raise node.unsupported(f"{what} (input {index})", expected="the input left out")
@@ -48,7 +48,7 @@ def attention(node: OnnxNode) -> list[Expr | None]:
     _check_weights(node)
     projected = matmul(node, node[0], node[1])
     projected = projected if node.get(2) is None else op.add(projected, node[2])
-    refuse_input(node, 6, "a past of its own length")
+    require_absent(node, 6, "a past of its own length")
     return _self_attention(node, projected, mask=node.get(3), past=node.get(4), bias=node.get(5))
 
 
@@ -183,8 +183,8 @@ def multi_head_attention(node: OnnxNode) -> list[Expr | None]:
     Q, K and V are [batch, length, heads * size]; Q, K, V or K, V packed are [batch, length, heads, 3 or 2, size]; K and
     V of another decoder's cache are [batch, heads, length, size]. Outputs: Y, K and V with the past, the softmax.
     """
-    refuse_input(node, 8, "a past in a buffer of its own")
-    refuse_input(node, 9, "the beams of a cache")
+    require_absent(node, 8, "a past in a buffer of its own")
+    require_absent(node, 9, "the beams of a cache")
     query, key, value = _three(node, node.attr_int("num_heads"))
     past_key, past_value = node.get(6), node.get(7)
     before = 0 if past_key is None else past_key.shape[2]

@@ -88,14 +88,14 @@ def _softmax_with_sink(scores: Expr, sink: Expr) -> Expr:
     return op.strided_slice(weights, (0,), (keys,), axes=(3,))
 
 
-def rotated(x: Expr, cosine: Expr, sine: Expr, turned: Dim, interleaved: bool) -> Expr:
+def rotated(x: Expr, cosine: Expr, sine: Expr, rotary_size: Dim, interleaved: bool) -> Expr:
     """The first `turned` channels of x [batch, length, heads, size] turned pairwise; the angles are those of
     `cosine` and `sine` [batch or 1, length, 1, turned / 2].
 
     Pairs are neighbours when `interleaved`, else a channel of the first half with one of the second.
     """
     size = x.shape[3]
-    if dims_equal(size, turned):
+    if dims_equal(size, rotary_size):
         return op.nn.rotary_embedding(x, cosine, sine, interleaved)
-    result = op.nn.rotary_embedding(op.strided_slice(x, (0,), (turned,), axes=(3,)), cosine, sine, interleaved)
-    return op.concatenate([result, op.strided_slice(x, (turned,), (size,), axes=(3,))], axis=-1)
+    result = op.nn.rotary_embedding(op.strided_slice(x, (0,), (rotary_size,), axes=(3,)), cosine, sine, interleaved)
+    return op.concatenate([result, op.strided_slice(x, (rotary_size,), (size,), axes=(3,))], axis=-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from relayc.frontends.onnx.node import OnnxNode
-from relayc.frontends.onnx.ops.attention_microsoft import number, refuse_input
+from relayc.frontends.onnx.ops.attention_microsoft import number, require_absent
 from relayc.frontends.onnx.ops.attention_parts import split_heads
 from relayc.frontends.onnx.ops.common import MICROSOFT, counted, float_const, require_rank, reshape_to
 from relayc.frontends.onnx.ops.linear import matmul
@@ -54,7 +54,7 @@ def gated_relative_position_bias(node: OnnxNode) -> Expr:
     Inputs: queries [batch, length, heads * size], their bias, the bias of positions, weights [size, 2 * parts] and bias
     of the gate's two halves, a factor of each head.
     """
-    refuse_input(node, 6, "rows of different lengths in one")
+    require_absent(node, 6, "rows of different lengths in one")
     require_rank(node, 0, 3, 3)
     require_rank(node, 3, 2, 2)
     queries = split_heads(node, op.add(node[0], node[1]), node.attr_int("num_heads"), "the queries")
@@ -76,5 +76,5 @@ def gemma_rotary_embedding(node: OnnxNode) -> list[Expr | None]:
     for index in range(1, 5):
         require_rank(node, index, 4, 4)
     angles = op.expand_dims(node[0], 1)
-    cosine, sine = (op.cast(turn(angles), node.dtype(1)) for turn in (op.cos, op.sin))
+    cosine, sine = (op.cast(function(angles), node.dtype(1)) for function in (op.cos, op.sin))
     return [op.add(op.multiply(node[i], cosine), op.multiply(node[i + 1], sine)) for i in (1, 3)]

@@ -93,8 +93,8 @@ def _if_dynamic(node: OnnxNode, graphs: Sequence[GraphProto]) -> Sequence[Expr]:
     outputs = [outputs_of(branch, graphs[0]) for branch in (then_branch, else_branch)]
     results = [_joined(node, k, value_type(a), value_type(b)) for k, (a, b) in enumerate(zip(*outputs, strict=True))]
     branches = [
-        with_outputs(branch, contained(node, given, results))
-        for branch, given in zip((then_branch, else_branch), outputs, strict=True)
+        with_outputs(branch, contained(node, passed, results))
+        for branch, passed in zip((then_branch, else_branch), outputs, strict=True)
     ]
     return fields_of(op.if_else(node[0], branches[0], branches[1], then_args, else_args, results))
 

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
-from relayc.frontends.onnx.ops.attention_microsoft import attend_masked, refuse_input
+from relayc.frontends.onnx.ops.attention_microsoft import attend_masked, require_absent
 from relayc.frontends.onnx.ops.attention_parts import columns, merged_heads, rotated, split_heads
 from relayc.frontends.onnx.ops.common import MICROSOFT, counted, require_rank, reshape_to, transposed
 from relayc.frontends.onnx.registry import converter
@@ -25,16 +25,16 @@ def decoder_masked_multi_head_attention(node: OnnxNode) -> list[Expr | None]:
 
     K and V of an encoder are [batch, heads, length, size]. Outputs: Y, and the cache with the new position.
     """
-    refuse_input(node, 8, "the width of a beam")
-    refuse_input(node, 9, "the beams of a cache")
+    require_absent(node, 8, "the width of a beam")
+    require_absent(node, 9, "the beams of a cache")
     if node.attr_bool("output_qk", False) or node.wants(3):
         raise node.unsupported("the scores as an output (output_qk)", expected="0")
     require_rank(node, 0, 3, 3)
     heads, roomy = node.attr_int("num_heads"), node.attr_bool("past_present_share_buffer", False)
     if node.get(1) is not None and node.rank(1) == 4:
         query, _, _ = _biased(node, node[0], None, None)
-        given = split_heads(node, query, heads, "queries of"), node[1], node[2]
-        result, _ = attend_masked(node, given, node.get(3), node.get(4), 0)
+        passed = split_heads(node, query, heads, "queries of"), node[1], node[2]
+        result, _ = attend_masked(node, passed, node.get(3), node.get(4), 0)
         return [merged_heads(result), None, None]
     parts = _three(node)
     query, key, value = [split_heads(node, x, heads, "a projection of") for x in parts]
@@ -107,13 +107,13 @@ def m_rotary_embedding(node: OnnxNode) -> Expr:
         heads, width = node.attr_int("num_heads", 0), shape[2]
         heads = heads if heads or not isinstance(width, int) else width // (2 * pairs)
         x = transposed(split_heads(node, x, heads, "data"), (0, 2, 1, 3))
-    turned = node.attr_int("rotary_embedding_dim", 0) or 2 * pairs
-    if turned != 2 * pairs or not dims_match(node.type(1).shape[0], 3):
-        problem = f"{turned} channels turned by {pairs} angles, positions {node.type(1)}"
+    rotary_size = node.attr_int("rotary_embedding_dim", 0) or 2 * pairs
+    if rotary_size != 2 * pairs or not dims_match(node.type(1).shape[0], 3):
+        problem = f"{rotary_size} channels rotated by {pairs} angles, positions {node.type(1)}"
         raise node.error(problem, expected="two channels for an angle, three positions")
     source = Constant(_sections(node, pairs).reshape(1, 1, pairs))
     cosine, sine = [_angles(node, index, source) for index in (2, 3)]
-    result = rotated(x, cosine, sine, turned, node.attr_bool("interleaved", False))
+    result = rotated(x, cosine, sine, rotary_size, node.attr_bool("interleaved", False))
     return transposed(result, (0, 2, 1, 3)) if len(shape) == 4 else reshape_to(result, shape)
 
 

@@ -133,8 +133,8 @@ def _matrices(
     term: _Term, batch: Sequence[str], rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Expr, bool]:
     """`term` with three axes; rows and columns are exchanged, as the second value says, where then nothing moves."""
-    turned = term.labels != "".join([*batch, *rows, *columns]) and term.labels == "".join([*batch, *columns, *rows])
-    if turned and not isinstance(term.value, Constant):
+    swapped = term.labels != "".join([*batch, *rows, *columns]) and term.labels == "".join([*batch, *columns, *rows])
+    if swapped and not isinstance(term.value, Constant):
         return _grouped(term, batch, columns, rows), True
     return _grouped(term, batch, rows, columns), False
 

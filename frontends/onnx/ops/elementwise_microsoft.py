@@ -160,5 +160,5 @@ def activated(node: OnnxNode, x: Expr, params: Sequence[float | None]) -> Expr:
     if name not in _ACTIVATIONS:
         raise node.unsupported(f"the fused activation {name!r}", expected="one of " + ", ".join(_ACTIVATIONS))
     function, defaults = _ACTIVATIONS[name]
-    given = [*params, *[None] * len(defaults)]
-    return function(x, [default if value is None else value for value, default in zip(given, defaults, strict=False)])
+    passed = [*params, *[None] * len(defaults)]
+    return function(x, [default if value is None else value for value, default in zip(passed, defaults, strict=False)])

@@ -176,16 +176,16 @@ def _settled(
         with node.attempt() as forget:
             function, outside, unreached = _closed(node, graph, params)
             outputs = outputs_of(function, graph)
-            given = [value_type(x) for x in outputs[first:]]
-            wider = [_wider(node, ty, new) for ty, new in zip(types, given, strict=False)]
-            changed = _changes(node, wider, given) - changing
+            passed = [value_type(x) for x in outputs[first:]]
+            wider = [_wider(node, ty, new) for ty, new in zip(types, passed, strict=False)]
+            changed = _changes(node, wider, passed) - changing
             if wider == types and not changed:
                 _leave_out(node, unreached)
-                return _finished(node, function, outside, outputs, [*types, *given[len(types) :]], first)
+                return _finished(node, function, outside, outputs, [*types, *passed[len(types) :]], first)
             forget()
         types = wider
         for k in {k for k, _ in changed}:
-            old, new = types[k], given[k]
+            old, new = types[k], passed[k]
             assert isinstance(old, TensorType) and isinstance(new, TensorType)
             axes = [a for number, a in changed if number == k]
             types[k] = node.fresh_sizes(old, axes, f"#carried{k}", inside=True, ones=ones(node, old, new))
@@ -227,10 +227,10 @@ def _wider(node: OnnxNode, ty: ValueType, new: ValueType) -> ValueType:
     return joined_type(ty, new)
 
 
-def _changes(node: OnnxNode, types: Sequence[ValueType], given: Sequence[ValueType]) -> set[tuple[int, int]]:
+def _changes(node: OnnxNode, types: Sequence[ValueType], passed: Sequence[ValueType]) -> set[tuple[int, int]]:
     """Which axes of which carried values an iteration gives another size."""
     changes: set[tuple[int, int]] = set()
-    for k, (before, after) in enumerate(zip(types, given, strict=False)):
+    for k, (before, after) in enumerate(zip(types, passed, strict=False)):
         if not isinstance(before, TensorType) or not isinstance(after, TensorType):
             continue
         if before.dtype != after.dtype or before.ndim != after.ndim:

@@ -36,8 +36,8 @@ def dft_17(node: OnnxNode) -> Expr:
 @converter("DFT", since=20)
 def dft(node: OnnxNode) -> Expr:
     """Along any axis but the last, of any length, by butterflies of small radices."""
-    given = node.constant_or_none(2, "the axis")
-    return _dft(node, -2 if given is None else int(given.reshape(-1)[0]))
+    passed = node.constant_or_none(2, "the axis")
+    return _dft(node, -2 if passed is None else int(passed.reshape(-1)[0]))
 
 
 def _dft(node: OnnxNode, axis: int) -> Expr:
@@ -71,10 +71,10 @@ def stft(node: OnnxNode) -> Expr:
     signal = op.expand_dims(node[0], 2) if node.rank(0) == 2 else node[0]
     _, extent, parts = signal.shape
     step = node.constant_ints(1, "the frame step")[0]
-    given = node.constant_or_none(3, "the frame length")
+    passed = node.constant_or_none(3, "the frame length")
     window = node.get(2)
-    if given is not None:
-        length: Dim = int(given.reshape(-1)[0])
+    if passed is not None:
+        length: Dim = int(passed.reshape(-1)[0])
     else:
         length = extent if window is None else window.shape[0]
     onesided = node.attr_bool("onesided", True)

@@ -59,8 +59,8 @@ def dft_dynamic(node: OnnxNode, x: Expr, length: Dim, inverse: bool, onesided: b
         signal = _Complex(op.multiply(signal.real, shares), op.multiply(signal.imaginary, shares))
     plan = _Square.of(node, length, dtype)
     chirp = plan.chirp(1 if inverse else -1)
-    turned = signal * plan.first(chirp, terms)
-    padded = _Complex(*[bordered(part, 1, 0, plan.room(terms)) for part in (turned.real, turned.imaginary)])
+    modulated = signal * plan.first(chirp, terms)
+    padded = _Complex(*[bordered(part, 1, 0, plan.room(terms)) for part in (modulated.real, modulated.imaginary)])
     spectrum = plan.forwards(padded.reshape(rows, plan.side, plan.side))
     kernel = plan.forwards(chirp.conjugate().reshape(1, plan.side, plan.side))
     convolved = plan.backwards(spectrum * kernel).reshape(rows, plan.length)
@@ -94,9 +94,9 @@ def _number(d: Dim) -> Expr:
     return op.cast(op.size_tensor((d,), ()), "float64")
 
 
-def _roots(turns: Expr, of: Expr, dtype: str) -> _Complex:
+def _roots(phases: Expr, of: Expr, dtype: str) -> _Complex:
     """exp(2 pi i turns / of), computed in float64."""
-    angle = op.divide(op.multiply(op.cast(turns, "float64"), const(2 * math.pi, "float64")), of)
+    angle = op.divide(op.multiply(op.cast(phases, "float64"), const(2 * math.pi, "float64")), of)
     return _Complex(op.cast(op.cos(angle), dtype), op.cast(op.sin(angle), dtype))
 
 
@@ -108,7 +108,7 @@ class _Square:
     side: Dim
     matrix: Expr
     """[2 side, 2 side]: a transform of `side` elements, real parts in front of imaginary ones"""
-    turns: _Complex
+    twiddles: _Complex
     """[side, side]: by what the elements are turned between the two products"""
 
     @staticmethod
@@ -137,8 +137,8 @@ class _Square:
         at = counted(self.length)
         distance = op.minimum(at, op.subtract(op.size_tensor((self.length,), ()), at))
         twice = op.size_tensor((product((2, self.wanted)),), ())
-        turns = op.floor_mod(op.multiply(distance, distance), twice)
-        roots = _roots(turns, op.cast(twice, "float64"), str(self.matrix.dtype))
+        phases = op.floor_mod(op.multiply(distance, distance), twice)
+        roots = _roots(phases, op.cast(twice, "float64"), str(self.matrix.dtype))
         chirp = roots if sign > 0 else roots.conjugate()
         return chirp.reshape(1, self.length)
 
@@ -154,11 +154,11 @@ class _Square:
     def forwards(self, x: _Complex) -> _Complex:
         """Transforms of [rows, side, side], whose bins lie as those of the transposed square."""
         columns = self._halves(op.nn.matmul(self._matrices(), x.joined(1)), 1)
-        return self._halves(op.nn.matmul((columns * self.turns).joined(2), self._matrices(), transpose_b=True), 2)
+        return self._halves(op.nn.matmul((columns * self.twiddles).joined(2), self._matrices(), transpose_b=True), 2)
 
     def backwards(self, x: _Complex) -> _Complex:
         """What `forwards` makes the spectra `x` of."""
-        rows = self._halves(op.nn.matmul(x.joined(2), self._matrices()), 2) * self.turns.conjugate()
+        rows = self._halves(op.nn.matmul(x.joined(2), self._matrices()), 2) * self.twiddles.conjugate()
         result = self._halves(op.nn.matmul(self._matrices(), rows.joined(1), transpose_a=True), 1)
         share = op.cast(op.divide(const(1.0, "float64"), _number(self.length)), str(self.matrix.dtype))
         return _Complex(op.multiply(result.real, share), op.multiply(result.imaginary, share))

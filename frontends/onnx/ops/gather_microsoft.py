@@ -38,8 +38,8 @@ def gather_block_quantized(node: OnnxNode) -> Expr:
     middle = float_const(float(1 << (bits - 1)) if kind == "uint8" else 0.0, scales)
     zeros: Expr = middle
     if node.get(3) is not None:
-        codes = op.cast(_fields(_rows(node, 3), bits), scales.dtype)
-        zeros = _spread(op.strided_slice(codes, (0,), (blocks,), axes=(len(codes.shape) - 1,)), size, depth)
+        quantized = op.cast(_fields(_rows(node, 3), bits), scales.dtype)
+        zeros = _spread(op.strided_slice(quantized, (0,), (blocks,), axes=(len(quantized.shape) - 1,)), size, depth)
     result = op.multiply(op.subtract(values, zeros), _spread(scales, size, depth))
     return op.where(_inside(node, rank), result, float_const(0.0, result))
 

@@ -226,8 +226,8 @@ def _ticks(extent: Dim, aligned: bool) -> Expr:
 @converter("CenterCropPad", since=18)
 def center_crop_pad(node: OnnxNode) -> Expr:
     """Axes cropped or padded with zeros to a size, equally on both sides."""
-    rank, given = node.rank(0), node.attrs.get_ints("axes")
-    axes = tuple(range(rank)) if given is None else node.axes(given, rank)
+    rank, passed = node.rank(0), node.attrs.get_ints("axes")
+    axes = tuple(range(rank)) if passed is None else node.axes(passed, rank)
     sizes = node.sizes(1, "the shape", len(axes))
     if len(sizes) != len(axes) or not all(at_least(size, 0) for size in sizes):
         raise node.error(f"sizes {list(sizes)} for {len(axes)} axes")

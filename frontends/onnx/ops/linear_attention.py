@@ -66,19 +66,19 @@ def _first_state(node: OnnxNode, shape: tuple[Dim, ...]) -> Expr:
 
 def _decay(node: OnnxNode, shape: tuple[Dim, ...]) -> Expr:
     """exp(decay), [batch, length, heads, size or 1]: a factor for each row of the state, or for all of them."""
-    given = node.get(4)
-    if given is not None:
+    passed = node.get(4)
+    if passed is not None:
         for whole in (shape, (*shape[:3], 1)):
-            if shapes_match(given.shape, (*shape[:2], product(whole[2:]))):
-                return op.exp(op.cast(reshape_to(given, whole), "float32"))
-    found = "is left out" if given is None else f"is {given.tensor_type}"
+            if shapes_match(passed.shape, (*shape[:2], product(whole[2:]))):
+                return op.exp(op.cast(reshape_to(passed, whole), "float32"))
+    found = "is left out" if passed is None else f"is {passed.tensor_type}"
     raise node.error(f"decay {found}", expected="for each position a number of each head, or of each of its rows")
 
 
 def _rate(node: OnnxNode, shape: tuple[Dim, ...]) -> Expr:
     """beta, [batch, length, heads or 1]."""
-    given = node.get(5)
-    if given is not None and any(shapes_match(given.shape, (*shape[:2], n)) for n in (shape[2], 1)):
-        return given
-    found = "is left out" if given is None else f"is {given.tensor_type}"
+    passed = node.get(5)
+    if passed is not None and any(shapes_match(passed.shape, (*shape[:2], n)) for n in (shape[2], 1)):
+        return passed
+    found = "is left out" if passed is None else f"is {passed.tensor_type}"
     raise node.error(f"beta {found}", expected="for each position a number of each head, or of all")

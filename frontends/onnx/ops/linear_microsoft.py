@@ -125,11 +125,13 @@ def mat_mul_bnb4(node: OnnxNode) -> Expr:
     if kind not in (0, 1) or min(rows, depth, size) < 1 or node.dtype(1) != "uint8":
         raise node.unsupported(f"weights of quant_type {kind}, {node.type(1)}", expected="0 (FP4) or 1 (NF4)")
     table = np.array(_NF4 if kind else (*_FP4, *[-v for v in _FP4]), str(node.dtype(0)))
-    codes = unpacked(_sized(node, 1, ((count + 1) // 2,), "B"), 4)
-    codes = op.strided_slice(reshape_to(op.reverse(codes, axis=1), ((count + 1) // 2 * 2,)), (0,), (count,), axes=(0,))
+    packed = unpacked(_sized(node, 1, ((count + 1) // 2,), "B"), 4)
+    packed = op.strided_slice(
+        reshape_to(op.reverse(packed, axis=1), ((count + 1) // 2 * 2,)), (0,), (count,), axes=(0,)
+    )
     largest = _sized(node, 2, (-(-count // size),), "the largest magnitudes")
     largest = op.strided_slice(op.repeat(largest, size, 0), (0,), (count,), axes=(0,))
-    values = op.take(Constant(table), op.cast(codes, "int32"), axis=0, mode="fast")
+    values = op.take(Constant(table), op.cast(packed, "int32"), axis=0, mode="fast")
     weights = reshape_to(op.multiply(values, op.cast(largest, values.dtype)), (rows, depth))
     return op.nn.dense(node[0], weights if node.attr_bool("transB", True) else transposed(weights, (1, 0)))
 
@@ -171,16 +173,16 @@ class _Blocks:
         if node.dtype(3) != "uint8":
             return op.cast(_sized(node, 3, shape, "the zero points"), dtype)
         stride = -(-self.blocks * bits // 8)
-        codes = unpacked(_sized(node, 3, (self.columns, stride), "the zero points"), bits)
-        codes = reshape_to(codes, (self.columns, stride * 8 // bits))
-        return op.cast(op.strided_slice(codes, (0,), (self.blocks,), axes=(1,)), dtype)
+        quantized = unpacked(_sized(node, 3, (self.columns, stride), "the zero points"), bits)
+        quantized = reshape_to(quantized, (self.columns, stride * 8 // bits))
+        return op.cast(op.strided_slice(quantized, (0,), (self.blocks,), axes=(1,)), dtype)
 
     def floats(self) -> Expr:
         """The weights as floats [N, K]."""
         wide = (self.columns, self.blocks, 1)
-        codes = reshape_to(unpacked(self.bytes, self.bits), (self.columns, self.blocks, self.size))
-        codes = op.cast(codes, self.scales.dtype)
-        real = op.multiply(op.subtract(codes, reshape_to(self.zeros, wide)), reshape_to(self.scales, wide))
+        quantized = reshape_to(unpacked(self.bytes, self.bits), (self.columns, self.blocks, self.size))
+        quantized = op.cast(quantized, self.scales.dtype)
+        real = op.multiply(op.subtract(quantized, reshape_to(self.zeros, wide)), reshape_to(self.scales, wide))
         flat = reshape_to(real, (self.columns, self.blocks * self.size))
         return flat if self.blocks * self.size == self.depth else op.strided_slice(flat, (0,), (self.depth,), axes=(1,))
 
@@ -192,10 +194,10 @@ class _Blocks:
         rows = product(self.node.type(0).shape[:-1])
         if self.bits == 2 or self.blocks * self.size != self.depth or (isinstance(rows, int) and rows > FEW_ROWS):
             return None
-        codes, scales, zeros = [self.node.value_or_none(x) for x in (self.bytes, self.scales, self.zeros)]
-        if codes is None or scales is None or zeros is None:
+        quantized, scales, zeros = [self.node.value_or_none(x) for x in (self.bytes, self.scales, self.zeros)]
+        if quantized is None or scales is None or zeros is None:
             return None
-        return op.nn.dense_bits(self.node[0], codes.reshape(self.columns, -1), scales, zeros, self.bits)
+        return op.nn.dense_bits(self.node[0], quantized.reshape(self.columns, -1), scales, zeros, self.bits)
 
 
 def _sized(node: OnnxNode, index: int, shape: tuple[int, ...], what: str) -> Expr:

@@ -48,13 +48,13 @@ def _inside(target: Expr, ignored: int | None) -> Expr:
 
 def _weights(node: OnnxNode, target: Expr, ignored: int | None, classes: Dim, like: Expr) -> Expr | None:
     """The weight of each element; None when all weigh the same."""
-    given = node.get(2)
-    if given is not None and not shapes_match(given.shape, (classes,)):
-        raise node.error(f"weights {given.ty}", expected=f"the shape ({classes},)")
-    if given is None and ignored is None:
+    passed = node.get(2)
+    if passed is not None and not shapes_match(passed.shape, (classes,)):
+        raise node.error(f"weights {passed.ty}", expected=f"the shape ({classes},)")
+    if passed is None and ignored is None:
         return None
     one = const(1.0, like.dtype)
-    weight = one if given is None else op.take(given, _inside(target, ignored), axis=0, mode="clip")
+    weight = one if passed is None else op.take(passed, _inside(target, ignored), axis=0, mode="clip")
     if ignored is None:
         return weight
     counts = op.not_equal(target, const(ignored, target.dtype))

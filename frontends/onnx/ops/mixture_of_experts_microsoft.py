@@ -56,15 +56,15 @@ class _Layer:
         return result if bias is None else op.add(result, bias)
 
 
-def _real(codes: Expr, scales: Expr | None, zeros: Expr | None, bits: int, dtype: str) -> Expr:
+def _real(quantized: Expr, scales: Expr | None, zeros: Expr | None, bits: int, dtype: str) -> Expr:
     """Quantized weights as floats; others as they are."""
     if scales is None:
-        return codes
-    lead = codes.shape[:-1]
-    depth, blocks = product((codes.shape[-1], 8 // bits)), scales.shape[-1]
+        return quantized
+    lead = quantized.shape[:-1]
+    depth, blocks = product((quantized.shape[-1], 8 // bits)), scales.shape[-1]
     assert isinstance(depth, int) and isinstance(blocks, int)
     form = (*lead, blocks, depth // blocks)
-    values = reshape_to(op.cast(unpacked(codes, bits), dtype), form)
+    values = reshape_to(op.cast(unpacked(quantized, bits), dtype), form)
     middle: Expr = const(float(1 << (bits - 1)), dtype)
     if zeros is not None:
         middle = reshape_to(op.cast(unpacked(zeros, bits), dtype), (*lead, product((zeros.shape[-1], 8 // bits))))

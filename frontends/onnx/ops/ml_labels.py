@@ -107,9 +107,9 @@ def _table(node: OnnxNode, name: str) -> np.ndarray:
     tensor = node.attr_tensor(f"{name}_tensor")
     if tensor is not None:
         return tensor.reshape(-1)
-    texts = node.attrs.get_strings(f"{name}_strings")
-    if texts:
-        return np.array(texts, object)
+    strings = node.attrs.get_strings(f"{name}_strings")
+    if strings:
+        return np.array(strings, object)
     ints = node.attrs.get_ints(f"{name}_int64s")
     return np.array(ints, np.int64) if ints else np.array(node.attrs.get_floats(f"{name}_floats") or (), np.float32)
 

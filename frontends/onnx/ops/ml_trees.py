@@ -165,8 +165,8 @@ def _forest_5(node: OnnxNode) -> _Forest:
 
 def _member_sets(node: OnnxNode, count: int) -> Iterator[list[float]]:
     """The sets of membership tests, which NaN ends, one after another."""
-    given = node.attr_tensor("membership_values")
-    values = np.zeros(0) if given is None else given.reshape(-1)
+    passed = node.attr_tensor("membership_values")
+    values = np.zeros(0) if passed is None else passed.reshape(-1)
     ends = np.flatnonzero(np.isnan(values))
     sets = [part[~np.isnan(part)].tolist() for part in np.split(values, ends)][:-1] if len(ends) else []
     if len(sets) != count or any(not s for s in sets):

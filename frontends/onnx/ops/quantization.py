@@ -71,14 +71,14 @@ def dequantize_linear(node: OnnxNode) -> Expr:
     return result if target == "float32" else op.cast(result, target)
 
 
-def _constants(scale: Expr, zero: Expr | None, codes: str) -> tuple[Constant, Constant] | None:
-    """Scale and zero point, one number each or as many, where they are constants for 8-bit codes; None otherwise."""
+def _constants(scale: Expr, zero: Expr | None, dtype: str) -> tuple[Constant, Constant] | None:
+    """Scale and zero point, one number each or as many, where they are constants for 8-bit dtype; None otherwise."""
     constant = isinstance(scale, Constant) and (zero is None or isinstance(zero, Constant))
-    fits = codes in ("uint8", "int8") and (zero is None or zero.dtype == codes)
+    fits = dtype in ("uint8", "int8") and (zero is None or zero.dtype == dtype)
     if not constant or not fits or scale.dtype != "float32":
         return None
     scales = _values(scale)
-    zeros = np.zeros(scales.shape, codes) if zero is None else _values(zero)
+    zeros = np.zeros(scales.shape, dtype) if zero is None else _values(zero)
     if scales.size == zeros.size == 1:
         scales, zeros = scales.reshape(()), zeros.reshape(())
     return (Constant(scales), Constant(zeros)) if scales.shape == zeros.shape else None
@@ -98,9 +98,9 @@ class _Layout:
         self.axis = axis
         self.block = node.attr_int("block_size", 0)
 
-    def parameters(self, codes: str) -> tuple[Expr, Expr, int] | None:
+    def parameters(self, dtype: str) -> tuple[Expr, Expr, int] | None:
         """(scale, zero point, axis) as `op.qnn` takes them: constants, one or one for each index of `axis`; or None."""
-        known = None if self.block else _constants(self.node[1], self.node.get(2), codes)
+        known = None if self.block else _constants(self.node[1], self.node.get(2), dtype)
         if known is None:
             return None
         self.spread(self.node[1])  # raises where they don't fit
@@ -174,7 +174,7 @@ def conv_integer(node: OnnxNode) -> Expr:
 @converter("QLinearMatMul", since=10)
 def q_linear_mat_mul(node: OnnxNode) -> Expr:
     """Inputs: A, its scale and zero point, B, its scale and zero point, the result's scale and zero point."""
-    operands = _between_codes(node, -1)
+    operands = _dequantized_operands(node, -1)
     if operands is not None:
         return _codes(node, matmul(node, *operands))
     a = _centred(node, 0, 2, -2 if node.rank(0) > 1 else -1)
@@ -186,7 +186,7 @@ def q_linear_mat_mul(node: OnnxNode) -> Expr:
 
 def q_linear_conv(node: OnnxNode) -> Expr:
     """Inputs: X, its scale and zero point, W, its scale and zero point, the result's, and an int32 bias."""
-    operands, bias = _between_codes(node, 0), node.get(8)
+    operands, bias = _dequantized_operands(node, 0), node.get(8)
     if operands is not None and (bias is None or isinstance(bias, Constant)):
         real = convolve(node, *operands)
         if bias is not None:
@@ -202,8 +202,8 @@ def q_linear_conv(node: OnnxNode) -> Expr:
     return _requantized(node, product, scales, along(node, node[7], 1, rank))
 
 
-def _between_codes(node: OnnxNode, axis: int) -> tuple[Expr, Expr] | None:
-    """The operands of a quantised product as floats, which passes compute on codes again; None unless all is known.
+def _dequantized_operands(node: OnnxNode, axis: int) -> tuple[Expr, Expr] | None:
+    """The operands of a quantised product as floats, which passes compute on x again; None unless all is known.
 
     That is constant scales and zero points, one but for the weights, which are constant and may have one for each index
     of `axis`.
@@ -223,12 +223,12 @@ def _codes(node: OnnxNode, real: Expr) -> Expr:
 
 
 def dequantized(node: OnnxNode, index: int, scale: Expr | None, zero: Expr | None, axis: int) -> Expr | None:
-    """Input `index` as floats by `qnn.dequantize`; None unless scale and zero point are constants for 8-bit codes."""
-    codes = node[index]
-    known = None if scale is None else _constants(scale, zero, str(codes.dtype))
-    if known is None or (known[0].shape and known[0].shape != (codes.shape[axis],)):
+    """Input `index` as floats by `qnn.dequantize`; None unless scale and zero point are constants for 8-bit x."""
+    x = node[index]
+    known = None if scale is None else _constants(scale, zero, str(x.dtype))
+    if known is None or (known[0].shape and known[0].shape != (x.shape[axis],)):
         return None
-    return op.qnn.dequantize(codes, *known, axis if known[0].shape else -1)
+    return op.qnn.dequantize(x, *known, axis if known[0].shape else -1)
 
 
 convert_with(q_linear_conv, "QLinearConv", since=10)

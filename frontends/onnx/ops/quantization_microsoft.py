@@ -11,7 +11,7 @@ from relayc.frontends.onnx.ops.common import MICROSOFT, require_rank, reshape_to
 from relayc.frontends.onnx.ops.linear import matmul, scaled
 from relayc.frontends.onnx.ops.pooling import average_pool_of, max_pool_of
 from relayc.frontends.onnx.ops.quantization import along, centred, dequantized, quantized
-from relayc.frontends.onnx.ops.recurrent import Codes, lstm_of
+from relayc.frontends.onnx.ops.recurrent import QuantizedWeights, lstm_of
 from relayc.frontends.onnx.ops.softmax import softmax_of
 from relayc.frontends.onnx.registry import convert_with, converter
 from relayc.relay import op
@@ -155,19 +155,19 @@ def dynamic_quantize_lstm(node: OnnxNode) -> list[Expr | None]:
     States keep 16 bits, where onnxruntime rounds those of each step to 8: results are the more exact ones.
     """
     weights: list[Expr] = []
-    codes: list[Codes | None] = []
+    of_gates: list[QuantizedWeights | None] = []
     for index, scale, zero in ((1, 8, 9), (2, 10, 11)):
         require_rank(node, index, 3, 3)
         _require_codes(node, index)
         centred = op.subtract(op.cast(node[index], "float32"), op.cast(_of_gates(node, zero), "float32"))
         weights.append(transposed(op.multiply(centred, _of_gates(node, scale)), (0, 2, 1)))
-        codes.append(_gate_codes(node, index, scale, zero))
+        of_gates.append(_quantized_gates(node, index, scale, zero))
     plain = node.with_inputs([node[0], *weights, *[node.get(index) for index in range(3, 8)]])
-    of_input, of_state = codes
+    of_input, of_state = of_gates
     return lstm_of(plain, None if of_input is None or of_state is None else (of_input, of_state))
 
 
-def _gate_codes(node: OnnxNode, index: int, scale: int, zero: int) -> Codes | None:
+def _quantized_gates(node: OnnxNode, index: int, scale: int, zero: int) -> QuantizedWeights | None:
     """Weights [directions, inputs, gates] less zero points as int8; None where these are not constant, or larger."""
     values, zeros = node[index], node.value_or_none(_of_gates(node, zero))
     if not isinstance(values, Constant) or zeros is None:
@@ -178,7 +178,7 @@ def _gate_codes(node: OnnxNode, index: int, scale: int, zero: int) -> Codes | No
     directions, _, gates = centred.shape
     scales = op.broadcast_to(_of_gates(node, scale), (directions, 1, gates))
     rows = Constant(np.ascontiguousarray(centred.astype(np.int8).transpose(0, 2, 1)))
-    return Codes(rows, reshape_to(scales, (directions, gates)))
+    return QuantizedWeights(rows, reshape_to(scales, (directions, gates)))
 
 
 def _of_gates(node: OnnxNode, index: int) -> Expr:

@@ -23,8 +23,8 @@ _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 def _key(node: OnnxNode) -> Call:
     seed = node.attrs.get_int("seed") if node.op_type == "Dropout" else node.attrs.get_float("seed")
-    given = node.where.encode() if seed is None else struct.pack("<d", seed)
-    return op.random.key(zlib.crc32(given))
+    origin = node.where.encode() if seed is None else struct.pack("<d", seed)
+    return op.random.key(zlib.crc32(origin))
 
 
 def _dtype(node: OnnxNode, default: str) -> str:

@@ -22,7 +22,7 @@ from relayc.relay.sizes import product
 from relayc.relay.type import shapes_match
 from relayc.topi.nn.gates import Activation
 
-__all__ = ["Codes", "lstm_of"]
+__all__ = ["QuantizedWeights", "lstm_of"]
 
 _ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
     "sigmoid": ("sigmoid", ()),
@@ -41,7 +41,7 @@ _ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Codes:
+class QuantizedWeights:
     """Weights [directions, gates * hidden, columns] as int8, and their scales [directions, gates * hidden]."""
 
     values: Expr
@@ -92,19 +92,19 @@ class _Recurrent:
         made = [_activation(node, name, alphas, betas) for name in names]
         return [tuple(made[d * size : (d + 1) * size]) for d in range(len(self.backwards))]
 
-    def products(self, directions: range, state_bias_gates: int, codes: Codes | None = None) -> Expr:
+    def products(self, directions: range, state_bias_gates: int, quantized: QuantizedWeights | None = None) -> Expr:
         """X W' + biases [time, batch, directions * gates * hidden]; R's biases are added to some first gates.
 
         With `codes` for W, X is rounded to codes, too, by its own range.
         """
         columns = len(directions) * self.gates * self.hidden
         flat = reshape_to(self.x, (product((self.time, self.batch)), self.features))
-        if codes is None:
+        if quantized is None:
             result = op.nn.dense(flat, reshape_to(self.part(1, directions), (columns, self.features)))
         else:
-            weight = reshape_to(self.chosen(codes.values, directions), (columns, self.features))
-            scales = reshape_to(self.chosen(codes.scales, directions), (columns,))
-            result = _product_of_codes(flat, weight, scales)
+            weight = reshape_to(self.chosen(quantized.values, directions), (columns, self.features))
+            scales = reshape_to(self.chosen(quantized.scales, directions), (columns,))
+            result = _quantized_product(flat, weight, scales)
         if self.node.get(3) is not None:
             result = op.add(result, reshape_to(self._bias(directions, state_bias_gates), (columns,)))
         return reshape_to(result, (self.time, self.batch, columns))
@@ -137,9 +137,9 @@ class _Recurrent:
         """Input `index` of some directions."""
         return self.chosen(self.node[index], directions)
 
-    def part_or(self, index: int, directions: range, codes: Codes | None) -> Expr:
+    def part_or(self, index: int, directions: range, quantized: QuantizedWeights | None) -> Expr:
         """Input `index` of some directions, or the codes that stand for it."""
-        return self.part(index, directions) if codes is None else self.chosen(codes.values, directions)
+        return self.part(index, directions) if quantized is None else self.chosen(quantized.values, directions)
 
     def chosen(self, x: Expr, directions: range) -> Expr:
         """`x` [directions, ..] of some directions."""
@@ -185,18 +185,18 @@ def _activation(node: OnnxNode, name: str, alphas: list[float], betas: list[floa
     ours, defaults = found
     if not defaults:
         return ours
-    given = [values.pop(0) if values else d for values, d in zip((alphas, betas), defaults, strict=False)]
-    return (ours, *given)
+    passed = [values.pop(0) if values else d for values, d in zip((alphas, betas), defaults, strict=False)]
+    return (ours, *passed)
 
 
 _FEW_ENTRIES = 2
 """Entries of a batch, at most, for which reading weights costs more than what is done with them."""
 
 
-def _product_of_codes(x: Expr, weight: Expr, scales: Expr) -> Expr:
+def _quantized_product(x: Expr, weight: Expr, scales: Expr) -> Expr:
     """`x` (M, K), rounded to codes by its own range, times int8 weights (N, K) with their scales (N): (M, N)."""
-    codes, scale, zero = dynamically_quantized(x)
-    centred = op.subtract(op.cast(codes, "int32"), op.cast(zero, "int32"))
+    quantized, scale, zero = dynamically_quantized(x)
+    centred = op.subtract(op.cast(quantized, "int32"), op.cast(zero, "int32"))
     sums = op.nn.dense(centred, op.cast(weight, "int32"))
     return op.multiply(op.cast(sums, "float32"), op.multiply(scale, scales))
 
@@ -207,10 +207,10 @@ def lstm(node: OnnxNode) -> list[Expr | None]:
     return lstm_of(node, None)
 
 
-def lstm_of(node: OnnxNode, codes: tuple[Codes, Codes] | None) -> list[Expr | None]:
+def lstm_of(node: OnnxNode, quantized: tuple[QuantizedWeights, QuantizedWeights] | None) -> list[Expr | None]:
     """The LSTM of a node whose inputs 1 and 2, W and R, are those of `codes` as floats, where these are given."""
     common = _Recurrent(node, 4, ("Sigmoid", "Tanh", "Tanh"))
-    of_input, of_state = (None, None) if codes is None else codes
+    of_input, of_state = (None, None) if quantized is None else quantized
     few = isinstance(common.batch, int) and common.batch <= _FEW_ENTRIES
     if not few or not all(map(states_stay_small, common.activations)):
         of_state = None

@@ -19,8 +19,16 @@ from relayc.relay.transform.repeat_elements import times_and_first
 from relayc.te.tir import Dim
 
 __all__ = [
-    "FilterAtRunTime", "Repeated", "Strided", "TapsAtRunTime", "filter_dynamic", "real", "repeated_positions",
-    "resample_dynamic", "scaled", "strided_positions",
+    "DynamicFilter",
+    "DynamicTaps",
+    "Repeated",
+    "Strided",
+    "filter_dynamic",
+    "real",
+    "repeated_positions",
+    "resample_dynamic",
+    "scaled",
+    "strided_positions",
 ]  # fmt: skip
 
 
@@ -41,7 +49,7 @@ class Strided:
 
 
 @dataclass(frozen=True, slots=True)
-class TapsAtRunTime:
+class DynamicTaps:
     """For each tap `indices` int64[out] and `weights` float64[out] (none: 1); `outside` bool[out] as in `Taps`."""
 
     indices: Sequence[Expr | Repeated | Strided]
@@ -50,7 +58,7 @@ class TapsAtRunTime:
 
 
 @dataclass(frozen=True, slots=True)
-class FilterAtRunTime:
+class DynamicFilter:
     """As `TapsAtRunTime`, with any number of taps: `indices` int64[out, taps], `weights` float64[out, taps]."""
 
     indices: Expr
@@ -70,11 +78,11 @@ def scaled(extent: Dim, scale: Expr) -> Expr:
 
 def resample_dynamic(
     how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float] = (0.0, 1.0)
-) -> TapsAtRunTime:
+) -> DynamicTaps:
     """The taps that resample an axis of `extent` elements to `out`. With antialiasing `scale` must be a number."""
     x, last, outside = _places(how, extent, out, scale, roi)
     if how.mode == "nearest":
-        return TapsAtRunTime([_index(_rounded(x, how.nearest), last)], [], outside)
+        return DynamicTaps([_index(_rounded(x, how.nearest), last)], [], outside)
     shrink = min(scale, 1.0) if how.antialias and not isinstance(scale, Expr) else 1.0
     reach = 1 if how.mode == "linear" else 2
     first = math.floor(-reach / shrink) + 1
@@ -96,7 +104,7 @@ def resample_dynamic(
         for weight in weights[1:]:
             total = op.add(total, weight)
         weights = [op.divide(weight, total) for weight in weights]
-    return TapsAtRunTime(indices, weights, outside)
+    return DynamicTaps(indices, weights, outside)
 
 
 _PERIODIC = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetric", "tf_half_pixel_for_nn")
@@ -133,7 +141,7 @@ def filter_dynamic(
     scale: float | Expr,
     width: Dim,
     roi: tuple[float, float] = (0.0, 1.0),
-) -> FilterAtRunTime:
+) -> DynamicFilter:
     """The same with antialiasing by any scale: `width`, an even number, is how many elements the filter covers."""
     x, last, outside = _places(how, extent, out, scale, roi)
     x = op.expand_dims(x, 1)
@@ -147,7 +155,7 @@ def filter_dynamic(
         off = op.logical_or(op.less(position, _f(0.0)), op.greater(position, last))
         weights = op.where(off, _f(0.0), weights)
     weights = op.divide(weights, op.sum(weights, axis=(1,), keepdims=True))
-    return FilterAtRunTime(_index(position, last), weights, outside)
+    return DynamicFilter(_index(position, last), weights, outside)
 
 
 def _places(

@@ -14,10 +14,10 @@ from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import float_const, transposed
 from relayc.frontends.onnx.ops.resample import Resampling, Taps, output_extent, resample
 from relayc.frontends.onnx.ops.resample_dynamic import (
-    FilterAtRunTime,
+    DynamicFilter,
+    DynamicTaps,
     Repeated,
     Strided,
-    TapsAtRunTime,
     filter_dynamic,
     real,
     repeated_positions,
@@ -36,7 +36,7 @@ from relayc.te.tir import Dim
 MAX_TAPS = 8
 """Wider filters (strong reductions with antialiasing) are applied as a matrix, or by a loop over what they cover."""
 
-_AnyTaps = Taps | TapsAtRunTime | FilterAtRunTime
+_AnyTaps = Taps | DynamicTaps | DynamicFilter
 
 _COORDINATES = (
     "half_pixel",
@@ -136,7 +136,7 @@ def _resampled(
 
 def _taps_dynamic(
     how: Resampling, extent: Dim, out: Dim, scale: float | Expr, region: tuple[float, float]
-) -> TapsAtRunTime:
+) -> DynamicTaps:
     taps = resample_dynamic(how, extent, out, scale, region)
     if isinstance(scale, Expr):
         return taps
@@ -176,12 +176,12 @@ def _method(node: OnnxNode) -> Resampling:
 def _target(node: OnnxNode) -> _Target:
     shape = node.type(0).shape
     policy = node.attr_choice("keep_aspect_ratio_policy", ("stretch", "not_larger", "not_smaller"), "stretch")
-    given = node.attrs.get_ints("axes")
+    passed = node.attrs.get_ints("axes")
     scales_value = node.known_value(2)
     if (node.get(2) is not None and node.get(3) is None) or (scales_value is not None and scales_value.size):
-        return _scaled_target(node, 2, None if scales_value is None else scales_value.reshape(-1).tolist(), given)
-    sizes = node.sizes(3, "the sizes", len(shape) if given is None else len(given))
-    axes = _checked_axes(node, len(sizes), given)
+        return _scaled_target(node, 2, None if scales_value is None else scales_value.reshape(-1).tolist(), passed)
+    sizes = node.sizes(3, "the sizes", len(shape) if passed is None else len(passed))
+    axes = _checked_axes(node, len(sizes), passed)
     if not all(at_least(size, 1) for size in sizes):
         raise node.error(f"the sizes are {list(sizes)}", expected="1 or more")
     if 0 in shape:
@@ -209,19 +209,19 @@ def _ratio(size: Dim, extent: Dim) -> float | Expr:
 
 
 def _scaled_target(
-    node: OnnxNode, index: int, known: Sequence[float] | None, given: Sequence[int] | None
+    node: OnnxNode, index: int, known: Sequence[float] | None, passed: Sequence[int] | None
 ) -> _Target:
     """Extents by scales that are `known`, or else are computed by input `index`."""
     shape = node.type(0).shape
     if known is None:
-        count = len(shape) if given is None else len(given)
+        count = len(shape) if passed is None else len(passed)
         node.count(index, count, "the scales")
-        axes = _checked_axes(node, count, given)
+        axes = _checked_axes(node, count, passed)
         factors = op.cast(node[index], "float64")
         scales = [op.take(factors, const(k, "int64"), axis=0, mode="clip") for k in range(count)]
         whole = op.stack([scaled(shape[axis], scale) for axis, scale in zip(axes, scales, strict=True)], axis=0)
         return _Target(axes, node.bind(whole, "the sizes"), scales)
-    axes = _checked_axes(node, len(known), given)
+    axes = _checked_axes(node, len(known), passed)
     _check_scales(node, known)
     return _Target(axes, [_scaled(node, shape[axis], s) for axis, s in zip(axes, known, strict=True)], known)
 
@@ -240,9 +240,9 @@ def _scaled(node: OnnxNode, extent: Dim, scale: float) -> Dim:
     return node.bind(op.reshape(scaled(extent, const(scale, "float64")), (1,)), "the size")[0]
 
 
-def _checked_axes(node: OnnxNode, count: int, given: Sequence[int] | None) -> tuple[int, ...]:
+def _checked_axes(node: OnnxNode, count: int, passed: Sequence[int] | None) -> tuple[int, ...]:
     rank = node.rank(0)
-    axes = tuple(range(rank)) if given is None else node.axes(given, rank)
+    axes = tuple(range(rank)) if passed is None else node.axes(passed, rank)
     if len(axes) != count:
         raise node.error(f"{count} scales or sizes for {len(axes)} axes", expected="one for each axis")
     return axes
@@ -277,7 +277,7 @@ def _along(node: OnnxNode, x: Expr, axis: int, taps: _AnyTaps, how: Resampling) 
     """`x` resampled along one axis."""
     if how.mode != "nearest" and not x.dtype.is_float:
         return op.cast(_along(node, op.cast(x, "float32"), axis, taps, how), x.dtype)
-    if isinstance(taps, FilterAtRunTime):
+    if isinstance(taps, DynamicFilter):
         rank = len(x.shape)
         shape = (*[1] * axis, *taps.weights.shape, *[1] * (rank - axis - 1))
         covered = op.take(x, taps.indices, axis=axis, mode="fast")
@@ -310,7 +310,7 @@ def _taken(x: Expr, indices: np.ndarray | Expr | Repeated | Strided, axis: int) 
     return op.strided_slice(whole, (start,), (add_sizes(out, start),), (1,), axes=(axis,)) if before or after else whole
 
 
-def _by_taps(x: Expr, axis: int, taps: Taps | TapsAtRunTime) -> Expr:
+def _by_taps(x: Expr, axis: int, taps: Taps | DynamicTaps) -> Expr:
     total: Expr | None = None
     for indices, weights in zip(taps.indices, taps.weights, strict=True):
         column = _as_expr(weights)

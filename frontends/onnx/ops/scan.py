@@ -13,7 +13,7 @@ from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import transposed
 from relayc.frontends.onnx.ops.control import MAX_ITERATIONS, UNROLLED, stacked
 from relayc.frontends.onnx.ops.flow import counted_loop, loop_variables, may_be_ones, settled_body, unsettled
-from relayc.frontends.onnx.ops.scan_batched import at_once
+from relayc.frontends.onnx.ops.scan_batched import batched_scan
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Expr, Function, Var, const
@@ -92,7 +92,7 @@ def _dynamic(node: OnnxNode, form: _Scan) -> Sequence[Expr]:
     settled = settled_body(node, form.body, form.states, after=[Var(f"slice{k}", ty) for k, ty in enumerate(slices)])
     whole = [_in_front(x, axis, backwards)
              for x, axis, backwards in zip(form.scanned, form.in_axes, form.backwards_in, strict=True)]  # fmt: skip
-    known = at_once(settled.function, states, [*form.states, *whole, *settled.outside], form.length)
+    known = batched_scan(settled.function, states, [*form.states, *whole, *settled.outside], form.length)
     if known is not None:
         return [*known[:states], *(_placed(node, form, k, x) for k, x in enumerate(known[states:]))]
     types = [ty for ty in settled.types if isinstance(ty, TensorType)]
@@ -169,11 +169,11 @@ def scan_8(node: OnnxNode) -> Sequence[Expr]:
         raise node.unsupported(f"a scan of {length} iterations", expected=f"1 to {MAX_ITERATIONS}")
     entries: list[list[Expr]] = []
     for entry in range(node.extent(node[1], 0, "the entries")):
-        given = [_slice(node[1 + i], 0, entry) for i in range(len(inputs))]
-        carried, collected = given[:states], list[list[Expr]]()
+        passed = [_slice(node[1 + i], 0, entry) for i in range(len(inputs))]
+        carried, collected = passed[:states], list[list[Expr]]()
         for step in range(length):
             at = [length - 1 - step if backward else step for backward in backwards]
-            slices = [_slice(x, 0, i) for x, i in zip(given[states:], at, strict=True)]
+            slices = [_slice(x, 0, i) for x, i in zip(passed[states:], at, strict=True)]
             results = node.convert_graph(body, [*carried, *slices])
             carried = results[:states]
             collected.append(results[states:])

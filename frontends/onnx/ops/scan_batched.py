@@ -13,13 +13,13 @@ from relayc.relay.sizes import dims_equal
 from relayc.relay.type import TensorType
 from relayc.te.tir import Dim
 
-__all__ = ["at_once"]
+__all__ = ["batched_scan"]
 
-_HARMLESS = {"dtype", "a_min", "a_max"}
+_NO_AXIS = {"dtype", "a_min", "a_max"}
 """Attributes of elementwise operators that don't name a dimension."""
 
 
-def at_once(function: Function, states: int, values: Sequence[Expr], length: Dim) -> list[Expr] | None:
+def batched_scan(function: Function, states: int, values: Sequence[Expr], length: Dim) -> list[Expr] | None:
     """What `function`, a scan's body of states, slices and others, gives: the states, then all that it stacks.
 
     `values` are those of its parameters, slices along a first dimension of `length`. None where a state changes, or
@@ -53,7 +53,7 @@ def _of_call(e: Expr, made: Mapping[int, Expr]) -> Expr | None:
     if isinstance(e.op, Reduction):
         axes = tuple([a + 1 for a in e.op.axes(ranks[0])])
         return Call(e.op.replace(axis=axes), args, span=e.span)
-    if type(e.op).pattern not in (OpPattern.ELEMWISE, OpPattern.BROADCAST) or not set(e.op.attributes()) <= _HARMLESS:
+    if type(e.op).pattern not in (OpPattern.ELEMWISE, OpPattern.BROADCAST) or not set(e.op.attributes()) <= _NO_AXIS:
         return None
     most = max(ranks)
     pairs = zip(args, ranks, strict=True)

@@ -30,7 +30,7 @@ from relayc.relay.sizes import product, size_variables
 from relayc.relay.type import TensorType
 from relayc.te.tir import Dim
 
-_MOST_PARTS = 64
+_MAX_TENSOR_PARTS = 64
 """Parts of a tensor that are tensors of their own; more are a list."""
 
 
@@ -49,7 +49,7 @@ def _known(node: OnnxNode, *positions: int) -> tuple[Expr, ...] | None:
     return sequence.fields if isinstance(sequence, Tuple) and not late else None
 
 
-def _listed(node: OnnxNode, sequence: Expr) -> Expr:
+def _sequence_value(node: OnnxNode, sequence: Expr) -> Expr:
     """The sequence as a list of the executor's."""
     ty = value_type(sequence)
     if not isinstance(ty, SequenceType):
@@ -91,7 +91,7 @@ def sequence_at(node: OnnxNode) -> Expr:
     elements = _known(node, 1)
     if elements is not None:
         return elements[_position(node, 1, len(elements), len(elements) - 1)]
-    sequence = _listed(node, node[0])
+    sequence = _sequence_value(node, node[0])
     return op.sequence.item(sequence, node[1], tensor_type(node, _element(_sequence_type(sequence)), "item"))
 
 
@@ -106,7 +106,7 @@ def sequence_insert(node: OnnxNode) -> list[Expr]:
     """Before the position; at the end without one."""
     elements = _known(node, 2)
     if elements is None:
-        return [op.sequence.insert(_listed(node, node[0]), node[1], node.get(2))]
+        return [op.sequence.insert(_sequence_value(node, node[0]), node[1], node.get(2))]
     at = len(elements) if node.get(2) is None else _position(node, 2, len(elements), len(elements))
     return [Tuple((*elements[:at], node[1], *elements[at:]))]
 
@@ -116,7 +116,7 @@ def sequence_erase(node: OnnxNode) -> list[Expr]:
     """The element at the position; the last without one."""
     elements = _known(node, 1)
     if elements is None:
-        return [op.sequence.erase(_listed(node, node[0]), node.get(1))]
+        return [op.sequence.erase(_sequence_value(node, node[0]), node.get(1))]
     last = node.get(1) is None
     at = len(elements) - 1 if last else _position(node, 1, len(elements), len(elements) - 1)
     if at < 0:
@@ -131,7 +131,7 @@ def split_to_sequence(node: OnnxNode) -> list[Expr]:
     keep = node.attr_bool("keepdims", True) or node.get(1) is not None
     extent = node.type(0).shape[axis]
     sizes = _known_parts(node, axis, extent) if isinstance(extent, int) else None
-    if sizes is None or len(sizes) > _MOST_PARTS:
+    if sizes is None or len(sizes) > _MAX_TENSOR_PARTS:
         return [op.sequence.cut(node[0], node.get(1), axis, keep, _parts_type(node, axis, keep))]
     cuts = tuple(int(c) for c in np.cumsum(sizes)[:-1])
     parts = op.split(node[0], cuts, axis=axis) if cuts else (node[0],)
@@ -144,10 +144,10 @@ def _known_parts(node: OnnxNode, axis: int, extent: int) -> list[int] | None:
         return [1] * extent
     if node.known_value(1) is None:
         return None
-    given = node.constant_ints(1, "the sizes")
-    if node.rank(1) == 0 and given[0] < 1:
-        raise node.error(f"parts of {given[0]} elements", expected="1 or more")
-    sizes = [min(given[0], extent - start) for start in range(0, extent, given[0])] if node.rank(1) == 0 else [*given]
+    known = node.constant_ints(1, "the sizes")
+    if node.rank(1) == 0 and known[0] < 1:
+        raise node.error(f"parts of {known[0]} elements", expected="1 or more")
+    sizes = [min(known[0], extent - start) for start in range(0, extent, known[0])] if node.rank(1) == 0 else [*known]
     if sum(sizes) != extent or min(sizes, default=0) < 0:
         raise node.error(f"parts of {sizes} of axis {axis}", expected=f"sizes that add up to {extent}")
     return sizes
@@ -209,7 +209,7 @@ def sequence_map(node: OnnxNode) -> list[Expr]:
 def _map_dynamic(node: OnnxNode) -> list[Expr]:
     """A loop over the positions, which takes an element of each sequence and appends to the sequences of results."""
     body = node.attr_graph("body")
-    inputs = [x if isinstance(x.ty, TensorType) else _listed(node, x) for x in node.all_inputs()]
+    inputs = [x if isinstance(x.ty, TensorType) else _sequence_value(node, x) for x in node.all_inputs()]
     types = [tensor_type(node, _element(x.ty), f"item{k}", inside=True) if isinstance(x.ty, SequenceType)
              else x.tensor_type for k, x in enumerate(inputs)]  # fmt: skip
     params = [Var(f"element{k}", ty) for k, ty in enumerate(types)]

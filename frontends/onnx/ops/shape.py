@@ -54,8 +54,8 @@ def _reshape_dynamic(node: OnnxNode, allow_zero: bool) -> Expr:
         kept = op.size_tensor([source[axis] if axis < len(source) else 0 for axis in range(rank)])
         shape = op.where(op.equal(shape, zero), kept, shape)
     open_ = op.equal(shape, const(-1, "int64"))
-    given = op.prod(op.where(open_, one, shape))
-    rest = op.trunc_divide(op.size_tensor((product(source),), ()), op.maximum(given, one))
+    passed = op.prod(op.where(open_, one, shape))
+    rest = op.trunc_divide(op.size_tensor((product(source),), ()), op.maximum(passed, one))
     several = op.greater(op.sum(op.cast(open_, "int64")), one)
     rest = op.where(several, const(-1, "int64"), rest)  # two open dimensions are none that could be bound
     return op.reshape(node[0], node.bind(op.where(open_, rest, shape), "the new shape"))
@@ -301,20 +301,20 @@ _FAR = (2**31 - 1, 2**63 - 1)
 """What exporters write for the end of an axis."""
 
 
-def _position(node: OnnxNode, index: int, k: int, given: Dim | None, extent: Dim, backwards: bool) -> Dim:
+def _position(node: OnnxNode, index: int, k: int, passed: Dim | None, extent: Dim, backwards: bool) -> Dim:
     """Element `k` of input `index` as a position: a number, or a symbolic one counted from the front.
 
     For slices that walk backwards, in the reversed axis: there position p is extent - 1 - p.
     """
-    if backwards and given is not None:
-        given = min(-1 - given, _FAR[0]) if isinstance(given, int) else add_sizes(-1, product((-1, given)))
-    if isinstance(given, int):
+    if backwards and passed is not None:
+        passed = min(-1 - passed, _FAR[0]) if isinstance(passed, int) else add_sizes(-1, product((-1, passed)))
+    if isinstance(passed, int):
         # What counts from the end counts from the front in the other direction; `extent` is added to the rest.
-        return min(given, _FAR[0]) if not backwards or given >= 0 else larger(add_sizes(extent, given), 0)
-    if given is not None and is_at_least(given, 0):
-        return given
-    if given is not None and is_at_least(-1, given):
-        return larger(add_sizes(extent, given), 0)
+        return min(passed, _FAR[0]) if not backwards or passed >= 0 else larger(add_sizes(extent, passed), 0)
+    if passed is not None and is_at_least(passed, 0):
+        return passed
+    if passed is not None and is_at_least(-1, passed):
+        return larger(add_sizes(extent, passed), 0)
     position = op.cast(op.reshape(op.strided_slice(node[index], (k,), (k + 1,), (1,)), ()), "int64")
     position = op.subtract(const(-1, "int64"), position) if backwards else position
     size, zero = op.size_tensor((extent,), ()), const(0, "int64")
@@ -375,8 +375,8 @@ def expand(node: OnnxNode) -> Expr:
     if wanted is None:
         (rank,) = node.static(node[1], "the shape of the shape")
         aligned = [1] * (rank - len(source)) + list(source[max(len(source) - rank, 0) :])
-        given = op.cast(node[1], "int64")
-        wanted = node.bind(op.where(op.equal(given, const(1, "int64")), op.size_tensor(aligned), given), "the shape")
+        passed = op.cast(node[1], "int64")
+        wanted = node.bind(op.where(op.equal(passed, const(1, "int64")), op.size_tensor(aligned), passed), "the shape")
     try:
         shape = broadcast_shapes(source, wanted)
     except TypeInferenceError:

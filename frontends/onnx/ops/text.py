@@ -121,11 +121,11 @@ def _columns_met(
 
 def _weighted(node: OnnxNode, counts: Expr, mode: str, columns: np.ndarray, width: int) -> Expr:
     """Counts, 1 where there is any ("IDF"), or counts, times the weights where they are given."""
-    given = node.attrs.get_floats("weights")
+    passed = node.attrs.get_floats("weights")
     if mode == "TF":
         return counts
     weights = np.ones(width, np.float32)
-    if given:
-        weights[columns] = np.array(given, np.float32)
+    if passed:
+        weights[columns] = np.array(passed, np.float32)
     some = op.cast(op.greater(counts, float_const(0.0, counts)), "float32") if mode == "IDF" else counts
     return op.multiply(some, Constant(weights))

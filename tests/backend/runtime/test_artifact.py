@@ -201,7 +201,7 @@ def test_modules_keep_their_imports(small, tmp_path):
     assert left.imported_modules[0] is right.imported_modules[0] and left.imported_modules[0].data[0] == 3
 
 
-def test_a_weight_that_does_not_fit_the_graph_is_refused(small):
+def test_a_weight_that_does_not_fit_the_graph_is_rejected(small):
     with pytest.raises(ArgumentError, match="model 'small' has no weight 'b', which tensor 'b' names"):
         CompiledModel(small.graph(None), {"w": small.weights["w"]}, small.Python())
     with pytest.raises(
@@ -210,7 +210,7 @@ def test_a_weight_that_does_not_fit_the_graph_is_refused(small):
         CompiledModel(small.graph(None), {**small.weights, "b": np.zeros(4)}, small.Python())
 
 
-def test_reserved_weight_names_are_refused(small):
+def test_reserved_weight_names_are_rejected(small):
     for name in ("__metadata__", "__padding__.0"):
         with pytest.raises(ArgumentError, match="can't be stored under that name"):
             CompiledModel(small.graph(None), {**small.weights, name: np.zeros(4)}, small.Python()).to_bytes()
@@ -331,7 +331,7 @@ def _places(value, path=()):
     max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_a_manifest_with_any_other_value_is_refused_or_means_something(saved, small, data):
+def test_a_manifest_with_any_other_value_is_rejected_or_means_something(saved, small, data):
     """With its hash made right again, a field of another type or out of bounds is refused; nothing else is raised."""
     path = data.draw(st.sampled_from(list(_places(_manifest(saved)))[1:]))
     value = data.draw(JSON)
@@ -390,14 +390,14 @@ GRAPH_FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "text"), GRAPH_FAULTS, ids=[text for _, text in GRAPH_FAULTS])
-def test_a_graph_that_means_nothing_is_refused(small, fault, text):
+def test_a_graph_that_means_nothing_is_rejected(small, fault, text):
     graph = copy.deepcopy(small.graph())
     fault(graph)
     with pytest.raises(ArtifactError, match=text):
         Graph.from_json(graph)
 
 
-def test_an_unknown_kind_of_module_is_refused(saved):
+def test_an_unknown_kind_of_module_is_rejected(saved):
     _rewrite(saved, lambda manifest: manifest["modules"][0].update(kind="martian"))
     with pytest.raises(ArtifactError, match="no loader for modules of type 'martian'"):
         load_model(saved)
@@ -431,12 +431,12 @@ def _weights(entries, size):
         ([], 0, "expected an object"),
     ],
 )
-def test_weights_that_break_the_format_are_refused(entries, size, text):
+def test_weights_that_break_the_format_are_rejected(entries, size, text):
     with pytest.raises(ArtifactError, match=text):
         safetensors.read(_weights(entries, size), "weights")
 
 
-def test_a_header_length_past_the_end_is_refused():
+def test_a_header_length_past_the_end_is_rejected():
     for data in (b"", b"\xff" * 8, (9).to_bytes(8, "little") + b"{}"):
         with pytest.raises(ArtifactError, match="header length"):
             safetensors.read(memoryview(data), "weights")

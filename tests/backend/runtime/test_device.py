@@ -27,7 +27,7 @@ def test_spellings():
         (3, None, "device 3, .*expected such as"),
     ],
 )
-def test_what_is_no_device_is_refused(kind, index, text):
+def test_what_is_no_device_is_rejected(kind, index, text):
     with pytest.raises(DeviceError, match=text):
         device(kind, index)
 
@@ -142,7 +142,7 @@ def test_workspace_reuses_its_blocks(toy):
     assert len(api.spaces) == before
 
 
-def test_foreign_workspace_is_refused(toy):
+def test_foreign_workspace_is_rejected(toy):
     where, api = toy
     with pytest.raises(DeviceError, match="not one that this thread allocated"):
         api.free_workspace(where, 12345)

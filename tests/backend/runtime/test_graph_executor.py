@@ -101,7 +101,7 @@ def test_an_input_never_set_is_named(executor):
     executor.run()
 
 
-def test_unknown_outputs_are_refused(fast):
+def test_unknown_outputs_are_rejected(fast):
     fast.run(x=X)
     for key in ("z", 1, -1):
         with pytest.raises(ArgumentError, match=rf"has no output {key!r}\. .* outputs are: \['y'\]"):
@@ -244,7 +244,7 @@ def test_a_model_runs_on_its_device_only(compiled, toy):
         GraphModule(compiled)
 
 
-def test_a_wrong_entry_is_refused(small, c_library):
+def test_a_wrong_entry_is_rejected(small, c_library):
     for entry, text in (("nothing", "no function 'nothing'"), ("dense_relu", "expected a kernel of two pointers")):
         model = CompiledModel(small.graph(entry), small.weights, small.CLibrary(c_library))
         with pytest.raises(ModuleError, match=text):

@@ -120,7 +120,7 @@ def test_a_repeat_lasts_as_long_as_asked():
     assert len(calls) > 100
 
 
-def test_bad_counts_are_refused():
+def test_bad_counts_are_rejected():
     with pytest.raises(ArgumentError, match="repeat=0"):
         Table({"f": lambda: None}).time_evaluator("f", cpu(), repeat=0)()
 

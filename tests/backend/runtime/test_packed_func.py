@@ -156,12 +156,12 @@ def test_a_kernel_takes_arrays_and_scalars(kernel):
         ((np.zeros(4, "f"), np.broadcast_to(np.float32(1), 4), 1, 1), "argument 1 is read-only memory"),
     ],
 )
-def test_what_a_kernel_can_not_take_is_refused(kernel, args, text):
+def test_what_a_kernel_can_not_take_is_rejected(kernel, args, text):
     with pytest.raises(ArgumentError, match=text):
         kernel("axpy", "buffer", "buffer", "float32", "int32")(*args)
 
 
-def test_an_unknown_parameter_kind_is_refused(kernel):
+def test_an_unknown_parameter_kind_is_rejected(kernel):
     with pytest.raises(ArgumentError, match="kind \\['float99'\\]"):
         kernel("axpy", "buffer", "float99")
 
@@ -249,7 +249,7 @@ def test_every_kind_of_value_is_marshalled(host):
     assert pairs[0][0] == 7
 
 
-def test_values_that_can_not_be_marshalled_are_refused(host):
+def test_values_that_can_not_be_marshalled_are_rejected(host):
     with pytest.raises(ArgumentError, match="argument 0 is 18446744073709551616, which does not fit"):
         host("kinds")(2**64)
     with pytest.raises(ArgumentError, match="argument 1 is dict"):

@@ -55,7 +55,7 @@ def test_matches(pattern, matching, others):
     ["(", ")", "a)", "[a", "[z-a]", "*", "a**", "a++", "a{2}{3}", "a{1001}", "a{3,2}", r"(a)\1", "(?=a)", "(?<!a)b",
      "(?>a)", r"a\Z", "\\", r"\8", "[[:letter:]]", r"\p{Greek}", r"\C", "(?x)a", "(?i)*", "(?P<1>a)", r"\x{110000}"],
 )  # fmt: skip
-def test_what_is_not_in_the_syntax_is_refused(pattern):
+def test_what_is_not_in_the_syntax_is_rejected(pattern):
     with pytest.raises(PatternError, match="position"):
         Pattern(pattern)
 

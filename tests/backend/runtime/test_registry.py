@@ -71,7 +71,7 @@ def test_a_provider_that_is_not_installed_is_missing(name, where):
         get_global_func(name)
 
 
-def test_a_malformed_provider_is_refused(name):
+def test_a_malformed_provider_is_rejected(name):
     with pytest.raises(RegistryError, match="expected 'module:attribute'"):
         register_provider(name, "math.sqrt")
 

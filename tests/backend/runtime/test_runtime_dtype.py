@@ -61,12 +61,12 @@ def test_dlpack_codes_are_those_of_dlpack_h():
 
 
 @pytest.mark.parametrize("bad", ["", "float", "float31", "int8x1", "x4", "float32x0", "Float32", "float32x4x4"])
-def test_a_spelling_that_names_no_type_is_refused(bad):
+def test_a_spelling_that_names_no_type_is_rejected(bad):
     with pytest.raises(ArgumentError, match=r"unknown dtype .*known are bool"):
         data_type(bad)
 
 
-def test_types_without_counterpart_are_refused():
+def test_types_without_counterpart_are_rejected():
     with pytest.raises(ArgumentError, match="no counterpart"):
         from_numpy(np.complex64)
     with pytest.raises(ArgumentError, match=r"code=5, bits=64"):

@@ -26,13 +26,13 @@ def strings(*values: str) -> Any:
 @given(st.lists(st.lists(st.text(max_size=2), max_size=6), max_size=5))
 def test_numbers_stand_for_strings(runs):
     table = StringTable(["", "a"])
-    for texts in runs:
+    for values in runs:
         table.forget()
         assert len(table) == 2
-        numbers = table.numbers(strings(*texts))
-        assert table.strings(numbers).tolist() == texts
-        assert [n == m for n in numbers for m in numbers] == [a == b for a in texts for b in texts]
-        assert all((n < 2) == (text in ("", "a")) for n, text in zip(numbers, texts, strict=True))
+        numbers = table.numbers(strings(*values))
+        assert table.strings(numbers).tolist() == values
+        assert [n == m for n in numbers for m in numbers] == [a == b for a in values for b in values]
+        assert all((n < 2) == (text in ("", "a")) for n, text in zip(numbers, values, strict=True))
     with pytest.raises(ArgumentError, match="stands for no string"):
         table.strings(np.array([-1]))
 
@@ -108,7 +108,7 @@ def graph() -> dict[str, Any]:
 
 def test_a_description_is_read_as_it_was_written():
     read = Graph.from_json(graph())
-    assert isinstance(read.steps[0], StringStep) and read.texts is not None and read.maps == {1: ("no", 1)}
+    assert isinstance(read.steps[0], StringStep) and read.strings is not None and read.maps == {1: ("no", 1)}
     assert Graph.from_json(read.to_json()) == read
 
 
@@ -131,7 +131,7 @@ def test_a_description_is_read_as_it_was_written():
         (("maps",), [[1, ["no", 1.5]]], "a list of keys"),
     ],
 )
-def test_damaged_descriptions_are_refused(damaged, place, value, message):
+def test_damaged_descriptions_are_rejected(damaged, place, value, message):
     with pytest.raises(ArtifactError) as error:
         Graph.from_json(damaged(graph(), place, value))
     assert message in str(error.value)

@@ -106,7 +106,7 @@ def graph() -> dict[str, Any]:
 
 def test_a_description_is_read_as_it_was_written():
     read = Graph.from_json(graph())
-    assert read.tensors[0].is_list and isinstance(read.steps[0], SequenceStep)
+    assert read.tensors[0].is_sequence and isinstance(read.steps[0], SequenceStep)
     assert Graph.from_json(read.to_json()) == read
 
 
@@ -120,13 +120,13 @@ def test_a_description_is_read_as_it_was_written():
         (("steps", 0, "output"), 1, "giving 't'"),
         (("steps", 0, "axis"), 65, "axis"),
         (("steps", 0, "new_axis"), 1, "new_axis"),
-        (("tensors", 0, "shape"), [2], "a list without a shape"),
-        (("tensors", 2, "storage"), ["arena", 0], "a list without a shape"),
+        (("tensors", 0, "shape"), [2], "a sequence without a shape"),
+        (("tensors", 2, "storage"), ["arena", 0], "a sequence without a shape"),
         (("tensors", 2, "storage"), ["value", 7], "a position below 3"),
         (("tensors", 0, "is_list"), "yes", "is_list"),
     ],
 )
-def test_damaged_descriptions_are_refused(damaged, place, value, message):
+def test_damaged_descriptions_are_rejected(damaged, place, value, message):
     with pytest.raises(ArtifactError) as error:
         Graph.from_json(damaged(graph(), place, value))
     assert message in str(error.value)
@@ -139,5 +139,5 @@ def test_a_kernel_takes_no_lists():
     damaged["tensors"][1]["storage"] = ["own", 1]
     damaged["inputs"] = [0]
     damaged["steps"] = []
-    with pytest.raises(ArtifactError, match="tensors, no lists"):
+    with pytest.raises(ArtifactError, match="tensors, no sequences"):
         Graph.from_json(damaged)

@@ -47,7 +47,7 @@ def test_a_bad_variable_is_named(monkeypatch, bad):
         num_threads()
 
 
-def test_bad_counts_are_refused():
+def test_bad_counts_are_rejected():
     with pytest.raises(ArgumentError, match="set_num_threads is 0"):
         set_num_threads(0)
     with pytest.raises(ArgumentError, match="num_threads is -1"):

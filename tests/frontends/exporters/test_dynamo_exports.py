@@ -194,7 +194,7 @@ def test_overloads():
     assert outputs[0].shape == (2, 3)
 
 
-def test_functions_that_call_each_other_are_refused_by_name():
+def test_functions_that_call_each_other_are_rejected_by_name():
     a = helper.make_function("pkg.loop", "a", ["x"], ["y"], [node("b", ["x"], ["y"], "pkg.loop")],
                              [helper.make_opsetid("", 18), helper.make_opsetid("pkg.loop", 1)])  # fmt: skip
     b = helper.make_function("pkg.loop", "b", ["x"], ["y"], [node("a", ["x"], ["y"], "pkg.loop")],

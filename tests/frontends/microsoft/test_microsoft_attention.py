@@ -9,7 +9,7 @@ import pytest
 
 from relayc.frontends.onnx.backend import RelayBackend
 from relayc.frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError
-from tests.frontends.node_cases import check, node_model, refused
+from tests.frontends.node_cases import check, node_model, rejected
 
 rng = np.random.default_rng(0)
 BATCH, LENGTH, HEADS, SIZE = 2, 4, 2, 8
@@ -175,7 +175,7 @@ def test_packed_queries_keys_and_values():
     check("MultiHeadAttention", [query, packed], merge(attend(split(query), k, v)[0]), **attrs)
 
 
-def test_what_does_not_fit_is_refused_by_name():
+def test_what_does_not_fit_is_rejected_by_name():
     x, w, b = normal(BATCH, LENGTH, 12), normal(12, 3 * HIDDEN), normal(3 * HIDDEN)
     q = normal(BATCH, LENGTH, HIDDEN)
     for name, inputs, attrs, text in [
@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused_by_name():
         ("MultiHeadAttention", [q, q, q, normal(HIDDEN)], {"num_heads": HEADS}, "a bias of"),
         ("MultiHeadAttention", [q, q, q, *[None] * 3, normal(BATCH, HEADS, 3, SIZE)], {"num_heads": HEADS}, "past"),
     ]:
-        refused(name, inputs, text, **attrs)
+        rejected(name, inputs, text, **attrs)
 
 
 def test_domains_are_told_apart():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from relayc.frontends.onnx.backend import RelayBackend
-from tests.frontends.node_cases import check, node_model, refused
+from tests.frontends.node_cases import check, node_model, rejected
 
 rng = np.random.default_rng(0)
 
@@ -21,8 +21,8 @@ def codes(*shape):
 
 def by_onnx(op, inputs, **attrs):
     """What ONNX's own operator gives, which is tested on its own."""
-    model, given = node_model(op, inputs, domain="", **attrs)
-    return np.asarray(RelayBackend.prepare(model).run(given)[0])
+    model, passed = node_model(op, inputs, domain="", **attrs)
+    return np.asarray(RelayBackend.prepare(model).run(passed)[0])
 
 
 def last(x):
@@ -36,8 +36,8 @@ def test_convolutions_with_the_channels_last():
         check("NhwcConv", [last(x), weights, b], last(plain), weights=[1, 2], pads=[1, 1, 1, 1], peer=False)
     check("NhwcFusedConv", [last(x), last(w), b, last(z)], last(np.maximum(plain + z, 0)), weights=[1, 2],
           pads=[1, 1, 1, 1], activation="Relu", peer=False)  # fmt: skip
-    refused("NhwcConv", [normal(1, 6, 5, 3), normal(2, 3, 3, 3)], "either order")
-    refused("NhwcConv", [normal(1, 6, 5, 4), normal(2, 3, 3, 3)], "neither order")
+    rejected("NhwcConv", [normal(1, 6, 5, 3), normal(2, 3, 3, 3)], "either order")
+    rejected("NhwcConv", [normal(1, 6, 5, 4), normal(2, 3, 3, 3)], "neither order")
 
 
 @pytest.mark.parametrize("channels_last", [0, 1])
@@ -45,8 +45,8 @@ def test_quantized_convolution(channels_last):
     scales = [np.float32(0.1), np.uint8(3)], [np.float32(0.05), np.uint8(120)], [np.float32(2), np.uint8(7)]
     x, w, bias = codes(1, 4, 6, 5), codes(3, 4, 3, 3), rng.integers(-9, 9, 3).astype(np.int32)
     expected = by_onnx("QLinearConv", [x, *scales[0], w, *scales[1], *scales[2], bias])
-    given, result = (last(x), last(expected)) if channels_last else (x, expected)
-    check("QLinearConv", [given, *scales[0], w, *scales[1], *scales[2], bias], result, weights=range(1, 9),
+    passed, result = (last(x), last(expected)) if channels_last else (x, expected)
+    check("QLinearConv", [passed, *scales[0], w, *scales[1], *scales[2], bias], result, weights=range(1, 9),
           channels_last=channels_last)  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.frontends.node_cases import check, refused
+from tests.frontends.node_cases import check, rejected
 
 rng = np.random.default_rng(0)
 BATCH, HEADS, PAST, SIZE = 2, 3, 5, 8
@@ -54,9 +54,9 @@ def test_one_position_against_an_encoder():
           num_heads=HEADS)  # fmt: skip
 
 
-def test_beams_are_refused():
+def test_beams_are_rejected():
     new = [normal(BATCH, 1, HEADS * SIZE) for _ in range(3)]
-    refused("DecoderMaskedMultiHeadAttention", [*new, *[None] * 5, np.array([2], np.int32)], "width of a beam",
+    rejected("DecoderMaskedMultiHeadAttention", [*new, *[None] * 5, np.array([2], np.int32)], "width of a beam",
             num_heads=HEADS)  # fmt: skip
 
 

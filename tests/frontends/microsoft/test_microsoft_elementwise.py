@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontends.node_cases import check, refused
+from tests.frontends.node_cases import check, rejected
 
 rng = np.random.default_rng(0)
 EPSILON = 1e-5
@@ -45,7 +45,7 @@ def test_what_onnx_took_over():
 
 
 def test_a_bias_is_a_vector():
-    refused("BiasGelu", [normal(3, 4), normal(3, 4)], "a bias of rank 2")
+    rejected("BiasGelu", [normal(3, 4), normal(3, 4)], "a bias of rank 2")
 
 
 # normalisations -------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_skip_simplified_layer_normalization(shape):
 def test_normalisations_of_shapes_that_do_not_fit():
     x, scale = normal(2, 3, 8), normal(8)
     for inputs, text in [([x, normal(2, 8), scale], "a skip input"), ([x, x, normal(7)], "a vector of 8")]:
-        refused("SkipLayerNormalization", inputs, text)
+        rejected("SkipLayerNormalization", inputs, text)
 
 
 @pytest.mark.parametrize("with_segments", [True, False])
@@ -145,7 +145,7 @@ def test_sums_with_biases():
     check("BiasAdd", [x, bias, skip], x + bias + skip, peer=False)
     check("BiasSplitGelu", [x, bias], (x + bias)[..., :4] * gelu((x + bias)[..., 4:]), peer=False)
     check("BiasDropout", [x, bias, skip], [x + bias + skip, np.ones(x.shape, bool)], outputs=2, peer=False)
-    refused("BiasDropout", [x, bias, skip, np.float32(0.5), np.array(True)], "training_mode", weights=[4])
+    rejected("BiasDropout", [x, bias, skip, np.float32(0.5), np.array(True)], "training_mode", weights=[4])
     scores, mask = normal(2, 3, 4, 5), normal(2, 1, 1, 5)
     total = np.exp(scores + mask)
     check("BiasSoftmax", [scores, mask], total / total.sum(-1, keepdims=True), axis=3, is_inner_broadcast=1, peer=False)

@@ -7,7 +7,7 @@ import pytest
 
 from relayc.frontends.onnx import from_onnx
 from relayc.frontends.onnx.backend import RelayBackend
-from tests.frontends.node_cases import check, node_model, refused
+from tests.frontends.node_cases import check, node_model, rejected
 
 rng = np.random.default_rng(0)
 EXPERTS, WIDTH, HIDDEN = 4, 32, 64
@@ -114,12 +114,12 @@ def test_quantized_experts(bits, size, points, tokens):
           **({"block_size": size} if size else {}), **SWIGLU)  # fmt: skip
 
 
-def test_what_experts_are_refused():
+def test_what_experts_are_rejected():
     x, scores, first, second = normal(3, 8), normal(3, 4), normal(4, 16, 8), normal(4, 8, 16)
-    refused("MoE", [x, scores, first, None, second], "SwiGLU of one product", activation_type="swiglu")
-    refused("MoE", [x, scores, first, None, second], "5 experts", k=5)
-    refused("MoE", [x, scores, first, None, second], "use_sparse_mixer", use_sparse_mixer=1)
-    refused("QMoE", [x, scores, first, None, None, second], "quant_type 'fp8'", quant_type="fp8")
+    rejected("MoE", [x, scores, first, None, second], "SwiGLU of one product", activation_type="swiglu")
+    rejected("MoE", [x, scores, first, None, second], "5 experts", k=5)
+    rejected("MoE", [x, scores, first, None, second], "use_sparse_mixer", use_sparse_mixer=1)
+    rejected("QMoE", [x, scores, first, None, None, second], "quant_type 'fp8'", quant_type="fp8")
 
 
 def test_few_tokens_read_the_weights_of_their_experts_only():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from relayc.frontends.onnx.backend import RelayBackend
-from tests.frontends.node_cases import check, node_model, refused
+from tests.frontends.node_cases import check, node_model, rejected
 
 try:
     import onnxruntime
@@ -144,15 +144,15 @@ def test_a_quantized_cache(bits, kind, old):
         stored.append(held)
     inputs = [q, k, v, *past, lengths, total, *[None] * 5, *scales]
     how = {"k_quant_type": kind, "v_quant_type": kind, "kv_cache_bit_width": bits}
-    model, given = node_model("GroupQueryAttention", inputs, outputs=3, weights=[12, 13], num_heads=HEADS,
+    model, passed = node_model("GroupQueryAttention", inputs, outputs=3, weights=[12, 13], num_heads=HEADS,
                               kv_num_heads=GROUPS, **how)  # fmt: skip
-    results = RelayBackend.prepare(model).run(given)
+    results = RelayBackend.prepare(model).run(passed)
     np.testing.assert_allclose(results[0], expected, rtol=1e-4, atol=1e-5)
     for have, want in zip(results[1:], stored, strict=True):
         np.testing.assert_array_equal(have, want)
     if onnxruntime is not None:
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        theirs = session.run(None, given)
+        theirs = session.run(None, passed)
         np.testing.assert_allclose(results[0], theirs[0], rtol=1e-4, atol=1e-5)
         for have, want in zip(results[1:], theirs[1:], strict=True):  # what is behind is of no account
             np.testing.assert_array_equal(have[:, :, : old + new], want[:, :, : old + new])
@@ -259,18 +259,18 @@ def test_a_decoder_of_any_length():
         past = list(results[1:])
 
 
-def test_what_is_not_supported_is_refused_by_name():
+def test_what_is_not_supported_is_rejected_by_name():
     q, k, v = tensors(1, 2)
     lengths, total = sizes([1], 2)
     inputs = [q, k, v, None, None, lengths, total]
-    for given, attrs, text in [
+    for passed, attrs, text in [
         (inputs, {"kv_num_heads": 3}, "4 heads of queries for 3 of keys"),
         (inputs, {"k_quant_type": "PER_TENSOR"}, "input 12 is missing"),
         (inputs, {"sliding_window_cache": 1, "local_window_size": 2}, "sliding_window_cache"),
         (inputs, {"qk_output": 1}, "qk_output"),
         ([q[..., :60], None, None, *inputs[3:]], {}, "heads side by side"),
     ]:
-        refused("GroupQueryAttention", given, text, **{"num_heads": HEADS, "kv_num_heads": GROUPS, **attrs})
+        rejected("GroupQueryAttention", passed, text, **{"num_heads": HEADS, "kv_num_heads": GROUPS, **attrs})
 
 
 def compressed(layouts):
@@ -282,10 +282,10 @@ def compressed(layouts):
     return np.concatenate([np.zeros((len(layouts), 1)), layouts.sum(2).cumsum(1)], 1).astype(np.int32), table
 
 
-def run_in_place(session, given):
+def run_in_place(session, passed):
     """The first output by onnxruntime, which wants the cache's old and new keys and values in one place."""
     binding = session.io_binding()
-    for name, x in given.items():
+    for name, x in passed.items():
         if name in ("x3", "x4"):
             value = onnxruntime.OrtValue.ortvalue_from_numpy(x.copy())
             binding.bind_ortvalue_input(name, value)
@@ -312,15 +312,15 @@ def test_sparse_attention(new, total, rotary):
     expected = grouped(split(q, HEADS), split(k, GROUPS), split(v, GROUPS), past, lengths - 1, total,
                        tables=tables if rotary else None, bias=bias)  # fmt: skip
     inputs = [q, k, v, *past, rows, columns, np.array(total, np.int32), lengths, *(tables if rotary else ())]
-    model, given = node_model("SparseAttention", inputs, outputs=3, weights=[5, 6], num_heads=HEADS, do_rotary=rotary,
+    model, passed = node_model("SparseAttention", inputs, outputs=3, weights=[5, 6], num_heads=HEADS, do_rotary=rotary,
                               kv_num_heads=GROUPS, sparse_block_size=block)  # fmt: skip
-    results = RelayBackend.prepare(model).run(given)
+    results = RelayBackend.prepare(model).run(passed)
     np.testing.assert_allclose(results[0], expected[0], rtol=1e-4, atol=1e-5)
     for have, want in zip(results[1:], expected[1:], strict=True):
         np.testing.assert_allclose(have[:, :, :total], want[:, :, :total], rtol=1e-5, atol=1e-6)
     if onnxruntime is not None:
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        np.testing.assert_allclose(results[0], run_in_place(session, given), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(results[0], run_in_place(session, passed), rtol=1e-4, atol=1e-5)
     strange = [*inputs[:6], columns + 9, *inputs[7:]]
-    refused("SparseAttention", strange, "columns below 4", outputs=3, weights=[5, 6], num_heads=HEADS,
+    rejected("SparseAttention", strange, "columns below 4", outputs=3, weights=[5, 6], num_heads=HEADS,
             kv_num_heads=GROUPS, sparse_block_size=block, do_rotary=rotary)  # fmt: skip

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.frontends.node_cases import check, refused
+from tests.frontends.node_cases import check, rejected
 
 rng = np.random.default_rng(0)
 
@@ -53,7 +53,7 @@ def test_gated_biases() -> None:
     check("GatedRelativePositionBias", inputs, expected, peer=False, dims={0: ("b", "s", 12), 2: (1, 3, "s", "s")},
           num_heads=heads)  # fmt: skip
     offsets = np.zeros((batch, length), np.int32)
-    refused("GatedRelativePositionBias", [*inputs, offsets], "rows of different lengths", num_heads=heads)
+    rejected("GatedRelativePositionBias", [*inputs, offsets], "rows of different lengths", num_heads=heads)
 
 
 def test_rotations_of_given_angles() -> None:

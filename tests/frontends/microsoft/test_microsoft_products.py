@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontends.node_cases import check, refused
+from tests.frontends.node_cases import check, rejected
 
 rng = np.random.default_rng(0)
 
@@ -84,8 +84,8 @@ def test_fused_conv(activation, params, function):
     check("FusedConv", [x, w, b, z], function(convolved(x, w, b) + z), weights=[1, 2], **attrs)
 
 
-def test_activations_that_are_not_known_are_refused_by_name():
-    refused("FusedGemm", [normal(2, 3), normal(3, 4), normal(4)], "'Swirl'", activation="Swirl")
+def test_activations_that_are_not_known_are_rejected_by_name():
+    rejected("FusedGemm", [normal(2, 3), normal(3, 4), normal(4)], "'Swirl'", activation="Swirl")
 
 
 # weights of few bits --------------------------------------------------------------------------------------------------
@@ -107,15 +107,15 @@ def test_mat_mul_n_bits(bits, zeros, depth, block):
     codes = rng.integers(0, 1 << bits, (columns, blocks, block))
     scales = rng.uniform(0.1, 1.0, (columns, blocks)).astype(np.float32)
     points = rng.integers(0, 1 << bits, (columns, blocks))
-    given: Any = {"default": None, "packed": packed(points, bits), "floats": points.astype(np.float32)}[zeros]
+    passed: Any = {"default": None, "packed": packed(points, bits), "floats": points.astype(np.float32)}[zeros]
     centre = np.full_like(points, 1 << (bits - 1)) if zeros == "default" else points
     real = ((codes - centre[..., None]) * scales[..., None]).reshape(columns, -1)[:, :depth].astype(np.float32)
     x, bias = normal(2, 3, depth), normal(columns)
-    inputs = [x, packed(codes, bits), scales, given, None, bias]
+    inputs = [x, packed(codes, bits), scales, passed, None, bias]
     attrs = {"bits": bits, "block_size": block, "N": columns, "K": depth}
     peer = bits == 4 or zeros != "floats"  # onnxruntime has no others
     check("MatMulNBits", inputs, x @ real.T + bias, weights=[1, 2, 3, 5], rtol=1e-3, atol=1e-3, peer=peer, **attrs)
-    check("MatMulNBits", [*inputs[:3], given], x @ real.T, rtol=1e-3, atol=1e-3, peer=False, **attrs)
+    check("MatMulNBits", [*inputs[:3], passed], x @ real.T, rtol=1e-3, atol=1e-3, peer=False, **attrs)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -145,7 +145,7 @@ def test_mat_mul_n_bits_refuses_what_makes_no_sense():
         ([x[:, :30], codes, scales], {}, "K = 32"),
         ([x, codes, scales[:3]], {}, "the scales"),
     ]:
-        refused("MatMulNBits", inputs, text, **{**attrs, **changed})
+        rejected("MatMulNBits", inputs, text, **{**attrs, **changed})
 
 
 def quantized_range(x):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from relayc.frontends.onnx.backend import RelayBackend
-from tests.frontends.node_cases import check, node_model, refused
+from tests.frontends.node_cases import check, node_model, rejected
 
 rng = np.random.default_rng(0)
 ONE_STEP: dict[str, Any] = {"rtol": 0.0, "atol": 1.0}
@@ -159,7 +159,7 @@ def test_scales_and_zero_points_that_do_not_fit():
         ("QLinearConcat", [scale, zero, x, scale], {"axis": 0}, "4 inputs"),
         ("QuantizeLinear", [x.astype(np.float32), np.ones(2, np.float32), np.ones(2, np.uint8)], {"axis": 1}, "axis 1"),
     ]:
-        refused(name, inputs, text, **attrs)
+        rejected(name, inputs, text, **attrs)
 
 
 # models ---------------------------------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ def test_lstm_of_quantized_weights():
         return ((q.astype(np.float32) - zero[:, None, None]) * scale[:, None, None]).transpose(0, 2, 1)
 
     how = {"hidden_size": 4, "direction": "bidirectional", "outputs": 3}
-    model, given = node_model("LSTM", [x, floats(w), floats(r), bias], domain="", **how)
-    expected = [np.asarray(y) for y in RelayBackend.prepare(model).run(given)]
+    model, passed = node_model("LSTM", [x, floats(w), floats(r), bias], domain="", **how)
+    expected = [np.asarray(y) for y in RelayBackend.prepare(model).run(passed)]
     inputs = [x, w, r, bias, None, None, None, None, scale, zero, scale, zero]
     exact = check("DynamicQuantizeLSTM", inputs, expected, weights=[1, 2, 3, 8, 9, 10, 11], peer=False, **how)
     check("DynamicQuantizeLSTM", inputs, exact, weights=[1, 2, 3, 8, 9, 10, 11], atol=0.03, **how)

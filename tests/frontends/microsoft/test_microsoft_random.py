@@ -104,10 +104,10 @@ GENERATORS: dict[str, Callable[[Dice], Case]] = {
 def test_random_attention(name):
     for seed in range(40):
         inputs, attrs = GENERATORS[name](Dice(seed))
-        model, given = node_model(name, inputs, **attrs)
+        model, passed = node_model(name, inputs, **attrs)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        expected = session.run(None, given)
-        for have, want in zip(ReferenceBackend.prepare(model).run(given), expected, strict=True):
+        expected = session.run(None, passed)
+        for have, want in zip(ReferenceBackend.prepare(model).run(passed), expected, strict=True):
             np.testing.assert_allclose(have, want, rtol=2e-3, atol=2e-3, err_msg=f"{name}, seed {seed}: {attrs}")

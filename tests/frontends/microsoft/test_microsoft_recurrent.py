@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontends.node_cases import check, refused
+from tests.frontends.node_cases import check, rejected
 
 rng = np.random.default_rng(0)
 
@@ -53,8 +53,8 @@ def test_norms_of_branches():
         check("BranchwiseRMSNorm", [x.reshape(2, 12), scale], flat.reshape(2, 12), weights=[1], num_branches=3)
 
 
-def test_forms_that_are_refused():
+def test_forms_that_are_rejected():
     q = normal(1, 2, 4)
     heads = {"q_num_heads": 1, "kv_num_heads": 1}
-    refused("LinearAttention", [q, q, q], "state_window", update_rule="linear", state_window=2, **heads)
-    refused("CausalConvWithState", [normal(1, 2, 3, 4), normal(2, 1, 1, 3)], "ndim", ndim=2)
+    rejected("LinearAttention", [q, q, q], "state_window", update_rule="linear", state_window=2, **heads)
+    rejected("CausalConvWithState", [normal(1, 2, 3, 4), normal(2, 1, 1, 3)], "ndim", ndim=2)
