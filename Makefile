@@ -4,7 +4,7 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint conformance fuzz proof bench clean
+.PHONY: demo test check lint wheel conformance fuzz proof bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -25,6 +25,12 @@ lint: $(VENV)/.installed
 	cp -rs $(CURDIR)/relayc/. build/typecheck/relayc
 	cp -rs $(addprefix $(CURDIR)/,te backend topi relay frontends) build/typecheck/relayc
 	$(BIN)/basedpyright
+
+# The wheel, tried in environments of its own: beside packages of our folders' names, and with the runtime alone.
+wheel: $(VENV)/.installed
+	rm -rf dist build/lib build/bdist*
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(BIN)/python -m pytest -s tests/packaging --wheel dist/relayc-*.whl
 
 # All of the ONNX project's own backend tests.
 conformance: $(VENV)/.installed

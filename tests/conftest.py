@@ -42,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="how many damaged models tests/fuzz tries, of each kind of damage (default 200)",
     )
+    parser.addoption("--wheel", metavar="FILE", help="a built wheel, which tests/packaging is run with (`make wheel`)")
     parser.addoption("--update-docs", action="store_true", help="write what the pages' code prints into the pages")
 
 
