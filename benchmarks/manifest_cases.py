@@ -198,7 +198,7 @@ def _symbolic(case: dynamic.Case, zoo: Path) -> IRModule:
     model, feeds = onnx.load(path), dict(np.load(path.with_suffix(".npz")))
     size = feeds[model.graph.input[0].name].shape[case.axis]
     shapes = {value.name: _open_axis(feeds[value.name].shape, case.axis) for value in model.graph.input}
-    return from_onnx(dynamic.opened(model, case, size), shape=shapes)[0]
+    return from_onnx(dynamic.made_symbolic(model, case, size), shape=shapes)[0]
 
 
 PROGRAMS: dict[str, Program] = {
