@@ -1,4 +1,4 @@
-"""Softmax of short rows: neighbouring rows as one line, sums without the largest of each where these can be trusted."""
+"""Softmax of short rows: flattened adjacent rows, with unshifted exponentials where the speculation holds."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _run(function: Callable[[Expr], Expr], data: np.ndarray, target: str = "llvm
 def _softmax(x: np.ndarray) -> np.ndarray:
     x = x.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        powers = np.exp(x - x.max(-1, keepdims=True))
-        return powers / powers.sum(-1, keepdims=True)
+        exponentials = np.exp(x - x.max(-1, keepdims=True))
+        return exponentials / exponentials.sum(-1, keepdims=True)
 
 
 def _data(rows: int, length: int) -> np.ndarray:
@@ -60,8 +60,8 @@ def test_rows_are_right(length: int, target: str) -> None:
 @pytest.mark.parametrize("operator", [nn.softmax, nn.log_softmax])
 @pytest.mark.parametrize("length", [5, 49, 64])
 @pytest.mark.parametrize("change", [300.0, -300.0, 63.0, -20.0, 3e38, -3e38])
-def test_rows_of_unusual_sizes_are_right(operator: Callable[[Expr], Expr], length: int, change: float) -> None:
-    """What powers of e of the elements themselves would make infinite, or 0, or less exact."""
+def test_rows_of_extreme_values_are_right(operator: Callable[[Expr], Expr], length: int, change: float) -> None:
+    """Inputs whose unshifted exponentials overflow, underflow or lose precision."""
     data = _data(64, length)
     data[17] += np.float32(change)
     data[40, 1:] = -np.inf
@@ -73,7 +73,7 @@ def test_rows_of_unusual_sizes_are_right(operator: Callable[[Expr], Expr], lengt
     np.testing.assert_allclose(_run(operator, data), expected, rtol=4e-6, atol=1e-6)
 
 
-def test_what_is_no_number_stays_in_its_row() -> None:
+def test_nan_and_infinity_stay_in_their_row() -> None:
     data = _data(64, 49)
     data[3, 7], data[5], data[9, 0] = np.nan, -np.inf, np.inf
     found = _run(nn.softmax, data)
@@ -91,7 +91,7 @@ def test_other_types_are_right(dtype: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_largest_is_found_where_sums_are_not_trusted_only(target: str) -> None:
+def test_row_maxima_are_computed_only_in_the_fallback(target: str) -> None:
     body = _lowered(49, target).body
     (again,) = collect(body, IfThenElse)
     stores = [node for node in collect(body, BufferStore) if node.buffer.name.startswith("softmax_max")]
@@ -99,14 +99,14 @@ def test_the_largest_is_found_where_sums_are_not_trusted_only(target: str) -> No
 
 
 @pytest.mark.parametrize("length", [10, 21, 49, 100])
-def test_results_are_whole_vectors_in_the_order_of_memory(length: int) -> None:
+def test_results_are_stored_as_whole_vectors(length: int) -> None:
     function = _lowered(length, "llvm -mcpu=x86-64-v4")
     stores = [node for node in collect(function.body, BufferStore) if node.buffer.data in function.params]
     assert [node.value.dtype.lanes for node in stores] == [16] * length
 
 
 @pytest.mark.parametrize(("rows", "length", "apart"), [(4096, 49, 0), (4099, 49, 1), (4099, 32, 0)])
-def test_only_the_last_rows_are_stored_where_no_cache_line_begins(rows: int, length: int, apart: int) -> None:
+def test_only_the_last_rows_have_unaligned_stores(rows: int, length: int, apart: int) -> None:
     body = _lowered(length, "llvm -mcpu=x86-64-v4 -l2-bytes=65536 -l3-bytes=65536", rows).body
     retries = sum("doubted" in str(branch.condition) for branch in collect(body, IfThenElse))
     assert retries == 1 + apart
@@ -124,7 +124,7 @@ def test_rows_beyond_the_caches_are_right() -> None:
     [("x86-64-v4", "float16", 49, 64), ("x86-64-v4", "float16", 64, 32), ("x86-64-v4", "float32", 49, 32),
      ("haswell", "float32", 49, 32), ("haswell", "float16", 50, 32), ("haswell", "float16", 49, 64)],
 )  # fmt: skip
-def test_rows_that_are_whole_cache_lines_are_taken_together_beyond_the_caches(
+def test_rows_that_make_whole_cache_lines_are_batched_beyond_the_caches(
     processor: str, dtype: str, length: int, rows: int
 ) -> None:
     x = te.placeholder((4096, length), dtype, name="x")
@@ -158,7 +158,7 @@ _MASK = np.tril(np.zeros((32, 20), np.float32) - 1e9)
     (lambda x: nn.softmax(relay.transpose(x, (0, 2, 1))), lambda x: _softmax(x.transpose(0, 2, 1))),
 ])  # fmt: skip
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_computed_around_rows_is_right(
+def test_fused_operators_around_softmax_are_right(
     function: Callable[[Expr], Expr], reference: Callable[[Any], Any], target: str
 ) -> None:
     data = np.random.default_rng(0).standard_normal((6, 32, 20), dtype=np.float32)
@@ -170,8 +170,8 @@ def test_what_is_computed_around_rows_is_right(
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("length", [10, 49, 300])
 @pytest.mark.parametrize("largest", [-12.0, 0.3, 17.0, 60.0])
-def test_logarithms_near_0_keep_their_digits(largest: float, length: int, target: str) -> None:
-    """Of an element that is nearly all of its row's sum, whose logarithm is as large as the element."""
+def test_logarithms_near_0_keep_their_precision(largest: float, length: int, target: str) -> None:
+    """An element that dominates its row's sum: the logarithm of the sum is nearly the element."""
     data = _data(32, length) / 3
     below = np.linspace(0.1, 18, 32, dtype=np.float32) + np.float32(np.log(length))
     data += np.float32(largest) - data.max(-1, keepdims=True) - below[:, np.newaxis]

@@ -44,23 +44,23 @@ def test_every_float16_is_rounded_as_numpy_does(name):
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -mcpu=haswell"])
-@pytest.mark.parametrize(("dtype", "digits", "smallest"), [("float16", 11, -14), ("bfloat16", 8, -126)])
-def test_gelu_of_every_number_of_16_bits(dtype, digits, smallest, target):
-    """Where it is small, too, down to the smallest numbers of float16: 1 + erf(x) had few digits there."""
-    numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16 if dtype == "float16" else ml_dtypes.bfloat16)
-    x = te.placeholder(numbers.shape, dtype, "x")
+@pytest.mark.parametrize(("dtype", "bits", "smallest"), [("float16", 11, -14), ("bfloat16", 8, -126)])
+def test_gelu_of_every_16_bit_float(dtype, bits, smallest, target):
+    """Precise down to the smallest float16 values, where 1 + erf(x) cancels."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16 if dtype == "float16" else ml_dtypes.bfloat16)
+    x = te.placeholder(halves.shape, dtype, "x")
     y = topi.nn.gelu(x, False)
     kind = backend.Target(target)
-    found = backend.nd.empty(numbers.shape, dtype)
-    backend.build(te.lower(schedule_for([y], kind), [x, y]), target=kind)(backend.nd.array(numbers), found)
+    found = backend.nd.empty(halves.shape, dtype)
+    backend.build(te.lower(schedule_for([y], kind), [x, y]), target=kind)(backend.nd.array(halves), found)
     with np.errstate(invalid="ignore"):
-        result, wide = found.numpy().astype("f8"), numbers.astype("f8")
+        result, wide = found.numpy().astype("f8"), halves.astype("f8")
     assert np.isnan(result[np.isnan(wide)]).all()
     assert result[wide == np.inf] == np.inf
     assert result[wide == -np.inf] == 0
     finite = np.isfinite(wide)
     exact = np.array([v * 0.5 * math.erfc(-v / math.sqrt(2)) for v in wide[finite]])
-    last = 2.0 ** (np.maximum(np.floor(np.log2(np.abs(exact) + 1e-300)), smallest) - digits + 1)
+    last = 2.0 ** (np.maximum(np.floor(np.log2(np.abs(exact) + 1e-300)), smallest) - bits + 1)
     error = np.abs(result[finite] - exact) / last
     assert np.max(error[wide[finite] > -5.5]) <= 0.7
     assert np.max(np.abs(result[finite] - exact)[wide[finite] <= -5.5]) <= 1e-7
@@ -68,7 +68,7 @@ def test_gelu_of_every_number_of_16_bits(dtype, digits, smallest, target):
 
 @pytest.mark.parametrize(("cpu", "instruction"), [("haswell", "vpermilps"), ("skylake-avx512", "vscalefps")])
 @pytest.mark.parametrize("function", [topi.exp, topi.sigmoid])
-def test_powers_are_picked_from_words_or_scaled(cpu, instruction, function):
+def test_exponentials_use_shuffled_tables_or_vscalef(cpu, instruction, function):
     x = te.placeholder((4096,), "float16", "x")
     y = function(x)
     target = backend.Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}")
@@ -78,7 +78,7 @@ def test_powers_are_picked_from_words_or_scaled(cpu, instruction, function):
 
 @pytest.mark.parametrize(("cpu", "estimated"), [("haswell", False), ("skylake-avx512", True)])
 @pytest.mark.parametrize("lanes", [16, 32, 7])
-def test_reciprocals_are_estimated_where_one_instruction_has_14_digits(cpu, estimated, lanes):
+def test_reciprocals_are_estimated_where_one_instruction_has_14_bits(cpu, estimated, lanes):
     x = te.placeholder((4 * lanes,), "float32", "x")
     y = te.compute(x.shape, lambda i: call_intrin("float32", "fast_reciprocal", x[i]), name="y")
     s = te.create_schedule(y.op)
@@ -91,19 +91,19 @@ def test_reciprocals_are_estimated_where_one_instruction_has_14_digits(cpu, esti
     np.testing.assert_allclose(found.numpy(), 1 / values, rtol=2.0**-14)
 
 
-def test_gelu_names_its_argument_few_times():
-    """Behind a product it is computed for each element of a tile, and all that it names with it."""
+def test_gelu_repeats_its_argument_few_times():
+    """Fused behind a product, the expression is repeated for each element of a tile."""
     y = topi.nn.gelu(te.placeholder((64,), "float16", "x"), False)
     assert str(y.op.body[0]).count("x[") <= 4
 
 
 @pytest.mark.parametrize("columns", [49, 300])
 @pytest.mark.parametrize(
-    ("dtype", "function", "digits"),
+    ("dtype", "function", "bits"),
     [("float16", "fast_exp", 11), ("bfloat16", "fast_exp", 8), ("float32", "exp_nonpositive", 21)],
 )
-def test_softmax_has_as_many_digits_as_its_results(dtype, function, digits, columns):
-    """Those of 16-bit floats take fewer than sums of float32 have; of masked elements and of high numbers, too."""
+def test_softmax_is_as_precise_as_its_results(dtype, function, bits, columns):
+    """16-bit results need less precision than float32 sums; with masked elements and large values, too."""
     values = np.random.default_rng(0).normal(0, 4, (64, columns))
     values[:, ::7], values[3], values[5] = -60000, values[3] + 200, values[5] - 300
     values = values.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
@@ -114,4 +114,4 @@ def test_softmax_has_as_many_digits_as_its_results(dtype, function, digits, colu
     backend.build(code, target=target)(backend.nd.array(values), found)
     exact = np.exp(values.astype("f8") - values.astype("f8").max(1, keepdims=True))
     exact /= exact.sum(1, keepdims=True)
-    np.testing.assert_allclose(found.numpy().astype("f8"), exact, rtol=0.62 * 2.0 ** (1 - digits), atol=2.0**-25)
+    np.testing.assert_allclose(found.numpy().astype("f8"), exact, rtol=0.62 * 2.0 ** (1 - bits), atol=2.0**-25)

@@ -1,4 +1,4 @@
-"""Injective groups on CPUs: borders are cut off lines, tiles are lines of a period, repeated elements loaded once."""
+"""Injective groups on CPUs: borders are partitioned off, `tile` has its period as lines, repeats are loaded once."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def test_borders(before, after, width) -> None:
     got, text, _ = run(topi.nn.relu(topi.nn.pad(x, before, after, -1.5)), x, a)
     wide = np.pad(a, list(zip(before, after, strict=True)), constant_values=-1.5)
     assert np.array_equal(got, np.maximum(wide, 0))
-    if before == (0, 0, 1, 1) and width == 64:  # in the middle of a line nothing is tested for
+    if before == (0, 0, 1, 1) and width == 64:  # no bounds checks in the middle of a line
         assert any("x[ramp" in line and "where=" not in line and "select" not in line for line in text.splitlines())
 
 
-def test_one_element_that_takes_arithmetic_for_a_line() -> None:
-    """It is no line that is read at other places than its own."""
+def test_a_broadcast_computed_element_is_not_buffered() -> None:
+    """A tensor of one element is not a line to buffer."""
     x, a = values(1, 1)
     one = te.compute((1, 1), lambda i, j: (x[i, j] - 3.0) * 2.0 + 5.0, name="one", tag="elemwise")
     got, _, _ = run(topi.broadcast_to(one, (1, 3)), x, a)
     assert np.array_equal(got, np.broadcast_to((a - 3) * 2 + 5, (1, 3)))
 
 
-def test_joined_tensors_and_borders_decide_lane_by_lane() -> None:
+def test_concatenation_with_padding_selects_lane_by_lane() -> None:
     x, a = values(3, 70)
     got, _, _ = run(topi.concatenate([topi.nn.pad(x, (0, 1), (0, 0), 7.0), topi.nn.relu(x)], 1), x, a)
     assert np.array_equal(got, np.concatenate([np.pad(a, ((0, 0), (1, 0)), constant_values=7.0), a], 1))
@@ -79,7 +79,7 @@ def test_repeated_elements_are_not_gathered(repeats, width) -> None:
 
 @pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric", "wrap"])
 @pytest.mark.parametrize("borders", [((1, 2), (2, 1)), ((0, 3), (4, 0)), ((0, 0), (0, 5)), ((2, 4), (39, 40))])
-def test_borders_from_the_tensor(mode, borders) -> None:
+def test_mirrored_padding(mode, borders) -> None:
     x, a = values(2, 5, 40)
     before, after = zip((0, 0), *borders, strict=True)
     got, _, _ = run(topi.nn.mirror_pad(x, before, after, mode), x, a)
@@ -89,7 +89,7 @@ def test_borders_from_the_tensor(mode, borders) -> None:
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2"] if platform.machine() == "x86_64" else ["llvm"])
 @pytest.mark.parametrize("kind", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("count", [1, 16, 41])
-def test_the_larger_of_two_is_nan_where_either_is(count, kind, target) -> None:
+def test_maximum_and_minimum_propagate_nan(count, kind, target) -> None:
     values = [np.nan, np.inf, -np.inf, 1.0, -2.0, 3e4, 0.0]
     a = np.resize(np.repeat(values, len(values)), count).astype(kind)
     b = np.resize(values * len(values), count).astype(kind)[::-1].copy()
@@ -104,7 +104,7 @@ def test_the_larger_of_two_is_nan_where_either_is(count, kind, target) -> None:
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric", "wrap"])
 @pytest.mark.parametrize("widths", [(1, 1), (3, 0), (0, 2), (5, 9)], ids=str)
-def test_borders_of_lines_of_any_length(mode, widths):
+def test_padding_of_dynamic_lines(mode, widths):
     n = te.size_var("n")
     before, after = widths
     x = te.placeholder((2, n), "float32", "x")
@@ -121,7 +121,7 @@ def test_borders_of_lines_of_any_length(mode, widths):
         np.testing.assert_array_equal(result.numpy(), expected)
 
 
-def test_lines_that_are_resampled_are_computed_once():
+def test_resampled_lines_are_buffered():
     x, a = values(2, 3, 9, 40)
     table = (np.arange(60) * 40 // 60).astype("int64")
     places = te.placeholder((60,), "int64", "places")
@@ -147,7 +147,7 @@ def _lowered(out, arguments) -> str:
     return str(te.lower(schedule_for([out], Target("llvm -mcpu=skylake-avx512")), [*arguments, out]))
 
 
-def test_what_only_moves_is_moved_by_vectors_of_its_own_type() -> None:
+def test_data_movement_uses_vectors_of_its_own_type() -> None:
     x = te.placeholder((50, 1024), "int8", "x")
     assert "1, 128)] = " in _lowered(topi.flip(x, (1,)), [x]).splitlines()[-1]
     assert "1, 32)] = " in _lowered(topi.add(topi.flip(x, (1,)), x), [x]).splitlines()[-1]
@@ -155,9 +155,9 @@ def test_what_only_moves_is_moved_by_vectors_of_its_own_type() -> None:
 
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("kind", ["uint8", "float16", "float32"])
-@pytest.mark.parametrize("share", [1, 2], ids=["the last cache", "half of it"])
-def test_narrow_results_that_leave_the_caches_are_whole_lines(share: int, kind: str, processor: str) -> None:
-    """Only these, as large as half of the last cache, are stored past it; what caches hold has shorter vectors."""
+@pytest.mark.parametrize("share", [1, 2], ids=["the LLC", "half of it"])
+def test_nontemporal_stores_of_narrow_results_are_whole_lines(share: int, kind: str, processor: str) -> None:
+    """Results of at least half of the last-level cache get non-temporal stores; others have shorter vectors."""
     x, a = values(4099)
     out, nbytes = topi.cast(topi.abs(x), kind), np.dtype(kind).itemsize
 
@@ -187,8 +187,8 @@ def test_tensors_are_interleaved_without_masks(count, kind) -> None:
 
 
 @pytest.mark.parametrize("join", [topi.logical_and, topi.logical_or])
-def test_both_of_two_flags_are_read(join) -> None:
-    """Masked by the first, the second would be read element by element: of rows of 7, 100 times as long."""
+def test_logical_operators_load_both_operands(join) -> None:
+    """Short-circuited by the first, the second would be loaded element by element: 100 times slower for rows of 7."""
     x, y = te.placeholder((1000, 7), "bool", "x"), te.placeholder((1000, 1), "bool", "y")
     out = join(x, y)
     assert "where=" not in _lowered(out, [x, y]).splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Sums of as many rows as a vector has lanes."""
+"""Horizontal sums of as many rows as a vector has lanes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relayc.topi.cpu.lane_sums import sum_rows
     ("lanes", "length"),
     [(2, 2), (4, 4), (8, 8), (16, 16), (2, 3), (4, 1), (8, 5), (8, 49), (16, 1), (16, 10), (16, 17), (16, 49)],
 )
-def test_sums_are_those_of_numpy_in_order(lanes: int, length: int):
+def test_lane_sums_match_numpy(lanes: int, length: int):
     rows = 3
     x = te.placeholder((rows, lanes, length), "float32", name="x")
     k = te.reduce_axis((0, length), name="k")

@@ -1,4 +1,4 @@
-"""Large inputs that are read line by line: what is asked for, and in which order."""
+"""Prefetches of large inputs that are read line by line, and their order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def only_read(out: te.Tensor) -> LineRead:
     return read
 
 
-def asked(out: te.Tensor, arguments: list[te.Tensor], target: str = _LONG_VECTORS) -> list[str]:
+def prefetches(out: te.Tensor, arguments: list[te.Tensor], target: str = _LONG_VECTORS) -> list[str]:
     return [line.strip() for line in str(lowered(out, arguments, target)).splitlines() if "prefetch(" in line]
 
 
@@ -51,40 +51,40 @@ def test_halves_of_lines_are_computed_as_numpy_does(width) -> None:
 
 
 @pytest.mark.parametrize("processor", small_caches.PROCESSORS)
-def test_both_halves_of_a_line_are_asked_for_in_order(processor) -> None:
+def test_both_halves_of_a_line_are_prefetched_in_order(processor) -> None:
     x = te.placeholder((90, 1024), "float32", "x")
     read = only_read(gated(x))
     assert (read.stride, read.parts) == (1024, 2)
-    lines = asked(gated(x), [x], small_caches.PROCESSORS[processor])
+    lines = prefetches(gated(x), [x], small_caches.PROCESSORS[processor])
     assert len(lines) in (2, 4, 8, 16)  # twice the elements that are computed together
     assert all("* 1024 + i1.outer" in line and "+ 2048, " in line for line in lines)  # two lines of 4 KB later
     assert sum("+ 16])" in line for line in lines) == 1
 
 
-def test_parts_that_are_not_read_are_not_asked_for() -> None:
+def test_parts_that_are_not_read_are_not_prefetched() -> None:
     x = te.placeholder((90, 1024), "float32", "x")
     quarter = columns(x, 256, 256)
     read = only_read(topi.sigmoid(quarter))
     assert (read.stride, read.parts) == (1024, 1)
 
 
-def test_results_that_begin_anywhere_are_asked_for_too() -> None:
+def test_unaligned_results_are_prefetched_for_writing() -> None:
     for width, written in ((512, False), (500, True)):
         x = te.placeholder((90, 2 * width), "float32", "x")
-        assert any("address_of(x" in line for line in asked(gated(x), [x]))
+        assert any("address_of(x" in line for line in prefetches(gated(x), [x]))
         assert any("address_of(T_multiply" in line or "address_of(multiply" in line
-                   for line in asked(gated(x), [x])) == written  # fmt: skip
+                   for line in prefetches(gated(x), [x])) == written  # fmt: skip
 
 
-def test_processors_fetch_plain_lines_themselves() -> None:
+def test_plain_lines_are_left_to_the_hardware_prefetcher() -> None:
     x, bias = te.placeholder((90, 1024), "float32", "x"), te.placeholder((1024,), "float32", "bias")
     mask = te.placeholder((1024,), "bool", "mask")
     long_bias = te.placeholder((16384,), "float32", "bias")
     long = te.placeholder((90, 16384), "float32", "x")
-    assert not asked(topi.add(x, bias), [x, bias])
-    assert asked(topi.add(long, long_bias), [long, long_bias])  # which takes a part of the first-level cache itself
+    assert not prefetches(topi.add(x, bias), [x, bias])
+    assert prefetches(topi.add(long, long_bias), [long, long_bias])  # the bias itself takes a part of L1
     chosen = topi.where(mask, x, topi.negative(x))
-    assert asked(chosen, [mask, x]) and not asked(chosen, [mask, x], small_caches.PROCESSORS["haswell"])
+    assert prefetches(chosen, [mask, x]) and not prefetches(chosen, [mask, x], small_caches.PROCESSORS["haswell"])
     held = small_caches.lowered(gated(x), [x], caches="-l3-bytes=33554432")
     assert "prefetch(" not in str(held)
 
@@ -95,8 +95,8 @@ def test_processors_fetch_plain_lines_themselves() -> None:
     ids=["far", "in the cache", "near"],
 )
 @pytest.mark.parametrize("kind", ["float32", "float16"])
-def test_elements_are_asked_for_within_the_page_where_memory_is_far(l2_bytes, shape, distance, kind) -> None:
-    """Those of inputs that the second-level cache doesn't hold, half a page ahead."""
+def test_elements_are_prefetched_within_the_page_with_a_high_latency_llc(l2_bytes, shape, distance, kind) -> None:
+    """Inputs that exceed L2 are prefetched half a page ahead."""
     rows, columns = shape
     x = te.placeholder((rows * 4 // np.dtype(kind).itemsize, columns), kind, "x")
     text = str(small_caches.lowered(topi.sigmoid(x), [x], _LONG_VECTORS, caches=f"-l2-bytes={l2_bytes}"))
@@ -106,15 +106,15 @@ def test_elements_are_asked_for_within_the_page_where_memory_is_far(l2_bytes, sh
         assert f" + {distance // np.dtype(kind).itemsize}, " in lines[0]
 
 
-def test_elements_of_which_two_results_are_made_are_asked_for_once() -> None:
+def test_inputs_of_two_results_are_prefetched_once() -> None:
     x = te.placeholder((700, 1000), "float32", "x")
     outs = [topi.sigmoid(x), topi.tanh(x)]
     text = str(te.lower(schedule_for(outs, Target(f"{_LONG_VECTORS} -l2-bytes={2 << 20}")), [x, *outs]))
-    asked = [line for line in text.splitlines() if "prefetch(address_of(x[" in line]
-    assert len(asked) == 4  # the cache lines of 64 elements
+    prefetches = [line for line in text.splitlines() if "prefetch(address_of(x[" in line]
+    assert len(prefetches) == 4  # the cache lines of 64 elements
 
 
-def test_elements_that_are_asked_for_may_lie_behind_the_end() -> None:
+def test_prefetches_may_run_past_the_end() -> None:
     array = np.random.default_rng(0).standard_normal((700, 1001), np.float32)
     x = te.placeholder(array.shape, "float32", "x")
     found = small_caches.result(topi.sigmoid(x), [x], [array], caches=f"-l2-bytes={2 << 20}")

@@ -1,4 +1,4 @@
-"""Logarithms of sums of exponentials, in one part and in several, against numpy in float64."""
+"""Log-sum-exp, in one part and in several, against numpy in float64."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(out: te.Tensor, x: te.Tensor, a: np.ndarray, target: Target) -> np.ndarr
 @pytest.mark.parametrize(("shape", "axes"), CASES, ids=str)
 def test_log_sum_exp(shape, axes, keepdims, target):
     a = (3 * RNG.standard_normal(shape)).astype("float32")
-    a[..., 0] += 90  # e to the power of which is infinity
+    a[..., 0] += 90  # its exponential overflows
     x = te.placeholder(shape, "float32", "x")
     result = run(topi.log_sum_exp(x, axes, keepdims), x, a, target)
     np.testing.assert_allclose(result, expected(a, axes, keepdims), rtol=2e-6, atol=2e-6)
@@ -73,8 +73,8 @@ def test_infinities_and_nan(length, axis, target):
 
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize(("shape", "axis"), [((64, 5000), 1), ((5000, 64), 0)])
-def test_what_no_cache_holds_is_found_by_parts(shape, axis, processor):
-    """Besides parts of a few kilobytes only their largest numbers and sums are kept: of a 16th of the elements."""
+def test_rows_that_no_cache_holds_are_reduced_by_parts(shape, axis, processor):
+    """Buffers hold parts of a few kilobytes, and their maxima and sums: a 16th of the elements."""
     x = te.placeholder(shape, "float32", "x")
     (function,) = lowered(topi.log_sum_exp(x, axis), [x], PROCESSORS[processor], caches=TINY).functions.values()
     kept = {node.buffer.name: node.buffer.shape for node in collect(function.body, Allocate)}
@@ -83,7 +83,7 @@ def test_what_no_cache_holds_is_found_by_parts(shape, axis, processor):
 
 
 def test_rows_are_read_once_from_memory():
-    """A row that a quarter of the second-level cache holds is gone over twice there; the next one is asked for."""
+    """Two passes go over a row of up to a quarter of L2; the next row is prefetched."""
     x = te.placeholder((640, 5000), "float32", "x")
     caches = "-num-cores=2 -l1-bytes=32768 -l2-bytes=262144"
     (function,) = lowered(topi.log_sum_exp(x, 1), [x], caches=caches).functions.values()
@@ -91,7 +91,7 @@ def test_rows_are_read_once_from_memory():
     assert "log_sum_exp_parts" not in str(function)
 
 
-def test_with_operators_in_front_and_behind():
+def test_fused_operators_in_front_and_behind():
     a = RNG.standard_normal((41, 530)).astype("float32")
     x = te.placeholder(a.shape, "float32", "x")
     out = topi.negative(topi.log_sum_exp(topi.tanh(x), 1, True))
@@ -99,7 +99,7 @@ def test_with_operators_in_front_and_behind():
 
 
 @pytest.mark.parametrize("axes", [(1,), (0, 2)], ids=str)
-def test_open_sizes(axes):
+def test_dynamic_shapes(axes):
     n, m = te.size_var("n"), te.size_var("m")
     x = te.placeholder((n, m, 24), "float32", "x")
     out = topi.log_sum_exp(x, axes)
@@ -115,8 +115,8 @@ def test_open_sizes(axes):
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize("shape", [(53, 12), (64, 49), (3, 21, 77), (37, 300), (601, 400), (3, 5003)], ids=str)
-def test_usual_rows_and_those_that_no_powers_of_are_trusted(shape, keepdims, target):
-    """Without their largest numbers, which are found only of rows beside low, high, infinite ones and NaN."""
+def test_rows_with_and_without_failed_speculation(shape, keepdims, target):
+    """Row maxima are computed only in groups with very low, high, infinite or NaN elements."""
     a = (2 * RNG.standard_normal(shape)).astype("float32")
     x = te.placeholder(shape, "float32", "x")
     total = topi.log_sum_exp(x, -1, keepdims)
@@ -132,7 +132,7 @@ def test_usual_rows_and_those_that_no_powers_of_are_trusted(shape, keepdims, tar
 @pytest.mark.parametrize(
     ("shape", "axis"), [((160, 24), 1), ((160, 49), 1), ((160, 300), 1), ((21, 512), 0), ((256, 4096), 0)], ids=str
 )
-def test_the_largest_is_found_where_sums_are_not_trusted_only(shape, axis, target):
+def test_row_maxima_are_computed_only_in_the_fallback(shape, axis, target):
     x = te.placeholder(shape, "float32", "x")
     out = topi.log_sum_exp(x, axis)
     body = te.lower(schedule_for([out], Target(target)), [x, out])["main"].body

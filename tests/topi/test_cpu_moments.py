@@ -1,4 +1,4 @@
-"""Variances and norms of channels by parts that a cache holds, against numpy in float64."""
+"""Variances, and norms of channels, by parts that a cache holds, against numpy in float64."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_variance_of_other_floats(dtype):
 
 
 def test_variance_far_from_zero():
-    """Sums of squares minus squares of sums would leave nothing of a variance of 1 around 4096."""
+    """E[x^2] - E[x]^2 would cancel for a variance of 1 around 4096."""
     a = (RNG.standard_normal((6, 20011)) + 4096).astype("float32")
     x, y = te.placeholder(a.shape, "float32", "x"), te.placeholder(a.T.shape, "float32", "y")
     expected = a.astype("float64").var(1)
@@ -68,7 +68,7 @@ def test_variance_with_operators_in_front_and_behind():
 
 
 @pytest.mark.parametrize("axes", [(1,), (0, 2), (1, 2)], ids=str)
-def test_variance_of_open_sizes(axes):
+def test_variance_of_dynamic_shapes(axes):
     n, m = te.size_var("n"), te.size_var("m")
     x = te.placeholder((n, m, 24), "float32", "x")
     out = topi.variance(x, axes)
@@ -142,7 +142,7 @@ def test_norm_of_channels_with_one_tensor_as_scale_and_shift():
     np.testing.assert_allclose(run(out, [x, gamma], [a, g], TINY), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_norm_of_channels_of_open_sides():
+def test_norm_of_channels_of_dynamic_sides():
     h, w = te.size_var("h"), te.size_var("w")
     x = te.placeholder((1, h, w, 12), "float32", "x")
     gamma, beta = (te.placeholder((12,), "float32", name) for name in "gb")
@@ -180,7 +180,7 @@ def loops_of(out: te.Tensor, inputs, target: Target) -> str:
 
 
 @pytest.mark.parametrize(("channels", "block"), [(1280, 1280), (2560, 2560), (3072, 1536)])
-def test_lines_of_channels_are_taken_as_a_whole_where_the_first_level_cache_keeps_their_results(channels, block):
+def test_lines_of_channels_are_whole_where_l1_holds_their_results(channels, block):
     target = Target("llvm -num-cores=1 -l1-bytes=49152 -l2-bytes=1048576")
     x = te.placeholder((1, 32, 32, channels), "float32", "x")
     loops = loops_of(topi.variance(x, (1, 2)), [x], target)
@@ -188,8 +188,8 @@ def test_lines_of_channels_are_taken_as_a_whole_where_the_first_level_cache_keep
 
 
 @pytest.mark.parametrize(("shape", "step"), [((1, 90, 90, 16), 96), ((2, 3, 130, 64), 32)], ids=str)
-def test_memory_is_passed_over_once_and_asked_for_ahead(shape, step):
-    """Sums and squares of distances in one loop, `step` elements at a time, which asks for those 8 KB further on."""
+def test_one_pass_over_memory_prefetches_ahead(shape, step):
+    """One loop sums distances and their squares, `step` elements at a time, and prefetches 8 KB ahead."""
     target = Target("llvm -num-cores=2 -l1-bytes=6144 -l2-bytes=65536 -mattr=-avx512f")
     x = te.placeholder(shape, "float32", "x")
     axes = (1, 2) if shape[-1] == 16 else (1, 2, 3)
@@ -199,15 +199,15 @@ def test_memory_is_passed_over_once_and_asked_for_ahead(shape, step):
     passes = [loop for loop in loops if "prefetch(" in loop]
     assert len(passes) == 2  # the beginning of a part, and all of it
     assert "distances.v0" in passes[1] and "distances.v1" in passes[1]
-    asked = [int(n) for n in re.findall(r"prefetch.* \+ (\d+)\]", passes[1])]
-    assert asked == list(range(2048, 2048 + step, 16))
+    prefetches = [int(n) for n in re.findall(r"prefetch.* \+ (\d+)\]", passes[1])]
+    assert prefetches == list(range(2048, 2048 + step, 16))
     a = (RNG.standard_normal(shape) + 3).astype("float32")
     np.testing.assert_allclose(run(out, [x], [a], target), a.astype("float64").var(axes), rtol=1e-5)
 
 
 @pytest.mark.parametrize("mattr", ["-avx512f", "-avx"])
 @pytest.mark.parametrize("norm", [False, True])
-def test_only_the_last_part_is_tested_for_its_end(norm, mattr):
+def test_only_the_last_part_has_bounds_checks(norm, mattr):
     """An image of 61 x 61 pixels has no divisor near a part's size, and its parts begin anywhere in its lines."""
     target = Target(f"llvm -num-cores=2 -l1-bytes=6144 -l2-bytes=65536 -mattr={mattr}")
     a = (RNG.standard_normal((1, 61, 61, 64)) + 3).astype("float32")
@@ -216,8 +216,8 @@ def test_only_the_last_part_is_tested_for_its_end(norm, mattr):
     inputs, arrays = ([x, one], [a, np.ones(64, "float32")]) if norm else ([x], [a])
     text = loops_of(out, inputs, target)
     assert text.count("if ") == 1 and "likely" not in text
-    asked = re.findall(r"(.*\n) +prefetch", text)
-    assert asked and not any("line" in before for before in asked), "single cache lines, not lines of the image"
+    prefetches = re.findall(r"(.*\n) +prefetch", text)
+    assert prefetches and not any("line" in loop for loop in prefetches), "single cache lines, not lines of the image"
     wide = a.astype("float64")
     variance = wide.var((1, 2))
     expected = (wide - wide.mean((1, 2))) / np.sqrt(variance + 1e-5) + 1 if norm else variance
@@ -226,16 +226,16 @@ def test_only_the_last_part_is_tested_for_its_end(norm, mattr):
 
 @pytest.mark.parametrize("across", [False, True])
 def test_variance_where_parts_begin_far_from_their_mean(across):
-    """What distances are measured from is no mean of the part; of equal numbers nothing is left, not less."""
+    """The shift is far from the mean of its part; the variance of equal elements is 0, never negative."""
     a = RNG.standard_normal((4, 20011)).astype("float32")
     a[0, ::128] += 1000
     a[1] = np.repeat(np.arange(20011 // 500 + 1), 500)[:20011] * 100
     a[2, :3000] = 0
     a[2, 3000:] += 4096
     a[3] = 0.1
-    given = np.ascontiguousarray(a.T) if across else a
-    x = te.placeholder(given.shape, "float32", "x")
-    result = run(topi.variance(x, 0 if across else 1), [x], [given], TINY)
+    stored = np.ascontiguousarray(a.T) if across else a
+    x = te.placeholder(stored.shape, "float32", "x")
+    result = run(topi.variance(x, 0 if across else 1), [x], [stored], TINY)
     np.testing.assert_allclose(result, a.astype("float64").var(1), rtol=1e-4, atol=1e-12)
     assert (result >= 0).all()
 
@@ -257,8 +257,8 @@ def test_images_are_standardised_one_by_one_where_cores_share_them_evenly(lanes)
 
 
 @pytest.mark.parametrize("groups", [6, 3])
-def test_rows_that_the_near_caches_cannot_hold_are_standardised_one_by_one(groups):
-    """Parts of a row, what they have in common, and the row's results: all of it before the next row."""
+def test_rows_that_private_caches_cannot_hold_are_standardised_one_by_one(groups):
+    """The moments of a row's parts, their combination and the row's results come before the next row."""
     target = Target("llvm -num-cores=2 -l1-bytes=6144 -l2-bytes=8192 -l3-bytes=1048576")
     a = (RNG.standard_normal((2, 6, 41, 43)) + 20).astype("float32")
     g, b = (RNG.standard_normal(6).astype("float32") for _ in range(2))
@@ -273,22 +273,22 @@ def test_rows_that_the_near_caches_cannot_hold_are_standardised_one_by_one(group
     np.testing.assert_allclose(run(out, [x, gamma, beta], [a, g, b], target), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("side", "groups", "asked"), [(14, 8, 2), (27, 64, 5), (64, 8, 2), (7, 64, 0)])
-def test_rows_of_channels_ask_for_the_next(side, groups, asked):
-    """A line for each stored at once, of rows that only the second-level cache holds, too; not of short ones."""
+@pytest.mark.parametrize(("side", "groups", "prefetches"), [(14, 8, 2), (27, 64, 5), (64, 8, 2), (7, 64, 0)])
+def test_rows_of_channels_prefetch_the_next(side, groups, prefetches):
+    """A cache line per line stored, also of rows that only L2 holds; not of short rows."""
     shape = (300, 64, side, side)
     target = Target("llvm -mcpu=znver5 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432")
     x, gamma = te.placeholder(shape, "float32", "x"), te.placeholder((shape[1],), "float32", "gamma")
     norms = [topi.nn.group_norm(x, gamma, gamma, groups, 1, 1e-5)]
     norms += [topi.nn.instance_norm(x, gamma, gamma, 1, 1e-5)] if groups == shape[1] else []
     for out in norms:
-        assert str(te.lower(schedule_for([out], target), [x, gamma, out])).count("prefetch(") == asked
+        assert str(te.lower(schedule_for([out], target), [x, gamma, out])).count("prefetch(") == prefetches
 
 
 @pytest.mark.parametrize("shape", [(1, 40, 26, 24), (2, 31, 16, 20), (4, 9, 13, 40), (3, 32, 32, 7)], ids=str)
 @pytest.mark.parametrize("target", ["znver5", "haswell", "x86-64-v2"])
 def test_channels_of_some_pixels_are_whole_vectors(shape, target):
-    """Moments of all channels of some pixels, which are one line; each channel's are those of these together."""
+    """A line has all channels of a few pixels; a channel's moments combine those of its elements in the line."""
     lanes = {"znver5": 16, "haswell": 8, "x86-64-v2": 4}[target]
     small = Target(f"llvm -mcpu={target} -num-cores=1 -l1-bytes=8192 -l2-bytes=16384 -l3-bytes=65536")
     a = (RNG.standard_normal(shape) + 3).astype("float32")
@@ -307,14 +307,16 @@ def test_channels_of_some_pixels_are_whole_vectors(shape, target):
     )
 
 
-@pytest.mark.parametrize(("images", "side", "asked"), [(64, 16, True), (32, 16, False), (6, 64, False), (3, 16, False)])
-def test_images_with_the_channels_last_ask_for_the_next(images, side, asked):
-    """While one is stored, if it comes from memory, an eighth of the last cache holds it, and cores share them."""
+@pytest.mark.parametrize(
+    ("images", "side", "prefetches"), [(64, 16, True), (32, 16, False), (6, 64, False), (3, 16, False)]
+)
+def test_nhwc_images_prefetch_the_next(images, side, prefetches):
+    """The next image is prefetched if it comes from memory, fits an eighth of the LLC, and cores get whole images."""
     target = Target("llvm -mcpu=znver5 -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432")
     shape = (images, side, side, 640)
     x, gamma = te.placeholder(shape, "float32", "x"), te.placeholder((640,), "float32", "gamma")
     out = topi.nn.silu(topi.nn.group_norm(x, gamma, gamma, 32, 3, 1e-5))
     loops = loops_of(out, [x, gamma], target)
-    assert (f"+ {side * side * 640}," in "".join(re.findall(r"prefetch.*", loops))) == asked
-    if asked:
-        assert loops.index("prefetch") > loops.index("group_norm_scale[")  # moments ask for nothing themselves
+    assert (f"+ {side * side * 640}," in "".join(re.findall(r"prefetch.*", loops))) == prefetches
+    if prefetches:
+        assert loops.index("prefetch") > loops.index("group_norm_scale[")  # moments issue no prefetches themselves

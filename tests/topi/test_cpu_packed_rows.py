@@ -1,4 +1,4 @@
-"""Rows that are moved to another order beyond the caches: by chunks in the order of the input, as whole cache lines."""
+"""Permutations of rows beyond the caches: by chunks in the order of the input, as whole cache lines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_windows_of_an_image() -> None:
 
 
 @pytest.mark.parametrize("width", [64, 20, 1])
-def test_rows_that_a_table_picks(width) -> None:
+def test_gathered_rows(width) -> None:
     random = np.random.default_rng(0)
     x, table = te.placeholder((400, width), "float32", "x"), te.placeholder((700,), "int64", "table")
     values, picks = random.standard_normal((400, width), np.float32), random.integers(0, 400, 700)
@@ -49,7 +49,7 @@ def test_rows_that_a_table_picks(width) -> None:
 
 
 @pytest.mark.parametrize("processor", small_caches.PROCESSORS)
-def test_short_rows_leave_a_buffer_by_cache_lines(processor) -> None:
+def test_short_rows_are_packed_and_stored_by_cache_lines(processor) -> None:
     x = te.placeholder((1, 256, 6, 80), "int8", "x")
     text = str(lowered(topi.transpose(x, (0, 2, 1, 3)), [x], small_caches.PROCESSORS[processor]))
     assert text.count('scope="local"') == 1
@@ -64,23 +64,23 @@ def test_whole_lines_need_no_buffer() -> None:
     assert "allocate" not in text and text.count("prefetch(") == 1 and "1, 16)] = " in text.splitlines()[-1]
 
 
-def test_rows_of_a_table_are_asked_for_where_it_says() -> None:
+def test_gathered_rows_are_prefetched_through_the_table() -> None:
     x, table = te.placeholder((400, 64), "float32", "x"), te.placeholder((700,), "int64", "table")
     text = str(lowered(topi.take(x, table, 0), [x, table]))
-    asked = next(line for line in text.splitlines() if "prefetch(" in line)
-    assert "table[min(" in asked and ", 699)]" in asked
+    prefetches = next(line for line in text.splitlines() if "prefetch(" in line)
+    assert "table[min(" in prefetches and ", 699)]" in prefetches
 
 
-def test_later_rows_are_asked_for_along_an_axis_that_is_long_enough() -> None:
-    """Of 12 heads the last would be asked for over and over: 8 chunks of them are what memory sends meanwhile."""
+def test_later_rows_are_prefetched_along_an_axis_that_is_long_enough() -> None:
+    """An axis of 12 heads is too short for a prefetch distance of 8 chunks: its end would be prefetched repeatedly."""
     x = te.placeholder((1, 256, 12, 64), "float32", "x")
     text = str(lowered(topi.transpose(x, (0, 2, 1, 3)), [x]))
-    asked = next(line for line in text.splitlines() if "prefetch(" in line)
-    assert "+ 4, 255) * 768" in asked
+    prefetches = next(line for line in text.splitlines() if "prefetch(" in line)
+    assert "+ 4, 255) * 768" in prefetches
 
 
 @pytest.mark.parametrize("case", ["in order", "small", "borders", "several"])
-def test_others_are_left_alone(case) -> None:
+def test_other_outputs_are_not_chunked(case) -> None:
     x, y = te.placeholder((40, 6, 64), "float32", "x"), te.placeholder((40, 6, 64), "float32", "y")
     bias = te.placeholder((64,), "float32", "bias")
     small = te.placeholder((2, 6, 64), "float32", "x")
@@ -94,7 +94,7 @@ def test_others_are_left_alone(case) -> None:
 @pytest.mark.parametrize(
     ("shape", "block"), [((2, 3, 64, 128), 2), ((2, 3, 28, 56), 2), ((3, 2, 63, 63), 3), ((1, 4, 32, 224), 4)]
 )
-def test_rows_of_every_second_element(shape, block, kind) -> None:
+def test_rows_of_strided_elements(shape, block, kind) -> None:
     n, c, h, w = shape
     x = te.placeholder(shape, kind, "x")
     parts = topi.reshape(x, (n, c, h // block, block, w // block, block))
@@ -104,17 +104,17 @@ def test_rows_of_every_second_element(shape, block, kind) -> None:
 
 
 @pytest.mark.parametrize("processor", small_caches.PROCESSORS)
-def test_what_is_taken_apart_is_asked_for_in_the_order_of_memory(processor) -> None:
-    """Chunks of 16 rows for each of four parts are a piece of 4 KB: what is asked for is as far in one 8 KB later."""
+def test_deinterleaved_inputs_are_prefetched_in_memory_order(processor) -> None:
+    """Chunks of 16 rows for each of four parts are 4 KB contiguous: prefetches are at the same offset 8 KB later."""
     x = te.placeholder((256, 256, 2, 64, 2), "int8", "x")
     out = topi.transpose(x, (0, 2, 4, 1, 3))
     text = str(lowered(out, [x], small_caches.PROCESSORS[processor]))
-    asked = [line for line in text.splitlines() if "prefetch(" in line]
-    assert len(asked) == 1 and "allocate" not in text
-    assert "i0 * 65536 + i1 * 2048 + i2 * 1024" in asked[0] and "+ 32, 255) * 256" in asked[0]
+    prefetches = [line for line in text.splitlines() if "prefetch(" in line]
+    assert len(prefetches) == 1 and "allocate" not in text
+    assert "i0 * 65536 + i1 * 2048 + i2 * 1024" in prefetches[0] and "+ 32, 255) * 256" in prefetches[0]
 
 
-def test_chunks_divide_what_they_are_parts_of() -> None:
+def test_chunks_divide_their_axis() -> None:
     x = te.placeholder((4, 90, 3, 24), "int8", "x")  # 48 rows of 24 bytes are 1 KB at least, 45 of them half of all
     text = str(lowered(topi.transpose(x, (0, 2, 1, 3)), [x]))
     assert "min(" not in text.splitlines()[-1]
@@ -132,14 +132,14 @@ def test_an_axis_that_is_one_chunk_may_be_in_another_order() -> None:
     [((5, 3, 4, 16, 7, 16), (0, 2, 4, 3, 5, 1)), ((7, 3, 5, 14, 4, 14), (0, 2, 4, 3, 5, 1)),
      ((2, 3, 3, 4, 28, 30), (0, 3, 4, 1, 5, 2)), ((9, 2, 70, 33), (0, 2, 3, 1))],
 )  # fmt: skip
-def test_rows_that_are_interleaved(shape, axes, kind) -> None:
+def test_interleaved_rows(shape, axes, kind) -> None:
     x = te.placeholder(shape, kind, "x")
     array = np.random.default_rng(0).integers(-100, 100, shape).astype(kind)
     np.testing.assert_array_equal(result(topi.transpose(x, axes), [x], [array]), array.transpose(axes))
 
 
 @pytest.mark.parametrize("processor", small_caches.PROCESSORS)
-def test_interleaved_rows_leave_a_buffer_and_ask_for_all_they_are_made_of(processor) -> None:
+def test_interleaved_rows_are_packed_and_all_their_inputs_prefetched(processor) -> None:
     x = te.placeholder((64, 3, 4, 16, 4, 16), "int8", "x")
     text = str(lowered(topi.transpose(x, (0, 2, 4, 3, 5, 1)), [x], small_caches.PROCESSORS[processor]))
     assert text.count('scope="local"') == 1 and text.count("prefetch(") == 3

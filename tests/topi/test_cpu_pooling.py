@@ -40,7 +40,7 @@ CASES = [
 
 
 def windows(a, kernel, strides, dilation, padding, out_shape, value):
-    """What each window of the outputs covers: (taps, N, H, W, C)."""
+    """Elements that the window of each output covers, as an array (taps, N, H, W, C)."""
     grow = [(0, 0), (padding[0], padding[2] + kernel[0]), (padding[1], padding[3] + kernel[1]), (0, 0)]
     padded = np.pad(a, grow, constant_values=value)
     taps = []
@@ -77,14 +77,14 @@ def test_pool(case, kind, channels):
     [(1, 1, (1, 1, 1)), (2, 1, (2, 1, 1)), (1, 3, (1, 3, 1)), (2, 2, (1, 1, 2)), (4, 2, (2, 1, 2)), (2, 4, (1, 2, 2)),
      (3, 2, None)],
 )  # fmt: skip
-def test_lines_of_windows_leave_out_what_none_reads(stride, dilation, expected):
+def test_window_lines_skip_columns_that_no_window_reads(stride, dilation, expected):
     x = te.placeholder((2, 3, 40, 41), "float32", "x")
     covers = topi.nn.Windows((2, 3), (3, 3), (stride, stride), (dilation, dilation), (1, 1, 1, 1), ceil_mode=False)
     lines = WindowLines.of(topi.nn.max_pool(x, covers).op)
     assert (lines and (lines.stride, lines.dilation, lines.unit)) == expected
 
 
-OPEN_CASES = [
+DYNAMIC_CASES = [
     ((3, 3), (2, 2), (1, 1), (1, 1, 1, 1), False),
     ((2, 2), (2, 2), (1, 1), (0, 0, 0, 0), False),
     ((3, 3), (1, 1), (1, 1), (1, 1, 1, 1), False),
@@ -96,8 +96,8 @@ OPEN_CASES = [
 
 @pytest.mark.parametrize("channels", [3, 1])
 @pytest.mark.parametrize("kind", ["max", "avg"])
-@pytest.mark.parametrize("case", OPEN_CASES, ids=str)
-def test_pool_of_images_of_any_sides(case, kind, channels):
+@pytest.mark.parametrize("case", DYNAMIC_CASES, ids=str)
+def test_pool_of_dynamic_images(case, kind, channels):
     kernel, strides, dilation, padding, ceil_mode = case
     height, width = te.size_var("h"), te.size_var("w")
     shape = (1, height, width, 12) if channels == 3 else (2, 3, height, width)
@@ -121,7 +121,7 @@ def test_pool_of_images_of_any_sides(case, kind, channels):
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("column_major", [False, True])
-@pytest.mark.parametrize("case", [OPEN_CASES[i] for i in (0, 1, 3, 5)], ids=str)
+@pytest.mark.parametrize("case", [DYNAMIC_CASES[i] for i in (0, 1, 3, 5)], ids=str)
 def test_pool_positions(case, column_major, known):
     kernel, strides, dilation, padding, ceil_mode = case
     height, width = (19, 37) if known else (te.size_var("h"), te.size_var("w"))
@@ -131,7 +131,7 @@ def test_pool_positions(case, column_major, known):
     )
     module = backend.build(te.lower(schedule_for(list(outs), TARGET), [x, *outs]), target=TARGET)
     for side, other in [(19, 37)] if known else [(19, 37), (5, 6), (8, 83)]:
-        a = RNG.integers(-4, 4, (2, 3, side, other)).astype("float32")  # many are equal
+        a = RNG.integers(-4, 4, (2, 3, side, other)).astype("float32")  # many ties
         a[0, 1, 3, 2] = a[1, 2, 4, 5] = np.nan
         places = np.arange(a.size).reshape(2, 3, side, other)
         if column_major:
@@ -153,8 +153,8 @@ def test_pool_positions(case, column_major, known):
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_vectors_of_lines_begin_where_lines_do(stride, target) -> None:
-    """Behind the border, so that they are whole cache lines; windows 2 apart then read even and odd elements apart."""
+def test_vectors_are_aligned_with_lines(stride, target) -> None:
+    """Vectors start after the border, as whole cache lines; with stride 2, even and odd elements are deinterleaved."""
     x = te.placeholder((1, 4, 224, 224), "float32", "x")
     out = topi.nn.max_pool(x, topi.nn.Windows((2, 3), (3, 3), (stride, stride), (1, 1), (1, 1, 1, 1)))
     text = str(te.lower(schedule_for([out], Target(target)), [x, out]))
@@ -169,8 +169,8 @@ def test_vectors_of_lines_begin_where_lines_do(stride, target) -> None:
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"] if platform.machine() == "x86_64" else ["llvm"])
 @pytest.mark.parametrize("width", [40, 119, 120])
 @pytest.mark.parametrize("kernel", [3, 5])
-def test_vectors_that_end_behind_the_line(kernel, width, target):
-    """What lies in them there is the next line, or no part of the image; one test for it, not two."""
+def test_vectors_that_end_past_the_line(kernel, width, target):
+    """Their last lanes lie in the next line, or outside of the image; one bounds check covers both."""
     a = RNG.integers(1, 100, (2, 2, 19, width)).astype("float32")
     x, border = te.placeholder(a.shape, "float32", "x"), (kernel // 2,) * 4
     out = topi.nn.max_pool(x, topi.nn.Windows((2, 3), (kernel, kernel), (1, 1), (1, 1), border))
@@ -181,40 +181,40 @@ def test_vectors_that_end_behind_the_line(kernel, width, target):
     np.testing.assert_array_equal(np.moveaxis(result.numpy(), 1, 3), covered.max(0))
 
 
-def test_later_lines_are_asked_for_in_the_order_of_memory() -> None:
-    """Each vector of a line asks for its share of two, 8 KB or more further on."""
+def test_later_lines_are_prefetched_in_memory_order() -> None:
+    """Each vector of a line prefetches its part of two lines, at least 8 KB ahead."""
     x = te.placeholder((1, 64, 224, 224), "float32", "x")
     out = topi.nn.max_pool(x, topi.nn.Windows((2, 3), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)))
     text = str(te.lower(schedule_for([out], Target("llvm -mcpu=haswell")), [x, out]))
-    asked = [line for line in text.splitlines() if "prefetch(" in line and "i4" in line]  # by whole vectors of a line
-    for first, second in zip(asked[::2], asked[1::2], strict=True):
+    prefetches = [line for line in text.splitlines() if "prefetch(" in line and "i4" in line]  # whole vectors
+    for first, second in zip(prefetches[::2], prefetches[1::2], strict=True):
         ahead = re.search(r" \* 32 \+ (\d+)[\],]", first)  # 16 elements of the line, by 2
         assert ahead is not None and int(ahead.group(1)) >= 2048
         assert "+ 16]" in second or str(int(ahead.group(1)) + 16) in second
-    assert asked
+    assert prefetches
 
 
 @pytest.mark.parametrize("l2_bytes, ahead", [(1 << 20, 8192), (2 << 20, 2048)])
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("kernel", [3, 5])
-def test_columns_ask_for_their_own_elements_of_later_ones(kernel, target, l2_bytes, ahead) -> None:
-    """With the channels last: each the last line of its window, once, 8 KB further on, or 2 where memory is far."""
+def test_columns_prefetch_the_new_elements_of_later_windows(kernel, target, l2_bytes, ahead) -> None:
+    """NHWC: each column prefetches the last line of its window, 8 KB ahead, or 2 KB with a high-latency LLC."""
     x, border = te.placeholder((8, 60, 60, 128), "float32", "x"), (kernel // 2,) * 4
     out = topi.nn.max_pool(x, topi.nn.Windows((1, 2), (kernel, kernel), (1, 1), (1, 1), border))
     func = te.lower(schedule_for([out], Target(f"{target} -l2-bytes={l2_bytes}")), [x, out])["main"]
     lines = [line.strip() for line in str(func).splitlines()]
-    asked, stored = ([line for line in lines if line.startswith(p)] for p in ("prefetch(", "max_pool["))
+    prefetches, stored = ([line for line in lines if line.startswith(p)] for p in ("prefetch(", "max_pool["))
     vector = int(re.search(r", 1, (\d+)\)\] =", stored[0]).group(1))
-    assert len(asked) * 16 == len(stored) * vector > 0, "a cache line for each that is stored"
+    assert len(prefetches) * 16 == len(stored) * vector > 0, "a cache line for each that is stored"
     below = kernel // 2 * (60 - 1) * 128 + ahead // 4  # from the border on
-    offsets = [int(found.group(1)) for found in (re.search(r"\+ (\d+)[],]", line) for line in asked) if found]
+    offsets = [int(found.group(1)) for found in (re.search(r"\+ (\d+)[],]", line) for line in prefetches) if found]
     assert below in [offset - offset % 128 for offset in offsets]
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"] if platform.machine() == "x86_64" else ["llvm"])
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (5, 1), (5, 2), (7, 1), (9, 1)])
-def test_neighbours_share_what_their_windows_have_in_common(kernel, stride, target) -> None:
-    """With the channels last, in pairs and fours: less is combined for each, and NaN stay where they are."""
+def test_adjacent_windows_share_partial_reductions(kernel, stride, target) -> None:
+    """NHWC: groups of two and four windows combine less for each, and NaN propagate."""
     shape, border = (1, 23, 21, 40), (kernel // 2,) * 4
     x = te.placeholder(shape, "float32", "x")
     out = topi.nn.max_pool(x, topi.nn.Windows((1, 2), (kernel, kernel), (stride, stride), (1, 1), border))
@@ -230,7 +230,7 @@ def test_neighbours_share_what_their_windows_have_in_common(kernel, stride, targ
     np.testing.assert_array_equal(result.numpy(), covered.max(0))
 
 
-def test_threads_share_windows_that_share() -> None:
+def test_shared_windows_are_parallel() -> None:
     x = te.placeholder((1, 28, 28, 192), "float32", "x")
     out = topi.nn.max_pool(x, topi.nn.Windows((1, 2), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)))
     target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512 -num-cores=2")
@@ -238,7 +238,7 @@ def test_threads_share_windows_that_share() -> None:
 
 
 @pytest.mark.parametrize("size, stride, levels", [(3, 1, 1), (5, 1, 2), (9, 1, 3), (7, 2, 1), (7, 2, 0)])
-def test_groups_of_windows_combine_what_is_counted(size, stride, levels) -> None:
+def test_the_cost_model_counts_combine_operations(size, stride, levels) -> None:
     x = te.placeholder((8 * stride + size,), "float32", "x")
     k = te.reduce_axis((0, size), name="k")
     out = te.compute((8,), lambda i: te.sum(x[i * stride + k], axis=k), name="sums")
@@ -252,7 +252,7 @@ def test_groups_of_windows_combine_what_is_counted(size, stride, levels) -> None
     np.testing.assert_allclose(result.numpy(), [a[i * stride :][:size].sum() for i in range(8)], rtol=1e-5, atol=1e-5)
 
 
-def test_bytes_are_not_asked_for() -> None:
+def test_bytes_are_not_prefetched() -> None:
     x = te.placeholder((8, 224, 224, 64), "uint8", "x")
     out = topi.nn.max_pool(x, topi.nn.Windows((1, 2), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)))
     assert "prefetch(" not in str(te.lower(schedule_for([out], Target("llvm -mcpu=haswell")), [x, out]))
@@ -260,8 +260,8 @@ def test_bytes_are_not_asked_for() -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="assembly of x86")
 @pytest.mark.parametrize("width", [56, 100, 300])
-def test_neighbouring_windows_are_made_of_registers(width) -> None:
-    """What is reduced across lines is not stored and loaded again from another place, which waits for the cache."""
+def test_adjacent_windows_are_shuffled_from_registers(width) -> None:
+    """Reductions across lines are not spilled and reloaded at an offset, which would stall on store forwarding."""
     x = te.placeholder((1, 4, 20, width), "float32", "x")
     out = topi.nn.max_pool(x, topi.nn.Windows((2, 3), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)))
     target = Target("llvm -mcpu=znver4")

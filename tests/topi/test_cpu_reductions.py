@@ -1,4 +1,4 @@
-"""Reductions, softmax and normalisations on CPUs, against numpy: along memory and across it, shared or not, tails."""
+"""Reductions, softmax and normalisations on CPUs, against numpy: contiguous and strided axes, threads, tails."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_reduction(kind, shape, axis, target):
 
 
 @pytest.mark.parametrize("kind", ["sum", "max", "mean", "softmax"])
-def test_lines_of_open_lengths_are_vectors_with_scalars_behind(kind):
+def test_dynamic_lines_are_vectors_with_scalar_tails(kind):
     n, h, w = te.size_var("n"), te.size_var("h"), te.size_var("w")
     x = te.placeholder((n, h, w), "float32", "x")
     axes = 2 if kind == "softmax" else (1, 2)
@@ -55,8 +55,8 @@ def test_lines_of_open_lengths_are_vectors_with_scalars_behind(kind):
     function = backend.build(module, target=TARGETS[0])
     for shape in ((2, 1, 1), (3, 2, 5), (2, 4, 8), (1, 3, 31), (2, 1, 32), (1, 2, 100)):
         a = RNG.standard_normal(shape).astype("float32")
-        powers = np.exp(a.astype("float64"))
-        expected = powers / powers.sum(-1, keepdims=True) if kind == "softmax" else getattr(np, kind)(a, axes)
+        exps = np.exp(a.astype("float64"))
+        expected = exps / exps.sum(-1, keepdims=True) if kind == "softmax" else getattr(np, kind)(a, axes)
         result = backend.nd.empty(expected.shape, "float32")
         function(backend.nd.array(a), result)
         np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=1e-5)
@@ -87,7 +87,7 @@ SHORT = [((140, 10), 1), ((67, 4), 1), ((3, 41, 21), 2), ((65, 3), 1), ((5, 40, 
 @pytest.mark.parametrize(("shape", "axes"), SHORT, ids=str)
 @pytest.mark.parametrize("kind", ["sum", "max", "var", "argmax"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int8"])
-def test_short_rows_are_turned(dtype, kind, shape, axes):
+def test_short_rows_are_transposed_in_registers(dtype, kind, shape, axes):
     a = RNG.integers(-3, 4, shape).astype(dtype)
     x = te.placeholder(shape, dtype, "x")
     if kind == "argmax":
@@ -102,8 +102,8 @@ def test_short_rows_are_turned(dtype, kind, shape, axes):
 
 
 @pytest.mark.parametrize(("vector_bytes", "by_parts"), [(64, True), (32, False)])
-def test_lanes_of_long_vectors_are_added_by_parts(vector_bytes, by_parts):
-    """Sixteen lanes one after the other would be a chain of as many additions: four parts first, then four lanes."""
+def test_lanes_of_long_vectors_are_added_by_quarters(vector_bytes, by_parts):
+    """Sixteen lanes are added by four quarters first, then four lanes, not as a chain of sixteen additions."""
     a = RNG.standard_normal((37, 1024)).astype("float32")
     x = te.placeholder(a.shape, "float32", "x")
     target = Target(f"llvm -num-cores=1 -vector-bytes={vector_bytes}")
@@ -162,7 +162,7 @@ def test_position_of_an_extremum_of_a_few_lines_from_memory(dtype, shape, axis, 
         (48, "llvm -mcpu=x86-64-v4", False),  # more lines than are read well at once
     ],
 )
-def test_a_few_lines_are_read_at_once_where_they_come_from_memory(rows, target, at_once):
+def test_a_few_lines_from_memory_are_read_together(rows, target, at_once):
     def lowered(columns: int) -> str:
         x = te.placeholder((rows, columns), "float32", "x")
         out = topi.argmax(x, 0)
@@ -173,7 +173,7 @@ def test_a_few_lines_are_read_at_once_where_they_come_from_memory(rows, target, 
 
 
 def positions(a: np.ndarray, axes: tuple[int, ...], kind: str, last: bool) -> np.ndarray:
-    """Row-major positions within `axes`, the first (last) ones."""
+    """The first (last) row-major positions within `axes`."""
     kept = [i for i in range(a.ndim) if i not in axes]
     rows = a.transpose((*kept, *axes)).reshape([*[a.shape[i] for i in kept], -1])
     find = getattr(np, kind)
@@ -200,7 +200,7 @@ def test_position_of_an_extremum_by_parts(shape, axes, kind, last):
 
 
 @pytest.mark.parametrize("axis", [1, 2])
-def test_position_of_an_extremum_among_rows_of_open_number(axis):
+def test_position_of_an_extremum_with_a_dynamic_number_of_rows(axis):
     n = te.size_var("n")
     x = te.placeholder((n, 700, 24), "float32", "x")
     out = topi.argmax(x, axis)
@@ -215,7 +215,7 @@ def test_position_of_an_extremum_among_rows_of_open_number(axis):
 
 @pytest.mark.parametrize("shape", [(300, 7), (40, 9, 3), (5, 2, 2, 2), (33, 23)], ids=str)
 @pytest.mark.parametrize("kind", ["sum", "max", "prod"])
-def test_short_rows_are_reduced_together(kind, shape):
+def test_short_rows_are_reduced_as_vectors_of_rows(kind, shape):
     a = RNG.standard_normal(shape).astype("float32")
     x = te.placeholder(shape, "float32", "x")
     for keepdims in (False, True):
@@ -263,14 +263,14 @@ def test_softmax(shape, axis, target):
     check(topi.nn.log_softmax(x, axis), [x], [a], np.log(e / e.sum(axis, keepdims=True)), target)
 
 
-def test_as_many_rows_ahead_are_asked_for_as_arrive_meanwhile():
+def test_the_prefetch_distance_is_in_whole_rows():
     x = te.placeholder((700, 200), "float32", "x")
     out = topi.nn.softmax(x, 1)
     text = str(te.lower(schedule_for([out], Target("llvm -num-cores=1 -l1-bytes=49152 -l2-bytes=262144")), [x, out]))
     assert "+ 2200]), 3, 0)" in text  # eleven rows: 8 KB at least
 
 
-def test_lines_in_the_page_that_is_read_are_asked_for_where_memory_is_far():
+def test_rows_are_prefetched_within_the_page_with_a_high_latency_llc():
     x = te.placeholder((7000, 200), "float32", "x")
     out = topi.nn.softmax(x, 1)
     near, far = (
@@ -281,19 +281,19 @@ def test_lines_in_the_page_that_is_read_are_asked_for_where_memory_is_far():
     assert "+ 600]), 3, 0)" in far  # three rows: 2 KB at least, half a page
 
 
-@pytest.mark.parametrize(("l2_bytes", "asked"), [(2 << 20, True), (1 << 20, False)], ids=["far", "near"])
+@pytest.mark.parametrize(("l2_bytes", "prefetches"), [(2 << 20, True), (1 << 20, False)], ids=["far", "near"])
 @pytest.mark.parametrize("axes", [(1,), (0, 1)], ids=str)
-def test_sums_ask_ahead_where_memory_is_far(axes, l2_bytes, asked):
+def test_sums_prefetch_with_a_high_latency_llc(axes, l2_bytes, prefetches):
     x = te.placeholder((3000, 1000), "float32", "x")
     out = topi.sum(x, axes)
     for cores in (1, 4):
         target = Target(f"llvm -num-cores={cores} -l2-bytes={l2_bytes}")
         text = str(te.lower(schedule_for([out], target), [x, out]))
-        assert ("prefetch(address_of(x[" in text) == asked
+        assert ("prefetch(address_of(x[" in text) == prefetches
 
 
 @pytest.mark.parametrize(("l2_bytes", "ahead"), [(2 << 20, 512), (1 << 20, 30_000)], ids=["far", "near"])
-def test_rows_that_are_read_once_are_asked_for_within_the_page_where_memory_is_far(l2_bytes, ahead):
+def test_rows_read_once_are_prefetched_within_the_page_with_a_high_latency_llc(l2_bytes, ahead):
     """Not a whole row ahead, as for two passes."""
     x = te.placeholder((100, 30_000), "float32", "x")
     out = topi.log_sum_exp(x, (1,))
@@ -301,7 +301,7 @@ def test_rows_that_are_read_once_are_asked_for_within_the_page_where_memory_is_f
     assert f" + {ahead}" in next(line for line in text.splitlines() if "prefetch(address_of(x[" in line)
 
 
-def test_rows_are_asked_for_ahead_and_stay_vectors_behind_a_mask():
+def test_masked_rows_are_prefetched_and_vectorised():
     a, kept = RNG.standard_normal((700, 200)).astype("float32"), RNG.integers(0, 2, 200).astype(bool)
     x, m = te.placeholder(a.shape, "float32", "x"), te.placeholder(kept.shape, "bool", "m")
     e = np.exp(np.where(kept, a, -1e9).astype("float64") - np.where(kept, a, -1e9).max(1, keepdims=True))
@@ -357,25 +357,25 @@ def test_position_of_an_extremum(kind, shape, axis, last):
     a[0] = np.nan if axis else a[0]
     a[-1, -1] = np.nan
     x = te.placeholder(shape, "float32", "x")
-    turned = np.flip(a, axis) if last else a
-    expected = getattr(np, kind)(turned, axis)
+    flipped = np.flip(a, axis) if last else a
+    expected = getattr(np, kind)(flipped, axis)
     expected = shape[axis] - 1 - expected if last else expected
     check(getattr(topi, kind)(x, axis, False, last), [x], [a], expected, TARGETS[1])
 
 
-def test_planes_that_join_a_window_of_channels_are_fetched_ahead():
-    def asked(side: int) -> int:
+def test_planes_that_enter_a_window_of_channels_are_prefetched():
+    def prefetches(side: int) -> int:
         x = te.placeholder((1, 8, side, side), name="x")
         y = topi.nn.lrn(x, 5, 1, 1e-4, 0.75, 2.0)
         s = schedule_for([y], Target("llvm -mcpu=haswell -l2-bytes=524288 -num-cores=2"))
         return str(te.lower(s, [x, y], simple_mode=True)).count("prefetch(")
 
-    assert asked(256) > 0 and asked(16) == 0
+    assert prefetches(256) > 0 and prefetches(16) == 0
 
 
-@pytest.mark.parametrize(("side", "asked"), [(55, True), (27, True), (56, False), (13, False)])
+@pytest.mark.parametrize(("side", "prefetches"), [(55, True), (27, True), (56, False), (13, False)])
 @pytest.mark.parametrize("features", ["", " -mattr=-avx512f"])
-def test_results_of_planes_that_are_no_whole_lines_are_asked_for(side, asked, features):
+def test_results_of_unaligned_planes_are_prefetched_for_writing(side, prefetches, features):
     shape = (64, 6, side, side)
     x = te.placeholder(shape, name="x")
     y = topi.nn.lrn(x, 5, 1, 1e-4, 0.75, 2.0)
@@ -384,22 +384,22 @@ def test_results_of_planes_that_are_no_whole_lines_are_asked_for(side, asked, fe
     squares = np.pad(a.astype("float64") ** 2, [(0, 0), (2, 2), (0, 0), (0, 0)])
     expected = a / (2 + 1e-4 / 5 * sum(squares[:, i : i + 6] for i in range(5))) ** 0.75
     text = check(y, [x], [a], expected, target)
-    assert ("prefetch(address_of(lrn[" in text) == asked
+    assert ("prefetch(address_of(lrn[" in text) == prefetches
 
 
-def test_planes_are_fetched_where_the_group_of_vectors_begins_that_reads_them():
+def test_planes_are_prefetched_at_the_group_of_vectors_that_reads_them():
     x = te.placeholder((1, 8, 260, 260), name="x")
     y = topi.nn.lrn(x, 5, 1, 1e-4, 0.75, 2.0)
     s = schedule_for([y], Target("llvm -mcpu=haswell -l2-bytes=524288 -num-cores=2"))
-    asked = [line for line in str(te.lower(s, [x, y], simple_mode=True)).splitlines() if "prefetch(" in line]
-    assert asked and not any("//" in line for line in asked)  # not the beginning of the row
+    prefetches = [line for line in str(te.lower(s, [x, y], simple_mode=True)).splitlines() if "prefetch(" in line]
+    assert prefetches and not any("//" in line for line in prefetches)  # not the beginning of the row
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"] if platform.machine() == "x86_64" else ["llvm"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("shape", "axis"), HALVES, ids=str)
-def test_extrema_of_16_bits_are_those_of_integers(shape, axis, dtype, target) -> None:
-    """Of any numbers, infinities, and NaN of either sign, in vectors of 16 bits."""
+def test_extrema_of_16_bit_floats_are_compared_as_integers(shape, axis, dtype, target) -> None:
+    """16-bit vectors compare any bit patterns, with infinities and NaN of either sign."""
     random = np.random.default_rng(0)
     for function, oracle in ((topi.max, np.max), (topi.min, np.min)):
         x = te.placeholder(shape, dtype, "x")
@@ -423,7 +423,7 @@ def test_extrema_of_16_bits_are_those_of_integers(shape, axis, dtype, target) ->
 @pytest.mark.parametrize("cores", [1, 16])
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 3.0), (2.0, 3.0), (-3.0, -2.0), (0.0, 0.0), (-1.0, np.nan)])
 def test_the_range_of_bytes_is_found_in_one_pass(low, high, cores):
-    """Shared between cores or not; of a range that 0 ends or lies in, and none where something is NaN."""
+    """On one core and several; ranges that contain 0, end at 0 or are extended to it, and NaN."""
     target, length = Target(f"llvm -num-cores={cores}"), 320_000
     a = np.full(length, low, "float32")
     a[length // 3] = high
@@ -443,6 +443,6 @@ def test_the_range_of_bytes_is_found_in_one_pass(low, high, cores):
 
 
 def _reads_alone(loop, source):
-    """Does a loop read an argument, and no loop inside of it?"""
+    """True if a loop reads an argument, and no loop inside of it does."""
     inside = [other for other in collect(loop.body, For) if other.kind is not ForKind.VECTORIZED]
     return not inside and any(load.buffer.data is source for load in collect(loop.body, BufferLoad))

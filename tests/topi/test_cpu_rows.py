@@ -1,4 +1,4 @@
-"""Softmax and norms of rows: what is computed in front of them."""
+"""Softmax and norms of rows: fused operators, long and short rows, extreme values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _masked(x: Var) -> Expr:
 
 @pytest.mark.parametrize("operator", [relay.nn.softmax, relay.nn.log_softmax, relay.nn.l2_normalize])
 @pytest.mark.parametrize("front", [_masked, relay.tanh, relay.nn.gelu])
-def test_rows_of_what_is_computed_are_right(
+def test_fused_operators_in_front_of_rows_are_right(
     operator: Callable[..., Expr], front: Callable[[Var], Expr]
 ) -> None:
     x = Var("x", relay.TensorType((3, 40, 40), "float32"))
@@ -47,23 +47,23 @@ def test_rows_of_what_is_computed_are_right(
 
 @pytest.mark.parametrize("columns", [200, 50_000])
 def test_functions_in_front_of_a_softmax_are_computed_once(columns: int) -> None:
-    """Unless sums turn out not to be trusted."""
+    """Except in the fallback of the speculation."""
     body = _lowered(topi.tanh, columns).body
     (again,) = collect(body, IfThenElse)
-    assert len(_tangents(body)) - len(_tangents(again)) == 1
+    assert len(_tanh_calls(body)) - len(_tanh_calls(again)) == 1
 
 
-def _tangents(stmt: Stmt) -> list[Call]:
+def _tanh_calls(stmt: Stmt) -> list[Call]:
     return [call for call in collect(stmt, Call) if call.op == "tanh"]
 
 
 @pytest.mark.parametrize("change", [300.0, -300.0])
 @pytest.mark.parametrize("columns", [200, 1000, 4001])
 @pytest.mark.parametrize("operator", [topi.nn.softmax, topi.nn.log_softmax])
-def test_rows_of_unusual_sizes_are_right(
+def test_rows_of_extreme_values_are_right(
     operator: Callable[[te.Tensor, int], te.Tensor], columns: int, change: float
 ) -> None:
-    """Whose powers of e would overflow or vanish if nothing were subtracted."""
+    """Unshifted exponentials would overflow or underflow."""
     data = np.random.default_rng(0).standard_normal((24, columns), dtype=np.float32)
     data[5] += np.float32(change)
     x = te.placeholder(data.shape, name="x")
@@ -82,18 +82,18 @@ def test_an_addition_in_front_of_a_softmax_is_computed_in_each_pass() -> None:
 
 @pytest.mark.parametrize("columns", [4000, 4001, 4010])
 @pytest.mark.parametrize("operator", [topi.nn.softmax, topi.nn.log_softmax])
-def test_long_rows_leave_the_caches_by_whole_lines(
+def test_long_rows_have_nontemporal_stores(
     operator: Callable[[te.Tensor, int], te.Tensor], columns: int
 ) -> None:
-    """Where they begin anywhere in a line, the lines that memory has are stored: their places depend on the row's."""
+    """Unaligned rows have non-temporal stores for their inner cache lines, at offsets that depend on the row."""
     caches = "-l1-bytes=8192 -l2-bytes=131072 -l3-bytes=262144"
     x = te.placeholder((24, columns), name="x")
     y = operator(x, 1)
     (func,) = lowered(y, [x], caches=caches).functions.values()
     assert stored_by_lines(func) == (columns % 16 != 0)
     data = np.random.default_rng(0).standard_normal((24, columns), dtype=np.float32)
-    powers = np.exp(data - data.max(1, keepdims=True))
-    expected = powers / powers.sum(1, keepdims=True)
+    exponentials = np.exp(data - data.max(1, keepdims=True))
+    expected = exponentials / exponentials.sum(1, keepdims=True)
     if operator is topi.nn.log_softmax:
         expected = np.log(expected)
     np.testing.assert_allclose(result(y, [x], [data], caches=caches), expected, rtol=2e-5, atol=1e-7)
@@ -113,8 +113,8 @@ def test_a_single_row_is_right(operator: Callable[[te.Tensor, int], te.Tensor], 
 
 
 @pytest.mark.parametrize("columns", [1, 10, 49, 200, 4001])
-def test_logarithms_near_0_keep_their_digits(columns: int) -> None:
-    """Where one element is nearly all of the sum, its distance from the logarithm of that is far less than either."""
+def test_logarithms_near_0_keep_their_precision(columns: int) -> None:
+    """Where one element dominates the sum, its distance from the logarithm of the sum is far less than either."""
     data = np.random.default_rng(0).uniform(40, 50, (32, columns)).astype(np.float32)
     data[:, 0] = 60.3
     x = te.placeholder(data.shape, name="x")
@@ -125,12 +125,12 @@ def test_logarithms_near_0_keep_their_digits(columns: int) -> None:
 
 
 def _rows_kept(func: PrimFunc) -> int:
-    """Buffers of whole rows."""
+    """Number of buffers that hold whole rows."""
     return len([a for a in collect(func.body, Allocate) if a.buffer.shape[0] >= 100])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_the_largest_of_narrow_numbers_is_found_among_wide_ones(dtype: str) -> None:
+def test_maxima_of_16_bit_rows_are_computed_in_float32(dtype: str) -> None:
     x = te.placeholder((64, 100), dtype, name="x")
     y = topi.nn.softmax(x, 1)
     func = te.lower(next(iter(schedules_for([y], CPU))), [x, y])["main"]
@@ -143,8 +143,8 @@ def test_the_largest_of_narrow_numbers_is_found_among_wide_ones(dtype: str) -> N
     [((64, 150), "float16", 16), ((66, 150), "float16", 33), ((64, 160), "float32", 32), ((64, 200), "float32", 64),
      ((65, 160), "float32", 65), ((64, 200), "float16", 32)],
 )  # fmt: skip
-def test_short_rows_of_softmax_are_taken_stage_by_stage(shape: tuple[int, int], dtype: str, groups: int) -> None:
-    """Four or two, whose results take no more than a 24th of the first-level cache."""
+def test_short_rows_of_softmax_are_batched(shape: tuple[int, int], dtype: str, groups: int) -> None:
+    """Batches of four or two rows, whose results take no more than a 24th of L1."""
     target = Target("llvm -mcpu=x86-64-v3 -num-cores=2 -l1-bytes=32768")
     x = te.placeholder(shape, dtype, name="x")
     y = topi.nn.softmax(x, 1)
@@ -158,8 +158,8 @@ def test_short_rows_of_softmax_are_taken_stage_by_stage(shape: tuple[int, int], 
     [((64, 768), "bfloat16", 32), ((64, 256), "float16", 16), ((63, 768), "float16", 63), ((64, 4096), "float16", 64),
      ((64, 768), "float32", 64)],
 )  # fmt: skip
-def test_norms_of_narrow_rows_are_taken_two_together(shape: tuple[int, int], dtype: str, groups: int) -> None:
-    """Up to three kilobytes; four of shorter ones."""
+def test_norms_of_16_bit_rows_are_batched(shape: tuple[int, int], dtype: str, groups: int) -> None:
+    """Batches of two rows of up to three kilobytes; four of shorter ones."""
     x, weight = te.placeholder(shape, dtype, name="x"), te.placeholder(shape[1:], dtype, name="weight")
     y = topi.nn.layer_norm(x, weight, None, 1, 1e-5)
     target = Target("llvm -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432")
@@ -169,7 +169,7 @@ def test_norms_of_narrow_rows_are_taken_two_together(shape: tuple[int, int], dty
 @pytest.mark.parametrize("rows", [36, 38, 39])
 @pytest.mark.parametrize("columns", [32, 77, 96, 128, 250, 700])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
-def test_short_rows_together_are_right(dtype: str, columns: int, rows: int) -> None:
+def test_batched_rows_are_right(dtype: str, columns: int, rows: int) -> None:
     random = np.random.default_rng(1)
     data = random.integers(0, 100, (rows, columns)) if dtype == "uint8" else random.standard_normal((rows, columns))
     weight = relay.const(random.standard_normal(columns, dtype=np.float32))
@@ -187,8 +187,8 @@ def test_short_rows_together_are_right(dtype: str, columns: int, rows: int) -> N
 @pytest.mark.parametrize(("processor", "columns", "kept"), [
     ("x86-64-v4", 3000, 0), ("x86-64-v3", 3000, 1), ("x86-64-v3", 20_000, 0), ("x86-64-v4", 1000, 1),
 ])  # fmt: skip
-def test_exponentials_of_long_rows_are_computed_twice(processor: str, columns: int, kept: int) -> None:
-    """Of rows beyond the first-level cache where a vector is a cache line, else of a quarter of the second."""
+def test_exponentials_of_long_rows_are_recomputed(processor: str, columns: int, kept: int) -> None:
+    """Rows that exceed L1 where a vector is a cache line, else those that exceed a quarter of L2."""
     x = te.placeholder((64, columns), name="x")
     target, caches = f"llvm -mcpu={processor}", "-l1-bytes=8192 -l2-bytes=131072"
     (func,) = lowered(topi.nn.softmax(x, 1), [x], target, caches=caches).functions.values()

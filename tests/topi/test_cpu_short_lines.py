@@ -1,4 +1,4 @@
-"""Lines shorter than a cache line: vectors reach over as many as are whole cache lines together."""
+"""Lines shorter than a cache line: vectors of whole cache lines span several of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ result = partial(small_caches.result, caches=_CACHES)
 
 
 def stored_lanes(out: te.Tensor, arguments: list[te.Tensor], target: str = "llvm") -> int:
-    """Elements of the first store's vector."""
+    """Vector length, in elements, of the first store."""
     stores = [line for line in str(lowered(out, arguments, target)).splitlines() if line.strip().startswith("add[")]
     return int(stores[0].split("]")[0].rsplit(", ", 1)[1].rstrip(")"))
 
@@ -26,7 +26,7 @@ def stored_lanes(out: te.Tensor, arguments: list[te.Tensor], target: str = "llvm
 @pytest.mark.parametrize("kind", ["int8", "float16", "float32", "float64", "bool"])
 @pytest.mark.parametrize("columns", [3, 7, 20, 21])
 @pytest.mark.parametrize("rows", [64, 101])
-def test_rows_and_columns_are_added_as_numpy_does(rows, columns, kind) -> None:
+def test_broadcast_rows_and_columns(rows, columns, kind) -> None:
     random = np.random.default_rng(0)
     for shape in ((columns,), (rows, 1)):
         a, b = (random.integers(0, 2 if kind == "bool" else 9, s).astype(kind) for s in ((rows, columns), shape))
@@ -55,18 +55,18 @@ def test_vectors_are_whole_cache_lines(processor) -> None:
         assert stored_lanes(topi.add(x, y), [x, y], target) == lanes
 
 
-def test_vectors_do_not_grow_too_long() -> None:
+def test_vector_length_is_bounded() -> None:
     x, y = te.placeholder((4999, 33), "int8", "x"), te.placeholder((33,), "int8", "y")
     assert stored_lanes(topi.add(x, y), [x, y]) <= 64  # not the 2112 elements of 33 cache lines
 
 
-def test_the_last_lines_are_fewer() -> None:
+def test_the_tail_has_fewer_lines() -> None:
     x, y = te.placeholder((1001, 3), "float32", "x"), te.placeholder((3,), "float32", "y")
     *_, loop, inside, rest = str(lowered(topi.add(x, y), [x, y])).rstrip().splitlines()
     assert " in range(62):" in loop and "1, 48)] = " in inside and "add[ramp(2976, 1, 27)] = " in rest
 
 
-def test_few_lines_stay_apart() -> None:
+def test_few_lines_are_not_combined() -> None:
     x, y = te.placeholder((3, 7), "float32", "x"), te.placeholder((7,), "float32", "y")
     out = topi.add(x, y)
     text = str(te.lower(schedule_for([out], backend.Target("llvm")), [x, y, out]))
@@ -76,14 +76,14 @@ def test_few_lines_stay_apart() -> None:
 @pytest.mark.parametrize("kind", ["int8", "float16", "float32", "int64"])
 @pytest.mark.parametrize("widths", [(2, 2), (3, 1), (5, 5), (1, 4)])
 @pytest.mark.parametrize("rows", [999, 9])
-def test_short_lines_are_joined_by_vectors_over_several(rows, widths, kind) -> None:
+def test_short_lines_are_concatenated(rows, widths, kind) -> None:
     random = np.random.default_rng(0)
     arrays = [random.integers(0, 99, (rows, width)).astype(kind) for width in widths]
     parts = [te.placeholder(a.shape, kind, "part") for a in arrays]
     np.testing.assert_array_equal(result(topi.concatenate(parts, 1), parts, arrays), np.concatenate(arrays, 1))
 
 
-def test_joined_lines_are_four_cache_lines_at_least_loaded_without_masks() -> None:
+def test_concatenated_vectors_are_four_cache_lines_loaded_without_masks() -> None:
     x, y = te.placeholder((9999, 3), "float32", "x"), te.placeholder((9999, 1), "float32", "y")
     module = lowered(topi.concatenate([x, y], 1), [x, y])
     assert "ramp(i0.i1.fused.outer * 64, 1, 64)] = " in str(module)
@@ -95,7 +95,7 @@ def test_joined_lines_are_four_cache_lines_at_least_loaded_without_masks() -> No
 @pytest.mark.parametrize("kind", ["float16", "float32"])
 @pytest.mark.parametrize("by_pair", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_pairs_that_are_turned_are_loaded_as_vectors(interleaved, by_pair, kind) -> None:
+def test_rotated_pairs_are_loaded_as_vectors(interleaved, by_pair, kind) -> None:
     shape = (3, 50, 64)
     table = (50, 32 if by_pair else 64)
     x, *angles = [te.placeholder(s, kind, n) for s, n in ((shape, "x"), (table, "cos"), (table, "sin"))]
@@ -104,11 +104,11 @@ def test_pairs_that_are_turned_are_loaded_as_vectors(interleaved, by_pair, kind)
     assert "gather" not in code and "masked" not in code
 
 
-@pytest.mark.parametrize(("cpu", "asks"), [("skylake-avx512", True), ("haswell", False)])
-def test_what_is_chosen_from_by_masks_is_asked_for(cpu, asks) -> None:
-    """Long vectors are loaded by masks then, of which processors see no order."""
+@pytest.mark.parametrize(("cpu", "prefetches"), [("skylake-avx512", True), ("haswell", False)])
+def test_masked_loads_are_prefetched(cpu, prefetches) -> None:
+    """64-byte vectors have masked loads then, in which hardware prefetchers detect no stream."""
     x, mask = te.placeholder((4000, 7), "float32", "x"), te.placeholder((7,), "bool", "mask")
     chosen = topi.where(mask, x, te.compute((1,), lambda _: te.const(0.0), tag="broadcast"))
     target = f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}"
-    assert ("prefetch(" in str(lowered(chosen, [mask, x], target))) == asks
+    assert ("prefetch(" in str(lowered(chosen, [mask, x], target))) == prefetches
     assert "prefetch(" not in str(lowered(topi.nn.relu(topi.add(x, x)), [x], target))

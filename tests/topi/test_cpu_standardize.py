@@ -1,4 +1,4 @@
-"""Standardisation over any dimensions: channels of planes, channels of all images of a batch."""
+"""Standardisation over any dimensions: over the channels of a pixel, and of each channel over a batch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_other_types_are_right(dtype: str, tolerance: float) -> None:
 
 
 def test_channels_without_variance_are_not_magnified() -> None:
-    """What rounding leaves of their mean may be divided by a deviation as small as that, not by a smaller one."""
+    """Rounding errors of the mean are divided by a deviation of at least their size."""
     data = np.full((2, 3, 200, 200), 3.1, np.float32)
     data[:, 1] = 1e4
     for axis in ((0, 2, 3), (2, 3)):
@@ -78,15 +78,15 @@ def _lowered(shape: tuple[int, ...], axes: tuple[int, ...], target: str = "llvm"
 
 
 def test_channels_of_planes_and_batches_are_one_kernel() -> None:
-    """One parallel loop: strips of planes have their statistics at hand, and so has each channel of a batch."""
-    strips, rows = str(_lowered((1, 96, 256, 256), (1,))), str(_lowered((8, 16, 128, 128), (0, 2, 3)))
-    assert strips.count("in parallel(") == rows.count("in parallel(") == 1
+    """One parallel loop: column blocks of planes, and channels of a batch, compute their own statistics."""
+    blocks, rows = str(_lowered((1, 96, 256, 256), (1,))), str(_lowered((8, 16, 128, 128), (0, 2, 3)))
+    assert blocks.count("in parallel(") == rows.count("in parallel(") == 1
     assert "standardize_parts" in rows
-    assert "standardize_parts" not in strips
+    assert "standardize_parts" not in blocks
 
 
-def test_strips_ask_for_what_they_read() -> None:
-    """What is read through stages of one dimension of columns, too: planes of several are taken as that."""
+def test_column_blocks_prefetch_inputs_and_results() -> None:
+    """Inputs of collapsed planes are prefetched, too."""
     for shape, axis in (((1, 96, 412, 412), 1), ((96, 412 * 412), 0)):
         text = str(_lowered(shape, (axis,)))
         assert "prefetch(address_of(x[" in text
@@ -97,8 +97,8 @@ def test_strips_ask_for_what_they_read() -> None:
 @pytest.mark.parametrize(
     "shape", [(1, 40, 64, 64), (3, 29, 36, 36), (2, 20, 32, 64), (97, 1040), (97, 1043), (2, 31, 41, 43)]
 )
-def test_rows_that_are_copied_are_right(shape: tuple[int, ...], target: str) -> None:
-    """Planes that share sets and don't, fewer than 28 rows, strips that columns don't divide, any beginnings."""
+def test_copied_blocks_are_right(shape: tuple[int, ...], target: str) -> None:
+    """Planes with and without set conflicts, fewer than 28 rows, partial column blocks, unaligned rows."""
     axis, channels = len(shape) // 3, shape[len(shape) // 3]
     scale = np.linspace(0.5, 1.5, channels, dtype=np.float32).reshape(channels, *[1] * (len(shape) - axis - 1))
     caches = f"{target} -l2-bytes=131072 -l3-bytes=131072"
@@ -117,8 +117,8 @@ def test_rows_that_are_copied_are_right(shape: tuple[int, ...], target: str) -> 
 
 @pytest.mark.parametrize("features", ["x86-64-v4", "x86-64-v3"])
 @pytest.mark.parametrize("shape", [(1, 64, 512, 512), (1, 96, 412, 412), (1, 256, 64, 64), (30, 192, 55, 55)])
-def test_rows_across_memory_are_read_once(shape: tuple[int, ...], features: str) -> None:
-    """Into a buffer, where rows are past the caches or share sets; a strip's results leave as the next is read."""
+def test_strided_rows_are_read_once(shape: tuple[int, ...], features: str) -> None:
+    """Rows beyond the caches, or with set conflicts, are copied; a block is stored while the next one is read."""
     func = _lowered(shape, (1,), f"{LARGE_CACHES} -mcpu={features}")
     cases = [c for e in collect(func.body, IfThenElse) for c in (e.then_case, e.else_case) if isinstance(c, For)]
     beside, alone = ({store.buffer.name for store in collect(case, BufferStore)} for case in cases)
@@ -131,12 +131,12 @@ def test_rows_across_memory_are_read_once(shape: tuple[int, ...], features: str)
 
 @pytest.mark.parametrize("shape", [(1, 24, 820, 820), (1, 64, 72, 72), (1, 2048, 128, 128), (30, 192, 35, 35)])
 def test_few_rows_and_what_caches_hold_are_not_copied(shape: tuple[int, ...]) -> None:
-    """Nor strips that caches don't hold, nor short rows that begin anywhere in a line."""
+    """Column blocks that exceed caches, and short unaligned rows, are not copied either."""
     assert "x.local" not in str(_lowered(shape, (1,), LARGE_CACHES))
 
 
 def test_small_planes_are_standardised_image_by_image() -> None:
-    """Each image in one piece, its moments in one pass; results that are no whole lines wait for each other."""
+    """Moments take one pass over an image; results that are not whole cache lines are buffered."""
     caches = "llvm -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
     odd, whole = (str(_lowered((256, 384, side, side), (1,), caches)) for side in (14, 16))
     cached, planes = str(_lowered((8, 384, 14, 14), (1,), caches)), str(_lowered((256, 384, 56, 56), (1,), caches))
@@ -148,21 +148,21 @@ def test_small_planes_are_standardised_image_by_image() -> None:
 
 
 @pytest.mark.parametrize("features", ["", "-mattr=-avx512f"])
-def test_images_ask_for_the_next_as_they_are_stored(features: str) -> None:
-    """Beyond the caches images of more than the second-level cache are, too; those in the last ask where two fit."""
+def test_images_prefetch_the_next_while_stored(features: str) -> None:
+    """Beyond the caches, larger images than L2 are prefetched, too; images in the LLC only if two of them fit L2."""
     caches = f"llvm -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432 {features}"
-    for side, images, asked in ((14, 256, True), (28, 64, True), (14, 16, True), (28, 4, None), (32, 64, True)):
+    for side, images, prefetched in ((14, 256, True), (28, 64, True), (14, 16, True), (28, 4, None), (32, 64, True)):
         text = str(_lowered((images, 384, side, side), (1,), caches))
-        assert ("standardize_parts" in text) == (asked is not None)
-        if asked:
-            assert text.index("prefetch(") > text.index("standardize_scale[")  # not where moments are found
+        assert ("standardize_parts" in text) == (prefetched is not None)
+        if prefetched:
+            assert text.index("prefetch(") > text.index("standardize_scale[")  # not in the passes of moments
             assert f"+ {384 * side * side}" in text[text.index("prefetch(") :].split("\n")[0]
     assert "standardize_parts" not in str(_lowered((64, 384, 56, 56), (1,), caches))  # statistics fill half of a cache
-    assert "standardize_parts" in str(_lowered((64, 192, 64, 64), (1,), caches))  # of strips that share its sets
+    assert "standardize_parts" in str(_lowered((64, 192, 64, 64), (1,), caches))  # blocks would have set conflicts
 
 
-def test_few_images_are_standardised_in_strips() -> None:
-    """One image, or three, would leave a core without work."""
+def test_few_images_are_standardised_in_column_blocks() -> None:
+    """With one image, or three, a core would be idle."""
     caches = "llvm -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
     for images in (1, 3):
         assert "standardize_parts" not in str(_lowered((images, 768, 16, 16), (1,), caches))

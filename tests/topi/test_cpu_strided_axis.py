@@ -1,4 +1,4 @@
-"""Softmax and norms along dimensions that are not the last: rows across memory, in strips."""
+"""Softmax and norms along a strided axis, by column blocks."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def _check(
 @pytest.mark.parametrize(
     ("shape", "axis"),
     [
-        ((64, 1000), 0),  # columns that strips do not divide
+        ((64, 1000), 0),  # partial column blocks
         ((2, 21, 37, 41), 1),  # planes of an odd size, an odd number of rows
         ((3, 24, 16, 16), 1),
-        ((7, 33), 0),  # two strips and a rest
-        ((40, 15), 0),  # less than a strip
+        ((7, 33), 0),  # two blocks and a tail
+        ((40, 15), 0),  # less than a block
         ((5, 600, 3, 40), 1),  # more rows than the first-level cache has lines
         ((2, 3, 18, 5, 50), 2),
         ((2, 13, 64, 64), 1),  # rows of which elements are whole pages apart
@@ -62,21 +62,21 @@ def _check(
     ],
 )
 @pytest.mark.parametrize("operator", [relay.nn.softmax, relay.nn.log_softmax, relay.nn.l2_normalize])
-def test_rows_across_memory_are_right(operator: Callable[..., Expr], shape: tuple[int, ...], axis: int) -> None:
+def test_strided_rows_are_right(operator: Callable[..., Expr], shape: tuple[int, ...], axis: int) -> None:
     _check(lambda x: operator(x, axis=axis), *shape, tolerance=2e-5)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 2e-3), ("float64", 1e-12)])
-def test_strips_of_other_types_are_right(dtype: str, tolerance: float) -> None:
+def test_column_blocks_of_other_types_are_right(dtype: str, tolerance: float) -> None:
     _check(lambda x: relay.nn.softmax(x, axis=1), 2, 20, 17, 19, dtype=dtype, tolerance=tolerance)
 
 
 PARTS = [
     ((1000, 700), 0),
     ((2, 97, 24, 24), 1),  # no number of rows divides them all
-    ((50, 2051), 0),  # columns that neither strips divide nor lines
+    ((50, 2051), 0),  # partial blocks and cache lines
     ((3, 60, 1204), 1),  # rows that begin at quarters of lines
-    ((41, 1023), 0),  # a few strips
+    ((41, 1023), 0),  # a few blocks
     ((2, 44, 64, 64), 1),  # rows of which elements are whole pages apart
 ]
 
@@ -88,7 +88,7 @@ def test_rows_in_parts_are_right(shape: tuple[int, ...], axis: int, dtype: str, 
 
 
 @pytest.mark.parametrize("shape", [(600, 1040), (601, 1039)])
-def test_what_is_computed_around_rows_in_parts_is_right(shape: tuple[int, ...]) -> None:
+def test_fused_operators_around_rows_in_parts_are_right(shape: tuple[int, ...]) -> None:
     def around(x: Var) -> Expr:
         return nn.relu(relay.subtract(nn.softmax(relay.tanh(x), axis=0), relay.const(np.float32(1e-3))))
 
@@ -96,8 +96,8 @@ def test_what_is_computed_around_rows_in_parts_is_right(shape: tuple[int, ...]) 
     _check(around, *shape, tolerance=1e-5, target=SMALL_CACHES)
 
 
-def test_parts_of_nothing_but_minus_infinity_count_as_nothing() -> None:
-    """Columns: such parts first and last, one element at all, minus infinity throughout, infinity, NaN."""
+def test_parts_of_minus_infinity_contribute_nothing() -> None:
+    """Columns with such parts first and last, with one finite element, none, infinity, and NaN."""
     data = np.random.default_rng(0).standard_normal((600, 1024), dtype=np.float32)
     data[:100, 0] = data[500:, 0] = data[:300, 1] = data[301:, 1] = data[:, 2] = -np.inf
     data[7, 3], data[599, 4] = np.inf, np.nan
@@ -109,10 +109,10 @@ def test_parts_of_nothing_but_minus_infinity_count_as_nothing() -> None:
 
 
 @pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v4"])
-def test_parts_are_read_once_and_stored_while_the_next_strip_is_read(target: str) -> None:
-    """Beside the loop over parts that reads a strip, the results of the one before: all four in one iteration.
+def test_parts_are_read_once_and_stored_while_the_next_block_is_read(target: str) -> None:
+    """The loop over parts that reads a column block also stores the results of the block before.
 
-    Where a vector is a cache line a row is stored beside the exponentials that take its place.
+    Where a vector is a cache line, each row is stored beside the exponentials that replace it.
     """
     func = _lowered((1000, 1600), 0, Target(f"llvm -mcpu={target} -num-cores=2 -l2-bytes=65536"))
     (either,) = collect(func.body, IfThenElse)
@@ -132,8 +132,8 @@ def _stored(loop: For) -> set[str]:
 
 
 @pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v4"])
-def test_rows_that_begin_anywhere_are_stored_by_lines_of_memory(target: str) -> None:
-    """Whole lines of 16, seven to a strip beside the one that the next strip computes, too; not in a cache."""
+def test_unaligned_rows_are_stored_by_cache_lines(target: str) -> None:
+    """Beyond the caches, blocks are seven whole cache lines of 16 and one more that the next block repeats."""
     large = f"llvm -mcpu={target} -num-cores=2 -l2-bytes=65536"
     for l3_bytes, lanes, width in ((1_000_000, {16}, 128), (100_000_000, {4 * vector_lanes(Target(large))}, 256)):
         func = _lowered((1000, 1603), 0, Target(f"{large} -l3-bytes={l3_bytes}"))
@@ -143,7 +143,7 @@ def test_rows_that_begin_anywhere_are_stored_by_lines_of_memory(target: str) -> 
         assert kept["softmax_max"] == (width,)
 
 
-def test_what_is_computed_around_a_softmax_of_planes_is_right() -> None:
+def test_fused_operators_around_a_softmax_of_planes_are_right() -> None:
     scale = relay.const(np.linspace(0.5, 1.5, 19, dtype=np.float32))
     bias = relay.const(np.linspace(-1, 1, 20, dtype=np.float32).reshape(20, 1, 1))
 
@@ -153,7 +153,7 @@ def test_what_is_computed_around_a_softmax_of_planes_is_right() -> None:
     _check(around, 2, 20, 17, 19)
 
 
-def test_a_strip_is_stored_while_the_next_one_is_read() -> None:
+def test_a_block_is_stored_while_the_next_one_is_read() -> None:
     func = _lowered((2, 64, 40, 40), 1)
     (either,) = collect(func.body, IfThenElse)
     beside, alone = either.then_case, either.else_case
@@ -163,8 +163,8 @@ def test_a_strip_is_stored_while_the_next_one_is_read() -> None:
     assert "softmax" not in [store.buffer.name for store in collect(alone, BufferStore)]
 
 
-def test_planes_have_no_ends_of_lines() -> None:
-    """Strips go across lines of the image: each is a whole vector, at places without divisions but in prefetches."""
+def test_planes_are_collapsed() -> None:
+    """Column blocks span lines of the image as whole vectors, with divisions only in prefetch addresses."""
     func = _lowered((4, 39, 120, 120), 1)
     touched = [call for call in collect(func.body, Call) if call.op == "prefetch"]
     assert len(touched) == 2
@@ -175,7 +175,7 @@ def test_planes_have_no_ends_of_lines() -> None:
 
 @pytest.mark.parametrize("plane", [(512, 512), (512, 513), (513, 513)])
 def test_blocks_of_planes_are_read_without_divisions(plane: tuple[int, int]) -> None:
-    """Planes pages apart, or nearly: the places of a block's columns in lines of the image cancel out."""
+    """Planes a multiple of the page size apart, or nearly: the 2-D indices of a block's columns cancel out."""
     func = _lowered((2, 21, *plane), 1)
     assert any(a.buffer.shape == (21 * 128,) for a in collect(func.body, Allocate))
     loads = [load for load in collect(func.body, BufferLoad) if load.buffer.name == "x"]
@@ -193,10 +193,10 @@ def test_blocks_of_planes_are_read_without_divisions(plane: tuple[int, int]) -> 
         ("x86-64-v3", 19, None, False),  # vectors of half a cache line
     ],
 )
-def test_few_planes_that_share_sets_stay_in_registers(
+def test_few_planes_with_set_conflicts_stay_in_registers(
     target: str, channels: int, around: Callable[[te.Tensor], te.Tensor] | None, unrolled: bool
 ) -> None:
-    """Each vector of exponentials of a strip is made by a statement of its own."""
+    """The exponentials of a column block are fully unrolled."""
     x = te.placeholder((2, channels, 64, 64), name="x")
     y = topi.nn.softmax(around(x) if around else x, 1)
     caches = Target(f"llvm -mcpu={target} -num-cores=2 -l2-bytes=65536 -l3-bytes=65536")
@@ -213,7 +213,7 @@ def test_planes_in_registers_are_right(operator: Callable[..., Expr]) -> None:
     _check(lambda x: relay.nn.standardize(x, 1), 2, 19, 64, 64, tolerance=2e-5, target=SMALL_CACHES)
 
 
-def test_planes_of_sizes_known_at_run_time_are_right() -> None:
+def test_planes_of_dynamic_sizes_are_right() -> None:
     shape = (2, 5, *[SizeVar(name) for name in ("height", "width")])
     x = Var("x", relay.TensorType(shape, "float32"))
     program = relay.Function((x,), relay.nn.softmax(x, axis=1))
@@ -228,7 +228,7 @@ def test_planes_of_sizes_known_at_run_time_are_right() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 20, 17, 19), (64, 1000)])
-def test_functions_in_front_of_strips_are_computed_once(shape: tuple[int, ...]) -> None:
+def test_functions_in_front_of_column_blocks_are_computed_once(shape: tuple[int, ...]) -> None:
     x = te.placeholder(shape, name="x")
     y = topi.nn.softmax(topi.tanh(x), len(shape) // 3)
     func = te.lower(next(iter(schedules_for([y], CPU))), [x, y])["main"]

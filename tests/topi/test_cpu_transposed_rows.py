@@ -1,4 +1,4 @@
-"""Softmax and norms of short rows: neighbouring rows together, turned in registers and back."""
+"""Softmax and norms of short rows, transposed in registers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_rows_beyond_the_caches_are_stored_by_whole_lines() -> None:
     _check(_layer_norm, (4100, 11), target="llvm -l2-bytes=65536 -l3-bytes=65536")
 
 
-def test_what_is_computed_around_short_rows_is_right() -> None:
+def test_fused_operators_around_short_rows_are_right() -> None:
     _check(lambda x, r: _layer_norm(relay.add(x, r)), (6, 32, 20), (6, 32, 20))
     _check(lambda x, r: relay.add(nn.softmax(x), r), (6, 32, 20), (6, 32, 20))
     _check(lambda x: nn.relu(nn.softmax(relay.tanh(x))), (6, 32, 20))
@@ -91,8 +91,8 @@ def test_what_is_computed_around_short_rows_is_right() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_short_rows_are_turned(target: str) -> None:
-    """Twice: on the way in and back. Long ones are not, nor those of whole vectors, nor few."""
+def test_short_rows_are_transposed_in_registers(target: str) -> None:
+    """Inputs and results are transposed; long rows, rows of whole vectors and few rows are not."""
     for length in (10, 41, 47):  # whatever the vectors are
         assert len(collect(_lowered(_plain_norm, (256, length), target).body, Shuffle)) > 8
     for shape in ((256, 1000), (256, 64), (3, 10)):
@@ -100,31 +100,31 @@ def test_short_rows_are_turned(target: str) -> None:
 
 
 @pytest.mark.parametrize("length", [5, 7, 8, 10, 13, 16, 21, 24, 31])
-def test_rows_are_packed_as_memory_has_them(length: int) -> None:
-    """Whole vectors of results, from registers, where two vectors are picked from by one instruction."""
+def test_results_are_packed_into_contiguous_rows(length: int) -> None:
+    """Targets with a two-source permute store whole vectors of results from registers."""
     _check(_layer_norm, (3, 100, length))
     function = _lowered(_plain_norm, (128, length), "llvm -mcpu=x86-64-v4")
     stores = [node for node in collect(function.body, BufferStore) if node.buffer.data in function.params]
     assert [node.value.dtype.lanes for node in stores] == [16] * length
 
 
-def test_every_line_of_later_rows_is_asked_for() -> None:
-    """Rows of 10 are turned by blocks of 4 columns, of which the last one is shifted."""
+def test_every_cache_line_of_later_rows_is_prefetched() -> None:
+    """Rows of 10 are transposed by blocks of 4 columns, of which the last one is shifted."""
     x = te.placeholder((1 << 20, 10), name="x")
     y = topi.max(x, -1)
     body = te.lower(next(iter(schedules_for([y], Target("llvm")))), [x, y])["main"].body
     (loop,) = [node for node in collect(body, For) if node.kind is ForKind.PARALLEL]
     addresses = [call.args[0] for call in collect(loop, Call) if call.op == "address_of"]
-    asked = [load.indices[0] for load in addresses if isinstance(load, BufferLoad)]
+    prefetched = [load.indices[0] for load in addresses if isinstance(load, BufferLoad)]
 
     def lines(group: int) -> set[int]:
-        places = [as_int(Analyzer().simplify(substitute(index, {loop.loop_var: const(group)}))) for index in asked]
+        places = [as_int(Analyzer().simplify(substitute(index, {loop.loop_var: const(group)}))) for index in prefetched]
         return {place // 16 for place in places if place is not None}
 
     assert lines(0) | lines(1) >= set(range(min(lines(0)), min(lines(1))))
 
 
-def test_extremes_of_short_rows_are_right() -> None:
+def test_short_rows_of_extreme_values_are_right() -> None:
     data = np.random.default_rng(0).standard_normal((64, 10), dtype=np.float32)
     data[3, 4], data[5] = np.nan, -np.inf
     data[7, :9], data[9] = -np.inf, 1e30

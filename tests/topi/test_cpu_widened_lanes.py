@@ -1,4 +1,4 @@
-"""Elements of float16 in another order than they lie in: a vector is widened, and then permuted."""
+"""Permuted loads of float16: a vector is widened to float32 first, and then shuffled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PICKS = {
     "pairs swapped": lambda i: i // 2 * 2 + (1 - i % 2),
     "each twice": lambda i: i // 2,
     "each four times": lambda i: i // 4,
-    "four turned": lambda i: i // 4 * 4 + (3 - i % 4),
+    "four reversed": lambda i: i // 4 * 4 + (3 - i % 4),
     "halves of 32": lambda i: i // 32 * 32 + i % 2 * 16 + i % 32 // 2,
 }
 

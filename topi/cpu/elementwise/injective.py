@@ -1,4 +1,4 @@
-"""Elementwise, broadcasting and index-mapping groups on CPUs: one pass over the output, vectorised, in parallel."""
+"""Injective (elementwise, broadcasting, index-mapping) groups on CPUs: one vectorised parallel pass per output."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_injective"]
 
-_FEWEST, _SHORT = 4, 8
-"""Elements of a last axis across memory that are interleaved, rather than turned, and rather than put together one by
-one."""
+_INTERLEAVED, _GATHERED = 4, 8
+"""Longest last axis, in elements, that is interleaved from strided inputs rather than transposed in registers, and
+rather than loaded element by element."""
 _PAIR_BYTES = 8
-"""Of a last axis that rows of vectors are not made of, where the input is read in its order otherwise, too."""
-_ACROSS_COST = 5
-"""Operations that an element counts as, at least, which is read across memory."""
-_MOST_WRITTEN_OUT = 8
-"""Vectors of a line that are written out where it is known for each of their elements then which ones they are of."""
+"""Most bytes of a last axis for which tiles in the input's order are preferred to packed rows."""
+_STRIDED_COST = 5
+"""Least cost, in operations, of an element that is read along a strided axis."""
+_MOST_UNROLLED = 8
+"""Most vectors of a line that are unrolled where conditions on lanes become static by that."""
 _COMPUTED_BYTES = 4
-"""Of elements that are computed, at least: narrower ones are converted for it."""
+"""Least bytes of computed elements: narrower ones are converted to float32."""
 
 
 def _is_flat(outs: Sequence[te.Tensor]) -> bool:
-    """Does element i of the outputs depend on element i of every input only, so that shapes don't matter?"""
+    """True if element i of each output depends on element i of each input only, so that shapes don't matter."""
     shape = tuple(outs[0].shape)
     ops = operations_behind(outs)
     tensors = [t for op in ops for t in op.outputs]
@@ -62,7 +62,7 @@ def _is_flat(outs: Sequence[te.Tensor]) -> bool:
 
 
 def _tables(ops: Sequence[te.Operation]) -> set[te.Tensor]:
-    """What is read at places that memory says, wherever an element lies."""
+    """Return the tensors that are gathered from, at indices that are loaded themselves."""
     nodes = [e for op in ops if isinstance(op, te.ComputeOp) for e in post_order(op.body)]
     loads = [e for e in nodes if isinstance(e, ProducerLoad)]
     return {load.producer for load in loads if load.indices and all(map(_is_read, load.indices))}
@@ -73,14 +73,14 @@ def _is_read(index: PrimExpr) -> bool:
 
 
 def _least_bytes(out: te.Tensor, ops: Sequence[te.Operation]) -> int:
-    """Of an element, what vectors are chosen for, at least: 1 where bytes are looked up or moved, not computed."""
+    """Return the least element size, in bytes, to choose vector lengths for: 1 for lookups and pure data movement."""
     assert isinstance(out.op, te.ComputeOp)
     looked_up = isinstance(out.op.body[0], ProducerLoad) and _tables([out.op])
-    return 1 if looked_up or all(map(_only_moves, ops)) else _COMPUTED_BYTES
+    return 1 if looked_up or all(map(_only_moves_data, ops)) else _COMPUTED_BYTES
 
 
 def _first_without_gaps(outs: Sequence[te.Tensor]) -> int:
-    """The first dimension from which on all tensors are compact, so that the loops over them may become one."""
+    """Return the first dimension from which on all tensors are compact, so that loops over them may be fused."""
     first = 0
     for op in operations_behind(outs):
         for number, strides in op.attrs.get("memory_strides", {}).items():
@@ -91,8 +91,8 @@ def _first_without_gaps(outs: Sequence[te.Tensor]) -> int:
     return first
 
 
-def _only_moves(op: te.Operation) -> bool:
-    """Are the results elements of what it reads, or constants, chosen by where they lie?"""
+def _only_moves_data(op: te.Operation) -> bool:
+    """True for pure data movement: results are elements of the inputs, or constants, selected by index."""
     if not isinstance(op, te.ComputeOp):
         return False
     pending = list(op.body)
@@ -107,20 +107,20 @@ def _only_moves(op: te.Operation) -> bool:
 
 
 def _is_long(out: te.Tensor, extent: te.Dim, lanes: int, target: Target) -> bool:
-    """Do the caches not hold the output, whose lines have several vectors?"""
+    """True if the output exceeds the caches and its lines have several vectors."""
     return is_beyond_caches(out, target) and constant_size([extent]) >= 4 * lanes
 
 
-def _may_leave_caches(out: te.Tensor, target: Target) -> bool:
-    """May it be stored past the caches, which takes whole lines (see `backend.llvm.codegen.nontemporal`)?"""
+def _may_be_non_temporal(out: te.Tensor, target: Target) -> bool:
+    """True if `backend.llvm.codegen.nontemporal` may use non-temporal stores, which need whole cache lines."""
     return 0 < target.cache_bytes.l3 <= 2 * constant_size(out.shape) * out.dtype.nbytes
 
 
-def _turn(out: te.Tensor, strided: int, target: Target) -> TransposeGeometry | None:
-    """See `transposable`: into the longest vectors that the axes hold a tile of; None where none fits.
+def _geometry(out: te.Tensor, strided: int, target: Target) -> TransposeGeometry | None:
+    """Return how to transpose a `transposable` output in registers, with the longest vectors that fit; None if none do.
 
-    Axes whose lengths are known at run time are taken to be long enough. Of lengths that are expressions of sizes it
-    can't always be shown that tiles shifted inwards need no guards, which these do not have.
+    Dynamic axes are assumed to be long enough. Axes whose lengths are expressions of sizes are excluded: it can't
+    always be proved that tiles shifted inwards need no guards, which these do not have.
     """
     found, rows, columns = transposable(out, strided), out.shape[strided], out.shape[-1]
     if found is None or not all(isinstance(d, int | Var) for d in (rows, columns)):
@@ -137,9 +137,9 @@ def _turn(out: te.Tensor, strided: int, target: Target) -> TransposeGeometry | N
 
 
 def _period(out: te.Tensor, lanes: int) -> int | None:
-    """What the last axis of `out` is taken modulo wherever it is read by, if that divides it: see `tile`.
+    """Return the period of the last axis of `out` if all reads take it modulo that (as `tile` does), else None.
 
-    Not where it divides vectors: it is known for each lane then.
+    The period must divide the axis, and not the vector, whose lanes are static then anyway.
     """
     op = out.op
     assert isinstance(op, te.ComputeOp)
@@ -154,7 +154,7 @@ def _period(out: te.Tensor, lanes: int) -> int | None:
 
 
 def _has_borders(out: te.Tensor) -> bool:
-    """Are there borders along the last axis, and nothing else that is decided by where an element lies along it?"""
+    """True if the only conditions on the index along the last axis are those of padding."""
     op = out.op
     assert isinstance(op, te.ComputeOp)
     last, deciding = op.axis[-1].var, []
@@ -166,7 +166,7 @@ def _has_borders(out: te.Tensor) -> bool:
 
 
 def _chooses_lanes(out: te.Tensor) -> bool:
-    """Does where an element lies along the last axis, and no data, decide what it is?"""
+    """True if some condition depends on the index along the last axis and not on data."""
     op = out.op
     assert isinstance(op, te.ComputeOp)
     last = op.axis[-1].var
@@ -175,7 +175,7 @@ def _chooses_lanes(out: te.Tensor) -> bool:
 
 
 def _vectorize_between_borders(s: te.Schedule, out: te.Tensor, lanes: int) -> list[te.IterVar]:
-    """Vectors of the last axis; loop partitioning cuts off those at borders, so that the others need no tests."""
+    """Vectorise the last axis; loop partitioning splits off the vectors at borders, so that others need no tests."""
     *outer, last = s[out].op.axis
     tail = "guard" if isinstance(last.extent, int) else "shift"
     vectors, inner = s[out].split(last, factor=2 * lanes, tail=tail, least=4 * lanes)
@@ -187,33 +187,33 @@ def _vectorize_between_borders(s: te.Schedule, out: te.Tensor, lanes: int) -> li
 
 @register_schedule(["elemwise", "broadcast", "injective", "pad"], "cpu", rank=Rank.ELEMENTWISE)
 def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Everything inlined into the outputs, each written in one vectorised pass."""
-    s, counted = _elements(outs, target)
-    if counted:
-        s.specialize_small(_elements(outs, target, squares=False)[0])
+    """Inline everything into the outputs, each of which is written in one vectorised pass."""
+    s, has_dynamic_tiles = _elements(outs, target)
+    if has_dynamic_tiles:
+        s.specialize_small(_elements(outs, target, tiled=False)[0])
     return s
 
 
-def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) -> tuple[te.Schedule, bool]:
-    """The schedule, and whether it has squares turned in registers along axes whose lengths are known at run time."""
+def _elements(outs: list[te.Tensor], target: Target, *, tiled: bool = True) -> tuple[te.Schedule, bool]:
+    """Return the schedule, and whether it has in-register transposes along dynamic axes."""
     s, line = te.create_schedule([out.op for out in outs]), shared_line(outs[0]) if len(outs) == 1 else None
     inline_injective(s, outs, keep=[] if line is None else [line.op])
     outputs = [out for out in {id(o.op): o for o in outs}.values() if s[out].op.axis]
-    turned = [_Written(s, outs, out, line, target, squares=squares).schedule() for out in outputs]
-    return s, any(turned)
+    dynamic = [_OutputSchedule(s, outs, out, line, target, tiled=tiled).schedule() for out in outputs]
+    return s, any(dynamic)
 
 
-class _Written:
-    """An output of a group, and what its loops are chosen by: where its elements, and those of the inputs, lie.
+class _OutputSchedule:
+    """An output of a group, and the memory layouts of its inputs and itself, by which its loops are chosen.
 
-    `flat`: shapes don't matter. `strided` is the axis along which a large input lies in memory, where that is not the
-    last one, `turn` how squares of both are turned in registers. `rows` are those of an input, in another order. `line`
-    serves several results of each line. `written_out` is a loop over the few vectors of one.
+    `flat`: shapes don't matter. `strided`: the axis along which a large input is contiguous, if that is not the last
+    one; `transpose`: how tiles of both are transposed in registers. `rows`: rows of an input in another order. `line`:
+    the stage whose lines are buffered for several results. `unrolled`: the unrolled loop over vectors.
     """
 
     def __init__(
         self, s: te.Schedule, outs: list[te.Tensor], out: te.Tensor, line: te.Tensor | None, target: Target,
-        *, squares: bool,
+        *, tiled: bool,
     ) -> None:  # fmt: skip
         self.s, self.out, self.line, self.target = s, out, line, target
         self.alone, self.is_first = len(outs) == 1, out.op is outs[0].op
@@ -223,36 +223,36 @@ class _Written:
         self.lanes = vector_lanes(target, max([least, *[t.dtype.nbytes for t in out.op.outputs]]))
         self.vectors, self.repeats = vectors_per_step(ops), all(is_broadcast(op.tag) for op in ops)
         self.flat, self.first_without_gaps = line is None and _is_flat(outs), _first_without_gaps(outs)
-        if self.flat and _may_leave_caches(out, target):
+        if self.flat and _may_be_non_temporal(out, target):
             self.vectors = max(self.vectors, LINE_BYTES // (self.lanes * out.dtype.nbytes))
         self.strided = strided_axis(out) if out.ndim > 1 else None
-        self.turn = None if self.strided is None or not squares else _turn(out, self.strided, target)
-        moves = self.alone and not self.flat and self.vectors == VECTORS
-        self.rows = PackedRows.of(out, target) if moves else None
-        self.tiles = self._permuted() if moves and self.turn is None else None
-        self.written_out: te.IterVar | None = None
-        self.work = constant_size(out.shape) * (cost if self.strided is None else max(cost, _ACROSS_COST))
+        self.transpose = None if self.strided is None or not tiled else _geometry(out, self.strided, target)
+        moves_data = self.alone and not self.flat and self.vectors == VECTORS
+        self.rows = PackedRows.of(out, target) if moves_data else None
+        self.tiles = self._permuted() if moves_data and self.transpose is None else None
+        self.unrolled: te.IterVar | None = None
+        self.work = constant_size(out.shape) * (cost if self.strided is None else max(cost, _STRIDED_COST))
 
     def schedule(self) -> bool:
-        """Choose the loops; returns whether squares are turned along axes whose lengths are known at run time."""
-        s, out, squares, buffered = self.s, self.out, False, False
-        in_place, together = self.strided is None and self.rows is None and not self.flat, 0
+        """Choose the loops; returns whether there are in-register transposes along dynamic axes."""
+        s, out, dynamic_tiles, buffered = self.s, self.out, False, False
+        in_place, lines_per_vector = self.strided is None and self.rows is None and not self.flat, 0
         if in_place and self.repeats:
-            together = lines_of_vectors(out)
+            lines_per_vector = lines_of_vectors(out)
         elif in_place and self.by_one and self.line is None and places_are_known(out):
-            together = lines_of_vectors(out, least=FEWEST_LINES)
+            lines_per_vector = lines_of_vectors(out, least=FEWEST_LINES)
         if self.tiles is not None:
             loops = self.tiles.apply(s)
-        elif together:
-            loops = vectorize_lines(s, out, together)
-            prefetch_where_masked(s, out, loops[-1], together * constant_size(out.shape[-1:]), self.target)
+        elif lines_per_vector:
+            loops = vectorize_lines(s, out, lines_per_vector)
+            prefetch_where_masked(s, out, loops[-1], lines_per_vector * constant_size(out.shape[-1:]), self.target)
         elif self._is_short() and (self.rows is None or self.rows.axes_of_row == 1):
             loops = self._interleave()
         elif self.rows is not None and (self.strided is not None or self.line is None):
             loops = self.rows.apply(s)
-        elif self.turn is not None:
-            squares = not all(isinstance(d, int) for d in (self.turn.rows, self.turn.columns))
-            loops = tile_transposed(s, self.turn, self.target, self.vectors * self.lanes)
+        elif self.transpose is not None:
+            dynamic_tiles = not all(isinstance(d, int) for d in (self.transpose.rows, self.transpose.columns))
+            loops = tile_transposed(s, self.transpose, self.target, self.vectors * self.lanes)
         elif self.line is not None:
             buffered, loops = True, _vectorize_between_borders(s, out, self.lanes)[:-1]
         else:
@@ -261,12 +261,12 @@ class _Written:
         if buffered and self.line is not None:
             buffer_line(s, self.line, out, parallel[-1], self.target)
         for loop in inside:
-            if loop is self.written_out:
+            if loop is self.unrolled:
                 s[out].unroll(loop)
-        return squares
+        return dynamic_tiles
 
     def _permuted(self) -> PermutedTiles | None:
-        """Where vectors of the output would be put together from single elements, or from pairs of them."""
+        """Return permuted tiles, if vectors of the output would otherwise be gathered from elements or pairs."""
         out, shape = self.out, self.out.shape
         if self.rows is None:
             whole = self._is_short() and constant_size(shape[-2:-1]) % self.lanes == 0
@@ -276,14 +276,14 @@ class _Written:
         return found if found is not None and found.is_read_in_order else None
 
     def _is_short(self) -> bool:
-        """Has the last axis few elements, and the one before it, along which inputs lie, more?
+        """True if the last axis has few elements, and the one before it, along which inputs are contiguous, more.
 
-        Then vectors may reach over places of both.
+        Vectors may span both axes then.
         """
         if self.strided is None or self.strided != self.out.ndim - 2:
             return False
         rows, columns = self.out.shape[-2:]
-        most = _SHORT if self.turn is None else _FEWEST
+        most = _GATHERED if self.transpose is None else _INTERLEAVED
         return isinstance(rows, int) and isinstance(columns, int) and columns <= most <= rows
 
     def _interleave(self) -> list[te.IterVar]:
@@ -293,7 +293,7 @@ class _Written:
         return [*outer, vectorize_elements(s, out, s[out].fuse(rows, columns), extent, lanes)]
 
     def _in_order(self) -> tuple[te.Tensor, list[te.IterVar]]:
-        """Vectors of the last axis. Returns the output, which is another one where lines are put together first."""
+        """Vectorise the last axis. Returns the output, a new one if its lines are packed first, and its outer loops."""
         if self.strided is not None:
             by_lines = tile_by_lines(self.s, self.out, self.strided, VECTORS * self.lanes, self.target)
             if by_lines is not None:
@@ -310,12 +310,12 @@ class _Written:
             _vectorize_between_borders(self.s, lines, self.lanes)
         else:
             self._vectorize(lines, self.s[lines].op.axis, extent)
-        if self.written_out is not None:
-            self.s[lines].unroll(self.written_out)
+        if self.unrolled is not None:
+            self.s[lines].unroll(self.unrolled)
         return out, chunks
 
     def _axes(self) -> tuple[list[te.IterVar], te.Dim]:
-        """The axes, made one where shapes don't matter, and the length of the last."""
+        """Return the axes, fused where shapes don't matter, and the length of the last."""
         s, out, first = self.s, self.out, self.first_without_gaps
         axes = list(s[out].op.axis)
         if self.flat:
@@ -323,7 +323,7 @@ class _Written:
         return axes, axes[-1].extent if len(axes) > 1 else constant_size(out.shape)
 
     def _vectorize(self, tensor: te.Tensor, axes: Sequence[te.IterVar], extent: te.Dim) -> list[te.IterVar]:
-        """Vectors of the output, or of its lines before they are put together; returns the loops outside of them."""
+        """Vectorise the output, or its lines before they are packed; returns the loops outside of vectors."""
         s, (*outer, last) = self.s, axes
         period = _period(self.out, self.lanes) if self.strided is None else None
         if period is not None:
@@ -332,8 +332,8 @@ class _Written:
         vectors = vectorize_elements(s, tensor, last, extent, self.lanes, self.vectors)
         if self.strided is not None:
             return tile_strided(s, tensor, self.strided, vectors)
-        if isinstance(extent, int) and extent <= _MOST_WRITTEN_OUT * self.lanes and _chooses_lanes(self.out):
-            self.written_out = vectors
+        if isinstance(extent, int) and extent <= _MOST_UNROLLED * self.lanes and _chooses_lanes(self.out):
+            self.unrolled = vectors
         each = elements_per_step(extent, self.lanes, self.vectors)
         if self.flat and self.is_first:
             prefetch_elements(s, tensor, vectors, each, self.target)

@@ -1,7 +1,6 @@
-"""Lines that are computed once and read at other places than their own: what enlarges and reduces images along memory.
+"""Line buffers: lines computed once that are read at several indices, as in resizing of images along memory.
 
-Each element of a line serves several results, by several taps. Inlined into them all it would be computed, and its
-parts gathered, as often.
+Each element of a line is read by several taps of several results; inlined, it would be recomputed for each.
 """
 
 from __future__ import annotations
@@ -22,16 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["buffer_line", "shared_line"]
 
 _MOST_BYTES = 1 << 14
-"""Of a line: half of a first-level cache, at least."""
+"""Most bytes of a buffered line: at most half of L1."""
 _LEAST_OPERATIONS = 2
-"""Of arithmetic in an element that is worth keeping."""
+"""Fewest arithmetic operations per element that make a line worth buffering."""
 
 
 def shared_line(out: te.Tensor) -> te.Tensor | None:
-    """The tensor of which each line of `out` reads the same line, at places of its own; it takes arithmetic.
+    """Return the computed tensor of which each line of `out` reads the same line at other indices; None if not unique.
 
-    Lines whose length is known at run time are taken to be short. Everything injective behind `out` is taken as
-    inlined. None where there is none, or where there are several.
+    Lines of dynamic length are assumed to be short, and injective stages that `out` reads to be inlined.
     """
     found: list[te.Tensor] = []
     if isinstance(out.op, te.ComputeOp) and is_injective(out.op) and out.ndim > 1:
@@ -46,9 +44,9 @@ def shared_line(out: te.Tensor) -> te.Tensor | None:
 def _collect(
     op: te.ComputeOp, found: list[te.Tensor], seen: set[tuple[te.Operation, bool]], moved: bool = False
 ) -> None:
-    """Add the results of arithmetic that `op`, through what moves elements within lines only, reads of the same line.
+    """Collect computed tensors that `op` reads in its own line, directly or through data movement within lines.
 
-    Those that it reads at its own places are looked through, once, unless `op` itself is read at others (`moved`).
+    Stages read at the element's own index are looked through, each once, unless `op` is read at others (`moved`).
     """
     if (op, moved) in seen:
         return
@@ -69,18 +67,18 @@ def _collect(
 
 
 def _computes(op: te.ComputeOp) -> int:
-    """Operations on numbers in an element, those on places apart."""
+    """Return the floating-point operations per element, without index arithmetic."""
     return sum(isinstance(e, Binary) and e.dtype.is_float for e in post_order(op.body))
 
 
 def _is_worth_keeping(line: te.Tensor) -> bool:
-    """Does an element take so much arithmetic that it is worth keeping?"""
+    """True if an element takes enough arithmetic to be worth buffering."""
     behind = [op for op in operations_behind([line]) if isinstance(op, te.ComputeOp) and is_injective(op)]
     return sum(_computes(op) for op in behind if op.output(0).ndim == line.ndim) >= _LEAST_OPERATIONS
 
 
 def buffer_line(s: te.Schedule, line: te.Tensor, out: te.Tensor, at: te.IterVar, target: Target) -> None:
-    """Compute what loop `at` of `out` reads of `line` before it is read, by vectors."""
+    """Compute the part of `line` that an iteration of loop `at` of `out` reads, by vectors."""
     s[line].set_scope("local")
     s[line].compute_at(s[out], at)
     tail = "guard" if isinstance(line.shape[-1], int) else "shift"

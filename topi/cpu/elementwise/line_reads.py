@@ -1,8 +1,7 @@
-"""How an operation reads its large inputs line by line, and asking for them in the order of memory.
+"""Analysis of how an operation reads its large inputs line by line, and prefetches of them in memory order.
 
-Processors fetch ahead what is read in order. They don't where a line is read in several parts at once (halves of a
-gated unit), and not far enough where other inputs come from the second-level cache or arithmetic fills the time
-between two reads.
+Hardware prefetchers follow sequential reads. They fail where a line is read in several parts at once (halves of a gated
+unit), and run too short a distance ahead where other inputs come from L2 or arithmetic spaces reads out.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ if TYPE_CHECKING:
 __all__ = ["LineRead", "line_reads", "prefetch_lines_read", "prefetch_runs", "prefetch_where_masked"]
 
 _LARGE_PARTS = 4
-"""Inputs of so many parts of the output, or more, come from memory."""
+"""Inputs of at least this fraction (1/n) of the output's elements are taken to come from memory."""
 _PART_OF_L1 = 4
-"""What is read again for each line takes no time if it is at most this part of the first-level cache."""
+"""Divisor of the L1 size: inputs up to that, read again for each line, cost nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineRead:
-    """A large tensor, read at `index`, by the `axes` of an output, for the lines of that.
+    """A large tensor, read at `index`, in terms of the `axes` of an output, line by line.
 
-    Neighbouring lines are read `stride` elements apart. Of each as many times the elements of an output's line are
-    wanted, beginning at `index`, as `parts` says: those parts of it that are read side by side.
+    Successive lines start `stride` elements apart. From `index` on, `parts` times the length of an output line is read
+    of each: adjacent parts that one output line reads together.
     """
 
     tensor: te.Tensor
@@ -51,13 +50,13 @@ class LineRead:
     parts: int
 
     def place(self, at: Sequence[PrimExpr]) -> PrimExpr:
-        """How many elements lie in front of what is read where the axes have such values."""
+        """Return the flat offset, in elements, of what is read where the axes have values `at`."""
         values = {axis.var: value for axis, value in zip(self.axes, at, strict=True)}
         return ravel_index([substitute(i, values) for i in self.index], list(self.tensor.shape))
 
 
 def line_reads(op: te.ComputeOp) -> list[LineRead] | None:
-    """Every large input, once for each line that is read of it together; None where one is read in another order."""
+    """Return the reads of large inputs, parts of a line merged; None if one is not read in the output's order."""
     elements, width = constant_size(op.output(0).shape), constant_size([extent_of(op.axis[-1])])
     found: dict[te.Tensor, list[tuple[tuple[PrimExpr, ...], int]]] = {}
     for tensor, index in reads(op):
@@ -72,7 +71,7 @@ def line_reads(op: te.ComputeOp) -> list[LineRead] | None:
 def _together(
     op: te.ComputeOp, tensor: te.Tensor, places: Sequence[tuple[tuple[PrimExpr, ...], int]], width: int
 ) -> list[LineRead]:
-    """Reads of one tensor: parts of the same line are one where they are all of it."""
+    """Merge the reads of one tensor if they cover whole lines; others stay separate."""
     first, stride = places[0]
     distances = [_distance(op, tensor, first, index) for index, _ in places]
     if len({stride for _, stride in places}) == 1 and stride % width == 0:
@@ -89,7 +88,7 @@ def _flat(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr], at: Ma
 
 
 def _inside(op: te.ComputeOp) -> dict[Var, PrimExpr]:
-    """A place away from borders, and from seams: those are often in the middle, and where parts of a third are."""
+    """Return an index away from borders and from seams of joined tensors, often at halves and thirds."""
     return {axis.var: const(constant_size([extent_of(axis)]) * 3 // 8) for axis in op.axis}
 
 
@@ -101,9 +100,9 @@ def _distance(
 
 
 def _stride(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -> int | None:
-    """How many elements of `tensor` lie between the places that neighbouring lines of `op` are read from.
+    """Return the distance, in elements of `tensor`, between the reads of successive lines of `op`.
 
-    None where it isn't read in the order of the output; elements of pairs may change places.
+    None where it isn't read in the order of the output; elements of pairs may be swapped.
     """
     analyzer, at = Analyzer(), _inside(op)
 
@@ -120,11 +119,11 @@ def _stride(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -> i
 
 
 def prefetch_lines_read(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> None:
-    """Ask, in each iteration of `loop`, which computes so many `elements` of a line, for what comes later of inputs.
+    """Prefetch later inputs in each iteration of `loop`, which computes so many `elements` of a line.
 
-    In the order of memory: all parts of a line that are read at once. And for what will be written, where lines are no
-    whole cache lines: those can't be stored past the caches, and are read before they are written. Where there is
-    little else to do only for long vectors, each of which is stored to two cache lines.
+    Prefetches go in memory order, through all parts of a line. Where lines are not whole cache lines, so that stores
+    can't be non-temporal and read before they write, the output is prefetched for writing, too; with little
+    arithmetic only for 64-byte vectors, whose stores cross cache lines.
     """
     assert isinstance(out.op, te.ComputeOp)
     inputs, size, width = line_reads(out.op), out.dtype.nbytes, constant_size(out.shape[-1:])
@@ -143,10 +142,10 @@ def prefetch_lines_read(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elemen
 
 
 def prefetch_runs(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> bool:
-    """Ask for later lines of inputs of which a part of each is read; returns whether there are any.
+    """Prefetch later lines of inputs of which only a part of each line is read; returns whether there are any.
 
-    A processor fetches what lies between such runs as well, or stops at each. One that waits for few lines asks its
-    second-level cache for what is read only.
+    Hardware prefetchers fetch what lies between such runs, too, or stop at each. On cores with few line-fill buffers
+    only what is read is prefetched, to L2.
     """
     assert isinstance(out.op, te.ComputeOp)
     if not has_few_fill_buffers(target):
@@ -164,7 +163,7 @@ def prefetch_runs(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: in
 
 
 def prefetch_where_masked(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> None:
-    """The same of lines that are stored past the caches, where long vectors are chosen from, so read by masks."""
+    """Prefetch later inputs of non-temporal stores if 64-byte vectors are selected from, and so loaded by masks."""
     assert isinstance(out.op, te.ComputeOp)
     width = constant_size(out.shape[-1:])
     if not is_beyond_caches(out, target) or not _reads_by_masks(out.op, target):
@@ -180,9 +179,9 @@ def _reads_by_masks(op: te.ComputeOp, target: Target) -> bool:
 
 
 def _are_fetched(op: te.ComputeOp, inputs: Sequence[LineRead], target: Target) -> bool:
-    """Does the processor fetch the inputs by itself? Lines in order, where nothing else takes time.
+    """True if the hardware prefetcher covers the inputs: sequential lines, with little other work.
 
-    Long vectors that are chosen from are loaded by masks, of which it sees no order (Zen 5).
+    It detects no streams in masked loads, by which 64-byte vectors that are selected from are read (Zen 5).
     """
     large = {read.tensor for read in inputs}
     others = sum(constant_size(t.shape) * t.dtype.nbytes for t in {t for t, _ in reads(op)} - large)
@@ -192,7 +191,7 @@ def _are_fetched(op: te.ComputeOp, inputs: Sequence[LineRead], target: Target) -
 
 
 def _bodies(op: te.ComputeOp) -> list[tuple[PrimExpr, ...]]:
-    """What is computed for an element, by all operations that are inlined into `op`."""
+    """Return the bodies of all operations that are inlined into `op`."""
     return [tuple(o.body) for o in operations_behind([op.output(0)]) if isinstance(o, te.ComputeOp)]
 
 
@@ -201,7 +200,7 @@ def _lines(tensor: te.Tensor, elements: int) -> int:
 
 
 def _later(read: LineRead, width: int, target: Target) -> Callable[..., list[PrimExpr]]:
-    """Where the tensor is read some kilobytes later, all parts of its lines from first to last."""
+    """Return the place of a read some kilobytes later, through all parts of its lines."""
     size, in_order = read.tensor.dtype.nbytes, read.stride == width
     ahead = elements_ahead(size, target) if in_order else rows_ahead(read.stride * size) * read.stride
     return lambda *first: [read.place(first) + (read.parts - 1) * first[-1] + ahead]

@@ -1,4 +1,4 @@
-"""Rows of results that begin anywhere in a cache line, stored by the lines that memory has."""
+"""Non-temporal stores of unaligned rows: tiles are shifted to cache-line boundaries."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ if TYPE_CHECKING:
 
     from relayc.backend.target import Target
 
-__all__ = ["even_tile", "rows_leave_by_lines", "vectorize_rows"]
+__all__ = ["even_tile", "rows_use_nontemporal_stores", "vectorize_rows"]
 
-_LEAST_LINES, _LEAST_LINES_OF_FEW = 8, 48
-"""Of a row: shorter ones are ends more than anything else; and where a core waits for few lines of memory."""
-_TURNED_BYTES = 4
-"""Of elements whose ends of rows are stored by masks (see `backend.llvm.codegen.nontemporal_stores`)."""
+_LEAST_LINES, _LEAST_LINES_FEW_BUFFERS = 8, 48
+"""Fewest cache lines of a row: shorter ones are mostly ends; and the same on cores with few line-fill buffers."""
+_MASKED_BYTES = 4
+"""Bytes of elements whose row ends get masked stores (see `backend.llvm.codegen.nontemporal_stores`)."""
 _MOST_LINES = 6
-"""Of a tile, where there is a choice: more are no faster, and take longer to compile."""
+"""Most cache lines of a tile, where there is a choice: more are no faster, and take longer to compile."""
 
 
-def rows_leave_by_lines(out: te.Tensor, length: int, target: Target) -> bool:
-    """Do rows of so many elements leave the caches by the lines of memory inside of them, which begin anywhere?"""
+def rows_use_nontemporal_stores(out: te.Tensor, length: int, target: Target) -> bool:
+    """True if unaligned rows of so many elements get non-temporal stores for the cache lines inside of them."""
     line = LINE_BYTES // out.dtype.nbytes
     known = all(isinstance(d, int) for d in out.shape) and "memory_strides" not in out.op.attrs
-    least = _LEAST_LINES_OF_FEW if has_few_fill_buffers(target) else _LEAST_LINES
+    least = _LEAST_LINES_FEW_BUFFERS if has_few_fill_buffers(target) else _LEAST_LINES
     return known and length % line > 0 and length >= least * line and is_beyond_caches(out, target)
 
 
 def vectorize_rows(
     s: te.Schedule, out: te.Tensor, axes: Sequence[te.IterVar], target: Target
 ) -> tuple[te.IterVar, int]:
-    """Vectorise rows of an output, its last `axes`; returns the loop outside of vectors, and what it takes at once.
+    """Vectorise rows of an output, its last `axes`; returns the loop outside of vectors and its elements.
 
-    Beyond the caches lines of memory that lie inside of rows, which begin anywhere, are stored past these. Otherwise
-    each is read before it is written: three bytes are moved for two. A row's ends had better reach into none of them:
-    a line that is in a cache has to leave that before it is stored past it, and what is stored behind it waits.
+    Beyond the caches, whole cache lines inside of unaligned rows get non-temporal stores; plain stores would read each
+    line before writing it, three bytes of traffic for two. The ends of a row must not touch those lines: a cached line
+    has to be evicted before a non-temporal store, which stalls later stores.
     """
     length, line = constant_size([extent_of(a) for a in axes]), LINE_BYTES // out.dtype.nbytes
     row, extent = s[out].fuse(*axes), length if len(axes) > 1 else extent_of(axes[0])
-    if not rows_leave_by_lines(out, length, target):
+    if not rows_use_nontemporal_stores(out, length, target):
         whole_lines = vector_lanes(target, out.dtype.nbytes) if is_streamed(out, 1, target) else 1
         lanes = max(vector_lanes(target), whole_lines)
         return vectorize_elements(s, out, row, extent, lanes), elements_per_step(extent, lanes)
     width = even_tile(length, line)
-    apart = has_few_fill_buffers(target) and target.vector_bytes == LINE_BYTES and out.dtype.nbytes == _TURNED_BYTES
+    apart = has_few_fill_buffers(target) and target.vector_bytes == LINE_BYTES and out.dtype.nbytes == _MASKED_BYTES
     tile, each, column = s[out].split_lines(width, line, apart=apart)
     s[out].unroll(each)
     s[out].vectorize(column)
@@ -57,9 +57,9 @@ def vectorize_rows(
 
 
 def even_tile(length: int, line: int) -> int:
-    """Elements of a tile of whole lines, so that the last, which ends with its row, repeats as little as can be.
+    """Return the elements of a tile of whole lines such that the last tile, which ends with its row, repeats few.
 
-    It has a line of its own at least: the row's end, which comes first in it, lies in none that has left already.
+    The last tile keeps at least a line of its own, so that the row's end touches no line already stored.
     """
     rest = length - line
     sizes = [n * line for n in range(3 * _MOST_LINES, 0, -1) if n * line <= rest]

@@ -1,8 +1,8 @@
-"""Results whose lines are no whole cache lines, beyond the caches: chunks of several lines are whole ones.
+"""Outputs beyond the caches whose lines are not whole cache lines: chunks of several lines are packed into whole ones.
 
-Borders around planes make such lines, and joined tensors and broadcasts may: each shares cache lines with the next one,
-so it can't be stored past the caches. So as many lines as are whole cache lines are put together in a cache near the
-core, and leave it a cache line at a time; what the next ones are made of is asked for meanwhile.
+Padded planes have such lines, and concatenations and broadcasts may: each shares cache lines with the next one, so its
+stores can't be non-temporal. So chunks of lines that make whole cache lines are packed in a buffer in L1 or L2, and
+stored from there by cache lines, while the inputs of the next chunks are prefetched.
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ if TYPE_CHECKING:
 __all__ = ["PackedLines"]
 
 _PART_OF_L2 = 16
-"""A chunk is at most this part of the second-level cache: of longer lines ends matter little."""
+"""Divisor of the L2 size: the largest chunk; the ends of longer lines matter little."""
 _SHORTEST_BYTES, _SHORTEST_MASKED, _LEAST_BYTES = 32, 16, 1024
-"""Lines that are put together, at least, and those that are read by masks, which takes long where memory isn't asked
-for; and what chunks have at least where lines are shorter than cache lines."""
+"""Shortest lines that are packed, in bytes; shortest ones with masked loads, which are slow without prefetches; and the
+least bytes of a chunk where lines are shorter than cache lines."""
 _PLANES_BYTES = 8192
-"""What chunks of whole planes have at least."""
+"""Least bytes of chunks of whole planes."""
 _SHORT_CHUNK, _SHORT_LINE = 48, 768
-"""Where a core waits for few lines: cache lines of a chunk, at most, whose storing goes on while the next is put
-together (some 300 instructions are on their way at a time), and bytes of lines with borders that are stored as they are
-otherwise: what longer ones share with the next costs more than waiting."""
+"""For cores with few line-fill buffers: most cache lines of a chunk whose stores overlap with packing of the next one
+(an out-of-order window of some 300 instructions), and the length in bytes below which padded lines of larger chunks are
+stored unpacked; for longer ones the shared cache lines cost more than the stalls."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLines:
-    """Chunks of `count` places of `out`: lines, or planes; the dimensions behind are its last `behind`, the others one.
+    """Chunks of `count` lines or planes of `out`, whose dimensions are its last `behind`; the others are collapsed.
 
-    Large inputs are read in the order of memory (`inputs`). `near`: what is read ahead is asked into the first-level
-    cache, else into the second.
+    `inputs`: the large inputs, which are read in memory order. `near`: they are prefetched to L1, else to L2.
     """
 
     out: te.Tensor
@@ -57,9 +56,9 @@ class PackedLines:
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PackedLines | None:
-        """None where the caches hold the output, its lines are whole cache lines, or too many would have to be joined.
+        """Match an output; None if caches hold it, its lines are whole cache lines, or chunks would be too large.
 
-        Or large inputs are read in another order than memory's.
+        Large inputs must be read in memory order.
         """
         op, size, shape = out.op, out.dtype.nbytes, [d for d in out.shape if isinstance(d, int)]
         assert isinstance(op, te.ComputeOp)
@@ -69,7 +68,7 @@ class PackedLines:
         borders = list(conditions(op))
         masked = [condition for source, condition in borders if isinstance(source.body[0], Call)]
         few, line = has_few_fill_buffers(target), shape[-1] * size
-        by_masks = bool(masked) and not (few and target.vector_bytes >= LINE_BYTES)  # else stored as they are
+        by_masks = bool(masked) and not (few and target.vector_bytes >= LINE_BYTES)  # else stored unpacked
         planes = by_masks and any(op.axis[-2].var in post_order((condition,)) for condition in masked)
         found = _planes(shape, size, target) if planes else None
         found = found or _lines(line, _SHORTEST_MASKED if by_masks else _SHORTEST_BYTES, target)
@@ -79,12 +78,12 @@ class PackedLines:
         chunk, behind = found[0] * line, found[1]
         if few and borders and len(inputs) == behind == 1 and chunk > _SHORT_CHUNK * LINE_BYTES and line < _SHORT_LINE:
             return None
-        are_apart = few and len(inputs) > 1 and chunk <= target.cache_bytes.l1 // 4
-        return PackedLines(out, *found, inputs, near=not are_apart)
+        are_separate = few and len(inputs) > 1 and chunk <= target.cache_bytes.l1 // 4
+        return PackedLines(out, *found, inputs, near=not are_separate)
 
     def apply(self, s: te.Schedule) -> tuple[te.Tensor, list[te.IterVar], te.Tensor]:
-        """Schedule the output; returns it, the loop over chunks, and the lines computed there, of two dimensions."""
-        lines = self._merged(s)
+        """Schedule the output; returns it, the loop over chunks, and the stage of lines or planes computed there."""
+        lines = self._collapse(s)
         out = s.outputs[0].output(0)
         axes = s[out].op.axis
         chunk, within = s[out].split(s[out].fuse(*axes[: -self.behind]), factor=self.count)
@@ -97,8 +96,8 @@ class PackedLines:
         s[lines].compute_at(s[out], chunk)
         return out, [chunk], lines
 
-    def _merged(self, s: te.Schedule) -> te.Tensor:
-        """What the output is read from now: it as lines or planes, numbered by the first dimension."""
+    def _collapse(self, s: te.Schedule) -> te.Tensor:
+        """Recompute the output from a stage with all dimensions in front of lines or planes collapsed; returns that."""
         op, shape = self.out.op, self._outer
         assert isinstance(op, te.ComputeOp)
         outer, behind = op.axis[: len(shape)], op.axis[len(shape) :]
@@ -114,15 +113,15 @@ class PackedLines:
         return s.current(lines)
 
     def _prefetch_ahead(self, s: te.Schedule, out: te.Tensor, vectors: te.IterVar) -> None:
-        """Ask, with each cache line of the output that is stored, for what later chunks are made of."""
+        """Prefetch the inputs of later chunks, with each cache line of the output that is stored."""
         for read in self.inputs:
             widened = max(read.parts * read.tensor.dtype.nbytes // out.dtype.nbytes, 1)
             s[out].prefetch_line(read.tensor, vectors, self._place(read), lines=widened, near=self.near)
 
     def _place(self, read: LineRead) -> Callable[..., list[PrimExpr]]:
-        """The same place of a later chunk, about: borders change it by a few elements.
+        """Return the approximate place of the same read in a later chunk; padding shifts it by a few elements.
 
-        It is worked out for the first line of a chunk only.
+        It is computed once per chunk, for its first line.
         """
         behind = [constant_size([d]) for d in self.out.shape[-self.behind :]]
         size, width = self.count * math.prod(behind), behind[-1]
@@ -140,12 +139,12 @@ class PackedLines:
 
     @property
     def _outer(self) -> list[int]:
-        """The sizes of the dimensions that places are counted by."""
+        """Sizes of the dimensions in front of lines or planes."""
         return [constant_size([d]) for d in self.out.shape[: -self.behind]]
 
 
 def _lines(line: int, shortest: int, target: Target) -> tuple[int, int] | None:
-    """So many lines of `line` bytes, whole cache lines, and one dimension behind; None where they are many."""
+    """Return how many lines of `line` bytes make whole cache lines, and 1 dimension; None if too many or one."""
     count = LINE_BYTES // math.gcd(line, LINE_BYTES)
     count *= -(-_LEAST_BYTES // (count * line)) if line < LINE_BYTES else 1
     fits = shortest <= line and count * line <= target.cache_bytes.l2 // _PART_OF_L2
@@ -153,9 +152,9 @@ def _lines(line: int, shortest: int, target: Target) -> tuple[int, int] | None:
 
 
 def _planes(shape: Sequence[int], size: int, target: Target) -> tuple[int, int] | None:
-    """So many planes of short lines, which are whole cache lines, and two dimensions behind.
+    """Return how many planes of short lines make whole cache lines, and 2 dimensions; None if lines suit better.
 
-    Which line of a plane one is, of lines counted through, takes divisions; inside of planes it is a loop.
+    With collapsed lines the line of a plane would take divisions; inside of planes it is a loop.
     """
     line, plane = shape[-1] * size, math.prod(shape[-2:]) * size
     count = LINE_BYTES // math.gcd(plane, LINE_BYTES)

@@ -1,9 +1,9 @@
-"""Rows that are moved to another order, beyond the caches: heads of attention, windows, what a table picks.
+"""Permutations of rows beyond the caches: attention heads, windows, rows gathered by a table.
 
-Short rows that lie apart are slow to read, since processors see no order in them, and slow to write, where they begin
-anywhere: those can't be stored past the caches. So chunks of the output are computed, in the order of the input, where
-one of its cache lines may serve several rows; rows of later chunks are asked for; and what is no whole cache lines is
-put together in the first-level cache, a chunk of whole lines, which leaves it a line at a time.
+Scattered short rows are slow to read, since the hardware prefetcher finds no stream, and slow to write if unaligned,
+since their stores can't be non-temporal. So the output is computed in chunks in the input's order, where a cache line
+may serve several rows; rows of later chunks are prefetched; and rows that are not whole cache lines are packed in L1
+into a chunk of whole lines, which is stored by cache lines.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 __all__ = ["PackedRows"]
 
 Place = Callable[..., Sequence[PrimExpr]]
-"""Where to ask for memory, by the values of a stage's axes."""
+"""Function from the values of a stage's axes to the index to prefetch."""
 
 _CHUNK_BYTES = 1024
-"""Of the output, at least, that are written at once: so each page is used for a while. In C 1 to 4 KB were alike."""
+"""Least bytes of the output written at once, to stay in a page for a while. A C prototype was equal from 1 to 4 KB."""
 _MOST_IN_VAIN = 4
-"""At the end of an axis nothing new is asked for: in one of so many chunks at most."""
+"""Prefetches past the end of an axis are wasted: in at most one of so many chunks."""
 _MOST_APART = 4
-"""Elements of the input from one of a row to the next, at most: of more, squares that are turned are faster."""
+"""Most elements of the input from one of a row to the next: beyond that in-register transposes are faster."""
 _LEAST_PICKED = 4
-"""Elements that shuffles pick from each vector of the input, at least, where a row's are apart in it."""
+"""Fewest elements that shuffles take from each vector of the input, for strided rows."""
 _LONGEST_APART = 4096
-"""Elements of such rows, and of what lies between them, at most: the first-level cache keeps it for others."""
+"""Most elements that such a row spans in the input: they have to stay in L1 for other rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Chunks of `out` of `count` places of axis `number`, with whole dimensions behind it; rows are rows of `tensor`.
+    """Chunks of `out`: `count` indices of axis `number`, with whole dimensions behind it; rows are rows of `tensor`.
 
-    It is read at `index`. `strides` is how far apart in it, in elements, neighbours along the axes before `number` are,
-    and chunks along it. `packed`: a buffer holds a chunk first, since its rows are no whole cache lines. `near`: what
-    is read ahead is asked into the first-level cache, else into the second.
-    A row is the last of the output's axes, or the last two, interleaved: it is made of a few rows of the input.
+    `tensor` is read at `index`. `strides`: distances in it, in elements, of neighbours along the axes before `number`,
+    and of chunks along that. `packed`: a chunk is buffered first, since its rows are not whole cache lines. `near`:
+    prefetches go to L1, else to L2. A row is the last axis of the output, or (`axes_of_row` 2) the last two, which
+    interleave a few rows of the input.
     """
 
     out: te.Tensor
@@ -66,7 +66,7 @@ class PackedRows:
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PackedRows | None:
-        """None where the caches hold the output, or its rows aren't rows of one input, or are in its order already."""
+        """Match an output beyond the caches whose rows are rows of one input in another order; else None."""
         op, size, shape = out.op, out.dtype.nbytes, [d for d in out.shape if isinstance(d, int)]
         assert isinstance(op, te.ComputeOp)
         elements = constant_size(out.shape)
@@ -77,21 +77,21 @@ class PackedRows:
         if len(large) != 1:
             return None
         ((tensor, index),) = large
-        apart = _distances(op, tensor, index)
-        axes = _axes_of_row(apart, shape, size)
+        distance = _distances(op, tensor, index)
+        axes = _axes_of_row(distance, shape, size)
         row = math.prod(shape[len(shape) - axes :]) * size
         packed = _chunk(shape, size, target, LINE_BYTES, axes) if axes and row % LINE_BYTES else None
         chosen = packed or (_chunk(shape, size, target, 1, axes) if axes == 1 else None)
         if chosen is None:
             return None
         number, count = chosen
-        strides = _strides(apart, number + 1)
+        strides = _strides(distance, number + 1)
         if all(s == math.prod(shape[n + 1 :]) for n, s in enumerate(strides) if shape[n] > 1):
             return None
         steps = [stride for n, stride in enumerate(strides) if shape[n] > 1]
         are_permuted = steps != sorted(steps, reverse=True)
         strides[number] *= count
-        are_copied = packed is None and are_permuted and apart(len(shape) - 1, 1) == 1  # lines come early by themselves
+        are_copied = packed is None and are_permuted and distance(len(shape) - 1, 1) == 1  # hardware prefetches these
         near = are_copied or prefetches_to_l1(target)
         return PackedRows(out, tensor, index, number, count, tuple(strides), packed is not None, axes, near)
 
@@ -128,7 +128,7 @@ class PackedRows:
 
     @property
     def _parts(self) -> int:
-        """Rows of the input that a row is made of."""
+        """Number of input rows that a row is made of."""
         return constant_size(self.out.shape[-1:]) if self.axes_of_row > 1 else 1
 
     @staticmethod
@@ -136,14 +136,14 @@ class PackedRows:
         return lambda *first: later(*first[:-1], const(part))
 
     def _order(self) -> list[int]:
-        """The axes that chunks are counted by in the order of the input, the one that is cut in chunks among them."""
+        """Return the axes up to `number`, which is split into chunks, in the order of the input, outermost first."""
         return sorted(range(self.number + 1), key=lambda n: -self.strides[n])
 
     def _in_piece(self, order: Sequence[int], number: int, later: Place) -> Place:
-        """Where to ask for what is read `later` along axis `number`.
+        """Return the prefetch place for what is read `later` along axis `number`.
 
-        Where that is one piece of memory, as far from its beginning as computing has come with what is read now: so it
-        is asked for in the order of memory, each line once, however rows take their elements from it.
+        If that is contiguous, it is prefetched in memory order, at the offset that the computation has reached in the
+        current piece: each cache line once, however rows take their elements from it.
         """
         inside = order[order.index(number) + 1 :]
         sizes = [-(-constant_size([self.out.shape[n]]) // self._each(n)) for n in inside]
@@ -163,11 +163,11 @@ class PackedRows:
         return place
 
     def _each(self, number: int) -> int:
-        """Places along an axis that its loop takes at once."""
+        """Return the indices along an axis that its loop takes at once."""
         return self.count if number == self.number else 1
 
     def _ahead(self, order: Sequence[int]) -> tuple[int, int] | None:
-        """The axis and the places along it after which a chunk is read that comes some kilobytes later."""
+        """Return the axis, and the steps along it, to a chunk read some kilobytes later; None if there is none."""
         step = constant_size(self.out.shape[self.number + 1 :]) * self.count * self.tensor.dtype.nbytes
         for n in reversed(order):
             each = self._each(n)
@@ -179,9 +179,9 @@ class PackedRows:
 
 
 def _chunk(shape: Sequence[int], size: int, target: Target, multiple: int, axes: int) -> tuple[int, int] | None:
-    """The axis and so many places along it, with all that lies behind, that are a chunk: a multiple of so many bytes.
+    """Return the axis and the number of indices along it that make a chunk of a `multiple` of bytes.
 
-    None where there is none that half of the first-level cache holds; a single row, the last `axes`, may be longer.
+    None if half of L1 holds no such chunk; a single row, the last `axes`, may be longer.
     """
     for number in range(len(shape) - 1 - axes, -1, -1):
         inside = math.prod(shape[number + 1 :]) * size
@@ -198,7 +198,7 @@ def _chunk(shape: Sequence[int], size: int, target: Target, multiple: int, axes:
 
 
 _Distances = Callable[[int, int], int | None]
-"""How far apart, in elements of the input, so many steps along an axis are; None where a table decides."""
+"""Function from an axis and steps along it to the distance in elements of the input; None if it is data-dependent."""
 
 
 def _distances(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -> _Distances:
@@ -206,30 +206,30 @@ def _distances(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -
     zeros = {axis.var: const(0) for axis in op.axis}
     extents = [constant_size([axis.extent]) for axis in op.axis]
 
-    def apart(number: int, steps: int) -> int | None:
+    def distance(number: int, steps: int) -> int | None:
         values = {**zeros, op.axis[number].var: const(min(steps, extents[number] - 1))}
         return as_int(analyzer.simplify(substitute(place, values) - substitute(place, zeros)))
 
-    return apart
+    return distance
 
 
-def _axes_of_row(apart: _Distances, shape: Sequence[int], size: int) -> int:
-    """The last axis or the last two, where these are what lies in the input in even steps; 0 where they aren't.
+def _axes_of_row(distance: _Distances, shape: Sequence[int], size: int) -> int:
+    """Return how many trailing axes make a row that is read from the input at a constant stride; 0 if none do.
 
-    One: elements side by side or a few apart. Two: some rows of the input, interleaved.
+    1: elements contiguous or a few apart. 2: some rows of the input, interleaved.
     """
     last = shape[-1] - 1
-    step, rest = divmod(apart(len(shape) - 1, last) or 0, max(last, 1))
+    step, rest = divmod(distance(len(shape) - 1, last) or 0, max(last, 1))
     most = min(_MOST_APART, LINE_BYTES // size // _LEAST_PICKED, _LONGEST_APART // shape[-1])
     if not rest and (step == 1 or last == 0 or 1 < step <= most):
         return 1
     before = shape[-2] - 1
     interleaved = 1 < shape[-1] <= MOST_INTERLEAVED and shape[-1] <= before and len(shape) > 2
-    return 2 if interleaved and not rest and apart(len(shape) - 2, before) == before else 0
+    return 2 if interleaved and not rest and distance(len(shape) - 2, before) == before else 0
 
 
-def _strides(apart: _Distances, count: int) -> list[int]:
-    """How many elements of the input a step is along the first `count` axes; all 0 where a table decides."""
-    found = [apart(n, 1) for n in range(count)]
+def _strides(distance: _Distances, count: int) -> list[int]:
+    """Return the strides, in elements of the input, along the first `count` axes; all 0 if data-dependent."""
+    found = [distance(n, 1) for n in range(count)]
     known = [stride for stride in found if stride is not None]
     return known if len(known) == len(found) else [0] * len(found)

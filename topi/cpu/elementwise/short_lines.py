@@ -1,4 +1,4 @@
-"""Lines shorter than cache lines, several at once: vectors of whole cache lines, that reach over them."""
+"""Lines shorter than cache lines: vectors of whole cache lines that span several of them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from relayc.topi.groups import constant_size
 __all__ = ["FEWEST_LINES", "lines_of_vectors", "places_are_known", "vectorize_lines"]
 
 _MOST_LINES = 16
-"""Cache lines of a vector that reaches over several lines of the output."""
+"""Most cache lines of a vector that spans several lines of the output."""
 
 
 FEWEST_LINES = 4
-"""Cache lines of such a vector, at least, where elements are put together: what is read for one is no whole ones."""
+"""Fewest cache lines of such a vector where inputs are joined, whose reads are not whole cache lines."""
 
 
 def lines_of_vectors(out: te.Tensor, *, least: int = 1) -> int:
-    """How many lines, each shorter than a cache line, are whole ones together; 0 where that makes too long vectors.
+    """Return how many lines shorter than a cache line make whole cache lines; 0 if the vector would be too long.
 
-    `least`: cache lines of such a vector.
+    `least`: fewest cache lines of such a vector.
     """
     if out.ndim < 2:
         return 0
@@ -38,9 +38,9 @@ def lines_of_vectors(out: te.Tensor, *, least: int = 1) -> int:
 
 
 def places_are_known(out: te.Tensor) -> bool:
-    """Do the inputs' elements, of a vector of whole lines, lie at the same distances from each other in all of them?
+    """True if the elements that a vector of whole lines reads have static distances from each other.
 
-    Along lines anything may decide where they lie but data; from line to line they lie evenly.
+    Indices may depend in any way on the position in a line, but not on data, and must be affine in the line.
     """
     op = out.op
     assert isinstance(op, te.ComputeOp)
@@ -55,7 +55,7 @@ def places_are_known(out: te.Tensor) -> bool:
 
 
 def vectorize_lines(s: te.Schedule, out: te.Tensor, count: int) -> list[te.IterVar]:
-    """Vectors of so many lines: where in a line, and in which, their elements are is the same for all of them."""
+    """Vectorise `count` lines at a time, so that the position of each lane within its line is static."""
     *outer, rows, columns = s[out].op.axis
     together = count * constant_size([columns.extent])
     vectors, vector = s[out].split(s[out].fuse(rows, columns), factor=together, tail="guard")

@@ -1,1 +1,1 @@
-"""Softmax and normalisations on CPUs: statistics of elements, and steps that use them."""
+"""Softmax and normalisations on CPUs: row statistics and the elementwise steps that use them."""

@@ -1,4 +1,4 @@
-"""Instance and group normalisation on CPUs: channels or groups of them, standardised over the other dimensions."""
+"""Instance and group normalisation on CPUs: channels, or groups of channels, standardised over the other dimensions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
 from relayc.topi.cpu.norms.moments import (
     exceeds_caches,
-    exceeds_near_caches,
-    moments_apart,
-    moments_at,
+    exceeds_private_caches,
     part_sizes,
     schedule_by_moments,
+    schedule_moments_at,
+    schedule_moments_at_root,
     schedule_rows_by_moments,
 )
-from relayc.topi.cpu.norms.row_statistics import elements_of, inline_others, statistics_at, work_behind
+from relayc.topi.cpu.norms.row_statistics import elements_of, estimated_work, inline_others, statistics_at
 from relayc.topi.cpu.prefetch import prefetch_next
 from relayc.topi.cpu.stagewise import schedule_stagewise
 from relayc.topi.cpu.tiling import partitions_evenly, vector_lanes
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 __all__ = ["schedule_channelwise"]
 
 _SHARE_OF_L1 = 6
-"""Which part of the first-level cache some pixels take that are one line: three results are kept of each element."""
+"""Divisor of the L1 size: the most bytes of pixels taken as one line, of which three results are kept per element."""
 
 
 @register_schedule(["instance_norm", "group_norm"], "cpu", rank=Rank.HEAVY)
 def schedule_channelwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Channels standardised over the other dimensions: a row is a channel or group where they come first.
+    """Standardise channels over the other dimensions; with channels first a row is a channel or a group.
 
-    Where channels are the last dimension, or no cache holds a row, the moments of channels are found in one pass over
-    the image, those of groups are made of them, and a second pass standardises: image by image where there are enough
-    for all cores, so that each is found in the caches again.
+    Where channels are the last dimension, or no cache holds a row, one pass over the image computes the moments of
+    channels, from which those of groups are combined, and a second pass standardises. This goes image by image if
+    there are enough images for all cores, so that the second pass reads from the caches.
     """
     axis = int(anchor.attrs["axis"])
     if len(outs) > 1 or axis not in (1, len(anchor.axis) - 1):
@@ -60,7 +60,7 @@ def schedule_channelwise(outs: list[te.Tensor], anchor: te.Operation, target: Ta
         return _schedule_by_moments(s, anchor, by_rows, target)
     row = constant_size([group_size, *shape[2:]]) * nbytes
     rows = constant_size(shape[:2]) // group_size
-    if known and exceeds_near_caches(row, target):
+    if known and exceeds_private_caches(row, target):
         return _schedule_by_moments(s, anchor, not exceeds_caches(row, rows, target), target)
     return _schedule_rows(s, anchor, target)
 
@@ -74,7 +74,7 @@ def _schedule_rows(s: te.Schedule, anchor: te.Operation, target: Target) -> te.S
         channel, within = s[out].split(channel, factor=anchor.attrs["group_size"])
         inner.insert(0, within)
     row = s[out].fuse(batch, channel)
-    parallel(s, out, row, work_behind(out), lanes)
+    parallel(s, out, row, estimated_work(out), lanes)
     vectors, each = vectorize_rows(s, out, rest, target)
     statistics_at(s, before, out, row, 2, lanes)
     length = anchor.attrs.get("group_size", 1) * constant_size([extent_of(a) for a in rest])
@@ -101,10 +101,10 @@ def _schedule_lines(
     s: te.Schedule, anchor: te.Operation, x: te.Tensor, parameters: tuple[te.Tensor, te.Tensor], by_rows: bool,
     target: Target,
 ) -> te.Schedule:  # fmt: skip
-    """Channels in the last dimension: an image is lines, one behind the other, of the channels of some pixels."""
+    """Channels in the last dimension: an image is split into lines, each the channels of a few consecutive pixels."""
     result, group_size = anchor.output(0), int(anchor.attrs.get("group_size", 1))
     images, *sizes = [constant_size([d]) for d in x.shape]
-    pixels = _pixels_of_a_line(sizes, target)
+    pixels = _pixels_per_line(sizes, target)
     line = max(pixels * sizes[-1], 1)
     shape = (images, constant_size(sizes) // line, line)
     flat = te.compute(shape, lambda b, p, c: x(b, *unravel_index(p * line + c, sizes)), name="lines", tag="injective")
@@ -122,17 +122,17 @@ def _schedule_lines(
     each, within = s[out].split(s[out].fuse(*rest), factor=line)
     vectors = vectorize_elements(s, out, within, line, lanes)
     if by_rows:
-        asked = prefetch_next(s, out, vectors, constant_size(sizes), elements_per_step(line, lanes), target)
-        parallel(s, out, image, work_behind(out), lanes)
-        moments_at(s, before, moments, out, image, target, asked=asked)
+        prefetched = prefetch_next(s, out, vectors, constant_size(sizes), elements_per_step(line, lanes), target)
+        parallel(s, out, image, estimated_work(out), lanes)
+        schedule_moments_at(s, before, moments, out, image, target, prefetched=prefetched)
     else:
-        moments_apart(s, before, moments, target)
-        parallel_outer(s, out, [image, each], work_behind(out), target)
+        schedule_moments_at_root(s, before, moments, target)
+        parallel_outer(s, out, [image, each], estimated_work(out), target)
     return s
 
 
-def _pixels_of_a_line(sizes: Sequence[int], target: Target) -> int:
-    """How many pixels of an image of `sizes` are whole vectors, two if they can; 1 where they can't be, or too many."""
+def _pixels_per_line(sizes: Sequence[int], target: Target) -> int:
+    """Pixels of an image of `sizes` that fill whole vectors, preferably two; 1 where no such number fits."""
     pixels, channels, lanes = constant_size(sizes[:-1]), sizes[-1], vector_lanes(target)
     for unit in (2 * lanes, lanes):
         each = unit // gcd(channels, unit)

@@ -1,4 +1,4 @@
-"""Softmax of short rows on CPUs: rows that lie next to each other are one line, whole vectors of which are computed."""
+"""Softmax of short rows on CPUs: adjacent rows are flattened into one line, which is computed in whole vectors."""
 
 from __future__ import annotations
 
@@ -42,21 +42,22 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
     from relayc.te.tir import PrimExpr
 
-__all__ = ["FlatRows", "FlattenedRows"]
+__all__ = ["FlattenedRows", "FlattenedSoftmax"]
 
 _MOST_ELEMENTS = 128
-"""Of a row: vectors of results are written out for as many rows as a vector has lanes."""
+"""Most elements of a flattened row: the code of its results is unrolled for as many rows as a vector has lanes."""
 _FLOAT_BYTES = 4
-_TIMES_OF_POWERS = 2
-"""Lines whose powers are kept: the last sum and what is divided by it are waited for half as often. That took 6 % less
-time for 49 numbers of float16 and 15 % for 10 of float32, but more for logarithms, which keep sums only."""
+_LINE_FACTOR = 2
+"""Factor on the lines taken together where exponentials are kept: the latency of the last sum and of the division is
+paid half as often. That took 6 % less time for rows of 49 float16 and 15 % for rows of 10 float32, but more for
+logarithms, which keep sums only."""
 
 
 @dataclass(frozen=True)
 class FlattenedRows:
-    """As many neighbouring rows of `length` elements as a vector has `lanes`: one line of whole vectors.
+    """A line of as many adjacent rows of `length` elements as a vector has `lanes`: it is whole vectors.
 
-    `rows` are the dimensions in front. Several such lines are taken `together` where one ends within a cache line.
+    `rows` are the leading dimensions. Several lines are taken `together` where one would end within a cache line.
     """
 
     rows: tuple[te.Dim, ...]
@@ -67,7 +68,7 @@ class FlattenedRows:
 
     @staticmethod
     def of(shape: Sequence[te.Dim], target: Target, most: int = _MOST_ELEMENTS) -> FlattenedRows | None:
-        """Those of a tensor; None where rows have more elements than `most`, are few, or not known."""
+        """Flatten the rows of a tensor; None if rows exceed `most` elements, are fewer than lanes, or are dynamic."""
         *rows, length = shape
         lanes = vector_lanes(target)
         if not all(isinstance(d, int) for d in shape) or not rows or constant_size(rows[-1:]) < lanes:
@@ -76,20 +77,20 @@ class FlattenedRows:
         return found if found.length <= most else None
 
     def of_results(self, out: te.Tensor, times: int) -> FlattenedRows:
-        """As many lines as are whole cache lines of results, `times` as many, where these go past the caches."""
+        """Take as many lines as fill whole cache lines of results, times `times`, if stores are non-temporal."""
         together = times * LINE_BYTES // gcd(LINE_BYTES, self.lanes * self.length * out.dtype.nbytes)
         enough = constant_size(self.rows[-1:]) >= together * self.lanes
         return replace(self, together=together) if enough and is_beyond_caches(out, self.target) else self
 
     @property
     def count(self) -> int:
-        """Rows of a line, or of the lines that are together."""
+        """Rows taken together: `lanes` for each line."""
         return self.together * self.lanes
 
     def by_lanes(
         self, element: Callable[..., PrimExpr], reduction: Callable[..., PrimExpr], name: str
     ) -> tuple[te.Tensor, te.Tensor]:
-        """Rows reduced, and what of them each lane of vectors that begin with the rows has."""
+        """Reduce rows; returns the result and the partial results per lane of vectors that start at each row."""
         rows, lanes, length = self.rows, self.lanes, self.length
         j, lane = te.reduce_axis((0, -(-length // lanes)), name="j"), te.reduce_axis((0, lanes), name="lane")
         nothing = te.const(0.0, "float32") if reduction is te.sum else te.min_value("float32")
@@ -102,32 +103,32 @@ class FlattenedRows:
         partial = te.compute((*rows, lanes), of_lane, name=f"{name}.lanes")
         return te.compute(rows, lambda *i: reduction(partial(*i, lane), axis=lane), name=name), partial
 
-    def find_exponentials(self, s: te.Schedule, powers: te.Tensor, *, along: bool) -> None:
-        """Powers of all rows as one line, later ones being asked for meanwhile.
+    def schedule_exponentials(self, s: te.Schedule, exponentials: te.Tensor, *, along: bool) -> None:
+        """Compute the exponentials of all rows as one line, prefetching later rows.
 
-        Row by row unless they go `along` with memory: what is read of rows is theirs, and in its order.
+        `along`: inputs are read in memory order and shared by no rows; otherwise rows are vectorised one by one.
         """
-        *_, row, column = s[powers].op.axis
-        shape, elements = powers.shape, self.count * self.length
+        *_, row, column = s[exponentials].op.axis
+        shape, elements = exponentials.shape, self.count * self.length
         if not along:
-            vectors = vectorize_elements(s, powers, column, self.length, self.lanes)
-            prefetch_rows(s, powers, vectors, constant_size(shape), elements, self.target, always=True)
+            vectors = vectorize_elements(s, exponentials, column, self.length, self.lanes)
+            prefetch_rows(s, exponentials, vectors, constant_size(shape), elements, self.target, always=True)
             return
-        vectors = vectorize_elements(s, powers, s[powers].fuse(row, column), elements, self.lanes)
+        vectors = vectorize_elements(s, exponentials, s[exponentials].fuse(row, column), elements, self.lanes)
         each, near = elements_per_step(elements, self.lanes), prefetches_to_l1(self.target)
-        for tensor in inputs_of(s[powers].op):
+        for tensor in inputs_of(s[exponentials].op):
             if is_streamed(tensor, elements, self.target):
                 ahead = elements_ahead(tensor.dtype.nbytes, self.target, elements)
-                prefetch_places(s, powers, tensor, vectors, ahead, each, near=near)
+                prefetch_places(s, exponentials, tensor, vectors, ahead, each, near=near)
 
     def add_up(self, s: te.Schedule, sums: te.Tensor) -> te.IterVar:
-        """Sums of a group of rows, all in registers. Returns the loop that finds them, an iteration for each line."""
+        """Sum the rows of a group in registers; returns the loop that does so, with one iteration per line."""
         all_rows, rows = s[sums].split(s[sums].op.axis[-1], nparts=self.together)
         s[sums].tensorize(rows, sum_rows(self.lanes, self.length, len(sums.shape), str(sums.dtype)))
         return all_rows
 
-    def vectorize_again(self, s: te.Schedule, *reductions: tuple[te.Tensor, te.Tensor]) -> None:
-        """Vectorise reductions by lanes, row after row, of what could not be trusted."""
+    def vectorize_fallback(self, s: te.Schedule, *reductions: tuple[te.Tensor, te.Tensor]) -> None:
+        """Vectorise reductions by lanes, row by row, for the fallback of failed speculation."""
         for tensor, lanes in reductions:
             s[lanes].set_scope("local")
             s[lanes].compute_at(s[tensor], s[tensor].op.axis[-1])
@@ -140,13 +141,13 @@ class FlattenedRows:
 
 
 @dataclass(frozen=True)
-class FlatRows:
-    """Neighbouring rows along the last dimension of `anchor`, a softmax.
+class FlattenedSoftmax:
+    """Softmax `anchor` of adjacent rows along its last dimension, on flattened rows; `out` is the kernel's result.
 
-    Powers of e are those of the elements themselves (`topi.unshifted_softmax`), found in the order of memory: whole
-    vectors without masks, whatever the rows' length. Vectors that begin with the rows add them up, lanes are added up
-    for all rows together, and one over the sums is shuffled to the lanes that are their rows'. What reads something
-    that is not the rows' own, element by element, goes row by row. `out` is the kernel's result.
+    Exponentials are unshifted (`topi.unshifted_softmax`) and computed in memory order, in whole vectors without masks,
+    whatever the length of rows. Vectors that start at each row add them up, the lane sums of all rows are computed
+    together, and the reciprocals of the sums are shuffled to the lanes of their rows. A stage that reads anything
+    else than its own element goes row by row.
     """
 
     anchor: te.ComputeOp
@@ -154,8 +155,8 @@ class FlatRows:
     line: FlattenedRows
 
     @staticmethod
-    def of(anchor: te.Operation, outs: Sequence[te.Tensor], target: Target) -> FlatRows | None:
-        """None where rows are long or few, or what follows has another shape."""
+    def of(anchor: te.Operation, outs: Sequence[te.Tensor], target: Target) -> FlattenedSoftmax | None:
+        """Match a softmax kernel; None where rows are long or few, or the result has another shape."""
         if len(outs) > 1 or not isinstance(anchor, te.ComputeOp) or not can_be_unshifted(anchor):
             return None
         result = anchor.output(0)
@@ -163,16 +164,16 @@ class FlatRows:
         floats = stages_of(anchor)[0].dtype.nbytes == _FLOAT_BYTES
         if line is None or not floats or outs[0].shape != result.shape:
             return None
-        return FlatRows(anchor, outs[0], line.of_results(outs[0], 1 if is_logarithm(anchor) else _TIMES_OF_POWERS))
+        return FlattenedSoftmax(anchor, outs[0], line.of_results(outs[0], 1 if is_logarithm(anchor) else _LINE_FACTOR))
 
-    def _goes_along(self, op: te.Operation) -> bool:
-        """Does an operation of the rows' elements read what is theirs, and in the order of memory?"""
+    def _is_in_memory_order(self, op: te.Operation) -> bool:
+        """True if an elementwise operation reads inputs at its own indices, or its row's, in memory order."""
         assert isinstance(op, te.ComputeOp)
         own = [axis.var for axis in op.axis]
         return "memory_strides" not in op.attrs and all(index in (own, own[:-1]) for _, index in reads(op))
 
     def schedule(self) -> te.Schedule:
-        """A vector of rows in each iteration: powers of e, sums, one over them, results."""
+        """Compute exponentials, sums, reciprocals and results for one vector of rows per iteration."""
         s = te.create_schedule([self.out.op])
         clamp_logarithm(s, self.anchor)
         largest, exact, total = stages_of(self.anchor)
@@ -182,9 +183,9 @@ class FlatRows:
         s.recompute(largest, maxima)
         exact_sums, lanes_of_exact = self.line.by_lanes(s.current(exact), te.sum, "softmax_sum")
         s.recompute(total, exact_sums)
-        powers = exponentials_of(element, exact)
-        sums = sums_of(powers, exact, total)
-        of_sums = speculate_sums(s, self.anchor, powers, sums)
+        exponentials = exponentials_of(element, exact)
+        sums = sums_of(exponentials, exact, total)
+        of_sums = speculate_sums(s, self.anchor, exponentials, sums)
         out = s.outputs[0].output(0)
         inline_injective(s, [out], keep=[s[of_total].op])
         if self.anchor is not self.out.op:
@@ -195,22 +196,22 @@ class FlatRows:
             s[tensor].compute_at(s[out], group)
         for tensor in (of_total, *of_sums):
             s[tensor].vectorize(s[tensor].op.axis[-1])
-        self.line.find_exponentials(s, powers, along=self._goes_along(s[powers].op))
+        self.line.schedule_exponentials(s, exponentials, along=self._is_in_memory_order(s[exponentials].op))
         all_rows = self.line.add_up(s, sums)
-        if of_sums:  # which alone need powers
-            s[powers].set_scope("local")
-            s[powers].compute_at(s[sums], all_rows)
+        if of_sums:  # only the sums need exponentials
+            s[exponentials].set_scope("local")
+            s[exponentials].compute_at(s[sums], all_rows)
         vectorize_elements(s, exact, s[exact].op.axis[-1], self.line.length, self.line.lanes)
-        self.line.vectorize_again(s, (largest, lanes_of_maxima), (total, lanes_of_exact))
+        self.line.vectorize_fallback(s, (largest, lanes_of_maxima), (total, lanes_of_exact))
         return s
 
     def _loops(self, s: te.Schedule, out: te.Tensor) -> te.IterVar:
-        """The loop over groups of rows, of which results are stored a cache line at a time, wherever rows end."""
+        """Split `out` into groups of rows, stored by cache lines across row ends; returns the loop over groups."""
         *lead, row, column = s[out].op.axis
         count, length = self.line.count, self.line.length
         group, within = s[out].split(row, factor=count, tail="shift")
         line = max(self.line.lanes, LINE_BYTES // out.dtype.nbytes)
-        if length % line and self._goes_along(s[out].op):
+        if length % line and self._is_in_memory_order(s[out].op):
             vectors, vector = s[out].split(s[out].fuse(within, column), factor=line, tail="shift")
             s[out].unroll(vectors)
             s[out].vectorize(vector)
@@ -220,5 +221,5 @@ class FlatRows:
         loop = parallel_outer(s, out, [*lead, group], work, self.line.target)[-1]
         shifted, ends = constant_size(out.shape[-2:-1]) % count, length * out.dtype.nbytes % LINE_BYTES
         if loop is group and shifted and ends and is_beyond_caches(out, self.line.target):
-            s[out].pragma(group, "last_apart")  # cache lines begin with all groups but that
+            s[out].pragma(group, "last_apart")  # all groups but the last start at a cache line
         return loop

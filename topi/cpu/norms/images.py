@@ -1,7 +1,7 @@
-"""Channels of small planes, standardised on CPUs: image by image, while the caches hold one.
+"""Standardisation over channels of small planes on CPUs, image by image, while the caches hold one.
 
-Planes whose lines are short, or no whole cache lines, are read badly a strip of each at a time: the processor sees no
-order in that, and no line of results could go past the caches. An image is one piece of memory.
+Planes that are small, or not whole cache lines, are slow to read by column blocks: the hardware prefetcher finds no
+stream, and results can't use non-temporal stores. An image is contiguous.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from relayc.topi.cpu.column_blocks import are_whole_lines, have_set_conflicts
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.norms.copied_blocks import is_worth_copying
-from relayc.topi.cpu.norms.moments import moments_at
-from relayc.topi.cpu.norms.row_statistics import elements_of, inline_others, is_worth_keeping, work_behind
+from relayc.topi.cpu.norms.moments import schedule_moments_at
+from relayc.topi.cpu.norms.row_statistics import elements_of, estimated_work, inline_others, is_worth_keeping
 from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, prefetch_next
 from relayc.topi.cpu.tiling import partitions_evenly, vector_lanes
 from relayc.topi.groups import constant_size
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 __all__ = ["are_small_images", "schedule_images"]
 
 _COLUMN_BYTES, _SHARE_OF_STATISTICS = 12, 2
-"""Of a column's statistics while they are found, and the part of the first-level cache that those of a plane take: all
-of it where strips of planes would share its sets."""
+"""Bytes of statistics kept per column, and the divisor of the L1 size that those of a plane may take (all of L1 where
+column blocks would have cache-set conflicts)."""
 _SHARE_OF_L1, _SHARE_OF_L2, _SHARE_OF_LLC = 4, 0.75, 8
-"""Which part of the first-level cache results wait in until they are whole lines; how much of the second an image
-takes, or of the last one where the next image comes from memory while one is stored."""
+"""Divisor of the L1 size for the buffer in which results become whole cache lines; the fraction of L2 an image may
+take; and the divisor of the last-level cache size, where the next image is read from memory while one is stored."""
 _LEAST_BYTES_OF_BLOCKS = 6144
-"""Of planes that begin anywhere in a line, which strips of the lines that memory has suit better: a dozen of them."""
+"""Least bytes of an unaligned plane for which column blocks are faster: a dozen of them."""
 
 
 def are_small_images(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> bool:
-    """Are there images for all cores, with small planes, of which the caches hold one but not all?
+    """True if all cores get whole images of small planes, and the caches hold one image but not all.
 
-    What stands in front would be computed in each pass: nothing that takes functions.
+    Stages in front are recomputed in each pass, so none may be expensive.
     """
     out, axis = outs[0], int(anchor.attrs["axis"])
     l2, images = target.cache_bytes.l2, constant_size(out.shape[:axis])
@@ -60,11 +60,11 @@ def are_small_images(outs: list[te.Tensor], anchor: te.Operation, target: Target
     if large and not are_whole_lines(out, axis) and is_worth_copying(outs, anchor, target):
         return False
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
-    return not any(is_worth_keeping(op, stages, anchor, near=False) for op in stages)
+    return not any(is_worth_keeping(op, stages, anchor, in_l1=False) for op in stages)
 
 
 def schedule_images(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """The moments of an image's columns in one pass over it; standardised in a second, which finds it in the cache."""
+    """Compute the moments of an image's columns in one pass; standardise in a second one, which hits the cache."""
     s, result, axis = te.create_schedule([outs[0].op]), anchor.output(0), int(anchor.attrs["axis"])
     sizes = [constant_size([d]) for d in result.shape[axis + 1 :]]
     x = elements_of(anchor)
@@ -80,16 +80,17 @@ def schedule_images(outs: list[te.Tensor], anchor: te.Operation, target: Target)
     out = s.outputs[0].output(0)
     before = inline_others(s, out, norm.op)
     image, vectors, each = _by_whole_lines(s, out, axis, target)
-    asked = prefetch_next(s, out, vectors, constant_size(shape[axis:]), each, target)
-    parallel(s, out, image, work_behind(out), vector_lanes(target))
-    moments_at(s, before, moments, out, image, target, asked=asked)
+    prefetched = prefetch_next(s, out, vectors, constant_size(shape[axis:]), each, target)
+    parallel(s, out, image, estimated_work(out), vector_lanes(target))
+    schedule_moments_at(s, before, moments, out, image, target, prefetched=prefetched)
     return s
 
 
 def _by_whole_lines(s: te.Schedule, out: te.Tensor, axis: int, target: Target) -> tuple[te.IterVar, te.IterVar, int]:
-    """Store `out`, past the caches by whole cache lines where images are made of them; returns the loop over images.
+    """Store `out` by whole cache lines where images consist of them, as non-temporal stores need.
 
-    Where planes aren't, a few are put together in the first-level cache.
+    Planes that are not whole lines are packed in L1, a few together. Returns the loop over images, the one over
+    vectors, and the elements that it stores per iteration.
     """
     lanes, nbytes = vector_lanes(target), out.dtype.nbytes
     columns, channels = constant_size(out.shape[axis + 1 :]), constant_size(out.shape[axis : axis + 1])

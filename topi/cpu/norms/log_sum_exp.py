@@ -1,4 +1,4 @@
-"""Logarithms of sums of exponentials on CPUs: two passes over what a cache holds, in parts where that can't be all."""
+"""Log-sum-exp on CPUs: two passes over each row in a cache, or over parts of it where no cache holds a row."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 __all__ = ["schedule_log_sum_exp"]
 
 _SHARE_OF_L2 = 4
-"""Which part of the second-level cache a row takes at most, whose next one is asked for in the second pass over it."""
+"""Divisor of the L2 size: the longest row whose successor is prefetched during the second pass over it."""
 _FEWEST_FLAT, _MOST_FLAT = 12, 320
-"""Elements of rows whose lanes are added up sooner than they are turned in registers, and sooner row by row."""
+"""Row lengths, in elements, for flattened rows: shorter rows are transposed in registers, longer ones go one by one."""
 _LINES = 32
-"""Lines across memory that are read at once, both passes over a cache line of each: more are taken in parts."""
+"""Lines of a reduction along a strided axis whose cache lines both passes go over at once; more are split in parts."""
 
 
 @register_schedule(LOG_SUM_EXP, "cpu", rank=Rank.REDUCTION)
 def schedule_log_sum_exp(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """With an elementwise tail: one pass for the largest, one for the sum, while a cache has what they read."""
+    """Schedule log-sum-exp with an elementwise tail: a pass for the maximum, then one for the sum, from the cache."""
     if len(outs) > 1:
         return schedule_stagewise(outs, anchor, target)
     s = te.create_schedule([outs[0].op])
@@ -47,7 +47,7 @@ def schedule_log_sum_exp(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     axes, total = anchor.attrs["axes"], anchor.output(0)
     line = FlattenedRows.of(x.shape, target, _MOST_FLAT) if axes == (x.ndim - 1,) and total.dtype == "float32" else None
     if line and line.length >= _FEWEST_FLAT and anchor is not outs[0].op:
-        _sum_line(s, x, largest, total, line)
+        _sum_flattened(s, x, largest, total, line)
         return s
     along = x.ndim - 1 in axes
     pass_over, combine = (pass_along, schedule_along) if along else (pass_across, schedule_across)
@@ -55,22 +55,22 @@ def schedule_log_sum_exp(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     length = max(constant_size([sizes[a] for a in axes]), 1)
     if all(same_dim(sizes[a], x.shape[a]) for a in axes):
         passes, out = (largest, total), s.outputs[0].output(0)
-        pass_over(s, out, passes, length, target, _guessed(s, out, passes))
+        pass_over(s, out, passes, length, target, _speculate(s, out, passes))
         return s
     parts = ExponentialSums(x, sizes, "log_sum_exp", keepdims=anchor.attrs["keepdims"])
     s.recompute(largest, parts.largest)
     s.recompute(total, parts.total)
     passes = (parts.largest_of_part, parts.sum_of_part)
-    pass_over(s, parts.sums, passes, length, target, _guessed(s, parts.sums, passes))
+    pass_over(s, parts.sums, passes, length, target, _speculate(s, parts.sums, passes))
     combine(s, s.current(parts.largest), s.current(parts.largest), target)
     combine(s, s.outputs[0].output(0), s.current(parts.total), target)
     return s
 
 
-def _guessed(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor]) -> te.Tensor | None:
-    """Guess at largest numbers and sums, of which `out` is made; the sums.
+def _speculate(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor]) -> te.Tensor | None:
+    """Speculate that `out` can be computed from unshifted sums, without row maxima; returns those sums.
 
-    None where `out` is one of them, or a single number.
+    None where `out` is one of the passes, or a scalar.
     """
     largest, total = passes
     if not s[total].op.axis or any(s[t].op is s[out].op for t in passes):
@@ -80,17 +80,17 @@ def _guessed(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor]) -> te.
     return sums
 
 
-def _sum_line(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.Tensor, line: FlattenedRows) -> None:
-    """Sum up a line of short rows: powers of e of the elements themselves, where those can be trusted."""
+def _sum_flattened(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.Tensor, line: FlattenedRows) -> None:
+    """Sum flattened short rows with unshifted exponentials, and fall back to shifted ones where those fail."""
     element = lambda *i: te.cast(total.dtype, x(*i))  # noqa: E731
     maxima, lanes_of_maxima = line.by_lanes(element, largest_number, largest.op.name)
-    power = lambda *i: te.exp_nonpositive(distance_below(element(*i), maxima(*i[:-1])))  # noqa: E731
-    sums, lanes_of_sums = line.by_lanes(power, te.sum, total.op.name)
-    for old, new in ((largest, maxima), (total, sums)):  # which have a dimension of 1 where that is kept
+    exponential = lambda *i: te.exp_nonpositive(distance_below(element(*i), maxima(*i[:-1])))  # noqa: E731
+    sums, lanes_of_sums = line.by_lanes(exponential, te.sum, total.op.name)
+    for old, new in ((largest, maxima), (total, sums)):  # they keep a dimension of 1 with keepdims
         s.recompute(old, te.compute(old.shape, lambda *i, t=new: t(*i[: x.ndim - 1]), name=old.op.name, tag=ELEMWISE))
         s[s.current(old)].compute_inline()
-    powers = te.compute(x.shape, lambda *i: exponential_of(element(*i)), name="log_sum_exp_exponential")
-    guess = sums_of(powers, powers, maxima)
+    exponentials = te.compute(x.shape, lambda *i: exponential_of(element(*i)), name="log_sum_exp_exponential")
+    guess = sums_of(exponentials, exponentials, maxima)
     zero = no_largest(maxima, "log_sum_exp_zero")
     s.guess([maxima, sums], [zero, guess], is_trusted)
     out = s.outputs[0].output(0)
@@ -98,13 +98,13 @@ def _sum_line(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.Tensor
     group, lane = s[out].split(row, factor=line.lanes, tail="shift")
     s[out].reorder(group, *rest, lane)
     s[out].vectorize(lane)
-    work = constant_size(x.shape) * element_cost([powers.op])
+    work = constant_size(x.shape) * element_cost([exponentials.op])
     group = parallel_outer(s, out, [*s[out].op.axis[: x.ndim - 2], group], work, line.target)[-1]
     for tensor in (maxima, sums):
         s[tensor].set_scope("local")
         s[tensor].compute_at(s[out], group)
     s[zero].vectorize(zero.op.axis[-1])
-    line.find_exponentials(s, powers, along="memory_strides" not in x.op.attrs)
-    s[powers].set_scope("local")
-    s[powers].compute_at(s[guess], line.add_up(s, guess))
-    line.vectorize_again(s, (maxima, lanes_of_maxima), (sums, lanes_of_sums))
+    line.schedule_exponentials(s, exponentials, along="memory_strides" not in x.op.attrs)
+    s[exponentials].set_scope("local")
+    s[exponentials].compute_at(s[guess], line.add_up(s, guess))
+    line.vectorize_fallback(s, (maxima, lanes_of_maxima), (sums, lanes_of_sums))

@@ -1,4 +1,4 @@
-"""Local response normalisation on CPUs: sums over neighbouring channels."""
+"""Local response normalisation (LRN) on CPUs: sums of squares over a window of channels."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 __all__ = ["schedule_lrn"]
 
 _MOST_NEIGHBOURS = 16
-"""Channels in the window of a local response normalisation that is unrolled."""
+"""Most channels of a window that is unrolled."""
 _LEAST_BYTES = 2048
-"""Of planes for whose results memory is asked a plane ahead: shorter ones are written before it answers."""
-_ROOTS_AT_ONCE = (4, 2)
-"""Vectors of a local response normalisation that are computed together, in the order of preference."""
-_LINES_OF_FEW = 2
-"""Cache lines of a plane that are computed together, and asked for, at most, where a core waits for few lines."""
+"""Least bytes of a plane whose results are prefetched for writing a plane ahead: shorter ones are written too soon."""
+_VECTORS_AT_ONCE = (4, 2)
+"""Vectors that are computed together, to hide the latency of roots, in order of preference."""
+_LINES_FEW_BUFFERS = 2
+"""Most cache lines of a plane that are computed together, and prefetched, on cores with few line-fill buffers."""
 
 
 @register_schedule("lrn", "cpu", rank=Rank.HEAVY)
 def schedule_lrn(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """The sum over neighbouring channels in registers, in one pass over memory; borders are tested for at the ends."""
+    """Sum the window of channels in registers, in one pass over memory; only loop ends test for borders."""
     out, axis = outs[0], int(anchor.attrs["axis"])
     sums = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp) and op.reduce_axis]
     window = constant_size([extent_of(a) for a in sums[0].reduce_axis])
@@ -60,7 +60,7 @@ def schedule_lrn(outs: list[te.Tensor], anchor: te.Operation, target: Target) ->
 
 
 def _as_one_expression(op: te.ComputeOp, window: int) -> te.Tensor:
-    """A sum over a short `window`, its terms written one by one."""
+    """Unroll a sum over a short `window` into one expression."""
     (term,), (k,) = op.body[0].source, op.reduce_axis  # type: ignore[attr-defined]
 
     def total(*i: Any) -> PrimExpr:
@@ -72,10 +72,10 @@ def _as_one_expression(op: te.ComputeOp, window: int) -> te.Tensor:
 
 
 def _lrn_along_channels(s: te.Schedule, out: te.Tensor, work: float, target: Target) -> None:
-    """Lines of channels, as vectors: several at once hide that a root takes long."""
+    """Vectorise lines of channels; several vectors at once hide the latency of roots."""
     *outer, channel = s[out].op.axis
     size, lanes = extent_of(channel), vector_lanes(target)
-    dividing = [n for n in _ROOTS_AT_ONCE if isinstance(size, int) and size % (n * lanes) == 0]
+    dividing = [n for n in _VECTORS_AT_ONCE if isinstance(size, int) and size % (n * lanes) == 0]
     factor = dividing[0] * lanes if dividing else lanes
     group, within = s[out].split(channel, factor=factor)
     parallel_outer(s, out, outer, work, target)
@@ -89,10 +89,10 @@ def _lrn_along_channels(s: te.Schedule, out: te.Tensor, work: float, target: Tar
 def _lrn_across_channels(
     s: te.Schedule, out: te.Tensor, axis: int, window: int, work: float, target: Target
 ) -> None:
-    """Strips of planes, a window of channels of which stays in the first-level cache.
+    """Split planes into blocks of which a window of channels stays in L1.
 
-    In the second-level cache, which a processor with 48 KB and 1 MB reads them from, they take a third longer. Where
-    a core waits for few lines they are asked into that anyway, and strips may take twice as much.
+    Blocks that only fit L2 take a third longer on a processor with 48 KB of L1 and 1 MB of L2. Cores with few line-fill
+    buffers prefetch into L2 anyway, and blocks may be twice as large there.
     """
     lanes, nbytes, few = vector_lanes(target), max(out.dtype.nbytes, 4), has_few_fill_buffers(target)
     axes = list(s[out].op.axis)
@@ -100,33 +100,33 @@ def _lrn_across_channels(
     size = constant_size(sizes)
     fitting = target.cache_bytes.l1 // (1 if few else 2) // ((window + 2) * nbytes)
     share = -(-size * constant_size([extent_of(a) for a in axes[:axis]]) // target.num_cores)
-    most = _LINES_OF_FEW * LINE_BYTES // nbytes if few else size
-    parts, step = -(-size // max(min(fitting, share), 2 * lanes)), min(_ROOTS_AT_ONCE[0] * lanes, max(most, lanes))
-    strip, outer = s[out].fuse(*axes[axis + 1 :]), axes[:axis]
+    most = _LINES_FEW_BUFFERS * LINE_BYTES // nbytes if few else size
+    parts, step = -(-size // max(min(fitting, share), 2 * lanes)), min(_VECTORS_AT_ONCE[0] * lanes, max(most, lanes))
+    columns, outer = s[out].fuse(*axes[axis + 1 :]), axes[:axis]
     length: te.Dim = next((d for d in sizes if not isinstance(d, int)), size)
     if parts > 1 and isinstance(length, int):
         length = -(-size // parts // step) * step if size >= step else -(-size // lanes) * lanes
-        part, strip = s[out].split(strip, factor=length, tail="shift")
+        part, columns = s[out].split(columns, factor=length, tail="shift")
         outer = [*outer, part]
-    s[out].reorder(*outer, axes[axis], strip)
+    s[out].reorder(*outer, axes[axis], columns)
     s[out].pragma(axes[axis], "loop_partition_hint")
     if isinstance(length, int) and length >= step:
-        group, inner = s[out].split(strip, factor=step, tail="shift")
+        group, inner = s[out].split(columns, factor=step, tail="shift")
         s[out].vectorize(inner)
-        _fetch_next_plane(s, out, axis, window, group, step, target)
+        _prefetch_next_plane(s, out, axis, window, group, step, target)
     else:
-        vectorize_elements(s, out, strip, length, lanes)
+        vectorize_elements(s, out, columns, length, lanes)
     if outer:
         parallel_outer(s, out, outer, work, target)
 
 
-def _fetch_next_plane(
+def _prefetch_next_plane(
     s: te.Schedule, out: te.Tensor, axis: int, window: int, group: te.IterVar, step: int, target: Target
 ) -> None:
-    """Ask, in each of a strip's groups of `step` elements, for those of the plane that joins the window next.
+    """Prefetch, in each group of `step` elements, those of the plane that enters the window next.
 
-    It is read from memory, a strip long at most: too short for the processor to foresee it soon. So are the cache lines
-    of the next plane's results, before they are written, where those aren't stored past the caches.
+    Blocks of a plane are too short for the hardware prefetcher to detect the stream early. The cache lines of the next
+    plane's results are prefetched for writing, too, where stores are not non-temporal.
     """
     around, near = axis + 1, prefetches_to_l1(target)
 

@@ -1,4 +1,4 @@
-"""Moments by parts on CPUs: one pass over memory in its order."""
+"""Means and variances by parts on CPUs: one pass over memory, in memory order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from relayc import te
 from relayc.topi.cpu.common import parallel, parallel_outer
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
-from relayc.topi.cpu.norms.row_statistics import inline_others, uses_reduction, work_behind
+from relayc.topi.cpu.norms.row_statistics import estimated_work, inline_others, uses_reduction
 from relayc.topi.cpu.prefetch import elements_ahead, is_streamed
 from relayc.topi.cpu.reductions.reduction import (
     add_up_lines,
@@ -34,38 +34,45 @@ if TYPE_CHECKING:
     from relayc.te.tir import Dim
 
 __all__ = [
-    "exceeds_caches", "exceeds_near_caches", "moments_apart", "moments_at", "part_by_part", "part_sizes",
-    "schedule_by_moments", "schedule_rows_by_moments", "schedule_variance",
+    "exceeds_caches",
+    "exceeds_private_caches",
+    "part_by_part",
+    "part_sizes",
+    "schedule_by_moments",
+    "schedule_moments_at",
+    "schedule_moments_at_root",
+    "schedule_rows_by_moments",
+    "schedule_variance",
 ]  # fmt: skip
 
 _COLUMNS = 1024
-"""Elements of a line that several passes over lines take at once."""
+"""Most elements of a line that two-pass schedules take at once."""
 _COLUMN_BYTES = 12
-"""What is kept of a column where lines are added up: two results, and what distances are measured from."""
+"""Bytes kept per column where lines are accumulated: two sums and the shift that distances are measured from."""
 _FEWEST_LINES = 256
-"""Lines of a part, where they lie across memory: each part has two results for each column, which are read twice."""
+"""Lines of a part, for reductions along a strided axis: each part has two results per column, which are read twice."""
 _PIECE_BYTES = 1024
-"""Of lines that are added up in the order of memory, so much is taken at once: half of it where results stay in
-registers, so that none are loaded and stored again."""
+"""Bytes of lines accumulated at once in memory order; half of that where results stay in registers, so that none are
+loaded and stored again."""
 _LINES_OF_PARTS = 8
-"""Of lines that are no whole vectors so many are taken at once: ends of vectors cost more than order gains."""
+"""Lines taken at once where they are not whole vectors: vector tails cost more than memory order gains."""
 _SHARE_ALONG, _SHARE_ACROSS = 4, 2
-"""Which part of the second-level cache is gone over twice: a larger one in pieces of lines."""
+"""Divisors of the L2 size, for rows along memory and along a strided axis: the most that two passes go over."""
 _SHARE_OF_LLC = 2
-"""Rows up to such a part of the last cache are found there again."""
+"""Divisor of the last-level cache size: rows up to that are still there in a second pass."""
 _LIKELY = 64
-"""What a length that is known at run time is taken to be."""
+"""Assumed length of a dynamic dimension, in elements."""
 
 
 def part_sizes(
     shape: Sequence[Dim], nbytes: int, reduced: Sequence[int], target: Target, room: int | None = None,
     lines: int | None = None,
 ) -> dict[int, Dim]:  # fmt: skip
-    """How many elements along each dimension of `reduced` make a part of a tensor of `shape`, elements of `nbytes`.
+    """Return the extent of a part along each dimension of `reduced`, for a tensor of `shape`, elements of `nbytes`.
 
-    Whole dimensions from the last one on, a part of the next, one element of those before: what `room` bytes hold. By
-    default they are those of the first-level cache; where lines lie across memory they are `_FEWEST_LINES`, unless the
-    second-level cache holds less, or a core's share is, or the number of `lines`.
+    A part takes whole dimensions from the last one on, a piece of the next, one element of those before: as much as
+    `room` bytes hold, by default the L1 size. Along a strided axis a part is `lines` lines, by default
+    `_FEWEST_LINES`, limited by the L2 size and by a core's share of the tensor.
     """
     last = len(shape) - 1
     most = _COLUMNS if room is not None else _columns_per_step(target)
@@ -89,28 +96,28 @@ def part_sizes(
 
 
 def _even_part(length: int, most: int) -> int:
-    """The largest divisor of a length up to `most`, unless it is much less: the last part is shorter then."""
+    """Return the largest divisor of `length` up to `most`, or `most`, with a shorter last part, if that is far less."""
     divisor = next(n for n in range(most, 0, -1) if length % n == 0)
     return divisor if 2 * divisor >= most else most
 
 
 def _columns_per_step(target: Target) -> int:
-    """Columns of which two thirds of the first-level cache keep what is kept: lines of so many are read as a whole."""
+    """Most columns that are read as whole lines: two thirds of L1 hold what is kept of them."""
     return 2 * target.cache_bytes.l1 // 3 // _COLUMN_BYTES
 
 
 def _even_block(columns: int, most: int, lanes: int) -> int:
-    """Whole vectors of a line that is longer than the `most` columns taken at once, as evenly as it can be divided."""
+    """Divide a line of more than `most` columns as evenly as whole vectors allow; returns the columns of a block."""
     return -(-columns // -(-columns // most) // (2 * lanes)) * 2 * lanes
 
 
 def part_by_part(
     s: te.Schedule, parts: te.Tensor, stages: Sequence[te.Tensor], block: int | None, work: float | None, target: Target
 ) -> te.IterVar:
-    """Compute `stages`, of which `parts` is made, for each part; returns the loop over parts.
+    """Compute `stages`, which `parts` is made from, for each part; returns the loop over parts.
 
-    `block`: so many columns are taken together, where lines lie across memory. Threads share the parts if they are
-    worth it, `work` in all; None where they don't.
+    `block`: columns taken together in reductions along a strided axis. The loop is parallel if `work`, the operations
+    of the whole, is enough; never where `work` is None.
     """
     lanes = vector_lanes(target)
     *outer, last = s[parts].op.axis
@@ -129,15 +136,16 @@ def part_by_part(
 
 def _schedule_moments(
     s: te.Schedule, moments: Moments, target: Target, at: tuple[te.Tensor, te.IterVar] | None = None,
-    asked: bool = False,
+    prefetched: bool = False,
 ) -> None:  # fmt: skip
-    """Every part by itself: the mean of its beginning, distances from that. Parts of one iteration, where `at` is.
+    """Compute each part by itself: the mean of its beginning as a shift, then moments of distances from the shift.
 
-    `asked`: they have been asked for, a row ahead. Several lines are taken at once then, and nothing is asked for; but
-    cores that wait for few lines have let some of them go: these take lines in order, and ask for them again.
+    `at`: the tensor and loop to compute the parts at. `prefetched`: the data was prefetched a row ahead, so several
+    lines are taken at once without prefetches; cores with few line-fill buffers have dropped some of those, and take
+    lines in order and prefetch them again.
     """
     parts, lanes = moments.sums, vector_lanes(target)
-    near = asked and prefetches_to_l1(target)
+    in_l1 = prefetched and prefetches_to_l1(target)
     across = moments.x.ndim - 1 not in moments.sizes
     columns = constant_size([extent_of(s[parts].op.axis[-1])])
     most = _columns_per_step(target)
@@ -149,34 +157,34 @@ def _schedule_moments(
         s[parts].compute_at(s[at[0]], at[1])
     for stage in (moments.beginning, moments.distances[0]):
         if across:
-            loop, busy = _pass_in_order(s, stage, block, lanes, near, target), stage
+            loop, busy = _pass_in_order(s, stage, block, lanes, in_l1, target), stage
         else:
             partials = vectorize_reduction(s, stage, lanes)
             for partial in partials:
                 s[partial].compute_at(s[parts], part)
             busy = partials[0] if partials else stage
             loop = s[busy].op.reduce_axis[-1]
-        if not near:
-            by_itself = not asked and (not across or block <= _columns_in_registers(target))
+        if not in_l1:
+            by_itself = not prefetched and (not across or block <= _columns_in_registers(target))
             _prefetch_ahead(s, busy, loop, moments.x, target, by_itself=by_itself)
     if across:
         vectorize_elements(s, moments.shift, s[moments.shift].op.axis[-1], block, lanes)
 
 
 def _pass_in_order(
-    s: te.Schedule, stage: te.Tensor, columns: int, lanes: int, near: bool, target: Target
+    s: te.Schedule, stage: te.Tensor, columns: int, lanes: int, in_l1: bool, target: Target
 ) -> te.IterVar:
-    """Let a reduction pass over lines of `columns` in their order, some vectors of one at a time; returns their loop.
+    """Reduce lines of `columns` in memory order, some vectors of a line at a time; returns the loop over those.
 
-    Results stay in registers where those have room for a line's, two and what distances are measured from. What is
-    `near` needs no order: results are loaded and stored for several lines together.
+    Results stay in registers if the two sums and the shift of a whole line fit. Data `in_l1` needs no order:
+    results are loaded and stored once for several lines.
     """
     *data, column = s[stage].op.axis
     *before, line = s[stage].op.reduce_axis
     lines, vectors, fitting = extent_of(line), -(-columns // lanes), _columns_in_registers(target) // lanes
     at_once = vectors if vectors <= fitting else max(n for n in (4, 3, 2, 1) if vectors % n == 0)
     nbytes = _PIECE_BYTES if vectors > at_once else _PIECE_BYTES // 2
-    least = 1 if columns % lanes == 0 and not near else _LINES_OF_PARTS
+    least = 1 if columns % lanes == 0 and not in_l1 else _LINES_OF_PARTS
     together = max(nbytes // (columns * s[stage].op.output(0).dtype.nbytes), least)
     each = max(n for n in range(1, together + 1) if not isinstance(lines, int) or lines % n == 0)
     lines, within = s[stage].split(line, factor=each)
@@ -190,17 +198,17 @@ def _pass_in_order(
 
 
 def _columns_in_registers(target: Target) -> int:
-    """Columns whose two results, and what distances are measured from, registers have room for."""
+    """Return how many columns have their two sums and their shift in registers."""
     return (target.vector_registers - 2) // 3 * vector_lanes(target)
 
 
 def _prefetch_ahead(
     s: te.Schedule, stage: te.Tensor, loop: te.IterVar, x: te.Tensor, target: Target, *, by_itself: bool
 ) -> None:
-    """Ask, in each iteration of `loop`, for what of `x` lies a little further on, if it is more than caches hold.
+    """Prefetch, in each iteration of `loop`, a little ahead in `x`, or in the tensor it reshapes, if it exceeds caches.
 
-    It may be in the shape that another tensor is seen in. `by_itself`: results stay in registers, and memory is all
-    that is read; a core that waits for few lines comes far enough ahead then, and loses by asking.
+    `by_itself`: results stay in registers and only memory is read. Out-of-order execution runs far enough ahead then
+    on cores with few line-fill buffers, where prefetches would only cost time.
     """
     few = has_few_fill_buffers(target)
     if few and by_itself:
@@ -212,30 +220,30 @@ def _prefetch_ahead(
 
 
 def exceeds_caches(row: int, rows: int, target: Target) -> bool:
-    """Would several passes over each of `rows` rows of `row` bytes read memory again, or leave cores without work?"""
+    """True if a second pass over `rows` rows of `row` bytes would miss all caches, or if cores would be idle."""
     l2, l3 = target.cache_bytes.l2, target.cache_bytes.l3
     return row > max(l3 // _SHARE_OF_LLC, l2) or (row > l2 and rows < target.num_cores)
 
 
-def exceeds_near_caches(row: int, target: Target) -> bool:
-    """Would several passes over a row of so many bytes read it from a cache that is no core's own?"""
+def exceeds_private_caches(row: int, target: Target) -> bool:
+    """True if a second pass over a row of so many bytes would miss the caches private to a core."""
     return row > target.cache_bytes.l2 // _SHARE_ACROSS
 
 
 def schedule_by_moments(
     s: te.Schedule, result: te.Tensor, norm: te.Tensor, moments: Moments, first: int, target: Target
 ) -> te.Schedule:
-    """Compute the normalisation `result` by `norm`, which is made of `moments`: one pass for them, one for the rest.
+    """Compute the normalisation `result` as `norm`: one pass for its `moments`, one that normalises.
 
-    Dimensions from `first` on are passed over as one: what is stored past the caches begins with whole cache lines.
+    Dimensions from `first` on are fused into one, so that non-temporal stores begin with whole cache lines.
     """
     s.recompute(result, norm)
     out = s.outputs[0].output(0)
     before = inline_others(s, out, s.current(result).op)
-    moments_apart(s, before, moments, target)
+    schedule_moments_at_root(s, before, moments, target)
     axes = list(s[out].op.axis)
     vectors, _ = vectorize_rows(s, out, axes[first:], target)
-    parallel_outer(s, out, [*axes[:first], vectors], work_behind(out), target)
+    parallel_outer(s, out, [*axes[:first], vectors], estimated_work(out), target)
     return s
 
 
@@ -248,9 +256,9 @@ def schedule_rows_by_moments(
     target: Target,
     group: int = 1,
 ) -> te.Schedule:
-    """As `schedule_by_moments`, row by row: each is standardised while a cache has it.
+    """Compute the normalisation `result` as `norm` row by row: each is normalised while a cache holds it.
 
-    The dimensions `outer` tell rows apart; `group` indices of the last of them are one.
+    Rows are indexed by the dimensions `outer`; `group` consecutive indices of the last of them are one row.
     """
     s.recompute(result, norm)
     out, lanes = s.outputs[0].output(0), vector_lanes(target)
@@ -261,17 +269,17 @@ def schedule_rows_by_moments(
     if group > 1:
         rows[-1], _ = s[out].split(rows[-1], factor=group)
     row = s[out].fuse(*rows)
-    parallel(s, out, row, work_behind(out), lanes)
+    parallel(s, out, row, estimated_work(out), lanes)
     if moments.x.ndim - 1 in moments.sizes:
         vectorize_rows(s, out, trailing, target)
     else:
         vectorize_elements(s, out, axes[-1], extent_of(axes[-1]), lanes)
-    moments_at(s, before, moments, out, row, target)
+    schedule_moments_at(s, before, moments, out, row, target)
     return s
 
 
-def moments_apart(s: te.Schedule, before: Sequence[te.ComputeOp], moments: Moments, target: Target) -> None:
-    """Compute `moments`, and what of `before` is made of them, before anything else."""
+def schedule_moments_at_root(s: te.Schedule, before: Sequence[te.ComputeOp], moments: Moments, target: Target) -> None:
+    """Compute `moments`, and the stages of `before` that use them, at root, before the normalisation."""
     _schedule_moments(s, moments, target)
     for op in before:
         statistic = op.output(0)
@@ -283,16 +291,16 @@ def moments_apart(s: te.Schedule, before: Sequence[te.ComputeOp], moments: Momen
             vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), vector_lanes(target))
 
 
-def moments_at(
+def schedule_moments_at(
     s: te.Schedule, before: Sequence[te.ComputeOp], moments: Moments, out: te.Tensor, row: te.IterVar, target: Target,
-    *, asked: bool = False,
+    *, prefetched: bool = False,
 ) -> None:  # fmt: skip
-    """Compute `moments`, and what of `before` is made of them, at the loop `row` of `out`.
+    """Compute `moments`, and the stages of `before` that use them, at the loop `row` of `out`.
 
-    `asked`: what they are of has been asked for, a row ahead.
+    `prefetched`: their input was prefetched a row ahead.
     """
     lanes = vector_lanes(target)
-    _schedule_moments(s, moments, target, (out, row), asked)
+    _schedule_moments(s, moments, target, (out, row), prefetched)
     for op in before:
         if s[op].attach != "root" or not uses_reduction(op):
             continue
@@ -308,7 +316,7 @@ def moments_at(
 
 @register_schedule(VARIANCE, "cpu", rank=Rank.REDUCTION)
 def schedule_variance(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """A variance with an elementwise tail: two passes over what is in a cache, in parts where that can't be all."""
+    """Schedule a variance with an elementwise tail: two passes over rows in a cache, or parts where they don't fit."""
     if len(outs) > 1:
         return schedule_stagewise(outs, anchor, target)
     s = te.create_schedule([outs[0].op])

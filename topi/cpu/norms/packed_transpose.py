@@ -1,8 +1,8 @@
-"""Columns of short rows into rows that lie one behind the other in memory, whole vectors of them at a time.
+"""In-register transpose of columns of short rows into contiguous rows, stored in whole vectors.
 
-Rows of 10 don't end with vectors: stored row by row, results leave in pieces, several for each vector, and lines that
-were just stored in pieces have to wait before they can be read again. Processors that pick any elements of two vectors
-by one instruction put the vectors together as memory has them.
+Rows of 10 elements don't end with a vector: stored row by row they take several partial stores per vector, and loads
+from lines just stored in pieces stall on store forwarding. Processors with a two-source permute (`vpermt2ps`) build
+whole vectors in registers instead.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ __all__ = ["can_pack", "pack_rows"]
 
 
 def can_pack(target: Target, lanes: int, dtype: DType) -> bool:
-    """Does the target pick any elements of two vectors of so many, as fast as it turns parts of them?"""
+    """True if the target permutes any elements of two vectors of `lanes` as fast as it shuffles within lanes."""
     return "avx512f" in target.features and dtype.nbytes == 4 and lanes * dtype.nbytes == target.vector_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Vector:
-    """A vector, and of which place in memory each of its elements is; -1 for any."""
+    """A vector, and for each of its elements its offset in memory; -1 where it doesn't matter."""
 
     value: PrimExpr
     places: tuple[int, ...]
 
 
 class _Shuffles:
-    """Shuffles of two vectors, and the definitions that they become."""
+    """Builder of two-vector shuffles; `definitions` has the let-bindings emitted so far."""
 
     def __init__(self) -> None:
         self.definitions: list[tuple[Var, PrimExpr]] = []
 
     def pick(self, a: _Vector, b: _Vector, indices: Sequence[int]) -> _Vector:
-        """The elements of both, one behind the other, at `indices`."""
+        """Shuffle: select elements at `indices` from the concatenation of `a` and `b`."""
         value, places = Shuffle((a.value, b.value), tuple(indices)), a.places + b.places
         variable = Var("packed", value.dtype)
         self.definitions.append((variable, value))
         return _Vector(variable, tuple([places[i] for i in indices]))
 
     def interleaved(self, columns: Sequence[_Vector]) -> list[_Vector]:
-        """Vectors of whole rows, as many as there are columns, a power of two."""
+        """Interleave `columns`, a power of two of them, into as many vectors of row pieces."""
         vectors, lanes = list(columns), len(columns[0].places)
         half = len(vectors) // 2
         parts = [[i + other for i in range(first, first + lanes // 2) for other in (0, lanes)]
                  for first in (0, lanes // 2)]  # fmt: skip
-        for _ in range(half.bit_length()):  # each moves a bit of the column's number into the lane's
+        for _ in range(half.bit_length()):  # each pass moves one bit of the column index into the lane index
             pairs = zip(vectors[:half], vectors[half:], strict=True)
             vectors = [self.pick(a, b, part) for a, b in pairs for part in parts]
         return vectors
 
     def gathered(self, pieces: Sequence[_Vector], places: range) -> _Vector:
-        """The vector of these places, out of all pieces that have some of them."""
+        """Assemble the vector of the offsets `places` from all pieces that hold some of them."""
         found = [piece for piece in pieces if any(p in places for p in piece.places)]
         return reduce(lambda a, b: self._joined(a, b, places), found)
 
@@ -71,7 +71,7 @@ class _Shuffles:
 
 
 def _packed(columns: Sequence[PrimExpr]) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
-    """Vectors of the rows that `columns` have, in the order of memory, and what is to be defined for them."""
+    """Transpose `columns` into vectors of rows in memory order; returns the let-bindings and those vectors."""
     width, lanes = len(columns), columns[0].dtype.lanes
     vectors = [_Vector(e, tuple(range(c, lanes * width, width))) for c, e in enumerate(columns)]
     shuffles, pieces = _Shuffles(), list[_Vector]()
@@ -85,9 +85,9 @@ def _packed(columns: Sequence[PrimExpr]) -> tuple[list[tuple[Var, PrimExpr]], li
 
 @cache
 def pack_rows(lanes: int, width: int, ndim: int, dtype: str) -> te.TensorIntrin:
-    """T[..., r, c] = source[..., c, r], for `lanes` rows of `width`; all other of the `ndim` dimensions are 1.
+    """Tensor intrinsic T[..., r, c] = source[..., c, r] for `lanes` rows of `width`; other dimensions of `ndim` are 1.
 
-    What it writes to is compact: its vectors reach from one row into the next.
+    The output must be compact, since its vectors cross from one row into the next.
     """
     ones = (1,) * (ndim - 2)
     source = te.placeholder((*ones, width, lanes), as_dtype(dtype), name="source")

@@ -1,4 +1,4 @@
-"""Kernels that find out something about rows and go over them again: statistics, and what uses them."""
+"""Helpers for kernels that compute statistics of rows and go over the rows again with them."""
 
 from __future__ import annotations
 
@@ -19,26 +19,32 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
 
 __all__ = [
-    "elements_of", "inline_others", "is_worth_keeping", "prefetch_next_rows", "split_at", "statistics_at",
-    "uses_reduction", "work_behind",
+    "elements_of",
+    "estimated_work",
+    "inline_others",
+    "is_worth_keeping",
+    "prefetch_next_rows",
+    "split_at",
+    "statistics_at",
+    "uses_reduction",
 ]  # fmt: skip
 
 _CALL_COST = 16
-"""Operations that a transcendental function is counted as."""
+"""Cost of a transcendental function, in scalar operations."""
 
 
 def elements_of(anchor: te.Operation) -> te.Tensor:
-    """What a norm is of."""
+    """Return the input that a norm normalises."""
     return next(t for t in anchor.input_tensors if tuple(t.shape) == tuple(anchor.output(0).shape))
 
 
 def prefetch_next_rows(
     s: te.Schedule, out: te.Tensor, busy: tuple[te.Tensor, te.IterVar], length: int, target: Target, *, always: bool
 ) -> None:
-    """Ask for the next row of large inputs, and for the place of this row's results, while a row is worked on.
+    """Prefetch the next row of large inputs, and this row's results for writing, while a row is computed.
 
-    A line at a time in the loop of most arithmetic, `busy`: memory is idle meanwhile. What takes a pass of its own
-    before the results are written can ask for their place too. `always`: cores that wait for few lines do so, too.
+    This goes a cache line at a time in `busy`, the stage and loop with most arithmetic, where memory is idle. Results
+    are prefetched only by a stage that precedes the writing pass. `always`: on cores with few line-fill buffers, too.
     """
     tensor, loop = busy
     prefetch_rows(s, tensor, loop, constant_size(out.shape), length, target, always=always)
@@ -55,11 +61,9 @@ def statistics_at(
     lanes: int,
     together: int = 1,
 ) -> list[tuple[te.Tensor, te.IterVar]]:
-    """Compute what depends on reductions at the loop `row` of `out`; rows have `first` indices.
+    """Compute the stages that depend on reductions at the loop `row` of `out`; rows have `first` indices.
 
-    `together`: so many rows are taken in each iteration.
-
-    Returns the stages of whole rows with their loops over vectors.
+    `together`: rows per iteration. Returns the stages that hold whole rows, with their loops over vectors.
     """
     rows: list[tuple[te.Tensor, te.IterVar]] = []
     for op in before:
@@ -78,7 +82,7 @@ def statistics_at(
 
 
 def inline_others(s: te.Schedule, out: te.Tensor, anchor: te.Operation) -> list[te.ComputeOp]:
-    """Inline what comes behind the anchor, and what comes before its statistics. Returns the stages before it."""
+    """Inline the stages behind the anchor and those in front of its statistics; returns the stages before it."""
     stages = [op for op in operations_behind([out]) if isinstance(op, te.ComputeOp)]
     before, behind = split_at(stages, anchor)
     for op in stages:
@@ -87,38 +91,38 @@ def inline_others(s: te.Schedule, out: te.Tensor, anchor: te.Operation) -> list[
     return before
 
 
-def work_behind(out: te.Tensor) -> float:
-    """Scalar operations of a kernel whose stages all have the elements of `out`, roughly."""
+def estimated_work(out: te.Tensor) -> float:
+    """Estimate the scalar operations of a kernel whose stages all have the shape of `out`."""
     return constant_size(out.shape) * element_cost(operations_behind([out]))
 
 
 def split_at(stages: list[te.ComputeOp], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
-    """The stages that the anchor reads, and the anchor with those that read it."""
+    """Split `stages` into those that the anchor reads, and the anchor with those that read it."""
     needed = {id(op) for op in operations_behind([anchor.output(0)])} - {id(anchor)}
     return [op for op in stages if id(op) in needed], [op for op in stages if id(op) not in needed]
 
 
 def uses_reduction(op: te.Operation) -> bool:
-    """Is this a reduction, or computed from the result of one?"""
+    """True for a reduction, or a stage computed from the result of one."""
     return any(isinstance(o, te.ComputeOp) and o.reduce_axis for o in operations_behind([op.output(0)]))
 
 
-def is_worth_keeping(op: te.Operation, stages: Sequence[te.ComputeOp], anchor: te.Operation, *, near: bool) -> bool:
-    """Should what is read for the anchor's statistics be computed once for a row, not in each pass that reads it?
+def is_worth_keeping(op: te.Operation, stages: Sequence[te.ComputeOp], anchor: te.Operation, *, in_l1: bool) -> bool:
+    """True if an elementwise stage read by several statistics should be buffered rather than recomputed in each pass.
 
-    A store and loads from the first-level cache, `near`, cost more than an addition and less than anything longer.
-    Elsewhere, or where indices are taken apart, only functions are worth it.
+    A store and loads from L1 (`in_l1`) cost more than one operation and less than several. In other caches, or with
+    index arithmetic, only transcendental functions are worth it.
     """
     own_shape = tuple(op.output(0).shape) == tuple(anchor.output(0).shape)
     if not isinstance(op, te.ComputeOp) or uses_reduction(op) or not own_shape:
         return False
     passes = [reader for reader in stages if uses_reduction(reader) and op.output(0) in reader.input_tensors]
     cost = sum([_operations(o) for o in operations_behind([op.output(0)])])
-    return len(passes) > 1 and cost > (1 if near else _CALL_COST - 1)
+    return len(passes) > 1 and cost > (1 if in_l1 else _CALL_COST - 1)
 
 
 def _operations(op: te.Operation) -> int:
-    """Roughly the instructions for an element, without loads."""
+    """Estimate the instructions per element, without loads."""
     nodes = list(post_order(op.body)) if isinstance(op, te.ComputeOp) else []
     choices = [e for e in nodes if isinstance(e, Select)]
     calls = [e for e in nodes if isinstance(e, Call)]

@@ -1,4 +1,4 @@
-"""Softmax and normalisations of rows on CPUs: statistics of a row, and elementwise steps with them, in one kernel."""
+"""Softmax and normalisations of rows on CPUs: row statistics and the elementwise steps that use them, in one kernel."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
-from relayc.topi.cpu.elementwise.line_stores import rows_leave_by_lines, vectorize_rows
-from relayc.topi.cpu.norms.flattened_rows import FlatRows
+from relayc.topi.cpu.elementwise.line_stores import rows_use_nontemporal_stores, vectorize_rows
+from relayc.topi.cpu.norms.flattened_rows import FlattenedSoftmax
 from relayc.topi.cpu.norms.moments import exceeds_caches, part_by_part, part_sizes, schedule_by_moments
 from relayc.topi.cpu.norms.row_statistics import (
+    estimated_work,
     inline_others,
     is_worth_keeping,
     prefetch_next_rows,
     split_at,
     statistics_at,
     uses_reduction,
-    work_behind,
 )
-from relayc.topi.cpu.norms.strided_axis import schedule_across_memory
+from relayc.topi.cpu.norms.strided_axis import schedule_strided_axis
 from relayc.topi.cpu.norms.transposed_rows import TransposedRows
 from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
@@ -47,28 +47,27 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_rowwise"]
 
-_TOGETHER, _SHARE_OF_TOGETHER = (2, 4), 24
-"""Short rows that are worked on together, and the share of the first-level cache that their results may take: what
-processors look ahead is a row of 10 vectors, about, with its statistics."""
-_FEWEST_FLAT, _FEWEST_OF_LOGARITHM = 8, 16
-"""Elements of rows whose lanes are added up sooner than they are turned in registers and back; those of a logarithm
-of softmax wait for that of their sum besides."""
+_BATCHES, _BATCH_SHARE = (2, 4), 24
+"""Numbers of short rows that are batched, and the divisor of the L1 size that their results may take: the out-of-order
+window covers about a row of 10 vectors with its statistics."""
+_FEWEST_FLATTENED, _FEWEST_OF_LOGARITHM = 8, 16
+"""Shortest rows, in elements, that are faster flattened than transposed in registers; rows of a log-softmax also wait
+for the logarithm of their sum."""
 _SHARE_OF_PAIRS = 8
-"""The same of two rows of a norm of narrow numbers, whose passes convert: these wait for its statistics in longer rows,
-too."""
+"""Divisor of the L1 size for two batched rows of a norm of 16-bit elements: their passes convert, and wait for
+statistics in longer rows, too."""
 _SHARE_OF_L2, _SHARE_OF_PARTS = 4, 16
-"""Which part of the second-level cache a row of a softmax takes at most whose exponentials are kept, and which a part
-of a longer one."""
+"""Divisors of the L2 size: the longest softmax row whose exponentials are kept, and the parts of a longer one."""
 _WIDE_BYTES = 4
-"""Of the numbers that statistics are made of."""
+"""Bytes of the elements in which statistics are computed."""
 
 
 @register_schedule(["softmax", "layer_norm", "rms_norm", "l2_normalize"], "cpu", rank=Rank.HEAVY)
 def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Statistics of a row and elementwise steps with them, one row at a time while it is in the first-level cache.
+    """Compute statistics of a row and the elementwise steps that use them, row by row while it is in L1.
 
-    The anchor's attribute "axis" says where rows begin: its dimensions from there on are one row. A softmax or L2 norm
-    along one dimension that is not the last has rows across memory.
+    The anchor's attribute "axis" is the first dimension of a row, which has all dimensions from there on. A softmax or
+    L2 norm along a single dimension that is not the last goes to `schedule_strided_axis`.
     """
     if "axis" not in anchor.attrs:
         return schedule_stagewise(outs, anchor, target)
@@ -79,26 +78,26 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     if anchor.tag == "layer_norm" and len(outs) == 1 and _rows_exceed_caches(anchor.output(0), first, target):
         return _schedule_by_moments(s, anchor, first, target)
     if first != len(anchor.axis) - 1 and _reduces_one_axis(anchor):
-        return schedule_across_memory(s, outs, anchor, target)
-    together = _neighbours(outs, anchor, target) if first == len(anchor.axis) - 1 else None
+        return schedule_strided_axis(s, outs, anchor, target)
+    together = _multi_row_kernel(outs, anchor, target) if first == len(anchor.axis) - 1 else None
     if together is not None:
         return together.schedule()
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
     before, behind = split_at(stages, anchor)
     row_bytes = constant_size(out.shape[first:]) * max(out.dtype.nbytes, 4)
-    near = all(isinstance(d, int) for d in out.shape[first:]) and row_bytes <= target.cache_bytes.l1 // 4
-    kept = [op for op in before if is_worth_keeping(op, stages, anchor, near=near)]
+    in_l1 = all(isinstance(d, int) for d in out.shape[first:]) and row_bytes <= target.cache_bytes.l1 // 4
+    kept = [op for op in before if is_worth_keeping(op, stages, anchor, in_l1=in_l1)]
     clamp_logarithm(s, anchor)
     if not kept and len(outs) == 1 and _are_long(out, anchor, target):
         return _softmax_in_two_passes(s, anchor, first, target)
-    guessed = can_be_unshifted(anchor) and first > 0  # the sum of a single row has no loop to be computed in
-    if guessed:  # what is read is read by one pass
+    speculative = can_be_unshifted(anchor) and first > 0  # the sum of a single row has no loop to attach to
+    if speculative:  # a single pass reads the input
         kept = []
     for op in stages:
         if op is not out.op and op not in kept and (op in behind or not uses_reduction(op)):
             s[op].compute_inline()
     axes = list(s[out].op.axis)
-    row, together = s[out].fuse(*axes[:first]), _rows_together(out, anchor, first, target)
+    row, together = s[out].fuse(*axes[:first]), _rows_per_batch(out, anchor, first, target)
     if together > 1:
         row, _ = s[out].split(row, factor=together)
     parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
@@ -107,16 +106,16 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
         s[op].compute_at(s[out], row)
         vectorize_elements(s, op.output(0), op.axis[-1], op.axis[-1].extent, lanes)
     busy += statistics_at(s, before, out, row, first, lanes, together)
-    if guessed:
+    if speculative:
         busy.append(_speculate_rows(s, anchor, first, lanes))
     length = constant_size([extent_of(a) for a in axes[first:]])
-    always = anchor.tag == "softmax" or rows_leave_by_lines(out, constant_size(out.shape[-1:]), target)
+    always = anchor.tag == "softmax" or rows_use_nontemporal_stores(out, constant_size(out.shape[-1:]), target)
     prefetch_next_rows(s, out, busy[-1], length, target, always=always)
     return s
 
 
 def _speculate_rows(s: te.Schedule, anchor: te.Operation, first: int, lanes: int) -> tuple[te.Tensor, te.IterVar]:
-    """Guess powers and sums where `anchor`, a softmax, has its own; the powers, and their loop over vectors."""
+    """Speculate on unshifted exponentials and sums of the softmax `anchor`; returns the busiest stage and its loop."""
     largest, exact, total = stages_of(anchor)
     element = element_of(largest.op, first)
     if is_logarithm(anchor):
@@ -124,39 +123,41 @@ def _speculate_rows(s: te.Schedule, anchor: te.Operation, first: int, lanes: int
         speculate_sums(s, anchor, None, sums)
         busy = (*_vectorize_sums(s, sums, lanes), sums)[0]
         return busy, s[busy].op.reduce_axis[-1]
-    powers = exponentials_of(element, exact)
-    sums = sums_of(powers, exact, total)
-    speculate_sums(s, anchor, powers, sums)
+    exponentials = exponentials_of(element, exact)
+    sums = sums_of(exponentials, exact, total)
+    speculate_sums(s, anchor, exponentials, sums)
     _vectorize_sums(s, sums, lanes)
-    return powers, vectorize_elements(s, powers, powers.op.axis[-1], powers.shape[-1], lanes)
+    return exponentials, vectorize_elements(s, exponentials, exponentials.op.axis[-1], exponentials.shape[-1], lanes)
 
 
-def _neighbours(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> FlatRows | TransposedRows | None:
-    """Neighbouring short rows, in whichever form is faster."""
-    flat, turned = FlatRows.of(anchor, outs, target), TransposedRows.of(anchor, outs, target)
-    fewest = _FEWEST_OF_LOGARITHM if is_logarithm(anchor) else _FEWEST_FLAT
-    return turned if flat is None or (turned is not None and flat.line.length < fewest) else flat
+def _multi_row_kernel(
+    outs: list[te.Tensor], anchor: te.Operation, target: Target
+) -> FlattenedSoftmax | TransposedRows | None:
+    """Choose the multi-row kernel for short rows, flattened or transposed, whichever is faster; None for others."""
+    flat, transposed = FlattenedSoftmax.of(anchor, outs, target), TransposedRows.of(anchor, outs, target)
+    fewest = _FEWEST_OF_LOGARITHM if is_logarithm(anchor) else _FEWEST_FLATTENED
+    return transposed if flat is None or (transposed is not None and flat.line.length < fewest) else flat
 
 
 def _vectorize_sums(s: te.Schedule, sums: te.Tensor, lanes: int) -> list[te.Tensor]:
-    """Add up each row by vectors; the stages of their lanes, which those of a single row are apart from it."""
+    """Vectorise the sums of rows; returns the stages of partial sums, which are attached unless there is one row."""
     stages = vectorize_reduction(s, sums, lanes)
     for stage in stages if s[sums].op.axis else ():
         s[stage].compute_at(s[sums], s[sums].op.axis[-1])
     return stages
 
 
-def _rows_together(out: te.Tensor, anchor: te.Operation, first: int, target: Target) -> int:
-    """How many rows are taken stage by stage: what one waits for, its lanes added up, say, the others fill.
+def _rows_per_batch(out: te.Tensor, anchor: te.Operation, first: int, target: Target) -> int:
+    """Return how many rows are batched stage by stage, so that the latency of lane sums of one overlaps with others.
 
-    Not where elements have as many bytes as numbers of a norm: those wait for memory.
+    Norms of 32-bit elements take one row at a time, since they are memory-bound.
     """
     rows, length = out.shape[0], constant_size(out.shape[first:]) * out.dtype.nbytes
     waits = anchor.tag == "softmax" or out.dtype.nbytes < _WIDE_BYTES
     if first != 1 or not waits or not all(isinstance(d, int) for d in out.shape):
         return 1
-    pairs = _SHARE_OF_TOGETHER if anchor.tag == "softmax" else _SHARE_OF_PAIRS
-    fitting = [n for n in _TOGETHER if n * length <= target.cache_bytes.l1 // (pairs if n == 2 else _SHARE_OF_TOGETHER)]
+    pairs = _BATCH_SHARE if anchor.tag == "softmax" else _SHARE_OF_PAIRS
+    fitting = [n for n in _BATCHES if n * length <= target.cache_bytes.l1 // (pairs if n == 2 else _BATCH_SHARE)]
     return max([n for n in fitting if constant_size([rows]) % n == 0], default=1)
 
 
@@ -174,10 +175,10 @@ def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, first: int, targe
 
 
 def _are_long(out: te.Tensor, anchor: te.Operation, target: Target) -> bool:
-    """Is `anchor` a softmax of rows, beyond the caches, whose exponentials had better be computed twice than kept?
+    """True for a softmax of long rows, beyond the caches, whose exponentials are faster recomputed than kept.
 
-    Where a vector is a cache line an exponential takes less time than the line to arrive: from rows on that the
-    first-level cache does not hold. Elsewhere so do rows that drive their own exponentials out of the second.
+    Where a vector is a cache line, an exponential takes less time than the line takes to arrive, so this holds for rows
+    that exceed L1; elsewhere for rows that would evict their own exponentials from L2.
     """
     result = anchor.output(0)
     known = all(isinstance(d, int) for d in result.shape) and anchor.attrs["axis"] == len(result.shape) - 1
@@ -189,7 +190,7 @@ def _are_long(out: te.Tensor, anchor: te.Operation, target: Target) -> bool:
 
 
 def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, target: Target) -> te.Schedule:
-    """A row's largest number and sum by parts, in one pass over memory; then the results, of the row in a cache."""
+    """Compute a row's maximum and sum by parts in one pass over memory, then the results from the cache."""
     largest, exact, total = stages_of(anchor)
     element = element_of(largest.op, first)
     (x,) = largest.op.input_tensors
@@ -203,7 +204,7 @@ def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, tar
     out, passes = s.outputs[0].output(0), (parts.largest_of_part, parts.sum_of_part)
     before = inline_others(s, out, s.current(anchor.output(0)).op)
     row = s[out].fuse(*s[out].op.axis[:first])
-    parallel(s, out, row, work_behind(out), vector_lanes(target))
+    parallel(s, out, row, estimated_work(out), vector_lanes(target))
     vectorize_rows(s, out, s[out].op.axis[-1:], target)
     for op in [op for op in before if uses_reduction(op) and all(op is not t.op for t in passes)]:
         if tuple(op.output(0).shape) == tuple(out.shape):
@@ -222,6 +223,6 @@ def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, tar
 
 
 def _reduces_one_axis(anchor: te.Operation) -> bool:
-    """Are the statistics behind `anchor` of one dimension?"""
+    """True if every statistic that `anchor` uses reduces a single dimension."""
     behind = [op for op in operations_behind([anchor.output(0)]) if isinstance(op, te.ComputeOp)]
     return all(len(op.reduce_axis) <= 1 for op in behind)

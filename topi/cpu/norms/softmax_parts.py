@@ -1,4 +1,4 @@
-"""Softmax of long rows across memory: strips of columns, a few rows at a time while the first-level cache has them."""
+"""Softmax of long rows along a strided axis: column blocks, by parts of a few rows that stay in L1."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 __all__ = ["softmax_by_parts"]
 
 _VECTORS = 4
-"""Of columns that are worked on together: their statistics stay in registers."""
+"""Vectors of columns that are computed together, with their statistics in registers."""
 _FEWEST_ROWS, _MOST_ROWS = 4, 32
-"""Of a part: for each there is one exponential more."""
+"""Fewest and most rows of a part: each part costs one more exponential per column."""
 _FLOAT_BYTES = 4
 
 
 def softmax_by_parts(
     s: te.Schedule, anchor: te.Operation, largest: te.ComputeOp, keep: bool, work: float, target: Target
 ) -> None:
-    """Compute `anchor`, a softmax along its last dimension but one, by parts of rows, strips of columns at a time.
+    """Compute `anchor`, a softmax along its last dimension but one, by column blocks and parts of rows.
 
-    `largest` is its stage for the largest number of a row; `keep` what that reads for the other passes.
+    `largest` is its stage for row maxima; `keep`: what that reads is stored for the other passes.
     """
     shape = anchor.output(0).shape
     axis = len(shape) - 2
     sizes = tuple([constant_size([d]) for d in shape])
-    lines, most = _strip(s.outputs[0].output(0), axis, target)
+    lines, most = _block_and_part(s.outputs[0].output(0), axis, target)
     element, size = element_of(largest, axis), _rows_of_a_part(sizes[axis], most)
     parts = SoftmaxParts(element, sizes, size, anchor.output(0).dtype, keep=keep)
     s.recompute(anchor.output(0), parts.result)
@@ -51,16 +51,16 @@ def softmax_by_parts(
     block = _VECTORS * lanes
     width = -(-lines * LINE_BYTES // out.dtype.nbytes // block) * block
     if are_stored_by_lines(out, axis, target) and not are_whole_lines(out, axis):
-        strip, row = split_by_lines(s, out, axis, width, work, target)
-        width -= LINE_BYTES // out.dtype.nbytes  # from strip to strip
+        block_loop, row = split_by_lines(s, out, axis, width, work, target)
+        width -= LINE_BYTES // out.dtype.nbytes  # the step from block to block
     else:
-        strip, row, column = split_into_column_blocks(s, out, axis, width, work, target)
+        block_loop, row, column = split_into_column_blocks(s, out, axis, width, work, target)
         _, lane = s[out].split(column, factor=block)
         s[out].vectorize(lane)
     s[out].split(row, factor=parts.size)
-    by_rows, loops = _go_by_rows(out, axis, target), dict[te.Tensor, te.IterVar]()
+    by_rows, loops = _interleaves_rows(out, axis, target), dict[te.Tensor, te.IterVar]()
     for tensor in stages:
-        s[tensor].compute_at(s[out], strip)
+        s[tensor].compute_at(s[out], block_loop)
         loops[tensor] = _vectorize(s, tensor, lanes, by_rows=by_rows)
     for tensor in _passes(parts):
         s[tensor].pragma(tensor.op.axis[axis], "fuse_with_next")
@@ -70,17 +70,16 @@ def softmax_by_parts(
 
 
 def _passes(parts: SoftmaxParts) -> list[te.Tensor]:
-    """What is done for a part of the rows before the next one."""
+    """Return the stages that are computed for a part of the rows before the next part."""
     first = [] if parts.values is None else [parts.values]
     return [*first, parts.largest_of_part, parts.exponentials, parts.sum_of_part]
 
 
-def _strip(out: te.Tensor, axis: int, target: Target) -> tuple[int, int]:
-    """Cache lines of each row in a strip, and the most rows of a part.
+def _block_and_part(out: te.Tensor, axis: int, target: Target) -> tuple[int, int]:
+    """Return the cache lines of each row in a column block, and the most rows of a part.
 
-    Exponentials of a strip that the first-level cache does not hold may as well be more. Few rows that share sets fit
-    in the caches. Memory is read in longer pieces then, and where lines of the result can't be stored past the caches,
-    or one of them is computed twice.
+    Blocks are wider where L1 can't hold their exponentials anyway, where cache-set conflicts leave room for few rows,
+    and where rows of results are not whole cache lines: stores can't be non-temporal, or a line is computed twice.
     """
     if have_set_conflicts(out, axis, _MOST_ROWS):
         return 8, 10
@@ -90,11 +89,11 @@ def _strip(out: te.Tensor, axis: int, target: Target) -> tuple[int, int]:
     return 2 if kept <= target.cache_bytes.l1 else 4, _MOST_ROWS
 
 
-def _go_by_rows(out: te.Tensor, axis: int, target: Target) -> bool:
-    """Are exponentials found row by row, beside each the results of the strip before that it takes the place of?
+def _interleaves_rows(out: te.Tensor, axis: int, target: Target) -> bool:
+    """True if exponentials are computed row by row, each replacing results of the block before, stored beside it.
 
-    Memory has to read and to store all the time then. Where vectors are parts of cache lines arithmetic binds, and
-    more values than there are registers for cost more than that gains, unless rows share sets of the caches.
+    Memory reads and writes overlap then. Where vectors are shorter than a cache line the kernel is compute-bound, and
+    register spills cost more than that gains, unless rows have cache-set conflicts.
     """
     return vector_lanes(target) * _FLOAT_BYTES >= LINE_BYTES or have_set_conflicts(out, axis, _MOST_ROWS)
 
@@ -104,9 +103,9 @@ def _rows_of_a_part(rows: int, most: int) -> int:
 
 
 def _vectorize(s: te.Schedule, tensor: te.Tensor, lanes: int, *, by_rows: bool) -> te.IterVar:
-    """A few vectors of columns together: all rows of them before the next ones, or, `by_rows`, all of a row.
+    """Vectorise a few vectors of columns together: all rows of them before the next, or all of a row if `by_rows`.
 
-    Where rows are reduced, the former always. Returns the loop around what is one instruction each.
+    Reductions always take the former order. Returns the loop around single vector instructions.
     """
     *data, column = s[tensor].op.axis
     block, column = s[tensor].split(column, factor=_VECTORS * lanes)
@@ -127,11 +126,11 @@ def _vectorize(s: te.Schedule, tensor: te.Tensor, lanes: int, *, by_rows: bool) 
 def _prefetch_rows(
     s: te.Schedule, out: te.Tensor, parts: SoftmaxParts, sizes: tuple[int, int], loop: te.IterVar, busy: te.Tensor
 ) -> None:
-    """Ask for what will be read and written while `busy` has arithmetic: rows of this strip or the next one's.
+    """Prefetch what will be read and written, of this column block or the next, in the arithmetic of stage `busy`.
 
-    In `loop` a block of columns of each; `sizes` are those of a strip and of a block. A part is read for the first
-    time before its exponentials are found: what is asked for lies further ahead by half of one than memory needs.
-    Where rows begin anywhere a strip's last line is the one that is new.
+    Each iteration of `loop` covers some columns of a row; `sizes` are the columns of a block and of an iteration. A
+    part is first read before its exponentials, so the prefetch distance is longer by half a part than latency needs.
+    Where rows are unaligned, only the cache line at a block's end is new.
     """
     (width, block), axis, rows = sizes, parts.axis, parts.rows
     end = 0 if are_whole_lines(out, axis) else LINE_BYTES // out.dtype.nbytes - 1

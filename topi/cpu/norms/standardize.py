@@ -1,4 +1,4 @@
-"""Standardisation over any dimensions on CPUs: of channels of planes, of a channel in all images of a batch."""
+"""Standardisation over any dimensions on CPUs: over the channels of a pixel, or each channel over a batch of images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from relayc.topi.cpu.norms.images import are_small_images, schedule_images
 from relayc.topi.cpu.norms.moments import exceeds_caches, part_sizes, schedule_by_moments, schedule_rows_by_moments
 from relayc.topi.cpu.norms.row_statistics import elements_of
 from relayc.topi.cpu.norms.rows import schedule_rowwise
-from relayc.topi.cpu.norms.strided_axis import schedule_across_memory
+from relayc.topi.cpu.norms.strided_axis import schedule_strided_axis
 from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.stagewise import schedule_stagewise
 from relayc.topi.groups import constant_size
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["schedule_standardize"]
 
 _SHARE_OF_BLOCKS = 2
-"""Of the second-level cache, what a strip of rows across memory may take."""
+"""Divisor of the L2 size: the most bytes of a column block of rows along a strided axis."""
 
 
 @register_schedule("standardize", "cpu", rank=Rank.HEAVY)
 def schedule_standardize(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Rows along memory or across it one by one, or strip by strip; others by moments, found in one pass."""
+    """Schedule rows one by one or, along a strided axis, by column blocks; otherwise by moments found in one pass."""
     axes, shape = anchor.attrs["axes"], anchor.output(0).shape
     nbytes, known = anchor.output(0).dtype.nbytes, all(isinstance(d, int) for d in shape)
     along, by_moments = len(shape) - 1 in axes, known and len(outs) == 1 and anchor.attrs["centred"]
@@ -36,13 +36,13 @@ def schedule_standardize(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     rows = constant_size([d for a, d in enumerate(shape) if a not in axes])
     if "axis" in anchor.attrs and along and not (by_moments and exceeds_caches(row, rows, target)):
         return schedule_rowwise(outs, anchor, target)
-    strip = constant_size([shape[a] for a in axes]) * LINE_BYTES
+    block_bytes = constant_size([shape[a] for a in axes]) * LINE_BYTES
     if by_moments and not along and axes[0] > 0 and len(axes) == 1 and are_small_images(outs, anchor, target):
         return schedule_images(outs, anchor, target)
-    fits = not by_moments or strip <= target.cache_bytes.l2 // _SHARE_OF_BLOCKS
+    fits = not by_moments or block_bytes <= target.cache_bytes.l2 // _SHARE_OF_BLOCKS
     if len(axes) == 1 and not along and fits:
         s = te.create_schedule([out.op for out in outs])
-        return schedule_across_memory(s, outs, anchor, target)
+        return schedule_strided_axis(s, outs, anchor, target)
     if not by_moments:
         return schedule_stagewise(outs, anchor, target)
     return _schedule_by_moments(outs, anchor, along and not exceeds_caches(row, rows, target), target)

@@ -1,4 +1,4 @@
-"""Softmax and normalisations of rows that lie across memory: neighbouring rows together, on CPUs."""
+"""Softmax and normalisations along a strided axis on CPUs: adjacent columns together, as blocks of columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relayc.topi.cpu.column_blocks import (
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
 from relayc.topi.cpu.norms.collapsed_columns import collapse_columns
-from relayc.topi.cpu.norms.copied_blocks import is_worth_copying, schedule_copied, with_copy
+from relayc.topi.cpu.norms.copied_blocks import is_worth_copying, schedule_copied_blocks, with_cached_input
 from relayc.topi.cpu.norms.row_statistics import elements_of, is_worth_keeping, split_at, uses_reduction
 from relayc.topi.cpu.norms.softmax_parts import softmax_by_parts
 from relayc.topi.cpu.norms.unshifted_blocks import unshifted_block_lines, unshifted_softmax_in_blocks
@@ -31,63 +31,63 @@ if TYPE_CHECKING:
 
     from relayc.backend.target import Target
 
-__all__ = ["schedule_across_memory"]
+__all__ = ["schedule_strided_axis"]
 
 _FEWEST_ROWS_OF_PARTS = 40
 _LEAST_BYTES_OF_PARTS = 2048
-"""Parts of fewer rows, or in fewer strips, have more in common than of their own."""
+"""Least rows, and bytes of columns, that are worth splitting into parts: smaller ones have too much overhead."""
 _OTHER_REGISTERS = 8
-"""What e to a vector, its largest number and its sum take."""
-_STRIPS_AHEAD = 4
-"""How far ahead is asked for what a strip reads and writes: further drives out what is at hand."""
+"""Vector registers for the exponential of a vector, its maximum and its sum."""
+_BLOCKS_AHEAD = 4
+"""Prefetch distance in column blocks, for reads and writes: a longer one evicts data still in use."""
 
 
-def schedule_across_memory(s: te.Schedule, outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Rows across memory: neighbouring rows together, every stage passing over the lines of them."""
+def schedule_strided_axis(s: te.Schedule, outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Schedule rows along a strided axis: blocks of adjacent columns, over whose lines every stage passes."""
     axis = int(anchor.attrs["axis"])
-    few = _fits_in_registers(outs[0], axis, _stages_beside(outs, anchor)[0], target)
+    few = _fits_in_registers(outs[0], axis, _stages_around(outs, anchor)[0], target)
     if copied := not few and is_worth_copying(outs, anchor, target):
-        anchor = with_copy(s, outs, anchor)
+        anchor = with_cached_input(s, outs, anchor)
     anchor = collapse_columns(s, anchor, axis, [elements_of(anchor).op] if copied else [])
-    merged = len(anchor.axis) == axis + 2
-    copy = elements_of(anchor) if copied and merged else None
+    collapsed = len(anchor.axis) == axis + 2
+    copy = elements_of(anchor) if copied and collapsed else None
     out = s.outputs[0].output(0)
-    before, behind = _stages_beside([out], anchor)
+    before, behind = _stages_around([out], anchor)
     inline_injective(s, [out], keep=[anchor, *before, *([] if copy is None else [copy.op])])
     for op in behind:
         if op is not out.op:
             s[op].compute_inline()
     work = constant_size(out.shape) * element_cost([*before, *behind])
     largest = next((op for op in before if op.tag == "softmax_max"), None)
-    if merged and largest is not None and not anchor.attrs.get("log") and _is_worth_parts(out, axis, target):
+    if collapsed and largest is not None and not anchor.attrs.get("log") and _is_worth_parts(out, axis, target):
         kept = any(not uses_reduction(op) for op in before)
         if lines := unshifted_block_lines(out, axis, target):
             unshifted_softmax_in_blocks(s, anchor, lines, work, target)
         else:
             softmax_by_parts(s, anchor, largest, kept, work, target)
     elif copy is not None:
-        schedule_copied(s, out, axis, copy, before, work, target)
-    elif merged and few:
+        schedule_copied_blocks(s, out, axis, copy, before, work, target)
+    elif collapsed and few:
         _schedule_in_registers(s, out, axis, before, work, target)
-    elif merged and _fits_in_blocks(out, axis, target):
+    elif collapsed and _fits_in_blocks(out, axis, target):
         _schedule_column_blocks(s, out, axis, before, work, target)
     else:
-        columns = s[out].op.axis[axis + 1 if merged else -1 :]
+        columns = s[out].op.axis[axis + 1 if collapsed else -1 :]
         _schedule_blocks(s, out, axis, columns, before, work, target)
     return s
 
 
-def _stages_beside(outs: list[te.Tensor], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
-    """What is computed once for rows in front of the anchor, and the anchor with all that reads it."""
+def _stages_around(outs: list[te.Tensor], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
+    """Return the stages computed once per row in front of the anchor, and the anchor with all that read it."""
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
     before, behind = split_at(stages, anchor)
-    return [op for op in before if uses_reduction(op) or is_worth_keeping(op, stages, anchor, near=False)], behind
+    return [op for op in before if uses_reduction(op) or is_worth_keeping(op, stages, anchor, in_l1=False)], behind
 
 
 def _is_worth_parts(out: te.Tensor, axis: int, target: Target) -> bool:
-    """Are there too many rows for strips to stay in caches, or does what is read in parts go past these anyway?
+    """True if splitting rows into parts pays: column blocks exceed the caches, or the results use non-temporal stores.
 
-    Conversions and the arithmetic of float64 are what binds strips of other types, not the second pass over memory.
+    Column blocks of other types than float32 are bound by conversions or float64 arithmetic, not by a second pass.
     """
     if not all(isinstance(d, int) for d in out.shape):
         return False
@@ -95,7 +95,7 @@ def _is_worth_parts(out: te.Tensor, axis: int, target: Target) -> bool:
     if length < _FEWEST_ROWS_OF_PARTS or columns * out.dtype.nbytes < _LEAST_BYTES_OF_PARTS:
         return False
     streamed = are_stored_by_lines(out, axis, target)
-    if len(out.shape) > axis + 2 and not are_whole_lines(out, axis):  # smaller vectors are bound by arithmetic
+    if len(out.shape) > axis + 2 and not are_whole_lines(out, axis):  # shorter vectors are compute-bound
         streamed = streamed and vector_lanes(target) * out.dtype.nbytes >= LINE_BYTES
     if _fits_in_blocks(out, axis, target):
         return streamed and out.dtype.nbytes == 4
@@ -103,10 +103,10 @@ def _is_worth_parts(out: te.Tensor, axis: int, target: Target) -> bool:
 
 
 def _fits_in_registers(out: te.Tensor, axis: int, before: list[te.ComputeOp], target: Target) -> bool:
-    """Do registers hold a vector of each element of a row, where these share sets of the caches, which don't?
+    """True if registers hold a vector for each element of a row, while cache-set conflicts keep caches from it.
 
-    A vector is a cache line, and results are stored past the caches by these. What takes more arithmetic than a
-    softmax would be too much code.
+    Vectors must be cache lines, with results in non-temporal stores. Kernels with more arithmetic than a softmax would
+    unroll to too much code.
     """
     if not all(isinstance(d, int) for d in out.shape) or not all(uses_reduction(op) for op in before):
         return False
@@ -118,15 +118,15 @@ def _fits_in_registers(out: te.Tensor, axis: int, before: list[te.ComputeOp], ta
 def _schedule_in_registers(
     s: te.Schedule, out: te.Tensor, axis: int, before: list[te.ComputeOp], work: float, target: Target
 ) -> None:
-    """A vector of each element of a row at a time, which is read once: how few of them caches hold doesn't matter."""
+    """Keep a vector for each element of a row in registers, so that memory is read once, whatever the caches hold."""
     width = LINE_BYTES // out.dtype.nbytes
-    strip, row, column = split_into_column_blocks(s, out, axis, width, work, target)
+    block_loop, row, column = split_into_column_blocks(s, out, axis, width, work, target)
     s[out].unroll(row)
     s[out].vectorize(column)
     busy, line = out, row
     for op in before:
         result = op.output(0)
-        s[result].compute_at(s[out], strip)
+        s[result].compute_at(s[out], block_loop)
         *data, lane = op.axis
         s[result].vectorize(lane)
         if op.reduce_axis:
@@ -135,14 +135,13 @@ def _schedule_in_registers(
         elif len(op.axis) > axis + 1:
             busy, line = result, op.axis[axis]
             s[result].unroll(line)
-    _prefetch_ahead(s, busy, line, out, axis, width, _STRIPS_AHEAD * width)
+    _prefetch_ahead(s, busy, line, out, axis, width, _BLOCKS_AHEAD * width)
 
 
 def _fits_in_blocks(out: te.Tensor, axis: int, target: Target) -> bool:
-    """Are there two strips at least, so short that they and the next ones stay in the second-level cache?
+    """True if there are at least two column blocks, so small that L2 holds them and the next ones.
 
-    Rows that are one block in that cache already lie in order there. Where elements of a row share sets of the caches
-    few of them stay there.
+    False where all columns are one block in L2, already in order, and under cache-set conflicts along rows.
     """
     if not all(isinstance(d, int) for d in out.shape):
         return False
@@ -155,19 +154,19 @@ def _fits_in_blocks(out: te.Tensor, axis: int, target: Target) -> bool:
 
 
 def _block_width(out: te.Tensor, target: Target) -> int:
-    """Columns of a strip: whole lines of the result, two vectors at least."""
+    """Columns of a block: whole cache lines of the result, at least two vectors."""
     return max(LINE_BYTES // out.dtype.nbytes, 2 * vector_lanes(target))
 
 
 def _schedule_column_blocks(
     s: te.Schedule, out: te.Tensor, axis: int, before: list[te.ComputeOp], work: float, target: Target
 ) -> None:
-    """A cache line of each row at a time: a strip stays in the first-level cache, statistics stay in registers.
+    """Compute a cache line of each row at a time: a column block stays in L1, its statistics in registers.
 
-    Results of a strip are stored while the next one is read for the first time: arithmetic of neither waits for memory.
+    Results of a block are stored while the next block is first read, so that neither's arithmetic waits for memory.
     """
     lanes, width = vector_lanes(target), _block_width(out, target)
-    strip, row, column = split_into_column_blocks(s, out, axis, width, work, target)
+    block_loop, row, column = split_into_column_blocks(s, out, axis, width, work, target)
     _, each = s[out].split(row, factor=lines_per_step(extent_of(row)))
     s[out].unroll(each)
     _vectorize_block(s, out, column, width)
@@ -176,19 +175,19 @@ def _schedule_column_blocks(
         result = op.output(0)
         if op.reduce_axis:
             for stage in add_up_in_registers(s, result, lanes):
-                s[stage].compute_at(s[out], strip)
+                s[stage].compute_at(s[out], block_loop)
         else:
-            s[result].compute_at(s[out], strip)
+            s[result].compute_at(s[out], block_loop)
             _vectorize_block(s, result, op.axis[-1], width)
             busy, row = (result, op.axis[axis]) if len(op.axis) > axis + 1 else (busy, row)
     if is_streamed(out, width, target):
-        _prefetch_ahead(s, busy, row, out, axis, width, _STRIPS_AHEAD * width)
+        _prefetch_ahead(s, busy, row, out, axis, width, _BLOCKS_AHEAD * width)
 
 
 def _prefetch_ahead(
     s: te.Schedule, stage: te.Tensor, loop: te.IterVar, out: te.Tensor, axis: int, width: int, ahead: int
 ) -> None:
-    """Ask in each iteration of `loop`, `width` columns of one line, for those `ahead` that will be read and written."""
+    """Prefetch, in each iteration of `loop`, the `width` columns of a line that are read and written `ahead` later."""
     own = [constant_size([extent_of(a)]) for a in s[stage].op.axis[axis + 1 :]]
 
     def place(*i: Any) -> tuple[Any, Any]:
@@ -198,7 +197,7 @@ def _prefetch_ahead(
 
 
 def _vectorize_block(s: te.Schedule, tensor: te.Tensor, column: te.IterVar, width: int) -> None:
-    """Run the columns of a strip as one vector."""
+    """Vectorise the columns of a block as one vector."""
     _, lane = s[tensor].split(column, factor=width)
     s[tensor].vectorize(lane)
 
@@ -207,7 +206,7 @@ def _schedule_blocks(
     s: te.Schedule, out: te.Tensor, axis: int, columns: Sequence[te.IterVar], before: list[te.ComputeOp],
     work: float, target: Target,
 ) -> None:  # fmt: skip
-    """As many neighbouring rows, along the last dimensions `columns`, as keep a block in the second-level cache."""
+    """Split the last dimensions `columns` into blocks that stay in L2, and run every stage block by block."""
     lanes, sizes = vector_lanes(target), [extent_of(a) for a in columns]
     outer = s[out].op.axis[: -len(columns)]
     known, block = all(isinstance(d, int) for d in sizes), _block_columns(out, axis, constant_size(sizes), target)
@@ -228,11 +227,11 @@ def _schedule_blocks(
 
 
 def _block_columns(out: te.Tensor, axis: int, columns: int, target: Target) -> int:
-    """How many of `columns` neighbouring rows along `axis` are worked on together: as evenly as they can be divided.
+    """Return the columns of a block, which divides `columns` as evenly as can be.
 
-    Two cache lines of each where what is read, kept, written and fetched ahead leaves half of the first-level cache
-    free, an eighth of the second-level cache otherwise. Elements of a row that are whole pages apart share the sets of
-    caches, which few lines fit in: half a kilobyte of each is done with quickly, and memory likes it as well as more.
+    A block is two cache lines of each row if what is read, kept, written and prefetched fits half of L1, else it takes
+    an eighth of L2. Under cache-set conflicts, where few lines stay, it has 512 bytes of each row: these are finished
+    quickly, and memory bandwidth is as good as for more.
     """
     length = constant_size(out.shape[axis : axis + 1])
     nbytes, caches = max(out.dtype.nbytes, 4), target.cache_bytes

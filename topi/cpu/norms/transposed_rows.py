@@ -1,4 +1,4 @@
-"""Softmax and normalisations of short rows on CPUs: neighbouring rows together, turned in registers and back."""
+"""Softmax and normalisations of short rows on CPUs: adjacent rows are transposed in registers, and results back."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 __all__ = ["TransposedRows"]
 
 _CHAINS = 2
-"""Columns that are computed step by step, where each waits for the steps before."""
+"""Columns computed as independent dependency chains at a time, to hide latency."""
 _MOST_VECTORS, _SHARE_OF_L1 = 4, 4
-"""Vectors of rows that are worked on together, so that their additions don't wait for each other, as long as what is
-kept of them takes such a part of the first-level cache."""
+"""Most vectors of rows that are computed together, to hide the latency of additions, and the divisor of the L1 size
+that their buffers may take."""
 _KEPT = 3
-"""Tensors of rows that are kept: turned, computed, turned back."""
+"""Buffers of rows: transposed inputs, computed values, results transposed back."""
 _SHORT = {"softmax": 64, "layer_norm": 48}
-"""Rows of fewer elements are turned, whatever the vectors: adding up the lanes of one takes about as long as so much
-of a row, for the sum and the largest of a softmax, or the two sums of a layer norm. Softmax has as many exponentials
-for what is left of a row as for a vector. Rows of whole pairs of vectors aren't turned."""
+"""Rows of fewer elements are transposed, for vectors of any length: a horizontal reduction takes about as long as so
+many elements, for the sum and maximum of a softmax or the two sums of a layer norm. The tail of a softmax row takes as
+many exponentials as a whole vector. Rows of whole pairs of vectors are not transposed."""
 _SHORT_OF_ONE_SUM = 16
-"""Norms with one sum turn rows shorter than a vector and so many elements."""
+"""Norms with one sum transpose rows shorter than a vector and so many elements."""
 
 
 @dataclass(frozen=True)
 class TransposedRows:
-    """Rows along the last dimension of `anchor`, of which `lanes` neighbours along the one before are a vector.
+    """Rows along the last dimension of `anchor`, computed with `lanes` adjacent rows as a vector.
 
-    `stages` are those of the kernel, `out` its result.
+    `stages` are those of the kernel, `out` is its result.
     """
 
     anchor: te.ComputeOp
@@ -59,12 +59,12 @@ class TransposedRows:
 
     @staticmethod
     def of(anchor: te.Operation, outs: Sequence[te.Tensor], target: Target) -> TransposedRows | None:
-        """None where rows are long or few, or where something is read or done that is of other elements."""
+        """Match a kernel of short rows; None where rows are long or few, or stages are not elementwise or row-wise."""
         if len(outs) > 1 or not isinstance(anchor, te.ComputeOp) or len(anchor.axis) < 2:
             return None
         stages = tuple([op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)])
         found = TransposedRows(anchor, outs[0], stages, vector_lanes(target), target)
-        return found if found._are_short() and found._are_apart() else None
+        return found if found._are_short() and found._are_independent() else None
 
     def _are_short(self) -> bool:
         result = self.anchor.output(0)
@@ -77,51 +77,51 @@ class TransposedRows:
         return short and fits and self.lanes in transposed_vectors(self.target, result.dtype)
 
     def _lanes_along(self, length: int) -> list[int]:
-        """Lengths of vectors along a row, longest first."""
+        """Return the vector lengths that fit along a row, longest first."""
         return [n for n in transposed_vectors(self.target, self.anchor.output(0).dtype) if n <= length]
 
-    def _are_apart(self) -> bool:
-        """Is what is read of each row its own, element by element, or the same for all rows? Likewise for what follows.
+    def _are_independent(self) -> bool:
+        """True if stages read either the row's own elements at their own index, or what all rows share.
 
-        What follows reads elements only.
+        Stages behind the anchor must be elementwise.
         """
         shape = tuple(self.anchor.output(0).shape)
         before, behind = split_at(list(self.stages), self.anchor)
         for op in [*filter(uses_reduction, before), self.anchor]:
             own = [axis.var for axis in (*op.axis, *op.reduce_axis)]
             row = own[len(shape) - 2]
-            given = [(t, index) for t, index in reads(op) if not isinstance(t.op, te.ComputeOp)]
-            if any(index != own if tuple(t.shape) == shape else row in post_order(tuple(index)) for t, index in given):
+            loads = [(t, index) for t, index in reads(op) if not isinstance(t.op, te.ComputeOp)]
+            if any(index != own if tuple(t.shape) == shape else row in post_order(tuple(index)) for t, index in loads):
                 return False
         tensors = [t for op in behind for t in (op.output(0), *(op.input_tensors if op is not self.anchor else ()))]
         return all(tuple(t.shape) == shape for t in tensors)
 
     def schedule(self) -> te.Schedule:
-        """A few vectors of rows in each iteration: turned, all stages, turned back, stored in the order of memory."""
+        """Per iteration transpose a few vectors of rows, run all stages, transpose back and store in memory order."""
         s, result = te.create_schedule([self.out.op]), self.anchor.output(0)
         before, _ = split_at(list(self.stages), self.anchor)
-        kept = [op for op in before if uses_reduction(op) or is_worth_keeping(op, self.stages, self.anchor, near=True)]
-        made: dict[te.Tensor, te.Tensor] = {}
+        kept = [op for op in before if uses_reduction(op) or is_worth_keeping(op, self.stages, self.anchor, in_l1=True)]
+        rewritten: dict[te.Tensor, te.Tensor] = {}
         for op in (*before, self.anchor):
-            made[op.output(0)] = _turned(op, len(result.shape), made)
-        turned = made[result]
-        plain = te.compute(result.shape, lambda *i: turned(*i[:-2], i[-1], i[-2]), name=self.anchor.name)
+            rewritten[op.output(0)] = _transposed(op, len(result.shape), rewritten)
+        transposed = rewritten[result]
+        plain = te.compute(result.shape, lambda *i: transposed(*i[:-2], i[-1], i[-2]), name=self.anchor.name)
         s.recompute(result, plain)
-        computed = [made[op.output(0)] for op in (*kept, self.anchor)]
+        computed = [rewritten[op.output(0)] for op in (*kept, self.anchor)]
         out = s.outputs[0].output(0)
         for op in operations_behind([out]):
             if isinstance(op, te.ComputeOp) and op is not out.op and all(t.op is not op for t in computed):
                 s[op].compute_inline()
-        rows = self._rows_together()
+        rows = self._rows_per_iteration()
         packed = self._is_packed(out)
         group, tile = self._packed_loops(s, out, rows) if packed else (self._loops(s, out, rows), None)
         if not packed:
-            self._transpose_back(s, out, group, turned)
-        copies = self._turn(s, out, group, turned)
+            self._transpose_back(s, out, group, transposed)
+        copies = self._transpose_inputs(s, out, group, transposed)
         for stage in (*kept, self.anchor):
-            tensor = made[stage.output(0)]
-            columns = self._compute(s, tensor, out, tile if tile is not None and tensor is turned else group)
-            if columns is not None and tensor is not turned:  # most arithmetic is there: memory is idle meanwhile
+            tensor = rewritten[stage.output(0)]
+            columns = self._compute(s, tensor, out, tile if tile is not None and tensor is transposed else group)
+            if columns is not None and tensor is not transposed:  # memory is idle during most of the arithmetic
                 copies = dict.fromkeys(copies, (tensor, columns, _CHAINS))
         for read, busy in copies.items():
             if is_streamed(read, rows * constant_size(out.shape[-1:]), self.target):
@@ -129,17 +129,17 @@ class TransposedRows:
         return s
 
     def _is_packed(self, out: te.Tensor) -> bool:
-        """Are results `out` put together in registers as memory has them? They are turned back and nothing else.
+        """True if `out` is only the transpose back, and is packed in registers into contiguous rows.
 
-        Not longer rows than there are registers.
+        Rows may have no more elements than there are vector registers.
         """
         if self.anchor is not self.out.op or "memory_strides" in self.out.op.attrs:
             return False
         length = constant_size(out.shape[-1:])
         return length < self.target.vector_registers and can_pack(self.target, self.lanes, out.dtype)
 
-    def _rows_together(self) -> int:
-        """A few vectors of rows, of which the rows are a multiple if that is more than one."""
+    def _rows_per_iteration(self) -> int:
+        """Return the rows per iteration: a few vectors that divide the rows, or else one vector."""
         out = self.out
         rows, length = [constant_size([d]) for d in out.shape[-2:]]
         room = self.target.cache_bytes.l1 // _SHARE_OF_L1 // (_KEPT * length * max(out.dtype.nbytes, 4))
@@ -147,7 +147,7 @@ class TransposedRows:
         return max([n for n in whole if n <= room], default=self.lanes)
 
     def _loops(self, s: te.Schedule, out: te.Tensor, rows: int) -> te.IterVar:
-        """The loop over groups of rows, which are stored as they lie in memory: as one line."""
+        """Split `out` into groups of rows, each stored as one contiguous line; returns the loop over groups."""
         *lead, row, column = s[out].op.axis
         group, within = s[out].split(row, factor=rows, tail="shift")
         line = max(self.lanes, LINE_BYTES // out.dtype.nbytes)
@@ -157,7 +157,7 @@ class TransposedRows:
         return parallel_outer(s, out, [*lead, group], work, self.target)[-1]
 
     def _packed_loops(self, s: te.Schedule, out: te.Tensor, rows: int) -> tuple[te.IterVar, te.IterVar]:
-        """As `_loops`, a vector of rows at a time turned back and stored; that loop, too."""
+        """Split `out` into groups, transposed back and stored a vector of rows at a time; returns both loops."""
         *lead, row, _ = s[out].op.axis
         group, within = s[out].split(row, factor=rows, tail="shift")
         tile, each = s[out].split(within, factor=self.lanes)
@@ -166,25 +166,25 @@ class TransposedRows:
         work = constant_size(out.shape) * element_cost(self.stages)
         return parallel_outer(s, out, [*lead, group], work, self.target)[-1], tile
 
-    def _transpose_back(self, s: te.Schedule, out: te.Tensor, group: te.IterVar, turned: te.Tensor) -> None:
-        """Turn the results of a group of rows back, into a buffer."""
-        position, length = len(turned.shape) - 2, constant_size(out.shape[-1:])
-        readers = [op for op in operations_behind([out]) if turned in op.input_tensors]
-        back, _, _ = transpose_in_registers(s, turned, readers, position, self._lanes_along(length)[0])
+    def _transpose_back(self, s: te.Schedule, out: te.Tensor, group: te.IterVar, transposed: te.Tensor) -> None:
+        """Transpose the results of a group of rows back, into a buffer."""
+        position, length = len(transposed.shape) - 2, constant_size(out.shape[-1:])
+        readers = [op for op in operations_behind([out]) if transposed in op.input_tensors]
+        back, _, _ = transpose_in_registers(s, transposed, readers, position, self._lanes_along(length)[0])
         s[back].compute_at(s[out], group)
 
-    def _turn(
-        self, s: te.Schedule, out: te.Tensor, group: te.IterVar, turned: te.Tensor
+    def _transpose_inputs(
+        self, s: te.Schedule, out: te.Tensor, group: te.IterVar, transposed: te.Tensor
     ) -> dict[te.Tensor, tuple[te.Tensor, te.IterVar, int]]:
-        """Turn what is read of a group of rows.
+        """Transpose the inputs of a group of rows.
 
-        Returns for each input its turned copy, the loop over blocks of columns and how many columns a block has.
+        Returns for each input its transposed copy, the loop over blocks of columns and the columns of a block.
         """
-        position, copies = len(turned.shape) - 2, dict[te.Tensor, tuple[te.Tensor, te.IterVar, int]]()
-        before = operations_behind([turned])
+        position, copies = len(transposed.shape) - 2, dict[te.Tensor, tuple[te.Tensor, te.IterVar, int]]()
+        before = operations_behind([transposed])
         whole = [t for op in before for t in op.outputs if tuple(t.shape) == tuple(out.shape)]
         for tensor in [t for t in whole if isinstance(t.op, te.PlaceholderOp)]:
-            now = operations_behind([s.current(turned)])
+            now = operations_behind([s.current(transposed)])
             readers = [op for op in now if tensor in op.input_tensors]
             copy, blocks, _ = transpose_in_registers(s, tensor, readers, position, self.lanes)
             s[copy].compute_at(s[out], group)
@@ -210,14 +210,14 @@ class TransposedRows:
         return blocks
 
 
-def _turned(op: te.ComputeOp, rank: int, made: dict[te.Tensor, te.Tensor]) -> te.Tensor:
-    """The operation with the dimension along rows before the one that tells them apart; it reads those `made` so."""
+def _transposed(op: te.ComputeOp, rank: int, rewritten: dict[te.Tensor, te.Tensor]) -> te.Tensor:
+    """Return the operation with its last two dimensions swapped, reading the operations `rewritten` in the same way."""
 
     def read(load: ProducerLoad) -> PrimExpr:
-        turned, index = made.get(load.producer), load.indices
-        if turned is None:
+        transposed, index = rewritten.get(load.producer), load.indices
+        if transposed is None:
             return load
-        return turned(*index[:-2], index[-1], index[-2]) if len(index) == rank else turned(*index)
+        return transposed(*index[:-2], index[-1], index[-2]) if len(index) == rank else transposed(*index)
 
     axes = list(op.axis)
     if len(axes) == rank:

@@ -1,7 +1,7 @@
-"""Softmax of rows across memory, beyond the caches, on CPUs: strips of columns, without the largest numbers of rows.
+"""Unshifted softmax along a strided axis, beyond the caches, on CPUs: column blocks, without row maxima.
 
-Powers of the elements themselves are found and added up row by row as memory sends them; beside each leaves a result of
-the strip before. Largest numbers, which take a pass of their own, are looked for only where sums can't be trusted.
+Exponentials of unshifted elements are computed and added up row by row as they are read, interleaved with stores of the
+results of the block before. Maxima, which take a pass of their own, are computed only where the speculation fails.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ if TYPE_CHECKING:
 
 __all__ = ["unshifted_block_lines", "unshifted_softmax_in_blocks"]
 
-_STRIP_LINES = (32, 16)
-"""Cache lines of each row in a strip: the most of which the second-level cache holds the powers. (Zen 4, GB/s by parts,
-strips of 16 and of 32: 44 rows of 36355 13, 17, 19; 64 of 62500 14, 17, 20; 256 of 62500 17, 18, 19.)"""
+_BLOCK_LINES = (32, 16)
+"""Cache lines of each row in a column block: the first for which L2 holds the exponentials. (Zen 4, GB/s by parts, by
+blocks of 16 and of 32: 44 rows of 36355 13, 17, 19; 64 of 62500 14, 17, 20; 256 of 62500 17, 18, 19.)"""
 _FLOAT_BYTES = 4
 _LINE = LINE_BYTES // _FLOAT_BYTES
 _SHARE_OF_L2 = 2
-"""Which part of the second-level cache that is."""
+"""Divisor of the L2 size: the most bytes of exponentials of a block."""
 
 
 def unshifted_block_lines(out: te.Tensor, axis: int, target: Target) -> int:
-    """Cache lines of each row in a strip; 0 where parts of rows are better, each with a largest number of its own.
+    """Return the cache lines of each row in a column block; 0 where parts of rows, each with its maximum, are better.
 
-    They are for whole cache lines (alike within a tenth), and not measured but where a core waits for few lines.
+    That is so for rows of whole cache lines (equal within a tenth); cores with more line-fill buffers weren't measured.
     """
     if are_whole_lines(out, axis) or out.dtype.nbytes != _FLOAT_BYTES or not has_few_fill_buffers(target):
         return 0
     rows = constant_size(out.shape[axis : axis + 1])
-    return next((n for n in _STRIP_LINES if rows * n * LINE_BYTES <= target.cache_bytes.l2 // _SHARE_OF_L2), 0)
+    return next((n for n in _BLOCK_LINES if rows * n * LINE_BYTES <= target.cache_bytes.l2 // _SHARE_OF_L2), 0)
 
 
 def unshifted_softmax_in_blocks(s: te.Schedule, anchor: te.Operation, lines: int, work: float, target: Target) -> None:
-    """Compute `anchor`, a softmax along its last dimension but one, by strips of so many cache `lines`."""
+    """Compute `anchor`, a softmax along its last dimension but one, by column blocks of so many cache `lines`."""
     out, axis, lanes = s.outputs[0].output(0), len(anchor.output(0).shape) - 2, vector_lanes(target)
     largest, exact, total = stages_of(anchor)
-    powers = exponentials_of(element_of(largest.op, axis), exact)
-    sums = _sums_of(powers, total, axis)
-    speculate_sums(s, anchor, powers, sums)
+    exponentials = exponentials_of(element_of(largest.op, axis), exact)
+    sums = _sums_of(exponentials, total, axis)
+    speculate_sums(s, anchor, exponentials, sums)
     before = [op.output(0) for op in inline_others(s, out, anchor) if uses_reduction(op)]
-    strip, _ = split_by_lines(s, out, axis, lines * _LINE, work, target)
+    block_loop, _ = split_by_lines(s, out, axis, lines * _LINE, work, target)
     for tensor in before:
-        s[tensor].compute_at(s[out], strip)
+        s[tensor].compute_at(s[out], block_loop)
         _by_rows(s, tensor, lanes)
-    (*_, row), vectors = _by_rows(s, powers, max(lanes, _LINE))
-    s[powers].pragma(row, "fuse_with_next")
+    (*_, row), vectors = _by_rows(s, exponentials, max(lanes, _LINE))
+    s[exponentials].pragma(row, "fuse_with_next")
     (*_, row), _ = _by_rows(s, sums, lanes)
     s[sums].pragma(row, "fuse_with_next")
-    prefetch_column_blocks(s, out, powers, vectors, axis, lines * LINE_BYTES)
+    prefetch_column_blocks(s, out, exponentials, vectors, axis, lines * LINE_BYTES)
 
 
-def _sums_of(powers: te.Tensor, total: te.Tensor, axis: int) -> te.Tensor:
-    k = te.reduce_axis((0, powers.shape[axis]), name="k")
-    return te.compute(total.shape, lambda *i: te.sum(powers(*i[:axis], k, *i[axis:]), axis=k), name=total.op.name)
+def _sums_of(exponentials: te.Tensor, total: te.Tensor, axis: int) -> te.Tensor:
+    k = te.reduce_axis((0, exponentials.shape[axis]), name="k")
+    return te.compute(total.shape, lambda *i: te.sum(exponentials(*i[:axis], k, *i[axis:]), axis=k), name=total.op.name)
 
 
 def _by_rows(s: te.Schedule, tensor: te.Tensor, lanes: int) -> tuple[list[te.IterVar], te.IterVar]:
-    """Vectors of columns, a row after the other; returns the loops around them, rows last, and that over vectors."""
+    """Vectorise columns, row after row; returns the loops around vectors, rows last, and the one over vectors."""
     *data, column = s[tensor].op.axis
     loops = [*data, *s[tensor].op.reduce_axis]
     vectors, lane = s[tensor].split(column, factor=lanes)

@@ -1,1 +1,1 @@
-"""Windows that are reduced on CPUs."""
+"""Pooling: reductions over windows on CPUs."""

@@ -1,4 +1,4 @@
-"""Neighbouring windows that share what they have in common, which is reduced once for them."""
+"""Sharing of partial reductions between adjacent windows: their common elements are reduced once."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ __all__ = ["combined", "levels_of", "reduce_groups"]
 
 
 def combined(size: int, stride: int, levels: int) -> float:
-    """How many times elements are combined for each of many windows of `size` elements, `stride` apart.
+    """Return the combine operations per window, for many windows of `size` elements, `stride` apart.
 
-    Where 2 ** levels share what they have in common, halves of these what they have, and so on: for each level a group
-    combines what lies between it and the next as often as it has windows.
+    Groups of 2 ** levels windows share the reduction of their common elements, halves of a group that of theirs, and so
+    on: each level adds `stride` operations per window.
     """
     return levels * stride + (_common(size, stride, levels) - 1) / 2**levels
 
 
 def levels_of(size: int, stride: int, most: int) -> int:
-    """The levels, up to `most`, with which the least is combined; 0 where windows have too little in common."""
+    """Return the levels, up to `most`, with the fewest combine operations; 0 if windows overlap too little."""
     possible = [n for n in range(most + 1) if _common(size, stride, n) > 0]
     return min(possible, key=lambda n: (combined(size, stride, n), n))
 
 
 def _common(size: int, stride: int, levels: int) -> int:
-    """What the first and the last of 2 ** levels neighbouring windows have in common."""
+    """Return the elements common to 2 ** levels adjacent windows; negative where there are none."""
     return size - (2**levels - 1) * stride
 
 
 def reduce_groups(s: te.Schedule, tensor: te.Tensor, at: int, stride: int, levels: int) -> list[te.Tensor]:
-    """Let `tensor`, which reduces windows `stride` apart along dimension `at`, share what they have in common.
+    """Let `tensor`, which reduces windows `stride` apart along dimension `at`, share reductions of common elements.
 
-    The one reduction axis runs along `at`, without gaps. What all of 2 ** levels neighbours have is reduced first,
-    then what each half of them has besides. Returns the stages, `tensor` last: tiles of as many, unrolled, know which
-    half an element belongs to.
+    The one reduction axis runs along `at`, without gaps. What 2 ** levels adjacent windows share is reduced first, then
+    what each half of them has besides. Returns the stages, `tensor` last. Tiles of 2 ** levels should be unrolled, so
+    that it is static which half an element belongs to.
     """
     op = s[tensor].op
     assert isinstance(op, te.ComputeOp)
@@ -46,7 +46,7 @@ def reduce_groups(s: te.Schedule, tensor: te.Tensor, at: int, stride: int, level
     assert isinstance(whole, Reduce) and isinstance(size, int)
 
     def reduced(level: int, larger: te.Tensor | None) -> te.Tensor:
-        """What groups of 2 ** level windows have in common, beside what twice as many have, which is in `larger`."""
+        """Reduce what 2 ** level windows share beyond what twice as many share, which is in `larger`."""
         group, common = 2**level, _common(size, stride, level)
         taps = te.reduce_axis((0, common if larger is None else group * stride), name=tap.var.name)
 

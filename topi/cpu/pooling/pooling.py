@@ -31,31 +31,30 @@ if TYPE_CHECKING:
 __all__ = ["schedule_pool"]
 
 _FEW_TAPS = 9
-"""Of windows that are reduced at once where few results share what is reduced across lines."""
+"""Most taps of windows that are reduced directly where few results share partial reductions across lines."""
 _VECTORS = 4
-"""Of channels in a tile of NHWC images, which is one column wide: memory is read in order then, which is worth more
-than what neighbouring columns share (twice as fast as 4 columns of one vector where images exceed the caches)."""
+"""Vectors of channels in a tile of NHWC images, one column wide: memory order is worth more than sharing between
+adjacent columns (twice as fast as 4 columns of one vector where images exceed the caches)."""
 
 _NEIGHBOURS = 2
-"""Columns of NHWC images that share what windows reduce across lines, at least."""
+"""Fewest columns of an NHWC tile that share partial reductions across lines."""
 
 _LONG_LINE = 6
-"""Vectors of a line of planes from which on 16-bit floats are compared as integers, or where these are whole vectors:
-of parts of vectors of 16 bits, which are much of a short line, LLVM moves single elements."""
-_NEAR_VECTORS, _NEAR_VECTORS_OF_LONG = 8, 4
-"""Of neighbouring windows a step apart, for which two vectors more are reduced across lines than they are: of lines
-that have no more, which need no code for a rest, and of others, whose parts with and without borders take longer to
-compile."""
-_SEEN_LINES, _FAR_BYTES = 3, 768
-"""Where a core waits for few lines: lines of windows that come early by themselves, a step apart; and bytes of lines of
-32 bits from which on vectors of cache lines had better ask the second-level cache for them, as higher windows do."""
+"""Vectors of a line of a plane from which on 16-bit floats are compared as integers; shorter lines only if they are
+whole vectors, since LLVM moves the elements of partial 16-bit vectors singly."""
+_SHUFFLED_VECTORS, _SHUFFLED_OF_LONG = 8, 4
+"""Vectors of windows of stride 1 computed together, which take two more vectors of reductions across lines: for lines
+that have no more, and for longer ones, whose copies with and without borders take longer to compile."""
+_PREFETCHED_LINES, _LONG_LINE_BYTES = 3, 768
+"""For cores with few line-fill buffers: the window height, in lines, that the hardware prefetcher covers at stride 1,
+and the bytes of a line of 32-bit elements from which on 64-byte vectors prefetch to L2, as higher windows always do."""
 _FEW_GROUPS = 3
-"""Of such vectors in a line, which are written out: most of them have a border."""
+"""Most groups of such vectors in a line that are unrolled: most of them touch a border."""
 
 
 @register_schedule("pool", "cpu")
 def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """A reduction over a window for every output; the last data axis is vectorised when the window is not on it.
+    """Schedule a reduction over a window for every output; the last data axis is vectorised if no window spans it.
 
     The anchor's attribute "axes" holds the dimensions that the window spans.
     """
@@ -67,7 +66,7 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     if len(anchor.axis) - 1 in anchor.attrs["axes"] and len(outs) == 1:
         if isinstance(extent_of(anchor.axis[-1]), int):
             return _schedule_lines(outs, anchor, target)
-        return _schedule_open_lines(outs, anchor, target)
+        return _schedule_dynamic_lines(outs, anchor, target)
     inline_injective(s, outs, keep=[anchor, *[op for op in operations_behind(outs) if op.tag == "pad"]])
     for op in operations_behind(outs):
         if op.tag == "pad" and op is not out.op:
@@ -89,10 +88,10 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
 
 
 def _schedule_columns(outs: list[te.Tensor], operation: te.Operation, target: Target) -> te.Schedule:
-    """Images with the channels last: a column at a time, of several vectors of channels.
+    """Schedule NHWC images one column at a time, with several vectors of channels.
 
-    Where that saves work neighbours share what windows have in common, which stays in registers: a tile is a cache line
-    of channels of a few columns, of two lines.
+    Where that saves work, adjacent windows share partial reductions, kept in registers: a tile is then a cache line of
+    channels of a few columns, of up to two lines.
     """
     s = te.create_schedule([out.op for out in outs])
     if constant_size([extent_of(operation.axis[-1])]) >= vector_lanes(target):
@@ -119,19 +118,19 @@ def _schedule_columns(outs: list[te.Tensor], operation: te.Operation, target: Ta
             s[stage].unroll(axis)
     strides = operation.attrs.get("strides")
     if strides is not None:
-        _fetch_next_columns(s, out, stages[0] if stages else accumulator, column, strides, (rows, channels), target)
+        _prefetch_columns(s, out, stages[0] if stages else accumulator, column, strides, (rows, channels), target)
     return s
 
 
-def _fetch_next_columns(
+def _prefetch_columns(
     s: te.Schedule, out: te.Tensor, reader: te.Tensor, loop: te.IterVar, strides: tuple[int, int],
     tile: tuple[int, int], target: Target,
 ) -> None:  # fmt: skip
-    """Ask for what a window of `out` has of its own in `reader`, further on: for so many channels of a `tile`.
+    """Prefetch, some kilobytes ahead, what a window of `out` reads first, for a `tile` of (rows, channels).
 
-    That are the last lines of the window, others are in the caches. Behind the end of a line the next one begins.
-    `reader` reduces what the rows of a tile have in common, across lines, or whole windows of one row. Bytes are
-    too few for each vector of results: asking takes longer than waiting.
+    Those are the last lines of the window; others are in the caches. Prefetches run on into the next line. `reader`
+    reduces, across lines, what the rows of a tile share, or whole windows of one row. 8-bit inputs are not prefetched:
+    for so little data that takes longer than the stalls.
     """
     op = s[reader].op
     assert isinstance(op, te.ComputeOp)
@@ -158,7 +157,7 @@ def _fetch_next_columns(
 
 @register_schedule("pool_positions", "cpu")
 def schedule_pool_positions(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """The largest value of each window, then the first tap that has it: two passes over an image, both of vectors."""
+    """Schedule argmax pooling: the maximum of each window, then its first tap that has it, in two vectorised passes."""
     lanes, known = vector_lanes(target), isinstance(extent_of(anchor.axis[-1]), int)
 
     def parts_of(part: int | None) -> te.Schedule:
@@ -175,11 +174,11 @@ def schedule_pool_positions(outs: list[te.Tensor], anchor: te.Operation, target:
     return s
 
 
-def _schedule_open_lines(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Lines of a length known at run time, by schedules for less and less of it.
+def _schedule_dynamic_lines(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Schedule lines of dynamic length, with specialised versions for shorter and shorter lines.
 
-    The first part of a line and the last, which is shifted inwards, have code of their own: of lines that are longer
-    than a part and a window it is known which of their vectors touch the border.
+    The first part of a line, and the last, which is shifted inwards, are partitioned off: in lines longer than a part
+    and a window it is known which vectors touch the border.
     """
     lanes, taps = vector_lanes(target), constant_size([axis.extent for axis in anchor.reduce_axis])
     strided = anchor.attrs.get("strides", (1,))[-1] > 1
@@ -194,25 +193,25 @@ def _schedule_open_lines(outs: list[te.Tensor], anchor: te.Operation, target: Ta
 def _schedule_lines(
     outs: list[te.Tensor], operation: te.Operation, target: Target, part: int | None = None, share: bool = True
 ) -> te.Schedule:
-    """Windows that lie along the last axis. With `share` neighbours share what windows reduce across lines."""
+    """Schedule windows that span the last axis; with `share` adjacent windows share reductions across lines."""
     s = te.create_schedule([out.op for out in outs])
     lanes, width = vector_lanes(target), constant_size([extent_of(operation.axis[-1])])
     if width >= _LONG_LINE * lanes or width % (2 * lanes) == 0:
         operation = compare_as_integers(s, operation)
     shared = WindowLines.of(operation) if share else None
-    near = shared is not None and part is None and _is_near(shared, target)
-    lines = () if shared is None else shared.apply(s, lanes if near else 2 * lanes)
+    shuffled = shared is not None and part is None and _fits_registers(shared, target)
+    lines = () if shared is None else shared.apply(s, lanes if shuffled else 2 * lanes)
     out, anchor = s.outputs[0].output(0), s[operation].op
     inline_injective(s, [out], keep=[anchor, *[s[t].op for t in lines]])
-    _tile_lines(s, out, anchor, lines, target, part, near=near)
+    _tile_lines(s, out, anchor, lines, target, part, shuffled=shuffled)
     return s
 
 
-def _is_near(shared: WindowLines, target: Target) -> bool:
-    """Are neighbouring windows made of registers by one instruction for each tap along a line?
+def _fits_registers(shared: WindowLines, target: Target) -> bool:
+    """True if windows are shuffled from vector registers, with one two-source permute for each tap along a line.
 
-    Windows a step apart, of lines that have a vector, where processors pick elements of two vectors. With AVX2, which
-    takes two or three, only lines of up to 40 gained, long ones lost a third.
+    That takes stride 1 and lines of at least a vector. With AVX2, which needs two or three instructions, only lines of
+    up to 40 elements gained, and long ones lost a third.
     """
     width, lanes = extent_of(shared.anchor.axis[-1]), vector_lanes(target)
     return shared.stride == 1 and constant_size([width]) >= lanes and can_pack(target, lanes, shared.whole.dtype)
@@ -220,13 +219,12 @@ def _is_near(shared: WindowLines, target: Target) -> bool:
 
 def _tile_lines(
     s: te.Schedule, out: te.Tensor, anchor: te.Operation, lines: Sequence[te.Tensor], target: Target,
-    part: int | None, *, near: bool = False,
+    part: int | None, *, shuffled: bool = False,
 ) -> None:  # fmt: skip
-    """Vectors of neighbouring windows, whose taps are read with the stride, of `lines` where there are.
+    """Vectorise adjacent windows, whose taps are strided reads of the input or of `lines`, its reductions across lines.
 
-    Loop partitioning cuts off the lines, and the vectors of a line, that touch the border. Lines that are longer than
-    `part` results are computed in such parts. `near`: what a few vectors read of `lines` is computed for them, and
-    stays in registers.
+    Loop partitioning cuts off the lines, and the vectors of a line, that touch the border. Lines longer than `part`
+    results are computed in such parts. `shuffled`: what a few vectors read of `lines` stays in registers.
     """
     window = anchor.reduce_axis
     accumulator, lanes = local_accumulator(s, anchor, out), vector_lanes(target)
@@ -235,14 +233,14 @@ def _tile_lines(
     if part is None:
         at, group = s[out].split(last, nparts=1)
     else:
-        least = part + likely_extent(extent_of(window[-1]), 1) // 2  # half a window lies in front, at most, as a rule
+        least = part + likely_extent(extent_of(window[-1]), 1) // 2  # at most half a window is padding, usually
         at, group = s[out].split(last, factor=part, tail="shift", least=least)
         s[out].pragma(at, "loop_partition_hint")
     length = constant_size([width] if part is None else [part])
-    tail = "shift" if near and length % lanes else "guard"
-    vectors = 2 if not near else _NEAR_VECTORS if length <= _NEAR_VECTORS * lanes else _NEAR_VECTORS_OF_LONG
+    tail = "shift" if shuffled and length % lanes else "guard"
+    vectors = 2 if not shuffled else _SHUFFLED_VECTORS if length <= _SHUFFLED_VECTORS * lanes else _SHUFFLED_OF_LONG
     group, inner = s[out].split(group, factor=min(vectors * lanes, length), tail=tail)
-    if near and length <= _FEW_GROUPS * vectors * lanes:
+    if shuffled and length <= _FEW_GROUPS * vectors * lanes:
         s[out].unroll(group)
     s[out].vectorize(inner)
     if len(outer) > 1:
@@ -254,35 +252,35 @@ def _tile_lines(
 
     s[accumulator].compute_at(s[out], group)
     _reduce_by_vectors(s, accumulator)
-    if near:
-        _reduce_nearby(s, lines[0], out, group, target)
+    if shuffled:
+        _reduce_in_registers(s, lines[0], out, group, target)
     elif lines:
         _buffer_lines(s, lines, out, at, target)
 
 
-def _reduce_nearby(s: te.Schedule, lines: te.Tensor, out: te.Tensor, group: te.IterVar, target: Target) -> None:
-    """Reduce windows across lines for each `group` of results, by vectors of registers, which LLVM shuffles."""
+def _reduce_in_registers(s: te.Schedule, lines: te.Tensor, out: te.Tensor, group: te.IterVar, target: Target) -> None:
+    """Reduce windows across lines for each `group` of results, in vector registers, which LLVM shuffles."""
     s[lines].set_scope("local")
     s[lines].compute_at(s[out], group)
-    _fetch_next_lines(s, lines, target)
+    _prefetch_lines(s, lines, target)
     s[lines].unroll(s[lines].op.axis[-2])
     _reduce_by_vectors(s, lines)
 
 
 def _buffer_lines(s: te.Schedule, lines: Sequence[te.Tensor], out: te.Tensor, at: te.IterVar, target: Target) -> None:
-    """Reduce windows across lines at loop `at` of `out`, and take what lies side by side apart: see `WindowLines`."""
+    """Reduce windows across lines at loop `at` of `out`, and deinterleave them by phase (see `WindowLines`)."""
     whole, parts = lines[0], lines[-1]
     for tensor in lines:
         s[tensor].set_scope("local")
     s[parts].compute_at(s[out], at)
-    if whole.ndim == out.ndim:  # of a length known at run time
+    if whole.ndim == out.ndim:  # dynamic length
         vectors, lane = s[whole].split(s[whole].op.axis[-1], factor=2 * vector_lanes(target))
         s[whole].unroll(vectors)
         _reduce_by_vectors(s, whole, [vectors], lane)
         return
     *_, vectors, lane = s[parts].op.axis
     s[parts].pragma(vectors, "loop_partition_hint")
-    _fetch_next_lines(s, whole, target)
+    _prefetch_lines(s, whole, target)
     _reduce_by_vectors(s, whole)
     if parts is not whole:
         *outer, phase, _, _ = s[parts].op.axis
@@ -292,17 +290,17 @@ def _buffer_lines(s: te.Schedule, lines: Sequence[te.Tensor], out: te.Tensor, at
         s[whole].compute_at(s[parts], vectors)
 
 
-def _fetch_next_lines(s: te.Schedule, lines: te.Tensor, target: Target) -> None:
-    """Ask in the order of memory for the lines that later windows reach: each vector of a line for its share."""
+def _prefetch_lines(s: te.Schedule, lines: te.Tensor, target: Target) -> None:
+    """Prefetch, in memory order, the lines that later windows read; each vector of a line prefetches its part."""
     (source,) = lines.op.input_tensors
     image = source.op.input_tensors[0] if source.op.tag == PAD else source
     stride, shape, nbytes, length = lines.op.attrs["stride"], image.shape, image.dtype.nbytes, lines.shape[-1]
     if not isinstance(image.op, te.PlaceholderOp) or not is_streamed(image, constant_size(shape[-1:]), target):
         return
-    row, high, few = constant_size(shape[-1:]) * nbytes, _taps(lines) > _SEEN_LINES, has_few_fill_buffers(target)
+    row, high, few = constant_size(shape[-1:]) * nbytes, _taps(lines) > _PREFETCHED_LINES, has_few_fill_buffers(target)
     if few and stride == 1 and not high:
         return
-    far = few and target.vector_bytes >= LINE_BYTES and (high or (row >= _FAR_BYTES and nbytes >= 4))
+    far = few and target.vector_bytes >= LINE_BYTES and (high or (row >= _LONG_LINE_BYTES and nbytes >= 4))
     later = rows_ahead(stride * row)
 
     def ahead(*i: Any) -> Sequence[Any]:
@@ -314,7 +312,7 @@ def _fetch_next_lines(s: te.Schedule, lines: te.Tensor, target: Target) -> None:
 
 
 def _taps(reduced: te.Tensor) -> int:
-    """Of what is reduced for each element of a tensor."""
+    """Return the elements that are reduced for each element of a tensor."""
     assert isinstance(reduced.op, te.ComputeOp)
     return constant_size([extent_of(axis) for axis in reduced.op.reduce_axis])
 
@@ -322,7 +320,7 @@ def _taps(reduced: te.Tensor) -> int:
 def _reduce_by_vectors(
     s: te.Schedule, tensor: te.Tensor, outer: Sequence[te.IterVar] = (), lane: te.IterVar | None = None
 ) -> None:
-    """Let the reduction of `tensor` run over its window around vectors of its last axis, or of `lane`, a part of it."""
+    """Reorder the reduction of `tensor` to run over its window outside of vectors of its last axis, or of `lane`."""
     *data, last = s[tensor].op.axis
     window, lane = s[tensor].op.reduce_axis, last if lane is None else lane
     s[tensor].reorder(*data, *outer, *window, lane)

@@ -1,4 +1,4 @@
-"""Windows that are reduced across lines first, then along them: neighbours share what is reduced across."""
+"""Separable windows: reduced across lines first, then along them, so that adjacent windows share the first step."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from relayc.topi.groups import constant_size, extent_of
 __all__ = ["WindowLines"]
 
 _MOST_LEVELS = 2
-"""Of groups of columns that share: tiles of more than four columns take more registers than processors have."""
+"""Most levels of sharing between columns: tiles of more than four columns exceed the vector registers."""
 _SAVED = 0.75
+"""Sharing must reduce the combine operations to this fraction."""
 
 Element = Callable[[Sequence[Any], Any], PrimExpr]
-"""What lies at a place of a line, given by the other indices."""
+"""Function from the indices of a line and a position along it to the element there."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowLines:
     """Windows of `size` columns, `stride` apart, along axis number `along` of `anchor`, whose body is `whole`.
 
-    `taps` are the axes of what is reduced across lines. Columns that no window reads are left out: `unit` is how far
-    the others are apart, and `dilation` how many of those from one tap to the next.
+    `taps` are the axes that are reduced across lines. Columns that no window reads are skipped: `unit` is the distance
+    of the others, in which `stride` and `dilation` are counted.
     """
 
     anchor: te.ComputeOp
@@ -44,7 +45,7 @@ class WindowLines:
 
     @staticmethod
     def of(anchor: te.Operation) -> WindowLines | None:
-        """None for windows of one line or one column, and where neither of stride and dilation divides the other."""
+        """Match windows of several lines and columns, where stride divides dilation or the reverse; else None."""
         assert isinstance(anchor, te.ComputeOp)
         *across, along = anchor.reduce_axis
         size = extent_of(along)
@@ -62,10 +63,9 @@ class WindowLines:
         return WindowLines(anchor, along, whole, taps, size, stride // unit, dilation // unit, unit)
 
     def levels(self, cores: int) -> tuple[int, int]:
-        """By how many levels neighbours share what they have in common, across lines and along them.
+        """Return by how many levels adjacent windows share reductions, across lines and along them.
 
-        Across lines only pairs of them, of images of known sides: a tile has as many lines. Where there is no pair for
-        each of the `cores`, they had better share single lines.
+        Across lines only pairs share, in images of static size with a pair of lines for each of the `cores`.
         """
         axes = [self.anchor.axis[n] for n in self.anchor.attrs["axes"]]
         if not all(isinstance(extent_of(axis), int) for axis in axes):
@@ -76,9 +76,9 @@ class WindowLines:
         return down, levels_of(self.size, self.stride, _MOST_LEVELS) if self.dilation == 1 else 0
 
     def combined(self, levels: tuple[int, int]) -> float:
-        """How many times elements are combined for a window, in tiles of a few columns.
+        """Return the combine operations per window, in tiles of a few columns.
 
-        Some columns are read twice, where neighbouring tiles begin.
+        Columns where adjacent tiles meet are reduced twice.
         """
         down, along = levels
         across, columns = constant_size([extent_of(k) for k in self.taps]), max(2**along, 2)
@@ -87,35 +87,35 @@ class WindowLines:
         return read * lines + combined(self.size, self.stride, along)
 
     def saves(self, levels: tuple[int, int]) -> bool:
-        """Is a quarter less, at least, combined for a window by these levels than its elements one after the other?
+        """True if these levels save at least a quarter of the combine operations of a direct reduction.
 
-        Of windows without gaps: those of tiles of a few columns seldom meet.
+        Only for windows without gaps: dilated ones seldom overlap within a tile of a few columns.
         """
         across = constant_size([extent_of(k) for k in self.taps])
         return self.dilation == self.unit == 1 and self.combined(levels) <= _SAVED * (across * self.size - 1)
 
     @property
     def read(self) -> Dim:
-        """How many columns the windows of a line read."""
+        """Number of columns that the windows of a line read."""
         return as_dim((extent_of(self.anchor.axis[self.along]) - 1) * self.stride + self._reach)
 
     @property
     def _reach(self) -> int:
-        """Columns from the first tap of a window to its last, those included."""
+        """Number of columns from the first tap of a window to its last, inclusive."""
         return (self.size - 1) * self.dilation + 1
 
     def apply(self, s: te.Schedule, most: int) -> tuple[te.Tensor, ...]:
-        """Let the anchor read what is reduced across lines, which is returned: by vectors of up to `most` elements.
+        """Let the anchor read reductions across lines, which are returned, in vectors of up to `most` elements.
 
-        If windows are a few elements apart every so manieth element is put side by side, which is what neighbouring
-        windows read; then that is returned, too. Lines of a length known at run time are not cut into vectors.
+        For strided windows the elements of each phase are made contiguous, as adjacent windows read them; that tensor
+        is returned, too. Lines of dynamic length are not cut into vectors.
         """
         if isinstance(self.read, int):
             return self._by_vectors(s, self.read, min(self.read, most))
         return (self.apply_to_columns(s),)
 
     def apply_to_columns(self, s: te.Schedule) -> te.Tensor:
-        """Let the anchor read columns that are reduced across lines, which are returned, with dimensions as it has."""
+        """Let the anchor read columns reduced across lines, which are returned, with the anchor's dimensions."""
         at = self.along
         shape = [extent_of(axis) for axis in self.anchor.axis]
         shape[at] = self.read
@@ -123,7 +123,7 @@ class WindowLines:
         return self._along(s, lambda line, place: lines(*line[:at], place, *line[at:]), lines)[0]
 
     def share(self, s: te.Schedule, levels: tuple[int, int]) -> list[te.Tensor]:
-        """As `apply_to_columns`, by stages that serve several neighbours each (see `levels`), which are returned."""
+        """Let the anchor read columns reduced across lines, by stages shared between windows, which are returned."""
         (across, along), strides = levels, self.anchor.attrs["strides"]
         lines = self.apply_to_columns(s)
         stages = reduce_groups(s, lines, self.anchor.attrs["axes"][0], strides[0], across) if across else [lines]
@@ -132,9 +132,9 @@ class WindowLines:
         return [s.current(stage) for stage in stages]
 
     def _by_vectors(self, s: te.Schedule, read: int, vector: int) -> tuple[te.Tensor, ...]:
-        """The first vector ends with the border: the others begin where the line does.
+        """Reduce lines by vectors; the first one ends with the border, so that others are aligned with the line.
 
-        So they are whole cache lines, if lines of the image are.
+        They are whole cache lines then, if lines of the image are.
         """
         lead = 0 if vector == read or self.unit > 1 else -self._border() % vector
         extent, phases = read + lead, self.stride if vector % self.stride == 0 else 1
@@ -161,7 +161,7 @@ class WindowLines:
         return self._along(s, element, lines, apart)
 
     def _border(self) -> int:
-        """Elements by which the first window of a line begins before the line does; 0 where that isn't known."""
+        """Return the padding in front of a line, in elements; 0 where that isn't static."""
         zeros = {axis.var: te.const(0) for axis in (self.anchor.axis[-1], self.anchor.reduce_axis[-1])}
         begins = {as_int(Analyzer().simplify(substitute(index[-1], zeros))) for _, index in reads(self.anchor)}
         begin = begins.pop() if len(begins) == 1 else None
@@ -172,7 +172,7 @@ class WindowLines:
         return te.compute(shape, element, name=f"{self.anchor.name}_{name}", attrs=attrs)
 
     def _across(self, line: Sequence[Any], place: Any, inside: PrimExpr | None = None) -> PrimExpr:
-        """What lies `place` elements after the start of the first window, of all lines of a window; if `inside`."""
+        """Reduce all lines of a window at column `place`, counted from the first window; masked by `inside`."""
         *across, along = self.anchor.reduce_axis
         others = [axis for n, axis in enumerate(self.anchor.axis) if n != self.along]
         at = {axis.var: v for axis, v in zip(others, line, strict=True)}
@@ -186,7 +186,7 @@ class WindowLines:
         return self.whole.replace(source=tuple(source), axis=self.taps)
 
     def _along(self, s: te.Schedule, element: Element, *tensors: te.Tensor) -> tuple[te.Tensor, ...]:
-        """Let the anchor reduce elements along lines; returns `tensors` as the schedule has them."""
+        """Let the anchor reduce `element` along lines; returns the current versions of `tensors` in the schedule."""
         anchor, k = self.anchor, te.reduce_axis((0, self.size), name="k")
 
         def window(*i: Any) -> PrimExpr:

@@ -1,6 +1,6 @@
-"""Windows over images with the channels last on CPUs: vectors of channels, a tile of neighbouring output columns.
+"""Windows over NHWC images on CPUs: vectors of channels, in tiles of adjacent output columns.
 
-The border is never stored: the lines and columns that it touches run copies of the code that test for it.
+Padding is never materialised: the lines and columns that touch it run copies of the code with bounds checks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_TAPS", "tile_windows"]
 
 MOST_TAPS = 27
-"""Windows, or lines of them, up to this size are unrolled: neighbouring columns share what they read in registers."""
+"""Most taps of a window, or of lines of it, that are unrolled, so that adjacent columns share loads in registers."""
 
 
 def tile_windows(
@@ -40,12 +40,12 @@ def tile_windows(
 ) -> tuple[te.IterVar, te.IterVar, int]:
     """Schedule `out` (N, ..., W, C), and the reduction over a window behind it, in tiles of about `columns` columns.
 
-    Of a number that divides the width where one is near, if `divide`; else of as many as that. And of `rows` lines.
-    Tiles are of up to `vectors` vectors of channels. What pads the input is inlined. Windows, or lines of them, of up
-    to `unrolled` taps are unrolled. Threads share what is worth it by the `operations` that a window takes, where
-    those aren't two for each tap. Where it is not `alone`, another stage has the loops over lines.
+    With `divide` the columns of a tile divide the width if a divisor is near. Tiles have `rows` lines and up to
+    `vectors` vectors of channels. Padding is inlined. Windows, or lines of them, of up to `unrolled` taps are unrolled.
+    `operations` is the work per window that decides on threads, by default two per tap. If not `alone`, another stage
+    has the loops over lines.
 
-    Returns the loops over the tiles of channels and over the columns inside of a tile, and a tile's channels.
+    Returns the loop over tiles of channels, the loop over the columns of a tile, and the channels of a tile.
     """
     channels = constant_size([extent_of(s[out].op.axis[-1])])
     lanes = vector_lanes(target)
@@ -57,7 +57,7 @@ def tile_windows(
     sizes = [_dividing(width, most) for most in range(1, min(width, target.vector_registers - 2) + 1)]
     likely = _dividing(width, columns) if divide else min(columns, width)
     columns = choose("columns", likely, dict.fromkeys((*sizes, likely)))
-    reach = constant_size([window[-1].extent]) // 2  # what lies before the first window, at most, as a rule
+    reach = constant_size([window[-1].extent]) // 2  # padding in front of the first window, at most, usually
     tail = "guard" if columns == 1 or isinstance(x.extent, int) else "shift"
     x_outer, x_inner = s[out].split(x, factor=columns, tail=tail, least=columns + reach)
     channel_outer, channel_inner = s[out].split(channel, factor=lanes)
@@ -103,15 +103,15 @@ def tile_windows(
 
 
 _EVENLY = 0.85
-"""The least that the busiest thread may do, of lines or parts of them, as a part of what it does. Two cores had better
-do three and four of seven lines: parts of a line are slower than that."""
+"""Least ratio of the best achievable load of the busiest thread to its actual load, for a partition to be accepted. Two
+cores take three and four of seven lines: splitting lines would be slower."""
 
 
 def _vectors_of_a_part(target: Target, lines: int, vectors: int, threads: int) -> int:
-    """Vectors of a part of the channels, where `threads` share the lines of parts; all where whole lines come out even.
+    """Return the vectors of channels per part, where `threads` share the lines of parts; all if lines balance well.
 
-    As many as come out nearly as even as any: neighbouring lines of a part, which read the same, are one thread's. A
-    part is a cache line at least, so that threads seldom write the same one.
+    The largest parts that balance nearly as well as any are chosen, so that a thread has adjacent lines, which share
+    inputs. A part is at least a cache line, to avoid false sharing.
     """
     fewest = max(LINE_BYTES // target.vector_bytes, 1)
     parts = [-(-vectors // n) for n in range(1, max(vectors // fewest, 1) + 1)]
@@ -124,5 +124,5 @@ def _vectors_of_a_part(target: Target, lines: int, vectors: int, threads: int) -
 
 
 def _dividing(width: int, most: int) -> int:
-    """Columns of a tile: up to `most`, a number that divides the width where there is one above half of it."""
+    """Return the columns of a tile: the largest divisor of `width` above half of `most`, if there is one."""
     return next((c for c in range(most, most // 2, -1) if width % c == 0), min(width, max(most // 2, 1)))

@@ -1,4 +1,4 @@
-"""Positions of extrema on CPUs: two passes over what a cache holds, one for the extremum and one for where it is."""
+"""Argmax and argmin on CPUs: two passes over data in a cache, one for the extremum and one for its position."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 __all__ = ["schedule_reduce_index"]
 
 _COLUMNS = 512
-"""Elements of a line whose extrema are found together, where lines lie across memory."""
+"""Columns whose extrema are found together in reductions along a strided axis."""
 _SHARE_ALONG, _SHARE_ACROSS = 16, 2
-"""Which part of the second-level cache is worked on while the next one arrives: a larger one in pieces of lines."""
+"""Divisors of the L2 size, along memory and along a strided axis: the part reduced while the next arrives."""
 _MOST = 1 << 30
-"""Positions, at most: there is as much room for those of NaN on either side."""
+"""Limit on positions: NaN are marked by positions shifted out of the valid range by the length."""
 
 
 @register_schedule("comm_reduce_idx", "cpu")
 def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """The position of an extremum by two passes over a line, the second one while it is in the cache.
+    """Find the position of an extremum by two passes over a row, the second one while it is in the cache.
 
-    The first finds the extremum, the second where it is: both keep vectors, and take a few instructions for each, where
-    pairs of a value and its position take many. Across memory a block of neighbouring lines is taken together. What no
-    cache holds is taken in parts, among whose extrema the same is done.
+    The first pass finds the extremum, the second its position; both take a few vector instructions per vector, where
+    reducing pairs of value and position takes many. Along a strided axis a block of adjacent columns is taken
+    together. Rows that no cache holds are split into parts, among whose extrema the same is done.
     """
     if "axes" not in anchor.attrs:  # of windows
         return schedule_stagewise(outs, anchor, target)
@@ -70,9 +70,9 @@ def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: T
 
 
 class _Search:
-    """The two passes for the extremum that `anchor`, a reduction of pairs of positions and values, finds.
+    """The two passes that replace `anchor`, a reduction of pairs of positions and values.
 
-    Places of NaN lie beyond all others, so that a NaN is found before any number.
+    Positions of NaN are shifted beyond all others, so that a NaN is preferred to any value.
     """
 
     def __init__(self, anchor: te.ComputeOp, target: Target) -> None:
@@ -100,7 +100,7 @@ class _Search:
         return [next(axes) if keepdims or a not in self.axes else None for a in range(rank)]
 
     def _element(self, i: Sequence[Any], ks: Sequence[Any]) -> PrimExpr:
-        """What the anchor compares, for an index of its result."""
+        """Return the value that the anchor compares, at index `i` of its result and `ks` of its reduction axes."""
         at = {axis.var: v for axis, v in zip(self.anchor.axis, i, strict=True)}
         at |= {axis.var: k for axis, k in zip(self.anchor.reduce_axis, ks, strict=True)}
         found = substitute(self.value, at)
@@ -111,7 +111,7 @@ class _Search:
         return reducer(value, axis=list(ks), where=where)
 
     def _place(self, x: PrimExpr, best: PrimExpr, at: Any) -> PrimExpr:
-        """`at` where x is the best, marked where it is NaN."""
+        """Return `at` where `x` is the extremum, shifted out of range where it is NaN, else the neutral position."""
         found = te.select(x == best, at, self.neutral)
         if x.dtype.is_float:
             beyond = at + self.length if self.last else at - self.length
@@ -125,7 +125,7 @@ class _Search:
         return place >= self.length if self.last else place < 0
 
     def _replace(self, s: te.Schedule, position: te.Tensor, place: te.Tensor) -> None:
-        """Let `position`, a copy of the anchor's first result, be a place without its mark."""
+        """Recompute `position`, a copy of the anchor's first result, as `place` without the shift that marks NaN."""
 
         def plain(*i: Any) -> PrimExpr:
             at = place(*i)
@@ -137,7 +137,7 @@ class _Search:
         s.recompute(position, te.compute(position.shape, plain, name=position.op.name, tag=position.op.tag))
 
     def at_once(self, s: te.Schedule, position: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
-        """Two passes over each line for `position`, a copy of the anchor's first result; returns them."""
+        """Compute `position`, a copy of the anchor's first result, by two passes over each row; returns both."""
         name, k, j = self.anchor.name, *[te.reduce_axis((0, self.length), name="k") for _ in range(2)]
 
         def place(*i: Any) -> PrimExpr:
@@ -151,16 +151,16 @@ class _Search:
         return s.current(best), s.current(where)
 
     def _parts(self) -> list[Dim]:
-        """How many parts there are along each dimension."""
+        """Return the number of parts along each dimension."""
         return [
             -(-constant_size([d]) // constant_size([self.sizes[a]])) if a in self.sizes else d
             for a, d in enumerate(self.shape)
         ]
 
     def in_one_part(self, s: te.Schedule, position: te.Tensor, target: Target) -> None:
-        """The extremum of each part, then the place within the first part that has the extremum of all.
+        """Find the extremum of each part, then the position within the first part that has the overall extremum.
 
-        Other parts are read once. The extremum of numbers of which one is NaN is NaN.
+        Other parts are read once. Extrema propagate NaN.
         """
         name, shape = self.anchor.name, self._parts()
         counts = [constant_size([shape[a]]) for a in self.axes]
@@ -208,7 +208,7 @@ class _Search:
         schedule_along(s, s.outputs[0].output(0), found, target)
 
     def by_parts(self, s: te.Schedule, position: te.Tensor, target: Target) -> None:
-        """Two passes over each part, and two over what they found."""
+        """Run both passes over each part, and both over the results of the parts."""
         name, shape = self.anchor.name, self._parts()
 
         def extreme(part: Sequence[Any], at: Sequence[Any], ks: Sequence[IterVar], where: PrimExpr | None) -> PrimExpr:
@@ -244,12 +244,12 @@ class _Search:
         schedule_across(s, s.outputs[0].output(0), found, target)
 
     def _of_part(self, part: Sequence[Any], at: Sequence[Any]) -> PrimExpr:
-        """The element at positions `at` along the anchor's axes."""
+        """Return the element of a part at positions `at` along the anchor's axes."""
         axes = enumerate(self.result_axes)
         return self._element([0 if a in self.axes else part[a] for a, axis in axes if axis is not None], at)
 
     def _over_part(self, reduction: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
-        """``reduction(part, positions, axes, condition)`` for each part; the condition tells whether they exist."""
+        """Apply ``reduction(part, positions, axes, condition)`` to each part; the condition masks its end."""
         ks = {a: te.reduce_axis((0, self.sizes[a]), name=f"k{a}") for a in self.axes}
 
         def body(*part: Any) -> PrimExpr:
@@ -261,7 +261,7 @@ class _Search:
         return body
 
     def _over_parts(self, shape: Sequence[Dim], reduction: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
-        """``reduction(i, part, axes)`` for each index i of the anchor's result, over all parts."""
+        """Apply ``reduction(i, part, axes)`` over all parts, for each index `i` of the anchor's result."""
         ks = {a: te.reduce_axis((0, shape[a]), name=f"p{a}") for a in self.axes}
 
         def body(*i: Any) -> PrimExpr:
@@ -270,14 +270,14 @@ class _Search:
         return body
 
     def _part(self, i: Sequence[Any], numbers: Mapping[int, Any]) -> list[Any]:
-        """The part of an index of the anchor's result that has these numbers along the anchor's axes."""
+        """Return the part index for index `i` of the anchor's result and the part `numbers` along the anchor's axes."""
         at: Mapping[Any, Any] = dict(zip(self.anchor.axis, i, strict=True))
         return [numbers[a] if a in numbers else at[axis] for a, axis in enumerate(self.result_axes)]
 
     def _schedule_parts(
         self, s: te.Schedule, parts: te.Tensor, passes: tuple[te.Tensor, te.Tensor], target: Target
     ) -> None:
-        """Both passes over a part, for some columns at a time."""
+        """Schedule both passes over a part, for a block of columns at a time."""
         columns = min(constant_size([extent_of(s[parts].op.axis[-1])]), _COLUMNS)
         part_by_part(s, parts, passes, columns, constant_size(self.shape) * 4.0, target)
         for stage in passes:

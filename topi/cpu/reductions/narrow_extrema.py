@@ -1,6 +1,6 @@
-"""Largest and smallest values of 16-bit floats, found among integers of the same order.
+"""Maximum and minimum of 16-bit floats, computed on order-preserving 16-bit integers.
 
-Made float32 for it, they would take two vectors, and a conversion and three instructions, which keep NaN, for each.
+In float32 each vector would take two, with a conversion and three NaN-propagating instructions for each.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["compare_as_integers"]
 
 _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}
-"""Its bits."""
+"""Bit patterns of infinity."""
 _SIGN = 0x8000
 
 
 def compare_as_integers(s: te.Schedule, anchor: te.Operation) -> te.Operation:
-    """Let `anchor`, an extremum of 16-bit floats, be made of one of integers, which is returned; else `anchor` is."""
+    """Rewrite `anchor`, an extremum of 16-bit floats, to reduce integers; returns the new reduction, or `anchor`."""
     assert isinstance(anchor, te.ComputeOp)
     reduction = anchor.body[0]
     if not isinstance(reduction, Reduce) or len(anchor.body) > 1 or reduction.init or not is_const(reduction.condition):
@@ -45,29 +45,29 @@ def compare_as_integers(s: te.Schedule, anchor: te.Operation) -> te.Operation:
     found = te.compute(shape, order, name=f"{anchor.name}_order", tag=anchor.tag, attrs=anchor.attrs)
     out = anchor.output(0)
     by = te.compute(
-        out.shape, lambda *i: te.cast(out.dtype, _number(found(*i), of, flip=flip)), name=anchor.name, tag=ELEMWISE
+        out.shape, lambda *i: te.cast(out.dtype, _from_order(found(*i), of, flip=flip)), name=anchor.name, tag=ELEMWISE
     )
     s.recompute(out, by)
     return s.current(found).op
 
 
 def _order(x: PrimExpr, *, flip: bool) -> PrimExpr:
-    """An integer (uint16) that grows with x, or falls if `flip`; those of NaN are above all others.
+    """Map `x` to a uint16 that increases with it, or decreases if `flip`; NaN map above all other values.
 
-    Bits of negative numbers fall as these grow, so all but the sign are turned over. Behind infinity NaN come, then,
-    round the end of 16 bits, negative NaN, then minus infinity, which is made 0.
+    The magnitude bits of negative values are inverted to order them. Then come infinity, positive NaN and, wrapping
+    around 16 bits, negative NaN and minus infinity, which an offset maps to 0.
     """
     bits = call_intrin("int16", "reinterpret", x)
-    keyed = _turned(bits ^ te.const(-_SIGN, "int16") if flip else bits)
-    return call_intrin("uint16", "reinterpret", keyed) + te.const(_INFINITY[str(x.dtype)] + 1, "uint16")
+    ordered = _flip_magnitude(bits ^ te.const(-_SIGN, "int16") if flip else bits)
+    return call_intrin("uint16", "reinterpret", ordered) + te.const(_INFINITY[str(x.dtype)] + 1, "uint16")
 
 
-def _number(order: PrimExpr, of: DType, *, flip: bool) -> PrimExpr:
-    """What `_order` makes the integer of."""
-    bits = _turned(call_intrin("int16", "reinterpret", order - te.const(_INFINITY[str(of)] + 1, "uint16")))
+def _from_order(order: PrimExpr, of: DType, *, flip: bool) -> PrimExpr:
+    """Invert `_order`: return the 16-bit float of an integer."""
+    bits = _flip_magnitude(call_intrin("int16", "reinterpret", order - te.const(_INFINITY[str(of)] + 1, "uint16")))
     return call_intrin(of, "reinterpret", bits ^ te.const(-_SIGN, "int16") if flip else bits)
 
 
-def _turned(bits: PrimExpr) -> PrimExpr:
-    """All bits of negative numbers but their sign turned over."""
+def _flip_magnitude(bits: PrimExpr) -> PrimExpr:
+    """Invert the magnitude bits of negative values (those with the sign bit set)."""
     return bits ^ ((bits >> te.const(15, "int16")) & te.const(_SIGN - 1, "int16"))

@@ -1,6 +1,6 @@
-"""Sums of bytes across memory: sums of 16 bits for as many lines as they hold, and wide sums of those.
+"""Sums of bytes along a strided axis: 16-bit partial sums of as many lines as can't overflow, then wide sums of those.
 
-A vector of the result's type would take a quarter of a vector of bytes, and as many instructions to widen as to add.
+A vector of the result's type holds only a quarter of a vector of bytes, and widening costs as much as adding.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["sum_bytes_in_parts"]
 
 _LINES = 256
-"""Of bytes, whose sum 16 bits hold whatever they are: 256 * -128 is the least of them, 256 * 255 fits unsigned."""
+"""Most lines of bytes that 16-bit sums hold: 256 * -128 is the least int16, 256 * 255 fits uint16."""
 _FEWEST_LINES = 16
+"""Fewest lines for which 16-bit partial sums are used."""
 
 
 def sum_bytes_in_parts(s: te.Schedule, anchor: te.Operation) -> te.Tensor | None:
-    """Let `anchor` be a sum of narrow sums, which are returned; None where it is no sum of many lines of bytes."""
+    """Rewrite `anchor` as a sum of 16-bit sums; returns those, or None if it is no sum of many lines of bytes."""
     assert isinstance(anchor, te.ComputeOp)
     reduction = anchor.body[0]
     assert isinstance(reduction, Reduce)
@@ -66,7 +67,7 @@ def sum_bytes_in_parts(s: te.Schedule, anchor: te.Operation) -> te.Tensor | None
 
 
 def _narrow(value: PrimExpr) -> PrimExpr | None:
-    """The bytes that are widened to `value`; None where it is something else."""
+    """Return the 8-bit expression that is widened to `value`; None where there is none."""
     if isinstance(value, ProducerLoad):
         op = value.producer.op
         if not isinstance(op, te.ComputeOp) or not is_injective(op):

@@ -1,4 +1,4 @@
-"""Reductions on CPUs, along memory and across it."""
+"""Reductions on CPUs: along memory (the last axis) and along a strided axis, where lines are the contiguous runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, inputs_of, is_streamed, prefetch_rows, rows_ahead
 from relayc.topi.cpu.reductions.narrow_extrema import compare_as_integers
 from relayc.topi.cpu.reductions.narrow_sums import sum_bytes_in_parts
-from relayc.topi.cpu.reductions.short_rows import reduce_rows_together, rows_are_short
+from relayc.topi.cpu.reductions.short_rows import reduce_short_rows, rows_are_short
 from relayc.topi.cpu.tiling import (
     has_few_fill_buffers,
     has_high_latency_llc,
@@ -35,44 +35,42 @@ __all__ = [
 ]  # fmt: skip
 
 _ACCUMULATORS = 4
-"""Vectors of partial results: enough to hide the latency of an addition."""
+"""Vector accumulators of partial results: enough to hide the latency of an addition."""
 _FEW_LANES = 8
-"""Lanes of a vector that are added up one after the other; of more, parts of the vector are added first."""
+"""Most lanes of a vector that are added up sequentially; of wider vectors, quarters are added first."""
 _LINES = 8
-"""Lines that a reduction across memory takes at once: partial results are loaded and stored once for all of them."""
+"""Lines that a reduction along a strided axis takes at once: partial results are loaded and stored once for all."""
 _APART_BYTES, _MOST_APART_BYTES = 8192, 32768
-"""So far apart lie the lines that are taken at once, at least, where they are shorter: processors see what is read in
-order, and fetch it ahead, once for each page. At most, where their number wants it."""
+"""Least and most bytes between the lines taken at once, where lines are shorter: the hardware prefetcher follows one
+stream per page."""
 _AHEAD_BYTES = 1024
-"""How far ahead in each of these lines is asked for memory, where the processor doesn't see to that."""
+"""Prefetch distance in bytes along each of these lines, where the hardware prefetcher doesn't keep up."""
 _NARROW_BYTES = 2
-"""Of results of which the elements are converted."""
+"""Bytes of 16-bit results, whose elements are converted."""
 _FEW_ELEMENTS = 8
-"""Rows of fewer 16-bit floats are loaded element by element: these had better be made float32."""
+"""Shortest rows of 16-bit floats that are compared as integers: shorter ones load elements singly, as float32."""
 _BLOCK = 1024
-"""Elements of a line that a reduction across memory keeps partial results of, in the first-level cache; of narrow ones
-as many as have as many bytes."""
+"""Columns whose partial results a reduction along a strided axis keeps in L1, for 32-bit results; as many bytes for
+others."""
 _SMALLEST_BLOCK = 256
-"""Elements of a line that several passes across memory take at least: shorter pieces are not streamed well."""
+"""Least columns of a block that several passes take: shorter runs don't stream well."""
 _FEW_LINES = 32
-"""Lines that processors follow all at once as each is read on by a cache line at a time. (Of 48 that was slower.)"""
+"""Most lines that the hardware prefetcher follows as concurrent streams. (48 were slower.)"""
 _SHARE_OF_REGISTERS = 8
-"""Which part of the registers has one result of each column of a cache line, where all lines are taken at once."""
+"""Divisor of the vector registers: how many may hold one result for each column of a cache line."""
 
 
 def _reduces_last_axis(op: te.Operation) -> bool:
-    """Does the innermost reduction axis run along memory? Judged by size against the last data axis."""
+    """True if the innermost reduction axis is contiguous, by its attribute or for lack of a last data axis."""
     return not op.axis or constant_size([op.axis[-1].extent]) == 1 or op.attrs.get("reduces_last_axis", False)
 
 
 def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[te.Tensor]:
     """Split the innermost reduction axis into vectors of partial results; returns the tensors of partial results.
 
-    First several vectors, then one, then parts of it, then the lanes of that. Axes that lie next to each other in
-    memory ("reduces_trailing_axes") are taken as one.
-
-    None of them when the axis is too short or several results depend on each other: it stays scalar. A length that is
-    known at run time is taken to be long enough.
+    Several vectors are reduced to one, that to quarters, and those to lanes. Contiguous axes ("reduces_trailing_axes")
+    are fused. The list is empty, and the reduction stays scalar, when the axis is too short or several results depend
+    on each other. Dynamic lengths are assumed to be long enough.
     """
     op = s[tensor].op
     axis, extent = op.reduce_axis[-1], op.reduce_axis[-1].extent
@@ -80,36 +78,36 @@ def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[t
     if len(sizes) > 1 and op.attrs.get("reduces_trailing_axes", False):
         axis, extent = s[tensor].fuse(*op.reduce_axis), constant_size(sizes)
     length = constant_size([extent])
-    if length < 2 * lanes or not _are_apart(op):
+    if length < 2 * lanes or not _are_independent(op):
         return []
     factor = _ACCUMULATORS * lanes if length >= _ACCUMULATORS * lanes else lanes
     _, inner = s[tensor].split(axis, factor=factor)
-    partial = [_lanes_apart(s, tensor, inner)]
+    partial = [_rfactor_lanes(s, tensor, inner)]
     if factor > lanes:
         _, lane = s[tensor].split(s[tensor].op.reduce_axis[0], factor=lanes)
-        partial.append(_lanes_apart(s, tensor, lane))
+        partial.append(_rfactor_lanes(s, tensor, lane))
         s[partial[-1]].unroll(s[partial[-1]].op.reduce_axis[0])
     while lanes > _FEW_LANES:
         lanes //= 4
         _, lane = s[tensor].split(s[tensor].op.reduce_axis[0], factor=lanes)
-        partial.append(_lanes_apart(s, tensor, lane))
+        partial.append(_rfactor_lanes(s, tensor, lane))
         s[partial[-1]].unroll(s[partial[-1]].op.reduce_axis[0])
     s[tensor].unroll(s[tensor].op.reduce_axis[0])
     return partial
 
 
-def _are_apart(op: te.Operation) -> bool:
-    """Does each result of a reduction depend on no other one?"""
+def _are_independent(op: te.Operation) -> bool:
+    """True if no result of a reduction depends on another one."""
     assert isinstance(op, te.ComputeOp)
     combiner = op.body[0].combiner  # type: ignore[attr-defined]
     several = zip(combiner.result, combiner.lhs, combiner.rhs, strict=True)
     return all({e for e in post_order(result) if isinstance(e, Var)} <= {*own} for result, *own in several)
 
 
-def _lanes_apart(s: te.Schedule, tensor: te.Tensor, lane: te.IterVar) -> te.Tensor:
-    """Partial results for each `lane` of the reduction, a vector of them innermost.
+def _rfactor_lanes(s: te.Schedule, tensor: te.Tensor, lane: te.IterVar) -> te.Tensor:
+    """Factor the reduction (`rfactor`) into partial results per `lane`, vectorised innermost.
 
-    What is left of a line at its end is cut off as a shorter vector: a mask would keep partial results in memory.
+    The tail of a row is partitioned off as a shorter vector: a mask would keep partial results in memory.
     """
     made = s.rfactor(tensor, lane)
     partial = made if isinstance(made, te.Tensor) else made[0]
@@ -123,8 +121,10 @@ def _lanes_apart(s: te.Schedule, tensor: te.Tensor, lane: te.IterVar) -> te.Tens
     return partial
 
 
-def _share_reduction(s: te.Schedule, tensor: te.Tensor, work: float, tasks: int, target: Target) -> te.Tensor | None:
-    """Give each core a part of the first reduction axis where results are too few to share; the parts' results."""
+def _split_between_cores(
+    s: te.Schedule, tensor: te.Tensor, work: float, tasks: int, target: Target
+) -> te.Tensor | None:
+    """Split the first reduction axis between cores if results are too few to share; returns the partial results."""
     axis = s[tensor].op.reduce_axis[0]
     cores, extent = target.num_cores, axis.extent
     lanes = vector_lanes(target)
@@ -137,7 +137,7 @@ def _share_reduction(s: te.Schedule, tensor: te.Tensor, work: float, tasks: int,
 
 @register_schedule("comm_reduce", "cpu", rank=Rank.REDUCTION)
 def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """A reduction with an elementwise tail: along memory by vectors of partial results, else by vectors of outputs."""
+    """Schedule a reduction with an elementwise tail, by vectors of partial results or, if strided, of outputs."""
     s = te.create_schedule([out.op for out in outs])
     if not _reduces_last_axis(anchor) or constant_size([extent_of(a) for a in anchor.reduce_axis]) >= _FEW_ELEMENTS:
         anchor = compare_as_integers(s, anchor)
@@ -156,16 +156,16 @@ def _work(op: te.Operation) -> float:
 
 
 def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Target) -> None:
-    """The reduction `result` with its tail `out`, which may be the same: every line is summed up by itself."""
+    """Schedule the reduction `result`, along memory, with its tail `out`, which may be the same tensor: row by row."""
     lanes, work = _lanes_along(s[result].op, target), _work(s[result].op)
     axes = list(s[out].op.axis)
     if rows_are_short(s[result].op, out, target):
         local = s.cache_write(result, "local") if s[result].op is s[out].op else result
         assert isinstance(local, te.Tensor)
-        reduce_rows_together(s, out, [local], work, target)
+        reduce_short_rows(s, out, [local], work, target)
         return
     rows = constant_size([extent_of(a) for a in axes])
-    shared = _share_reduction(s, result, work, rows, target)
+    shared = _split_between_cores(s, result, work, rows, target)
     if shared is not None:
         part, *data = s[shared].op.axis
         row = s[shared].fuse(part, *data)
@@ -194,14 +194,14 @@ def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Ta
 
 
 def _prefetch_along(s: te.Schedule, partials: Sequence[te.Tensor], target: Target) -> None:
-    """Ask for what lies ahead of what vectors of partial results are made of: of narrow ones, or if memory is far."""
-    is_far = has_high_latency_llc(target)
-    if partials and (partials[0].dtype.nbytes == _NARROW_BYTES or is_far):
-        _prefetch_ahead(s, partials[0], s[partials[0]].op.reduce_axis[0], target, always=is_far)
+    """Prefetch the input of vectors of partial results, for 16-bit results or with a high-latency last-level cache."""
+    high_latency = has_high_latency_llc(target)
+    if partials and (partials[0].dtype.nbytes == _NARROW_BYTES or high_latency):
+        _prefetch_ahead(s, partials[0], s[partials[0]].op.reduce_axis[0], target, always=high_latency)
 
 
 def _lanes_along(op: te.Operation, target: Target) -> int:
-    """Elements of the vectors in which `op` reduces rows: fewer than fit where rows are shorter than two of them."""
+    """Return the lanes of vectors in which `op` reduces rows, halved while rows are shorter than two vectors."""
     extents = [extent_of(a) for a in op.reduce_axis]
     length = constant_size(extents if op.attrs.get("reduces_trailing_axes", False) else extents[-1:])
     lanes = vector_lanes(target, op.output(0).dtype.nbytes)
@@ -213,17 +213,17 @@ def _lanes_along(op: te.Operation, target: Target) -> int:
 def schedule_across(
     s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Target, narrow: te.Tensor | None = None
 ) -> None:
-    """The reduction `result` with its tail `out`, which may be the same: lines are added up, several at a time.
+    """Schedule the reduction `result`, along a strided axis, with its tail `out`, which may be the same tensor.
 
-    Partial results of a part of a line stay in the first-level cache while the reduction passes over the lines. Where
-    lines are few and short, cores share the lines rather than their columns: memory is read in long pieces. `narrow`:
-    sums of some lines each, of which `result` is the sum.
+    Several lines are accumulated at a time, while partial results of a block of columns stay in L1. Where columns are
+    few, the lines rather than the columns are split between cores, so that memory is read in long runs. `narrow`:
+    16-bit partial sums of which `result` is the sum.
     """
     lanes, work = vector_lanes(target, result.dtype.nbytes), _work(s[result].op)
     block = _BLOCK * max(4 // result.dtype.nbytes, 1)
     shape = [extent_of(a) for a in s[out].op.axis]
     outer_size, columns = constant_size(shape[:-1]), constant_size(shape[-1:])
-    shared = _share_reduction(s, result, work, outer_size * -(-columns // block), target)
+    shared = _split_between_cores(s, result, work, outer_size * -(-columns // block), target)
     if shared is not None:
         for tensor in {id(s[t].op): t for t in (result, out)}.values():
             vectorize_elements(s, tensor, s[tensor].op.axis[-1], shape[-1], lanes)
@@ -262,7 +262,7 @@ def schedule_across(
 
 
 def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
-    """Let the loops of a reduction across memory pass over lines, a few at once, vectors of columns inside.
+    """Order the loops of a reduction along a strided axis: lines, a few at once, with vectors of columns inside.
 
     Returns the loop over the lines that are taken at once.
     """
@@ -281,11 +281,11 @@ def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
 def _prefetch_ahead(
     s: te.Schedule, tensor: te.Tensor, loop: te.IterVar, target: Target, *, always: bool = False
 ) -> None:
-    """Ask, in each iteration of `loop`, for what lies a little further on in a line of inputs beyond the caches.
+    """Prefetch, in each iteration of `loop`, a little ahead in a line of inputs that exceed the caches.
 
-    Where an element takes a few instructions, the processor doesn't run far ahead by itself: a largest number with its
-    tests for NaN, conversions of narrow floats. Sums of others gain nothing, but along memory where that is far
-    (`always`; the Xeon, 128 MB: 15 and 18 GB/s).
+    Only where an element takes several instructions, for NaN tests of extrema or conversions of 16-bit floats, so that
+    out-of-order execution doesn't run far ahead. Other sums gain nothing, except along memory with a high-latency
+    last-level cache (`always`; Xeon, 128 MB: 15 and 18 GB/s).
     """
     op = s[tensor].op
     assert isinstance(op, te.ComputeOp)
@@ -302,7 +302,7 @@ def _prefetch_ahead(
 
 
 def _line_bytes(op: te.Operation) -> int:
-    """From one line of the last reduction axis to the next, in the largest tensor that is read along it."""
+    """Return the stride in bytes of the last reduction axis, in the largest tensor that is read along it."""
     assert isinstance(op, te.ComputeOp)
     line, column = op.reduce_axis[-1].var, op.axis[-1].var
     found = [
@@ -315,7 +315,7 @@ def _line_bytes(op: te.Operation) -> int:
 
 
 def _lines_apart(lines: te.Dim, nbytes: int) -> tuple[int, int]:
-    """How many lines to take at once, and how many lie from one of these to the next."""
+    """Return how many lines to take at once, and their distance in lines."""
     at_once = lines_per_step(lines)
     if not isinstance(lines, int) or nbytes >= _APART_BYTES:
         return at_once, 1
@@ -330,9 +330,9 @@ def _lines_apart(lines: te.Dim, nbytes: int) -> tuple[int, int]:
 
 
 def add_up_in_registers(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[te.Tensor]:
-    """A reduction across memory of a few vectors of columns, whose results stay in registers; the stages that it takes.
+    """Reduce a few vectors of columns along a strided axis in register accumulators; returns the stages that takes.
 
-    An addition takes some cycles: those of every second line have a result of their own, to hide that.
+    Even and odd lines have accumulators of their own, to hide the latency of additions.
     """
     stages, line = [tensor], s[tensor].op.reduce_axis[-1]
     apart = lines_per_step(extent_of(line))
@@ -362,7 +362,7 @@ def add_up_in_registers(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[t
 
 
 def lines_per_step(lines: te.Dim) -> int:
-    """A number of lines that divides all of them where there is one, and hides the latency of additions."""
+    """Return the unroll factor over lines: a divisor of `lines` if there is one, enough to hide latencies."""
     if not isinstance(lines, int):
         return _LINES
     return next((n for n in range(_LINES, 3, -1) if lines % n == 0), min(lines, _LINES))
@@ -370,16 +370,16 @@ def lines_per_step(lines: te.Dim) -> int:
 
 def pass_along(
     s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target,
-    guess: te.Tensor | None = None,
+    speculation: te.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Let `passes` over rows of `length` elements, of which `out` is made, take a row at a time.
+    """Schedule `passes` over rows of `length` elements, which `out` is computed from, one row at a time.
 
-    The last one asks for the next row, or what it is guessed by.
+    The last pass prefetches the next row, or `speculation`, the reduction that speculates on its result, does.
     """
     lanes = vector_lanes(target)
     rows = constant_size([extent_of(a) for a in s[out].op.axis])
     if rows_are_short(s[passes[-1]].op, out, target):
-        reduce_rows_together(s, out, passes, rows * length * 2.0, target, guess)
+        reduce_short_rows(s, out, passes, rows * length * 2.0, target, speculation)
         return
     row = s[out].fuse(*s[out].op.axis)
     parallel(s, out, row, rows * length * 2.0, lanes)
@@ -390,23 +390,23 @@ def pass_along(
         partials = vectorize_reduction(s, result, lanes)
         for partial in partials:
             s[partial].compute_at(s[out], row)
-    if guess is not None:
-        partials = vectorize_reduction(s, guess, lanes)
+    if speculation is not None:
+        partials = vectorize_reduction(s, speculation, lanes)
         for partial in partials:
-            s[partial].compute_at(s[guess], s[guess].op.axis[-1])
+            s[partial].compute_at(s[speculation], s[speculation].op.axis[-1])
     if partials:
-        once = guess is not None or len(passes) == 1
+        once = speculation is not None or len(passes) == 1
         loop, elements = s[partials[0]].op.reduce_axis[0], rows * length
-        prefetch_rows(s, partials[0], loop, elements, length, target, once=once, always=guess is not None)
+        prefetch_rows(s, partials[0], loop, elements, length, target, once=once, always=speculation is not None)
 
 
 def pass_across(
     s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target,
-    guess: te.Tensor | None = None,
+    speculation: te.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Let `passes` over `length` lines, of which `out` is made, take a block of columns that stays in the cache.
+    """Schedule `passes` over `length` lines, which `out` is computed from, by blocks of columns that stay in the cache.
 
-    And what the last of them is guessed by, which is one pass.
+    `speculation`: the single-pass reduction that speculates on the result of the last pass.
     """
     lanes = vector_lanes(target)
     *outer, last = s[out].op.axis
@@ -420,9 +420,9 @@ def pass_across(
         part, within = s[out].split(last, nparts=1)
     group = s[out].fuse(*outer, part)
     if width:
-        strip, column = s[out].split(within, factor=width, tail="shift")
+        block_loop, column = s[out].split(within, factor=width, tail="shift")
         s[out].vectorize(column)
-        _combine_lines(s, out, strip, passes, width, guess)
+        _combine_lines(s, out, block_loop, passes, width, speculation)
     else:
         vectorize_elements(s, out, within, min(block, constant_size([columns])), lanes)
     parallel(s, out, group, work, lanes)
@@ -433,17 +433,17 @@ def pass_across(
         loops.append(add_up_lines(s, result, lanes))
     if len(loops) > 1 and has_few_fill_buffers(target) and isinstance(columns, int) and columns <= block:
         _prefetch_next_block(s, passes, loops, length * columns, target)
-    if guess is not None and not width:
-        _prefetch_ahead(s, guess, add_up_lines(s, guess, lanes), target)
+    if speculation is not None and not width:
+        _prefetch_ahead(s, speculation, add_up_lines(s, speculation, lanes), target)
 
 
 def _prefetch_next_block(
     s: te.Schedule, passes: Sequence[te.Tensor], loops: Sequence[te.IterVar], elements: int, target: Target
 ) -> None:
-    """Ask in the last of several passes for the next block, of so many elements, and in the first for what is missing.
+    """Prefetch into L2: the next block, of so many elements, in the last pass, and a little ahead in the first.
 
-    The second-level cache is asked. (Zen 4, largest of 255, 1000 and 40 channels of planes of 13 x 13, 7 x 7 and
-    40 x 40, GB/s: 17 to 21, 19 to 23, 15 to 17; by one of the two 15 to 19.)
+    (Zen 4, argmax over 255, 1000 and 40 channels of planes of 13 x 13, 7 x 7 and 40 x 40, GB/s: 17 to 21, 19 to 23,
+    15 to 17; with one of the two prefetches 15 to 19.)
     """
     again = _read_from_memory(s[passes[-1]].op)
     for tensor in _read_from_memory(s[passes[0]].op):
@@ -453,10 +453,10 @@ def _prefetch_next_block(
 
 
 def _columns_per_step(op: te.Operation, columns: te.Dim, lines: int, target: Target) -> int:
-    """Columns of which `op`, and passes behind it, had better read all lines at once, from memory: a cache line's.
+    """Return the columns of a cache line if `op`, and passes behind it, should read all lines at once from memory.
 
-    0 where lines are many, lie along several dimensions, are in caches, or where results of so many columns take too
-    many registers.
+    0 where lines are many, span several dimensions, are in caches, or where results of so many columns take too many
+    registers.
     """
     if not isinstance(op, te.ComputeOp) or len(op.reduce_axis) != 1:
         return 0
@@ -469,29 +469,34 @@ def _columns_per_step(op: te.Operation, columns: te.Dim, lines: int, target: Tar
 
 
 def _combine_lines(
-    s: te.Schedule, out: te.Tensor, strip: te.IterVar, passes: Sequence[te.Tensor], width: int, guess: te.Tensor | None
+    s: te.Schedule,
+    out: te.Tensor,
+    block_loop: te.IterVar,
+    passes: Sequence[te.Tensor],
+    width: int,
+    speculation: te.Tensor | None,
 ) -> None:
-    """Write out `passes` over a vector of `width` columns, which then stay in registers, in each `strip` of `out`.
+    """Unroll `passes` over a vector of `width` columns, kept in registers, at the loop `block_loop` of `out`.
 
-    Processors don't run far ahead through all their arithmetic: lines of later strips are asked for.
+    Out-of-order execution doesn't run far ahead through so much arithmetic: lines of later blocks are prefetched.
     """
     for result in passes:
         s[result].set_scope("local")
-        s[result].compute_at(s[out], strip)
-    for result in (*passes, *([] if guess is None else [guess])):
+        s[result].compute_at(s[out], block_loop)
+    for result in (*passes, *([] if speculation is None else [speculation])):
         *data, column = s[result].op.axis
         (line,) = s[result].op.reduce_axis
         s[result].reorder(*data, line, column)
         s[result].unroll(line)
         s[result].vectorize(column)
-    first = passes[0] if guess is None else guess
+    first = passes[0] if speculation is None else speculation
     (line,) = s[first].op.reduce_axis
     for tensor in _read_from_memory(first.op):
         s[first].prefetch_ahead(tensor, line, rows_ahead(constant_size([extent_of(line)]) * LINE_BYTES) * width)
 
 
 def _read_from_memory(op: te.Operation) -> list[te.Tensor]:
-    """The inputs of the function that are as large as what `op` reads, which may be computed from them by elements."""
+    """Return the largest inputs of the kernel that `op` reads, directly or through elementwise stages."""
     found = [[t] if isinstance(t.op, te.PlaceholderOp) else inputs_of(t.op) for t in op.input_tensors]
     most = max([constant_size(t.shape) for tensors in found for t in tensors], default=0)
     return [t for tensors in found for t in dict.fromkeys(tensors) if constant_size(t.shape) == most]

@@ -1,4 +1,4 @@
-"""Reductions of short rows on CPUs: neighbouring rows together, a vector of them at a time."""
+"""Reductions of short rows on CPUs: a vector of adjacent rows at a time."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
     from relayc.backend.target import Target
 
-__all__ = ["prefetch_rows_read", "reduce_rows_together", "rows_are_short"]
+__all__ = ["prefetch_rows_read", "reduce_short_rows", "rows_are_short"]
 
 _FEW_VECTORS = 3
-"""Rows are shorter than so many vectors where neighbouring rows are reduced together."""
+"""Rows shorter than so many vectors are reduced several at a time."""
 
 
 def rows_are_short(op: te.Operation, out: te.Tensor, target: Target) -> bool:
-    """Are the rows that `op` reduces a few vectors short, and enough for vectors of results `out`?"""
+    """True if `op` reduces rows shorter than a few vectors, and enough of them for vectors of results `out`."""
     lanes, length = vector_lanes(target), constant_size([extent_of(a) for a in op.reduce_axis])
     rows = [d for d in out.shape if d != 1][-1:]
     return 0 < length < _FEW_VECTORS * lanes and all(isinstance(d, int) and d >= lanes for d in rows) and bool(rows)
 
 
-def reduce_rows_together(
+def reduce_short_rows(
     s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], work: float, target: Target,
-    guess: te.Tensor | None = None,
+    speculation: te.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Let `passes` over short rows, of which `out` is made, take neighbouring rows as a vector.
+    """Schedule `passes` over short rows, which `out` is computed from, with adjacent rows as the lanes of a vector.
 
-    And what the last of them is guessed by. What such a vector reads lies in steps of a row. It is turned in registers
-    where rows are long enough for that, else loaded one by one; either costs less than adding up the lanes of a vector
-    for each row.
+    `speculation`: the reduction that speculates on the result of the last pass. The elements of such a vector lie a row
+    apart: they are transposed in registers if rows are long enough, else loaded singly. Either costs less than a
+    horizontal reduction for each row.
     """
     axes, lanes = list(s[out].op.axis), vector_lanes(target, max(4, *[t.dtype.nbytes for t in passes]))
     position = max(n for n, axis in enumerate(axes) if extent_of(axis) != 1)
@@ -47,7 +47,7 @@ def reduce_rows_together(
     s[out].reorder(*axes[:position], vectors, *axes[position + 1 :], lane)
     s[out].vectorize(lane)
     group = parallel_outer(s, out, [*axes[:position], vectors], work, target)[-1]
-    over_rows = [*passes, *([] if guess is None else [guess])]
+    over_rows = [*passes, *([] if speculation is None else [speculation])]
     _transpose_rows(s, over_rows, position, lanes, group, out, target)
     for result in passes:
         s[result].set_scope("local")
@@ -64,9 +64,9 @@ def _transpose_rows(
     s: te.Schedule, passes: Sequence[te.Tensor], position: int, lanes: int, group: te.IterVar, out: te.Tensor,
     target: Target,
 ) -> None:  # fmt: skip
-    """Let `passes` read a copy of their rows, along dimension `position` of theirs, that is turned in registers.
+    """Let `passes` read a copy of their rows, along their dimension `position`, transposed in registers.
 
-    Not where they read several tensors along rows, or one by way of others, or rows are shorter than a block.
+    Not where they read several tensors along rows, or one through other stages, or rows are shorter than a block.
     """
     found = {place for result in passes for place in _rows_read(s[result].op, position)}
     if len(found) != 1:
@@ -89,7 +89,7 @@ def _transpose_rows(
 
 
 def _rows_read(op: te.Operation, position: int) -> list[tuple[te.Tensor, int]]:
-    """The tensors that a reduction reads rows of, and the dimensions that its own one, `position`, lies along."""
+    """Return the tensors whose rows a reduction reads, each with its dimension that `position` indexes."""
     assert isinstance(op, te.ComputeOp)
     row, line = op.axis[position].var, op.reduce_axis[-1].var
     return [
@@ -103,9 +103,9 @@ def _rows_read(op: te.Operation, position: int) -> list[tuple[te.Tensor, int]]:
 def prefetch_rows_read(
     s: te.Schedule, tensor: te.Tensor, stage: te.Tensor, blocks: te.IterVar, block: int, rows: int, target: Target
 ) -> None:
-    """Ask for each cache line of a later group of `rows` of a tensor, some for each block of columns of this one.
+    """Prefetch the cache lines of a later group of `rows` of a tensor, some for each block of columns of this one.
 
-    `stage` has a dimension of columns before the one of rows; `blocks` is its loop over blocks of so many of them.
+    `stage` has its dimension of columns before that of rows; `blocks` is its loop over blocks of `block` columns.
     """
     shape = [constant_size([d]) for d in tensor.shape]
     length, line = shape[-1], LINE_BYTES // tensor.dtype.nbytes
