@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
 
 __all__ = [
-    "has_wide_groups", "local_accumulator", "operands", "panel_width", "parallel", "parallel_outer", "split_columns",
-    "tile_columns", "vectorize_panel", "vectorize_runs",
+    "fuses_inner", "has_wide_groups", "local_accumulator", "operands", "panel_width", "parallel", "parallel_outer",
+    "split_columns", "tile_columns", "vectorize_panel", "vectorize_runs",
 ]  # fmt: skip
 
 
@@ -93,6 +93,12 @@ _SHARES = 16
 """Iterations of a parallel loop for each core, for load balance."""
 
 
+def fuses_inner(axes: Sequence[te.IterVar], target: Target) -> bool:
+    """True if loops over `axes` have too few iterations to be a parallel loop without the next one inside."""
+    known = [axis.dom for axis in axes if axis.dom is not None]  # loops that splits make have none yet
+    return constant_size([dom.extent for dom in known]) < _SHARES * target.num_cores
+
+
 def parallel_outer(
     s: te.Schedule, tensor: te.Tensor, axes: Sequence[te.IterVar], operations: float, target: Target
 ) -> list[te.IterVar]:
@@ -101,10 +107,8 @@ def parallel_outer(
     Returns that loop and those inside, which stay separate loops: taking a fused index apart costs a division in every
     iteration.
     """
-    count, size = 0, 1
-    while count < len(axes) and (size < _SHARES * target.num_cores or count == 0):
-        dom = axes[count].dom  # loops that splits make have none yet
-        size *= 1 if dom is None else constant_size([dom.extent])
+    count = 1
+    while count < len(axes) and fuses_inner(axes[:count], target):
         count += 1
     outer = s[tensor].fuse(*axes[:count]) if count > 1 else axes[0]
     parallel(s, tensor, outer, operations, vector_lanes(target))

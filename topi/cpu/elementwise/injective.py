@@ -244,7 +244,7 @@ class _OutputSchedule:
         if self.tiles is not None:
             loops = self.tiles.apply(s)
         elif lines_per_vector:
-            loops = vectorize_lines(s, out, lines_per_vector)
+            loops = vectorize_lines(s, out, lines_per_vector, self.target)
             prefetch_where_masked(s, out, loops[-1], lines_per_vector * constant_size(out.shape[-1:]), self.target)
         elif self._is_short() and (self.rows is None or self.rows.axes_of_row == 1):
             loops = self._interleave()

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 
+from typing import TYPE_CHECKING
+
 from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.tir import FloorDiv, FloorMod, ProducerLoad
 from relayc.topi.cpu.accesses import conditions, reads
+from relayc.topi.cpu.common import fuses_inner
 from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.groups import constant_size
+
+if TYPE_CHECKING:
+    from relayc.backend.target import Target
 
 __all__ = ["FEWEST_LINES", "lines_of_vectors", "places_are_known", "vectorize_lines"]
 
@@ -54,11 +60,18 @@ def places_are_known(out: te.Tensor) -> bool:
     return not any(op.axis[-2].var in post_order((e,)) for e in [*decided, *uneven])
 
 
-def vectorize_lines(s: te.Schedule, out: te.Tensor, count: int) -> list[te.IterVar]:
-    """Vectorise `count` lines at a time, so that the position of each lane within its line is static."""
+def vectorize_lines(s: te.Schedule, out: te.Tensor, count: int, target: Target) -> list[te.IterVar]:
+    """Vectorise `count` lines at a time, so that the position of each lane within its line is static.
+
+    The lines of a last vector that is not full are masked, by loop partitioning, or computed twice where the loop over
+    vectors will be part of a fused parallel loop, which can't be partitioned: masks of hundreds of lanes in its body
+    took LLVM minutes.
+    """
     *outer, rows, columns = s[out].op.axis
     together = count * constant_size([columns.extent])
-    vectors, vector = s[out].split(s[out].fuse(rows, columns), factor=together, tail="guard")
+    is_fused = bool(outer) and fuses_inner(outer, target)
+    tail = "shift" if is_fused else "guard"
+    vectors, vector = s[out].split(s[out].fuse(rows, columns), factor=together, tail=tail)
     s[out].vectorize(vector)
     for axis in (*outer, vectors):
         s[out].pragma(axis, "loop_partition_hint")
