@@ -1,5 +1,6 @@
 """Tensor expressions, schedules, the loop IR and lowering. (TVM: `tvm.te`, `tvm.tir`.) It knows no device."""
 
+from relayc.te.deprecation import deprecated_alias
 from relayc.te.lower import lower
 from relayc.te.math import (
     abs,
@@ -94,6 +95,10 @@ from relayc.te.tir.ops import (
     truncdiv,
     truncmod,
 )  # fmt: skip
+
+dot_pairs = deprecated_alias("te.dot_pairs", "te.dot2", dot2)
+dot_quads = deprecated_alias("te.dot_quads", "te.dot4", dot4)
+dot_octets = deprecated_alias("te.dot_octets", "te.dot8", dot8)
 
 __all__ = [
     "AutoInlineBroadcast",

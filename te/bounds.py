@@ -117,13 +117,13 @@ class Bounds:
         self._paths = {stage: path_of(stage) for stage in schedule.stages}
         self._stage_of: dict[Operation, Stage] = {stage.op: stage for stage in schedule.stages}
         self._consumers: dict[Stage, list[Stage]] = {stage: [] for stage in schedule.stages}
-        self.guessed = {by: exact for g in schedule.guesses for exact, by in zip(g.exact, g.by, strict=True)}
-        """what each guess stands for"""
+        self.speculated = {by: exact for g in schedule.speculations for exact, by in zip(g.exact, g.by, strict=True)}
+        """the stage of the exact formula, by the stage computed in its place first"""
         self._declare_sizes()
         for stage in schedule.stages:
             for source in dict.fromkeys([t.op for t in stage.op.input_tensors]):
                 self._consumers[self._stage_of[source]].append(stage)
-        for by, exact in self.guessed.items():
+        for by, exact in self.speculated.items():
             self._consumers[by].append(exact)
         for stage in reversed(schedule.stages):
             if not isinstance(stage.op, PlaceholderOp):
@@ -202,8 +202,8 @@ class Bounds:
         shape = stage.op.output(0).shape if stage.op.axis else ()
         dims = tuple([self.math.dim(d) for d in shape])
         whole = Region(tuple([number(0) for _ in dims]), dims)
-        if stage in self.guessed:
-            return self.regions[self.guessed[stage]]
+        if stage in self.speculated:
+            return self.regions[self.speculated[stage]]
         scan = self._scan_updated_by(stage)
         if scan is not None:
             step = self.loops[scan].values[scan.op.root_axes[0]]

@@ -15,7 +15,7 @@ from relayc.te.operation import ComputeOp, ExternOp, PlaceholderOp, ScanOp
 from relayc.te.poly import Poly, number
 from relayc.te.prefetch import prefetches
 from relayc.te.rewrite import map_reads
-from relayc.te.speculation import only_for, retried
+from relayc.te.speculation import only_for, recomputed_if_invalid
 from relayc.te.stage import MAX_LANES, Split, Stage
 from relayc.te.tensor import Tensor
 from relayc.te.tensorize import TensorizedLoops
@@ -57,9 +57,9 @@ class _Nests:
         for stage in self.scans:
             self._share_states(stage)
         for stage in bounds.schedule.stages:
-            if stage not in bounds.guessed:
+            if stage not in bounds.speculated:
                 self._assign_buffers(stage)
-        for stage, exact in bounds.guessed.items():
+        for stage, exact in bounds.speculated.items():
             self._share_memory(stage, exact)
 
     def program(self) -> Stmt:
@@ -104,16 +104,16 @@ class _Nests:
                                         "an argument or belong to two scans: copy it with te.compute")  # fmt: skip
                 self.buffers[shared] = self.buffers[tensor]
 
-    def _share_memory(self, guess: Stage, exact: Stage) -> None:
-        """A guess is in the memory of what it stands for."""
-        by, tensor = guess.op.output(0), exact.op.output(0)
+    def _share_memory(self, speculated: Stage, exact: Stage) -> None:
+        """A speculated result has the memory of the exact one that it stands for."""
+        by, tensor = speculated.op.output(0), exact.op.output(0)
         self.buffers[by] = self.buffers[tensor]
-        if tensor in self.starts:  # allocated with the guess, which is computed first
+        if tensor in self.starts:  # allocated with the speculated one, which is computed first
             self.starts[by] = self.starts[tensor]
 
     def _realize(self, stage: Stage, nest: Stmt, rest: Stmt) -> Stmt:
         """`nest`, then `rest`, around them the memory of what `nest` computes."""
-        own = [t for t in stage.op.outputs if t in self.starts and stage not in self.bounds.guessed.values()]
+        own = [t for t in stage.op.outputs if t in self.starts and stage not in self.bounds.speculated.values()]
         if stage.double_buffered:
             for tensor in own:
                 nest = AttrStmt("double_buffer_scope", self.buffers[tensor], ops.const(1), nest)
@@ -146,19 +146,19 @@ class _Nests:
         return self._in_order(self.children[stage][position], self.nest, inner)
 
     def _in_order(self, stages: Sequence[Stage], nest: Callable[[Stage], Stmt], rest: Stmt) -> Stmt:
-        """The nests of stages that are computed at one place, then `rest`; what is guessed, only if it has to be."""
-        guesses = [g for g in self.bounds.schedule.guesses if g.exact[0] in stages]
-        again = {stage: g for g in guesses for stage in only_for(g, stages, lambda s: self._readers(s, stages))}
+        """The nests of stages computed at one loop, then `rest`; exact results only where speculation fails."""
+        speculations = [g for g in self.bounds.schedule.speculations if g.exact[0] in stages]
+        again = {stage: g for g in speculations for stage in only_for(g, stages, lambda s: self._readers(s, stages))}
         for stage in reversed(stages):
-            guess = again.get(stage)
-            if guess is None:
+            speculation = again.get(stage)
+            if speculation is None:
                 rest = self._realize(stage, nest(stage), rest)
-            elif stage is next(s for s in reversed(stages) if s in guess.exact):
+            elif stage is next(s for s in reversed(stages) if s in speculation.exact):
                 exact: Stmt = ops.no_op()
-                for one in reversed([s for s in stages if again.get(s) is guess]):
+                for one in reversed([s for s in stages if again.get(s) is speculation]):
                     exact = self._realize(one, nest(one), exact)
-                result = guess.by[-1].op.output(0)
-                rest = seq(retried(guess, self.buffers[result], self._ends(result), exact), rest)
+                result = speculation.by[-1].op.output(0)
+                rest = seq(recomputed_if_invalid(speculation, self.buffers[result], self._ends(result), exact), rest)
         return rest
 
     def _ends(self, tensor: Tensor) -> list[PrimExpr | None]:

@@ -66,7 +66,7 @@ def _prefetch(nest: StageNest, leaf: IterVar, wanted: Prefetch) -> Stmt:
             index = nest.math.minimum(nest.math.maximum(index, number(0)), nest.math.dim(tensor.shape[i]) - 1)
         indices.append(index)
     indices[-1] = indices[-1] + nest.math.dim(wanted.elements)
-    body = _touch(nest, tensor, indices, written, wanted.near)
+    body = _touch(nest, tensor, indices, written, wanted.to_l1)
     for var, count in reversed(loops):
         if count.const != 1:
             few = count.const is not None and count.const <= _FEW_LINES
@@ -93,10 +93,10 @@ def _line_ahead(nest: StageNest, leaf: IterVar, line: PrefetchedLine) -> Stmt:
     last = wanted[-1] if line.past_end else last
     behind = [number(0)] * (len(tensor.shape) - len(wanted))
     places = [last + number(k * _LINE_BYTES // tensor.dtype.nbytes) for k in range(line.lines)]
-    return seq(*[_touch(nest, tensor, [*outer, *behind, place], line.written, line.near) for place in places])
+    return seq(*[_touch(nest, tensor, [*outer, *behind, place], line.written, line.to_l1) for place in places])
 
 
-def _touch(nest: StageNest, tensor: Tensor, indices: Sequence[Poly], written: bool, near: bool) -> Stmt:
+def _touch(nest: StageNest, tensor: Tensor, indices: Sequence[Poly], written: bool, to_l1: bool) -> Stmt:
     place = BufferLoad(nest.nests.buffers[tensor], nest.nests.indices(tensor, indices))
     address = ops.call_intrin("handle", "address_of", place)
-    return Evaluate(ops.call_intrin("int32", "prefetch", address, 3 if near or written else 2, int(written)))
+    return Evaluate(ops.call_intrin("int32", "prefetch", address, 3 if to_l1 or written else 2, int(written)))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
 from relayc.te import staging
+from relayc.te.deprecation import deprecated_alias
 from relayc.te.errors import ScheduleError
 from relayc.te.ir.visitor import post_order
 from relayc.te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
@@ -29,7 +30,7 @@ class Schedule:
     def __init__(self, outputs: Sequence[Operation]) -> None:
         self.outputs = list(outputs)
         self.small: Schedule | None = None
-        self.guesses: list[Speculation] = []
+        self.speculations: list[Speculation] = []
         self.stages: list[Stage] = []
         self.stage_map: dict[Operation, Stage] = {}
         for op in _operations(self.outputs):
@@ -77,6 +78,8 @@ class Schedule:
         """
         return staging.cache_read_packed(self, tensor, scope, list(readers), shape, element, place)
 
+    cache_tiled = deprecated_alias("Schedule.cache_tiled", "Schedule.cache_read_packed", cache_read_packed)
+
     @overload
     def cache_write(self, tensor: Tensor, scope: str) -> Tensor: ...
     @overload
@@ -108,18 +111,20 @@ class Schedule:
         """
         staging.recompute(self, tensor, by)
 
-    def guess(
-        self, exact: Sequence[Tensor], by: Sequence[Tensor], trusted: Callable[[PrimExpr], PrimExpr]
+    def speculate(
+        self, exact: Sequence[Tensor], by: Sequence[Tensor], is_valid: Callable[[PrimExpr], PrimExpr]
     ) -> None:
-        """Compute each of `exact` by another formula first, which costs less and is nearly always right.
+        """Compute each tensor of `exact` by a cheaper formula of `by` first, with the exact one as guarded fallback.
 
-        Where `trusted` does not hold for some element of the last one that has been computed at a place, all of them
-        are computed there once more, as they say, with what is needed for nothing else. `by` are made with `te.compute`
-        from tensors of this schedule (`current`), of the same shapes and types; they become stages and are computed
-        where those that they stand for are, which must be one loop, in the same memory.
-        Raises ScheduleError for what is not so.
+        Where `is_valid` fails for some element of the last tensor of `by` that an iteration has computed, the iteration
+        recomputes all of `exact` by their own formulas, with the stages that only those need. `by` are made with
+        `te.compute` from tensors of this schedule (`current`), of the same shapes and types; they become stages that
+        are computed at the loop of the exact ones, which must be one loop, and in the same memory.
+        Raises ScheduleError where shapes, types or loops break these rules.
         """
-        staging.guess(self, exact, by, trusted)
+        staging.speculate(self, exact, by, is_valid)
+
+    guess = deprecated_alias("Schedule.guess", "Schedule.speculate", speculate, trusted="is_valid")
 
     def specialize_small(self, other: Schedule) -> None:
         """Compute by `other` where a split with tail="shift" finds a symbolic extent below its factor.
@@ -128,6 +133,8 @@ class Schedule:
         splits are guarded there, which costs a test for each row of a register tile.
         """
         self.small = other
+
+    when_small = deprecated_alias("Schedule.when_small", "Schedule.specialize_small", specialize_small)
 
     def normalize(self) -> Schedule:
         """A copy with inlined stages gone and attachments at loops that were split or fused moved to their parts."""
@@ -147,7 +154,7 @@ class Schedule:
                 stage.attach_stage = twins[stage.attach_stage]
             if stage.home is not None:
                 stage.home = (twins[stage.home[0]], stage.home[1])
-        new.guesses = [g.of(twins) for g in self.guesses]
+        new.speculations = [g.of(twins) for g in self.speculations]
         return new
 
     def replace_tensors(self, tensors: Mapping[Tensor, Tensor], stages: Iterable[Stage]) -> None:

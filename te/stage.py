@@ -83,21 +83,21 @@ Relation = Split | Fuse | Singleton | SplitLines
 class Prefetch:
     """What of `tensor` iteration + `iterations` of a loop touches, `elements` further in memory.
 
-    `near`: into the first-level cache, else the second.
+    `to_l1`: into the first-level cache, else the second.
     """
 
     tensor: Tensor
     iterations: Dim
     elements: Dim
-    near: bool = True
+    to_l1: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchedLine:
     """The cache line of `tensor` that holds the element at `indices` of a stage's axes, to be read or `written`.
 
-    And those behind it, `lines` in all; what the last index leads to `past_end` of its dimension, too. `near`: into the
-    first-level cache, else the second.
+    And those behind it, `lines` in all; what the last index leads to `past_end` of its dimension, too. `to_l1`: into
+    the first-level cache, else the second.
     """
 
     tensor: Tensor
@@ -105,7 +105,7 @@ class PrefetchedLine:
     written: bool
     lines: int
     past_end: bool
-    near: bool
+    to_l1: bool
 
 
 @dataclass(slots=True)
@@ -394,22 +394,22 @@ class Stage:
             raise self._error("prefetch", f"of {tensor.name}, which the stage does not read; it reads {names}")
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, as_dim(offset), 0))
 
-    def prefetch_ahead(self, tensor: Tensor, axis: IterVar, elements: Any, *, near: bool = True) -> None:
+    def prefetch_ahead(self, tensor: Tensor, axis: IterVar, elements: Any, *, to_l1: bool = True) -> None:
         """Prefetch, in every iteration of the loop, what lies `elements` further in memory than what it touches.
 
         `tensor` is one that the stage reads, itself or through inputs that are inlined, or an argument of the function
-        of the stage's own shape, to be written soon: what lies where the iteration's own results do. `near`: see
+        of the stage's own shape, to be written soon: what lies where the iteration's own results do. `to_l1`: see
         `prefetch_line`.
         """
         self._check_leaf("prefetch_ahead", axis)
         shapes = [tuple(t.shape) for t in self.op.outputs]
         if tensor not in self._sources() and tuple(tensor.shape) not in shapes:
             raise self._error("prefetch_ahead", f"of {tensor.name}, which it neither reads nor has the shape of")
-        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, 0, as_dim(elements), near))
+        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, 0, as_dim(elements), to_l1))
 
     def prefetch_line(
         self, tensor: Tensor, axis: IterVar, indices: Callable[..., Sequence[Any]], *, written: bool = False,
-        lines: int = 1, past_end: bool = False, near: bool = True,
+        lines: int = 1, past_end: bool = False, to_l1: bool = True,
     ) -> None:  # fmt: skip
         """Prefetch one cache line of `tensor` in each iteration of the loop, whichever it is read in: streaming ahead.
 
@@ -419,15 +419,15 @@ class Stage:
         or two less). `lines` are prefetched, that one and those behind it in memory: nothing comes of any that lie past
         the tensor's end.
         The tensor may also be one that inputs are computed from, or an argument of the function, that will be read or
-        `written` soon. What is read comes into the first-level cache; if not `near`, into the second, for which a core
-        can wait for more lines at a time.
+        `written` soon. What is read comes into the first-level cache; unless `to_l1`, into the second, for which
+        a core has more outstanding requests.
         """
         self._check_leaf("prefetch_line", axis)
         is_argument = written or isinstance(tensor.op, PlaceholderOp)
         if not is_argument and tensor not in self._sources():
             names = ", ".join(t.name for t in self.op.input_tensors)
             raise self._error("prefetch_line", f"of {tensor.name}, which the stage does not read; it reads {names}")
-        wanted = PrefetchedLine(tensor, indices, written, lines, past_end, near)
+        wanted = PrefetchedLine(tensor, indices, written, lines, past_end, to_l1)
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetched_lines.append(wanted)
 
     def _sources(self) -> list[Tensor]:

@@ -23,7 +23,7 @@ from relayc.te.tir.substitute import substitute
 if TYPE_CHECKING:
     from relayc.te.schedule import Schedule
 
-__all__ = ["cache_read", "cache_read_packed", "cache_write", "guess", "normalize", "recompute", "rfactor"]
+__all__ = ["cache_read", "cache_read_packed", "cache_write", "normalize", "recompute", "rfactor", "speculate"]
 
 
 def cache_read(schedule: Schedule, tensor: Tensor, scope: str, readers: Sequence[Tensor | Operation]) -> Tensor:
@@ -187,10 +187,10 @@ def recompute(schedule: Schedule, tensor: Tensor, by: Tensor) -> None:
     _drop_unread(schedule, old)
 
 
-def guess(
-    schedule: Schedule, exact: Sequence[Tensor], by: Sequence[Tensor], trusted: Callable[[PrimExpr], PrimExpr]
+def speculate(
+    schedule: Schedule, exact: Sequence[Tensor], by: Sequence[Tensor], is_valid: Callable[[PrimExpr], PrimExpr]
 ) -> None:
-    """See `Schedule.guess`."""
+    """See `Schedule.speculate`."""
     check_speculation(schedule, exact, by)
     stages = [schedule[t] for t in exact]
     first = min(stages, key=schedule.stages.index)
@@ -198,7 +198,7 @@ def guess(
         for op in [*_new_operations(schedule, tensor.op), tensor.op]:
             if op not in schedule.stage_map:
                 _insert_stage(schedule, op, before=first)
-    schedule.guesses.append(Speculation(tuple(stages), tuple([schedule[t] for t in by]), trusted))
+    schedule.speculations.append(Speculation(tuple(stages), tuple([schedule[t] for t in by]), is_valid))
 
 
 def _drop_unread(schedule: Schedule, reader: Operation) -> None:

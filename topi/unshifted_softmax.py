@@ -170,7 +170,7 @@ def speculate_sums(s: te.Schedule, anchor: te.Operation, powers: Tensor | None, 
         guesses = {largest: no_largest(largest, "softmax_zero"), total: sums}
     else:
         guesses = {exact: powers, total: sums}
-    s.guess([*guesses], [*guesses.values()], is_trusted)
+    s.speculate([*guesses], [*guesses.values()], is_trusted)
     return [guess for guess in guesses.values() if sums in guess.op.input_tensors]
 
 

@@ -95,7 +95,7 @@ def test_prefetched_lines_are_chosen_by_where_the_axes_begin(near: bool, localit
     m_outer, m_inner = s[c].split(m, factor=2)
     k_outer, k_inner = s[c].split(c.op.reduce_axis[0], factor=4)
     s[c].reorder(n, m_outer, k_outer, k_inner, m_inner)
-    s[c].prefetch_line(b, k_outer, lambda n, m, k: (n + 1, m * 4 + k // 4), near=near)
+    s[c].prefetch_line(b, k_outer, lambda n, m, k: (n + 1, m * 4 + k // 4), to_l1=near)
     text = str(te.lower(s, [a, b, c], simple_mode=True))
     assert f"prefetch(address_of(b[min(n + 1, 5), m.outer * 8 + k.outer]), {locality}, 0)" in text
     x, y, r = (RNG.random(shape, dtype=np.float32) for shape in ((8, 32), (6, 32), (6, 8)))

@@ -94,7 +94,7 @@ def prefetch_rows(
     for tensor in inputs_of(s[stage].op):
         if constant_size(tensor.shape) == elements and is_streamed(tensor, 1 if within_page else length, target):
             ahead = elements_ahead(tensor.dtype.nbytes, target, 1 if within_page else length)
-            s[stage].prefetch_ahead(tensor, loop, ahead, near=not few)
+            s[stage].prefetch_ahead(tensor, loop, ahead, to_l1=not few)
 
 
 def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: int, each: int, target: Target) -> bool:
@@ -142,7 +142,7 @@ def prefetch_places(
     def place(*i: PrimExpr) -> Sequence[PrimExpr]:
         return [ravel_index(i, tuple(out.shape)) + ahead]
 
-    s[out].prefetch_line(tensor, loop, place, lines=-(-each * tensor.dtype.nbytes // LINE_BYTES), near=near)
+    s[out].prefetch_line(tensor, loop, place, lines=-(-each * tensor.dtype.nbytes // LINE_BYTES), to_l1=near)
 
 
 def read_later(

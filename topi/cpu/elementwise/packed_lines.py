@@ -117,7 +117,7 @@ class PackedLines:
         """Ask, with each cache line of the output that is stored, for what later chunks are made of."""
         for read in self.inputs:
             widened = max(read.parts * read.tensor.dtype.nbytes // out.dtype.nbytes, 1)
-            s[out].prefetch_line(read.tensor, vectors, self._place(read), lines=widened, near=self.near)
+            s[out].prefetch_line(read.tensor, vectors, self._place(read), lines=widened, to_l1=self.near)
 
     def _place(self, read: LineRead) -> Callable[..., list[PrimExpr]]:
         """The same place of a later chunk, about: borders change it by a few elements.

@@ -123,7 +123,7 @@ class PackedRows:
             later = read_later(axes_of_index, self.index, *ahead)
             for part in range(parts):
                 place = self._of_part(later, part) if parts > 1 else self._in_piece(order, ahead[0], later)
-                s[rows].prefetch_line(self.tensor, vectors, place, near=self.near)
+                s[rows].prefetch_line(self.tensor, vectors, place, to_l1=self.near)
         return loops
 
     @property

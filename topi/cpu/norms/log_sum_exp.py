@@ -76,7 +76,7 @@ def _guessed(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor]) -> te.
     if not s[total].op.axis or any(s[t].op is s[out].op for t in passes):
         return None
     sums = sums_like(largest, total)
-    s.guess(passes, [no_largest(largest, "log_sum_exp_zero"), sums], is_trusted)
+    s.speculate(passes, [no_largest(largest, "log_sum_exp_zero"), sums], is_trusted)
     return sums
 
 
@@ -92,7 +92,7 @@ def _sum_line(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.Tensor
     powers = te.compute(x.shape, lambda *i: exponential_of(element(*i)), name="log_sum_exp_exponential")
     guess = sums_of(powers, powers, maxima)
     zero = no_largest(maxima, "log_sum_exp_zero")
-    s.guess([maxima, sums], [zero, guess], is_trusted)
+    s.speculate([maxima, sums], [zero, guess], is_trusted)
     out = s.outputs[0].output(0)
     row, rest = s[out].op.axis[x.ndim - 2], s[out].op.axis[x.ndim - 1 :]
     group, lane = s[out].split(row, factor=line.lanes, tail="shift")

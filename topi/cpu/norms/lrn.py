@@ -139,7 +139,7 @@ def _fetch_next_plane(
     for data in inputs_of(s[out].op):
         if tuple(data.shape) == tuple(out.shape) and is_streamed(data, 1, target):
             for element in range(0, step, LINE_BYTES // data.dtype.nbytes):
-                s[out].prefetch_line(data, group, ahead(window // 2 + 1, element), near=near)
+                s[out].prefetch_line(data, group, ahead(window // 2 + 1, element), to_l1=near)
     plane = constant_size(out.shape[around:]) * out.dtype.nbytes
     if plane >= _LEAST_BYTES and not are_whole_lines(out, axis) and is_streamed(out, 1, target):
         for element in range(0, step, LINE_BYTES // out.dtype.nbytes):

@@ -70,7 +70,7 @@ class CopiedRuns:
         s[source].compute_at(s[out], run)
         s[source].prefetch_line(
             turn.tensor, s[source].op.axis[turn.position], self._end_of_next,
-            lines=_LINES - _ASKED_BY_TILES, near=turn.near,
+            lines=_LINES - _ASKED_BY_TILES, to_l1=turn.near,
         )
         self._prefetch_with_tiles(s, packed, group, vectors, blocks)
         return [*axes[:number], run]
@@ -105,4 +105,4 @@ class CopiedRuns:
 
         for first in range(0, lines, _ASKED_BY_TILES):
             at_once = min(lines, _ASKED_BY_TILES)
-            s[packed].prefetch_line(turn.tensor, blocks, beginning(first), lines=at_once, near=turn.near)
+            s[packed].prefetch_line(turn.tensor, blocks, beginning(first), lines=at_once, to_l1=turn.near)

@@ -129,7 +129,7 @@ class OrderedTiles:
         for first in range(0, lines, together):
             place = self._in_next_block(vectors.var, lines, first)
             s[packed].prefetch_line(
-                turn.tensor, vectors, place, lines=min(together, lines - first), near=turn.near
+                turn.tensor, vectors, place, lines=min(together, lines - first), to_l1=turn.near
             )
         return loops
 

@@ -125,7 +125,7 @@ class PackedBlocks:
         together = lines if self.piece is None else min(lines, self.piece // turn.line_of_input)
         for first in range(0, lines, together):
             place = self._prefetched(vectors.var, blocks.var, lines, first)
-            s[packed].prefetch_line(turn.tensor, blocks, place, lines=together, near=turn.near)
+            s[packed].prefetch_line(turn.tensor, blocks, place, lines=together, to_l1=turn.near)
         return [*outer, loop]
 
     @property

@@ -78,4 +78,4 @@ class PackedMatrices:
             tile = blocks.var * of_block + vectors.var
             return (matrix * self.size + tile * (lines * turn.line_of_input),)
 
-        s[packed].prefetch_line(turn.tensor, vectors, in_next, lines=lines, near=turn.near)
+        s[packed].prefetch_line(turn.tensor, vectors, in_next, lines=lines, to_l1=turn.near)

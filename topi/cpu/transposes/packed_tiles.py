@@ -107,9 +107,9 @@ class PackedTiles:
         s[packed].compute_at(s[out], part)
         if self.lines_first:
             s[source].compute_at(s[packed], vectors)
-            s[source].prefetch_ahead(turn.tensor, s[source].op.axis[turn.position], self.ahead, near=turn.near)
+            s[source].prefetch_ahead(turn.tensor, s[source].op.axis[turn.position], self.ahead, to_l1=turn.near)
         else:  # the end of a block: one that begins in a line may end in the next
-            s[packed].prefetch_ahead(turn.tensor, blocks, self.ahead + turn.block - 1, near=turn.near)
+            s[packed].prefetch_ahead(turn.tensor, blocks, self.ahead + turn.block - 1, to_l1=turn.near)
         return tiles
 
 

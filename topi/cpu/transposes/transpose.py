@@ -123,9 +123,9 @@ def tile_transposed(s: te.Schedule, turn: TransposeGeometry, target: Target, at_
         tiles, along, group, row, column = _along_the_output(s, out, number, strip, width, turn.block)
         if lines_first:  # the rest of them would be gone when a part has been used
             s[source].compute_at(s[out], along)
-            s[source].prefetch_ahead(tensor, s[source].op.axis[turn.position], _AHEAD * turn.apart, near=turn.near)
+            s[source].prefetch_ahead(tensor, s[source].op.axis[turn.position], _AHEAD * turn.apart, to_l1=turn.near)
         else:
-            s[copy].prefetch_ahead(tensor, vectors, _AHEAD * turn.apart, near=turn.near)
+            s[copy].prefetch_ahead(tensor, vectors, _AHEAD * turn.apart, to_l1=turn.near)
         s[out].prefetch_ahead(out, along, width)
     else:
         tiles, group, row, column = _along_the_input(
