@@ -1,4 +1,4 @@
-"""Tensor expressions, schedules, the loop IR and lowering. (TVM: `tvm.te`, `tvm.tir`.) It knows no device."""
+"""Tensor expressions, schedules, the loop IR and its lowering, device-independent. (TVM: `tvm.te`, `tvm.tir`.)"""
 
 from relayc.te.deprecation import deprecated_alias
 from relayc.te.lower import lower

@@ -129,7 +129,7 @@ nearbyint = round
 
 
 def abs(x: Any) -> PrimExpr:
-    """The absolute value; of the lowest signed integer it is that integer."""
+    """The absolute value; the lowest signed integer is its own absolute value."""
     x = convert(x)
     if x.dtype.is_float:
         return call_intrin(x.dtype, "fabs", x)
@@ -154,7 +154,7 @@ def atan2(y: Any, x: Any) -> PrimExpr:
 
 
 def fmod(x: Any, y: Any) -> PrimExpr:
-    """C remainder: the sign of x. On integers that of truncated division."""
+    """C remainder, with the sign of x; on integers the remainder of truncated division."""
     x, y = ops.match_types(x, y)
     return call_intrin(x.dtype, "fmod", x, y) if x.dtype.is_float else ops.truncmod(x, y)
 
@@ -182,7 +182,7 @@ isfinite = _predicate("isfinite", True, "Is x neither infinite nor NaN?")
 
 
 def byte_pairs(x: Any) -> PrimExpr:
-    """Two signed bytes, an int16 `x`, as two numbers of 16 bits, an int32: an operand of `dot2`."""
+    """The two signed bytes of an int16 `x`, sign-extended to two 16-bit values of an int32: an operand of `dot2`."""
     x = convert(x)
     if x.dtype.element != "int16":
         raise CompileError(f"byte_pairs takes int16 operands, got {x.dtype}")
@@ -190,9 +190,9 @@ def byte_pairs(x: Any) -> PrimExpr:
 
 
 def dot2(x: Any, y: Any) -> PrimExpr:
-    """Two products of signed 16-bit numbers, added: of those in the lower and in the upper halves of int32 `x` and `y`.
+    """A 2-way dot product: the int32 sum of the products of the signed 16-bit halves of int32 `x` and `y`.
 
-    Processors do many at once: pmaddwd and vpdpwssd on x86.
+    On x86 it is pmaddwd or vpdpwssd.
     """
     x, y = ops.match_types(convert(x), convert(y))
     if x.dtype.element != "int32":
@@ -201,10 +201,10 @@ def dot2(x: Any, y: Any) -> PrimExpr:
 
 
 def dot4(x: Any, y: Any) -> PrimExpr:
-    """Four products, of the unsigned bytes of int32 `x` by the signed bytes of int32 `y`, added.
+    """A 4-way dot product: the int32 sum of the products of the unsigned bytes of `x` and the signed bytes of `y`.
 
-    Each two products of neighbours, those of the lower and those of the upper half, must add up to a number within 16
-    bits: the instruction of older processors (pmaddubsw on x86) has no more room. Newer ones (vpdpbusd) have.
+    The two products of each half must add up to a 16-bit value: pmaddubsw, the instruction of x86 without VNNI,
+    saturates there; vpdpbusd does not.
     """
     x, y = ops.match_types(convert(x), convert(y))
     if x.dtype.element != "int32":
@@ -213,10 +213,10 @@ def dot4(x: Any, y: Any) -> PrimExpr:
 
 
 def dot8(x: Any, y: Any, z: Any, w: Any) -> PrimExpr:
-    """``dot4(x, y) + dot4(z, w)``, where the products of the lower halves of both, and those of the upper
-    halves of both, add up to numbers within 16 bits.
+    """An 8-way dot product, ``dot4(x, y) + dot4(z, w)``.
 
-    Older processors then widen the sums of 16 bits once for eight products.
+    The four products of the lower halves, and those of the upper halves, must add up to 16-bit values: processors
+    without VNNI then widen the 16-bit sums once for eight products.
     """
     x, y = ops.match_types(convert(x), convert(y))
     z, w = ops.match_types(convert(z), convert(w))

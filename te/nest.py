@@ -33,7 +33,7 @@ __all__ = ["schedule_to_loops"]
 def schedule_to_loops(bounds: Bounds, arguments: Mapping[Tensor, Buffer]) -> Stmt:
     """The program of a schedule whose bounds are known, over the buffers of its argument tensors.
 
-    Raises LoweringError for an input that is no argument, ScheduleError for loops that can't run as they are asked to.
+    Raises LoweringError for an input that is no argument, ScheduleError for loops that can't run as scheduled.
     """
     return _Nests(bounds, arguments).program()
 
@@ -45,7 +45,7 @@ class _Nests:
         self.buffers: dict[Tensor, Buffer] = dict(arguments)
         self.starts: dict[Tensor, tuple[Poly, ...]] = {}
         self.states: list[Tensor] = []
-        """results of scans that are no arguments"""
+        """results of scans that are not arguments"""
         self.children: dict[Stage, list[list[Stage]]] = {}
         for stage in bounds.schedule.stages:
             self.children[stage] = [[] for _ in stage.leaf_iter_vars]
@@ -112,7 +112,7 @@ class _Nests:
             self.starts[by] = self.starts[tensor]
 
     def _realize(self, stage: Stage, nest: Stmt, rest: Stmt) -> Stmt:
-        """`nest`, then `rest`, around them the memory of what `nest` computes."""
+        """`nest`, then `rest`, inside the allocations of the results of `nest`."""
         own = [t for t in stage.op.outputs if t in self.starts and stage not in self.bounds.speculated.values()]
         if stage.double_buffered:
             for tensor in own:
@@ -162,14 +162,14 @@ class _Nests:
         return rest
 
     def _ends(self, tensor: Tensor) -> list[PrimExpr | None]:
-        """How much of a tensor's memory is computed in each dimension; None where all may be."""
+        """The end of the computed elements in each dimension of a tensor's memory; None where all of it may be."""
         sizes = [self.math.dim(d) for d in self.buffers[tensor].shape]
         starts = self.starts.get(tensor, tuple([number(0) for _ in sizes]))
         left = [self.math.dim(d) - start for d, start in zip(tensor.shape, starts, strict=True)]
         return [None if self.math.nonneg(n - d) else self.math.expr(n) for n, d in zip(left, sizes, strict=True)]
 
     def _readers(self, stage: Stage, stages: Sequence[Stage]) -> set[Stage | None]:
-        """Which of `stages` read one of them, themselves or by what is computed inside; None for any others."""
+        """The readers of `stage` among `stages`, directly or through stages inside them; None for any other."""
         around = [[reader, *[s for s, _ in self.bounds.path(reader)]] for reader in self.bounds.consumers(stage)]
         return {next((s for s in nest if s in stages), None) for nest in around}
 
@@ -235,7 +235,7 @@ class StageNest:
         for guard in self.loops.guards:
             self.guards.setdefault(self._guard_position(guard), []).append(guard)
         self.partial: list[tuple[Buffer, tuple[PrimExpr, ...]]] = []
-        """in a cross-thread reduction: what one thread adds up"""
+        """partial results of one thread, in a cross-thread reduction"""
         self.tensorized = self._match_intrinsic()
         self.first_reduce = next((i for i, leaf in enumerate(self.leaves) if leaf.kind == "reduce"), None)
         if self._threads_reduce():

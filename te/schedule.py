@@ -87,7 +87,7 @@ class Schedule:
     def cache_write(self, tensor: Tensor | Sequence[Tensor], scope: str) -> Tensor | list[Tensor]:
         """A stage that computes `tensor` in `scope`, from where it is copied to its place. Gives the cached tensor.
 
-        All outputs of an operation of several must be given together, as a list. Call it before scheduling the
+        All outputs of an operation must be passed together, as a list. Call it before scheduling the
         reduce axes, which move to the new stage.
         """
         if isinstance(tensor, Tensor):
@@ -103,10 +103,10 @@ class Schedule:
         return made[0] if len(made) == 1 else made
 
     def recompute(self, tensor: Tensor, by: Tensor) -> None:
-        """Compute `tensor` by the formula of `by`, of the same shape and type, which must mean the same.
+        """Compute `tensor` by the formula of `by`, an equivalent tensor of its shape and type.
 
         `by` is made with `te.compute` from tensors of this schedule (`current`); operations in between become stages.
-        Turns a convolution into a matrix product of views, for one. Call it before scheduling the stage's loops.
+        For example a convolution becomes a matrix product of views. Call it before scheduling the stage's loops.
         Raises ScheduleError when shapes, types or inputs don't fit.
         """
         staging.recompute(self, tensor, by)
@@ -129,15 +129,16 @@ class Schedule:
     def specialize_small(self, other: Schedule) -> None:
         """Compute by `other` where a split with tail="shift" finds a symbolic extent below its factor.
 
-        `other` is a schedule of the same outputs, and may have another one for what is small to it. Without one the
-        splits are guarded there, which costs a test for each row of a register tile.
+        This multi-versions the code on a size. `other` is a schedule of the same outputs, and may be specialized for
+        still smaller extents itself. Without one the splits are guarded there, which costs a test for each row of a
+        register tile.
         """
         self.small = other
 
     when_small = deprecated_alias("Schedule.when_small", "Schedule.specialize_small", specialize_small)
 
     def normalize(self) -> Schedule:
-        """A copy with inlined stages gone and attachments at loops that were split or fused moved to their parts."""
+        """A copy with stages inlined, and attachments at split or fused loops moved to the resulting loops."""
         return staging.normalize(self)
 
     def copy(self) -> Schedule:
@@ -158,7 +159,7 @@ class Schedule:
         return new
 
     def replace_tensors(self, tensors: Mapping[Tensor, Tensor], stages: Iterable[Stage]) -> None:
-        """Let the operations of `stages` read other tensors, and all that follows from it."""
+        """Let the operations of `stages` read other tensors, and rebuild the operations that depend on them."""
         mapping = dict(tensors)
         chosen = set(stages)
         for stage in self.stages:
@@ -206,15 +207,15 @@ def _operations(outputs: Iterable[Operation]) -> list[Operation]:
 
 
 def create_schedule(ops: Operation | Tensor | Sequence[Operation | Tensor]) -> Schedule:
-    """The default schedule of the given outputs: every stage at root, its loops in order. (TVM: `te.create_schedule`.)
+    """The default schedule of some outputs: every stage at root, its loops in order. (TVM: `te.create_schedule`.)
 
     Raises ScheduleError for an output that is an input.
     """
-    given = list(ops) if isinstance(ops, Sequence) else [ops]
-    for op in given:
+    requested = list(ops) if isinstance(ops, Sequence) else [ops]
+    for op in requested:
         if not isinstance(op, Operation | Tensor):
             raise ScheduleError(f"create_schedule of {op!r}; expected operations, or their tensors")
-    outputs = list(dict.fromkeys([o.op if isinstance(o, Tensor) else o for o in given]))
+    outputs = list(dict.fromkeys([o.op if isinstance(o, Tensor) else o for o in requested]))
     if not outputs:
         raise ScheduleError("create_schedule needs at least one output operation")
     for op in outputs:

@@ -1,7 +1,7 @@
 """The intrinsic functions a `Call` may name: one row each.
 
-A row says how many arguments an intrinsic takes, whether it is pure, and what it means as numpy code (`reference`, used
-by the interpreter and as the oracle for code generators; None for what has no value meaning). External functions are
+A row says how many arguments an intrinsic takes, whether it is pure, and its meaning as numpy code (`reference`, used
+by the interpreter and as the oracle for code generators; None for intrinsics without a value). External functions are
 called by the rows "call_extern" (a C symbol), "call_kernel" (another function of the module) and "call_packed" (a
 registered Python or packed function); their first argument is the name as a `StringImm`.
 """
