@@ -427,10 +427,10 @@ def extern(
     return list(outputs) if several else outputs[0]
 
 
-def _extern_dtypes(name: str, given: str | Sequence[str] | None, inputs: Sequence[Tensor], count: int) -> list[str]:
-    if given is None:
+def _extern_dtypes(name: str, dtypes: str | Sequence[str] | None, inputs: Sequence[Tensor], count: int) -> list[str]:
+    if dtypes is None:
         found = {t.dtype for t in inputs}
         if len(found) != 1:
             raise CompileError(f"extern {name}: inputs have dtypes {sorted(found)}; name the outputs' with dtype=")
         return [found.pop()] * count
-    return [given] * count if isinstance(given, str) else list(given)
+    return [dtypes] * count if isinstance(dtypes, str) else list(dtypes)

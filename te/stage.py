@@ -366,11 +366,11 @@ class Stage:
 
     def env_threads(self, threads: IterVar | Sequence[IterVar]) -> None:
         """Start these threads around the whole stage (a scan), outside all its loops."""
-        given = (threads,) if isinstance(threads, IterVar) else tuple(threads)
-        for thread in given:
+        launched = (threads,) if isinstance(threads, IterVar) else tuple(threads)
+        for thread in launched:
             if thread.kind != "thread":
                 raise self._error("env_threads", f"with {thread.var.name}, a {thread.kind} axis; expected thread axes")
-        self.launched_threads = given
+        self.launched_threads = launched
 
     def tensorize(self, axis: IterVar, intrin: TensorIntrin) -> None:
         """Replace the loop and all inside it by the tensor intrinsic, whose computation must be the same."""

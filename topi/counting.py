@@ -32,8 +32,7 @@ def _key_type(of: DType) -> DType:
 
 
 def order_key(x: PrimExpr, ascending: bool) -> PrimExpr:
-    """An integer that is the greater the earlier x comes. Both zeros have equal keys, and so have all NaNs, the
-    greatest value."""
+    """An integer that is greater the earlier x comes. Zeros are equal, and so are all NaNs, the greatest value."""
     of, kind = x.dtype.element, _key_type(x.dtype.element).with_lanes(x.dtype.lanes)
     lowest, highest = (make_const(kind, v) for v in (kind.element.min_value(), kind.element.max_value()))
     if of.is_float:

@@ -25,8 +25,7 @@ def loop_nest(
 
 
 def blocks_of(columns: Dim, width: int) -> Iterator[tuple[int, Dim, int]]:
-    """(first column, number of blocks, their width) that cover all columns: `width`, a power of two, then narrower
-    ones.
+    """(first column, number of blocks, their width) over all columns: `width`, a power of two, then narrower blocks.
 
     A dynamic number of columns gives blocks of one.
     """

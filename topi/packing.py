@@ -16,8 +16,7 @@ __all__ = ["unpack_bits"]
 
 
 def unpack_bits(x: Tensor, shape: Sequence[Dim], dtype: str) -> Tensor:
-    """A tensor of `shape` and the sub-byte type `dtype`, unpacked from bytes x, which hold elements from the low bits
-    on."""
+    """A tensor of `shape` and the sub-byte type `dtype`, unpacked from bytes x, low bits first."""
     bits = parse_dtype(dtype).bits
     per_byte = 8 // bits
 

@@ -242,8 +242,7 @@ def topk(x: Tensor, k: Dim, axis: int, largest: bool = True, dtype: str = "int64
 
 
 def searchsorted(sequence: Tensor, values: Tensor, right: bool = False, dtype: str = "int32") -> Tensor:
-    """The positions at which `values` would be inserted into the ascending vector `sequence`, before or `right` of
-    equals.
+    """The positions to insert `values` into the ascending vector `sequence`, before or `right` of equals.
 
     A binary search for each value (TVM: `topi.searchsorted`).
     """
@@ -315,8 +314,7 @@ class _Lines:
             self._step(lines, total, k)
 
     def _step(self, lines: Sequence[tuple[Any, ...]], total: BufferView, k: PrimExpr) -> None:
-        """One element of each row. Loads come before stores: addresses that differ by pages alias in the store
-        buffer."""
+        """One element of each row. Loads precede stores: addresses equal modulo the page size alias (4K aliasing)."""
         place = _along(k, self.length, self.reverse)
         for n, line in enumerate(lines if self.exclusive else ()):
             self.out[(*line, place)] = total[n]
@@ -326,8 +324,7 @@ class _Lines:
             self.out[(*line, place)] = total[n]
 
     def _by_vectors(self, line: tuple[Any, ...], lanes: int) -> None:
-        """One row, by vectors. In each, pairs are combined, then groups of four, ...: the end of a first half with its
-        second half.
+        """One row, by vectors. In each, ends of first halves are combined with second halves of growing size.
 
         The dependency chain from vector to vector is one combination with the running total. (Sklansky, 1960. Combining
         with a shifted vector, as Hillis and Steele do, compiles to `vexpandps`: three times as slow as memory.)

@@ -52,8 +52,7 @@ class Config:
         return Config._current.get()
 
     def choose(self, name: str, default: V, candidates: Iterable[V]) -> V:
-        """The module's `choose` in this config. A name chosen before with other candidates becomes another knob,
-        `name#2`."""
+        """The module's `choose` in this config. A name chosen before with other candidates becomes `name#2`."""
         knob = Knob(name, default, tuple(dict.fromkeys((default, *candidates))))
         count = 1
         while knob.name in self.knobs and self.knobs[knob.name] != knob:

@@ -108,8 +108,7 @@ def _limited(element: PrimExpr) -> PrimExpr:
 
 
 def exponentials_of(element: Callable[..., PrimExpr], exact: Tensor) -> Tensor:
-    """Exponentials of elements instead of those of differences, of equal precision; fast ones are valid for any
-    element."""
+    """Exponentials of elements instead of differences, of equal precision; `fast_exp` takes any element."""
     op = exact.op
     assert isinstance(op, te.ComputeOp)
     (power,) = op.body
@@ -125,8 +124,7 @@ def sums_of(power: Callable[..., PrimExpr], exact: Tensor, total: Tensor) -> Ten
 
 
 def clamp_logarithm(s: te.Schedule, anchor: te.Operation) -> None:
-    """Clamp `anchor` to at most 0 if it is the logarithm of a softmax: rounding of the unshifted one may exceed
-    that."""
+    """Clamp `anchor` to at most 0 if it is the logarithm of a softmax, which rounding may exceed."""
     if not is_logarithm(anchor):
         return
     assert isinstance(anchor, te.ComputeOp)

@@ -51,11 +51,11 @@ class BufferView:
         self.buffer = buffer
 
     def _indices(self, indices: Any) -> tuple[PrimExpr, ...]:
-        given = indices if isinstance(indices, tuple) else (indices,)
-        if len(given) != len(self.buffer.shape):
+        values = indices if isinstance(indices, tuple) else (indices,)
+        if len(values) != len(self.buffer.shape):
             raise CompileError(f"buffer {self.buffer.name} has shape {self.buffer.shape}, but was accessed with "
-                               f"{len(given)} indices")  # fmt: skip
-        return tuple([convert(i) for i in given])
+                               f"{len(values)} indices")  # fmt: skip
+        return tuple([convert(i) for i in values])
 
     def __getitem__(self, indices: Any) -> PrimExpr:
         return BufferLoad(self.buffer, self._indices(indices))

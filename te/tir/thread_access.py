@@ -237,8 +237,8 @@ class AccessTests:
         if a.first is None or b.first is None:
             return False
         known = set(collect(a.first, Var))
-        apart = {v: self.ranges[v] for v in collect(b.first, Var) if v in self.ranges and v not in known}
-        one, other = self._terms(a), self._terms(replace(b, inner={**a.inner, **apart, **b.inner}))
+        differing = {v: self.ranges[v] for v in collect(b.first, Var) if v in self.ranges and v not in known}
+        one, other = self._terms(a), self._terms(replace(b, inner={**a.inner, **differing, **b.inner}))
         if one is None or other is None or one != other:
             return False
         terms, _ = one

@@ -172,8 +172,7 @@ def pack_panels(x: Tensor, width: int, transposed: bool = False) -> Tensor:
 
 
 def take_from_panels(panels: Tensor, indices: Tensor, rows: int, mode: str = "clip") -> Tensor:
-    """`topi.take` of rows of a matrix (N, K) packed in panels (ceil(N / NR), K, NR), N = `rows`: indices.shape +
-    (K,)."""
+    """`topi.take` of rows of a matrix (N, K) packed as (ceil(N / NR), K, NR), N = `rows`: indices.shape + (K,)."""
     width = panels.shape[-1]
 
     def body(*i: Any) -> PrimExpr:

@@ -102,8 +102,7 @@ class LaunchedRecurrence(Recurrence):
         yield self.lane, at.number * self.lanes + self.lane
 
     def sums(self, source: BufferView, copy: Any, at: Block, gates: Sequence[int]) -> Any:
-        """A state times the panels of `gates` of one block: NR sums for each entry of the thread block and each
-        gate."""
+        """A state times the panels of `gates` of one block: NR sums for each entry and gate of the thread block."""
         ib, entries, slices = self.ib, self.entries, self.slices
         self.summed = count = len(gates)
         shared = ib.allocate(self.wide, (slices, entries, count, self.lanes), "shared", scope="shared")

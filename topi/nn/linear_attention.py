@@ -116,8 +116,7 @@ class _ColumnBlock:
             of.last[self.b, self.h, row, self.column + lane] = self.state[row, lane]
 
     def _write(self, t: Any) -> None:
-        """Compute the value that position `t` adds to the state, times its key; with the delta rule, minus the known
-        value."""
+        """Compute what position `t` adds to the state, before multiplying by its key: the value, or its delta."""
         of, known = self.of, self._columns("known")
         if of.rate is not None:
             with self._lanes() as lane:

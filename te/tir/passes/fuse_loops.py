@@ -68,8 +68,8 @@ def _accessed(stmts: Sequence[Stmt]) -> tuple[set[Var], set[Var]]:
 
 
 def _loads(stmt: Stmt) -> list[BufferLoad]:
-    asked = {e for call in collect(stmt, Call) if call.op == "prefetch" for e in collect(call, BufferLoad)}
-    return [load for load in collect(stmt, BufferLoad) if load not in asked]
+    prefetched = {e for call in collect(stmt, Call) if call.op == "prefetch" for e in collect(call, BufferLoad)}
+    return [load for load in collect(stmt, BufferLoad) if load not in prefetched]
 
 
 def _has_parts(loops: Sequence[For], pointer: Var) -> bool:

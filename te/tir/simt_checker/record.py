@@ -158,9 +158,9 @@ class Recorder(Lockstep):
         kept = self.context.contents.get(buffer.data)
         if kept is not None:
             return kept.copy()
-        given = self.context.arrays.get(buffer.name)
-        if given is not None:
-            return np.resize(given.astype(kind).reshape(-1), count)
+        passed = self.context.arrays.get(buffer.name)
+        if passed is not None:
+            return np.resize(passed.astype(kind).reshape(-1), count)
         if buffer in self.context.workspaces and kind.kind in "iub":
             return np.zeros(count, kind)
         if buffer.scope == "global" and kind.kind in "iu":
