@@ -228,7 +228,7 @@ def full(shape: Sequence[Dim], dtype: str, value: float) -> Tensor:
 
 
 def sizes(values: Sequence[Dim], shape: Sequence[int], dtype: str) -> Tensor:
-    """A tensor of the given sizes, in row-major order."""
+    """A tensor that holds the sizes `values`, in row-major order."""
 
     def body(*i: Any) -> PrimExpr:
         position = ravel_index(i, shape)

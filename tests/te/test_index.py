@@ -124,7 +124,7 @@ def test_sizes_are_compared_symbolically():
 
 
 class Counting(IndexMath):
-    """Counts what it is asked."""
+    """Counts the calls of `nonneg`."""
 
     questions = 0
 

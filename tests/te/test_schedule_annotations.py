@@ -355,5 +355,5 @@ def test_starts_of_nested_axes_are_added_once():
     outer, _ = s[b].split(b.op.axis[0], factor=4)
     s[copy].compute_at(s[b], outer)
     s[copy].prefetch_line(a, s[copy].op.axis[0], lambda i, j: (te.min(i + 8, 63), j))
-    asked = next(line for line in str(te.lower(s, [a, b], simple_mode=True)).splitlines() if "prefetch(" in line)
-    assert "min(i.outer * 4 + i.c + 8, 63)" in asked
+    prefetch = next(line for line in str(te.lower(s, [a, b], simple_mode=True)).splitlines() if "prefetch(" in line)
+    assert "min(i.outer * 4 + i.c + 8, 63)" in prefetch

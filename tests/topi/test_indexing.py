@@ -22,8 +22,8 @@ def chain(length: int) -> tuple[list[te.Tensor], te.Tensor]:
 
 
 def lowered(length: int, target: str) -> te.ir.IRModule:
-    given, result = chain(length)
-    return te.lower(schedule_for([result], backend.Target(target)), [*given, result])
+    inputs, result = chain(length)
+    return te.lower(schedule_for([result], backend.Target(target)), [*inputs, result])
 
 
 @pytest.mark.parametrize("target", ["llvm", "cuda -arch=sm_90"])

@@ -32,17 +32,17 @@ def test_batched_entries_match_the_reference(batch, hidden):
         packed = np.zeros((2, -(-hidden // 16), gates, hidden, 16), np.float32)
         for unit in range(hidden):
             packed[:, unit // 16, :, :, unit % 16] = 0.3 * _normal(2, gates, hidden)
-        given = [_normal(3, batch, 2 * gates * hidden), *[_normal(2, batch, hidden) for _ in range(states)]]
+        inputs = [_normal(3, batch, 2 * gates * hidden), *[_normal(2, batch, hidden) for _ in range(states)]]
         if gates == 3:
-            given.append(_normal(2, hidden))
-        products, *rest = [relay.var(f"x{i}", shape=a.shape) for i, a in enumerate(given)]
+            inputs.append(_normal(2, hidden))
+        products, *rest = [relay.var(f"x{i}", shape=a.shape) for i, a in enumerate(inputs)]
         call = relay.Call(op, (products, relay.const(packed), *rest))
         lib = relay.build(IRModule({"main": relay.Function((products, *rest), call)}), "llvm")
         module = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
-        for i, a in enumerate(given):
+        for i, a in enumerate(inputs):
             module.set_input(f"x{i}", a)
         module.run()
-        expected = op.reference(given[0], packed, *given[1:])
+        expected = op.reference(inputs[0], packed, *inputs[1:])
         for i, e in enumerate(expected):
             np.testing.assert_allclose(module.get_output(i).numpy(), e, rtol=2e-5, atol=2e-6)
 
@@ -54,12 +54,12 @@ def test_recurrences_of_dynamic_length_and_batch_are_launched(cuda_device):
     weight, bias = 0.3 * _normal(2, 3 * hidden, hidden), _normal(2, hidden)
     results = relay.nn.gru(products, relay.const(weight), h0, relay.const(bias), reverse=(False, True))
     function = relay.Function((products, h0), relay.Tuple(results))
-    given = [_normal(5, 6, 2 * 3 * hidden), _normal(2, 6, hidden)]
+    inputs = [_normal(5, 6, 2 * 3 * hidden), _normal(2, 6, hidden)]
     module = graph_executor.GraphModule(
         relay.build(IRModule({"main": function}), "cuda -arch=sm_90")["default"](cuda_device)
     )
-    module.run(products=given[0], h0=given[1])
-    for i, expected in enumerate(evaluate(function, given)):
+    module.run(products=inputs[0], h0=inputs[1])
+    for i, expected in enumerate(evaluate(function, inputs)):
         np.testing.assert_allclose(module.get_output(i).numpy(), expected, rtol=2e-5, atol=2e-6)
 
 

@@ -43,9 +43,9 @@ def run(x, k, axis, largest, dynamic_size=False, target="llvm"):
     s = te.create_schedule([values.op, places.op])
     f = build(s, [data, values, places], target)
     expected = first(x, k, axis, largest)
-    given = [nd.array(v, device("cpu")) for v in (x, *(np.zeros_like(e) for e in expected))]
-    f(*given)
-    for got, want in zip(given[1:], expected, strict=True):
+    arguments = [nd.array(v, device("cpu")) for v in (x, *(np.zeros_like(e) for e in expected))]
+    f(*arguments)
+    for got, want in zip(arguments[1:], expected, strict=True):
         np.testing.assert_array_equal(got.numpy(), want)
 
 

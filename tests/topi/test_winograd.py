@@ -222,7 +222,7 @@ def test_small_blocks_keep_weights_in_the_second_level_cache(vectors: str):
 
 
 def test_tiles_of_large_images_are_prefetched():
-    def asked(size: int) -> int:
+    def prefetched(size: int) -> int:
         x = var("x", (1, 64, size, size))
         y = nn.conv2d(x, const(np.ones((64, 64, 3, 3), np.float32)), padding=1)
         with PassContext(config={"relay.winograd": "f4"}):
@@ -232,8 +232,8 @@ def test_tiles_of_large_images_are_prefetched():
         prefetches = [call for call in collect(kernel.body, Call) if call.op == "prefetch"]
         return sum(e.buffer.name == "p0" for call in prefetches for e in collect(call, BufferLoad))
 
-    assert asked(112) == 6, "a line of each of a tile's"
-    assert asked(14) == 0
+    assert prefetched(112) == 6, "one for each row of a tile"
+    assert prefetched(14) == 0
 
 
 def test_dilated_convolutions_count_tiles_per_subsampled_image():

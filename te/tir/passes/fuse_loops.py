@@ -14,13 +14,13 @@ from relayc.te.tir.passes.base import FunctionPass
 from relayc.te.tir.stmt import Allocate, BufferStore, For, ForKind, SeqStmt, Stmt
 from relayc.te.tir.substitute import substitute
 
-__all__ = ["FUSE", "FuseLoops", "are_independent", "can_run_as_one", "fuse_loops", "run_alike", "statements_of"]
+__all__ = ["FUSE", "FuseLoops", "are_independent", "can_fuse", "fuse_loops", "have_equal_ranges", "statements_of"]
 
 FUSE = "pragma_fuse_with_next"
 """The annotation of a loop that may be fused with the next loop in the sequence that has it."""
 
 
-def run_alike(a: Stmt, b: Stmt) -> bool:
+def have_equal_ranges(a: Stmt, b: Stmt) -> bool:
     """Are they serial loops over the same values?"""
     if not isinstance(a, For) or not isinstance(b, For) or a.kind is not ForKind.SERIAL or b.kind is not a.kind:
         return False
@@ -33,13 +33,13 @@ def are_independent(stmts: Sequence[Stmt], other: Stmt) -> bool:
     return not _shared(stmts, other)
 
 
-def can_run_as_one(first: For, second: For) -> bool:
+def can_fuse(first: For, second: For) -> bool:
     """Can two loops over the same values be fused?
 
     Yes, if every iteration of both touches only its own part of the memory that one of them writes: then an iteration
     of the second depends on no other iteration of the first.
     """
-    return all(_has_parts((first, second), buffer) for buffer in _shared([first], second))
+    return all(_has_disjoint_parts((first, second), buffer) for buffer in _shared([first], second))
 
 
 def statements_of(stmt: Stmt, allocated: list[Buffer]) -> Iterator[Stmt]:
@@ -72,7 +72,7 @@ def _loads(stmt: Stmt) -> list[BufferLoad]:
     return [load for load in collect(stmt, BufferLoad) if load not in prefetched]
 
 
-def _has_parts(loops: Sequence[For], pointer: Var) -> bool:
+def _has_disjoint_parts(loops: Sequence[For], pointer: Var) -> bool:
     """Is there an S such that iteration i of each loop touches only the S elements from i * S + constant on?"""
     analyzer, least, accesses = Analyzer(), dict[Var, PrimExpr](), list[tuple[PrimExpr, Var]]()
     for loop in loops:
@@ -157,7 +157,7 @@ def _is_marked(stmt: Stmt) -> bool:
 
 def _fits(first: Stmt, second: Stmt) -> bool:
     assert isinstance(first, For) and isinstance(second, For)
-    return run_alike(first, second) and can_run_as_one(first, second)
+    return have_equal_ranges(first, second) and can_fuse(first, second)
 
 
 def _joined(first: Stmt, second: Stmt) -> For:

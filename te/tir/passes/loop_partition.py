@@ -133,7 +133,7 @@ def _choices(store: BufferStore) -> list[PrimExpr]:
 
 
 class _Assume(Mutator):
-    """Replaces the given condition nodes by their known truth."""
+    """Replaces condition nodes by their known truth values."""
 
     def __init__(self, conditions: set[int], truth: bool) -> None:
         self.conditions = conditions

@@ -11,7 +11,7 @@ from relayc.te.tir.buffer import Buffer
 from relayc.te.tir.expr import BufferLoad, PrimExpr, Ramp
 from relayc.te.tir.function import PrimFunc
 from relayc.te.tir.passes.base import FunctionPass
-from relayc.te.tir.passes.fuse_loops import are_independent, can_run_as_one, run_alike, statements_of
+from relayc.te.tir.passes.fuse_loops import are_independent, can_fuse, have_equal_ranges, statements_of
 from relayc.te.tir.stmt import Allocate, BufferStore, For, IfThenElse, Stmt
 from relayc.te.tir.substitute import fresh_copy, substitute
 
@@ -61,23 +61,23 @@ def _overlapped(loop: For) -> Stmt:
     loop = loop.replace(annotations={key: value for key, value in loop.annotations.items() if key != OVERLAP})
     allocated: list[Buffer] = []
     *work, end = statements_of(loop.body, allocated)
-    at = next((i for i, s in enumerate(work) if run_alike(s, end)), None)
+    at = next((i for i, s in enumerate(work) if have_equal_ranges(s, end)), None)
     extent = ops.as_int(loop.extent)
     if at is None or extent is None or extent < 2 or not are_independent(work[:at], end):
         return loop
     k = loop.loop_var
-    apart = wanted == APART and all(len(b.shape) == 1 for b in allocated)
-    if apart:
+    separate = wanted == APART and all(len(b.shape) == 1 for b in allocated)
+    if separate:
         halves = _InHalves(allocated, k)
         *work, end = [halves.visit(statement) for statement in (*work, end)]
         allocated = list(halves.twice.values())
     begin = work[at]
     before = fresh_copy(end, {k: ops.sub(k, 1)})
     assert isinstance(begin, For) and isinstance(before, For)
-    if not apart and not can_run_as_one(before, begin):
+    if not separate and not can_fuse(before, begin):
         return loop
     first = substitute(before.body, {before.loop_var: begin.loop_var})
-    both = begin.replace(body=ops.seq(first, begin.body)) if apart else _joined(before, begin)
+    both = begin.replace(body=ops.seq(first, begin.body)) if separate else _joined(before, begin)
     either = IfThenElse(ops.greater(k, loop.min), both, fresh_copy(begin))
     body = loop.replace(body=ops.seq(*work[:at], either, *work[at + 1 :]))
     result = ops.seq(body, fresh_copy(end, {k: ops.add(loop.min, extent - 1)}))
@@ -91,11 +91,11 @@ def _joined(end: For, begin: For) -> For:
     first, allocated = substitute(end.body, {end.loop_var: begin.loop_var}), list[Buffer]()
     steps = list(statements_of(begin.body, allocated))
     at = next((i for i, s in enumerate(steps) if not are_independent([s], first)), None)
-    if at is None or not run_alike(first, steps[at]):
+    if at is None or not have_equal_ranges(first, steps[at]):
         return begin.replace(body=ops.seq(first, begin.body))
     inner = steps[at]
     assert isinstance(first, For) and isinstance(inner, For)
-    if not can_run_as_one(first, inner):
+    if not can_fuse(first, inner):
         return begin.replace(body=ops.seq(first, begin.body))
     body = ops.seq(*steps[:at], _joined(first, inner), *steps[at + 1 :])
     for buffer in reversed(allocated):

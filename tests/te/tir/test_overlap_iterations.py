@@ -106,10 +106,10 @@ def test_iterations_with_separate_memory_may_traverse_it_in_different_orders() -
     s[copy].reorder(s[copy].op.axis[2], s[copy].op.axis[1])
     s[y].pragma(block, "overlap_iterations", APART)
     func = te.lower(s, [x, y])["main"]
-    given = np.random.default_rng(0).standard_normal((3, ROWS, COLUMNS)).astype("float32")
-    found = np.full_like(given, np.nan)
-    BlockInterpreter({"main": func}, check_uninitialized=True).call(func, (given, found))
-    assert np.array_equal(found, given * 2)
+    data = np.random.default_rng(0).standard_normal((3, ROWS, COLUMNS)).astype("float32")
+    found = np.full_like(data, np.nan)
+    BlockInterpreter({"main": func}, check_uninitialized=True).call(func, (data, found))
+    assert np.array_equal(found, data * 2)
     assert [tuple(a.buffer.shape) for a in collect(func.body, Allocate)] == [(2 * 2 * COLUMNS,)]
     (either,) = collect(func.body, IfThenElse)
     written = [{store.buffer.name for store in collect(loop, BufferStore)} for loop in collect(either.then_case, For)]

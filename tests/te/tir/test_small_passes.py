@@ -425,7 +425,7 @@ def test_sums_read_at_unknown_indices_are_kept():
     other = decl_buffer((4,), "int32", "U", data=tile.data)
     address = Evaluate(call_intrin(HANDLE, "address_of", BufferLoad(tile, (const(0),))))
     reads = [BufferStore(b, BufferLoad(tile, (j,)), (j,)), BufferStore(b, Cast(FLOAT32, BufferLoad(other, (j,))), (j,))]
-    asked = Evaluate(call_intrin("int32", "prefetch", address.value, 3, 0))
-    for read in (*[loop(j, 4, each) for each in reads], asked):
+    prefetched = Evaluate(call_intrin("int32", "prefetch", address.value, 3, 0))
+    for read in (*[loop(j, 4, each) for each in reads], prefetched):
         kept = remove_no_op(whole.with_body(Allocate(tile, seq([body, read]))))
         assert str(kept).count("T[") >= 4 + 8 + 1
