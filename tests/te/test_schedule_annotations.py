@@ -139,7 +139,7 @@ def test_several_consecutive_lines_are_prefetched():
 
 
 def test_a_prefetched_line_may_lie_past_the_end_of_its_dimension():
-    """Only the last index may, which leads to the following memory: another row, or nothing."""
+    """Only the last index may lie past the end, which leads to the following row, or past the tensor."""
     a = te.placeholder((8, 64), name="a")
     b = te.compute((8, 64), lambda i, j: a[i, j] * 2.0, name="b")
     s = te.create_schedule(b)
