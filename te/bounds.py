@@ -30,7 +30,7 @@ __all__ = ["Bounds", "Guard", "Loops", "Region", "loop_extents", "path_of"]
 
 _STORAGE_RANK = {"global": 0, "shared": 1, "shared.dyn": 1, "warp": 2}
 _LOCAL_RANK = 3
-"""Every other scope belongs to one thread."""
+"""Rank of the scopes that one thread owns: all but those in `_STORAGE_RANK`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Region:
     extents: tuple[Poly, ...]
 
     def lines(self, elements: int) -> float:
-        """How many cache lines of so many elements it is, at least; infinity where that isn't known."""
+        """The least number of cache lines, of `elements` each, that the box covers; infinity where that isn't known."""
         *outer, last = [inf if e.const is None else e.const for e in self.extents]
         return prod(outer) * (last if last == inf else -(-last // elements))
 
@@ -79,7 +79,7 @@ class Loops:
     """leaf -> the thread axis of the kernel that runs it"""
 
     def root_values(self) -> dict[Var, Poly]:
-        """What the variables of the operation's axes stand for."""
+        """The value of each variable of the operation's axes, in loop variables."""
         return {iv.var: self.values[iv] for iv in self.stage.op.root_axes}
 
 
@@ -117,13 +117,13 @@ class Bounds:
         self._paths = {stage: path_of(stage) for stage in schedule.stages}
         self._stage_of: dict[Operation, Stage] = {stage.op: stage for stage in schedule.stages}
         self._consumers: dict[Stage, list[Stage]] = {stage: [] for stage in schedule.stages}
-        self.guessed = {by: exact for g in schedule.guesses for exact, by in zip(g.exact, g.by, strict=True)}
-        """what each guess stands for"""
+        self.speculated = {by: exact for g in schedule.speculations for exact, by in zip(g.exact, g.by, strict=True)}
+        """the stage of the exact formula, by the stage computed in its place first"""
         self._declare_sizes()
         for stage in schedule.stages:
             for source in dict.fromkeys([t.op for t in stage.op.input_tensors]):
                 self._consumers[self._stage_of[source]].append(stage)
-        for by, exact in self.guessed.items():
+        for by, exact in self.speculated.items():
             self._consumers[by].append(exact)
         for stage in reversed(schedule.stages):
             if not isinstance(stage.op, PlaceholderOp):
@@ -187,7 +187,7 @@ class Bounds:
         return path[0][0] if path else stage
 
     def _default_scope(self, stage: Stage) -> str:
-        """Private to the threads whose loops the stage stands in."""
+        """The scope private to the threads whose loops surround the stage: "global", "shared" or "local"."""
         rank = 0
         for outer, position in self._paths[stage]:
             for leaf in outer.leaf_iter_vars[: position + 1]:
@@ -202,8 +202,8 @@ class Bounds:
         shape = stage.op.output(0).shape if stage.op.axis else ()
         dims = tuple([self.math.dim(d) for d in shape])
         whole = Region(tuple([number(0) for _ in dims]), dims)
-        if stage in self.guessed:
-            return self.regions[self.guessed[stage]]
+        if stage in self.speculated:
+            return self.regions[self.speculated[stage]]
         scan = self._scan_updated_by(stage)
         if scan is not None:
             step = self.loops[scan].values[scan.op.root_axes[0]]
@@ -230,7 +230,7 @@ class Bounds:
         return None
 
     def _fixed_variables(self, stage: Stage) -> frozenset[Var]:
-        """Variables of the loops around a stage, those apart that its storage is shared between."""
+        """Variables of the loops around a stage, except those of threads that share its storage."""
         rank = _STORAGE_RANK.get(self.scopes[stage], _LOCAL_RANK)
         fixed: set[Var] = set()
         for outer, position in self._paths[stage]:
@@ -269,8 +269,7 @@ class Bounds:
     def run_read(self, stage: Stage, tensor: Tensor, leaf: IterVar) -> list[Region]:
         """What iteration `leaf` of a stage reads of a tensor as one run of elements, places of its last dimension.
 
-        Dimensions that a stage has as one are boxes of whole lines where it crosses the end of a line. An empty list
-        where no length is known.
+        Where the run crosses the end of a row, it becomes a box of whole rows. An empty list where no length is known.
         """
         inner, reads = self._indices_read(stage, tensor, leaf, number(0))
         sizes, run = [self.math.dim(d) for d in tensor.shape], None
@@ -318,7 +317,7 @@ class Bounds:
     def _union_all(
         self, a: Sequence[Interval | None], b: Sequence[Interval | None]
     ) -> list[Interval | None]:
-        """Dimension by dimension; None is a whole dimension."""
+        """The union of two boxes, dimension by dimension; None stands for a whole dimension."""
         return [None if x is None or y is None else self.math.union(x, y) for x, y in zip(a, b, strict=True)]
 
     def _relaxed(self, index: Poly, fixed: frozenset[Var]) -> Interval | None:
@@ -329,7 +328,7 @@ class Bounds:
         return self.math.relax(index, loose)
 
     def _clip(self, interval: Interval | None, dim: Poly, attached: bool) -> tuple[Poly, Poly]:
-        """(min, extent) of the region in a dimension: of a known extent where one can be had."""
+        """(min, extent) of the region in a dimension, with a constant extent where one is known."""
         math = self.math
         whole = (number(0), dim)
         if interval is None or math.nonneg(interval.span + 1 - dim):
@@ -499,10 +498,10 @@ def _values_of(math: IndexMath, loops: Loops, relation: object) -> None:
 
 
 def _values_of_lines(math: IndexMath, loops: Loops, lines: SplitLines) -> None:
-    """A line begins where memory has one, no later than the tile and a line: but for ends of rows, at its multiples.
+    """Derive the axes' values for `Stage.split_lines`, whose lines begin at cache lines of memory.
 
-    Those come first in their tiles, the beginning, then the end, which is a part of a line of memory: had that been
-    stored past the caches already, a processor would wait until it could read it back.
+    The unaligned ends of a row come first in their tiles, its beginning, then its end, which fills only a part of a
+    cache line: after a non-temporal store to the rest of that line, a processor would have to wait to read it back.
     """
     values, extents, length = loops.values, loops.extents, number(lines.length)
     tile, whole, width = values[lines.tile], lines.width // lines.length, number(lines.width)

@@ -1,7 +1,7 @@
 """Data types of the compiler: interned strings that know their parts.
 
-A `DType` *is* a string (`x.dtype == "float32"` holds), spelled as numpy and TVM spell it, with `x<lanes>`
-appended for vectors: ``"float32"``, ``"int8x16"``, ``"bool"``, ``"handle"``.
+A `DType` *is* a string (`x.dtype == "float32"` holds), named as in numpy and TVM, with `x<lanes>` appended for vectors:
+``"float32"``, ``"int8x16"``, ``"bool"``, ``"handle"``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 __all__ = ["BOOL", "FLOAT32", "HANDLE", "INT32", "INT64", "DType", "dtype"]
 
-_SPELLING = re.compile(r"(bool|handle|void|string|bfloat|float|uint|int)(\d+)?(_[a-z0-9]+?)?(?:x(\d+))?")
+_NAME = re.compile(r"(bool|handle|void|string|bfloat|float|uint|int)(\d+)?(_[a-z0-9]+?)?(?:x(\d+))?")
 _FIXED_BITS = {"bool": 1, "handle": 64, "void": 0, "string": 64}
 _FLOAT8 = {"_e4m3fn", "_e4m3fnuz", "_e5m2", "_e5m2fnuz", "_e8m0fnu"}
 _WIDTHS = {
@@ -22,7 +22,7 @@ _WIDTHS = {
 
 
 class DType(str):
-    """One scalar or vector element type. Make it with `dtype`; equal spellings are the same object.
+    """One scalar or vector element type. Make it with `dtype`; equal names are the same object.
 
     Attributes: `code` ("bool", "int", "uint", "float", "bfloat", "handle", "void", "string"), `bits` of one lane,
     `lanes`, `variant` ("" or the minifloat layout, such as "_e4m3fn").
@@ -59,7 +59,7 @@ class DType(str):
         return max(1, (self.bits * self.lanes + 7) // 8)
 
     def with_lanes(self, lanes: int) -> DType:
-        """The same element type with `lanes` lanes."""
+        """This element type with `lanes` lanes."""
         if lanes == self.lanes:
             return self
         scalar = str(self) if self.lanes == 1 else str(self).rsplit("x", 1)[0]
@@ -77,29 +77,29 @@ class DType(str):
 _interned: dict[str, DType] = {}
 
 
-def dtype(spelling: str) -> DType:
-    """The `DType` spelled `spelling`.
+def dtype(name: str) -> DType:
+    """The `DType` of this name.
 
-    Raises `ValueError` for a spelling that names no type.
+    Raises `ValueError` for a name of no type.
     """
-    found = _interned.get(spelling)
-    return found if found is not None else _interned.setdefault(spelling, _parse(spelling))
+    found = _interned.get(name)
+    return found if found is not None else _interned.setdefault(name, _parse(name))
 
 
-def _parse(spelling: str) -> DType:
-    match = _SPELLING.fullmatch(spelling)
+def _parse(name: str) -> DType:
+    match = _NAME.fullmatch(name)
     if match is None:
-        raise ValueError(f"unknown dtype {spelling!r}; examples: float32, int64, uint8, bool, bfloat16, float8_e4m3fn")
+        raise ValueError(f"unknown dtype {name!r}; examples: float32, int64, uint8, bool, bfloat16, float8_e4m3fn")
     code, bits, variant, lanes = match[1], match[2], match[3] or "", match[4]
     if code in _FIXED_BITS:
         if bits is not None or variant:
-            raise ValueError(f"unknown dtype {spelling!r}: {code} takes no width")
+            raise ValueError(f"unknown dtype {name!r}: {code} takes no width")
         width = _FIXED_BITS[code]
     else:
         width = int(bits or 0)
         if width not in _WIDTHS[code] or not _variant_fits(code, width, variant):
-            raise ValueError(f"unknown dtype {spelling!r}: no such width for {code}")
-    result = DType(spelling)
+            raise ValueError(f"unknown dtype {name!r}: no such width for {code}")
+    result = DType(name)
     result.code, result.bits, result.variant = code, width, variant
     result.lanes = int(lanes) if lanes else 1
     result.is_float = code in ("float", "bfloat")

@@ -14,7 +14,7 @@ class ScheduleError(CompileError):
 
 
 class LoweringError(CompileError):
-    """A scheduled program can't be turned into loops."""
+    """A schedule can't be lowered to loops."""
 
 
 class VerifyError(CompileError):

@@ -41,14 +41,15 @@ __all__ = ["IndexMath"]
 
 
 _MOST_EXTREMA = 6
-"""Minima and maxima in a sum, at most, whose values are tried in all combinations."""
+"""The most minima and maxima in a sum whose values are tried in all combinations."""
 
 
 class IndexMath:
     """Makes polynomials and answers questions about them, given the extents of loop variables.
 
     A variable declared with `declare` lies in [0, extent). Other variables are symbolic sizes; those of class SizeVar
-    and those declared by `declare_size` are at least 0. `serials` numbers the atoms: those who share it can be joined.
+    and those declared by `declare_size` are at least 0. `serials` numbers the atoms: instances that share it can be
+    merged.
     """
 
     def __init__(self, serials: Iterator[int] | None = None) -> None:
@@ -74,7 +75,7 @@ class IndexMath:
         self._sizes.add(var)
 
     def assume(self, p: Poly) -> None:
-        """Take p >= 0 for granted, if that is allowed and p holds no loop variable."""
+        """Assume p >= 0, if assumptions are allowed and p holds no loop variable."""
         sizes_only = all(v not in self._extents for atom in p.atoms() for v in atom.vars)
         if self.may_assume and sizes_only and not self.nonneg(p):
             self.facts.append(p)
@@ -169,7 +170,7 @@ class IndexMath:
     # -- arithmetic ----------------------------------------------------------------------------------------------
 
     def merge(self, p: Poly) -> Poly:
-        """w * (x % m) + w * m * (x // m) becomes w * x: what fusing and taking apart again comes to."""
+        """Rewrite w * (x % m) + w * m * (x // m) as w * x, which fusing and splitting again produces."""
         for monomial, c in list(p.terms.items()):
             for i, atom in enumerate(monomial):
                 if atom.kind != "%" or monomial not in p.terms:
@@ -263,7 +264,7 @@ class IndexMath:
     # -- questions -----------------------------------------------------------------------------------------------
 
     def bounds(self, p: Poly) -> tuple[int | None, int | None]:
-        """Numbers that p lies between, None where none is known."""
+        """Constants (lower, upper) that p lies between, None where none is known."""
         lo: int | None = 0
         hi: int | None = 0
         for monomial, c in p.terms.items():
@@ -479,7 +480,7 @@ class IndexMath:
     # -- back to expressions -------------------------------------------------------------------------------------
 
     def expr(self, p: Poly) -> PrimExpr:
-        """The polynomial as an expression: products in order of their making, the number last."""
+        """The polynomial as an expression: products in order of their creation, the constant last."""
         wide = any(a.expr.dtype.bits > 32 for m in p.terms for a in m)
         to = INT64 if wide else INT32
         result: PrimExpr | None = None

@@ -1,4 +1,4 @@
-"""`te.lower`: a schedule and its arguments to a function of the loop IR."""
+"""`te.lower`: from a schedule and its arguments to a function of the loop IR."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def schedule_to_function(
 ) -> PrimFunc:
     """The scheduled loops over multi-dimensional buffers, before any pass.
 
-    Raises LoweringError for arguments that are given twice or are no tensor, variable or buffer, and for variables that
-    nothing gives a value.
+    Raises LoweringError for arguments that occur twice or are no tensor, variable or buffer, and for variables without
+    a value.
     """
     params: list[Var] = []
     buffer_map: dict[Var, Buffer] = {}
@@ -90,7 +90,7 @@ def _check_variables(func: PrimFunc, name: str) -> None:
 
 
 def _loops(schedule: Schedule, arguments: Mapping[Tensor, Buffer]) -> Stmt:
-    """The loop nest; where splits take symbolic extents to be large enough, beside one that does not, under a test."""
+    """The loop nest; where splits assume large symbolic extents, a guard chooses between it and a safe nest."""
     normalized = schedule.normalize()
     buffers: dict[Tensor, Buffer] = {}
     for argument, buffer in arguments.items():
@@ -111,7 +111,7 @@ def _loops(schedule: Schedule, arguments: Mapping[Tensor, Buffer]) -> Stmt:
 
 
 def _either(condition: PrimExpr, large: Stmt, small: Stmt) -> Stmt:
-    """`large` where the condition holds, else `small`; what both do first is done once, before the test."""
+    """`large` where the condition holds, else `small`; their common first statements run once, before the test."""
     (buffers, first, rest), (others, begin, end) = _beginning(large), _beginning(small)
     if not rest or not end or not structural_equal(_allocated(buffers, first), _allocated(others, begin)):
         return IfThenElse(condition, large, fresh_copy(small))
@@ -121,7 +121,7 @@ def _either(condition: PrimExpr, large: Stmt, small: Stmt) -> Stmt:
 
 
 def _beginning(stmt: Stmt) -> tuple[list[Buffer], Stmt, list[Stmt]]:
-    """The memory that a program allocates for itself, its first step and those that follow."""
+    """Split a program into its allocations, its first statement and the rest."""
     buffers: list[Buffer] = []
     while isinstance(stmt, Allocate):
         buffers.append(stmt.buffer)
@@ -137,7 +137,7 @@ def _allocated(buffers: Sequence[Buffer], body: Stmt) -> Stmt:
 
 
 def _with_sizes(func: PrimFunc) -> PrimFunc:
-    """Variables in the shapes of arguments become `SizeVar`s: a size is at least 0, and passes make use of it."""
+    """Replace variables in the shapes of arguments by `SizeVar`s, which passes know to be at least 0."""
     dims = [d for buffer in func.buffer_map.values() for d in buffer.shape if isinstance(d, PrimExpr)]
     plain = [v for v in post_order(dims) if isinstance(v, Var) and not isinstance(v, SizeVar)]
     if not plain:

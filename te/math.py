@@ -82,19 +82,19 @@ def _unary(op: str, doc: str) -> Callable[[Any], PrimExpr]:
 
 
 exp = _unary("exp", "e to the power x")
-exp_nonpositive = _unary("exp_nonpositive", "e to the power x, which is known to be negative, or at most 64 (or NaN)")
-fast_exp = _unary("fast_exp", "e to the power x, to 15 digits; of x above 64 anything above e^64")
+exp_nonpositive = _unary("exp_nonpositive", "exp(x) of x <= 64 or NaN, cheaper than exp")
+fast_exp = _unary("fast_exp", "exp(x), to 15 bits; above x = 64 any value above e^64")
 exp2 = _unary("exp2", "2 to the power x")
 expm1 = _unary("expm1", "exp(x) - 1, exact near 0")
 log = _unary("log", "Natural logarithm.")
 log2 = _unary("log2", "Logarithm to base 2.")
 log10 = _unary("log10", "Logarithm to base 10.")
 log1p = _unary("log1p", "log(1 + x), exact near 0")
-log1p_fraction = _unary("log1p_fraction", "log(1 + x) of x, which is known to be within [0, 1] (or NaN)")
+log1p_fraction = _unary("log1p_fraction", "log(1 + x) of x within [0, 1] or NaN, cheaper than log1p")
 sqrt = _unary("sqrt", "Square root.")
 rsqrt = _unary("rsqrt", "1 / sqrt(x)")
-fast_gelu = _unary("fast_gelu", "x Phi(x), Phi the normal distribution, to 13 digits: those of 16-bit floats")
-fast_rsqrt = _unary("fast_rsqrt", "1 / sqrt(x) of positive normal x, off by up to 3 ulp: an estimate, improved")
+fast_gelu = _unary("fast_gelu", "x Phi(x), Phi the normal distribution, to 13 bits, enough for 16-bit floats")
+fast_rsqrt = _unary("fast_rsqrt", "1 / sqrt(x) of positive normal x, with an error of up to 3 ulp: a refined estimate")
 sin = _unary("sin", "Sine of radians.")
 cos = _unary("cos", "Cosine of radians.")
 tan = _unary("tan", "Tangent of radians.")
@@ -129,7 +129,7 @@ nearbyint = round
 
 
 def abs(x: Any) -> PrimExpr:
-    """The absolute value; of the lowest signed integer it is that integer."""
+    """The absolute value; the lowest signed integer is its own absolute value."""
     x = convert(x)
     if x.dtype.is_float:
         return call_intrin(x.dtype, "fabs", x)
@@ -154,7 +154,7 @@ def atan2(y: Any, x: Any) -> PrimExpr:
 
 
 def fmod(x: Any, y: Any) -> PrimExpr:
-    """C remainder: the sign of x. On integers that of truncated division."""
+    """C remainder, with the sign of x; on integers the remainder of truncated division."""
     x, y = ops.match_types(x, y)
     return call_intrin(x.dtype, "fmod", x, y) if x.dtype.is_float else ops.truncmod(x, y)
 
@@ -182,7 +182,7 @@ isfinite = _predicate("isfinite", True, "Is x neither infinite nor NaN?")
 
 
 def byte_pairs(x: Any) -> PrimExpr:
-    """Two signed bytes, an int16 `x`, as two numbers of 16 bits, an int32: an operand of `dot2`."""
+    """The two signed bytes of an int16 `x`, sign-extended to two 16-bit values of an int32: an operand of `dot2`."""
     x = convert(x)
     if x.dtype.element != "int16":
         raise CompileError(f"byte_pairs takes int16 operands, got {x.dtype}")
@@ -190,9 +190,9 @@ def byte_pairs(x: Any) -> PrimExpr:
 
 
 def dot2(x: Any, y: Any) -> PrimExpr:
-    """Two products of signed 16-bit numbers, added: of those in the lower and in the upper halves of int32 `x` and `y`.
+    """A 2-way dot product: the int32 sum of the products of the signed 16-bit halves of int32 `x` and `y`.
 
-    Processors do many at once: pmaddwd and vpdpwssd on x86.
+    On x86 it is pmaddwd or vpdpwssd.
     """
     x, y = ops.match_types(convert(x), convert(y))
     if x.dtype.element != "int32":
@@ -201,10 +201,10 @@ def dot2(x: Any, y: Any) -> PrimExpr:
 
 
 def dot4(x: Any, y: Any) -> PrimExpr:
-    """Four products, of the unsigned bytes of int32 `x` by the signed bytes of int32 `y`, added.
+    """A 4-way dot product: the int32 sum of the products of the unsigned bytes of `x` and the signed bytes of `y`.
 
-    Each two products of neighbours, those of the lower and those of the upper half, must add up to a number within 16
-    bits: the instruction of older processors (pmaddubsw on x86) has no more room. Newer ones (vpdpbusd) have.
+    The two products of each half must add up to a 16-bit value: pmaddubsw, the instruction of x86 without VNNI,
+    saturates there; vpdpbusd does not.
     """
     x, y = ops.match_types(convert(x), convert(y))
     if x.dtype.element != "int32":
@@ -213,10 +213,10 @@ def dot4(x: Any, y: Any) -> PrimExpr:
 
 
 def dot8(x: Any, y: Any, z: Any, w: Any) -> PrimExpr:
-    """``dot4(x, y) + dot4(z, w)``, where the products of the lower halves of both, and those of the upper
-    halves of both, add up to numbers within 16 bits.
+    """An 8-way dot product, ``dot4(x, y) + dot4(z, w)``.
 
-    Older processors then widen the sums of 16 bits once for eight products.
+    The four products of the lower halves, and those of the upper halves, must add up to 16-bit values: processors
+    without VNNI then widen the 16-bit sums once for eight products.
     """
     x, y = ops.match_types(convert(x), convert(y))
     z, w = ops.match_types(convert(z), convert(w))

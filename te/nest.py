@@ -15,7 +15,7 @@ from relayc.te.operation import ComputeOp, ExternOp, PlaceholderOp, ScanOp
 from relayc.te.poly import Poly, number
 from relayc.te.prefetch import prefetches
 from relayc.te.rewrite import map_reads
-from relayc.te.speculation import only_for, retried
+from relayc.te.speculation import only_for, recomputed_if_invalid
 from relayc.te.stage import MAX_LANES, Split, Stage
 from relayc.te.tensor import Tensor
 from relayc.te.tensorize import TensorizedLoops
@@ -33,7 +33,7 @@ __all__ = ["schedule_to_loops"]
 def schedule_to_loops(bounds: Bounds, arguments: Mapping[Tensor, Buffer]) -> Stmt:
     """The program of a schedule whose bounds are known, over the buffers of its argument tensors.
 
-    Raises LoweringError for an input that is no argument, ScheduleError for loops that can't run as they are asked to.
+    Raises LoweringError for an input that is no argument, ScheduleError for loops that can't run as scheduled.
     """
     return _Nests(bounds, arguments).program()
 
@@ -45,7 +45,7 @@ class _Nests:
         self.buffers: dict[Tensor, Buffer] = dict(arguments)
         self.starts: dict[Tensor, tuple[Poly, ...]] = {}
         self.states: list[Tensor] = []
-        """results of scans that are no arguments"""
+        """results of scans that are not arguments"""
         self.children: dict[Stage, list[list[Stage]]] = {}
         for stage in bounds.schedule.stages:
             self.children[stage] = [[] for _ in stage.leaf_iter_vars]
@@ -57,9 +57,9 @@ class _Nests:
         for stage in self.scans:
             self._share_states(stage)
         for stage in bounds.schedule.stages:
-            if stage not in bounds.guessed:
+            if stage not in bounds.speculated:
                 self._assign_buffers(stage)
-        for stage, exact in bounds.guessed.items():
+        for stage, exact in bounds.speculated.items():
             self._share_memory(stage, exact)
 
     def program(self) -> Stmt:
@@ -104,16 +104,16 @@ class _Nests:
                                         "an argument or belong to two scans: copy it with te.compute")  # fmt: skip
                 self.buffers[shared] = self.buffers[tensor]
 
-    def _share_memory(self, guess: Stage, exact: Stage) -> None:
-        """A guess is in the memory of what it stands for."""
-        by, tensor = guess.op.output(0), exact.op.output(0)
+    def _share_memory(self, speculated: Stage, exact: Stage) -> None:
+        """A speculated result has the memory of the exact one that it stands for."""
+        by, tensor = speculated.op.output(0), exact.op.output(0)
         self.buffers[by] = self.buffers[tensor]
-        if tensor in self.starts:  # allocated with the guess, which is computed first
+        if tensor in self.starts:  # allocated with the speculated one, which is computed first
             self.starts[by] = self.starts[tensor]
 
     def _realize(self, stage: Stage, nest: Stmt, rest: Stmt) -> Stmt:
-        """`nest`, then `rest`, around them the memory of what `nest` computes."""
-        own = [t for t in stage.op.outputs if t in self.starts and stage not in self.bounds.guessed.values()]
+        """`nest`, then `rest`, inside the allocations of the results of `nest`."""
+        own = [t for t in stage.op.outputs if t in self.starts and stage not in self.bounds.speculated.values()]
         if stage.double_buffered:
             for tensor in own:
                 nest = AttrStmt("double_buffer_scope", self.buffers[tensor], ops.const(1), nest)
@@ -146,30 +146,30 @@ class _Nests:
         return self._in_order(self.children[stage][position], self.nest, inner)
 
     def _in_order(self, stages: Sequence[Stage], nest: Callable[[Stage], Stmt], rest: Stmt) -> Stmt:
-        """The nests of stages that are computed at one place, then `rest`; what is guessed, only if it has to be."""
-        guesses = [g for g in self.bounds.schedule.guesses if g.exact[0] in stages]
-        again = {stage: g for g in guesses for stage in only_for(g, stages, lambda s: self._readers(s, stages))}
+        """The nests of stages computed at one loop, then `rest`; exact results only where speculation fails."""
+        speculations = [g for g in self.bounds.schedule.speculations if g.exact[0] in stages]
+        again = {stage: g for g in speculations for stage in only_for(g, stages, lambda s: self._readers(s, stages))}
         for stage in reversed(stages):
-            guess = again.get(stage)
-            if guess is None:
+            speculation = again.get(stage)
+            if speculation is None:
                 rest = self._realize(stage, nest(stage), rest)
-            elif stage is next(s for s in reversed(stages) if s in guess.exact):
+            elif stage is next(s for s in reversed(stages) if s in speculation.exact):
                 exact: Stmt = ops.no_op()
-                for one in reversed([s for s in stages if again.get(s) is guess]):
+                for one in reversed([s for s in stages if again.get(s) is speculation]):
                     exact = self._realize(one, nest(one), exact)
-                result = guess.by[-1].op.output(0)
-                rest = seq(retried(guess, self.buffers[result], self._ends(result), exact), rest)
+                result = speculation.by[-1].op.output(0)
+                rest = seq(recomputed_if_invalid(speculation, self.buffers[result], self._ends(result), exact), rest)
         return rest
 
     def _ends(self, tensor: Tensor) -> list[PrimExpr | None]:
-        """How much of a tensor's memory is computed in each dimension; None where all may be."""
+        """The end of the computed elements in each dimension of a tensor's memory; None where all of it may be."""
         sizes = [self.math.dim(d) for d in self.buffers[tensor].shape]
         starts = self.starts.get(tensor, tuple([number(0) for _ in sizes]))
         left = [self.math.dim(d) - start for d, start in zip(tensor.shape, starts, strict=True)]
         return [None if self.math.nonneg(n - d) else self.math.expr(n) for n, d in zip(left, sizes, strict=True)]
 
     def _readers(self, stage: Stage, stages: Sequence[Stage]) -> set[Stage | None]:
-        """Which of `stages` read one of them, themselves or by what is computed inside; None for any others."""
+        """The readers of `stage` among `stages`, directly or through stages inside them; None for any other."""
         around = [[reader, *[s for s, _ in self.bounds.path(reader)]] for reader in self.bounds.consumers(stage)]
         return {next((s for s in nest if s in stages), None) for nest in around}
 
@@ -235,7 +235,7 @@ class StageNest:
         for guard in self.loops.guards:
             self.guards.setdefault(self._guard_position(guard), []).append(guard)
         self.partial: list[tuple[Buffer, tuple[PrimExpr, ...]]] = []
-        """in a cross-thread reduction: what one thread adds up"""
+        """partial results of one thread, in a cross-thread reduction"""
         self.tensorized = self._match_intrinsic()
         self.first_reduce = next((i for i, leaf in enumerate(self.leaves) if leaf.kind == "reduce"), None)
         if self._threads_reduce():

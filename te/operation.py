@@ -1,4 +1,4 @@
-"""Operations: what makes tensors. A tensor expression is a graph of them.
+"""Operations: the nodes of a tensor expression, which produce its tensors.
 
     operation = placeholder                        an input
               | compute(axes, reduce axes, body)   each element by a formula of its indices
@@ -134,7 +134,7 @@ def _extent(axis: IterVar) -> Dim:
 
 
 def _check_reductions(name: str, body: tuple[PrimExpr, ...], everywhere: Sequence[Reduce]) -> tuple[IterVar, ...]:
-    """The reduce axes of a body, which has to be a reduction as a whole or to hold none of those in `everywhere`."""
+    """The reduce axes of a body, which must be a reduction as a whole or contain none of those in `everywhere`."""
     reductions = [e for e in body if isinstance(e, Reduce)]
     inner = [e for e in everywhere if all(e is not own for own in reductions)]
     if inner:
@@ -176,7 +176,7 @@ class ScanOp(Operation):
         self._outputs = tuple([Tensor(u.shape, u.dtype, self, i) for i, u in enumerate(update)])
 
     def with_inputs(self, tensors: Mapping[Tensor, Tensor]) -> ScanOp:
-        """The same scan over other tensors, along the same axes."""
+        """This scan over other tensors, along the same axes."""
         new = copy.copy(self)
         new.init = tuple([tensors.get(t, t) for t in self.init])
         new.update = tuple([tensors.get(t, t) for t in self.update])
@@ -233,7 +233,7 @@ class ExternOp(Operation):
         self._outputs = tuple([Tensor(b.shape, b.dtype, self, i) for i, b in enumerate(output_buffers)])
 
     def with_inputs(self, tensors: Mapping[Tensor, Tensor]) -> ExternOp:
-        """The same statement over other tensors of the same shapes."""
+        """This operation over other tensors of the same shapes."""
         new = copy.copy(self)
         new.inputs = tuple([tensors.get(t, t) for t in self.inputs])
         new._outputs = tuple([Tensor(t.shape, t.dtype, new, i) for i, t in enumerate(self._outputs)])
@@ -427,10 +427,10 @@ def extern(
     return list(outputs) if several else outputs[0]
 
 
-def _extern_dtypes(name: str, given: str | Sequence[str] | None, inputs: Sequence[Tensor], count: int) -> list[str]:
-    if given is None:
+def _extern_dtypes(name: str, dtypes: str | Sequence[str] | None, inputs: Sequence[Tensor], count: int) -> list[str]:
+    if dtypes is None:
         found = {t.dtype for t in inputs}
         if len(found) != 1:
             raise CompileError(f"extern {name}: inputs have dtypes {sorted(found)}; name the outputs' with dtype=")
         return [found.pop()] * count
-    return [given] * count if isinstance(given, str) else list(given)
+    return [dtypes] * count if isinstance(dtypes, str) else list(dtypes)

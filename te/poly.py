@@ -33,14 +33,14 @@ class Poly:
 
     @property
     def const(self) -> int | None:
-        """The number this is, or None."""
+        """The value of a constant polynomial, or None."""
         if not self.terms:
             return 0
         return self.terms.get(()) if len(self.terms) == 1 else None
 
     @property
     def constant_term(self) -> int:
-        """The multiple of 1 in the sum."""
+        """The constant term of the sum."""
         return self.terms.get((), 0)
 
     def __add__(self, other: Poly | int) -> Poly:
@@ -54,7 +54,7 @@ class Poly:
         return Poly(terms)
 
     def scale(self, factor: int) -> Poly:
-        """A multiple."""
+        """This polynomial times `factor`."""
         if factor == 1:
             return self
         return Poly({m: c * factor for m, c in self.terms.items()} if factor else {})
@@ -73,11 +73,11 @@ class Poly:
         return result
 
     def atoms(self) -> set[Atom]:
-        """All factors of the products."""
+        """The atoms of all products."""
         return {atom for monomial in self.terms for atom in monomial}
 
     def key(self) -> tuple[Any, ...]:
-        """Equal for equal polynomials of one `IndexMath`."""
+        """A hashable key, equal for equal polynomials of one `IndexMath`."""
         return tuple(sorted([(tuple([a.serial for a in m]), c) for m, c in self.terms.items()]))
 
 

@@ -1,4 +1,4 @@
-"""What the loops of a stage ask memory for ahead of its use."""
+"""Software prefetches in the loops of a stage."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["prefetches"]
 
 _LINE_BYTES = 64
-"""A cache line; the step of prefetches."""
+"""Bytes of a cache line; the step of prefetches."""
 _FEW_LINES = 16
-"""Prefetches that are written out rather than looped over."""
+"""The most prefetches that are unrolled rather than looped over."""
 
 
 def prefetches(nest: StageNest, leaf: IterVar, attrs: LoopAttrs) -> Iterator[Stmt]:
-    """What an iteration of `leaf`, a loop of the nest, asks for before anything else: single lines come first.
+    """The prefetches at the start of an iteration of `leaf`, a loop of the nest; single lines come first.
 
     Raises ScheduleError for a line of a tensor that no stage reads.
     """
@@ -38,9 +38,9 @@ def prefetches(nest: StageNest, leaf: IterVar, attrs: LoopAttrs) -> Iterator[Stm
 
 
 def _prefetch(nest: StageNest, leaf: IterVar, wanted: Prefetch) -> Stmt:
-    """Ask for every cache line that is wanted. Of later iterations, past the tensor's end, the last element.
+    """Prefetch every cache line of a region. Indices of later iterations are clamped to the tensor's last element.
 
-    An address further in memory may lie past the end: nothing comes of it.
+    An address that lies `elements` further may lie past the tensor's end: prefetching it has no effect.
     """
     schedule, tensor = nest.nests.bounds.schedule, wanted.tensor
     tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
@@ -66,7 +66,7 @@ def _prefetch(nest: StageNest, leaf: IterVar, wanted: Prefetch) -> Stmt:
             index = nest.math.minimum(nest.math.maximum(index, number(0)), nest.math.dim(tensor.shape[i]) - 1)
         indices.append(index)
     indices[-1] = indices[-1] + nest.math.dim(wanted.elements)
-    body = _touch(nest, tensor, indices, written, wanted.near)
+    body = _touch(nest, tensor, indices, written, wanted.to_l1)
     for var, count in reversed(loops):
         if count.const != 1:
             few = count.const is not None and count.const <= _FEW_LINES
@@ -75,14 +75,14 @@ def _prefetch(nest: StageNest, leaf: IterVar, wanted: Prefetch) -> Stmt:
 
 
 def _line_ahead(nest: StageNest, leaf: IterVar, line: PrefetchedLine) -> Stmt:
-    """Touch the cache lines that its indices make of where the stage's axes begin in an iteration of `leaf`."""
+    """Prefetch the cache lines at `line.indices` of the first values of the stage's axes in an iteration of `leaf`."""
     schedule, tensor = nest.nests.bounds.schedule, line.tensor
     tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
     if tensor not in nest.nests.buffers:
         raise ScheduleError(f"stage {nest.stage.name}: prefetch_line of {tensor.name}, which no stage reads")
     start = {v.var: number(0) for v in nest.leaves[nest.positions[leaf.var] + 1 :]}
     axes = [axis.var for axis in nest.stage.op.root_axes]
-    first = [Var(axis.name, axis.dtype) for axis in axes]  # one that is a loop counts from 0 inside of others
+    first = [Var(axis.name, axis.dtype) for axis in axes]  # an axis that is a loop counts from 0 inside of others
     chosen = line.indices(*first)
     loops = {loop.var: value for loop, value in nest.loops.values.items()}
     for axis, var in zip(axes, first, strict=True):
@@ -93,10 +93,10 @@ def _line_ahead(nest: StageNest, leaf: IterVar, line: PrefetchedLine) -> Stmt:
     last = wanted[-1] if line.past_end else last
     behind = [number(0)] * (len(tensor.shape) - len(wanted))
     places = [last + number(k * _LINE_BYTES // tensor.dtype.nbytes) for k in range(line.lines)]
-    return seq(*[_touch(nest, tensor, [*outer, *behind, place], line.written, line.near) for place in places])
+    return seq(*[_touch(nest, tensor, [*outer, *behind, place], line.written, line.to_l1) for place in places])
 
 
-def _touch(nest: StageNest, tensor: Tensor, indices: Sequence[Poly], written: bool, near: bool) -> Stmt:
+def _touch(nest: StageNest, tensor: Tensor, indices: Sequence[Poly], written: bool, to_l1: bool) -> Stmt:
     place = BufferLoad(nest.nests.buffers[tensor], nest.nests.indices(tensor, indices))
     address = ops.call_intrin("handle", "address_of", place)
-    return Evaluate(ops.call_intrin("int32", "prefetch", address, 3 if near or written else 2, int(written)))
+    return Evaluate(ops.call_intrin("int32", "prefetch", address, 3 if to_l1 or written else 2, int(written)))

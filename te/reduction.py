@@ -23,7 +23,7 @@ def comm_reducer(
 
     `fcombine(x, y)` combines two values, or two tuples; `fidentity(dtype, ...)` gives the identity for the dtypes.
     ``reduce`` of a tuple of expressions gives a tuple, the body of a compute of several outputs. ``reduce(a, b, ...)``
-    of plain values combines them at once. (TVM: `te.comm_reducer`.)
+    of plain values combines them directly. (TVM: `te.comm_reducer`.)
     """
 
     def reduce(expr: Any, *args: Any, axis: Any = None, where: Any = None, init: Any = None) -> Any:

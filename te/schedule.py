@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
 from relayc.te import staging
+from relayc.te.deprecation import deprecated_alias
 from relayc.te.errors import ScheduleError
 from relayc.te.ir.visitor import post_order
 from relayc.te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
@@ -29,7 +30,7 @@ class Schedule:
     def __init__(self, outputs: Sequence[Operation]) -> None:
         self.outputs = list(outputs)
         self.small: Schedule | None = None
-        self.guesses: list[Speculation] = []
+        self.speculations: list[Speculation] = []
         self.stages: list[Stage] = []
         self.stage_map: dict[Operation, Stage] = {}
         for op in _operations(self.outputs):
@@ -77,6 +78,8 @@ class Schedule:
         """
         return staging.cache_read_packed(self, tensor, scope, list(readers), shape, element, place)
 
+    cache_tiled = deprecated_alias("Schedule.cache_tiled", "Schedule.cache_read_packed", cache_read_packed)
+
     @overload
     def cache_write(self, tensor: Tensor, scope: str) -> Tensor: ...
     @overload
@@ -84,7 +87,7 @@ class Schedule:
     def cache_write(self, tensor: Tensor | Sequence[Tensor], scope: str) -> Tensor | list[Tensor]:
         """A stage that computes `tensor` in `scope`, from where it is copied to its place. Gives the cached tensor.
 
-        All outputs of an operation of several must be given together, as a list. Call it before scheduling the
+        All outputs of an operation must be passed together, as a list. Call it before scheduling the
         reduce axes, which move to the new stage.
         """
         if isinstance(tensor, Tensor):
@@ -100,37 +103,42 @@ class Schedule:
         return made[0] if len(made) == 1 else made
 
     def recompute(self, tensor: Tensor, by: Tensor) -> None:
-        """Compute `tensor` by the formula of `by`, of the same shape and type, which must mean the same.
+        """Compute `tensor` by the formula of `by`, an equivalent tensor of its shape and type.
 
         `by` is made with `te.compute` from tensors of this schedule (`current`); operations in between become stages.
-        Turns a convolution into a matrix product of views, for one. Call it before scheduling the stage's loops.
+        For example a convolution becomes a matrix product of views. Call it before scheduling the stage's loops.
         Raises ScheduleError when shapes, types or inputs don't fit.
         """
         staging.recompute(self, tensor, by)
 
-    def guess(
-        self, exact: Sequence[Tensor], by: Sequence[Tensor], trusted: Callable[[PrimExpr], PrimExpr]
+    def speculate(
+        self, exact: Sequence[Tensor], by: Sequence[Tensor], is_valid: Callable[[PrimExpr], PrimExpr]
     ) -> None:
-        """Compute each of `exact` by another formula first, which costs less and is nearly always right.
+        """Compute each tensor of `exact` by a cheaper formula of `by` first, with the exact one as guarded fallback.
 
-        Where `trusted` does not hold for some element of the last one that has been computed at a place, all of them
-        are computed there once more, as they say, with what is needed for nothing else. `by` are made with `te.compute`
-        from tensors of this schedule (`current`), of the same shapes and types; they become stages and are computed
-        where those that they stand for are, which must be one loop, in the same memory.
-        Raises ScheduleError for what is not so.
+        Where `is_valid` fails for some element of the last tensor of `by` that an iteration has computed, the iteration
+        recomputes all of `exact` by their own formulas, with the stages that only those need. `by` are made with
+        `te.compute` from tensors of this schedule (`current`), of the same shapes and types; they become stages that
+        are computed at the loop of the exact ones, which must be one loop, and in the same memory.
+        Raises ScheduleError where shapes, types or loops break these rules.
         """
-        staging.guess(self, exact, by, trusted)
+        staging.speculate(self, exact, by, is_valid)
+
+    guess = deprecated_alias("Schedule.guess", "Schedule.speculate", speculate, trusted="is_valid")
 
     def specialize_small(self, other: Schedule) -> None:
         """Compute by `other` where a split with tail="shift" finds a symbolic extent below its factor.
 
-        `other` is a schedule of the same outputs, and may have another one for what is small to it. Without one the
-        splits are guarded there, which costs a test for each row of a register tile.
+        This multi-versions the code on a size. `other` is a schedule of the same outputs, and may be specialized for
+        still smaller extents itself. Without one the splits are guarded there, which costs a test for each row of a
+        register tile.
         """
         self.small = other
 
+    when_small = deprecated_alias("Schedule.when_small", "Schedule.specialize_small", specialize_small)
+
     def normalize(self) -> Schedule:
-        """A copy with inlined stages gone and attachments at loops that were split or fused moved to their parts."""
+        """A copy with stages inlined, and attachments at split or fused loops moved to the resulting loops."""
         return staging.normalize(self)
 
     def copy(self) -> Schedule:
@@ -147,11 +155,11 @@ class Schedule:
                 stage.attach_stage = twins[stage.attach_stage]
             if stage.home is not None:
                 stage.home = (twins[stage.home[0]], stage.home[1])
-        new.guesses = [g.of(twins) for g in self.guesses]
+        new.speculations = [g.of(twins) for g in self.speculations]
         return new
 
     def replace_tensors(self, tensors: Mapping[Tensor, Tensor], stages: Iterable[Stage]) -> None:
-        """Let the operations of `stages` read other tensors, and all that follows from it."""
+        """Let the operations of `stages` read other tensors, and rebuild the operations that depend on them."""
         mapping = dict(tensors)
         chosen = set(stages)
         for stage in self.stages:
@@ -199,15 +207,15 @@ def _operations(outputs: Iterable[Operation]) -> list[Operation]:
 
 
 def create_schedule(ops: Operation | Tensor | Sequence[Operation | Tensor]) -> Schedule:
-    """The default schedule of the given outputs: every stage at root, its loops in order. (TVM: `te.create_schedule`.)
+    """The default schedule of some outputs: every stage at root, its loops in order. (TVM: `te.create_schedule`.)
 
     Raises ScheduleError for an output that is an input.
     """
-    given = list(ops) if isinstance(ops, Sequence) else [ops]
-    for op in given:
+    requested = list(ops) if isinstance(ops, Sequence) else [ops]
+    for op in requested:
         if not isinstance(op, Operation | Tensor):
             raise ScheduleError(f"create_schedule of {op!r}; expected operations, or their tensors")
-    outputs = list(dict.fromkeys([o.op if isinstance(o, Tensor) else o for o in given]))
+    outputs = list(dict.fromkeys([o.op if isinstance(o, Tensor) else o for o in requested]))
     if not outputs:
         raise ScheduleError("create_schedule needs at least one output operation")
     for op in outputs:

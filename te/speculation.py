@@ -1,10 +1,10 @@
-"""Results that are computed by a formula that costs less first, and again where that can't be trusted.
+"""Speculation: results are computed by a cheaper formula first, and by the exact one where a guard rejects them.
 
-A `Speculation` has stages for what is guessed next to those that it stands for. Both write to the same memory::
+A `Speculation` pairs the stages of both formulas. They write to the same memory::
 
-    by                                      # quick, nearly always right
-    if not trusted(the last of by):         # for some of the elements that are computed here
-        exact                               # with all that is needed for nothing else
+    by                                      # cheap, nearly always right
+    if not is_valid(the last of by):        # for any of the elements that are computed here
+        exact                               # with the stages that only these need
 """
 
 from __future__ import annotations
@@ -24,89 +24,96 @@ from relayc.te.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, 
 if TYPE_CHECKING:
     from relayc.te.schedule import Schedule
 
-__all__ = ["Speculation", "check", "move_with_exact", "only_for", "retried"]
+__all__ = ["Speculation", "check", "move_with_exact", "only_for", "recomputed_if_invalid"]
 
 _MOST_LANES = 64
+"""The most elements that are tested by one vectorised loop."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Speculation:
-    """Stages `by` are computed in the place of `exact`, one for each, which are computed where `trusted` does not hold.
+    """Stages `by` are computed in place of `exact`, one for each; the exact ones only where `is_valid` fails.
 
-    `trusted` is about an element of the last of them.
+    `is_valid` takes an element of the last tensor of `by`.
     """
 
     exact: tuple[Stage, ...]
     by: tuple[Stage, ...]
-    trusted: Callable[[PrimExpr], PrimExpr]
+    is_valid: Callable[[PrimExpr], PrimExpr]
 
     def of(self, twins: Mapping[Stage, Stage]) -> Speculation:
-        """The same of other stages."""
+        """A copy in which each stage is replaced by its twin: for a copied schedule."""
         exact, by = [tuple([twins[stage] for stage in stages]) for stages in (self.exact, self.by)]
-        return Speculation(exact, by, self.trusted)
+        return Speculation(exact, by, self.is_valid)
 
 
 def check(schedule: Schedule, exact: Sequence[Tensor], by: Sequence[Tensor]) -> None:
-    """Raise ScheduleError for guesses that are no computed tensors of the same shapes and types as what they guess."""
+    """Raise ScheduleError unless `by` are new computed tensors, one for each of `exact`, of its shape and type."""
     if len(exact) != len(by) or not exact:
-        raise ScheduleError(f"guess of {len(exact)} tensors by {len(by)}; expected one for each")
-    for real, guessed in zip(exact, by, strict=True):
-        where = f"guess of {real.name} by {guessed.name}"
-        if real.dtype != guessed.dtype or tuple(real.shape) != tuple(guessed.shape):
-            raise ScheduleError(f"{where}: {tuple(real.shape)} of {real.dtype} by {tuple(guessed.shape)} of "
-                                f"{guessed.dtype}; expected the same")  # fmt: skip
-        if guessed.op in schedule.stage_map:
+        raise ScheduleError(f"speculation of {len(exact)} tensors by {len(by)}; expected one for each")
+    for real, speculated in zip(exact, by, strict=True):
+        where = f"speculation of {real.name} by {speculated.name}"
+        if real.dtype != speculated.dtype or tuple(real.shape) != tuple(speculated.shape):
+            raise ScheduleError(f"{where}: {tuple(real.shape)} of {real.dtype} by {tuple(speculated.shape)} of "
+                                f"{speculated.dtype}; expected the same")  # fmt: skip
+        if speculated.op in schedule.stage_map:
             raise ScheduleError(f"{where}, which is a stage already; expected a computation of its own")
-        if real.op.num_outputs != 1 or guessed.op.num_outputs != 1:
+        if real.op.num_outputs != 1 or speculated.op.num_outputs != 1:
             raise ScheduleError(f"{where}: expected operations of one result")
 
 
 def move_with_exact(schedule: Schedule) -> None:
-    """Guesses are computed where what they stand for is, in memory of the same scope."""
-    for guess in schedule.guesses:
-        places = {(e.attach, e.attach_stage, e.attach_axis) for e in guess.exact}
-        if len(places) != 1 or guess.exact[0].attach == "inline":
-            names = ", ".join(e.name for e in guess.exact)
-            raise ScheduleError(f"guess of {names}, which are not computed at one loop; move them to one")
-        for exact, by in zip(guess.exact, guess.by, strict=True):
+    """Attach speculated stages to the loop of the exact ones, in memory of the same scope."""
+    for speculation in schedule.speculations:
+        places = {(e.attach, e.attach_stage, e.attach_axis) for e in speculation.exact}
+        if len(places) != 1 or speculation.exact[0].attach == "inline":
+            names = ", ".join(e.name for e in speculation.exact)
+            raise ScheduleError(f"speculation of {names}, which are not computed at one loop; move them to one")
+        for exact, by in zip(speculation.exact, speculation.by, strict=True):
             by.attach, by.attach_stage, by.attach_axis = exact.attach, exact.attach_stage, exact.attach_axis
             by.scope = exact.scope
 
 
-def only_for(guess: Speculation, stages: Sequence[Stage], readers: Callable[[Stage], set[Stage | None]]) -> list[Stage]:
-    """Those of `stages`, computed at one place, that are needed for nothing but what is guessed; and that itself.
+def only_for(
+    speculation: Speculation, stages: Sequence[Stage], readers: Callable[[Stage], set[Stage | None]]
+) -> list[Stage]:
+    """The stages of the fallback: the exact ones, and those of `stages` that nothing else needs.
 
-    `readers` are the stages of this place that read a stage themselves or by what is computed inside of them; None
-    stands for all others.
+    `stages` are computed at one loop. `readers` gives the stages of this loop that read a stage, directly or through
+    stages computed inside of them; None stands for all others.
     """
     needed: list[Stage] = []
     for stage in reversed(stages):
-        if stage in guess.exact or (stage not in guess.by and readers(stage) and readers(stage) <= {*needed}):
+        if stage in speculation.exact or (
+            stage not in speculation.by and readers(stage) and readers(stage) <= {*needed}
+        ):
             needed.insert(0, stage)
     return needed
 
 
-def retried(guess: Speculation, result: Buffer, ends: Sequence[PrimExpr | None], exact: Stmt) -> Stmt:
-    """`exact` where an element of `result`, the last guess, is not trusted.
+def recomputed_if_invalid(
+    speculation: Speculation, result: Buffer, ends: Sequence[PrimExpr | None], exact: Stmt
+) -> Stmt:
+    """The statement `exact`, guarded: it runs if `is_valid` fails for an element of `result`, the last speculated one.
 
     `ends`: how many elements of each dimension are computed, where that may be fewer than there is memory for.
     """
     lanes = _lanes(result)
-    flags = Buffer(f"{result.name}.doubts", (lanes,), "int32", scope="local")
-    doubted = Buffer(f"{result.name}.doubted", (1,), "int32", scope="local")
+    invalid = Buffer(f"{result.name}.doubts", (lanes,), "int32", scope="local")
+    any_invalid = Buffer(f"{result.name}.doubted", (1,), "int32", scope="local")
     *outer, last = [ops.convert(d) for d in (result.shape or (1,))]
     *variables, part, lane, each = [Var(f"{result.name}.i{n}") for n in range(len(outer) + 3)]
     no, yes, index = ops.const(0), ops.const(1), [*variables, part * lanes + lane]
     within = [i if end is None else Min(i, end - 1) for i, end in zip(index, ends, strict=False)]
-    holds = guess.trusted(BufferLoad(result, tuple(within)))
-    test = For(lane, no, ops.const(lanes), ForKind.VECTORIZED, BufferStore(flags, Select(holds, no, yes), (lane,)))
-    worst = Max(BufferLoad(doubted, (no,)), BufferLoad(flags, (each,)))
-    fold = For(each, no, ops.const(lanes), ForKind.SERIAL, BufferStore(doubted, worst, (no,)))
+    valid = speculation.is_valid(BufferLoad(result, tuple(within)))
+    test = For(lane, no, ops.const(lanes), ForKind.VECTORIZED, BufferStore(invalid, Select(valid, no, yes), (lane,)))
+    worst = Max(BufferLoad(any_invalid, (no,)), BufferLoad(invalid, (each,)))
+    fold = For(each, no, ops.const(lanes), ForKind.SERIAL, BufferStore(any_invalid, worst, (no,)))
     body = ops.seq(test, fold)
     for var, extent in reversed([*zip((*variables, part), (*outer, last // lanes), strict=True)]):
         body = For(var, no, extent, ForKind.SERIAL, body)
-    body = ops.seq(BufferStore(doubted, no, (no,)), body, IfThenElse(BufferLoad(doubted, (no,)) != no, exact))
-    return Allocate(doubted, Allocate(flags, body))
+    body = ops.seq(BufferStore(any_invalid, no, (no,)), body, IfThenElse(BufferLoad(any_invalid, (no,)) != no, exact))
+    return Allocate(any_invalid, Allocate(invalid, body))
 
 
 def _lanes(result: Buffer) -> int:

@@ -1,4 +1,4 @@
-"""Stages: how one operation is computed. A schedule holds one for each operation.
+"""Stages: the loops that compute one operation. A schedule holds one for each operation.
 
 A stage starts with the operation's axes as its loops (`leaf_iter_vars`). Primitives replace leaves by others and note
 the relation, so that the values of the operation's axes can be recovered from the loop variables.
@@ -62,7 +62,7 @@ class Singleton:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitLines:
-    """`parent`, an operation's last axes, is made of tiles of `width` elements and of lines of `length`.
+    """`parent`, an operation's last axes, is split into tiles of `width` elements and lines of `length`.
 
     See `Stage.split_lines`.
     """
@@ -81,23 +81,23 @@ Relation = Split | Fuse | Singleton | SplitLines
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """What of `tensor` iteration + `iterations` of a loop touches, `elements` further in memory.
+    """A prefetch of memory `elements` beyond what a loop touches of `tensor` `iterations` later.
 
-    `near`: into the first-level cache, else the second.
+    `to_l1`: into the first-level cache, else the second.
     """
 
     tensor: Tensor
     iterations: Dim
     elements: Dim
-    near: bool = True
+    to_l1: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchedLine:
-    """The cache line of `tensor` that holds the element at `indices` of a stage's axes, to be read or `written`.
+    """A prefetch of `lines` cache lines of `tensor`, from the element at `indices` of a stage's axes on.
 
-    And those behind it, `lines` in all; what the last index leads to `past_end` of its dimension, too. `near`: into the
-    first-level cache, else the second.
+    `written`: for a store. `past_end`: the last index may lie past its dimension. `to_l1`: into the first-level cache,
+    else the second.
     """
 
     tensor: Tensor
@@ -105,12 +105,12 @@ class PrefetchedLine:
     written: bool
     lines: int
     past_end: bool
-    near: bool
+    to_l1: bool
 
 
 @dataclass(slots=True)
 class LoopAttrs:
-    """What a schedule says of one loop."""
+    """The annotations of one loop."""
 
     kind: ForKind | None = None
     thread: IterVar | None = None
@@ -168,10 +168,10 @@ class Stage:
         skipped by a guard, which loop partitioning takes out of the main part. "shift": the last part is moved back to
         end with the loop and computes some elements a second time, so that all parts are whole and none is guarded
         (Halide's ShiftInwards); for data axes, and not where elements are updated in place by several threads or from
-        outside the part. An extent known at run time that is below the factor, or below `least` where that is more, is
-        for other loops (`Schedule.specialize_small`): with what is known of larger ones the tests of borders can be
-        dropped. "predicate": the guard stays where it is, for a last step so short (the store of a finished tile) that
-        a second copy of all the code around it does not pay; a factor larger than the loop is kept too.
+        outside the part. A dynamic extent below the factor, or below `least` where that is more, is left to other loops
+        (`Schedule.specialize_small`), so that tests of borders can be dropped here. "predicate": the guard stays in
+        place, for short code (the store of a finished tile) where a second copy of all the code around it does not pay;
+        a factor larger than the loop is kept too.
         """
         self._check_leaf("split", parent)
         self._check_plain("split", parent)
@@ -195,19 +195,19 @@ class Stage:
         return outer, inner
 
     def split_lines(self, width: int, length: int, *, apart: bool = False) -> tuple[IterVar, IterVar, IterVar]:
-        """Split the last axis of an output and give (tile, line, element): lines begin at multiples of `length`.
+        """Split the last axis of an output at cache lines and give (tile, line, element).
 
-        Those of memory, wherever the other axes put the row: so whole cache lines of results are written, and at once,
-        whose rows are no multiples of them. A row is all that the last axis is fused with, where it is.
+        Lines begin at multiples of `length` in memory, wherever the other axes put the row, so that whole cache lines
+        are written at once even where rows are no multiples of them. A row is all that the last axis is fused with.
 
-        A tile computes `width` elements of a row, those of lines that begin in its first `length` or after; what it
-        reads is of `width` + `length` elements, whatever the row. The first tile of a row begins with the row itself,
-        and the last one ends with it, by lines of `length` that are no lines of memory; both come before the others of
-        their tiles. Lines may be computed twice, as with `tail` "shift" of `split`. `apart`: of both only what no line
-        of memory inside of the row has is computed.
+        A tile computes the `width` elements of those lines that begin in its first `length` elements or after; it reads
+        `width` + `length` elements, whatever the row. The first tile begins with an unaligned line at the start of the
+        row, and the last one ends with an unaligned line at its end; both are computed before the other lines of their
+        tiles. Elements may be computed twice, as with `tail` "shift" of `split`. `apart`: the unaligned lines compute
+        only the elements that no aligned line in the row has.
 
-        For rows of a known length of `width` + `length` at least, in tensors of which only the first dimension may be
-        unknown; `width` is a multiple of `length`.
+        Rows must have a constant length of at least `width` + `length`, in tensors of which only the first dimension
+        may be symbolic; `width` is a multiple of `length`.
         """
         parent, axes = self._last_loop()
         self._check_leaf("split_lines", parent)
@@ -228,7 +228,7 @@ class Stage:
         return tile, line, element
 
     def _last_loop(self) -> tuple[IterVar, list[IterVar]]:
-        """The last axis, or the loop that it is fused to with those before it, and what that is made of."""
+        """The last axis, or the loop that it is fused into, and the axes fused in that loop."""
         loop, made = self.op.root_axes[-1], {r.inner: r for r in self.relations if isinstance(r, Fuse)}
         parts = [loop]
         while loop in made:
@@ -237,12 +237,12 @@ class Stage:
         return loop, parts
 
     def _parts_of(self, loop: IterVar) -> list[IterVar]:
-        """What is fused to this loop, it alone where nothing is."""
+        """The axes fused into this loop, or the loop alone."""
         fusion = next((r for r in self.relations if isinstance(r, Fuse) and r.fused is loop), None)
         return [loop] if fusion is None else [*self._parts_of(fusion.outer), *self._parts_of(fusion.inner)]
 
     def fuse(self, *axes: IterVar) -> IterVar:
-        """One loop over several adjacent ones, given outermost first; fusing none gives a loop of one iteration."""
+        """Fuse adjacent loops, outermost first, into one; fusing none gives a loop of one iteration."""
         if not axes:
             single = IterVar(None, Var("singleton"), "data")
             self.relations.append(Singleton(single))
@@ -273,7 +273,7 @@ class Stage:
         return fused
 
     def reorder(self, *axes: IterVar) -> None:
-        """Put the given loops into this order, in the places they hold now."""
+        """Put loops into this order, in the places they hold now."""
         for axis in axes:
             self._check_leaf("reorder", axis)
         if len({id(a) for a in axes}) != len(axes):
@@ -286,7 +286,7 @@ class Stage:
     def tile(
         self, x_parent: IterVar, y_parent: IterVar, x_factor: Any, y_factor: Any
     ) -> tuple[IterVar, IterVar, IterVar, IterVar]:
-        """Split both loops and order them x.outer, y.outer, x.inner, y.inner; these four are given."""
+        """Split both loops and order them x.outer, y.outer, x.inner, y.inner. Gives these four."""
         x_outer, x_inner = self.split(x_parent, factor=x_factor)
         y_outer, y_inner = self.split(y_parent, factor=y_factor)
         self.reorder(x_outer, y_outer, x_inner, y_inner)
@@ -366,11 +366,11 @@ class Stage:
 
     def env_threads(self, threads: IterVar | Sequence[IterVar]) -> None:
         """Start these threads around the whole stage (a scan), outside all its loops."""
-        given = (threads,) if isinstance(threads, IterVar) else tuple(threads)
-        for thread in given:
+        launched = (threads,) if isinstance(threads, IterVar) else tuple(threads)
+        for thread in launched:
             if thread.kind != "thread":
                 raise self._error("env_threads", f"with {thread.var.name}, a {thread.kind} axis; expected thread axes")
-        self.launched_threads = given
+        self.launched_threads = launched
 
     def tensorize(self, axis: IterVar, intrin: TensorIntrin) -> None:
         """Replace the loop and all inside it by the tensor intrinsic, whose computation must be the same."""
@@ -387,51 +387,51 @@ class Stage:
         self.loop_attrs.setdefault(axis, LoopAttrs()).pragmas[pragma_type] = pragma_value
 
     def prefetch(self, tensor: Tensor, axis: IterVar, offset: Any) -> None:
-        """Prefetch what `tensor` will be read for `offset` iterations of the loop later."""
+        """Prefetch the elements of `tensor` that the loop reads `offset` iterations later."""
         self._check_leaf("prefetch", axis)
         if tensor not in self.op.input_tensors:
             names = ", ".join(t.name for t in self.op.input_tensors)
             raise self._error("prefetch", f"of {tensor.name}, which the stage does not read; it reads {names}")
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, as_dim(offset), 0))
 
-    def prefetch_ahead(self, tensor: Tensor, axis: IterVar, elements: Any, *, near: bool = True) -> None:
-        """Prefetch, in every iteration of the loop, what lies `elements` further in memory than what it touches.
+    def prefetch_ahead(self, tensor: Tensor, axis: IterVar, elements: Any, *, to_l1: bool = True) -> None:
+        """Prefetch, in every iteration, the memory `elements` further than what the iteration touches.
 
-        `tensor` is one that the stage reads, itself or through inputs that are inlined, or an argument of the function
-        of the stage's own shape, to be written soon: what lies where the iteration's own results do. `near`: see
+        `tensor` is one that the stage reads, itself or through inputs that are inlined, or an argument of the stage's
+        own shape that will be written: then the distance is from the iteration's own results. `to_l1`: see
         `prefetch_line`.
         """
         self._check_leaf("prefetch_ahead", axis)
         shapes = [tuple(t.shape) for t in self.op.outputs]
         if tensor not in self._sources() and tuple(tensor.shape) not in shapes:
             raise self._error("prefetch_ahead", f"of {tensor.name}, which it neither reads nor has the shape of")
-        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, 0, as_dim(elements), near))
+        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, 0, as_dim(elements), to_l1))
 
     def prefetch_line(
         self, tensor: Tensor, axis: IterVar, indices: Callable[..., Sequence[Any]], *, written: bool = False,
-        lines: int = 1, past_end: bool = False, near: bool = True,
+        lines: int = 1, past_end: bool = False, to_l1: bool = True,
     ) -> None:  # fmt: skip
-        """Prefetch one cache line of `tensor` in each iteration of the loop, whichever it is read in: streaming ahead.
+        """Prefetch `lines` cache lines of `tensor` in each iteration of the loop.
 
-        ``indices(*axes)`` says which element lies in it, from the first value that each axis of the operation (those of
-        the reduction last) has in the iteration; it may name variables of loops. An index past the end stands for the
-        last one, unless that of the last dimension may lead `past_end`, to what lies behind in memory (an instruction
-        or two less). `lines` are prefetched, that one and those behind it in memory: nothing comes of any that lie past
-        the tensor's end.
-        The tensor may also be one that inputs are computed from, or an argument of the function, that will be read or
-        `written` soon. What is read comes into the first-level cache; if not `near`, into the second, for which a core
-        can wait for more lines at a time.
+        ``indices(*axes)`` is the element that the first line holds, as a function of the first value of each axis of
+        the operation (reduce axes last) in the iteration; it may use variables of loops. Indices are clamped to the
+        last element; with `past_end` that of the last dimension is not, which saves an instruction or two. Prefetching
+        past the tensor's end has no effect.
+
+        The tensor is one that the stage reads, one that its inputs are computed from, or an argument of the function
+        that will be read or `written`. `to_l1`: into the first-level cache (T0); else into the second (T1), for which a
+        core has more outstanding requests.
         """
         self._check_leaf("prefetch_line", axis)
         is_argument = written or isinstance(tensor.op, PlaceholderOp)
         if not is_argument and tensor not in self._sources():
             names = ", ".join(t.name for t in self.op.input_tensors)
             raise self._error("prefetch_line", f"of {tensor.name}, which the stage does not read; it reads {names}")
-        wanted = PrefetchedLine(tensor, indices, written, lines, past_end, near)
+        wanted = PrefetchedLine(tensor, indices, written, lines, past_end, to_l1)
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetched_lines.append(wanted)
 
     def _sources(self) -> list[Tensor]:
-        """What the stage reads, and what that is computed from."""
+        """The tensors that the stage reads, and those that they are computed from."""
         found = list(self.op.input_tensors)
         for read in found:
             found += [source for source in read.op.input_tensors if source not in found]
@@ -447,10 +447,10 @@ class Stage:
         self.loop_attrs.setdefault(axis, LoopAttrs()).align = (factor, offset)
 
     def swizzle(self) -> None:
-        """Exchange the 16-byte parts of every line of 128 bytes of shared memory: part p of line l lies at p ^ (l % 8).
+        """XOR-swizzle shared memory: the 16-byte part p of line l (of 128 bytes) lies at p ^ (l % 8).
 
-        So the same part of eight lines lies in different banks, without padding. Some instructions expect it, and in
-        "shared.dyn" find the memory aligned to 1024 bytes, as they need it.
+        Equal parts of eight lines then lie in different banks, without padding. Some instructions expect this layout;
+        in "shared.dyn" the memory is aligned to 1024 bytes, as they need.
         """
         if not self.scope.startswith("shared"):
             raise self._error("swizzle", f"in scope {self.scope!r}; only shared memory has banks")
@@ -467,7 +467,8 @@ class Stage:
 
         Where the device can, the copies run while other iterations are computed. All stages that one loop pipelines
         have the same number of stages, at least 2. `behind`: an iteration uses its copies before it starts others,
-        which pays where units of their own compute with them. (TVM: the annotation "software_pipeline_stage".)
+        which pays where separate units (tensor cores) compute with them. (TVM: the annotation
+        "software_pipeline_stage".)
         """
         if self.is_output:
             raise self._error("pipeline", "of an output; only intermediate results can be filled ahead")
@@ -485,7 +486,7 @@ class Stage:
     # -- checks --------------------------------------------------------------------------------------------------
 
     def attrs_of(self, axis: IterVar) -> LoopAttrs:
-        """What the schedule says of a loop."""
+        """The annotations of a loop."""
         return self.loop_attrs.get(axis) or LoopAttrs()
 
     def _leaf_names(self) -> str:
@@ -508,7 +509,7 @@ class Stage:
                           f"{self._leaf_names()}")  # fmt: skip
 
     def _check_plain(self, primitive: str, axis: IterVar) -> None:
-        """Loops that have a kind already can't be taken apart or joined."""
+        """Raise ScheduleError for a loop that has a kind already: it can't be split or fused any more."""
         attrs = self.loop_attrs.get(axis)
         if attrs is None or (attrs.kind is None and attrs.thread is None and attrs.intrin is None):
             return

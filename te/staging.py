@@ -23,11 +23,11 @@ from relayc.te.tir.substitute import substitute
 if TYPE_CHECKING:
     from relayc.te.schedule import Schedule
 
-__all__ = ["cache_read", "cache_read_packed", "cache_write", "guess", "normalize", "recompute", "rfactor"]
+__all__ = ["cache_read", "cache_read_packed", "cache_write", "normalize", "recompute", "rfactor", "speculate"]
 
 
 def cache_read(schedule: Schedule, tensor: Tensor, scope: str, readers: Sequence[Tensor | Operation]) -> Tensor:
-    """See `Schedule.cache_read`."""
+    """The implementation of `Schedule.cache_read`."""
     source_stage, source = schedule[tensor], schedule.current(tensor)
     reading = _reading("cache_read", schedule, source, readers)
     axis = [IterVar(Range(0, d), Var(f"ax{i}"), "data") for i, d in enumerate(source.shape)]
@@ -61,7 +61,7 @@ def cache_read_packed(
     element: Callable[..., PrimExpr],
     place: Callable[..., Sequence[Any]],
 ) -> Tensor:
-    """See `Schedule.cache_read_packed`."""
+    """The implementation of `Schedule.cache_read_packed`."""
     source_stage, source = schedule[tensor], schedule.current(tensor)
     reading = _reading("cache_read_packed", schedule, source, readers)
     for stage in reading:
@@ -99,7 +99,7 @@ def _insert_stage(
 
 
 def cache_write(schedule: Schedule, tensors: Sequence[Tensor], scope: str) -> list[Tensor]:
-    """See `Schedule.cache_write`."""
+    """The implementation of `Schedule.cache_write`."""
     stage = schedule[tensors[0]]
     op = stage.op
     names = ", ".join(t.name for t in tensors)
@@ -144,7 +144,7 @@ def _replace_op(schedule: Schedule, stage: Stage, op: Operation) -> None:
 
 
 def rfactor(schedule: Schedule, tensor: Tensor, axis: IterVar, factor_axis: int = 0) -> list[Tensor]:
-    """See `Schedule.rfactor`."""
+    """The implementation of `Schedule.rfactor`."""
     stage = schedule[tensor]
     op = stage.op
     if not isinstance(op, ComputeOp) or not op.reduce_axis:
@@ -169,7 +169,7 @@ def rfactor(schedule: Schedule, tensor: Tensor, axis: IterVar, factor_axis: int 
 
 
 def recompute(schedule: Schedule, tensor: Tensor, by: Tensor) -> None:
-    """See `Schedule.recompute`."""
+    """The implementation of `Schedule.recompute`."""
     stage = schedule[tensor]
     old, new = stage.op, by.op
     if not isinstance(old, ComputeOp) or not isinstance(new, ComputeOp) or old.num_outputs != 1 or new.num_outputs != 1:
@@ -187,10 +187,10 @@ def recompute(schedule: Schedule, tensor: Tensor, by: Tensor) -> None:
     _drop_unread(schedule, old)
 
 
-def guess(
-    schedule: Schedule, exact: Sequence[Tensor], by: Sequence[Tensor], trusted: Callable[[PrimExpr], PrimExpr]
+def speculate(
+    schedule: Schedule, exact: Sequence[Tensor], by: Sequence[Tensor], is_valid: Callable[[PrimExpr], PrimExpr]
 ) -> None:
-    """See `Schedule.guess`."""
+    """The implementation of `Schedule.speculate`."""
     check_speculation(schedule, exact, by)
     stages = [schedule[t] for t in exact]
     first = min(stages, key=schedule.stages.index)
@@ -198,11 +198,11 @@ def guess(
         for op in [*_new_operations(schedule, tensor.op), tensor.op]:
             if op not in schedule.stage_map:
                 _insert_stage(schedule, op, before=first)
-    schedule.guesses.append(Speculation(tuple(stages), tuple([schedule[t] for t in by]), trusted))
+    schedule.speculations.append(Speculation(tuple(stages), tuple([schedule[t] for t in by]), is_valid))
 
 
 def _drop_unread(schedule: Schedule, reader: Operation) -> None:
-    """Take out the stages that only `reader`, which is none any more, has read; and what only those have."""
+    """Remove the stages that only `reader`, a removed operation, has read, and those that only these have read."""
     sources = [schedule.stage_map[t.op] for t in reader.input_tensors if t.op in schedule.stage_map]
     for source in dict.fromkeys(sources):
         read = any(t in stage.op.input_tensors for stage in schedule.stages for t in source.op.outputs)
@@ -216,7 +216,7 @@ def _same_dim(a: Dim, b: Dim) -> bool:
 
 
 def _new_operations(schedule: Schedule, op: Operation) -> list[Operation]:
-    """What `op` reads, directly or through others, that is no stage yet; producers first."""
+    """The operations that `op` reads, directly or through others, that are not stages yet; producers first."""
     found: dict[Operation, None] = {}
     for source in [t.op for t in op.input_tensors]:
         if source not in schedule.stage_map:
@@ -274,7 +274,7 @@ def _final_op(op: ComputeOp, factored: Operation, axis: IterVar, position: int) 
 
 
 def normalize(schedule: Schedule) -> Schedule:
-    """See `Schedule.normalize`."""
+    """The implementation of `Schedule.normalize`."""
     result = schedule.copy()
     move_with_exact(result)
     _move_attachments(result)
@@ -332,10 +332,10 @@ def _check_inlinable(schedule: Schedule, inlined: Mapping[Operation, Stage]) -> 
 def _inline_into(
     reader: ComputeOp, inlined: Container[Operation], mapping: Mapping[Tensor, Tensor]
 ) -> ComputeOp:
-    """`reader` with the formulas of `inlined` operations for what it reads of them, and successors of other tensors.
+    """`reader` with reads of `inlined` operations replaced by their formulas, and other tensors by those in `mapping`.
 
-    From the reader towards the inputs, so that each formula is gone through once for each element that is read of it:
-    what several formulas read becomes one expression that they share.
+    It walks from the reader towards the inputs, so that each formula is expanded once for each element that is read of
+    it: an element that several formulas read becomes one expression that they share.
     """
     numbers = ValueNumbers()
     done: dict[int, PrimExpr] = {}

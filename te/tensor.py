@@ -1,4 +1,4 @@
-"""Tensors: what operations of a tensor expression make and read."""
+"""Tensors: the values between the operations of a tensor expression."""
 
 from __future__ import annotations
 

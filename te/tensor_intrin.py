@@ -47,9 +47,9 @@ def decl_tensor_intrin(
     """
     if not isinstance(op, ComputeOp):
         raise ScheduleError(f"decl_tensor_intrin of {op.name}: expected a compute, got a {type(op).__name__}")
-    given, params = dict(binds or {}), dict(default_buffer_params or {})
+    bound, params = dict(binds or {}), dict(default_buffer_params or {})
     tensors = (*op.input_tensors, *op.outputs)
-    buffers = {t: given.get(t) or decl_buffer(t.shape, t.dtype, t.name, **params) for t in tensors}
+    buffers = {t: bound.get(t) or decl_buffer(t.shape, t.dtype, t.name, **params) for t in tensors}
     made = fcompute([buffers[t] for t in op.input_tensors], [buffers[t] for t in op.outputs])
     parts = [_statement(name, part) for part in (made if isinstance(made, tuple | list) else (made,))]
     body, init, update = [*parts, None, None][:3]

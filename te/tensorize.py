@@ -37,7 +37,7 @@ class TensorizedLoops:
         self.op = loops.stage.op
         self.inner = loops.stage.leaf_iter_vars[position:]
         self.sizes: dict[Var, PrimExpr] = {}
-        """what symbolic sizes of the intrinsic are here"""
+        """values of the intrinsic's symbolic sizes in this stage"""
         self.starts: dict[Tensor, tuple[Tensor, tuple[Poly, ...]]] = {}
         """tensor of the intrinsic -> the tensor it stands for and the first element of the part"""
         self.values: dict[Var, Poly] = {}
@@ -59,7 +59,7 @@ class TensorizedLoops:
         return interval
 
     def _match_axes(self, mine: Sequence[IterVar], theirs: Sequence[IterVar]) -> list[Poly]:
-        """Pair axes from the innermost out; those left over must run once. Gives the start of each of `mine`."""
+        """Pair axes from the innermost out; unpaired ones must run once. Gives the start of each of `mine`."""
         starts: list[Poly] = []
         extra = len(mine) - len(theirs)
         for i, axis in enumerate(mine):

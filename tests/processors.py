@@ -5,13 +5,13 @@ from __future__ import annotations
 from relayc.backend.target import Target
 from relayc.topi.cpu.tiling import has_byte_products
 
-__all__ = ["BYTE_PRODUCTS", "HAS_MATRIX_UNIT", "WITHOUT_BYTE_PRODUCTS", "runnable"]
+__all__ = ["BYTE_PRODUCTS", "HAS_AMX", "WITHOUT_BYTE_PRODUCTS", "runnable"]
 
 _VNNI = has_byte_products(Target("llvm"))
-HAS_MATRIX_UNIT = "amx-int8" in Target("llvm").features
+HAS_AMX = "amx-int8" in Target("llvm").features
 WITHOUT_BYTE_PRODUCTS = "llvm -mattr=-avx512vnni,-avxvnni,-amx-tile" if _VNNI else "llvm"
 """Bytes are multiplied in pairs or in 16 bits, even where the processor has VNNI."""
-_OF_VECTORS = ["llvm -mattr=-amx-tile"] if _VNNI and HAS_MATRIX_UNIT else []
+_OF_VECTORS = ["llvm -mattr=-amx-tile"] if _VNNI and HAS_AMX else []
 BYTE_PRODUCTS = [WITHOUT_BYTE_PRODUCTS, *_OF_VECTORS, *(["llvm"] if _VNNI else [])]
 """All ways of multiplying bytes that this machine can run."""
 

@@ -1,4 +1,4 @@
-"""Compute definitions of operators, and the schedules found for them by tag and target (TVM: `topi`)."""
+"""Compute definitions of operators, and the registry of their schedules by tag and target (TVM: `topi`)."""
 
 from relayc.topi import nn as nn, vision as vision
 from relayc.topi.broadcast import *

@@ -69,7 +69,7 @@ def _guarded(
     def apply(a: PrimExpr, b: PrimExpr) -> PrimExpr:
         if a.dtype.is_float or (is_const(b) and not ops.is_zero(b)):
             return divide(a, b)
-        # Named, so that no choice guards memory that is read: vectors would read it by masks, again for each choice.
+        # Bound by let, so that no select guards the load: vectorised it would become masked loads, one for each select.
         x, y = Var("dividend", a.dtype), Var("divisor", b.dtype)
         return Let(x, a, Let(y, b, guarded(x, y)))
 
@@ -96,7 +96,7 @@ def _left_shift(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def _right_shift(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """a >> b; for an amount outside [0, width) what is left when all bits are gone: 0, or -1 for a negative a."""
+    """a >> b; for an amount outside [0, width) 0, or -1 for a negative a."""
     inside, zero = _shift_in_range(b), te.const(0, a.dtype)
     if a.dtype.is_int:
         return ops.right_shift(a, te.select(inside, b, te.const(a.dtype.bits - 1, b.dtype)))
@@ -104,7 +104,7 @@ def _right_shift(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def _and(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """a and b, both of which may be read: `And` reads b where a holds only, in vectors by masks."""
+    """a and b, evaluating both: `And` evaluates b only where a holds, vectorised under masks."""
     return te.select(a, b, te.const(False))
 
 
@@ -123,7 +123,7 @@ def _integer_power(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     exponent = te.select(b > most, te.const(62, b.dtype) + ops.bitwise_and(b, one), b)
     result: PrimExpr = te.const(1, a.dtype)
     square = a
-    named: list[tuple[Var, PrimExpr]] = []  # each used twice by the next step: as text it would double every time
+    named: list[tuple[Var, PrimExpr]] = []  # each used twice by the next: a tree would double
     for bit in range(6):
         used = ops.bitwise_and(exponent, te.const(1 << bit, b.dtype)) != zero
         for name, value in (("result", te.select(used, result * square, result)), ("square", square * square)):

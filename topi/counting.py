@@ -1,9 +1,8 @@
-"""The first few of a row in order, found by vectors: a threshold, what passes it, and places that are counted.
+"""Vectorised top-k selection: a threshold, a filter, and ranks by counting.
 
-Elements are compared as integers of the same order. The place of an element among others is how many of them come
-before it, which vectors count without a branch. That takes the square of how many there are, so of a long row only
-what may be among the first is counted: a threshold is known before the row is passed over, since the greatest of each
-lane of some vectors is an element of its own.
+Elements are compared as integers of the same order. The rank of an element is the number of elements before it, which
+vectors count without branches. That takes quadratic time, so in a long row only candidates are ranked: those that pass
+a threshold, which comes from the maxima of the lanes of a sample, as these are distinct elements.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from relayc.te.tir.ops import broadcast, make_const, ramp
 __all__ = ["MOST_COUNTED", "Row", "first_of_row", "order_key"]
 
 MOST_COUNTED = 512
-"""Elements that may be wanted of a row where their places are counted: 16 thousand comparisons of vectors. A heap takes
-three times as long for 300 of 8400 in any order, two thirds for 512 where each comes before all that have passed."""
+"""The most elements that are selected by counting: 16 thousand vector comparisons. A heap takes three times as long for
+300 of 8400 in random order, and two thirds for 512 in the worst order."""
 _LANES = 16
-"""Elements that are compared together."""
+"""Elements per vector comparison."""
 _SAMPLE = 4096
-"""Elements in which the threshold is looked for: the first-level cache keeps them until they are compared with it."""
+"""Elements of the sample that gives the threshold: they stay in the first-level cache until they are filtered."""
 
 
 def _key_type(of: DType) -> DType:
@@ -33,7 +32,7 @@ def _key_type(of: DType) -> DType:
 
 
 def order_key(x: PrimExpr, ascending: bool) -> PrimExpr:
-    """An integer, the greater the earlier x comes. Zeros have the same, and so has every NaN, the greatest value."""
+    """An integer that is greater the earlier x comes. Zeros are equal, and so are all NaNs, the greatest value."""
     of, kind = x.dtype.element, _key_type(x.dtype.element).with_lanes(x.dtype.lanes)
     lowest, highest = (make_const(kind, v) for v in (kind.element.min_value(), kind.element.max_value()))
     if of.is_float:
@@ -49,7 +48,7 @@ def order_key(x: PrimExpr, ascending: bool) -> PrimExpr:
 
 
 class Row:
-    """A row of a tensor as keys; where its elements lie apart these are put side by side first."""
+    """A row of a tensor as keys; the keys of a strided row are copied to contiguous memory first."""
 
     def __init__(
         self, ib: IRBuilder, source: BufferView, before: Sequence[Any], after: Sequence[Any], n: Dim, ascending: bool
@@ -62,16 +61,16 @@ class Row:
                 self._copy[k] = order_key(source[(*before, k, *after)], ascending)
 
     def __getitem__(self, at: Any) -> PrimExpr:
-        """The key of an element, or of several for a vector of places."""
+        """The key of an element, or of several for a vector of indices."""
         return order_key(self.source[(*self.before, at)], self.ascending) if self._copy is None else self._copy[at]
 
 
 class _Chosen:
-    """Keys and places of elements of which the first `count` are wanted; of equals the ones in front."""
+    """Keys and indices of candidates for the first `count`; equal ones are ordered by index."""
 
     def __init__(self, ib: IRBuilder, key_type: DType, count: int, room: int) -> None:
         self.ib, self.key_type, self.count, self.room = ib, key_type, count, room
-        size = room + _LANES  # a vector of nothing may lie behind
+        size = room + _LANES  # padding to a whole vector may follow
         self.keys, self.places = ib.allocate(key_type, size, "keys"), ib.allocate("int32", size, "places")
         self.ordered = ib.allocate(key_type, size, "ordered_keys")
         self.ordered_places = ib.allocate("int32", size, "ordered_places")
@@ -80,13 +79,13 @@ class _Chosen:
         self.filled[0], self.least[0] = 0, self.lowest
 
     def append(self, key: PrimExpr, place: Any) -> None:
-        """Put an element behind the others, where the next one takes its place unless it may be among the first."""
+        """Store an element at the end, and advance only if it passes the threshold."""
         at = self.ib.let("at", self.filled[0])
         self.keys[at], self.places[at] = key, place
         self.filled[0] = at + te.cast("int32", key >= self.least[0])
 
     def order(self) -> None:
-        """Write all in order, each to the place of as many as come before it."""
+        """Sort by rank: write each element to the index given by the number of elements before it."""
         ib, lanes = self.ib, ramp(0, 1, _LANES)
         self.keys[ramp(self.filled[0], 1, _LANES)] = broadcast(self.lowest, _LANES)
         end = ib.let("end", (self.filled[0] + _LANES - 1) // _LANES * _LANES)
@@ -111,7 +110,7 @@ class _Chosen:
                 self.ordered[place], self.ordered_places[place] = self.keys[begin + lane], self.places[begin + lane]
 
     def cut(self) -> None:
-        """Keep the first `count` only. What is behind them in the row has to come before the last of them."""
+        """Keep the first `count` only. Later elements of the row have to come before the last of these."""
         self.order()
         with self.ib.for_range(0, -(-self.count // _LANES), "vector") as vector:
             here = ramp(vector * _LANES, 1, _LANES)
@@ -122,7 +121,7 @@ class _Chosen:
 
 
 def first_of_row(ib: IRBuilder, row: Row, count: int) -> BufferView:
-    """The places of the first `count` elements of a row, which has as many, in order; equal ones by their places."""
+    """The indices of the first `count` elements of a row of at least as many, in order; equal ones by index."""
     n = row.n
     if isinstance(n, int) and n <= max(2 * count, 2 * _LANES):
         chosen = _Chosen(ib, row.key_type, count, -(-n // _LANES) * _LANES)
@@ -137,7 +136,7 @@ def first_of_row(ib: IRBuilder, row: Row, count: int) -> BufferView:
 
 
 def _find_threshold(ib: IRBuilder, row: Row, chosen: _Chosen) -> None:
-    """The `count`-th of the greatest keys of lanes: so many elements at least are no less."""
+    """The `count`-th greatest of the lanes' maximum keys: at least `count` elements are not less."""
     lanes, vectors = ramp(0, 1, _LANES), chosen.count // _LANES + 1
     top = ib.allocate(row.key_type, _LANES, "top")
     steps = ib.let("steps", te.min(row.n, max(_SAMPLE, 2 * vectors * _LANES)) // (vectors * _LANES))
@@ -152,7 +151,7 @@ def _find_threshold(ib: IRBuilder, row: Row, chosen: _Chosen) -> None:
 
 
 def _filter(ib: IRBuilder, row: Row, chosen: _Chosen) -> None:
-    """Append what passes the threshold; where there is no more room for a vector only the first `count` are kept."""
+    """Append the elements that pass the threshold; when there is no room for another vector, keep the first `count`."""
     lanes, rest = ramp(0, 1, _LANES), ib.let("rest", row.n % _LANES)
     with ib.for_range(0, rest, "k") as k:
         chosen.append(row[k], k)

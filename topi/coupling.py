@@ -1,4 +1,4 @@
-"""Probabilities of classes from probabilities of pairs of classes."""
+"""Class probabilities from pairwise probabilities (pairwise coupling)."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def bitwise_not(x: Tensor) -> Tensor:
 
 
 def copy(x: Tensor) -> Tensor:
-    """The same values in another buffer."""
+    """A copy in another buffer."""
     return elementwise(lambda v: v, x, "copy")
 
 
@@ -112,7 +112,7 @@ def cast(x: Tensor, dtype: str) -> Tensor:
 
 
 def reinterpret(x: Tensor, dtype: str) -> Tensor:
-    """The same bits as a type of the same width."""
+    """The bits of x reinterpreted as another type of its width."""
     return elementwise(lambda v: call_intrin(dtype, "reinterpret", v), x, "reinterpret")
 
 

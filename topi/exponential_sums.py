@@ -1,7 +1,7 @@
-"""Sums of exponentials by parts, for their logarithms and for softmax: one pass over memory.
+"""Online sums of exponentials by blocks, for log-sum-exp and softmax, in one pass over memory.
 
-A part gets its own largest number, and the sum of e to the distances from that. What all parts have in common is found
-from those: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+Each block gets its own maximum and the sum of exponentials of the differences from it; these are combined over all
+blocks: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ __all__ = ["ExponentialSums"]
 
 
 class ExponentialSums(Parts):
-    """Sums of e^(x - largest) over some dimensions of `x`, part by part; `largests` and `sums` are of one operation.
+    """Sums of e^(x - maximum) over some dimensions of `x`, block by block.
 
-    `largest` and `total` are of all parts. Where the largest is infinite distances from it are 0, or infinite; unless
-    they are taken as `finite` the total is NaN, as a softmax has it.
+    `largests` and `sums`, outputs of one operation, are those of the blocks; `largest` and `total` those of everything.
+    Differences from an infinite maximum count as 0 or minus infinity with `finite`; otherwise the total is NaN then, as
+    in a softmax.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class ExponentialSums(Parts):
         return te.exp_nonpositive(distance_below(self.element(part, at), self.largest_of_part(*part)))
 
     def _share(self, part: Any) -> PrimExpr:
-        """What a part counts for. A part of nothing but minus infinity has a sum of 0."""
+        """The contribution of a block to the total. A block that is all minus infinity has a sum of 0."""
         largests, largest = self.largests(*part), self.largest(*self.result_of(part))
         distance = distance_below(largests, largest) if self._finite else largests - largest
         return te.exp_nonpositive(distance) * self.sums(*part)

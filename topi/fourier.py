@@ -1,9 +1,9 @@
-"""Discrete Fourier transforms of rows, by butterflies of small radices (Cooley and Tukey; Stockham's order of data).
+"""Discrete Fourier transforms of rows by small-radix butterflies (Cooley and Tukey; Stockham's self-sorting order).
 
 A pass with radix p splits every transform of length m into p of length m / p: with the data as [l1, p, m / p], where l1
-is the product of the radices before, butterflies along the middle axis are turned by roots of unity and stored as
-[p, l1, m / p], so that the result comes out in order. Several rows go through the passes side by side, one in each
-lane of a vector.
+is the product of the radices before, butterflies along the middle axis are multiplied by roots of unity (twiddle
+factors) and stored as [p, l1, m / p], so that the result comes out in order. Several rows go through the passes side by
+side, one in each lane of a vector.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from relayc.topi.utils import ceil_div
 __all__ = ["dft", "dft_roots"]
 
 _SCRATCH = 1 << 18
-"""Bytes that the rows in flight may take: about a second-level cache."""
+"""The most bytes of the rows in flight: about a second-level cache."""
 
 _PARALLEL_WORK = 1 << 16
-"""Elements of all rows from which on groups of rows are shared between threads."""
+"""The least elements of all rows for which groups of rows run in parallel."""
 
 Complex = tuple[PrimExpr, PrimExpr]
 Roots = np.ndarray[Any, np.dtype[np.float64]]
@@ -118,9 +118,9 @@ class _Transform:
     # rows in and out
 
     def _load(self, group: Any, into: Sequence[BufferView]) -> None:
-        """The rows of a group, the last one again where there are no more."""
-        _, given, parts = self.x.buffer.shape
-        extent = as_int(given)
+        """Load the rows of a group; missing rows repeat the last one."""
+        _, available, parts = self.x.buffer.shape
+        extent = as_int(available)
         assert extent is not None
         known = min(extent, self.length // 2 + 1 if self.inverse and self.onesided else self.length)
         with self.ib.for_range(0, self.lanes, "lane") as lane:
@@ -151,7 +151,7 @@ class _Transform:
                     self.y[row, j, part] = value if scale is None else value * scale
 
     def _of_real(self, views: Sequence[BufferView], part: int, j: Any, lane: Any) -> PrimExpr:
-        """A bin of a real signal: the upper half are the conjugates of the lower, and two bins are real."""
+        """A bin of a real signal: the upper half are conjugates of the lower half, and two bins are real."""
         upper = j * 2 > self.length
         value = views[part][te.select(upper, self.length - j, j) * self.lanes + lane]
         if part == 0:
@@ -171,7 +171,7 @@ class _Transform:
             def place(j: Any) -> Any:
                 return (k * radix + j) * rest + i
 
-            def turned(value: Complex, j: Any) -> Complex:
+            def rotated(value: Complex, j: Any) -> Complex:
                 """The value times exp(sign 2 pi i j i done / length)."""
                 if rest == 1:
                     return value
@@ -184,7 +184,7 @@ class _Transform:
                     view[((j * done + k) * rest + i) * self.lanes + lane] = part
 
             if butterfly is None:
-                self._prime(source, radix, place, turned, put)
+                self._prime(source, radix, place, rotated, put)
                 return
             with ib.for_range(0, self.lanes, "lane", kind="vectorized") as lane:
                 inputs: list[Complex] = []
@@ -192,17 +192,17 @@ class _Transform:
                     at = place(j) * self.lanes + lane
                     inputs.append((ib.let(f"re{j}", source[0][at]), ib.let(f"im{j}", source[1][at])))
                 for j, value in enumerate(butterfly(self, inputs)):
-                    put(j, lane, value if j == 0 else turned(value, j))
+                    put(j, lane, value if j == 0 else rotated(value, j))
 
     def _prime(
         self,
         source: Sequence[BufferView],
         radix: int,
         place: Callable[[Any], Any],
-        turned: Callable[[Complex, Any], Complex],
+        rotated: Callable[[Complex, Any], Complex],
         put: Callable[[Any, Any, Complex], None],
     ) -> None:
-        """A sum over all inputs for each output."""
+        """A butterfly of a large prime radix: a sum over all inputs for each output."""
         ib, lanes, step = self.ib, self.lanes, self.length // radix
         with ib.for_range(0, radix, "u") as u:
             sums = [ib.allocate(str(self.dtype), lanes, f"sum_{part}", scope="local") for part in ("re", "im")]
@@ -216,9 +216,9 @@ class _Transform:
                 sums[0][lane] = sums[0][lane] + real * cosine - imaginary * sine
                 sums[1][lane] = sums[1][lane] + real * sine + imaginary * cosine
             with ib.for_range(0, lanes, "lane", kind="vectorized") as lane:
-                put(u, lane, turned((sums[0][lane], sums[1][lane]), u))
+                put(u, lane, rotated((sums[0][lane], sums[1][lane]), u))
 
-    # butterflies of few inputs; values that are used again are let
+    # butterflies of few inputs; values that are reused are bound by let
 
     def _let(self, value: Complex) -> Complex:
         return self.ib.let("re", value[0]), self.ib.let("im", value[1])
@@ -248,12 +248,12 @@ class _Transform:
 
     def four(self, x: Sequence[Complex]) -> list[Complex]:
         even, odd = self.two([x[0], x[2]]), self.two([x[1], x[3]])
-        turned = self._quarter_rotation(odd[1])
-        return [self._sum(even[0], odd[0]), self._sum(even[1], turned),
-                self._difference(even[0], odd[0]), self._difference(even[1], turned)]  # fmt: skip
+        rotated = self._quarter_rotation(odd[1])
+        return [self._sum(even[0], odd[0]), self._sum(even[1], rotated),
+                self._difference(even[0], odd[0]), self._difference(even[1], rotated)]  # fmt: skip
 
     def odd(self, x: Sequence[Complex]) -> list[Complex]:
-        """Inputs j and p - j have conjugate roots: their sums go with cosines, their differences with sines."""
+        """Inputs j and p - j have conjugate roots: sums are multiplied by cosines, differences by sines."""
         radix, half = len(x), len(x) // 2
         sums = [self._sum(x[j], x[radix - j]) for j in range(1, half + 1)]
         differences = [self._difference(x[j], x[radix - j]) for j in range(1, half + 1)]
@@ -264,8 +264,8 @@ class _Transform:
         for u in range(1, half + 1):
             angles = [2 * math.pi * (u * j % radix) / radix for j in range(1, half + 1)]
             even = self._let(self._weighted([1.0, *map(math.cos, angles)], [x[0], *sums]))
-            turned = self._let(self._quarter_rotation(self._weighted(list(map(math.sin, angles)), differences)))
-            result[u], result[radix - u] = self._sum(even, turned), self._difference(even, turned)
+            rotated = self._let(self._quarter_rotation(self._weighted(list(map(math.sin, angles)), differences)))
+            result[u], result[radix - u] = self._sum(even, rotated), self._difference(even, rotated)
         return result
 
 

@@ -1,4 +1,4 @@
-"""What schedules of all kinds of targets ask about the operations of a fused group."""
+"""Queries on the operations of a fused group, for schedules of all targets."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["constant_size", "extent_of", "in_one_loop", "inline_injective", "is_
 
 
 def is_injective(op: te.Operation) -> bool:
-    """Does this operation only move and map elements, so that it can be inlined into its readers?"""
+    """Is this operation injective, so that it can be inlined into its readers?"""
     return isinstance(op, te.ComputeOp) and not op.reduce_axis and has_injective_tag(op.tag)
 
 
 def inline_injective(s: te.Schedule, outs: Sequence[te.Tensor], keep: Sequence[te.Operation] = ()) -> None:
-    """Inline every injective operation but the outputs, those to `keep`, and those that no formula reads."""
+    """Inline every injective operation except the outputs, those to `keep`, and those that no compute reads."""
     ops = operations_behind(outs)
     kept = {id(t.op) for t in outs} | {id(op) for op in keep}
     kept |= {id(t.op) for op in ops if not isinstance(op, te.ComputeOp) for t in op.input_tensors}
@@ -33,7 +33,7 @@ def inline_injective(s: te.Schedule, outs: Sequence[te.Tensor], keep: Sequence[t
 
 
 def in_one_loop(outs: Sequence[te.Tensor]) -> list[te.Tensor]:
-    """The results as those of one operation, which one loop computes, where all are injective and of one shape."""
+    """The outputs as those of one operation, computed in one loop, where all are injective and of one shape."""
     operations = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
     alike = all(map(is_injective, operations)) and all(out.shape == outs[0].shape for out in outs)
     if len({id(out.op) for out in outs}) < 2 or not alike:
@@ -44,13 +44,13 @@ def in_one_loop(outs: Sequence[te.Tensor]) -> list[te.Tensor]:
 
 
 def constant_size(extents: Sequence[Dim], default: int = 1 << 16) -> int:
-    """The product of sizes; symbolic ones count as `default` in all, for decisions only."""
+    """The product of sizes; all symbolic ones together count as `default`. For decisions only."""
     known = [e for e in extents if isinstance(e, int)]
     return math.prod(known) * (1 if len(known) == len(extents) else default)
 
 
 def likely_extent(extent: Dim, size: int) -> int:
-    """An extent, with sizes known at run time taken to be `size`: for decisions only."""
+    """An extent, with symbolic sizes assumed to be `size`. For decisions only."""
     if isinstance(extent, int):
         return extent
     sizes = {v: convert(size) for v in post_order(extent) if isinstance(v, Var)}
@@ -59,6 +59,6 @@ def likely_extent(extent: Dim, size: int) -> int:
 
 
 def extent_of(axis: te.IterVar) -> Dim:
-    """How many values an axis takes."""
+    """The extent of an axis."""
     assert axis.dom is not None
     return axis.dom.extent

@@ -2,7 +2,7 @@
 
 Positions are brought inside the tensor, so a wrong index reads a wrong element but never foreign memory. Modes:
 "clip" limits to [0, n); "wrap" takes the remainder; "numpy" counts negative positions from the end, then limits;
-"fast" trusts the caller.
+"fast" does not check them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCATTER_REDUCTIONS: dict[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
     "min": te.minimum,
     "max": te.maximum,
 }
-"""How a scattered value meets the old one, by name."""
+"""The combination of a scattered value with the old one, by the name of the reduction."""
 
 
 def inside(position: PrimExpr, size: Dim, mode: str) -> PrimExpr:
@@ -42,7 +42,7 @@ def inside(position: PrimExpr, size: Dim, mode: str) -> PrimExpr:
     if mode == "wrap":
         return te.cast("int32", position % extent)
     if mode == "numpy" and not position.dtype.is_uint:
-        named = Var("position", position.dtype)  # used twice: chains of takes would double the text at every step
+        named = Var("position", position.dtype)  # used twice: let keeps chains of takes small
         position = Let(named, position, named + te.select(named < 0, extent, te.const(0, position.dtype)))
     return te.cast("int32", te.maximum(te.minimum(position, extent - 1), te.const(0, position.dtype)))
 
@@ -64,7 +64,7 @@ def gather(
 ) -> Tensor:
     """Element (i, j, ...) is x at (i, j, ...) with coordinate `axis` replaced by ``indices[i, j, ...]``.
 
-    The indices are those of a result of `shape`, to which they broadcast; by default it is theirs.
+    The indices broadcast to `shape`, that of the result; by default it is their own.
     """
 
     def body(*i: Any) -> PrimExpr:
@@ -97,7 +97,7 @@ def gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0, mode: str = "nump
 
 
 def write_rows(x: Tensor, y: Tensor, begin: Dim, axis: int) -> Tensor:
-    """x with the rows of y from `begin` along `axis` on, made in the memory of x: nothing but y is written."""
+    """x with rows from `begin` on along `axis` replaced by y, in place: only y is written."""
 
     def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = ir_builder.create()
@@ -148,8 +148,9 @@ def _scatter(
 ) -> Tensor:
     """A copy of x with element i of `updates` combined in at ``target(indices, i)``.
 
-    For schedules that run updates together, the attributes are also: the dimensions of `updates` along which updates
-    may meet in one element ("ordered"), and ``met_by(i, u)``, the update that may meet element i at place u of those.
+    For schedules that run updates in parallel, attributes say which dimensions of `updates` may hold conflicting
+    updates of one element ("ordered"), and ``met_by(i, u)``, the update at position u of these that may write element
+    i.
     """
 
     def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
@@ -163,5 +164,5 @@ def _scatter(
             out[at] = SCATTER_REDUCTIONS[reduction](out[at], new[i])
         return ib.get()
 
-    given = {**attrs, "target": target, "reduction": reduction}
-    return te.extern(x.shape, [x, indices, updates], fill, name=name, dtype=x.dtype, tag="scatter", attrs=given)
+    attributes = {**attrs, "target": target, "reduction": reduction}
+    return te.extern(x.shape, [x, indices, updates], fill, name=name, dtype=x.dtype, tag="scatter", attrs=attributes)

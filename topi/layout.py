@@ -2,7 +2,7 @@
 
 An upper-case letter is an axis of the tensor; a number with a lower-case letter is the inner part of that axis, a block
 of so many elements: in ``OHWI16o`` dimension 0 counts blocks of 16 output channels and the last dimension the channels
-within a block. The last block is filled up with zeros when the size does not divide.
+within a block. The last block is padded with zeros when the size is no multiple.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Layout:
         return letters.index(axis) if axis in letters else -1
 
     def axis_sizes(self, shape: Sequence[Dim]) -> dict[str, Dim]:
-        """Axis -> size, of a tensor of `shape` in this layout; blocked axes count their fill."""
+        """Axis -> size, of a tensor of `shape` in this layout; blocked axes include their padding."""
         sizes = {letter: dim for (letter, _), dim in zip(self.parts, shape, strict=True) if letter.isupper()}
         blocks = self.blocks
         return {a: as_dim(d * blocks[a]) if a in blocks else d for a, d in sizes.items()}
@@ -91,12 +91,12 @@ class Layout:
 
 @lru_cache(maxsize=256)
 def _parts(name: str) -> Parts:
-    """See `Layout.parts`; a model asks for the same few names thousands of times."""
+    """The implementation of `Layout.parts`, cached: a model uses the same few names thousands of times."""
     parts = tuple([(m[1], 0) if m[1] else (m[3], int(m[2])) for m in _PART.finditer(name)])
     axes = [letter for letter, _ in parts if letter.isupper()]
     blocks = [letter.upper() for letter, _ in parts if letter.islower()]
-    spelled = "".join(f"{size if letter.islower() else ''}{letter}" for letter, size in parts)
+    canonical = "".join(f"{size if letter.islower() else ''}{letter}" for letter, size in parts)
     unique = len(set(axes)) == len(axes) and len(set(blocks)) == len(blocks)
-    if spelled != name or not axes or not unique or not set(blocks) <= set(axes):
+    if canonical != name or not axes or not unique or not set(blocks) <= set(axes):
         raise CompileError(f"{name!r} is not a layout; examples: NCHW, NHWC, NCHW16c, OHWI16o")
     return parts

@@ -45,7 +45,7 @@ def det(x: Tensor) -> Tensor:
 
 @contextmanager
 def _pivot_below(ib: IRBuilder, a: BufferView, n: PrimExpr | int, k: PrimExpr) -> Generator[PrimExpr]:
-    """Code for the case that a row below row k has the largest element in column k. Gives that row."""
+    """A block that runs if a row below row k has the largest element in column k. Gives that row."""
     pivot = ib.allocate("int32", 1, "pivot")
     pivot[0] = k
     with ib.for_range(k + 1, n, "i") as i, ib.if_scope(te.abs(a[i, k]) > te.abs(a[pivot[0], k])):
@@ -64,7 +64,7 @@ def _swap_rows(
 
 
 def _eliminate(ib: IRBuilder, a: BufferView, n: PrimExpr | int, k: PrimExpr) -> None:
-    """Zeros below the pivot; nothing to do below a pivot of 0, where the column is zero."""
+    """Eliminate the column below the pivot; a pivot of 0 means that the column is zero already."""
     with ib.for_range(k + 1, n, "i") as i, ib.if_scope(a[k, k] != te.const(0, a.buffer.dtype)):
         factor = ib.let("factor", a[i, k] / a[k, k])
         with ib.for_range(k + 1, n, "j") as j:
@@ -74,7 +74,7 @@ def _eliminate(ib: IRBuilder, a: BufferView, n: PrimExpr | int, k: PrimExpr) -> 
 def inverse(x: Tensor) -> Tensor:
     """Inverses (batch..., n, n) of matrices x (batch..., n, n): Gauss-Jordan elimination with partial pivoting.
 
-    Of a matrix that has none it holds infinities or NaN.
+    The inverse of a singular matrix holds infinities or NaN.
     """
     n, wide = x.shape[-1], accumulator_type(x.dtype)
     batch = x.shape[:-2]
@@ -84,7 +84,7 @@ def inverse(x: Tensor) -> Tensor:
         source, out = ib.buffer(ins[0]), ib.buffer(outs[0])
         with loop_nest(ib, batch if batch else (1,), "b", independent=True) as at:
             lead = at if batch else ()
-            a = ib.allocate(wide, (n, 2 * n), "a", scope="global")  # the matrix, and the unit matrix beside it
+            a = ib.allocate(wide, (n, 2 * n), "a", scope="global")  # the matrix, augmented by the identity
             with loop_nest(ib, (n, n)) as (i, j):
                 a[i, j] = te.cast(wide, source[(*lead, i, j)])
                 a[i, n + j] = te.select(i == j, te.const(1, wide), te.const(0, wide))

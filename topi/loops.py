@@ -1,4 +1,4 @@
-"""Loops written by hand, for the bodies of `te.extern`."""
+"""Loop helpers for the bodies of `te.extern`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def loop_nest(
 
 
 def blocks_of(columns: Dim, width: int) -> Iterator[tuple[int, Dim, int]]:
-    """(first column, how many strips, their width) for all columns: `width`, a power of two, then narrower ones.
+    """(first column, number of blocks, their width) over all columns: `width`, a power of two, then narrower blocks.
 
-    Columns whose number is known at run time are strips of one.
+    A dynamic number of columns gives blocks of one.
     """
     known, begin = as_int(columns), 0
     if known is None:

@@ -1,10 +1,11 @@
-"""Means and variances by parts: one pass over memory.
+"""Means and variances by blocks, in one pass over memory.
 
-A part gets its sum, and the sum of squared distances from its own mean. Those of all parts give the distances from the
-mean of everything, without cancellation: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for
-Computing Sample Variances" (1979). Those of a part come from sums of distances from the mean of its beginning, and of
-their squares, also in one pass. Where the beginning is an n-th of the part its mean is no further from the part's than
-sqrt(n) standard deviations of the part, so the squares are at most n + 1 times as large as what stays of them.
+Each block gets its sum and the sum of squared differences from its own mean. Those of all blocks give the variance of
+everything, without cancellation: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing
+Sample Variances" (1979). Those of a block come from sums of differences from the mean of its beginning, and of their
+squares, also in one pass. Where the beginning is an n-th of the block, its mean differs from the block's by at most
+sqrt(n) standard deviations of the block, so that the sum of squares is at most n + 1 times the result of the
+subtraction.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from relayc.topi.utils import ceil_div
 __all__ = ["Moments"]
 
 _SHARE_OF_BEGINNING = 16
-"""Of a part, what its distances are measured from is the mean of a sixteenth."""
+"""A block's differences are taken from the mean of the first n-th of it, n being this."""
 _sums = te.comm_reducer(lambda a, b: (a[0] + b[0], a[1] + b[1]), lambda *t: [te.const(0, of) for of in t], name="sums")
 
 
 class Moments(Parts):
-    """Sums over some dimensions of `x`, part by part, and sums of squared distances from the mean of each part.
+    """Sums over some dimensions of `x`, block by block, and sums of squared differences from the mean of each block.
 
-    `sums` and `squares` are results of one operation.
+    `sums` and `squares` are outputs of one operation.
     """
 
     def __init__(self, x: Tensor, sizes: Mapping[int, Dim], name: str, *, keepdims: bool = False) -> None:
@@ -53,11 +54,11 @@ class Moments(Parts):
         return distance + self.shift(*part) * count, te.maximum(rest, te.const(0, self.wide))
 
     def sum(self) -> Tensor:
-        """The sum over everything, for each index of the results: the dimensions that are kept."""
+        """The sum over all blocks, for each index of the kept dimensions."""
         return self.over_parts(lambda part: self.sums(*part), f"{self.name}_sum")
 
     def squared_distances(self, mean: Callable[..., PrimExpr]) -> Tensor:
-        """The sum of squared distances from ``mean(*i)``, for each index i of the results."""
+        """The sum of squared differences from ``mean(*i)``, for each index i of the kept dimensions."""
 
         def of_part(part: Index) -> PrimExpr:
             count = self.count(part)

@@ -1,4 +1,4 @@
-"""Values of less than a byte, several to a byte."""
+"""Sub-byte values, packed several to a byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["unpack_bits"]
 
 
 def unpack_bits(x: Tensor, shape: Sequence[Dim], dtype: str) -> Tensor:
-    """A tensor of `shape` of the sub-byte type `dtype` from bytes x, which hold its elements from the low bits on."""
+    """A tensor of `shape` and the sub-byte type `dtype`, unpacked from bytes x, low bits first."""
     bits = parse_dtype(dtype).bits
     per_byte = 8 // bits
 

@@ -1,4 +1,4 @@
-"""Reductions by parts that a cache holds: what is found of each part, and of all parts from that."""
+"""Two-level reductions: partial results of blocks that fit a cache, then a reduction of these."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Index = Sequence[Any]
 
 
 class Parts:
-    """Parts of `x`, some dimensions of which are reduced.
+    """A split of `x`, some dimensions of which are reduced, into blocks.
 
-    `sizes` are those dimensions, with how many elements of each a part takes: some, or all. What is found of parts has
-    as many dimensions as x, in its order (`shape`): parts for those reduced. What is made of all parts has the
-    dimensions that are kept, with `keepdims` all of them.
+    `sizes` gives for each reduced dimension the elements of a block, some or all. Partial results have the dimensions
+    of x, in its order (`shape`), with blocks for the reduced ones. Final results have the kept dimensions, with
+    `keepdims` all of them.
     """
 
     def __init__(self, x: Tensor, sizes: Mapping[int, Dim], name: str, *, keepdims: bool = False) -> None:
@@ -35,7 +35,7 @@ class Parts:
         return ceil_div(extent, size) if isinstance(size, int) and not same_dim(size, extent) else 1
 
     def _is_even(self, axis: int) -> bool:
-        """Are all parts along a dimension of one size?"""
+        """Do blocks divide a dimension evenly?"""
         size, extent = self.sizes[axis], self.x.shape[axis]
         both = isinstance(size, int) and isinstance(extent, int)
         return size == 1 or same_dim(size, extent) or (both and extent % size == 0)
@@ -43,7 +43,7 @@ class Parts:
     def reduction(
         self, extents: Mapping[int, Dim], element: Callable[[Index, Index], Any], reducer: Callable[..., Any] = te.sum
     ) -> Callable[..., Any]:
-        """``element(part, place in x)`` over the first `extents` of each part."""
+        """The reduction of ``element(part, index into x)`` over the first `extents` of each block."""
         ks: dict[int, IterVar] = {a: te.reduce_axis((0, extent), name=f"k{a}") for a, extent in extents.items()}
 
         def body(*i: Any) -> Any:
@@ -60,11 +60,11 @@ class Parts:
         return te.cast(self.wide, self.x(*at))
 
     def count(self, part: Index) -> PrimExpr:
-        """The number of elements in a part."""
+        """The number of elements in a block."""
         return self.number(self.sizes, part)
 
     def number(self, extents: Mapping[int, Dim], part: Index) -> PrimExpr:
-        """How many elements the first `extents` of a part are."""
+        """The number of elements in the first `extents` of a block."""
         number: Any = te.const(1, "int32")
         for axis, extent in extents.items():
             rest = self.x.shape[axis] - part[axis] * self.sizes[axis]
@@ -74,7 +74,7 @@ class Parts:
     def over_parts(
         self, value: Callable[[Index], PrimExpr], name: str, reducer: Callable[..., Any] = te.sum
     ) -> Tensor:
-        """``value(part)`` over all parts, for each index of the results."""
+        """The reduction of ``value(part)`` over all blocks, for each index of the final results."""
         several = [a for a in self.sizes if not same_dim(self.shape[a], 1)] or [*self.sizes][-1:]
         ks: dict[int, Any] = {a: te.reduce_axis((0, self.shape[a]), name=f"p{a}") for a in several}
 
@@ -88,5 +88,5 @@ class Parts:
         return te.compute(shape, body, name=name, tag=name, attrs=attrs)
 
     def result_of(self, part: Index) -> list[Any]:
-        """The index of the result that a part counts for."""
+        """The index of the final result that a block contributes to."""
         return [0 if a in self.sizes else part[a] for a in self.results]

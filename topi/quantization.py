@@ -1,4 +1,4 @@
-"""Conversions between floats and integer codes: real = (code - zero point) * scale."""
+"""Conversions between floats and quantised values: real = (quantised - zero point) * scale."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _extrema = te.comm_reducer(
     lambda low, high: (highest(low), lowest(high)),
     name="extrema",
 )
-"""The smallest of numbers, NaN if any is NaN, and the largest of those that are not: one instruction, not four."""
+"""(minimum, maximum): the minimum is NaN if any value is, the maximum ignores NaN, which takes one instruction instead
+of four."""
 
 
 def choose_qparams(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale (float32) and zero point (uint8), of shape (), by which bytes stand for the range of `x` and 0.
+    """Scale (float32) and zero point (uint8), of shape (), that quantise the range of `x`, extended to 0, to bytes.
 
-    The scale of zeros alone is 1, that of what has a NaN NaN. Both extrema are found in one pass.
+    The scale is 1 if all elements are zero, and NaN if any is NaN. Both extrema are found in one pass.
     """
     ks = [te.reduce_axis((0, d), name=f"k{n}") for n, d in enumerate(x.shape)]
     attrs = {"reduces_last_axis": True, "reduces_trailing_axes": True}
@@ -70,7 +71,7 @@ def dequantize(data: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Te
 
 
 def lookup(codes: Tensor, table: Tensor) -> Tensor:
-    """The entry of `table` (256,) that each of 8-bit `codes`, taken for an unsigned byte, says."""
+    """The entries of `table` (256,) at 8-bit `codes`, reinterpreted as unsigned bytes."""
 
     def body(*i: Any) -> PrimExpr:
         byte = codes(*i) if codes.dtype == "uint8" else call_intrin("uint8", "reinterpret", codes(*i))

@@ -1,4 +1,4 @@
-"""Random numbers as functions of a key and a position: any element can be computed alone, in any order.
+"""Counter-based random numbers, functions of a key and a position: elements can be computed in any order.
 
 The generator is Philox 2x32 with 10 rounds (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
 1, 2, 3", SC 2011). A *key* is a uint32 vector [seed, draw]: the position of an element and `draw` are encrypted with
@@ -22,11 +22,11 @@ __all__ = ["RANDOM_BITS", "random_key", "random_normal", "random_uniform"]
 _MULTIPLIER, _INCREMENT, _ROUNDS = 0xD256D193, 0x9E3779B9, 10
 
 RANDOM_BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
-"""Random bits of a number in [0, 1): as many as the element type tells apart just below 1."""
+"""Random bits of a value in [0, 1): the precision of the element type just below 1."""
 
 
 def random_key(seed: int) -> Tensor:
-    """The uint32 vector [seed, draw]; `draw` is another one each time it is computed."""
+    """The uint32 vector [seed, draw]; `draw` differs each time it is computed."""
 
     def fill(_: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = ir_builder.create()
@@ -39,7 +39,7 @@ def random_key(seed: int) -> Tensor:
 
 
 def _words(key: Tensor, index: Sequence[Any], shape: Sequence[Dim]) -> tuple[PrimExpr, PrimExpr]:
-    """The random words of an element."""
+    """The two random 32-bit words of an element."""
     left, right = te.cast("uint32", ravel_index(index, shape)), key[1]
     for number in range(_ROUNDS):
         subkey = key[0] + te.const(number * _INCREMENT % 2**32, "uint32")
@@ -50,7 +50,7 @@ def _words(key: Tensor, index: Sequence[Any], shape: Sequence[Dim]) -> tuple[Pri
 
 
 def _fraction(words: tuple[PrimExpr, PrimExpr], dtype: str) -> PrimExpr:
-    """A multiple of 2^-bits in [0, 1), as exact as `dtype` can hold it; in float32 or, for float64, in float64."""
+    """A multiple of 2^-bits in [0, 1), with the precision of `dtype`; in float32 or, for float64, in float64."""
     bits = RANDOM_BITS[dtype]
     if bits <= 32:
         return te.cast("float32", words[0] >> te.const(32 - bits, "uint32")) * te.const(2.0**-bits, "float32")
@@ -60,7 +60,7 @@ def _fraction(words: tuple[PrimExpr, PrimExpr], dtype: str) -> PrimExpr:
 
 
 def random_uniform(key: Tensor, shape: Sequence[Dim], dtype: str, low: float, high: float) -> Tensor:
-    """Numbers in [low, high), all equally likely (as far as rounding to `dtype` lets them be)."""
+    """Uniformly distributed values in [low, high), up to rounding to `dtype`."""
 
     def body(*index: Any) -> PrimExpr:
         fraction = _fraction(_words(key, index, shape), dtype)
@@ -71,7 +71,7 @@ def random_uniform(key: Tensor, shape: Sequence[Dim], dtype: str, low: float, hi
 
 
 def random_normal(key: Tensor, shape: Sequence[Dim], dtype: str, mean: float, scale: float) -> Tensor:
-    """Normally distributed numbers of the given mean and standard deviation, by Box and Muller's transform."""
+    """Normally distributed values with a mean and standard deviation `scale`, by the Box-Muller transform."""
     wide = "float64" if dtype == "float64" else "float32"
 
     def body(*index: Any) -> PrimExpr:

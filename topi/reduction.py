@@ -118,9 +118,9 @@ def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def variance(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The mean of the squared distance from the mean, by two passes: no cancellation.
+    """The mean of the squared difference from the mean, in two passes, without cancellation.
 
-    The anchor, "variance_squares", has the attributes "axes" and "keepdims" of the sum that it is.
+    The anchor, "variance_squares", has the attributes "axes" and "keepdims" of a sum.
     """
     axes = normalize_axes(axis, x.ndim)
     wide = accumulator_type(x.dtype)
@@ -139,25 +139,25 @@ def variance(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def lowest(of: DType) -> PrimExpr:
-    """What every number is at least: minus infinity where there is one."""
+    """The lowest value of a type: minus infinity for floats."""
     return -te.infinity(of) if of.is_float else te.min_value(of)
 
 
 def highest(of: DType) -> PrimExpr:
-    """What every number is at most: infinity where there is one."""
+    """The highest value of a type: infinity for floats."""
     return te.infinity(of) if of.is_float else te.max_value(of)
 
 
 largest_number = te.comm_reducer(lambda a, b: te.select(a < b, b, a), lowest, name="largest_number")
-"""As max, for where NaN may be left out: one instruction where max takes four."""
+"""A maximum that may ignore NaN: one instruction where `max` takes four."""
 smallest_number = te.comm_reducer(lambda a, b: te.select(b < a, b, a), highest, name="smallest_number")
-"""As min, likewise."""
+"""A minimum that may ignore NaN."""
 
 
 def log_sum_exp(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """log(sum(e^x)) of floats, by distances from the largest, so that nothing overflows; NaN if any is NaN.
+    """log(sum(e^x)) of floats, shifted by the maximum against overflow; NaN if any is NaN.
 
-    The anchor, "log_sum_exp_total", has the attributes "axes" and "keepdims" of the sum that it is.
+    The anchor, "log_sum_exp_total", has the attributes "axes" and "keepdims" of a sum.
     """
     axes = normalize_axes(axis, x.ndim)
     wide = accumulator_type(x.dtype)
@@ -178,7 +178,7 @@ def log_sum_exp(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def distance_below(value: PrimExpr, largest: PrimExpr) -> PrimExpr:
-    """value - largest, but for infinities: 0 where both are infinity, minus infinity where both are that."""
+    """value - largest, except that two infinities give 0, and two minus infinities give minus infinity."""
     distance = value - te.maximum(te.min_value(largest.dtype), te.minimum(te.max_value(largest.dtype), largest))
     return te.select(te.const(0, distance.dtype) < distance, te.const(0, distance.dtype), distance)
 
@@ -186,10 +186,10 @@ def distance_below(value: PrimExpr, largest: PrimExpr) -> PrimExpr:
 def arg_reducer(
     as_good: Callable[[PrimExpr, PrimExpr], PrimExpr], worst: Callable[[DType], PrimExpr], last: bool, name: str
 ) -> Callable[..., Any]:
-    """Keeps the (index, value) pair whose value nothing is better than; NaN beats every number, ties go by index.
+    """A reducer that keeps the (index, value) pair of the best value; NaN beats every number, ties go by index.
 
-    ``as_good(a, b)`` holds when the number b is not better than a, and never of NaN. The identity has the `worst` value
-    at an index that loses every tie.
+    ``as_good(a, b)`` holds when b is not better than a, and never for NaN. The identity has the `worst` value at an
+    index that loses every tie.
     """
 
     def beats(a: PrimExpr, b: PrimExpr) -> PrimExpr:

@@ -1,4 +1,4 @@
-"""Schedules, found by what a computation is (the tag of its main operation) and what it runs on (the target's keys).
+"""The registry of schedules, by the tag of a group's main operation and the target's keys.
 
 A schedule is a function from output tensors and target to a `te.Schedule`, registered for a tag and a target key::
 
@@ -7,7 +7,7 @@ A schedule is a function from output tensors and target to a `te.Schedule`, regi
 
 `schedule_for` looks at every operation behind the outputs, takes the one whose tag has a schedule of the highest rank
 for one of the target's keys (the *anchor*), and calls that schedule. Tags such as "injective" have the lowest rank:
-they serve when nothing heavier is in the group. `schedules_for` goes on to the next ones.
+they apply when the group has nothing heavier. `schedules_for` continues with further ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Rank", "ScheduleFunction", "operations_after", "operations_behind", 
 
 
 class Rank(IntEnum):
-    """Which of several operations in a fused group decides the schedule."""
+    """The rank of an operation: in a fused group the highest one determines the schedule."""
 
     ELEMENTWISE = 0
     REDUCTION = 1
@@ -37,7 +37,7 @@ class Rank(IntEnum):
 
 
 class ScheduleFunction(Protocol):
-    """Schedules fused outputs around the anchor operation."""
+    """A function that schedules fused outputs around the anchor operation."""
 
     def __call__(self, outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule: ...
 
@@ -50,7 +50,7 @@ class _Entry:
 
 _schedules: dict[tuple[str, str], _Entry] = {}
 _PROVIDERS = {"cpu": "relayc.topi.cpu", "cuda": "relayc.topi.cuda"}
-"""Packages that register our own schedules when they are imported, at the first look-up of their key."""
+"""Packages that register built-in schedules; imported at the first look-up of their key."""
 
 
 def register_schedule(
@@ -73,7 +73,7 @@ def register_schedule(
 
 
 def registered_schedules(target: Target) -> list[ScheduleFunction]:
-    """Every schedule that a target may be given."""
+    """Every schedule that applies to a target."""
     keys = {*target.keys, "generic"}
     return [entry.function for (_, key), entry in _schedules.items() if key in keys]
 
@@ -95,7 +95,7 @@ def operations_behind(outs: Sequence[te.Tensor]) -> list[te.Operation]:
 
 
 def operations_after(anchor: te.Operation, outs: Sequence[te.Tensor]) -> list[te.Operation]:
-    """What the outputs need beside `anchor` and all that it needs: operations on its result, and what those read."""
+    """The operations that the outputs need but `anchor` does not: those on its result, and their other producers."""
     before = {id(op) for op in operations_behind([anchor.output(0)])}
     return [op for op in operations_behind(outs) if id(op) not in before]
 
@@ -116,11 +116,11 @@ def schedule_for(outs: list[te.Tensor], target: Target) -> te.Schedule:
 
 
 def schedules_for(outs: list[te.Tensor], target: Target) -> Iterator[te.Schedule]:
-    """Schedules of everything behind `outs`, each made when it is asked for: that of the anchor, then those of
-    operations of lower rank, then the one registered for the tag "default", which a group without an anchor gets first.
+    """Schedules of the group that computes `outs`, made lazily, the anchor's first.
 
-    A caller that can't use one, as its kernel exceeds a limit of the target, takes the next. Raises CompileError when
-    the target has none at all.
+    Those of operations of lower rank follow, then the one registered for the tag "default", which is the first for a
+    group without an anchor. A caller takes the next where a kernel exceeds a limit of the target. Raises CompileError
+    when the target has none.
     """
     operations = operations_behind(outs)
     found = [(_find(op.tag, target), op) for op in reversed(operations) if op.input_tensors or op.tag]

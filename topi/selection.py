@@ -1,4 +1,4 @@
-"""Results whose number depends on the data: computed up to a bound, beside a count."""
+"""Operators with data-dependent result sizes: results are padded to a bound and returned with a count."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def non_max_suppression(
         box, score, ranked, most, threshold, lowest = map(ib.buffer, ins)
         result, total = map(ib.buffer, outs)
         kept, first, free = (ib.allocate("int32", 1, name) for name in ("kept", "first", "free"))
-        # What the kept boxes of a class span, along memory, so that a box is compared with several at once.
+        # The intervals of a class's kept boxes, contiguous, so that a box is compared with several by vectors.
         names = (("begin_y", "end_y"), ("begin_x", "end_x"))
         edges = [[ib.allocate("float32", count, name, scope="global") for name in axis] for axis in names]
         kept[0] = 0
@@ -93,7 +93,7 @@ _Span = tuple[PrimExpr, PrimExpr]
 
 
 def _overlap(a: Sequence[_Span], b: Sequence[_Span]) -> PrimExpr:
-    """The intersection of two boxes, given by what they span along two axes, over their union; 0 without area."""
+    """The intersection over union of two boxes, passed as intervals along two axes; 0 without area."""
     zero = te.const(0.0, "float32")
     sides = [te.maximum(te.minimum(p[1], q[1]) - te.maximum(p[0], q[0]), zero) for p, q in zip(a, b, strict=True)]
     common = sides[0] * sides[1]
@@ -105,7 +105,7 @@ def _overlap(a: Sequence[_Span], b: Sequence[_Span]) -> PrimExpr:
 def _span(
     ib: IRBuilder, box: BufferView, image: Dim, at: PrimExpr, axis: int, center: bool
 ) -> _Span:
-    """Where a box begins and ends along an axis."""
+    """The interval of a box along an axis."""
     if center:
         middle, half = box[image, at, 1 - axis], box[image, at, 3 - axis] * te.const(0.5, "float32")
         return ib.let("begin", middle - half), ib.let("end", middle + half)

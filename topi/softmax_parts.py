@@ -1,7 +1,7 @@
-"""Softmax of rows across memory by parts that the first-level cache holds: one pass over memory.
+"""Online softmax along a strided axis, by blocks that fit the first-level cache, in one pass over memory.
 
-A part of a row gets its own largest number, exponentials of the distances from that, and their sum. What all parts
-have in common is found from those: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+Each block of a row gets its own maximum, exponentials of the differences from it, and their sum; these are combined
+over all blocks: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Index = Sequence[Any]
 class SoftmaxParts:
     """exp(x - max) / sum of ``element(*i)`` along the last dimension but one of `shape`, `size` of its rows at a time.
 
-    With the parts in that dimension, and their rows in one behind it: `values`, the elements (None unless `keep`), and
-    `exponentials`. For each part: `largest_of_part`, `sum_of_part`, `power` (e to the distance of its largest number
-    from that of all) and `share`, by which its exponentials are multiplied. For each column: `largest`, `total`.
-    `result` has the type `dtype`. Rows that the last part lacks count as nothing.
+    Stages with the blocks in that dimension and their rows in the next: `values`, the elements (None unless `keep`),
+    and `exponentials`. For each block: `largest_of_part`, `sum_of_part`, `power` (e to the difference of its maximum
+    from the overall one) and `share`, the factor of its exponentials. For each column: `largest`, `total`. `result` has
+    the type `dtype`. Rows missing in the last block contribute nothing.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SoftmaxParts:
         return part[self.axis] * self.size + k
 
     def _exists(self, part: Index, k: Any) -> PrimExpr | None:
-        """Is this row one of those that there are? None where all are."""
+        """Does this row of a block exist? None where all do."""
         return self._row(part, k) < self.rows if self.rows % self.size else None
 
     def _read(self, part: Index, k: Any) -> PrimExpr:
@@ -70,7 +70,7 @@ class SoftmaxParts:
         return self._read(part, k) if self.values is None else self.values(*part[:-1], k, part[-1])
 
     def _inside(self, value: Callable[[Index, Any], PrimExpr]) -> Callable[..., PrimExpr]:
-        """What is 0 for rows that there are none of."""
+        """`value`, with 0 for rows that don't exist."""
 
         def body(*i: Any) -> PrimExpr:
             part, k = (*i[:-2], i[-1]), i[-2]
@@ -88,7 +88,7 @@ class SoftmaxParts:
         return te.compute(tuple(shape), lambda *i: reduction((*i[:-1], p, i[-1]), p), name=name)
 
     def _largest(self, part: Index, k: Any) -> PrimExpr:
-        """Not minus infinity: a part may hold nothing else, whose exponentials are 0."""
+        """The maximum of a block, kept finite: a block that is all minus infinity has exponentials of 0."""
         value = self._value(part, k)
         return largest_number(value, axis=k, where=self._exists(part, k), init=te.min_value(value.dtype))
 

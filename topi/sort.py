@@ -38,7 +38,7 @@ def argsort(x: Tensor, axis: int, ascending: bool = True, dtype: str = "int32") 
 
 
 def _first_positions(x: Tensor, count: Dim, axis: int, ascending: bool, dtype: str) -> Tensor:
-    """The first `count` positions of `argsort`. Places of few are counted; more of many are kept in a heap."""
+    """The first `count` positions of `argsort`: few by counting ranks, more out of many with a heap."""
     n, others = x.shape[axis], (*x.shape[:axis], *x.shape[axis + 1 :])
     most = _as_part(count, n)
 
@@ -64,21 +64,21 @@ def _first_positions(x: Tensor, count: Dim, axis: int, ascending: bool, dtype: s
 
 
 def _as_part(count: Dim, n: Dim) -> bool:
-    """Is `count` few of `n`, as far as is known?"""
+    """Is `count` known to be a small part of `n`?"""
     if isinstance(count, int) and isinstance(n, int):
         return count * _MANY <= n
     return not same_dim(count, n)
 
 
 _MANY = 4
-"""How many times as many a row has as positions that are wanted of it, where finding these costs less than sorting."""
+"""The least ratio of a row's length to the selected positions for which selection is cheaper than sorting."""
 _TOGETHER = 16
-"""Elements side by side that are compared with the last of the chosen ones together, as vectors."""
+"""Elements per vector that are compared with the last of the selected ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """A row of what is sorted, and its order."""
+    """A row of sort keys, and its order."""
 
     buffer: BufferView
     before: Sequence[Any]
@@ -106,8 +106,8 @@ def _sort(ib: IRBuilder, n: Dim, count: Dim, keys: _Keys) -> BufferView:
 def _select(ib: IRBuilder, n: Dim, count: Dim, keys: _Keys) -> BufferView:
     """The first `count` positions of a row, in order.
 
-    A heap, the last of them on top, holds the first of what has passed: most elements meet a single comparison. Then
-    the top goes to the end, `count` times (heapsort).
+    A heap with the last one on top holds the first `count` elements so far: most elements need a single comparison.
+    Then the top moves to the end, `count` times (heapsort).
     """
     room = te.max(count, 1) if not isinstance(count, int) else max(count, 1)
     values = ib.allocate(keys.buffer.buffer.dtype, room, "values", scope="global")
@@ -137,7 +137,7 @@ def _meet_the_rest(
     last: Callable[[], PrimExpr],
     put: Callable[[PrimExpr, PrimExpr], None],
 ) -> None:
-    """Put those of the elements behind the first `count` among the chosen ones that come before the last of these."""
+    """Insert those of the remaining elements that come before the last of the selected ones."""
 
     def meet(begin: Any, end: Any) -> None:
         with ib.for_range(begin, end, "k") as k:
@@ -159,18 +159,18 @@ def _meet_the_rest(
 
 
 class _Heap:
-    """A heap of values and their places in a row, the one that comes last on top; equal values by their places."""
+    """A heap of values and their positions in a row, the last one on top; equal values are ordered by position."""
 
     def __init__(self, ib: IRBuilder, values: BufferView, places: BufferView, comes_before: Compare) -> None:
         self.ib, self.values, self.places, self.comes_before = ib, values, places, comes_before
         self.hole, self.last = ib.allocate("int32", 1, "hole"), ib.allocate("int32", 1, "last")
 
     def _later(self, a: PrimExpr, place: Any, b: PrimExpr, other: Any) -> PrimExpr:
-        """Does `a` of `place` come after `b` of another place?"""
+        """Does `a` at `place` come after `b` at the position `other`?"""
         return te.any(self.comes_before(b, a), te.all(~self.comes_before(a, b), other < place))
 
     def sink(self, at: Any, value: PrimExpr, place: Any, size: Any) -> None:
-        """Put a value where `at` is, or below, and what comes later up; the heap has `size` elements."""
+        """Sift a value down from `at`; the heap has `size` elements."""
         ib, values, places, hole, last = self.ib, self.values, self.places, self.hole, self.last
         value, place = ib.let("sunk", value), ib.let("sunk_place", place)
         hole[0], last[0] = at, size
@@ -242,7 +242,7 @@ def topk(x: Tensor, k: Dim, axis: int, largest: bool = True, dtype: str = "int64
 
 
 def searchsorted(sequence: Tensor, values: Tensor, right: bool = False, dtype: str = "int32") -> Tensor:
-    """Where each of `values` would be inserted into the ascending vector `sequence`, before or `right` of equal ones.
+    """The positions to insert `values` into the ascending vector `sequence`, before or `right` of equals.
 
     A binary search for each value (TVM: `topi.searchsorted`).
     """
@@ -268,18 +268,17 @@ def searchsorted(sequence: Tensor, values: Tensor, right: bool = False, dtype: s
 
 
 _LINES = 4
-"""Short lines of running results that are computed together, each of which waits for its last addition only: as many as
-hide how long that takes."""
+"""Short rows whose running results are computed interleaved: as many as hide the latency of an addition."""
 _VECTOR_BYTES = 64
-"""Of running results that are found together where lines are longer."""
+"""Bytes of a vector of running results, for longer rows."""
 _WORTH_SHARING = 1 << 16
-"""Elements of running results from which several threads share the lines."""
+"""The least elements of running results for which rows run in parallel."""
 
 
 class _Lines:
-    """Running results along the last axis: of long lines by vectors, of several short ones at once.
+    """Running results along the last axis: of long rows by vectors, of several short ones interleaved.
 
-    Those of narrow floats are rounded as they are stored, not on their way.
+    Results of narrow floats are rounded only when they are stored.
     """
 
     def __init__(
@@ -293,13 +292,13 @@ class _Lines:
         self.exclusive, self.reverse = exclusive, reverse
 
     def run(self, outer: Sequence[Dim]) -> None:
-        """All lines of a tensor whose dimensions in front of the last one are `outer`."""
+        """All rows of a tensor whose leading dimensions are `outer`."""
         count: Any = num_elements(outer)
         kind = "parallel" if constant_size([*outer, self.length]) >= _WORTH_SHARING else "serial"
         lanes = _VECTOR_BYTES * 8 // self.wide.bits if self.wide.bits in (32, 64) else 0
         if lanes and (not isinstance(self.length, int) or self.length >= 2 * lanes):
             with self.ib.for_range(0, count, "line", kind) as number:
-                line = _along(number, count, self.reverse)  # all memory in one order, which the processor runs ahead in
+                line = _along(number, count, self.reverse)  # all memory in one order, for the hardware prefetcher
                 self._by_vectors(tuple(unravel_index(line, outer)), lanes)
             return
         with self.ib.for_range(0, count // _LINES, "block", kind) as block:
@@ -315,7 +314,7 @@ class _Lines:
             self._step(lines, total, k)
 
     def _step(self, lines: Sequence[tuple[Any, ...]], total: BufferView, k: PrimExpr) -> None:
-        """One element of each line. Reads before writes: lines that are pages apart look alike to the processor."""
+        """One element of each row. Loads precede stores: addresses equal modulo the page size alias (4K aliasing)."""
         place = _along(k, self.length, self.reverse)
         for n, line in enumerate(lines if self.exclusive else ()):
             self.out[(*line, place)] = total[n]
@@ -325,17 +324,17 @@ class _Lines:
             self.out[(*line, place)] = total[n]
 
     def _by_vectors(self, line: tuple[Any, ...], lanes: int) -> None:
-        """One line. In each vector pairs are combined, then fours, ...: what a first half comes to with the second one.
+        """One row, by vectors. In each, ends of first halves are combined with second halves of growing size.
 
-        From vector to vector there is one step to wait for: with what all before come to. (Sklansky, 1960. Combining
-        with a vector that is shifted, as Hillis and Steele do, is `vexpandps` to LLVM: three times as slow as memory.)
+        The dependency chain from vector to vector is one combination with the running total. (Sklansky, 1960. Combining
+        with a shifted vector, as Hillis and Steele do, compiles to `vexpandps`: three times as slow as memory.)
         """
         ib, every, length = self.ib, ramp(0, 1, lanes), self.length
         total = ib.allocate(self.wide, lanes, "total")
         neutral = broadcast(self.start, lanes)
         total[every] = neutral
 
-        def turned(vector: PrimExpr) -> PrimExpr:
+        def in_order(vector: PrimExpr) -> PrimExpr:
             return Shuffle((vector,), tuple(reversed(range(lanes)))) if self.reverse else vector
 
         def first_halves(vector: PrimExpr, half: int) -> PrimExpr:
@@ -345,21 +344,21 @@ class _Lines:
         with ib.for_range(0, length // lanes, "vector") as number:
             begin = length - (number + 1) * lanes if self.reverse else number * lanes
             here = (*line, ramp(begin, 1, lanes))
-            given = te.cast(self.kind.with_lanes(lanes), self.source[here])
-            run: PrimExpr = ib.let("run", turned(te.cast(self.wide.with_lanes(lanes), given)))
+            values = te.cast(self.kind.with_lanes(lanes), self.source[here])
+            run: PrimExpr = ib.let("run", in_order(te.cast(self.wide.with_lanes(lanes), values)))
             for bit in range(lanes.bit_length() - 1):
                 run = ib.let("run", self.combine(first_halves(run, 1 << bit), run))
             before = ib.let("before", total[every])
             result = self.combine(before, run)
             one_later = tuple(range(lanes - 1, 2 * lanes - 1))
-            self.out[here] = turned(Shuffle((before, result), one_later) if self.exclusive else result)
+            self.out[here] = in_order(Shuffle((before, result), one_later) if self.exclusive else result)
             total[every] = self.combine(before, Shuffle((run,), (lanes - 1,) * lanes))
         with ib.for_range(length // lanes * lanes, length, "k") as k:
             self._step([line], total, k)
 
 
 def _along(k: PrimExpr, length: Dim, reverse: bool) -> PrimExpr:
-    """Where the element after `k` others is."""
+    """The index of element `k` in scan order."""
     return length - 1 - k if reverse else k
 
 

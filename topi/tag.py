@@ -1,4 +1,4 @@
-"""Tags of compute definitions: what a schedule may know about an operation without reading its formula."""
+"""Tags of compute definitions: properties of an operation that schedules rely on without reading its formula."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ INJECTIVE = "injective"
 PAD = "pad"
 """An injective border around a tensor."""
 PACK = "pack"
-"""Rows of matrices side by side in panels: injective, across memory."""
+"""Packing of matrix rows into panels: injective, with strided reads."""
 COMM_REDUCE = "comm_reduce"
 """A commutative reduction over axes."""
 COMM_REDUCE_IDX = "comm_reduce_idx"
 """A commutative reduction of (index, value) pairs."""
 LOG_SUM_EXP = "log_sum_exp"
-"""A sum of exponentials of distances from the largest, which another reduction finds."""
+"""A sum of exponentials of differences from the maximum, which is another reduction."""
 VARIANCE = "variance"
-"""A sum of squared distances from a mean, which another reduction finds."""
+"""A sum of squared differences from a mean, which is another reduction."""
 
 
 def is_broadcast(tag: str) -> bool:

@@ -54,7 +54,7 @@ def expand_dims(x: Tensor, axis: int, num_newaxis: int = 1) -> Tensor:
 
 
 def squeeze(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Without dimensions `axes`, which have size 1."""
+    """x without dimensions `axes`, which have size 1."""
     shape = [d for a, d in enumerate(x.shape) if a not in axes]
 
     def body(*i: Any) -> PrimExpr:
@@ -87,17 +87,19 @@ def concatenate(inputs: Sequence[Tensor], axis: int) -> Tensor:
 
 
 _MOST_OPEN_PARTS = 4
-"""Inputs of sizes known at run time that an element is looked for in: each is a comparison with a sum of sizes."""
+"""The most inputs of dynamic sizes that a concatenation selects among per element: each takes a comparison with a
+sum."""
 
 
 _MOST_PARTS, _NARROW = 16, 16
-"""Inputs that an element is looked for in, at most, where on average they have so few elements in a row."""
+"""The most inputs that a concatenation selects among per element, where they average at most so many elements in a
+row."""
 _WORTH_SHARING = 1 << 16
-"""Elements from which threads share the rows."""
+"""The least elements for which rows run in parallel."""
 
 
 def _joined_by_rows(inputs: Sequence[Tensor], axis: int, shape: Sequence[Dim]) -> Tensor:
-    """As `concatenate`, of many narrow inputs: row by row, a piece of each."""
+    """`concatenate` of many narrow inputs: row by row, copying a piece of each."""
 
     def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = ir_builder.create()
@@ -115,7 +117,7 @@ def _joined_by_rows(inputs: Sequence[Tensor], axis: int, shape: Sequence[Dim]) -
 
 
 def _joined(inputs: Sequence[Tensor], axis: int, shape: Sequence[Dim]) -> Tensor:
-    """As `concatenate`, by loops that copy one input after the other: its size is linear in their number."""
+    """`concatenate` by loops that copy one input after the other: code size is linear in their number."""
 
     def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = ir_builder.create()
@@ -132,7 +134,7 @@ def _joined(inputs: Sequence[Tensor], axis: int, shape: Sequence[Dim]) -> Tensor
 
 
 MOST_INTERLEAVED = 4
-"""Tensors or rows, at most, of which the vectors of a result hold some elements each: all are read for each vector."""
+"""The most tensors or rows that the vectors of a result interleave: all are loaded for each vector."""
 
 
 def stack(inputs: Sequence[Tensor], axis: int) -> Tensor:
@@ -171,19 +173,19 @@ def strided_slice(
 
 
 def flip(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """In reverse order along `axes`."""
+    """x in reverse order along `axes`."""
     return _injective(x.shape, lambda *i: x(*[x.shape[a] - 1 - v if a in axes else v for a, v in enumerate(i)]), "flip")
 
 
 MOST_ROLLED = 16384
-"""Elements of lines that are rolled by vectors of two elements each."""
+"""The longest rows, in elements, that are rolled by selecting between two loads."""
 
 
 def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int]) -> Tensor:
-    """Each element `shifts` places further along `axes`, whose extents are known; those past the end come first.
+    """Each element moved by `shifts` along `axes`, whose extents are constant; elements past the end wrap around.
 
-    Along lines of memory one of two elements is chosen, as vectors have it; else one of two places. Not along very long
-    lines: processors are slow to find out that of a vector far outside of a tensor nothing is wanted.
+    Along the last axis it selects between two loaded elements, which vectorises; along others between two indices. Not
+    along very long rows: masked loads far outside of a tensor are slow even with an empty mask.
     """
     first = {a: -shift % size if (size := x.shape[a]) else 0 for a, shift in zip(axes, shifts, strict=True)}
     last = x.ndim - 1
@@ -226,7 +228,7 @@ def full(shape: Sequence[Dim], dtype: str, value: float) -> Tensor:
 
 
 def size_tensor(values: Sequence[Dim], shape: Sequence[int], dtype: str) -> Tensor:
-    """A tensor of the given sizes, in row-major order."""
+    """A tensor that holds the sizes `values`, in row-major order."""
 
     def body(*i: Any) -> PrimExpr:
         position = ravel_index(i, shape)

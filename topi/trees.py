@@ -1,8 +1,8 @@
 """Ensembles of decision trees.
 
-A step down a tree waits for the node, then for the feature that it asks for. Eight walks are made side by side, which
-wait together: of eight rows down one tree, or, of rows that are left over, down eight trees. GPUs have other threads to
-wait with: a row each.
+A step down a tree has the latency of loading a node, then the feature that it tests. Eight walks are interleaved to
+overlap it: of eight rows down one tree, or for remaining rows, down eight trees. On GPUs other threads hide the
+latency: each thread has a row.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ COMPARISONS: tuple[Callable[[PrimExpr, PrimExpr], PrimExpr], ...] = (
     lambda x, split: te.all(x <= split, x >= split),
     lambda x, split: te.any(x < split, x > split),
 )
-"""What a node asks of a feature, by its mode: at most, below, at least, above, equal to, other than its split."""
+"""The comparison of a feature with a node's split, by mode: <=, <, >=, >, ==, !=."""
 
 LEAF = len(COMPARISONS)
 """The mode of a leaf."""
 
 NODE_FIELDS = ("mode", "feature", "if_true", "if_false", "missing_is_true", "first_weight", "last_weight")
-"""Columns of the table of nodes; a leaf's weights are those from `first_weight` up to, not including, `last_weight`. It
-asks for feature 0, and leads to itself."""
+"""Columns of the table of nodes; a leaf's weights are those from `first_weight` up to, not including, `last_weight`. A
+leaf tests feature 0 and leads to itself."""
 
 _MODE, _FEATURE, _TRUE, _FALSE, _MISSING, _FIRST, _LAST = range(len(NODE_FIELDS))
 
@@ -120,9 +120,9 @@ def tree_ensemble(
 
 
 _TOGETHER = 8
-"""Walks that are made side by side."""
+"""Walks that are interleaved."""
 _ROWS = 32
-"""Rows that pass down a tree before the next one: it stays in the first-level cache meanwhile."""
+"""Rows that walk a tree before the next tree: it stays in the first-level cache meanwhile."""
 
 _COMBINE: dict[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
     "sum": lambda a, b: a + b,
@@ -140,7 +140,7 @@ def _descend(
     rows: Sequence[Any],
     modes: Sequence[int],
 ) -> None:
-    """Walk with each of `rows` from its node of `at` to a leaf, where it waits for the others."""
+    """Walk each of `rows` from its node in `at` to a leaf, where it stays until all have arrived."""
     going = ib.allocate("int32", 1, "going")
     going[0] = 1
     with ib.while_loop(going[0] > 0):
@@ -153,7 +153,7 @@ def _descend(
             asked = [(mode, te.cast("int32", COMPARISONS[mode](value, split))) for mode in modes]
             answers = [a if len(modes) == 1 else a * te.cast("int32", kind == mode) for mode, a in asked]
             holds = ib.let("holds", functools.reduce(operator.add, answers))
-            column = _FALSE - holds  # where the next node stands: a jump would be guessed, and wrong every other time
+            column = _FALSE - holds  # column of the next node: a branch would be mispredicted every other time
             if value.dtype.is_float:
                 known = _FALSE - te.max(holds, nodes[node, _MISSING])
                 column = te.select(te.isnan(value), known, column)

@@ -1,12 +1,12 @@
-"""The one door through which schedules get their parameters: the cost model's, or those that measuring found better.
+"""Tunable schedule parameters: the cost model's value, or one that tuning found faster.
 
-A schedule asks for each parameter by name, with what the cost model says and what else would be right::
+A schedule chooses each parameter by name, with the cost model's value and the other valid ones::
 
     rows = choose("rows", best_tile(...).rows, [4, 6, 8, 12])
 
-Outside a `Config` the answer is the cost model's. Inside one, which stands for one kernel (or one graph), it is the
-config's value of that name, and the config knows afterwards what was asked: the knobs that a tuner may turn. A value
-that is no longer among the candidates, or was measured against another default, is not used.
+Outside a `Config` the result is the cost model's. Inside one, which stands for one kernel (or one graph), it is the
+config's value of that name, and the config records the choices: the knobs of a tuner. A value that is no longer among
+the candidates, or was measured against another default, is not used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ V = TypeVar("V", int, bool, str)
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A parameter that was asked for: the cost model's value, and all values that are right, that one among them."""
+    """A parameter that a schedule has chosen: the cost model's value, and all valid values, including that one."""
 
     name: str
     default: Value
@@ -35,7 +35,7 @@ class Config:
     """The parameters of one kernel: `values` by name, beside the cost model's for all others.
 
     Use as a context manager around making the schedule. `defaults`, where given, are the cost model's values at the
-    time `values` were found; a value whose default has changed since is left out. `knobs` is what was asked for.
+    time `values` were found; a value whose default has changed since is left out. `knobs` records the choices.
     """
 
     _current: ClassVar[ContextVar[Config | None]] = ContextVar("relayc_config", default=None)
@@ -52,7 +52,7 @@ class Config:
         return Config._current.get()
 
     def choose(self, name: str, default: V, candidates: Iterable[V]) -> V:
-        """See `choose`. A name that was asked for with other candidates before is another knob, `name#2`."""
+        """The module's `choose` in this config. A name chosen before with other candidates becomes `name#2`."""
         knob = Knob(name, default, tuple(dict.fromkeys((default, *candidates))))
         count = 1
         while knob.name in self.knobs and self.knobs[knob.name] != knob:
@@ -74,6 +74,6 @@ class Config:
 
 
 def choose(name: str, default: V, candidates: Iterable[V]) -> V:
-    """The parameter `name`: `default`, which the cost model says, or the config's value, one of `candidates`."""
+    """The parameter `name`: `default`, the cost model's value, or the config's, one of `candidates`."""
     config = Config.current()
     return default if config is None else config.choose(name, default, candidates)

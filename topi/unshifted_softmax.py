@@ -1,7 +1,7 @@
-"""Softmax without the largest number of each row: powers of e of the elements themselves, where that does.
+"""Unshifted softmax: exponentials of the elements themselves, without subtracting the maximum of the row.
 
-The largest number is subtracted so that no power of e overflows and not all of them vanish. Numbers that models have
-are far from that; the sum of a row's powers tells, and what it does not vouch for is computed again (`Schedule.guess`).
+Subtracting the maximum keeps exponentials from overflowing or all underflowing. Values in models rarely do either; the
+sum of a row's exponentials shows it, and rows where it does are recomputed (`Schedule.speculate`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
     "exponentials_of",
     "factor_of",
     "is_logarithm",
-    "is_trusted",
+    "is_valid_sum",
     "no_largest",
     "speculate_sums",
     "stages_of",
@@ -35,21 +35,22 @@ __all__ = [
 ]  # fmt: skip
 
 _MOST_EXPONENT = 64.0
-"""Powers are of this at most: of more, `exp_nonpositive` gives anything."""
+"""The largest exponent: beyond it the result of `exp_nonpositive` is unspecified."""
 _LEAST_SUM, _MOST_SUM = 1e-6, 1e27
-"""Of powers that are trusted. No power was limited then; those that vanish are less than 1e-32 of their row's sum."""
+"""Bounds of a valid sum of exponentials. No exponent was clamped then, and underflowing ones are below 1e-32 of the
+sum."""
 _FORMATS = {
     32: (23, 0x3F2AAAAB, 0.693145751953125, 1.42860682030941723e-6),
     64: (52, 0x3FE5555555555555, 0.69314718036912381649, 1.9082149292705877e-10),
 }
-"""Of floats of so many bits: stored bits of the mantissa, the bits of 2/3, and ln(2) in two parts, of which the first
-ends in zeros: multiples by exponents are exact."""
+"""By the bits of a float: its stored mantissa bits, the bits of 2/3, and ln(2) in two parts, of which the first ends in
+zeros, so that its multiples by exponents are exact."""
 
 
 def can_be_unshifted(anchor: te.Operation) -> bool:
-    """Is this a softmax of more than one number, or the logarithm of one, of known size?
+    """Is this a softmax, or its logarithm, of rows that may have more than one element?
 
-    Of a single number it is 1 and the logarithm 0 to the last digit, by the distance from the largest.
+    For a single element the result is exactly 1, or 0 for the logarithm, only if the maximum is subtracted.
     """
     if anchor.tag != "softmax":
         return False
@@ -60,24 +61,24 @@ def can_be_unshifted(anchor: te.Operation) -> bool:
 
 
 def is_logarithm(anchor: te.Operation) -> bool:
-    """Is this the logarithm of a softmax? It needs sums of powers, and not powers themselves."""
+    """Is this the logarithm of a softmax? It needs only the sums of exponentials."""
     return "log" in anchor.attrs
 
 
 def stages_of(anchor: te.Operation) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest number of each row of `anchor`, a softmax or its logarithm, the powers of distances, their sum."""
+    """The stages of `anchor`, a softmax or its logarithm: row maxima, exponentials of differences, and their sums."""
     found = {op.tag: op.output(0) for op in operations_behind([anchor.output(0)])}
     return found["softmax_max"], found["softmax_exp"], found["softmax_sum"]
 
 
 def factor_of(anchor: te.Operation) -> Tensor:
-    """What is found once for each row of its sum: one over it, or its logarithm."""
+    """The stage computed once for each row from its sum: the reciprocal, or the logarithm."""
     _, _, total = stages_of(anchor)
     return next(t for t in anchor.input_tensors if total in t.op.input_tensors)
 
 
 def element_of(largest: te.Operation, axis: int) -> Callable[..., PrimExpr]:
-    """The elements that a softmax along `axis` is of, whose stage for the largest number of a row is `largest`."""
+    """The input elements of a softmax along `axis` whose row maxima are `largest`."""
     assert isinstance(largest, te.ComputeOp)
     (maximum,), (k,) = largest.body, largest.reduce_axis
     assert isinstance(maximum, Reduce)
@@ -90,15 +91,15 @@ def element_of(largest: te.Operation, axis: int) -> Callable[..., PrimExpr]:
 
 
 def exponential_of(element: PrimExpr) -> PrimExpr:
-    """e to an element; of one so large that it can't be trusted, less."""
+    """The exponential of an element, which is clamped where the result would be invalid."""
     return te.exp_nonpositive(_limited(element))
 
 
 def _limited(element: PrimExpr) -> PrimExpr:
-    """The element, or the most exponent: sums of its power aren't trusted, so NaN may become it, too.
+    """The element, limited to `_MOST_EXPONENT`: sums with that are invalid, so NaN may become it, too.
 
-    Of 32 bits as integers, which are in the order of numbers from 0 on and below others: processors have more units for
-    them.
+    float32 is compared as int32, which orders values from 0 on correctly and negative ones below them: processors have
+    more units for it.
     """
     if element.dtype != "float32":
         return te.minimum(element, te.const(_MOST_EXPONENT, element.dtype))
@@ -107,7 +108,7 @@ def _limited(element: PrimExpr) -> PrimExpr:
 
 
 def exponentials_of(element: Callable[..., PrimExpr], exact: Tensor) -> Tensor:
-    """Powers of elements in the place of those of distances, to as many digits; of few digits of any element."""
+    """Exponentials of elements instead of differences, of equal precision; `fast_exp` takes any element."""
     op = exact.op
     assert isinstance(op, te.ComputeOp)
     (power,) = op.body
@@ -117,13 +118,13 @@ def exponentials_of(element: Callable[..., PrimExpr], exact: Tensor) -> Tensor:
 
 
 def sums_of(power: Callable[..., PrimExpr], exact: Tensor, total: Tensor) -> Tensor:
-    """Sums of powers along the last dimension."""
+    """Sums of exponentials along the last dimension."""
     k = te.reduce_axis((0, exact.shape[-1]), name="k")
     return te.compute(total.shape, lambda *i: te.sum(power(*i, k), axis=k), name=total.op.name)
 
 
 def clamp_logarithm(s: te.Schedule, anchor: te.Operation) -> None:
-    """Let `anchor` be 0 at most if it is the logarithm of a softmax: rounding of what is guessed does not see to it."""
+    """Clamp `anchor` to at most 0 if it is the logarithm of a softmax, which rounding may exceed."""
     if not is_logarithm(anchor):
         return
     assert isinstance(anchor, te.ComputeOp)
@@ -138,7 +139,7 @@ def clamp_logarithm(s: te.Schedule, anchor: te.Operation) -> None:
 
 
 def sums_like(largest: Tensor, total: Tensor) -> Tensor:
-    """Sums of powers of what `largest` compares, in the place of those of distances from it, `total`."""
+    """Sums of exponentials of the elements that `largest` compares, to replace those of differences, `total`."""
     op = largest.op
     assert isinstance(op, te.ComputeOp)
     (maximum,) = op.body
@@ -154,33 +155,33 @@ def sums_like(largest: Tensor, total: Tensor) -> Tensor:
     return te.compute(total.shape, body, name=total.op.name, attrs=largest.op.attrs)
 
 
-def speculate_sums(s: te.Schedule, anchor: te.Operation, powers: Tensor | None, sums: Tensor) -> list[Tensor]:
-    """Let `sums` stand for those of `anchor`, `powers` for its powers.
+def speculate_sums(s: te.Schedule, anchor: te.Operation, exponentials: Tensor | None, sums: Tensor) -> list[Tensor]:
+    """Speculate that `sums` can replace the sums of `anchor`, and `exponentials` its exponentials.
 
-    Without `powers` what reads sums finds them once more, by the distances from 0 in the place of the largest. Of a
-    logarithm, which needs none, a multiple of ln(2) takes that place, from which an element has an exact distance: near
-    0 results keep their digits. Returns what is found of the sums for that.
+    Without `exponentials`, readers of the sums compute them again, as differences from 0 instead of the maximum. For a
+    logarithm, which needs none, a multiple of ln(2) replaces the maximum: differences from it are exact, so that
+    results near 0 keep their precision. Returns the speculated stages that read `sums`.
     """
     largest, exact, total = stages_of(anchor)
     if is_logarithm(anchor):
         large = te.compute(total.shape, lambda *i: _logarithm(sums(*i))[0], name="softmax_log_large")
         small = te.compute(total.shape, lambda *i: _logarithm(sums(*i))[1], name="softmax_log_small")
-        guesses = {largest: large, factor_of(anchor): small, total: sums}
-    elif powers is None:
-        guesses = {largest: no_largest(largest, "softmax_zero"), total: sums}
+        speculations = {largest: large, factor_of(anchor): small, total: sums}
+    elif exponentials is None:
+        speculations = {largest: no_largest(largest, "softmax_zero"), total: sums}
     else:
-        guesses = {exact: powers, total: sums}
-    s.guess([*guesses], [*guesses.values()], is_trusted)
-    return [guess for guess in guesses.values() if sums in guess.op.input_tensors]
+        speculations = {exact: exponentials, total: sums}
+    s.speculate([*speculations], [*speculations.values()], is_valid_sum)
+    return [speculated for speculated in speculations.values() if sums in speculated.op.input_tensors]
 
 
 def no_largest(largest: Tensor, name: str) -> Tensor:
-    """0 in the place of `largest` numbers: the distances from it are the elements themselves."""
+    """Zeros to replace the maxima `largest`: differences from them are the elements themselves."""
     return te.compute(largest.shape, lambda *_: te.const(0.0, largest.dtype), name=name)
 
 
 def _logarithm(total: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-    """A multiple of the high bits of ln(2), and the rest, 0.41 at most, of the logarithm of a sum that is trusted."""
+    """The logarithm of a valid sum in two parts: a multiple of the high bits of ln(2), and a rest of at most 0.41."""
     of, bits = total.dtype, str(total.dtype).replace("float", "int")
     mantissa, start, high, low = _FORMATS[of.bits]
     whole = call_intrin(bits, "reinterpret", total)
@@ -190,6 +191,6 @@ def _logarithm(total: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
     return n * te.const(high, of), te.log(scaled) + n * te.const(low, of)
 
 
-def is_trusted(total: PrimExpr) -> PrimExpr:
-    """Does the sum of a row's powers show that they are right? That of a NaN does not."""
+def is_valid_sum(total: PrimExpr) -> PrimExpr:
+    """Does the sum of a row's exponentials show that they are valid? NaN does not."""
     return te.all(total >= te.const(_LEAST_SUM, total.dtype), total <= te.const(_MOST_SUM, total.dtype))

@@ -59,7 +59,7 @@ def ravel_index(index: Index, shape: Sequence[Dim]) -> PrimExpr:
 
 
 def matching_parts(a: Sequence[Dim], b: Sequence[Dim]) -> Iterator[tuple[slice, slice]]:
-    """Two shapes of one size cut into runs of dimensions that hold as many elements, as short as can be told."""
+    """Split two shapes of one size into the shortest runs of dimensions with equal products."""
     i = j = 0
     while i < len(a) or j < len(b):
         start, first, second = (i, j), _Count(), _Count()
@@ -76,7 +76,7 @@ def matching_parts(a: Sequence[Dim], b: Sequence[Dim]) -> Iterator[tuple[slice, 
 
 
 class _Count:
-    """A product of sizes: a number times sizes that are known at run time."""
+    """A product of sizes: a constant times symbolic sizes."""
 
     def __init__(self) -> None:
         self.number = 1

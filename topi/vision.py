@@ -52,7 +52,7 @@ def roi_align(
 
 
 class _Bins:
-    """The bins of a region along one axis: where they start, how large they are, how many samples they have."""
+    """The bins of a region along one axis: their start, size and number of samples."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class _Bins:
         self.samples = ib.let("samples", te.const(ratio) if ratio else te.cast("int32", te.ceil(self.size)))
 
     def sample(self, bin_: PrimExpr, at: PrimExpr) -> _Sample:
-        """Where sample `at` of a bin lies: between two pixels."""
+        """The position of sample `at` of a bin, between two pixels."""
         ib, last = self.ib, self.extent - 1
         step = (te.cast("float32", at) + te.const(0.5, "float32")) * self.size / te.cast("float32", self.samples)
         position = ib.let("position", self.start + te.cast("float32", bin_) * self.size + step)
@@ -107,7 +107,7 @@ def _pool_bin(
     channels: Dim,
     mode: str,
 ) -> None:
-    """One bin of every channel: the samples' mean or maximum."""
+    """One bin of every channel: the mean or maximum of its samples."""
     owner, r, py, px = where
     dtype = out.buffer.dtype
     count = ib.let("count", te.maximum(axes[0].samples * axes[1].samples, 0))
@@ -140,8 +140,8 @@ def weighted_pixels(
 ) -> Tensor:
     """Sums over t of the pixels at ``positions[n, t, m]`` of image n, times ``weights[n, t, m]``: (N, M, C).
 
-    x is (N, P, C), positions and weights are (N, T, M). A negative position adds nothing; others are trusted to be less
-    than P. Without `channels_last` x is (N, C, P), and the result (N, C, M). Without weights all count as they are.
+    x is (N, P, C), positions and weights are (N, T, M). A negative position adds nothing; others must be less than P,
+    which is not checked. Without `channels_last` x is (N, C, P), and the result (N, C, M). Without `weights` all are 1.
     """
     taps, wide = te.reduce_axis((0, positions.shape[1]), name="t"), accumulator_type(x.dtype)
 

@@ -28,7 +28,7 @@ from relayc.relay.op.nn.pad import pad
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
 from relayc.te.ir import PassContext
-from relayc.topi.cpu.convolution.winograd_plan import convolution_cycles, moving_cycles
+from relayc.topi.cpu.convolution.winograd_plan import convolution_cycles, copy_cycles
 
 __all__ = ["ConvolveByShiftedGemm"]
 
@@ -115,7 +115,7 @@ class _Splitter:
             data, (_, *ends) = term.convolution.args[0].tensor_type, call.args[0].shape
             nbytes += 2 * data.nbytes if list(data.shape[1:]) != ends else 0
             nbytes += 0 if term.is_whole else 2 * call.tensor_type.nbytes + term.convolution.tensor_type.nbytes
-        return moving_cycles(self.target, nbytes)
+        return copy_cycles(self.target, nbytes)
 
 
 def _reaches(call: Call, op: _Forward, k: int) -> list[_Reach]:

@@ -48,13 +48,13 @@ from relayc.te.dtype import DType
 from relayc.te.dtype import dtype as as_dtype
 from relayc.te.ir import PassContext
 from relayc.te.tir import Dim
-from relayc.topi.cpu.convolution.group_plan import GroupedWindows, crosses_groups
+from relayc.topi.cpu.convolution.group_plan import GroupedWindows, vectorizes_across_groups
 from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape
 from relayc.topi.cpu.tiling import (
     at_precision_of,
     group_panel,
     has_byte_products,
-    matrix_panel,
+    amx_panel,
     packed_columns,
     reads_in_place,
     reads_transposed,
@@ -177,7 +177,7 @@ class _Packer:
 
     def _matrix_panel(self, rows: int, columns: int, quads: int) -> int:
         """Columns of a panel for a product of bytes on a matrix unit; 0 where vectors are better."""
-        return matrix_panel(self.target, rows, columns, quads)[0]
+        return amx_panel(self.target, rows, columns, quads)[0]
 
     def _dense(self, call: Call, weight: Constant, order: str) -> Expr:
         values = self._values(weight)
@@ -287,7 +287,7 @@ class _Packer:
             math.prod(sizes[:-1]), sizes[-1], math.prod(kernel[:-1]), kernel[-1], op.strides[-1], op.dilation[-1],
             op.groups, inputs, channels // op.groups, any(op.padding),
         )  # fmt: skip
-        return crosses_groups(self.target, windows)
+        return vectorizes_across_groups(self.target, windows)
 
     def _computed_weights(self, call: Call, weight: Expr) -> Expr:
         """A convolution with weights that are computed at run time, which are packed there."""

@@ -216,7 +216,7 @@ class Analyzer(Canonical):
     # ---- intervals and equations
 
     def int_set(self, expr: Dim, domains: Mapping[Var, Range | Interval]) -> Interval:
-        """The interval of `expr` while the variables of `domains` run over their ranges, the others stay fixed."""
+        """The interval of `expr` as the variables of `domains` run over their ranges and the others stay fixed."""
         low, high = interval_of(self, self._dim(expr), self._ends(domains))
         dtype = INT32 if isinstance(expr, int) else expr.dtype
         return Interval(None if low is None else self.render(low, dtype),
@@ -234,7 +234,7 @@ class Analyzer(Canonical):
         return ends
 
     def union(self, intervals: Sequence[Interval]) -> Interval:
-        """The smallest interval that holds all the given ones."""
+        """The smallest interval that contains all of `intervals`."""
         lows = [i.min for i in intervals]
         highs = [i.max for i in intervals]
         return Interval(self._extreme("min", lows), self._extreme("max", highs))

@@ -1,7 +1,7 @@
 """`Forms`: makes and interns the atoms of one analyzer, and does arithmetic that keeps forms canonical.
 
-Quotient and remainder that belong together fuse (x//c*c + x%c = x), minima and maxima lose what can't win, products
-are spread out. `nonnegative` is the prover: bounds first, then symbolic bounds put in for variables.
+Matching quotients and remainders fuse (x//c*c + x%c = x), minima and maxima lose operands that can't win, products are
+expanded. `nonnegative` is the prover: bounds first, then symbolic bounds put in for variables.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Forms:
         return Linear({found: 1}, 0)
 
     def division_atom(self, kind: str, x: Linear, divisor: Linear | int) -> Linear:
-        """x // divisor or x % divisor as an atom; the rules have had their turn."""
+        """x // divisor or x % divisor as an atom, after all rewrite rules."""
         key = (kind, x.key, divisor if isinstance(divisor, int) else divisor.key)
         found = self._atoms.get(key)
         if found is None:
@@ -157,7 +157,7 @@ class Forms:
         return found
 
     def multiply(self, a: Linear, b: Linear) -> Linear:
-        """a * b, spread out over the terms"""
+        """a * b, expanded over the terms"""
         if not b.terms:
             return a.scaled(b.const)
         if not a.terms:

@@ -1,6 +1,6 @@
 """The canonical form of index arithmetic: an integer combination of atoms plus a constant.
 
-An `Atom` is what can't be split further: a variable, a quotient or remainder, a minimum or maximum, a product, or an
+An `Atom` is an indivisible term: a variable, a quotient or remainder, a minimum or maximum, a product, or an
 opaque expression. Atoms are interned per analyzer, so a `Linear` is a dictionary keyed by identity and sums, scalings
 and differences cost as much as their few terms. Bounds are Python ints or floats `-inf`/`inf`.
 """
@@ -50,7 +50,7 @@ class Atom:
 
 
 class Linear:
-    """sum(coefficient * atom) + const. Immutable; the bounds and the key are computed when first asked for."""
+    """sum(coefficient * atom) + const. Immutable; the bounds and the key are computed on first use."""
 
     __slots__ = ("_bounds", "_key", "const", "expr", "terms")
 
@@ -63,7 +63,7 @@ class Linear:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Hashable; equal for equal forms of one analyzer."""
+        """A hashable key, equal for equal forms of one analyzer."""
         if self._key is None:
             self._key = (frozenset(self.terms.items()), self.const)
         return self._key

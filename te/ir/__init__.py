@@ -1,4 +1,4 @@
-"""The IR kit: what every IR of the project is made with."""
+"""The IR kit: nodes, visitors, modules and passes, shared by every IR of the project."""
 
 from relayc.te.ir.abstract import Abstract
 from relayc.te.ir.depth import deep_trees

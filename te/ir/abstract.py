@@ -1,4 +1,4 @@
-"""Abstract classes whose instances are told as quickly as those of any class."""
+"""Abstract classes with a fast `isinstance`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["Abstract"]
 
 
 class _Abstract(ABCMeta):
-    """`ABCMeta` without virtual subclasses, which `isinstance` would ask for at six times the price."""
+    """`ABCMeta` without virtual subclasses, whose lookup makes `isinstance` six times as slow."""
 
     __instancecheck__ = type.__instancecheck__
 
 
 class Abstract(metaclass=_Abstract):
-    """Base of a class with abstract methods (`abc.abstractmethod`) that passes test the instances of."""
+    """Base of classes with abstract methods (`abc.abstractmethod`) that passes test with `isinstance`."""
 
     __slots__ = ()

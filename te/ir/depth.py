@@ -1,4 +1,4 @@
-"""How deep trees may be: loop functions are walked recursively, a few Python frames for each level."""
+"""The recursion limit: loop functions are walked recursively, a few Python frames for each level."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from relayc.te.ir.process import process_setting
 __all__ = ["deep_trees"]
 
 _FRAMES = 20_000
-"""Python's frames lie on the heap: a limit this high takes memory only where trees are that deep."""
+"""Python's recursion limit, in frames. Frames lie on the heap, so that only trees that are so deep take memory."""
 
 
 @process_setting
 def deep_trees() -> Generator[None]:
-    """Lets functions be walked that nest deeper than Python's own limit allows: a check for each of many arguments."""
+    """Raise the recursion limit for functions that nest deeply, such as one check per argument."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, _FRAMES))
     yield

@@ -44,22 +44,22 @@ class IRModule:
         return len(self.functions)
 
     def with_functions(self, functions: Mapping[str, Any]) -> IRModule:
-        """The same module over other functions."""
+        """A module with these functions and the same attributes."""
         return IRModule(functions, self.attrs)
 
     def with_attr(self, key: str, value: Any) -> IRModule:
-        """The same module with one attribute set."""
+        """A copy with one attribute set."""
         return IRModule(self.functions, {**self.attrs, key: value})
 
     def map_functions(self, f: Callable[[Any], Any]) -> IRModule:
-        """`f` applied to every function; this very module when nothing changed."""
+        """A module with `f` applied to every function; this very module when nothing changed."""
         new = {name: f(function) for name, function in self.functions.items()}
         if all(new[name] is old for name, old in self.functions.items()):
             return self
         return self.with_functions(new)
 
     def structural_equal_to(self, other: Any, equal: Callable[[Any, Any], bool]) -> bool:
-        """Same names, same functions."""
+        """Whether both modules have the same names and equal functions."""
         return equal(self.functions, other.functions)
 
     def astext(self) -> str:

@@ -1,4 +1,4 @@
-"""The one decorator every IR node is made with.
+"""The decorator that every IR node class is made with.
 
 `@node` turns a class with annotated fields into a slots dataclass with *identity* equality and generates, per class,
 the two operations that every visitor needs: `node_children` (the sub-nodes, in field order) and `rebuild` (the same
@@ -8,7 +8,7 @@ A field counts as a child when its annotation names node classes: ``PrimExpr``, 
 ``tuple[Stmt, ...]``, ``tuple[PrimExpr | int, ...]`` (non-nodes in it are passed through). Fields listed in the class
 attribute `binders` name variables that the node *defines* (a loop variable): they are not children.
 Construction costs about 150 ns, a rebuild about 150 ns; frozen dataclasses and hash-consing cost four to seven times
-as much, so immutability is checked by type checkers (`frozen_default`) and not at run time.
+as much, so immutability is checked by type checkers (`frozen_default`), not when a program runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Node:
         raise NotImplementedError(f"{type(self).__name__} is not made with @node")
 
     def replace(self: _N, **changes: Any) -> _N:
-        """A copy with the given fields changed; derived fields are computed again."""
+        """A copy with some fields changed; derived fields are computed again."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
 
@@ -61,7 +61,7 @@ _MANY = re.compile(r"tuple\[\w+, \.\.\.\]")
 
 
 def _map_nodes(visit: Callable[[Any], Any], old: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A tuple of nodes mapped; the very same one when none changed."""
+    """Map a tuple of nodes; gives the very same one when none changed."""
     new = tuple([visit(item) for item in old])
     for a, b in zip(new, old, strict=True):
         if a is not b:
@@ -70,7 +70,7 @@ def _map_nodes(visit: Callable[[Any], Any], old: tuple[Any, ...]) -> tuple[Any, 
 
 
 def _map_field(visit: Callable[[Any], Any], old: Any) -> Any:
-    """A child field of any form mapped: a node, a tuple with nodes in it, or neither."""
+    """Map a child field of any form: a node, a tuple with nodes in it, or neither."""
     if isinstance(old, Node):
         return visit(old)
     if not isinstance(old, tuple):
@@ -86,7 +86,7 @@ def _nodes_of(value: Any) -> Sequence[Node]:
 
 
 def _mapped(name: str, annotation: str) -> str:
-    """Python's text for a child field in `old_<name>` mapped."""
+    """The Python source that maps the child field in `old_<name>`."""
     if _ONE.fullmatch(annotation):
         return f"visit(old_{name})"
     if _OPTIONAL.fullmatch(annotation):
@@ -97,7 +97,7 @@ def _mapped(name: str, annotation: str) -> str:
 
 
 def _listed(name: str, annotation: str) -> str:
-    """Python's text for the nodes of a child field, as items of a tuple."""
+    """The Python source of the nodes of a child field, as items of a tuple."""
     if _ONE.fullmatch(annotation):
         return f"self.{name}, "
     if _OPTIONAL.fullmatch(annotation):

@@ -1,4 +1,4 @@
-"""Settings of the Python process, which all threads share, changed for as long as any of them needs it."""
+"""Process-wide settings, changed for as long as any thread needs them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["process_setting"]
 
 
 def process_setting(change: Callable[[], Generator[None]]) -> Callable[[], _GeneratorContextManager[None]]:
-    """A context manager of a generator that changes the process, yields, and changes it back.
+    """A context manager made of a generator that changes a process-wide setting, yields, and restores it.
 
-    The first thread that enters makes the change, the last one that leaves takes it back.
+    The first thread that enters makes the change, the last one that leaves restores it.
     """
     once, lock, entered = contextmanager(change), threading.Lock(), ExitStack()
     users = 0

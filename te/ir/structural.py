@@ -1,4 +1,4 @@
-"""Structural equality of nodes: same shape, same data, bound variables matched pairwise."""
+"""Structural equality of nodes: equal classes and data, with bound variables matched pairwise."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ def structural_equal(a: Any, b: Any, map_free: bool = False) -> bool:
 
 
 def first_difference(a: Any, b: Any, map_free: bool = True) -> str | None:
-    """Path of the first difference, or None when equal. For test messages."""
+    """The path of the first difference, or None when equal: for test messages."""
     comparison = StructuralEqual(map_free)
     return None if comparison(a, b) else comparison.path

@@ -1,4 +1,4 @@
-"""The pass frame: a pass is a value, module in, module out.
+"""The pass infrastructure: a pass is a value that maps a module to a module.
 
 Write a pass as a frozen dataclass whose options are its fields and whose docstring is its contract::
 
@@ -70,7 +70,7 @@ class DumpInstrument(PassInstrument):
 
 
 class PassContext:
-    """Settings that passes read: optimisation level, passes forced or switched off, options, instruments.
+    """Settings that passes read: optimisation level, forced and disabled passes, options, instruments.
 
     `config` holds options by name, such as ``{"relay.winograd": False}``; an unknown name is an error. Options are
     declared with `PassContext.declare_option` beside the code that reads them.

@@ -62,7 +62,7 @@ class Mutator(Visitor[Any]):
 def post_order(roots: Node | Iterable[Node]) -> Iterator[Node]:
     """Every node reachable from `roots`, once each, children first. Iterative."""
     seen: set[int] = set()
-    # a node in a tuple is one whose children are done
+    # a node in a tuple: its children are done
     stack: list[Any] = [roots] if isinstance(roots, Node) else [*roots][::-1]
     while stack:
         current = stack.pop()
@@ -92,7 +92,7 @@ def rewrite_dag(root: Any, rewrite: Callable[[Any], Any]) -> Any:
 
 
 def rebuilt(node: Any, changed: Mapping[int, Node]) -> Any:
-    """`node` over the new nodes for those of its children whose ids `changed` names; itself when there are none."""
+    """`node` with the children whose ids are in `changed` replaced; itself when there are none."""
     if changed:
         for child in node.node_children():
             if id(child) in changed:
@@ -101,5 +101,5 @@ def rebuilt(node: Any, changed: Mapping[int, Node]) -> Any:
 
 
 def collect(root: Node, wanted: type[R] | tuple[type, ...]) -> list[R]:
-    """All nodes of the given class reachable from `root`, once each, children first."""
+    """All nodes of a class reachable from `root`, once each, children first."""
     return [n for n in post_order(root) if isinstance(n, wanted)]  # type: ignore[misc]

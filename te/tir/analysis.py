@@ -1,4 +1,4 @@
-"""Questions about loop programs that several passes and code generators ask."""
+"""Analyses of loop programs that several passes and code generators share."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from relayc.te.tir.expr import (
 )
 from relayc.te.tir.stmt import Allocate, BufferStore, For, LetStmt
 
-__all__ = ["added_to_itself", "always_evaluated", "contains", "dtypes_of", "free_variables"]
+__all__ = ["accumulated_value", "always_evaluated", "contains", "dtypes_of", "free_variables"]
 
 
-def added_to_itself(store: BufferStore) -> PrimExpr | None:
-    """What is added to the elements that it is stored to; None where it is not, or only some lanes of them are read."""
+def accumulated_value(store: BufferStore) -> PrimExpr | None:
+    """The value that `store` adds to its elements in place; None for other stores, and for loads under a predicate."""
     value = store.value
     if not isinstance(value, Add) or not isinstance(value.a, BufferLoad) or value.a.buffer is not store.buffer:
         return None
@@ -37,7 +37,7 @@ def added_to_itself(store: BufferStore) -> PrimExpr | None:
 
 
 def always_evaluated(expr: PrimExpr) -> set[PrimExpr]:
-    """What is evaluated whenever `expr` is: not what a condition inside of it guards."""
+    """The subexpressions that are evaluated whenever `expr` is: those that no condition in it guards."""
     found: set[PrimExpr] = set()
     stack: list[Any] = [expr]
     while stack:
@@ -50,7 +50,7 @@ def always_evaluated(expr: PrimExpr) -> set[PrimExpr]:
 
 
 def contains(program: Node, classes: frozenset[type], suits: Callable[[Any], bool] | None = None) -> bool:
-    """Is a node of one of the classes in it (that `suits`)? Several times as fast as a visitor: to be asked before."""
+    """Does the program contain a node of one of the classes (that `suits`)? Several times as fast as a visitor."""
     seen: set[int] = set()
     stack: list[Any] = [program]
     while stack:
@@ -93,7 +93,7 @@ def free_variables(program: Node) -> list[Var]:
     """
     used: dict[Var, None] = {}
     defined: set[Var] = set()
-    seen: set[int] = set()  # expressions share operands: as a tree they may be many times as large
+    seen: set[int] = set()  # expressions share operands: written out as a tree they may be many times as large
     stack: list[Any] = [program]
     while stack:
         node = stack.pop()

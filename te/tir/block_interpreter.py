@@ -23,7 +23,7 @@ from relayc.te.tir.stmt import Allocate, AttrStmt, Stmt
 __all__ = ["WARP", "BlockInterpreter"]
 
 WARP = 32
-"""lanes that shuffle among themselves"""
+"""Lanes of a warp, which shuffle among themselves."""
 
 
 class _Abandoned(Exception):
@@ -31,13 +31,13 @@ class _Abandoned(Exception):
 
 
 class _BlockThread:
-    """One thread of a block: runs while it holds the baton, gives it back where it waits and at its end."""
+    """One thread of a block, which runs until it waits or ends and then hands control back."""
 
     def __init__(self, run: Callable[[], None], pool: Executor) -> None:
         self.finished = False
         self.abandoned = False
         self.ready: Callable[[], bool] | None = None
-        """says whether the shuffle that the thread waits in can go on; None at a barrier"""
+        """whether the shuffle that the thread waits in can continue; None at a barrier"""
         self._resume, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         self._run = run
         self.outcome = pool.submit(self._main)
@@ -54,12 +54,12 @@ class _BlockThread:
             self._paused.release()
 
     def advance(self) -> None:
-        """Run up to the next place to wait or to the end."""
+        """Run up to the next barrier or shuffle, or to the end."""
         self._resume.release()
         self._paused.acquire()
 
     def wait(self, ready: Callable[[], bool] | None = None) -> None:
-        """Called inside the thread: a barrier, or a shuffle that goes on when `ready`."""
+        """Called inside the thread: wait at a barrier, or in a shuffle that continues when `ready`."""
         self.ready = ready
         self._paused.release()
         self._resume.acquire()
@@ -69,7 +69,7 @@ class _BlockThread:
 
     @property
     def runnable(self) -> bool:
-        """In a shuffle whose lanes have all come."""
+        """Can the thread continue: is it in a shuffle that all lanes have reached?"""
         return not self.finished and self.ready is not None and self.ready()
 
 
@@ -95,7 +95,7 @@ class BlockInterpreter(Interpreter):
         self._extents: dict[str, int] = {}
         self._threads = 0
         self._shuffles: dict[tuple[int, int], dict[int, Any]] = {}
-        """(warp, how many shuffles before) -> lane -> what it brought"""
+        """(warp, count of earlier shuffles) -> lane -> its operand"""
         self._linear = self._shuffle_count = 0
 
     def visit_AttrStmt(self, node: AttrStmt) -> None:
@@ -130,7 +130,7 @@ class BlockInterpreter(Interpreter):
                         thread.advance()
 
     def _run_to_barrier(self, threads: list[_BlockThread]) -> None:
-        """All threads to their next barrier or to their end."""
+        """Run all threads to their next barrier or to their end."""
         running = threads
         while running:
             for thread in running:
@@ -179,7 +179,7 @@ class BlockInterpreter(Interpreter):
             self._thread.wait()
 
     def shuffle(self, mask: int, value: Any, flip: int, width: int) -> Any:
-        """Lanes meet in their n-th shuffle; those of `mask` that the block has must all come."""
+        """Exchange values in the lanes' n-th shuffle, which all lanes of `mask` that the block has must reach."""
         thread = self._thread
         if thread is None:
             return super().shuffle(mask, value, flip, width)

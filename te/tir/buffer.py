@@ -53,7 +53,7 @@ class Buffer:
         return Buffer(current.pop("name"), current.pop("shape"), current.pop("dtype"), **current)
 
     def structural_equal_to(self, other: Any, equal: StructuralEqual) -> bool:
-        """The same buffer, or one bound at the same place with equal type, shape, strides and scope."""
+        """Whether `other` is this buffer, or one bound at the same place with equal type, shape, strides and scope."""
         if self is other:
             return True
         same = self.dtype == other.dtype and self.scope == other.scope and self.swizzled == other.swizzled

@@ -63,7 +63,7 @@ Dim = int | PrimExpr
 
 
 class _Remembering(PrimExpr):
-    """Has room for what its users know of it, `memory`, which lives as long as it does and is not copied with it."""
+    """A node with `memory`, where users cache facts about it; copies of the node start without it."""
 
     __slots__ = ("memory",)
 
@@ -83,7 +83,7 @@ class Var(_Remembering):
     dtype: DType = dtype("int32")
 
     def structural_equal_to(self, other: Any, equal: StructuralEqual) -> bool:
-        """The same variable, or one bound at the same place, of the same type."""
+        """Whether `other` is this variable, or one of its type bound at the same place."""
         return self.dtype == other.dtype and equal.same_definition(self, other)
 
 
@@ -138,7 +138,7 @@ class Cast(PrimExpr):
 
 @node
 class Binary(PrimExpr):
-    """Both operands and the result have one type."""
+    """An arithmetic operator whose operands and result have one type."""
 
     a: PrimExpr
     b: PrimExpr
@@ -453,7 +453,7 @@ class IterVar(ExprOperators):
         return self.dom.extent
 
     def structural_equal_to(self, other: Any, equal: StructuralEqual) -> bool:
-        """The same kind of axis over an equal range; binds the two variables."""
+        """Whether both axes have the same kind and equal ranges; binds the two variables."""
         if self is other:
             return True
         equal.bind(self.var, other.var)
@@ -483,7 +483,7 @@ class CommReducer:
         self.result, self.identity = tuple(result), tuple(identity)
 
     def structural_equal_to(self, other: Any, equal: StructuralEqual) -> bool:
-        """Equal combination and identity, operand variables matched pairwise."""
+        """Whether combination and identity are equal, with operand variables matched pairwise."""
         if self is other:
             return True
         if len(self.lhs) != len(other.lhs):

@@ -40,11 +40,11 @@ class PrimFunc(Node):
         return self.attrs.get("global_symbol", "main")
 
     def with_body(self, body: Stmt) -> PrimFunc:
-        """The same function around another body; itself when it is the same body."""
+        """A copy with another body; the function itself when the body is the same object."""
         return self if body is self.body else self.replace(body=body)
 
     def with_attr(self, key: str, value: Any) -> PrimFunc:
-        """The same function with one attribute set; this very function where it was."""
+        """A copy with one attribute set; the function itself where it was set already."""
         return self if self.attrs.get(key) is value else self.replace(attrs={**self.attrs, key: value})
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
-"""The interpreter: what the loop IR means, in numpy.
+"""The interpreter: the reference semantics of the loop IR, in numpy.
 
 Scalars are Python ints (wrapped to their type), bools and numpy floats; vectors are numpy arrays; handles are
 `Pointer`s. Every loop kind runs in order, thread axes run as loops (a barrier among them is an error). Accesses
-outside a buffer are errors, reads of memory that was never written are too when asked for; fresh memory is filled with
+outside a buffer are errors, reads of uninitialised memory are too, on request; fresh memory is filled with
 0xFF bytes (NaN, -1) so that a program that depends on it shows.
 """
 
@@ -78,7 +78,7 @@ __all__ = ["Interpreter", "InterpreterError", "interpret"]
 
 
 class InterpreterError(CompileError):
-    """A program did what it must not: left a buffer, read unwritten memory, failed an assertion, lacked a function."""
+    """The program left a buffer, read uninitialised memory, failed an assertion or called a missing function."""
 
 
 class Interpreter(Visitor[Any]):
@@ -104,7 +104,7 @@ class Interpreter(Visitor[Any]):
     # ---- calling
 
     def __call__(self, name: str, *args: Any) -> None:
-        """Run function `name` on arrays (written in place), pointers and numbers."""
+        """Run function `name` on arrays (written in place), pointers and scalars."""
         self.call(self.module[name], args)
 
     def call(self, func: PrimFunc, args: tuple[Any, ...]) -> None:
@@ -407,11 +407,11 @@ class Interpreter(Visitor[Any]):
         return self.shuffle(mask, value, flip, width)
 
     def shuffle(self, mask: int, value: Any, flip: int, width: int) -> Any:
-        """The value that lane `lane ^ flip`, within `width` lanes, brings to this very shuffle."""
+        """The value that lane `lane ^ flip`, within `width` lanes, passes to this shuffle."""
         raise InterpreterError("a shuffle: threads run one after another here; use te.tir.block_interpreter")
 
     def _call_async_copy(self, node: Call) -> int:
-        """Complete at once; zeros where the condition fails, without a look at the source."""
+        """Copy immediately; zeros where the condition fails, without reading the source."""
         target, size = self.visit(node.args[0]), self.visit(node.args[2])
         into = slice(target.offset, target.offset + size)
         source = self.visit(node.args[1]) if self.visit(node.args[3]) else None
@@ -523,5 +523,5 @@ def _compact_strides(shape: list[int]) -> list[int]:
 
 
 def interpret(func: PrimFunc, *args: Any, check_uninitialized: bool = False) -> None:
-    """Run one function on arrays and numbers; results are written into the arrays."""
+    """Run one function on arrays and scalars; results are written into the arrays."""
     Interpreter({func.name: func}, check_uninitialized=check_uninitialized).call(func, args)

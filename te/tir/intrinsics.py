@@ -1,7 +1,7 @@
 """The intrinsic functions a `Call` may name: one row each.
 
-A row says how many arguments an intrinsic takes, whether it is pure, and what it means as numpy code (`reference`, used
-by the interpreter and as the oracle for code generators; None for what has no value meaning). External functions are
+A row says how many arguments an intrinsic takes, whether it is pure, and its meaning as numpy code (`reference`, used
+by the interpreter and as the oracle for code generators; None for intrinsics without a value). External functions are
 called by the rows "call_extern" (a C symbol), "call_kernel" (another function of the module) and "call_packed" (a
 registered Python or packed function); their first argument is the name as a `StringImm`.
 """
@@ -85,15 +85,15 @@ for _name, _reference in {
 }.items():  # fmt: skip
     intrinsic(_name, 1, _reference)
 
-intrinsic("exp_nonpositive", 1, np.exp, doc="e^x of x <= 64 or NaN, for less than \"exp\"; of others anything")
-intrinsic("fast_exp", 1, np.exp, doc="e^x to 15 digits; of x > 64 anything above e^64")
+intrinsic("exp_nonpositive", 1, np.exp, doc="exp(x) for x <= 64 or NaN, cheaper than \"exp\"; any value for other x")
+intrinsic("fast_exp", 1, np.exp, doc="exp(x) to 15 bits; for x > 64 any value above e^64")
 intrinsic("log1p_fraction", 1, np.log1p,
-          doc="log(1 + x) of 0 <= x <= 1 or NaN, for less than \"log1p\"; of others anything")  # fmt: skip
-intrinsic("fast_rsqrt", 1, _rsqrt, doc="1 / sqrt(x) of positive normal x, off by up to 3 ulp; of others anything")
-intrinsic("fast_reciprocal", 1, lambda x: 1 / x, doc="1 / x, 14 digits of it; of infinity 0")
+          doc="log(1 + x) for 0 <= x <= 1 or NaN, cheaper than \"log1p\"; any value for other x")  # fmt: skip
+intrinsic("fast_rsqrt", 1, _rsqrt, doc="1 / sqrt(x) for positive normal x, to 3 ulp; any value for other x")
+intrinsic("fast_reciprocal", 1, lambda x: 1 / x, doc="1 / x to 14 bits; 0 for infinity")
 intrinsic("fast_gelu", 1, np.vectorize(lambda x: max(x, -100) * erfc(-x * sqrt(0.5)) / 2, otypes=[float]),
-          doc="x Phi(x), Phi the normal distribution, to 13 digits, 10 next to -1e-7; 0 below that")  # fmt: skip
-intrinsic("fraction", 1, lambda x: np.where(np.isinf(x), 0, x - np.floor(x)), doc="x - floor(x); of infinities 0")
+          doc="x Phi(x), Phi the normal distribution, to 13 bits, 10 near -1e-7; 0 below that")  # fmt: skip
+intrinsic("fraction", 1, lambda x: np.where(np.isinf(x), 0, x - np.floor(x)), doc="x - floor(x); 0 for infinities")
 intrinsic("scale_by_power", 2, lambda x, n: x * np.exp2(np.floor(n)), doc="(x, n): x 2^floor(n)")
 intrinsic("round", 1, np.round, doc="to nearest, ties to even")
 intrinsic("pow", 2, np.power)
@@ -110,19 +110,19 @@ intrinsic("bitwise_or", 2, np.bitwise_or)
 intrinsic("bitwise_xor", 2, np.bitwise_xor)
 intrinsic("bitwise_not", 1, np.bitwise_not)
 intrinsic("byte_pairs", 1, _byte_pairs,
-          doc="(x), int16 that is two signed bytes: int32 that is two signed numbers of 16 bits")  # fmt: skip
+          doc="(x), two signed bytes in an int16: sign-extended to two 16-bit values in an int32")  # fmt: skip
 intrinsic("dot2", 2, _dot2,
-          doc="(x, y), int32 that are two signed numbers of 16 bits: lower by lower plus upper by upper")  # fmt: skip
+          doc="(x, y), two signed 16-bit values in each int32: 2-way dot product, summed in int32")  # fmt: skip
 intrinsic("dot4", 2, _dot4,
-          doc="(x, y), int32 that are four bytes: unsigned by signed, added, two within 16 bits")  # fmt: skip
+          doc="(x, y), four bytes in each int32: 4-way dot product, unsigned by signed; 16-bit pair sums")  # fmt: skip
 intrinsic("dot8", 4, _dot8,
-          doc="(x, y, z, w): dot4 of x, y and of z, w, added, two products of each within 16 bits")  # fmt: skip
+          doc="(x, y, z, w): dot4(x, y) + dot4(z, w), whose halves add up to 16-bit sums")  # fmt: skip
 intrinsic("lookup", None, _lookup,
-          doc="(x, 4 or 8 constants), int32 lanes: the one that the last bits of x say")  # fmt: skip
+          doc="(x, 4 or 8 constants), int32 lanes: the constant at index x modulo their number")  # fmt: skip
 intrinsic("popcount", 1, np.bitwise_count)
 intrinsic("clz", 1, doc="leading zero bits")
-intrinsic("reinterpret", 1, doc="the same bits as another type of the same width")
-intrinsic("likely", 1, lambda x: x, doc="a guard the schedule made; loop partitioning removes it where it can")
+intrinsic("reinterpret", 1, doc="the bits as another type of equal width")
+intrinsic("likely", 1, lambda x: x, doc="a guard of the schedule, which loop partitioning removes where possible")
 intrinsic("if_then_else", 3, doc="lazy: only the chosen side is evaluated")
 intrinsic("vector_reduce_add", 1, np.sum, doc="sum of the lanes of a vector, in any order")
 intrinsic("vector_reduce_max", 1, np.max, doc="largest lane")
@@ -139,19 +139,19 @@ intrinsic("prefetch", 3, pure=False, doc="(address, locality 0..3, 1 if it will 
 intrinsic("amx_configure", None, pure=False,
           doc="(rows and bytes of a row of tile 0, of tile 1, ...): shapes, one set in a function")  # fmt: skip
 intrinsic("amx_zero", 1, pure=False, doc="(tile): zeros in a tile")
-intrinsic("amx_load", 3, pure=False, doc="(tile, address, bytes): rows from memory, so many bytes apart")
-intrinsic("amx_store", 3, pure=False, doc="(tile, address, bytes): as amx_load, to memory")
+intrinsic("amx_load", 3, pure=False, doc="(tile, address, stride): rows from memory, stride in bytes")
+intrinsic("amx_store", 3, pure=False, doc="(tile, address, stride): rows to memory, stride in bytes")
 intrinsic("amx_dot_bytes", 3, pure=False,
-          doc="(sums, left, right): (i, j) grows by left row i, unsigned, times right column j, signed")  # fmt: skip
+          doc="(sums, left, right): adds to (i, j) left row i, unsigned, times right column j, signed")  # fmt: skip
 intrinsic("storage_sync", 1, pure=False, doc='(scope "shared", "warp" or "global"): a barrier of the thread group')
-intrinsic("async_copy", 4, pure=False, doc="(to, from, bytes, condition): a copy that may end later; else zeros")
+intrinsic("async_copy", 4, pure=False, doc="(to, from, bytes, condition): async copy; zeros without the condition")
 intrinsic("async_commit", 0, pure=False, doc='closes a group of the thread\'s copies inside "async_scope"')
 intrinsic("async_wait", 1, pure=False, doc="(n): waits until all but the n newest groups of the thread are complete")
 intrinsic("atomic_add", 2, pure=False, doc="(address, value): adds to memory atomically, gives the old value")
-intrinsic("atomic_max", 2, pure=False, doc="(address, value): as atomic_add, with the larger value")
+intrinsic("atomic_max", 2, pure=False, doc="(address, value): atomic maximum with memory, gives the old value")
 intrinsic("warp_shuffle_xor", 4, pure=False,
-          doc="(mask of the lanes that take part, value, lane mask, width): the value of lane ^ lane mask")  # fmt: skip
+          doc="(mask of participating lanes, value, flip, width): the value of lane ^ flip")  # fmt: skip
 intrinsic("thread_allreduce", None, pure=False, doc="cross-thread reduction; lowered by the device passes")
-intrinsic("next_draw", 0, pure=False, doc="how often this execution has drawn random numbers before; 0, 1, 2, ...")
+intrinsic("next_draw", 0, pure=False, doc="the count of earlier random draws in this execution: 0, 1, 2, ...")
 intrinsic("assume", 1, pure=False, doc="the argument is true; a hint")
 intrinsic("dlpack_field", 2, pure=False, doc="(packed argument handle, field name): a field of a DLTensor argument")

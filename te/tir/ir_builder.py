@@ -1,6 +1,6 @@
 """Loops written by hand: a statement built up by Python blocks. (TVM: `tvm.tir.ir_builder`.)
 
-For what has no formula per element, such as sorting::
+For operators without a formula per element, such as sorting::
 
     def fill(ins, outs):
         ib = ir_builder.create()
@@ -51,11 +51,11 @@ class BufferView:
         self.buffer = buffer
 
     def _indices(self, indices: Any) -> tuple[PrimExpr, ...]:
-        given = indices if isinstance(indices, tuple) else (indices,)
-        if len(given) != len(self.buffer.shape):
+        values = indices if isinstance(indices, tuple) else (indices,)
+        if len(values) != len(self.buffer.shape):
             raise CompileError(f"buffer {self.buffer.name} has shape {self.buffer.shape}, but was accessed with "
-                               f"{len(given)} indices")  # fmt: skip
-        return tuple([convert(i) for i in given])
+                               f"{len(values)} indices")  # fmt: skip
+        return tuple([convert(i) for i in values])
 
     def __getitem__(self, indices: Any) -> PrimExpr:
         return BufferLoad(self.buffer, self._indices(indices))
@@ -75,7 +75,7 @@ class IRBuilder:
         self._blocks[-1].append(stmt if isinstance(stmt, Stmt) else Evaluate(stmt))
 
     def _wrap_rest(self, wrap: Callable[[Stmt], Stmt]) -> None:
-        """What follows in the current block goes inside `wrap`."""
+        """Put the rest of the current block inside `wrap`."""
         self._blocks[-1].append(wrap)
 
     def _close(self) -> Stmt:
@@ -90,8 +90,7 @@ class IRBuilder:
     ) -> Generator[Var]:
         """A loop over [begin, end); `kind` is "serial", "parallel", "vectorized" or "unrolled". Gives the variable.
 
-        `independent` notes that its iterations may run in any order, or together, whatever the kind; devices of many
-        threads make use of it.
+        `independent`: iterations may run in any order, or in parallel, whatever the kind; GPUs make use of it.
         """
         start, stop = ops.match_types(begin, end)
         var = Var(name, start.dtype)
@@ -103,7 +102,7 @@ class IRBuilder:
 
     @contextmanager
     def scope(self) -> Generator[None]:
-        """A block of its own: what is allocated, named and noted in it ends with it."""
+        """A nested block, which ends the allocations, lets and attributes in it."""
         self._blocks.append([])
         yield
         self.emit(self._close())
@@ -152,7 +151,7 @@ class IRBuilder:
         self._wrap_rest(lambda body: AttrStmt(key, subject, convert(value), body))
 
     def thread_axis(self, extent: Dim, tag: str) -> Var:
-        """The number of a thread: the rest of the block runs on `extent` of them along an axis, say "threadIdx.x"."""
+        """A thread index: the rest of the block runs on `extent` threads along an axis, such as "threadIdx.x"."""
         axis = IterVar(Range(0, extent), Var(tag), "thread", tag)
         self.scope_attr(axis, "thread_extent", extent)
         return axis.var

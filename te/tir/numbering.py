@@ -1,4 +1,4 @@
-"""Numbers of values: expressions that are written alike have the same."""
+"""Value numbering: structurally equal expressions have the same number."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _VALUES = (str, int, tuple)
 
 
 class ValueNumbers:
-    """`numbers(expr)` is the same for expressions of the same operations on the same variables and elements of memory.
+    """`numbers(expr)` is equal for expressions of the same operations on the same variables and elements of memory.
 
-    A variable and a call with effects equal only themselves. An expression that several name is looked at once.
+    A variable and a call with effects equal only themselves. A shared expression is visited once.
     """
 
     def __init__(self) -> None:

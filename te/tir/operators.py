@@ -1,6 +1,6 @@
 """Python's operators on expressions of the loop IR.
 
-What they mean needs the classes of expressions, which have the operators: it is looked up by name when they are used.
+Their implementations need the classes of expressions, which inherit the operators: they are looked up by name on use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How expressions and statements are made: typed, with constants folded on the way.
+"""Constructors of expressions and statements, which check types and fold constants.
 
 Python operators on expressions end here. Operand types are brought together as in TVM: constants take the other
 side's type, integers of different widths widen, an integer meets a float as that float.
@@ -502,7 +502,7 @@ def infinity(of: str) -> PrimExpr:
 
 
 def seq(*stmts: Stmt | Iterable[Stmt]) -> Stmt:
-    """Statements in order: nested sequences flattened, no-ops dropped, a single one given as it is."""
+    """Statements in order: nested sequences flattened, no-ops dropped, a single one returned as it is."""
     flat: list[Stmt] = []
     for stmt in stmts:
         for s in [stmt] if isinstance(stmt, Stmt) else stmt:

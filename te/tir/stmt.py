@@ -63,9 +63,9 @@ class For(Stmt):
 
     @property
     def most_threads(self) -> int:
-        """Among how many threads a parallel loop is shared at most: more would cost more than they do.
+        """The most threads that a parallel loop is split among; further ones would cost more than they save.
 
-        About as many as the pragma says, so that each gets as many of the iterations.
+        About as many as the pragma "most_threads" says, such that each gets equally many iterations.
         """
         most: int = self.annotations.get("pragma_most_threads", 2**31 - 1)
         if not isinstance(self.extent, IntImm):
@@ -75,7 +75,7 @@ class For(Stmt):
 
     @property
     def cycles(self) -> int:
-        """About how long an iteration of a parallel loop takes, where that is known: for shares of several."""
+        """Estimated cycles of an iteration of a parallel loop (pragma "cycles"), for work partition; 1 if unknown."""
         return self.annotations.get("pragma_cycles", 1)
 
 
@@ -116,7 +116,7 @@ class LetStmt(Stmt):
 
 @node
 class Allocate(Stmt):
-    """Memory for `buffer` while `body` runs; its contents start undefined."""
+    """Memory for `buffer` while `body` runs; its contents are undefined at first."""
 
     binders: ClassVar[tuple[str, ...]] = ("buffer",)
 
@@ -147,7 +147,7 @@ class AttrStmt(Stmt):
 
     Keys: "thread_extent" (subject: thread IterVar; value: extent), "virtual_thread", "double_buffer_scope" and
     "storage_scope" (subject: Buffer), "pragma_<name>", "prefetch_scope", "tensorize" facts left by the schedule;
-    "region": parallel loops in the body are one region of threads; "independent": they don't need each other.
+    "region": parallel loops in the body are one parallel region; "independent": they don't depend on each other.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""Substitution of variables and buffers, and fresh copies of statements that are used twice."""
+"""Substitution of variables and buffers, and fresh copies of statements."""
 
 from __future__ import annotations
 

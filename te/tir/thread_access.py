@@ -39,8 +39,8 @@ class Access:
     inner: Mapping[Var, Range] = field(default_factory=dict)
     explicit: bool = False
     origin: Access | None = None
-    turned: Mapping[Var, Range] = field(default_factory=dict)
-    """the loop in an earlier iteration of which `origin` was this access"""
+    shifted_in: Mapping[Var, Range] = field(default_factory=dict)
+    """the loop, and its range, in an earlier iteration of which `origin` was this access"""
 
     @staticmethod
     def of(buffer: Buffer, index: PrimExpr | None, writes: bool, inner: Mapping[Var, Range], explicit: bool) -> Access:
@@ -59,47 +59,47 @@ class Access:
         return Access(buffer, start, lanes * size * buffer.dtype.lanes, writes, inner, explicit)
 
     def of_size(self, nbytes: int) -> Access:
-        """The access to so many bytes from the same place on."""
+        """The access to `nbytes` bytes from the same place on."""
         return self if self.first is None else replace(self, nbytes=nbytes)
 
     def depends_on(self, var: Var) -> bool:
         """Does the place depend on a variable that is the same for all threads?"""
-        if var in self.turned:
+        if var in self.shifted_in:
             return True
         return self.first is not None and var not in self.inner and any(v is var for v in collect(self.first, Var))
 
     def before(self, var: Var, within: Range) -> Access:
-        """The access of the iteration before, of a loop over `within`."""
-        return self._turned({var: ops.sub(var, 1)}, {}, var, within)
+        """The access in the previous iteration of a loop over `within`."""
+        return self._shifted({var: ops.sub(var, 1)}, {}, var, within)
 
     def long_before(self, var: Var, within: Range) -> Access:
-        """The access of all iterations before the present one."""
+        """The access in all earlier iterations of a loop over `within`."""
         past = Var(var.name + ".past", var.dtype)
         trips = ops.sub(var, within.min)
-        return self._turned({var: past}, {past: Range(within.min, trips)}, var, within)
+        return self._shifted({var: past}, {past: Range(within.min, trips)}, var, within)
 
-    def _turned(
+    def _shifted(
         self, values: Mapping[Var, PrimExpr], past: Mapping[Var, Range], var: Var, within: Range
     ) -> Access:
         origin = self.origin or self
         if origin.first is None:
             return self
         return replace(origin, first=substitute(origin.first, values), inner={**origin.inner, **past}, origin=origin,
-                       turned={var: within})  # fmt: skip
+                       shifted_in={var: within})  # fmt: skip
 
     @property
     def everywhere(self) -> Access:
-        """The access of all iterations of the loop that it has been moved in."""
-        return self if self.origin is None else replace(self.origin, inner={**self.origin.inner, **self.turned})
+        """The access in all iterations of the loop that it has been shifted in."""
+        return self if self.origin is None else replace(self.origin, inner={**self.origin.inner, **self.shifted_in})
 
     def over(self, var: Var, within: Range) -> Access:
-        """The access of all iterations of a loop that is over."""
+        """The access in all iterations of a loop that has ended."""
         origin = self.origin or self
         return replace(origin, inner={**origin.inner, var: within})
 
 
 class AccessTests:
-    """Decides whether accesses may touch the same byte from different threads. Answers are kept."""
+    """Decides whether accesses may touch the same byte from different threads. Answers are cached."""
 
     def __init__(self, threads: Mapping[Var, int]) -> None:
         parallel = [var for var, extent in threads.items() if extent > 1]
@@ -115,7 +115,7 @@ class AccessTests:
         self.analyzer.bind(var, within)
 
     def bounds(self, low: PrimExpr, extent: PrimExpr) -> Range | None:
-        """A range with constant ends that holds `extent` numbers from `low` on, in all threads; None: not known."""
+        """A range with constant ends that contains `extent` integers from `low` on, in all threads; None: not known."""
         first, last = self.analyzer.const_bounds(low)[0], self.analyzer.const_upper(ops.add(low, extent))
         if last is None or not isinstance(first, int):
             return None
@@ -140,7 +140,7 @@ class AccessTests:
     # -- different bytes
 
     def _separate(self, a: Buffer, b: Buffer) -> bool:
-        """Are two views of one memory apart?"""
+        """Are two views of one memory disjoint?"""
         places: list[tuple[int, int]] = []
         for buffer in (a, b):
             start, count = ops.as_int(buffer.elem_offset), ops.as_int(ops.product(buffer.shape))
@@ -161,14 +161,14 @@ class AccessTests:
         """The slots of ring buffers, one by one: k = m * q + r for r < m, where indices depend on k % m."""
         assert a.first is not None and b.first is not None
         inner = a.inner.keys() | b.inner.keys()
-        modulus, turning = 1, set[Var]()
+        modulus, rotating = 1, set[Var]()
         for node in (*collect(a.first, FloorMod), *collect(b.first, FloorMod)):
             outer = {v for v in collect(node.a, Var) if v not in inner}
             if outer and isinstance(node.b, IntImm) and 0 < node.b.value <= _MOST_SLOTS:
-                modulus, turning = math.lcm(modulus, node.b.value), turning | outer
-        if len(turning) != 1 or modulus > _MOST_SLOTS:
+                modulus, rotating = math.lcm(modulus, node.b.value), rotating | outer
+        if len(rotating) != 1 or modulus > _MOST_SLOTS:
             return [{}]
-        (var,) = turning
+        (var,) = rotating
         quotient = Var(var.name + ".turn", var.dtype)
         return [{var: ops.add(ops.mul(quotient, modulus), r)} for r in range(modulus)]
 
@@ -186,9 +186,9 @@ class AccessTests:
         return a.max is not None and b.min is not None and self.analyzer.can_prove_less(a.max, b.min)
 
     def _interleaved(self, a: Access, b: Access) -> bool:
-        """Are both sums of digits times strides, which no digits bring together?
+        """Are both sums of digits times strides that are disjoint for all values of the digits?
 
-        Digits are what differs among threads, each between constants: such as (t % 4) * 2 and (t % 4) * 2 + 8.
+        Digits are the terms that differ among threads, each between constants: such as (t % 4) * 2 and (t % 4) * 2 + 8.
         """
         one, other = self._digits(a), self._digits(b)
         if one is None or other is None or one[1].terms != other[1].terms:
@@ -202,7 +202,7 @@ class AccessTests:
         return not _reaches(sorted(spans.items(), reverse=True), 1 - a.nbytes - distance, b.nbytes - 1 - distance)
 
     def _digits(self, access: Access) -> tuple[list[tuple[int, int, int]], Linear] | None:
-        """(stride, least, greatest) of what differs among the threads, and the rest; None where there are no bounds."""
+        """(stride, least, greatest) of the terms that differ among threads, and the rest; None without bounds."""
         found = self._numbers.get(id(access)) if access.first is not None else (access, None)
         if found is None:
             assert access.first is not None
@@ -237,8 +237,8 @@ class AccessTests:
         if a.first is None or b.first is None:
             return False
         known = set(collect(a.first, Var))
-        apart = {v: self.ranges[v] for v in collect(b.first, Var) if v in self.ranges and v not in known}
-        one, other = self._terms(a), self._terms(replace(b, inner={**a.inner, **apart, **b.inner}))
+        differing = {v: self.ranges[v] for v in collect(b.first, Var) if v in self.ranges and v not in known}
+        one, other = self._terms(a), self._terms(replace(b, inner={**a.inner, **differing, **b.inner}))
         if one is None or other is None or one != other:
             return False
         terms, _ = one
@@ -262,7 +262,7 @@ class AccessTests:
     def _terms(self, access: Access) -> tuple[list[tuple[int, int, int]], object] | None:
         """(stride, extent, number of the thread axis) of all axes, small strides first, and the rest of the sum.
 
-        Loops have the number -1: which one it is makes no difference.
+        All loops have the number -1.
         """
         if access.first is None:
             return None
@@ -289,7 +289,7 @@ class AccessTests:
 
 
 def _reaches(spans: Sequence[tuple[int, tuple[int, int]]], low: int, high: int) -> bool:
-    """Can a sum of strides, each times a number of its span, lie in [low, high]? Great strides come first."""
+    """Can a sum of strides, each times a value of its span, lie in [low, high]? The largest stride is first."""
     if not spans:
         return low <= 0 <= high
     (stride, (least, most)), rest = spans[0], spans[1:]

@@ -1,4 +1,4 @@
-"""Values of the loop IR in numpy: memories, pointers into them, and numbers brought into a type."""
+"""Values of the loop IR in numpy: memory, pointers into it, and conversions to types."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def memory_of(array: np.ndarray) -> Memory:
 
 
 def wrapped(kind: DType, value: Any) -> Any:
-    """The result of integer arithmetic brought into its type; floats and vectors are there already."""
+    """The result of scalar integer arithmetic wrapped to its type; floats and vectors are returned as they are."""
     if not isinstance(value, int) or not kind.is_integral:
         return value
     bits = kind.bits
@@ -85,12 +85,12 @@ def scalar(kind: DType, value: Any) -> Any:
 
 
 def typed(kind: DType, value: Any) -> Any:
-    """A number as a numpy scalar of a type; arrays, pointers and texts are what they are."""
+    """A number as a numpy scalar of a type; arrays, pointers and strings are returned as they are."""
     return value if isinstance(value, np.ndarray | Pointer | str) else np.asarray(value).astype(numpy_dtype(kind))[()]
 
 
 def convert_array(value: np.ndarray, kind: DType) -> np.ndarray:
-    """An array converted as `Cast` does it. A float64 is rounded once, where `ml_dtypes` goes by way of float32."""
+    """An array converted as `Cast` does it. A float64 is rounded once, where `ml_dtypes` rounds to float32 first."""
     if kind.is_bool:
         return value != 0
     if value.dtype == np.float64 and kind.is_float and kind.bits <= 16:
@@ -99,7 +99,7 @@ def convert_array(value: np.ndarray, kind: DType) -> np.ndarray:
 
 
 def _round_to_odd(value: np.ndarray) -> np.ndarray:
-    """float64 to float32; an inexact result ends in a 1 bit, so that rounding it again sees what was dropped."""
+    """float64 to float32 rounded to odd: an inexact result ends in a 1 bit, so that a second rounding is correct."""
     single = np.asarray(value.astype(np.float32))
     bits, back = single.view(np.int32), single.astype(np.float64)
     step = np.where(np.abs(back) < np.abs(value), 1, -1)

@@ -1,4 +1,4 @@
-"""Invariants of the loop IR. A pass that breaks one is caught here and not in a code generator."""
+"""The verifier of the loop IR: it catches a pass that breaks an invariant before a code generator does."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class _Verifier(Visitor[None]):
         self.fail("a reduction is left; it must be lowered to loops", node)
 
     def _element(self, buffer: Buffer, indices: tuple[PrimExpr, ...], predicate: PrimExpr | None, node: Any) -> int:
-        """Check an access; its number of lanes."""
+        """Check an access and give its number of lanes."""
         self.expect(buffer.data in self.defined, f"buffer {buffer.name} is used outside its allocation", node)
         self.expect(len(indices) == len(buffer.shape), f"{len(indices)} indices for {len(buffer.shape)} axes", node)
         self.expect(not self.flat or len(indices) == 1, f"buffer {buffer.name} is not flat", node)
@@ -180,7 +180,7 @@ class _Verifier(Visitor[None]):
         self.visit(body)
         self.defined.difference_update(new)
         if new:
-            self._checked.clear()  # an expression seen inside may use what is out of sight now
+            self._checked.clear()  # an expression visited inside may use variables that are out of scope now
 
     def visit_LetStmt(self, node: LetStmt) -> None:
         self.visit(node.value)
@@ -226,7 +226,7 @@ def verify(func: PrimFunc, flat: bool = False) -> None:
     """Check that a function is well formed.
 
     Variables and buffers are used where they are defined, operand types agree, indices are integers, accesses fit
-    their buffers (with one index when `flat`), conditions are bool, nothing of the tensor language is left.
+    their buffers (with one index when `flat`), conditions are bool, no node of tensor expressions is left.
     Raises VerifyError naming the function and showing the place.
     """
     _Verifier(func, flat).run()
@@ -283,7 +283,7 @@ class Verify(FunctionPass):
 
 
 class VerifyInstrument(PassInstrument):
-    """Verifies every loop function after every pass, so that the pass that broke it is the one that is blamed."""
+    """Verifies every loop function after every pass, so that the error names the pass that broke it."""
 
     def after(self, pass_: Pass, module: IRModule) -> None:
         for func in module.functions.values():

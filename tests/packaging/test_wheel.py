@@ -1,4 +1,4 @@
-"""The wheel, in environments of its own: one importable name, beside packages of our folders' names, and runtime only."""
+"""The wheel in environments of its own: one importable name, beside packages of our folders' names, runtime only."""
 
 from __future__ import annotations
 

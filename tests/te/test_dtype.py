@@ -1,4 +1,4 @@
-"""Spellings of data types: vectors of every element type are read back as what they are."""
+"""Names of data types: vectors of every element type are parsed correctly."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SCALARS = [
 
 
 @pytest.mark.parametrize("name", SCALARS)
-def test_lanes_come_off_again(name: str) -> None:
+def test_element_type_of_vectors(name: str) -> None:
     vector = dtype(name).with_lanes(16)
     assert vector == f"{name}x16"
     assert (vector.lanes, vector.element, vector.variant) == (16, dtype(name), dtype(name).variant)
 
 
 @pytest.mark.parametrize("name", ["float31", "int3", "bool8", "float8", "float8_e4", "x4", "float32x", "float8_x16"])
-def test_no_such_type(name: str) -> None:
+def test_unknown_type_names_raise(name: str) -> None:
     with pytest.raises(ValueError, match="unknown dtype"):
         dtype(name)

@@ -134,7 +134,7 @@ def test_scan_feeding_a_compute_and_of_several_states():
     np.testing.assert_array_equal(r, want * 2)
 
 
-def test_what_externs_and_scans_refuse():
+def test_unsupported_externs_and_scans_raise():
     x, _, step, result = cumulative_sum(4, 5)
     with pytest.raises(LoweringError, match="shares its memory"):
         te.lower(te.create_schedule(result), [x, step, result])

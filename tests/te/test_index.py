@@ -105,7 +105,7 @@ def test_quotients_and_remainders_of_polynomials(a, b, box):
         (lambda f, i, n: (i + 1) * n - i * n, "n"),
     ],
 )
-def test_split_and_fused_indices_come_back_whole(expr, expected):
+def test_split_and_fused_indices_simplify_to_the_original(expr, expected):
     math = IndexMath()
     f, i, n = Var("f"), Var("i"), SizeVar("n")
     math.declare(f, number(9))
@@ -124,7 +124,7 @@ def test_sizes_are_compared_symbolically():
 
 
 class Counting(IndexMath):
-    """Counts what it is asked."""
+    """Counts the calls of `nonneg`."""
 
     questions = 0
 

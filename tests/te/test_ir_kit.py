@@ -50,6 +50,6 @@ def test_constants_fold_and_symbolic_conditions_have_no_truth_value():
         bool(i < 3)
 
 
-def test_unknown_pass_option_is_refused():
+def test_unknown_pass_option_raises():
     with pytest.raises(CompileError, match="unknown pass option"):
         PassContext(config={"no.such.option": 1})

@@ -1,4 +1,4 @@
-"""Tensor expressions: operations, their axes and inputs, and what they refuse."""
+"""Tensor expressions: operations, their axes and inputs, and errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_variable_number_of_indices():
     assert isinstance(scalar[()], ProducerLoad)
 
 
-def test_two_values_combine_at_once():
+def test_tuple_reduction_combines_two_values():
     x = te.var("x", "float32")
     assert str(type(te.max(x, 1.0)).__name__) == "Max"
 
@@ -79,7 +79,7 @@ def test_tag_scope_marks_operations():
         (lambda a, k: te.thread_axis("warpIdx.q"), "unknown; known are"),
     ],
 )
-def test_wrong_expressions_are_refused(make, message):
+def test_invalid_expressions_raise(make, message):
     a = te.placeholder((4, 5), name="a")
     with pytest.raises(CompileError, match=message):
         make(a, te.reduce_axis((0, 5), name="k"))

@@ -2,7 +2,7 @@
 
 A program is a small graph of computes over tiny, odd or symbolic sizes; its meaning is evaluated by numpy straight from
 the tensor expressions. Each seed draws a program and a schedule; the lowered loops run in the interpreter, which also
-refuses accesses outside a buffer and reads of memory nobody wrote. Try more with ``--random-schedules=2000``.
+rejects accesses outside a buffer and reads of uninitialised memory. Try more with ``--random-schedules=2000``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from relayc.te.tir.interpreter import Interpreter, InterpreterError
 
 
 class Evaluator(Visitor[Any]):
-    """Tensor expressions in numpy: each operation at once over the grid of its axes."""
+    """Evaluates tensor expressions in numpy, each operation vectorised over the grid of its axes."""
 
     def __init__(self, inputs: dict[te.Tensor, np.ndarray], sizes: dict[Var, int]) -> None:
         self.arrays = dict(inputs)
@@ -114,7 +114,7 @@ BINARY: dict[type, Any] = {
 
 
 class Program:
-    """A random graph: its inputs, the tensors made so far, and the numbers its symbolic sizes stand for."""
+    """A random graph: its inputs, the tensors made so far, and the values of its symbolic sizes."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -272,7 +272,7 @@ LARGEST = te.comm_reducer(_larger, lambda i, v: (te.max_value(i), te.min_value(v
 
 
 class RandomSchedule:
-    """Primitives in random order, each drawn from what is legal; `log` tells what was done."""
+    """Random legal primitives in random order; `log` lists them."""
 
     def __init__(self, rng: random.Random, outputs: list[te.Tensor], threads: bool) -> None:
         self.rng = rng
@@ -423,7 +423,7 @@ class RandomSchedule:
 
 
 def make_arrays(program: Program, seed: int) -> dict[te.Tensor, np.ndarray]:
-    """Inputs of small whole numbers, so that sums come out exactly in any order."""
+    """Inputs of small integers, so that sums are exact in any order."""
     rng = np.random.default_rng(seed)
     arrays: dict[te.Tensor, np.ndarray] = {}
     sizes = Evaluator({}, program.sizes)
@@ -451,7 +451,7 @@ class Case:
         self.inputs = [*program.sizes.values(), *[arrays[t] for t in used]]
 
     def check(self, run: Callable[..., None]) -> None:
-        """Run on fresh results and compare; an error tells the seed, the primitives and the loops."""
+        """Run on fresh results and compare; an error shows the seed, the primitives and the loops."""
         results = [np.full(e.shape, 99, e.dtype) for e in self.expected]
         try:
             run(*self.inputs, *results)
@@ -467,7 +467,7 @@ class Case:
         self.check(lambda *arguments: run(self.name, *arguments))
 
 
-def test_random_schedules_compute_what_the_program_means(schedule_seeds):
+def test_random_schedules_compute_the_reference(schedule_seeds):
     for seed in schedule_seeds:
         Case(seed).interpret()
 
@@ -496,8 +496,8 @@ def test_the_evaluator_agrees_with_numpy():
     np.testing.assert_array_equal(Evaluator({a: x, b: y}, {}).tensor(c), x @ y)
 
 
-def test_a_wrong_schedule_would_be_noticed(monkeypatch):
-    """The comparison can fail: without guards some of the schedules go wrong."""
+def test_an_incorrect_schedule_is_detected(monkeypatch):
+    """The comparison can fail: without guards some schedules give wrong results."""
     monkeypatch.setattr("relayc.te.bounds._require", lambda *args: None)
     wrong = 0
     for seed in range(20):

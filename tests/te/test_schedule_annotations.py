@@ -1,4 +1,4 @@
-"""What schedules say besides loops: threads, predicates, alignment, double buffers, prefetches, pragmas."""
+"""Annotations of schedules: threads, predicates, alignment, double buffers, prefetches, pragmas."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def test_prefetch_touches_the_lines_of_a_later_iteration():
         s[b].prefetch(b, b.op.axis[0], 1)
 
 
-@pytest.mark.parametrize(("near", "locality"), [(False, 2), (True, 3)])
-def test_prefetched_lines_are_chosen_by_where_the_axes_begin(near: bool, locality: int):
-    """A product streams the next rows of its right operand while it is busy with some of the left's."""
+@pytest.mark.parametrize(("to_l1", "locality"), [(False, 2), (True, 3)])
+def test_prefetched_lines_are_chosen_by_where_the_axes_begin(to_l1: bool, locality: int):
+    """A product prefetches the next rows of its right operand while it computes with rows of the left one."""
     a, b = te.placeholder((8, 32), name="a"), te.placeholder((6, 32), name="b")
     k = te.reduce_axis((0, 32), name="k")
     c = te.compute((6, 8), lambda n, m: te.sum(a[m, k] * b[n, k], axis=k), name="c")
@@ -95,7 +95,7 @@ def test_prefetched_lines_are_chosen_by_where_the_axes_begin(near: bool, localit
     m_outer, m_inner = s[c].split(m, factor=2)
     k_outer, k_inner = s[c].split(c.op.reduce_axis[0], factor=4)
     s[c].reorder(n, m_outer, k_outer, k_inner, m_inner)
-    s[c].prefetch_line(b, k_outer, lambda n, m, k: (n + 1, m * 4 + k // 4), near=near)
+    s[c].prefetch_line(b, k_outer, lambda n, m, k: (n + 1, m * 4 + k // 4), to_l1=to_l1)
     text = str(te.lower(s, [a, b, c], simple_mode=True))
     assert f"prefetch(address_of(b[min(n + 1, 5), m.outer * 8 + k.outer]), {locality}, 0)" in text
     x, y, r = (RNG.random(shape, dtype=np.float32) for shape in ((8, 32), (6, 32), (6, 8)))
@@ -108,7 +108,7 @@ def test_prefetched_lines_are_chosen_by_where_the_axes_begin(near: bool, localit
         te.lower(s, [a, b, c])
 
 
-def test_lines_are_asked_for_in_the_order_of_the_requests():
+def test_lines_are_prefetched_in_the_order_of_the_calls():
     a = te.placeholder((8, 64), name="a")
     b = te.compute((8, 64), lambda i, j: a[i, j] * 2.0, name="b")
     s = te.create_schedule(b)
@@ -119,7 +119,7 @@ def test_lines_are_asked_for_in_the_order_of_the_requests():
     assert places == sorted(places)
 
 
-def test_lines_are_asked_for_where_vectors_begin_that_reach_over_rows():
+def test_lines_are_prefetched_where_vectors_that_span_rows_begin():
     a = te.placeholder((8, 24), name="a")
     b = te.compute((8, 24), lambda i, j: a[i, j] * 2.0, name="b")
     s = te.create_schedule(b)
@@ -129,7 +129,7 @@ def test_lines_are_asked_for_where_vectors_begin_that_reach_over_rows():
     assert "a[0, min(i.j.fused.outer * 16 + 48, 191)]" in str(te.lower(s, [a, b], simple_mode=True))
 
 
-def test_several_lines_are_asked_for_from_one_place_on():
+def test_several_consecutive_lines_are_prefetched():
     a = te.placeholder((8, 64), name="a")
     b = te.compute((8, 64), lambda i, j: a[i, j] * 2.0, name="b")
     s = te.create_schedule(b)
@@ -138,8 +138,8 @@ def test_several_lines_are_asked_for_from_one_place_on():
     assert [text.count(f"min(i * 64 + 64, 511){behind}]") for behind in ("", " + 16", " + 32")] == [1, 1, 1]
 
 
-def test_a_line_asked_for_may_lie_past_the_end_of_its_dimension():
-    """Of the last one only, to what is behind it in memory: another row, or nothing."""
+def test_a_prefetched_line_may_lie_past_the_end_of_its_dimension():
+    """Only the last index may lie past the end, which leads to the following row, or past the tensor."""
     a = te.placeholder((8, 64), name="a")
     b = te.compute((8, 64), lambda i, j: a[i, j] * 2.0, name="b")
     s = te.create_schedule(b)
@@ -148,7 +148,7 @@ def test_a_line_asked_for_may_lie_past_the_end_of_its_dimension():
 
 
 @pytest.mark.parametrize(("factor", "place"), [(16, "min(i * 64 + j.outer * 144, 511)"), (64, "i * 64")])
-def test_lines_asked_for_may_depend_on_loops_of_several_iterations_or_one(factor, place):
+def test_prefetched_lines_may_depend_on_loops_of_several_iterations_or_one(factor, place):
     a = te.placeholder((8, 64), name="a")
     b = te.compute((8, 64), lambda i, j: a[i, j] * 2.0, name="b")
     s = te.create_schedule(b)
@@ -158,7 +158,7 @@ def test_lines_asked_for_may_depend_on_loops_of_several_iterations_or_one(factor
     assert text.count("prefetch(") == 1 and f"prefetch(address_of(a[{place}])" in text
 
 
-def test_prefetched_lines_are_found_by_tables_and_through_what_is_inlined():
+def test_prefetched_lines_use_index_tables_and_inlined_producers():
     x, table = te.placeholder((50, 16), name="x"), te.placeholder((20,), "int64", name="table")
     b = te.compute((50, 16), lambda i, j: x[i, j] + 1.0, name="b")
     c = te.compute((50, 16), lambda i, j: b[i, j] * 2.0, name="c")
@@ -175,7 +175,7 @@ def test_prefetched_lines_are_found_by_tables_and_through_what_is_inlined():
     np.testing.assert_allclose(r, (values[picks] + 1) * 2, rtol=1e-5)
 
 
-def test_prefetch_ahead_touches_memory_further_on_for_reading_or_writing():
+def test_prefetch_ahead_prefetches_at_a_distance_for_reads_and_writes():
     a = te.placeholder((20, 40), name="a")
     b = te.compute((20, 40), lambda i, j: a[i, j] * 2.0, name="b")
     c = te.compute((20, 40), lambda i, j: b[i, j] + 1.0, name="c")
@@ -198,8 +198,8 @@ def test_prefetch_ahead_touches_memory_further_on_for_reading_or_writing():
         s[b].prefetch_ahead(other, outer, 1)
 
 
-def test_prefetch_ahead_touches_a_run_of_memory_that_crosses_lines_of_the_tensor():
-    """As a box it would be two whole lines."""
+def test_prefetch_ahead_covers_a_contiguous_run_that_crosses_rows():
+    """As a box the region would be two whole rows."""
     a = te.placeholder((8, 9, 16), name="a")
     b = te.compute((72 * 16,), lambda i: a[i // 16 // 9, i // 16 % 9, i % 16] * 2.0, name="b")
     s = te.create_schedule(b)
@@ -215,7 +215,7 @@ def test_prefetch_ahead_touches_a_run_of_memory_that_crosses_lines_of_the_tensor
 
 
 @pytest.mark.parametrize("inputs", [1, 2])
-def test_prefetch_ahead_sees_through_inputs_that_are_inlined(inputs):
+def test_prefetch_ahead_of_inputs_of_inlined_producers(inputs):
     a = te.placeholder((20, 40), name="a")
     inner = te.compute((20, 40), lambda i, j: a[i, j] * 1.0, name="inner") if inputs == 2 else a
     b = te.compute((20, 36), lambda i, j: te.if_then_else(te.all(j >= 2, j < 34), inner[i, j - 2], 0.0), name="b")
@@ -232,7 +232,7 @@ def test_prefetch_ahead_sees_through_inputs_that_are_inlined(inputs):
     np.testing.assert_array_equal(r, padded[:, :32] + padded[:, 4:])
 
 
-def test_nothing_is_prefetched_while_a_reduction_is_set_to_zero():
+def test_no_prefetch_in_the_initialisation_of_a_reduction():
     a, k = te.placeholder((64, 40), name="a"), te.reduce_axis((0, 64), name="k")
     c = te.compute((40,), lambda j: te.sum(a[k, j], axis=k), name="c")
     s = te.create_schedule(c)
@@ -258,7 +258,7 @@ def test_double_buffer_and_pragmas_are_marked():
     np.testing.assert_array_equal(r, x * np.float32(2) + np.float32(1))
 
 
-def test_virtual_threads_compute_all_parts():
+def test_virtual_threads_compute_all_elements():
     a = te.placeholder((64,), name="a")
     b = te.compute((64,), lambda i: a[i] * 2.0, name="b")
     s = te.create_schedule(b)
@@ -303,14 +303,14 @@ def test_env_threads_start_around_a_scan():
         (lambda s, b: s[b].pragma(te.reduce_axis((0, 3)), "x"), "stage b: pragma of axis rv, which is no axis"),
     ],
 )
-def test_misused_annotations(misuse, message):
+def test_misused_annotations_raise(misuse, message):
     _, b = row_sums(4, 30)
     with pytest.raises(ScheduleError, match=message):
         misuse(te.create_schedule(b), b)
 
 
-def test_recompute_by_another_formula_of_the_same_meaning() -> None:
-    """A matrix product turned into one of views; the arguments stay those of the first formula."""
+def test_recompute_by_an_equivalent_formula() -> None:
+    """A matrix product recomputed as one of views; the arguments stay those of the first formula."""
     x, w = te.placeholder((3, 5), name="x"), te.placeholder((4, 5), name="w")
     k = te.reduce_axis((0, 5), name="k")
     y = te.compute((3, 4), lambda i, j: te.sum(x(i, k) * w(j, k), axis=k), name="y")
@@ -327,7 +327,7 @@ def test_recompute_by_another_formula_of_the_same_meaning() -> None:
     np.testing.assert_allclose(out, a @ b.T + 1, rtol=1e-6)
 
 
-def test_recompute_refuses_other_shapes_and_strange_inputs() -> None:
+def test_recompute_raises_for_other_shapes_and_unknown_inputs() -> None:
     x = te.placeholder((4,), name="x")
     y = te.compute((4,), lambda i: x(i) + 1.0, name="y")
     s = te.create_schedule(y.op)
@@ -346,8 +346,8 @@ def test_a_schedule_prints_its_stages_with_their_loops():
     assert str(s).splitlines() == ["schedule of", "  stage(a: )", "  stage(b: i.outer, i.inner)"]
 
 
-def test_axes_that_are_loops_inside_of_others_begin_once():
-    """Loops of what is computed inside of others count from 0: where an axis begins is not added twice."""
+def test_starts_of_nested_axes_are_added_once():
+    """Loops of stages computed inside others count from 0: the start of an axis is not added twice."""
     a = te.placeholder((64, 8), name="a")
     b = te.compute((64, 8), lambda i, j: a[i, j] * 2.0, name="b")
     s = te.create_schedule(b)
@@ -355,5 +355,5 @@ def test_axes_that_are_loops_inside_of_others_begin_once():
     outer, _ = s[b].split(b.op.axis[0], factor=4)
     s[copy].compute_at(s[b], outer)
     s[copy].prefetch_line(a, s[copy].op.axis[0], lambda i, j: (te.min(i + 8, 63), j))
-    asked = next(line for line in str(te.lower(s, [a, b], simple_mode=True)).splitlines() if "prefetch(" in line)
-    assert "min(i.outer * 4 + i.c + 8, 63)" in asked
+    prefetch = next(line for line in str(te.lower(s, [a, b], simple_mode=True)).splitlines() if "prefetch(" in line)
+    assert "min(i.outer * 4 + i.c + 8, 63)" in prefetch

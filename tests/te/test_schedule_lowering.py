@@ -91,7 +91,7 @@ def test_fused_axes_stay_correlated_with_the_axes_they_came_from():
 
 
 @pytest.mark.parametrize("factor", [1, 3, 4, 16])
-def test_splits_that_do_not_divide_are_guarded(factor):
+def test_inexact_splits_are_guarded(factor):
     a, b, c = matmul(5, 7, 6)
     s = te.create_schedule(c)
     i, j = c.op.axis
@@ -137,7 +137,7 @@ def transposed_by_lines(rows, columns, width, length, apart=False):
     [(5, 12, 8, 4), (3, 13, 8, 4), (4, 37, 8, 4), (7, 41, 16, 8), (2, 64, 16, 8), (9, 100, 32, 16)],
 )  # fmt: skip
 @pytest.mark.parametrize("apart", [False, True])
-def test_lines_begin_where_memory_has_them(rows, columns, width, length, apart):
+def test_split_lines_begin_at_cache_lines(rows, columns, width, length, apart):
     s, a, b = transposed_by_lines(rows, columns, width, length, apart)
     module = te.lower(s, [a, b], simple_mode=True)
     x = RNG.random((columns, rows), dtype=np.float32)
@@ -165,7 +165,7 @@ def fused_lines(shape, width, length, axes=2, apart=False):
     ("shape", "axes", "width", "length"), [((3, 4, 5, 7), 2, 16, 8), ((2, 3, 7, 9), 2, 24, 8), ((5, 3, 3, 5), 3, 8, 4)]
 )  # fmt: skip
 @pytest.mark.parametrize("apart", [False, True])
-def test_lines_of_fused_axes_are_those_of_all_that_lies_behind_the_others(shape, axes, width, length, apart):
+def test_split_lines_of_fused_axes_cover_the_fused_row(shape, axes, width, length, apart):
     s, a, b = fused_lines(shape, width, length, axes, apart)
     module = te.lower(s, [a, b], simple_mode=True)
     x, result = RNG.random(shape, dtype=np.float32), np.full(shape, np.nan, np.float32)
@@ -173,14 +173,14 @@ def test_lines_of_fused_axes_are_those_of_all_that_lies_behind_the_others(shape,
     np.testing.assert_array_equal(result, x * np.float32(2) + np.arange(shape[-1], dtype=np.float32))
 
 
-def test_ends_of_rows_come_before_the_lines_that_they_share_elements_with():
+def test_unaligned_ends_of_rows_are_computed_before_overlapping_lines():
     s, a, b = fused_lines((3, 4, 5, 7), 16, 8)
     _, tile = str(te.lower(s, [a, b])).split(".tile in range(")
     guarded = [text for text in tile.splitlines()[1:] if text.strip()]
     assert [text.strip().startswith("if ") for text in guarded] == [True, False, True, False, False, False], tile
 
 
-def test_lines_are_those_of_compact_results_of_known_length():
+def test_split_lines_needs_compact_results_of_constant_length():
     s, *_ = transposed_by_lines(5, 12, 8, 4)
     with pytest.raises(ScheduleError, match="tiles of whole lines"):
         transposed_by_lines(5, 11, 8, 4)
@@ -189,7 +189,7 @@ def test_lines_are_those_of_compact_results_of_known_length():
         copy.split_lines(8, 4)
 
 
-def test_shifted_tails_refuse_what_would_compute_twice():
+def test_shifted_tails_raise_where_recomputing_is_unsafe():
     a, b, c = matmul(14, 9, 5)
     s = te.create_schedule(c)
     io, ii = s[c].split(c.op.axis[0], 6, tail="shift")
@@ -213,7 +213,7 @@ def test_shifted_tails_refuse_what_would_compute_twice():
         te.lower(t, [x, y], simple_mode=True)
 
 
-def test_shifted_tails_of_symbolic_extents_have_a_guarded_version_for_small_ones():
+def test_shifted_tails_of_symbolic_extents_have_a_guarded_version_for_small_extents():
     m = te.size_var("m")
     a, b, c = matmul(m, 9, 5)
     s = te.create_schedule(c)
@@ -228,7 +228,7 @@ def test_shifted_tails_of_symbolic_extents_have_a_guarded_version_for_small_ones
         check_matmul(s, a, b, c, size, 9, 5)
 
 
-def test_what_is_known_of_long_shifted_loops_drops_their_tests():
+def test_shifted_loops_of_large_extents_need_no_guards():
     n = te.size_var("n")
     x = te.placeholder((n,), name="x")
     k = te.reduce_axis((0, 3), name="k")
@@ -251,7 +251,7 @@ def test_what_is_known_of_long_shifted_loops_drops_their_tests():
         assert np.array_equal(result, np.convolve(np.pad(a, 1), np.ones(3, np.float32), "valid"))
 
 
-def test_another_schedule_for_what_is_small_to_shifted_tails():
+def test_specialize_small_selects_another_schedule_below_the_factor():
     m = te.size_var("m")
     a, b, c = matmul(m, 9, 5)
 
@@ -275,7 +275,7 @@ def test_another_schedule_for_what_is_small_to_shifted_tails():
 
 @pytest.mark.parametrize("length", [1, 2, 5, 11])
 @pytest.mark.parametrize("aligned", [False, True])
-def test_what_all_schedules_begin_with_is_done_before_their_tests(length, aligned):
+def test_common_first_statements_of_specialized_schedules_run_before_the_test(length, aligned):
     n = te.var("n")
     a = te.placeholder((n, 3), name="A")
     b = te.compute((n, 3), lambda i, j: a[i, j] + 1.0, name="B")
@@ -338,7 +338,7 @@ def test_rfactor_and_cache_read():
     check_matmul(s, a, b, c, 4, 5, 12)
 
 
-def test_argmax_updates_both_values_at_once():
+def test_argmax_updates_index_and_value_together():
     a = te.placeholder((3, 6), name="a")
     argmax = te.comm_reducer(
         lambda x, y: (te.select(x[1] >= y[1], x[0], y[0]), te.select(x[1] >= y[1], x[1], y[1])),
@@ -369,7 +369,7 @@ def test_inlining_a_chain_leaves_one_nest():
     np.testing.assert_allclose(r, (np.exp(x).T + 1).reshape(-1) * 2, rtol=1e-6)
 
 
-def test_threads_share_regions_by_storage_scope():
+def test_regions_are_shared_by_threads_according_to_scope():
     n = 64
     a = te.placeholder((n,), name="a")
     b = te.compute((n,), lambda i: a[i] * 2.0, name="b")
@@ -437,7 +437,7 @@ def stages():
         (lambda s, a, c, d, e: te.create_schedule(None), "create_schedule of None; expected operations"),
     ],
 )
-def test_misused_primitives_say_what_and_what_to_do(misuse, message):
+def test_misused_primitives_raise_with_advice(misuse, message):
     with pytest.raises(ScheduleError, match=message):
         misuse(*stages())
 
@@ -503,7 +503,7 @@ def test_variables_have_values():
     te.lower(te.create_schedule(c), [a, scale, c])
 
 
-def test_symbolic_tails_are_cut_off_without_doubting_that_sizes_are_sizes():
+def test_symbolic_tails_are_partitioned_without_tests_for_negative_sizes():
     n = te.var("n")
     a = te.placeholder((n,), name="a")
     b = te.compute((n,), lambda i: a[i] * 2.0, name="b")
@@ -514,7 +514,7 @@ def test_symbolic_tails_are_cut_off_without_doubting_that_sizes_are_sizes():
     assert "min" not in text
 
 
-def test_every_step_of_lowering_can_be_read():
+def test_every_stage_of_lowering_can_be_printed():
     a, b, c = matmul(5, 7, 6)
     s = te.create_schedule(c)
     s[c].vectorize(s[c].split(c.op.axis[1], 4)[1])
@@ -526,7 +526,7 @@ def test_every_step_of_lowering_can_be_read():
     assert dump.dumps[-1][1] == str(module)
 
 
-def test_inlining_a_chain_writes_each_formula_once(monkeypatch):
+def test_inlining_a_chain_expands_each_formula_once(monkeypatch):
     made: list[str] = []
     plain = te.operation.ComputeOp.__init__
 
@@ -549,7 +549,7 @@ def test_inlining_a_chain_writes_each_formula_once(monkeypatch):
     np.testing.assert_allclose(y, x + 60, rtol=1e-5)
 
 
-def test_a_formula_read_at_two_places_is_written_at_both():
+def test_a_formula_read_at_two_indices_is_expanded_at_both():
     a = te.placeholder((9,), name="A")
     b = te.compute((9,), lambda i: a[i] * 2.0, name="B")
     c = te.compute((8,), lambda i: b[i] + b[i + 1], name="C")

@@ -1,4 +1,4 @@
-"""`Schedule.guess`: results that are computed by a cheaper formula first, and again where that can't be trusted."""
+"""`Schedule.speculate`: a cheaper formula first, the exact one where a guard rejects its results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROWS, LENGTH, GROUP = 12, 6, 4
 LOW, HIGH = 1e-6, 1e20
 
 
-def _trusted(total: PrimExpr) -> PrimExpr:
+def _is_valid(total: PrimExpr) -> PrimExpr:
     return te.all(total >= te.const(LOW, "float32"), total <= te.const(HIGH, "float32"))
 
 
 def _softmax(group: int | None, wrong: float = 1.0) -> tuple[Schedule, list[te.Tensor]]:
-    """Softmax of rows, the sums guessed without the largest of each; guesses are `wrong` by a factor that is seen."""
+    """Softmax of rows, its sums speculated without the maximum of a row; `wrong`: a factor on the speculated ones."""
     x = te.placeholder((ROWS, LENGTH), name="x")
     k = [te.reduce_axis((0, LENGTH), name="k") for _ in range(3)]
     largest = te.compute((ROWS,), lambda i: te.max(x(i, k[0]), axis=k[0]), name="largest")
@@ -32,9 +32,11 @@ def _softmax(group: int | None, wrong: float = 1.0) -> tuple[Schedule, list[te.T
     y = te.compute(x.shape, lambda i, j: power(i, j) / total(i), name="y")
     s = te.create_schedule(y.op)
     factor = te.const(wrong, "float32")
-    near = te.compute(x.shape, lambda i, j: te.exp(te.min(x(i, j), te.const(60.0, "float32"))) * factor, name="near")
-    about = te.compute((ROWS,), lambda i: te.sum(near(i, k[2]), axis=k[2]), name="about")
-    s.guess([power, total], [near, about], _trusted)
+    unshifted = te.compute(
+        x.shape, lambda i, j: te.exp(te.min(x(i, j), te.const(60.0, "float32"))) * factor, name="unshifted"
+    )
+    approximate = te.compute((ROWS,), lambda i: te.sum(unshifted(i, k[2]), axis=k[2]), name="approximate")
+    s.speculate([power, total], [unshifted, approximate], _is_valid)
     if group is not None:
         outer, _ = s[y].split(y.op.axis[0], factor=group)
         for stage in (largest, power, total):
@@ -60,19 +62,19 @@ def _reference(x: np.ndarray) -> np.ndarray:
 
 def _inputs() -> np.ndarray:
     x = np.random.default_rng(0).normal(size=(ROWS, LENGTH)).astype(np.float32)
-    x[GROUP + 1] += 500  # too large for the guess, in the second group
+    x[GROUP + 1] += 500  # too large for the unshifted formula, in the second group
     x[-1] -= 500
     return x
 
 
 @pytest.mark.parametrize("group", [None, 1, GROUP, 5])
-def test_what_the_guess_gets_wrong_is_computed_again(group: int | None) -> None:
+def test_invalid_speculation_is_recomputed(group: int | None) -> None:
     x = _inputs()
     np.testing.assert_allclose(_interpreted(_lowered(group), x), _reference(x), rtol=1e-5)
 
 
 @pytest.mark.parametrize("group", [None, 1, GROUP])
-def test_as_machine_code(group: int | None) -> None:
+def test_speculation_as_machine_code(group: int | None) -> None:
     s, args = _softmax(group)
     x = nd.array(_inputs())
     y = nd.empty(x.shape)
@@ -80,8 +82,8 @@ def test_as_machine_code(group: int | None) -> None:
     np.testing.assert_allclose(y.numpy(), _reference(x.numpy()), rtol=1e-5)
 
 
-def test_what_is_trusted_is_not_computed_again() -> None:
-    """A guess that is wrong by a factor cancels out, unless exact exponentials meet guessed sums."""
+def test_valid_speculation_is_not_recomputed() -> None:
+    """A factor on the speculated exponentials cancels out, unless exact exponentials meet speculated sums."""
     s, args = _softmax(GROUP, wrong=2.0)
     func = te.lower(s, args)["main"]
     x = _inputs()
@@ -91,39 +93,39 @@ def test_what_is_trusted_is_not_computed_again() -> None:
     assert "largest" in str(conditional[0]) and "largest" not in str(func.body).split("if ")[0].split("Allocate")[-1]
 
 
-def test_what_others_need_is_computed_once_and_always() -> None:
+def test_producers_with_other_readers_are_computed_once_and_unconditionally() -> None:
     x = te.placeholder((ROWS,), name="x")
     base = te.compute(x.shape, lambda i: x(i) + 1, name="base")
     square = te.compute(x.shape, lambda i: base(i) * base(i), name="square")
     y = te.compute(x.shape, lambda i: square(i) + base(i), name="y")
     s = te.create_schedule(y.op)
-    guess = te.compute(x.shape, lambda i: x(i) * 0, name="zero")
-    s.guess([square], [guess], lambda e: e > 0)
+    zero = te.compute(x.shape, lambda i: x(i) * 0, name="zero")
+    s.speculate([square], [zero], lambda e: e > 0)
     for stage in (base, square):
         s[stage].compute_at(s[y], y.op.axis[0])
     func = te.lower(s, [x, y])["main"]
     (conditional,) = collect(func.body, IfThenElse)
     assert "base[" in str(conditional) and "base[0] =" not in str(conditional)
-    given = np.arange(ROWS, dtype=np.float32)
-    out = np.full_like(given, np.nan)
-    BlockInterpreter({"main": func}, check_uninitialized=True).call(func, (given, out))
-    np.testing.assert_array_equal(out, (given + 1) ** 2 + given + 1)
+    data = np.arange(ROWS, dtype=np.float32)
+    out = np.full_like(data, np.nan)
+    BlockInterpreter({"main": func}, check_uninitialized=True).call(func, (data, out))
+    np.testing.assert_array_equal(out, (data + 1) ** 2 + data + 1)
 
 
-def test_wrong_guesses_are_refused() -> None:
+def test_unsupported_speculations_raise() -> None:
     x = te.placeholder((ROWS,), name="x")
     y = te.compute(x.shape, lambda i: x(i) + 1, name="y")
     z = te.compute(x.shape, lambda i: y(i) + 1, name="z")
     other = te.compute((ROWS + 1,), lambda i: te.const(0.0, "float32"), name="other")
     s = te.create_schedule(z.op)
     with pytest.raises(ScheduleError, match=r"\(12,\) of float32 by \(13,\) of float32"):
-        s.guess([y], [other], lambda e: e > 0)
+        s.speculate([y], [other], lambda e: e > 0)
     with pytest.raises(ScheduleError, match="a stage already"):
-        s.guess([z], [y], lambda e: e > 0)
+        s.speculate([z], [y], lambda e: e > 0)
     with pytest.raises(ScheduleError, match="expected one for each"):
-        s.guess([y, z], [other], lambda e: e > 0)
+        s.speculate([y, z], [other], lambda e: e > 0)
     apart = te.compute(x.shape, lambda i: x(i) * 2, name="apart")
-    s.guess([y], [apart], lambda e: e > 0)
+    s.speculate([y], [apart], lambda e: e > 0)
     s[y].compute_inline()
     with pytest.raises(ScheduleError, match="not computed at one loop"):
         te.lower(s, [x, z])

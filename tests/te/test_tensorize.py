@@ -1,4 +1,4 @@
-"""Tensor intrinsics in the place of inner loops."""
+"""Tensor intrinsics that replace inner loops."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def product(m, n, k):
 
 
 @pytest.mark.parametrize(("depth", "rows"), [(8, 1), (4, 1), (4, 2), (2, 3)])
-def test_reduction_tensorized_whole_and_in_parts(depth, rows):
+def test_reduction_tensorized_whole_and_split(depth, rows):
     a, b, c = product(3, 6, 8)
     s = te.create_schedule(c)
     jo, ji = s[c].split(c.op.axis[1], rows)
@@ -127,7 +127,7 @@ def test_computations_must_be_the_same():
             te.lower(s, [a, b, c])
 
 
-def test_compact_buffers_are_demanded_only_for_addresses():
+def test_compact_buffers_are_required_only_for_addresses():
     x = te.placeholder((2, 4), name="x")
     y = te.compute((2, 4), lambda i, j: x[i, j] + 1.0, name="y")
 

@@ -1,4 +1,4 @@
-"""What a function of one tensor gives, compiled and by the definitions of its operators."""
+"""Results of a function of one tensor, compiled and by the reference definitions of its operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 def compiled_and_defined(function: Callable[[Var], Expr], data: Array, target: str = "llvm") -> tuple[Array, Array]:
-    """The results on two threads, and those of the definitions."""
+    """The results on two threads, and those of the reference definitions."""
     x = Var("x", relay.TensorType(data.shape, str(data.dtype)))
     program = relay.Function((x,), function(x))
     module = graph_executor.GraphModule(relay.build(program, target)["default"](device("cpu", 0)), 2)

@@ -17,13 +17,13 @@ from relayc.topi.registry import schedule_for
 
 @pytest.fixture(scope="session")
 def small_gpu() -> Target:
-    """A GPU with few multiprocessors and small blocks, which the interpreter gets through soon."""
+    """A GPU target with few multiprocessors and small blocks, which is fast to interpret."""
     return Target("cuda -arch=sm_90 -multi-processor-count=8 -max-threads-per-block=64")
 
 
 @pytest.fixture
 def lower_cuda(small_gpu: Target) -> Callable[..., IRModule]:
-    """Lowers outputs with the schedule that they get on a GPU."""
+    """Lowers outputs with their GPU schedule."""
 
     def lower(inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]) -> IRModule:
         return te.lower(schedule_for(list(outputs), small_gpu), [*inputs, *outputs])

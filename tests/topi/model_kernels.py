@@ -1,4 +1,4 @@
-"""Layers of models as kernels to lower: shapes of theirs, and no values."""
+"""Layers of models as kernels to lower, by shape, without values."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def bert_base() -> Iterator[relay.Expr]:
 
 
 def attention(length: int, keys: int, heads: int, depth: int) -> relay.Expr:
-    """Between transpositions of what projections give."""
+    """Attention between transposes of projections' results."""
     shapes = [(1, size, heads, depth) for size in (length, keys, keys)]
     operands = [relay.op.transpose(relay.var(n, shape), (0, 2, 1, 3)) for n, shape in zip("qkv", shapes, strict=True)]
     return relay.op.transpose(make_call("nn.attention", operands, None, scale=0.125), (0, 2, 1, 3))
 
 
 def attentions() -> Iterator[relay.Expr]:
-    """Those of bert_base, vit_b16, gpt2 and segformer_b0."""
+    """The attention kernels of bert_base, vit_b16, gpt2 and segformer_b0."""
     for length in (128, 197, 64):
         yield attention(length, length, 12, 64)
     for length, heads in ((16384, 1), (4096, 2), (1024, 5), (256, 8)):

@@ -1,4 +1,4 @@
-"""Schedules for processors with caches so small that tensors of a test are beyond them."""
+"""Schedules for processors whose caches are smaller than a test's tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lowered(out: te.Tensor, arguments: Sequence[te.Tensor], target: str = "llvm"
 def result(
     out: te.Tensor, arguments: Sequence[te.Tensor], arrays: Sequence[np.ndarray], target: str = "llvm", *, caches: str
 ) -> np.ndarray:
-    """What these loops compute here."""
+    """The result of these loops on the host."""
     function = backend.build(lowered(out, arguments, target, caches=caches), target=Target(f"{target} {caches}"))
     found = backend.nd.empty(tuple(out.shape), str(out.dtype))
     function(*[backend.nd.array(a) for a in arrays], found)
@@ -32,6 +32,6 @@ def result(
 
 
 def stored_by_lines(func: PrimFunc) -> bool:
-    """Does where results are stored depend on where memory's lines begin?"""
+    """Do addresses of stores depend on the alignment to cache lines?"""
     stores = [node for node in collect(func.body, BufferStore) if node.buffer.data in func.params]
     return any(collect(store.indices[-1], FloorMod) for store in stores)

@@ -1,7 +1,7 @@
-"""Parallel loops on machines with more cores than this one: how evenly a kernel's work falls to them.
+"""Load balance of parallel loops on machines with more cores than the host.
 
-Nothing runs here. The loops that a target with so many cores gets are walked: a store counts as one, and of a parallel
-loop only the iterations of the thread that gets most of them.
+Nothing runs here. The loops for a target with many cores are walked: a store counts as one, and of a parallel loop only
+the iterations of the busiest thread count.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tests.topi.model_kernels import attentions, bert_base, convolution, dense, 
 from tests.topi.written_lines import written_lines
 
 WORTH_SHARING = 5_000
-"""Vector operations that a core must get for the balance to matter, in a kernel that has four times as many."""
+"""The least vector operations per core for which balance matters, in a kernel that has four times as many."""
 LANES = 8
 
 
 def stored_by_rows() -> PassContext:
-    """Where a product's own tiles are counted, and not the blocks of results with channels first, which are turned."""
+    """A context in which a product's own tiles are counted rather than transposed blocks of channels-first results."""
     return PassContext(disabled_pass=["FoldTransposeIntoStore"])
 
 
 @dataclass(frozen=True)
 class Stores:
-    """Stores made in all, one after the other by the busiest thread, and by each thread if all made as many."""
+    """The number of stores in all, sequentially by the busiest thread, and by each thread if perfectly balanced."""
 
     every: float
     busiest: float
@@ -46,7 +46,7 @@ class Stores:
         return Stores(self.every + other.every, self.busiest + other.busiest, self.fair + other.fair)
 
     def shared(self, iterations: int, threads: int) -> Stores:
-        """Those of a parallel loop, of one iteration of which these are."""
+        """The counts of a parallel loop whose iteration has these."""
         every = self.every * iterations
         return Stores(every, self.every * math.ceil(iterations / threads), every / threads)
 
@@ -56,7 +56,7 @@ class Stores:
 
 
 def stores(stmt: Stmt, cores: int, inside: bool = False) -> Stores:
-    """Stores with so many `cores`, of which loops with little to do use a part: each costs the caller time."""
+    """Counts with `cores` cores, of which small loops use a part, as each costs the caller time."""
     match stmt:
         case SeqStmt():
             return sum([stores(part, cores, inside) for part in stmt.stmts], NONE)
@@ -81,8 +81,8 @@ NONE = Stores(0, 0, 0)
 
 @pytest.mark.parametrize("cpu", ["haswell", "skylake-avx512"])
 @pytest.mark.parametrize("cores", [2, 8, 16, 64])
-def test_cores_get_even_shares_of_attention(cores: int, cpu: str) -> None:
-    """Few heads of few positions, too: all cores then wait for the copies of keys and values, so these are shared."""
+def test_attention_is_balanced_between_cores(cores: int, cpu: str) -> None:
+    """Also with few heads and positions, where all cores wait for packed keys and values: packing is parallel."""
     target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu} -num-cores={cores}")
     imbalance = {
         str(workload.function.body.ty): stores(lower(workload, target).function.body, cores).imbalance
@@ -94,7 +94,7 @@ def test_cores_get_even_shares_of_attention(cores: int, cpu: str) -> None:
 
 @pytest.mark.parametrize("cores", [2, 8, 16, 64])
 @pytest.mark.parametrize("model", [resnet50, mobilenet_v2, bert_base], ids=lambda model: model.__name__)
-def test_the_busiest_core_gets_little_more_than_its_share(
+def test_the_busiest_core_has_little_more_than_average_work(
     model: Callable[[], Iterator[relay.Expr]], cores: int
 ) -> None:
     target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores={cores}")
@@ -104,7 +104,7 @@ def test_the_busiest_core_gets_little_more_than_its_share(
         operations = max(workload.flops, workload.nbytes / 4) / LANES
         if operations >= WORTH_SHARING * max(cores, 4):
             assert counted.imbalance <= 1.35, (workload.name, str(workload.function.body.ty))
-        elif counted.busiest == counted.every:  # too little for two threads
+        elif counted.busiest == counted.every:  # too little work for two threads
             continue
         ideal += operations * counted.fair / counted.every
         taken += operations * counted.busiest / counted.every
@@ -117,7 +117,7 @@ def test_the_busiest_core_gets_little_more_than_its_share(
 def test_threads_write_to_cache_lines_of_their_own(
     model: Callable[[], Iterator[relay.Expr]], cores: int, most: float, cpu: str
 ) -> None:
-    """But for those where the share of one ends and that of the next begins."""
+    """Except for lines at the border between two threads' iterations."""
     target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu} -num-cores={cores}")
     counts = [written_lines(lower(workload, target).function, cores) for workload in workloads(model(), target)]
     lines, shared = [sum(count) for count in zip(*counts, strict=True)]
@@ -125,8 +125,8 @@ def test_threads_write_to_cache_lines_of_their_own(
 
 
 @pytest.mark.parametrize(("by_columns", "shared"), [(False, 0), (True, 48)], ids=["rows", "columns"])
-def test_lines_that_several_threads_write_to_are_counted(by_columns: bool, shared: int):
-    """48 rows of two lines each; two threads get 24 rows each, or three 8, 8 and 16 columns."""
+def test_cache_lines_written_by_several_threads_are_counted(by_columns: bool, shared: int):
+    """48 rows of two cache lines each; two threads get 24 rows each, or three get 8, 8 and 16 columns."""
     x = te.placeholder((48, 32))
     y = te.compute((48, 32), lambda i, j: x(i, j) + 1.0, name="y")
     s = te.create_schedule(y.op)
@@ -141,15 +141,15 @@ def test_lines_that_several_threads_write_to_are_counted(by_columns: bool, share
     assert written_lines(function, 3 if by_columns else 2) == (96, shared)
 
 
-def test_the_walk_counts_the_busiest_core():
+def test_stores_of_the_busiest_core_are_counted():
     target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=8")
     (workload,) = [w for w in workloads(iter([dense(1, 160, 4096)]), target) if "dense" in w.name]
     counted = stores(lower(workload, target).function.body, 8)
-    assert counted.busiest * 10 == counted.every * 2  # ten panels of 16 units for eight cores: two of them for some
+    assert counted.busiest * 10 == counted.every * 2  # ten panels of 16 units on eight cores: some get two
     assert largest_partition(10, 8) == 0.2 and largest_partition(16, 8) == 1 / 8
 
 
-def test_cores_get_rows_of_data_that_is_much_larger_than_the_weights():
+def test_work_is_partitioned_by_rows_where_data_exceeds_weights():
     target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=4")
     for size, blocks in ((56, 4), (7, 0)):
         with stored_by_rows():
@@ -162,15 +162,15 @@ def test_cores_get_rows_of_data_that_is_much_larger_than_the_weights():
 
 
 @pytest.mark.parametrize("channels", [136, 272, 384])
-def test_threads_share_parts_of_the_channels_where_lines_are_too_few(channels: int):
-    """Numbers of vectors that have no suitable divisor, too."""
+def test_work_is_partitioned_by_channels_where_rows_are_too_few(channels: int):
+    """Also for numbers of vectors without a suitable divisor."""
     target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=16")
     nodes = workloads(iter([convolution(28, channels, channels, 3, groups=channels)]), target)
     (workload,) = [w for w in nodes if "conv" in w.name]
     assert stores(lower(workload, target).function.body, 16).imbalance <= 1.15
 
 
-def test_small_kernels_are_shared_among_a_part_of_many_cores():
+def test_small_kernels_use_only_some_of_many_cores():
     target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=64")
     shared: list[int] = []
     for size in (7, 14, 56, 112):
@@ -182,7 +182,7 @@ def test_small_kernels_are_shared_among_a_part_of_many_cores():
     assert shared[0] == 1 and 2 <= shared[1] <= 16 and shared[-1] >= 32
 
 
-def test_tiles_are_made_so_that_many_cores_get_as_many_each():
+def test_tile_sizes_balance_the_load_of_many_cores():
     shares: list[float] = []
     for cores in (1, 64):
         target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores={cores}")
@@ -192,7 +192,7 @@ def test_tiles_are_made_so_that_many_cores_get_as_many_each():
     assert shares[1] < shares[0] < 1.2
 
 
-def test_short_sums_over_windows_have_tiles_that_divide_the_line():
+def test_short_window_sums_have_tiles_that_divide_the_row():
     target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
     assert 112 % tile_rows(target, 112 * 112, 16, 27, line=112) == 0
     assert tile_rows(target, 111 * 111, 16, 27, line=111) == tile_rows(target, 112 * 112, 16, 27) == 6
@@ -203,7 +203,7 @@ def parallel_extents(stmt: Stmt) -> list[int]:
     return [as_int(e.extent) or 0 for e in collect(stmt, For) if e.kind is ForKind.PARALLEL]
 
 
-def test_products_with_few_rows_share_their_panels():
+def test_skinny_products_are_partitioned_by_panels():
     target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
     (workload,) = list(workloads(iter([dense(1, 1000, 2048)]), target))
     counted = stores(lower(workload, target).function.body, 2)
@@ -211,15 +211,15 @@ def test_products_with_few_rows_share_their_panels():
 
 
 @pytest.mark.parametrize(("cpu", "loops_over_taps"), [("haswell", 1), ("skylake-avx512", 2)])
-def test_taps_of_a_line_are_written_out_where_their_pixels_fit_into_registers(cpu: str, loops_over_taps: int):
-    """Six rows of 7 x 3 values do, fourteen don't: the compiler would spill them."""
+def test_taps_of_a_row_are_unrolled_where_their_pixels_fit_into_registers(cpu: str, loops_over_taps: int):
+    """Six rows of 7 x 3 values fit, fourteen don't: the compiler would spill them."""
     target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu} -num-cores=2")
     (workload,) = [w for w in workloads(iter([convolution(224, 3, 64, 7, 2)]), target) if "conv" in w.name]
     loops = collect(lower(workload, target).function.body, For)
     assert len([loop for loop in loops if loop.loop_var.name in ("kh", "kw")]) == loops_over_taps
 
 
-def test_tiles_leave_registers_for_what_no_multiply_add_reads_from_memory():
+def test_tiles_leave_registers_for_operands_that_are_not_memory_operands():
     for cpu, spare in (("neoverse-n1", 2), ("skylake-avx512", 0)):
         triple = "aarch64" if cpu.startswith("neoverse") else "x86_64"
         target = Target(f"llvm -mtriple={triple}-unknown-linux-gnu -mcpu={cpu} -num-cores=2")
@@ -232,23 +232,23 @@ SERVER = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=icelake-server -nu
 
 
 @pytest.mark.parametrize(("apart", "most"), [(3072, 13), (4096, 9), (4100, 9), (12288, 9), (6144, 13), (64, 13)])
-def test_rows_of_a_tile_that_share_a_set_of_the_cache_leave_room_in_it(apart: int, most: int):
-    """Twelve lines of each set are kept; 128 rows are tiles of 13 elsewhere."""
+def test_rows_of_a_tile_with_cache_set_conflicts_are_limited(apart: int, most: int):
+    """A set keeps twelve lines; without conflicts 128 rows are tiles of 13."""
     assert tile_rows(SERVER, 128, 32, 768, apart=apart) <= most
     if most > 9:
         assert tile_rows(SERVER, 128, 32, 768, apart=apart) == tile_rows(SERVER, 128, 32, 768) == most
     assert best_tile(SERVER, 128, 768, 768, apart=apart).rows <= most
 
 
-def test_few_rows_that_crowd_a_set_a_little_are_one_tile():
+def test_few_rows_with_minor_set_conflicts_are_one_tile():
     assert [tile_rows(SERVER, rows, 32, 4096, apart=16384) for rows in (9, 10, 12, 20)] == [9, 10, 6, 10]
 
 
-def test_rows_that_neighbour_in_a_cache_line_crowd_nothing():
+def test_rows_within_one_cache_line_have_no_set_conflicts():
     assert tile_rows(SERVER, 128, 32, 768, apart=4) == 13
 
 
-def test_tiles_of_few_rows_and_those_of_other_processors_are_what_they_were():
+def test_skinny_tiles_and_other_processors_are_not_limited():
     haswell = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
     neoverse = Target("llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1 -num-cores=2")
     for target in (haswell, neoverse):
@@ -256,7 +256,7 @@ def test_tiles_of_few_rows_and_those_of_other_processors_are_what_they_were():
 
 
 @pytest.mark.parametrize(("depth", "stride", "most"), [(768, 1, 14), (1024, 1, 9), (512, 2, 9), (512, 1, 14)])
-def test_what_a_product_or_a_convolution_reads_says_how_far_its_rows_are_apart(depth: int, stride: int, most: int):
+def test_row_stride_of_products_and_convolutions(depth: int, stride: int, most: int):
     data, panels = te.placeholder((1, 28, 28, depth)), te.placeholder((8, 1, 1, depth, 32))
     out = conv_packed(data, panels, 256, (stride, stride), (0, 0, 0, 0), (1, 1))
     anchor = next(op for op in operations_behind([out]) if op.tag == "conv2d_nhwc_packed")

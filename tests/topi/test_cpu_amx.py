@@ -20,14 +20,14 @@ from relayc.relay.op import nn
 from relayc.relay.op.base import make_call
 from relayc.te import size_var
 from relayc.te.ir import post_order
-from relayc.topi.cpu.tiling import matrix_panel
+from relayc.topi.cpu.tiling import amx_panel
 from tests.backend.llvm.regions import assemble
-from tests.processors import HAS_MATRIX_UNIT
+from tests.processors import HAS_AMX
 
 Array = np.ndarray[Any, Any]
 SAPPHIRE = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=sapphirerapids -num-cores=1"
 SMALL_CACHES = SAPPHIRE + " -l1-bytes=2048 -l2-bytes=8192 -l3-bytes=16384"
-needs_amx = pytest.mark.skipif(not HAS_MATRIX_UNIT, reason="this machine has no AMX")
+needs_amx = pytest.mark.skipif(not HAS_AMX, reason="this machine has no AMX")
 
 
 class Tiles:
@@ -113,7 +113,7 @@ def emulated(call: Any, *data: Array, target: str = SAPPHIRE) -> Array:
 ])  # fmt: skip
 def test_products(rows: int, steps: int, units: int, target: str):
     random = np.random.default_rng(rows)
-    panel, _ = matrix_panel(Target(target), rows, units, steps)
+    panel, _ = amx_panel(Target(target), rows, units, steps)
     data, weight = words(random, rows, steps), words(random, -(-units // panel), steps, panel)
     y = make_call("nn.dense_dot4", (var("x", data.shape, "int32"), var("w", weight.shape, "int32")), units=units)
     np.testing.assert_array_equal(emulated(y, data, weight, target=target), y.op.reference(data, weight))
@@ -130,7 +130,7 @@ def test_products(rows: int, steps: int, units: int, target: str):
 def test_convolutions(size: tuple[int, ...], depth: int, units: int, window: dict[str, Any], target: str):
     random = np.random.default_rng(units)
     steps = depth * int(np.prod(window["kernel_size"]))
-    panel, _ = matrix_panel(Target(target), 16, units, steps)
+    panel, _ = amx_panel(Target(target), 16, units, steps)
     data, weight = words(random, *size, depth), words(random, -(-units // panel), steps, panel)
     x, w = var("x", data.shape, "int32"), var("w", weight.shape, "int32")
     y = make_call("nn.conv2d_nhwc_dot4", (x, w), channels=units, **window)

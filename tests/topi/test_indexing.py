@@ -1,4 +1,4 @@
-"""Chains of reads at positions that are themselves read: how they count from the end, and how long their code is."""
+"""Chains of `take`: negative positions, and code size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZE = 24
 
 
 def chain(length: int) -> tuple[list[te.Tensor], te.Tensor]:
-    """`x` taken at positions that are taken of others, `length` times; the tensors that are given, and the result."""
+    """`x` taken at positions that are themselves taken, `length` times; gives the inputs and the result."""
     x = te.placeholder((SIZE,), "float32", "x")
     positions = [te.placeholder((SIZE,), "int64", f"positions{i}") for i in range(length)]
     taken = positions[0]
@@ -22,12 +22,12 @@ def chain(length: int) -> tuple[list[te.Tensor], te.Tensor]:
 
 
 def lowered(length: int, target: str) -> te.ir.IRModule:
-    given, result = chain(length)
-    return te.lower(schedule_for([result], backend.Target(target)), [*given, result])
+    inputs, result = chain(length)
+    return te.lower(schedule_for([result], backend.Target(target)), [*inputs, result])
 
 
 @pytest.mark.parametrize("target", ["llvm", "cuda -arch=sm_90"])
-def test_the_text_of_a_chain_grows_with_its_length(target: str) -> None:
+def test_code_size_of_a_chain_of_takes_is_linear(target: str) -> None:
     lengths = [len(str(lowered(n, target))) for n in (2, 4, 8)]
     assert lengths[2] - lengths[1] < 3 * (lengths[1] - lengths[0])
 

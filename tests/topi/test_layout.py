@@ -8,14 +8,14 @@ from relayc.te.errors import CompileError
 from relayc.topi.layout import Layout
 
 
-def test_the_parts_of_a_blocked_layout() -> None:
+def test_parsing_a_blocked_layout() -> None:
     layout = Layout("OHWI16o")
     assert layout.axes == ("O", "H", "W", "I")
     assert layout.blocks == {"O": 16}
     assert (layout.index("O"), layout.index("o"), layout.index("C")) == (0, 4, -1)
 
 
-def test_shapes_fill_up_the_last_block() -> None:
+def test_shapes_pad_the_last_block() -> None:
     layout = Layout("NCHW4c")
     assert layout.shape_of({"N": 1, "C": 6, "H": 2, "W": 3}) == (1, 2, 2, 3, 4)
     assert layout.axis_sizes((1, 2, 2, 3, 4)) == {"N": 1, "C": 8, "H": 2, "W": 3}
@@ -29,6 +29,6 @@ def test_positions_and_indices_are_inverse() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "nchw", "NCHWc", "NCNW", "NC4h", "N C", "NCHW4c4c", "16"])
-def test_what_is_not_a_layout(name: str) -> None:
+def test_invalid_layouts_raise(name: str) -> None:
     with pytest.raises(CompileError, match=r"is not a layout; examples: NCHW"):
         Layout(name)

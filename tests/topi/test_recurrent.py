@@ -1,4 +1,4 @@
-"""Recurrences of several entries at a time: tiles of entries and gates, with and without a rest."""
+"""Recurrences of batches: register tiles of entries and gates, with and without remainders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _normal(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 5, 7, 8, 13])
 @pytest.mark.parametrize("hidden", [16, 21])
-def test_entries_that_share_weights_are_those_of_the_reference(batch, hidden):
+def test_batched_entries_match_the_reference(batch, hidden):
     cells = [
         (LSTM(activations=("sigmoid", "tanh", "tanh"), reverse=(False, True)), 4, 2),
         (GRU(activations=("sigmoid", "tanh"), reset_after=False, reverse=(True, False)), 3, 1),
@@ -32,38 +32,38 @@ def test_entries_that_share_weights_are_those_of_the_reference(batch, hidden):
         packed = np.zeros((2, -(-hidden // 16), gates, hidden, 16), np.float32)
         for unit in range(hidden):
             packed[:, unit // 16, :, :, unit % 16] = 0.3 * _normal(2, gates, hidden)
-        given = [_normal(3, batch, 2 * gates * hidden), *[_normal(2, batch, hidden) for _ in range(states)]]
+        inputs = [_normal(3, batch, 2 * gates * hidden), *[_normal(2, batch, hidden) for _ in range(states)]]
         if gates == 3:
-            given.append(_normal(2, hidden))
-        products, *rest = [relay.var(f"x{i}", shape=a.shape) for i, a in enumerate(given)]
+            inputs.append(_normal(2, hidden))
+        products, *rest = [relay.var(f"x{i}", shape=a.shape) for i, a in enumerate(inputs)]
         call = relay.Call(op, (products, relay.const(packed), *rest))
         lib = relay.build(IRModule({"main": relay.Function((products, *rest), call)}), "llvm")
         module = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
-        for i, a in enumerate(given):
+        for i, a in enumerate(inputs):
             module.set_input(f"x{i}", a)
         module.run()
-        expected = op.reference(given[0], packed, *given[1:])
+        expected = op.reference(inputs[0], packed, *inputs[1:])
         for i, e in enumerate(expected):
             np.testing.assert_allclose(module.get_output(i).numpy(), e, rtol=2e-5, atol=2e-6)
 
 
-def test_steps_and_entries_whose_number_is_known_at_run_time_are_launched(cuda_device):
+def test_recurrences_of_dynamic_length_and_batch_are_launched(cuda_device):
     steps, batch, hidden = SizeVar("steps"), SizeVar("batch"), 21
     products = relay.var("products", shape=(steps, batch, 2 * 3 * hidden))
     h0 = relay.var("h0", shape=(2, batch, hidden))
     weight, bias = 0.3 * _normal(2, 3 * hidden, hidden), _normal(2, hidden)
     results = relay.nn.gru(products, relay.const(weight), h0, relay.const(bias), reverse=(False, True))
     function = relay.Function((products, h0), relay.Tuple(results))
-    given = [_normal(5, 6, 2 * 3 * hidden), _normal(2, 6, hidden)]
+    inputs = [_normal(5, 6, 2 * 3 * hidden), _normal(2, 6, hidden)]
     module = graph_executor.GraphModule(
         relay.build(IRModule({"main": function}), "cuda -arch=sm_90")["default"](cuda_device)
     )
-    module.run(products=given[0], h0=given[1])
-    for i, expected in enumerate(evaluate(function, given)):
+    module.run(products=inputs[0], h0=inputs[1])
+    for i, expected in enumerate(evaluate(function, inputs)):
         np.testing.assert_allclose(module.get_output(i).numpy(), expected, rtol=2e-5, atol=2e-6)
 
 
-def test_few_gates_of_many_entries_are_summed_at_once():
+def test_register_tiles_of_many_entries_hold_few_gates():
     room = Gates(())  # twelve of sixteen registers
     assert _sums_per_step(1, 4, room) == (1, 4)
     assert _sums_per_step(8, 4, room) == (4, 1)
@@ -74,7 +74,7 @@ def test_few_gates_of_many_entries_are_summed_at_once():
     assert _sums_per_step(3, 4, wide) == (3, 4)
 
 
-def test_lines_of_several_entries_are_fetched_while_their_sums_are_made():
+def test_products_of_several_entries_are_prefetched_during_the_sums():
     def text(batch: int) -> str:
         shapes = [(3, batch, 2 * 64), (2, 1, 4, 16, 16), (2, batch, 16), (2, batch, 16)]
         products, weight, h0, c0 = [te.placeholder(shape, name=f"x{i}") for i, shape in enumerate(shapes)]

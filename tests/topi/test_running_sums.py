@@ -1,4 +1,4 @@
-"""Running sums and products along lines and across them, of any number of lines."""
+"""Running sums and products along contiguous and strided axes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_running_sums(shape, axis, exclusive, reverse) -> None:
     assert np.array_equal(result.numpy(), running_sums(a, axis, exclusive, reverse, "int64"))
 
 
-def test_running_sums_of_lines_whose_number_is_known_at_run_time() -> None:
+def test_running_sums_of_a_dynamic_number_of_rows() -> None:
     rows = te.size_var("rows")
     x = te.placeholder((rows, 12), "float32", "x")
     out = topi.cumprod(x, 1)
@@ -47,7 +47,7 @@ def test_running_sums_of_lines_whose_number_is_known_at_run_time() -> None:
         np.testing.assert_allclose(result.numpy(), a.cumprod(1), rtol=1e-6)
 
 
-VECTORS = [((5, 32), 1), ((3, 100), 1), ((2, 3, 4001), 2), ((257,), 0)]  # whole vectors, and elements behind the last
+VECTORS = [((5, 32), 1), ((3, 100), 1), ((2, 3, 4001), 2), ((257,), 0)]  # whole vectors, and remaining elements
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -55,7 +55,7 @@ VECTORS = [((5, 32), 1), ((3, 100), 1), ((2, 3, 4001), 2), ((257,), 0)]  # whole
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-avx2,-avx"])
 @pytest.mark.parametrize(("shape", "axis"), VECTORS, ids=str)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32", "int64"])
-def test_long_lines_are_summed_up_by_vectors(dtype, shape, axis, target, exclusive, reverse) -> None:
+def test_running_sums_of_long_rows_are_vectorized(dtype, shape, axis, target, exclusive, reverse) -> None:
     whole = np.random.default_rng(2).integers(-9, 9, shape)
     a = whole.astype(numpy_dtype(dtype_of(dtype)))
     x = te.placeholder(shape, dtype, "x")
@@ -64,13 +64,13 @@ def test_long_lines_are_summed_up_by_vectors(dtype, shape, axis, target, exclusi
     assert "shuffle(" in str(module)
     result = backend.nd.empty(shape, dtype)
     backend.build(module, target=Target(target))(backend.nd.array(a), result)
-    total = running_sums(whole, axis, exclusive, reverse, "int64").astype(a.dtype)  # rounded once, where it has to be
-    assert np.array_equal(result.numpy(), total)  # whole numbers: any order is exact
+    total = running_sums(whole, axis, exclusive, reverse, "int64").astype(a.dtype)  # rounded only when stored
+    assert np.array_equal(result.numpy(), total)  # integers: any order is exact
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("exclusive", [False, True])
-def test_running_sums_of_lines_whose_length_is_known_at_run_time(exclusive, reverse) -> None:
+def test_running_sums_of_rows_of_dynamic_length(exclusive, reverse) -> None:
     length = te.size_var("length")
     x = te.placeholder((3, length), "float32", "x")
     out = topi.cumsum(x, 1, exclusive=exclusive, reverse=reverse)
@@ -82,7 +82,7 @@ def test_running_sums_of_lines_whose_length_is_known_at_run_time(exclusive, reve
         assert np.array_equal(result.numpy(), running_sums(a, 1, exclusive, reverse, "float32"))
 
 
-def test_what_stands_in_front_of_an_infinity_is_not_touched_by_it() -> None:
+def test_elements_before_an_infinity_are_not_affected() -> None:
     a = np.ones((1, 64), "float32")
     a[0, 21], a[0, 40] = np.inf, np.nan
     x = te.placeholder(a.shape, "float32", "x")

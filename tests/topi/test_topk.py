@@ -1,6 +1,6 @@
-"""The first of many in order, on CPUs: places of few are counted, more are kept in a heap, many sorted.
+"""Top-k on CPUs: few are ranked by counting, more are kept in a heap, many are sorted.
 
-Equal ones are in order of their positions, NaN is the greatest.
+Equal elements are ordered by position, NaN is the greatest value.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def rows(kind, shape, dtype):
         return np.sort(x, axis=-1)
     if kind == "nan":
         x[..., ::7] = np.nan
-    if kind == "extremes":  # as many of each as make ties at every threshold
+    if kind == "extremes":  # enough equal elements for ties at every threshold
         x[...] = RNG.choice(np.array([np.inf, -np.inf, np.nan, -np.nan, 0.0, -0.0, 1.0], dtype), shape)
     return x
 
 
 def first(x, k, axis, largest):
     order = np.argsort(x, axis=axis, kind="stable")
-    if largest:  # the last of equal ones comes first in what is turned: turn what is sorted, too
+    if largest:  # in reversed order the last of equals comes first: reverse the sorted one, too
         order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
     order = np.take(order, range(k), axis)
     return np.take_along_axis(x, order, axis), order
@@ -43,9 +43,9 @@ def run(x, k, axis, largest, dynamic_size=False, target="llvm"):
     s = te.create_schedule([values.op, places.op])
     f = build(s, [data, values, places], target)
     expected = first(x, k, axis, largest)
-    given = [nd.array(v, device("cpu")) for v in (x, *(np.zeros_like(e) for e in expected))]
-    f(*given)
-    for got, want in zip(given[1:], expected, strict=True):
+    arguments = [nd.array(v, device("cpu")) for v in (x, *(np.zeros_like(e) for e in expected))]
+    f(*arguments)
+    for got, want in zip(arguments[1:], expected, strict=True):
         np.testing.assert_array_equal(got.numpy(), want)
 
 
@@ -55,7 +55,7 @@ def run(x, k, axis, largest, dynamic_size=False, target="llvm"):
     ("n", "k"),
     [(200, 1), (200, 3), (200, 7), (77, 19), (600, 128), (60, 16), (16, 4), (40, 30), (5, 5), (4000, 512), (2500, 513)],
 )
-def test_the_first_are_those_of_a_stable_sort(kind, largest, n, k):
+def test_topk_matches_a_stable_sort(kind, largest, n, k):
     run(rows(kind, (3, n), "float32"), k, -1, largest)
 
 
@@ -78,7 +78,7 @@ def test_narrower_vectors(kind):
 
 
 @pytest.mark.parametrize("n", [1, 17, 300])
-def test_short_rows_are_sorted_by_counting(n):
+def test_short_rows_are_sorted_by_ranks(n):
     x = rows("equal", (4, n), "float32")
     data = te.placeholder(x.shape, name="x")
     order = topi.argsort(data, 1)
@@ -89,10 +89,10 @@ def test_short_rows_are_sorted_by_counting(n):
 
 
 @pytest.mark.parametrize("largest", [False, True])
-def test_any_axis_and_open_sizes(largest):
+def test_any_axis_and_dynamic_sizes(largest):
     run(rows("random", (3, 90, 2), "float32"), 6, 1, largest)
     run(rows("random", (2, 3, 90), "float32"), 6, 2, largest, dynamic_size=True)
 
 
-def test_many_rows_are_shared_between_threads():
+def test_many_rows_run_in_parallel():
     run(rows("random", (80, 1000), "float32"), 10, -1, True)

@@ -14,7 +14,7 @@ def test_without_a_config_the_cost_model_decides():
     assert choose("rows", 6, [4, 8]) == 6 and Config.current() is None
 
 
-def test_a_config_answers_with_its_values_and_knows_what_was_asked():
+def test_a_config_supplies_its_values_and_records_knobs():
     with Config({"rows": 8}) as config:
         assert choose("rows", 6, [4, 8]) == 8 and choose("parallel", True, [True, False]) is True
         assert Config.current() is config
@@ -25,13 +25,13 @@ def test_a_config_answers_with_its_values_and_knows_what_was_asked():
 @pytest.mark.parametrize(
     ("values", "defaults"), [({"rows": 5}, {}), ({"rows": True}, {}), ({"rows": 4}, {"rows": 7}), ({"columns": 4}, {})]
 )
-def test_values_that_are_no_candidates_or_whose_default_has_changed_are_left_out(values, defaults):
+def test_invalid_and_stale_values_are_ignored(values, defaults):
     with Config(values, defaults):
         chosen = choose("rows", 1, [1, 4])
     assert chosen == 1 and type(chosen) is int
 
 
-def test_a_name_asked_for_again_with_other_candidates_is_another_knob():
+def test_a_name_chosen_again_with_other_candidates_is_another_knob():
     with Config({"rows": 4, "rows#2": 16}) as config:
         assert [choose("rows", 2, [4]), choose("rows", 8, [16]), choose("rows", 2, [4])] == [4, 16, 4]
     assert list(config.knobs) == ["rows", "rows#2"]
@@ -42,7 +42,7 @@ def test_configs_nest():
         assert choose("rows", 2, [4]) == 2
 
 
-def test_the_cost_model_s_tiles_are_candidates_that_fit_the_registers():
+def test_tile_candidates_fit_the_registers():
     with Config() as config:
         rows, width = tile_rows(HASWELL, 128, 16, 768), packed_columns(HASWELL, 128, 768, 768)
     heights = config.knobs["rows"].candidates
@@ -51,7 +51,7 @@ def test_the_cost_model_s_tiles_are_candidates_that_fit_the_registers():
     assert width == widths[0] and sorted(widths) == [8, 16, 24, 32]
 
 
-def test_direct_or_winograd_is_a_choice_among_the_allowed_tiles():
+def test_direct_or_winograd_is_a_knob_over_the_allowed_tiles():
     shape = WinogradShape(1, 28, 28, 128, 128)
     name = "Winograd tile of 1x28x28x128x128, 3x3"
     with Config() as config:

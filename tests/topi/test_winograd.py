@@ -1,4 +1,4 @@
-"""Winograd convolutions: the matrices, what the kernels compute and how exactly, and what the cost model chooses."""
+"""Winograd convolutions: matrices, results and errors of kernels, and choices of the cost model."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ HASWELL, AVX512 = Target("llvm -mcpu=haswell -num-cores=2"), Target("llvm -mcpu=
 CACHES = "-l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
 
 ERROR = {(2, 3): 4e-6, (4, 3): 1.2e-5, (2, 5): 1.2e-5}
-"""Largest errors against float64, as part of the results' root mean square: measured at 64 to 256 channels, doubled."""
+"""The largest errors against float64, relative to the results' root mean square: twice those measured at 64 to 256
+channels."""
 VOLUME_ERROR = {2: 7e-6, 4: 3e-5}
-"""Those of 3 x 3 x 3 filters, likewise, of up to 64 channels; direct convolutions': 1e-5."""
+"""The largest errors of 3 x 3 x 3 filters of up to 64 channels, measured alike; direct convolutions have 1e-5."""
 
 
 @pytest.mark.parametrize(("tile", "taps"), [(m, r) for r, tiles in WINOGRAD_FILTERS.items() for m in tiles])
@@ -77,7 +78,7 @@ def test_errors_stay_small(option: str, tile: int, shape: tuple[int, ...], outpu
 @pytest.mark.parametrize(
     ("tile", "inputs", "outputs"), [(4, 18, 18), (4, 26, 40), (4, 36, 36), (4, 24, 50), (2, 100, 50), (2, 50, 130)]
 )
-def test_channels_that_fill_no_vectors(tile: int, inputs: int, outputs: int):
+def test_channels_that_do_not_fill_vectors(tile: int, inputs: int, outputs: int):
     operators, result, exact = convolve(f"f{tile}", (2, inputs, 15, 29), outputs, threads=2)
     assert "nn.conv2d_nhwc_winograd" in operators
     assert np.abs(result - exact).max() < ERROR[tile, 3] * np.sqrt((exact**2).mean())
@@ -92,7 +93,7 @@ def test_groups_and_filters_of_five_taps(kernel: int, groups: int):
 
 
 @pytest.mark.parametrize(("shape", "padding", "dilation"), [((1, 64, 28, 28), 2, 2), ((2, 64, 23, 17), 3, 4)])
-def test_dilated_filters_are_not_dilated_on_every_so_many_lines(shape: tuple[int, ...], padding: int, dilation: int):
+def test_dilated_convolutions_run_on_subsampled_images(shape: tuple[int, ...], padding: int, dilation: int):
     operators, result, exact = convolve("f4", shape, 64, padding=padding, dilation=dilation)
     assert "nn.conv2d_nhwc_winograd" in operators
     assert np.abs(result - exact).max() < ERROR[4, 3] * np.sqrt((exact**2).mean())
@@ -129,18 +130,18 @@ def convolve_volume(
     ],
     ids=["padded", "images", "no-border", "stride", "dilation", "one-plane", "groups"],
 )  # fmt: skip
-def test_volumes_are_sums_over_planes(option: str, tile: int, shape: tuple[int, ...], depth: dict[str, int]):
+def test_3d_convolutions_are_sums_over_planes(option: str, tile: int, shape: tuple[int, ...], depth: dict[str, int]):
     operators, result, exact = convolve_volume(option, shape, 64, **depth)
     assert "nn.conv3d_ndhwc_winograd" in operators
     assert np.abs(result - exact).max() < VOLUME_ERROR[tile] * np.sqrt((exact**2).mean())
 
 
-def test_volumes_are_the_same_bits_for_any_number_of_threads():
+def test_3d_results_are_bitwise_equal_for_any_number_of_threads():
     one, two, three = (convolve_volume("auto", (2, 64, 4, 14, 14), 64, threads)[1] for threads in (1, 2, 3))
     assert np.array_equal(one, two) and np.array_equal(one, three)
 
 
-def test_volumes_whose_sizes_are_open_are_convolved_directly():
+def test_3d_convolutions_of_dynamic_sizes_are_direct():
     n, d, h = te.size_var("n"), te.size_var("d"), te.size_var("h")
     for shape in [(n, 64, 4, 14, 14), (1, 64, d, 14, 14), (1, 64, 4, h, 14)]:
         x = var("x", shape)
@@ -150,20 +151,20 @@ def test_volumes_whose_sizes_are_open_are_convolved_directly():
         assert "nn.conv3d_ndhwc_packed" in operators
 
 
-def test_planes_of_a_volume_are_transformed_once():
+def test_planes_of_3d_convolutions_are_transformed_once():
     shape = WinogradShape(8, 56, 56, 64, 64, depth=3, planes=10)
     assert (shape.tiles(4), shape.tiles_read(4)) == (8 * 14 * 14, 10 * 14 * 14)
     assert plan_winograd(AVX512, shape, 4).weights_once, "blocks would transform three planes for each of theirs"
 
 
 @pytest.mark.parametrize("shape", [(1, 128, 28, 28), (1, 256, 14, 14)])
-def test_the_same_bits_for_any_number_of_threads(shape: tuple[int, ...]):
+def test_results_are_bitwise_equal_for_any_number_of_threads(shape: tuple[int, ...]):
     one, two, three = (convolve("auto", shape, 64, threads)[1] for threads in (1, 2, 3))
     assert np.array_equal(one, two) and np.array_equal(one, three)
 
 
 @pytest.mark.parametrize("line", [28, te.size_var("w")], ids=["known", "open"])
-def test_elements_of_a_tile_are_read_at_one_place_each(line: te.Dim):
+def test_each_element_of_a_tile_is_loaded_once(line: te.Dim):
     x = var("x", (1, 64, 28, line))
     y = nn.conv2d(x, const(np.ones((64, 64, 3, 3), np.float32)), padding=1)
     with PassContext(config={"relay.winograd": "f4"}):
@@ -175,14 +176,14 @@ def test_elements_of_a_tile_are_read_at_one_place_each(line: te.Dim):
     assert len(reads) == 6 * copies, "of each line of a tile one, in the loops for whole blocks and for less"
 
 
-def test_the_option_turns_it_off_and_refuses_other_words():
+def test_the_option_disables_winograd_and_rejects_unknown_values():
     assert "nn.conv2d_nhwc_winograd" not in convolve("off", (1, 64, 28, 28), 64)[0]
     with pytest.raises(CompileError, match=r"relay\.winograd is 'yes'; expected one of auto, f2, f4, off"):
         convolve("yes", (1, 8, 4, 4), 8)
 
 
 @pytest.mark.parametrize("target", [HASWELL, AVX512], ids=["avx2", "avx512"])
-def test_layers_that_gain_are_chosen(target: Target):
+def test_profitable_layers_use_winograd(target: Target):
     def chosen(size: int, inputs: int, outputs: int, images: int = 1) -> int:
         plan = winograd_pays(target, WinogradShape(images, size, size, inputs, outputs), WINOGRAD_FILTERS[3])
         return plan.tile if plan is not None else 0
@@ -195,7 +196,7 @@ def test_layers_that_gain_are_chosen(target: Target):
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_with_wide_vectors_small_images_gain_though_their_weights_come_from_memory(cores: int):
+def test_wide_vectors_make_winograd_profitable_for_small_images(cores: int):
     target = Target(f"llvm -mcpu=skylake-avx512 {CACHES} -num-cores={cores}")
     for size, channels, tile in [(14, 256, 4), (14, 512, 4), (7, 512, 2)]:
         plan = winograd_pays(target, WinogradShape(1, size, size, channels, channels), WINOGRAD_FILTERS[3])
@@ -203,15 +204,15 @@ def test_with_wide_vectors_small_images_gain_though_their_weights_come_from_memo
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_panels_from_far_memory_are_fetched_during_all_that_is_multiplied_with_them(cores: int):
-    """Blocks of 10 or 25 tiles had to wait: the first that a panel is multiplied with is over too soon."""
+def test_panels_are_prefetched_over_all_tiles_that_use_the_previous_one(cores: int):
+    """Blocks of 10 or 25 tiles stalled: the first tile that uses a panel is over too soon to hide its latency."""
     target = Target(f"llvm -mcpu=icelake-server -l1-bytes=49152 -l2-bytes={2 << 20} -num-cores={cores}")
     plan = plan_winograd(target, WinogradShape(1, 14, 14, 256, 256), 2)
     assert plan.block == 49
 
 
 @pytest.mark.parametrize("vectors", ["haswell", "skylake-avx512"])
-def test_small_blocks_leave_weights_in_the_second_level_cache(vectors: str):
+def test_small_blocks_keep_weights_in_the_second_level_cache(vectors: str):
     target = Target(f"llvm -mcpu={vectors} {CACHES}")
     shape = WinogradShape(1, 56, 56, 256, 256)
     plan = plan_winograd(target, shape, 4)
@@ -220,8 +221,8 @@ def test_small_blocks_leave_weights_in_the_second_level_cache(vectors: str):
     assert weights <= target.cache_bytes.l2 or passes <= 16, "else each block would read them again, for little work"
 
 
-def test_tiles_of_large_images_are_fetched_ahead():
-    def asked(size: int) -> int:
+def test_tiles_of_large_images_are_prefetched():
+    def prefetched(size: int) -> int:
         x = var("x", (1, 64, size, size))
         y = nn.conv2d(x, const(np.ones((64, 64, 3, 3), np.float32)), padding=1)
         with PassContext(config={"relay.winograd": "f4"}):
@@ -231,18 +232,18 @@ def test_tiles_of_large_images_are_fetched_ahead():
         prefetches = [call for call in collect(kernel.body, Call) if call.op == "prefetch"]
         return sum(e.buffer.name == "p0" for call in prefetches for e in collect(call, BufferLoad))
 
-    assert asked(112) == 6, "a line of each of a tile's"
-    assert asked(14) == 0
+    assert prefetched(112) == 6, "one for each row of a tile"
+    assert prefetched(14) == 0
 
 
-def test_tiles_of_dilated_filters_are_counted_for_each_first_line_and_column():
+def test_dilated_convolutions_count_tiles_per_subsampled_image():
     assert WinogradShape(1, 28, 28, 64, 64, dilation=2).tiles(4) == 4 * 4 * 4
     assert WinogradShape(1, 28, 27, 64, 64, dilation=4).tiles(4) == 16 * 2 * 2
 
 
 @pytest.mark.parametrize("cores", [1, 8, 16, 64])
 @pytest.mark.parametrize("layer", [(56, 64, 64), (28, 128, 128), (14, 256, 256), (112, 128, 128)])
-def test_many_cores_have_equal_shares(cores: int, layer: tuple[int, int, int]):
+def test_tiles_are_balanced_between_many_cores(cores: int, layer: tuple[int, int, int]):
     size, inputs, outputs = layer
     target = Target(f"llvm -mcpu=haswell -num-cores={cores}")
     shape = WinogradShape(1, size, size, inputs, outputs)

@@ -1,4 +1,4 @@
-"""Which threads write to which cache lines, told from lowered loops; nothing runs."""
+"""Which threads write to which cache lines, derived from lowered loops; nothing runs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from relayc.te.tir.interpreter import Interpreter
 __all__ = ["written_lines"]
 
 LINE = 64
-"""Bytes of a cache line. Tensors begin at one."""
+"""Bytes of a cache line. Tensors are aligned to it."""
 MOST_THREADS = 4096
 
 
 def written_lines(function: PrimFunc, cores: int) -> tuple[int, int]:
-    """Cache lines that parallel loops write to, and how many of them more than one of so many threads writes to.
+    """The number of cache lines that parallel loops write, and of those that several of `cores` threads write.
 
-    A thread runs neighbouring iterations of a loop.
+    A thread runs consecutive iterations of a loop.
     """
     walk = _Stores(cores)
     walk.visit(function.body)
@@ -51,9 +51,9 @@ def written_lines(function: PrimFunc, cores: int) -> tuple[int, int]:
 
 
 class _Stores(Interpreter):
-    """Evaluates the places of stores for all iterations at once: a loop's variable is an array with an axis of its own.
+    """Evaluates the addresses of stores for all iterations in one step: a loop variable is an array along its own axis.
 
-    Lanes are the last axis, number 0 from behind.
+    Lanes are the last axis.
     """
 
     def __init__(self, cores: int) -> None:
@@ -85,7 +85,7 @@ class _Stores(Interpreter):
         self._depth -= 1
 
     def visit_IfThenElse(self, node: IfThenElse) -> None:
-        """Where values decide, both cases count."""
+        """Where a condition depends on data, both branches count."""
         known = all(var in self.env for var in free_variables(node.condition))
         holds = self.visit(node.condition) if known and not collect(node.condition, BufferLoad) else None
         cases = ((node.then_case, True), (node.else_case, False))
@@ -143,9 +143,9 @@ class _Stores(Interpreter):
         return np.where(self.visit(node.condition), self.visit(node.true_value), self.visit(node.false_value))
 
     def visit_LetStmt(self, node: LetStmt) -> None:
-        if node.value.dtype.is_integral and not collect(node.value, BufferLoad):  # others are no part of a place
+        if node.value.dtype.is_integral and not collect(node.value, BufferLoad):  # others are not in addresses
             self.env[node.var] = self.visit(node.value)
         self.visit(node.body)
 
     def visit_Evaluate(self, node: Evaluate) -> None:
-        """Prefetches and the like store nothing."""
+        """Ignore prefetches and other calls that store nothing."""

@@ -133,7 +133,7 @@ def prefetch_columns(
 
     for first in range(0, width, line):
         for tensor in [t for t in read if tuple(t.shape) == shape]:
-            s[stage].prefetch_line(tensor, loop, further(first), near=False)
+            s[stage].prefetch_line(tensor, loop, further(first), to_l1=False)
         s[stage].prefetch_line(out, loop, further(first), written=True)
 
 

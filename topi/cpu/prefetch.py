@@ -96,7 +96,7 @@ def prefetch_rows(
     for tensor in inputs_of(s[stage].op):
         if constant_size(tensor.shape) == elements and is_streamed(tensor, 1 if within_page else length, target):
             ahead = elements_ahead(tensor.dtype.nbytes, target, 1 if within_page else length)
-            s[stage].prefetch_ahead(tensor, loop, ahead, near=not few)
+            s[stage].prefetch_ahead(tensor, loop, ahead, to_l1=not few)
 
 
 def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: int, each: int, target: Target) -> bool:
@@ -113,9 +113,9 @@ def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: i
         return False
     read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
     alike = [t for t in read if tuple(t.shape) == shape and is_streamed(t, 1, target)]
-    near = prefetches_to_l1(target) or row > caches.l2 // _SHARE_OF_L2
+    to_l1 = prefetches_to_l1(target) or row > caches.l2 // _SHARE_OF_L2
     for tensor in alike:
-        prefetch_places(s, out, tensor, vectors, elements_ahead(out.dtype.nbytes, target, length), each, near=near)
+        prefetch_places(s, out, tensor, vectors, elements_ahead(out.dtype.nbytes, target, length), each, to_l1=to_l1)
     return bool(alike)
 
 
@@ -134,17 +134,17 @@ def prefetch_elements(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, each:
 
 
 def prefetch_places(
-    s: te.Schedule, out: te.Tensor, tensor: te.Tensor, loop: te.IterVar, ahead: int, each: int, *, near: bool = True
+    s: te.Schedule, out: te.Tensor, tensor: te.Tensor, loop: te.IterVar, ahead: int, each: int, *, to_l1: bool = True
 ) -> None:
     """Prefetch `each` elements of `tensor`, `ahead` of the position that `out` stores.
 
-    `near`: to the L1 cache, otherwise to L2.
+    `to_l1`: to the L1 cache, otherwise to L2.
     """
 
     def place(*i: PrimExpr) -> Sequence[PrimExpr]:
         return [ravel_index(i, tuple(out.shape)) + ahead]
 
-    s[out].prefetch_line(tensor, loop, place, lines=-(-each * tensor.dtype.nbytes // LINE_BYTES), near=near)
+    s[out].prefetch_line(tensor, loop, place, lines=-(-each * tensor.dtype.nbytes // LINE_BYTES), to_l1=to_l1)
 
 
 def read_later(

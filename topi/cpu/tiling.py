@@ -30,6 +30,7 @@ __all__ = [
     "MEMORY_BYTES_PER_CYCLE",
     "SET_ELEMENTS",
     "RegisterTile",
+    "amx_panel",
     "at_precision_of",
     "attention_blocks",
     "best_tile",
@@ -43,7 +44,6 @@ __all__ = [
     "has_few_registers",
     "has_high_latency_llc",
     "largest_partition",
-    "matrix_panel",
     "packed_columns",
     "parallel_worthwhile",
     "partitions_evenly",
@@ -144,7 +144,7 @@ def has_amx(target: Target) -> bool:
     return target.features >= _AMX
 
 
-def matrix_panel(target: Target, rows: int, columns: int, steps: int) -> tuple[int, int]:
+def amx_panel(target: Target, rows: int, columns: int, steps: int) -> tuple[int, int]:
     """AMX tiling of a byte product: (columns of a panel, steps at a time); (0, 0) where vectors are better."""
     depth = max([n for n in range(1, _TILE_SIDE + 1) if steps % n == 0], default=0)
     few = rows < _FEWEST_ROWS or columns < _FEWEST_COLUMNS or depth < _FEWEST_STEPS

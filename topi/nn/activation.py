@@ -77,7 +77,7 @@ def gelu(x: Tensor, approximate: bool) -> Tensor:
         return half + half * te.erf(v * _c(math.sqrt(0.5), v))
 
     def by_tanh(v: PrimExpr) -> PrimExpr:
-        # (1 + tanh(y)) / 2 is the logistic function of 2 y, without the digits that 1 + tanh(y) loses below 0.
+        # (1 + tanh(y)) / 2 is the sigmoid of 2 y, without the cancellation of 1 + tanh(y) below 0.
         factor = 2 * math.sqrt(2 / math.pi)
         return v * te.sigmoid(v * (_c(factor, v) + _c(factor * 0.044715, v) * (v * v)))
 

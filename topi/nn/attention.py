@@ -27,11 +27,11 @@ def attention(
     """softmax(query key^T * scale + mask) value.
 
     query (B, H, S, D), key (B, G, T, D), value (B, G, T, E) with H a multiple of G (grouped heads): (B, H, S, E).
-    `mask` broadcasts to (B, H, S, T): a bool one keeps where True and gives `masked_value` elsewhere, another is added.
-    So does `bias`, which is added behind the mask, to all scores. `causal` lets position s see the keys up to
-    s + T - S. A positive `softcap` limits the scores softly, see `capped`. `rounded` scores have the element type of
-    the query. A row that sees nothing gives 0. Stages: "attention_score", "attention_max", "attention_exp",
-    "attention_sum", and the anchor "attention".
+    `mask` broadcasts to (B, H, S, T): a bool one keeps scores where True and replaces others by `masked_value`; a float
+    one is added. `bias` broadcasts alike and is added to all scores after the mask. `causal` lets position s attend to
+    keys up to s + T - S. A positive `softcap` limits the scores smoothly, see `capped`. `rounded` scores have the
+    element type of the query. A row without visible keys gives 0. Stages: "attention_score", "attention_max",
+    "attention_exp", "attention_sum", and the anchor "attention".
     """
     batch, heads, length, depth = query.shape
     _, groups, keys, width = value.shape

@@ -1,8 +1,8 @@
-"""Attention one block of queries at a time, with everything between its inputs and its result in memory of one thread.
+"""Attention by blocks of queries, with all intermediate results in memory of one thread.
 
-Keys and values are copied once per head into panels of `panel` keys and of `panel` columns, the form that register
-tiles read in order; queries are scaled while they are copied. The scores of a block of queries with all keys are one
-small matrix, turned into weights where it lies: the matrix of all scores is never in memory.
+Keys and values are packed once per head into panels of `panel` keys and of `panel` columns, which register tiles read
+sequentially; queries are scaled while they are packed. The scores of a block of queries with all keys are one small
+matrix, which becomes the weights in place: the matrix of all scores is never materialised.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ __all__ = ["AttentionForm", "blocked_attention"]
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """How attention is computed: scores times `scale`, plus or under a mask, `causal` or not, in which blocks.
+    """Parameters of attention: scores are multiplied by `scale` and masked, `causal` or not.
 
-    `masked_value` is the score of keys that a bool mask hides. A positive `softcap` limits scores softly. `queries` are
-    the rows of a block, `panel` the keys, and the columns of values, that lie next to each other in a panel. Rows of
-    scores are filled up to a multiple of `fill` keys, which divides `panel` (0: of `panel`). `rounded` scores have
-    the element type of the query.
+    `masked_value` is the score of keys that a bool mask hides. A positive `softcap` limits scores smoothly. `queries`
+    are the rows of a block, `panel` the keys, and the columns of values, in a panel. Rows of scores are padded to a
+    multiple of `fill` keys, which divides `panel` (0: of `panel`). `rounded` scores have the element type of the query.
     """
 
     scale: float
@@ -45,11 +44,10 @@ class AttentionForm:
 def blocked_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm, bias: Tensor | None = None
 ) -> Tensor:
-    """softmax(query key^T * scale + mask) value, the heads of a position next to each other, as projections have them.
+    """softmax(query key^T * scale + mask) value, with the heads of a position contiguous, as projections produce them.
 
-    query (B, S, H, D), key (B, T, G, D), value (B, T, G, E) with H a multiple of G: (B, S, H, E). The rest is as in
-    `topi.nn.attention`. The stages are found by their tags, "blocked_attention_<name>"; "blocked_attention" is the
-    anchor.
+    query (B, S, H, D), key (B, T, G, D), value (B, T, G, E) with H a multiple of G: (B, S, H, E). Other parameters are
+    those of `topi.nn.attention`. Stages have the tags "blocked_attention_<name>"; "blocked_attention" is the anchor.
     """
     return _Blocked(query, key, value, mask, form, bias).result()
 
@@ -73,18 +71,18 @@ class _Blocked:
         return te.compute(shape, body, name=name, tag=f"blocked_attention_{name}")
 
     def _heads_of_a_group(self) -> int:
-        """Heads of queries that share one of keys and values."""
+        """The number of query heads that share a head of keys and values."""
         assert isinstance(self.heads, int) and isinstance(self.groups, int)
         return self.heads // self.groups
 
     def _query(self, g: Any, row: Any) -> tuple[Any, Any]:
-        """The head and the position of a row: the rows of a group are the queries of all its heads, by positions."""
+        """The head and position of a row: the rows of a group are the queries of all its heads, ordered by position."""
         if self.per_group == 1:
             return g, row
         return g * self.per_group + row % self.per_group, row // self.per_group
 
     def _within(self, at: Any, size: Dim, padded: Dim, entry: PrimExpr, beyond: PrimExpr) -> PrimExpr:
-        """`entry`, but `beyond` where `at` is past the `size` that was filled up to `padded`."""
+        """`entry`, or `beyond` where `at` is in the padding from `size` up to `padded`."""
         return entry if same_dim(size, padded) else te.if_then_else(at < size, entry, beyond)
 
     def _queries(self) -> Tensor:
@@ -97,7 +95,7 @@ class _Blocked:
         return self._stage((*self.rows, self.depth), body, "queries")
 
     def _key_panels(self) -> Tensor:
-        """(B, G, panels, D, panel) of the keys as rows, (B, G, T filled up to whole panels, D)."""
+        """(B, G, panels, D, panel) from the keys as rows, (B, G, T padded to whole panels, D)."""
         panel = self.form.panel
 
         def row(b: Any, g: Any, t: Any, d: Any) -> PrimExpr:
@@ -124,7 +122,7 @@ class _Blocked:
         return self._stage((self.batch, self.groups, count, self.keys, panel), body, "value_panels")
 
     def _scores(self) -> Tensor:
-        """(B, G, rows, T filled up): -inf where a key may not be seen or there is none."""
+        """(B, G, rows, T padded): -inf where a key is hidden or padding."""
         queries, panels, panel = self._queries(), self._key_panels(), self.form.panel
         d = te.reduce_axis((0, self.depth), name="d")
 

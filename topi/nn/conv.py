@@ -27,7 +27,7 @@ __all__ = [
 
 
 def output_size(size: Dim, kernel: Dim, stride: int, dilation: int, padding: int) -> Dim:
-    """Positions of a window of `kernel` taps along `size` elements with `padding` more on both sides together."""
+    """The positions of a window of `kernel` taps along `size` elements plus `padding`, that of both sides."""
     span = (kernel - 1) * dilation + 1
     return as_dim((size + (padding - span)) // stride + 1)
 
@@ -35,7 +35,7 @@ def output_size(size: Dim, kernel: Dim, stride: int, dilation: int, padding: int
 def output_sizes(
     sizes: Sequence[Dim], kernel: Sequence[Dim], strides: Sequence[int], dilation: Sequence[int], padding: Sequence[int]
 ) -> list[Dim]:
-    """`output_size` along each of `sizes`; `padding` is what stands before them, then what stands behind."""
+    """`output_size` along each of `sizes`; `padding` is that before each, then that after each."""
     rank = len(sizes)
     return [
         output_size(sizes[k], kernel[k], strides[k], dilation[k], padding[k] + padding[k + rank]) for k in range(rank)
@@ -43,7 +43,7 @@ def output_sizes(
 
 
 def _rounded(total: Tensor, dtype: str) -> Tensor:
-    """`total` as `dtype`; itself when it is that already."""
+    """`total` converted to `dtype`; `total` itself where it has that type."""
     if total.dtype == dtype:
         return total
     return te.compute(total.shape, lambda *i: te.cast(dtype, total(*i)), name=f"{total.op.name}_rounded", tag=ELEMWISE)
@@ -54,12 +54,12 @@ def _sum(terms: PrimExpr, axes: Sequence[IterVar]) -> PrimExpr:
 
 
 def kernel_axes(names: Sequence[str], sizes: Sequence[Dim]) -> list[IterVar]:
-    """The reductions over the positions of a kernel."""
+    """Reduce axes over the taps of a kernel."""
     return [te.reduce_axis((0, size), name=f"k{name.lower()}") for name, size in zip(names, sizes, strict=True)]
 
 
 def taps_at(outputs: Sequence[Any], taps: Sequence[Any], strides: Sequence[int], dilation: Sequence[int]) -> list[Any]:
-    """Positions in the bordered input that kernel positions `taps` of output positions `outputs` read."""
+    """The positions in the padded input that `taps` of output positions `outputs` read."""
     return [o * s + t * d for o, t, s, d in zip(outputs, taps, strides, dilation, strict=True)]
 
 
@@ -137,18 +137,18 @@ def conv_packed(
     out_dtype: str | None = None,
     pairs: Pairs | None = None,
 ) -> Tensor:
-    """Convolution of `data` (N, spatial..., C) with weights (ceil(O / NR), spatial..., I, NR), the order tiles read.
+    """Convolution of `data` (N, spatial..., C) with packed weights (ceil(O / NR), spatial..., I, NR).
 
-    With `pairs`, which want one group, two channels are a step.
+    With `pairs`, which require one group, a step is a 2-way dot product of two channels.
 
-    `channels` is the true O; with groups a block is a whole group, whose outputs a schedule may tile as it likes, or a
-    group is several blocks, without rest. The result is computed as a matrix, pixels by the columns of all blocks (tag
-    "conv2d_nhwc_packed", "conv1d_nwc_packed" or "conv3d_ndhwc_packed"), so that tiles need not stop at the end of a
-    line, nor where a block is filled up.
+    `channels` is O without padding; with groups a block is a whole group, whose outputs a schedule may tile freely, or
+    a group is a whole number of blocks. The result is computed as a matrix, pixels by the columns of all blocks (tag
+    "conv2d_nhwc_packed", "conv1d_nwc_packed" or "conv3d_ndhwc_packed"), so that tiles may cross ends of rows and
+    padding of blocks.
     """
     blocks, *kernel, group_size, nr = weight.shape
     rank = len(kernel)
-    outputs, group = as_dim(channels // groups), blocks // groups * nr  # a group's columns, those of its blocks
+    outputs, group = as_dim(channels // groups), blocks // groups * nr  # columns of a group, in all its blocks
     spatial = range(1, 1 + rank)
     out_dtype = out_dtype or data.dtype
     wide = accumulator_type(out_dtype)
@@ -194,16 +194,16 @@ def conv_across_groups(
 ) -> Tensor:
     """Convolution of `data` (N, spatial..., C) in groups, with weights (ceil(O / NR), spatial..., I, NR).
 
-    Unlike `conv_packed`'s, blocks are of neighbouring outputs, whatever groups they belong to (tag
-    "conv2d_nhwc_across_groups", ...). Where these are at most two, an output reads a channel of the block's first group
-    or of its last, which for a vector are two broadcasts and a mask.
+    Unlike in `conv_packed`, blocks hold consecutive outputs of any groups (tag "conv2d_nhwc_across_groups", ...). With
+    at most two groups in a block, an output reads a channel of the first or the last one: for a vector, two broadcasts
+    and a blend.
     """
     blocks, *kernel, group_size, nr = weight.shape
     rank, names = len(kernel), "dhw"[-len(kernel) :]
     assert isinstance(blocks, int) and isinstance(nr, int)
     out_dtype = out_dtype or data.dtype
     wide, outputs = accumulator_type(out_dtype), channels // groups
-    whole = group_size == outputs and nr % outputs == 0 and (any(padding) or channels % nr == 0)  # groups of a vector
+    whole = group_size == outputs and nr % outputs == 0 and (any(padding) or channels % nr == 0)  # groups in a vector
     more = -channels % nr if whole and any(padding) else 0  # channels, so that vectors of the data are whole, too
     padded = data
     if any(padding):
@@ -253,7 +253,7 @@ def conv_transpose(
     kernel_layout: str = "IOHW",
     out_dtype: str | None = None,
 ) -> Tensor:
-    """The gradient of a convolution with respect to its input, as a gather: no zeros are multiplied in memory.
+    """The gradient of a convolution with respect to its input, as a gather, without inserted zeros.
 
     Output position y sums the taps t for which y + begin - t * dilation is a multiple of the stride, read from input
     position (y + begin - t * dilation) / stride. `kernel_layout` orders I (all input channels), O (the outputs of one

@@ -50,17 +50,17 @@ def dense(data: Tensor, weight: Tensor, out_dtype: str | None = None) -> Tensor:
 
 
 def widened(weight: Tensor, wide: str) -> Tensor:
-    """Weights in the type that products are summed in: a stage of its own, which a schedule computes by the panel."""
+    """Weights converted to the accumulator type: a separate stage, which a schedule computes panel by panel."""
     if weight.dtype == wide:
         return weight
     return te.compute(weight.shape, lambda *i: te.cast(wide, weight(*i)), name="widened", tag="widened_weights")
 
 
 def int16_pairs(x: Tensor, axis: int, tag: str = "int16_pairs", zero_point: int = 0) -> Tensor:
-    """Integers of 16 bits by twos as int32: element i of `axis` in the lower half, that half the axis on in the upper.
+    """Pairs of 16-bit integers packed in int32, operands of `te.dot2`, which multiplies two steps of a reduction.
 
-    `zero_point` is subtracted first; where the axis is odd, a 0 stands in the last upper half. Two such tensors are
-    multiplied by `te.dot2`, as many steps of a reduction at a time.
+    Element i of `axis` is the lower half, element i + size / 2 the upper one. `zero_point` is subtracted first; where
+    the axis is odd, the last upper half is 0.
     """
     shape = list(x.shape)
     size = shape[axis]
@@ -83,7 +83,7 @@ def int16_pairs(x: Tensor, axis: int, tag: str = "int16_pairs", zero_point: int 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """A product of integers within 16 bits, once `zero_point` is subtracted from the data: two steps are one."""
+    """A product by 2-way dot products of 16-bit integers; `zero_point` is subtracted from the data first."""
 
     zero_point: int = 0
 
@@ -91,7 +91,7 @@ class Pairs:
 def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str, pairs: Pairs | None = None) -> Tensor:
     """rows (M, K) times panels (ceil(N / NR), K, NR), summed as `wide`: (M, `units`).
 
-    The columns that fill up the last panel are computed like the others, whole vectors of them, and left behind.
+    The padding columns of the last panel are computed, too, as whole vectors, and not copied to the result.
     """
     panels, _, nr = weight.shape
     if pairs:
@@ -111,7 +111,7 @@ def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str, pairs: 
 
 
 def first_columns(product: Tensor, columns: Dim) -> Tensor:
-    """`product` without the columns that fill up its last panel."""
+    """`product` without the padding columns of its last panel."""
     if same_dim(product.shape[-1], columns):
         return product
 
@@ -150,7 +150,7 @@ def dense_packed(
 def pack_panels(x: Tensor, width: int, transposed: bool = False) -> Tensor:
     """Matrices (..., N, K), or (..., K, N) if `transposed`, in panels (..., ceil(N / width), K, width).
 
-    The last panel is filled up with zeros.
+    The last panel is padded with zeros.
     """
     *batch, columns, depth = (*x.shape[:-2], x.shape[-1], x.shape[-2]) if transposed else x.shape
     whole, count = isinstance(columns, int) and columns % width == 0, ceil_div(columns, width)
@@ -172,7 +172,7 @@ def pack_panels(x: Tensor, width: int, transposed: bool = False) -> Tensor:
 
 
 def take_from_panels(panels: Tensor, indices: Tensor, rows: int, mode: str = "clip") -> Tensor:
-    """Rows of a matrix (N, K) in panels (ceil(N / NR), K, NR), N = `rows`: indices.shape + (K,); as `topi.take`."""
+    """`topi.take` of rows of a matrix (N, K) packed as (ceil(N / NR), K, NR), N = `rows`: indices.shape + (K,)."""
     width = panels.shape[-1]
 
     def body(*i: Any) -> PrimExpr:
@@ -188,7 +188,8 @@ def batch_matmul_packed(
 ) -> Tensor:
     """Matrices (..., M, K) times panels (..., ceil(N / NR), K, NR): (..., M, N) with N = `columns`.
 
-    Leading dimensions broadcast; `transpose_a` says that `a` is (..., K, M). The last panel is computed whole.
+    Leading dimensions broadcast; `transpose_a` says that `a` is (..., K, M). The last panel is computed including its
+    padding.
     """
     count, depth, nr = panels.shape[-3:]
     batch = broadcast_shape(a.shape[:-2], panels.shape[:-3])
@@ -236,5 +237,5 @@ def batch_matmul(
 
 
 def bias_add(x: Tensor, bias: Tensor, axis: int) -> Tensor:
-    """x + bias, one number for each position along `axis`."""
+    """x + bias, which has one value for each position along `axis`."""
     return te.compute(x.shape, lambda *i: x(*i) + bias(i[axis]), name="bias_add", tag=BROADCAST)

@@ -1,4 +1,4 @@
-"""Products with weights of 4 or 8 bits, which are read as they are and made floats a few lines at a time."""
+"""Products with 4- or 8-bit weights, which are dequantised on the fly, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["dense_bits"]
 def dense_bits(data: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor, units: int, bits: int) -> Tensor:
     """data (..., K) times weights code * scale - offset: (..., N) with N = `units`.
 
-    Columns lie in panels of NR: codes (ceil(N / NR), K * bits / 8, NR) bytes, the first of those in a byte in its low
-    bits; scales and offsets (ceil(N / NR), K / block, NR) float32. The weights are a tensor of their own,
-    (ceil(N / NR), K, NR), for the schedule to place. The product of a single row is tagged "dense_bits_row".
+    Columns are packed in panels of NR: codes (ceil(N / NR), K * bits / 8, NR) bytes, the first code of a byte in its
+    low bits; scales and offsets (ceil(N / NR), K / block, NR) float32. The dequantised weights are a separate tensor,
+    (ceil(N / NR), K, NR), for the schedule to place. The product of a single row has the tag "dense_bits_row".
     """
     panels, height, nr = codes.shape
     per_byte, wide = 8 // bits, accumulator_type(data.dtype)
@@ -45,9 +45,9 @@ def _code(codes: Tensor, panel: Any, k: Any, lane: Any, bits: int) -> PrimExpr:
 def _product_of_a_row(
     data: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor, units: int, bits: int
 ) -> Tensor:
-    """The product of one row: codes are multiplied as they are, and scaled sums of a block at a time.
+    """The product of one row: codes are multiplied without dequantising, and the sums of each block are scaled.
 
-    Its operation reads the sums of the data by blocks, and the sums of data by codes (columns, blocks).
+    It reads the sums of the data over each block, and the sums of data times codes (columns, blocks).
     """
     panels, height, nr = codes.shape
     blocks, wide = scales.shape[1], accumulator_type(data.dtype)

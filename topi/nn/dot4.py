@@ -1,9 +1,8 @@
-"""Products of bytes, four steps of a reduction at a time: unsigned data by signed weights, summed in int32.
+"""Byte products by 4-way dot products: unsigned data by signed weights, summed in int32.
 
-Both operands hold four bytes in an int32, a quad, which `te.dot4` multiplies; on processors that have room for any
-sums as they are. Elsewhere whoever packs weights takes out what is too much, into quads of its own. Two quads that have
-room for each other may share their sums of 16 bits (`te.dot8`). A table says which data a step reads, panel by
-panel.
+Both operands hold four bytes in an int32, which `te.dot4` multiplies. With VNNI instructions weights are used as they
+are. Elsewhere weights that would overflow 16-bit sums are split into several words when they are packed, and two words
+whose sums fit together may share them (`te.dot8`). A table gives the data that each step reads, for each panel.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from relayc.topi.utils import num_elements, ravel_index, unravel_index
 __all__ = ["conv2d_dot4", "dense_dot4", "dense_dot4_groups", "window_dot4_groups", "words"]
 
 REPEATED = 0x01010101
-"""A byte times this is four of them."""
+"""Multiplying a byte by this repeats it four times."""
 
 
 def words(x: Tensor) -> Tensor:
-    """Bytes (..., 4 n) as int32 (..., n), the first in the low bits."""
+    """Bytes (..., 4 n) packed as int32 (..., n), the first in the low bits."""
 
     def body(*i: Any) -> PrimExpr:
-        octets = [te.cast("int32", x(*i[:-1], i[-1] * 4 + k)) for k in range(4)]
-        low = bitwise_or(octets[0], left_shift(octets[1], 8))
-        return bitwise_or(low, bitwise_or(left_shift(octets[2], 16), left_shift(octets[3], 24)))
+        parts = [te.cast("int32", x(*i[:-1], i[-1] * 4 + k)) for k in range(4)]
+        low = bitwise_or(parts[0], left_shift(parts[1], 8))
+        return bitwise_or(low, bitwise_or(left_shift(parts[2], 16), left_shift(parts[3], 24)))
 
     return te.compute((*x.shape[:-1], as_dim(x.shape[-1] // 4)), body, name="words", tag=INJECTIVE)
 
@@ -41,7 +40,7 @@ def words(x: Tensor) -> Tensor:
 def dense_dot4(data: Tensor, weight: Tensor, units: int, rows: Sequence[Dim] | None = None) -> Tensor:
     """data (..., K) times panels (ceil(N / NR), K, NR), both of four bytes: (..., N) with N = `units`.
 
-    The result is (*rows, N) if these are given, as many as the data has.
+    The result is (*rows, N) with `rows`, whose product must be that of the data's leading dimensions.
     """
     lead = data.shape[:-1]
     panels, count, nr = weight.shape
@@ -79,10 +78,10 @@ def _form(weight: Tensor) -> str:
 
 
 def _group(read: Callable[[Any], PrimExpr], weight: Tensor, table: Tensor, n: Any, k: Any) -> PrimExpr:
-    """Step `k` of a panel by the data that `read` gives for what the table says."""
+    """Step `k` of a panel: the products of its words by the data that the table selects."""
     nr, single = weight.shape[-1], _form(weight) == "dot4"
-    quads = [(read(table(n // nr, k, i)), weight(n // nr, k, i, n % nr)) for i in range(1 if single else 2)]
-    return te.dot4(*quads[0]) if single else te.dot8(*quads[0], *quads[1])
+    operands = [(read(table(n // nr, k, i)), weight(n // nr, k, i, n % nr)) for i in range(1 if single else 2)]
+    return te.dot4(*operands[0]) if single else te.dot8(*operands[0], *operands[1])
 
 
 def _attrs(block: Any, form: str) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def _attrs(block: Any, form: str) -> dict[str, Any]:
 
 
 def _rows(product: Tensor, lead: Sequence[Dim], units: int) -> Tensor:
-    """The first `units` columns of a product, its rows in the shape of the data's."""
+    """The first `units` columns of a product, its rows reshaped to `lead`."""
     total = first_columns(product, units)
     if len(lead) == 1:
         return total
@@ -113,8 +112,8 @@ def conv2d_dot4(
 ) -> Tensor:
     """Convolution of `data` (N, H, W, C) with weights (ceil(O / NR), KH, KW, C, NR), both of four bytes.
 
-    `border` is the byte that stands around the data. With a `kernel_size` weights are (ceil(O / NR), KH * KW * C, NR),
-    and windows become rows of a matrix first (tag "windows").
+    `border` is the padding byte. With a `kernel_size` weights are (ceil(O / NR), KH * KW * C, NR), and windows become
+    rows of a matrix first (im2col, tag "windows").
     """
     *_, nr = weight.shape
     kernel, depth = (weight.shape[1:-2], weight.shape[-2]) if kernel_size is None else (kernel_size, data.shape[-1])
@@ -138,7 +137,7 @@ def _product_of_windows(
     dilation: Sequence[int], grid: Sequence[Dim],
 ) -> Tensor:  # fmt: skip
     steps, nr = weight.shape[1:]
-    run = padded.shape[-1] * (kernel[-1] if dilation[-1] == 1 else 1)  # what lies in a row
+    run = padded.shape[-1] * (kernel[-1] if dilation[-1] == 1 else 1)  # contiguous words of a window
 
     def window(p: Any, k: Any) -> PrimExpr:
         b, *position = unravel_index(p, grid)
@@ -159,8 +158,8 @@ def window_dot4_groups(
 ) -> Tensor:
     """Products of windows of `data` (N, L) with panels (ceil(O / NR), S, G, NR), both of four bytes: (N, *grid, O).
 
-    The windows of result (n, y, x) begin at ``y * pitch[0] + x * pitch[1]`` of line n of the data; step s of panel p
-    reads what is ``table[p, s, :]`` further on, one or two.
+    The window of result (n, y, x) begins at ``y * pitch[0] + x * pitch[1]`` of row n of the data; step s of panel p
+    reads the words ``table[p, s, :]`` further on, one or two.
     """
     places = (data.shape[0], *grid)
     k = te.reduce_axis((0, weight.shape[1]), name="k")
@@ -179,7 +178,7 @@ def window_dot4_groups(
 def _image(
     body: Callable[[Any, Any], PrimExpr], grid: Sequence[Dim], channels: int, weight: Tensor, form: str
 ) -> Tensor:
-    """(N, H, W, O) of a product that is computed as a matrix, pixels by the columns of all panels."""
+    """(N, H, W, O) from a product that is computed as a matrix, pixels by the columns of all panels."""
     blocks, *_, nr = weight.shape
     attrs = {"blocks": blocks, "outputs": channels, **_attrs(nr, form)}
     shape = (num_elements(grid), as_dim(blocks * nr))

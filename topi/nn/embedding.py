@@ -1,4 +1,4 @@
-"""Embedding bags: rows of a table, summed bag by bag."""
+"""EmbeddingBag: reductions over bags of rows of a table."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from relayc.topi.utils import accumulator_type
 
 __all__ = ["embedding_bag"]
 
-_STRIP = 64
-"""Columns whose sums are kept while the rows of a bag pass by: several vectors, which registers hold."""
+_BLOCK_COLUMNS = 64
+"""Columns of a block, whose sums stay in registers, as several vectors, over all rows of a bag."""
 _WORTH_SHARING = 1 << 14
-"""Elements of the results from which several threads share the bags."""
+"""The least elements of the result for which bags run in parallel."""
 
 
 def embedding_bag(
@@ -26,11 +26,11 @@ def embedding_bag(
 ) -> Tensor:
     """(B, D): for each bag b the "sum", "mean" or "max" of the rows of `table` (N, D) at positions[starts[b]:ends[b]].
 
-    Starts and ends are limited as those of numpy's slices, positions too. Rows are multiplied by `factors`, of the
-    length of `positions`. Of an empty bag the sum and the mean are 0, the maximum is -inf.
+    Starts and ends are clamped as in numpy's slices, and positions to the table. Rows are multiplied by `factors`, of
+    the length of `positions`. The sum and the mean of an empty bag are 0, its maximum is -inf.
     """
     columns, bags = table.shape[1], starts.shape[0]
-    given = [table, positions, starts, ends, *(() if factors is None else (factors,))]
+    inputs = [table, positions, starts, ends, *(() if factors is None else (factors,))]
 
     def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = ir_builder.create()
@@ -39,16 +39,16 @@ def embedding_bag(
         kind = "parallel" if constant_size((bags, columns)) >= _WORTH_SHARING else "serial"
         with ib.for_range(0, bags, "bag", kind, independent=True) as b:
             bag.open(b)
-            for begin, count, width in blocks_of(columns, _STRIP):
-                with ib.for_range(0, count, "strip") as strip:
-                    bag.write(out, b, begin + strip * width, width)
+            for begin, count, width in blocks_of(columns, _BLOCK_COLUMNS):
+                with ib.for_range(0, count, "block") as block:
+                    bag.write(out, b, begin + block * width, width)
         return ib.get()
 
-    return te.extern((bags, columns), given, fill, name="embedding_bag", dtype=table.dtype, tag="default")
+    return te.extern((bags, columns), inputs, fill, name="embedding_bag", dtype=table.dtype, tag="default")
 
 
 class _Bag:
-    """The bag that a loop is at, and what is done with its rows."""
+    """Emits the reduction over the rows of the current bag."""
 
     def __init__(
         self, ib: IRBuilder, ins: Sequence[BufferView], rows: Dim, length: Dim, dtype: Any, mode: str
@@ -58,7 +58,7 @@ class _Bag:
         self.dtype, self.wide = dtype, accumulator_type(dtype)
 
     def open(self, bag: Any) -> None:
-        """Find out where `bag` lies."""
+        """Load the begin and end of `bag`."""
         self.begin = self.ib.let("begin", self._limited(self.starts[bag]))
         self.end = self.ib.let("end", self._limited(self.ends[bag]))
 

@@ -1,4 +1,4 @@
-"""The gates of recurrences: which functions they apply, and how recurrences are laid out for a target."""
+"""The gates of recurrences: their activations, and the partition of recurrences for a target."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ ACTIVATIONS: dict[str, Callable[..., PrimExpr]] = {
 
 @dataclass(frozen=True)
 class Gates:
-    """How gates are computed: `activations` by name in the cell's order, arguments limited to [-clip, clip] before.
+    """Parameters of gates: `activations` in the cell's order, whose arguments are clamped to [-clip, clip].
 
-    `reverse` says for each direction whether it runs from the last step to the first, `cores` among how many threads
-    directions or blocks are shared; 0 where that is not known. Registers hold `sums` blocks of NR sums at once, each
-    of `vectors` vectors.
+    `reverse` says for each direction whether it runs from the last step to the first; `cores` is the number of threads
+    that share directions or blocks, 0 where unknown. Registers hold `sums` blocks of NR sums, each of `vectors`
+    vectors.
     """
 
     activations: tuple[Activation, ...]
@@ -56,22 +56,22 @@ class Gates:
     vectors: int = 2
 
     def __call__(self, number: int, value: PrimExpr) -> PrimExpr:
-        """Activation `number` of the limited `value`."""
+        """Activation `number` of the clamped `value`."""
         return self.activate(number, self.limited(value))
 
     def activate(self, number: int, value: PrimExpr) -> PrimExpr:
         """Activation `number` of `value`."""
-        given = self.activations[number]
-        name, *parameters = (given,) if isinstance(given, str) else given
+        activation = self.activations[number]
+        name, *parameters = (activation,) if isinstance(activation, str) else activation
         return ACTIVATIONS[name](value, *parameters)
 
     def limited(self, value: PrimExpr) -> PrimExpr:
-        """`value` within [-clip, clip]."""
+        """`value` clamped to [-clip, clip]."""
         if self.clip is None:
             return value
         return te.maximum(te.minimum(value, te.const(self.clip, value.dtype)), te.const(-self.clip, value.dtype))
 
     @property
     def go_apart(self) -> bool:
-        """Do threads share the directions, each running all steps of its own?"""
+        """Does each thread run all steps of its own directions?"""
         return self.cores > 0 and len(self.reverse) % self.cores == 0

@@ -1,8 +1,8 @@
-"""Recurrences on devices of many threads: each step is launched by itself.
+"""Recurrences on GPUs, with one kernel launch per step.
 
-A launch is what makes all threads of a device wait for each other, so that a step may use all of them. A group of
-threads has a block of NR units and some entries of the batch: threads share the depth of its sums, add up what each has
-found, and each then applies the gates of one unit of one entry.
+A launch synchronises all threads of the device, so that a step may use all of them. A thread block computes NR units of
+some batch entries: threads split the depth of the sums (split-K), add up their partial sums, and each then applies the
+gates of one unit of one entry.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from relayc.topi.utils import accumulator_type
 __all__ = ["LaunchedRecurrence"]
 
 _THREADS = 512
-"""Threads of a group; as few as this still have all weights of a step under way at once with 256 units."""
+"""Threads of a block; tuned for 256 units, where so many still have all weights of a step in flight."""
 
 _BYTES_OF_ENTRIES = 16
-"""Four entries of float32 to a group, whose sums of four gates leave registers for weights that are on their way."""
+"""Bytes of batch entries per thread block: four entries of float32, whose sums of four gates leave registers for
+weights in flight."""
 
 
 class _Own:
-    """The sums (entry, gate, lane) of the entry and the lane that a thread has: a value for each gate."""
+    """The sums (entry, gate, lane) of a thread's own entry and lane: a value for each gate."""
 
     def __init__(self, gates: BufferView) -> None:
         self.gates = gates
@@ -41,7 +42,7 @@ class _Own:
 
 
 class LaunchedRecurrence(Recurrence):
-    """The loops of a recurrence with each step's blocks on groups of threads, which `each_block` launches."""
+    """The loops of a recurrence with the blocks of a step on thread blocks, which `each_block` launches."""
 
     slice: Any
     lane: Any
@@ -52,29 +53,29 @@ class LaunchedRecurrence(Recurrence):
 
     @property
     def wide(self) -> str:
-        """The type of sums."""
+        """The accumulator type."""
         return accumulator_type(str(self.dtype))
 
     @property
     def entries(self) -> int:
-        """Entries of the batch that a group of threads has."""
+        """Batch entries of a thread block."""
         most = max(_BYTES_OF_ENTRIES // self.dtype.nbytes, 1)
         return min(self.batch, most) if isinstance(self.batch, int) else most
 
     @property
     def slices(self) -> int:
-        """How many threads share the depth of a sum: a power of two."""
+        """The number of threads that split the depth of a sum: a power of two."""
         return 1 << (min(_THREADS // self.lanes, self.depth).bit_length() - 1)
 
     @contextmanager
     def each_step(self) -> Generator[Step, None, None]:
-        """All steps, of all directions at once."""
+        """Loop over all steps, for all directions together."""
         with self.ib.for_range(0, self.steps, "step") as number:
             yield self._step(number)
 
     @contextmanager
     def each_block(self, step: Step) -> Generator[Block, None, None]:
-        """A launch of a group of threads for each block of units and each few entries."""
+        """Launch a thread block for each block of units and batch entries."""
         ib, tiles = self.ib, -(-self.batch // self.entries)
         with ib.scope():
             group = ib.thread_axis(self.directions * self.blocks * tiles, "blockIdx.x")
@@ -86,7 +87,7 @@ class LaunchedRecurrence(Recurrence):
 
     @contextmanager
     def each_entry(self) -> Generator[Any, None, None]:
-        """All entries of a group, one for each thread that has the lane."""
+        """The entries of a thread block, one for each thread of a lane."""
         ib, slices = self.ib, self.slices
         with ib.for_range(0, -(-self.entries // slices), "turn") as turn:
             place = ib.let("place", turn * slices + self.slice)
@@ -97,11 +98,11 @@ class LaunchedRecurrence(Recurrence):
 
     @contextmanager
     def each_unit(self, at: Block) -> Generator[tuple[Any, Any], None, None]:
-        """The unit of the thread."""
+        """The unit of the current thread."""
         yield self.lane, at.number * self.lanes + self.lane
 
     def sums(self, source: BufferView, copy: Any, at: Block, gates: Sequence[int]) -> Any:
-        """A state times the panels of `gates` of one block: for each entry of the group, NR sums for each gate."""
+        """A state times the panels of `gates` of one block: NR sums for each entry and gate of the thread block."""
         ib, entries, slices = self.ib, self.entries, self.slices
         self.summed = count = len(gates)
         shared = ib.allocate(self.wide, (slices, entries, count, self.lanes), "shared", scope="shared")
@@ -121,7 +122,7 @@ class LaunchedRecurrence(Recurrence):
         return _Own(self.own)
 
     def _add_up(self, shared: BufferView, count: int) -> None:
-        """What all slices have found, `count` sums, by as many threads."""
+        """Add up the partial sums of all slices, `count` sums by as many threads."""
         ib, threads = self.ib, self.slices * self.lanes
         _, _, gates, lanes = shared.buffer.shape
         with ib.for_range(0, -(-count // threads), "turn") as turn:
@@ -137,12 +138,12 @@ class LaunchedRecurrence(Recurrence):
     def _add_products(
         self, sums: BufferView, source: BufferView, state: tuple[Any, Any], at: Block, gates: Sequence[int], unit: Any
     ) -> None:
-        """Add what a unit of the state gives to the sums (entry, gate) of the thread."""
+        """Add the products of a unit of the state to the thread's sums (entry, gate)."""
         ib = self.ib
         panels = [self.weights[at.direction, at.number, gate, unit, self.lane] for gate in gates]
         weights = [ib.let("weight", te.cast(self.wide, weight)) for weight in panels]
         for entry in range(self.entries):
-            b = te.min(self.first + entry, self.batch - 1)  # those beyond the last are of no use
+            b = te.min(self.first + entry, self.batch - 1)  # entries beyond the last are unused
             value = ib.let("value", te.cast(self.wide, source[(*state, b, unit)]))
             for n, weight in enumerate(weights):
                 sums[entry, n] = sums[entry, n] + value * weight

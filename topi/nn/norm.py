@@ -1,6 +1,6 @@
 """Normalisations: several stages, one kernel. Statistics are kept in float32 for narrow floats.
 
-Stages: "<name>_mean", "<name>_variance" (mean of the squared distance from the mean: two passes, no cancellation),
+Stages: "<name>_mean", "<name>_variance" (mean of the squared difference from the mean: two passes, no cancellation),
 "<name>_scale" (1 / sqrt(variance + epsilon), one for each row), and the anchor.
 """
 
@@ -25,7 +25,7 @@ __all__ = [
 _LARGEST = {"float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
 
 _ROUNDING = {"float32": 2.0**-24, "float64": 2.0**-53}
-"""Half a unit in the last place of 1."""
+"""Half a unit in the last place of 1, by type."""
 
 IndexOf = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
@@ -40,7 +40,7 @@ def _mean_of(
 ) -> Tensor:
     """The mean of ``element(row, taps)`` over the index space `reduced`, for each row.
 
-    `trailing`: what is reduced lies in one piece.
+    `trailing`: the reduced elements of a row are contiguous.
     """
     ks = [te.reduce_axis((0, d), name=f"k{n}") for n, d in enumerate(reduced)]
     wide = accumulator_type(x.dtype)
@@ -100,7 +100,7 @@ def _standardized_rows(
     scale: Tensor,
     attrs: Mapping[str, Any] | None = None,
 ) -> Tensor:
-    """The anchor of a layer normalisation, from the statistics of rows."""
+    """The anchor of a layer normalisation, from row statistics."""
     wide = mean.dtype
 
     def body(*i: Any) -> PrimExpr:
@@ -174,10 +174,10 @@ def group_norm(x: Tensor, gamma: Tensor, beta: Tensor, num_groups: int, axis: in
 def group_norm_by_moments(
     moments: Moments, gamma: Tensor, beta: Tensor, axis: int, group_size: int, epsilon: float, pixels: int = 1
 ) -> Tensor:
-    """`group_norm` by the moments of each channel: its elements times a factor of the channel, and a shift.
+    """`group_norm` from the moments of each channel: its elements times a factor of the channel, plus a shift.
 
-    Along `axis` lie the channels of some `pixels`, one behind the other. Stages besides those of `Moments`:
-    "<name>_group" of groups, "<name>" of channels again.
+    `axis` holds the channels of `pixels` pixels, concatenated. Stages besides those of `Moments`: "<name>_group" of
+    groups, "<name>" of channels.
     """
     x, wide = moments.x, moments.wide
     batch, columns = x.shape[0], x.shape[axis]
@@ -221,7 +221,7 @@ def group_norm_by_moments(
 def layer_norm_by_moments(
     moments: Moments, gamma: Tensor, beta: Tensor | None, axis: int, epsilon: float
 ) -> Tensor:
-    """`layer_norm` over dimensions `axis` and later ones by their moments."""
+    """`layer_norm` over dimensions `axis` and later ones, from their moments."""
     x, wide = moments.x, moments.wide
     count = te.cast(wide, num_elements(x.shape[axis:]))
     sums, rows = moments.sum(), x.shape[:axis]
@@ -234,7 +234,7 @@ def layer_norm_by_moments(
 def batch_norm(
     x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor, axis: int, epsilon: float
 ) -> Tensor:
-    """(x - mean) / sqrt(variance + epsilon) * gamma + beta with given statistics, all per channel (`axis`)."""
+    """(x - mean) / sqrt(variance + epsilon) * gamma + beta with precomputed statistics, all per channel (`axis`)."""
     wide = accumulator_type(x.dtype)
 
     def body(*i: Any) -> PrimExpr:
@@ -279,7 +279,7 @@ def l2_normalize(x: Tensor, axes: Sequence[int], epsilon: float) -> Tensor:
 def standardize(x: Tensor, axes: Sequence[int], epsilon: float, margin: float, *, centred: bool) -> Tensor:
     """(x - mean) / (sqrt(variance + epsilon) + margin) over dimensions `axes`, in ascending order.
 
-    Not `centred`: x over that root of the mean of squares. The anchor's attribute "axis" is as that of `l2_normalize`.
+    Without `centred` the mean is taken to be 0. The anchor's attribute "axis" is that of `l2_normalize`.
     """
     kept = [a for a in range(x.ndim) if a not in axes]
     rows, reduced, wide = [x.shape[a] for a in kept], [x.shape[a] for a in axes], accumulator_type(x.dtype)
@@ -314,9 +314,9 @@ def standardize(x: Tensor, axes: Sequence[int], epsilon: float, margin: float, *
 
 
 def standardize_by_moments(moments: Moments, epsilon: float, margin: float) -> Tensor:
-    """`standardize` over the dimensions of `moments`, by these.
+    """`standardize` over the dimensions of `moments`, from these.
 
-    A deviation of less than what the mean is rounded by isn't known: dividing by it would magnify that.
+    A deviation below the rounding error of the mean is unknown: dividing by it would magnify the error.
     """
     x, wide, axes = moments.x, moments.wide, list(moments.sizes)
     kept = [a for a in range(x.ndim) if a not in axes]
@@ -346,7 +346,7 @@ def lrn(x: Tensor, size: int, axis: int, alpha: float, beta: float, bias: float)
     """
     before, after = (size - 1) // 2, size // 2
     channels = x.shape[axis]
-    if isinstance(channels, int):  # there is nothing more than that
+    if isinstance(channels, int):  # the window has at most all channels
         before, after = min(before, max(channels - 1, 0)), min(after, max(channels - 1, 0))
     wide = accumulator_type(x.dtype)
     bordered = pad_spatial(x, (axis,), (before,), (after,), 0)
@@ -366,7 +366,7 @@ def lrn(x: Tensor, size: int, axis: int, alpha: float, beta: float, bias: float)
 
 
 def _inverse_power(base: PrimExpr, exponent: float, positive: bool) -> PrimExpr:
-    """base ^ -exponent, by square roots for some exponents. `positive`: base certainly is."""
+    """base ^ -exponent, by square roots for some exponents. `positive`: base is known to be."""
     if exponent == 1:
         return 1 / base
     if exponent == 0.5:

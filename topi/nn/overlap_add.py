@@ -1,4 +1,4 @@
-"""Overlapping windows added up, channels last: what a transposed convolution does behind its products."""
+"""Overlap-add of windows, channels last: the step of a transposed convolution after its products."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ __all__ = ["Phases", "overlap_add"]
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Which taps of windows, `stride` apart, of `taps` elements, `dilation` apart, lie at an element of their sum.
+    """The taps of windows that contribute to an element of their sum, along one axis.
 
-    The windows begin `begin` elements in front of the sum. Every `step`-th tap lies at elements of the same phase, the
-    place in a stride; where stride and dilation have a common divisor, some phases have none.
+    Windows are `stride` apart and have `taps` taps, `dilation` apart; the first one begins `begin` elements before the
+    sum. Taps of an element's phase, its position in a stride, are `step` apart; where stride and dilation have a common
+    divisor, some phases have none.
     """
 
     taps: int
@@ -38,11 +39,11 @@ class Phases:
 
     @property
     def most(self) -> int:
-        """Taps at one element, at most."""
+        """The most taps that contribute to one element."""
         return -(-self.taps // self.step)
 
     def first(self, element: Any) -> Any:
-        """The first tap at an element, of those of its phase: `taps` or more where there is none of the kernel."""
+        """The first tap of an element's phase; `taps` or more if the phase has none."""
         phase = (element + self.begin) % self.stride
         factor = pow(self.dilation // self.divisor, -1, self.step) if self.step > 1 else 0
         return phase // self.divisor * factor % self.step
@@ -52,7 +53,7 @@ class Phases:
         return (element + self.begin - tap * self.dilation) // self.stride
 
     def meets(self, element: Any, tap: Any, windows: Dim) -> PrimExpr:
-        """Does `tap`, one of the element's phase, belong to the kernel, and to one of so many windows?"""
+        """Does `tap`, of the element's phase, lie in the kernel, and its window among `windows` windows?"""
         window = self.window(element, tap)
         inside = [convert(tap < self.taps), convert(window >= 0), convert(window < windows)]
         if self.divisor > 1:
@@ -66,7 +67,7 @@ def overlap_add(
     """Images (N, sizes..., G * C) that are the sums of their windows x (N, windows..., G, taps..., C).
 
     Windows are `strides` apart, their taps `dilation`; the first ones begin `begin` elements in front of the image, and
-    what lies beside it is left out. Attribute "phases" has the `Phases` of each axis, "axes" the dimensions they are.
+    elements outside of it are left out. Attribute "phases" has the `Phases` of each axis, "axes" their dimensions.
     """
     rank = len(sizes)
     windows, kernel, channels = x.shape[1 : 1 + rank], x.shape[2 + rank : -1], x.shape[-1]

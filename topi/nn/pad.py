@@ -54,9 +54,9 @@ def mirror_pad(x: Tensor, before: Sequence[int], after: Sequence[int], mode: str
 
 
 def _source(position: PrimExpr, size: Dim, before: int, after: int, mode: str) -> PrimExpr:
-    """The position within [0, size) that stands at `position` of the endless continuation.
+    """The index within [0, size) that `position` of the continued tensor reads.
 
-    Borders are chosen apart, so that a schedule can cut them off.
+    Borders are selected separately, so that loop partitioning can cut them off.
     """
     twice = 1 if mode == "symmetric" else 0
     if mode == "edge":
@@ -73,7 +73,7 @@ def _source(position: PrimExpr, size: Dim, before: int, after: int, mode: str) -
 
 
 def _continued(position: PrimExpr, size: Dim, mode: str) -> PrimExpr:
-    """The same for borders of any width."""
+    """The index within [0, size) that `position` reads, for borders of any width."""
     if mode == "wrap":
         return position % size
     if mode == "symmetric":

@@ -19,9 +19,9 @@ __all__ = ["Windows", "adaptive_pool", "avg_pool", "lp_pool", "max_pool", "max_p
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a pooling, along the dimensions `axes` of its input; one number of each kind for each of them.
+    """The windows of a pooling, along the dimensions `axes` of its input, with one entry for each.
 
-    `padding` is (begin..., end...). With `ceil_mode` a last window that sticks out counts, if it starts inside.
+    `padding` is (begin..., end...). With `ceil_mode` a last window that exceeds the input counts, if it starts inside.
     """
 
     axes: tuple[int, ...]
@@ -40,11 +40,11 @@ class Windows:
         return self.padding[len(self.axes) :]
 
     def reach(self, k: int) -> int:
-        """How many elements a window covers along its dimension `k`, those between its taps included."""
+        """The extent of a dilated window along its dimension `k`."""
         return (self.kernel[k] - 1) * self.dilation[k] + 1
 
     def count(self, k: int, size: Dim) -> Dim:
-        """Windows along dimension `k` of the windows, where the input has `size` elements."""
+        """The number of windows along their dimension `k`, where the input has `size` elements."""
         begin, end, stride, reach = self.begin[k], self.end[k], self.strides[k], self.reach(k)
         room = size + (begin + end - reach)
         if not self.ceil_mode:
@@ -67,7 +67,7 @@ class Windows:
 
 
 class _Taps:
-    """The windows over a tensor: output shape, reduce axes, and where a tap of a window lies."""
+    """The windows over a tensor: output shape, reduce axes, and indices of taps."""
 
     def __init__(self, x: Tensor, windows: Windows) -> None:
         self.x, self.windows = x, windows
@@ -76,7 +76,7 @@ class _Taps:
         self.attrs = {"axes": windows.axes, "strides": windows.strides, "dilation": windows.dilation}
 
     def bordered(self, value: float) -> Tensor:
-        """The input with borders of `value`, wide enough for windows that stick out."""
+        """The input padded by `value`, wide enough for windows that exceed it."""
         spec, after = self.windows, list[int]()
         for k, a in enumerate(spec.axes):
             count, size = as_int(self.shape[a]), as_int(self.x.shape[a])
@@ -87,14 +87,14 @@ class _Taps:
         return pad_spatial(self.x, spec.axes, spec.begin, after, value)
 
     def source(self, i: Sequence[Any]) -> list[Any]:
-        """The index into the bordered input of the current tap of window `i`."""
+        """The index into the padded input of the current tap of window `i`."""
         at, spec = list(i), self.windows
         for a, tap, s, d in zip(spec.axes, self.axes, spec.strides, spec.dilation, strict=True):
             at[a] = i[a] * s + tap * d
         return at
 
     def inside(self, i: Sequence[Any], include_pad: bool) -> PrimExpr:
-        """How many taps of window `i` lie inside the input (or inside it with its padding)."""
+        """The number of taps of window `i` inside the input (or the input with its padding)."""
         total, spec = convert(1), self.windows
         for k, a in enumerate(spec.axes):
             begin, end = (spec.begin[k], spec.end[k]) if include_pad else (0, 0)
@@ -131,10 +131,10 @@ def max_pool(x: Tensor, windows: Windows) -> Tensor:
 
 
 def max_pool_with_argmax(x: Tensor, windows: Windows, column_major: bool) -> tuple[Tensor, Tensor]:
-    """The largest value of each window, and where it lies in the whole of x (int64), the first among equal ones.
+    """The largest value of each window, and its flat index in x (int64), the first among equal ones.
 
-    x is (N, C, spatial...) in row-major order; `column_major` counts the spatial axes with the first running fastest.
-    The first NaN is larger than all. Two passes over a window: one for the value, one for the first tap that has it.
+    x is (N, C, spatial...) in row-major order; `column_major` makes the first spatial axis the fastest. The first NaN
+    is larger than all. Two passes over a window: one for the value, one for the first tap that has it.
     """
     taps, values, axes, kernel = _Taps(x, windows), max_pool(x, windows), windows.axes, windows.kernel
     bordered = taps.bordered(_lowest_number(x))
@@ -166,7 +166,7 @@ def max_pool_with_argmax(x: Tensor, windows: Windows, column_major: bool) -> tup
 
 
 def avg_pool(x: Tensor, windows: Windows, count_include_pad: bool) -> Tensor:
-    """The mean of each window; padding counts as zeros with `count_include_pad`, not at all without."""
+    """The mean of each window; padding counts as zeros with `count_include_pad`, and is ignored without."""
     taps = _Taps(x, windows)
     bordered = taps.bordered(0)
     wide = accumulator_type(x.dtype)

@@ -1,15 +1,15 @@
-"""The loops that all recurrences share: LSTM, GRU and the plain RNN, each one kernel for all time steps.
+"""The loops common to all recurrences: LSTM, GRU and the plain RNN, each one kernel for all time steps.
 
-The input's part of the gates, X W^T + bias, is one matrix product over all steps and directions and is made before.
-What is left is the recurrence: gates = products[t] + h R^T. R is packed (D, ceil(H / NR), G, H, NR): a block of NR
-hidden units reads the panels of its G gates, keeps the sums of some gates and some entries of the batch in registers,
-applies the gates and writes its NR units. Weights may be codes of a byte: then states are rounded to 16 bits, and two
-products at a time are summed in integers. With `lengths`, step t of a batch entry counts when t < length; otherwise
-its state stays as it is and its output is 0.
+The input's contribution to the gates, X W^T + bias, is one matrix product over all steps and directions, computed
+before. The recurrence remains: gates = products[t] + h R^T. R is packed (D, ceil(H / NR), G, H, NR): a block of NR
+hidden units reads the panels of its G gates, keeps the sums of some gates and batch entries in registers, applies the
+gates and writes its NR units. Weights may be quantised to a byte: then states are rounded to 16 bits, and 2-way dot
+products are summed in integers. With `lengths`, step t of a batch entry counts when t < length; otherwise its state
+stays as it is and its output is 0.
 
-Threads share the D directions where these come out even: each runs all steps of its own and waits for nobody. Else
-they share the blocks of each step. Every other step a thread goes through its blocks backwards: the weights that it
-read last are still in its second-level cache.
+Threads share the D directions where these divide evenly: each runs all steps of its own without synchronisation.
+Otherwise they share the blocks of each step. In every other step a thread visits its blocks in reverse order, as the
+weights that it read last are still in its second-level cache.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from relayc.topi.nn.gates import Gates
 __all__ = ["Block", "Recurrence", "Step"]
 
 _PARALLEL_WORK, _PARALLEL_STEP = 1 << 16, 1 << 14
-"""Multiply-adds of all steps, and of a single one, from which on blocks are shared between threads, which meet after
-each step. A step of 12,000 takes as long on two threads as on one, one of 16,000 two thirds of the time."""
+"""The least multiply-adds of all steps, and of a single one, for which threads share blocks, with a barrier after each
+step. A step of 12,000 takes as long on two threads as on one, one of 16,000 two thirds of the time."""
 
-_FETCHED_BYTES = 4 << 20
-"""Weights of a direction from which on panels are fetched ahead: measured with 8 entries, 1 MB streams 5 % faster
-without, 4 MB 5 to 8 % slower."""
+_PREFETCHED_BYTES = 4 << 20
+"""The least bytes of a direction's weights for which panels are prefetched. Measured with 8 entries: without
+prefetching 1 MB streams 5 % faster, 4 MB 5 to 8 % slower."""
 
 _LARGEST_STATE = (1 << 15) - 1
-"""What 1, or the largest initial state, becomes where states are rounded to integers."""
+"""The integer to which 1, or the largest initial state, is quantised."""
 
-_IN_TURNS = 8
-"""Vectors of sums that are added to in turns: they hide the latency of multiply-adds. As many entries of a batch have
-multiply-adds, with a vector each, that take as long as reading the weights for them from the second-level cache."""
+_ACCUMULATORS = 8
+"""Vectors of independent accumulators, which hide the latency of multiply-adds. With as many batch entries, of a vector
+each, multiply-adds take as long as reading their weights from the second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step: its number, the copy of `h` to read and the one to write, and the direction; None: all of them."""
+    """A step: its number, the copies of `h` to read and to write, and the direction; None: all directions."""
 
     number: Any
     now: Any
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of units of one direction, and its part of a step: the place in the sequence, copies of `h` as above."""
+    """A block of units of one direction in a step: its time in the sequence and the copies of `h` to use."""
 
     direction: Any
     number: Any
@@ -68,10 +68,10 @@ class Block:
 
 
 class Recurrence:
-    """The loops that all recurrences share; `h` holds two copies of the hidden states, read and written in turns.
+    """The loops common to all recurrences; `h` holds two copies of the hidden states, read and written alternately.
 
-    With weights of a byte, `depth` steps of a sum being two units each, `codes` holds copies of the states as pairs of
-    integers, and `unit` what 1 of these is (D, B).
+    With quantised weights, the `depth` steps of a sum are two units each, `codes` holds copies of the states as pairs
+    of integers, and `unit` (D, B) their scales.
     """
 
     def __init__(
@@ -95,25 +95,25 @@ class Recurrence:
             self._encode_first()
 
     def state(self, name: str, copies: int) -> BufferView:
-        """Room for `copies` of the states, whole blocks of units."""
+        """Allocate `copies` of the states, in whole blocks of units."""
         shape: tuple[Dim, ...] = (copies, self.directions, self.batch, self.blocks * self.lanes)
         return self.ib.allocate(self.dtype, shape, name, scope="global")
 
     def load(self, state: BufferView, source: Buffer) -> None:
-        """Copy 0 of `state` from (D, B, H); units that fill up the last block are 0."""
-        given = self.ib.buffer(source)
+        """Load copy 0 of `state` from (D, B, H); padding units of the last block are 0."""
+        initial = self.ib.buffer(source)
         units = self.blocks * self.lanes
         with loop_nest(self.ib, (self.directions, self.batch, units), independent=True) as (d, b, j):
-            state[0, d, b, j] = te.if_then_else(j < self.hidden, given[d, b, j], te.const(0, self.dtype))
+            state[0, d, b, j] = te.if_then_else(j < self.hidden, initial[d, b, j], te.const(0, self.dtype))
 
     def store(self, out: Buffer, state: BufferView, copy: Any) -> None:
-        """(D, B, H) from a copy of `state`."""
+        """Store a copy of `state` to (D, B, H)."""
         result = self.ib.buffer(out)
         with loop_nest(self.ib, (self.directions, self.batch, self.hidden), independent=True) as (d, b, j):
             result[d, b, j] = state[copy, d, b, j]
 
     def _encode_first(self) -> None:
-        """The initial states as integers: of 16 bits, or so many that sums of their products stay within 32."""
+        """Quantise the initial states: to 16 bits, or fewer such that sums of their products fit 32."""
         ib, units = self.ib, self.blocks * self.lanes
         largest = min(_LARGEST_STATE, ((1 << 31) - 1) // (128 * units))
         with loop_nest(ib, (self.directions, self.batch)) as (d, b):
@@ -125,7 +125,7 @@ class Recurrence:
                 self._encode(d, b, block, 0)
 
     def _encode(self, d: Any, b: Any, block: Any, copy: Any) -> None:
-        """The states of a block as integers: the first half of its units in lower halves, the second in upper ones."""
+        """Quantise the states of a block: the first half of its units in lower halves, the others in upper ones."""
         assert self.codes is not None
         half = self.lanes // 2
         factor = self.ib.let("factor", te.const(1, self.dtype) / self.unit[d, b])
@@ -142,13 +142,13 @@ class Recurrence:
             self.codes[copy, d, b, block * half + lane] = pair
 
     def encode(self, at: Block, b: Any) -> None:
-        """The new states of a block as integers, where these are what is multiplied."""
+        """Quantise the new states of a block, with quantised weights."""
         if self.codes is not None:
             self._encode(at.direction, b, at.number, at.after)
 
     @property
     def _shared(self) -> str:
-        """The kind of the loop that threads share: parallel where the steps of one direction are worth it."""
+        """The kind of the shared loop: parallel where there is enough work."""
         step = self.gate_count * self.hidden**2 * (self.batch if isinstance(self.batch, int) else 1)
         work = step * self.steps if isinstance(self.steps, int) else _PARALLEL_WORK
         worthwhile = step >= _PARALLEL_STEP and work >= _PARALLEL_WORK
@@ -156,7 +156,7 @@ class Recurrence:
 
     @contextmanager
     def each_step(self) -> Generator[Step, None, None]:
-        """All steps: of one direction after the other where these go apart, otherwise of all at once."""
+        """Loop over all steps: direction by direction where threads share directions, else for all together."""
         ib = self.ib
         if not self.gates.go_apart:
             with ib.for_range(0, self.steps, "step") as number:
@@ -172,60 +172,60 @@ class Recurrence:
 
     @contextmanager
     def each_block(self, step: Step) -> Generator[Block, None, None]:
-        """All blocks of a step, of its direction or of all, in parallel where threads share them."""
+        """Loop over the blocks of a step, of its direction or of all, in parallel where threads share them."""
         ib, count = self.ib, self.directions * self.blocks
         if step.direction is not None:
             with ib.for_range(0, self.blocks, "block", independent=True) as n:
-                yield self._block(step, step.direction, self._turned(step, n, 0, self.blocks))
+                yield self._block(step, step.direction, self._alternated(step, n, 0, self.blocks))
         elif self.gates.cores == 0:
             with ib.for_range(0, count, "block", self._shared, independent=True) as n:
                 yield self._block(step, n // self.blocks, n % self.blocks)
         else:
-            shares = -(-count // -(-count // self.gates.cores))  # as many blocks each, by fewer threads if need be
+            shares = -(-count // -(-count // self.gates.cores))  # equal shares, on fewer threads if necessary
             with ib.for_range(0, shares, "share", self._shared, independent=True) as share:
                 begin = ib.let("begin", share * count // shares)
                 end = ib.let("end", (share + 1) * count // shares)
                 with ib.for_range(begin, end, "block", independent=True) as n:
-                    turned = ib.let("turned", self._turned(step, n, begin, end))
-                    yield self._block(step, turned // self.blocks, turned % self.blocks)
+                    at = ib.let("alternated", self._alternated(step, n, begin, end))
+                    yield self._block(step, at // self.blocks, at % self.blocks)
 
     @staticmethod
-    def _turned(step: Step, n: Any, begin: Any, end: Any) -> PrimExpr:
+    def _alternated(step: Step, n: Any, begin: Any, end: Any) -> PrimExpr:
         """`n` of [begin, end), counted from the end in every other step."""
         return te.select(step.now == 0, n, begin + end - 1 - n)
 
     def _block(self, step: Step, direction: Any, block: Any) -> Block:
         ib, reverse, backwards = self.ib, self.gates.reverse, self.steps - 1 - step.number
-        turned = backwards if reverse[0] else step.number
+        time = backwards if reverse[0] else step.number
         if len(set(reverse)) > 1:
-            turned = te.select(direction == reverse.index(True), backwards, step.number)
-        return Block(direction, ib.let("unit_block", block), ib.let("time", turned), step.now, step.after)
+            time = te.select(direction == reverse.index(True), backwards, step.number)
+        return Block(direction, ib.let("unit_block", block), ib.let("time", time), step.now, step.after)
 
     @contextmanager
     def each_entry(self) -> Generator[Any, None, None]:
-        """All entries of the batch."""
+        """Loop over the batch entries."""
         with self.ib.for_range(0, self.batch, "b", independent=True) as b:
             yield b
 
     @contextmanager
     def each_unit(self, at: Block) -> Generator[tuple[Any, Any], None, None]:
-        """All units of a block as one vector: the lane, and the unit."""
+        """Loop over the units of a block as one vector: gives the lane and the unit."""
         with self.ib.for_range(0, self.lanes, "lane", kind="vectorized") as lane:
             yield lane, at.number * self.lanes + lane
 
     def sums(self, source: BufferView, copy: Any, at: Block, gates: Sequence[int]) -> BufferView:
-        """A state times the panels of `gates` of one block: for each entry of the batch, NR sums for each gate.
+        """A state times the panels of `gates` of one block: NR sums for each batch entry and gate.
 
-        Some entries and gates at a time, as many sums as stay in registers: a weight that is read serves all entries.
-        Of a batch whose size is not known, entries that are left over are by themselves, with all of their gates.
+        Tiles of some entries and gates keep their sums in registers, so that a loaded weight serves all entries. In a
+        batch of dynamic size, remaining entries are computed one by one, with all of their gates.
         """
         ib, batch = self.ib, self.batch
         if batch != 1:
-            self._fetch_products(at, gates)
+            self._prefetch_products(at, gates)
         total = ib.allocate(self.dtype, (batch, len(gates), self.lanes), "total", scope="global")
         rows, together = _sums_per_step(batch, len(gates), self.gates)
         tiles = batch // rows
-        fetches = rows > 1 and self.direction_bytes >= _FETCHED_BYTES
+        fetches = rows > 1 and self.direction_bytes >= _PREFETCHED_BYTES
         for first in range(0, len(gates), together):
             part = [(g, gates[g]) for g in range(first, first + together)]
             following = gates[first + together] if first + together < len(gates) else gates[0]
@@ -244,14 +244,14 @@ class Recurrence:
         self, total: BufferView, source: BufferView, copy: Any, at: Block, first: Any, rows: int,
         gates: Sequence[tuple[int, int]], following: int, progress: tuple[Any, int] | None,
     ) -> None:  # fmt: skip
-        """The sums of `rows` entries from `first` on, for (place in the sums, gate).
+        """The sums of `rows` entries from `first` on, for (index in the sums, gate).
 
-        Few are summed in several chains, each over every so many units of the state, so that one multiply-add need not
-        wait for the one before. `progress` is (which tile on these panels this is, of how many): spread over them, as
-        many panels from the gate `following` on are fetched.
+        Small tiles use several accumulators, each for every n-th unit of the state, to hide the latency of
+        multiply-adds. `progress` is (index of this tile on these panels, their number): spread over the tiles, as many
+        panels from the gate `following` on are prefetched.
         """
         ib, lanes, width = self.ib, self.lanes, rows * len(gates) * self.lanes
-        chains = math.gcd(max(_IN_TURNS // (self.gates.vectors * rows * len(gates)), 1), self.depth)
+        chains = math.gcd(max(_ACCUMULATORS // (self.gates.vectors * rows * len(gates)), 1), self.depth)
         summed = self.dtype if self.codes is None else "int32"
         sums = ib.allocate(summed, chains * width, "sums", scope="local")
         pairs = list(itertools.product(range(rows), gates))
@@ -265,7 +265,7 @@ class Recurrence:
         with ib.for_range(0, self.depth // chains, "k") as k:
             if progress is not None:
                 tile, tiles = progress
-                self._fetch_ahead(at, following, len(gates), (tile * self.depth + k * chains) // tiles)
+                self._prefetch_weights(at, following, len(gates), (tile * self.depth + k * chains) // tiles)
             for chain, (n, (row, (_, gate))) in itertools.product(range(chains), enumerate(pairs)):
                 with vector() as lane:
                     here, step = chain * width + n * lanes + lane, k * chains + chain
@@ -282,10 +282,10 @@ class Recurrence:
             with vector() as lane:
                 total[first + row, place, lane] = te.cast(self.dtype, sums[n * lanes + lane])
 
-    def _fetch_products(self, at: Block, gates: Sequence[int]) -> None:
-        """Prefetch the input's part of `gates`, which is read in lines apart from each other once their sums are known.
+    def _prefetch_products(self, at: Block, gates: Sequence[int]) -> None:
+        """Prefetch the input's contribution to `gates`, scattered cache lines that are read after the sums.
 
-        It arrives while these are made. One entry reads too few lines to gain by that.
+        They arrive while the sums are computed. A single entry reads too few lines to benefit.
         """
         with self.each_entry() as b:
             for gate in gates:
@@ -293,8 +293,8 @@ class Recurrence:
                 address = call_intrin("handle", "address_of", self.products[at.time, b, column])
                 self.ib.emit(call_intrin("int32", "prefetch", address, 3, 0))
 
-    def _fetch_ahead(self, at: Block, gate: int, count: int, unit: Any) -> None:
-        """Prefetch NR weights of `unit` in `count` panels from `gate` on; gate 0 is that of the block that follows."""
+    def _prefetch_weights(self, at: Block, gate: int, count: int, unit: Any) -> None:
+        """Prefetch NR weights of `unit` in `count` panels from `gate` on; gate 0 is that of the next block."""
         block = at.number
         if gate == 0:
             block = te.max(0, te.min(at.number + 1 - 2 * at.now, self.blocks - 1))
@@ -303,7 +303,7 @@ class Recurrence:
             self.ib.emit(call_intrin("int32", "prefetch", address, 3, 0))
 
     def read(self, source: BufferView, index: Sequence[Any], unit: Any) -> PrimExpr:
-        """``source[*index, unit]``, 0 for units that fill up the last block. `index` may end with an offset."""
+        """``source[*index, unit]``, 0 for padding units of the last block. `index` may end with an offset."""
         *outer, offset = index
         value = source[(*outer, offset + unit)]
         if self.hidden % self.lanes == 0:
@@ -311,7 +311,7 @@ class Recurrence:
         return te.if_then_else(unit < self.hidden, value, te.const(0, self.dtype))
 
     def product(self, at: Block, b: Any, gate: int, unit: Any) -> PrimExpr:
-        """The input's part of `gate` for `unit`."""
+        """The input's contribution to `gate` of `unit`."""
         column = (at.direction * self.gate_count + gate) * self.hidden
         return self.read(self.products, (at.time, b, column), unit)
 
@@ -334,11 +334,11 @@ class Recurrence:
 
 
 def _sums_per_step(batch: Dim, gates: int, room: Gates) -> tuple[int, int]:
-    """(entries of the batch, gates) whose sums are kept in registers at once.
+    """(batch entries, gates) of a register tile of sums.
 
-    An entry by itself reads each weight once, and has all of its gates at once.
+    A single entry has all of its gates in one tile.
     """
-    entries_per_weight, sums = max(_IN_TURNS // room.vectors, 1), room.sums
+    entries_per_weight, sums = max(_ACCUMULATORS // room.vectors, 1), room.sums
     if not isinstance(batch, int):
         batch = entries_per_weight
     if batch == 1:

@@ -22,12 +22,12 @@ def _extern(
 ) -> tuple[Tensor, ...]:
     """The operation with results y (T, B, D, H) and `states` final states (D, B, H).
 
-    ``fill(ib, kind, inputs, results)`` emits the loops of a kind of recurrence. Those for devices of many threads
-    (attribute "for_threads") are launched step by step, but for weights of a byte.
+    ``fill(ib, kind, inputs, results)`` emits the loops of a kind of recurrence. Those for GPUs (attribute
+    "for_threads") are launched step by step, except with quantised weights.
     """
     (steps, batch, _), (directions, _, hidden), inputs = products.shape, h0.shape, (h0, *others)
     shapes = [(steps, batch, directions, hidden), *[(directions, batch, hidden)] * states]
-    given = [products, weight, *[t for t in inputs if t is not None]]
+    operands = [products, weight, *[t for t in inputs if t is not None]]
     present = [t is not None for t in inputs]
 
     def body(kind: type[Recurrence], ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
@@ -40,7 +40,7 @@ def _extern(
     threads = Recurrence if weight.dtype == "int16" else LaunchedRecurrence
     attrs = {"for_threads": partial(body, threads)}
     return tuple(
-        te.extern(shapes, given, partial(body, Recurrence), name=name, dtype=kinds, tag="recurrent", attrs=attrs)
+        te.extern(shapes, operands, partial(body, Recurrence), name=name, dtype=kinds, tag="recurrent", attrs=attrs)
     )
 
 
@@ -57,8 +57,8 @@ def lstm(
 ) -> tuple[Tensor, ...]:
     """y (T, B, D, H), h and c (D, B, H) of products (T, B, D 4 H), gates in the order input, output, forget, cell.
 
-    Weights may be codes of a byte, with `scales` (D, 4 H) that they are multiplied by: (D, ceil(H / NR), 4, K, NR)
-    int16, of units k and k + NR / 2 of a block of the state, K being half of the units of all blocks.
+    Weights may be quantised to a byte, with `scales` (D, 4 H): (D, ceil(H / NR), 4, K, NR) int16 holds those of units k
+    and k + NR / 2 of a block of the state, K being half of the units of all blocks.
 
     c' = f c + i g and h' = o act(c'); `peephole` (D, 3, H) adds p c to the input and forget gates and p c' to the
     output gate; `input_forget` couples f = 1 - i. Activations: of the gates, of the cell gate, of c'.

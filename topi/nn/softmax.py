@@ -16,10 +16,10 @@ __all__ = ["log_softmax", "softmax"]
 
 
 def _row_stages(x: Tensor, axis: int, power: Callable[[PrimExpr], PrimExpr]) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest number of each row along `axis`, power(x - largest), and its sum (rows: the other dimensions).
+    """The maximum of each row along `axis`, power(x - maximum), and its sum (rows: the other dimensions).
 
-    A NaN need not be the largest: it makes the sum NaN whatever is subtracted. Narrow numbers are converted first:
-    processors that can't compare them would convert the largest so far, too, each time.
+    The maximum may ignore NaN, which makes the sum NaN anyway. Narrow floats are converted first: processors without
+    comparisons for them would otherwise convert the running maximum each time, too.
     """
     wide = accumulator_type(x.dtype)
     rows = (*x.shape[:axis], *x.shape[axis + 1 :])
@@ -50,7 +50,7 @@ def _row(i: Sequence[Any], axis: int) -> tuple[Any, ...]:
 def softmax(x: Tensor, axis: int) -> Tensor:
     """exp(x - max) / sum along `axis`; stages "softmax_max", "softmax_exp", "softmax_sum", "softmax_scale".
 
-    Of 16-bit floats, to which quotients are rounded, powers need as few digits.
+    Results rounded to 16-bit floats use reduced-precision exponentials.
     """
     power = te.exp_nonpositive if x.dtype.bits > 16 else te.fast_exp
     _, scaled, total = _row_stages(x, axis, power)

@@ -1,4 +1,4 @@
-"""Windows laid side by side, and back: the sum of overlapping windows."""
+"""Col2Im: the sum of overlapping windows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from relayc.topi.utils import accumulator_type, num_elements, ravel_index, unrav
 __all__ = ["col2im"]
 
 _PARALLEL_WORK = 1 << 16
-"""Elements of windows from which on several threads share the lines of the images."""
+"""The least elements of windows for which rows of the images run in parallel."""
 _FEW_TAPS = 9
-"""Taps along a line whose additions are written out."""
+"""The most taps along a row whose additions are unrolled."""
 _TOGETHER = 8
-"""Strides up to which the phases of a line are put together in one loop, by vectors."""
+"""The largest stride for which one vectorised loop interleaves the phases of a row."""
 
 
 def col2im(
@@ -38,8 +38,8 @@ def col2im(
 ) -> Tensor:
     """Images (N, C, image...) that are the sums of their windows x (N, C * taps, windows), in row-major order.
 
-    Line by line: what all windows have at a tap lies side by side, and so it does in a line whose pixels are sorted by
-    their place in a stride. Attribute "for_threads" holds the loops for devices of many threads.
+    Row by row: the elements of all windows at one tap are contiguous, and so are their pixels in a row that is sorted
+    by phase, the position in a stride. Attribute "for_threads" holds the loops for GPUs.
     """
     counts = output_sizes(image, block, strides, dilation, padding)
     windows = _Windows(tuple(image), tuple(block), tuple(strides), tuple(dilation), tuple(padding), tuple(counts))
@@ -86,7 +86,7 @@ class _Windows:
         return prod(self.block)
 
     def _start(self, axis: int, pixel: Any, tap: Any) -> PrimExpr:
-        """Where the window whose `tap` lies at a pixel starts, counted from the first one."""
+        """The start of the window whose `tap` lies at a pixel, relative to the first window's."""
         return convert(pixel + self.padding[axis] - tap * self.dilation[axis])
 
     def meets(self, axis: int, pixel: Any, tap: Any) -> PrimExpr:
@@ -99,7 +99,7 @@ class _Windows:
         return te.all(*[self.meets(axis, at[2 + axis], k) for axis, k in enumerate(taps)])
 
     def column(self, at: Sequence[Any], taps: Sequence[Any], last: Any = None) -> tuple[Any, Any, Any]:
-        """Where x holds what the pixel ``at`` (n, c, ...) is at `taps`; `last`: the window along the last axis."""
+        """The index into x for the pixel ``at`` (n, c, ...) at `taps`; `last`: the window along the last axis."""
         first = [self._start(a, at[2 + a], k) // self.strides[a] for a, k in enumerate(taps[: len(at) - 2])]
         window = first if last is None else [*first, last]
         return at[0], at[1] * self.taps + ravel_index(taps, self.block), ravel_index(window, self.counts)
@@ -108,7 +108,7 @@ class _Windows:
 def _sum_line(
     ib: IRBuilder, columns: BufferView, at: Sequence[Any], windows: _Windows, wide: DType
 ) -> BufferView:
-    """The line (n, c, ...) of all images: its pixels, those of the padding too, by their place in a stride."""
+    """The sums of row (n, c, ...), padding included, with pixels sorted by phase."""
     stride, reach, rank = windows.strides[-1], (windows.block[-1] - 1) * windows.dilation[-1], len(windows.image)
     needed = (windows.image[-1] + (windows.padding[rank - 1] + stride - 1)) // stride
     length = as_dim(te.max(windows.counts[-1] + reach // stride, needed))
@@ -127,9 +127,9 @@ def _sum_line(
 def _add_lines(
     ib: IRBuilder, sums: BufferView, windows: _Windows, value: Callable[[Any, Any], PrimExpr]
 ) -> None:
-    """Add ``value(k, w)``, what window w has at tap k of the last axis, for all of both.
+    """Add ``value(k, w)``, the element of window w at tap k of the last axis, for all k and w.
 
-    Few taps are added together where all of them have a window: each sum is read and written once.
+    Few taps are added together where all have a window, so that each sum is loaded and stored once.
     """
     stride, step, size, count = windows.strides[-1], windows.dilation[-1], windows.block[-1], windows.counts[-1]
 
@@ -158,7 +158,7 @@ def _add_lines(
 
 
 def _write_line(ib: IRBuilder, out: BufferView, at: Sequence[Any], sums: BufferView, windows: _Windows) -> None:
-    """Write the pixels of the line (n, c, ...) in their order: whole strides together, then what lies beside them."""
+    """Write the pixels of row (n, c, ...) in order: whole strides interleaved, then the remaining pixels."""
     stride, width, begin = windows.strides[-1], windows.image[-1], windows.padding[len(windows.image) - 1]
     first = -begin % stride
     strides = te.max((width - first) // stride, 0)

@@ -1,4 +1,4 @@
-"""Winograd's minimal filtering for convolutions: fewer multiplications, paid for with additions.
+"""Winograd's minimal filtering for convolutions: fewer multiplications at the cost of additions.
 
 F(m, r) computes m outputs of a filter of r taps from m + r - 1 inputs with as many multiplications instead of m * r;
 nested, F(m x m, r x r) needs (m + r - 1)^2 for each pair of channels. A tile of the input is transformed by B, the
@@ -6,7 +6,7 @@ weights by G (at compile time), products of the two are summed over the input ch
 (m + r - 1)^2 places is a matrix product over all tiles, and A brings the sums back to m x m outputs.
 
 The matrices interpolate polynomials at points: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks",
-2015. The points decide the rounding errors; those used here keep all factors near one.
+2015. The points determine the rounding errors; those used here keep all factors near one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _POINTS: dict[int, tuple[float, ...]] = {
 """The finite points for tiles of m + r - 1 inputs; the last is at infinity. Pairs p, -p stand next to each other."""
 
 WINOGRAD_FILTERS: dict[int, tuple[int, ...]] = {3: (2, 4), 5: (2,)}
-"""For each filter size r the sides m of the output tiles that F(m x m, r x r) is offered for."""
+"""For each filter size r the supported sides m of output tiles of F(m x m, r x r)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def sum_of(factors: Matrix | Sequence[float], values: Sequence[PrimExpr]) -> Pri
 
 
 def _input_rows(b: Matrix, values: Sequence[PrimExpr]) -> list[PrimExpr]:
-    """``b.T @ values``. Columns of points p and -p are sum and difference of what they share."""
+    """``b.T @ values``. Columns of points p and -p are the sum and difference of shared terms."""
     columns: list[PrimExpr] = []
     for j in range(b.shape[1]):
         paired = [k for k in (j - 1, j + 1) if 0 <= k < b.shape[1] and _mirrored(b[:, j], b[:, k])]
@@ -128,7 +128,7 @@ def _output_rows(a: Matrix, values: Sequence[PrimExpr]) -> list[PrimExpr]:
 
 
 def choose_value(index: Any, values: Sequence[PrimExpr]) -> PrimExpr:
-    """values[index]; a schedule unrolls the axis, so that no choice is left."""
+    """values[index], by selects, which disappear when a schedule unrolls the axis."""
     chosen = values[-1]
     for i in reversed(range(len(values) - 1)):
         chosen = te.select(index == i, values[i], chosen)
@@ -136,15 +136,15 @@ def choose_value(index: Any, values: Sequence[PrimExpr]) -> PrimExpr:
 
 
 def _past_the_end(size: Dim, tile: int) -> int:
-    """How far the last tiles reach over `size` outputs; at most, where that is known at run time."""
+    """The outputs of the last tile beyond `size`; an upper bound for dynamic sizes."""
     return -size % tile if isinstance(size, int) else tile - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """The depth of a convolution in three dimensions, whose lines and columns alone are transformed.
+    """The depth of a 3-D convolution, of which only rows and columns are transformed.
 
-    A plane of results is a sum over the planes that its `taps` reach: one more index of the products' sums.
+    A plane of results is a sum over the planes of its `taps`: one more reduction index of the products.
     """
 
     taps: int
@@ -152,7 +152,7 @@ class Depth:
     dilation: int = 1
 
     def planes(self, results: int) -> int:
-        """How many planes, borders included, so many planes of results are made of."""
+        """The number of planes, padding included, that `results` planes of results read."""
         return (results - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
 
@@ -162,19 +162,19 @@ def conv_winograd(
 ) -> Tensor:  # fmt: skip
     """Convolution of NHWC `data`, of stride 1, by F(tile x tile, kernel x kernel); of NDHWC data with a `depth`.
 
-    Every `dilation`-th line and column is an image of its own, with tiles of its own, on which the filter is not
-    dilated.
+    With a `dilation` every `dilation`-th row and column forms a separate image, with its own tiles, on which the filter
+    is not dilated.
 
     `weight` is (O / NR, A, A, I, NR) with A = tile + kernel - 1 and the I channels of a group: ``g @ w @ g.T`` of each
-    filter, in panels of NR outputs, which belong to one group; with a depth (O / NR, A, A, taps, I, NR). `channels` of
-    the result may be less than O, which panels are filled up to.
+    filter, in panels of NR outputs of one group; with a depth (O / NR, A, A, taps, I, NR). The result has `channels`
+    channels, at most O, to which panels are padded.
 
     The stages are tagged "winograd_patch" (the input, tile by tile, (A, A, tiles, I)), "winograd_columns" and
     "winograd_input" (the two halves of the input transform, as large), "conv2d_nhwc_winograd", with a depth
     "conv3d_ndhwc_winograd" (the products, (A, A, tiles, O)), "winograd_rows" and "winograd_output" (the halves of the
-    output transform, (tile, tile, tiles, O)). Tiles are numbered line by line, plane by plane, image by image; there
-    are more of the input than of the result where planes at the ends are padded. `likely_sides`, the lines and columns
-    to schedule for where they are known at run time, are an attribute.
+    output transform, (tile, tile, tiles, O)). Tiles are numbered row by row, plane by plane, image by image; the input
+    has more of them than the result where planes at the ends are padded. `likely_sides`, the rows and columns to
+    schedule for where these are dynamic, are an attribute.
     """
     matrices = winograd_matrices(tile, kernel)
     size = tile + kernel - 1
@@ -222,7 +222,7 @@ def conv_winograd(
     taps = [] if depth is None else [te.reduce_axis((0, depth.taps), name="rd")]
 
     def read_tile(t: Any) -> Any:
-        """The tile of the input that tile `t` of the result is made of, at the tap that is summed."""
+        """The input tile of tile `t` of the result, at the current tap of the depth."""
         if depth is None:
             return t
         image, result, _ = unravel_index(t, (*stored, num_elements(plane)))

@@ -20,7 +20,7 @@ from relayc.te.tir import (
     SeqStmt,
     Stmt,
 )
-from relayc.te.tir.analysis import added_to_itself
+from relayc.te.tir.analysis import accumulated_value
 
 __all__ = ["is_sum", "repeated_factor", "unroll_factor"]
 
@@ -73,12 +73,12 @@ def _is_prefetch(stmt: Stmt) -> bool:
 
 def is_sum(store: BufferStore) -> bool:
     """Does it add a product, one of its factors the same for a whole vector, to the elements that it stores to?"""
-    return any(isinstance(factor, Broadcast) for factor in _factors(added_to_itself(store)))
+    return any(isinstance(factor, Broadcast) for factor in _factors(accumulated_value(store)))
 
 
 def repeated_factor(store: BufferStore) -> PrimExpr:
     """The number that a sum's vector is multiplied by."""
-    return next(factor for factor in _factors(added_to_itself(store)) if isinstance(factor, Broadcast))
+    return next(factor for factor in _factors(accumulated_value(store)) if isinstance(factor, Broadcast))
 
 
 def _factors(product: PrimExpr | None) -> tuple[PrimExpr, ...]:

@@ -1,4 +1,4 @@
-"""What the passes on loop functions share."""
+"""The base class of passes on loop functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FunctionPass"]
 
 
 class FunctionPass(Pass):
-    """A pass that treats each loop function alone; other functions of the module pass through."""
+    """A pass that transforms each loop function by itself; other functions of the module are left as they are."""
 
     @abstractmethod
     def function(self, func: PrimFunc) -> PrimFunc:

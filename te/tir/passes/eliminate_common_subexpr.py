@@ -1,4 +1,4 @@
-"""Expressions that a large formula names several times are computed once, into a variable."""
+"""Common-subexpression elimination: what a large formula uses several times is computed once, into a variable."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from relayc.te.tir.stmt import BufferStore, Stmt
 __all__ = ["EliminateCommonSubexpr", "eliminate_common_subexpr"]
 
 _LARGE = 2000
-"""Nodes of a formula written out. Below, code generators see equal operations themselves, and rules that look for
-forms of arithmetic (a product that is added, a rounding behind a function) see them whole."""
+"""The least nodes of a formula, as a tree, that the pass changes. In smaller ones code generators find equal operations
+themselves, and rules that match arithmetic patterns (a product that is added, a rounding of a function) see them
+whole."""
 _WORTH_A_NAME = 16
-"""Nodes of an expression written out, at least."""
+"""The least nodes of an expression, as a tree, that gets a variable."""
 
 
 class _Binder(Mutator):
@@ -35,7 +36,7 @@ class _Binder(Mutator):
 
 
 def _written_out(root: PrimExpr) -> dict[int, int]:
-    """By the id of each expression in `root`: how many nodes it has as a tree."""
+    """For the id of each expression in `root`, how many nodes it has as a tree."""
     sizes: dict[int, int] = {}
     for node in post_order(root):
         sizes[id(node)] = 1 + sum([sizes[id(child)] for child in node.node_children()])
@@ -43,14 +44,14 @@ def _written_out(root: PrimExpr) -> dict[int, int]:
 
 
 def _bound(root: PrimExpr, sizes: Mapping[int, int]) -> PrimExpr:
-    """`root` with what several of its expressions name bound around the innermost one that holds all of these."""
-    nodes: list[Any] = list(post_order(root))[::-1]  # each behind all that name it
+    """`root` with each expression that several others use bound around the innermost one that contains all of them."""
+    nodes: list[Any] = list(post_order(root))[::-1]  # each after all its users
     parents: dict[int, list[Node]] = {}
     for node in nodes:
         for child in node.node_children():
             parents.setdefault(id(child), []).append(node)
     holders = _holders(nodes, parents)
-    shared: dict[PrimExpr, list[PrimExpr]] = {}  # by what holds them all, inner ones first
+    shared: dict[PrimExpr, list[PrimExpr]] = {}  # by the expression that contains them all, inner ones first
     for node in reversed(nodes):
         is_shared = isinstance(node, PrimExpr) and len(parents.get(id(node), ())) > 1
         if is_shared and sizes[id(node)] >= _WORTH_A_NAME:
@@ -63,7 +64,7 @@ def _bound(root: PrimExpr, sizes: Mapping[int, int]) -> PrimExpr:
 
 
 def _holders(nodes: Sequence[Any], parents: Mapping[int, Sequence[Node]]) -> dict[int, Any]:
-    """By id: the innermost other expression through which every way from the root leads (the immediate dominator)."""
+    """The immediate dominator of each expression, by id: the innermost other one on every path from the root."""
     holders: dict[int, Any] = {}
     depth = {id(nodes[0]): 0}
     for node in nodes[1:]:
@@ -79,7 +80,7 @@ def _holders(nodes: Sequence[Any], parents: Mapping[int, Sequence[Node]]) -> dic
 
 
 class _Rebuilder(Mutator):
-    """Puts variables in the place of expressions, each bound around the expression that `names` has it under."""
+    """Replaces expressions by variables, each bound around the expression that `names` lists it under."""
 
     def __init__(self, names: Mapping[int, Sequence[PrimExpr]]) -> None:
         self.names = names
@@ -100,16 +101,16 @@ class _Rebuilder(Mutator):
 
 
 def eliminate_common_subexpr(func: PrimFunc) -> PrimFunc:
-    """The function with what large formulas name several times bound to variables: see `EliminateCommonSubexpr`."""
+    """The function with common subexpressions of large formulas bound to variables: see `EliminateCommonSubexpr`."""
     return func.with_body(_Binder().visit(func.body))
 
 
 class EliminateCommonSubexpr(FunctionPass):
-    """What a formula that is large when written out names several times is computed once. (TVM: `CommonSubexprElim`.)
+    """Subexpressions that a formula, large as a tree, uses several times are computed once. (TVM: `CommonSubexprElim`.)
 
-    Inlined operators name their arguments as often as they like: a chain of them shares its expressions, but as a tree
-    it doubles and trebles with each. An expression is bound where it is evaluated in any case, so that it reads
-    nothing that it did not before.
+    Inlined operators may use their arguments several times: a chain of them shares its expressions, but grows
+    exponentially as a tree. An expression is bound only where it is evaluated unconditionally, so that no new reads
+    occur.
     """
 
     def function(self, func: PrimFunc) -> PrimFunc:

@@ -27,7 +27,7 @@ def _strides(buffer: Buffer) -> tuple[Dim, ...]:
 
 
 def _span(buffer: Buffer, strides: tuple[Dim, ...]) -> Dim:
-    """Elements from the first one to past the last one, element offset included."""
+    """The number of elements from the pointer to the end of the last element, element offset included."""
     if buffer.strides is None:
         span = ops.product(buffer.shape)
     else:

@@ -1,4 +1,4 @@
-"""Loops that follow each other and go over the same parts of memory become one."""
+"""Loop fusion: adjacent loops over the same parts of memory become one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from relayc.te.tir.passes.base import FunctionPass
 from relayc.te.tir.stmt import Allocate, BufferStore, For, ForKind, SeqStmt, Stmt
 from relayc.te.tir.substitute import substitute
 
-__all__ = ["FUSE", "FuseLoops", "are_independent", "can_run_as_one", "fuse_loops", "run_alike", "statements_of"]
+__all__ = ["FUSE", "FuseLoops", "are_independent", "can_fuse", "fuse_loops", "have_equal_ranges", "statements_of"]
 
 FUSE = "pragma_fuse_with_next"
-"""Annotation of loops that may become one with the next loop marked so in the same sequence."""
+"""The annotation of a loop that may be fused with the next loop in the sequence that has it."""
 
 
-def run_alike(a: Stmt, b: Stmt) -> bool:
+def have_equal_ranges(a: Stmt, b: Stmt) -> bool:
     """Are they serial loops over the same values?"""
     if not isinstance(a, For) or not isinstance(b, For) or a.kind is not ForKind.SERIAL or b.kind is not a.kind:
         return False
@@ -29,20 +29,21 @@ def run_alike(a: Stmt, b: Stmt) -> bool:
 
 
 def are_independent(stmts: Sequence[Stmt], other: Stmt) -> bool:
-    """Does none write what the other reads or writes?"""
+    """Does neither side write what the other accesses?"""
     return not _shared(stmts, other)
 
 
-def can_run_as_one(first: For, second: For) -> bool:
-    """Does every iteration of two loops that run alike touch a part of its own of the memory that one of them writes?
+def can_fuse(first: For, second: For) -> bool:
+    """Can two loops over the same values be fused?
 
-    Then an iteration of the second needs no more of the first than the same iteration.
+    Yes, if every iteration of both touches only its own part of the memory that one of them writes: then an iteration
+    of the second depends on no other iteration of the first.
     """
-    return all(_has_parts((first, second), buffer) for buffer in _shared([first], second))
+    return all(_has_disjoint_parts((first, second), buffer) for buffer in _shared([first], second))
 
 
 def statements_of(stmt: Stmt, allocated: list[Buffer]) -> Iterator[Stmt]:
-    """The statements of a sequence in order; the memory that it takes is added to `allocated`."""
+    """The statements of a sequence in order; the buffers that it allocates are added to `allocated`."""
     if isinstance(stmt, Allocate):
         allocated.append(stmt.buffer)
         yield from statements_of(stmt.body, allocated)
@@ -61,18 +62,18 @@ def _shared(stmts: Sequence[Stmt], other: Stmt) -> set[Var]:
 
 
 def _accessed(stmts: Sequence[Stmt]) -> tuple[set[Var], set[Var]]:
-    """The pointers of buffers that are read, and of those that are written. To ask for memory is to do neither."""
+    """The pointers of buffers that are read, and of those that are written. An allocation does neither."""
     reads = {load.buffer.data for s in stmts for load in _loads(s)}
     return reads, {store.buffer.data for s in stmts for store in collect(s, BufferStore)}
 
 
 def _loads(stmt: Stmt) -> list[BufferLoad]:
-    asked = {e for call in collect(stmt, Call) if call.op == "prefetch" for e in collect(call, BufferLoad)}
-    return [load for load in collect(stmt, BufferLoad) if load not in asked]
+    prefetched = {e for call in collect(stmt, Call) if call.op == "prefetch" for e in collect(call, BufferLoad)}
+    return [load for load in collect(stmt, BufferLoad) if load not in prefetched]
 
 
-def _has_parts(loops: Sequence[For], pointer: Var) -> bool:
-    """Is there an S so that every iteration of each loop touches S elements, those behind what the one before does?"""
+def _has_disjoint_parts(loops: Sequence[For], pointer: Var) -> bool:
+    """Is there an S such that iteration i of each loop touches only the S elements from i * S + constant on?"""
     analyzer, least, accesses = Analyzer(), dict[Var, PrimExpr](), list[tuple[PrimExpr, Var]]()
     for loop in loops:
         for inner in collect(loop.body, For):
@@ -97,7 +98,7 @@ def _stride(index: PrimExpr, var: Var, analyzer: Analyzer) -> int | None:
 
 
 class _AnyLane(Mutator):
-    """Indices of vectors (those of tensor intrinsics) become that of any of their lanes; what these begin with."""
+    """Replaces vector indices (such as those of tensor intrinsics) by the index of any of their lanes."""
 
     def __init__(self, analyzer: Analyzer, least: dict[Var, PrimExpr]) -> None:
         self.analyzer, self.least = analyzer, least
@@ -122,7 +123,7 @@ class _Fuser(Mutator):
 
 
 def _with_fused(body: Stmt) -> Stmt:
-    """The body of a loop or function, with the marked loops of its sequence joined."""
+    """The body of a loop or function, with the marked loops of its sequence fused."""
     allocated: list[Buffer] = []
     stmts = list(statements_of(body, allocated))
     if not any(_is_marked(s) for s in stmts):
@@ -143,7 +144,7 @@ def _fused(stmts: Sequence[Stmt]) -> list[Stmt]:
         first, between = result[at], result[at + 1 :]
         if are_independent(between, stmt):
             result[at] = _joined(first, stmt)
-        elif are_independent(between, first):  # what the second loop begins with: zeros to add to
+        elif are_independent(between, first):  # initialisation of the second loop: zeros to add to
             result[at:] = [*between, _joined(first, stmt)]
         else:
             result.append(stmt)
@@ -156,7 +157,7 @@ def _is_marked(stmt: Stmt) -> bool:
 
 def _fits(first: Stmt, second: Stmt) -> bool:
     assert isinstance(first, For) and isinstance(second, For)
-    return run_alike(first, second) and can_run_as_one(first, second)
+    return have_equal_ranges(first, second) and can_fuse(first, second)
 
 
 def _joined(first: Stmt, second: Stmt) -> For:
@@ -171,15 +172,15 @@ def _unmarked(stmt: Stmt) -> Stmt:
 
 
 def fuse_loops(func: PrimFunc) -> PrimFunc:
-    """The function with marked loops joined: see `FuseLoops`."""
+    """The function with marked loops fused: see `FuseLoops`."""
     return func.with_body(_with_fused(_Fuser().visit(func.body)))
 
 
 class FuseLoops(FunctionPass):
-    """Loops of a sequence with the pragma "fuse_with_next" become one, where that changes nothing.
+    """Loops of a sequence with the pragma "fuse_with_next" are fused, where that is legal.
 
-    They run over the same values, and what one writes and another touches lies in parts of memory of which each
-    iteration has its own. What stands in between touches none of what one of them does. Buffers must be flat.
+    They must run over the same values, and memory that one writes and another accesses must consist of disjoint parts,
+    one for each iteration. Statements in between must access none of the loops' memory. Buffers must be flat.
     """
 
     def function(self, func: PrimFunc) -> PrimFunc:

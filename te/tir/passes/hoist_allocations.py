@@ -1,4 +1,4 @@
-"""Scratch memory of a size known at run time is taken once for all iterations of a loop, not anew in each."""
+"""Scratch memory of dynamic size is allocated once for all iterations of a loop rather than in each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Hoister(Mutator):
 
 
 def _without_allocations(loop: For, stmt: Stmt, taken: list[Allocate]) -> Stmt:
-    """A statement of the loop's body without what is allocated at its begin, if the loop does not decide its size."""
+    """A statement of the loop's body without the allocations at its beginning whose sizes don't depend on the loop."""
     if isinstance(stmt, SeqStmt):
         return ops.seq([_without_allocations(loop, s, taken) for s in stmt.stmts])
     if not isinstance(stmt, Allocate):
@@ -46,7 +46,7 @@ def _without_allocations(loop: For, stmt: Stmt, taken: list[Allocate]) -> Stmt:
 def hoist_allocations(func: PrimFunc) -> PrimFunc:
     """The function with allocations moved out of the serial loops whose variables their sizes don't depend on.
 
-    Those of a constant size stay: they are on the stack, or in registers.
+    Allocations of constant size stay: they are on the stack, or in registers.
     """
     return func.with_body(_Hoister().visit(func.body)) if contains(func.body, frozenset((Allocate,))) else func
 

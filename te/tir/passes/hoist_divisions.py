@@ -1,8 +1,8 @@
-"""Divisions by sizes known at run time, once for each iteration of the loops that they depend on.
+"""Loop-invariant code motion for divisions by symbolic sizes.
 
-A fused index is taken apart by dividing it by sizes. A division by a number is a few multiplications; one by a size is
-the slowest instruction that there is, and compilers leave it in the innermost loop, because they may not divide where
-the program might not: by what might be 0.
+A fused index is split by dividing it by sizes. Division by a constant compiles to multiplications; division by a
+variable is one of the slowest instructions, and compilers leave it in the innermost loop, because hoisting might divide
+by 0 where the program does not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TRUNCATING = {FloorDiv: Div, FloorMod: Mod}
 
 @dataclass(slots=True)
 class _Scope:
-    """The body of a loop or of a `LetStmt`, and the values that are to be computed at its begin, by what they are."""
+    """The body of a loop or of a `LetStmt`, and the values to compute at its beginning, by their keys."""
 
     values: dict[Hashable, tuple[Var, PrimExpr]] = field(default_factory=dict)
 
@@ -59,12 +59,11 @@ class _Hoister(Mutator):
         self.analyzer = Analyzer()
         self.scopes = [_Scope()]
         self.depth: dict[Var, int] = {}
-        """the scope that a variable belongs to; sizes and parameters to none"""
+        """depth of the scope that defines a variable; sizes and parameters have none"""
         self.data: set[Var] = set()
-        """variables with data that were read: they may be anything, and guards of divisions by them stay in front; and
-        those that have a value in one expression only"""
+        """variables that hold loaded data or are bound inside an expression; divisions by them stay guarded"""
         self.divided: set[int] = set()
-        """ids of nodes with a division by a size in them"""
+        """ids of nodes that contain a division by a size"""
         for node in post_order(func.body):
             if _divides_by_size(node) or any(id(child) in self.divided for child in node.node_children()):
                 self.divided.add(id(node))
@@ -130,7 +129,7 @@ class _Hoister(Mutator):
         return values[key][0]
 
     def _without_zero(self, divisor: PrimExpr, made: PrimExpr) -> PrimExpr:
-        """`made`, which is `divisor`, with 1 in the place of 0."""
+        """`made`, the value of `divisor`, with 0 replaced by 1."""
         one = ops.make_const(made.dtype, 1)
         if self.analyzer.can_prove_less(0, divisor):
             return made
@@ -139,7 +138,7 @@ class _Hoister(Mutator):
         return Select(EQ(made, ops.make_const(made.dtype, 0)), one, made)
 
     def _depth_of(self, division: PrimExpr) -> int | None:
-        """The outermost scope that has all variables of a division; None for one of data, and outside of loops."""
+        """The outermost scope that has all variables of a division; None outside of loops or if it depends on data."""
         nodes = list(post_order(division))
         if len(self.scopes) == 1 or any(map(self._is_data, nodes)):
             return None
@@ -155,7 +154,7 @@ def _divides_by_size(node: object) -> bool:
 
 
 def _key(expr: Node) -> Hashable:
-    """The same for expressions that are written in the same way."""
+    """A key that is equal for structurally equal expressions."""
     if isinstance(expr, IntImm):
         return expr.value
     if isinstance(expr, Var):
@@ -164,9 +163,9 @@ def _key(expr: Node) -> Hashable:
 
 
 def hoist_divisions(func: PrimFunc) -> PrimFunc:
-    """The function with divisions of indices by sizes as values at the begin of the loops that they depend on.
+    """The function with divisions of indices by sizes computed at the beginning of the loops that they depend on.
 
-    Divisors that might be 0 there are taken to be 1: then no iteration uses the value. Divisions without negative
+    Divisors that might be 0 there are replaced by 1: no iteration uses the value then. Divisions without negative
     operands become truncating ones, which are single instructions.
     """
     if not contains(func.body, _DIVISIONS, _divides_by_size):
@@ -175,7 +174,7 @@ def hoist_divisions(func: PrimFunc) -> PrimFunc:
 
 
 class HoistDivisions(FunctionPass):
-    """Divisions by sizes known at run time leave the loops that they do not depend on."""
+    """Divisions by symbolic sizes move out of the loops that they do not depend on."""
 
     def function(self, func: PrimFunc) -> PrimFunc:
         return hoist_divisions(func)

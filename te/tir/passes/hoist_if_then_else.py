@@ -1,4 +1,4 @@
-"""Branches that do not depend on a loop leave it."""
+"""Loop unswitching: branches that do not depend on a loop move out of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["HoistIfThenElse", "hoist_if_then_else"]
 
 
 class _Hoister(Mutator):
-    """Inner loops first, so that a branch climbs as far as it can."""
+    """Hoists branches, inner loops first, so that each moves as far out as possible."""
 
     def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
         return node
@@ -42,7 +42,7 @@ def _split(condition: PrimExpr, var: Var) -> tuple[list[PrimExpr], list[PrimExpr
     """The conjuncts that are the same in every iteration, and the others."""
     if isinstance(condition, And):
         (fixed, moving), (more_fixed, more_moving) = _split(condition.a, var), _split(condition.b, var)
-        # a conjunct may guard those after it: nothing passes one that stays
+        # a conjunct may guard those after it: none moves past one that stays
         return (fixed, moving + more_fixed + more_moving) if moving else (fixed + more_fixed, more_moving)
     varies = any(n is var or isinstance(n, BufferLoad) for n in post_order(condition)) or not is_pure(condition)
     return ([], [condition]) if varies else ([condition], [])

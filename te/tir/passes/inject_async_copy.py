@@ -1,4 +1,4 @@
-"""Copies that need not be complete at once become asynchronous ones, which bypass the registers."""
+"""Copies in "async_scope" become asynchronous ones, which bypass registers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relayc.te.tir.stmt import AttrStmt, BufferStore, Evaluate, Stmt
 __all__ = ["COPY_BYTES", "InjectAsyncCopy", "inject_async_copy"]
 
 COPY_BYTES = (4, 8, 16)
-"""What one asynchronous copy can move (PTX: `cp.async`)."""
+"""Bytes that one asynchronous copy can transfer (PTX: `cp.async`)."""
 
 
 class _Injector(Mutator):
@@ -49,7 +49,7 @@ class _Injector(Mutator):
 
 
 def _guarded_load(value: PrimExpr) -> tuple[PrimExpr, BufferLoad | None]:
-    """`value` as a load under a condition, zero elsewhere; None when it is something else."""
+    """`value` as (condition, load), zero where the condition fails; the load is None for any other value."""
     conditions: list[PrimExpr] = []
     while True:
         if isinstance(value, Call) and value.op == "if_then_else":
@@ -94,8 +94,8 @@ class InjectAsyncCopy(FunctionPass):
     """Stores in "async_scope" of 4, 8 or 16 bytes read from global memory become `async_copy`; the attribute goes.
 
     The elements must lie together, in memory aligned to the copy's size, as everywhere for vectors. Where a condition
-    of the load fails zeros are written. Other stores stay as they are: they are complete earlier than they must be.
-    Buffers must be flat and loops vectorized. (TVM: `InjectPTXAsyncCopy`.)
+    of the load fails zeros are written. Other stores stay synchronous. Buffers must be flat and loops vectorized. (TVM:
+    `InjectPTXAsyncCopy`.)
     """
 
     def function(self, func: PrimFunc) -> PrimFunc:

@@ -42,7 +42,7 @@ class _Injector(Mutator):
         return node
 
     def visit_AttrStmt(self, node: AttrStmt) -> Stmt:
-        """A mark that no loop around could use is dropped: one buffer means the same."""
+        """Drop a mark that no surrounding loop could use: a single buffer is equivalent."""
         new = node.rebuild(self.visit)
         return new.body if node.key == _KEY else new
 
@@ -72,7 +72,7 @@ def _flatten(stmt: Stmt, allocated: list[Buffer], stmts: list[Stmt]) -> None:
 
 
 def _fill_ahead(loop: For, allocated: list[Buffer], stmts: list[Stmt], position: int) -> Stmt | None:
-    """fill(first); for k: { if there is a next one: fill(next); use(k) }, or None when the fill can't move ahead"""
+    """fill(first); for k: { if there is a next one: fill(next); use(k) }, or None when the fill can't run ahead"""
     mark = stmts[position]
     assert isinstance(mark, AttrStmt)
     buffer, fill = mark.subject, mark.body
@@ -81,7 +81,7 @@ def _fill_ahead(loop: For, allocated: list[Buffer], stmts: list[Stmt], position:
     reads = {n.buffer.data for n in post_order(fill) if isinstance(n, BufferLoad)} - {buffer.data}
     own = {n.buffer.data for n in post_order(fill) if isinstance(n, Allocate)} | {buffer.data}
     if any(isinstance(n, BufferStore) and n.buffer.data not in own for n in post_order(fill)):
-        return None  # it fills other buffers too, which have one half only
+        return None  # it also fills buffers that are not doubled
     used_before = any(_uses(s, buffer) for s in stmts[:position])
     if reads & (written | {b.data for b in allocated}) or used_before or len(buffer.shape) != 1:
         return None
@@ -116,7 +116,7 @@ def inject_double_buffer(func: PrimFunc) -> PrimFunc:
 
 
 class InjectDoubleBuffer(FunctionPass):
-    """Buffers marked "double_buffer_scope" get two halves in turns."""
+    """Buffers marked "double_buffer_scope" get two halves, used alternately."""
 
     def function(self, func: PrimFunc) -> PrimFunc:
         return inject_double_buffer(func)

@@ -1,4 +1,4 @@
-"""Buffers that a loop fills are filled several iterations ahead, by copies that run meanwhile."""
+"""Software pipelining: buffers that a loop fills are filled several iterations ahead, by copies that run meanwhile."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = [
 ]
 
 PIPELINE_SCOPE = "pipeline_scope"
-"""Attribute around what fills a buffer (the subject) in a loop; its value is the number of copies of the buffer."""
+"""Attribute around the statement that fills a buffer (the subject) in a loop; its value is the number of stages."""
 FILL_BEHIND = "fill_behind"
-"""Attribute inside "pipeline_scope": the copies of an iteration are started behind its use, which goes on meanwhile."""
+"""Attribute inside "pipeline_scope": an iteration starts copies after using its own, rather than before."""
 ASYNC_SCOPE = "async_scope"
 """Attribute around copies that need not be complete before `async_wait` is called."""
 EXPLICIT_SYNC = "explicit_sync"
-"""Attribute of a shared buffer (the subject) whose accesses in the body are ordered by barriers that stand there."""
+"""Attribute of a shared buffer (the subject) whose accesses in the body are ordered by explicit barriers."""
 
 
 class _ToSlots(Mutator):
@@ -61,7 +61,7 @@ class _ToSlots(Mutator):
 
 @dataclass(frozen=True)
 class _Parts:
-    """The body of a pipelined loop: what fills the marked buffers, what uses them, other memory."""
+    """The body of a pipelined loop: the fills of marked buffers, their uses, and other allocations."""
 
     fills: Sequence[AttrStmt]
     uses: Sequence[Stmt]
@@ -87,7 +87,7 @@ class _Ring:
         self.behind = all(_is_behind(fill) for fill in parts.fills)
 
     def slots(self, body: Stmt, position: PrimExpr) -> Stmt:
-        """What the iteration at `position` does to the buffers."""
+        """`body` with buffers replaced by the slots of the iteration at `position`."""
         return _ToSlots(self.wide, _slot(ops.sub(position, self.loop.min), self.stages)).visit(body)
 
     def fill(self, body: Stmt, position: PrimExpr) -> Stmt:
@@ -100,7 +100,7 @@ class _Ring:
         return ops.seq(_if(there, asynchronous), Evaluate(ops.call_intrin("int32", "async_commit")))
 
     def await_next(self) -> Stmt:
-        """Waits for the oldest copies under way, and for the threads that copy and those that use the slot behind."""
+        """Wait for the oldest copies in flight, then for all threads: writers of this slot and readers of the next."""
         if not self.shared:
             return ops.no_op()
         wait = ops.call_intrin("int32", "async_wait", self.stages - 2)
@@ -135,7 +135,7 @@ class _Injector(Mutator):
         return node
 
     def visit_AttrStmt(self, node: AttrStmt) -> Stmt:
-        """A mark that no loop around could use is dropped."""
+        """Drop a mark that no surrounding loop could use."""
         new = node.rebuild(self.visit)
         return new.body if node.key in (PIPELINE_SCOPE, FILL_BEHIND) else new
 
@@ -169,13 +169,13 @@ class _Injector(Mutator):
     def _carried_over(self, ring: _Ring, inside: _Ring, first: Sequence[Stmt], ahead: Stmt) -> Stmt:
         """A loop whose body is a loop over registers: its first registers are filled by the iteration before.
 
-        So units that multiply have work while all wait at the barrier. Written out over i = 0 ... n - 1, without end:
+        So tensor cores have work while threads wait at the barrier. Written out over i = 0 ... n - 1, without the end:
 
             first fills; wait; barrier; registers(first, 0)
             for k: { registers(k, 1); fill ahead; use(k, 0); ...
                      wait; barrier; registers(k + 1, 0); use(k, n - 1) }
 
-        After the last iteration the registers are filled from an old slice, for nobody.
+        After the last iteration the registers are filled from an old slice and not used.
         """
         k, low, count = ring.loop.loop_var, inside.loop.min, ops.as_int(inside.loop.extent)
         assert count is not None
@@ -199,7 +199,7 @@ class _Injector(Mutator):
 
 
 def _registers_inside(parts: _Parts) -> _Ring | None:
-    """The ring in registers of the one loop that uses what `parts` fill, if it comes full circle in each iteration."""
+    """The register ring of the only loop that uses what `parts` fill, if it wraps around exactly in each iteration."""
     loop = parts.uses[0] if len(parts.uses) == 1 else None
     inner = _parts(loop.body) if isinstance(loop, For) else None
     if not isinstance(loop, For) or inner is None:
@@ -264,14 +264,14 @@ def inject_software_pipeline(func: PrimFunc) -> PrimFunc:
 class InjectSoftwarePipeline(FunctionPass):
     """Buffers marked "pipeline_scope" become rings of `stages` copies, filled `stages` - 1 iterations ahead.
 
-    Each iteration waits for its own copy to be complete (`async_wait` lets the `stages` - 2 newest groups of copies go
-    on), then a barrier makes it visible to all threads and tells that the copy read an iteration ago is free, and the
+    Each iteration waits for its own copy to be complete (`async_wait` leaves the `stages` - 2 newest groups of copies
+    in flight), then a barrier makes it visible to all threads and marks the slot read an iteration ago as free, and the
     next copies are started ("async_scope", closed by `async_commit`), before the iteration uses its own or, where all
-    marks say "fill_behind", after that. All marked buffers of a loop share the groups. On
-    a device without asynchronous copies the same code is right with plain ones. Rings outside shared memory need
-    neither. Where all that uses a shared ring is a loop over one of two copies outside it, with an even number of
-    iterations, that one is filled ahead across iterations of the outer loop, too. Buffers must be flat. Raises
-    LoweringError for a buffer that is filled from what the loop computes. (TVM: `InjectSoftwarePipeline`.)
+    marks say "fill_behind", after that. All marked buffers of a loop share the groups. Without asynchronous copies the
+    same code is correct with plain ones. Rings outside shared memory need neither. Where a shared ring is used only by
+    a loop that is pipelined itself, with two stages outside shared memory and an even number of iterations, the inner
+    ring is filled ahead across iterations of the outer loop, too. Buffers must be flat. Raises LoweringError for a
+    buffer that is filled from what the loop computes. (TVM: `InjectSoftwarePipeline`.)
     """
 
     def function(self, func: PrimFunc) -> PrimFunc:

@@ -22,13 +22,13 @@ class _Interleaver(Mutator):
         self.var = var
         self.extent = extent
         self.inside = {n.buffer for n in post_order(body) if isinstance(n, Allocate)}
-        self.own: set[Buffer] = set()  # buffers that every virtual thread has a copy of
+        self.own: set[Buffer] = set()  # buffers of which every virtual thread has a copy
         self.wide: dict[Buffer, Buffer] = {}
         while self._find_own(body, depends=False):
             pass
 
     def _find_own(self, stmt: Node, depends: bool) -> bool:
-        """Add the buffers whose contents depend on the axis; were there new ones?"""
+        """Add the buffers whose contents depend on the axis. Gives whether there were new ones."""
         found = False
         if isinstance(stmt, BufferStore):
             if stmt.buffer in self.inside - self.own and (depends or self.touches(stmt)):
@@ -49,7 +49,7 @@ class _Interleaver(Mutator):
                    for n in post_order(node))  # fmt: skip
 
     def _wrapped(self, stmt: Stmt) -> Stmt:
-        """A statement once for every virtual thread, or as it is when it is the same for all."""
+        """A statement repeated for every virtual thread, or as it is when it does not depend on the thread."""
         if not self.touches(stmt):
             return stmt
         var = Var(self.var.name, self.var.dtype)
@@ -96,7 +96,7 @@ class _Interleaver(Mutator):
 
 
 class _Widener(Mutator):
-    """Sends accesses to a virtual thread's own copy of its buffers."""
+    """Redirects accesses to a virtual thread's own copy of its buffers."""
 
     def __init__(self, owner: _Interleaver) -> None:
         self.owner = owner
@@ -133,7 +133,7 @@ class _Injector(Mutator):
 
 
 def inject_virtual_thread(func: PrimFunc) -> PrimFunc:
-    """The function with virtual threads run by one thread, statement by statement in turns.
+    """The function with virtual threads run by one thread, interleaved statement by statement.
 
     Memory allocated inside that depends on the axis gets a copy per virtual thread; what does not depend on it
     (barriers, tiles loaded together) happens once. Buffers must be flat. (TVM: `InjectVirtualThread`.)

@@ -72,8 +72,9 @@ def legalize_compute(func: PrimFunc, types: Collection[str] = LOW_PRECISION) -> 
 class LegalizeCompute(FunctionPass):
     """Operators, comparisons and functions on `types` convert to float32, compute, and round back after each step.
 
-    Values keep their type in memory, so the meaning stays: float32 holds every product and sum that one rounding needs.
-    A target that has instructions for a type leaves it out of `types`. (TVM: `BF16ComputeLegalize`.)
+    Values keep their type in memory, and results are unchanged: float32 is precise enough that rounding its results
+    once more rounds correctly. A target that has instructions for a type leaves it out of `types`. (TVM:
+    `BF16ComputeLegalize`.)
     """
 
     types: tuple[str, ...] = LOW_PRECISION

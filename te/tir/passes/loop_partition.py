@@ -48,9 +48,9 @@ class _Guard:
 
 
 class _GuardCollector(Visitor[None]):
-    """The guards in the body of a loop that its variable decides: those marked `likely`, with a hint all of them.
+    """The guards in the body of a loop that depend on its variable: those marked `likely`, or all with a hint.
 
-    `chosen` remembers the conditions inside the expressions of stores: every loop around a store asks for them.
+    `chosen` caches the conditions inside the expressions of stores, which every surrounding loop needs.
     """
 
     def __init__(self, hinted: bool, chosen: dict[BufferStore, list[PrimExpr]]) -> None:
@@ -59,9 +59,9 @@ class _GuardCollector(Visitor[None]):
         self.inner: dict[Var, Range] = {}
         self.guards: list[_Guard] = []
         self.around: list[_Guard] = []
-        """the guards around the statement, where it does nothing if one fails"""
+        """the guards around the current statement, without which it does nothing"""
         self.stores: list[list[_Guard]] = []
-        """of each statement that stores: those"""
+        """the guards around each store"""
 
     def visit_For(self, node: For) -> None:
         self.inner[node.loop_var] = Range(node.min, node.extent)
@@ -133,7 +133,7 @@ def _choices(store: BufferStore) -> list[PrimExpr]:
 
 
 class _Assume(Mutator):
-    """Replaces the given condition nodes by their known truth."""
+    """Replaces condition nodes by their known truth values."""
 
     def __init__(self, conditions: set[int], truth: bool) -> None:
         self.conditions = conditions
@@ -174,7 +174,7 @@ class _Partitioner(Mutator):
         copies = self.copies
         with self.analyzer.constraint(node.condition):
             then_case = self.visit(node.then_case)
-        if isinstance(node.condition, Call):  # likely: what is large and what is small have loops of their own
+        if isinstance(node.condition, Call):  # likely: large and small extents have separate loops
             self.copies = copies
         else_case = None if node.else_case is None else self.visit(node.else_case)
         if then_case is node.then_case and else_case is node.else_case:
@@ -219,7 +219,7 @@ class _Partitioner(Mutator):
         return part.rebuild(self.visit)
 
     def _guards(self, var: Var, body: Stmt, hinted: bool) -> tuple[list[_Guard], list[list[_Guard]]]:
-        """Those that `var` decides: all, and for each statement in the body those that it does nothing without."""
+        """The guards that depend on `var`: all, and those whose failure disables each statement of the body."""
         if self.copies >= self.options.max_copies:
             return [], []
         collector = _GuardCollector(hinted, self.chosen)
@@ -228,11 +228,11 @@ class _Partitioner(Mutator):
         return deciding, [[g for g in around if g in deciding] for around in collector.stores] if deciding else []
 
     def _parts(self, loop: For, hinted: bool) -> list[Stmt] | None:
-        """The loop before, where, and after all the guards that can be solved for its variable hold."""
+        """The loop cut into the parts before, while and after all guards that can be solved for its variable hold."""
         solved: set[int] = set()
         lows: list[PrimExpr] = []
         highs: list[PrimExpr] = []
-        exact = True  # does a guard fail everywhere outside its bounds?
+        exact = True  # whether each guard fails everywhere outside its bounds
         guards, stores = self._guards(loop.loop_var, loop.body, hinted)
         for guard in guards:
             bound = self.analyzer.deduce_bound(guard.condition, loop.loop_var, guard.inner)
@@ -294,7 +294,7 @@ class _Partitioner(Mutator):
         return [p for p in parts if not ops.is_no_op(p)]
 
     def _idle_from(self, loop: For, stores: list[list[_Guard]]) -> PrimExpr | None:
-        """The iteration from which on nothing is stored, as far as guards tell that are the same for all statements."""
+        """The first iteration from which on the guards common to all statements prevent every store."""
         found: list[PrimExpr] | None = None
         for around in stores:
             ends: list[PrimExpr] = []
@@ -353,23 +353,24 @@ class _Partitioner(Mutator):
 
 
 def _are_vectors(parts: list[Stmt], loop: For) -> bool:
-    """Are the parts of a vectorized loop worth having? A mask is better than two loops, or than scalars one by one.
+    """Is it better to partition a vectorized loop than to mask it?
 
-    But where an index is chosen by the lane, elements would be gathered one by one.
+    A mask is better than two loops or scalar code, except where an index is selected by the lane, which would become a
+    gather.
     """
     known = all(not isinstance(part, For) or ops.as_int(part.extent) is not None for part in parts)
     return known and (len(parts) <= 1 or any(_chooses_place(n, loop.loop_var) for n in post_order(loop.body)))
 
 
 def _chooses_place(node: object, var: Var) -> bool:
-    """Is it a load whose index is one or another, as `var` decides?"""
+    """Is it a load whose index is selected by a condition on `var`?"""
     return isinstance(node, BufferLoad) and any(
         isinstance(n, Select) and _mentions(n.condition, (var,)) for n in post_order(node.indices)
     )
 
 
 def _needs_all_threads(body: Stmt) -> bool:
-    """Does code hold, or will it need, barriers? Then all threads of a block must run it equally often."""
+    """Does the code contain, or will it need, barriers? Then all threads of a block must run it equally often."""
     for node in post_order(body):
         if isinstance(node, BufferStore) and node.buffer.scope.startswith("shared"):
             return True
@@ -394,8 +395,8 @@ class LoopPartition(FunctionPass):
     Guards are the conditions marked `likely`; under a loop with "pragma_loop_partition_hint" also the comparisons in
     `if_then_else`, `Select` and branches (the masks of padding). A serial, unrolled or constant vectorized loop is cut
     in up to three; inner loops of the cold parts are cut again, so that tails become loops of smaller extent. Parallel
-    loops and block axes stay one loop with a fast and a general body. "pragma_last_apart" asks for a cut before the
-    last iteration, as if it had a guard: one that is shifted inwards, say, or shorter. Extents may be symbolic. At most
+    loops and block axes stay one loop with a fast and a general body. "pragma_last_apart" cuts off the last iteration
+    as if it had a guard: for one that is shifted inwards or shorter, for example. Extents may be symbolic. At most
     `max_copies` copies of code are made. (TVM: `LoopPartition`.)
     """
 

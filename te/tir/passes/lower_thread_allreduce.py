@@ -71,7 +71,7 @@ def _linear(axes: Sequence[_Axis]) -> tuple[PrimExpr, int]:
 
 
 class _Reduction:
-    """Writes one reduction out: every thread ends with the result in `values`, one register per part of the tuple."""
+    """Emits one reduction: every thread ends with the result in `values`, one register per component of the tuple."""
 
     def __init__(self, combiner: CommReducer, sources: Sequence[PrimExpr], group: _Group, warp: int) -> None:
         self.combiner = combiner
@@ -87,7 +87,7 @@ class _Reduction:
         return buffer
 
     def run(self) -> None:
-        """The exchange that suits the group."""
+        """Emit the exchange that suits the group."""
         group = self.group
         if group.adjacent and group.count <= self.warp and _is_power(group.count):
             self.butterfly(group.count)
@@ -99,7 +99,7 @@ class _Reduction:
             self.through_memory(self.warp)
 
     def butterfly(self, width: int) -> None:
-        """Within each `width` lanes of a warp: after the step of distance d, 2 * d neighbours have the same."""
+        """A butterfly of shuffles in `width` lanes of a warp: after distance d, 2 * d adjacent lanes are equal."""
         others = [self.allocate("other", v.dtype, 1, "local") for v in self.values]
         mask = self.active_lanes()
         distance = width // 2
@@ -111,7 +111,7 @@ class _Reduction:
             distance //= 2
 
     def active_lanes(self) -> PrimExpr:
-        """The mask of the lanes that a warp has: all, but in the last warp of an odd block."""
+        """The mask of the active lanes of a warp: all, except in a partial last warp."""
         everyone, rest = ops.const((1 << self.warp) - 1, "uint32"), self.group.threads % self.warp
         if rest == 0:
             return everyone
@@ -120,7 +120,7 @@ class _Reduction:
         return last if full == 0 else ops.select(ops.less(self.group.linear, full), everyone, last)
 
     def across_warps(self) -> None:
-        """Each warp by itself; then its result goes through shared memory, and every warp combines them all."""
+        """Reduce in each warp, exchange the results through shared memory, and combine them in every warp."""
         self.butterfly(self.warp)
         warps = self.group.count // self.warp
         if warps == 1:
@@ -140,7 +140,7 @@ class _Reduction:
         self.butterfly(width)
 
     def through_memory(self, width: int) -> None:
-        """For groups that no warp holds whole: all values in shared memory, `width` partial results, then the result.
+        """For groups not made of whole warps: all values through shared memory, `width` partial results, then one.
 
         The values of a group lie `groups` apart, so that neighbouring threads reach different banks.
         """
@@ -153,7 +153,7 @@ class _Reduction:
         self.gather(boxes, ops.const(0), 1, min(width, group.count))
 
     def put_all(self, position: PrimExpr, count: int, condition: PrimExpr | None = None) -> list[Buffer]:
-        """`values` of each thread (of those with `condition`) to a box of its own in shared memory."""
+        """Store `values` of each thread (where `condition` holds) to its own slot in shared memory."""
         boxes = [self.allocate("exchange", v.dtype, self.group.groups * count, "shared") for v in self.values]
         at = (ops.add(ops.mul(position, self.group.groups), self.group.number),)
         put = ops.seq([BufferStore(b, _get(v), at) for b, v in zip(boxes, self.values, strict=True)])
@@ -161,7 +161,7 @@ class _Reduction:
         return boxes
 
     def gather(self, boxes: Sequence[Buffer], start: PrimExpr, step: int, count: int) -> None:
-        """`values` become the combination of boxes start, start + step, ... of the group, below `count`."""
+        """Set `values` to the combination of slots start, start + step, ... of the group, below `count`."""
         self.stmts += [_set(v, e) for v, e in zip(self.values, self.combiner.identity, strict=True)]
         i = Var("i")
         position = ops.add(start, ops.mul(i, step))

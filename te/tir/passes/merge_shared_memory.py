@@ -1,4 +1,4 @@
-"""The shared memory of a kernel in one piece, in which buffers that are not alive together overlap."""
+"""Merging of a kernel's shared buffers into one allocation, in which buffers with disjoint lifetimes overlap."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from relayc.te.tir.substitute import substitute
 __all__ = ["ALIGNMENT", "MergeSharedMemory", "merge_shared_memory"]
 
 ALIGNMENT = 128
-"""bytes that every buffer is aligned to: a line of all banks"""
+"""Alignment of every buffer, in bytes: one word of each of the 32 banks."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Bytes taken: from `start` up to `end`."""
+    """Allocated bytes: from `start` up to `end`."""
 
     start: int
     end: int
@@ -36,10 +36,10 @@ class _Planner:
         self.places: dict[Var, int] = {}
         self.total = 0
         self.separate = 0
-        """what it needs with each buffer by itself"""
+        """bytes needed if no buffers overlapped"""
 
     def scope(self, stmt: Stmt, taken: Sequence[_Span]) -> None:
-        """Place what is allocated directly in a scope, then what is inside its statements; `taken` lives around."""
+        """Place the buffers allocated in a scope, then those inside its statements; `taken` are live throughout."""
         buffers: list[Buffer] = []
         leaves: list[Stmt] = []
         _linearize(stmt, buffers, leaves)
@@ -55,7 +55,7 @@ class _Planner:
                 self.scope(part, inner)
 
     def _place(self, buffer: Buffer, taken: Iterable[_Span]) -> _Span:
-        """The lowest free place."""
+        """Place a buffer at the lowest free offset."""
         nbytes = _nbytes(buffer)
         start = 0
         for span in sorted(taken, key=lambda s: s.start):
@@ -137,7 +137,7 @@ class _Merger(Mutator):
 
 
 def _merged(kernel: AttrStmt, planner: _Planner, scope: str) -> Stmt:
-    """The kernel with all shared buffers at their places in one."""
+    """The kernel with all shared buffers as views of one allocation."""
     memory = Buffer("shared_memory", (planner.total,), "uint8", scope=scope, align=ALIGNMENT)
     accesses = [n.buffer for n in post_order(kernel) if isinstance(n, BufferLoad | BufferStore)]
     allocated = [n.buffer for n in collect(kernel, Allocate)]
@@ -174,11 +174,11 @@ def merge_shared_memory(func: PrimFunc, static_bytes: int = 48 << 10) -> PrimFun
 
 @dataclass(frozen=True)
 class MergeSharedMemory(FunctionPass):
-    """The shared buffers of a kernel become views of one piece of memory, where that is needed or saves some.
+    """The shared buffers of a kernel become views of one allocation, where that is needed or saves memory.
 
-    The piece has scope "shared.dyn" (its size is given at launch) when one of the buffers has, or when it is larger
-    than `static_bytes`; "shared" otherwise. Buffers overlap when the statements from the first to the last that touches
-    one leave the other alone; a buffer allocated in a loop lives in that loop. Barriers come after this pass:
+    The allocation has scope "shared.dyn" (its size is given at launch) when one of the buffers has, or when it is
+    larger than `static_bytes`; "shared" otherwise. Buffers overlap when the statements from the first to the last that
+    touches one leave the other alone; a buffer allocated in a loop lives in that loop. Barriers come after this pass:
     `ThreadSync` sees that the bytes are the same. Raises LoweringError for sizes that are not constant. (TVM:
     `MergeSharedMemoryAllocations`.)
     """

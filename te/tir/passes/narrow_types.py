@@ -1,10 +1,10 @@
-"""Types of a byte and less, float8 and float4, int4 and int2, as bytes and arithmetic on their bits.
+"""Lowering of types of up to a byte (float8, float4, int4, int2) to bytes and bit arithmetic.
 
-No processor that this compiler knows computes in them, so every code generator for hardware runs this pass: memory and
-variables hold a value's bits in the low bits of a uint8, conversions are written out, and arithmetic happens in
-float32 or int32 and is rounded back after each step. What a conversion means is what `ml_dtypes` says (and so the
-interpreter): to nearest, ties to even; past the largest number to infinity or, without one, to NaN (float4: to the
-largest number); integers wrap. A float64 is rounded once, to 16-bit floats as well.
+No supported processor computes in them, so every code generator for hardware runs this pass: memory and variables hold
+a value's bits in the low bits of a uint8, conversions are written out, and arithmetic happens in float32 or int32 and
+is rounded back after each step. Conversions follow `ml_dtypes` (as the interpreter does): to nearest, ties to even;
+past the largest value to infinity or, without one, to NaN (float4: to the largest value); integers wrap. A float64 is
+rounded once, to 16-bit floats as well.
 
 Formats: OCP *8-bit Floating Point*, OCP *Microscaling Formats*, ONNX *Float stored in 8 bits* (the "fnuz" ones).
 """
@@ -36,7 +36,7 @@ _MOVES = frozenset({"if_then_else", "likely"})
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """A small float: exponent and mantissa bits, bias, the code of its largest number, and those past it.
+    """A small float: exponent and mantissa bits, bias, the code of its largest value, and those past it.
 
     `overflow` and `nan` are codes without sign. "fnuz" formats have no -0: that code is their only NaN.
     """
@@ -65,7 +65,7 @@ _FORMATS: dict[str, _Format] = {
 
 @cache
 def is_narrow(of: DType) -> bool:
-    """Is this one of the types that the pass takes apart?"""
+    """Is this one of the types that the pass lowers?"""
     return (of.is_float and of.bits <= 8) or (of.is_integral and of.bits < 8)
 
 
@@ -81,7 +81,7 @@ def decode(of: DType, code: PrimExpr) -> PrimExpr:
 
 
 def _decode_float(of: DType, code: PrimExpr) -> PrimExpr:
-    """float32 of the int32 `code`. Small floats are scaled into place, which brings denormals right, too."""
+    """float32 of the int32 `code`. Small floats are scaled by multiplication, which handles denormals, too."""
     if of.element == "float8_e8m0fnu":
         value = ops.select(code == 0, ops.make_const(code.dtype, 1 << 22), code << 23)
         return _float(ops.select(code == 255, ops.make_const(code.dtype, _NAN), value))
@@ -112,7 +112,7 @@ def encode(of: DType, value: PrimExpr) -> PrimExpr:
 
 
 def _encode_e8m0(of: DType, bits: PrimExpr) -> PrimExpr:
-    """The exponent of the nearest power of two, ties up; NaN for what is not a positive number or too large."""
+    """The exponent of the nearest power of two, ties up; NaN for values that are not positive or too large."""
     half = 1 << 22  # of the last place of an exponent; as float32, the smallest power, 2^-127
     code = ops.select(bits <= half, ops.make_const(bits.dtype, 0), (bits + half) >> 23)
     is_number = ops.all(bits > 0, bits < _INFINITY - half)
@@ -146,7 +146,7 @@ def _encode_size(form: _Format, words: DType, size: PrimExpr, sign: PrimExpr) ->
 
 
 def _round_to_odd(value: PrimExpr) -> PrimExpr:
-    """float64 to float32 so that a second rounding sees what the first one dropped: inexact results end in a 1 bit.
+    """float64 to float32 rounded to odd, so that a second rounding is correct: inexact results end in a 1 bit.
 
     (Boldo, Melquiond, *Emulation of FMA and correctly rounded sums*.)
     """
@@ -181,7 +181,7 @@ def _float(bits: PrimExpr) -> PrimExpr:
 
 
 def _let(value: PrimExpr, body: Callable[[PrimExpr], PrimExpr]) -> PrimExpr:
-    """`body` of a value that is computed once."""
+    """`body(value)`, with the value bound to a variable."""
     var = Var("bits", value.dtype)
     return Let(var, value, body(var))
 
@@ -297,9 +297,9 @@ def lower_narrow_types(func: PrimFunc) -> PrimFunc:
 
 
 class LowerNarrowTypes(FunctionPass):
-    """Values of float8, float4 and of integers of less than a byte become bytes, operations on them arithmetic on bits.
+    """Values of float8, float4 and sub-byte integers become bytes, operations on them bit arithmetic.
 
-    Buffers of these types become buffers of uint8, parameters included: a code generator runs this when the function
+    Buffers of these types become buffers of uint8, parameters included: a code generator runs this after the function
     that checks arguments has been made. (TVM: `FP8StorageLegalize`, `FP8ComputeLegalize`.)
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 from relayc.te.ir.node import Node
 from relayc.te.ir.visitor import Mutator, post_order
 from relayc.te.tir import ops
-from relayc.te.tir.analysis import added_to_itself
+from relayc.te.tir.analysis import accumulated_value
 from relayc.te.tir.buffer import Buffer
 from relayc.te.tir.expr import BufferLoad, Call, IntImm, PrimExpr, Ramp, Var
 from relayc.te.tir.function import PrimFunc
@@ -30,16 +30,16 @@ __all__ = ["RemoveNoOp", "is_pure", "remove_no_op"]
 
 
 def is_pure(expr: PrimExpr) -> bool:
-    """May the expression be dropped, merged or moved past stores it does not read? Impure calls are in the way."""
+    """May the expression be dropped, merged or moved past stores it does not read? Impure calls prevent that."""
     return not any(isinstance(n, Call) and not INTRINSICS[n.op].pure for n in post_order(expr))
 
 
 _ALL, _MOST_ELEMENTS = -1, 4096
-"""Every element of a buffer, as a set of bits, and how far others are told apart: further than there are registers."""
+"""All elements of a buffer, as a bit set, and the largest index that is tracked: beyond any register allocation."""
 
 
 def _elements(buffer: Buffer, indices: Sequence[PrimExpr]) -> int:
-    """The elements of flat memory that constant indices are for, as a set of bits; all where they are not constant."""
+    """The elements of flat memory at constant indices, as a bit set; all of them where indices are not constant."""
     index = indices[0]
     if len(indices) == 1 and buffer.strides is None and isinstance(index, Ramp | IntImm):
         base = ops.as_int(index.base) if isinstance(index, Ramp) else index.value
@@ -50,15 +50,15 @@ def _elements(buffer: Buffer, indices: Sequence[PrimExpr]) -> int:
 
 
 class _Remover(Mutator):
-    """Children first; `read` is what the statements visited so far (all inside) need."""
+    """Removes dead code, children first; `read` is what the statements visited so far (all inside) use."""
 
     def __init__(self) -> None:
         self.read: dict[Var, int] = {}
-        """Variables that are used; of memory the elements, but for what is added to itself, as sets of bits."""
+        """Used variables; for pointers the elements that are read, as bit sets, except by in-place additions."""
         self.written: dict[Var, int] = {}
-        """Those that are written at constant indices."""
+        """Elements that are written at constant indices, as bit sets."""
         self.buffers: dict[Var, Buffer] = {}
-        """What memory is read and written as."""
+        """The buffer through which each pointer is accessed."""
         self._noted: set[Node] = set()
 
     def _note(self, *exprs: PrimExpr | None) -> None:
@@ -86,7 +86,7 @@ class _Remover(Mutator):
 
     def _note_buffer(self, buffer: Buffer) -> None:
         if self.buffers.setdefault(buffer.data, buffer) is not buffer:
-            self.read[buffer.data] = _ALL  # which elements are the same is not looked into
+            self.read[buffer.data] = _ALL  # aliasing of their elements is not analysed
         self._note_layout(buffer)
 
     def _note_layout(self, buffer: Buffer) -> None:
@@ -154,7 +154,7 @@ class _Remover(Mutator):
         elements = _elements(node.buffer, node.indices)
         if elements != _ALL:
             self.written[node.buffer.data] = self.written.get(node.buffer.data, 0) | elements
-        if (added := added_to_itself(node)) is not None:
+        if (added := accumulated_value(node)) is not None:
             self.read.setdefault(node.buffer.data, 0)
             self._note(added, *node.indices, node.predicate)
         else:
@@ -170,7 +170,7 @@ class _Remover(Mutator):
 
 
 class _StoreRemover(Mutator):
-    """Removes the stores to elements of memory other than those that something reads."""
+    """Removes the stores to elements that nothing reads."""
 
     def __init__(self, data: Var, read: int) -> None:
         self.data, self.read = data, read

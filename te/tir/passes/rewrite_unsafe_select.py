@@ -49,7 +49,7 @@ class _Rewriter(Mutator):
         return Call(new.dtype, "if_then_else", (new.condition, new.true_value, new.false_value), span=new.span)
 
     def _can_not_fault(self, select: Select) -> bool:
-        """May both sides be evaluated? What the condition evaluates, too, is evaluated in any case."""
+        """May both sides be evaluated? Subexpressions that the condition shares are evaluated in any case."""
         sides = (select.true_value, select.false_value)
         if all(can_not_fault(side, self.analyzer) for side in sides):
             return True
@@ -58,7 +58,7 @@ class _Rewriter(Mutator):
 
 
 def can_not_fault(expr: PrimExpr, analyzer: Analyzer, safe: Callable[[PrimExpr], bool] | None = None) -> bool:
-    """May the expression be evaluated whatever conditions stand in front of it?
+    """May the expression be evaluated speculatively, whatever conditions guard it?
 
     Its reads are proved to lie inside their buffers by what the analyzer knows of the variables, and it neither divides
     integers by a variable nor calls an impure function; except where it is known to be `safe`.

@@ -1,4 +1,4 @@
-"""Expressions simplified with what is known where they stand; code that can't run is removed."""
+"""Simplification of expressions by the facts that hold in their context; unreachable code is removed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Simplify", "simplify", "simplify_stmt"]
 
 
 class _Simplifier(Visitor[Stmt]):
-    """Walks statements and hands their expressions to the analyzer, which knows the loops around."""
+    """Walks statements and simplifies their expressions with an analyzer that knows the surrounding loops."""
 
     def __init__(self, analyzer: Analyzer) -> None:
         self.analyzer = analyzer
@@ -51,7 +51,7 @@ class _Simplifier(Visitor[Stmt]):
         return For(node.loop_var, start, extent, node.kind, body, node.annotations, span=node.span)
 
     def _known(self, extent: PrimExpr) -> PrimExpr:
-        """An extent, as a constant where its bounds leave but one."""
+        """An extent, as a constant where its bounds allow a single value."""
         extent = self.expr(extent)
         low, high = self.analyzer.const_bounds(extent)
         return ops.make_const(extent.dtype, low) if low == high else extent
@@ -142,7 +142,7 @@ class _Simplifier(Visitor[Stmt]):
 
 
 def _number(value: PrimExpr | None) -> int | None:
-    """The number that a scalar, or every element of a vector, is."""
+    """The constant value of a scalar or of every element of a vector, or None."""
     value = value.value if isinstance(value, Broadcast) else value
     return value.value if isinstance(value, IntImm) else None
 

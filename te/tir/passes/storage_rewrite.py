@@ -1,4 +1,4 @@
-"""Memory that is not alive at the same time is shared."""
+"""Storage reuse: allocations with disjoint lifetimes share memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Life:
 
 @dataclass
 class _Block:
-    """A piece of real memory and the position after which it is free."""
+    """An allocation and the position after which it is free."""
 
     buffer: Buffer
     nbytes: int
@@ -90,7 +90,7 @@ def _bytes(buffer: Buffer) -> int | None:
 def _linearize(stmt: Stmt, allocated: list[Buffer], leaves: list[Stmt | PrimExpr]) -> None:
     """The allocations of a scope and, in order, the statements that run in it.
 
-    What a kernel does is one of them: its threads are at any of its statements at the same time.
+    A kernel counts as one statement: its threads may be at any of its statements at the same time.
     """
     if isinstance(stmt, AttrStmt) and stmt.key == "thread_extent":
         leaves.append(stmt)
@@ -108,7 +108,7 @@ def _linearize(stmt: Stmt, allocated: list[Buffer], leaves: list[Stmt | PrimExpr
 
 
 def _lives(buffers: list[Buffer], leaves: list[Stmt | PrimExpr]) -> list[_Life]:
-    """Lives in the order of first touch; buffers that nothing touches live nowhere."""
+    """Lifetimes in the order of first use; unused buffers have none."""
     of_data = {b.data: b for b in buffers}
     lives: dict[Buffer, _Life] = {}
     for position, leaf in enumerate(leaves):
@@ -122,7 +122,7 @@ def _lives(buffers: list[Buffer], leaves: list[Stmt | PrimExpr]) -> list[_Life]:
 
 
 def _assign(lives: list[_Life]) -> tuple[list[Buffer], dict[Buffer, Buffer]]:
-    """Greedy: each buffer takes the free block that fits best, or that has to grow least. (blocks, buffer -> view)"""
+    """Greedy: each buffer takes the free block that fits best, or grows least. Gives (blocks, buffer -> view)."""
     blocks: list[_Block] = []
     where: dict[Buffer, _Block] = {}
     for life in lives:
@@ -161,7 +161,7 @@ def storage_rewrite(func: PrimFunc, min_bytes: int = 1024) -> PrimFunc:
 
 @dataclass(frozen=True)
 class StorageRewrite(FunctionPass):
-    """Allocations of one scope that are not alive together share memory. (TVM: `StorageRewrite`.)
+    """Allocations of one scope with disjoint lifetimes share memory. (TVM: `StorageRewrite`.)
 
     Only flat "global" buffers of constant size from `min_bytes` on take part: small local tiles stay apart, so that
     the code generator can keep them in registers. Buffers of different types may share, through the same pointer.

@@ -1,4 +1,4 @@
-"""Lines of shared memory whose 16-byte parts are exchanged, so that parts one below the other meet different banks."""
+"""XOR swizzle of shared memory: 16-byte parts of a line are permuted, so that equal columns lie in different banks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["SwizzleShared"]
 
 _PART_BYTES = 16
 _PARTS = 8
-"""Of a line; also lines until the pattern comes again."""
+"""Parts of a line; also the period of the pattern in lines."""
 
 
 class _Swizzler(Mutator):
@@ -35,7 +35,7 @@ class _Swizzler(Mutator):
 
 
 def _swizzled(buffer: Buffer, indices: tuple[PrimExpr, ...]) -> tuple[PrimExpr]:
-    """Where the elements at a flat index lie: all in one part, from its start on, or one alone."""
+    """The swizzled place of a flat index: of one element, or of several within a part."""
     (index,) = indices
     part = _PART_BYTES // buffer.dtype.element.nbytes
     if isinstance(index, Ramp):
@@ -54,7 +54,7 @@ def _place(index: PrimExpr, part: int) -> PrimExpr:
 
 
 class SwizzleShared(FunctionPass):
-    """Accesses of swizzled buffers go to where their elements lie: part p of line l at p ^ (l % 8).
+    """Accesses of swizzled buffers use the swizzled places of their elements: part p of line l at p ^ (l % 8).
 
     Lines have 128 bytes, parts 16; accesses of several elements lie in one part. Buffers must be flat and loops
     vectorized. LoweringError for accesses across parts.

@@ -1,4 +1,4 @@
-"""Barriers between accesses of a block's threads to shared memory."""
+"""Insertion of barriers between conflicting accesses of a block's threads to shared memory."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ _Move = Callable[[Access, Var, Range], Access]
 
 @dataclass(slots=True)
 class _State:
-    """At a place in the program: accesses since the last barrier, and was there one since the state began?"""
+    """The state at a place in the program: accesses since the last barrier, and whether there has been one."""
 
     pending: list[Access] = field(default_factory=list)
     synced: bool = False
 
     def merged(self, other: _State) -> _State:
-        """Where two ways meet."""
+        """The state where two branches join."""
         known = set(map(id, self.pending))
         pending = self.pending + [a for a in other.pending if id(a) not in known]
         return _State(pending, self.synced and other.synced)
 
 
 class _MeetsEarlier(Exception):
-    """What was accessed before a loop or condition is met inside it, with no barrier on the way."""
+    """Raised where an access inside a loop or branch conflicts with one before it, with no barrier in between."""
 
 
 class _Planner(Visitor[None]):
     """Walks a kernel in the order it runs in and finds the statements that need a barrier before them.
 
-    A loop is walked alone first: twice, the second time after the iteration before; and once more, after all iterations
-    together, when no barrier separates them. Then it is seen whether what came before the loop meets what is in it.
+    A loop is first walked by itself: twice, the second time after the accesses of the previous iteration, and a third
+    time after those of all iterations when no barrier separates them. Then accesses before the loop are checked against
+    those in it.
     """
 
     def __init__(self, kernel: Stmt) -> None:
@@ -55,7 +56,7 @@ class _Planner(Visitor[None]):
         self.written = {store.buffer.data for store in collect(kernel, BufferStore)}
         self.threads = {var: Range(ops.const(0), ops.const(extent)) for var, extent in axes.items() if extent > 1}
         self.inner: dict[Var, Range] = dict(self.threads)
-        """ranges of variables that differ among the threads: their axes, loops that they don't run alike"""
+        """ranges of variables that differ among threads: thread axes and divergent loops"""
         self.varying: set[Var] = set(self.threads)
         """variables that may differ among the threads of a block"""
         self.tests = AccessTests(axes)
@@ -64,9 +65,9 @@ class _Planner(Visitor[None]):
                 self.tests.bind(axis.subject.var, Range(ops.const(0), axis.value))
         self.state = _State()
         self.divergent: Stmt | None = None
-        """the statement around that not all threads run alike"""
+        """the surrounding divergent statement, which not all threads run alike"""
         self.entering = False
-        """trying whether a loop can be entered with what is pending, without new barriers"""
+        """whether it is being tested if a loop can be entered with pending accesses, without new barriers"""
         self.explicit: set[Buffer] = set()
         self.marked: set[int] = set()
         self._accesses: dict[int, list[Access]] = {}
@@ -76,7 +77,7 @@ class _Planner(Visitor[None]):
     # -- what differs among the threads
 
     def uniform(self, *exprs: PrimExpr) -> bool:
-        """Have expressions the same value in all threads of the block?"""
+        """Are the expressions uniform: of equal value in all threads of the block?"""
         for node in post_order(exprs):
             if isinstance(node, Var) and node in self.varying:
                 return False
@@ -89,7 +90,7 @@ class _Planner(Visitor[None]):
     # -- accesses
 
     def touch(self, stmt: Stmt, parts: Iterable[Node]) -> None:
-        """Account for what a statement itself accesses."""
+        """Record the accesses of a statement itself."""
         found = self._accesses.get(id(stmt))
         if found is None:
             found = [access for part in parts for access in self._inside(part)]
@@ -99,7 +100,7 @@ class _Planner(Visitor[None]):
         self.meet(stmt, found)
 
     def meet(self, stmt: Stmt, accesses: list[Access]) -> None:
-        """A barrier before a statement when its accesses meet earlier ones; then they are pending."""
+        """Put a barrier before a statement whose accesses conflict with pending ones, then add these accesses."""
         if any(self.tests.conflict(before, now) for now in accesses for before in self.state.pending):
             if self.entering:
                 raise _MeetsEarlier
@@ -119,7 +120,7 @@ class _Planner(Visitor[None]):
         return Access.of(buffer, index, writes, dict(self.inner), buffer in self.explicit)
 
     def _inside(self, part: Node) -> list[Access]:
-        """Accesses to shared memory in an expression. Whoever gets an address may write anywhere in the buffer."""
+        """Accesses to shared memory in an expression. A call that gets an address may write anywhere in the buffer."""
         if isinstance(part, Call) and part.op == "async_copy":
             return self._copied(part)
         if isinstance(part, Call) and part.op == "address_of" and isinstance(part.args[0], BufferLoad):
@@ -131,7 +132,7 @@ class _Planner(Visitor[None]):
         return found
 
     def _copied(self, copy: Call) -> list[Access]:
-        """What an asynchronous copy writes; what it reads is not shared."""
+        """The access that an asynchronous copy writes; its source is not shared memory."""
         address, nbytes = copy.args[0], ops.as_int(copy.args[2])
         load = address.args[0] if isinstance(address, Call) and address.op == "address_of" else None
         if not isinstance(load, BufferLoad) or nbytes is None:
@@ -189,7 +190,7 @@ class _Planner(Visitor[None]):
         self.inner = outer
 
     def branches(self, node: IfThenElse) -> None:
-        """Both ways. A barrier against what was accessed before stands before the condition, where all ways profit."""
+        """Both branches. A barrier against earlier accesses stands before the condition, where both branches profit."""
         before = self.state
         cases = [case for case in (node.then_case, node.else_case) if case is not None]
         if self.entering:
@@ -208,7 +209,7 @@ class _Planner(Visitor[None]):
         self.state = ways[0].merged(ways[1] if len(ways) == 2 else passing)
 
     def without_barriers(self, node: Stmt, walk: Callable[[], None]) -> None:
-        """A statement that not all threads run alike: one that needs a barrier inside is an error."""
+        """Walk a divergent statement: needing a barrier inside is an error."""
         if self.entering:
             walk()
             return
@@ -273,7 +274,7 @@ class _Planner(Visitor[None]):
         return True
 
     def enter_all(self, cases: Sequence[Stmt], certain: bool) -> None:
-        """While entering: go on into each case. `certain`: one of them runs; then a barrier in all separates."""
+        """While entering: continue into each case. `certain`: one of them runs, so that a barrier in each suffices."""
         before, synced = self.state, certain
         for case in cases:
             self.state = _State(list(before.pending), False)
@@ -282,14 +283,14 @@ class _Planner(Visitor[None]):
         self.state = _State([], True) if synced else before
 
     def barrier_before(self, node: Stmt) -> _State:
-        """A barrier before a loop or condition instead of one inside."""
+        """Put a barrier before a loop or condition instead of inside."""
         if self.divergent is not None:
             raise LoweringError(_divergence(node, self.divergent))
         self.marked.add(id(node))
         return _State([], True)
 
     def _moved(self, move: _Move, accesses: list[Access], var: Var | None, within: Range | None) -> list[Access]:
-        """Accesses as another iteration sees them. Each is moved once, so that answers about it are found again."""
+        """Accesses as another iteration sees them. Results are cached, so that conflict tests on them are, too."""
         if var is None or within is None:
             return accesses
         result: list[Access] = []
@@ -337,7 +338,7 @@ def _is_barrier(node: Node) -> bool:
 
 
 def _concerns(node: Node) -> bool:
-    """Does a node matter to barriers?"""
+    """Is a node relevant to barriers?"""
     return (isinstance(node, BufferLoad | BufferStore) and _is_shared(node.buffer)) or _is_barrier(node)
 
 
@@ -379,7 +380,7 @@ class _Placer(Mutator):
 
 
 class _Kernels(Mutator):
-    """Treats each kernel, a statement inside thread axes, alone."""
+    """Transforms each kernel, a statement inside thread axes, by itself."""
 
     def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
         return node
@@ -398,13 +399,12 @@ def thread_sync(func: PrimFunc) -> PrimFunc:
 
 
 class ThreadSync(FunctionPass):
-    """A barrier ("storage_sync") before each statement that meets an earlier access of another thread.
+    """Puts a barrier ("storage_sync") before each statement that conflicts with an earlier access of another thread.
 
-    Accesses to "shared" and "shared.dyn" memory meet when both may touch a byte, one of them writes, and no barrier
-    stands between them, in one iteration of a loop or across several. Halves and slots of ring buffers are told apart,
-    and so are bytes that only one thread ever touches. Barriers stand only where all threads of the block come;
-    LoweringError says where that is impossible. Buffers marked "explicit_sync" have their barriers. Buffers must be
-    flat. (TVM: `ThreadSync`.)
+    Accesses to "shared" and "shared.dyn" memory conflict when both may touch a byte, one of them writes, and no barrier
+    stands between them, in one iteration of a loop or across several. Halves and slots of ring buffers, and bytes that
+    only one thread touches, are distinguished. Barriers are placed only in uniform control flow; LoweringError says
+    where that is impossible. Buffers marked "explicit_sync" are left alone. Buffers must be flat. (TVM: `ThreadSync`.)
     """
 
     def function(self, func: PrimFunc) -> PrimFunc:

@@ -1,4 +1,4 @@
-"""UNROLLED loops, and loops under an automatic unrolling pragma, are written out."""
+"""Unrolling of UNROLLED loops and of loops under an automatic unrolling pragma."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Unroller(Mutator):
         self.max_steps = options.auto_max_step
         self.explicit = options.explicit
         self.steps = 0
-        self.has_loop = False  # does the visited code still hold a loop?
+        self.has_loop = False  # whether the visited code still contains a loop
 
     def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
         return node
@@ -74,7 +74,7 @@ class _Unroller(Mutator):
         return result
 
     def _unrolled(self, loop: For) -> Stmt | None:
-        """The loop written out, marked for the code generator, or None when it stays."""
+        """The loop unrolled or with a new kind (UNROLLED for the code generator, or SERIAL); None when it stays."""
         extent = ops.as_int(loop.extent)
         total = None if extent is None else extent * self.steps
         wanted = loop.kind is ForKind.UNROLLED
@@ -100,9 +100,9 @@ def _written_out(loop: For, extent: int) -> Stmt:
 
 @dataclass(frozen=True)
 class Unroll(FunctionPass):
-    """Writes loops out; an UNROLLED loop without constant extent becomes serial. (TVM: `UnrollLoop`.)
+    """Unrolls loops; an UNROLLED loop without constant extent becomes serial. (TVM: `UnrollLoop`.)
 
-    UNROLLED loops of constant extent are written out while the result stays within `max_statements` statements; with
+    UNROLLED loops of constant extent are unrolled while the result stays within `max_statements` statements; with
     `explicit=False` they stay UNROLLED loops for the code generator. Serial loops are unrolled too where the code is
     at most `auto_max_step` statements (pragma "pragma_auto_unroll_max_step"; "pragma_unroll_explicit" sets `explicit`
     for the code under it).
@@ -117,5 +117,5 @@ class Unroll(FunctionPass):
 
 
 def unroll(func: PrimFunc, auto_max_step: int = 0, explicit: bool = True, max_statements: int = 256) -> PrimFunc:
-    """The function with UNROLLED loops written out: see `Unroll`."""
+    """The function with UNROLLED loops unrolled: see `Unroll`."""
     return Unroll(auto_max_step, explicit, max_statements).function(func)

@@ -67,9 +67,9 @@ class _LaneRewriter(Mutator):
     """Rewrites the body of one loop with its variable standing for all lanes at once.
 
     An expression that does not depend on the lane stays scalar; operators bring both sides to vectors when one is.
-    `mask` holds the lanes that are on, None for all: loads and stores under it are predicated. Memory in `own`, which
-    no one else sees, gets room for all lanes (`own` says for how many elements): those that are off keep what is there,
-    so that it may live in registers.
+    `mask` holds the active lanes, None for all: loads and stores under it are predicated. Memory in `own`, private to
+    the loop, is widened to hold all lanes (`own` says how many elements): inactive lanes keep their contents, so that
+    it may live in registers.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class _LaneRewriter(Mutator):
         self.mask: PrimExpr | None = None
         self.vector_vars: dict[Var, Var] = {}
         self.expanded: dict[Buffer, Buffer] = {}
-        self.private: set[Buffer] = set()  # memory with room for every lane: accesses need no mask
+        self.private: set[Buffer] = set()  # widened memory: accesses need no mask
 
     # ---- expressions
 
@@ -116,7 +116,7 @@ class _LaneRewriter(Mutator):
         if a is node.a and b is node.b:
             return node
         if self.mask is not None and isinstance(node, _DIVISIONS) and b.dtype.lanes > 1 and b.dtype.is_integral:
-            b = Select(self.mask, b, ops.make_const(b.dtype, 1))  # lanes that are off must not divide by 0
+            b = Select(self.mask, b, ops.make_const(b.dtype, 1))  # inactive lanes must not divide by 0
         if a.dtype.is_integral and (a.dtype.lanes == 1) != (b.dtype.lanes == 1):
             ramp = _ramp_arithmetic(node.__class__, a, b)
             if ramp is not None:
@@ -135,11 +135,11 @@ class _LaneRewriter(Mutator):
         if can_not_fault(node.b, self.analyzer):
             b = self.visit(node.b)
         else:
-            b = self._under(a if isinstance(node, And) else Not(a), node.b)  # b may read what a guards
+            b = self._under(a if isinstance(node, And) else Not(a), node.b)  # b may read memory that a guards
         return node.__class__(*self._both(a, b))
 
     def _under(self, condition: PrimExpr, expr: PrimExpr) -> PrimExpr:
-        """`expr` with only the lanes on where a vector condition holds."""
+        """`expr` with only those lanes active where a vector condition holds."""
         outer = self.mask
         self.mask = condition if outer is None else And(outer, condition)
         result = self.visit(expr)
@@ -183,7 +183,7 @@ class _LaneRewriter(Mutator):
         return BufferLoad(buffer, indices, self._masked(buffer, predicate), span=node.span)
 
     def _has_room(self, buffer: Buffer, indices: tuple[PrimExpr, ...]) -> bool:
-        """Are all lanes, those that are off too, elements of memory of our own, which is made larger for them?"""
+        """Do all lanes, inactive ones too, access elements of private memory? It is widened for them."""
         index = indices[-1]
         if self.mask is None or buffer not in self.own or not isinstance(index, Ramp):
             return False
@@ -298,7 +298,7 @@ class _LaneRewriter(Mutator):
         return ops.seq(stmts)
 
     def _split_conjuncts(self, condition: PrimExpr) -> tuple[list[PrimExpr], list[PrimExpr]]:
-        """The conjuncts that are the same in every lane, and the others, as they were."""
+        """The conjuncts that are uniform across lanes, and the others, unchanged."""
         if isinstance(condition, And):
             parts = [self._split_conjuncts(c) for c in (condition.a, condition.b)]
             return parts[0][0] + parts[1][0], parts[0][1] + parts[1][1]
@@ -396,7 +396,7 @@ class _LoopVectorizer(Mutator):
 
 
 def vectorize(func: PrimFunc) -> PrimFunc:
-    """The function with every VECTORIZED loop turned into vector statements.
+    """The function with every VECTORIZED loop rewritten as vector statements.
 
     The body must be flat (one index per access). Conditions that differ between lanes become predicates of the loads
     and stores under them. A loop without constant extent, or whose body has no vector form (it stores to one element

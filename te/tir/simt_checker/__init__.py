@@ -1,4 +1,4 @@
-"""A checker of kernels as loops: it runs them block by block and finds what a GPU would not tell.
+"""A checker of GPU kernels in the loop IR: it runs them block by block and finds errors that a GPU does not report.
 
 `check_kernel` raises `SimtFault` for
 
@@ -10,14 +10,14 @@
 
 The error names the kernel, the buffer, the element, the threads and the statements.
 
-It is no interpreter. What the checks need is where threads read and write, not the numbers they move, so loops without
-barriers are looked at all at once, as numpy arrays over threads and iterations, and values are followed only where they
-decide an address or a branch (a gather, a sort). Threads of a block go in lock-step from statement to statement; times
-are those of a thread running alone, so "read before written" is exact.
+It is no interpreter. The checks need the addresses that threads access, not the values, so loops without barriers are
+evaluated in one step, as numpy arrays over threads and iterations, and values are tracked only where they determine an
+address or a branch (a gather, a sort). Threads of a block go in lock-step from statement to statement; times are those
+of a thread running alone, so "read before written" is exact.
 
-Two threads may write the same *value* to one element: schedules do so on purpose at the ends of axes
-(``split(..., tail="shift")`` moves the last tile back over the one before it). When a statement writes an element
-twice, the kernel is run again with all its numbers, and it is a race only if they differ.
+Two threads may write the same *value* to one element: schedules do so on purpose at the ends of axes (``split(...,
+tail="shift")`` moves the last tile back over the one before it). When a statement writes an element twice, the kernel
+is run again with all its values, and it is a race only if they differ.
 
 Long loops with barriers run their first and last iterations only, and large grids their corners: see `check_kernel`.
 """

@@ -19,7 +19,7 @@ __all__ = ["KernelChecker", "check_kernel", "sample_blocks"]
 
 
 _BLOCKS, _KEPT_BLOCKS = 8, 64
-"""Blocks to run of a kernel; of one whose numbers the next kernel needs."""
+"""Blocks of a kernel to run; the same for a kernel whose values a later kernel needs."""
 
 
 def sample_blocks(grid: Grid, limit: int = _BLOCKS) -> list[Grid]:
@@ -37,11 +37,11 @@ def sample_blocks(grid: Grid, limit: int = _BLOCKS) -> list[Grid]:
 
 
 class KernelChecker:
-    """Checks the kernels of one function in order; what one writes, the next may read.
+    """Checks the kernels of one function in order; one may read what an earlier one has written.
 
     `parameters` are the buffers of the function, `workspaces` those that live between its kernels, `sizes` the values
-    of size variables and scalars by name, `arrays` the contents of parameters that decide addresses, by name (without:
-    positions along their last axis). Memory is taken as written before when the kernel only reads it, or when its
+    of size variables and scalars by name, `arrays` the contents of parameters that determine addresses, by name (by
+    default indices along their last axis). Memory counts as initialised when the kernel only reads it, or when its
     buffer's name is among `initialized`.
     """
 
@@ -66,7 +66,7 @@ class KernelChecker:
     ) -> None:
         """Runs the blocks (x, y, z) of a kernel; by default `sample_blocks`. Raises `SimtFault`.
 
-        `followed_by` are the kernels still to come: where numbers of this one decide their addresses, they are kept.
+        `followed_by` are the kernels still to come: values of this kernel that determine their addresses are kept.
         """
         allowed: set[int] = set()  # statements that write some element twice, with the same value
         needed = frozenset[Var]().union(*[find_steering(later).memory for later in followed_by])

@@ -1,4 +1,4 @@
-"""What the checker reports, and what it has to be told of external functions."""
+"""The faults that the checker reports, and declarations of external functions' accesses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ExternAccess", "SimtFault"]
 
 
 class SimtFault(VerifyError):
-    """A kernel that is wrong on some GPU, on some day. `kind` is "race", "divergence", "bounds" or "uninitialized"."""
+    """A kernel whose result may be wrong on some GPU. `kind` is "race", "divergence", "bounds" or "uninitialized"."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ Offset = Callable[[np.ndarray, list[Any]], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class ExternAccess:
-    """What an external device function does with the memory behind one of its address arguments.
+    """The access of an external device function to the memory behind one of its address arguments.
 
     Every thread touches `nbytes` bytes from the address on, or from `offset` bytes further: a function of the thread's
     lane and of the values of the other arguments. `warp`: the function is an operation of a whole warp.

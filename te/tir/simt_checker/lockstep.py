@@ -1,4 +1,4 @@
-"""Values of expressions for all threads of a block and all iterations of the loops around them at once.
+"""Evaluation of expressions for all threads of a block and all iterations of the surrounding loops in one step.
 
 A value is a Python number when it is the same everywhere, else an array with one axis for the threads, one for each
 level of loop nesting, and a last one for the lanes of a vector; axes along which it does not vary have length 1.
@@ -77,7 +77,7 @@ def _truncated(quotient: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 
 def _safe(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Division that says nothing of zero divisors in inactive threads."""
+    """A division without warnings about zero divisors in inactive threads."""
     return lambda a, b: compute(a, np.where(b == 0, 1, b) if isinstance(b, np.ndarray) else b)
 
 
@@ -115,7 +115,7 @@ class Lockstep(Visitor[Any]):
         return start + np.arange(count).reshape(shape)
 
     def masked(self, mask: Mask, node: PrimExpr) -> Any:
-        """The value of `node` where `mask` holds too; what loads give elsewhere is of no meaning."""
+        """The value of `node` where `mask` holds too; values of loads elsewhere are undefined."""
         outer, self.mask = self.mask, both(self.mask, mask)
         value = self.visit(node)
         self.mask = outer
@@ -152,7 +152,7 @@ class Lockstep(Visitor[Any]):
         return _COMPARE[type(node)](self.visit(node.a), self.visit(node.b))
 
     def visit_Logical(self, node: Logical) -> Any:
-        """The second operand is evaluated where the first does not decide."""
+        """Evaluate the second operand only where the first does not decide."""
         conjunction = node.sign == "and"
         a = self.visit(node.a)
         if not isinstance(a, np.ndarray):

@@ -1,4 +1,4 @@
-"""The accesses of a kernel: their bounds, their order in time, and the record of the memory they touch."""
+"""The accesses of a kernel: their bounds, their order in time, and the record of memory."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ Grid = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Context:
-    """What is known of a function around its kernels: `filled` are the pointers that an earlier kernel wrote,
-    `contents` the numbers that it wrote where a later one needs them.
+    """State across the kernels of a function: pointers that were written, and `contents` that later kernels need.
     """
 
     parameters: tuple[Buffer, ...]
@@ -44,20 +43,20 @@ class Context:
 
 @dataclass(slots=True)
 class Memory:
-    """What lies behind one pointer."""
+    """The memory behind one pointer."""
 
     buffer: Buffer
     unit: int  # bytes of a cell
     cells: int
-    shadow: Shadow | None  # None: only read, and initialised
+    shadow: Shadow | None  # None: read-only and initialised
     values: np.ndarray | None
-    private: bool  # every thread has its own: cell = element * threads + thread
+    private: bool  # private to each thread: cell = element * threads + thread
     registers: set[int] = field(default_factory=set)  # private elements that every thread has written
 
 
 @dataclass(slots=True)
 class Frame:
-    """A loop looked at all at once; `length` is the time of one iteration, known at its end."""
+    """A loop evaluated in one step; `length` is the time of one iteration, known at its end."""
 
     axis: int
     length: int = 0
@@ -65,7 +64,7 @@ class Frame:
 
 @dataclass(slots=True)
 class Event:
-    """An access that waits for the end of the loops around it to be put in order."""
+    """An access that is ordered in time when the surrounding loops end."""
 
     memory: Memory
     index: Any  # in cells
@@ -77,11 +76,11 @@ class Event:
     writes: bool
     atomic: bool
     values: Any = None
-    undefined: bool = False  # the start of an asynchronous copy: the element is written, but not to be read
+    undefined: bool = False  # the start of an asynchronous copy: the element is written but not readable yet
 
 
 class WrittenTwice(Exception):
-    """A statement wrote an element that another thread or block had written; whether the values differ is not known."""
+    """Raised when a statement writes an element that another thread or block wrote, and values are not tracked."""
 
     def __init__(self, statement: int, blocks: list[Grid]) -> None:
         super().__init__()
@@ -159,9 +158,9 @@ class Recorder(Lockstep):
         kept = self.context.contents.get(buffer.data)
         if kept is not None:
             return kept.copy()
-        given = self.context.arrays.get(buffer.name)
-        if given is not None:
-            return np.resize(given.astype(kind).reshape(-1), count)
+        passed = self.context.arrays.get(buffer.name)
+        if passed is not None:
+            return np.resize(passed.astype(kind).reshape(-1), count)
         if buffer in self.context.workspaces and kind.kind in "iub":
             return np.zeros(count, kind)
         if buffer.scope == "global" and kind.kind in "iu":
@@ -175,7 +174,7 @@ class Recorder(Lockstep):
     # -- accesses
 
     def begin(self, node: Node) -> None:
-        """The statement that accesses belong to from here on."""
+        """Make `node` the statement that accesses belong to from here on."""
         number = self.numbers.get(id(node))
         if number is None:
             number = self.numbers[id(node)] = len(self.statements)
@@ -204,9 +203,9 @@ class Recorder(Lockstep):
         return memory
 
     def _is_register(self, buffer: Buffer, index: Any, writes: bool) -> bool:
-        """Is it an element that all threads have written before, or do write now? Most accesses are such.
+        """Is it an element of private memory that all threads have written before, or write now?
 
-        Their index is the same in all threads; nothing can be wrong with them but the bounds.
+        Most accesses are such. Their index is the same in all threads; only their bounds need a check.
         """
         memory = self.memories.get(buffer.data)
         if memory is None or not memory.private or buffer.elem_offset != 0 or memory.values is not None:
@@ -280,7 +279,7 @@ class Recorder(Lockstep):
         memory.values[cells] = values
 
     def settle(self, events: list[Event]) -> None:
-        """Enters accesses in the record of their memory, and reports what is wrong with them."""
+        """Record accesses in their memory, and raise the faults that they cause."""
         flat = [(e, *self._flatten(e, timed=True)) for e in events]
         for event, cells, _, _, times in flat:
             if event.undefined and event.memory.shadow is not None:

@@ -1,4 +1,4 @@
-"""Memory as the checker sees it: for every cell, who touched it last, when, and by which statement.
+"""Shadow memory: for every cell, which thread accessed it last, when, and in which statement.
 
 A cell is as large as the smallest element of the buffers that share the memory. A *phase* is the time between two
 barriers of one block (no two blocks share one); a *step* ends at operations that order the threads of a warp, too.
@@ -18,7 +18,7 @@ _NOBODY, _SEVERAL = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When: block (numbered), phase, step; and the number of the statement."""
+    """A moment: the numbers of block, phase, step and statement."""
 
     block: int
     phase: int
@@ -34,7 +34,7 @@ class Access:
     threads: np.ndarray
     when: Moment
     atomic: bool = False
-    values: np.ndarray | None = None  # what is written, where values are followed
+    values: np.ndarray | None = None  # the written values, where they are tracked
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +68,17 @@ class Shadow:
         self.first_write.fill(NEVER)
 
     def write_times(self, cells: np.ndarray, times: np.ndarray | int) -> None:
-        """Notes when cells were written first."""
+        """Record when cells were written first."""
         if not isinstance(times, np.ndarray):
             self.first_write[cells] = np.minimum(self.first_write[cells], times)
             return
         earlier = times < self.first_write[cells]
         cells, times = cells[earlier], times[earlier]
-        order = np.argsort(-times, kind="stable")  # of several for one cell the earliest is assigned last
+        order = np.argsort(-times, kind="stable")  # of several times of one cell the earliest is assigned last
         self.first_write[cells[order]] = times[order]
 
     def read(self, access: Access) -> Conflict | None:
-        """Notes a read. Gives a conflict with what another thread or block wrote."""
+        """Record a read. Gives a conflict with what another thread or block wrote."""
         cells, threads, when = access.cells, access.threads, access.when
         bad = self._unordered(self._written, self._writer, access)
         if bad.any():
@@ -97,7 +97,7 @@ class Shadow:
         return None
 
     def write(self, access: Access) -> Conflict | None:
-        """Notes a write. Gives a conflict with what another thread or block wrote (another value, if known) or read."""
+        """Record a write. Gives a conflict with another thread's or block's read, or write of another value."""
         cells, threads, when = access.cells, access.threads, access.when
         bad = self._read_by_others(access)
         if bad.any():
@@ -122,7 +122,7 @@ class Shadow:
         return self._conflict(access, twice, self._written, self._writer, reads=False) if twice.any() else None
 
     def _differs(self, access: Access) -> np.ndarray:
-        """Where a second write is a fault: not of the same value, and not both atomic."""
+        """Where a second write is a fault: with another value, and not both atomic."""
         both_atomic = self._atomic[access.cells] & access.atomic
         if self.values is None or access.values is None:
             return ~both_atomic
@@ -160,7 +160,7 @@ class Shadow:
 
 
 class _Moments:
-    """Of each cell, when it was touched last."""
+    """The last moment at which each cell was accessed."""
 
     def __init__(self, cells: int) -> None:
         self.phase, self.step, self.statement = (np.full(cells, -1, np.int32) for _ in range(3))
@@ -172,7 +172,7 @@ class _Moments:
 
 
 def _merge(who: np.ndarray, cells: np.ndarray, new: np.ndarray, fresh: np.ndarray) -> None:
-    """Notes accesses beside those known, unless they are stale: several different ones become `_SEVERAL`."""
+    """Record accesses beside known ones, unless these are stale: several different ones become `_SEVERAL`."""
     known = np.where(fresh, _NOBODY, who[cells])
     merged = np.where((known == _NOBODY) | (known == new), new, _SEVERAL).astype(np.int32)
     who[cells] = merged

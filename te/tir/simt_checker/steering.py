@@ -1,4 +1,4 @@
-"""Which values of a kernel have to be followed: those that decide an address, a branch or a loop."""
+"""The values of a kernel that have to be tracked: those that determine an address, a branch or a loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Steering:
 
 
 def find_steering(body: Node, everything: bool = False, needed: frozenset[Var] = frozenset()) -> Steering:
-    """The values of `body` that decide where it goes, and of the memory `needed` later; with `everything`, all."""
+    """Values of `body` that determine control flow and addresses, and those `needed` later; or `everything`."""
     nodes = list(post_order(body))
     written = {n.buffer.data for n in nodes if isinstance(n, BufferStore)}
     for call in nodes:
@@ -66,7 +66,7 @@ def _written_by(call: Call) -> Iterator[Var]:
 
 
 def _roots(node: Node) -> Iterator[PrimExpr]:
-    """Expressions of one node that decide where threads go and what they touch."""
+    """Expressions of one node that determine control flow and addresses."""
     match node:
         case For():
             yield from (node.min, node.extent)
@@ -89,7 +89,7 @@ def _roots(node: Node) -> Iterator[PrimExpr]:
 
 
 def _source(node: Node, steers: set[Var]) -> PrimExpr | None:
-    """What gives a steering variable or memory its value."""
+    """The source of the value of a steering variable or memory, or None."""
     if isinstance(node, BufferStore):
         return node.value if node.buffer.data in steers else None
     if isinstance(node, LetStmt | Let):

@@ -33,11 +33,11 @@ from relayc.te.tir.stmt import (
 __all__ = ["Walk"]
 
 _AT_ONCE = 1 << 20
-"""Elements (threads x iterations) looked at in one go."""
+"""The most elements (threads x iterations) that are evaluated in one step."""
 _ENDLESS = 1 << 12
-"""Iterations after which a while loop is taken to be endless."""
+"""Iterations after which a while loop is assumed to be endless."""
 _PERIOD = 12
-"""Iterations left out come in dozens: rings of 2, 3, 4 or 6 slots go on as if they had run."""
+"""Skipped iterations are a multiple of this: ring buffers of 2, 3, 4 or 6 slots continue as if they had run."""
 _BARRIERS = frozenset({"storage_sync", "async_wait", "async_commit"})
 
 
@@ -156,7 +156,7 @@ class Walk(Recorder):
         self.mask = outer
 
     def _iterations(self, stmt: For, trips: int) -> Iterable[int]:
-        """Iterations to run one by one: of a long loop with barriers the ends, and what it writes counts as written."""
+        """Iterations to run one by one: of a long loop with barriers the ends; skipped writes count as done."""
         limit = self.context.max_iterations
         left_out = max(0, trips - limit) // _PERIOD * _PERIOD
         if self.everything or left_out == 0 or not self._has_barrier(stmt):
@@ -176,7 +176,7 @@ class Walk(Recorder):
         return self.serial[key]
 
     def _batched(self, stmt: For, trips: int) -> bool:
-        """May all iterations be looked at together? Not with barriers in it, nor where it makes values it needs."""
+        """May all iterations be evaluated in one step? Not with barriers, nor where they use values they produce."""
         if self.everything or self._has_barrier(stmt):
             return False
         for node in post_order(stmt.body):
@@ -223,7 +223,7 @@ class Walk(Recorder):
     # -- expressions
 
     def touch(self, node: PrimExpr) -> None:
-        """Does what an expression does to memory, without its value."""
+        """Record the memory accesses of an expression whose value is not needed."""
         found = self.reads_of.get(id(node))
         if found is None:
             found = self.reads_of[id(node)] = []
@@ -283,7 +283,7 @@ class Walk(Recorder):
         return 0
 
     def call_next_draw(self, node: Call) -> int:
-        """One counter for the whole program, not counted up atomically."""
+        """The access to the program's single draw counter, which is not atomic."""
         active = int(np.broadcast_to(self.mask, self.tid.shape).sum())
         if active > 1:
             raise SimtFault("race", self.text(f"{active} threads count up the number of draws"))
@@ -296,7 +296,7 @@ class Walk(Recorder):
         return 0
 
     def call_async_copy(self, node: Call) -> int:
-        """The element is undefined from here to the wait: a read in between finds it not written."""
+        """The element is undefined from here to the wait: a read in between is a read of uninitialised memory."""
         to, source = self._address(node.args[0]), self._address(node.args[1])
         count, outer = int(self.visit(node.args[2])), self.mask
         self.mask = both(outer, self.visit(node.args[3]))
@@ -344,7 +344,7 @@ class Walk(Recorder):
                 self.access(node, load.buffer, index, writes=writes, width=access.nbytes)
 
     def call_shuffle(self, node: Call) -> Any:
-        """The value of another lane, which must be there and take part."""
+        """The value of another lane, which must exist and participate."""
         mask, value, flip, width = (self.visit(a) for a in node.args)
         self._whole_warps(node)
         lane = self.tid % 32
@@ -360,7 +360,7 @@ class Walk(Recorder):
         return value
 
     def _whole_warps(self, node: Call) -> None:
-        """All threads of a warp take part in its operations, or none."""
+        """Raise a fault unless all threads of a warp, or none, reach its operation."""
         if self.mask is True:
             return
         active = np.broadcast_to(self.mask, np.broadcast_shapes(np.shape(self.mask), self.tid.shape))
@@ -390,7 +390,7 @@ def _negated(condition: Any) -> Any:
 
 
 def _volume(stmt: Node) -> int:
-    """Iterations of the loops in a statement, of the longest nest."""
+    """The number of iterations of the longest loop nest in a statement."""
     below = 1 if isinstance(stmt, PrimExpr) else max([_volume(c) for c in stmt.node_children()], default=1)
     if not isinstance(stmt, For):
         return below
@@ -402,7 +402,7 @@ def _find_reads(
 ) -> None:
     """The loads and calls with effects in an expression, each with what must hold (and be defined) around it.
 
-    What stands in the index of a load, or in a condition, is left to the evaluation of those.
+    Loads in the index of a load or in a condition are left to the evaluation of those.
     """
     if isinstance(node, BufferLoad):
         found.append((context, node))

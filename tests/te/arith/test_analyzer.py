@@ -1,4 +1,4 @@
-"""The analyzer against brute force: simplified, bounded, proved and relaxed expressions mean what they meant."""
+"""The analyzer against brute force: simplification, bounds, proofs and intervals are correct for all values."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_values_from_memory_may_overflow():
         assert str(analyzer.simplify(x)) == "data[i]"
 
 
-def test_rebinding_a_variable_forgets_what_followed_from_its_range():
+def test_rebinding_a_variable_drops_derived_facts():
     analyzer, x = Analyzer(), Var("x")
     analyzer.bind(x, Range(0, 4))
     assert str(analyzer.simplify(x // 4)) == "0"
@@ -259,7 +259,7 @@ def test_detect_linear():
     assert analyzer.modular(X * 4 + 3) == (4, 3)
 
 
-def test_minima_are_solved_for_what_they_compare():
+def test_bounds_are_deduced_through_minima():
     analyzer, x = Analyzer(), Var("x")
     analyzer.bind(x, Range(0, N))
     shifted = minimum(x * 4, N - 4) * 2
@@ -271,7 +271,7 @@ def test_minima_are_solved_for_what_they_compare():
     assert bound is not None and (bound.min, str(bound.max)) == (None, "(m + 4) // 8 - 1")
 
 
-def test_constraints_reach_what_is_divided_and_multiplied():
+def test_constraints_apply_to_dividends_and_factors():
     analyzer = Analyzer()
     with analyzer.constraint((N + 1) // 2 >= 7):
         assert analyzer.can_prove(N >= 13)
@@ -294,15 +294,15 @@ def test_constraints_bound_remainders():
         (GT, 13, None), (GT, 14, "True"),
     ],
 )  # fmt: skip
-def test_comparisons_of_ramps_that_agree_in_all_lanes(sign: type[Compare], start: int, truth: str | None):
-    """From `start` to 11 more, as i is at most 5, beside 13."""
+def test_comparisons_of_ramps_with_uniform_results(sign: type[Compare], start: int, truth: str | None):
+    """The ramp covers `start` to `start` + 11, since i is at most 5, and is compared with 13."""
     analyzer = bound_analyzer()
     expr = sign(ramp(X + start, 2, 4), broadcast(const(13), 4))
     assert str(analyzer.simplify(expr)) == (str(expr) if truth is None else f"broadcast({truth}, 4)")
 
 
 @pytest.mark.parametrize(("start", "chosen"), [(1, "i"), (13, "j"), (2, None)])
-def test_selections_by_what_agrees_in_all_lanes(start: int, chosen: str | None):
+def test_selections_by_uniform_conditions(start: int, chosen: str | None):
     analyzer = bound_analyzer()
     expr = Select(ramp(X + start, 2, 4) < broadcast(const(13), 4), broadcast(X, 4), broadcast(J, 4))
     assert str(analyzer.simplify(expr)) == (str(expr) if chosen is None else f"broadcast({chosen}, 4)")

@@ -144,7 +144,7 @@ def at_edge(index: list[PrimExpr]) -> PrimExpr:
 
 
 def _padded(rng: Random, a, index: list[PrimExpr], k: PrimExpr, shape: list[Dim]) -> PrimExpr:
-    """A read shifted by k - 1 along the last axis, 0 outside."""
+    """A load shifted by k - 1 along the last axis, 0 outside."""
     if rng.random() < 0.3:
         return BufferLoad(a, tuple(index))
     at = index[-1] + k - 1

@@ -1,4 +1,4 @@
-"""Questions about loop programs."""
+"""Analyses of loop programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_free_variables_are_those_used_and_not_defined():
     assert free_variables(const(1)) == []
 
 
-def test_nodes_of_a_class_are_found_wherever_they_stand():
+def test_contains_finds_nodes_at_any_depth():
     a, i = decl_buffer((8,), "float32", "a"), Var("i")
     body = For(i, const(0), const(8), ForKind.SERIAL, BufferStore(a, BufferLoad(a, (i // 3,)), (i,)))
     assert contains(body, frozenset((FloorDiv, FloorMod)))
@@ -43,7 +43,7 @@ def test_nodes_of_a_class_are_found_wherever_they_stand():
     assert not contains(body, frozenset((FloorDiv,)), lambda division: division.b.value == 4)
 
 
-def test_the_types_of_a_program_are_those_of_its_values_and_buffers():
+def test_dtypes_of_a_program_are_those_of_its_values_and_buffers():
     a, i = decl_buffer((8,), "float16", "a"), Var("i")
     scratch = decl_buffer((8,), "int8", "scratch")
     store = BufferStore(a, cast("float16", Var("j", dtype("int64"))), (i,))

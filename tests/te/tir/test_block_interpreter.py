@@ -50,7 +50,7 @@ def run(func: PrimFunc) -> np.ndarray:
     return b
 
 
-def test_blocks_reverse_their_part_through_shared_memory():
+def test_blocks_reverse_their_elements_through_shared_memory():
     tile = decl_buffer((8,), name="tile", scope="shared")
     k, lane = Var("k"), TY.var * 4 + TX.var
     at = BX.var * 16 + k * 8
@@ -60,7 +60,7 @@ def test_blocks_reverse_their_part_through_shared_memory():
     np.testing.assert_array_equal(run(launch(body)), np.arange(32).reshape(4, 8)[:, ::-1].reshape(-1))
 
 
-def test_a_missing_barrier_shows():
+def test_a_missing_barrier_changes_the_result():
     tile = decl_buffer((8,), name="tile", scope="shared")
     lane = TY.var * 4 + TX.var
     load = BufferStore(tile, BufferLoad(A, (lane,)), (lane,))

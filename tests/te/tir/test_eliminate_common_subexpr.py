@@ -1,4 +1,4 @@
-"""Large formulas compute once what they name several times."""
+"""Common-subexpression elimination in large formulas."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_a_chain_is_bound_link_by_link(length: int):
     np.testing.assert_array_equal(result, expected(x, length))
 
 
-def test_small_formulas_stay():
+def test_small_formulas_are_unchanged():
     func = function(chain(BufferLoad(A, (i,)), 3))
     assert eliminate_common_subexpr(func) is func
 
 
-def test_what_a_condition_guards_is_not_evaluated_before_it():
-    """The chain reads behind the end: bound inside of the guard, and not where both sides of another guard name it."""
+def test_guarded_expressions_are_not_hoisted_above_their_condition():
+    """The chain reads past the end: it is bound inside the guard, not around one whose branches both use it."""
     beyond = chain(BufferLoad(A, (i + 1,)), 8)
     guarded = if_then_else(i < 7, leaky(beyond), const(0.0))
     twice = if_then_else(i < 3, if_then_else(i > 1, beyond, const(1.0)), if_then_else(i < 7, beyond, const(2.0)))
@@ -90,8 +90,8 @@ def test_what_a_condition_guards_is_not_evaluated_before_it():
     np.testing.assert_array_equal(result, [1, 1, *shifted[2:7], 2])
 
 
-def test_elements_that_several_inlined_formulas_read_are_one_expression():
-    """Each link reads the one before three times, as tensors of their own: less, product and choice."""
+def test_shared_elements_of_inlined_formulas_are_one_expression():
+    """Each link reads the previous one three times, in separate tensors: a comparison, a product and a select."""
     links = 12
     a = te.placeholder((64,), name="a")
     value = a
@@ -109,14 +109,14 @@ def test_elements_that_several_inlined_formulas_read_are_one_expression():
     np.testing.assert_array_equal(result, np.where(x < 0, x * np.float32(0.5**links), x))
 
 
-def test_choices_of_what_their_condition_evaluates_stay():
-    """A guarded element that the condition reads already needs no guard of its own again."""
+def test_selects_between_values_that_the_condition_evaluates_stay():
+    """A guarded element that the condition reads anyway needs no guard of its own."""
     padded = if_then_else(i < 7, BufferLoad(A, (i + 1,)), const(0.0))
     chosen = collect(rewrite_unsafe_select(function(leaky(padded))).body, Call)
-    assert [call.op for call in chosen] == ["if_then_else"]  # the guard itself, not the choice
+    assert [call.op for call in chosen] == ["if_then_else"]  # the guard itself, not the select
 
 
-def test_numbers_tell_values_apart():
+def test_value_numbers_distinguish_values():
     numbers, j = ValueNumbers(), Var("i")
     assert numbers(BufferLoad(A, (i + 1,)) * 2.0) == numbers(BufferLoad(A, (i + 1,)) * 2.0)
     values = [i, j, i + 1, j + 1, BufferLoad(A, (i,)), BufferLoad(B, (i,)), const(0.0), const(-0.0), const(0),

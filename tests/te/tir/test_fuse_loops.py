@@ -1,4 +1,4 @@
-"""Loops over the same parts of memory that become one."""
+"""Fusion of loops over the same parts of memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTS, SIZE = 5, 4
 
 
 def _scaled(*, marked: bool = True, shifted: int = 0) -> PrimFunc:
-    """x divided by the largest of its part, times what all parts have in common; `shifted`: by that of a later part."""
+    """x divided by the maximum of its block, times a common factor; `shifted`: by the maximum of a later block."""
     x = te.placeholder((PARTS, SIZE), name="x")
     k, p = te.reduce_axis((0, SIZE), name="k"), te.reduce_axis((0, PARTS), name="p")
     largest = te.compute((PARTS,), lambda i: te.max(x(i, k), axis=k), name="largest")
@@ -44,7 +44,7 @@ def _over_parts(func: PrimFunc) -> int:
     return sum(as_int(loop.extent) == PARTS for loop in collect(func.body, For))
 
 
-def test_marked_loops_become_one() -> None:
+def test_marked_loops_are_fused() -> None:
     func, apart = _scaled(), _scaled(marked=False)
     _check(func)
     _check(apart)
@@ -53,15 +53,15 @@ def test_marked_loops_become_one() -> None:
 
 
 @pytest.mark.parametrize("shifted", [1, PARTS - 1])
-def test_loops_of_which_one_needs_other_parts_stay_apart(shifted: int) -> None:
+def test_loops_with_dependences_across_iterations_are_not_fused(shifted: int) -> None:
     func = _scaled(shifted=shifted)
     _check(func, shifted)
     assert _over_parts(func) == _over_parts(_scaled(marked=False))
     assert all(FUSE not in loop.annotations for loop in collect(func.body, For))
 
 
-def test_what_a_loop_begins_with_comes_before_what_it_becomes_one_with() -> None:
-    """Sums of columns, row by row as these are copied: zeros first."""
+def test_initialisation_precedes_the_fused_loop() -> None:
+    """Sums of columns, computed while rows are copied, after their initialisation."""
     x, k = te.placeholder((PARTS, SIZE), name="x"), te.reduce_axis((0, PARTS), name="k")
     y = te.compute((PARTS, SIZE), lambda i, j: x(i, j) + 1, name="y")
     total = te.compute((SIZE,), lambda j: te.sum(y(k, j), axis=k), name="total")

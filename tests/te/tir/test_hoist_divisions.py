@@ -1,4 +1,4 @@
-"""Divisions by sizes leave loops, and the program means the same."""
+"""Divisions by symbolic sizes are hoisted out of loops, and results are unchanged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def text_of(func: PrimFunc) -> list[str]:
     return [line.strip() for line in str(func).splitlines()[1:]]
 
 
-def test_a_division_is_done_where_its_variables_are_known():
+def test_divisions_are_hoisted_to_the_loop_of_their_variables():
     a = decl_buffer((64,), "int32", "a")
     body = loop(i, n, loop(j, 4, BufferStore(a, floordiv(i, n) + floormod(i, n) * j, (j,))))
     assert text_of(hoist_divisions(function(body, a))) == [
@@ -54,7 +54,7 @@ def test_a_division_is_done_where_its_variables_are_known():
     ]
 
 
-def test_divisions_in_divisions_and_equal_ones_are_done_once():
+def test_nested_and_equal_divisions_are_computed_once():
     a = decl_buffer((64,), "int32", "a")
     inner = floordiv(i + 3, n + 1)
     body = loop(i, 8, loop(j, 4, BufferStore(a, floormod(inner, n + 2) + floordiv(i + 3, n + 1), (j,))))
@@ -67,13 +67,13 @@ def test_divisions_in_divisions_and_equal_ones_are_done_once():
     ]
 
 
-def test_what_may_be_negative_is_rounded_down_still():
+def test_possibly_negative_dividends_are_rounded_down():
     a = decl_buffer((64,), "int32", "a")
     func = function(loop(i, 8, BufferStore(a, floordiv(i - 3, n), (i,))), a)
     assert "quotient = (i - 3) // max(n, 1)" in text_of(hoist_divisions(func))
 
 
-def test_what_a_branch_tests_is_known_of_the_divisions_in_it():
+def test_conditions_of_branches_hold_for_the_divisions_in_them():
     a = decl_buffer((64,), "int32", "a")
     divided = BufferStore(a, floordiv(i + n - 8, n), (i,))
     func = function(IfThenElse(n >= 8, loop(i, 8, divided)), a)
@@ -81,7 +81,7 @@ def test_what_a_branch_tests_is_known_of_the_divisions_in_it():
 
 
 @pytest.mark.parametrize("divided", ["by data", "of data", "outside of loops", "by a number"])
-def test_other_divisions_stay(divided: str):
+def test_other_divisions_are_not_hoisted(divided: str):
     a = decl_buffer((64,), "int32", "a")
     at = BufferLoad(a, (i,))
     bodies = {
@@ -95,7 +95,7 @@ def test_other_divisions_stay(divided: str):
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(3, 5), (1, 1), (4, 16), (7, 3)])
-def test_a_fused_and_tiled_image_is_the_same(rows: int, columns: int):
+def test_a_fused_and_tiled_image_is_computed_correctly(rows: int, columns: int):
     h, w = SizeVar("h"), SizeVar("w")
     x = te.placeholder((h, w, 4), name="x")
     y = topi.nn.pad(x, (1, 1, 0), (1, 1, 0), 0.0)
@@ -114,8 +114,8 @@ def test_a_fused_and_tiled_image_is_the_same(rows: int, columns: int):
     np.testing.assert_array_equal(results[1], results[0])
 
 
-def test_divisions_by_data_stay_where_they_are():
-    """Data may be negative, and what guards a division by 0 is inside."""
+def test_divisions_by_data_are_not_hoisted():
+    """Data may be negative, and guards against division by 0 are inside the loop."""
     a, b = decl_buffer((4,), "int32", "a"), decl_buffer((), "int32", "b")
     d = Var("d")
     body = LetStmt(d, BufferLoad(b, ()), loop(j, 4, BufferStore(a, floordiv(const(-6), d) + floormod(j, d), (j,))))
@@ -123,7 +123,7 @@ def test_divisions_by_data_stay_where_they_are():
     assert text_of(hoist_divisions(program)) == text_of(program)
 
 
-def test_divisions_by_what_an_expression_names_stay_in_it():
+def test_divisions_by_let_variables_stay_in_their_expression():
     a, d = decl_buffer((4,), "int32", "a"), Var("d")
     program = function(loop(j, 4, BufferStore(a, Let(d, n + j, floordiv(j, d)), (j,))), a)
     hoisted = hoist_divisions(program)

@@ -1,4 +1,4 @@
-"""Reductions across threads, of all shapes of groups: right in any order of the threads, and by the means that suit."""
+"""Cross-thread reductions by groups of all shapes: results in any thread order, and the exchange that is used."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lowered(rows, threads, serial=1, combine=lambda x, k: te.sum(x, axis=k), dty
 
 
 def results(func: PrimFunc, rows: int, columns: int, dtype: str = "float32"):
-    """The argument, and what the function computes with the threads in either order."""
+    """The argument, and the results with the threads in either order."""
     a = np.random.default_rng(0).integers(-50, 50, (rows, columns)).astype(dtype)
     outs = []
     for backwards in (False, True):
@@ -65,10 +65,10 @@ def calls(func: PrimFunc, op: str) -> int:
         ({"x": 1}, None, 1, 0, 0),
         ({"x": 2}, None, 1, 1, 0),
         ({"x": 32}, None, 1, 5, 0),
-        ({"x": 8}, "y", 3, 3, 0),  # groups inside a warp that is not full
+        ({"x": 8}, "y", 3, 3, 0),  # groups inside a partial warp
         ({"x": 8, "y": 4}, None, 1, 5, 0),  # two axes, one warp
         ({"x": 64}, None, 1, 6, 1),
-        ({"x": 96}, None, 1, 7, 1),  # three warps: a box is missing
+        ({"x": 96}, None, 1, 7, 1),  # three warps: no power of two
         ({"x": 32, "y": 3}, None, 1, 7, 1),
         ({"x": 64}, "y", 2, 6, 1),
         ({"x": 5}, None, 1, 0, 1),
@@ -77,7 +77,7 @@ def calls(func: PrimFunc, op: str) -> int:
         ({"y": 8}, "x", 4, 0, 1),
         ({"x": 50}, None, 1, 0, 2),
         ({"y": 40}, "x", 2, 0, 2),
-        ({"x": 2, "z": 3}, "y", 2, 0, 1),  # groups with a hole
+        ({"x": 2, "z": 3}, "y", 2, 0, 1),  # non-adjacent groups
     ],
 )
 def test_sums(threads, data_axis, data, shuffles, barriers):
@@ -100,7 +100,7 @@ def test_extremes(threads, dtype, kind):
 
 @pytest.mark.parametrize("threads", [8, 64, 96, 7, 50])
 def test_tuples(threads):
-    """The largest element and where it is."""
+    """The largest element and its index."""
     a = te.placeholder((3, 2 * threads), name="a")
     k = te.reduce_axis((0, 2 * threads), name="k")
 
@@ -124,7 +124,7 @@ def test_tuples(threads):
 
 
 @pytest.mark.parametrize("threads", [64, 7])
-def test_in_a_loop_the_boxes_are_free_before_they_are_filled_again(threads):
+def test_in_a_loop_shared_slots_are_read_before_they_are_rewritten(threads):
     a = te.placeholder((4, 2 * threads), name="a")
     k = te.reduce_axis((0, 2 * threads), name="k")
     out = te.compute((4,), lambda i: te.sum(a[i, k], axis=k), name="out")
@@ -137,13 +137,13 @@ def test_in_a_loop_the_boxes_are_free_before_they_are_filled_again(threads):
     assert calls(func, "storage_sync") == 2
 
 
-def test_nothing_is_left_of_the_call():
+def test_the_allreduce_call_is_lowered_completely():
     func = lowered(2, {"x": 64})
     assert calls(func, "thread_allreduce") == 0
     assert all(n.buffer.scope in ("local", "shared") for n in collect(func.body, Allocate))
 
 
-def test_threads_of_other_blocks_are_refused():
+def test_reductions_across_blocks_raise():
     a, out, _ = reduction(2, {"x": 8}, 1, lambda x, k: te.sum(x, axis=k))
     s = te.create_schedule(out.op)
     s[out].bind(s[out].op.reduce_axis[0], te.thread_axis("blockIdx.x"))

@@ -1,4 +1,4 @@
-"""Shared memory in one piece: places, sizes, and programs that still mean the same."""
+"""Merged shared memory: offsets, sizes, and unchanged results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relayc.te.tir.passes.thread_sync import thread_sync
 
 
 def chain(count: int, n: int, scope: str = "shared") -> PrimFunc:
-    """`count` buffers in a row, each the one before it turned round: only two are alive at a time."""
+    """A chain of `count` buffers, each the previous one reversed: only two are live at a time."""
     a = te.placeholder((4, n), name="a")
     stages = [a]
     for i in range(count):
@@ -47,14 +47,14 @@ def check(func: PrimFunc, count: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 4, 5])
-def test_buffers_of_a_chain_take_turns(count):
+def test_buffers_of_a_chain_reuse_memory_alternately(count):
     func = merge_shared_memory(chain(count, 8))
     (memory,) = shared(func)
     assert memory.scope == "shared" and memory.dtype == "uint8" and memory.shape == (ALIGNMENT + 32,)
     check(thread_sync(func), count, 8)
 
 
-def test_what_can_not_be_better_stays():
+def test_kernels_without_savings_are_unchanged():
     func = chain(1, 8)
     assert merge_shared_memory(func) is func
     func = chain(2, 8)
@@ -68,7 +68,7 @@ def test_more_than_the_static_limit_is_dynamic():
     check(thread_sync(func), 2, 8)
 
 
-def test_dynamic_memory_is_one_piece():
+def test_dynamic_shared_memory_is_one_allocation():
     func = merge_shared_memory(chain(4, 8, "shared.dyn"))
     (memory,) = shared(func)
     assert memory.scope == "shared.dyn"
@@ -86,7 +86,7 @@ def test_buffers_alive_together_never_overlap():
     assert len(stores) == 5 and collect(func.body, SeqStmt)
 
 
-def test_buffers_of_different_types_lie_side_by_side():
+def test_buffers_of_different_types_have_separate_offsets():
     a, b = te.placeholder((8,), "float32", "a"), te.placeholder((8,), "float16", "b")
     left = te.compute((8,), lambda i: a(i) * 2.0, name="left")
     right = te.compute((8,), lambda i: b(i) + te.const(1, "float16"), name="right")
@@ -105,7 +105,7 @@ def test_buffers_of_different_types_lie_side_by_side():
     np.testing.assert_array_equal(z, (x * 2 + y + 1)[::-1])
 
 
-def test_a_size_that_is_not_constant_is_refused():
+def test_a_size_that_is_not_constant_raises():
     n = te.var("n")
     a = te.placeholder((n, n), name="a")
     t = te.compute((n, n), lambda i, j: a[i, j] + 1.0, name="t")

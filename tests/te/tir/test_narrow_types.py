@@ -27,7 +27,7 @@ def elementwise(source: str, target: str, n: int, body, lanes: int = 16) -> te.S
 
 
 def compiled(values: np.ndarray, source: str, target: str, body=lambda v: v) -> np.ndarray:
-    """What the CPU makes of a function applied to `values`."""
+    """The results of a function of `values`, compiled for the CPU."""
     function = backend.build(*elementwise(source, target, len(values), body), "llvm")
     result = nd.array(np.zeros(len(values), numpy_dtype(dtype(target))))
     function(nd.array(values), result)
@@ -55,7 +55,7 @@ def samples() -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", FLOATS + INTEGERS)
-def test_every_value_widens_exactly(kind):
+def test_every_narrow_value_converts_exactly(kind):
     values = np.resize(codes(kind), 256)
     np.testing.assert_array_equal(compiled(values, kind, "float32"), values.astype(np.float32))
 
@@ -71,7 +71,7 @@ def test_rounding_is_that_of_ml_dtypes(kind):
 
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2fnuz", "float4_e2m1fn", "bfloat16", "float16"])
 def test_float64_is_rounded_once(kind):
-    """Just above the middle between two numbers: float32 can't tell it from the middle."""
+    """Just above the midpoint of two values: in float32 it equals the midpoint."""
     step = 2.0 ** -{"float8_e4m3fn": 3, "float8_e5m2fnuz": 2, "float4_e2m1fn": 1, "bfloat16": 7, "float16": 10}[kind]
     above, below = 1 + step / 2 * (1 + 1e-12), 1 + step + step / 2 * (1 - 1e-12)
     values = np.array([above, -above, below, -below] * 4)
@@ -106,7 +106,7 @@ def test_arithmetic_rounds_after_each_step(kind):
     same(compiled(values, kind, kind, body), want)
 
 
-def test_nothing_narrow_is_left_and_other_functions_are_untouched():
+def test_no_narrow_types_remain_and_other_functions_are_unchanged():
     schedule, tensors = elementwise("float8_e5m2", "int4", 32, lambda v: v.astype("float32") * 2.0)
     lowered = lower_narrow_types(te.lower(schedule, tensors)["main"])
     assert not any(is_narrow(b.dtype) for b in lowered.buffer_map.values())

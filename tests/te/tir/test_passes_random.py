@@ -1,4 +1,4 @@
-"""Every pass, alone and in the order of lowering, keeps the meaning of random programs under the interpreter."""
+"""Every pass, alone and in the order of lowering, preserves the results of random programs under the interpreter."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_expression(expr, expected):
     assert str(expr) == expected
 
 
-def test_same_names_are_told_apart():
+def test_equal_names_get_suffixes():
     assert str(Var("x") + Var("x")) == "x + x_1"
 
 

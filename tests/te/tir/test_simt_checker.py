@@ -1,4 +1,4 @@
-"""Planted faults that the checker must find, and right kernels it must not complain of."""
+"""Planted faults that the checker must find, and correct kernels that it must accept."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def reverse(sync: bool = True, last: int = N - 1) -> Program:
     return p
 
 
-def test_right_kernels_pass() -> None:
+def test_correct_kernels_pass() -> None:
     reverse().check()
     reverse().check(blocks=[(1, 0, 0)])
 
@@ -155,7 +155,7 @@ def test_an_index_off_by_one_in_local_memory() -> None:
     fault(p, "bounds", "r[4] lies outside its 4 elements (local memory)")
 
 
-def test_guards_are_obeyed() -> None:
+def test_guarded_accesses_are_not_reported() -> None:
     p = Program(blocks=3, x=150, y=150)
     i = p.b * N + p.t
     with p.ib.if_scope(i < 150):
@@ -180,7 +180,7 @@ def test_a_missing_initialisation_of_a_register() -> None:
     fault(p, "uninitialized", "total[0] (local memory) is read by thread (0, 0, 0)", "total[0] = total[0] + x[")
 
 
-def test_shared_memory_that_is_filled_in_part() -> None:
+def test_partly_initialised_shared_memory() -> None:
     p = Program(x=2 * N, y=2 * N)
     s = p.ib.allocate("float32", N, "s", scope="shared")
     with p.ib.if_scope(p.t < N - 1):
@@ -190,7 +190,7 @@ def test_shared_memory_that_is_filled_in_part() -> None:
     fault(p, "uninitialized", "s[63] (shared memory) is read by thread (0, 0, 0)")
 
 
-def test_the_order_of_iterations_counts() -> None:
+def test_reads_of_later_iterations_are_reported() -> None:
     """An iteration may read what an earlier one wrote, not what a later one will."""
     for ahead in (False, True):
         p = Program(x=2 * N, y=2 * N)
@@ -302,16 +302,16 @@ def test_asynchronous_copies(trips: int) -> None:
     pipeline(trips=trips, wait=0).check()
 
 
-def test_an_asynchronous_copy_that_nobody_waits_for() -> None:
+def test_an_asynchronous_copy_without_wait() -> None:
     fault(pipeline(wait=2), "uninitialized", "s[", "(shared memory)")
 
 
-def test_an_asynchronous_copy_into_what_is_still_read() -> None:
+def test_an_asynchronous_copy_into_memory_still_being_read() -> None:
     fault(pipeline(sync=False), "race", "s[", "async_copy")
 
 
 def test_indices_that_are_loaded() -> None:
-    """A gather: its addresses are values, taken from the array given."""
+    """A gather: its addresses are values of the passed array."""
     p = Program(blocks=1, x=N, y=N)
     where = Buffer("where", (N,), "int32")
     p["y"][p.t] = p["x"][p.ib.buffer(where)[p.t]]
@@ -332,7 +332,7 @@ def test_indices_that_are_computed_in_registers() -> None:
 
 
 def test_indices_that_another_kernel_computed() -> None:
-    """They are kept between the kernels of a function, whose workspaces are undefined before the first."""
+    """Values are kept between the kernels of a function; its workspaces are undefined before the first kernel."""
     n, where = 2 * N, Buffer("where", (2 * N,), "int32")
     p, q = Program(x=n, y=n), Program(x=n, y=n)
     p.ib.buffer(where)[p.b * N + p.t] = n - 1 - (p.b * N + p.t)
@@ -348,7 +348,7 @@ def test_indices_that_another_kernel_computed() -> None:
 EXTERN = {"warp_sum": [ExternAccess(0, 4, writes=True)]}
 
 
-def test_operations_of_a_warp_want_the_whole_warp() -> None:
+def test_warp_operations_need_the_whole_warp() -> None:
     def program(limit: int) -> Program:
         p = Program(x=2 * N, y=2 * N)
         r = p.ib.allocate("float32", 1, "r")
@@ -379,8 +379,8 @@ def test_shuffles() -> None:
     fault(shuffled(64, 16, mask=0xFFFF), "divergence", "thread (0, 0, 0) reads a lane")
 
 
-def test_the_values_of_shuffles_are_followed() -> None:
-    """Every thread gets the value of its neighbour, and writes it where that one does: twice the same."""
+def test_the_values_of_shuffles_are_tracked() -> None:
+    """Every thread gets its neighbour's value and writes it to that one's element: the same value twice."""
     for same in (True, False):
         p = Program(blocks=1, x=N, y=N)
         other = call_intrin("float32", "warp_shuffle_xor", te.const(0xFFFFFFFF, "uint32"), p["x"][p.t], 1, 32)
@@ -391,7 +391,7 @@ def test_the_values_of_shuffles_are_followed() -> None:
             fault(p, "race", "with another value")
 
 
-def test_sizes_are_given_by_name() -> None:
+def test_sizes_are_passed_by_name() -> None:
     n = te.var("n")
     p = Program(x=1, y=1)
     x = Buffer("x", (n,), "float32")
@@ -402,7 +402,7 @@ def test_sizes_are_given_by_name() -> None:
         check_kernel("f", body, [x], sizes={"n": 100})
 
 
-def test_sampled_blocks_hold_the_corners() -> None:
+def test_sampled_blocks_include_the_corners() -> None:
     assert sample_blocks((3, 2, 1)) == [(x, y, 0) for y in range(2) for x in range(3)]
     many = sample_blocks((1000, 1, 1))
     assert many == [(0, 0, 0), (1, 0, 0), (500, 0, 0), (999, 0, 0)]

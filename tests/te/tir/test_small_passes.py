@@ -1,4 +1,4 @@
-"""Before and after of the passes that do one small thing."""
+"""Small passes: programs before and after."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def lines(func: PrimFunc) -> list[str]:
     return str(func).splitlines()[1:]
 
 
-def test_bits_of_vectors_are_read_as_others():
+def test_bits_of_vectors_are_reinterpreted():
     a, b = decl_buffer((8,), name="A"), decl_buffer((8,), "int32", name="B")
     bits = call_intrin("int32", "reinterpret", BufferLoad(a, (i,)))
     func = vectorize(function(loop(i, 8, BufferStore(b, minimum(bits, const(7)), (i,)), ForKind.VECTORIZED), a, b))
@@ -91,7 +91,7 @@ def test_select_that_leaves_a_buffer_becomes_lazy():
     assert rewrite_unsafe_select(safe) is safe
 
 
-def test_select_between_what_its_condition_reads_stays():
+def test_select_between_elements_that_its_condition_reads_stays():
     a, b, n = decl_buffer((8,), name="A"), decl_buffer((8,), name="B"), Var("n")
     larger = select(BufferLoad(b, (n,)) < BufferLoad(a, (n,)), BufferLoad(a, (n,)), BufferLoad(b, (n,)))
     func = function(BufferStore(b, larger, (i,)), a, b)
@@ -103,7 +103,7 @@ def test_select_between_what_its_condition_reads_stays():
     assert "select" not in str(rewrite_unsafe_select(function(BufferStore(b, unread, (i,)), a, b)))
 
 
-def test_select_stays_where_a_branch_keeps_it_inside():
+def test_select_stays_where_a_branch_proves_its_bounds():
     a, b = decl_buffer((10,), name="A"), decl_buffer((10,), name="B")
     at = i * 4 + j
     store = BufferStore(b, select(BufferLoad(b, (at,)) > 0.0, BufferLoad(a, (at,)), 0.0), (at,))
@@ -140,7 +140,7 @@ def test_branches_leave_loops():
     assert hoist_if_then_else(stays) is stays
 
 
-def test_conditions_that_lanes_share_stay_branches():
+def test_uniform_conditions_stay_branches_when_vectorized():
     a, b, n = decl_buffer((8,), name="A"), decl_buffer((8,), name="B"), Var("n")
     guarded = IfThenElse(likely(n * 2 + n < 9), BufferStore(b, BufferLoad(a, (i,)), (i,)))
     text = str(vectorize(function(loop(i, 8, guarded, ForKind.VECTORIZED), a, b)))
@@ -148,8 +148,8 @@ def test_conditions_that_lanes_share_stay_branches():
     assert "where" not in text
 
 
-def test_unrolled_loops_are_not_cut_at_threads():
-    """A guard in each copy of the body: a loop whose length varies by thread could not be unrolled."""
+def test_unrolled_loops_are_not_partitioned_at_thread_dependent_bounds():
+    """The guard is in each copy of the body: a loop of thread-dependent length could not be unrolled."""
     b, thread = decl_buffer((20,), name="B"), IterVar(Range(0, 8), Var("tx"), "thread", "threadIdx.x")
     place = i * 8 + thread.var
     body = IfThenElse(likely(place < 20), BufferStore(b, const(1.0), (place,)))
@@ -189,7 +189,7 @@ def test_tails_become_smaller_loops():
     ]
 
 
-def test_tails_of_open_length_end_where_nothing_is_done_and_stay_vectors():
+def test_tails_of_dynamic_length_end_early_and_stay_vectorized():
     n, outer, tile = SizeVar("n"), Var("o"), decl_buffer((64,), name="T", scope="local")
     b = decl_buffer((n,), name="B")
 
@@ -211,7 +211,7 @@ def test_tails_of_open_length_end_where_nothing_is_done_and_stay_vectors():
         assert (result[:size] == 1.0).all() and not result[size:].any()
 
 
-def test_lanes_that_are_off_keep_what_is_in_memory_of_their_own():
+def test_inactive_lanes_keep_the_contents_of_private_memory():
     n, tile, b = SizeVar("n"), decl_buffer((6,), name="T", scope="local"), decl_buffer((8,), name="B")
     first, second = loop(i, 6, BufferStore(tile, const(1.0), (i,))), Var("j")
     masked = IfThenElse(likely(second < n), BufferStore(tile, const(2.0), (second,)))
@@ -226,7 +226,7 @@ def test_lanes_that_are_off_keep_what_is_in_memory_of_their_own():
     assert result.tolist() == [2, 2, 2, 2, 1, 1, 0, 0]
 
 
-def test_guards_of_parallel_loops_get_a_fast_body():
+def test_parallel_loops_are_versioned_on_their_guards():
     b = decl_buffer((30,), name="B")
     value = i * 8 + j
     guarded = IfThenElse(call_intrin("bool", "likely", value < 30), BufferStore(b, const(1.0), (value,)))
@@ -243,7 +243,7 @@ def test_guards_of_parallel_loops_get_a_fast_body():
 
 
 @pytest.mark.parametrize("kind", [ForKind.SERIAL, ForKind.PARALLEL])
-def test_the_last_iteration_is_cut_off_where_that_is_asked_for(kind: ForKind):
+def test_the_last_iteration_is_peeled_on_a_pragma(kind: ForKind):
     a = decl_buffer((19,), name="a")
     store = BufferStore(a, const(1.0), (minimum(i * 4, const(15)) + j,))
     func = function(loop(i, 5, loop(j, 4, store), kind, pragma_last_apart=True), a)
@@ -256,7 +256,7 @@ def test_the_last_iteration_is_cut_off_where_that_is_asked_for(kind: ForKind):
     assert found.all()
 
 
-def test_the_last_iteration_has_its_own_lengths_where_a_border_begins_before_it():
+def test_the_peeled_iteration_is_specialised_where_padding_begins_before_it():
     a, b = decl_buffer((13,), name="a"), decl_buffer((13,), name="b")
     value = call_intrin("float32", "if_then_else", i * 4 + j < 10, BufferLoad(a, (i * 4 + j,)), const(1.0))
     inner = For(j, const(0), minimum(const(13) - i * 4, const(4)), ForKind.SERIAL, BufferStore(b, value, (i * 4 + j,)))
@@ -349,20 +349,20 @@ def test_a_double_buffer_that_depends_on_the_loop_stays_single():
     assert "allocate([4]" in str(result) and "double_buffer" not in str(result)
 
 
-def test_a_chain_of_conditions_masks_only_reads_that_may_leave_their_buffer():
+def test_only_reads_that_may_leave_their_buffer_are_masked():
     a, b = decl_buffer((16,), name="A"), decl_buffer((16,), name="B")
     inside, outside = BufferLoad(a, (i,)), BufferLoad(a, (i + 1,))
     guarded = all_of(inside > 0.0, inside < 2.0, inside < 1.5, i + 1 < 16, outside > 0.0)
     func = function(loop(i, 16, BufferStore(b, select(guarded, 1.0, 0.0), (i,)), ForKind.VECTORIZED), a, b)
     text = str(vectorize(func))
-    assert text.count("where=") == 1 and "A[ramp(1, 1, 16), where=" in text  # one mask, not one inside the other
+    assert text.count("where=") == 1 and "A[ramp(1, 1, 16), where=" in text  # one mask, not nested masks
     data, result = np.linspace(-1, 2.4, 16, dtype=np.float32), np.zeros(16, np.float32)
     interpret(vectorize(func), data, result)
     following = np.append(data[1:], np.float32(-1))
     np.testing.assert_array_equal(result, (data > 0) & (data < 1.5) & (following > 0))
 
 
-def test_memory_of_open_size_is_taken_once_for_all_iterations():
+def test_allocations_of_dynamic_size_are_hoisted_out_of_loops():
     n, b = SizeVar("n"), decl_buffer((8,), name="B")
     line, tile = decl_buffer((n,), name="line", scope="local"), decl_buffer((4,), name="tile", scope="local")
     body = Allocate(line, Allocate(tile, BufferStore(b, const(1.0), (i,))))
@@ -378,8 +378,8 @@ def test_memory_of_open_size_is_taken_once_for_all_iterations():
     ]
 
 
-def test_loops_whose_bounds_leave_one_length_and_masks_that_all_lanes_agree_on():
-    """In the last of seven panels there is one vector, of which all lanes are stored."""
+def test_constant_extents_and_uniform_masks_are_found_from_bounds():
+    """The last of seven panels has one vector, all lanes of which are stored."""
     b = decl_buffer((104,), name="B")
     inside = decl_buffer((16,), name="A")
     vector = ramp(i % 7 * 16 + j * 8, 1, 8)
@@ -409,7 +409,7 @@ def _sums(read: int, *others) -> PrimFunc:
 
 
 @pytest.mark.parametrize("read", [1, 3, 4])
-def test_sums_that_nothing_else_reads_are_left_out(read: int):
+def test_unread_sums_are_removed(read: int):
     func = remove_no_op(_sums(read))
     assert str(func).count("T[") == 4 * read, "cleared, added to, which reads them, and stored"
     data, result = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
@@ -417,7 +417,7 @@ def test_sums_that_nothing_else_reads_are_left_out(read: int):
     np.testing.assert_array_equal(result, np.where(np.arange(8) < 2 * read, 3 * data, 0))
 
 
-def test_sums_stay_whose_memory_is_read_where_it_is_not_known():
+def test_sums_read_at_unknown_indices_are_kept():
     whole = _sums(1)
     assert isinstance(whole.body, Allocate)
     tile, body = whole.body.buffer, whole.body.body
@@ -425,7 +425,7 @@ def test_sums_stay_whose_memory_is_read_where_it_is_not_known():
     other = decl_buffer((4,), "int32", "U", data=tile.data)
     address = Evaluate(call_intrin(HANDLE, "address_of", BufferLoad(tile, (const(0),))))
     reads = [BufferStore(b, BufferLoad(tile, (j,)), (j,)), BufferStore(b, Cast(FLOAT32, BufferLoad(other, (j,))), (j,))]
-    asked = Evaluate(call_intrin("int32", "prefetch", address.value, 3, 0))
-    for read in (*[loop(j, 4, each) for each in reads], asked):
+    prefetched = Evaluate(call_intrin("int32", "prefetch", address.value, 3, 0))
+    for read in (*[loop(j, 4, each) for each in reads], prefetched):
         kept = remove_no_op(whole.with_body(Allocate(tile, seq([body, read]))))
         assert str(kept).count("T[") >= 4 + 8 + 1

@@ -38,7 +38,7 @@ def _sums(stages: int, vector: int = 1, behind: bool = False) -> PrimFunc:
 
 
 def _sums_by_registers(stages: int, steps: int, parts: int) -> PrimFunc:
-    """Sums of rows by `steps` slices of shared memory, each read to registers in `parts` parts of two elements."""
+    """Sums of rows by `steps` slices of shared memory, each loaded to registers in `parts` pieces of two elements."""
     depth, each = steps * parts * 2, parts * 2
     a = te.placeholder((ROWS, depth), name="a")
     filled = te.compute((depth, ROWS), lambda k, i: a(i, k), name="filled")
@@ -74,7 +74,7 @@ def _calls(func: PrimFunc, name: str) -> int:
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_copies_are_started_before_their_iteration_or_behind_it(behind: bool) -> None:
+def test_copies_are_started_before_or_after_the_use_of_an_iteration(behind: bool) -> None:
     func = _sums(3, behind=behind)
     _check(func)
     (body,) = [loop.body for loop in collect(func.body, For) if _has(loop.body, "async_wait")]
@@ -87,7 +87,7 @@ def _has(stmt: Stmt, name: str) -> bool:
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 9])
-def test_a_pipelined_sum_is_right(stages: int) -> None:
+def test_a_pipelined_sum_is_correct(stages: int) -> None:
     func = _sums(stages)
     _check(func)
     attributes = {node.key for node in collect(func.body, AttrStmt)}
@@ -98,13 +98,13 @@ def test_a_pipelined_sum_is_right(stages: int) -> None:
 @pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("parts", [2, 3, 4])
 @pytest.mark.parametrize("steps", [1, 2, 3, 7])
-def test_registers_are_filled_ahead_of_the_slices_they_read(stages: int, parts: int, steps: int) -> None:
+def test_registers_are_loaded_one_slice_ahead(stages: int, parts: int, steps: int) -> None:
     func = _sums_by_registers(stages, steps, parts)
     a = np.random.default_rng(0).standard_normal((ROWS, steps * parts * 2)).astype("float32")
     total = np.full(ROWS, np.nan, "float32")
     BlockInterpreter({"main": func}, check_uninitialized=True).call(func, (a, total))
     np.testing.assert_allclose(total, a.sum(1), rtol=1e-5, atol=1e-5)
-    if steps > 1:  # those of the next slice while the last of this one are used, behind a barrier of their own
+    if steps > 1:  # the next slice is loaded while the last of this one is used, after its own barrier
         assert _calls(func, "storage_sync") == _calls(func, "async_wait") == 1 + (parts % 2 == 0)
 
 
@@ -116,7 +116,7 @@ def test_copies_become_asynchronous(stages: int) -> None:
     assert not [node for node in collect(func.body, AttrStmt) if node.key == ASYNC_SCOPE]
 
 
-def test_what_the_loop_computes_cannot_be_fetched_ahead() -> None:
+def test_buffers_filled_from_results_of_the_loop_cannot_be_pipelined() -> None:
     a = te.placeholder((4, 4), name="a")
     copy = te.compute((4, 4), lambda i, j: a(i, j) + 1.0, name="copy")
     double = te.compute((4, 4), lambda i, j: copy(i, j) * 2.0, name="double")
@@ -129,7 +129,7 @@ def test_what_the_loop_computes_cannot_be_fetched_ahead() -> None:
         te.lower(s, [a, result])
 
 
-def test_a_pipeline_has_two_stages_and_is_no_output() -> None:
+def test_pipelines_need_two_stages_and_no_output() -> None:
     a = te.placeholder((4,), name="a")
     copy = te.compute((4,), lambda i: a(i) + 1.0, name="copy")
     result = te.compute((4,), lambda i: copy(i) + 1.0, name="result")
@@ -141,7 +141,7 @@ def test_a_pipeline_has_two_stages_and_is_no_output() -> None:
 
 
 @pytest.mark.parametrize("tail", ["guard", "predicate"])
-def test_a_predicated_tail_keeps_one_copy_of_the_code(tail: str) -> None:
+def test_a_predicated_tail_is_not_partitioned(tail: str) -> None:
     a = te.placeholder((10,), name="a")
     b = te.compute((10,), lambda i: a(i) + 1.0, name="b")
     s = te.create_schedule(b.op)

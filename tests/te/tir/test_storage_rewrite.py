@@ -1,4 +1,4 @@
-"""Memory is shared exactly where lives do not overlap."""
+"""Memory is shared exactly where lifetimes do not overlap."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_chain_needs_two_buffers():
 
 
 def test_a_kernel_reads_and_writes_different_memory():
-    """Its threads are not at the same statement: what the last one reads must not be what the first one writes."""
+    """Its threads are at different statements: one must not overwrite memory that another still reads."""
     a, b = decl_buffer((N,), name="A"), decl_buffer((N,), name="B")
     temps = [decl_buffer((N,), name=f"t{i}") for i in range(5)]
 
@@ -92,14 +92,14 @@ def test_types_may_share():
     np.testing.assert_array_equal(run(func), np.arange(N) + 5)
 
 
-def test_small_and_local_memory_stays_apart():
+def test_small_and_local_memory_is_not_shared():
     local = chain(5, scope="local")
     assert storage_rewrite(local) is local
     big = chain(5)
     assert storage_rewrite(big, min_bytes=1 << 20) is big
 
 
-def test_what_lives_together_is_kept_apart():
+def test_overlapping_lifetimes_do_not_share_memory():
     a, b = decl_buffer((N,), name="A"), decl_buffer((N,), name="B")
     s, t = decl_buffer((N,), name="s"), decl_buffer((N,), name="t")
     x = Var("x")

@@ -1,4 +1,4 @@
-"""Swizzled shared memory: where elements lie, and programs that still mean the same."""
+"""Swizzled shared memory: places of elements, and unchanged results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from relayc.te.tir.passes.thread_sync import thread_sync
 LINES, LINE = 16, 64
 
 
-def _turned(lanes: int) -> PrimFunc:
-    """A matrix of float16 turned by way of swizzled lines, which are copied `lanes` elements at once."""
+def _transposed(lanes: int) -> PrimFunc:
+    """A float16 matrix transposed through swizzled shared memory, filled by copies of `lanes` elements."""
     a = te.placeholder((LINES, LINE), "float16", name="a")
     lines = te.compute((LINES, LINE), lambda i, k: a(i, k) * te.const(2, "float16"), name="lines")
     out = te.compute((LINE, LINES), lambda k, i: lines(i, k), name="out")
@@ -52,27 +52,27 @@ def _check(func: PrimFunc) -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 8])
-def test_programs_mean_the_same(lanes: int) -> None:
-    func = _turned(lanes)
+def test_rewritten_programs_compute_equal_results(lanes: int) -> None:
+    func = _transposed(lanes)
     _check(func)
     _check(_swizzled(func))
 
 
-def test_a_part_of_eight_lines_lies_in_eight_places() -> None:
-    (store,) = [n for n in collect(_swizzled(_turned(8)).body, BufferStore) if n.buffer.swizzled]
+def test_equal_parts_of_eight_lines_lie_in_different_banks() -> None:
+    (store,) = [n for n in collect(_swizzled(_transposed(8)).body, BufferStore) if n.buffer.swizzled]
     (index,) = store.indices
     assert isinstance(index, Ramp) and "^" in str(index.base)
 
 
-def test_memory_is_aligned_to_the_pattern() -> None:
-    (memory,) = [n.buffer for n in collect(_turned(8).body, Allocate) if n.buffer.scope == "shared"]
+def test_memory_is_aligned_to_the_swizzle_pattern() -> None:
+    (memory,) = [n.buffer for n in collect(_transposed(8).body, Allocate) if n.buffer.scope == "shared"]
     assert memory.align == 8 * 128
-    merge_shared_memory(_turned(8))
+    merge_shared_memory(_transposed(8))
 
 
-def test_accesses_across_parts_are_refused() -> None:
+def test_accesses_across_parts_raise() -> None:
     with pytest.raises(LoweringError, match="no part of 16 bytes"):
-        _swizzled(_turned(16))
+        _swizzled(_transposed(16))
 
 
 def test_only_shared_memory_is_swizzled() -> None:

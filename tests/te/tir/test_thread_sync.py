@@ -1,4 +1,4 @@
-"""Barriers: where they must be, where they need not, and where they can't."""
+"""Barrier insertion: where barriers are needed, redundant or impossible."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_reading_what_another_thread_wrote():
     check(seq(WRITE, MIRROR), seq(WRITE, SYNC, MIRROR))
 
 
-def test_a_barrier_that_stands_there_is_enough():
+def test_an_existing_barrier_is_enough():
     program = launch(seq(WRITE, SYNC, MIRROR))
     assert thread_sync(program) is program
 
@@ -111,7 +111,7 @@ def test_a_loop_of_one_trip_needs_one():
     check(loop(k, 1, WRITE, MIRROR), loop(k, 1, WRITE, SYNC, MIRROR))
 
 
-def test_halves_in_turn_need_one_barrier():
+def test_alternating_halves_need_one_barrier():
     k = Var("k")
     first = store(RING, tx, load(A, tx))
     ahead = store(RING, tx + (k + 1) % 2 * THREADS, load(A, tx + k))
@@ -128,7 +128,7 @@ def test_the_other_half_of_a_buffer_is_no_conflict():
 
 
 def test_interleaved_elements_are_no_conflict():
-    """Threads 0 and 4 share an element, but none has one of the other statement."""
+    """Threads 0 and 4 share an element within a statement, but no element of the other statement."""
     even, odd = store(RING, tx % 4 * 4, load(A, tx)), store(RING, tx % 4 * 4 + 2, load(A, tx))
     program = launch(seq(even, odd), RING)
     assert thread_sync(program) is program
@@ -136,7 +136,7 @@ def test_interleaved_elements_are_no_conflict():
     check(seq(even, met), seq(even, SYNC, met), RING)
 
 
-def test_views_of_one_memory_are_told_apart_by_bytes():
+def test_disjoint_views_of_one_memory_are_no_conflict():
     memory = decl_buffer((128,), "uint8", name="memory", scope="shared.dyn")
     low = decl_buffer((8,), name="low", data=memory.data, scope="shared.dyn")
     high = decl_buffer((8,), name="high", data=memory.data, scope="shared.dyn", elem_offset=8)
@@ -147,22 +147,22 @@ def test_views_of_one_memory_are_told_apart_by_bytes():
     assert calls(thread_sync(launch(seq(fill, meets), memory))) == 1
 
 
-def test_a_condition_of_the_block_may_hold_a_barrier():
+def test_a_uniform_condition_may_contain_a_barrier():
     body = IfThenElse(bx < 1, seq(WRITE, MIRROR))
     check(body, IfThenElse(bx < 1, seq(WRITE, SYNC, MIRROR)))
 
 
-def test_a_condition_of_threads_gets_the_barrier_before_it():
+def test_a_divergent_condition_gets_the_barrier_before_it():
     guarded = IfThenElse(tx < 4, MIRROR)
     check(seq(WRITE, guarded), seq(WRITE, SYNC, guarded))
 
 
-def test_a_barrier_that_not_all_threads_reach_is_refused():
+def test_a_barrier_that_not_all_threads_reach_raises():
     with pytest.raises(LoweringError, match=r"not all of them come there"):
         thread_sync(launch(IfThenElse(tx < 4, seq(WRITE, store(B, tx, load(S, const(3) - tx))))))
 
 
-def test_a_condition_tells_which_threads_come():
+def test_conditions_restrict_the_threads_of_an_access():
     program = launch(IfThenElse(tx < 4, seq(WRITE, store(B, tx, load(S, const(7) - tx)))))
     assert thread_sync(program) is program
 
@@ -173,12 +173,12 @@ def test_all_threads_may_write_one_element_after_the_other():
     assert thread_sync(program) is program
 
 
-def test_a_barrier_given_inside_a_condition_of_threads_is_refused():
+def test_an_explicit_barrier_in_a_divergent_condition_raises():
     with pytest.raises(LoweringError, match=r"not all of them come there"):
         thread_sync(launch(IfThenElse(tx < 4, seq(WRITE, SYNC, MIRROR))))
 
 
-def test_a_loop_whose_trips_differ_is_one_statement():
+def test_a_divergent_loop_counts_as_one_statement():
     k = Var("k")
     body = For(k, const(0), tx, ForKind.SERIAL, store(B, tx, load(S, k)))
     check(seq(WRITE, body), seq(WRITE, SYNC, body))
@@ -186,7 +186,7 @@ def test_a_loop_whose_trips_differ_is_one_statement():
         thread_sync(launch(For(k, const(0), tx, ForKind.SERIAL, seq(WRITE, MIRROR))))
 
 
-def test_a_condition_of_threads_inside_a_loop_counts():
+def test_a_divergent_condition_inside_a_loop_counts():
     k = Var("k")
     guarded = loop(k, 3, IfThenElse(tx + k < THREADS, store(B, tx, load(S, tx + k))))
     check(seq(WRITE, guarded), seq(WRITE, SYNC, guarded))
@@ -203,14 +203,14 @@ def test_an_index_from_memory_may_be_anything():
     check(seq(WRITE, gather), seq(WRITE, SYNC, gather))
 
 
-def test_single_threads_need_nothing():
+def test_single_threads_need_no_barriers():
     body = Allocate(S, seq(store(S, 0, load(A, 0)), store(B, 0, load(S, 0))))
     one = IterVar(Range(0, 1), Var("tx"), "thread", "threadIdx.x")
     func = launch(seq()).with_body(AttrStmt("thread_extent", one, const(1), body))
     assert thread_sync(func) is func
 
 
-def test_two_kernels_are_apart():
+def test_two_kernels_need_no_barrier_between_them():
     one, two = launch(WRITE), launch(MIRROR)
     both = one.with_body(seq(one.body, two.body))
     assert thread_sync(both) is both
@@ -221,7 +221,7 @@ def calls(func: PrimFunc) -> int:
 
 
 def check_orders(func: PrimFunc) -> None:
-    """Threads in either order give the same."""
+    """Check that both thread orders give equal results."""
     results = []
     for backwards in (False, True):
         a, b = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
@@ -265,7 +265,7 @@ def product(n: int, m: int, depth: int, step: int, double: bool) -> tuple[PrimFu
 
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("depth", [8, 24])
-def test_a_tiled_product_is_right_in_either_order(depth, double):
+def test_a_tiled_product_is_correct_in_either_thread_order(depth, double):
     func, steps = product(16, 8, depth, 8, double)
     synced = thread_sync(func)
     x = np.random.default_rng(0).standard_normal((16, depth)).astype("float32")

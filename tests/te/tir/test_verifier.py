@@ -1,4 +1,4 @@
-"""Broken programs and the message that each gets."""
+"""Invalid programs and their error messages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("body", "message"), BROKEN)
-def test_broken_programs(body, message):
+def test_invalid_programs_raise(body, message):
     with pytest.raises(VerifyError, match=message):
         verify(function(body))
 
@@ -75,13 +75,13 @@ def test_well_formed_program():
         verify(func, flat=True)
 
 
-def test_the_pass_that_breaks_a_program_is_named():
+def test_the_error_names_the_pass_that_breaks_a_program():
     with pytest.raises(VerifyError, match="variable i") as caught, PassContext(instruments=[VerifyInstrument()]):
         Simplify()(IRModule({"f": function(store(indices=(i, const(0))))}))
     assert caught.value.__notes__ == ["after pass Simplify"]
 
 
-def test_memory_of_a_device_needs_threads():
+def test_device_memory_needs_thread_axes():
     with pytest.raises(VerifyError, match="forget to bind"):
         verify_memory(function(store()), "cuda")
     axis = IterVar(Range(0, 4), Var("tx"), "thread", "threadIdx.x")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from relayc.backend.target import Target
 
-__all__ = ["GroupTile", "GroupedWindows", "crosses_groups", "plan_group_tile"]
+__all__ = ["GroupTile", "GroupedWindows", "plan_group_tile", "vectorizes_across_groups"]
 
 MOST_SHARED_TAPS = 7
 """Most taps along a line that are unrolled to share their loads."""
@@ -89,7 +89,7 @@ class GroupTile:
     vectors: int
 
 
-def crosses_groups(target: Target, windows: GroupedWindows) -> bool:
+def vectorizes_across_groups(target: Target, windows: GroupedWindows) -> bool:
     """Whether vectors of neighbouring outputs, of different groups, beat a separate product for each group."""
     if not _has_permutations(target, windows) and not _has_masks(target, windows):
         return False

@@ -29,7 +29,7 @@ from relayc.topi.tuning import choose
 if TYPE_CHECKING:
     from relayc.backend.target import Target
 
-__all__ = ["WinogradPlan", "WinogradShape", "convolution_cycles", "moving_cycles", "plan_winograd", "transform_lanes",
+__all__ = ["WinogradPlan", "WinogradShape", "convolution_cycles", "copy_cycles", "plan_winograd", "transform_lanes",
            "winograd_pays", "winograd_transposes"]  # fmt: skip
 
 _TRANSFORM_CYCLES, _TRANSFORM_BYTES_PER_CYCLE = 4.0, 8.0
@@ -160,7 +160,7 @@ def convolution_cycles(target: Target, pixels: int, outputs: int, steps: int) ->
     return _with_weights(target, cycles, 4.0 * steps * outputs)
 
 
-def moving_cycles(target: Target, nbytes: float) -> float:
+def copy_cycles(target: Target, nbytes: float) -> float:
     """Cycles of copying `nbytes` through the LLC, on all cores."""
     return nbytes / _read_speeds(target)[1] / target.num_cores
 
@@ -175,7 +175,7 @@ def winograd_transposes(target: Target, shape: WinogradShape, tile: int, panel: 
         return False
     free, by_lines = [plan_winograd(target, shape, tile, panel, by_lines=lines).cycles for lines in (False, True)]
     nbytes = 4.0 * shape.images * shape.lines * shape.columns * shape.outputs
-    apart = moving_cycles(target, 2 * nbytes) * (2 if nbytes > target.cache_bytes.l2 else 1)
+    apart = copy_cycles(target, 2 * nbytes) * (2 if nbytes > target.cache_bytes.l2 else 1)
     return by_lines - free <= apart
 
 

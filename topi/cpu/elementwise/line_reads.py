@@ -158,7 +158,7 @@ def prefetch_runs(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: in
     runs = [read for read in inputs if leaves_lines(read) and is_streamed(read.tensor, 1, target)]
     for read in runs:
         lines = _lines(read.tensor, read.parts * elements)
-        s[out].prefetch_line(read.tensor, loop, _later(read, width, target), lines=lines, near=False)
+        s[out].prefetch_line(read.tensor, loop, _later(read, width, target), lines=lines, to_l1=False)
     return bool(runs)
 
 

@@ -45,14 +45,14 @@ stored unpacked; for longer ones the shared cache lines cost more than the stall
 class PackedLines:
     """Chunks of `count` lines or planes of `out`, whose dimensions are its last `behind`; the others are collapsed.
 
-    `inputs`: the large inputs, which are read in memory order. `near`: they are prefetched to L1, else to L2.
+    `inputs`: the large inputs, which are read in memory order. `to_l1`: they are prefetched to L1, else to L2.
     """
 
     out: te.Tensor
     count: int
     behind: int
     inputs: Sequence[LineRead]
-    near: bool
+    to_l1: bool
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PackedLines | None:
@@ -79,7 +79,7 @@ class PackedLines:
         if few and borders and len(inputs) == behind == 1 and chunk > _SHORT_CHUNK * LINE_BYTES and line < _SHORT_LINE:
             return None
         are_separate = few and len(inputs) > 1 and chunk <= target.cache_bytes.l1 // 4
-        return PackedLines(out, *found, inputs, near=not are_separate)
+        return PackedLines(out, *found, inputs, to_l1=not are_separate)
 
     def apply(self, s: te.Schedule) -> tuple[te.Tensor, list[te.IterVar], te.Tensor]:
         """Schedule the output; returns it, the loop over chunks, and the stage of lines or planes computed there."""
@@ -116,7 +116,7 @@ class PackedLines:
         """Prefetch the inputs of later chunks, with each cache line of the output that is stored."""
         for read in self.inputs:
             widened = max(read.parts * read.tensor.dtype.nbytes // out.dtype.nbytes, 1)
-            s[out].prefetch_line(read.tensor, vectors, self._place(read), lines=widened, near=self.near)
+            s[out].prefetch_line(read.tensor, vectors, self._place(read), lines=widened, to_l1=self.to_l1)
 
     def _place(self, read: LineRead) -> Callable[..., list[PrimExpr]]:
         """Return the approximate place of the same read in a later chunk; padding shifts it by a few elements.

@@ -49,7 +49,7 @@ class PackedRows:
     """Chunks of `out`: `count` indices of axis `number`, with whole dimensions behind it; rows are rows of `tensor`.
 
     `tensor` is read at `index`. `strides`: distances in it, in elements, of neighbours along the axes before `number`,
-    and of chunks along that. `packed`: a chunk is buffered first, since its rows are not whole cache lines. `near`:
+    and of chunks along that. `packed`: a chunk is buffered first, since its rows are not whole cache lines. `to_l1`:
     prefetches go to L1, else to L2. A row is the last axis of the output, or (`axes_of_row` 2) the last two, which
     interleave a few rows of the input.
     """
@@ -62,7 +62,7 @@ class PackedRows:
     strides: tuple[int, ...]
     packed: bool
     axes_of_row: int
-    near: bool
+    to_l1: bool
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PackedRows | None:
@@ -92,8 +92,8 @@ class PackedRows:
         are_permuted = steps != sorted(steps, reverse=True)
         strides[number] *= count
         are_copied = packed is None and are_permuted and distance(len(shape) - 1, 1) == 1  # hardware prefetches these
-        near = are_copied or prefetches_to_l1(target)
-        return PackedRows(out, tensor, index, number, count, tuple(strides), packed is not None, axes, near)
+        to_l1 = are_copied or prefetches_to_l1(target)
+        return PackedRows(out, tensor, index, number, count, tuple(strides), packed is not None, axes, to_l1)
 
     def apply(self, s: te.Schedule) -> list[te.IterVar]:
         """Schedule the output; returns the loops over chunks, outermost first."""
@@ -123,7 +123,7 @@ class PackedRows:
             later = read_later(axes_of_index, self.index, *ahead)
             for part in range(parts):
                 place = self._of_part(later, part) if parts > 1 else self._in_piece(order, ahead[0], later)
-                s[rows].prefetch_line(self.tensor, vectors, place, near=self.near)
+                s[rows].prefetch_line(self.tensor, vectors, place, to_l1=self.to_l1)
         return loops
 
     @property

@@ -115,11 +115,11 @@ class FlattenedRows:
             prefetch_rows(s, exponentials, vectors, constant_size(shape), elements, self.target, always=True)
             return
         vectors = vectorize_elements(s, exponentials, s[exponentials].fuse(row, column), elements, self.lanes)
-        each, near = elements_per_step(elements, self.lanes), prefetches_to_l1(self.target)
+        each, to_l1 = elements_per_step(elements, self.lanes), prefetches_to_l1(self.target)
         for tensor in inputs_of(s[exponentials].op):
             if is_streamed(tensor, elements, self.target):
                 ahead = elements_ahead(tensor.dtype.nbytes, self.target, elements)
-                prefetch_places(s, exponentials, tensor, vectors, ahead, each, near=near)
+                prefetch_places(s, exponentials, tensor, vectors, ahead, each, to_l1=to_l1)
 
     def add_up(self, s: te.Schedule, sums: te.Tensor) -> te.IterVar:
         """Sum the rows of a group in registers; returns the loop that does so, with one iteration per line."""

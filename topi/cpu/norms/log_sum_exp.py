@@ -17,7 +17,7 @@ from relayc.topi.groups import constant_size, inline_injective
 from relayc.topi.reduction import distance_below, largest_number
 from relayc.topi.registry import Rank, register_schedule
 from relayc.topi.tag import ELEMWISE, LOG_SUM_EXP
-from relayc.topi.unshifted_softmax import exponential_of, is_trusted, no_largest, sums_like, sums_of
+from relayc.topi.unshifted_softmax import exponential_of, is_valid_sum, no_largest, sums_like, sums_of
 from relayc.topi.utils import same_dim
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _speculate(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor]) -> t
     if not s[total].op.axis or any(s[t].op is s[out].op for t in passes):
         return None
     sums = sums_like(largest, total)
-    s.guess(passes, [no_largest(largest, "log_sum_exp_zero"), sums], is_trusted)
+    s.speculate(passes, [no_largest(largest, "log_sum_exp_zero"), sums], is_valid_sum)
     return sums
 
 
@@ -92,7 +92,7 @@ def _sum_flattened(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.T
     exponentials = te.compute(x.shape, lambda *i: exponential_of(element(*i)), name="log_sum_exp_exponential")
     guess = sums_of(exponentials, exponentials, maxima)
     zero = no_largest(maxima, "log_sum_exp_zero")
-    s.guess([maxima, sums], [zero, guess], is_trusted)
+    s.speculate([maxima, sums], [zero, guess], is_valid_sum)
     out = s.outputs[0].output(0)
     row, rest = s[out].op.axis[x.ndim - 2], s[out].op.axis[x.ndim - 1 :]
     group, lane = s[out].split(row, factor=line.lanes, tail="shift")

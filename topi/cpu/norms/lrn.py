@@ -128,7 +128,7 @@ def _prefetch_next_plane(
     Blocks of a plane are too short for the hardware prefetcher to detect the stream early. The cache lines of the next
     plane's results are prefetched for writing, too, where stores are not non-temporal.
     """
-    around, near = axis + 1, prefetches_to_l1(target)
+    around, to_l1 = axis + 1, prefetches_to_l1(target)
 
     def ahead(planes: int, element: int) -> Callable[..., Sequence[Any]]:
         def place(*i: Any) -> Sequence[Any]:
@@ -139,7 +139,7 @@ def _prefetch_next_plane(
     for data in inputs_of(s[out].op):
         if tuple(data.shape) == tuple(out.shape) and is_streamed(data, 1, target):
             for element in range(0, step, LINE_BYTES // data.dtype.nbytes):
-                s[out].prefetch_line(data, group, ahead(window // 2 + 1, element), near=near)
+                s[out].prefetch_line(data, group, ahead(window // 2 + 1, element), to_l1=to_l1)
     plane = constant_size(out.shape[around:]) * out.dtype.nbytes
     if plane >= _LEAST_BYTES and not are_whole_lines(out, axis) and is_streamed(out, 1, target):
         for element in range(0, step, LINE_BYTES // out.dtype.nbytes):

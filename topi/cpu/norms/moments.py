@@ -216,7 +216,7 @@ def _prefetch_ahead(
     for tensor in (x, *x.op.input_tensors):
         read = isinstance(tensor.op, te.PlaceholderOp) and constant_size(tensor.shape) == constant_size(x.shape)
         if read and is_streamed(tensor, 1, target):
-            s[stage].prefetch_ahead(tensor, loop, elements_ahead(tensor.dtype.nbytes, target), near=not few)
+            s[stage].prefetch_ahead(tensor, loop, elements_ahead(tensor.dtype.nbytes, target), to_l1=not few)
 
 
 def exceeds_caches(row: int, rows: int, target: Target) -> bool:

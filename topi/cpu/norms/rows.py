@@ -218,7 +218,7 @@ def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, tar
     of_speculation = [] if sums is None else [*_vectorize_sums(s, sums, vector_lanes(target)), sums]
     busy, length = (*of_speculation, *of_sum, parts.sum_of_part)[0], constant_size([*parts.sizes.values()])
     for tensor in [t for t in inputs_of(busy.op) if constant_size(t.shape) == constant_size(x.shape)]:
-        s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length, near=prefetches_to_l1(target))
+        s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length, to_l1=prefetches_to_l1(target))
     return s
 
 

@@ -152,7 +152,7 @@ def _prefetch_columns(
             continue
         for row, column in itertools.product(range(max(last - across, 0), last), range(along)):
             at = partial(place, image, index, row, column)
-            s[out].prefetch_line(image, loop, at, lines=lines, near=prefetches_to_l1(target))
+            s[out].prefetch_line(image, loop, at, lines=lines, to_l1=prefetches_to_l1(target))
 
 
 @register_schedule("pool_positions", "cpu")
@@ -308,7 +308,7 @@ def _prefetch_lines(s: te.Schedule, lines: te.Tensor, target: Target) -> None:
         return (ravel_index((*plane, (y + later) * stride, 0), shape) + (vector * length + lane) * stride,)
 
     cache_lines = -(-stride * constant_size([length]) * nbytes // LINE_BYTES)
-    s[lines].prefetch_line(image, s[lines].op.axis[-2], ahead, lines=cache_lines, near=not far)
+    s[lines].prefetch_line(image, s[lines].op.axis[-2], ahead, lines=cache_lines, to_l1=not far)
 
 
 def _taps(reduced: te.Tensor) -> int:

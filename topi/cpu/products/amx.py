@@ -41,7 +41,7 @@ from relayc.topi.cpu.convolution.windows import (
     vectorize_windows,
 )
 from relayc.topi.cpu.products.store_order import StoreOrder
-from relayc.topi.cpu.tiling import matrix_panel, vector_lanes
+from relayc.topi.cpu.tiling import amx_panel, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.tuning import choose
 
@@ -83,7 +83,7 @@ def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan
     if len(extents) != 3 or left.ndim != 2 or not all(isinstance(d, int) for d in extents[1:]):
         return None
     rows, columns, steps = [constant_size([d]) for d in extents]
-    panel, depth = matrix_panel(target, rows, columns, steps)
+    panel, depth = amx_panel(target, rows, columns, steps)
     if panel != panel_width(anchor) or not choose("matrix unit", True, (True, False)):
         return None
     if not isinstance(extents[0], int):

@@ -298,7 +298,7 @@ def _prefetch_ahead(
     for source in _read_from_memory(op):
         if is_streamed(source, 1, target):
             ahead = _AHEAD_BYTES // source.dtype.nbytes
-            s[tensor].prefetch_ahead(source, loop, ahead, near=prefetches_to_l1(target))
+            s[tensor].prefetch_ahead(source, loop, ahead, to_l1=prefetches_to_l1(target))
 
 
 def _line_bytes(op: te.Operation) -> int:
@@ -448,8 +448,8 @@ def _prefetch_next_block(
     again = _read_from_memory(s[passes[-1]].op)
     for tensor in _read_from_memory(s[passes[0]].op):
         if tensor in again and is_streamed(tensor, 1, target):
-            s[passes[0]].prefetch_ahead(tensor, loops[0], elements_ahead(tensor.dtype.nbytes, target), near=False)
-            s[passes[-1]].prefetch_ahead(tensor, loops[-1], elements, near=False)
+            s[passes[0]].prefetch_ahead(tensor, loops[0], elements_ahead(tensor.dtype.nbytes, target), to_l1=False)
+            s[passes[-1]].prefetch_ahead(tensor, loops[-1], elements, to_l1=False)
 
 
 def _columns_per_step(op: te.Operation, columns: te.Dim, lines: int, target: Target) -> int:

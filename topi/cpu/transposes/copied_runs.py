@@ -70,7 +70,7 @@ class CopiedRuns:
         s[source].compute_at(s[out], run)
         s[source].prefetch_line(
             geometry.tensor, s[source].op.axis[geometry.position], self._end_of_next,
-            lines=_LINES - _PREFETCHED_BY_TILES, near=geometry.near,
+            lines=_LINES - _PREFETCHED_BY_TILES, to_l1=geometry.to_l1,
         )
         self._prefetch_with_tiles(s, packed, group, vectors, blocks)
         return [*axes[:number], run]
@@ -105,4 +105,4 @@ class CopiedRuns:
 
         for first in range(0, lines, _PREFETCHED_BY_TILES):
             at_once = min(lines, _PREFETCHED_BY_TILES)
-            s[packed].prefetch_line(geometry.tensor, blocks, beginning(first), lines=at_once, near=geometry.near)
+            s[packed].prefetch_line(geometry.tensor, blocks, beginning(first), lines=at_once, to_l1=geometry.to_l1)

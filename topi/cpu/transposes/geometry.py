@@ -28,7 +28,7 @@ class TransposeGeometry:
     """The transpose of `tensor` in registers, by vectors of `lanes` elements, into `out`.
 
     The last dimension of `tensor` lies along axis `number` of `out`, its dimension `position` along the last axis.
-    `near`: software prefetches go to the L1 cache, otherwise to L2.
+    `to_l1`: software prefetches go to the L1 cache, otherwise to L2.
     """
 
     out: te.Tensor
@@ -36,7 +36,7 @@ class TransposeGeometry:
     tensor: te.Tensor
     position: int
     lanes: int
-    near: bool = True
+    to_l1: bool = True
 
     @property
     def rows(self) -> Dim:

@@ -131,7 +131,7 @@ class OrderedTiles:
         for first in range(0, lines, together):
             place = self._in_next_block(vectors.var, lines, first)
             s[packed].prefetch_line(
-                geometry.tensor, vectors, place, lines=min(together, lines - first), near=geometry.near
+                geometry.tensor, vectors, place, lines=min(together, lines - first), to_l1=geometry.to_l1
             )
         return loops
 
@@ -176,7 +176,7 @@ def _lines_written(geometry: TransposeGeometry, nbytes: int, l2: int) -> int:
         whole = constant_size([geometry.columns]) == _LINES_IN_SETS * geometry.line
         return _LINES_IN_SETS if geometry.result_has_set_conflicts or whole else _LINES
     wide = geometry.out.dtype.nbytes >= _WIDE_NBYTES
-    if wide and geometry.has_set_conflicts and not geometry.near:
+    if wide and geometry.has_set_conflicts and not geometry.to_l1:
         return next((n for n in _LINES_FEW_BUFFERS if _BLOCKS_OF_CACHE * n * geometry.line * nbytes <= l2), _LINES)
     fits = _LINES_IN_SETS * geometry.line * nbytes <= l2 // _PART_OF_L2
     return _LINES_IN_SETS if fits and (geometry.has_set_conflicts or wide) else _LINES

@@ -129,7 +129,7 @@ class PackedBlocks:
         together = lines if self.piece is None else min(lines, self.piece // geometry.line_of_input)
         for first in range(0, lines, together):
             place = self._prefetched(vectors.var, blocks.var, lines, first)
-            s[packed].prefetch_line(geometry.tensor, blocks, place, lines=together, near=geometry.near)
+            s[packed].prefetch_line(geometry.tensor, blocks, place, lines=together, to_l1=geometry.to_l1)
         return [*outer, loop]
 
     @property

@@ -78,4 +78,4 @@ class PackedMatrices:
             tile = blocks.var * of_block + vectors.var
             return (matrix * self.size + tile * (lines * geometry.line_of_input),)
 
-        s[packed].prefetch_line(geometry.tensor, vectors, in_next, lines=lines, near=geometry.near)
+        s[packed].prefetch_line(geometry.tensor, vectors, in_next, lines=lines, to_l1=geometry.to_l1)

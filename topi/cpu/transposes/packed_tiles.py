@@ -108,10 +108,10 @@ class PackedTiles:
         if self.lines_first:
             s[source].compute_at(s[packed], vectors)
             s[source].prefetch_ahead(
-                geometry.tensor, s[source].op.axis[geometry.position], self.ahead, near=geometry.near
+                geometry.tensor, s[source].op.axis[geometry.position], self.ahead, to_l1=geometry.to_l1
             )
         else:  # the end of a block: one that begins in a line may end in the next
-            s[packed].prefetch_ahead(geometry.tensor, blocks, self.ahead + geometry.block - 1, near=geometry.near)
+            s[packed].prefetch_ahead(geometry.tensor, blocks, self.ahead + geometry.block - 1, to_l1=geometry.to_l1)
         return tiles
 
 

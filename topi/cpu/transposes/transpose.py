@@ -126,10 +126,10 @@ def tile_transposed(s: te.Schedule, geometry: TransposeGeometry, target: Target,
         if lines_first:  # otherwise they are evicted before they are used up
             s[source].compute_at(s[out], along)
             s[source].prefetch_ahead(
-                tensor, s[source].op.axis[geometry.position], _ROWS_AHEAD * geometry.row_stride, near=geometry.near
+                tensor, s[source].op.axis[geometry.position], _ROWS_AHEAD * geometry.row_stride, to_l1=geometry.to_l1
             )
         else:
-            s[copy].prefetch_ahead(tensor, vectors, _ROWS_AHEAD * geometry.row_stride, near=geometry.near)
+            s[copy].prefetch_ahead(tensor, vectors, _ROWS_AHEAD * geometry.row_stride, to_l1=geometry.to_l1)
         s[out].prefetch_ahead(out, along, width)
     else:
         tiles, group, row, column = _along_the_input(

@@ -1,0 +1,26 @@
+"""Old public names that keep working for one release."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["deprecated_alias"]
+
+_Result = TypeVar("_Result")
+
+
+def deprecated_alias(old: str, new: str, function: Callable[..., _Result], **renamed: str) -> Callable[..., _Result]:
+    """A function that warns that `old` is now called `new` (DeprecationWarning), then calls `function`.
+
+    Works for methods too, as an attribute of the class. `renamed`: keyword parameters, old name to new name.
+    """
+
+    def alias(*args: Any, **kwargs: Any) -> _Result:
+        warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=2)
+        return function(*args, **{renamed.get(key, key): value for key, value in kwargs.items()})
+
+    alias.__name__ = alias.__qualname__ = old.rpartition(".")[2]
+    alias.__doc__ = f"Deprecated alias of `{new}`; it will be removed in the next release."
+    return alias
