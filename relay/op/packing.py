@@ -1,4 +1,4 @@
-"""Values of less than a byte, several to a byte."""
+"""Packing of sub-byte element types."""
 
 from __future__ import annotations
 

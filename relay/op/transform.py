@@ -101,7 +101,7 @@ class ExpandDims(OpDef):
 
 @register_op("squeeze", pattern=OpPattern.INJECTIVE)
 class Squeeze(OpDef):
-    """Without dimensions `axis`, by default all those of size 1 (ONNX: Squeeze). (C1) their sizes are 1."""
+    """x without the dimensions `axis`, by default all those of size 1 (ONNX: Squeeze). (C1) their sizes are 1."""
 
     axis: tuple[int, ...] | None = None
     is_view = True
@@ -265,7 +265,7 @@ class StridedSlice(OpDef):
 
 @register_op("reverse", pattern=OpPattern.INJECTIVE)
 class Reverse(OpDef):
-    """In reverse order along `axis`. (C1) the axes are different and in range."""
+    """x in reverse order along `axis`. (C1) the axes are different and in range."""
 
     axis: tuple[int, ...]
 
@@ -443,7 +443,7 @@ def expand_dims(data: Expr, axis: int, num_newaxis: int = 1) -> Call:
 
 
 def squeeze(data: Expr, axis: int | Sequence[int] | None = None) -> Call:
-    """Without dimensions `axis` of size 1; by default all of them."""
+    """`data` without the dimensions `axis` of size 1; by default all of them."""
     return Squeeze(axis=(axis,) if isinstance(axis, int) else None if axis is None else tuple(axis))(data)
 
 

@@ -1,4 +1,4 @@
-"""BlockAttention: attention on CPUs takes its inputs as projections leave them, and goes through them in blocks."""
+"""BlockAttention: attention on CPUs reads its inputs in the layout of the projections, and is computed in blocks."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ _UNKNOWN_POSITIONS = 256
 _HEADS_BEHIND_POSITIONS = (0, 2, 1, 3)
 
 _SECTION = 128
-"""Queries of a section of causal attention: fewer would see not much less, and pack their keys for too little."""
+"""Minimum queries of a section of causal attention: shorter sections skip few keys, and reuse their packed keys too
+little."""
 
 _MOST_SECTIONS = 4
-"""Sections, at most, each being a kernel to compile: this many save three eighths of the work, of the half hidden."""
+"""Maximum number of sections, each being a kernel to compile: four save three eighths of the work, of the masked half.
+"""
 
 
 @dataclass(frozen=True)
 class BlockAttention(RewritePass):
     """`nn.attention` of at most float32 becomes transposes around `nn.blocked_attention`, most of which cancel others.
 
-    Causal attention of many queries goes section by section, each with the keys that any of its queries sees.
+    Causal attention of many queries is split into sections, each with the keys that any of its queries attends to.
     """
 
     target: Target
@@ -77,7 +79,8 @@ class BlockAttention(RewritePass):
 
 
 def _sections(positions: Dim, keys: Dim) -> list[tuple[Dim, Dim, Dim]]:
-    """(first query, last query + 1, keys that they see) of the sections of causal attention; one where sizes vary."""
+    """(first query, last query + 1, keys attended to) of the sections of causal attention; one section for symbolic
+    sizes."""
     if not isinstance(positions, int) or not isinstance(keys, int) or keys < positions:
         return [(0, positions, keys)]
     count = max(1, min(_MOST_SECTIONS, positions // _SECTION))

@@ -30,7 +30,7 @@ Ints = tuple[int, ...]
 
 @attributes_of_operator
 class _Convolution(OpDef):
-    """What all convolutions have. `padding` is (begin..., end...) of the spatial axes."""
+    """Base of convolutions. `padding` is (begin..., end...) of the spatial axes."""
 
     strides: Ints
     padding: Ints
@@ -50,7 +50,7 @@ class _Convolution(OpDef):
         return self.replace(data_layout=layout) if same_order else None
 
     def _layouts(self) -> tuple[Layout, Layout, list[str]]:
-        """Data layout, kernel layout, spatial axes in order. (C1), (C2)."""
+        """Data layout, kernel layout, spatial axes in order; checks (C1) and (C2)."""
         try:
             data, kernel = Layout(self.data_layout), Layout(self.kernel_layout)
         except CompileError as error:
@@ -299,7 +299,7 @@ IntOrInts = int | Sequence[int]
 def _check_weight(
     weight: Expr, kernel_layout: str, channels: int | None, kernel_size: IntOrInts | None, groups: int
 ) -> None:
-    """`channels` and `kernel_size`, where given, must be those of the weights (whose O counts one of `groups`)."""
+    """Check that `channels` and `kernel_size`, if specified, are those of the weights (whose O counts one of `groups`)."""
     layout = Layout(kernel_layout)
     sizes = layout.axis_sizes(weight.shape)
     spatial = [sizes[a] for a in layout.axes if a not in "OI"]

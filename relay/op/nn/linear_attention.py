@@ -17,7 +17,7 @@ __all__ = ["LinearAttention", "linear_attention"]
 
 @register_op("nn.linear_attention", pattern=OpPattern.OPAQUE)
 class LinearAttention(OpDef):
-    """A matrix for each head that every position updates and reads (ONNX: LinearAttention): results y and the matrices.
+    """A state matrix for each head that every position updates and reads (ONNX: LinearAttention).
 
     Inputs: query (B, T, Hq, K), key (B, T, H, K), value (B, T, H, V), the first state (B, H, K, V); with `has_decay` a
     factor of the state at each position, (B, T, H, K or 1), with `has_rate` that of the delta rule, (B, T, H or 1). At
@@ -87,7 +87,7 @@ class LinearAttention(OpDef):
 
 
 def _share(query: TensorType, key: TensorType) -> bool:
-    """Do the heads of keys serve as many queries each?"""
+    """Does each key head serve the same number of query heads?"""
     heads, groups = query.shape[2], key.shape[2]
     return isinstance(heads, int) and isinstance(groups, int) and groups > 0 and heads % groups == 0
 

@@ -1,4 +1,4 @@
-"""Windows laid side by side, and back."""
+"""Overlap-add: the inverse of extracting windows."""
 
 from __future__ import annotations
 
