@@ -61,7 +61,7 @@ def _bound(e: Expr, replace: Replace, done: Mapping[int, Expr]) -> Expr:
 
 
 def bind_operator(op: OpDef, sizes: Mapping[str, Dim]) -> OpDef:
-    """The operator with the size variables in its attributes, types and functions replaced; itself if there are none."""
+    """The operator with the size variables in its attributes, types and functions replaced; itself without any."""
     return _with_attributes(op, _by_name(sizes))
 
 

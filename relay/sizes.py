@@ -296,7 +296,7 @@ _scope: ContextVar[Assumptions | None] = ContextVar("relayc_assumptions", defaul
 
 @contextmanager
 def assuming() -> Generator[Assumptions]:
-    """Within this scope sizes that must be equal, and may be, are assumed to be, in this thread; the result lists them."""
+    """Within this scope sizes that must be equal are assumed to be, if they may be, in this thread; lists them."""
     scope = Assumptions()
     token = _scope.set(scope)
     try:

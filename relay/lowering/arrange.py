@@ -1,4 +1,4 @@
-"""What is done to an execution graph before its kernels are lowered, in order."""
+"""Transformations of an execution graph before its kernels are lowered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["arrange"]
 
 
 def arrange(graph: ExecutionGraph, target: Target) -> AliasReport:
-    """Decide which kernels the nodes run, on which slices and parts of tensors; memory is planned later."""
+    """Decide which kernels the nodes run, and which tensors are slices or views of others; memory is planned later."""
     share_kernels(graph)
     for part in graph.all_graphs():
         slice_batches(part, target)

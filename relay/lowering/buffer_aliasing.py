@@ -1,16 +1,16 @@
-"""Concatenations that are written in place, and slices that are read in place.
+"""Buffer aliasing: concatenations that are written in place, and slices that are read in place.
 
-The result of a concatenation is one tensor, and its inputs are parts of it: whoever computes an input writes straight
-into its part, with the strides of the whole, and the concatenation is no kernel any more. Likewise the results of a
-slice or a split are parts of what is cut. Chains of both, as in a DenseNet, end in one tensor that all others are parts
-of.
+The result of a concatenation is one tensor, and its inputs become views of it: the producer of an input writes directly
+into its view, with the strides of the whole, and the concatenation is no kernel any more. Likewise the results of a
+slice or a split become views of their input. Chains of both, as in a DenseNet, end in one tensor that all others are
+views of.
 
-An input that has to stay where it is (an input or output of the graph, a parameter, what is joined twice) is copied
-into its part by a kernel of its own; where that would be most of the data the concatenation stays as it is.
+An input that cannot be aliased (an input or output of the graph, a parameter, an operand that occurs twice) is copied
+into its view by a kernel of its own; if that would be most of the data, the concatenation stays a kernel.
 
-A part whose elements lie one after another is read and written as any other tensor. Of others the kernels are made for
-the strides, which are noted in their function's attribute "strides": so only operators that are loops over indices
-take part, and only pieces long enough for vectors.
+A view whose elements are contiguous is read and written as any other tensor. For others the kernels are compiled for
+the strides, which their function's attribute "strides" records: so only operators that are loops over indices take
+part, and only views whose contiguous runs fill vectors.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from relayc.te.ir import PassContext
 __all__ = ["AliasReport", "share_parts"]
 
 _OPT_LEVEL = 2
-"""Optimisation level from which on this is done."""
+"""Minimum optimisation level."""
 _SHORTEST = 16
-"""Elements of the pieces of memory that a part consists of, at least: a cache line of float32."""
+"""Minimum number of contiguous elements in a view: a cache line of float32."""
 
 
 @dataclass
 class AliasReport:
-    """Concatenations, slices and splits that became parts of other tensors; inputs that are still copied for them."""
+    """Concatenations, slices and splits that became views of other tensors; inputs that are still copied for them."""
 
     shared: int = 0
     copied: int = 0
@@ -49,9 +49,10 @@ class AliasReport:
 
 
 def share_parts(graph: ExecutionGraph, target: Target) -> AliasReport:
-    """Let tensors be parts of others, where places are planned now. Changes the graph; its kernels are made after it.
+    """Alias tensors with views of others, where placement is static. Changes the graph, before its kernels are
+    compiled.
 
-    On CPUs only: kernels of other devices count on the alignment of what they are given.
+    On CPUs only: kernels of other devices rely on the alignment of their arguments.
     """
     report = AliasReport()
     if target.device_kind == "cpu" and PassContext.current().opt_level >= _OPT_LEVEL:
@@ -76,7 +77,7 @@ class _Sharing:
     graph: ExecutionGraph
     report: AliasReport
     replaced: dict[int, list[GraphNode]] = field(default_factory=dict)
-    """what runs in the place of a node, by the node's identity"""
+    """the nodes that replace a node, by its identity"""
     readers: dict[int, list[GraphNode]] = field(default_factory=dict)
     producer: dict[int, GraphNode] = field(default_factory=dict)
     views: dict[int, list[int]] = field(default_factory=dict)
@@ -92,7 +93,7 @@ class _Sharing:
                 self.producer[number] = node
 
     def cut(self, node: GraphNode) -> None:
-        """Make the results of a slice or split parts of its input, if all of them can be."""
+        """Make the results of a slice or split views of its input, if all of them can be."""
         begins = _cuts(node)
         if begins is None:
             return
@@ -107,7 +108,7 @@ class _Sharing:
         self._remove(node, [])
 
     def join(self, node: GraphNode) -> None:
-        """Make the inputs of a concatenation parts of its result, and copy those that can't be."""
+        """Make the inputs of a concatenation views of its result, and copy those that can't be."""
         joined = _joined(node)
         if joined is None or not self._is_ours(self.graph.base_of(node.outputs[0])):
             return
@@ -117,7 +118,7 @@ class _Sharing:
             self._remove(node, [])
             return
         strides = self.graph.strides_of(whole)
-        placed: dict[int, tuple[int, tuple[int, ...]]] = {}  # by the tensor that owns the memory: input, beginning
+        placed: dict[int, tuple[int, tuple[int, ...]]] = {}  # by the tensor that owns the memory: input, offset
         left: list[tuple[int, tuple[int, ...]]] = []
         for number, begins in self._in_order(inputs, axis):
             owner = self._owner(number, strides)
@@ -134,7 +135,8 @@ class _Sharing:
         self.report.copied += len(left)
 
     def _in_order(self, inputs: Sequence[int], axis: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """The inputs and where they begin in the whole; neighbours that are all of one tensor as that one."""
+        """The inputs and their offsets in the result; adjacent inputs that together are all of one tensor become that
+        tensor."""
         position, i = 0, 0
         while i < len(inputs):
             number, count = self._run(inputs, i, axis)
@@ -143,7 +145,7 @@ class _Sharing:
             position, i = position + shape[axis], i + count
 
     def _run(self, inputs: Sequence[int], first: int, axis: int) -> tuple[int, int]:
-        """The tensor that inputs from `first` on make up together, and how many they are."""
+        """The tensor that the inputs from `first` on make up together, and the number of these inputs."""
         tensors, base = self.graph.tensors, self.graph.tensors[inputs[first]].base
         if base is None or tensors[inputs[first]].begins is None:
             return inputs[first], 1
@@ -160,7 +162,7 @@ class _Sharing:
         return inputs[first], 1
 
     def _is_joined_already(self, inputs: Sequence[int], whole: int, axis: int) -> bool:
-        """Are the inputs neighbours in another tensor, in order? Then the result becomes a part of that one."""
+        """Are the inputs adjacent in another tensor, in order? Then the result becomes a view of that tensor."""
         tensors = self.graph.tensors
         first = tensors[inputs[0]]
         if first.base is None or first.begins is None or tensors[whole].base is not None:
@@ -178,7 +180,7 @@ class _Sharing:
         return True
 
     def _owner(self, number: int, strides: Sequence[int]) -> int | None:
-        """The tensor to be made a part with these strides for `number` to be one; None if it has to stay."""
+        """The tensor to be made a view with these strides for `number` to be one; None if it has to stay."""
         base = self.graph.base_of(number)
         if not self._is_ours(base):
             return None
@@ -188,28 +190,28 @@ class _Sharing:
         return base if same and is_compact(self.graph.tensors[number].tensor_type.static_shape, strides) else None
 
     def _chain(self, number: int) -> Iterator[int]:
-        """A view and those that it is a view of."""
+        """A view and the tensors that it is a view of, transitively."""
         while (base := self.graph.tensors[number].base) is not None:
             yield number
             number = base
 
     def _is_ours(self, number: int) -> bool:
-        """Is this a tensor of a kernel's whose place is ours to choose?"""
+        """Is this the result of a kernel, so that its storage can be chosen?"""
         inside = all(v not in self.graph.outputs for v in (number, *self._derived(number)))
         return self.graph.tensors[number].storage is None and inside
 
     def _is_free(self, number: int) -> bool:
-        """Is this a tensor of ours that is no part of another one yet? Slices of a batch compute parts."""
+        """Is this the result of a kernel that is not a view of another tensor yet? Batch slices compute views."""
         return self._is_ours(number) and self.graph.tensors[number].base is None
 
     def _derived(self, number: int) -> Iterator[int]:
-        """The views of a tensor, and those of them."""
+        """The direct and indirect views of a tensor."""
         for view in self.views.get(number, ()):
             yield view
             yield from self._derived(view)
 
     def _can_take(self, number: int, strides: Sequence[int]) -> bool:
-        """Can all kernels that write and read a tensor, and parts of it, be made for these strides?"""
+        """Can all kernels that write and read a tensor, and views of it, be compiled for these strides?"""
         shape = self.graph.tensors[number].tensor_type.static_shape
         if is_compact(shape, strides):
             return True
@@ -225,7 +227,7 @@ class _Sharing:
         self.views.setdefault(base, []).append(number)
 
     def _place(self, owner: int, ty: TensorType, whole: int, begins: tuple[int, ...]) -> None:
-        """Make `owner` a part of `whole`, or a view of such a part where that has another shape."""
+        """Make `owner` a part of `whole`, or a reshaped view of such a part."""
         if self.graph.tensors[owner].tensor_type is ty:
             self._make_part(owner, whole, begins)
             return
@@ -240,7 +242,7 @@ class _Sharing:
         return part
 
     def _copy(self, number: int, whole: int, begins: tuple[int, ...], sources: list[str]) -> GraphNode:
-        """A kernel that copies a tensor into a part of `whole`."""
+        """A kernel that copies a tensor into a view of `whole`."""
         ty = self.graph.tensors[number].tensor_type
         part = self._new_part(ty, whole, begins)
         argument = Var("p0", ty)
@@ -260,7 +262,8 @@ class _Sharing:
 
 
 def _cuts(node: GraphNode) -> list[tuple[int, ...]] | None:
-    """Where the results of a slice or split begin in its input; None for other kernels, and other steps than 1."""
+    """The offsets of the results of a slice or split in its input; None for other kernels, and for strides other than
+    1."""
     function = node.workload.function
     body = function.body
     if not isinstance(body, Call) or len(function.params) != 1 or body.args[0] is not function.params[0]:
@@ -280,7 +283,7 @@ def _cuts(node: GraphNode) -> list[tuple[int, ...]] | None:
 
 
 def _joined(node: GraphNode) -> tuple[list[int], int] | None:
-    """The inputs that a kernel does nothing but join, in order, and along which axis; None for other kernels."""
+    """The inputs of a kernel that is only a concatenation, in order, and its axis; None for other kernels."""
     function = node.workload.function
     body = function.body
     if not isinstance(body, Call) or not isinstance(body.op, Concatenate) or len(body.args) < 2:
@@ -292,7 +295,7 @@ def _joined(node: GraphNode) -> tuple[list[int], int] | None:
 
 
 def _is_loops(node: GraphNode) -> bool:
-    """Is this kernel made of loops over indices, which work with any strides?"""
+    """Does this kernel consist of loops over indices, which work with any strides?"""
     return all(
         isinstance(e, Tuple | TupleGetItem | Var | Constant) or (isinstance(e, Call) and _has_loops(e))
         for e in evaluation_order(node.workload.function.body)
@@ -304,7 +307,7 @@ def _has_loops(call: Call) -> bool:
 
 
 def _piece(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements that lie one after another in memory before there is a gap."""
+    """The number of contiguous elements in memory."""
     length = 1
     for d, stride in zip(reversed(shape), reversed(strides), strict=True):
         if d != 1 and stride != length:
@@ -314,12 +317,12 @@ def _piece(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _but(shape: Sequence[int], axis: int) -> tuple[int, ...]:
-    """The dimensions other than `axis`."""
+    """The dimensions except `axis`."""
     return (*shape[:axis], *shape[axis + 1 :])
 
 
 def _note_strides(graph: ExecutionGraph) -> None:
-    """Tell the kernels of tensors with gaps about their strides."""
+    """Set the attribute "strides" of kernels that access tensors that are not contiguous."""
     made: dict[tuple[str, Any], Workload] = {}
     for node in graph.nodes:
         tensors = (*node.inputs, *node.outputs)

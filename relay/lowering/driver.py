@@ -1,4 +1,4 @@
-"""`relay.build`: a module of graph functions to a compiled model."""
+"""`relay.build`: compiles a module of graph functions."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ from relayc.topi.tuning import Config
 __all__ = ["BuildReport", "bind_params_by_name", "build", "optimize"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many kernels are done and how many there are."""
+"""Called with the current activity, the number of kernels done and the number of all kernels."""
 
 
 @dataclass
 class BuildReport:
-    """What a build did: seconds of each step, in order, and what came out."""
+    """What a build did: seconds of each step, in order, and properties of the result."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     kernels: int = 0
@@ -71,7 +71,7 @@ class BuildReport:
     parts: AliasReport = field(default_factory=AliasReport)
     """concatenations, slices and splits without a copy"""
     on_host: list[str] = field(default_factory=list)
-    """what is not left to compiled code, and why: strings and containers, control flow, sizes that are read"""
+    """operations that the executor runs itself, and why: strings and containers, control flow, data-dependent sizes"""
 
     @contextmanager
     def step(self, name: str) -> Generator[None]:
@@ -91,7 +91,7 @@ class BuildReport:
 
 @dataclass
 class _Note:
-    """What is kept with a kernel's code: see `relay.lowering.lower.Kernel`, and `relay.lowering.kernel_steps`."""
+    """Metadata stored with a kernel's code: see `relay.lowering.lower.Kernel`, and `relay.lowering.kernel_steps`."""
 
     workspaces: list[Workspace]
     in_place: list[int]
@@ -114,7 +114,7 @@ class _Note:
 def bind_params_by_name(function: Function, params: Mapping[str, Any]) -> Function:
     """Parameters of `function` that `params` names become constants (TVM: `bind_params_by_name`).
 
-    Raises CompileError for a name that is no parameter, or data of another shape or type.
+    Raises CompileError for an unknown name, and for data of another shape or type.
     """
     by_name = {p.name: p for p in function.params}
     unknown = sorted(set(params) - set(by_name))
@@ -155,7 +155,7 @@ def optimize(
     if "size_checks" not in module["main"].attrs:
         with config:
             return Sequential(passes, "optimize")(module)
-    with config, assuming():  # what the model's checks say is taken to hold
+    with config, assuming():  # the equalities that the model checks are assumed to hold
         return Sequential(passes, "optimize")(module)
 
 
@@ -172,13 +172,13 @@ def build(
 ) -> CompiledModel:
     """Compile a module whose "main" is the model (TVM: `relay.build`).
 
-    `params` are weights by the name of the input they stand for. `progress` is told of each kernel. `specialize`
-    names sizes that are seen often, ``{"batch": [1, 8]}``: for each combination the model is compiled as one of these
-    sizes too, beside the one for all sizes, and the executor takes it when inputs have them; equal weights are kept
-    once. `caches` names inputs that the executor keeps, each with the output that is the input and more behind it,
-    ``{"past.0.key": "present.0.key"}``: runs append to them where they lie (`relay.transform.UpdateKVCacheInPlace`).
-    The result's `build_report` says how long each step took. Raises CompileError with the operator, its shapes and its
-    place in the user's model for what can't be compiled.
+    `params` are weights by the name of the input they stand for. `progress` is called for each kernel. `specialize`
+    names frequent values of symbolic dimensions, ``{"batch": [1, 8]}``: for each combination a variant of the model is
+    compiled, besides the one for all sizes, and the executor selects it if the inputs match; equal weights are stored
+    once. `caches` names inputs that the executor keeps, each with the output that appends to it, ``{"past.0.key":
+    "present.0.key"}``: runs append in place (`relay.transform.UpdateKVCacheInPlace`). The result's `build_report` says
+    how long each step took. Raises CompileError with the operator, its shapes and its place in the user's model for
+    what can't be compiled.
     """
     target = Target(target)
     report = BuildReport()
@@ -200,7 +200,7 @@ def build(
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
     workloads = list({node.workload.key: node.workload for node in nodes}.values())
     builder = ModuleBuilder(target)
-    with report.step("lower"), assuming():  # what the model's checks say is taken to hold
+    with report.step("lower"), assuming():  # the equalities that the model checks are assumed to hold
         kernels = _lower_all(workloads, builder, progress)
     with report.step("plan"):
         entries: list[PrimFunc] = []
@@ -212,7 +212,7 @@ def build(
             entries += _plan(part, kernels, target, len(entries))
     with report.step("compile"):
         for entry in entries:
-            key = str(entry)  # calls and constants: all there is
+            key = str(entry)  # the program consists of calls and constants
             if builder.reuse(entry.name, key) is None:
                 builder.add(entry, key)
         library = builder.finish()
@@ -236,7 +236,7 @@ def _with_caches(
 
 
 def _prepared(body: Function, target: Target) -> Function:
-    """A function inside control flow after all graph passes."""
+    """A function of a control-flow operator after all graph passes."""
     return optimize(body, target)["main"]
 
 
@@ -248,7 +248,10 @@ def _combinations(specialize: Mapping[str, Sequence[int]] | None) -> list[dict[s
 
 
 def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule:
-    """The model for certain sizes. Raises CompileError unless these are sizes of its, and make all of them known."""
+    """The model specialised to these sizes.
+
+    Raises CompileError unless they are sizes of the model, and make it static.
+    """
     module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
     known = size_variables(ty.shape for p in module["main"].params if isinstance(ty := p.ty, TensorType))
     strange = [name for name in sizes if name not in known]
@@ -272,7 +275,7 @@ def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule
 def _plan(
     graph: ExecutionGraph, kernels: Mapping[str, _Note], target: Target, number: int
 ) -> list[PrimFunc]:
-    """Place the tensors of the graph; gives the functions that run its nodes in a row, where such are wanted.
+    """Place the tensors of the graph; returns the functions that run its nodes in sequence, for targets that use such.
 
     Those of graphs with size variables are numbered from `number` on.
     """
@@ -297,7 +300,7 @@ def _plan(
 
 
 def _name_outputs(graph: ExecutionGraph, attrs: Mapping[str, Any]) -> None:
-    """Call the outputs by the model's own names, and note which are maps; one that is an input keeps the input's."""
+    """Name the outputs as in the model, and note which are maps; an output that is an input keeps the input's name."""
     graph.maps = attrs.get("output_maps", {})
     for number, name in zip(graph.outputs, attrs.get("output_names", ()), strict=False):
         if number not in graph.inputs:
@@ -307,7 +310,7 @@ def _name_outputs(graph: ExecutionGraph, attrs: Mapping[str, Any]) -> None:
 def _lower_all(
     workloads: list[Workload], builder: ModuleBuilder, progress: Progress | None
 ) -> dict[str, _Note]:
-    """Hand every kernel to `builder`, those compiled before from its cache; gives what they ask for, by name."""
+    """Pass every kernel to `builder`, cached ones from its cache; returns the workspaces they need, by name."""
     context = PassContext.current()
     options = sorted(item for item in context.config.items() if item[0] != "relay.tuning.records")
     settings = repr((context.opt_level, options, sorted(context.disabled_pass), sorted(context.required_pass)))
@@ -319,7 +322,7 @@ def _lower_all(
             progress(f"kernel {workload.name}", i, len(workloads))
         config = records.config(builder.target, workload.key)
         tuned = repr(sorted(config.values.items())) if config.values else ""
-        # The key stands for the code only where the compiler's own sources decide it.
+        # The key determines the code only if the compiler's own sources do.
         known = schedules_known and all(map(has_source_version, workload.operator_classes))
         key = f"{workload.name}\n{settings}{tuned}\n{workload.key}" if known else ""
         note = builder.reuse(workload.name, key) if known else None
@@ -345,7 +348,7 @@ def _describe(report: BuildReport, graph: ExecutionGraph, kernels: int) -> None:
 
 
 def _text_lines(graph: ExecutionGraph) -> list[str]:
-    """The inputs and outputs that the executor reads from strings, or writes as such."""
+    """The inputs and outputs that the executor converts from or to strings."""
     return [f"{what[:-1]} {graph.tensors[numbers[position]].name!r} (strings, as numbers)"
             for what, numbers in (("inputs", graph.inputs), ("outputs", graph.outputs))
             for position in graph.attrs.get(f"text_{what}", ())]  # fmt: skip

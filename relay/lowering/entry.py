@@ -1,4 +1,4 @@
-"""The compiled run function: all kernels in a row on planned addresses, no Python between them."""
+"""The compiled run function: calls all kernels in sequence at planned addresses, without Python in between."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_entry(
     """``relayc_run(arena, tensors)``: `arena` is the base of the intermediate memory, `tensors` a table of addresses.
 
     Intermediate tensors lie at constant offsets of the arena; the table holds those of inputs, outputs and parameters.
-    `steps` are those of the kernels, by name, for nodes in regions.
+    `steps` are the steps of the kernels by name, for nodes in parallel regions.
     """
     arena, table = Var("arena", HANDLE), Var("tensors", HANDLE)
 
@@ -57,7 +57,7 @@ def make_entry(
         return [address(number) for number in (*node.inputs, *node.outputs)]
 
     def joined(nodes: Sequence[GraphNode]) -> Iterator[Stmt]:
-        """The steps of nodes in a region; those of nodes that run at the same time are done together."""
+        """The steps of nodes in a region; steps of nodes that run concurrently are merged."""
         assert steps is not None
         for _, together in groupby(moments(nodes), lambda pair: pair[0]):
             loops = [call_steps(n.workload.name, steps[n.workload.name], arguments(n), n.cycles) for _, n in together]
@@ -78,7 +78,7 @@ def make_entry(
 def make_dynamic_entry(graph: ExecutionGraph, number: int, first: int, last: int) -> PrimFunc:
     """``relayc_run_<number>(tensors, sizes)``: nodes `first` ... `last` - 1 of a graph with size variables.
 
-    `tensors` is a table of the addresses of all tensors, `sizes` one of the size variables' values.
+    `tensors` is a table of the addresses of all tensors, `sizes` a table of the values of the size variables.
     """
     table, sizes = Var("tensors", HANDLE), Var("sizes", HANDLE)
 

@@ -166,7 +166,7 @@ class OpDef(Abstract):
         return hash((self.name, *[getattr(self, name) for name in self.attribute_names]))
 
     def follows_elements(self) -> bool:
-        """Does it compute each element independently of its position, from inputs none of which is a table or the like?"""
+        """Does it compute each element independently of its position, without a table or the like as input?"""
         alike = self.num_data_inputs is None
         return alike and self.pattern <= OpPattern.BROADCAST and not {"axis", "shape"} & set(self.attribute_names)
 

@@ -82,7 +82,7 @@ def _of_all(call: Call, x: Expr, shuffle: _Shuffle) -> Expr | None:
 
 
 def _of_runs(call: Call, x: Expr, shuffle: _Shuffle) -> Expr | None:
-    """A grouped 1 x 1 convolution that reads runs of channels: the parts of a pixel of `x` become columns of the image."""
+    """A grouped 1 x 1 convolution that reads runs of channels: the parts of a pixel become columns of the image."""
     op, weight = call.op, call.args[1]
     assert isinstance(op, Conv2D)
     layout = Layout(op.kernel_layout)

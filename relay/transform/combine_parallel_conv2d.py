@@ -106,7 +106,7 @@ class _CostModel:
         return [g for g in (*found, group) if len(g) > 1]
 
     def _cycles(self, group: Sequence[Branch]) -> float:
-        """Cycles of the combined convolution of a group, including the cost of reading its results as strided slices."""
+        """Cycles of the combined convolution of a group, and of reading its results as strided slices."""
         layer, channels = group[0].layer, sum([b.channels for b in group])
         cycles = self._convolution_cycles(layer, channels)
         if len(group) == 1:
@@ -117,7 +117,7 @@ class _CostModel:
         return cycles + 2 * pixel_bytes * apart / MEMORY_BYTES_PER_CYCLE
 
     def _convolution_cycles(self, layer: Call, channels: int) -> float:
-        """Cycles on the busiest core of a convolution like `layer` with `channels` channels, as its weights are packed."""
+        """Cycles on the busiest core of a convolution like `layer` with other `channels`, as its weights are packed."""
         op = cast(Conv2D, layer.op)
         shape = winograd_shape(layer, op)
         plan = None

@@ -35,7 +35,7 @@ _MAX_REGION = 64
 
 
 class CommutePointwiseConv(FunctionPass):
-    """Commutes 1 x 1 convolutions with upsampling, distributes them over concatenations, merges them with dense layers."""
+    """Commutes 1 x 1 convolutions with upsampling and concatenation, and merges them with dense layers."""
 
     opt_level: ClassVar[int] = 3
 

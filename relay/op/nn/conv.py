@@ -299,7 +299,7 @@ IntOrInts = int | Sequence[int]
 def _check_weight(
     weight: Expr, kernel_layout: str, channels: int | None, kernel_size: IntOrInts | None, groups: int
 ) -> None:
-    """Check that `channels` and `kernel_size`, if specified, are those of the weights (whose O counts one of `groups`)."""
+    """Check that `channels` and `kernel_size`, if set, are those of the weights (whose O counts one of `groups`)."""
     layout = Layout(kernel_layout)
     sizes = layout.axis_sizes(weight.shape)
     spatial = [sizes[a] for a in layout.axes if a not in "OI"]

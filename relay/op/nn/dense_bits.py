@@ -36,10 +36,12 @@ class DenseBits(OpDef):
     def infer(self, data: TensorType, quantized: TensorType, scales: TensorType, offsets: TensorType) -> TensorType:
         require_float(1, data)
         kinds = quantized.dtype == "uint8" and scales.dtype == offsets.dtype == "float32"
-        require(kinds, f"(C1) quantised weights {quantized} must be uint8, scales {scales} and offsets {offsets} float32")
+        require(kinds, f"(C1) weights {quantized} must be uint8, scales {scales} and offsets {offsets} float32")
         require(self.bits in (4, 8), f"(C2) {self.bits} bits; expected 4 or 8")
         fits = data.ndim >= 1 and self._fit(data, quantized, scales, offsets)
-        require(fits, f"(C3) {data}, {quantized}, {scales}, {offsets} do not fit {self.units} columns of {self.bits} bits")
+        require(
+            fits, f"(C3) {data}, {quantized}, {scales}, {offsets} do not fit {self.units} columns of {self.bits} bits"
+        )
         return TensorType((*data.shape[:-1], self.units), data.dtype)
 
     def _fit(self, data: TensorType, quantized: TensorType, scales: TensorType, offsets: TensorType) -> bool:

@@ -134,7 +134,7 @@ def _are_groups(weight: TensorType, table: TensorType) -> bool:
 
 
 def _by_panels(weight: Array, table: Array, units: int, read: Callable[[Array], Array]) -> Array:
-    """The results of steps by a table: `read` gives bytes (..., S, G, 4) of the data for the table (S, G) of a panel."""
+    """Sums of steps by a table: `read` gives bytes (..., S, G, 4) of the data by the table (S, G) of a panel."""
     columns = [
         np.einsum("...khi,khin->...n", read(at).astype(np.int64), panel.astype(np.int64))
         for at, panel in zip(table, _signed(weight), strict=True)
