@@ -1,4 +1,4 @@
-"""Rotary position embeddings spelled out in small operators: rules of `RecognizePatterns`."""
+"""Rotary position embeddings decomposed into small operators: rules of `RecognizePatterns`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class _Lane(NamedTuple):
 
 
 def _lane(e: Expr) -> _Lane | None:
-    """What channels `e` takes of all rows of a tensor: a slice, or one column of a view (..., channels / 2, 2)."""
+    """The channels that `e` takes from all rows of a tensor: a slice, or one column of a view (..., channels / 2, 2).
+    """
     if not isinstance(e, Call) or not e.tensor_type.shape:
         return None
     if is_call_of(e, "strided_slice"):
@@ -54,7 +55,7 @@ def _slice(cut: Call) -> _Lane | None:
 
 
 def _column(e: Call) -> int | None:
-    """Which of two columns `e` is."""
+    """The number of the column, of two, that `e` takes."""
     if is_call_of(e, "strided_slice"):
         lane = _slice(e)
         return lane.first if lane is not None and e.shape[-1] == 1 else None
@@ -71,7 +72,7 @@ def _is_lane(e: Expr) -> bool:
 
 
 class _Pairs(NamedTuple):
-    """Channels of `x`, so many pairs from `first` on, neighbours or half of them apart."""
+    """`count` pairs of channels of `x` from `first` on, adjacent or half of them apart."""
 
     x: Expr
     first: int
@@ -87,7 +88,7 @@ class _Pairs(NamedTuple):
 
 
 def _pairs(first: Expr, second: Expr, interleaved: bool) -> _Pairs | None:
-    """The pairs whose halves are `first` and `second`; None where these are something else."""
+    """The pairs whose halves are `first` and `second`; None for other expressions."""
     a, b, pairs = _lane(first), _lane(second), first.shape[-1]
     if a is None or b is None or a.x is not b.x or not isinstance(pairs, int) or first.ty is not second.ty:
         return None
@@ -100,10 +101,10 @@ def _is_table(cosine: Expr, sine: Expr, columns: int) -> bool:
 
 
 class DecomposedRotaryEmbedding(PatternRule):
-    """x * cos + turned * sin = rotary_embedding(x, cos, sin), turned = concatenate(-x[n/2:], x[:n/2])
+    """x * cos + rotated * sin = rotary_embedding(x, cos, sin), rotated = concatenate(-x[n/2:], x[:n/2])
 
-    Or `interleaved`, turned = (-x[1], x[0], -x[3], x[2], ...), a view of (..., n/2, 2), as in GPT-J. x may be the first
-    channels of more (GPT-NeoX).
+    Or `interleaved`, rotated = (-x[1], x[0], -x[3], x[2], ...), a view of (..., n/2, 2), as in GPT-J. x may be the
+    first channels of more (GPT-NeoX).
     """
 
     x, cosine, sine = wildcard(), wildcard(), wildcard()
@@ -132,7 +133,7 @@ def _joins_last(joined: Call) -> bool:
 
 
 def _is_joined(joined: Call) -> bool:
-    """Does `joined` put two columns side by side?"""
+    """Does `joined` concatenate two columns?"""
     return _joins_last(joined) and all(a.shape[-1] == 1 for a in joined.args)
 
 
@@ -143,7 +144,7 @@ _TURNED_SECOND = is_op("add")(is_op("multiply")(_SECOND, _COSINE), is_op("multip
 
 
 def _turned(first: Expr, second: Expr, found: Found, interleaved: bool) -> _Pairs | None:
-    """The pairs of which `first` and `second` are the turned halves, with one angle for each pair."""
+    """The pairs of which `first` and `second` are the rotated halves, with one angle for each pair."""
     pairs = _pairs(found[_FIRST], found[_SECOND], interleaved)
     plain = first.ty is found[_FIRST].ty and second.ty is found[_SECOND].ty
     return pairs if pairs is not None and plain and _is_table(found[_COSINE], found[_SINE], pairs.pairs) else None
@@ -152,7 +153,7 @@ def _turned(first: Expr, second: Expr, found: Found, interleaved: bool) -> _Pair
 class DecomposedRotaryHalves(PatternRule):
     """concatenate(x1 * c - x2 * s, x2 * c + x1 * s, ...) = concatenate(rotary_embedding(concatenate(x1, x2)), ...)
 
-    x1 and x2 lie side by side in one tensor, with one angle for each pair. The others are channels that are not turned.
+    x1 and x2 are adjacent in one tensor, with one angle for each pair. The others are channels that are not rotated.
     """
 
     pattern = is_op("concatenate")
@@ -177,7 +178,8 @@ class DecomposedRotaryHalves(PatternRule):
 class DecomposedRotaryInterleaved(PatternRule):
     """reshape(concatenate(x1 * c - x2 * s, x2 * c + x1 * s)) = rotary_embedding(x), interleaved
 
-    x1 and x2 are x[..., 0::2] and x[..., 1::2], and become columns: the product of complex numbers in LLaMA's own code.
+    x1 and x2 are x[..., 0::2] and x[..., 1::2], which become columns: the product of complex values in LLaMA's own
+    code.
     """
 
     columns = is_op("concatenate")(is_op("reshape")(_TURNED_FIRST), is_op("reshape")(_TURNED_SECOND))

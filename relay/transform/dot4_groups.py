@@ -1,11 +1,11 @@
-"""Weights of signed bytes in panels for products four or eight steps at a time; see `topi.nn.dot4`.
+"""Int8 weight packing in panels for 4-way dot products, in steps of four or eight values; see `topi.nn.dot4`.
 
-Four steps of a reduction, a quad, are four bytes of each of a panel's outputs. Products of unsigned bytes by these are
-added in 16 bits, which have room for 255 times 128: for weights of one sign that are 128 together. What is too much of
-two neighbours is taken out of them, into quads of its own.
+Four steps of a reduction, a 4-byte word, are four bytes of each of a panel's outputs. Products of unsigned bytes by
+these are added in 16 bits, which hold 255 times 128: for weights of one sign whose sum is at most 128. The excess of
+two adjacent weights is split off into additional words.
 
-Eight steps share their sums of 16 bits where two quads have room for each other. Quads that have are brought together,
-in any order, and a table says which data a step reads. What is too much of those that found no other is taken out too.
+Eight values share their 16-bit sums if the sums of two words together stay within that bound. Such words are paired, in
+any order, and a table says which data a step reads. The excess of words without a partner is split off too.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ __all__ = ["pack_dot4_groups"]
 
 Array = np.ndarray[Any, Any]
 _ROOM = 128
-"""The sum of the weights of one sign that are multiplied and added in 16 bits, at most: 255 times it is within them."""
+"""Maximum sum of the weights of one sign that are multiplied and added in 16 bits: 255 times it does not overflow."""
 _TURNS, _REACH, _STRIDE = 80, 3, 11
-"""How often quads that are still alone are asked whether they have room for each other, at most; and how far apart they
-are: up to a third of those in a panel, from turn to turn by so many more."""
+"""Parameters of the pairing: the maximum number of rounds in which unpaired words are compared; and their distance, up
+to a third of the words of a panel, which grows from round to round by the stride."""
 _FEW, _DUDS = 0.01, 3
-"""So many turns after each other in which fewer came together, as a part of those alone, are the last."""
+"""The pairing ends after so many consecutive rounds that paired less than this fraction of the unpaired words."""
 _COST_OF_TWO, _COST_OF_PAIRS = 1.75, 1.33
-"""What a step of two quads, and what a quad in pairs of 16 bits, costs: that of a step of one quad is 1 (AVX2)."""
+"""Cost of a step of two words, and of a word in pairs of 16 bits, relative to a step of one word (AVX2)."""
 _EVERY, _PARTS = 4, 32
-"""Numbers of many steps are multiples of the one, so that loops can be divided for fetching ahead, and are rounded by
-up to this part, so that layers of one shape are one kernel."""
+"""Numbers of steps are rounded up to multiples of the first, so that loops can be split for prefetching, and by up to
+one part in the second, so that layers of one shape share a kernel."""
 
 
 def pack_dot4_groups(panels: PanelPacker, weight: Array, width: int) -> tuple[Array, Array] | None:
-    """Signed bytes (N, ..., K), one after another in memory, as panels (P, S, G, width) of int32, P = ceil(N / width).
+    """Signed bytes (N, ..., K), contiguous, packed in panels (P, S, G, width) of int32, P = ceil(N / width).
 
-    A step is of G = 1 or 2 quads, whichever is faster; a table (P, S, G) says which of the data they are multiplied
-    with. None where there is so much to be taken out that pairs of 16 bits are faster.
+    A step consists of G = 1 or 2 words, whichever is faster; a table (P, S, G) says which data they are multiplied by.
+    None if so much has to be split off that pairs of 16 bits are faster.
     """
     plan = _plan(weight, width)
     return None if plan is None else (panels.gathered(plan.rows, plan.others, plan.index), plan.table)
@@ -47,7 +47,7 @@ def pack_dot4_groups(panels: PanelPacker, weight: Array, width: int) -> tuple[Ar
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Panels of lines ``rows[index]``, or of `others`, whose numbers follow, with their table."""
+    """Panels of rows ``rows[index]``, or of `others`, whose numbers follow, with their table."""
 
     rows: Array
     others: Array
@@ -57,7 +57,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Dot4:
-    """`rows` (n, width) of a panel's quads, at `places`: numbers of the panel times its quads, and of the quad."""
+    """Words `rows` (n, width) of a panel at `places`: the panel's number times its number of words, plus the word's."""
 
     places: Array
     rows: Array
@@ -79,7 +79,7 @@ def _plan(weight: Array, width: int) -> _Plan | None:
 
 
 def _by_steps(weight: Array, width: int) -> Array:
-    """(N, ..., K) as lines of quads (P * quads, width), filled up with zeros."""
+    """(N, ..., K) as rows of words (P * words, width), padded with zeros."""
     quads = weight.reshape(len(weight), -1).view("<i4")
     missing = -len(quads) % width
     if missing:
@@ -89,10 +89,10 @@ def _by_steps(weight: Array, width: int) -> Array:
 
 
 def _by_twos(rows: Array, rests: _Dot4, steps: int, most: float) -> _Plan | None:
-    """Quads `rows` in steps of two; None where these are more than `most`, of a panel."""
+    """Words `rows` in steps of two; None if a panel would have more than `most` steps."""
     first, second, alone = _together(_loads(rows), steps)
     panels = len(rows) // steps
-    if len(first) + (1.5 * len(alone) + len(rests.places)) / 2 > most * panels:  # room is made in half of them
+    if len(first) + (1.5 * len(alone) + len(rests.places)) / 2 > most * panels:  # half of them are split
         return None
     left, right, last = _neighbours(alone // steps)
     left, right, last = alone[left], alone[right], alone[last]
@@ -112,7 +112,7 @@ def _by_twos(rows: Array, rests: _Dot4, steps: int, most: float) -> _Plan | None
 
 
 def _arranged(rows: Array, others: _Dot4, groups: Sequence[Array], steps: int) -> _Plan:
-    """The steps by panel: members of each group are numbers of `rows`, of `others` behind, or one more for nothing."""
+    """The steps by panel: members of each group are numbers of `rows`, then of `others`, or one more for padding."""
     place = np.concatenate([np.arange(len(rows)), others.places, [0]])
     panel = place[groups[0]] // steps
     order = np.argsort(panel, kind="stable")
@@ -131,9 +131,9 @@ def _arranged(rows: Array, others: _Dot4, groups: Sequence[Array], steps: int) -
 
 
 def _limited(weight: Array, width: int) -> tuple[Array, _Dot4]:
-    """The weights without what is too much of two neighbours, and that, in the order of its places."""
+    """The weights without the excess of adjacent ones, and the excess, in the order of its places."""
     pairs = weight.reshape(-1, 2)
-    total = np.add(pairs[:, 0], pairs[:, 1], dtype=np.int16)  # two of different signs are no larger than one
+    total = np.add(pairs[:, 0], pairs[:, 1], dtype=np.int16)  # the sum of two of different signs is no larger than one
     total += _ROOM
     large = np.flatnonzero(total.view(np.uint16) > 2 * _ROOM)
     steps = weight.size // (4 * len(weight))
@@ -154,15 +154,15 @@ def _limited(weight: Array, width: int) -> tuple[Array, _Dot4]:
 
 
 def _loads(rows: Array) -> Array:
-    """Half of what the positive, then the negative, of two neighbours are together, rounded up.
+    """Half of the sums of the positive, then of the negative, of two adjacent weights, rounded up.
 
-    For (n, width) quads a byte for each two of 4 * width weights, in larger words where there are as many.
+    For (n, width) words a byte for each two of 4 * width weights, combined to larger words where possible.
     """
     width = rows.shape[1]
     octets, loads = rows.view(np.int8), np.empty((len(rows), 4 * width), np.uint8)
     for part, limited in ((loads[:, : 2 * width], np.maximum), (loads[:, 2 * width :], np.minimum)):
         values = limited(octets, 0)
-        np.abs(values, out=values)  # of -128 it is -128, which is 128 without a sign
+        np.abs(values, out=values)  # -(-128) wraps to -128, which is 128 if unsigned
         sums = values.view("<u2")
         sums *= 257  # the upper byte becomes the sum of both
         sums += 256
@@ -172,11 +172,11 @@ def _loads(rows: Array) -> Array:
 
 
 def _fit(loads: Array, one: Array, other: Array) -> Array:
-    """Which of these quads have room for each other?"""
+    """Which of these words can be paired without overflow?"""
     repeated = loads.dtype.type(0x0101010101010101 & np.iinfo(loads.dtype).max)
     sums = np.take(loads, one, 0)
     sums += np.take(loads, other, 0)
-    sums += repeated * loads.dtype.type(127 - _ROOM // 2)  # the highest bit of a byte says that there is no room
+    sums += repeated * loads.dtype.type(127 - _ROOM // 2)  # the highest bit of a byte marks an overflow
     while sums.shape[1] > 1:
         half = -(-sums.shape[1] // 2)
         sums = sums[:, :half] | sums[:, -half:]
@@ -184,7 +184,7 @@ def _fit(loads: Array, one: Array, other: Array) -> Array:
 
 
 def _together(loads: Array, steps: int) -> tuple[Array, Array, Array]:
-    """Quads of one panel that have room for each other, one and the other, and those that found none."""
+    """Pairs of words of one panel that fit together, first and second members, and the unpaired ones."""
     alone, duds = np.arange(len(loads)), 0
     found: list[tuple[Array, Array]] = []
     for turn in range(_TURNS):
@@ -205,7 +205,7 @@ def _together(loads: Array, steps: int) -> tuple[Array, Array, Array]:
 
 
 def _neighbours(panel: Array) -> tuple[Array, Array, Array]:
-    """Positions by twos within each panel, one and the other, and those of the last ones, where numbers are odd.
+    """Positions by twos within each panel, first and second members, and the last positions of panels of odd size.
 
     `panel` ascends.
     """
@@ -217,7 +217,7 @@ def _neighbours(panel: Array) -> tuple[Array, Array, Array]:
 
 
 def _make_room(rows: Array, one: Array, other: Array) -> tuple[Array, _Dot4]:
-    """The quads `one` without what exceeds the room that the others leave, and that."""
+    """The words `one` without their excess over the room that the others leave, and the excess."""
     width = rows.shape[1]
     values = rows[one].view(np.int8).reshape(len(one), 2 * width, 2).astype(np.int16)
     beside = rows[other].view(np.int8).reshape(len(one), 2 * width, 2).astype(np.int16)
@@ -235,7 +235,7 @@ def _make_room(rows: Array, one: Array, other: Array) -> tuple[Array, _Dot4]:
 
 
 def _parts_together(loads: Array, panel: Array) -> tuple[Array, Array, Array]:
-    """Neighbours of a panel that have room for each other, one and the other, and those that are on their own."""
+    """Adjacent words of a panel that can be paired, first and second members, and the unpaired ones."""
     left, right, last = _neighbours(panel)
     fits = _fit(loads, left, right)
     return left[fits], right[fits], np.concatenate([left[~fits], right[~fits], last])

@@ -1,4 +1,4 @@
-"""EncodeStrings: strings become numbers, positions in a table of the executor's (see `backend.runtime.strings`)."""
+"""EncodeStrings: replaces strings by integers, positions in the executor's table (see `backend.runtime.strings`)."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _BLIND = frozenset({
     "reshape", "reverse", "reverse_sequence", "scatter_elements", "scatter_nd", "split", "squeeze", "stack",
     "strided_slice", "take", "tile", "transpose", "where",
 })  # fmt: skip
-"""Operators for which a string is as good as its number: they move elements, or find them equal."""
+"""Operators that work on encoded strings unchanged: they move elements, or compare them for equality."""
 
 
 class EncodeStrings(FunctionPass):
-    """Tensors of strings, those in lists and in the bodies of control flow too, become tensors of int64.
+    """Tensors of strings, also those in sequences and in the bodies of control flow, become tensors of int64.
 
-    The function's attributes say "texts", the strings that the function names, by number; "text_inputs" and
+    The function's attributes are "texts", the strings that the function names, by number; "text_inputs" and
     "text_outputs", the positions of the parameters and results that are strings. Operators that read strings become
-    calls of `OnHost`; but a look-up in known strings is a gather. Raises CompileError for an operator that computes
-    with numbers only.
+    calls of `OnHost`, except that a look-up in constant strings is a gather. Raises CompileError for an operator that
+    computes with numbers only.
     """
 
     def transform(self, function: Function, context: PassContext) -> Function:
         if not _has_strings(function):
             return function
         texts = list(dict.fromkeys(["", *_texts_of(function)]))
-        with assuming():  # what holds of sizes is known since the calls were made
+        with assuming():  # size assumptions were recorded when the calls were first built
             encoded = _Encoder({text: number for number, text in enumerate(texts)}).function(function)
         facts = {
             "texts": tuple(texts),
@@ -56,7 +56,7 @@ class EncodeStrings(FunctionPass):
 
 
 def _is_text(ty: Type) -> bool:
-    """Is it of strings, or does it hold such?"""
+    """Is it a type of strings, or of a container of strings?"""
     if isinstance(ty, TupleType):
         return any(map(_is_text, ty.fields))
     if isinstance(ty, ContainerType):
@@ -69,7 +69,7 @@ def _flat(ty: Type) -> list[Type]:
 
 
 def _expressions(function: Function) -> Iterator[Expr]:
-    """The expressions of a function and of those inside of its operators, and parameters that nothing uses."""
+    """The expressions of a function and of functions inside of its operators, and unused parameters."""
     waiting = [function]
     while waiting:
         yield from waiting[-1].params
@@ -84,7 +84,7 @@ def _has_strings(function: Function) -> bool:
 
 
 def _texts_of(function: Function) -> Iterator[str]:
-    """The strings that constants and look-ups name."""
+    """The strings in constants and look-ups."""
     for e in _expressions(function):
         if isinstance(e, Constant) and e.dtype == "string":
             yield from e.data.reshape(-1).tolist()
@@ -93,7 +93,7 @@ def _texts_of(function: Function) -> Iterator[str]:
 
 
 class _Encoder:
-    """Rewrites functions by the numbers of the strings that they name."""
+    """Rewrites functions with the numbers of the strings that they name."""
 
     def __init__(self, numbers: Mapping[str, int]) -> None:
         self.numbers = numbers
@@ -107,7 +107,7 @@ class _Encoder:
         return Function(params, done[id(function.body)], function.attrs, span=function.span)
 
     def _encoded(self, e: Expr, done: Mapping[int, Expr]) -> Expr:
-        """An expression of which all below it is `done`."""
+        """The expression rebuilt from its operands in `done`."""
         if isinstance(e, Constant) and e.dtype == "string":
             return Constant(self._numbers_of(e.data), span=e.span)
         if isinstance(e, Call) and isinstance(e.op, OpDef):
@@ -132,7 +132,8 @@ class _Encoder:
         return Call(operator.replace(**changed) if changed else operator, tuple(args), span=call.span)
 
     def _looked_up(self, x: Expr, table: tuple[str, ...], call: Call) -> Expr:
-        """The first position in `table` of each string by its number, which is past `places` if no text has it."""
+        """The first position in `table` of each string by its number, which is beyond `places` if no constant equals
+        it."""
         places = np.full(len(self.numbers) + 1, len(table), np.int64)
         for position in reversed(range(len(table))):
             places[self.numbers[table[position]]] = position
@@ -140,7 +141,7 @@ class _Encoder:
         return Take(axis=0, mode="fast")(Constant(places, span=call.span), within, span=call.span)
 
     def _attribute(self, value: Any) -> Any:
-        """An attribute with types of strings replaced, in functions too; the very same object without any."""
+        """An attribute with types of strings replaced, in functions too; the very same object if there are none."""
         if isinstance(value, tuple):
             parts = tuple([self._attribute(v) for v in value])
             return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts

@@ -1,13 +1,13 @@
-"""PackWeights: constant weights of convolutions and matrix products, in the panels that register tiles read.
+"""PackWeights: constant weights of convolutions and matrix products, packed in the panels that register tiles read.
 
-A panel holds NR output channels side by side for every step of the reduction: (N / NR, K, NR) for a product, (O / NR,
+A panel holds NR output channels contiguously for every step of the reduction: (N / NR, K, NR) for a product, (O / NR,
 KH, KW, I, NR) for a convolution in two dimensions. NR is chosen for the target by the cost model of the schedules; in a
-grouped convolution a panel holds a group, or a part of a wide one, or, where groups are narrow, a vector of outputs of
-any groups. The packing is done here, once; panels are filled up with zeros.
+grouped convolution a panel holds a group, or a part of a wide one, or, if groups are narrow, a vector of outputs of any
+groups. The packing is done here, once; panels are padded with zeros.
 
-3 x 3 and 5 x 5 convolutions with stride 1, and those of volumes whose planes are such, become Winograd convolutions
-where the cost model expects a gain: their weights are transformed here too. The option "relay.winograd" limits the
-sizes of their tiles or turns them off.
+3 x 3 and 5 x 5 convolutions with stride 1, and convolutions of volumes with such planes, become Winograd convolutions if
+the cost model expects a gain: their weights are transformed here too. The option "relay.winograd" limits the sizes of
+their tiles or turns them off.
 """
 
 from __future__ import annotations
@@ -72,21 +72,23 @@ _COMPUTED_IN = {
     "float32": "float32", "float16": "float32", "bfloat16": "float32", "float64": "float64", "int32": "int32",
     "int64": "int64",
 }  # fmt: skip
-"""Types whose products read packed weights, and what they are computed in; quantised ones in int32. Those of
-convolutions have 32 bits."""
+"""The type in which products with packed weights compute, by the weights' type; quantised ones compute in int32.
+
+Convolutions support the types of 32 bits only.
+"""
 _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
 _SINGLE = as_dtype("float32")
 _WORD_BYTES = 4
-"""What is read of a row in a step of a product, at least: an element, or several narrow ones."""
+"""Minimum bytes read of a row in a step of a product: one element, or several narrow ones."""
 
 
 @dataclass(frozen=True)
 class PackWeights(FunctionPass):
     """Convolutions (channels last) and products take packed weights; computed right operands are packed too.
 
-    Products of half precision are computed in float32, as their sums were before, and quantised ones in int32. Their
-    weights stay in the bits that they need: kernels widen a panel at a time, and use it for all rows.
+    Products of half precision are computed in float32, in which they accumulated before, and quantised ones in int32.
+    Their weights keep their narrow type: kernels widen a panel at a time, and use it for all rows.
     """
 
     target: Target
@@ -100,18 +102,18 @@ class PackWeights(FunctionPass):
 
 
 class _Packer:
-    """Packs each weight once for each form in which layers ask for it."""
+    """Packs each weight once for each form in which layers need it."""
 
     def __init__(self, target: Target, winograd_tiles: frozenset[int]) -> None:
         self.target = target
         self.winograd_tiles = winograd_tiles
         self.packed: dict[tuple[int, str, int], Constant] = {}
         self.matrices: dict[Hashable, PackedMatrix] = {}
-        """what became of matrices (N, K), by their places"""
+        """packed matrices (N, K), by their places"""
         self.plans: dict[WinogradShape, WinogradPlan | None] = {}
         self.quads: dict[tuple[int, str, int], tuple[Constant, Array | None, Array] | None] = {}
         self.panels = PanelPacker()
-        """does the copying itself, which comes last"""
+        """copies the values, at the end"""
 
     def rewrite(self, call: Call) -> Expr:
         if len(call.args) != 2 or not isinstance(call.ty, TensorType):
@@ -137,18 +139,18 @@ class _Packer:
                 return call
 
     def _values(self, weight: Constant) -> Array:
-        """The values of a weight: those of floats only once they are packed."""
+        """The values of a weight; those of floats are available only once they are packed."""
         return self.panels.values(weight) if weight.dtype.is_float else weight.data
 
     def _packed(self, weight: Constant, outputs_first: Array, order: str, width: int) -> Constant:
-        """`outputs_first`, which is `weight` seen in another order, in panels."""
+        """`outputs_first`, a view of `weight` in another order, in panels."""
         key = (id(weight), order, width)
         if key not in self.packed:
             self.packed[key] = Constant(self.panels.panels(_narrowest(outputs_first), width, weight), span=weight.span)
         return self.packed[key]
 
     def _groups(self, weight: Constant, outputs_first: Array, order: str, groups: int, rows: int) -> Constant:
-        """As `_packed`, with a panel for each group, or several."""
+        """Like `_packed`, with one or more panels for each group."""
         group = len(outputs_first) // groups
         width = group_panel(self.target, rows, group, math.prod(outputs_first.shape[1:]))
         if width < group:
@@ -163,7 +165,7 @@ class _Packer:
         self, rows: int, columns: int, steps: int, apart: int, line: int = 0, form: str = "fma",
         dtype: DType = _SINGLE,
     ) -> int:  # fmt: skip
-        """Columns of a panel of `dtype`; what one row reads begins `apart` elements behind the one before.
+        """Columns of a panel of `dtype`; consecutive rows are read `apart` elements apart.
 
         Narrow floats are widened.
         """
@@ -176,7 +178,7 @@ class _Packer:
         )  # fmt: skip
 
     def _matrix_panel(self, rows: int, columns: int, quads: int) -> int:
-        """Columns of a panel for a product of bytes on a matrix unit; 0 where vectors are better."""
+        """Columns of a panel for an 8-bit product on AMX tiles; 0 if vectors are better."""
         return matrix_panel(self.target, rows, columns, quads)[0]
 
     def _dense(self, call: Call, weight: Constant, order: str) -> Expr:
@@ -205,7 +207,7 @@ class _Packer:
         return _with_panels(call, DensePacked(units=units, pairs=pairs), packed)
 
     def _as_it_lies(self, a: Expr) -> Expr | None:
-        """A left operand before it was transposed, if a cache keeps it then; else None."""
+        """The left operand before its transposition, if a cache holds it; else None."""
         before = before_transposition(a)
         if before is None:
             return None
@@ -213,10 +215,10 @@ class _Packer:
         return before if reads_transposed(self.target, rows, steps) else None
 
     def _batch_matmul(self, call: Call, op: BatchMatmul) -> Expr:
-        """Many products: the right operands are packed at run time, together with what rearranges them anyway.
+        """Many products: the right operands are packed at run time, fused with transposes of them.
 
-        Constants are packed now. Where all products have the right one in common, they are one product of all rows. A
-        transposed left operand is read as it lies while it stays in a cache, and is transposed before otherwise.
+        Constants are packed at compile time. If all products share the right operand, they become one product of all
+        rows. A transposed left operand is read in place if it fits into a cache, and is transposed first otherwise.
         """
         a, b = call.args
         *lead, rows, columns = call.shape
@@ -279,7 +281,7 @@ class _Packer:
     def _across_groups(
         self, call: Call, op: Conv1D | Conv2D | Conv3D, channels: int, kernel: Sequence[int], inputs: int
     ) -> bool:
-        """Are panels to be of neighbouring outputs, whatever groups these belong to?"""
+        """Should panels consist of adjacent outputs, across groups?"""
         sizes = [d for d in call.shape[1:-1] if isinstance(d, int)]
         if op.groups == 1 or len(sizes) < op.rank:
             return False
@@ -290,7 +292,7 @@ class _Packer:
         return crosses_groups(self.target, windows)
 
     def _computed_weights(self, call: Call, weight: Expr) -> Expr:
-        """A convolution with weights that are computed at run time, which are packed there."""
+        """A convolution with computed weights, which are packed at run time."""
         op, known = call.op, weight.tensor_type
         if not isinstance(op, Conv1D | Conv2D | Conv3D) or op.data_layout[-1] != "C" or not known.is_static:
             return call
@@ -321,7 +323,7 @@ class _Packer:
     def _convolution_dot4(
         self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, rows: int
     ) -> Expr | None:
-        """A convolution of codes by bytes; one of single pixels is a product of rows."""
+        """A convolution of 8-bit quantised values; a pointwise one is a product of rows."""
         channels, *kernel, group_size = outputs_first.shape
         line = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
         padded = any(op.padding)
@@ -352,10 +354,10 @@ class _Packer:
     def _dot4_parts(
         self, call: Call, weight: Constant, outputs_first: Array, order: str, width: int, *, flat: bool = False
     ) -> _Dot4 | None:
-        """The operands of a product of codes of a byte by bytes, which are multiplied four at a time, if it is one.
+        """The operands of an 8-bit product by 4-way dot products; None if `call` is none.
 
-        Where channels are no multiple of four, some are added, as long as these are a third of them at most. Panels
-        are `flat` where the steps of a window follow each other in one dimension.
+        If the channels are no multiple of four, they are padded, by at most a third. Panels are `flat` if the steps of
+        a window are contiguous in one dimension.
         """
         found, missing = _codes_and_zero(call.args[0]), -outputs_first.shape[-1] % 4
         if found is None or 3 * missing > outputs_first.shape[-1] or weight.data.size == 0:
@@ -425,7 +427,7 @@ class _Packer:
 
 @dataclass(frozen=True, slots=True)
 class _Dot4:
-    """A product of bytes: codes, unsigned, of which `zero` stands for 0, by weights in panels."""
+    """An 8-bit product: quantised unsigned data, in which `zero` is the zero point, by weights in panels."""
 
     codes: Expr
     zero: Expr | int
@@ -435,7 +437,7 @@ class _Dot4:
     """the sums of the weights, by output"""
 
     def product_of_rows(self, units: int, call: Call) -> Expr:
-        """The result of `call`, a product of matrices."""
+        """The result of `call`, a matrix product."""
         if self.table is not None:
             return self.sums(DenseDot4Groups(units=units), call)
         *rows, depth = self.codes.tensor_type.shape
@@ -453,14 +455,15 @@ class _Dot4:
 
 
 def _without_zero(product: Expr, zero: Expr | int, totals: Array) -> Expr:
-    """The product of codes less `zero`, from that of the codes; `totals` are the sums of the weights."""
+    """The product of quantised values less `zero`, from the product of the values; `totals` are the sums of the
+    weights."""
     if isinstance(zero, int):
         return broadcast.subtract(product, Constant(totals * np.int32(zero))) if zero else product
     return broadcast.subtract(product, broadcast.multiply(zero, Constant(totals)))
 
 
 def _windows(quads: _Dot4, call: Call, op: Conv2D, steps: tuple[int, int, int], border: int) -> Expr | None:
-    """A convolution with a table of the `steps` (KH, KW, C / 4) to read: by their distances in the bordered image."""
+    """A convolution with a table of the `steps` (KH, KW, C / 4) to read: by their offsets in the padded image."""
     if not call.args[0].tensor_type.is_static or quads.table is None:
         return None
     top, left, bottom, right = op.padding
@@ -477,7 +480,7 @@ def _windows(quads: _Dot4, call: Call, op: Conv2D, steps: tuple[int, int, int], 
 
 
 def _codes_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:
-    """(x, n) where `data` is x - n with x of a byte and a number n, or one for each row; None for others."""
+    """(x, n) if `data` is x - n with 8-bit x and n a scalar, or one value for each row; None otherwise."""
     centred, zero = data, const(0, "int32")
     if isinstance(data, Call) and isinstance(data.op, Reshape | Transpose | LayoutTransform):
         found = _codes_and_zero(data.args[0])
@@ -497,7 +500,7 @@ def _codes_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:
 
 
 def _unsigned(codes: Expr, zero: Expr | int) -> tuple[Expr, Expr | int]:
-    """Codes, and the one that stands for 0, as unsigned ones."""
+    """Quantised values and their zero point as unsigned ones."""
     if codes.dtype == "uint8":
         return codes, zero
     unsigned = unflipped(codes)
@@ -506,7 +509,8 @@ def _unsigned(codes: Expr, zero: Expr | int) -> tuple[Expr, Expr | int]:
 
 
 def _in_panels(b: Expr, width: int, columns: Dim, *, transposed: bool) -> Expr:
-    """Matrices (K, N) of N `columns`, or `transposed` ones, in panels made at run time; a single one is there."""
+    """Matrices (K, N) of N `columns`, or `transposed` ones, packed in panels at run time; a single column is a panel
+    already."""
     if columns == width and not transposed:
         return reshaped(b, (*b.shape[:-2], 1, b.shape[-2], width))
     return Call(PackPanels(width=width, transpose=not transposed), (b,), span=b.span)
@@ -515,7 +519,8 @@ def _in_panels(b: Expr, width: int, columns: Dim, *, transposed: bool) -> Expr:
 def _with_panels(
     call: Call, op: DensePacked | Conv1DNWCPacked | Conv2DNHWCPacked | Conv3DNDHWCPacked, panels: Constant
 ) -> Expr:
-    """The product `op` of the call's data, in the type that it is computed in, with panels that may be of less bits."""
+    """The product `op` of the call's data, in the type that it is computed in, with panels that may have a narrower
+    type."""
     if op.pairs:
         codes, zero_point = _codes(call.args[0])
         return Call(op.replace(zero_point=zero_point), (codes, panels), span=call.span)
@@ -528,7 +533,7 @@ def _with_panels(
 
 
 def _codes(data: Expr) -> tuple[Expr, int]:
-    """(x, n) where `data` is x - n with x of a byte and a number n; (data, 0) where it is something else."""
+    """(x, n) if `data` is x - n with 8-bit x and a scalar n; (data, 0) otherwise."""
     centred, zero_point = data, 0
     if isinstance(data, Call) and isinstance(data.op, Subtract):
         centred, subtracted = data.args
@@ -541,7 +546,7 @@ def _codes(data: Expr) -> tuple[Expr, int]:
 
 
 def _narrowest(weight: Array) -> Array:
-    """Integers in the type of least bits that holds them; kernels widen a panel at a time."""
+    """Integers in the narrowest type that holds them; kernels widen a panel at a time."""
     if weight.dtype != np.int32 or weight.size == 0:
         return weight
     low, high = int(weight.min()), int(weight.max())
@@ -552,7 +557,7 @@ def _narrowest(weight: Array) -> Array:
 
 
 def _fit_16_bits(data: Expr, weight: Constant) -> bool:
-    """Are these int32 that are known to lie within 16 bits, so that processors multiply two at a time?"""
+    """Are these int32 that are known to fit into 16 bits, so that processors multiply two at a time?"""
     if data.dtype != "int32" or weight.data.size == 0:
         return False
     found = [_interval(e) for e in (data, weight)]
@@ -560,7 +565,7 @@ def _fit_16_bits(data: Expr, weight: Constant) -> bool:
 
 
 def _interval(e: Expr) -> tuple[int, int] | None:
-    """The least and the largest value that integers can have, as far as casts and differences tell."""
+    """The range of integers, as far as casts and differences determine it."""
     dtype = e.dtype
     if isinstance(e, Constant) and e.data.size and dtype.is_integral:
         return int(e.data.min()), int(e.data.max())

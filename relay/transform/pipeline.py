@@ -1,4 +1,4 @@
-"""The passes that `relay.build` runs, as a tuple: print it, cut it, extend it."""
+"""The passes that `relay.build` runs, as a tuple that can be printed, sliced and extended."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def default_pipeline(
 ) -> tuple[Pass, ...]:
     """Every pass from the imported graph to fused functions, for one target, in order.
 
-    Passes above `opt_level` are left out but for those named in `required`; `PassContext` may disable more. With
+    Passes above `opt_level` are left out except those named in `required`; `PassContext` may disable more. With
     `mixed_precision`, "float16" or "bfloat16", float32 models are converted once norms are folded into weights.
     """
     in_half: tuple[Pass, ...] = (ToMixedPrecision(mixed_precision),) if mixed_precision else ()

@@ -1,4 +1,4 @@
-"""RecognizeAttention: two products with a softmax between them, as exporters spell it, become `nn.attention`."""
+"""RecognizeAttention: fuses two products with a softmax between them, as exporters write them, to `nn.attention`."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ from relayc.te.tir import Dim
 __all__ = ["RecognizeAttention"]
 
 _FEWEST_TURNED = 8
-"""With fewer queries than this, keys that lie channel by channel are left to the products."""
+"""Minimum number of queries: with fewer, keys stored channel by channel are left to the products."""
 
 _AS_GOOD_AS_HIDDEN, _HIDDEN_IN_HALF = -1e30, -6e4
-"""A mask's number from here down leaves nothing of a score that is added to it: keys with it are not seen. In float16
-nearly the least number."""
+"""Thresholds of masks, for float32 and float16: adding a value at or below them to a score hides the key entirely."""
 
 
 _MOST_STEPS = 8
-"""Operators between a product and the softmax, at most, where there are several ways to go."""
+"""Maximum number of operators searched between a product and the softmax, where there are several paths."""
 
 
 class RecognizeAttention(FunctionPass):
-    """softmax(q k^T * scale + mask) v in small operators becomes one operator, which is one kernel.
+    """softmax(q k^T * scale + mask) v, decomposed into small operators, becomes one operator and one kernel.
 
-    Scales stand before or behind the first product, a tanh may limit the scores, masks are added, selected by `where`
-    or by a factor of zeros and ones, and a constant mask of the keys up to a query's own position means causal
+    Scales are applied before or after the first product, a tanh may limit the scores, masks are added, selected by
+    `where` or by a factor of zeros and ones, and a constant mask of the keys up to a query's own position means causal
     attention. Heads that share keys and values (`broadcast_to` between views, or a product whose rows are those of all
-    heads of a group) are read where they are. Numbers of heads and channels must be known, positions need not.
+    heads of a group) are read in place. Numbers of heads and channels must be static, positions may be dynamic.
 
-    Of narrower types, the softmax may be taken in float32. Their scores are rounded behind the masks, as in the model
-    (a mask's least number leaves nothing of a score); what else is rounded on the way is left as precise as it is.
+    With narrower types, the softmax may be computed in float32. Their scores are rounded after the masks, as in the
+    model (the lowest value of a mask absorbs a score); other intermediate roundings are dropped.
     """
 
     opt_level: ClassVar[int] = 3
@@ -81,18 +80,18 @@ class DecomposedAttention(PatternRule):
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The softmax along the keys, perhaps with zeros in rows that see no key: NaN, or all of `masked_by` -inf."""
+    """The softmax along the keys, possibly with zeros in rows without visible keys: NaN, or all of `masked_by` -inf."""
 
     softmax: Call
     masked_by: Expr | None = None
 
     def hidden_by(self, scores: _Scores) -> bool:
-        """Is `masked_by`, if there is such, all that is added to the scores?"""
+        """Is `masked_by`, if set, the only term added to the scores?"""
         return self.masked_by is None or scores.added == (self.masked_by,)
 
     @staticmethod
     def of(e: Expr, kind: str, shared: Sharing) -> _Weights | None:
-        """What the weights of a product `e` are, behind a view that puts the heads of a group together."""
+        """The weights of a product `e`, after a view that merges the heads of a group."""
         e = _without_casts(e, kind, shared)
         if is_call_of(e, "reshape") and not shared(e):
             e = _without_casts(cast(Call, e).args[0], kind, shared)
@@ -113,7 +112,7 @@ class _Weights:
 
 
 def _without_casts(e: Expr, kind: str, shared: Sharing) -> Expr:
-    """`e` before it was cast from float32 to `kind`, or back."""
+    """`e` before a cast from float32 to `kind`, or back."""
     while is_call_of(e, "cast") and not shared(e):
         (inner,) = cast(Call, e).args
         if {str(e.dtype), str(inner.dtype)} != {"float32", kind}:
@@ -123,7 +122,7 @@ def _without_casts(e: Expr, kind: str, shared: Sharing) -> Expr:
 
 
 def _before_widening(e: Expr, kind: str) -> Expr:
-    """The tensor of type `kind` that `e` is a copy of in float32, or `e`."""
+    """The tensor of type `kind` of which `e` is a float32 copy, or `e`."""
     if is_call_of(e, "cast") and e.dtype == "float32" and cast(Call, e).args[0].dtype == kind:
         return cast(Call, e).args[0]
     return e
@@ -151,7 +150,7 @@ def _softmax(e: Expr) -> Call | None:
 
 
 def _swapped(e: Expr) -> Expr:
-    """`e` with its last two dimensions exchanged, behind a view of the others."""
+    """`e` with its last two dimensions exchanged, under a view of the others."""
     if is_call_of(e, "reshape"):
         x = cast(Call, e).args[0]
         if len(x.shape) >= 2 and shapes_equal(x.shape[-2:], e.shape[-2:]):
@@ -161,7 +160,7 @@ def _swapped(e: Expr) -> Expr:
 
 
 def _is_turned(e: Expr) -> bool:
-    """Do the elements of a row of `e` lie apart in memory, behind a view or not?"""
+    """Are the elements of a row of `e` strided in memory, possibly under a view?"""
     while is_call_of(e, "reshape"):
         e = cast(Call, e).args[0]
     if not is_call_of(e, "transpose"):
@@ -171,7 +170,7 @@ def _is_turned(e: Expr) -> bool:
 
 
 def _number(e: Expr) -> float | None:
-    """The number that a constant of one element holds."""
+    """The value of a constant of one element."""
     return float(e.data.item()) if isinstance(e, Constant) and e.data.size == 1 else None
 
 
@@ -181,15 +180,15 @@ def _is_number(e: Expr, value: float) -> bool:
 
 @dataclass(slots=True)
 class _Scores:
-    """What `softmax` is taken of: product * scale + added, `masked_value` where `kept` is false, `bias` added to all.
+    """The argument of `softmax`: product * scale + added, `masked_value` where `kept` is false, `bias` added to all.
 
-    With a `softcap`, softcap * tanh(product * scale / softcap) stands for product * scale; `scale` is what is outside
-    of the tanh until it is met, and then what is inside. `of_heads` is a factor for each head, next to the product, and
-    scores of `turned` products have keys for rows.
+    With a `softcap`, softcap * tanh(product * scale / softcap) replaces product * scale; `scale` is the factor outside
+    of the tanh until it is found, and then the factor inside. `of_heads` is a factor for each head, next to the
+    product, and scores of `transposed` products have keys as rows.
 
-    The scores have the shape `scores`, with batch and heads told apart, and that of `level` where they are looked at:
-    views on the way join batch and heads, or tell windows of a batch entry apart. They are `rounded` where they have
-    the type `kind`, narrower than float32, before the softmax is taken of them.
+    The scores have the shape `scores`, with batch and heads separate, and the shape `level` at the current expression:
+    views on the way merge batch and heads, or split windows from a batch entry. They are `rounded` if they have the
+    type `kind`, narrower than float32, before the softmax.
     """
 
     softmax: Call
@@ -209,7 +208,7 @@ class _Scores:
 
     @staticmethod
     def of(softmax: Call, kind: str, shared: Sharing) -> _Scores | None:
-        """The parts of the argument of `softmax`, taken off from the outside; None when there is something else."""
+        """The parts of the argument of `softmax`, peeled off from the outside; None for other expressions."""
         found = _Scores(softmax, softmax, kind, softmax.shape, softmax.shape)
         e = found._note_rounding(_without_casts(softmax.args[0], kind, shared))
         while not is_call_of(e, "nn.batch_matmul"):
@@ -223,13 +222,14 @@ class _Scores:
         return found if found._has_heads() else None
 
     def _note_rounding(self, e: Expr) -> Expr:
-        """`e`; its type is what the scores are rounded to if nothing is done to them after it."""
+        """Note the type of `e`, to which the scores are rounded if it is the outermost operation; returns `e`."""
         is_all = self.scale == 1.0 and not self.added and self.kept is None and not self.softcap
         self.rounded = self.rounded or (is_all and self.kind in NARROW and e.dtype == self.kind)
         return e
 
     def _has_heads(self) -> bool:
-        """Is the product that of each head, with batch and heads in one or not, or that of each group of heads?"""
+        """Does the product have one matrix for each head, with batch and heads merged or not, or for each group of
+        heads?"""
         rows, scores = self.product.shape, self.scores
         rows = (*rows[:-2], rows[-1], rows[-2]) if self.turned else rows
         if shapes_equal(rows, scores):
@@ -243,7 +243,7 @@ class _Scores:
         return known and heads % groups == 0  # type: ignore[operator]
 
     def _take(self, call: Call) -> Expr | None:
-        """Note what the outermost operator does, and give the expression it does it to."""
+        """Note the effect of the outermost operator, and return its operand."""
         args = call.args
         if is_call_of(call, "reshape"):
             return self._take_view(call)
@@ -271,7 +271,7 @@ class _Scores:
         return self._take_where(call) if takes else None
 
     def _add(self, mask: Expr) -> bool:
-        """Note a mask that is added; False where it is of another type than one before."""
+        """Note an added mask; False if its type differs from that of an earlier one."""
         if any(other.dtype != mask.dtype for other in (*self.added, *self.bias)):
             return False
         if not (isinstance(mask, Constant) and not mask.data.any()):
@@ -279,7 +279,7 @@ class _Scores:
         return True
 
     def _take_view(self, call: Call) -> Expr | None:
-        """The scores before batch and heads were told apart, or the product before the heads of a group were."""
+        """The scores before batch and heads were split, or the product before the heads of a group were."""
         (inner,) = call.args
         product = cast(Call, inner).args[0] if is_call_of(inner, "cast") else inner
         if is_call_of(product, "nn.batch_matmul"):
@@ -293,7 +293,7 @@ class _Scores:
         return inner
 
     def _by_heads(self, mask: Expr) -> Expr | None:
-        """A mask of the scores with a dimension of batch entries and one of heads; None where it is of neither."""
+        """A mask of the scores with a dimension of batch entries and one of heads; None if it has neither."""
         level, scores, rank = self.level, self.scores, len(mask.shape)
         if rank < 3 or shapes_equal(level, scores):
             return mask
@@ -320,7 +320,7 @@ class _Scores:
         return x
 
     def _take_factor_of_heads(self, call: Call) -> Expr | None:
-        """What is multiplied by one number for each head."""
+        """The operand of a multiplication by one factor for each head."""
         x, factor = call.args if _holds_product(call.args[0]) else call.args[::-1]
         plain = self.kind == "float32" and not self.softcap and self.of_heads is None and x.ty is call.ty
         if not plain or not _holds_product(x) or len(factor.shape) < 3 or factor.shape[-2:] != (1, 1):
@@ -329,7 +329,7 @@ class _Scores:
         return None if self.of_heads is None else x
 
     def _take_zeros_and_ones(self, call: Call) -> Expr | None:
-        """x * m + c * (1 - m) is x where m is 1, and c where it is 0. What was added is noted already."""
+        """x * m + c * (1 - m) is x where m is 1, and c where it is 0. The added term is noted already."""
         x, mask = call.args if _holds_product(call.args[0]) else call.args[::-1]
         selected = self.kept is not None or self.softcap or self.of_heads is not None
         condition = None if selected else as_condition(mask)
@@ -346,7 +346,7 @@ class _Scores:
         return x
 
     def _select(self, kept: Expr, hidden: float) -> None:
-        """Note that scores are `hidden` where they are not `kept`. What was added before comes behind that."""
+        """Note that scores are `hidden` where they are not `kept`. Terms added before apply after the selection."""
         self.kept, self.masked_value, self.bias, self.added = kept, hidden, self.added, ()
 
     def _take_where(self, call: Call) -> Expr | None:
@@ -412,9 +412,9 @@ class _Scores:
         return masks, False, hidden
 
     def _selection_and_bias(self) -> tuple[list[Expr], float]:
-        """What selects scores and what is added to all, if there are such, and the score of what is not selected.
+        """The selection mask and the bias, if there are any, and the score of keys that are not selected.
 
-        Two masks that are added are not added up before: the sum may be much larger than they are.
+        Two added masks are not summed first: the sum may be much larger than they are.
         """
         kept, hidden, nothing = self.kept, self.masked_value, float("-inf")
         if kept is None and len(self.added) == 2:
@@ -428,7 +428,7 @@ class _Scores:
 
 
 def _as_good_as_hidden(kind: str) -> float:
-    """From here down, a number leaves nothing of a score of type `kind` that is added to it."""
+    """The threshold from which down a value added to a score of type `kind` absorbs it."""
     return _HIDDEN_IN_HALF if kind == "float16" else _AS_GOOD_AS_HIDDEN
 
 
@@ -438,7 +438,7 @@ def _sum(terms: Sequence[Expr]) -> list[Expr]:
 
 
 def _holds_product(e: Expr, steps: int = _MOST_STEPS) -> bool:
-    """Is `e` a product of matrices, scaled and masked or not?"""
+    """Is `e` a matrix product, possibly scaled and masked?"""
     if not isinstance(e, Call) or steps == 0:
         return False
     if is_call_of(e, "reshape", "cast", "transpose"):
@@ -449,7 +449,7 @@ def _holds_product(e: Expr, steps: int = _MOST_STEPS) -> bool:
 
 
 def _with_joined_batch(mask: Expr, level: Sequence[Dim], scores: Sequence[Dim]) -> Expr | None:
-    """A mask of scores with windows behind the batch, for `scores` in which these are one dimension."""
+    """A mask of scores with windows after the batch, for `scores` in which these are one dimension."""
     if not shapes_equal(level[2:], scores[1:]):
         return None
     lead = (*(1,) * (5 - len(mask.shape)), *mask.shape)
@@ -468,7 +468,7 @@ def _negated(test: Expr) -> Expr:
 
 
 def _where(test: Expr, first: Expr, second: float) -> Expr:
-    """`first` where `test` holds, elsewhere the number `second`."""
+    """`first` where `test` holds, elsewhere the scalar `second`."""
     return make_call("where", (test, first, Constant(np.asarray(second).astype(str(first.dtype)))), test.span)
 
 
@@ -480,7 +480,7 @@ def _scaled(e: Expr, factor: float) -> Expr:
 
 
 def _without_factor(e: Expr) -> tuple[Expr, float]:
-    """`e` without a number that all of it is multiplied by, and that number."""
+    """`e` without a scalar factor, and that factor."""
     if not isinstance(e, Call):
         return e, 1.0
     if is_call_of(e, "reshape", "transpose"):
@@ -495,7 +495,7 @@ def _without_factor(e: Expr) -> tuple[Expr, float]:
 
 
 def _ungrouped(key: Expr, value: Expr) -> tuple[Expr, Expr]:
-    """Keys and values before each of their heads was repeated for several heads of queries."""
+    """Keys and values before each of their heads was repeated for several query heads."""
     before = [_before_repetition(e) for e in (key, value)]
     if before[0] is None or before[1] is None or not shapes_equal(before[0].shape[:2], before[1].shape[:2]):
         return key, value
@@ -503,7 +503,8 @@ def _ungrouped(key: Expr, value: Expr) -> tuple[Expr, Expr]:
 
 
 def _before_repetition(e: Expr) -> Expr | None:
-    """x (B, G, T, D) of reshape(broadcast_to(reshape(x), (B, G, R, T, D)), (B, G * R, T, D)), or of its heads taken."""
+    """x (B, G, T, D) of reshape(broadcast_to(reshape(x), (B, G, R, T, D)), (B, G * R, T, D)), or of a gather of its
+    heads."""
     if is_call_of(e, "take"):
         return _before_taking(cast(Call, e))
     if not is_call_of(e, "reshape") or not is_call_of(cast(Call, e).args[0], "broadcast_to"):
@@ -518,7 +519,7 @@ def _before_repetition(e: Expr) -> Expr | None:
 
 
 def _before_taking(call: Call) -> Expr | None:
-    """x (B, G, T, D) of x with each of its heads taken as often as the others, one head after the other."""
+    """x (B, G, T, D) of a gather that repeats each of its heads equally often, one after the other."""
     (x, at), op = call.args, call.op
     groups = x.shape[1] if len(x.shape) == 4 == len(call.shape) else None
     plain = op.axis % len(x.shape) == 1 and not op.batch_dims  # type: ignore[union-attr]
@@ -529,7 +530,7 @@ def _before_taking(call: Call) -> Expr | None:
 
 
 def _is_causal(mask: Expr, queries: Dim, keys: Dim, hidden: float, kind: str) -> bool:
-    """Does a constant mask let every query see exactly the keys up to its own position, counted from the end?"""
+    """Does a constant mask let every query attend exactly to the keys up to its own position, counted from the end?"""
     as_good = _as_good_as_hidden(kind)
     if not isinstance(mask, Constant) or not isinstance(queries, int) or not isinstance(keys, int):
         return False

@@ -1,4 +1,4 @@
-"""ShareRecurrences: recurrences are told among how many threads they are shared, and what registers hold of them."""
+"""ShareRecurrences: sets the work partition and the number of register accumulators of recurrences."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["ShareRecurrences"]
 
 @dataclass(frozen=True)
 class ShareRecurrences(RewritePass):
-    """`nn.lstm`, `nn.gru` and `nn.rnn` get the target's number of cores, which decides what their threads share.
+    """`nn.lstm`, `nn.gru` and `nn.rnn` get the target's number of cores, which determines the work partition.
 
-    And how many of their sums its vector registers hold at once: three fourths of these are for sums.
+    They also get the number of accumulators that its vector registers hold: three fourths of the registers.
     """
 
     target: Target

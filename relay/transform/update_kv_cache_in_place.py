@@ -1,4 +1,4 @@
-"""UpdateKVCacheInPlace: what a decoder remembers stays with the executor, which appends to it where it lies."""
+"""UpdateKVCacheInPlace: the executor keeps a decoder's KV caches, and appends to them in place."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from relayc.te.tir import Dim, SizeVar
 __all__ = ["CAPACITY", "UpdateKVCacheInPlace", "find_kv_caches"]
 
 CAPACITY = "#capacity"
-"""The size variable of the rows that there is room for in a cache."""
+"""The size variable of a cache's capacity in rows."""
 
 
 @dataclass(frozen=True)
 class UpdateKVCacheInPlace(Pass):
-    """Inputs named in `caches` become caches; the outputs they name, the same with new rows behind, are gone.
+    """Inputs named in `caches` become KV caches; the outputs they name, the caches with new rows appended, are dropped.
 
-    A cache is concatenated with the rows that a run adds along one dimension. In place of the input comes one with room
-    for more rows, into which what is added is written (`cache.append`), and of which what is filled is read. Caches
-    come behind the other parameters; the function's attribute "caches" has (name, axis, rows before, rows added) of
-    each. Raises CompileError for an output that is not its input with more behind it.
+    A cache is concatenated with the rows that a run adds along one dimension. The input is replaced by a buffer with
+    spare capacity, to which the new rows are appended (`cache.append`), and of which the filled part is read. Caches
+    follow the other parameters; the function's attribute "caches" has (name, axis, rows before, rows added) of each.
+    Raises CompileError for an output that is not its input with rows appended.
     """
 
     caches: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -49,7 +49,7 @@ class UpdateKVCacheInPlace(Pass):
 
 
 def find_kv_caches(module: IRModule) -> dict[str, str]:
-    """Every input that an output is with one tensor more behind it, and that output: what `caches` may name."""
+    """Every input that an output extends by one tensor, and that output: the pairs that `caches` may name."""
     main = cast(Function, module["main"])
     fields = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
     params = {id(p): p for p in main.params}
@@ -63,7 +63,7 @@ def find_kv_caches(module: IRModule) -> dict[str, str]:
 
 
 class _Append(NamedTuple):
-    """A tensor, the one that is appended to it, and along which dimension."""
+    """A tensor, the tensor that is appended to it, and the axis."""
 
     front: Expr
     added: Expr
@@ -71,7 +71,7 @@ class _Append(NamedTuple):
 
 
 def _append_of(e: Expr) -> _Append | None:
-    """What `e` appends to what, if that is what it does."""
+    """The append that `e` is, if it is one."""
     if not isinstance(e, Call) or not isinstance(e.op, Concatenate) or len(e.args) != 2:
         return None
     front, added = e.args
@@ -80,7 +80,7 @@ def _append_of(e: Expr) -> _Append | None:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """The parameter that takes the place of an input, and what a run appends to that."""
+    """The parameter that replaces an input, and the rows that a run appends to it."""
 
     param: Var
     append: _Append
@@ -110,7 +110,7 @@ class _Keeper:
         return _Cache(Var(given.name, roomy, span=given.span), append)
 
     def function(self) -> Function:
-        """The function with its caches behind the other parameters, and without the outputs that are caches."""
+        """The function with its caches after the other parameters, and without the outputs that are caches."""
         dropped = {self.outputs.index(name) for name in self.names.values()}
         kept = [i for i in range(len(self.fields)) if i not in dropped]
         body = cast(Tuple, rewrite_dag(Tuple(tuple([self.fields[i] for i in kept])), self._append))
@@ -137,6 +137,6 @@ class _Keeper:
 
 
 def _record(cache: _Cache) -> tuple[str, int, Dim, Dim]:
-    """(name, axis, rows before, rows added)."""
+    """The attribute of a cache: (name, axis, rows before, rows added)."""
     front, added, axis = cache.append
     return cache.param.name, axis, front.shape[axis], added.shape[axis]
