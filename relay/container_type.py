@@ -1,4 +1,4 @@
-"""Types of values that hold a number of tensors known only at run time, interned as all types.
+"""Types of values that hold a dynamic number of tensors, interned as all types.
 
     SequenceType(element)        a list of tensors
     OptionalType(value)          one tensor or sequence, or none
@@ -119,7 +119,7 @@ class ContainerType(Type):
 
 
 class SequenceType(ContainerType):
-    """A list of tensors whose length is known at run time (ONNX: sequence)."""
+    """A list of tensors of dynamic length (ONNX: sequence)."""
 
     __slots__ = ()
     word = "Sequence"

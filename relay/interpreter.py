@@ -256,13 +256,13 @@ class DebugExecutor:
         names = [p.name for p in main.params]
 
         def run(*args: Any, **named: Any) -> Value:
-            given = {**self.params, **named}
-            free = [n for n in names if n not in given]
+            inputs = {**self.params, **named}
+            free = [n for n in names if n not in inputs]
             if len(args) != len(free):
                 raise CompileError(f"expected {len(free)} arguments ({', '.join(free)}), got {len(args)}")
-            given.update(zip(free, args, strict=True))
+            inputs.update(zip(free, args, strict=True))
             types = [p.ty for p in main.params]
-            return evaluate(self.module, [_as_value(given[n], ty) for n, ty in zip(names, types, strict=True)])
+            return evaluate(self.module, [_as_value(inputs[n], ty) for n, ty in zip(names, types, strict=True)])
 
         return run
 

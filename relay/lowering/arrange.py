@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relayc.backend.target import Target
 from relayc.relay.lowering.batch_slices import slice_batches
-from relayc.relay.lowering.buffer_aliasing import AliasReport, share_parts
+from relayc.relay.lowering.buffer_aliasing import AliasReport, alias_views
 from relayc.relay.lowering.graph import ExecutionGraph
 from relayc.relay.lowering.share_kernels import share_kernels
 
@@ -16,4 +16,4 @@ def arrange(graph: ExecutionGraph, target: Target) -> AliasReport:
     share_kernels(graph)
     for part in graph.all_graphs():
         slice_batches(part, target)
-    return share_parts(graph, target)
+    return alias_views(graph, target)

@@ -153,9 +153,9 @@ class _Flow:
         node, graph = self.graph.nodes[position], self.graph
         activations = [n for n in node.inputs if not self._is_constant(n)]
         bases = [graph.base_of(n) for n in (*activations, *node.outputs)]
-        given = any(graph.tensors[b].storage is not None or b in self.held for b in bases)
+        is_placed = any(graph.tensors[b].storage is not None or b in self.held for b in bases)
         batches = {graph.tensors[n].tensor_type.shape[:1] for n in node.outputs}
-        if given or len(batches) != 1 or () in batches or not activations:
+        if is_placed or len(batches) != 1 or () in batches or not activations:
             return 0
         ((batch,),) = batches
         assert isinstance(batch, int)

@@ -29,7 +29,7 @@ from relayc.relay.op.transform import Concatenate, Split, StridedSlice
 from relayc.relay.type import TensorType
 from relayc.te.ir import PassContext
 
-__all__ = ["AliasReport", "share_parts"]
+__all__ = ["AliasReport", "alias_views"]
 
 _OPT_LEVEL = 2
 """Minimum optimisation level."""
@@ -41,14 +41,14 @@ _SHORTEST = 16
 class AliasReport:
     """Concatenations, slices and splits that became views of other tensors; inputs that are still copied for them."""
 
-    shared: int = 0
+    aliased: int = 0
     copied: int = 0
 
     def __str__(self) -> str:
-        return f"{self.shared} concatenations, slices and splits in place, {self.copied} of their inputs copied"
+        return f"{self.aliased} concatenations, slices and splits in place, {self.copied} of their inputs copied"
 
 
-def share_parts(graph: ExecutionGraph, target: Target) -> AliasReport:
+def alias_views(graph: ExecutionGraph, target: Target) -> AliasReport:
     """Alias tensors with views of others, where placement is static. Changes the graph, before its kernels are
     compiled.
 
@@ -57,12 +57,12 @@ def share_parts(graph: ExecutionGraph, target: Target) -> AliasReport:
     report = AliasReport()
     if target.device_kind == "cpu" and PassContext.current().opt_level >= _OPT_LEVEL:
         for part in graph.all_graphs():
-            if part.is_placed_now:
-                _share(part, report)
+            if part.is_placed_statically:
+                _alias(part, report)
     return report
 
 
-def _share(graph: ExecutionGraph, report: AliasReport) -> None:
+def _alias(graph: ExecutionGraph, report: AliasReport) -> None:
     sharing = _Sharing(graph, report)
     for node in list(graph.nodes):
         sharing.cut(node)
@@ -104,17 +104,17 @@ class _Sharing:
         if not all(self._is_free(o) and self._can_take(o, strides) for o in node.outputs):
             return
         for output, begin in zip(node.outputs, begins, strict=True):
-            self._make_part(output, source, begin)
+            self._make_view(output, source, begin)
         self._remove(node, [])
 
     def join(self, node: GraphNode) -> None:
         """Make the inputs of a concatenation views of its result, and copy those that can't be."""
-        joined = _joined(node)
-        if joined is None or not self._is_ours(self.graph.base_of(node.outputs[0])):
+        concatenated = _concatenated(node)
+        if concatenated is None or not self._is_ours(self.graph.base_of(node.outputs[0])):
             return
-        inputs, axis = joined
+        inputs, axis = concatenated
         whole = node.outputs[0]
-        if self._is_joined_already(inputs, whole, axis):
+        if self._is_contiguous_already(inputs, whole, axis):
             self._remove(node, [])
             return
         strides = self.graph.strides_of(whole)
@@ -161,7 +161,7 @@ class _Sharing:
                 return base, count
         return inputs[first], 1
 
-    def _is_joined_already(self, inputs: Sequence[int], whole: int, axis: int) -> bool:
+    def _is_contiguous_already(self, inputs: Sequence[int], whole: int, axis: int) -> bool:
         """Are the inputs adjacent in another tensor, in order? Then the result becomes a view of that tensor."""
         tensors = self.graph.tensors
         first = tensors[inputs[0]]
@@ -176,7 +176,7 @@ class _Sharing:
             position += part.tensor_type.static_shape[axis]
         if not self._can_take(whole, self.graph.strides_of(first.base)):
             return False
-        self._make_part(whole, first.base, first.begins)
+        self._make_view(whole, first.base, first.begins)
         return True
 
     def _owner(self, number: int, strides: Sequence[int]) -> int | None:
@@ -217,11 +217,11 @@ class _Sharing:
             return True
         views = self.views.get(number, ())
         nodes = [*self.readers.get(number, ()), *([self.producer[number]] if number in self.producer else [])]
-        parts_only = all(self.graph.tensors[v].begins is not None for v in views)
+        slices_only = all(self.graph.tensors[v].begins is not None for v in views)
         long = _piece(shape, strides) >= _SHORTEST
-        return long and parts_only and all(map(_is_loops, nodes)) and all(self._can_take(v, strides) for v in views)
+        return long and slices_only and all(map(_is_loops, nodes)) and all(self._can_take(v, strides) for v in views)
 
-    def _make_part(self, number: int, base: int, begins: tuple[int, ...]) -> None:
+    def _make_view(self, number: int, base: int, begins: tuple[int, ...]) -> None:
         tensor = self.graph.tensors[number]
         tensor.base, tensor.begins = base, begins
         self.views.setdefault(base, []).append(number)
@@ -229,22 +229,22 @@ class _Sharing:
     def _place(self, owner: int, ty: TensorType, whole: int, begins: tuple[int, ...]) -> None:
         """Make `owner` a part of `whole`, or a reshaped view of such a part."""
         if self.graph.tensors[owner].tensor_type is ty:
-            self._make_part(owner, whole, begins)
+            self._make_view(owner, whole, begins)
             return
-        part = self._new_part(ty, whole, begins)
+        part = self._new_view(ty, whole, begins)
         self.graph.tensors[owner].base = part
         self.views.setdefault(part, []).append(owner)
 
-    def _new_part(self, ty: TensorType, whole: int, begins: tuple[int, ...]) -> int:
+    def _new_view(self, ty: TensorType, whole: int, begins: tuple[int, ...]) -> int:
         self.graph.tensors.append(GraphTensor(f"t{len(self.graph.tensors)}", ty))
         part = len(self.graph.tensors) - 1
-        self._make_part(part, whole, begins)
+        self._make_view(part, whole, begins)
         return part
 
     def _copy(self, number: int, whole: int, begins: tuple[int, ...], sources: list[str]) -> GraphNode:
         """A kernel that copies a tensor into a view of `whole`."""
         ty = self.graph.tensors[number].tensor_type
-        part = self._new_part(ty, whole, begins)
+        part = self._new_view(ty, whole, begins)
         argument = Var("p0", ty)
         copy = Function((argument,), Concatenate(axis=0)(argument), {"primitive": True})
         made = GraphNode(Workload.of(copy), [number], [part], sources)
@@ -254,7 +254,7 @@ class _Sharing:
 
     def _remove(self, node: GraphNode, instead: list[GraphNode]) -> None:
         self.replaced[id(node)] = instead
-        self.report.shared += 1
+        self.report.aliased += 1
         for number in dict.fromkeys(node.inputs):
             self.readers[number] = [reader for reader in self.readers[number] if reader is not node]
         for number in node.outputs:
@@ -282,7 +282,7 @@ def _cuts(node: GraphNode) -> list[tuple[int, ...]] | None:
             return None
 
 
-def _joined(node: GraphNode) -> tuple[list[int], int] | None:
+def _concatenated(node: GraphNode) -> tuple[list[int], int] | None:
     """The inputs of a kernel that is only a concatenation, in order, and its axis; None for other kernels."""
     function = node.workload.function
     body = function.body

@@ -55,14 +55,14 @@ class CanonicalSizes:
             return function, {}
         if not sizes_of(function):
             return function, {}
-        function = _united(function)
+        function = _unified(function)
         mentioned = sizes_of(function)
         dtypes = {v.dtype for v in mentioned.values()}
         if len(dtypes) != 1:
             return function, mentioned
         terms = _Terms()
         lengths = list(_expressions(_dims(p.ty) for p in function.params))
-        sizes = _meant(lengths, [*lengths, *_attributes(function)], mentioned, terms, _tiles_pixels(function))
+        sizes = _abstracted(lengths, [*lengths, *_attributes(function)], mentioned, terms, _tiles_pixels(function))
         own = self._own(len(sizes), dtypes.pop())
         if own is None:
             return function, mentioned
@@ -77,7 +77,7 @@ class CanonicalSizes:
         return own if all(v.dtype == dtype for v in own) else None
 
 
-def _united(function: Function) -> Function:
+def _unified(function: Function) -> Function:
     """The function with sizes that operators require to be equal unified: the shorter expression replaces both.
 
     A schedule cannot prove that operands of an addition have equally many rows. The equality is checked at run time.
@@ -85,14 +85,14 @@ def _united(function: Function) -> Function:
     terms, shorter = _Terms(), dict[int, Dim]()
     for e in evaluation_order(function.body):
         if isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.pattern <= OpPattern.BROADCAST:
-            for d, other in _met(e):
+            for d, other in _matched(e):
                 short, long = sorted((d, other), key=lambda size: terms.length(convert(size)))
                 if isinstance(long, PrimExpr) and terms.number(long) != terms.number(convert(short)):
                     shorter[terms.number(long)] = short
     return with_dims(function, lambda d: terms.replaced(d, shorter)) if shorter else function
 
 
-def _met(call: Call) -> Iterator[tuple[Dim, Dim]]:
+def _matched(call: Call) -> Iterator[tuple[Dim, Dim]]:
     """The dimensions of an operator's data that match those of its result, except for broadcast ones."""
     result = call.ty
     for arg in call.args[: call.operator.num_data_inputs]:
@@ -132,32 +132,32 @@ def _expressions(values: Iterable[Any]) -> Iterator[PrimExpr]:
             yield value
 
 
-def _meant(
-    lengths: Sequence[PrimExpr], given: Sequence[PrimExpr], variables: Mapping[str, Var], terms: _Terms, multiples: bool
+def _abstracted(
+    lengths: Sequence[PrimExpr], sizes: Sequence[PrimExpr], variables: Mapping[str, Var], terms: _Terms, multiples: bool
 ) -> list[PrimExpr]:
     """The sizes to abstract: for each variable the largest formula that contains all of its occurrences.
 
-    `lengths` are the sizes of the parameters, which are not negative, `given` these and all other sizes that determine
+    `lengths` are the sizes of the parameters, which are not negative, `sizes` these and all other sizes that determine
     the function. With `multiples`, a multiple of a size may be such a formula too.
     """
     at_least_zero = {terms.number(d) for d in lengths}
-    given = list({terms.number(d): d for d in given}.values())
+    sizes = list({terms.number(d): d for d in sizes}.values())
     found: list[PrimExpr] = []
     covered: set[str] = set()
     for name, variable in variables.items():
         if name not in covered:
-            formulas = _formulas(name, given, at_least_zero, terms, multiples)
-            whole = next((size for size in formulas if terms.cover(size, given)), variable)
+            formulas = _formulas(name, sizes, at_least_zero, terms, multiples)
+            whole = next((size for size in formulas if terms.cover(size, sizes)), variable)
             covered |= terms.names(whole)
             found.append(whole)
     return found
 
 
 def _formulas(
-    name: str, given: Sequence[PrimExpr], at_least_zero: Container[int], terms: _Terms, multiples: bool
+    name: str, sizes: Sequence[PrimExpr], at_least_zero: Container[int], terms: _Terms, multiples: bool
 ) -> Iterator[PrimExpr]:
     """Candidate formulas of a variable, larger ones first: subexpressions of each size that mentions it."""
-    mentioning = [d for d in given if name in terms.names(d)]
+    mentioning = [d for d in sizes if name in terms.names(d)]
     if mentioning:
         stack = [min(mentioning, key=terms.length)]
         while stack:

@@ -32,15 +32,15 @@ def collapse_reductions(function: Function) -> Function:
     if len(found) != 1 or "strides" in function.attrs:
         return function
     (anchor,) = found
-    given, result = anchor.args[0].ty, anchor.ty
-    if not isinstance(given, TensorType) or not isinstance(result, TensorType) or not given.is_static:
+    operand, result = anchor.args[0].ty, anchor.ty
+    if not isinstance(operand, TensorType) or not isinstance(result, TensorType) or not operand.is_static:
         return function
-    axes = anchor.operator.axes(given.ndim)  # type: ignore[attr-defined]
-    groups = _groups(given.static_shape, axes)
-    if not 1 < len(groups) < given.ndim:
+    axes = anchor.operator.axes(operand.ndim)  # type: ignore[attr-defined]
+    groups = _groups(operand.static_shape, axes)
+    if not 1 < len(groups) < operand.ndim:
         return function
     shapes = {
-        given.static_shape: tuple([size for size, _ in groups]),
+        operand.static_shape: tuple([size for size, _ in groups]),
         result.static_shape: tuple([size for size, is_reduced in groups if not is_reduced]),
     }
     if not all(e is anchor or _is_followed(e, shapes) for e in exprs):

@@ -68,7 +68,7 @@ class BuildReport:
     nodes: int = 0
     arena_bytes: int = 0
     param_bytes: int = 0
-    parts: AliasReport = field(default_factory=AliasReport)
+    aliasing: AliasReport = field(default_factory=AliasReport)
     """concatenations, slices and splits without a copy"""
     on_host: list[str] = field(default_factory=list)
     """operations that the executor runs itself, and why: strings and containers, control flow, data-dependent sizes"""
@@ -84,13 +84,13 @@ class BuildReport:
         lines = [f"{name:<12} {seconds:8.3f} s" for name, seconds in self.seconds.items()]
         lines.append(f"{self.kernels} kernels for {self.nodes} nodes, arena {self.arena_bytes / 1e6:.1f} MB, "
                      f"parameters {self.param_bytes / 1e6:.1f} MB")  # fmt: skip
-        if self.parts.shared:
-            lines.append(str(self.parts))
+        if self.aliasing.aliased:
+            lines.append(str(self.aliasing))
         return "\n".join([*lines, *[f"on the host: {line}" for line in self.on_host]])
 
 
 @dataclass
-class _Note:
+class _KernelMetadata:
     """Metadata stored with a kernel's code: see `relay.lowering.lower.Kernel`, and `relay.lowering.kernel_steps`."""
 
     workspaces: list[Workspace]
@@ -104,11 +104,11 @@ class _Note:
         return json.dumps({"workspaces": workspaces, **others})
 
     @staticmethod
-    def from_json(text: str, variables: Mapping[str, SizeVariable]) -> _Note:
+    def from_json(text: str, variables: Mapping[str, SizeVariable]) -> _KernelMetadata:
         record = json.loads(text)
         workspaces = [(size_from_json(count, variables), element) for count, element in record["workspaces"]]
         steps = [KernelStep(*step) for step in record["steps"]]
-        return _Note(workspaces, record["in_place"], tuple(record["sizes"]), steps)
+        return _KernelMetadata(workspaces, record["in_place"], tuple(record["sizes"]), steps)
 
 
 def bind_params_by_name(function: Function, params: Mapping[str, Any]) -> Function:
@@ -196,7 +196,7 @@ def build(
             _name_outputs(graph.variants[-1][1], module.attrs)
             share_params(graph, graph.variants[-1][1])
         place_kv_caches(graph)
-        report.parts = arrange(graph, target)
+        report.aliasing = arrange(graph, target)
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
     workloads = list({node.workload.key: node.workload for node in nodes}.values())
     builder = ModuleBuilder(target)
@@ -217,7 +217,7 @@ def build(
                 builder.add(entry, key)
         library = builder.finish()
     _describe(report, graph, len(workloads))
-    report.on_host[:0] = _text_lines(graph)
+    report.on_host[:0] = _string_ports(graph)
     report.on_host[:0] = [f"{op} {name!r} ({why})" for op, name, why in module.attrs.get("host_nodes", ())]
     description = graph.to_json(mod_name, str(target), target.device_kind)
     compiled = CompiledModel(description, graph.params, library)
@@ -256,15 +256,15 @@ def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule
     known = size_variables(ty.shape for p in module["main"].params if isinstance(ty := p.ty, TensorType))
     strange = [name for name in sizes if name not in known]
     if strange:
-        raise CompileError(f"specialize={dict(sizes)} names {', '.join(strange)}; the sizes of the inputs that are "
-                           f"known at run time are: {', '.join(known) or 'none'}")  # fmt: skip
+        raise CompileError(f"specialize={dict(sizes)} names {', '.join(strange)}; the dynamic sizes of the "
+                           f"inputs are: {', '.join(known) or 'none'}")  # fmt: skip
     main = bind_sizes(module["main"], sizes)
     left = size_variables(ty.shape for p in main.params if isinstance(ty := p.ty, TensorType))
     records = main.attrs.get("bound_sizes", ())
     bound = [str(name) for name, _, element, _ in records if element >= 0]
     if left or bound:
         names = ", ".join([*left, *bound])
-        raise CompileError(f"specialize={dict(sizes)} leaves sizes that are known at run time: {names}")
+        raise CompileError(f"specialize={dict(sizes)} leaves dynamic sizes: {names}")
     for a, b, source in main.attrs.get("size_checks", ()):
         if not dims_equal(a, b):
             raise CompileError(f"specialize={dict(sizes)}: {source} needs two equal sizes and gets {a} and {b}")
@@ -273,7 +273,7 @@ def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule
 
 
 def _plan(
-    graph: ExecutionGraph, kernels: Mapping[str, _Note], target: Target, number: int
+    graph: ExecutionGraph, kernels: Mapping[str, _KernelMetadata], target: Target, number: int
 ) -> list[PrimFunc]:
     """Place the tensors of the graph; returns the functions that run its nodes in sequence, for targets that use such.
 
@@ -283,7 +283,7 @@ def _plan(
     plan_regions(graph, {name: kernel.steps for name, kernel in kernels.items()}, target)
     in_place = {name: kernel.in_place for name, kernel in kernels.items()}
     with_entries = target.device_kind == "cpu"
-    if graph.is_placed_now:
+    if graph.is_placed_statically:
         place_tensors(graph, in_place)
         if not with_entries:
             return []
@@ -309,13 +309,13 @@ def _name_outputs(graph: ExecutionGraph, attrs: Mapping[str, Any]) -> None:
 
 def _lower_all(
     workloads: list[Workload], builder: ModuleBuilder, progress: Progress | None
-) -> dict[str, _Note]:
+) -> dict[str, _KernelMetadata]:
     """Pass every kernel to `builder`, cached ones from its cache; returns the workspaces they need, by name."""
     context = PassContext.current()
     options = sorted(item for item in context.config.items() if item[0] != "relay.tuning.records")
     settings = repr((context.opt_level, options, sorted(context.disabled_pass), sorted(context.required_pass)))
     records = current_records()
-    notes: dict[str, _Note] = {}
+    notes: dict[str, _KernelMetadata] = {}
     schedules_known = all(map(has_source_version, registered_schedules(builder.target)))
     for i, workload in enumerate(workloads):
         if progress is not None:
@@ -328,11 +328,11 @@ def _lower_all(
         note = builder.reuse(workload.name, key) if known else None
         if note is None:
             kernel = lower(workload, builder.target, config)
-            function, parts, steps = split_steps(kernel.function, builder.target)
-            note = _Note(list(kernel.workspaces), list(kernel.in_place), kernel.sizes, steps).to_json()
-            builder.add(function, key, note, parts=parts)
+            function, aliasing, steps = split_steps(kernel.function, builder.target)
+            note = _KernelMetadata(list(kernel.workspaces), list(kernel.in_place), kernel.sizes, steps).to_json()
+            builder.add(function, key, note, aliasing=aliasing)
         variables = sizes_of(workload.function)
-        notes[workload.name] = _Note.from_json(note, variables)
+        notes[workload.name] = _KernelMetadata.from_json(note, variables)
     return notes
 
 
@@ -341,20 +341,20 @@ def _describe(report: BuildReport, graph: ExecutionGraph, kernels: int) -> None:
     report.arena_bytes = graph.plan.arena_bytes
     report.param_bytes = sum(data.nbytes for data in graph.params.values())
     for part in graph.all_graphs():
-        report.on_host += [_host_line(c) for c in part.control_nodes]
+        report.on_host += [_host_operation(c) for c in part.control_nodes]
         records = part.attrs.get("bound_sizes", ())
         sources = dict.fromkeys([str(source) for _, _, element, source in records if element >= 0])
         report.on_host += [f"{source} (sizes)" for source in sources]
 
 
-def _text_lines(graph: ExecutionGraph) -> list[str]:
+def _string_ports(graph: ExecutionGraph) -> list[str]:
     """The inputs and outputs that the executor converts from or to strings."""
     return [f"{what[:-1]} {graph.tensors[numbers[position]].name!r} (strings, as numbers)"
             for what, numbers in (("inputs", graph.inputs), ("outputs", graph.outputs))
             for position in graph.attrs.get(f"text_{what}", ())]  # fmt: skip
 
 
-def _host_line(control: ControlNode) -> str:
+def _host_operation(control: ControlNode) -> str:
     if isinstance(control.operator, SequenceOperator):
         return f"{control.source} (lists)"
     if isinstance(control.operator, OnHost):

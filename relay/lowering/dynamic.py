@@ -63,7 +63,7 @@ def plan_dynamic(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -
     order = _Rounds(graph, bound, tensors, checks)
     rounds = order.run()
     graph.outputs = graph.outputs[:real]
-    late = _shaped_late(graph, order.stage_of)
+    late = _with_late_shapes(graph, order.stage_of)
     graph.kept = {*tensors, *late, *(i for control in graph.control_nodes for i in control.inputs)}
     place_outputs(graph, late)
     reuse_dying_buffer(graph)
@@ -109,7 +109,7 @@ class _Rounds:
             if len(self.nodes) == first and not binds:
                 wanted = [*map(self._needs, left), *[self.inherited[id(c)] for c in self.controls]]
                 missing = sorted(set[str]().union(*wanted) - self.known)
-                raise CompileError(f"the sizes {', '.join(missing)} are given by no input and no node")
+                raise CompileError(f"the sizes {', '.join(missing)} are determined by no input and no node")
             steps += [*binds, *self._checks()]
         graph.nodes, graph.sizes, graph.steps = self.nodes, tuple(self.known_at), steps
         return rounds
@@ -175,9 +175,9 @@ def _sizes_from_outside(graph: ExecutionGraph) -> set[str]:
     mentioned.update(_variables(graph, graph.outputs))
     for control in graph.control_nodes:
         mentioned.update(*map(_sizes_from_outside, control.graphs))
-    given = _variables(graph, graph.inputs) | {name for name, *_ in graph.attrs.get("bound_sizes", ())}
+    bound = _variables(graph, graph.inputs) | {name for name, *_ in graph.attrs.get("bound_sizes", ())}
     results = {v for c in graph.control_nodes for v in _variables(graph, c.outputs) if v.startswith(RESULT_SIZE)}
-    return mentioned - given - results
+    return mentioned - bound - results
 
 
 def _variables(graph: ExecutionGraph, tensors: Iterable[int]) -> set[str]:
@@ -188,9 +188,9 @@ def _control_step(control: ControlNode) -> dict[str, Any]:
     """The step that runs a control-flow node; its graphs are added when they are planned."""
     op, inputs = control.operator, control.inputs
     if isinstance(op, SequenceOperator):
-        return _list_step(control, op)
+        return _sequence_step(control, op)
     if isinstance(op, OnHost):
-        return _text_step(control, op)
+        return _string_step(control, op)
     common = {"outputs": control.outputs, "source": control.source or op.name, "control": control}
     if isinstance(op, IfElse):
         split = 1 + len(op.then_branch.params)
@@ -201,7 +201,7 @@ def _control_step(control: ControlNode) -> dict[str, Any]:
             "outside": inputs[2 + op.carried :], **common}  # fmt: skip
 
 
-def _list_step(control: ControlNode, op: SequenceOperator) -> dict[str, Any]:
+def _sequence_step(control: ControlNode, op: SequenceOperator) -> dict[str, Any]:
     axis, new_axis = 0, False
     if isinstance(op, Join):
         axis, new_axis = op.axis % op.result.ndim, op.new_axis
@@ -212,7 +212,7 @@ def _list_step(control: ControlNode, op: SequenceOperator) -> dict[str, Any]:
             "new_axis": new_axis, "source": control.source or op.name, "control": control}  # fmt: skip
 
 
-def _text_step(control: ControlNode, op: OnHost) -> dict[str, Any]:
+def _string_step(control: ControlNode, op: OnHost) -> dict[str, Any]:
     settings = {name: list(v) if isinstance(v, tuple) else v for name, v in op.operator.settings().items()}
     return {"step": "text", "action": op.operator.action, "inputs": control.inputs, "outputs": control.outputs,
             "settings": settings, "source": control.source or op.operator.name, "control": control}  # fmt: skip
@@ -228,7 +228,7 @@ class _Slot:
     until: int
 
 
-def _shaped_late(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]) -> set[int]:
+def _with_late_shapes(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]) -> set[int]:
     """Outputs that are views with a shape known only after the value is computed: the caller's buffer comes too late
     for them."""
     shapes = {i: (graph.tensors[i].shape, graph.tensors[graph.base_of(i)].shape) for i in graph.outputs}

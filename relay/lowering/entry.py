@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
 
-from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, moments
+from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, time_steps
 from relayc.relay.lowering.kernel_steps import KernelStep, call_steps
 from relayc.te.dtype import HANDLE, INT32, dtype
 from relayc.te.tir import (
@@ -59,8 +59,8 @@ def make_entry(
     def joined(nodes: Sequence[GraphNode]) -> Iterator[Stmt]:
         """The steps of nodes in a region; steps of nodes that run concurrently are merged."""
         assert steps is not None
-        for _, together in groupby(moments(nodes), lambda pair: pair[0]):
-            loops = [call_steps(n.workload.name, steps[n.workload.name], arguments(n), n.cycles) for _, n in together]
+        for _, concurrent in groupby(time_steps(nodes), lambda pair: pair[0]):
+            loops = [call_steps(n.workload.name, steps[n.workload.name], arguments(n), n.cycles) for _, n in concurrent]
             for step in zip_longest(*loops):
                 own = sorted([loop for loop in step if loop is not None], key=lambda loop: -loop.cycles)
                 yield own[0] if len(own) == 1 else AttrStmt("independent", None, const(len(own)), seq(own))

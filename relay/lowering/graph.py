@@ -37,12 +37,12 @@ __all__ = [
     "add_workspaces",
     "last_reads",
     "make_graph",
-    "moments",
     "place_outputs",
     "place_tensors",
     "plan_arena",
     "reuse_dying_buffer",
     "reuse_inputs",
+    "time_steps",
 ]  # fmt: skip
 
 Value = int | tuple["Value", ...]
@@ -101,7 +101,7 @@ class GraphNode:
     names: Mapping[str, Dim] = field(default_factory=dict[str, Dim])
     region: int | None = None
     """consecutive nodes of the same number form one parallel region"""
-    beside: bool = False
+    concurrent: bool = False
     """does it run concurrently with the previous node, in the same region?"""
     cycles: float = 0.0
     """estimated cycles of the kernel on one core; 0: unknown"""
@@ -159,7 +159,7 @@ class ExecutionGraph:
         return not is_dynamic and all(isinstance(t.ty, TensorType) and t.ty.is_static for t in self.tensors)
 
     @property
-    def is_placed_now(self) -> bool:
+    def is_placed_statically(self) -> bool:
         """Are tensors placed when the graph is built?"""
         return self.is_static and not self.attrs.get("nested")
 
@@ -224,15 +224,15 @@ class ExecutionGraph:
             "entry": self.entry,
             **dynamic,
             **({"variants": self._variants_json(name, target, device)} if self.variants else {}),
-            **({"texts": self._texts_json()} if "texts" in self.attrs else {}),
+            **({"texts": self._strings_json()} if "texts" in self.attrs else {}),
             **({"maps": [[position, list(keys)] for position, keys in self.maps.items()]} if self.maps else {}),
             **({"caches": self._caches_json()} if self.attrs.get("caches") else {}),
         }
 
-    def _texts_json(self) -> dict[str, Any]:
+    def _strings_json(self) -> dict[str, Any]:
         """The strings that the graph names, and the inputs and outputs that are strings."""
-        texts, inputs, outputs = (list(self.attrs[name]) for name in ("texts", "text_inputs", "text_outputs"))
-        return {"table": texts, "inputs": inputs, "outputs": outputs}
+        strings, inputs, outputs = (list(self.attrs[name]) for name in ("texts", "text_inputs", "text_outputs"))
+        return {"table": strings, "inputs": inputs, "outputs": outputs}
 
     def _caches_json(self) -> list[dict[str, Any]]:
         """The KV caches that the executor keeps: the axis they grow along, the size variable of their length, the rows
@@ -383,12 +383,12 @@ class _Numbering:
         return known
 
 
-def moments(nodes: Iterable[GraphNode]) -> Iterator[tuple[int, GraphNode]]:
+def time_steps(nodes: Iterable[GraphNode]) -> Iterator[tuple[int, GraphNode]]:
     """Nodes in order, numbered in time: nodes that run concurrently have one number."""
-    moment = -1
+    time_step = -1
     for node in nodes:
-        moment += not node.beside
-        yield moment, node
+        time_step += not node.concurrent
+        yield time_step, node
 
 
 def compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -447,7 +447,7 @@ def reuse_dying_buffer(graph: ExecutionGraph) -> None:
 def last_reads(graph: ExecutionGraph) -> dict[int, int]:
     """The last step that writes or reads each tensor that owns memory."""
     last: dict[int, int] = {}
-    for step, node in moments(graph.nodes):
+    for step, node in time_steps(graph.nodes):
         for number in (*node.outputs, *node.inputs):
             last[graph.base_of(number)] = step
     return {**last, **{graph.base_of(number): len(graph.nodes) for number in graph.kept}}
@@ -457,9 +457,9 @@ def reuse_inputs(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -
     """Let results reuse the memory of dying inputs, where the kernel allows it."""
     last = last_reads(graph)
     read: dict[int, list[int]] = {}
-    for step, node in moments(graph.nodes):
+    for step, node in time_steps(graph.nodes):
         read.setdefault(step, []).extend(node.inputs)
-    for step, node in moments(graph.nodes):
+    for step, node in time_steps(graph.nodes):
         result = node.outputs[0]
         if graph.tensors[result].base is not None:  # a batch slice is placed already
             continue
@@ -478,7 +478,7 @@ def plan_arena(graph: ExecutionGraph) -> MemoryPlan:
     """Offsets in the arena for the tensors that are not placed yet."""
     last = last_reads(graph)
     first: dict[int, int] = {}
-    for step, node in moments(graph.nodes):
+    for step, node in time_steps(graph.nodes):
         for number in node.outputs:
             first.setdefault(graph.base_of(number), step)
     owned = [n for n in first if graph.tensors[n].storage is None]

@@ -80,14 +80,14 @@ def call_steps(
 
 def _loops(function: PrimFunc) -> list[For]:
     """The parallel loops of constant extents that make up a function's body after its leading lets."""
-    lets, body = _taken_apart(function.body)
+    lets, body = _split_lets(function.body)
     parts = body.stmts if isinstance(body, SeqStmt) else (body,)
     loops = [part for part in parts if isinstance(part, For) and _is_step(part)]
     plain = all(param in function.buffer_map for param in function.params)
-    return loops if plain and len(loops) == len(parts) and _is_always_the_same(lets, body) else []
+    return loops if plain and len(loops) == len(parts) and _is_pure(lets, body) else []
 
 
-def _is_always_the_same(lets: Sequence[LetStmt], body: Stmt) -> bool:
+def _is_pure(lets: Sequence[LetStmt], body: Stmt) -> bool:
     """May each thread compute these values itself, at any time?"""
     if not lets:
         return True
@@ -101,7 +101,7 @@ def _is_step(loop: For) -> bool:
     return loop.kind is ForKind.PARALLEL and known and loop.extent.value > 1  # type: ignore[attr-defined]
 
 
-def _taken_apart(body: Stmt) -> tuple[list[LetStmt], Stmt]:
+def _split_lets(body: Stmt) -> tuple[list[LetStmt], Stmt]:
     """The leading lets of a body, and the rest."""
     lets: list[LetStmt] = []
     while isinstance(body, LetStmt):
@@ -133,7 +133,7 @@ def _part(function: PrimFunc, number: int, loop: For) -> PrimFunc:
     kind = loop.loop_var.dtype
     first, last = SizeVar("first", kind), SizeVar("last", kind)
     body: Stmt = For(loop.loop_var, first, last - first, ForKind.SERIAL, loop.body)
-    for let in reversed(_taken_apart(function.body)[0]):
+    for let in reversed(_split_lets(function.body)[0]):
         body = LetStmt(let.var, let.value, body)
     attrs = {**function.attrs, "global_symbol": step_name(function.name, number)}
     return function.replace(params=(*function.params, first, last), body=body, attrs=attrs)

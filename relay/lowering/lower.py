@@ -189,7 +189,7 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
     """
     try:
         merges = target.device_kind == "cpu"  # whose kernels take addresses; other backends may pass tensors
-        merged = _merged(workload.function) if merges else workload.function
+        merged = _collapsed(workload.function) if merges else workload.function
         inputs, outputs = to_tensors(merged)
         if merges:
             outputs = in_one_loop(outputs)
@@ -207,7 +207,7 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
     return Kernel(workload.name, function, tuple(workspaces), in_place, sizes)
 
 
-def _merged(function: Function) -> Function:
+def _collapsed(function: Function) -> Function:
     """An equivalent primitive function on the same memory, with as few dimensions as possible."""
     return collapse_reductions(collapse_rows(collapse_index_maps(collapse_dimensions(compose_index_maps(function)))))
 
@@ -225,7 +225,7 @@ def _first_that_fits(
 ) -> tuple[PrimFunc, list[Workspace]]:
     """The loops of the first schedule whose kernels the target can run, and their workspaces."""
     verify: Verify | None = get_global_func(f"target.verify.{target.kind.name}", allow_missing=True)
-    refused: list[str] = []
+    rejected: list[str] = []
     binds = _strided_buffers(workload.function, [*inputs, *outputs])
     has_sizes = bool(sizes_of(workload.function))
     for schedule in schedules_for(outputs, target):
@@ -237,6 +237,6 @@ def _first_that_fits(
         broken = [] if verify is None else verify(function, target)
         if not broken:
             return function, workspaces
-        refused.append("; ".join(broken))
-    tries = "".join(f"\n  schedule {i}: {why}" for i, why in enumerate(refused, 1))
+        rejected.append("; ".join(broken))
+    tries = "".join(f"\n  schedule {i}: {why}" for i, why in enumerate(rejected, 1))
     raise CompileError(f"no schedule of this group keeps the limits of {target}:{tries}")

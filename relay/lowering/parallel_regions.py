@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from relayc.backend.target import Target
-from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, moments, plan_arena
+from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, plan_arena, time_steps
 from relayc.relay.lowering.kernel_steps import KernelStep
 from relayc.te.errors import CompileError
 from relayc.te.ir import PassContext
@@ -52,11 +52,11 @@ def plan_regions(graph: ExecutionGraph, steps: Steps, target: Target) -> None:
     option = context.option("relay.shared_regions")
     if option not in ("auto", "off"):
         raise CompileError(f"option relay.shared_regions is {option!r}; expected 'auto' or 'off'")
-    if option == "off" or context.opt_level < _OPT_LEVEL or not graph.is_placed_now or not any(steps.values()):
+    if option == "off" or context.opt_level < _OPT_LEVEL or not graph.is_placed_statically or not any(steps.values()):
         return
     for node in graph.nodes:
         node.cycles = _cycles(node, target)
-    _put_beside(graph, steps, target)
+    _run_concurrently(graph, steps, target)
     _join(graph, steps, target)
 
 
@@ -70,7 +70,7 @@ def _join(graph: ExecutionGraph, steps: Steps, target: Target) -> None:
     """Number the regions: runs of small kernels that use about as many threads, and branches with their concurrent
     nodes."""
     region, total, threads = 0, 0.0, 0
-    for _, pairs in groupby(moments(graph.nodes), lambda pair: pair[0]):
+    for _, pairs in groupby(time_steps(graph.nodes), lambda pair: pair[0]):
         nodes = [node for _, node in pairs]
         cycles = sum(node.cycles for node in nodes)
         wanted = min(max([s.most_threads for n in nodes for s in steps[n.workload.name]], default=0), target.num_cores)
@@ -84,31 +84,31 @@ def _join(graph: ExecutionGraph, steps: Steps, target: Target) -> None:
             region, total, threads = region + 1, 0.0, 0
 
 
-def _put_beside(graph: ExecutionGraph, steps: Steps, target: Target) -> None:
+def _run_concurrently(graph: ExecutionGraph, steps: Steps, target: Target) -> None:
     """Let independent nodes run concurrently, if that hardly increases the memory."""
     before, nodes = plan_arena(graph).arena_bytes, graph.nodes
     graph.nodes = []
-    for together in _moments_of(nodes, _needs(graph, nodes), steps):
-        for i in together:
-            nodes[i].beside = i != together[0]
+    for concurrent_nodes in _time_steps_of(nodes, _needs(graph, nodes), steps):
+        for i in concurrent_nodes:
+            nodes[i].concurrent = i != concurrent_nodes[0]
             graph.nodes.append(nodes[i])
     if plan_arena(graph).arena_bytes > max(_GROWTH * before, cache_share(target)):
         graph.nodes = nodes
         for node in nodes:
-            node.beside = False
+            node.concurrent = False
 
 
-def _moments_of(nodes: Sequence[GraphNode], needs: Sequence[int], steps: Steps) -> Iterator[list[int]]:
+def _time_steps_of(nodes: Sequence[GraphNode], needs: Sequence[int], steps: Steps) -> Iterator[list[int]]:
     """The positions of the nodes that run concurrently, in order of time."""
     left, done = list(range(len(nodes))), 0
     while left:
-        together = [left[0]]
+        concurrent_nodes = [left[0]]
         if steps[nodes[left[0]].workload.name]:
             ready = [i for i in left[1 : 1 + _WINDOW] if needs[i] & ~done == 1 << i]
-            together += [i for i in ready if steps[nodes[i].workload.name]]
-        done |= sum([1 << i for i in together])
+            concurrent_nodes += [i for i in ready if steps[nodes[i].workload.name]]
+        done |= sum([1 << i for i in concurrent_nodes])
         left = [i for i in left if not done >> i & 1]
-        yield together
+        yield concurrent_nodes
 
 
 def _needs(graph: ExecutionGraph, nodes: Sequence[GraphNode]) -> list[int]:

@@ -23,7 +23,7 @@ from relayc.relay.sizes import assuming
 
 __all__ = ["share_kernels"]
 
-Number = tuple[str, bytes]
+Scalar = tuple[str, bytes]
 """Type and bits of a scalar constant: equal for identical constants only."""
 
 
@@ -36,14 +36,14 @@ def share_kernels(graph: ExecutionGraph) -> None:
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
     shared = _shared({node.workload.key: node.workload for node in nodes}.values())
     for part in graph.all_graphs() if shared else ():
-        known: dict[Number, int] = {}
+        known: dict[Scalar, int] = {}
         for node in part.nodes:
             if node.workload.key in shared:
                 node.workload, numbers = shared[node.workload.key]
                 node.inputs += [_parameter(part, number, known) for number in numbers]
 
 
-def _parameter(graph: ExecutionGraph, number: Constant, known: dict[Number, int]) -> int:
+def _parameter(graph: ExecutionGraph, number: Constant, known: dict[Scalar, int]) -> int:
     """The tensor of the graph that holds the constant `number`."""
     identity = _identity(number)
     if identity not in known:
@@ -56,18 +56,18 @@ def _parameter(graph: ExecutionGraph, number: Constant, known: dict[Number, int]
 
 def _shared(workloads: Iterable[Workload]) -> dict[str, tuple[Workload, list[Constant]]]:
     """Key of a workload -> the workload that replaces it, and the constants that are its last arguments."""
-    alike: dict[str, list[_Open]] = {}
+    alike: dict[str, list[_Abstracted]] = {}
     for workload in workloads:
-        opened = _Open.of(workload)
-        if opened is not None:
-            alike.setdefault(opened.text, []).append(opened)
-    return {key: value for group in alike.values() if len(group) > 1 for key, value in _merged(group)}
+        abstracted = _Abstracted.of(workload)
+        if abstracted is not None:
+            alike.setdefault(abstracted.text, []).append(abstracted)
+    return {key: value for group in alike.values() if len(group) > 1 for key, value in _generalized(group)}
 
 
-def _merged(group: Sequence[_Open]) -> Iterator[tuple[str, tuple[Workload, list[Constant]]]]:
+def _generalized(group: Sequence[_Abstracted]) -> Iterator[tuple[str, tuple[Workload, list[Constant]]]]:
     """The function that replaces functions equal up to constants; constants that always coincide are one parameter."""
     columns = list(zip(*[[_identity(n) for n in function.numbers] for function in group], strict=True))
-    first: dict[tuple[Number, ...], int] = {}
+    first: dict[tuple[Scalar, ...], int] = {}
     for place, column in enumerate(columns):
         if len(set(column)) > 1:
             first.setdefault(column, place)
@@ -77,7 +77,7 @@ def _merged(group: Sequence[_Open]) -> Iterator[tuple[str, tuple[Workload, list[
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _Abstracted:
     """A function whose constants `numbers` may be parameters, in order of use; `text` is the function without them."""
 
     workload: Workload
@@ -85,20 +85,22 @@ class _Open:
     text: str
 
     @staticmethod
-    def of(workload: Workload) -> _Open | None:
+    def of(workload: Workload) -> _Abstracted | None:
         """The function of a workload; None if it has no such constants."""
         numbers = [number for call in _calls(workload.function) for _, number in _numbers(call)]
         if not numbers:
             return None
         places = range(len(numbers))
-        return _Open(workload, numbers, str(_opened(workload.function, dict(zip(places, places, strict=True)))))
+        return _Abstracted(
+            workload, numbers, str(_parametrized(workload.function, dict(zip(places, places, strict=True))))
+        )
 
     def with_parameters(self, places: dict[int, int]) -> Workload:
         """The function in which the constant at place p is the parameter for place `places[p]`."""
-        return Workload.of(_opened(self.workload.function, places))
+        return Workload.of(_parametrized(self.workload.function, places))
 
 
-def _opened(function: Function, places: dict[int, int]) -> Function:
+def _parametrized(function: Function, places: dict[int, int]) -> Function:
     params: dict[int, Var] = {}
     made: dict[int, Expr] = {}
     place = 0
@@ -138,5 +140,5 @@ def _is_plain(e: Constant) -> bool:
     return e.data.ndim == 0 and e.dtype.bits >= (16 if e.dtype.is_float else 8)
 
 
-def _identity(number: Constant) -> Number:
+def _identity(number: Constant) -> Scalar:
     return str(number.dtype), number.data.tobytes()

@@ -179,7 +179,7 @@ def current_records() -> TuningRecords:
 
 def _checked(entry: Any) -> Record:
     record = Record(**entry)
-    texts, tables = (record.target, record.cpu, record.subject), (record.values, record.defaults)
-    if not all(isinstance(text, str) for text in texts) or not all(isinstance(table, dict) for table in tables):
+    strings, tables = (record.target, record.cpu, record.subject), (record.values, record.defaults)
+    if not all(isinstance(text, str) for text in strings) or not all(isinstance(table, dict) for table in tables):
         raise TypeError(f"record of {record.subject!r} has fields of wrong types")
     return record

@@ -75,7 +75,7 @@ def check_axis(number: int, axis: int, ndim: int) -> int:
 def check_axes(number: int, axes: Sequence[int], ndim: int) -> tuple[int, ...]:
     """Constraint `number`: `axes` are different axes in [-ndim, ndim). Returns them counted from the front."""
     found = tuple([check_axis(number, a, ndim) for a in axes])
-    require(len(set(found)) == len(found), f"(C{number}) an axis is given twice in {tuple(axes)}")
+    require(len(set(found)) == len(found), f"(C{number}) an axis occurs twice in {tuple(axes)}")
     return found
 
 

@@ -88,8 +88,8 @@ class WhileLoop(ControlFlow):
         alive, iteration = bool(condition.reshape(-1)[0]), 0
         stacks: list[list[Array]] = [[] for _ in self.results[self.carried :]]
         while alive and iteration < int(trips.reshape(-1)[0]):
-            given = (np.array(iteration, np.int64), np.array(alive))
-            goes_on, *values = _fields(evaluate(self.body, (*given, *carried, *outside)))
+            state = (np.array(iteration, np.int64), np.array(alive))
+            goes_on, *values = _fields(evaluate(self.body, (*state, *carried, *outside)))
             alive, iteration = bool(goes_on.reshape(-1)[0]), iteration + 1
             carried = values[: self.carried]
             for stack, value in zip(stacks, values[self.carried :], strict=True):

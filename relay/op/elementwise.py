@@ -63,14 +63,14 @@ def unary_helper(operator: type[Unary]) -> Callable[[Expr], Call]:
     return call
 
 
-_NUMBERS = ("float", "int", "uint")
+_NUMERIC = ("float", "int", "uint")
 
 
 @register_op("abs", pattern=OpPattern.ELEMWISE)
 class Abs(Unary):
     """|x| (ONNX: Abs); the lowest signed integer stays itself."""
 
-    domain = _NUMBERS
+    domain = _NUMERIC
     define = staticmethod(topi.abs)
     evaluate = staticmethod(np.abs)
 
@@ -217,7 +217,7 @@ class Log10(Unary):
 class Negative(Unary):
     """-x; integers wrap (ONNX: Neg)."""
 
-    domain = _NUMBERS
+    domain = _NUMERIC
     define = staticmethod(topi.negative)
     evaluate = staticmethod(np.negative)
 
@@ -257,7 +257,7 @@ class Sigmoid(Unary):
 class Sign(Unary):
     """-1, 0 or 1; NaN stays NaN (ONNX: Sign)."""
 
-    domain = _NUMBERS
+    domain = _NUMERIC
     define = staticmethod(topi.sign)
     evaluate = staticmethod(np.sign)
 

@@ -283,8 +283,8 @@ def _descending_or_not(x: Array, axis: int, ascending: bool) -> Array:
     """A stable argsort; NaN is the greatest value, equal values keep their order."""
     if ascending:
         return np.argsort(x, axis=axis, kind="stable")
-    turned = np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
-    return x.shape[axis] - 1 - turned
+    from_end = np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
+    return x.shape[axis] - 1 - from_end
 
 
 @register_op("argsort", pattern=OpPattern.OPAQUE)

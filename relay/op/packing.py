@@ -38,17 +38,17 @@ class UnpackBits(OpDef):
 
     def reference(self, x: Array) -> Array:
         bits, count = parse_dtype(self.dtype).bits, math.prod(self.newshape)
-        codes = (x[:, None] >> np.arange(0, 8, bits, dtype=np.uint8)) & np.uint8((1 << bits) - 1)
-        return codes.reshape(-1)[:count].view(numpy_dtype(self.dtype)).reshape(self.newshape)
+        fields = (x[:, None] >> np.arange(0, 8, bits, dtype=np.uint8)) & np.uint8((1 << bits) - 1)
+        return fields.reshape(-1)[:count].view(numpy_dtype(self.dtype)).reshape(self.newshape)
 
 
 def pack_bits(data: Array) -> Array:
     """The elements of an array of a sub-byte type in as few bytes as hold them, from the low bits on; zeros behind."""
     bits = parse_dtype(data.dtype.name).bits
     per_byte = 8 // bits
-    codes = np.zeros(-(-data.size // per_byte) * per_byte, np.uint8)
-    codes[: data.size] = np.ascontiguousarray(data).reshape(-1).view(np.uint8) & ((1 << bits) - 1)
-    shifted = codes.reshape(-1, per_byte) << np.arange(0, 8, bits, dtype=np.uint8)
+    fields = np.zeros(-(-data.size // per_byte) * per_byte, np.uint8)
+    fields[: data.size] = np.ascontiguousarray(data).reshape(-1).view(np.uint8) & ((1 << bits) - 1)
+    shifted = fields.reshape(-1, per_byte) << np.arange(0, 8, bits, dtype=np.uint8)
     return np.bitwise_or.reduce(shifted, axis=1)
 
 

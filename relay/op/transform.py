@@ -39,12 +39,12 @@ class Reshape(OpDef):
     def infer(self, x: TensorType) -> TensorType:
         unknown = [a for a, d in enumerate(self.newshape) if isinstance(d, int) and d == -1]
         require(len(unknown) <= 1, f"(C1) at most one dimension may be -1; got {shape_text(self.newshape)}")
-        given = [d for a, d in enumerate(self.newshape) if a not in unknown]
+        known = [d for a, d in enumerate(self.newshape) if a not in unknown]
         sizes = f"(C2) {x} can't be reshaped to {shape_text(self.newshape)}: the numbers of elements differ"
         if not unknown:
-            require(dims_match(product(x.shape), product(given)), sizes)
+            require(dims_match(product(x.shape), product(known)), sizes)
             return x.with_shape(self.newshape)
-        rest = quotient(x.shape, given)
+        rest = quotient(x.shape, known)
         require(rest is not None, sizes)
         assert rest is not None
         return x.with_shape(with_dim(self.newshape, unknown[0], rest))

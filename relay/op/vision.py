@@ -149,5 +149,5 @@ class WeightedPixels(OpDef):
 
 def weighted_pixels(data: Expr, positions: Expr, weights: Expr | None = None, channels_last: bool = True) -> Call:
     """Sums of the pixels of `data` at positions (N, T, M), times their weights; see `WeightedPixels`."""
-    given = () if weights is None else (weights,)
-    return WeightedPixels(channels_last=channels_last)(data, positions, *given)
+    factors = () if weights is None else (weights,)
+    return WeightedPixels(channels_last=channels_last)(data, positions, *factors)

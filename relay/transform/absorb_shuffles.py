@@ -139,10 +139,10 @@ def _shuffle(e: Expr, shared: Sharing) -> _Shuffle | None:
             return None
         steps.append(e)
         e = e.args[0]
-    joined, turned, cut = steps
-    assert isinstance(turned.op, Transpose)
+    merged, permuted, cut = steps
+    assert isinstance(permuted.op, Transpose)
     *pixels, parts, each = cut.shape if len(cut.shape) == 5 else (0, 0)
     known = isinstance(parts, int) and isinstance(each, int) and parts * each == e.shape[-1]
-    if not known or turned.op.axes != (0, 1, 2, 4, 3) or not tuple(pixels) == e.shape[:-1] == joined.shape[:-1]:
+    if not known or permuted.op.axes != (0, 1, 2, 4, 3) or not tuple(pixels) == e.shape[:-1] == merged.shape[:-1]:
         return None
     return _Shuffle(e, parts)  # type: ignore[arg-type]

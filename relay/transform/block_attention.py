@@ -22,7 +22,7 @@ __all__ = ["BlockAttention"]
 _UNKNOWN_POSITIONS = 256
 """Positions assumed for a symbolic size."""
 
-_HEADS_BEHIND_POSITIONS = (0, 2, 1, 3)
+_HEADS_AFTER_POSITIONS = (0, 2, 1, 3)
 
 _SECTION = 128
 """Minimum queries of a section of causal attention: shorter sections skip few keys, and reuse their packed keys too
@@ -54,7 +54,7 @@ class BlockAttention(RewritePass):
             return call
         if keys == 0:
             return call
-        operands = tuple([transposed(x, _HEADS_BEHIND_POSITIONS) for x in (query, key, value)])
+        operands = tuple([transposed(x, _HEADS_AFTER_POSITIONS) for x in (query, key, value)])
         sections = _sections(positions, keys) if op.causal and not mask else [(0, positions, keys)]
         parts: list[Expr] = []
         for begin, end, seen in sections:
@@ -62,7 +62,7 @@ class BlockAttention(RewritePass):
             part = [_section(x, *limit) for x, limit in zip(operands, limits, strict=True)]
             parts.append(self._blocked(call, op, (*part, *mask)))
         whole = parts[0] if len(parts) == 1 else make_call("concatenate", parts, call.span, axis=1)
-        return transposed(whole, _HEADS_BEHIND_POSITIONS, call.span)
+        return transposed(whole, _HEADS_AFTER_POSITIONS, call.span)
 
     def _blocked(self, call: Call, op: Attention, operands: tuple[Expr, ...]) -> Call:
         query, _, value = operands[:3]

@@ -51,13 +51,13 @@ class CombineParallelConv2D(FunctionPass):
         for e in evaluation_order(function):
             if _is_candidate(e):
                 branch = branch_of(e, by_user, with_activation=True)
-                if not _has_more_behind(branch, by_user):
+                if not _has_only_elementwise_readers(branch, by_user):
                     key = id(e.args[0]), e.op, branch.activation, id(where[id(e)])
                     siblings.setdefault(key, []).append(branch)
         model = _CostModel(self.target, winograd_tiles(context), by_user)
         with Config():  # for plans that are only considered, no tuner is consulted
             groups = [group for some in siblings.values() if len(some) > 1 for group in model.groups(some)]
-        groups = _of_weights_apart(groups, by_user)
+        groups = _of_separate_weights(groups, by_user)
         return combined(function, groups) if groups else function
 
 
@@ -68,7 +68,7 @@ def _is_candidate(e: Expr) -> TypeGuard[Call]:
     return forms and e.tensor_type.is_static and e.dtype == e.args[1].dtype == "float32"
 
 
-def _has_more_behind(branch: Branch, by_user: dict[int, list[Expr]]) -> bool:
+def _has_only_elementwise_readers(branch: Branch, by_user: dict[int, list[Expr]]) -> bool:
     """Are all readers of the result elementwise, so that they would be fused into the layer's kernel?"""
     return all(_pattern(user) <= OpPattern.BROADCAST for user in by_user[id(branch.result)])
 
@@ -77,7 +77,7 @@ def _pattern(e: Expr) -> OpPattern:
     return e.op.pattern if isinstance(e, Call) and isinstance(e.op, OpDef) else OpPattern.OPAQUE
 
 
-def _of_weights_apart(groups: Sequence[Sequence[Branch]], by_user: dict[int, list[Expr]]) -> list[Sequence[Branch]]:
+def _of_separate_weights(groups: Sequence[Sequence[Branch]], by_user: dict[int, list[Expr]]) -> list[Sequence[Branch]]:
     """The groups whose weights are used by groups of the same weights only, so that the weights are stored once."""
     uses = Counter([_weights_of(group) for group in groups])
     return [g for g in groups if all(len(by_user[id(b.weight)]) == uses[_weights_of(g)] for b in g)]

@@ -85,7 +85,7 @@ class _Splitter:
         if not isinstance(weight, Constant) or call.dtype != "float32" or not call.tensor_type.is_static:
             return call
         apart = [_reaches(call, op, k) for k in range(op.rank)]
-        inside = math.prod([_part_inside(call, op, k, reaches) for k, reaches in enumerate(apart)])
+        inside = math.prod([_fraction_inside(call, op, k, reaches) for k, reaches in enumerate(apart)])
         if not 0 < inside <= _MOST_INSIDE or not weight.data.size or not np.isfinite(weight.data).all():
             return call
         found, least = call, _GAIN * self._cycles(call)
@@ -93,7 +93,7 @@ class _Splitter:
             if not any(split):
                 continue
             terms = list(_terms(call, op, split, apart))
-            cycles = sum([self._cycles(term.convolution) for term in terms]) + self._moving(call, terms)
+            cycles = sum([self._cycles(term.convolution) for term in terms]) + self._copying_cycles(call, terms)
             if cycles < least:
                 found, least = _sum(terms), cycles
         return found
@@ -108,7 +108,7 @@ class _Splitter:
         plan = None if shape is None else winograd_plan(self.target, shape, self.winograd_tiles)
         return direct if plan is None else plan.cycles
 
-    def _moving(self, call: Call, terms: Sequence[_Term]) -> float:
+    def _copying_cycles(self, call: Call, terms: Sequence[_Term]) -> float:
         """Cycles of copying regions of the image, and of padding and adding up the results."""
         nbytes = 0
         for term in terms:
@@ -130,7 +130,7 @@ def _reaches(call: Call, op: _Forward, k: int) -> list[_Reach]:
     return found
 
 
-def _part_inside(call: Call, op: _Forward, k: int, reaches: Sequence[_Reach]) -> float:
+def _fraction_inside(call: Call, op: _Forward, k: int, reaches: Sequence[_Reach]) -> float:
     """The fraction of the multiplications along spatial axis `k` that are by elements of the image."""
     _, results, taps = _sizes(call, op, k)
     return sum([len(reach.results) for reach in reaches]) / (results * taps)

@@ -60,7 +60,7 @@ class ConvolveTransposed(RewritePass):
         taps, (begin, end) = weight.tensor_type.static_shape[2:], (op.padding[: op.rank], op.padding[op.rank :])
         each = (call.args[0].shape[1:-1], taps, op.strides, op.dilation, begin, end, op.output_padding)
         axes = [_Axis(*numbers) for numbers in zip(*each, strict=True)]
-        for as_convolution in (_turned, _phases_together):
+        for as_convolution in (_by_reversed_kernel, _by_phases):
             made = as_convolution(call, op, weight, axes)
             if made is not None:
                 return made
@@ -111,15 +111,15 @@ class _Axis:
         return front, (self.more + 1) * self.stride - front - (self.taps + self.extra - self.begin - self.end)
 
 
-def _turned(call: Call, op: _Transposed, weight: Expr, axes: Sequence[_Axis]) -> Call | None:
+def _by_reversed_kernel(call: Call, op: _Transposed, weight: Expr, axes: Sequence[_Axis]) -> Call | None:
     """The convolution by the reversed kernel, for stride 1; None if the cropping exceeds its reach."""
     reach = [(axis.taps - 1) * axis.dilation for axis in axes]
     paddings = [(r - axis.begin, r - axis.end + axis.extra) for r, axis in zip(reach, axes, strict=True)]
     if any(axis.stride > 1 for axis in axes) or any(width < 0 for pair in paddings for width in pair):
         return None
     groups, inputs, outputs, taps = _by_groups(op, weight)
-    turned = _reversed(weight, tuple(range(2, 2 + op.rank)))
-    by_group = reshaped(turned, (groups, inputs, outputs, *taps))
+    reversed_kernel = _reversed(weight, tuple(range(2, 2 + op.rank)))
+    by_group = reshaped(reversed_kernel, (groups, inputs, outputs, *taps))
     order = (0, 2, 1, *range(3, 3 + op.rank))
     filters = reshaped(transposed(by_group, order, call.span), (groups * outputs, inputs, *taps))
     return _forward(call, op, filters, paddings, op.dilation)
@@ -137,7 +137,7 @@ def _reversed(x: Expr, axes: tuple[int, ...]) -> Expr:
     return make_call("reverse", (x,), x.span, axis=axes)
 
 
-def _phases_together(call: Call, op: _Transposed, weight: Expr, axes: Sequence[_Axis]) -> Expr | None:
+def _by_phases(call: Call, op: _Transposed, weight: Expr, axes: Sequence[_Axis]) -> Expr | None:
     """All phases as one convolution, whose result is interleaved; None if adding up products is faster.
 
     The convolution is chosen if nothing overlaps or is cropped, as a product can store its results in that order; if

@@ -211,13 +211,13 @@ class TransposedNorm(PatternRule):
     """
 
     x, gamma, beta = wildcard(), wildcard(), wildcard()
-    turned = is_op("transpose")(x)
-    norm = is_op("nn.layer_norm")(turned, gamma, beta) | is_op("nn.rms_norm")(turned, gamma)
+    transposed = is_op("transpose")(x)
+    norm = is_op("nn.layer_norm")(transposed, gamma, beta) | is_op("nn.rms_norm")(transposed, gamma)
     pattern = is_op("transpose")(norm)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         x, norm, rank = found[self.x], found.call(self.norm), len(call.shape)
-        there, back = (c.op.axes for c in (found.call(self.turned), call))  # type: ignore[union-attr]
+        there, back = (c.op.axes for c in (found.call(self.transposed), call))  # type: ignore[union-attr]
         last = norm.op.axis % rank == rank - 1  # type: ignore[union-attr]
         if not last or any(there[a] != n for n, a in enumerate(back)) or found.shared(norm):
             return None

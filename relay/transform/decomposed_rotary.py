@@ -139,11 +139,11 @@ def _is_joined(joined: Call) -> bool:
 
 _FIRST, _SECOND = wildcard().where(_is_lane), wildcard().where(_is_lane)
 _COSINE, _SINE = wildcard(), wildcard()
-_TURNED_FIRST = is_op("subtract")(is_op("multiply")(_FIRST, _COSINE), is_op("multiply")(_SECOND, _SINE))
-_TURNED_SECOND = is_op("add")(is_op("multiply")(_SECOND, _COSINE), is_op("multiply")(_FIRST, _SINE))
+_ROTATED_FIRST = is_op("subtract")(is_op("multiply")(_FIRST, _COSINE), is_op("multiply")(_SECOND, _SINE))
+_ROTATED_SECOND = is_op("add")(is_op("multiply")(_SECOND, _COSINE), is_op("multiply")(_FIRST, _SINE))
 
 
-def _turned(first: Expr, second: Expr, found: Found, interleaved: bool) -> _Pairs | None:
+def _rotated(first: Expr, second: Expr, found: Found, interleaved: bool) -> _Pairs | None:
     """The pairs of which `first` and `second` are the rotated halves, with one angle for each pair."""
     pairs = _pairs(found[_FIRST], found[_SECOND], interleaved)
     plain = first.ty is found[_FIRST].ty and second.ty is found[_SECOND].ty
@@ -157,7 +157,7 @@ class DecomposedRotaryHalves(PatternRule):
     """
 
     pattern = is_op("concatenate")
-    halves = is_tuple([_TURNED_FIRST, _TURNED_SECOND])
+    halves = is_tuple([_ROTATED_FIRST, _ROTATED_SECOND])
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         if not _joins_last(call):
@@ -165,11 +165,11 @@ class DecomposedRotaryHalves(PatternRule):
         for i, (first, second) in enumerate(zip(call.args, call.args[1:], strict=False)):
             if not is_call_of(first, "subtract") or not is_call_of(second, "add"):
                 continue
-            turned = self.halves.match(Tuple((first, second)))
-            pairs = None if turned is None else _turned(first, second, turned, interleaved=False)
-            if turned is None or pairs is None:
+            rotated = self.halves.match(Tuple((first, second)))
+            pairs = None if rotated is None else _rotated(first, second, rotated, interleaved=False)
+            if rotated is None or pairs is None:
                 continue
-            embedded = pairs.embedded(turned[_COSINE], turned[_SINE], call)
+            embedded = pairs.embedded(rotated[_COSINE], rotated[_SINE], call)
             args = (*call.args[:i], embedded, *call.args[i + 2 :])
             return make_call(call.op, args, call.span) if len(args) > 1 else embedded  # type: ignore[arg-type]
         return None
@@ -182,11 +182,11 @@ class DecomposedRotaryInterleaved(PatternRule):
     code.
     """
 
-    columns = is_op("concatenate")(is_op("reshape")(_TURNED_FIRST), is_op("reshape")(_TURNED_SECOND))
+    columns = is_op("concatenate")(is_op("reshape")(_ROTATED_FIRST), is_op("reshape")(_ROTATED_SECOND))
     pattern = is_op("reshape")(columns)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        pairs = _turned(found[_TURNED_FIRST], found[_TURNED_SECOND], found, interleaved=True)
+        pairs = _rotated(found[_ROTATED_FIRST], found[_ROTATED_SECOND], found, interleaved=True)
         if pairs is None or not _is_joined(found.call(self.columns)):
             return None
         return reshaped(pairs.embedded(found[_COSINE], found[_SINE], call), call.shape, call.span)

@@ -234,8 +234,8 @@ class DecomposedL2Normalize(PatternRule):
         epsilon = value_of(found[self.epsilon]) if self.epsilon in found else root * root
         # the square of a value up to the root of the smallest float32 underflows, and 0 / 0 would be NaN
         lost = root > 0.0 and epsilon < np.finfo(np.float32).tiny and x.dtype != "float64"
-        counted_late = len(axes) > 1 and not x.tensor_type.is_static
-        if x.ty is not call.ty or root < 0.0 or epsilon < 0.0 or lost or counted_late:
+        is_dynamic = len(axes) > 1 and not x.tensor_type.is_static
+        if x.ty is not call.ty or root < 0.0 or epsilon < 0.0 or lost or is_dynamic:
             return None
         if is_call_of(total, "sum"):
             return make_call("nn.l2_normalize", (x,), call.span, axis=axes, eps=epsilon)

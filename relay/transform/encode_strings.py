@@ -24,7 +24,7 @@ __all__ = ["EncodeStrings"]
 
 _NUMBER = dtype("int64")
 
-_BLIND = frozenset({
+_TRANSPARENT = frozenset({
     "broadcast_to", "concatenate", "copy", "equal", "expand_dims", "gather", "gather_nd", "not_equal", "repeat",
     "reshape", "reverse", "reverse_sequence", "scatter_elements", "scatter_nd", "split", "squeeze", "stack",
     "strided_slice", "take", "tile", "transpose", "where",
@@ -44,21 +44,21 @@ class EncodeStrings(FunctionPass):
     def transform(self, function: Function, context: PassContext) -> Function:
         if not _has_strings(function):
             return function
-        texts = list(dict.fromkeys(["", *_texts_of(function)]))
+        strings = list(dict.fromkeys(["", *_strings_of(function)]))
         with assuming():  # size assumptions were recorded when the calls were first built
-            encoded = _Encoder({text: number for number, text in enumerate(texts)}).function(function)
+            encoded = _Encoder({text: number for number, text in enumerate(strings)}).function(function)
         facts = {
-            "texts": tuple(texts),
-            "text_inputs": tuple([i for i, p in enumerate(function.params) if _is_text(p.ty)]),
-            "text_outputs": tuple([i for i, ty in enumerate(_flat(function.body.ty)) if _is_text(ty)]),
+            "texts": tuple(strings),
+            "text_inputs": tuple([i for i, p in enumerate(function.params) if _is_string(p.ty)]),
+            "text_outputs": tuple([i for i, ty in enumerate(_flat(function.body.ty)) if _is_string(ty)]),
         }
         return encoded.replace(attrs={**function.attrs, **facts})
 
 
-def _is_text(ty: Type) -> bool:
+def _is_string(ty: Type) -> bool:
     """Is it a type of strings, or of a container of strings?"""
     if isinstance(ty, TupleType):
-        return any(map(_is_text, ty.fields))
+        return any(map(_is_string, ty.fields))
     if isinstance(ty, ContainerType):
         return ty.tensors.dtype == "string"
     return isinstance(ty, TensorType) and ty.dtype == "string"
@@ -80,10 +80,10 @@ def _expressions(function: Function) -> Iterator[Expr]:
 
 
 def _has_strings(function: Function) -> bool:
-    return any(_is_text(e.ty) for e in _expressions(function) if not isinstance(e, Function))
+    return any(_is_string(e.ty) for e in _expressions(function) if not isinstance(e, Function))
 
 
-def _texts_of(function: Function) -> Iterator[str]:
+def _strings_of(function: Function) -> Iterator[str]:
     """The strings in constants and look-ups."""
     for e in _expressions(function):
         if isinstance(e, Constant) and e.dtype == "string":
@@ -124,8 +124,8 @@ class _Encoder:
         changed = {name: value for name, value in changed.items() if value is not getattr(operator, name)}
         if not changed and all(a is b for a, b in zip(args, call.args, strict=True)):
             return call
-        about_texts = _is_text(call.ty) or any(_is_text(a.ty) for a in call.args)
-        if about_texts and not operator.takes_containers and not _is_blind(operator):
+        on_strings = _is_string(call.ty) or any(_is_string(a.ty) for a in call.args)
+        if on_strings and not operator.takes_containers and not _is_blind(operator):
             place = "" if call.span is None else f" at {call.span}"
             types = ", ".join(str(a.ty) for a in call.args)
             raise CompileError(f"{operator} of {types}{place}: it computes with numbers, not with strings")
@@ -149,18 +149,18 @@ class _Encoder:
             return self.function(value)
         return _numbered(value) if isinstance(value, Type) else value
 
-    def _numbers_of(self, texts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        found = [self.numbers[text] for text in texts.reshape(-1).tolist()]
-        return np.array(found, np.int64).reshape(texts.shape)
+    def _numbers_of(self, strings: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        found = [self.numbers[text] for text in strings.reshape(-1).tolist()]
+        return np.array(found, np.int64).reshape(strings.shape)
 
 
 def _is_blind(operator: OpDef) -> bool:
-    return operator.name in _BLIND and getattr(operator, "reduction", "update") == "update"
+    return operator.name in _TRANSPARENT and getattr(operator, "reduction", "update") == "update"
 
 
 def _numbered(ty: Type) -> Type:
     """The type with int64 in place of strings."""
-    if not _is_text(ty):
+    if not _is_string(ty):
         return ty
     if isinstance(ty, TupleType):
         return TupleType([_numbered(f) for f in ty.fields])

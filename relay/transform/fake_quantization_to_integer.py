@@ -6,13 +6,14 @@ floats, with the conversions on top. The pass does the following instead (TVM:
 `relay.transform.FakeQuantizationToInteger`):
 
 - Products and convolutions of dequantised data with dequantised weights accumulate products of integers; one
-multiplication dequantises the sum. Sums of grouped convolutions are carried in float32, as long as it holds them
-exactly, and so are those of convolutions that Winograd's algorithm computes faster than integers, up to its rounding. -
-The following operators up to `qnn.quantize` (biases, activations, sums of two tensors, means) are computed in units of
-its scale, so that nothing is divided, and rounded to an integer once. - Operators that only move, concatenate or select
-values work on quantised values; the rounding of a concatenated tensor moves to its inputs, if these are quantised with
-other scales or are results of products. - Values quantised to signed integers are quantised to unsigned ones, as 8-bit
-products require, and flipped where other operators read them.
+  multiplication dequantises the sum. Sums of grouped convolutions are carried in float32, as long as it holds them
+  exactly, and so are those of convolutions that Winograd's algorithm computes faster than integers, up to its rounding.
+- The following operators up to `qnn.quantize` (biases, activations, sums of two tensors, means) are computed in units
+  of its scale, so that nothing is divided, and rounded to an integer once.
+- Operators that only move, concatenate or select values work on quantised values; the rounding of a concatenated tensor
+  moves to its inputs, if these are quantised with other scales or are results of products.
+- Values quantised to signed integers are quantised to unsigned ones, as 8-bit products require, and flipped where other
+  operators read them.
 
 A result may differ by one step of its scale from that of the original model: sums are exact here, and scales are
 multiplied in another order (docs/decisions/0028-quantised-graphs.md).
@@ -53,7 +54,7 @@ __all__ = ["FakeQuantizationToInteger"]
 
 Array = np.ndarray[Any, Any]
 
-_MOVES = ("reshape", "transpose", "strided_slice", "squeeze", "expand_dims", "nn.max_pool", "copy")
+_DATA_MOVEMENT = ("reshape", "transpose", "strided_slice", "squeeze", "expand_dims", "nn.max_pool", "copy")
 """Operators of one input whose results are values of it, so that they apply to quantised values."""
 _LINEAR = ("mean", "nn.avg_pool", "nn.adaptive_avg_pool")
 """Operators of one input that are linear."""
@@ -63,10 +64,10 @@ _LARGEST_SUM = 1 << 31
 """Sums below this fit into int32."""
 _FEWEST_CHANNELS = 4
 """Minimum channels of a convolution that is computed in integers, unless processors have 4-way dot products."""
-_INTEGERS_GAIN, _VNNI_GAIN, _MATRIX_UNIT_GAIN = 1.6, 3.2, 10.0
+_INTEGERS_GAIN, _VNNI_GAIN, _AMX_GAIN = 1.6, 3.2, 10.0
 """Assumed speed of integer products relative to float32: they are 1.4 to 2.1 times as fast (AVX2), four times with
 4-way dot products (VNNI), ten to twelve times with those of tiles (AMX)."""
-_EXACT_CODES = 1 << 30
+_EXACT_UNITS = 1 << 30
 """Units below this, plus a zero point, fit into int32."""
 
 
@@ -123,8 +124,8 @@ class _Rewriter:
             case Dense():
                 return self._dense(call)
             case _ if is_call_of(call, "concatenate"):
-                return _joined(call)
-            case _ if is_call_of(call, *_MOVES, "take") or _pads_with_zero(call):
+                return _concatenated(call)
+            case _ if is_call_of(call, *_DATA_MOVEMENT, "take") or _pads_with_zero(call):
                 return _move(call)
             case _:
                 return call
@@ -157,7 +158,7 @@ class _Rewriter:
         tiles = [] if shape is None else [m for m in WINOGRAD_FILTERS.get(shape.kernel, ()) if m in self.winograd_tiles]
         gain = _VNNI_GAIN if has_byte_products(self.target) else _INTEGERS_GAIN
         if has_amx(self.target):
-            gain = _MATRIX_UNIT_GAIN
+            gain = _AMX_GAIN
         return shape is not None and bool(tiles) and winograd_pays(self.target, shape, tiles, gain) is not None
 
     def _product(
@@ -171,10 +172,10 @@ class _Rewriter:
         """
         data = _dequantized(call.args[0])
         assert data is not None
-        codes, scale, zero = data
+        integers, scale, zero = data
         centred, weight_scales = weights
         shape = [-1 if a == outputs else 1 for a in range(len(call.shape))]
-        limits = np.iinfo(str(codes.dtype))
+        limits = np.iinfo(str(integers.dtype))
         reach = max(limits.max - zero, zero - limits.min)
         if centred.size == 0:
             return call
@@ -185,7 +186,7 @@ class _Rewriter:
             if bound.max() >= (largest or _LARGEST_SUM):
                 return call
         wide = "int32" if largest is None else "float32"
-        operand = elementwise.cast(codes, wide)
+        operand = elementwise.cast(integers, wide)
         operand = broadcast.subtract(operand, const(zero, wide)) if zero else operand
         sums = make_call(call.op, (operand, Constant(centred.astype(wide), span=call.args[1].span)), call.span)  # type: ignore[arg-type]
         scales = (weight_scales.astype(np.float64) * scale).reshape(shape if weight_scales.ndim else ())
@@ -204,30 +205,30 @@ class _Rewriter:
         if is_call_of(call.args[0], "concatenate") and not shared(call.args[0]):
             return self._quantize_parts(call, op, shared)
         signed = op.out_dtype == "int8"
-        into = _Codes("uint8", int(zero.item()) + 128) if signed else _Codes(op.out_dtype, int(zero.item()))
-        same = _in_same_codes(call.args[0], scale.item(), (into, _Codes(op.out_dtype, int(zero.item()))))
+        into = _Quantized("uint8", int(zero.item()) + 128) if signed else _Quantized(op.out_dtype, int(zero.item()))
+        same = _already_quantized(call.args[0], scale.item(), (into, _Quantized(op.out_dtype, int(zero.item()))))
         if same is not None:
             return same if same.dtype == op.out_dtype else flipped(same)
         units = self._in_units(call.args[0], float(scale.item()), into, shared)
         if units is None or not math.isfinite(units.bound):
             return call
-        codes = _rounded(units, into.zero, into.dtype)
-        return flipped(codes) if signed else codes
+        integers = _rounded(units, into.zero, into.dtype)
+        return flipped(integers) if signed else integers
 
     def _quantize_parts(self, call: Call, op: Quantize, shared: Sharing) -> Expr:
         """A concatenation `call` as a concatenation of quantised operands, if some of them profit."""
-        joined = call.args[0]
-        assert isinstance(joined, Call)
-        parts = [make_call(op, (x, *call.args[1:]), call.span) for x in joined.args]
-        codes = [self._quantize(part, op, shared) for part in parts]
-        if all(code is part for code, part in zip(codes, parts, strict=True)):
+        concatenated = call.args[0]
+        assert isinstance(concatenated, Call)
+        parts = [make_call(op, (x, *call.args[1:]), call.span) for x in concatenated.args]
+        integers = [self._quantize(part, op, shared) for part in parts]
+        if all(quantized_part is part for quantized_part, part in zip(integers, parts, strict=True)):
             return call
-        unsigned = [x for x in map(unflipped, codes) if x is not None]
-        if len(unsigned) == len(codes):
-            return flipped(make_call(joined.operator, unsigned, joined.span))
-        return make_call(joined.operator, codes, joined.span)
+        unsigned = [x for x in map(unflipped, integers) if x is not None]
+        if len(unsigned) == len(integers):
+            return flipped(make_call(concatenated.operator, unsigned, concatenated.span))
+        return make_call(concatenated.operator, integers, concatenated.span)
 
-    def _in_units(self, e: Expr, scale: float, into: _Codes, shared: Sharing) -> _Units | None:
+    def _in_units(self, e: Expr, scale: float, into: _Quantized, shared: Sharing) -> _Units | None:
         """`e` over `scale`, computed without a division; None if it is not computed from quantised values."""
         if id(e) in self.products:
             return _product_in_units(self.products[id(e)], scale)
@@ -238,7 +239,7 @@ class _Rewriter:
             return self._in_units(_value(e), scale, into, shared)
         source = _dequantized(e)
         if source is not None:
-            return _codes_in_units(source, scale)
+            return _quantized_in_units(source, scale)
         if not isinstance(e, Call) or shared(e):
             return None
         if is_call_of(e, "multiply"):
@@ -248,7 +249,7 @@ class _Rewriter:
             return None
         return _applied(e, [p for p in parts if p is not None], scale, into)
 
-    def _multiple_in_units(self, e: Call, scale: float, into: _Codes, shared: Sharing) -> _Units | None:
+    def _multiple_in_units(self, e: Call, scale: float, into: _Quantized, shared: Sharing) -> _Units | None:
         """An expression multiplied by a positive number."""
         for factor, other in (e.args, e.args[::-1]):
             value = factor
@@ -261,7 +262,7 @@ class _Rewriter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Codes:
+class _Quantized:
     """The quantised type that floats will be rounded to."""
 
     dtype: str
@@ -278,19 +279,19 @@ _ALMOST_HALF = 0.499
 """A limit inside the quantised range by no more than this is rounded to its end."""
 
 
-def _in_same_codes(values: Expr, scale: float, meanings: Sequence[_Codes]) -> Expr | None:
+def _already_quantized(values: Expr, scale: float, meanings: Sequence[_Quantized]) -> Expr | None:
     """The quantised values that `values`, or those above 0, already represent under one of these parameters; None
     otherwise."""
     is_relu = isinstance(values, Call) and is_call_of(values, "nn.relu")
     source = _dequantized(values.args[0] if is_relu else values)  # type: ignore[attr-defined]
-    if source is None or source[1] != scale or _Codes(str(source[0].dtype), source[2]) not in meanings:
+    if source is None or source[1] != scale or _Quantized(str(source[0].dtype), source[2]) not in meanings:
         return None
-    codes, _, zero = source
-    return broadcast.maximum(codes, const(zero, codes.dtype)) if is_relu else codes
+    integers, _, zero = source
+    return broadcast.maximum(integers, const(zero, integers.dtype)) if is_relu else integers
 
 
 def _is_understood(e: Call) -> bool:
-    return is_call_of(e, "add", "subtract", "nn.relu", "clip", *_LINEAR, *_MOVES) or _pads_with_zero(e)
+    return is_call_of(e, "add", "subtract", "nn.relu", "clip", *_LINEAR, *_DATA_MOVEMENT) or _pads_with_zero(e)
 
 
 def _pads_with_zero(e: Call) -> bool:
@@ -298,7 +299,7 @@ def _pads_with_zero(e: Call) -> bool:
     return isinstance(e.op, Pad) and (e.op.pad_mode != "constant" or e.op.pad_value == 0)
 
 
-def _applied(e: Call, parts: Sequence[_Units], scale: float, into: _Codes) -> _Units:
+def _applied(e: Call, parts: Sequence[_Units], scale: float, into: _Quantized) -> _Units:
     """The operator of `e` applied to operands in units of `scale`."""
     values = [p.value for p in parts]
     if is_call_of(e, "nn.relu"):
@@ -318,13 +319,13 @@ def _product_in_units(product: _Product, scale: float) -> _Units:
     return _Units(value, float((np.abs(factors) * product.bound).max()))
 
 
-def _codes_in_units(source: tuple[Expr, float, int], scale: float) -> _Units:
-    codes, own, zero = source
+def _quantized_in_units(source: tuple[Expr, float, int], scale: float) -> _Units:
+    integers, own, zero = source
     factor = own / scale
-    units = broadcast.multiply(elementwise.cast(codes, "float32"), const(np.float32(factor)))
+    units = broadcast.multiply(elementwise.cast(integers, "float32"), const(np.float32(factor)))
     if zero:
         units = broadcast.add(units, const(np.float32(-zero * factor)))
-    return _Units(units, factor * 2 * np.iinfo(str(codes.dtype)).max)
+    return _Units(units, factor * 2 * np.iinfo(str(integers.dtype)).max)
 
 
 def _as_floats(sums: Expr) -> Expr:
@@ -336,7 +337,7 @@ def _rounded(units: _Units, zero: int, dtype: str) -> Expr:
 
     Those that fit into int32 are converted before they are clipped: fewer instructions.
     """
-    if units.bound >= _EXACT_CODES:
+    if units.bound >= _EXACT_UNITS:
         return quantized(units.value, const(float(zero), "float32"), dtype)
     whole = elementwise.cast(elementwise.round(units.value), "int32")
     whole = broadcast.add(whole, const(zero, "int32")) if zero else whole
@@ -369,18 +370,18 @@ def _weights(call: Call, outputs: int) -> tuple[Array, Array] | None:
     weight = call.args[1]
     if _dequantized(call.args[0]) is None or not isinstance(weight, Call) or not isinstance(weight.op, Dequantize):
         return None
-    codes, scale, zero = weight.args
-    if not isinstance(codes, Constant) or not _is_known(weight) or codes.dtype.bits != 8:
+    integers, scale, zero = weight.args
+    if not isinstance(integers, Constant) or not _is_known(weight) or integers.dtype.bits != 8:
         return None
     if not np.isfinite(array_of(scale)).all():
         return None
-    rank = codes.data.ndim
+    rank = integers.data.ndim
     if array_of(scale).ndim and weight.op.axis % rank != outputs:
         return None
     shape = [-1 if a == outputs else 1 for a in range(rank)] if array_of(zero).ndim else []
     if not array_of(zero).any():
-        return codes.data, array_of(scale)
-    return codes.data.astype(np.int16) - array_of(zero).astype(np.int16).reshape(shape), array_of(scale)
+        return integers.data, array_of(scale)
+    return integers.data.astype(np.int16) - array_of(zero).astype(np.int16).reshape(shape), array_of(scale)
 
 
 def _of_unsigned(call: Call) -> Expr:
@@ -393,7 +394,7 @@ def _of_unsigned(call: Call) -> Expr:
     return make_call(call.op, (source, scale, moved), call.span)  # type: ignore[arg-type]
 
 
-def _joined(call: Call) -> Expr:
+def _concatenated(call: Call) -> Expr:
     """A concatenation of dequantised tensors of one scale and zero point, as a dequantised concatenation."""
     first = call.args[0]
     sources = [(x, _dequantized(x)) for x in call.args]
@@ -401,8 +402,8 @@ def _joined(call: Call) -> Expr:
     if len(meanings) > 1 or None in meanings:
         return call
     assert isinstance(first, Call)
-    codes = make_call(call.operator, [found[0] for _, found in sources if found is not None], call.span)
-    return make_call(first.operator, (codes, *first.args[1:]), call.span)
+    integers = make_call(call.operator, [found[0] for _, found in sources if found is not None], call.span)
+    return make_call(first.operator, (integers, *first.args[1:]), call.span)
 
 
 def _move(call: Call) -> Expr:
@@ -412,18 +413,18 @@ def _move(call: Call) -> Expr:
         return call
     if source.args[0].dtype.bits != 8:
         return call
-    codes, *parameters = source.args
+    integers, *parameters = source.args
     op = source.op
     if array_of(parameters[0]).ndim:
         if not isinstance(call.op, Transpose):
             return call
-        op = op.replace(axis=call.op.axes.index(op.axis % len(codes.shape)))
+        op = op.replace(axis=call.op.axes.index(op.axis % len(integers.shape)))
     elif not (array_of(parameters[0]) > 0).all():
         return call
-    mover = call.operator
-    if isinstance(mover, Pad) and mover.pad_mode == "constant":
-        mover = mover.replace(pad_value=float(array_of(parameters[1]).item()))
-    moved = make_call(mover, (codes, *call.args[1:]), call.span)
+    moving = call.operator
+    if isinstance(moving, Pad) and moving.pad_mode == "constant":
+        moving = moving.replace(pad_value=float(array_of(parameters[1]).item()))
+    moved = make_call(moving, (integers, *call.args[1:]), call.span)
     if all(isinstance(a, Constant) for a in moved.args):
         return make_call(op, (_value(moved), *parameters), call.span)
     return make_call(op, (moved, *parameters), call.span)

@@ -58,8 +58,8 @@ def _fold_call(call: Call, max_bytes: int, max_macs: int) -> Expr:
         return call
     if type(op).reference is OpDef.reference or size_variables(op.attributes().values()):
         return call
-    given, result = sum(_nbytes(a.ty) for a in args), _nbytes(call.ty)
-    grows = result > max(max_bytes, 2 * given) and _elements(call.ty) > sum(_elements(a.ty) for a in args)
+    nbytes, result = sum(_nbytes(a.ty) for a in args), _nbytes(call.ty)
+    grows = result > max(max_bytes, 2 * nbytes) and _elements(call.ty) > sum(_elements(a.ty) for a in args)
     if grows or op.macs([a.ty for a in args], call.ty) > max_macs:
         return call
     value = apply_reference(op, [cast(Constant, a).data for a in args], call.ty)

@@ -37,28 +37,30 @@ class FoldQuantizationScales(FunctionPass):
 
 def _folded(call: Call, shared: Sharing) -> Expr:
     if isinstance(call.op, LayerNorm):
-        return _norm_of_codes(call)
+        return _norm_of_quantized(call)
     if isinstance(call.op, Softmax):
-        return _softmax_of_codes(call)
+        return _softmax_of_quantized(call)
     return _behind(call, shared) if is_call_of(call, "divide") else call
 
 
-def _norm_of_codes(call: Call) -> Expr:
+def _norm_of_quantized(call: Call) -> Expr:
     data, *weights = call.args
     scaled = _affine(data)
     if scaled is None:
         return call
-    codes, scale = scaled
+    quantized, scale = scaled
     epsilon = float(call.operator.attributes()["epsilon"]) / scale**2
-    return Call(call.operator.replace(epsilon=epsilon), (codes, *weights), span=call.span)
+    return Call(call.operator.replace(epsilon=epsilon), (quantized, *weights), span=call.span)
 
 
-def _softmax_of_codes(call: Call) -> Expr:
+def _softmax_of_quantized(call: Call) -> Expr:
     scaled = _affine(call.args[0])
     if scaled is None or not is_call_of(call.args[0], "multiply"):
         return call
-    codes, scale = scaled
-    return Call(call.operator, (broadcast.multiply(codes, Constant(np.asarray(scale, np.float32))),), span=call.span)
+    quantized, scale = scaled
+    return Call(
+        call.operator, (broadcast.multiply(quantized, Constant(np.asarray(scale, np.float32))),), span=call.span
+    )
 
 
 def _affine(e: Expr) -> tuple[Expr, float] | None:

@@ -44,7 +44,7 @@ def _scaled(layer: Call, scale: np.ndarray[Any, Any], output: bool) -> Constant:
     return StoredConstant.scaled(weight, scale, _weight_axis(layer, output))
 
 
-class InverseBehind(PatternRule):
+class InverseAfter(PatternRule):
     """conv(x, w) / s = conv(x, w) * (1 / s) and conv(x, w) - b = conv(x, w) + -b, also after a bias"""
 
     layer = _layer()
@@ -64,7 +64,7 @@ class InverseBehind(PatternRule):
         return make_call("multiply", (call.args[0], Constant(inverse)), call.span)
 
 
-class ScaleBehind(PatternRule):
+class ScaleAfter(PatternRule):
     """conv(x, w) * s = conv(x, w * s)"""
 
     layer = _layer()
@@ -79,7 +79,7 @@ class ScaleBehind(PatternRule):
         return make_call(layer.op, (layer.args[0], _scaled(layer, scale, output=True)), layer.span)  # type: ignore[arg-type]
 
 
-class ScaleBehindBias(PatternRule):
+class ScaleAfterBias(PatternRule):
     """(conv(x, w) + b) * s = conv(x, w * s) + b * s"""
 
     layer = _layer()
@@ -167,4 +167,4 @@ def _along_axis(data: np.ndarray[Any, Any], rank: int, axis: int, size: object) 
     return np.broadcast_to(data.reshape(-1), (size,))
 
 
-RULES: tuple[type[PatternRule], ...] = (InverseBehind, ScaleBehind, ScaleBehindBias, BiasAfterBias, ScaleBefore)
+RULES: tuple[type[PatternRule], ...] = (InverseAfter, ScaleAfter, ScaleAfterBias, BiasAfterBias, ScaleBefore)

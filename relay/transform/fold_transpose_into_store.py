@@ -43,7 +43,7 @@ _PRODUCTS = (
 )  # fmt: skip
 """Products with packed weights, or other packed matrices, whose register tiles support `StoreOrder`."""
 
-_FEWEST = 4
+_MIN_RUN = 4
 """Minimum elements of a row that one instruction stores."""
 
 
@@ -91,14 +91,14 @@ class _Order:
         if product is None or first is None or not _keeps_matrices(source, product, first):
             return None
         apart = {first, first - 1} if isinstance(product.op, BatchMatmulPacked) else {first}
-        groups, placed = _neighbours(source.shape, axes, apart)
+        groups, placed = _adjacent(source.shape, axes, apart)
         sizes = [num_elements([source.shape[d] for d in group]) for group in groups]
         order = _Order(tuple(sizes), tuple(placed), sum(group[0] < first for group in groups))
         if order.axes == tuple(range(len(groups))):  # only dimensions of size 1 change place
             return None
         if isinstance(product.op, (Conv2DNHWCWinograd, Conv2D)):
-            return order._by_lines(source, product, target)
-        return order if order._keeps_runs(product, target) or order._turns(source, product, target) else None
+            return order._by_rows(source, product, target)
+        return order if order._keeps_runs(product, target) or order._transposes(source, product, target) else None
 
     def _keeps_runs(self, product: Call, target: Target) -> bool:
         """Is the last dimension unchanged, and does it consist of whole vectors of a row?
@@ -109,10 +109,10 @@ class _Order:
         if self.rows == 0 or last < self.rows or self.axes[-1] != last:
             return False
         run, columns = constant_size(self.sizes[-1:]), constant_size(self.sizes[self.rows :])
-        by_parts = run % _FEWEST == 0 and columns % lanes == 0 and not isinstance(product.op, BatchMatmulPacked)
+        by_parts = run % _MIN_RUN == 0 and columns % lanes == 0 and not isinstance(product.op, BatchMatmulPacked)
         return run % lanes == 0 or by_parts
 
-    def _turns(self, source: TensorType, product: Call, target: Target) -> bool:
+    def _transposes(self, source: TensorType, product: Call, target: Target) -> bool:
         """Are rows and columns exchanged, possibly for each entry of a batch, and are there enough to transpose?
 
         Two panels of the product stay in the second-level cache: longer reductions are split (K-blocking).
@@ -121,16 +121,16 @@ class _Order:
             return False
         *batch, length, columns = [constant_size([d]) for d in self.sizes]
         *_, panel = weights = product.args[1].tensor_type.static_shape
-        turned = (*range(len(batch)), len(batch) + 1, len(batch))
+        swapped = (*range(len(batch)), len(batch) + 1, len(batch))
         lanes = [n for n in transposed_vectors(target, source.dtype) if n <= length]
-        if self.rows != len(batch) + 1 or self.axes != turned or not lanes:
+        if self.rows != len(batch) + 1 or self.axes != swapped or not lanes:
             return False
         block = block_of(lanes[0], source.dtype)
-        codes = 8 // product.op.bits if isinstance(product.op, DenseBits) else 1  # in an element of the weights
-        fits = 2 * 4 * codes * math.prod(weights[1:]) <= target.cache_bytes.l2
+        elements = 8 // product.op.bits if isinstance(product.op, DenseBits) else 1  # in an element of the weights
+        fits = 2 * 4 * elements * math.prod(weights[1:]) <= target.cache_bytes.l2
         return fits and columns >= block and panel % block == 0 and not 0 < columns % panel < block
 
-    def _by_lines(self, source: TensorType, product: Call, target: Target) -> _Order | None:
+    def _by_rows(self, source: TensorType, product: Call, target: Target) -> _Order | None:
         """The order (N, C, H, W) of a convolution computed by rows of its image, if that is the order of memory.
 
         For float32: narrower types are transposed in tiles of more channels than a vector of the accumulators has.
@@ -143,7 +143,7 @@ class _Order:
         last = len(sizes) - 1
         if self.sizes != sizes or self.axes != (*range(last - 1), last, last - 1):
             return None
-        return _Order(whole.static_shape, (0, 3, 1, 2), 3) if _lines_pay(product, target) else None
+        return _Order(whole.static_shape, (0, 3, 1, 2), 3) if _is_faster_by_rows(product, target) else None
 
 
 def _moved(call: Call) -> tuple[TensorType, Sequence[int]] | None:
@@ -165,7 +165,7 @@ def _moved(call: Call) -> tuple[TensorType, Sequence[int]] | None:
             return None
 
 
-def _lines_pay(product: Call, target: Target) -> bool:
+def _is_faster_by_rows(product: Call, target: Target) -> bool:
     """Is a convolution by rows, transposed when stored, at least as fast as a separate transpose kernel?"""
     images, height, width, channels = product.tensor_type.static_shape
     op = product.op
@@ -195,7 +195,7 @@ def _keeps_matrices(source: TensorType, product: Call, first: int) -> bool:
     return first > 0 and same_dim(source.shape[first - 1], product.shape[-2]) and as_int(product.shape[-2]) != 1
 
 
-def _neighbours(shape: Sequence[Dim], axes: Sequence[int], apart: Collection[int]) -> tuple[list[list[int]], list[int]]:
+def _adjacent(shape: Sequence[Dim], axes: Sequence[int], apart: Collection[int]) -> tuple[list[list[int]], list[int]]:
     """The dimensions that are not 1, in groups that stay adjacent, and the order they are stored in.
 
     No group contains dimensions on both sides of the beginning of one in `apart`.

@@ -6,15 +6,18 @@ the paths between them, if every node there is simple enough. The post-dominator
 a single result, so nothing is computed twice and nothing inside is needed outside.
 
 - A heavy operator (`OUT_FUSABLE`) or a reduction takes the elementwise operators after it as its epilogue, as long as
-they keep its shape. - Elementwise and broadcasting operators merge with each other, with injective operators, and
-forward into reductions and into heavy operators that read each input element a few times only (`reads_inputs_once`). -
-Injective operators merge with each other. - Concatenations (`joins_inputs`) read their inputs and do not compute them
-in each branch; nor is work repeated inside an operator that broadcasts its input. - With `permutes_into_products`,
-transposes and slices (`permutes_elements`) become part of the product that reads them. - Conversions of bytes to floats
-become part of a depthwise or Winograd convolution that reads them, and of the epilogue of a heavy operator, so that
-memory between kernels holds bytes. - Data movement and elementwise operators become part of the operator that copies
-its input anyway (`num_copied_inputs`). - Views at the edge of a group stay outside: there they cost nothing, inside
-they would complicate every index.
+  they keep its shape.
+- Elementwise and broadcasting operators merge with each other, with injective operators, and forward into reductions
+  and into heavy operators that read each input element a few times only (`reads_inputs_once`).
+- Injective operators merge with each other.
+- Concatenations (`joins_inputs`) read their inputs and do not compute them in each branch; nor is work repeated inside
+  an operator that broadcasts its input.
+- With `permutes_into_products`, transposes and slices (`permutes_elements`) become part of the product that reads them.
+- Conversions of bytes to floats become part of a depthwise or Winograd convolution that reads them, and of the epilogue
+  of a heavy operator, so that memory between kernels holds bytes.
+- Data movement and elementwise operators become part of the operator that copies its input anyway
+  (`num_copied_inputs`).
+- Views at the edge of a group stay outside: there they cost nothing, inside they would complicate every index.
 """
 
 from __future__ import annotations
@@ -224,7 +227,7 @@ class _Partition:
     def _widened_operands(self, node: int, sink: int, path: list[int]) -> None:
         group, target = self.groups[node].find(), self.groups[sink].find()
         cheap = group.widens and group.pattern <= OpPattern.BROADCAST and group.size <= _CHEAP
-        behind = self._is_behind_anchor(sink) and not path
+        behind = self._is_in_epilogue(sink) and not path
         if cheap and behind and self.flow.edge_pattern(node, sink) == OpPattern.ELEMWISE:
             group.merge_into(target)
 
@@ -243,9 +246,9 @@ class _Partition:
             if not self._is_elementwise_step(self.flow.nodes[node]):
                 break
             read, (node,) = node, self.flow.users[node] or [node]
-        return self._is_behind_anchor(node) and self.flow.edge_pattern(read, node) == OpPattern.ELEMWISE
+        return self._is_in_epilogue(node) and self.flow.edge_pattern(read, node) == OpPattern.ELEMWISE
 
-    def _is_behind_anchor(self, node: int) -> bool:
+    def _is_in_epilogue(self, node: int) -> bool:
         """Is a node in the epilogue of a heavy operator?"""
         group = self.groups[node].find()
         return group.pattern == OpPattern.OUT_FUSABLE and group.anchor < node
@@ -253,7 +256,7 @@ class _Partition:
     def _elementwise(self, node: int, sink: int, path: list[int]) -> None:
         if self.groups[node].find().pattern > OpPattern.BROADCAST or self.flow.repeats(node, sink):
             return
-        if self._meets_a_join((*path, sink)):
+        if self._reaches_concatenation((*path, sink)):
             return
 
         def admits(pattern: OpPattern, group: _Group, is_sink: bool) -> bool:
@@ -265,7 +268,7 @@ class _Partition:
     def _injective(self, node: int, sink: int, path: list[int]) -> None:
         if self.groups[node].find().computes and self.flow.repeats(node, sink):
             return
-        if self.groups[node].find().pattern <= OpPattern.INJECTIVE and not self._meets_a_join((*path, sink)):
+        if self.groups[node].find().pattern <= OpPattern.INJECTIVE and not self._reaches_concatenation((*path, sink)):
             self._fuse(node, sink, path, lambda pattern, group, is_sink: pattern <= OpPattern.INJECTIVE)
 
     def _moved_operands(self, node: int, sink: int, path: list[int]) -> None:
@@ -278,7 +281,7 @@ class _Partition:
         if not path and copied and group.pattern <= OpPattern.INJECTIVE:
             group.merge_into(self.groups[sink])
 
-    def _meets_a_join(self, nodes: Sequence[int]) -> bool:
+    def _reaches_concatenation(self, nodes: Sequence[int]) -> bool:
         return any(_joins_inputs(self.flow.nodes[i]) for i in nodes)
 
     def _fuse(self, node: int, sink: int, path: list[int], admits: Admits) -> None:
@@ -296,8 +299,8 @@ class _Partition:
         by_group: dict[int, list[int]] = {}
         for i, group in enumerate(self.groups):
             by_group.setdefault(id(group.find()), []).append(i)
-        parted = [part for positions in by_group.values() for part in self._without_outer_views(positions)]
-        for positions in sorted(parted, key=lambda p: p[-1]):
+        split_apart = [part for positions in by_group.values() for part in self._without_outer_views(positions)]
+        for positions in sorted(split_apart, key=lambda p: p[-1]):
             yield [self.flow.nodes[i] for i in positions]
 
     def _without_outer_views(self, positions: list[int]) -> Iterator[list[int]]:

@@ -68,7 +68,7 @@ class _Siblings:
         """The calls that read the same large tensor, all of it or the same rows, if there are several."""
         readers: dict[int, list[int]] = {}
         for i, e in enumerate(self.nodes):
-            is_part = _is_part_of_lines(e)
+            is_part = _is_column_slice(e)
             if is_part or _is_elementwise(e):
                 for arg in {id(a): a for a in e.args}.values():
                     if (is_part or shapes_equal(arg.shape, e.shape)) and _nbytes(arg.tensor_type) > larger_than:
@@ -123,7 +123,7 @@ class _Siblings:
                 done[id(e)] = _rebuilt(e, done)
             elif id(e) not in done:
                 calls = [call for j in group_of[i] if isinstance(call := self.nodes[j], Call)]
-                whole = _together(calls, done)
+                whole = _merged_call(calls, done)
                 done |= {id(call): TupleGetItem(whole, place) for place, call in enumerate(calls)}
         return done[id(self.nodes[-1])]
 
@@ -140,7 +140,7 @@ def _is_elementwise(e: Expr) -> TypeGuard[Call]:
     return all(isinstance(x, Var | Constant) or (isinstance(x, Call) and _follows(x)) for x in inside)
 
 
-def _is_part_of_lines(e: Expr) -> TypeGuard[Call]:
+def _is_column_slice(e: Expr) -> TypeGuard[Call]:
     """Is it a call of a fused function that reads a slice of columns, of less than a cache line, of each row of a
     tensor?
 
@@ -164,7 +164,7 @@ def _nbytes(ty: TensorType) -> int:
     return likely(product(ty.shape)) * ty.dtype.nbytes
 
 
-def _together(calls: Sequence[Call], done: Mapping[int, Expr]) -> Call:
+def _merged_call(calls: Sequence[Call], done: Mapping[int, Expr]) -> Call:
     """One call with the results of all of them, as a tuple; equal arguments are passed once."""
     params: dict[int, Var] = {}
     args: list[Expr] = []

@@ -5,9 +5,9 @@ KH, KW, I, NR) for a convolution in two dimensions. NR is chosen for the target 
 grouped convolution a panel holds a group, or a part of a wide one, or, if groups are narrow, a vector of outputs of any
 groups. The packing is done here, once; panels are padded with zeros.
 
-3 x 3 and 5 x 5 convolutions with stride 1, and convolutions of volumes with such planes, become Winograd convolutions if
-the cost model expects a gain: their weights are transformed here too. The option "relay.winograd" limits the sizes of
-their tiles or turns them off.
+3 x 3 and 5 x 5 convolutions with stride 1, and convolutions of volumes with such planes, become Winograd convolutions
+if the cost model expects a gain: their weights are transformed here too. The option "relay.winograd" limits the sizes
+of their tiles or disables them.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class _Packer:
         self.matrices: dict[Hashable, PackedMatrix] = {}
         """packed matrices (N, K), by their places"""
         self.plans: dict[WinogradShape, WinogradPlan | None] = {}
-        self.quads: dict[tuple[int, str, int], tuple[Constant, Array | None, Array] | None] = {}
+        self.dot4: dict[tuple[int, str, int], tuple[Constant, Array | None, Array] | None] = {}
         self.panels = PanelPacker()
         """copies the values, at the end"""
 
@@ -169,17 +169,17 @@ class _Packer:
 
         Narrow floats are widened.
         """
-        together = {"fma": 1, "dot2": 2, "dot4": 4}[form]
+        per_step = {"fma": 1, "dot2": 2, "dot4": 4}[form]
         target, spare = at_precision_of(self.target, dtype), spare_registers(self.target, form)
         word = max(_WORD_BYTES, dtype.nbytes)
         return packed_columns(
-            target, rows, columns, steps // together, line, spare, word * apart // together,
+            target, rows, columns, steps // per_step, line, spare, word * apart // per_step,
             widened=dtype.is_float and dtype.nbytes < _WORD_BYTES,
         )  # fmt: skip
 
-    def _matrix_panel(self, rows: int, columns: int, quads: int) -> int:
+    def _amx_panel(self, rows: int, columns: int, words: int) -> int:
         """Columns of a panel for an 8-bit product on AMX tiles; 0 if vectors are better."""
-        return matrix_panel(self.target, rows, columns, quads)[0]
+        return matrix_panel(self.target, rows, columns, words)[0]
 
     def _dense(self, call: Call, weight: Constant, order: str) -> Expr:
         values = self._values(weight)
@@ -187,26 +187,26 @@ class _Packer:
         units, depth = outputs_first.shape
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         if weight.dtype == "int32":
-            width = self._matrix_panel(rows, units, -(-depth // 4))
+            width = self._amx_panel(rows, units, -(-depth // 4))
             width = width or self._width(rows, units, depth, depth, form="dot4")
-            quads = self._dot4_parts(call, weight, outputs_first, order, width)
-            if quads is not None:
-                return quads.product_of_rows(units, call)
+            dot4 = self._dot4_operands(call, weight, outputs_first, order, width)
+            if dot4 is not None:
+                return dot4.product_of_rows(units, call)
         pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], weight)
         width = self._width(rows, units, depth, depth, form="dot2" if pairs else "fma", dtype=call.dtype)
         packed = self._packed(weight, outputs_first, order, width)
         if order == "NK":
             self.matrices[place_of(weight)] = PackedMatrix(packed, units)
-        found = _codes_and_zero(call.args[0]) if pairs else None
+        found = _quantized_and_zero(call.args[0]) if pairs else None
         if found is not None and not isinstance(found[1], int):
             product = Call(DensePacked(units=units, pairs=True), (found[0], packed), span=call.span)
             return _without_zero(product, found[1], outputs_first.sum(1, dtype=np.int32))
-        lying = self._as_it_lies(call.args[0])
-        if lying is not None and weight.dtype == call.dtype == "float32":
-            return Call(BatchMatmulPacked(columns=units, transpose_a=True), (lying, packed), span=call.span)
+        untransposed = self._before_transposition(call.args[0])
+        if untransposed is not None and weight.dtype == call.dtype == "float32":
+            return Call(BatchMatmulPacked(columns=units, transpose_a=True), (untransposed, packed), span=call.span)
         return _with_panels(call, DensePacked(units=units, pairs=pairs), packed)
 
-    def _as_it_lies(self, a: Expr) -> Expr | None:
+    def _before_transposition(self, a: Expr) -> Expr | None:
         """The left operand before its transposition, if a cache holds it; else None."""
         before = before_transposition(a)
         if before is None:
@@ -257,9 +257,9 @@ class _Packer:
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         steps = math.prod(kernel) * group_size
         if isinstance(op, Conv2D) and op.groups == 1 and weight.dtype == "int32":
-            quads = self._convolution_dot4(call, op, weight, outputs_first, rows)
-            if quads is not None:
-                return quads
+            dot4 = self._convolution_dot4(call, op, weight, outputs_first, rows)
+            if dot4 is not None:
+                return dot4
         pairs = op.groups == 1 and group_size > 1 and _fit_16_bits(call.args[0], weight)
         across = self._across_groups(call, op, channels, kernel, group_size)
         if across:
@@ -331,27 +331,27 @@ class _Packer:
         is_product = math.prod(kernel) == 1 and not padded and set(op.strides) == {1}
         width = 0
         if is_product or all(isinstance(d, int) for d in call.shape):
-            width = self._matrix_panel(rows, channels, math.prod(kernel) * -(-group_size // 4))
-        on_unit = width > 0
+            width = self._amx_panel(rows, channels, math.prod(kernel) * -(-group_size // 4))
+        on_amx = width > 0
         width = width or self._width(rows, channels, steps, apart, line, "dot4")
         if is_product:
             matrix = outputs_first.reshape(channels, group_size)
-            quads = self._dot4_parts(call, weight, matrix, f"{op.kernel_layout} as a matrix", width)
-            return None if quads is None else quads.product_of_rows(channels, call)
-        order = f"{op.kernel_layout} as windows" if on_unit else op.kernel_layout
-        quads = self._dot4_parts(call, weight, outputs_first, order, width, flat=on_unit)
-        if quads is None or (padded and not isinstance(quads.zero, int)):
+            dot4 = self._dot4_operands(call, weight, matrix, f"{op.kernel_layout} as a matrix", width)
+            return None if dot4 is None else dot4.product_of_rows(channels, call)
+        order = f"{op.kernel_layout} as windows" if on_amx else op.kernel_layout
+        dot4 = self._dot4_operands(call, weight, outputs_first, order, width, flat=on_amx)
+        if dot4 is None or (padded and not isinstance(dot4.zero, int)):
             return None
-        border = quads.zero if padded and isinstance(quads.zero, int) else 0
-        if quads.table is None:
+        border = dot4.zero if padded and isinstance(dot4.zero, int) else 0
+        if dot4.table is None:
             made = Conv2DNHWCDot4(
                 channels=channels, strides=op.strides, padding=op.padding, dilation=op.dilation, border=border,
-                kernel_size=tuple(kernel) if on_unit else None,
+                kernel_size=tuple(kernel) if on_amx else None,
             )  # fmt: skip
-            return quads.sums(made, call)
-        return _windows(quads, call, op, (kernel[0], kernel[1], -(-group_size // 4)), border)
+            return dot4.sums(made, call)
+        return _windows(dot4, call, op, (kernel[0], kernel[1], -(-group_size // 4)), border)
 
-    def _dot4_parts(
+    def _dot4_operands(
         self, call: Call, weight: Constant, outputs_first: Array, order: str, width: int, *, flat: bool = False
     ) -> _Dot4 | None:
         """The operands of an 8-bit product by 4-way dot products; None if `call` is none.
@@ -359,32 +359,32 @@ class _Packer:
         If the channels are no multiple of four, they are padded, by at most a third. Panels are `flat` if the steps of
         a window are contiguous in one dimension.
         """
-        found, missing = _codes_and_zero(call.args[0]), -outputs_first.shape[-1] % 4
+        found, missing = _quantized_and_zero(call.args[0]), -outputs_first.shape[-1] % 4
         if found is None or 3 * missing > outputs_first.shape[-1] or weight.data.size == 0:
             return None
         if weight.data.min() < -128 or weight.data.max() > 127:
             return None
         key = (id(weight), order, width)
-        if key not in self.quads:
-            octets = np.ascontiguousarray(outputs_first.astype(np.int8))
+        if key not in self.dot4:
+            int8_weights = np.ascontiguousarray(outputs_first.astype(np.int8))
             if missing:
-                octets = np.pad(octets, [*[(0, 0)] * (octets.ndim - 1), (0, missing)])
+                int8_weights = np.pad(int8_weights, [*[(0, 0)] * (int8_weights.ndim - 1), (0, missing)])
             if flat:
-                octets = octets.reshape(len(octets), -1)
+                int8_weights = int8_weights.reshape(len(int8_weights), -1)
             if has_byte_products(self.target):
-                packed = self.panels.panels(octets.view("<i4"), width), None
+                packed = self.panels.panels(int8_weights.view("<i4"), width), None
             else:
-                packed = pack_dot4_groups(self.panels, octets, width)
-            totals = octets.reshape(len(octets), -1).sum(1, dtype=np.int32)
-            self.quads[key] = None if packed is None else (
+                packed = pack_dot4_groups(self.panels, int8_weights, width)
+            totals = int8_weights.reshape(len(int8_weights), -1).sum(1, dtype=np.int32)
+            self.dot4[key] = None if packed is None else (
                 Constant(packed[0], span=weight.span), packed[1], totals
             )  # fmt: skip
-        known = self.quads[key]
+        known = self.dot4[key]
         if known is None:
             return None
-        codes, zero = _unsigned(*found)
-        codes = pad(codes, [*[(0, 0)] * (len(codes.shape) - 1), (0, missing)]) if missing else codes
-        return _Dot4(codes, zero, *known)
+        quantized, zero = _unsigned(*found)
+        quantized = pad(quantized, [*[(0, 0)] * (len(quantized.shape) - 1), (0, missing)]) if missing else quantized
+        return _Dot4(quantized, zero, *known)
 
     def _winograd_plan(self, call: Call, op: Conv2D | Conv3D) -> WinogradPlan | None:
         shape = winograd_shape(call, op) if call.dtype == "float32" else None
@@ -429,7 +429,7 @@ class _Packer:
 class _Dot4:
     """An 8-bit product: quantised unsigned data, in which `zero` is the zero point, by weights in panels."""
 
-    codes: Expr
+    quantized: Expr
     zero: Expr | int
     panels: Constant
     table: Array | None
@@ -440,15 +440,15 @@ class _Dot4:
         """The result of `call`, a matrix product."""
         if self.table is not None:
             return self.sums(DenseDot4Groups(units=units), call)
-        *rows, depth = self.codes.tensor_type.shape
+        *rows, depth = self.quantized.tensor_type.shape
         if len(rows) == 1:
             return self.sums(DenseDot4(units=units), call)
-        matrix = replace(self, codes=reshaped(self.codes, (product(rows), depth)))
+        matrix = replace(self, quantized=reshaped(self.quantized, (product(rows), depth)))
         return matrix.sums(DenseDot4(units=units, rows=tuple(rows)), call)
 
     def sums(self, op: DenseDot4 | DenseDot4Groups | Conv2DNHWCDot4 | WindowDot4Groups, call: Call) -> Expr:
         """The result of `call`, of int32."""
-        data = Call(Words(), (self.codes,), span=call.span)
+        data = Call(Words(), (self.quantized,), span=call.span)
         table = () if self.table is None else (Constant(self.table),)
         product = Call(op, (data, self.panels, *table), span=call.span)
         return _without_zero(product, self.zero, self.totals)
@@ -462,28 +462,32 @@ def _without_zero(product: Expr, zero: Expr | int, totals: Array) -> Expr:
     return broadcast.subtract(product, broadcast.multiply(zero, Constant(totals)))
 
 
-def _windows(quads: _Dot4, call: Call, op: Conv2D, steps: tuple[int, int, int], border: int) -> Expr | None:
+def _windows(dot4: _Dot4, call: Call, op: Conv2D, steps: tuple[int, int, int], border: int) -> Expr | None:
     """A convolution with a table of the `steps` (KH, KW, C / 4) to read: by their offsets in the padded image."""
-    if not call.args[0].tensor_type.is_static or quads.table is None:
+    if not call.args[0].tensor_type.is_static or dot4.table is None:
         return None
     top, left, bottom, right = op.padding
-    data = pad(quads.codes, ((0, 0), (top, bottom), (left, right), (0, 0)), border) if any(op.padding) else quads.codes
+    data = (
+        pad(dot4.quantized, ((0, 0), (top, bottom), (left, right), (0, 0)), border)
+        if any(op.padding)
+        else dot4.quantized
+    )
     images, _, columns, _ = data.tensor_type.static_shape
-    down, across, word = np.unravel_index(quads.table, steps)
+    down, across, word = np.unravel_index(dot4.table, steps)
     line, pixel = columns * steps[2], steps[2]
     table = (down * (line * op.dilation[0]) + across * (pixel * op.dilation[1]) + word).astype(np.int32)
     _, rows, width, outputs = call.tensor_type.static_shape
     pitch = (line * op.strides[0], pixel * op.strides[1])
     made = WindowDot4Groups(channels=outputs, grid=(rows, width), pitch=pitch, depth=math.prod(steps))
     lines = reshaped(data, (images, math.prod(data.tensor_type.static_shape[1:])))
-    return replace(quads, codes=lines, table=table).sums(made, call)
+    return replace(dot4, quantized=lines, table=table).sums(made, call)
 
 
-def _codes_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:
+def _quantized_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:
     """(x, n) if `data` is x - n with 8-bit x and n a scalar, or one value for each row; None otherwise."""
     centred, zero = data, const(0, "int32")
     if isinstance(data, Call) and isinstance(data.op, Reshape | Transpose | LayoutTransform):
-        found = _codes_and_zero(data.args[0])
+        found = _quantized_and_zero(data.args[0])
         if found is None or not (isinstance(found[1], int) or all(d == 1 for d in found[1].shape)):
             return None
         zero = found[1] if isinstance(found[1], int) else reshaped(found[1], ())
@@ -493,19 +497,19 @@ def _codes_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:
     shape = zero.shape
     if not isinstance(centred, Call) or not isinstance(centred.op, Cast) or centred.ty is not data.ty:
         return None
-    codes = centred.args[0]
-    if str(codes.dtype) not in ("uint8", "int8") or (shape and shape[-1] != 1) or len(shape) > len(data.shape):
+    quantized = centred.args[0]
+    if str(quantized.dtype) not in ("uint8", "int8") or (shape and shape[-1] != 1) or len(shape) > len(data.shape):
         return None
-    return codes, int(zero.data.item()) if isinstance(zero, Constant) and zero.data.size == 1 else zero
+    return quantized, int(zero.data.item()) if isinstance(zero, Constant) and zero.data.size == 1 else zero
 
 
-def _unsigned(codes: Expr, zero: Expr | int) -> tuple[Expr, Expr | int]:
+def _unsigned(quantized: Expr, zero: Expr | int) -> tuple[Expr, Expr | int]:
     """Quantised values and their zero point as unsigned ones."""
-    if codes.dtype == "uint8":
-        return codes, zero
-    unsigned = unflipped(codes)
-    codes = flipped(codes) if unsigned is None else unsigned
-    return codes, zero + 128 if isinstance(zero, int) else broadcast.add(zero, const(128, "int32"))
+    if quantized.dtype == "uint8":
+        return quantized, zero
+    unsigned = unflipped(quantized)
+    quantized = flipped(quantized) if unsigned is None else unsigned
+    return quantized, zero + 128 if isinstance(zero, int) else broadcast.add(zero, const(128, "int32"))
 
 
 def _in_panels(b: Expr, width: int, columns: Dim, *, transposed: bool) -> Expr:
@@ -522,8 +526,8 @@ def _with_panels(
     """The product `op` of the call's data, in the type that it is computed in, with panels that may have a narrower
     type."""
     if op.pairs:
-        codes, zero_point = _codes(call.args[0])
-        return Call(op.replace(zero_point=zero_point), (codes, panels), span=call.span)
+        quantized, zero_point = _quantized_and_constant(call.args[0])
+        return Call(op.replace(zero_point=zero_point), (quantized, panels), span=call.span)
     wide = _COMPUTED_IN[str(call.dtype)]
     if wide == call.dtype:
         return Call(op, (call.args[0], panels), span=call.span)
@@ -532,7 +536,7 @@ def _with_panels(
     return make_call("cast", (product,), call.span, dtype=str(call.dtype))
 
 
-def _codes(data: Expr) -> tuple[Expr, int]:
+def _quantized_and_constant(data: Expr) -> tuple[Expr, int]:
     """(x, n) if `data` is x - n with 8-bit x and a scalar n; (data, 0) otherwise."""
     centred, zero_point = data, 0
     if isinstance(data, Call) and isinstance(data.op, Subtract):

@@ -132,16 +132,16 @@ class _Piece:
         whole, source = self.work.weight, self.work.source
         if source is None:
             return whole[self.begin : self.end]
-        source.constant.fetch(memory.octets[: self.fetched_bytes], self.begin, self.end)
+        source.constant.fetch(memory.buffer[: self.fetched_bytes], self.begin, self.end)
         shape = [self.end - self.begin if a == self.dimension else n for a, n in enumerate(whole.shape)]
-        return np.ndarray(shape, whole.dtype, memory.octets.data, strides=whole.strides)
+        return np.ndarray(shape, whole.dtype, memory.buffer.data, strides=whole.strides)
 
 
 class _ThreadMemory(local):
     """Scratch memory of each thread, reused since fresh memory causes page faults."""
 
     def __init__(self, nbytes: int) -> None:
-        self.octets = Arena(nbytes).empty((nbytes,), np.dtype(np.uint8))
+        self.buffer = Arena(nbytes).empty((nbytes,), np.dtype(np.uint8))
 
 
 class PanelPacker:

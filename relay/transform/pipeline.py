@@ -64,12 +64,12 @@ def default_pipeline(
     attention: tuple[Pass, ...] = ()
     integers: tuple[Pass, ...] = ()
     tables: tuple[Pass, ...] = ()
-    codes: tuple[Pass, ...] = ()
+    quantization: tuple[Pass, ...] = ()
     unpack: tuple[Pass, ...] = ()
     together: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
         integers, tables = (FakeQuantizationToInteger(target),), (TabulateInt8Activations(target),)
-        codes = (FoldQuantizationScales(),)
+        quantization = (FoldQuantizationScales(),)
         attention = (RecognizeAttention(), BlockAttention(target))
         products = (ReadOperandsInPlace(), WidenProducts(target))
         weights = (*products, ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
@@ -103,7 +103,7 @@ def default_pipeline(
         CombineParallelDense(),
         ConvertLayout(),
         RecognizePatterns(),  # norms over channels, which are the last dimension now
-        *codes,
+        *quantization,
         *arrange,
         FoldConstant(),
         SimplifyExpr(),

@@ -15,17 +15,17 @@ from relayc.relay.op.base import OpDef, make_call
 from relayc.relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
 from relayc.relay.transform.builders import NARROW, array_of, before_transposition, is_call_of, reshaped, transposed
 from relayc.relay.transform.function_pass import FunctionPass
-from relayc.relay.transform.zero_one_masks import as_condition, number_where_zero
+from relayc.relay.transform.zero_one_masks import as_condition, value_where_zero
 from relayc.relay.type import dims_equal, shapes_equal
 from relayc.te.ir import PassContext
 from relayc.te.tir import Dim
 
 __all__ = ["RecognizeAttention"]
 
-_FEWEST_TURNED = 8
+_FEWEST_QUERIES = 8
 """Minimum number of queries: with fewer, keys stored channel by channel are left to the products."""
 
-_AS_GOOD_AS_HIDDEN, _HIDDEN_IN_HALF = -1e30, -6e4
+_HIDING, _HIDING_IN_FLOAT16 = -1e30, -6e4
 """Thresholds of masks, for float32 and float16: adding a value at or below them to a score hides the key entirely."""
 
 
@@ -97,7 +97,7 @@ class _Weights:
             e = _without_casts(cast(Call, e).args[0], kind, shared)
         if is_call_of(e, "where") and not shared(e):
             test, zero, weights = cast(Call, e).args
-            if not _is_number(zero, 0.0):
+            if not _is_scalar(zero, 0.0):
                 return None
             if is_call_of(test, "isnan") and cast(Call, test).args[0] is weights:
                 return _Weights._of_softmax(weights, None)
@@ -133,7 +133,7 @@ def _where_all_hidden(test: Expr) -> Expr | None:
     if not is_call_of(test, "equal"):
         return None
     largest, number = cast(Call, test).args
-    if not is_call_of(largest, "max") or not _is_number(number, float("-inf")):
+    if not is_call_of(largest, "max") or not _is_scalar(number, float("-inf")):
         return None
     call = cast(Call, largest)
     axes, rank = call.op.axis, len(call.args[0].shape)  # type: ignore[union-attr]
@@ -159,7 +159,7 @@ def _swapped(e: Expr) -> Expr:
     return transposed(e, (*range(rank - 2), rank - 1, rank - 2))
 
 
-def _is_turned(e: Expr) -> bool:
+def _is_strided(e: Expr) -> bool:
     """Are the elements of a row of `e` strided in memory, possibly under a view?"""
     while is_call_of(e, "reshape"):
         e = cast(Call, e).args[0]
@@ -169,13 +169,13 @@ def _is_turned(e: Expr) -> bool:
     return axes is None or axes[-1] % rank != rank - 1
 
 
-def _number(e: Expr) -> float | None:
+def _scalar_value(e: Expr) -> float | None:
     """The value of a constant of one element."""
     return float(e.data.item()) if isinstance(e, Constant) and e.data.size == 1 else None
 
 
-def _is_number(e: Expr, value: float) -> bool:
-    return _number(e) == value
+def _is_scalar(e: Expr, value: float) -> bool:
+    return _scalar_value(e) == value
 
 
 @dataclass(slots=True)
@@ -197,7 +197,7 @@ class _Scores:
     scores: tuple[Dim, ...]
     level: tuple[Dim, ...]
     rounded: bool = False
-    turned: bool = False
+    transposed: bool = False
     scale: float = 1.0
     of_heads: Expr | None = None
     added: tuple[Expr, ...] = ()
@@ -231,7 +231,7 @@ class _Scores:
         """Does the product have one matrix for each head, with batch and heads merged or not, or for each group of
         heads?"""
         rows, scores = self.product.shape, self.scores
-        rows = (*rows[:-2], rows[-1], rows[-2]) if self.turned else rows
+        rows = (*rows[:-2], rows[-1], rows[-2]) if self.transposed else rows
         if shapes_equal(rows, scores):
             return True
         if len(scores) != 4 or not dims_equal(rows[-1], scores[-1]):
@@ -247,14 +247,14 @@ class _Scores:
         args = call.args
         if is_call_of(call, "reshape"):
             return self._take_view(call)
-        if self.turned:
+        if self.transposed:
             return None
         if is_call_of(call, "multiply", "divide"):
             return self._take_factor(call)
         if self.of_heads is not None:
             return None
         if is_call_of(call, "transpose") and before_transposition(call) is not None:
-            self.turned = True
+            self.transposed = True
             return args[0]
         if is_call_of(call, "tanh") and not self.softcap and self.scale > 0.0:
             self.softcap, self.scale = self.scale, 1.0
@@ -309,9 +309,9 @@ class _Scores:
 
     def _take_factor(self, call: Call) -> Expr | None:
         x, y = call.args
-        factor = _number(y)
+        factor = _scalar_value(y)
         if factor is None and is_call_of(call, "multiply"):
-            x, factor = y, _number(x)
+            x, factor = y, _scalar_value(x)
         if factor is None and is_call_of(call, "multiply"):
             return self._take_factor_of_heads(call) or self._take_zeros_and_ones(call)
         if factor is None or x.ty is not call.ty or not factor:
@@ -337,7 +337,7 @@ class _Scores:
         if condition is None or kept is None or x.ty is not call.ty or not _holds_product(x):
             return None
         same = kept if isinstance(mask, Constant) else mask
-        numbers = [number_where_zero(e, same, condition[1]) for e in self.added]
+        numbers = [value_where_zero(e, same, condition[1]) for e in self.added]
         hides = next((i for i, number in enumerate(numbers) if number is not None), len(numbers))
         hidden = numbers[hides] if hides < len(numbers) else 0.0
         self.added = (*self.added[:hides], *self.added[hides + 1 :])
@@ -351,9 +351,9 @@ class _Scores:
 
     def _take_where(self, call: Call) -> Expr | None:
         test, first, second = call.args
-        hidden, inner = _number(second), first
+        hidden, inner = _scalar_value(second), first
         if hidden is None:
-            hidden, inner = _number(first), second
+            hidden, inner = _scalar_value(first), second
             test = _negated(test)
         test = self._by_heads(test)
         if hidden is None or inner.ty is not call.ty or test is None:
@@ -371,7 +371,7 @@ class _Scores:
             return None
         query = _swapped(query) if op.transpose_a else query  # type: ignore[union-attr]
         key = key if op.transpose_b else _swapped(key)  # type: ignore[union-attr]
-        query, key = (key, query) if self.turned else (query, key)
+        query, key = (key, query) if self.transposed else (query, key)
         groups = call.shape[:-2]
         same = all(shapes_equal(e.shape[:-2], groups) for e in (query, key, value))
         if not same or not dims_equal(key.shape[-2], value.shape[-2]):
@@ -380,8 +380,8 @@ class _Scores:
         known = ((*lead, *ones)[1], query.shape[-1], value.shape[-1])
         if not all(isinstance(d, int) for d in known):
             return None
-        few = isinstance(queries, int) and queries < _FEWEST_TURNED
-        if few and any(_is_turned(e) for e in (key, value)):
+        few = isinstance(queries, int) and queries < _FEWEST_QUERIES
+        if few and any(_is_strided(e) for e in (key, value)):
             return None
         scale = self.scale * before * after * (self.softcap or 1.0)
         query = reshaped(query, (*lead, *ones, queries, query.shape[-1]))
@@ -422,14 +422,14 @@ class _Scores:
         added = _sum(self.added)
         if kept is None:
             return added, nothing
-        if added and not self.bias and hidden <= _as_good_as_hidden(self.kind):
+        if added and not self.bias and hidden <= _hiding_threshold(self.kind):
             return [_where(kept, added[0], hidden)], nothing
         return [kept, *_sum([*self.bias, *[_where(kept, e, 0.0) for e in added]])], hidden
 
 
-def _as_good_as_hidden(kind: str) -> float:
+def _hiding_threshold(kind: str) -> float:
     """The threshold from which down a value added to a score of type `kind` absorbs it."""
-    return _HIDDEN_IN_HALF if kind == "float16" else _AS_GOOD_AS_HIDDEN
+    return _HIDING_IN_FLOAT16 if kind == "float16" else _HIDING
 
 
 def _sum(terms: Sequence[Expr]) -> list[Expr]:
@@ -488,7 +488,7 @@ def _without_factor(e: Expr) -> tuple[Expr, float]:
         return (e, 1.0) if factor == 1.0 else (make_call(cast(OpDef, e.op), (x,), e.span), factor)
     if is_call_of(e, "multiply", "divide"):
         for x, y in (e.args, e.args[::-1]) if is_call_of(e, "multiply") else (e.args,):
-            factor = _number(y)
+            factor = _scalar_value(y)
             if factor and x.ty is e.ty:
                 return x, factor if is_call_of(e, "multiply") else 1.0 / factor
     return e, 1.0
@@ -531,7 +531,7 @@ def _before_taking(call: Call) -> Expr | None:
 
 def _is_causal(mask: Expr, queries: Dim, keys: Dim, hidden: float, kind: str) -> bool:
     """Does a constant mask let every query attend exactly to the keys up to its own position, counted from the end?"""
-    as_good = _as_good_as_hidden(kind)
+    as_good = _hiding_threshold(kind)
     if not isinstance(mask, Constant) or not isinstance(queries, int) or not isinstance(keys, int):
         return False
     if queries > keys or mask.data.shape[-2:] != (queries, keys) or mask.data.size != queries * keys:

@@ -371,7 +371,7 @@ class ConcatenateOfConcatenate(PatternRule):
         return make_call(call.op, flat, call.span) if len(flat) > len(call.args) else None  # type: ignore[arg-type]
 
 
-class ReshapeBehindUnary(PatternRule):
+class ReshapeAfterUnary(PatternRule):
     """f(reshape(x)) = reshape(f(x)) for elementwise f"""
 
     pattern = wildcard().where(
@@ -390,7 +390,7 @@ class ReshapeBehindUnary(PatternRule):
         return make_call("reshape", (moved,), view.span, newshape=call.ty.shape)
 
 
-class ReshapeBehindBinary(PatternRule):
+class ReshapeAfterBinary(PatternRule):
     """f(reshape(x), y) = reshape(f(x, y')) for an elementwise f
 
     when y is one number, runs along a last dimension that the view keeps, or has the result's shape.
@@ -404,7 +404,7 @@ class ReshapeBehindBinary(PatternRule):
                 continue
             if view.ty is not call.ty:
                 continue
-            other = _seen_before(call.args[1 - i], view)
+            other = _before_view(call.args[1 - i], view)
             if other is None:
                 continue
             x = view.args[0]
@@ -415,7 +415,7 @@ class ReshapeBehindBinary(PatternRule):
         return None
 
 
-def _seen_before(other: Expr, view: Call) -> Expr | None:
+def _before_view(other: Expr, view: Call) -> Expr | None:
     """The operand before the view that corresponds to `other` after it; None if there is none."""
     x = view.args[0]
     if not isinstance(other.ty, TensorType):
@@ -500,8 +500,8 @@ RULES: tuple[type[PatternRule], ...] = (
     PadOfPad,
     ConcatenateOfOne,
     ConcatenateOfConcatenate,
-    ReshapeBehindUnary,
-    ReshapeBehindBinary,
+    ReshapeAfterUnary,
+    ReshapeAfterBinary,
     InverseOfRoot,
     WhereOfKnownCondition,
     CopyOf,

@@ -64,7 +64,7 @@ class ToMixedPrecision(FunctionPass):
     def transform(self, function: Function, context: PassContext) -> Function:
         return _Converter(self).convert(function)
 
-    def wish_of(self, op: OpDef) -> MixedPrecision:
+    def precision_of(self, op: OpDef) -> MixedPrecision:
         """The precision of an operator under these settings."""
         if op.name in self.never:
             return MixedPrecision.NEVER
@@ -98,10 +98,10 @@ class _Converter:
 
     def takes_narrow(self, call: Call, op: OpDef) -> bool:
         """Should the call be computed in the narrow type?"""
-        wish = self.settings.wish_of(op)
-        if wish is MixedPrecision.NEVER or not any(_holds(a.ty, _WIDE) for a in call.args):
+        precision = self.settings.precision_of(op)
+        if precision is MixedPrecision.NEVER or not any(_holds(a.ty, _WIDE) for a in call.args):
             return False
-        return wish is MixedPrecision.ALWAYS or any(_holds(self.done[id(a)].ty, self.narrow) for a in call.args)
+        return precision is MixedPrecision.ALWAYS or any(_holds(self.done[id(a)].ty, self.narrow) for a in call.args)
 
     def as_narrow(self, e: Expr) -> Expr:
         return self.cast_between(e, _WIDE, self.narrow)

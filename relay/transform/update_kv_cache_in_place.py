@@ -43,7 +43,7 @@ class UpdateKVCacheInPlace(Pass):
             if name not in names:
                 known = ", ".join(names) or "without names"
                 raise CompileError(f"caches name the output {name!r}; the outputs are: {known}")
-        changed = _Keeper(cast(Function, module["main"]), self.caches, names).function()
+        changed = _Rewriter(cast(Function, module["main"]), self.caches, names).function()
         kept = [name for name in names if name not in self.caches.values()]
         return IRModule({**module.functions, "main": changed}, {**module.attrs, "output_names": kept})
 
@@ -56,16 +56,16 @@ def find_kv_caches(module: IRModule) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, joined in zip(module.attrs.get("output_names", ()), fields, strict=False):
         append = _append_of(joined)
-        given = append and params.get(id(append.front))
-        if append and given and isinstance(given.shape[append.axis], SizeVar):
-            found.setdefault(given.name, name)
+        parameter = append and params.get(id(append.prefix))
+        if append and parameter and isinstance(parameter.shape[append.axis], SizeVar):
+            found.setdefault(parameter.name, name)
     return found
 
 
 class _Append(NamedTuple):
     """A tensor, the tensor that is appended to it, and the axis."""
 
-    front: Expr
+    prefix: Expr
     added: Expr
     axis: int
 
@@ -74,8 +74,8 @@ def _append_of(e: Expr) -> _Append | None:
     """The append that `e` is, if it is one."""
     if not isinstance(e, Call) or not isinstance(e.op, Concatenate) or len(e.args) != 2:
         return None
-    front, added = e.args
-    return _Append(front, added, e.op.axis % len(e.shape))
+    prefix, added = e.args
+    return _Append(prefix, added, e.op.axis % len(e.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Cache:
     append: _Append
 
 
-class _Keeper:
+class _Rewriter:
     """Rewrites one function."""
 
     def __init__(self, function: Function, caches: Mapping[str, str], outputs: Sequence[str]) -> None:
@@ -99,15 +99,15 @@ class _Keeper:
         self.capacity = SizeVar(CAPACITY)
         self.caches = {id(params[name]): self._cache(params[name], output) for name, output in caches.items()}
 
-    def _cache(self, given: Var, output: str) -> _Cache:
-        what = f"input {given.name!r} can't be a cache of output {output!r}"
+    def _cache(self, parameter: Var, output: str) -> _Cache:
+        what = f"input {parameter.name!r} can't be a cache of output {output!r}"
         append = _append_of(self.fields[self.outputs.index(output)])
         if append is None:
             raise CompileError(f"{what}: expected the input with one tensor more behind it")
-        if append.front is not given or not isinstance(given.shape[append.axis], SizeVar):
-            raise CompileError(f"{what}: expected the input, of a length known at run time only, in front")
-        roomy = TensorType(with_dim(given.shape, append.axis, self.capacity), given.dtype)
-        return _Cache(Var(given.name, roomy, span=given.span), append)
+        if append.prefix is not parameter or not isinstance(parameter.shape[append.axis], SizeVar):
+            raise CompileError(f"{what}: expected the input, of symbolic length, with rows appended")
+        roomy = TensorType(with_dim(parameter.shape, append.axis, self.capacity), parameter.dtype)
+        return _Cache(Var(parameter.name, roomy, span=parameter.span), append)
 
     def function(self) -> Function:
         """The function with its caches after the other parameters, and without the outputs that are caches."""
@@ -128,15 +128,15 @@ class _Keeper:
 
     def _append(self, e: Expr) -> Expr:
         append = _append_of(e)
-        cache = append and self.caches.get(id(append.front))
+        cache = append and self.caches.get(id(append.prefix))
         if not append or not cache or append.axis != cache.append.axis:
             return e
-        front, added, axis = append
-        whole = cached.append(cache.param, added, front.shape[axis], axis)
+        prefix, added, axis = append
+        whole = cached.append(cache.param, added, prefix.shape[axis], axis)
         return cached.filled(whole, e.shape[axis], axis)
 
 
 def _record(cache: _Cache) -> tuple[str, int, Dim, Dim]:
     """The attribute of a cache: (name, axis, rows before, rows added)."""
-    front, added, axis = cache.append
-    return cache.param.name, axis, front.shape[axis], added.shape[axis]
+    prefix, added, axis = cache.append
+    return cache.param.name, axis, prefix.shape[axis], added.shape[axis]

@@ -10,7 +10,7 @@ from relayc.relay.expr import Call, Constant, Expr
 from relayc.relay.op.base import OpDef, make_call
 from relayc.relay.transform.builders import array_of, is_call_of
 
-__all__ = ["as_condition", "number_where_zero"]
+__all__ = ["as_condition", "value_where_zero"]
 
 _MOST_STEPS = 8
 """Maximum number of operators traversed to find a mask."""
@@ -39,7 +39,7 @@ def as_condition(mask: Expr) -> tuple[Expr, float] | None:
     return None
 
 
-def number_where_zero(e: Expr, mask: Expr, other: float) -> float | None:
+def value_where_zero(e: Expr, mask: Expr, other: float) -> float | None:
     """The constant value of `e` wherever `mask` is 0, if `e` is 0 wherever it is `other`; else None.
 
     For example 1e4 * (mask - 1) is -1e4 there, and 0 where the mask is 1.

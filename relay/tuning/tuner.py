@@ -147,11 +147,11 @@ class _Search:
         self.records = TuningRecords() if path is None else TuningRecords.load(path)
         self.before = TuningRecords(dict(self.records.records))
 
-    def run(self, given: Bench | None, threads: int | None) -> TuningReport:
+    def run(self, bench: Bench | None, threads: int | None) -> TuningReport:
         config = self.records.graph_config(self.target)
         subjects = self.subjects(config)
         nbytes = sum(subject.bytes for subject in subjects.values())
-        self.bench: Bench = KernelBench(self.target, threads, nbytes) if given is None else given
+        self.bench: Bench = KernelBench(self.target, threads, nbytes) if bench is None else bench
         try:
             subjects = self.tune_passes(list(config.knobs.values()), subjects)
             self.tune_kernels(list(subjects.values()))

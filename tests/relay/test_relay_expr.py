@@ -189,7 +189,7 @@ def test_parameters_that_can_t_be_told_apart_are_refused():
 
 def test_a_model_is_specialised_for_sizes_that_it_has():
     x = relay.var("x", (te.var("batch"), 3))
-    with pytest.raises(CompileError, match=r"names q; the sizes .* are: batch"):
+    with pytest.raises(CompileError, match=r"names q; the dynamic sizes .* are: batch"):
         relay.build(relay.Function([x], -x), specialize={"q": [1]})
 
 

@@ -55,9 +55,9 @@ class Attention(OpDef):
         even = isinstance(heads, int) and isinstance(groups, int) and groups > 0 and heads % groups == 0
         require(agree and even, expected)
         scores = TensorType((batch, heads, length, key.shape[2]))
-        for given in (mask, bias):
-            if given is not None:
-                self._check_mask(given, query, scores)
+        for tensor in (mask, bias):
+            if tensor is not None:
+                self._check_mask(tensor, query, scores)
         require(bias is None or not bias.dtype.is_bool, f"(C4) a bias {bias}; expected floats")
         return query.with_shape((batch, heads, length, value.shape[3]))
 

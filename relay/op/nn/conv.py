@@ -61,9 +61,9 @@ class _Convolution(OpDef):
         named = f"N, C, {self.rank} spatial axes and O, I, the same ones"
         require(valid, f"(C1) layouts {self.data_layout} and {self.kernel_layout} must name {named}")
         counts = (len(self.strides), len(self.dilation), len(self.padding))
-        given = f"strides {self.strides}, dilation {self.dilation} and padding {self.padding}"
+        attributes = f"strides {self.strides}, dilation {self.dilation} and padding {self.padding}"
         needed = f"{self.rank}, {self.rank} and {2 * self.rank} numbers"
-        require(counts == (self.rank, self.rank, 2 * self.rank), f"(C2) {given} need {needed}")
+        require(counts == (self.rank, self.rank, 2 * self.rank), f"(C2) {attributes} need {needed}")
         require(min(*self.strides, *self.dilation) >= 1, "(C2) strides and dilation must be at least 1")
         return data, kernel, spatial
 

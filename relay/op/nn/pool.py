@@ -65,9 +65,9 @@ class _Pool(OpDef):
         positive = (
             min((*self.pool_size, *self.strides, *self.dilation), default=1) >= 1 and min(self.padding, default=0) >= 0
         )
-        given = f"{self.pool_size}, strides {self.strides}, dilation {self.dilation} and padding {self.padding}"
+        attributes = f"{self.pool_size}, strides {self.strides}, dilation {self.dilation} and padding {self.padding}"
         needed = f"{rank}, {rank}, {rank} and {2 * rank} numbers, padding of 0 or more, the others of 1 or more"
-        require(counts == [rank, rank, rank, 2 * rank] and positive, f"(C2) pool_size {given} need {needed}")
+        require(counts == [rank, rank, rank, 2 * rank] and positive, f"(C2) pool_size {attributes} need {needed}")
         spec = self.spec(x.ndim)
         shape = spec.pooled(x.shape)
         for k, a in enumerate(spec.axes):

@@ -39,8 +39,8 @@ class _Winograd(OpDef):
         rank = self.rank
         valid = self.tile in WINOGRAD_FILTERS.get(self.kernel_size, ()) and len(self.padding) == 2 * rank
         known = ", ".join(f"F({m}, {r})" for r, tiles in WINOGRAD_FILTERS.items() for m in tiles)
-        given = f"F({self.tile}, {self.kernel_size}) with padding {self.padding}"
-        require(valid, f"(C1) {given}: expected one of {known}, and {2 * rank} numbers")
+        attributes = f"F({self.tile}, {self.kernel_size}) with padding {self.padding}"
+        require(valid, f"(C1) {attributes}: expected one of {known}, and {2 * rank} numbers")
         require(self.dilation >= 1, f"(C1) dilation is {self.dilation}, and must be at least 1")
         require_same_dtype(2, data, weight)
         ranks = data.ndim == rank + 2 and weight.ndim == rank + 3

@@ -17,7 +17,7 @@ from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.target import Target
 from relayc.relay import Expr, Function, IRModule, const, var
 from relayc.relay.lowering.arrange import arrange
-from relayc.relay.lowering.graph import ExecutionGraph, make_graph, moments, place_tensors
+from relayc.relay.lowering.graph import ExecutionGraph, make_graph, place_tensors, time_steps
 from relayc.relay.lowering.kernel_steps import KernelStep, split_steps
 from relayc.relay.lowering.lower import lower
 from relayc.relay.lowering.parallel_regions import plan_regions
@@ -100,8 +100,8 @@ def planned(function: Function, target: Target) -> tuple[ExecutionGraph, dict[st
 def together(graph: ExecutionGraph) -> list[list[str]]:
     """The last operators of the kernels that run at the same time."""
     found: dict[int, list[str]] = {}
-    for moment, node in moments(graph.nodes):
-        found.setdefault(moment, []).append(node.workload.operators[0])
+    for time_step, node in time_steps(graph.nodes):
+        found.setdefault(time_step, []).append(node.workload.operators[0])
     return list(found.values())
 
 
@@ -135,7 +135,7 @@ def test_kernels_for_few_threads_do_not_join_those_for_many():
     assert len({node.region for node in graph.nodes}) == 1
     one = graph.nodes[1].workload.name
     for node in graph.nodes:
-        node.region, node.beside = None, False
+        node.region, node.concurrent = None, False
     plan_regions(graph, {**steps, one: few[one]}, target)
     assert len({node.region for node in graph.nodes}) == 3
 
@@ -149,9 +149,9 @@ def test_branches_run_at_the_same_time(attributes: str) -> None:
 
 
 def assert_no_memory_of_others_is_overwritten(graph: ExecutionGraph) -> None:
-    nodes = list(moments(graph.nodes))
-    for moment, node in nodes:
-        for other in [n for m, n in nodes if m == moment and n is not node]:
+    nodes = list(time_steps(graph.nodes))
+    for time_step, node in nodes:
+        for other in [n for m, n in nodes if m == time_step and n is not node]:
             for written in node.outputs:
                 for number in (*other.inputs, *other.outputs):
                     assert graph.base_of(number) == graph.base_of(written) or not overlap(graph, written, number)
@@ -216,10 +216,10 @@ def test_branches_are_shared_at_least_as_evenly_as_the_kernels_they_are(cores: i
     target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512 -num-cores={cores}")
     graph, steps = planned(inception(side=14), target)
     stages: dict[int, list[tuple[int, int]]] = {}
-    for moment, node in moments(graph.nodes):
+    for time_step, node in time_steps(graph.nodes):
         own = steps[node.workload.name]
         if own:
-            stages.setdefault(moment, []).append((own[-1].extent, max(round(node.cycles / own[-1].extent), 1)))
+            stages.setdefault(time_step, []).append((own[-1].extent, max(round(node.cycles / own[-1].extent), 1)))
     widest = sorted(max(stages.values(), key=len), key=lambda loop: -loop[1])
     apart = sum(-(-extent // cores) * cycles for extent, cycles in widest)
     assert busiest(widest, cores) <= less * apart
@@ -240,7 +240,7 @@ def test_the_option_turns_it_off_and_is_checked():
     for context in (PassContext(config={"relay.shared_regions": "off"}), PassContext(opt_level=1)):
         with context:
             graph, _ = planned(inception(), target)
-        assert all(node.region is None and not node.beside for node in graph.nodes)
+        assert all(node.region is None and not node.concurrent for node in graph.nodes)
     with (
         PassContext(config={"relay.shared_regions": "maybe"}),
         pytest.raises(CompileError, match=r"relay\.shared_regions is 'maybe'"),
