@@ -328,9 +328,9 @@ def _lower_all(
         note = builder.reuse(workload.name, key) if known else None
         if note is None:
             kernel = lower(workload, builder.target, config)
-            function, aliasing, steps = split_steps(kernel.function, builder.target)
+            function, parts, steps = split_steps(kernel.function, builder.target)
             note = _KernelMetadata(list(kernel.workspaces), list(kernel.in_place), kernel.sizes, steps).to_json()
-            builder.add(function, key, note, aliasing=aliasing)
+            builder.add(function, key, note, parts=parts)
         variables = sizes_of(workload.function)
         notes[workload.name] = _KernelMetadata.from_json(note, variables)
     return notes

@@ -160,9 +160,9 @@ def dequantize(data: Expr, input_scale: Any, input_zero_point: Any, axis: int = 
     return Dequantize(axis=axis)(data, scale, zero)
 
 
-def _parameters(scale: Any, zero: Any, values: str) -> tuple[Expr, Expr]:
+def _parameters(scale: Any, zero: Any, dtype: str) -> tuple[Expr, Expr]:
     scale = scale if isinstance(scale, Expr) else Constant(np.asarray(scale, np.float32))
-    zero = zero if isinstance(zero, Expr) else Constant(np.asarray(zero).astype(values))
+    zero = zero if isinstance(zero, Expr) else Constant(np.asarray(zero).astype(dtype))
     return scale, zero
 
 

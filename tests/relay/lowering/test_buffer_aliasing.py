@@ -1,4 +1,4 @@
-"""Concatenations written in place and slices read in place: results, and what is left to copy."""
+"""Concatenations written in place and slices read in place: results, and remaining copies."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_dense_block_is_one_tensor():
     assert str(compiled.build_report).count("MB") == 2
 
 
-def test_a_dense_block_that_lists_all_inputs_each_time_is_one_tensor_too():
+def test_a_dense_block_of_flat_concatenations_is_one_tensor_too():
     x = image(32)
     features = [conv(x, 32)]
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_a_dense_block_that_lists_all_inputs_each_time_is_one_tensor_too():
     assert parts(compiled) == (3, 0)
 
 
-def test_what_is_joined_twice_is_copied_once():
+def test_an_operand_concatenated_twice_is_copied_once():
     x = image()
     y = conv(x, 32)
     compiled = check([x], conv(joined_along(y, conv(y, 32), y, axis=1), 16))
@@ -111,7 +111,7 @@ def test_an_input_of_the_graph_is_copied():
     assert parts(compiled)[0] == 1
 
 
-def test_a_concatenation_of_what_can_not_move_stays():
+def test_a_concatenation_of_tensors_that_cannot_be_aliased_stays():
     x, y = image(), var("y", (1, 16, 6, 6))
     compiled = check([x, y], joined_along(x, y, axis=1))
     assert parts(compiled) == (0, 0)
@@ -126,13 +126,13 @@ def test_outputs_of_the_graph_stay_where_they_are(part: bool, shared: tuple[int,
     assert parts(compiled) == shared
 
 
-def test_short_pieces_are_not_worth_it():
+def test_short_contiguous_runs_are_not_aliased():
     x = image()
     compiled = check([x], conv(joined_along(conv(x, 4), conv(x, 60), axis=1), 16))
     assert parts(compiled) == (1, 1)
 
 
-def test_along_the_outermost_axis_even_views_and_recurrences_take_part():
+def test_views_and_recurrences_are_aliased_along_the_outermost_axis():
     x = var("x", (4, 24))
     rows = relay.reshape(nn.softmax(x), (2, 48))
     joined = joined_along(rows, nn.softmax(rows, axis=0), axis=0)
@@ -149,7 +149,7 @@ def test_splits_are_read_in_place():
     assert not any("split" in name or "slice" in name for name in kernels(compiled))
 
 
-def test_halves_join_as_the_whole_they_are():
+def test_a_concatenation_of_the_slices_of_a_tensor_is_a_view():
     x = image()
     whole = conv(x, 64)
     halves = relay.split(whole, 2, axis=1)
@@ -168,20 +168,20 @@ def test_slices_of_slices():
     assert parts(compiled) == (2, 0)
 
 
-def test_a_slice_with_steps_is_copied():
+def test_a_strided_slice_is_copied():
     x = var("x", (6, 128))
     compiled = check([x], nn.softmax(relay.strided_slice(nn.softmax(x), (0,), (128,), (2,), (1,))))
     assert parts(compiled) == (0, 0)
 
 
-def test_nothing_is_shared_at_low_levels():
+def test_nothing_is_aliased_at_low_optimisation_levels():
     x = image()
     with PassContext(opt_level=1):
         compiled = check([x], conv(joined_along(conv(x, 32), conv(x, 32), axis=1), 16))
     assert parts(compiled) == (0, 0)
 
 
-def test_a_part_that_would_leave_the_arena_is_refused():
+def test_a_slice_beyond_the_arena_is_rejected():
     x = image()
     compiled = check([x], conv(joined_along(conv(x, 32), conv(x, 32), axis=1), 16))
     record = compiled.graph.to_json()
@@ -196,7 +196,8 @@ def test_a_part_that_would_leave_the_arena_is_refused():
 
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[Var, list[Expr]]:
-    """A random graph of joins, cuts, products, row statistics and elementwise steps on tensors of 3 dimensions."""
+    """A random graph of concatenations, slices, products, row statistics and elementwise operators on rank-3 tensors.
+    """
     x = var("x", (2, 3, draw(st.sampled_from([16, 24, 40]))))
     known: list[Expr] = [nn.relu(x)]
     for _ in range(draw(st.integers(3, 10))):

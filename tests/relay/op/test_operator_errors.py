@@ -1,4 +1,4 @@
-"""Calls that break a constraint of an operator: the error says which one, and what was found."""
+"""Calls that violate a constraint of an operator: the error names it, and the actual value."""
 
 from __future__ import annotations
 

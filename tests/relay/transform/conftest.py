@@ -1,4 +1,4 @@
-"""What tests of passes share: running a pass and checking that the meaning stays; random graphs."""
+"""Fixtures for tests of passes: run a pass and check that results are unchanged; random graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from relayc.te.ir import Pass, Sequential
 def apply_and_compare(function: Function, *passes: Pass) -> Function:
     """The function after `passes`, checked: well-formed, of the same type, with the same results on random inputs.
 
-    Sizes known at run time are 3, 4, 5, ... in the order of their names.
+    Symbolic sizes are 3, 4, 5, ... in the order of their names.
     """
     module = Sequential(passes)(IRModule({"main": function}))
     after: Function = module["main"]
@@ -49,7 +49,7 @@ MAX_ELEMENTS = 4096
 
 
 class Grower:
-    """Grows a graph by operators that fit what is there."""
+    """Grows a graph by operators that accept the existing values."""
 
     def __init__(self, seed: int) -> None:
         self.pick = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Products of bytes: what is packed gives exact sums, none exceeds 16 bits, and kernels are as exact."""
+"""Int8 weights packed for 4-way dot products: sums are exact, none exceeds 16 bits, and kernels are as exact."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def normal(shape: tuple[int, ...], deviation: float) -> np.ndarray:
 
 
 def check(weight: np.ndarray, words: np.ndarray, table: np.ndarray) -> None:
-    """Sums of 16 bits have room, and panels say what the weight says."""
+    """Check that 16-bit sums do not overflow, and that panels represent the weight."""
     panels, steps, count, width = words.shape
-    octets = words.view(np.int8).reshape(panels, steps, count, width, 2, 2).astype(np.int32)
+    int8_weights = words.view(np.int8).reshape(panels, steps, count, width, 2, 2).astype(np.int32)
     for sign in (1, -1):
-        assert np.maximum(sign * octets, 0).sum((2, 5)).max() <= 128
+        assert np.maximum(sign * int8_weights, 0).sum((2, 5)).max() <= 128
     data = RNG.integers(0, 256, (5, weight.shape[1])).astype(np.uint8)
     sums = DenseDot4Groups(units=len(weight)).reference(data.view(np.int32), words, table)
     np.testing.assert_array_equal(sums, data.astype(np.int32) @ weight.T.astype(np.int32))
@@ -43,7 +43,7 @@ def packed(weight: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray] | No
 @pytest.mark.parametrize("columns", [48, 27])
 @pytest.mark.parametrize("width", [8, 24])
 @pytest.mark.parametrize("deviation", [10, 20])
-def test_quads_are_brought_together_where_they_have_room_for_each_other(columns, width, deviation):
+def test_words_are_paired_if_their_sums_fit(columns, width, deviation):
     weight = normal((columns, 256), deviation)
     weight[3, 8:12] = (-128, -128, 127, 127)
     found = packed(weight, width)
@@ -51,7 +51,7 @@ def test_quads_are_brought_together_where_they_have_room_for_each_other(columns,
     check(weight, *found)
 
 
-def test_quads_that_have_no_room_for_each_other_stay_alone():
+def test_words_whose_sums_overflow_stay_single():
     weight = normal((32, 256), 36)
     found = packed(weight, 8)
     assert found is not None and found[0].shape[1:3] in [(s, 1) for s in range(65, 85)], "64, and some for the rest"
@@ -67,7 +67,7 @@ def test_few_weights_are_packed_too(columns, depth):
     check(weight, *found)
 
 
-def test_weights_that_are_all_too_large_are_multiplied_in_another_way():
+def test_large_weights_are_multiplied_as_16_bit_pairs():
     assert packed(RNG.choice([-128, 127], (16, 64)).astype(np.int8), 8) is None
 
 
@@ -108,7 +108,7 @@ def test_products_are_exact(dtype, zero, rows, depth, columns, deviation, target
 @pytest.mark.parametrize("shape", [(), (1,), (9, 1)])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("deviation", [20, 100])
-def test_zero_points_may_be_known_at_run_time(shape, dtype, deviation, target):
+def test_zero_points_may_be_computed(shape, dtype, deviation, target):
     x, z = var("x", shape=(9, 64), dtype=dtype), var("z", shape=shape, dtype=dtype)
     weight = normal((30, 64), deviation)
     centred = op.subtract(op.cast(x, "int32"), op.cast(z, "int32"))
@@ -141,7 +141,7 @@ def test_convolutions_are_exact_up_to_the_border(kernel, strides, padding, dilat
 
 @pytest.mark.parametrize("target", BYTE_PRODUCTS)
 @pytest.mark.parametrize("case", ["few channels", "wide weights", "wide data"])
-def test_other_products_are_not_of_bytes(case, target):
+def test_other_products_are_not_8_bit(case, target):
     depth = 5 if case == "few channels" else 64
     x = var("x", shape=(9, depth), dtype="int16" if case == "wide data" else "uint8")
     weight = normal((30, depth), 20).astype(np.int32)

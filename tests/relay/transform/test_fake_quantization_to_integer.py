@@ -1,4 +1,5 @@
-"""FakeQuantizationToInteger: what is computed on codes, and that results are those of the model as it is spelled."""
+"""FakeQuantizationToInteger: which operators compute on quantised values, and that results are those of the original
+model."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from relayc.te.ir import PassContext, Sequential
 from tests.processors import WITHOUT_BYTE_PRODUCTS
 
 RNG = np.random.default_rng(11)
-TARGET = Target(WITHOUT_BYTE_PRODUCTS)  # where bytes are faster yet, fewer convolutions are Winograd's
+TARGET = Target(WITHOUT_BYTE_PRODUCTS)  # where 8-bit products are faster, Winograd's algorithm is rarer
 ZEROS = {"uint8": (0, 113), "int8": (-128, 0, 5)}
 CODES = [(dtype, zero) for dtype, zeros in ZEROS.items() for zero in zeros]
 
@@ -56,7 +57,8 @@ def rewritten(body: Expr, *params: Var) -> Function:
 
 
 def check(body: Expr, *params: Var, steps: int = 1, **options: str) -> Function:
-    """The rewritten function, whose codes, interpreted and compiled, are off by at most `steps` and seldom at all."""
+    """The rewritten function, whose quantised results, interpreted and compiled, are off by at most `steps` and rarely
+    at all."""
     function = rewritten(body, *params)
     inputs = [codes(p.tensor_type.static_shape, str(p.dtype)) for p in params]
     expected = evaluate(Function(params, body), inputs)
@@ -135,7 +137,7 @@ def test_sums_of_two_tensors_and_means():
     assert count_operators(check(requantised(op.reshape(mean, (1, 80)), 0.017171, 120), z))["divide"] == 0
 
 
-def test_moves_and_maxima_work_on_codes():
+def test_data_movement_and_maxima_work_on_quantised_values():
     x, real = data((1, 6, 8, 8))
     pooled = nn.max_pool2d(real, (3, 3), strides=(2, 2), padding=(1, 1))
     moved = op.strided_slice(op.transpose(op.reshape(pooled, (6, 4, 4)), (1, 2, 0)), (0,), (3,), axes=(0,))
@@ -144,7 +146,7 @@ def test_moves_and_maxima_work_on_codes():
 
 
 @pytest.mark.parametrize(("dtype", "zero"), CODES)
-def test_relu_between_equal_scales_is_the_larger_code(dtype, zero):
+def test_relu_between_equal_scales_is_a_quantised_maximum(dtype, zero):
     x, real = data((4, 200), dtype, zero)
     function = check(qnn.quantize(nn.relu(real), 0.02, zero, out_dtype=dtype), x, steps=0)
     assert "float32" not in str(function) and count_operators(function)["maximum"] == 1
@@ -152,7 +154,7 @@ def test_relu_between_equal_scales_is_the_larger_code(dtype, zero):
     assert count_operators(other)["maximum"] == 0
 
 
-def test_what_is_not_known_stays_in_floats():
+def test_computed_parameters_stay_in_floats():
     x, real = data((4, 8))
     other = var("w", shape=(5, 8), dtype="float32")
     assert count_operators(rewritten(nn.dense(real, other), x, other))["divide"] == 0
@@ -162,7 +164,7 @@ def test_what_is_not_known_stays_in_floats():
     assert "int32" not in text, "scales along the reduction are none of the result's"
 
 
-def test_the_pass_can_be_turned_off():
+def test_the_pass_can_be_disabled():
     x, real = data((4, 8))
     module = IRModule({"main": Function((x,), requantised(nn.dense(real, weights((5, 8)))))})
     with PassContext(disabled_pass=["FakeQuantizationToInteger"]):
@@ -175,7 +177,7 @@ def test_the_pass_can_be_turned_off():
     assert np.abs(off).max() <= 1
 
 
-def test_constants_may_be_codes_and_factors_are_part_of_the_scale():
+def test_constants_may_be_quantised_and_factors_are_part_of_the_scale():
     x, real = data((9, 70))
     transposed = op.transpose(weights((70, 20), 1), (1, 0))
     bias = qnn.dequantize(const(codes((20,), "uint8")), 0.01, 100)
@@ -186,7 +188,7 @@ def test_constants_may_be_codes_and_factors_are_part_of_the_scale():
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
-def test_joined_tensors_are_joined_as_codes(dtype):
+def test_concatenations_are_of_quantised_values(dtype):
     (x, a), (y, b) = data((1, 8, 6, 6), dtype, 5), data((1, 4, 6, 6), dtype, 5, "y")
     same = check(qnn.quantize(op.concatenate([a, b], axis=1), 0.02, 5, out_dtype=dtype), x, y, steps=0)
     assert "float32" not in str(same)
@@ -197,7 +199,7 @@ def test_joined_tensors_are_joined_as_codes(dtype):
     assert "12, 6, 6), float32" not in str(check(qnn.quantize(activated, 0.02, 5, out_dtype=dtype), x, y, steps=0))
 
 
-def test_joined_products_round_once_and_stay_unsigned():
+def test_concatenated_products_round_once_and_stay_unsigned():
     x, real = data((9, 70))
     parts = [nn.dense(real, weights((20, 70))), nn.dense(real, weights((12, 70)))]
     codes_of_both = requantised(op.concatenate(parts, axis=1), 0.05, 3, "int8")
@@ -207,7 +209,7 @@ def test_joined_products_round_once_and_stay_unsigned():
     assert count_operators(check(requantised(behind, 0.3), x))["reinterpret"] == 0
 
 
-def test_borders_of_zeros_and_what_tables_pick_are_codes():
+def test_zero_padding_and_gathers_work_on_quantised_values():
     x, real = data((1, 6, 8, 8))
     border = ((0, 0), (0, 0), (1, 1), (2, 2))
     padded = op.take(nn.pad(real, border), const(np.arange(20) // 2), axis=2, mode="clip")

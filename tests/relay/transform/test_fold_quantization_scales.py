@@ -1,4 +1,4 @@
-"""Scales and zero points of codes in front of norms and softmax, and scales behind them."""
+"""Quantisation scales and zero points before norms and softmax, and scales after them."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_scales_are_folded(name):
     np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_what_others_read_or_numbers_that_are_no_codes_stay():
+def test_shared_values_and_unquantised_floats_stay():
     x, y = var("x", CODES.shape, "uint8"), var("y", CODES.shape)
     made = nn.layer_norm(dequantized(x), GAMMA, BETA)
     assert "divide" in folded(relay.Tuple((made, relay.divide(made, number(0.04)))), x)[0]
-    far = relay.multiply(relay.subtract(y, number(1e6)), number(0.05))  # sums of what is far from zero lose digits
+    far = relay.multiply(relay.subtract(y, number(1e6)), number(0.05))  # sums of values far from zero lose precision
     assert folded(nn.layer_norm(far, GAMMA, BETA), y)[0] == ["subtract", "multiply", "nn.layer_norm"]
     turned = dequantized(x, -0.05)
     assert folded(nn.layer_norm(turned, GAMMA, BETA), x)[0] == ["cast", "subtract", "multiply", "nn.layer_norm"]

@@ -1,4 +1,4 @@
-"""ReadOperandsInPlace: products of computed matrices without transpositions in front."""
+"""ReadOperandsInPlace: products of computed matrices without transposed operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of a byte become tables: which, and with the very results of the operators' references."""
+"""Functions of an 8-bit value become lookup tables: which, with exactly the results of the operators' references."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def quantized(x: Expr, scale: float = 0.03, zero: int = 7, dtype: str = "uint8")
 
 
 def silu(codes: Expr) -> Expr:
-    """As exporters of quantised models spell it."""
+    """The form in which exporters of quantised models write it."""
     x = dequantized(codes)
     return quantized(relay.multiply(x, dequantized(quantized(relay.sigmoid(x), 1 / 255, 0), 1 / 255, 0)))
 
@@ -61,8 +61,8 @@ def test_results_are_those_of_the_references(function, source, result, target):
     np.testing.assert_array_equal(module.get_output(0).numpy(), evaluate(whole, [data]))
 
 
-def test_how_many_codes_there_are_may_be_known_at_run_time():
-    # The table has 256 entries however many they are: its length is none of theirs.
+def test_shapes_may_be_dynamic():
+    # The table has 256 entries for any number of elements: its length is no dimension of the data.
     x = var("x", (SizeVar("n"),), "int8")
     whole = Function((x,), quantized(relay.sigmoid(dequantized(x)), 1 / 255, 0))
     module = graph_executor.GraphModule(relay.build(whole, "llvm")["default"](device("cpu", 0)))
@@ -73,20 +73,20 @@ def test_how_many_codes_there_are_may_be_known_at_run_time():
         np.testing.assert_array_equal(module.get_output(0).numpy(), evaluate(whole, [data]))
 
 
-def test_what_lies_between_is_passed_over():
+def test_intermediate_values_are_skipped():
     x = codes()
     assert tabulated(silu(x), x) == ["qnn.lookup"]
     assert tabulated(silu(silu(x)), x) == ["qnn.lookup"]
 
 
-def test_bytes_that_others_read_are_read():
+def test_shared_bytes_are_read():
     x = codes()
     between = silu(x)
     both = relay.Tuple((silu(between), nn.max_pool2d(relay.reshape(between, (1, 3, 5, 31)), (1, 2), (1, 2))))
     assert tabulated(both, x) == ["qnn.lookup", "qnn.lookup", "reshape", "nn.max_pool"]
 
 
-def test_what_is_no_function_of_one_byte_stays():
+def test_other_functions_stay():
     x, y = codes(), codes(name="y")
     sums = tabulated(quantized(relay.add(dequantized(x), dequantized(y))), x, y)
     scales = const(np.linspace(0.1, 0.2, 31, dtype=np.float32))
@@ -98,7 +98,7 @@ def test_what_is_no_function_of_one_byte_stays():
     assert "qnn.lookup" not in tabulated(broadcast, x)
 
 
-def test_not_where_no_vector_looks_up_bytes():
+def test_targets_without_byte_shuffles_have_no_lookups():
     x = codes()
     plain = Target("llvm -mcpu=x86-64 -mtriple=x86_64-unknown-linux-gnu")
     assert "qnn.lookup" not in tabulated(silu(x), x, target=plain)
