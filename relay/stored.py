@@ -150,7 +150,7 @@ class StoredConstant(Constant):
         return StoredConstant(shape, dtype, fill, axes, span=weight.span)
 
     def replace(self, **changes: Any) -> Constant:
-        """A plain constant with the given fields changed."""
+        """A plain constant with some fields changed."""
         return Constant(changes.get("data", self.data), span=changes.get("span", self.span))
 
     def __reduce__(self) -> tuple[Any, ...]:

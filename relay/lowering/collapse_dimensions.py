@@ -115,8 +115,8 @@ def _tensors(exprs: Sequence[Expr], body: Expr) -> dict[int, _Tensor] | None:
             places = found[id(e)].places
             if isinstance(e, Call) and isinstance(e.op, Transpose):
                 added = rank - len(e.op.axes)
-                behind = [places[added + e.op.axes.index(d)] for d in range(len(e.op.axes))]
-                places = (*places[:added], *behind)
+                trailing = [places[added + e.op.axes.index(d)] for d in range(len(e.op.axes))]
+                places = (*places[:added], *trailing)
             tensor = _Tensor(places, (*(1,) * (rank - arg.tensor_type.ndim), *arg.tensor_type.shape))
             if found.setdefault(id(arg), tensor).places != tensor.places:
                 return None

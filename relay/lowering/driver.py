@@ -310,7 +310,7 @@ def _name_outputs(graph: ExecutionGraph, attrs: Mapping[str, Any]) -> None:
 def _lower_all(
     workloads: list[Workload], builder: ModuleBuilder, progress: Progress | None
 ) -> dict[str, _KernelMetadata]:
-    """Pass every kernel to `builder`, cached ones from its cache; returns the workspaces they need, by name."""
+    """Pass every kernel to `builder`, cached ones from its cache; returns the metadata of each by name."""
     context = PassContext.current()
     options = sorted(item for item in context.config.items() if item[0] != "relay.tuning.records")
     settings = repr((context.opt_level, options, sorted(context.disabled_pass), sorted(context.required_pass)))
@@ -356,7 +356,7 @@ def _string_ports(graph: ExecutionGraph) -> list[str]:
 
 def _host_operation(control: ControlNode) -> str:
     if isinstance(control.operator, SequenceOperator):
-        return f"{control.source} (lists)"
+        return f"{control.source} (sequences)"
     if isinstance(control.operator, OnHost):
         return f"{control.source} (strings)"
     return f"{control.operator.name} {control.source!r} (control flow)"

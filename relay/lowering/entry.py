@@ -56,7 +56,7 @@ def make_entry(
     def arguments(node: GraphNode) -> list[PrimExpr]:
         return [address(number) for number in (*node.inputs, *node.outputs)]
 
-    def joined(nodes: Sequence[GraphNode]) -> Iterator[Stmt]:
+    def merged(nodes: Sequence[GraphNode]) -> Iterator[Stmt]:
         """The steps of nodes in a region; steps of nodes that run concurrently are merged."""
         assert steps is not None
         for _, concurrent in groupby(time_steps(nodes), lambda pair: pair[0]):
@@ -70,7 +70,7 @@ def make_entry(
         if region is None or steps is None:
             calls += map(call, nodes)
         else:
-            calls.append(AttrStmt("region", None, const(region), seq(joined(list(nodes)))))
+            calls.append(AttrStmt("region", None, const(region), seq(merged(list(nodes)))))
     attrs = {"global_symbol": name, "packed_api": False}
     return PrimFunc((arena, table), seq(calls), {}, attrs)
 

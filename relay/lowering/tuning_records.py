@@ -95,7 +95,7 @@ class TuningRecords:
         return TuningRecords({(r.target, r.cpu, r.subject): r for r in records})
 
     def save(self, path: Path) -> None:
-        """Write the records to a file atomically, with those that it has already."""
+        """Write the records to a file atomically, merged with those already in it."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         from filelock import FileLock  # 7 ms, for a process that tunes
 
@@ -142,7 +142,7 @@ def processor() -> str:
 
 
 def default_records_path() -> Path | None:
-    """The default file of `relay.tune`; None if the cache is turned off."""
+    """The default file of `relay.tune`; None if the cache is disabled."""
     cache = default_cache()
     return None if cache is None else cache.folder / "tuning.json"
 

@@ -255,7 +255,7 @@ def list_op_names() -> list[str]:
 
 
 def make_call(op: OpDef | str, args: Sequence[Expr], span: Span | None = None, **attrs: Any) -> Call:
-    """A typed call; `op` may be given by name with attributes.
+    """A typed call; `op` may be a name, with attributes.
 
     Raises TypeInferenceError (operator, argument types, broken constraint, place) or UnknownOperatorError.
     """

@@ -139,7 +139,7 @@ class Gather(OpDef):
 
 @register_op("gather_nd", pattern=OpPattern.INJECTIVE)
 class GatherND(OpDef):
-    """Slices of x at coordinate tuples, which lie along dimension 0 of indices (ONNX: GatherND, transposed).
+    """Slices of x at coordinate tuples, along dimension 0 of indices (ONNX: GatherND, transposed).
 
     x (B..., X_0, ..., X_{M-1}, rest...), indices (M, B..., Y...): (B..., Y..., rest...). Negative positions count from
     the end; those outside are limited. (C1) indices are integers; (C2) M is known and x has that many dimensions after

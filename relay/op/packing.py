@@ -18,7 +18,7 @@ __all__ = ["UnpackBits", "pack_bits", "unpack_bits"]
 
 @register_op("unpack_bits", pattern=OpPattern.INJECTIVE)
 class UnpackBits(OpDef):
-    """The tensor of `newshape` of the sub-byte type `dtype` whose elements lie in bytes x, from the low bits on.
+    """The tensor of `newshape` of the sub-byte type `dtype` whose elements are packed in bytes x, from the low bits on.
 
     (C1) the type has 2 or 4 bits; (C2) x is a vector of as many uint8 as the elements fill.
     """
@@ -43,7 +43,7 @@ class UnpackBits(OpDef):
 
 
 def pack_bits(data: Array) -> Array:
-    """The elements of an array of a sub-byte type in as few bytes as hold them, from the low bits on; zeros behind."""
+    """The elements of an array of a sub-byte type in as few bytes as hold them, from the low bits on, zero-padded."""
     bits = parse_dtype(data.dtype.name).bits
     per_byte = 8 // bits
     fields = np.zeros(-(-data.size // per_byte) * per_byte, np.uint8)
@@ -53,5 +53,5 @@ def pack_bits(data: Array) -> Array:
 
 
 def unpack_bits(data: Expr, newshape: tuple[int, ...], dtype: str) -> Call:
-    """The tensor whose elements lie in the bytes `data`; see `UnpackBits`."""
+    """The tensor whose elements are packed in the bytes `data`; see `UnpackBits`."""
     return UnpackBits(newshape=newshape, dtype=dtype)(data)

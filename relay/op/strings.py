@@ -54,7 +54,7 @@ class StringOperator(OpDef):
 
 @register_op("strings.concat", pattern=OpPattern.OPAQUE)
 class Concat(StringOperator):
-    """a and b put together, element by element (ONNX: StringConcat). (C2) the shapes broadcast."""
+    """a and b concatenated, element by element (ONNX: StringConcat). (C2) the shapes broadcast."""
 
     action = "concat"
 
@@ -80,7 +80,7 @@ class FullMatch(StringOperator):
 class Split(StringOperator):
     """Each string cut at a delimiter, `most` times or, below 0, as often as it occurs (ONNX: StringSplit).
 
-    The parts lie along a new last axis, filled up with empty strings; the second result says how many there are.
+    The parts are along a new last axis, padded with empty strings; the second result says how many there are.
     Without a delimiter strings are cut at white space. (C2) `result` is the input's shape with another axis.
     """
 
@@ -119,7 +119,7 @@ class Normalize(StringOperator):
 
 @register_op("strings.tokenize", pattern=OpPattern.OPAQUE)
 class Tokenize(StringOperator):
-    """Each string cut into tokens along a new last axis, filled up with `fill` (onnxruntime: Tokenizer).
+    """Each string cut into tokens along a new last axis, padded with `fill` (onnxruntime: Tokenizer).
 
     Tokens are what matches `token`, or what is between matches of the `separators`, of `least` characters or more;
     characters for ``separators=("",)``. With `mark` there is a start (U+0002) and an end (U+0003). (C2) `result` is the

@@ -93,8 +93,8 @@ def _as_reduction(call: Call) -> Expr:
 
 def _add_bias(call: Call, axis: int) -> Expr:
     data, bias = call.args
-    behind = len(data.shape) - 1 - axis
-    return make_call("add", (data, reshaped(bias, (*bias.shape, *[1] * behind))), call.span)
+    trailing = len(data.shape) - 1 - axis
+    return make_call("add", (data, reshaped(bias, (*bias.shape, *[1] * trailing))), call.span)
 
 
 def _as_dense(call: Call) -> Expr:

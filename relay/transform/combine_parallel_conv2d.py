@@ -134,6 +134,6 @@ class _CostModel:
     def _is_read_in_place(self, branch: Branch) -> bool:
         """Can every reader of the result read it as a view of another tensor? See `relay.lowering.buffer_aliasing`."""
         following = self.by_user[id(branch.result)]
-        joined = any(is_call_of(user, "concatenate", "reshape") for user in following)
+        is_rearranged = any(is_call_of(user, "concatenate", "reshape") for user in following)
         loops = all(_pattern(user) <= OpPattern.OUT_FUSABLE for user in following)
-        return loops and not joined and branch.channels >= LINE_ELEMENTS
+        return loops and not is_rearranged and branch.channels >= LINE_ELEMENTS

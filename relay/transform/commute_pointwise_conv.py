@@ -78,20 +78,20 @@ class PointwiseOfConcatenated(PatternRule):
     """conv(concatenate(x, y), [v, w]) = conv(x, v) + conv(y, w), where an operand of the concatenation is upsampled"""
 
     x, weight = wildcard(), is_constant()
-    joined = is_op("concatenate").has_attr({"axis": 1})
-    pattern = is_op("nn.conv2d")(joined, weight).where(_is_pointwise)
+    concatenated = is_op("concatenate").has_attr({"axis": 1})
+    pattern = is_op("nn.conv2d")(concatenated, weight).where(_is_pointwise)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        joined, weight = found.call(self.joined), array_of(found[self.weight])
-        widths = [d for part in joined.args if isinstance(d := part.shape[1], int)]
-        if found.shared(joined) or len(widths) < max(len(joined.args), 2):
+        concatenated, weight = found.call(self.concatenated), array_of(found[self.weight])
+        widths = [d for part in concatenated.args if isinstance(d := part.shape[1], int)]
+        if found.shared(concatenated) or len(widths) < max(len(concatenated.args), 2):
             return None
-        images = [_image(part, found.shared) or part for part in joined.args]
-        if _LEAST_GAIN * sum(_macs(image, 1) for image in images) > _macs(joined, 1):
+        images = [_image(part, found.shared) or part for part in concatenated.args]
+        if _LEAST_GAIN * sum(_macs(image, 1) for image in images) > _macs(concatenated, 1):
             return None
         total: Expr | None = None
         begin = 0
-        for part, width in zip(joined.args, widths, strict=True):
+        for part, width in zip(concatenated.args, widths, strict=True):
             end = begin + width
             columns = Constant(np.ascontiguousarray(weight[:, begin:end]), span=found[self.weight].span)
             term = make_call(cast(OpDef, call.op), (part, columns), call.span)
@@ -103,7 +103,7 @@ class PointwiseOfConcatenated(PatternRule):
 
 
 class PointwiseOfDense(PatternRule):
-    """conv(image(dense(x, v) + b), w) = image(dense(x, w v) + w b), where image moves columns in front of rows"""
+    """conv(image(dense(x, v) + b), w) = image(dense(x, w v) + w b), where image moves columns before rows"""
 
     x, inner, outer, bias = wildcard(), is_constant(), is_constant(), is_constant()
     dense = is_op("nn.dense")(x, inner)
@@ -136,7 +136,7 @@ def _image(e: Expr, shared: Sharing) -> Expr | None:
     """The one image (N, C, h, w) that `e` is computed from by mixing pixels, independently of the channel; None if
     there is none.
 
-    Nothing between the two may be used elsewhere; what is read twice in between, for neighbouring pixels, may.
+    Nothing between the two may be used elsewhere; a value that is read twice in between, for adjacent pixels, may.
     """
     region: dict[int, Call] = {}
     leaves: dict[int, Expr] = {}

@@ -36,7 +36,7 @@ _Forward = Conv1D | Conv2D | Conv3D
 _MOST_INSIDE = 0.7
 """Maximum fraction of the multiplications that read the image; above it the alternative is not evaluated."""
 _GAIN = 0.8
-"""A convolution is split if the cycles shrink at least by this factor."""
+"""A convolution is split if that takes less than this fraction of its cycles."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _fraction_inside(call: Call, op: _Forward, k: int, reaches: Sequence[_Reach]
 
 
 def _sizes(call: Call, op: _Forward, k: int) -> tuple[int, int, int]:
-    """The numbers of elements of the image, results and taps along spatial axis `k`."""
+    """The sizes of the image, results and kernel along spatial axis `k`."""
     axis = _spatial(op)[k]
     place = op.data_layout.index(axis)
     data, weight = [arg.tensor_type.static_shape for arg in call.args]

@@ -152,8 +152,8 @@ def _by_phases(call: Call, op: _Transposed, weight: Expr, axes: Sequence[_Axis])
     if not in_order and not apart and not (call.dtype == "float32" and _suits_winograd(axes)):
         return None
     phases = _phases(weight.data, op.groups, axes)
-    together = phases.reshape(-1, *phases.shape[len(axes) + 2 :])
-    filters = Constant(np.ascontiguousarray(together), span=weight.span)
+    merged = phases.reshape(-1, *phases.shape[len(axes) + 2 :])
+    filters = Constant(np.ascontiguousarray(merged), span=weight.span)
     convolution = _forward(call, op, filters, [axis.padding for axis in axes], (1,) * len(axes))
     return _interleaved(convolution, call, op.groups, axes)
 
@@ -216,8 +216,8 @@ def _interleaved(phases: Call, call: Call, groups: int, axes: Sequence[_Axis]) -
     apart = reshaped(phases, (images, *counts, groups, *strides, channels // groups), call.span)
     order = [0, *[a for k in range(rank) for a in (1 + k, 2 + rank + k)], 1 + rank, 2 + 2 * rank]
     grown = [product((count, stride)) for count, stride in zip(counts, strides, strict=True)]
-    together = reshaped(transposed(apart, order, call.span), (images, *grown, channels), call.span)
-    return _without_border(together, call, [axis.cut for axis in axes])
+    merged = reshaped(transposed(apart, order, call.span), (images, *grown, channels), call.span)
+    return _without_border(merged, call, [axis.cut for axis in axes])
 
 
 def _without_border(x: Expr, call: Call, cut: Sequence[tuple[int, int]]) -> Expr:

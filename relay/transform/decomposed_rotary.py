@@ -72,7 +72,7 @@ def _is_lane(e: Expr) -> bool:
 
 
 class _Pairs(NamedTuple):
-    """`count` pairs of channels of `x` from `first` on, adjacent or half of them apart."""
+    """`pairs` pairs of channels of `x` from `first` on, adjacent or half of them apart."""
 
     x: Expr
     first: int
@@ -110,15 +110,15 @@ class DecomposedRotaryEmbedding(PatternRule):
     x, cosine, sine = wildcard(), wildcard(), wildcard()
     first, second = wildcard().where(_is_lane), wildcard().where(_is_lane)
     halves = is_op("concatenate")(is_op("negative")(second), first)
-    neighbours = is_op("concatenate")(is_op("reshape")(is_op("negative")(second)), is_op("reshape")(first))
-    swapped = halves | is_op("reshape")(neighbours)
+    adjacent = is_op("concatenate")(is_op("reshape")(is_op("negative")(second)), is_op("reshape")(first))
+    swapped = halves | is_op("reshape")(adjacent)
     pattern = is_op("add")(is_op("multiply")(x, cosine), is_op("multiply")(swapped, sine))
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        x, cosine, sine, interleaved = found[self.x], found[self.cosine], found[self.sine], self.neighbours in found
+        x, cosine, sine, interleaved = found[self.x], found[self.cosine], found[self.sine], self.adjacent in found
         pairs = _pairs(found[self.first], found[self.second], interleaved)
-        joined = _is_joined(found.call(self.neighbours)) if interleaved else _joins_last(found.call(self.halves))
-        if pairs is None or not joined or x.ty is not call.ty or found[self.swapped].ty is not call.ty:
+        is_concat = _is_of_columns(found.call(self.adjacent)) if interleaved else _is_along_last(found.call(self.halves))
+        if pairs is None or not is_concat or x.ty is not call.ty or found[self.swapped].ty is not call.ty:
             return None
         cut = _lane(x)
         of_x = pairs.x is x or (cut is not None and cut.step == 1 and cut[:2] == (pairs.x, pairs.first))
@@ -127,14 +127,14 @@ class DecomposedRotaryEmbedding(PatternRule):
         return make_call("nn.rotary_embedding", (x, cosine, sine), call.span, interleaved=interleaved)
 
 
-def _joins_last(joined: Call) -> bool:
-    rank = len(joined.shape)
-    return joined.op.axis % rank == rank - 1  # type: ignore[union-attr]
+def _is_along_last(concatenated: Call) -> bool:
+    rank = len(concatenated.shape)
+    return concatenated.op.axis % rank == rank - 1  # type: ignore[union-attr]
 
 
-def _is_joined(joined: Call) -> bool:
-    """Does `joined` concatenate two columns?"""
-    return _joins_last(joined) and all(a.shape[-1] == 1 for a in joined.args)
+def _is_of_columns(concatenated: Call) -> bool:
+    """Does `concatenated` concatenate two columns?"""
+    return _is_along_last(concatenated) and all(a.shape[-1] == 1 for a in concatenated.args)
 
 
 _FIRST, _SECOND = wildcard().where(_is_lane), wildcard().where(_is_lane)
@@ -160,7 +160,7 @@ class DecomposedRotaryHalves(PatternRule):
     halves = is_tuple([_ROTATED_FIRST, _ROTATED_SECOND])
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        if not _joins_last(call):
+        if not _is_along_last(call):
             return None
         for i, (first, second) in enumerate(zip(call.args, call.args[1:], strict=False)):
             if not is_call_of(first, "subtract") or not is_call_of(second, "add"):
@@ -187,7 +187,7 @@ class DecomposedRotaryInterleaved(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         pairs = _rotated(found[_ROTATED_FIRST], found[_ROTATED_SECOND], found, interleaved=True)
-        if pairs is None or not _is_joined(found.call(self.columns)):
+        if pairs is None or not _is_of_columns(found.call(self.columns)):
             return None
         return reshaped(pairs.embedded(found[_COSINE], found[_SINE], call), call.shape, call.span)
 

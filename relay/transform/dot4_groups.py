@@ -27,7 +27,8 @@ _ATTEMPTS, _REACH, _STRIDE = 80, 3, 11
 """Parameters of the pairing: the maximum number of rounds in which unpaired words are compared; and their distance, up
 to a third of the words of a panel, which grows from round to round by the stride."""
 _FEWEST_PAIRED, _MOST_FRUITLESS = 0.01, 3
-"""The pairing ends after so many consecutive rounds that paired less than this fraction of the unpaired words."""
+"""Minimum fraction of the unpaired words that a fruitful round pairs, and the number of consecutive fruitless rounds
+after which the pairing ends."""
 _COST_OF_TWO_WORDS, _COST_OF_16_BIT_PAIRS = 1.75, 1.33
 """Cost of a step of two words, and of a word in pairs of 16 bits, relative to a step of one word (AVX2)."""
 _STEPS_MULTIPLE, _ROUNDING = 4, 32
@@ -221,15 +222,15 @@ def _split_excess_of_pairs(rows: Array, one: Array, other: Array) -> tuple[Array
     width = rows.shape[1]
     values = rows[one].view(np.int8).reshape(len(one), 2 * width, 2).astype(np.int16)
     partners = rows[other].view(np.int8).reshape(len(one), 2 * width, 2).astype(np.int16)
-    taken = np.zeros_like(values)
+    removed = np.zeros_like(values)
     for sign in (1, -1):
         mine, theirs = np.maximum(sign * values, 0), np.maximum(sign * partners, 0)
         paired = mine[..., 0] + mine[..., 1] + theirs[..., 0] + theirs[..., 1]
         surplus = np.maximum(paired - np.int16(_LARGEST_SUM), 0)
         of_first = np.minimum(surplus, mine[..., 0])
-        taken[..., 0] += sign * of_first
-        taken[..., 1] += sign * (surplus - of_first)
-    smaller, more = [v.astype(np.int8).reshape(-1, 4 * width).view("<i4") for v in (values - taken, taken)]
+        removed[..., 0] += sign * of_first
+        removed[..., 1] += sign * (surplus - of_first)
+    smaller, more = [v.astype(np.int8).reshape(-1, 4 * width).view("<i4") for v in (values - removed, removed)]
     some = np.any(more, axis=1)
     return smaller, _Dot4(one[some], more[some])
 

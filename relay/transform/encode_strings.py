@@ -132,8 +132,7 @@ class _Encoder:
         return Call(operator.replace(**changed) if changed else operator, tuple(args), span=call.span)
 
     def _looked_up(self, x: Expr, table: tuple[str, ...], call: Call) -> Expr:
-        """The first position in `table` of each string by its number, which is beyond `places` if no constant equals
-        it."""
+        """The first position in `table` of each encoded string; the length of `table` for strings not in it."""
         places = np.full(len(self.numbers) + 1, len(table), np.int64)
         for position in reversed(range(len(table))):
             places[self.numbers[table[position]]] = position

@@ -227,8 +227,8 @@ class _Partition:
     def _widened_operands(self, node: int, sink: int, path: list[int]) -> None:
         group, target = self.groups[node].find(), self.groups[sink].find()
         cheap = group.widens and group.pattern <= OpPattern.BROADCAST and group.size <= _CHEAP
-        behind = self._is_in_epilogue(sink) and not path
-        if cheap and behind and self.flow.edge_pattern(node, sink) == OpPattern.ELEMWISE:
+        in_epilogue = self._is_in_epilogue(sink) and not path
+        if cheap and in_epilogue and self.flow.edge_pattern(node, sink) == OpPattern.ELEMWISE:
             group.merge_into(target)
 
     def _epilogues(self, node: int, sink: int, path: list[int]) -> None:

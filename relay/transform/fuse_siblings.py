@@ -87,8 +87,8 @@ class _Siblings:
 
     def _group(self, family: Sequence[int]) -> None:
         """Group the members of a family that fit together and are in no group yet."""
-        taken = {i for group in self.groups for i in group}
-        left = [i for i in family if i not in taken]
+        grouped = {i for group in self.groups for i in group}
+        left = [i for i in family if i not in grouped]
         while left:
             group = [left[0]]
             for i in left[1:]:
@@ -108,10 +108,10 @@ class _Siblings:
 
     def _unite(self, group: Sequence[int]) -> None:
         """Update dependencies: whatever depends on one call of a group depends on all of them."""
-        members, together = sum(1 << i for i in group), 0
+        members, dependencies = sum(1 << i for i in group), 0
         for i in group:
-            together |= self.needs[i]
-        self.needs = [needed | together if needed & members else needed for needed in self.needs]
+            dependencies |= self.needs[i]
+        self.needs = [needed | dependencies if needed & members else needed for needed in self.needs]
 
     def rewritten(self) -> Expr:
         """The body with each group merged into one call."""

@@ -56,10 +56,10 @@ class StepsJoined(PatternRule):
         if order is None:
             return None
         joined = check_axis(3, cast(Concatenate, call.op).axis, len(shape))
-        apart = [part for d, s in zip(shape, steps, strict=True) for part in (d // s, s)]
+        factored = [part for d, s in zip(shape, steps, strict=True) for part in (d // s, s)]
         axes = [n for a in range(len(shape)) for n in (*[2 * i + 1 for i in order if a == joined], 2 * a)]
         axes += [2 * a + 1 for a in range(len(shape)) if a not in order]
-        moved = make_call("transpose", (reshaped(x, apart),), call.span, axes=tuple(axes))
+        moved = make_call("transpose", (reshaped(x, factored),), call.span, axes=tuple(axes))
         return reshaped(moved, call.shape, call.span)
 
 
@@ -99,8 +99,8 @@ def _order(steps: Sequence[int], firsts: Sequence[Sequence[int]]) -> list[int] |
     stepped = [a for a, step in enumerate(steps) if step > 1]
     if len(firsts) != math.prod(steps):
         return None
-    turns = {a: [n for n in range(1, len(firsts)) if firsts[n][a] != firsts[n - 1][a]] for a in stepped}
-    order = sorted(stepped, key=lambda a: len(turns[a]))
+    changes = {a: [n for n in range(1, len(firsts)) if firsts[n][a] != firsts[n - 1][a]] for a in stepped}
+    order = sorted(stepped, key=lambda a: len(changes[a]))
     for n, first in enumerate(firsts):
         rest, expected = n, [0] * len(steps)
         for a in reversed(order):

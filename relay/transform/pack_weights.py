@@ -162,10 +162,10 @@ class _Packer:
         return self.packed[key]
 
     def _width(
-        self, rows: int, columns: int, steps: int, apart: int, line: int = 0, form: str = "fma",
+        self, rows: int, columns: int, steps: int, row_stride: int, row_size: int = 0, form: str = "fma",
         dtype: DType = _SINGLE,
     ) -> int:  # fmt: skip
-        """Columns of a panel of `dtype`; consecutive rows are read `apart` elements apart.
+        """Columns of a panel of `dtype`; consecutive rows are read `row_stride` elements apart.
 
         Narrow floats are widened.
         """
@@ -173,7 +173,7 @@ class _Packer:
         target, spare = at_precision_of(self.target, dtype), spare_registers(self.target, form)
         word = max(_WORD_BYTES, dtype.nbytes)
         return packed_columns(
-            target, rows, columns, steps // per_step, line, spare, word * apart // per_step,
+            target, rows, columns, steps // per_step, row_size, spare, word * row_stride // per_step,
             widened=dtype.is_float and dtype.nbytes < _WORD_BYTES,
         )  # fmt: skip
 
@@ -267,10 +267,10 @@ class _Packer:
         elif op.groups > 1:
             packed = self._groups(weight, outputs_first, op.kernel_layout, op.groups, rows)
         else:
-            line = call.shape[-2] if math.prod(kernel) > 1 else 0
+            row_size = call.shape[-2] if math.prod(kernel) > 1 else 0
             form = "dot2" if pairs else "fma"
-            apart = group_size * op.strides[-1]
-            width = self._width(rows, channels, steps, apart, line if isinstance(line, int) else 0, form)
+            row_stride = group_size * op.strides[-1]
+            width = self._width(rows, channels, steps, row_stride, row_size if isinstance(row_size, int) else 0, form)
             packed = self._packed(weight, outputs_first, op.kernel_layout, width)
         made = _PACKED[op.rank](
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels,
@@ -303,15 +303,15 @@ class _Packer:
         if op.groups > 1 and group_size == 1:
             return _channels_last(call, op, outputs_first)
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
-        line = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
-        apart = group_size * op.strides[-1]
+        row_size = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
+        row_stride = group_size * op.strides[-1]
         across, blocks = self._across_groups(call, op, channels, kernel, group_size), op.groups
         if across:
             blocks, outputs, width = 1, channels, vector_lanes(self.target)
         elif op.groups > 1:
             width = group_panel(self.target, rows, outputs, steps)
         else:
-            width = self._width(rows, channels, steps, apart, line)
+            width = self._width(rows, channels, steps, row_stride, row_size)
         panels = Call(PackPanels(width=width), (reshaped(outputs_first, (blocks, outputs, steps)),), span=call.span)
         packed = reshaped(panels, (blocks * -(-outputs // width), *kernel, group_size, width))
         made = _PACKED[op.rank](
@@ -325,15 +325,15 @@ class _Packer:
     ) -> Expr | None:
         """A convolution of 8-bit quantised values; a pointwise one is a product of rows."""
         channels, *kernel, group_size = outputs_first.shape
-        line = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
+        row_size = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
         padded = any(op.padding)
-        steps, apart = math.prod(kernel) * group_size, group_size * op.strides[-1]
+        steps, row_stride = math.prod(kernel) * group_size, group_size * op.strides[-1]
         is_product = math.prod(kernel) == 1 and not padded and set(op.strides) == {1}
         width = 0
         if is_product or all(isinstance(d, int) for d in call.shape):
             width = self._amx_panel(rows, channels, math.prod(kernel) * -(-group_size // 4))
         on_amx = width > 0
-        width = width or self._width(rows, channels, steps, apart, line, "dot4")
+        width = width or self._width(rows, channels, steps, row_stride, row_size, "dot4")
         if is_product:
             matrix = outputs_first.reshape(channels, group_size)
             dot4 = self._dot4_operands(call, weight, matrix, f"{op.kernel_layout} as a matrix", width)
@@ -474,10 +474,10 @@ def _windows(dot4: _Dot4, call: Call, op: Conv2D, steps: tuple[int, int, int], b
     )
     images, _, columns, _ = data.tensor_type.static_shape
     down, across, word = np.unravel_index(dot4.table, steps)
-    line, pixel = columns * steps[2], steps[2]
-    table = (down * (line * op.dilation[0]) + across * (pixel * op.dilation[1]) + word).astype(np.int32)
+    row_size, pixel = columns * steps[2], steps[2]
+    table = (down * (row_size * op.dilation[0]) + across * (pixel * op.dilation[1]) + word).astype(np.int32)
     _, rows, width, outputs = call.tensor_type.static_shape
-    pitch = (line * op.strides[0], pixel * op.strides[1])
+    pitch = (row_size * op.strides[0], pixel * op.strides[1])
     made = WindowDot4Groups(channels=outputs, grid=(rows, width), pitch=pitch, depth=math.prod(steps))
     lines = reshaped(data, (images, math.prod(data.tensor_type.static_shape[1:])))
     return replace(dot4, quantized=lines, table=table).sums(made, call)

@@ -184,8 +184,8 @@ class PanelPacker:
 
         def gather(into: Array, at: Array) -> None:
             np.take(rows, at, 0, into, "clip")
-            behind = at >= len(rows)
-            into[behind] = others[at[behind] - len(rows)]
+            is_other = at >= len(rows)
+            into[is_other] = others[at[is_other] - len(rows)]
 
         self._add(_Work(packed, index, 1, gather), None)
         return packed

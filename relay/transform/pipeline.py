@@ -66,7 +66,7 @@ def default_pipeline(
     tables: tuple[Pass, ...] = ()
     quantization: tuple[Pass, ...] = ()
     unpack: tuple[Pass, ...] = ()
-    together: tuple[Pass, ...] = ()
+    fusions: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
         integers, tables = (FakeQuantizationToInteger(target),), (TabulateInt8Activations(target),)
         quantization = (FoldQuantizationScales(),)
@@ -75,7 +75,7 @@ def default_pipeline(
         weights = (*products, ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
         moves = (JoinSlices(), RepeatElements(), AbsorbShuffles(), PushElementwiseThroughConcat(), ChainPools())
         arrange = (ConvolveByShiftedGemm(target), *moves, CombineParallelConv2D(target), *weights)
-        together = (FoldTransposeIntoStore(target), FuseSiblings(target))
+        fusions = (FoldTransposeIntoStore(target), FuseSiblings(target))
     elif "gpu" in target.keys:
         arrange, unpack = (AlignChannels(), ArrangeWeights()), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (
@@ -110,6 +110,6 @@ def default_pipeline(
         EliminateCommonSubexpr(),
         PackNarrowConstants(),
         FuseOps(permutes_into_products="gpu" in target.keys),
-        *together,
+        *fusions,
     )
     return tuple([p for p in passes if p.opt_level <= opt_level or p.name in required])

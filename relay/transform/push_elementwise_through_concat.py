@@ -29,13 +29,13 @@ class PushElementwiseThroughConcat(FunctionPass):
 
 
 def _mapped(call: Call, shared: Sharing) -> Expr:
-    joined = call.args[0] if call.args else call
-    if not _is_map(call) or not isinstance(joined, Call) or not is_call_of(joined, "concatenate") or shared(joined):
+    concat = call.args[0] if call.args else call
+    if not _is_map(call) or not isinstance(concat, Call) or not is_call_of(concat, "concatenate") or shared(concat):
         return call
-    if any(shared(x) or not _has_epilogue(x) for x in joined.args):
+    if any(shared(x) or not _has_epilogue(x) for x in concat.args):
         return call
-    parts = [make_call(call.operator, (x, *call.args[1:]), call.span) for x in joined.args]
-    return make_call(joined.operator, parts, joined.span)
+    parts = [make_call(call.operator, (x, *call.args[1:]), call.span) for x in concat.args]
+    return make_call(concat.operator, parts, concat.span)
 
 
 def _is_map(e: Expr) -> bool:

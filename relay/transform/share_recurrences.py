@@ -34,5 +34,5 @@ class ShareRecurrences(RewritePass):
         sums = max(self.target.vector_registers * 3 // 4 // vectors, 1)
         step = 2.0 * constant_size((*weight.shape, products.shape[1]))
         cores = min(self.target.num_cores, threads_worthwhile(step, vector_lanes(self.target)))
-        told = replace(op, cores=cores, sums=sums, vectors=vectors)
-        return call if told == op else Call(told, call.args, span=call.span)
+        configured = replace(op, cores=cores, sums=sums, vectors=vectors)
+        return call if configured == op else Call(configured, call.args, span=call.span)

@@ -54,8 +54,8 @@ def find_kv_caches(module: IRModule) -> dict[str, str]:
     fields = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
     params = {id(p): p for p in main.params}
     found: dict[str, str] = {}
-    for name, joined in zip(module.attrs.get("output_names", ()), fields, strict=False):
-        append = _append_of(joined)
+    for name, output in zip(module.attrs.get("output_names", ()), fields, strict=False):
+        append = _append_of(output)
         parameter = append and params.get(id(append.prefix))
         if append and parameter and isinstance(parameter.shape[append.axis], SizeVar):
             found.setdefault(parameter.name, name)
@@ -103,7 +103,7 @@ class _Rewriter:
         what = f"input {parameter.name!r} can't be a cache of output {output!r}"
         append = _append_of(self.fields[self.outputs.index(output)])
         if append is None:
-            raise CompileError(f"{what}: expected the input with one tensor more behind it")
+            raise CompileError(f"{what}: expected the input with one tensor appended")
         if append.prefix is not parameter or not isinstance(parameter.shape[append.axis], SizeVar):
             raise CompileError(f"{what}: expected the input, of symbolic length, with rows appended")
         roomy = TensorType(with_dim(parameter.shape, append.axis, self.capacity), parameter.dtype)

@@ -109,7 +109,7 @@ def tune(
 ) -> TuningReport:
     """Search better parameters for the kernels of a model, for about `minutes`, and keep them in a file.
 
-    `records` is the file, by default the user's own, which `relay.build` reads by default (if the cache is turned off
+    `records` is the file, by default the user's own, which `relay.build` reads by default (if the cache is disabled
     there is none, and findings are only reported); another file is selected in builds by the option
     ``relay.tuning.records``. `threads` is the number of threads that kernels will run on: all by default. `progress` is
     called with messages. Kernels with dynamic shapes are not tuned. `bench` and `clock` measure times. Raises

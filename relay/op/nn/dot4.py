@@ -68,7 +68,7 @@ class DenseDot4(OpDef):
     """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`, summed in int32.
 
     An element of the data is four unsigned bytes, one of the weights four signed ones; the sum of two adjacent products
-    fits into 16 bits, unless the processor accumulates in 32 bits. The result is (*rows, N) if `rows` are given. (C1)
+    fits into 16 bits, unless the processor accumulates in 32 bits. The result is (*rows, N) if `rows` are set. (C1)
     all are int32; (C2) data has one dimension or more, weights have three, and K fits; (C3) the panels hold `units`
     columns; (C4) the data has as many rows.
     """

@@ -19,7 +19,7 @@ __all__ = ["RotaryEmbedding", "rotary_embedding"]
 class RotaryEmbedding(OpDef):
     """Pairs of channels of x (..., D) rotated by an angle each: first * cos - second * sin, second * cos + first * sin.
 
-    The pairs are channels c and c + D / 2 or, `interleaved`, neighbours. Cosine and sine broadcast to x with one value
+    Pairs are channels c and c + D / 2 or, `interleaved`, adjacent ones. Cosine and sine broadcast to x with one value
     for each channel (D) or for each pair (D / 2) in the last dimension (Su et al., "RoFormer", 2021; ONNX:
     RotaryEmbedding). (C1) the element type is a float; (C2) of all inputs; (C3) D is even; (C4) cosine and sine have
     one shape, as above.

@@ -138,5 +138,5 @@ class OverlapAdd(OpDef):
 
 
 def overlap_add(data: Expr, sizes: Sequence[Dim], strides: Ints, dilation: Ints, begin: Ints) -> Call:
-    """The images whose windows, side by side with the channels last, are `data`, overlaps added up."""
+    """The images whose channels-last windows are `data`, overlaps added up."""
     return OverlapAdd(sizes=tuple(sizes), strides=strides, dilation=dilation, begin=begin)(data)

@@ -101,7 +101,7 @@ class Conv2DNHWCWinograd(_Winograd):
 
     The weights are (O / NR, A, A, I, NR), A = tile + kernel_size - 1 and I the channels of a group: ``g @ w @ g.T`` of
     each filter by `topi.nn.winograd.winograd_matrices`, in panels of NR. `padding` is (top, left, bottom, right). (C1)
-    tile and kernel_size are a pair that is offered, padding has 4 numbers, dilation is at least 1; (C2) both inputs
+    tile and kernel_size are a supported pair, padding has 4 numbers, dilation is at least 1; (C2) both inputs
     have one element type; (C3) ranks are 4 and 5; (C4) the weights are A x A and have I * groups = C, panels do not
     cross groups; (C5) the kernel fits into the padded input; (C6) `channels` of the result may end within the last
     panel, if there is one group. `likely_sides` are the rows and columns of the result that the schedule assumes where

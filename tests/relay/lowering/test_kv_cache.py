@@ -147,7 +147,7 @@ def test_caches_are_no_inputs():
     [
         (decoder(), {"past": "key"}, {}, "caches name past, no inputs; the inputs are: past.key"),
         (decoder(), {"past.key": "keys"}, {}, "caches name the output 'keys'; the outputs are: y, key, value"),
-        (decoder(), {"past.key": "y"}, {}, "expected the input with one tensor more behind it"),
+        (decoder(), {"past.key": "y"}, {}, "expected the input with one tensor appended"),
         (decoder(), {"past.key": "value"}, {}, "expected the input, of symbolic length, with rows appended"),
         (decoder(length=7), CACHES, {}, "of symbolic length"),
         (decoder(reads=True), CACHES, {}, "caches past.key are read before anything is appended"),
