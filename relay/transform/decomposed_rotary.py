@@ -117,8 +117,8 @@ class DecomposedRotaryEmbedding(PatternRule):
     def replace(self, call: Call, found: Found) -> Expr | None:
         x, cosine, sine, interleaved = found[self.x], found[self.cosine], found[self.sine], self.adjacent in found
         pairs = _pairs(found[self.first], found[self.second], interleaved)
-        is_concat = _is_of_columns(found.call(self.adjacent)) if interleaved else _is_along_last(found.call(self.halves))
-        if pairs is None or not is_concat or x.ty is not call.ty or found[self.swapped].ty is not call.ty:
+        suits = _is_of_columns(found.call(self.adjacent)) if interleaved else _is_along_last(found.call(self.halves))
+        if pairs is None or not suits or x.ty is not call.ty or found[self.swapped].ty is not call.ty:
             return None
         cut = _lane(x)
         of_x = pairs.x is x or (cut is not None and cut.step == 1 and cut[:2] == (pairs.x, pairs.first))
