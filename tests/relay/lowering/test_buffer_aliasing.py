@@ -55,7 +55,7 @@ def kernels(compiled: CompiledModel) -> list[str]:
 
 
 def parts(compiled: CompiledModel) -> tuple[int, int]:
-    return compiled.build_report.parts.shared, compiled.build_report.parts.copied
+    return compiled.build_report.aliasing.aliased, compiled.build_report.aliasing.copied
 
 
 def test_branches_write_into_the_concatenation():

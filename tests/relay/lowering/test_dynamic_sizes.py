@@ -75,7 +75,7 @@ def test_specialised_variants_accompany_the_general_model():
         (result,) = module(x)
         assert (module._special is not None) == (n in (1, 8))
         np.testing.assert_allclose(result.numpy(), expected(x), rtol=1e-4, atol=1e-6)
-    with pytest.raises(CompileError, match="names m; the sizes"):
+    with pytest.raises(CompileError, match="names m; the dynamic sizes"):
         relay.build(network(SizeVar("n")), specialize={"m": [1]})
 
 
