@@ -61,8 +61,8 @@ def parts(compiled: CompiledModel) -> tuple[int, int]:
 def test_branches_write_into_the_concatenation():
     x = image()
     squeezed = conv(x, 16)
-    joined = joined_along(conv(squeezed, 32), conv(squeezed, 48, 3), axis=1)
-    compiled = check([x], conv(joined, 16))
+    concatenated = joined_along(conv(squeezed, 32), conv(squeezed, 48, 3), axis=1)
+    compiled = check([x], conv(concatenated, 16))
     assert parts(compiled) == (1, 0)
     assert "concatenate" not in kernels(compiled)
     assert "1 concatenations, slices and splits in place, 0 of their inputs copied" in str(compiled.build_report)
@@ -78,10 +78,10 @@ def test_windows_keep_their_steps_where_results_have_gaps():
 
 def test_a_dense_block_is_one_tensor():
     x = image(32)
-    joined = conv(x, 32)
+    concatenated = conv(x, 32)
     for _ in range(4):
-        joined = joined_along(joined, conv(conv(joined, 64), 16, 3), axis=1)
-    compiled = check([x], conv(joined, 16))
+        concatenated = joined_along(concatenated, conv(conv(concatenated, 64), 16, 3), axis=1)
+    compiled = check([x], conv(concatenated, 16))
     assert parts(compiled) == (4, 0)
     strided = {t.strides for t in compiled.graph.tensors if t.strides is not None}
     assert strided == {(6 * 6 * 96, 6 * 96, 96, 1)}
@@ -121,8 +121,8 @@ def test_a_concatenation_of_tensors_that_cannot_be_aliased_stays():
 def test_outputs_of_the_graph_stay_where_they_are(part: bool, shared: tuple[int, int]):
     x = var("x", (4, 32))
     y = nn.softmax(x)
-    joined = joined_along(y, nn.softmax(y), axis=1)
-    compiled = check([x], y if part else joined, nn.softmax(joined))
+    concatenated = joined_along(y, nn.softmax(y), axis=1)
+    compiled = check([x], y if part else concatenated, nn.softmax(concatenated))
     assert parts(compiled) == shared
 
 
@@ -135,8 +135,8 @@ def test_short_contiguous_runs_are_not_aliased():
 def test_views_and_recurrences_are_aliased_along_the_outermost_axis():
     x = var("x", (4, 24))
     rows = relay.reshape(nn.softmax(x), (2, 48))
-    joined = joined_along(rows, nn.softmax(rows, axis=0), axis=0)
-    compiled = check([x], relay.cumsum(joined, axis=1))
+    concatenated = joined_along(rows, nn.softmax(rows, axis=0), axis=0)
+    compiled = check([x], relay.cumsum(concatenated, axis=1))
     assert parts(compiled) == (1, 0)
     assert all(t.strides is None for t in compiled.graph.tensors)
 

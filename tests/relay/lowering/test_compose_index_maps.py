@@ -44,8 +44,8 @@ def test_depth_to_space_between_layouts_is_one_transposition() -> None:
 )  # fmt: skip
 def test_dimensions_are_factored_by_divisors(shape, newshape, axes) -> None:
     x = var(*shape)
-    turned = relay.transpose(x, tuple(range(len(shape)))[::-1])
-    y = relay.transpose(relay.reshape(turned, newshape), axes)
+    transposed = relay.transpose(x, tuple(range(len(shape)))[::-1])
+    y = relay.transpose(relay.reshape(transposed, newshape), axes)
     composed(y, x)
     first = relay.transpose(relay.reshape(x, newshape), axes)
     composed(first, x)

@@ -128,8 +128,8 @@ def test_runs_are_independent(first, second):
     module, _ = _ENCODER
     for words in (first, second, first):
         x = np.array(words, object)
-        joined, place = module(x, x)
-        assert joined.numpy().tolist() == [w + w for w in words]
+        concatenated, place = module(x, x)
+        assert concatenated.numpy().tolist() == [w + w for w in words]
         assert place.numpy().tolist() == [NAMES.index(w + w) if w + w in NAMES else 4 for w in words]
     assert len(module._texts.table) <= len(set(NAMES)) + 2 * len(set(first)) + 1
 

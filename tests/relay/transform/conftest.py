@@ -107,7 +107,7 @@ class Grower:
         begin = self.pick.randrange(size)
         return op.strided_slice(x, (begin,), (self.pick.randrange(begin + 1, size + 1),), axes=(axis,))
 
-    def joined(self, x: Expr) -> Expr:
+    def concatenated(self, x: Expr) -> Expr:
         same = [v for v in self.values if v.ty is x.ty]
         return op.concatenate([x, self.pick.choice(same)], axis=self.pick.randrange(len(x.shape)))
 
@@ -155,7 +155,7 @@ class Grower:
             return
         steps: list[Callable[[Expr], Expr]] = [
             self.elementwise, self.with_constant, self.with_constant, self.with_other, self.view, self.transposed,
-            self.cut, self.joined, self.padded, self.reduced, self.normalised, self.image, self.image, self.layer,
+            self.cut, self.concatenated, self.padded, self.reduced, self.normalised, self.image, self.image, self.layer,
             self.product,
         ]  # fmt: skip
         made = self.pick.choice(steps)(x)

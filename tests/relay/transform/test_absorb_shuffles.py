@@ -83,9 +83,9 @@ def test_channelwise_operators_get_permuted_constants():
 
 def test_lookup_tables_are_not_permuted():
     x = image()
-    codes = relay.cast(relay.multiply(relay.abs(x), const(np.float32(50))), "uint8")
+    quantized = relay.cast(relay.multiply(relay.abs(x), const(np.float32(50))), "uint8")
     table = Constant(RANDOM.permutation(256).astype(np.uint8))
-    looked_up = make_call("qnn.lookup", (shuffled(codes, 4), table))
+    looked_up = make_call("qnn.lookup", (shuffled(quantized, 4), table))
     absorbed(x, conv(relay.cast(looked_up, "float32")))
 
 

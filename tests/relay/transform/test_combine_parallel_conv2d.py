@@ -100,8 +100,8 @@ def test_results_beyond_the_second_level_cache_stay_separate():
 
 def test_inputs_of_a_concatenation_stay_separate():
     x = image(40, 64)
-    joined = op.concatenate([layer(x, 16, 1, 1), layer(x, 16, 1, 3)], axis=3)
-    function = Function((x,), layer(joined, 8, 3, 5))
+    concatenated = op.concatenate([layer(x, 16, 1, 1), layer(x, 16, 1, 3)], axis=3)
+    function = Function((x,), layer(concatenated, 8, 3, 5))
     assert combined(function) is function
 
 
@@ -133,9 +133,9 @@ def test_dynamic_and_quantised_convolutions_stay():
     x = var("x", (1, SizeVar("h"), 40, 32))
     function = Function((x,), Tuple(tuple([conv(conv(x, 32, 3, i), 8, 3) for i in range(2)])))
     assert combined(function) is function
-    codes = var("codes", (1, 40, 40, 32), "int32")
-    whole = [nn.conv2d(codes, const(np.ones((16, 32, 1, 1), "int32")), data_layout="NHWC") for _ in range(2)]
-    function = Function((codes,), Tuple(tuple([nn.max_pool2d(e, (2, 2), layout="NHWC") for e in whole])))
+    quantized = var("quantized", (1, 40, 40, 32), "int32")
+    whole = [nn.conv2d(quantized, const(np.ones((16, 32, 1, 1), "int32")), data_layout="NHWC") for _ in range(2)]
+    function = Function((quantized,), Tuple(tuple([nn.max_pool2d(e, (2, 2), layout="NHWC") for e in whole])))
     assert combined(function) is function
 
 

@@ -50,8 +50,8 @@ def test_nearest_neighbours(transformed):
 
 def test_convolution_distributes_over_a_concatenation_of_resized_images(transformed, operators):
     x, y, z = var("x", (1, 4, 2, 2)), var("y", (1, 3, 4, 4)), var("z", (1, 2, 8, 8))
-    joined = op.concatenate([enlarged(enlarged(x)), enlarged(y), z], axis=1)
-    after = transformed(Function((x, y, z), nn.conv2d(joined, weights(5, 9, 1, 1))), CommutePointwiseConv())
+    concatenated = op.concatenate([enlarged(enlarged(x)), enlarged(y), z], axis=1)
+    after = transformed(Function((x, y, z), nn.conv2d(concatenated, weights(5, 9, 1, 1))), CommutePointwiseConv())
     assert sorted(convolved_shapes(after)) == [(1, 2, 8, 8), (1, 3, 4, 4), (1, 4, 2, 2)]
     assert "concatenate" not in operators(after)
 
@@ -85,7 +85,7 @@ def unchanged() -> dict[str, Function]:
         "channels weighed": Function((x,), nn.conv2d(per_channel, weights(4, 4, 1, 1))),
         "shrunk": Function((x,), nn.conv2d(op.take(x, const(np.arange(2)), axis=2), weights(4, 4, 1, 1))),
         "used elsewhere": Function((x,), op.add(nn.conv2d(big, weights(4, 4, 1, 1)), big)),
-        "joined only": Function((x,), nn.conv2d(twice, weights(4, 8, 1, 1))),
+        "concatenated only": Function((x,), nn.conv2d(twice, weights(4, 8, 1, 1))),
         "two images": Function((x,), nn.conv2d(op.add(enlarged(x), enlarged(nn.relu(x))), weights(4, 4, 1, 1))),
     }
 

@@ -168,7 +168,7 @@ def cut(x: Expr, begin: int, end: int, step: int = 1) -> Expr:
     return op.strided_slice(x, (begin,), (end,), (step,), axes=(len(x.shape) - 1,))
 
 
-def turned(a: Expr, b: Expr, c: Expr, s: Expr) -> tuple[Expr, Expr]:
+def rotated(a: Expr, b: Expr, c: Expr, s: Expr) -> tuple[Expr, Expr]:
     first = op.subtract(op.multiply(a, c), op.multiply(b, s))
     return first, op.add(op.multiply(b, c), op.multiply(a, s))
 
@@ -186,9 +186,9 @@ def pairs(x: Expr) -> tuple[Expr, Expr]:
 
 
 ROTATIONS = {
-    "halves": lambda x, c, s: op.concatenate(turned(cut(x, 0, 4), cut(x, 4, 8), c, s), axis=-1),
-    "neighbours": lambda x, c, s: stacked(*turned(cut(x, 0, 8, 2), cut(x, 1, 8, 2), c, s)),
-    "complex numbers": lambda x, c, s: stacked(*turned(*pairs(x), c, s)),
+    "halves": lambda x, c, s: op.concatenate(rotated(cut(x, 0, 4), cut(x, 4, 8), c, s), axis=-1),
+    "neighbours": lambda x, c, s: stacked(*rotated(cut(x, 0, 8, 2), cut(x, 1, 8, 2), c, s)),
+    "complex numbers": lambda x, c, s: stacked(*rotated(*pairs(x), c, s)),
 }
 
 
@@ -211,7 +211,7 @@ def test_rotary_embedding_by_swapped_adjacent_channels(transformed, operators):
 def test_rotary_embedding_of_the_first_channels(transformed, operators):
     """The form of GPT-NeoX."""
     x, c, s = var("x", (1, 2, 5, 12)), var("c", (5, N // 2)), var("s", (5, N // 2))
-    parts = (*turned(cut(x, 0, 4), cut(x, 4, 8), c, s), cut(x, 8, 12))
+    parts = (*rotated(cut(x, 0, 4), cut(x, 4, 8), c, s), cut(x, 8, 12))
     after = transformed(Function((x, c, s), op.concatenate(parts, axis=-1)), *PASSES)
     assert operators(after) == {"nn.rotary_embedding": 1, "strided_slice": 2, "concatenate": 1}
 
@@ -219,12 +219,12 @@ def test_rotary_embedding_of_the_first_channels(transformed, operators):
 def test_other_rotations_stay(transformed, operators):
     x, c, s = var("x", (4, 4, N)), var("c", (4, 4)), var("s", (4, 4))
     first, second = cut(x, 0, 4), cut(x, 4, 8)
-    a, b = turned(first, second, c, s)
+    a, b = rotated(first, second, c, s)
     for y in (
-        op.concatenate(turned(second, first, c, s), axis=-1),
+        op.concatenate(rotated(second, first, c, s), axis=-1),
         op.concatenate((a, b), axis=1),
         op.concatenate((b, a), axis=-1),
-        op.concatenate(turned(cut(x, 0, 8, 2), cut(x, 1, 8, 2), c, s), axis=-1),
+        op.concatenate(rotated(cut(x, 0, 8, 2), cut(x, 1, 8, 2), c, s), axis=-1),
         stacked(a, b),
         op.concatenate((a, op.subtract(op.multiply(second, c), op.multiply(first, s))), axis=-1),
     ):
@@ -302,7 +302,7 @@ def test_sums_of_squares_beside_a_norm(transformed, operators):
 
 def test_rotary_embedding_beside_other_uses_of_its_parts(transformed, operators):
     x, c, s = var("x", (1, 2, 5, N)), var("c", (5, N // 2)), var("s", (5, N // 2))
-    first, second = turned(cut(x, 0, 4), cut(x, 4, 8), c, s)
+    first, second = rotated(cut(x, 0, 4), cut(x, 4, 8), c, s)
     before = Function((x, c, s), Tuple((op.concatenate((first, second), axis=-1), op.sigmoid(first))))
     found = operators(transformed(before, *PASSES))
     assert found["nn.rotary_embedding"] == 1 and found["concatenate"] == 0

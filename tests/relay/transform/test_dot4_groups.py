@@ -82,7 +82,7 @@ def run(body: Expr, data: dict[Expr, np.ndarray], target: str) -> tuple[np.ndarr
     return executor.get_output(0).numpy(), str(relay.optimize(module, target)["main"])
 
 
-def codes(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def quantized(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     limits = np.iinfo(dtype)
     return RNG.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype)
 
@@ -97,7 +97,7 @@ def test_products_are_exact(dtype, zero, rows, depth, columns, deviation, target
     x, weight = var("x", shape=(rows, depth), dtype=dtype), normal((depth, columns), deviation)
     weight[1:3, 2] = 127, 126
     centred = op.subtract(op.cast(x, "int32"), const(np.int32(zero)))
-    data = codes((rows, depth), dtype)
+    data = quantized((rows, depth), dtype)
     body = nn.batch_matmul(centred, const(weight.astype(np.int32)), transpose_b=False)
     got, text = run(body, {x: data}, target)
     np.testing.assert_array_equal(got, (data.astype(np.int32) - zero) @ weight.astype(np.int32))
@@ -112,7 +112,7 @@ def test_zero_points_may_be_computed(shape, dtype, deviation, target):
     x, z = var("x", shape=(9, 64), dtype=dtype), var("z", shape=shape, dtype=dtype)
     weight = normal((30, 64), deviation)
     centred = op.subtract(op.cast(x, "int32"), op.cast(z, "int32"))
-    data, zero = codes((9, 64), dtype), codes(shape, dtype)
+    data, zero = quantized((9, 64), dtype), quantized(shape, dtype)
     got, text = run(nn.dense(centred, const(weight.astype(np.int32))), {x: data, z: zero}, target)
     np.testing.assert_array_equal(got, (data.astype(np.int32) - zero) @ weight.T.astype(np.int32))
     by_fours = deviation == 20 or target != WITHOUT_BYTE_PRODUCTS
@@ -133,7 +133,7 @@ def test_convolutions_are_exact_up_to_the_border(kernel, strides, padding, dilat
     centred = op.subtract(op.cast(x, "int32"), const(np.int32(zero)))
     wide = const(weight.astype(np.int32))
     body = nn.conv2d(centred, wide, strides=strides, padding=padding, dilation=dilation)
-    data = codes((2, 32, 9, 10), dtype)
+    data = quantized((2, 32, 9, 10), dtype)
     got, text = run(body, {x: data}, target)
     np.testing.assert_array_equal(got, body.op.reference(data.astype(np.int32) - zero, wide.data))
     assert "dot4" in text
@@ -146,7 +146,7 @@ def test_other_products_are_not_8_bit(case, target):
     x = var("x", shape=(9, depth), dtype="int16" if case == "wide data" else "uint8")
     weight = normal((30, depth), 20).astype(np.int32)
     weight[0, 0] = 128 if case == "wide weights" else 0
-    data = codes((9, depth), str(x.dtype))
+    data = quantized((9, depth), str(x.dtype))
     got, text = run(nn.dense(op.cast(x, "int32"), const(weight)), {x: data}, target)
     np.testing.assert_array_equal(got, data.astype(np.int32) @ weight.T)
     assert "dot4" not in text
@@ -157,7 +157,7 @@ def test_images_of_three_channels_get_a_fourth(target):
     x, weight = var("x", shape=(1, 3, 20, 20), dtype="uint8"), normal((16, 3, 7, 7), 25)
     centred = op.subtract(op.cast(x, "int32"), const(np.int32(114)))
     body = nn.conv2d(centred, const(weight.astype(np.int32)), strides=(2, 2), padding=(3, 3))
-    data = codes((1, 3, 20, 20), "uint8")
+    data = quantized((1, 3, 20, 20), "uint8")
     got, text = run(body, {x: data}, target)
     np.testing.assert_array_equal(got, body.op.reference(data.astype(np.int32) - 114, weight.astype(np.int32)))
     assert "nn.window_dot4_groups" in text or "nn.conv2d_nhwc_dot4" in text

@@ -120,7 +120,7 @@ MAX_POOLS: dict[str, Callable[[Expr], Expr]] = {
     "zeros around a relu, padded": lambda x: nn.max_pool2d(nn.pad(nn.relu(x), AROUND), 4, padding=1),
     "zeros around a clip": lambda x: nn.max_pool2d(nn.pad(op.clip(x, 0.0, 6.0), AROUND), 3),
     "zeros around a sum": lambda x: nn.max_pool2d(nn.pad(op.add(nn.relu(x), op.exp(x)), AROUND), 3, dilation=2),
-    "zeros around what is joined": lambda x: nn.max_pool2d(
+    "zeros around what is concatenated": lambda x: nn.max_pool2d(
         nn.pad(op.concatenate([op.abs(x), nn.relu(x)], 1), AROUND), 3
     ),
     "channels last": lambda x: nn.max_pool2d(

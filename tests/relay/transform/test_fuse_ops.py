@@ -131,11 +131,11 @@ def test_bytes_lie_between_two_heavy_operators_whose_results_are_added():
     """The second one's epilogue converts them: a quarter of what the first one would write and the second read."""
     x = var("x", (8, 16))
 
-    def codes(y: Expr) -> Expr:
+    def quantized(y: Expr) -> Expr:
         return op.cast(op.clip(op.round(op.multiply(y, const(np.float32(0.1)))), 0, 255), "uint8")
 
     def numbers(y: Expr) -> Expr:
-        return op.multiply(op.cast(codes(y), "float32"), const(np.float32(10.0)))
+        return op.multiply(op.cast(quantized(y), "float32"), const(np.float32(10.0)))
 
     weights = [const(np.full((16, 16), value, np.float32)) for value in (1.0, 2.0)]
     fused = fuse(relu(add(*[numbers(nn.dense(x, w)) for w in weights])), params=[x])

@@ -202,10 +202,10 @@ def test_shared_keys_and_values_are_read_once(transformed, operators):
     def repeated(x: Expr) -> Expr:
         return op.reshape(op.broadcast_to(op.reshape(x, (B, 2, 1, S, D)), (B, 2, 2, S, D)), (B, 4, S, D))
 
-    turned = op.transpose(op.reshape(repeated(k), (B * 4, S, D)), (0, 2, 1))
+    transposed = op.transpose(op.reshape(repeated(k), (B * 4, S, D)), (0, 2, 1))
     products = [
         nn.batch_matmul(q, repeated(k), transpose_b=True),
-        nn.batch_matmul(half(q), half(op.reshape(turned, (B, 4, D, S))), transpose_b=False),
+        nn.batch_matmul(half(q), half(op.reshape(transposed, (B, 4, D, S))), transpose_b=False),
     ]
     for scores in products:
         before = Function((q, k, v), nn.batch_matmul(nn.softmax(scores, axis=-1), repeated(v), transpose_b=False))
@@ -261,14 +261,14 @@ def test_softmax_along_the_queries_stays(transformed):
     assert transformed(before, RecognizeAttention()) is before
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_few_queries_are_recognised_if_keys_are_contiguous_by_rows(transformed, operators, turned: bool):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_few_queries_are_recognised_if_keys_are_contiguous_by_rows(transformed, operators, transposed: bool):
     q, v = var("q", (1, 2, 2, D)), var("v", (1, 2, 64, D))
-    k = var("k", (1, 2, D, 64) if turned else (1, 2, 64, D))
-    weights = nn.softmax(nn.batch_matmul(q, k, transpose_b=not turned), axis=-1)
+    k = var("k", (1, 2, D, 64) if transposed else (1, 2, 64, D))
+    weights = nn.softmax(nn.batch_matmul(q, k, transpose_b=not transposed), axis=-1)
     before = Function((q, k, v), nn.batch_matmul(weights, v, transpose_b=False))
     after = transformed(before, RecognizeAttention())
-    assert after is before if turned else operators(after) == {"nn.attention": 1}
+    assert after is before if transposed else operators(after) == {"nn.attention": 1}
 
 
 def test_blocks_read_projections_in_place(transformed, operators):
@@ -298,8 +298,8 @@ def test_rotary_embedding_is_computed_in_the_copies(transformed):
     whole, cosine, sine = var("x", (B, S, 3 * H, D)), var("cos", (S, D // 2)), var("sin", (S, D // 2))
     parts = [op.strided_slice(whole, (i * H,), ((i + 1) * H,), axes=(2,)) for i in range(3)]
     q, k, v = [op.transpose(x, (0, 2, 1, 3)) for x in parts]
-    turned = [nn.rotary_embedding(x, cosine, sine) for x in (q, k)]
-    call = nn.attention(*turned, v, scale=0.5)
+    transposed = [nn.rotary_embedding(x, cosine, sine) for x in (q, k)]
+    call = nn.attention(*transposed, v, scale=0.5)
     before = Function((whole, cosine, sine), op.transpose(call, (0, 2, 1, 3)))
     after = transformed(before, BlockAttention(HASWELL), SimplifyExpr(), FuseOps())
     assert len(kernels(after)) == 1
@@ -321,12 +321,12 @@ def wide(x: Expr) -> Expr:
 def narrow_attention(pattern: str, kind: str, heads: int = 2) -> Function:
     """`heads` of queries for two of keys, with a mask."""
     q, k, v = var("q", (1, heads, S, D), kind), var("k", (1, 2, S, D), kind), var("v", (1, 2, S, D), kind)
-    mask, joined = var("m", (1, 1, S, S), kind), (1, 2, heads // 2 * S)
+    mask, concatenated = var("m", (1, 1, S, S), kind), (1, 2, heads // 2 * S)
     scaled = op.multiply(q, const(np.asarray(0.5).astype(kind)))
-    product = nn.batch_matmul(op.reshape(scaled, (*joined, D)), k, transpose_b=True)
+    product = nn.batch_matmul(op.reshape(scaled, (*concatenated, D)), k, transpose_b=True)
     weights = NARROW_PATTERNS[pattern](op.reshape(product, (1, heads, S, S)), mask)
     values = v if weights.dtype == kind else wide(v)
-    mixed = nn.batch_matmul(op.reshape(weights, (*joined, S)), values, transpose_b=False)
+    mixed = nn.batch_matmul(op.reshape(weights, (*concatenated, S)), values, transpose_b=False)
     return Function((q, k, v, mask), op.reshape(op.cast(mixed, kind), (1, heads, S, D)))
 
 

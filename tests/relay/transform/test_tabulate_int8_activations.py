@@ -23,21 +23,21 @@ RANDOM = np.random.default_rng(4)
 FUNCTIONS = [nn.gelu, relay.tanh, lambda x: nn.leaky_relu(x, 0.1), lambda x: relay.divide(const(np.float32(1)), x)]
 
 
-def dequantized(codes: Expr, scale: float = 0.05, zero: int = 3) -> Expr:
-    return qnn.dequantize(codes, np.float32(scale), zero)
+def dequantized(values: Expr, scale: float = 0.05, zero: int = 3) -> Expr:
+    return qnn.dequantize(values, np.float32(scale), zero)
 
 
 def quantized(x: Expr, scale: float = 0.03, zero: int = 7, dtype: str = "uint8") -> Expr:
     return qnn.quantize(x, np.float32(scale), zero, out_dtype=dtype)
 
 
-def silu(codes: Expr) -> Expr:
+def silu(values: Expr) -> Expr:
     """The form in which exporters of quantised models write it."""
-    x = dequantized(codes)
+    x = dequantized(values)
     return quantized(relay.multiply(x, dequantized(quantized(relay.sigmoid(x), 1 / 255, 0), 1 / 255, 0)))
 
 
-def codes(dtype: str = "uint8", name: str = "x") -> Var:
+def values(dtype: str = "uint8", name: str = "x") -> Var:
     return var(name, (3, 5, 31), dtype)
 
 
@@ -52,7 +52,7 @@ def tabulated(body: Expr, *params: Var, target: Target = HASWELL) -> list[str]:
 @pytest.mark.parametrize(("source", "result"), [("uint8", "uint8"), ("uint8", "int8"), ("int8", "uint8")])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_results_are_those_of_the_references(function, source, result, target):
-    x = codes(source)
+    x = values(source)
     whole = Function((x,), quantized(function(dequantized(x)), dtype=result))
     data = RANDOM.integers(0, 256, (3, 5, 31)).astype(np.uint8).view(source)
     module = graph_executor.GraphModule(relay.build(whole, target)["default"](device("cpu", 0)))
@@ -74,20 +74,20 @@ def test_shapes_may_be_dynamic():
 
 
 def test_intermediate_values_are_skipped():
-    x = codes()
+    x = values()
     assert tabulated(silu(x), x) == ["qnn.lookup"]
     assert tabulated(silu(silu(x)), x) == ["qnn.lookup"]
 
 
 def test_shared_bytes_are_read():
-    x = codes()
+    x = values()
     between = silu(x)
     both = relay.Tuple((silu(between), nn.max_pool2d(relay.reshape(between, (1, 3, 5, 31)), (1, 2), (1, 2))))
     assert tabulated(both, x) == ["qnn.lookup", "qnn.lookup", "reshape", "nn.max_pool"]
 
 
 def test_other_functions_stay():
-    x, y = codes(), codes(name="y")
+    x, y = values(), values(name="y")
     sums = tabulated(quantized(relay.add(dequantized(x), dequantized(y))), x, y)
     scales = const(np.linspace(0.1, 0.2, 31, dtype=np.float32))
     assert "qnn.lookup" not in sums
@@ -99,6 +99,6 @@ def test_other_functions_stay():
 
 
 def test_targets_without_byte_shuffles_have_no_lookups():
-    x = codes()
+    x = values()
     plain = Target("llvm -mcpu=x86-64 -mtriple=x86_64-unknown-linux-gnu")
     assert "qnn.lookup" not in tabulated(silu(x), x, target=plain)

@@ -66,8 +66,8 @@ def model(dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
     nodes = [
         helper.make_node("Gather", ["table", "ids"], ["rows"]),
         helper.make_node("Tanh", ["rows"], ["hidden"]),
-        helper.make_node("Transpose", ["table"], ["turned"], perm=[1, 0]),
-        helper.make_node("MatMul", ["hidden", "turned"], ["logits"]),
+        helper.make_node("Transpose", ["table"], ["table_t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["hidden", "table_t"], ["logits"]),
     ]
     table = numpy_helper.from_array(TABLE.astype(helper.tensor_dtype_to_np_dtype(dtype)), "table")
     graph = helper.make_graph(
