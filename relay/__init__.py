@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """`tune`, which is imported when it is first used: measuring is no part of a build."""
+    """`tune`, imported on first use: a build does not need the tuner."""
     if name != "tune":
         raise AttributeError(f"module 'relayc.relay' has no attribute {name!r}")
     value = importlib.import_module("relayc.relay.tuning").tune

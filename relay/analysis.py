@@ -1,4 +1,4 @@
-"""Facts about graphs: orders, scopes, users, free variables, counts, and the check of the invariants. All iterative."""
+"""Analyses of graphs: orders, scopes, users, free variables, counts, and the check of the invariants. All iterative."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def evaluation_order(root: Expr) -> Iterator[Expr]:
 
 
 def outer_order(body: Expr) -> Iterator[Expr]:
-    """Expressions of a body, once each, operands first, without those inside of functions that are called."""
+    """Expressions of a body, once each, operands first, without those inside functions that are called."""
     done: set[int] = set()
     stack: list[tuple[Expr, bool]] = [(body, False)]
     while stack:
@@ -86,7 +86,7 @@ def outer_order(body: Expr) -> Iterator[Expr]:
 
 
 def outer_operands(expr: Expr) -> Sequence[Expr]:
-    """What an expression is made of, without the function that is called."""
+    """The operands of an expression, without the function that it calls."""
     return expr.args if isinstance(expr, Call) else cast("Sequence[Expr]", tuple(expr.node_children()))
 
 

@@ -1,8 +1,7 @@
 """Large arrays made at compile time: their memory, and copies on several threads.
 
-Packing the weights of a model moves hundreds of megabytes, and most of the time of a naive copy goes to the system's
-giving out memory in pages of 4 KiB. An `Arena` hands out pieces of few large blocks, which numpy asks the system to
-make of huge pages.
+Packing the weights of a model copies hundreds of megabytes, and a naive copy spends most of its time in page
+faults of 4 KiB pages. An `Arena` allocates arrays from a few large blocks, for which numpy requests huge pages.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ __all__ = ["ALIGNMENT", "Arena", "Jobs", "concatenated"]
 Array = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
-"""Of arrays, in bytes."""
+"""Alignment of arrays in bytes."""
 _HUGE_PAGE = 2 << 20
 _BLOCK = 64 << 20
 _PIECE = 1 << 20
 
 
 class Arena:
-    """Uninitialised arrays, aligned to 64 bytes.
+    """Allocates uninitialised arrays, aligned to 64 bytes.
 
-    Those of half a block and more have memory of their own; others share blocks, each of which lives as long as any
-    array in it. `most`, if known, is how many bytes will be asked for, give or take the gaps.
+    Arrays of at least half a block have memory of their own; others share blocks, each of which lives as long as any
+    array in it. `most`, if known, is the total size in bytes to be allocated, give or take the gaps.
     """
 
     def __init__(self, most: int = _BLOCK) -> None:
@@ -53,7 +52,10 @@ class Arena:
 
 
 def _block(size: int) -> Array:
-    """At least `size` bytes, of whole huge pages where they are many. What is never touched takes no memory."""
+    """An allocation of at least `size` bytes, in whole huge pages if it is large.
+
+    Pages that are never touched take no memory.
+    """
     alignment = _HUGE_PAGE if size >= _HUGE_PAGE else ALIGNMENT
     size = -(-size // alignment) * alignment
     memory = np.empty(size + alignment, np.uint8)
@@ -62,20 +64,20 @@ def _block(size: int) -> Array:
 
 
 class Jobs:
-    """Copies and other work on arrays that is put off, to be done together on several threads."""
+    """Deferred copies and other work on arrays, run together on several threads."""
 
     def __init__(self) -> None:
         self._jobs: list[Callable[[], object]] = []
         self._nbytes = 0
 
     def add(self, job: Callable[[], object], nbytes: int) -> None:
-        """Work that moves about `nbytes` bytes."""
+        """Add a job that reads and writes about `nbytes` bytes."""
         self._jobs.append(job)
         self._nbytes += nbytes
 
     @staticmethod
     def pieces(of: Array) -> Iterator[slice]:
-        """The first dimension of an array in parts that are worth a job each."""
+        """Slices of an array along the first dimension, each large enough for a job of its own."""
         rows = len(of)
         step = max(1, rows * _PIECE // max(1, of.nbytes))
         for begin in range(0, rows, step):
@@ -87,14 +89,14 @@ class Jobs:
             self.add(lambda rows=rows: np.copyto(into[rows], source[rows]), into[rows].nbytes)
 
     def run(self) -> None:
-        """Do all of it."""
+        """Run all jobs."""
         jobs, self._jobs = self._jobs, []
         in_threads(lambda job: job(), jobs, self._nbytes)
         self._nbytes = 0
 
 
 def concatenated(arrays: Sequence[Array], arena: Arena, jobs: Jobs) -> Array:
-    """Arrays of one dtype below each other, once `jobs` have run; stored in Fortran's order if all of them are."""
+    """Arrays of one dtype concatenated along axis 0, once `jobs` have run; in Fortran order if all of them are."""
     widths = [len(array) for array in arrays]
     by_columns = all(array.T.flags.c_contiguous for array in arrays)
     shape = (sum(widths), *arrays[0].shape[1:])

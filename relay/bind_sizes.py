@@ -1,4 +1,4 @@
-"""A model of symbolic sizes as the model for certain sizes."""
+"""Specialisation of a function with symbolic dimensions to concrete sizes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from relayc.te.tir import Var as SizeVariable
 __all__ = ["bind_operator", "bind_sizes", "bound_outputs", "results_of", "sizes_of_inputs", "with_dims"]
 
 Replace = Callable[[PrimExpr], Dim]
-"""A size known at run time -> what stands in its place."""
+"""Maps a symbolic dimension to its replacement."""
 
 
 def bind_sizes(function: Function, sizes: Mapping[str, Dim]) -> Function:
-    """`function` with the size variables that `sizes` names replaced, in types and attributes.
+    """`function` with the size variables that `sizes` names replaced by their values, in types and attributes.
 
-    Variables that stay keep their place in the attributes "bound_sizes" and "size_checks" (see
+    Variables that remain keep their entries in the attributes "bound_sizes" and "size_checks" (see
     `relay.lowering.dynamic`).
     """
     return with_dims(function, _by_name(sizes))
@@ -34,13 +34,13 @@ def _by_name(sizes: Mapping[str, Dim]) -> Replace:
 
 
 def with_dims(function: Function, replace: Replace) -> Function:
-    """`function` with every size of its parameters and operators that is known at run time replaced; types follow."""
+    """`function` with every symbolic dimension of its parameters and operators replaced; types are inferred again."""
     params = tuple([Var(p.name, _replaced_type(p.ty, replace), span=p.span) for p in function.params])
     done: dict[int, Expr] = {id(old): new for old, new in zip(function.params, params, strict=True)}
     attrs = dict(function.attrs)
     if "size_checks" in attrs:
         attrs["size_checks"] = tuple((_dim(a, replace), _dim(b, replace), s) for a, b, s in attrs["size_checks"])
-    with assuming():  # what was assumed of the model holds for this one
+    with assuming():  # what was assumed of the model's sizes holds for this one as well
         for e in cast("list[Expr]", list(post_order(function.body))):
             if id(e) not in done:
                 done[id(e)] = _bound(e, replace, done)
@@ -52,7 +52,7 @@ def _dim(d: Dim, replace: Replace) -> Dim:
 
 
 def _bound(e: Expr, replace: Replace, done: Mapping[int, Expr]) -> Expr:
-    """An expression of which all below it is `done`."""
+    """The expression rebuilt from its operands in `done`."""
     if isinstance(e, Call) and isinstance(e.op, OpDef):
         op = _with_attributes(e.op, replace)
         if op is not e.op:
@@ -61,7 +61,7 @@ def _bound(e: Expr, replace: Replace, done: Mapping[int, Expr]) -> Expr:
 
 
 def bind_operator(op: OpDef, sizes: Mapping[str, Dim]) -> OpDef:
-    """The operator with size variables in its attributes, types and functions among them, replaced; itself without."""
+    """The operator with the size variables in its attributes, types and functions replaced; itself without any."""
     return _with_attributes(op, _by_name(sizes))
 
 
@@ -72,7 +72,7 @@ def _with_attributes(op: OpDef, replace: Replace) -> OpDef:
 
 
 def _replaced(value: Any, replace: Replace) -> Any:
-    """A type or an attribute with size variables replaced; the very same object without any."""
+    """A type or an attribute with its size variables replaced; the very same object if there are none."""
     if isinstance(value, tuple):
         parts = tuple([_replaced(v, replace) for v in value])
         return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
@@ -102,7 +102,7 @@ def bound_outputs(function: Function) -> list[tuple[str, Expr, int]]:
 
 
 def results_of(function: Function) -> Expr:
-    """The body without the tensors that only give sizes."""
+    """The body without the tensors that are there only to give sizes."""
     records: Sequence[Any] = function.attrs.get("bound_sizes", ())
     if not records:
         return function.body

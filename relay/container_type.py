@@ -1,11 +1,11 @@
-"""Types of values that hold tensors, as many as turn out when the model runs, interned as all types.
+"""Types of values that hold a dynamic number of tensors, interned as all types.
 
     SequenceType(element)        a list of tensors
     OptionalType(value)          one tensor or sequence, or none
     element = ElementType(shape, dtype)
 
-Tensors in one container have one element type; their sizes may differ. What is a tuple of known length is no sequence
-but a `TupleType`.
+Tensors in one container have one element type; their sizes may differ. A tuple of known length is no sequence but a
+`TupleType`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["NOTHING", "ContainerType", "ElementType", "OptionalType", "SequenceT
 
 
 class ElementType(Type):
-    """What the tensors in a container have in common.
+    """The type that all tensors of a container have in common.
 
-    `shape` is None where their ranks differ, a dimension None where sizes do. Without `dtype` there are no tensors.
+    `shape` is None where their ranks differ, a dimension None where sizes do. `dtype` is None for an empty container.
     """
 
     __slots__ = ("dtype", "shape")
@@ -50,17 +50,17 @@ class ElementType(Type):
 
     @staticmethod
     def of(ty: TensorType) -> ElementType:
-        """Tensors that are all of type `ty`."""
+        """The element type of tensors that all have type `ty`."""
         return ElementType(ty.shape, ty.dtype)
 
     def mapped(self, change: Callable[[Dim], Dim | None]) -> ElementType:
-        """The same with every known dimension changed."""
+        """This element type with `change` applied to every known dimension."""
         if self.shape is None:
             return self
         return ElementType([None if d is None else change(d) for d in self.shape], self.dtype)
 
     def structural_equal_to(self, other: ElementType, equal: StructuralEqual) -> bool:
-        """Same element type and equal dimensions."""
+        """Have both the same element type and equal dimensions?"""
         return self is other or (self.dtype == other.dtype and equal(self.shape, other.shape))
 
     def __str__(self) -> str:
@@ -101,15 +101,15 @@ class ContainerType(Type):
 
     @property
     def tensors(self) -> ElementType:
-        """What is known of the tensors inside, at any depth."""
+        """The common type of the tensors inside, at any depth."""
         return self.element if isinstance(self.element, ElementType) else self.element.tensors
 
     def mapped(self, change: Callable[[Dim], Dim | None]) -> Self:
-        """The same container with every known dimension of its tensors changed."""
+        """This container type with `change` applied to every known dimension of its tensors."""
         return type(self)(self.element.mapped(change))
 
     def structural_equal_to(self, other: ContainerType, equal: StructuralEqual) -> bool:
-        """The same kind of container of equal elements."""
+        """Are both the same kind of container, of equal elements?"""
         return self is other or equal(self.element, other.element)
 
     def __str__(self) -> str:
@@ -119,14 +119,14 @@ class ContainerType(Type):
 
 
 class SequenceType(ContainerType):
-    """A list of tensors, whose length is known when the model runs (ONNX: sequence)."""
+    """A list of tensors of dynamic length (ONNX: sequence)."""
 
     __slots__ = ()
     word = "Sequence"
 
 
 class OptionalType(ContainerType):
-    """A tensor or a sequence, or nothing, as turns out when the model runs (ONNX: optional)."""
+    """A tensor or a sequence, or nothing, decided at run time (ONNX: optional)."""
 
     __slots__ = ()
     word = "Optional"

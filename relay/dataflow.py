@@ -1,4 +1,4 @@
-"""Graphs as networkx sees them, for analyses that the compiler has no need of, and for drawing."""
+"""Graphs as networkx graphs, for drawing and for analyses that the compiler does not need."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ class TypeInferenceError(CompileError):
         return f"{self.op}({arguments}): {self.constraint}{where}"
 
     def located(self, op: Any, types: Sequence[Any], span: Span | None) -> TypeInferenceError:
-        """The same complaint with its place filled in; an error that has one keeps it."""
+        """This error with operator, argument types and source location filled in; unchanged if it has them already."""
         if self.op is not None:
             return self
         return TypeInferenceError(self.constraint, op=op, types=types, span=span)
 
 
 class UnknownOperatorError(CompileError):
-    """A name that no operator is registered under."""
+    """No operator is registered under this name."""
 
 
 class MalformedGraphError(CompileError):

@@ -54,14 +54,14 @@ Attrs = Mapping[str, Any]
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}
-"""By name, looked up when used: `relay.op.broadcast` puts arithmetic here, `relay.printer` what writes text."""
+"""Functions looked up by name when used: `relay.op.broadcast` adds arithmetic, `relay.printer` the text form."""
 
 
 class ExprOperators:
     """Python operators on expressions."""
 
     __slots__ = ()
-    __array_ufunc__: ClassVar[None] = None  # an array on the left leaves the operation to us, too
+    __array_ufunc__: ClassVar[None] = None  # a numpy array as left operand leaves the operation to us
 
     def __add__(self, other: Any) -> Call:
         return OPERATIONS["add"](self, other)
@@ -124,7 +124,7 @@ class Expr(ExprOperators, Node):
         return equal_graphs(self, other, equal)
 
     def same_data(self, other: Any, equal: StructuralEqual) -> bool:
-        """Compare what is not a sub-expression, and bind the variables that the node defines."""
+        """Compare everything but the sub-expressions, and bind the variables that the node defines."""
         for name in self.binders:
             if not bind_definitions(getattr(self, name), getattr(other, name), equal):
                 return False
@@ -163,7 +163,7 @@ class GlobalVar(Expr):
 class Constant(Expr):
     """A tensor known at compile time. The array is not copied and must not be written to afterwards.
 
-    What numpy computes of arrays of no dimensions is a number, not an array; it becomes one here.
+    Scalars, which numpy returns for arrays without dimensions, become arrays here.
     """
 
     data: np.ndarray[Any, Any]
@@ -207,7 +207,7 @@ class TupleGetItem(Expr):
 
 @node
 class Function(Expr):
-    """A function value. Attributes: "primitive" (a fused group: one kernel), "name", and what passes note."""
+    """A function value. Attributes: "primitive" (a fused group: one kernel), "name", and annotations of passes."""
 
     params: tuple[Var, ...]
     body: Expr
@@ -234,15 +234,15 @@ class Function(Expr):
         return bool(self.attrs.get("primitive", False))
 
     def with_body(self, body: Expr) -> Function:
-        """The same function around another body; itself when it is the same body."""
+        """This function with another body; itself if the body is the same."""
         return self if body is self.body else self.replace(body=body)
 
     def with_attr(self, key: str, value: Any) -> Function:
-        """The same function with one attribute set."""
+        """This function with one attribute set."""
         return self.replace(attrs={**self.attrs, key: value})
 
     def global_text(self, name: str) -> str:
-        """The text of this function as the function `name` of a module."""
+        """The text of this function, printed as the function `name` of a module."""
         return OPERATIONS["global_text"](self, name)
 
     def __call__(self, *args: Expr, span: Span | None = None) -> Call:
@@ -259,7 +259,7 @@ class Call(Expr):
 
     @property
     def operator(self) -> OpDef:
-        """The operator, where one is called. Raises TypeInferenceError for the call of a function."""
+        """The operator that is called. Raises TypeInferenceError for the call of a function."""
         if isinstance(self.op, Function | GlobalVar | Var):
             raise TypeInferenceError(f"expected the call of an operator, got that of a function{_at(self.span)}")
         return self.op
@@ -278,7 +278,7 @@ class Call(Expr):
             self.ty = op.result_type(types, self.span)  # type: ignore[misc]
 
     def node_children(self) -> tuple[Node, ...]:
-        """The function, where one is called, then the arguments."""
+        """The function, if one is called, then the arguments."""
         return (self.op, *self.args) if isinstance(self.op, Node) else self.args
 
     def rebuild(self, visit: Callable[[Any], Any]) -> Call:
@@ -301,7 +301,7 @@ class Call(Expr):
 
 
 def _types(what: str, values: Sequence[Any]) -> list[Type]:
-    """The types of what `what` is made of. Raises TypeInferenceError for a value that is no expression."""
+    """The types of the operands of `what`. Raises TypeInferenceError for a value that is no expression."""
     for number, value in enumerate(values):
         if not isinstance(value, Expr):
             hint = " Of numbers and arrays relay.const(value) makes one"
@@ -358,7 +358,7 @@ class If(Expr):
         self.ty = self.true_branch.ty  # type: ignore[misc]
 
     def branches(self) -> Iterator[Expr]:
-        """The two expressions of which one is evaluated."""
+        """The two expressions, one of which is evaluated."""
         yield self.true_branch
         yield self.false_branch
 
@@ -383,7 +383,7 @@ def numpy_dtype(of: str) -> np.dtype[Any]:
 def var(name: str, shape: Sequence[Dim] = (), dtype: str = "float32", *, ty: Type | None = None) -> Var:
     """A fresh tensor variable (TVM: `relay.var`); `ty` gives a type that is not a tensor.
 
-    Raises TypeInferenceError for a `shape` that is no sequence of sizes.
+    Raises TypeInferenceError for a `shape` that is not a sequence of sizes.
     """
     if not isinstance(shape, Iterable) or isinstance(shape, str):
         raise TypeInferenceError(f"variable {name}: shape is {shape!r}; expected sizes, such as (1, 8) or (8,)")

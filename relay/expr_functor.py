@@ -13,7 +13,7 @@ __all__ = ["Sharing", "rewrite_calls", "rewrite_calls_knowing_uses"]
 
 
 class Sharing:
-    """Knows which expressions of a graph being rewritten have other users than the one at hand."""
+    """Tells which expressions of a graph being rewritten are used elsewhere too."""
 
     def __init__(self) -> None:
         self._shared: dict[int, Expr] = {}

@@ -1,4 +1,4 @@
-"""The definition of the graph IR: programs evaluated by the operators' numpy references. Iterative.
+"""The reference interpreter of the graph IR: evaluates programs by the operators' numpy references. Iterative.
 
     relay.create_executor("debug", module).evaluate()(x, y)
 """
@@ -36,8 +36,7 @@ from relayc.te.tir import Dim, SizeVar
 __all__ = ["DebugExecutor", "apply_reference", "create_executor", "evaluate"]
 
 Value = Any
-"""An array, a tuple of values, a list of them (sequences, optional values), or a function with the frame it was made
-in."""
+"""An array, a tuple of values, a list of them (sequences, optional values), or a closure: a function with its frame."""
 
 
 def apply_reference(op: OpDef, arrays: Sequence[Value], expected: Type) -> Value:
@@ -70,9 +69,9 @@ def _fits(array: Value, ty: Type) -> bool:
 
 
 class _Frame:
-    """One activation of a function: the values known so far, and what is still to be evaluated.
+    """One activation of a function: the values known so far, and the expressions still to be evaluated.
 
-    `sizes` are those that the shapes of results say, which were not known before.
+    `sizes` are the size variables bound by the shapes of results.
     """
 
     __slots__ = ("parent", "result", "sizes", "todo", "values")
@@ -95,7 +94,7 @@ class _Frame:
         return None
 
     def need(self, *wanted: Expr) -> list[Value] | None:
-        """The values of all, or None after scheduling those that are missing."""
+        """The values of all the expressions, or None after scheduling the missing ones."""
         values = [self.find(e) for e in wanted]
         missing = [e for e, v in zip(wanted, values, strict=True) if v is None]
         self.todo.extend(reversed(missing))
@@ -111,7 +110,7 @@ class _Closure:
 
 
 def evaluate(program: IRModule | Function, args: Sequence[Value], name: str = "main") -> Value:
-    """The value of a function (or of function `name` of a module) on arrays, whose shapes say what its sizes are."""
+    """The value of a function (or of function `name` of a module) on arrays, whose shapes bind its size variables."""
     module = program if isinstance(program, IRModule) else IRModule({name: program})
     function: Function = module[name]
     if all(isinstance(p.ty, TensorType | ContainerType) for p in function.params):
@@ -217,7 +216,8 @@ def _call(frame: _Frame, call: Call) -> Value | _Frame | None:
 
 
 def _size_producers(frame: _Frame, op: OpDef) -> list[Expr]:
-    """What has to be evaluated before the operator, because the shape of its result gives a size in the attributes."""
+    """The expressions to evaluate before the operator, because the shape of their result gives a size in its
+    attributes."""
     wanted = size_variables(op.attributes().values()).keys() - frame.sizes.keys()
     if not wanted:
         return []
@@ -233,7 +233,7 @@ def _sizes_in(ty: Type) -> set[str]:
 
 
 def _note_sizes(frame: _Frame, value: Value, ty: Type) -> None:
-    """The sizes that a result's shape gives a value (see `relay.op.control`)."""
+    """Bind the size variables that the shape of a result determines (see `relay.op.control`)."""
     if isinstance(ty, TupleType):
         for field, field_type in zip(value, ty.fields, strict=True):
             _note_sizes(frame, field, field_type)
@@ -244,7 +244,7 @@ def _note_sizes(frame: _Frame, value: Value, ty: Type) -> None:
 
 
 class DebugExecutor:
-    """Runs a module's "main" by the references: slow, and right by definition."""
+    """Runs a module's "main" by the numpy references: slow, and correct by definition."""
 
     def __init__(self, module: IRModule, params: dict[str, np.ndarray[Any, Any]] | None = None) -> None:
         self.module = module
@@ -256,13 +256,13 @@ class DebugExecutor:
         names = [p.name for p in main.params]
 
         def run(*args: Any, **named: Any) -> Value:
-            given = {**self.params, **named}
-            free = [n for n in names if n not in given]
+            inputs = {**self.params, **named}
+            free = [n for n in names if n not in inputs]
             if len(args) != len(free):
                 raise CompileError(f"expected {len(free)} arguments ({', '.join(free)}), got {len(args)}")
-            given.update(zip(free, args, strict=True))
+            inputs.update(zip(free, args, strict=True))
             types = [p.ty for p in main.params]
-            return evaluate(self.module, [_as_value(given[n], ty) for n, ty in zip(names, types, strict=True)])
+            return evaluate(self.module, [_as_value(inputs[n], ty) for n, ty in zip(names, types, strict=True)])
 
         return run
 
@@ -280,7 +280,10 @@ def _as_value(value: Any, ty: Type) -> Value:
 def create_executor(
     kind: str = "debug", mod: IRModule | None = None, params: dict[str, np.ndarray[Any, Any]] | None = None
 ) -> DebugExecutor:
-    """An executor of `mod` (TVM: `relay.create_executor`). Kind "debug" evaluates by the references."""
+    """An executor of `mod` (TVM: `relay.create_executor`).
+
+    The only kind, "debug", evaluates by the numpy references.
+    """
     if kind != "debug":
         raise CompileError(f"unknown executor kind {kind!r}; known is: debug (compiled execution goes by relay.build)")
     if mod is None:

@@ -1,6 +1,6 @@
-"""Reads the text that `relay.printer` writes: `parse(astext(module))` is structurally equal to `module`.
+"""Parses the text that `relay.printer` writes: `parse(astext(module))` is structurally equal to `module`.
 
-Operators may be nested, `nn.relu(add(%x, %y))`, as people write them.
+Operators may be nested, as in handwritten text: `nn.relu(add(%x, %y))`.
 
     module    = function*  ["#[metadata]" json]
     function  = "def" @name rest         rest  = "(" (%v ":" type),* ")" "->" type ["[" name "=" value, ... "]"] block
@@ -123,7 +123,7 @@ class _Parser:
         return self.tokens[self.at][0]
 
     def take(self, expected: str | None = None) -> str:
-        """The current token; it must be `expected` when that is given."""
+        """The current token; it must be `expected` if that is specified."""
         token = self.current
         if expected is not None and token != expected:
             self._fail(f"expected {expected!r}, found {token!r}")
@@ -168,7 +168,7 @@ class _Parser:
             self.at += 1
 
     def _skip_brackets(self) -> None:
-        """Past the bracket at hand and its partner."""
+        """Skip the current bracket and everything up to its closing partner."""
         depth = 0
         while True:
             if self.kind == "end":
@@ -211,7 +211,7 @@ class _Parser:
 
     @contextmanager
     def _nested(self) -> Generator[None]:
-        """One level of what the parser, which is recursive, is asked to read."""
+        """Enter one level of nesting, which is limited because the parser is recursive."""
         self.depth += 1
         if self.depth > _MOST_LEVELS:
             self._fail(f"scopes and calls nested in more than {_MOST_LEVELS} levels; name values, %0 = ...;")
@@ -325,16 +325,16 @@ class _Parser:
         return self.literal()
 
     def literal(self) -> Constant:
-        spelling = self.take_kind("word", "an operand: %value, @function, meta[n] or dtype(number)")
-        element = self._dtype(spelling)
+        name = self.take_kind("word", "an operand: %value, @function, meta[n] or dtype(number)")
+        element = self._dtype(name)
         self.take("(")
         value = self.attribute()
         self.take(")")
         return Constant(np.asarray(value).astype(numpy_dtype(element)))
 
-    def _dtype(self, spelling: str) -> str:
+    def _dtype(self, name: str) -> str:
         try:
-            return dtype(spelling)
+            return dtype(name)
         except ValueError as error:
             self.at -= 1
             self._fail(str(error))

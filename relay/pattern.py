@@ -48,7 +48,8 @@ Bindings = dict["Pattern", Expr]
 
 
 class Found(Mapping["Pattern", Expr]):
-    """What each pattern of a match stands for. A pattern under an `optional` that was absent has no entry.
+    """The expression that each pattern of a match is bound to. A pattern under an `optional` that was absent has no
+    entry.
 
     `shared(e)`: during a rewrite, is the expression `e` used outside of the match as well?
     """
@@ -67,7 +68,7 @@ class Found(Mapping["Pattern", Expr]):
         return len(self._bindings)
 
     def call(self, pattern: Pattern) -> Call:
-        """What `pattern` stands for, a call."""
+        """The call that `pattern` is bound to."""
         found = self._bindings[pattern]
         assert isinstance(found, Call)
         return found
@@ -78,14 +79,14 @@ class Pattern(ABC):
 
     @abstractmethod
     def solve(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
-        """Every way to match `e`, given what is bound already."""
+        """Every way to match `e`, consistent with the bindings so far."""
 
     def roots(self) -> frozenset[str] | None:
         """Names of the operators that a match can have at its root; None when there is no such restriction."""
         return None
 
     def may_match(self, e: Expr) -> bool:
-        """False where `solve` finds nothing, told quickly: without what patterns are bound to."""
+        """A quick necessary condition for a match of `e`, which ignores the bindings."""
         return True
 
     def attempt(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
@@ -156,7 +157,7 @@ class _Anything(Pattern):
 
 
 class _Op(Pattern):
-    """A call of one of several operators; without `args`, whatever its arguments."""
+    """A call of one of several operators; without `args`, with any arguments."""
 
     def __init__(self, names: tuple[str, ...], args: tuple[Pattern, ...] | None = None) -> None:
         self.names = names
@@ -251,7 +252,7 @@ def _solve_all(patterns: Sequence[Pattern], parts: Sequence[Expr], bound: Bindin
 def _may_match_all(patterns: Sequence[Pattern], parts: Sequence[Expr]) -> bool:
     if len(patterns) != len(parts):
         return False
-    for pattern, part in zip(patterns, parts, strict=True):  # noqa: SIM110 - in half the time of `all`
+    for pattern, part in zip(patterns, parts, strict=True):  # noqa: SIM110 - takes half the time of `all`
         if not pattern.may_match(part):
             return False
     return True
@@ -304,13 +305,13 @@ def match(pattern: Pattern, e: Expr, shared: Sharing | None = None) -> Found | N
 
 
 class PatternRule(ABC):
-    """A pattern and what replaces it."""
+    """A pattern and its replacement."""
 
     pattern: Pattern
 
     @abstractmethod
     def replace(self, call: Call, found: Found) -> Expr | None:
-        """What replaces the matched `call`, of the same type; None to leave it (a condition does not hold)."""
+        """The replacement of the matched `call`, of the same type; None to leave it (a condition does not hold)."""
 
 
 def rewrite(rules: Sequence[PatternRule], function: Function) -> Function:

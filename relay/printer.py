@@ -1,4 +1,4 @@
-"""Text of graphs, in the manner of Relay: one numbered value a line, scopes in braces, large constants in a section.
+"""Prints graphs in the style of Relay: one numbered value per line, scopes in braces, large constants in a section.
 
     def @main(%x: Tensor[(1, 8), float32]) -> Tensor[(1, 4), float32] {
       %0 = nn.dense(%x, meta[0]) /* ty=Tensor[(1, 4), float32] */;
@@ -57,7 +57,7 @@ def _type_comment(e: Expr) -> str:
 
 
 def attribute_text(value: Any) -> str:
-    """An attribute as it is written: Python literals, symbolic expressions as they print."""
+    """The text of an attribute: Python literals, symbolic expressions as they print."""
     if isinstance(value, str):
         return json.dumps(str(value))
     if isinstance(value, tuple):
@@ -67,7 +67,7 @@ def attribute_text(value: Any) -> str:
 
 
 class _Layout:
-    """Which scope evaluates what, in evaluation order."""
+    """The scope in which each expression is evaluated, in evaluation order."""
 
     def __init__(self, root: Expr) -> None:
         self.placed, self.opened = scopes(root)
@@ -79,7 +79,7 @@ class _Layout:
 
 
 class _Printer:
-    """Names and constants of one text."""
+    """The names and constants of one text."""
 
     def __init__(self, annotate: Annotate) -> None:
         self.annotate = annotate
@@ -120,7 +120,7 @@ class _Printer:
         return f"{indent}let {self._variable(e.var)} = {self.name(e.value)};"
 
     def _line(self, e: Expr, where: _Layout, indent: str) -> str | None:
-        """The definition of a value; None for what is written where it is used."""
+        """The definition of a value; None for an expression that is printed inline."""
         if isinstance(e, Call):
             right = f"{self._callee(e)}({', '.join([*map(self.name, e.args), *_attributes(e.op)])})"
         elif isinstance(e, Tuple):
@@ -151,7 +151,7 @@ class _Printer:
         return call.op.name if isinstance(call.op, OpDef) else self.name(call.op)
 
     def name(self, e: Expr) -> str:
-        """What an expression is called where it is used."""
+        """The name under which an expression is used."""
         suffix = ""
         while isinstance(e, TupleGetItem):
             suffix = f".{e.index}{suffix}"

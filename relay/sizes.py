@@ -1,9 +1,9 @@
-"""Arithmetic of dimensions: sizes known now (int) and sizes known at run time (expressions over size variables).
+"""Arithmetic of dimensions: static sizes (int) and symbolic sizes (expressions over size variables).
 
 Every size has one normal form, a polynomial written in a fixed order and interned: equal sizes are the same object.
-What is interned lives as long as the size variables in it, not longer: a process may compile any number of models.
-Where a rule needs two sizes to be equal and they are only not known to differ, an `assuming` scope may take note of the
-equality, for whoever can establish it (the importer) or check it (the executor).
+Normal forms live as long as the size variables in them: a process may compile any number of models. Where a rule needs
+two sizes to be equal and they are only not known to differ, an `assuming` scope records the equality, to be proved (by
+the importer) or checked at run time (by the executor).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _lock = threading.RLock()
 
 
 class _Sizes(IndexMath):
-    """Arithmetic, and the normal forms, of variables that have met in a size.
+    """The arithmetic and the normal forms of variables that have occurred together in a size.
 
-    Each of them holds it as its `memory`, so it goes with them: with the model that they are of.
+    Each of these variables refers to it as its `memory`, so it lives as long as they do, that is, as their model.
     """
 
     def __init__(self) -> None:
         super().__init__(_serials)
         self._normal: dict[Any, PrimExpr] = {}
         self._known: dict[PrimExpr, Poly] = {}
-        """of each normal form: sums of hundreds of sizes are not taken apart at each use"""
+        """the polynomial of each normal form: sums of hundreds of sizes are not taken apart at each use"""
         self.estimates: dict[tuple[PrimExpr, int], int] = {}
 
     def as_dim(self, p: Poly) -> Dim:
@@ -63,7 +63,7 @@ class _Sizes(IndexMath):
         return d in self._known
 
     def join(self, other: _Sizes) -> None:
-        """Take over all that another knows, for its variables too."""
+        """Merge the normal forms of `other`, for its variables too."""
         self._atoms.update(other._atoms)
         self._bounds.update(other._bounds)
         self._keep.extend(other._keep)
@@ -79,7 +79,7 @@ class _Sizes(IndexMath):
         return super().var(var)
 
     def floordiv(self, a: Poly, b: Poly) -> Poly:
-        """(x // m + c) // b = (x + c * m) // (b * m): the length of an image, however many strides led to it."""
+        """(x // m + c) // b = (x + c * m) // (b * m): the length of an image after any number of strides."""
         terms = [(monomial, factor) for monomial, factor in a.terms.items() if monomial]
         if len(terms) == 1 and b.const is not None and b.const > 1:
             (monomial, factor), *_ = terms
@@ -92,7 +92,7 @@ class _Sizes(IndexMath):
 
 
 def _arithmetic_of(*dims: Dim) -> _Sizes:
-    """The arithmetic that serves all variables of the sizes."""
+    """The arithmetic shared by all variables of the sizes."""
     found: _Sizes | None = None
     for d in dims:
         if isinstance(d, int):
@@ -107,7 +107,7 @@ def _arithmetic_of(*dims: Dim) -> _Sizes:
 
 
 def _variables(d: PrimExpr) -> Iterable[Var]:
-    """The variables of `d`; one of them where they are known to share their arithmetic."""
+    """The variables of `d`; only one of them if they are known to share their arithmetic."""
     first = next((node for node in post_order(d) if isinstance(node, Var)), None)
     if first is None:
         return ()
@@ -141,7 +141,7 @@ def dims_equal(a: Dim, b: Dim) -> bool:
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    """The product of sizes; 1 of none."""
+    """The product of sizes; 1 for no sizes."""
     dims = tuple(dims)
     with _lock:
         math = _arithmetic_of(*dims)
@@ -194,7 +194,7 @@ def larger(a: Dim, b: Dim) -> Dim:
 def quotient(total: Sequence[Dim], parts: Sequence[Dim]) -> Dim | None:
     """The product of `total` divided by that of `parts`; None where it is known not to divide.
 
-    Factors on both sides cancel first. A rest that is not known to divide is assumed to in an `assuming` scope.
+    Factors on both sides cancel first. In an `assuming` scope a remainder that may be zero is assumed to be.
     """
     above, below = [normal(d) for d in total], list[Dim]()
     for d in map(normal, parts):
@@ -215,7 +215,7 @@ def quotient(total: Sequence[Dim], parts: Sequence[Dim]) -> Dim | None:
 
 
 def size_variables(dims: Iterable[Any]) -> dict[str, Var]:
-    """The variables of sizes by name, in order of first use; other values are passed over."""
+    """The variables of sizes by name, in order of first use; other values are skipped."""
     found: dict[str, Var] = {}
     for d in dims:
         if isinstance(d, tuple | list):
@@ -233,21 +233,21 @@ def evaluate(d: Dim, sizes: Mapping[str, Dim]) -> Dim:
 
 
 LIKELY_SIZE = 128
-"""What a size variable is taken to be where only an estimate is needed."""
+"""Elements assumed for a size variable where only an estimate is needed."""
 
 
 LIKELY_SIDE = 256
-"""As `LIKELY_SIZE`, of the lines and columns of an image."""
+"""Rows or columns of an image assumed for a size variable where only an estimate is needed."""
 
 
 _ENLARGEMENTS = (0, 4, 8)
-"""Powers of two that variables are multiplied by until a size is one."""
+"""Exponents of the powers of two by which variables are scaled until a size is positive."""
 
 
 def likely(d: Dim, size: int = LIKELY_SIZE) -> int:
-    """An estimate of a size, for choices that change speed and not results: what it is for variables of `size`.
+    """An estimate of a size, for choices that affect speed and not results: its value for variables of `size`.
 
-    Where that is none, as the samples of a sound are too few for its windows, what it is for larger ones.
+    If that is not positive, as when an audio signal is shorter than a window, its value for larger variables.
     """
     if isinstance(d, int):
         return d
@@ -276,16 +276,16 @@ def size_from_json(value: Any, variables: Mapping[str, Var]) -> Dim:
 
 
 class Assumptions:
-    """Equalities that were taken for granted, each once, in order, and the first places to ask for them."""
+    """Equalities that were assumed, each once, in order, and the first places that needed them."""
 
     def __init__(self) -> None:
         self.equal: list[tuple[Dim, Dim]] = []
         self.places: list[str] = []
         self.place = ""
-        """where the work is, as whoever drives it says"""
+        """the current place in the model, set by the caller"""
 
     def note(self, a: Dim, b: Dim) -> None:
-        """Take a == b for granted."""
+        """Record the assumption a == b."""
         if not any({id(a), id(b)} == {id(x), id(y)} for x, y in self.equal):
             self.equal.append((a, b))
             self.places.append(self.place)
@@ -296,7 +296,7 @@ _scope: ContextVar[Assumptions | None] = ContextVar("relayc_assumptions", defaul
 
 @contextmanager
 def assuming() -> Generator[Assumptions]:
-    """Inside, sizes that must be equal, and may be, are taken to be, in this thread; the result lists them."""
+    """Within this scope sizes that must be equal are assumed to be, if they may be, in this thread; lists them."""
     scope = Assumptions()
     token = _scope.set(scope)
     try:

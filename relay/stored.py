@@ -1,8 +1,8 @@
-"""Constants whose values stay where they are, in the file of a model, until they are asked for.
+"""Constants whose values stay in the file of a model until they are needed.
 
-A model of gigabytes is compiled weight by weight: what packs a weight fetches it, and lets it go. Values that anybody
-else asks for are fetched once and kept. Weights times factors are such constants too, whatever has the weights: they
-are multiplied while they are fetched, and take no memory of their own.
+A model of gigabytes is compiled weight by weight: packing a weight fetches it and releases it afterwards. Any other use
+fetches the values once and keeps them. Weights multiplied by factors are such constants too: they are multiplied while
+they are fetched, and take no memory of their own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ __all__ = ["StoredConstant", "place_of"]
 
 Array = np.ndarray[Any, Any]
 Fill = Callable[[Array, int], None]
-"""Writes the values from a certain one on into an array in C order. Raises CompileError if they can't be had."""
+"""Writes the values from a certain element on into an array in C order.
+
+Raises CompileError if they are not available.
+"""
 
 
 class StoredConstant(Constant):
-    """A constant with values that `fill` writes; `axes` permutes the dimensions of the `shape` that they are stored in.
+    """A constant whose values `fill` writes; `axes` permutes the dimensions of the stored `shape`.
 
-    Who needs them for a while has some rows at a time fetched, which are those of the first dimension stored; `data`
-    fetches all of them for good, until `release`.
+    `fetch` reads some rows at a time, along the first stored dimension; `data` fetches all values and keeps them until
+    `release`.
     """
 
     __slots__ = ("_axes", "_data", "_fill", "_form")
@@ -46,7 +49,7 @@ class StoredConstant(Constant):
 
     @property
     def data(self) -> Array:  # type: ignore[override]
-        """The values; from now on they are kept."""
+        """The values, which are kept from now on."""
         found = self._data
         if found is None:
             stored = Arena(self.nbytes).empty(*self._form)
@@ -69,16 +72,16 @@ class StoredConstant(Constant):
 
     @property
     def place(self) -> Hashable:
-        """Who fills it, and how it lies: equal for constants of the same values."""
+        """The source and the layout of the values: equal for constants of the same values."""
         return self._fill, self._form, self._axes
 
     @property
     def rows(self) -> int:
-        """How many rows can be fetched."""
+        """The number of rows that can be fetched."""
         return self._form[0][0]
 
     def blank(self) -> Array:
-        """An array like `data` but for the values: it lies as they do, in memory that is never touched."""
+        """An array with the shape and strides of `data`, in memory that is never touched."""
         return np.empty(*self._form).transpose(self._axes)
 
     def fetch(self, memory: Array, begin: int, end: int) -> None:
@@ -88,17 +91,18 @@ class StoredConstant(Constant):
         self._fill(rows, begin * math.prod(shape[1:]))
 
     def release(self) -> None:
-        """Keep the values no longer: they are fetched again when they are asked for. Arrays given away stay."""
+        """Drop the values; the next use fetches them again. Arrays handed out before stay valid."""
         self._data = None
 
     def transposed(self, axes: Sequence[int]) -> StoredConstant:
-        """The same values with the dimensions in another order; nothing is fetched."""
+        """The constant with the dimensions in another order; nothing is fetched."""
         order = [self._axes[a] for a in axes]
         return StoredConstant(*self._form, self._fill, order, span=self.span)
 
     @staticmethod
     def concatenated(parts: Sequence[StoredConstant]) -> StoredConstant | None:
-        """Constants that differ in their first dimension at most, one behind the other; None if stored differently."""
+        """Constants of equal shapes but for the first dimension, concatenated along it; None if they are stored
+        differently."""
         first = parts[0]
         if any(part._axes != first._axes or part._form[1] != first._form[1] for part in parts):
             return None
@@ -146,7 +150,7 @@ class StoredConstant(Constant):
         return StoredConstant(shape, dtype, fill, axes, span=weight.span)
 
     def replace(self, **changes: Any) -> Constant:
-        """A plain constant with the given fields changed."""
+        """A plain constant with some fields changed."""
         return Constant(changes.get("data", self.data), span=changes.get("span", self.span))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -154,7 +158,7 @@ class StoredConstant(Constant):
 
 
 def place_of(constant: Constant) -> Hashable:
-    """Where the values lie and in which order: constants of equal places, while they live, are the same tensor."""
+    """The source and the order of the values: constants of equal places, while they live, are the same tensor."""
     if isinstance(constant, StoredConstant):
         return constant.place
     array = constant.data
@@ -163,7 +167,7 @@ def place_of(constant: Constant) -> Hashable:
 
 def _multiply(a: Array, b: Array, out: Array) -> None:
     if a.dtype == b.dtype:
-        np.multiply(a, b, out=out)  # the nearest to the product, as float64 would give; four times as fast
+        np.multiply(a, b, out=out)  # the nearest value to the product, as float64 would give; four times as fast
     else:
         np.multiply(a, b, out=out, dtype=np.float64, casting="unsafe")
 

@@ -1,7 +1,7 @@
 """Structural equality of graphs, iterative: see `te.ir.structural_equal`.
 
-Two graphs are equal when they are built alike *and share alike*: a value used twice on one side must be one value used
-twice on the other (variables and constants excepted, which are free to copy).
+Two graphs are equal when they have the same structure *and the same sharing*: a value used twice on one side must be
+one value used twice on the other (variables and constants excepted, whose duplicates cost nothing).
 """
 
 from __future__ import annotations

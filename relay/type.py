@@ -3,7 +3,7 @@
     type = TensorType(shape, dtype) | TupleType(fields) | FuncType(arg_types, ret_type)
          | SequenceType(element) | OptionalType(value)       see `relay.container_type`
 
-A dimension is a Python int or a loop-IR expression (`te.var("n")`) when it is known only at run time.
+A dimension is a Python int, or a loop-IR expression (`te.var("n")`) if it is symbolic.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ class TensorType(Type):
         return math.prod(self.static_shape) * self.dtype.nbytes
 
     def with_shape(self, shape: Sequence[Dim]) -> TensorType:
-        """The same element type with another shape."""
+        """A tensor of another shape with this element type."""
         return TensorType(shape, self.dtype)
 
     def with_dtype(self, dtype_: str) -> TensorType:
-        """The same shape with another element type."""
+        """A tensor of another element type with this shape."""
         return TensorType(self.shape, dtype_)
 
     def structural_equal_to(self, other: TensorType, equal: StructuralEqual) -> bool:
@@ -201,9 +201,9 @@ def shapes_match(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
 def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     """The shape that all `shapes` broadcast to, by numpy's rule.
 
-    A symbolic dimension meets 1 or itself; against any other it is an error, because it could be anything, unless an
-    `assuming` scope takes them to be equal, or the one that can be no more than 1 to be 1.
-    Raises TypeInferenceError naming the first two dimensions that do not fit.
+    A symbolic dimension broadcasts with 1 or itself; with any other it is an error, unless an `assuming` scope assumes
+    them to be equal, or assumes a dimension that is at most 1 to be 1. Raises TypeInferenceError naming the first two
+    dimensions that do not fit.
     """
     rank = max((len(s) for s in shapes), default=0)
     result: list[Dim] = [1] * rank
@@ -225,7 +225,7 @@ def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def _is_assumed_one(d: Dim) -> bool:
-    """Is a symbolic dimension at most 1, and taken to be 1 in an `assuming` scope?"""
+    """Is a symbolic dimension at most 1, and assumed to be 1 in an `assuming` scope?"""
     return not isinstance(d, int) and is_at_least(1, d) and dims_match(d, 1)
 
 

@@ -1,4 +1,4 @@
-"""From a graph function to a compiled model."""
+"""Lowering of a graph function to a compiled model."""
 
 from relayc.relay.lowering.driver import BuildReport, bind_params_by_name, build, optimize
 

@@ -1,10 +1,10 @@
-"""What is done to an execution graph before its kernels are lowered, in order."""
+"""Transformations of an execution graph before its kernels are lowered."""
 
 from __future__ import annotations
 
 from relayc.backend.target import Target
 from relayc.relay.lowering.batch_slices import slice_batches
-from relayc.relay.lowering.buffer_aliasing import AliasReport, share_parts
+from relayc.relay.lowering.buffer_aliasing import AliasReport, alias_views
 from relayc.relay.lowering.graph import ExecutionGraph
 from relayc.relay.lowering.share_kernels import share_kernels
 
@@ -12,8 +12,8 @@ __all__ = ["arrange"]
 
 
 def arrange(graph: ExecutionGraph, target: Target) -> AliasReport:
-    """Decide which kernels the nodes run, on which slices and parts of tensors; memory is planned later."""
+    """Decide which kernels the nodes run, and which tensors are slices or views of others; memory is planned later."""
     share_kernels(graph)
     for part in graph.all_graphs():
         slice_batches(part, target)
-    return share_parts(graph, target)
+    return alias_views(graph, target)

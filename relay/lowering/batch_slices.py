@@ -1,13 +1,13 @@
-"""Batches in slices: layers whose activations exceed the caches run one after the other for a part of the images.
+"""Batch slicing: layers whose activations exceed the caches run one after the other for a slice of the batch.
 
-A layer that maps each image of a batch by itself may run for some of the images, then the layers behind it, and so on,
-before the next images enter: what one layer writes is in the last cache when the next one reads it, and the arena holds
-the intermediate tensors of a slice, not of the batch. Against this stands that weights are read once for each slice,
-that each call costs something, and that many cores share the lines of few images less evenly; the model below weighs
-them and chooses runs of layers and the images in a slice.
+A layer that maps each image of a batch independently may run for some of the images, then the next layers, and so on,
+before the next images enter: the output of a layer is still in the last-level cache when the next layer reads it, and
+the arena holds the intermediate tensors of a slice, not of the batch. On the other hand weights are read once for each
+slice, each call has a cost, and many cores share the rows of few images less evenly; the cost model below weighs these
+and chooses runs of layers and the number of images of a slice.
 
-The kernels of a slice are those of a smaller batch. Tensors that enter or leave a run are whole, and slices are views
-of them; those inside are made anew for each slice.
+The kernels of a slice are those of a smaller batch. Tensors that enter or leave a run are complete, and slices are
+views of them; those inside are allocated for each slice.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ PassContext.declare_option(
 )  # fmt: skip
 
 _CALL_CYCLES = 4000.0
-"""What one more call of a kernel costs: threads meet, loops have ends."""
+"""Cycles of one more kernel call: thread synchronisation and loop remainders."""
 _LONGEST_RUN = 100
 _MOST_SLICES = 64
-"""Bounds of the choice, which keep it and the graph small."""
+"""Maximum number of slices, which bounds the search and the size of the graph."""
 
 
 def slice_batches(graph: ExecutionGraph, target: Target) -> None:
-    """Replace runs of nodes of `graph`, whose tensors have no places yet, by slices of the batch where that pays."""
+    """Replace runs of nodes of `graph`, whose tensors are not placed yet, by slices of the batch where that pays."""
     option = PassContext.current().option("relay.batch_slices")
     if option not in ("auto", "off"):
         raise CompileError(f"option relay.batch_slices is {option!r}; expected 'auto' or 'off'")
@@ -79,7 +79,7 @@ def slice_batches(graph: ExecutionGraph, target: Target) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """Nodes `first` ... `last` - 1, which map each of `batch` images by itself."""
+    """Nodes `first` ... `last` - 1, which map each of `batch` images independently."""
 
     first: int
     last: int
@@ -88,9 +88,9 @@ class _Region:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """What a node moves, in bytes: activations by the tensor that owns the memory, all activations, constants.
+    """Memory traffic of a node in bytes: activations by the tensor that owns the memory, all activations, constants.
 
-    `work` is its cycles on one core, `lines` what an image of its result has, which cores share.
+    `work` is its cycles on one core, `lines` the rows of an image of its result, over which cores are distributed.
     """
 
     reads: tuple[tuple[int, int], ...]
@@ -101,7 +101,7 @@ class _Layer:
 
 
 class _Flow:
-    """The nodes of a graph by position, what they read and write, and their slices."""
+    """The nodes of a graph by position, the tensors that they read and write, and their slices."""
 
     def __init__(self, graph: ExecutionGraph, target: Target) -> None:
         self.graph = graph
@@ -135,7 +135,8 @@ class _Flow:
         return storage is not None and storage[0] == "param"
 
     def regions(self) -> Iterator[_Region]:
-        """The longest sequences of nodes that can be sliced, from the first to the last that moves over the budget."""
+        """The longest sequences of nodes that can be sliced, from the first to the last node whose traffic exceeds the
+        budget."""
         start, batch = 0, 0
         for i in range(len(self.graph.nodes) + 1):
             own = self._batch(i) if i < len(self.graph.nodes) else 0
@@ -147,13 +148,14 @@ class _Flow:
             start, batch = i, own
 
     def _batch(self, position: int) -> int:
-        """How many images the node maps, each by itself; 0 where it does something else, or the memory is given."""
+        """The number of images that the node maps independently; 0 if it does something else or writes memory of the
+        caller."""
         node, graph = self.graph.nodes[position], self.graph
         activations = [n for n in node.inputs if not self._is_constant(n)]
         bases = [graph.base_of(n) for n in (*activations, *node.outputs)]
-        given = any(graph.tensors[b].storage is not None or b in self.held for b in bases)
+        is_placed = any(graph.tensors[b].storage is not None or b in self.held for b in bases)
         batches = {graph.tensors[n].tensor_type.shape[:1] for n in node.outputs}
-        if given or len(batches) != 1 or () in batches or not activations:
+        if is_placed or len(batches) != 1 or () in batches or not activations:
             return 0
         ((batch,),) = batches
         assert isinstance(batch, int)
@@ -183,7 +185,7 @@ class _Flow:
         return made
 
     def stays_inside(self, base: int, run: _Region) -> bool:
-        """Is the tensor written and read by nodes of the run only?"""
+        """Is the tensor written and read only by nodes of the run?"""
         steps = (self.writer.get(base, -1), *self.readers.get(base, ()))
         return base not in self.held and all(run.first <= step < run.last for step in steps)
 
@@ -196,9 +198,9 @@ class _Slice:
         self.made: dict[int, int] = {}
 
     def tensor(self, number: int) -> int:
-        """The number of the slice of tensor `number`: a view of it, or inside the run one of its own.
+        """The number of the slice of tensor `number`: a view of it, or inside the run a tensor of its own.
 
-        The first slice of a tensor inside the run takes its place.
+        The first slice of a tensor inside the run replaces the tensor.
         """
         if number not in self.made:
             self.made[number] = self._make(number)
@@ -225,10 +227,10 @@ class _Slice:
 def sliced_function(function: Function, batched: Sequence[bool], batch: int, images: int) -> Function | None:
     """`function` for `images` of the `batch` images along the first axis of the parameters that are `batched`.
 
-    None unless each image of its results, along the first axis too, depends on the same image of those parameters only.
+    None unless each image of its results, along the first axis too, depends only on the same image of those parameters.
     """
     made: dict[int, Expr] = {}
-    whole: set[int] = set()  # what is the same for all images
+    whole: set[int] = set()  # independent of the image
     for param, by_image in zip(function.params, batched, strict=True):
         shape, dtype = param.tensor_type.shape, param.tensor_type.dtype
         if by_image and (not shape or shape[0] != batch):
@@ -262,13 +264,13 @@ def _sliced_call(expr: Expr, made: dict[int, Expr], whole: set[int], batch: int,
         return None
     try:
         call = Call(expr.op, tuple([made[id(a)] for a in expr.args]), span=expr.span)
-    except TypeInferenceError:  # an attribute or a constant is as long as the batch
+    except TypeInferenceError:  # an attribute or a constant has the size of the batch
         return None
     return call if call.ty == TensorType((images, *expr.ty.shape[1:]), expr.ty.dtype) else None
 
 
 def _maps_images(call: Call, batched: Sequence[bool]) -> bool:
-    """Does each image of the result depend on the same image of the arguments that are `batched` only?"""
+    """Does each image of the result depend only on the same image of the arguments that are `batched`?"""
     match call.op:
         case Conv1D() | Conv2D() | Conv3D() as op:
             return op.data_layout[0] == "N" and list(batched) == [True, False]
@@ -293,7 +295,8 @@ def _maps_images(call: Call, batched: Sequence[bool]) -> bool:
 
 
 def _runs(flow: _Flow, region: _Region) -> list[tuple[int, int]]:
-    """The cheapest way to cut the region into runs: (end, images of a slice) of each; those of whole batches too."""
+    """The cheapest partition of the region into runs: (end, images of a slice) of each, including runs that are not
+    sliced."""
     batch = region.batch
     sizes = [c for c in range(batch, 0, -1) if batch % c == 0 and batch // c <= _MOST_SLICES]
     best: dict[int, tuple[float, int, int]] = {region.first: (0.0, region.first, batch)}  # cost, start, images
@@ -315,9 +318,9 @@ def _runs(flow: _Flow, region: _Region) -> list[tuple[int, int]]:
 
 
 def _cycles(flow: _Flow, step: int, first: int, batch: int, images: int) -> float:
-    """What a node costs in a run from `first` on in slices of `images`.
+    """The cost of a node in a run from `first` on in slices of `images`.
 
-    Writing a tensor is counted where it is read: both are quick if all that the node moves between is in the cache.
+    Writing a tensor is counted where it is read: both are fast if all data accessed in between fits into the cache.
     """
     layer, slices = flow.layers[step], batch // images
     cache, memory = flow.cores * CACHE_BYTES_PER_CYCLE, min(flow.cores, CORES_OF_MEMORY) * MEMORY_BYTES_PER_CYCLE

@@ -1,16 +1,16 @@
-"""Concatenations that are written in place, and slices that are read in place.
+"""Buffer aliasing: concatenations that are written in place, and slices that are read in place.
 
-The result of a concatenation is one tensor, and its inputs are parts of it: whoever computes an input writes straight
-into its part, with the strides of the whole, and the concatenation is no kernel any more. Likewise the results of a
-slice or a split are parts of what is cut. Chains of both, as in a DenseNet, end in one tensor that all others are parts
-of.
+The result of a concatenation is one tensor, and its inputs become views of it: the producer of an input writes directly
+into its view, with the strides of the whole, and the concatenation is no kernel any more. Likewise the results of a
+slice or a split become views of their input. Chains of both, as in a DenseNet, end in one tensor that all others are
+views of.
 
-An input that has to stay where it is (an input or output of the graph, a parameter, what is joined twice) is copied
-into its part by a kernel of its own; where that would be most of the data the concatenation stays as it is.
+An input that cannot be aliased (an input or output of the graph, a parameter, an operand that occurs twice) is copied
+into its view by a kernel of its own; if that would be most of the data, the concatenation stays a kernel.
 
-A part whose elements lie one after another is read and written as any other tensor. Of others the kernels are made for
-the strides, which are noted in their function's attribute "strides": so only operators that are loops over indices
-take part, and only pieces long enough for vectors.
+A view whose elements are contiguous is read and written as any other tensor. For others the kernels are compiled for
+the strides, which their function's attribute "strides" records: so only operators that are loops over indices take
+part, and only views whose contiguous runs fill vectors.
 """
 
 from __future__ import annotations
@@ -29,39 +29,40 @@ from relayc.relay.op.transform import Concatenate, Split, StridedSlice
 from relayc.relay.type import TensorType
 from relayc.te.ir import PassContext
 
-__all__ = ["AliasReport", "share_parts"]
+__all__ = ["AliasReport", "alias_views"]
 
 _OPT_LEVEL = 2
-"""Optimisation level from which on this is done."""
+"""Minimum optimisation level."""
 _SHORTEST = 16
-"""Elements of the pieces of memory that a part consists of, at least: a cache line of float32."""
+"""Minimum number of contiguous elements in a view: a cache line of float32."""
 
 
 @dataclass
 class AliasReport:
-    """Concatenations, slices and splits that became parts of other tensors; inputs that are still copied for them."""
+    """Concatenations, slices and splits that became views of other tensors; inputs that are still copied for them."""
 
-    shared: int = 0
+    aliased: int = 0
     copied: int = 0
 
     def __str__(self) -> str:
-        return f"{self.shared} concatenations, slices and splits in place, {self.copied} of their inputs copied"
+        return f"{self.aliased} concatenations, slices and splits in place, {self.copied} of their inputs copied"
 
 
-def share_parts(graph: ExecutionGraph, target: Target) -> AliasReport:
-    """Let tensors be parts of others, where places are planned now. Changes the graph; its kernels are made after it.
+def alias_views(graph: ExecutionGraph, target: Target) -> AliasReport:
+    """Alias tensors with views of others, where placement is static. Changes the graph, before its kernels are
+    compiled.
 
-    On CPUs only: kernels of other devices count on the alignment of what they are given.
+    On CPUs only: kernels of other devices rely on the alignment of their arguments.
     """
     report = AliasReport()
     if target.device_kind == "cpu" and PassContext.current().opt_level >= _OPT_LEVEL:
         for part in graph.all_graphs():
-            if part.is_placed_now:
-                _share(part, report)
+            if part.is_placed_statically:
+                _alias(part, report)
     return report
 
 
-def _share(graph: ExecutionGraph, report: AliasReport) -> None:
+def _alias(graph: ExecutionGraph, report: AliasReport) -> None:
     sharing = _Sharing(graph, report)
     for node in list(graph.nodes):
         sharing.cut(node)
@@ -76,7 +77,7 @@ class _Sharing:
     graph: ExecutionGraph
     report: AliasReport
     replaced: dict[int, list[GraphNode]] = field(default_factory=dict)
-    """what runs in the place of a node, by the node's identity"""
+    """the nodes that replace a node, by its identity"""
     readers: dict[int, list[GraphNode]] = field(default_factory=dict)
     producer: dict[int, GraphNode] = field(default_factory=dict)
     views: dict[int, list[int]] = field(default_factory=dict)
@@ -92,7 +93,7 @@ class _Sharing:
                 self.producer[number] = node
 
     def cut(self, node: GraphNode) -> None:
-        """Make the results of a slice or split parts of its input, if all of them can be."""
+        """Make the results of a slice or split views of its input, if all of them can be."""
         begins = _cuts(node)
         if begins is None:
             return
@@ -103,21 +104,21 @@ class _Sharing:
         if not all(self._is_free(o) and self._can_take(o, strides) for o in node.outputs):
             return
         for output, begin in zip(node.outputs, begins, strict=True):
-            self._make_part(output, source, begin)
+            self._make_view(output, source, begin)
         self._remove(node, [])
 
     def join(self, node: GraphNode) -> None:
-        """Make the inputs of a concatenation parts of its result, and copy those that can't be."""
-        joined = _joined(node)
-        if joined is None or not self._is_ours(self.graph.base_of(node.outputs[0])):
+        """Make the inputs of a concatenation views of its result, and copy those that can't be."""
+        concatenated = _concatenated(node)
+        if concatenated is None or not self._is_ours(self.graph.base_of(node.outputs[0])):
             return
-        inputs, axis = joined
+        inputs, axis = concatenated
         whole = node.outputs[0]
-        if self._is_joined_already(inputs, whole, axis):
+        if self._is_contiguous_already(inputs, whole, axis):
             self._remove(node, [])
             return
         strides = self.graph.strides_of(whole)
-        placed: dict[int, tuple[int, tuple[int, ...]]] = {}  # by the tensor that owns the memory: input, beginning
+        placed: dict[int, tuple[int, tuple[int, ...]]] = {}  # by the tensor that owns the memory: input, offset
         left: list[tuple[int, tuple[int, ...]]] = []
         for number, begins in self._in_order(inputs, axis):
             owner = self._owner(number, strides)
@@ -134,7 +135,8 @@ class _Sharing:
         self.report.copied += len(left)
 
     def _in_order(self, inputs: Sequence[int], axis: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """The inputs and where they begin in the whole; neighbours that are all of one tensor as that one."""
+        """The inputs and their offsets in the result; adjacent inputs that together are all of one tensor become that
+        tensor."""
         position, i = 0, 0
         while i < len(inputs):
             number, count = self._run(inputs, i, axis)
@@ -143,7 +145,7 @@ class _Sharing:
             position, i = position + shape[axis], i + count
 
     def _run(self, inputs: Sequence[int], first: int, axis: int) -> tuple[int, int]:
-        """The tensor that inputs from `first` on make up together, and how many they are."""
+        """The tensor that the inputs from `first` on make up together, and the number of these inputs."""
         tensors, base = self.graph.tensors, self.graph.tensors[inputs[first]].base
         if base is None or tensors[inputs[first]].begins is None:
             return inputs[first], 1
@@ -159,8 +161,8 @@ class _Sharing:
                 return base, count
         return inputs[first], 1
 
-    def _is_joined_already(self, inputs: Sequence[int], whole: int, axis: int) -> bool:
-        """Are the inputs neighbours in another tensor, in order? Then the result becomes a part of that one."""
+    def _is_contiguous_already(self, inputs: Sequence[int], whole: int, axis: int) -> bool:
+        """Are the inputs adjacent in another tensor, in order? Then the result becomes a view of that tensor."""
         tensors = self.graph.tensors
         first = tensors[inputs[0]]
         if first.base is None or first.begins is None or tensors[whole].base is not None:
@@ -174,11 +176,11 @@ class _Sharing:
             position += part.tensor_type.static_shape[axis]
         if not self._can_take(whole, self.graph.strides_of(first.base)):
             return False
-        self._make_part(whole, first.base, first.begins)
+        self._make_view(whole, first.base, first.begins)
         return True
 
     def _owner(self, number: int, strides: Sequence[int]) -> int | None:
-        """The tensor to be made a part with these strides for `number` to be one; None if it has to stay."""
+        """The tensor to be made a view with these strides for `number` to be one; None if it has to stay."""
         base = self.graph.base_of(number)
         if not self._is_ours(base):
             return None
@@ -188,61 +190,61 @@ class _Sharing:
         return base if same and is_compact(self.graph.tensors[number].tensor_type.static_shape, strides) else None
 
     def _chain(self, number: int) -> Iterator[int]:
-        """A view and those that it is a view of."""
+        """A view and the tensors that it is a view of, transitively."""
         while (base := self.graph.tensors[number].base) is not None:
             yield number
             number = base
 
     def _is_ours(self, number: int) -> bool:
-        """Is this a tensor of a kernel's whose place is ours to choose?"""
+        """Is this the result of a kernel, so that its storage can be chosen?"""
         inside = all(v not in self.graph.outputs for v in (number, *self._derived(number)))
         return self.graph.tensors[number].storage is None and inside
 
     def _is_free(self, number: int) -> bool:
-        """Is this a tensor of ours that is no part of another one yet? Slices of a batch compute parts."""
+        """Is this the result of a kernel that is not a view of another tensor yet? Batch slices compute views."""
         return self._is_ours(number) and self.graph.tensors[number].base is None
 
     def _derived(self, number: int) -> Iterator[int]:
-        """The views of a tensor, and those of them."""
+        """The direct and indirect views of a tensor."""
         for view in self.views.get(number, ()):
             yield view
             yield from self._derived(view)
 
     def _can_take(self, number: int, strides: Sequence[int]) -> bool:
-        """Can all kernels that write and read a tensor, and parts of it, be made for these strides?"""
+        """Can all kernels that write and read a tensor, and views of it, be compiled for these strides?"""
         shape = self.graph.tensors[number].tensor_type.static_shape
         if is_compact(shape, strides):
             return True
         views = self.views.get(number, ())
         nodes = [*self.readers.get(number, ()), *([self.producer[number]] if number in self.producer else [])]
-        parts_only = all(self.graph.tensors[v].begins is not None for v in views)
+        slices_only = all(self.graph.tensors[v].begins is not None for v in views)
         long = _piece(shape, strides) >= _SHORTEST
-        return long and parts_only and all(map(_is_loops, nodes)) and all(self._can_take(v, strides) for v in views)
+        return long and slices_only and all(map(_is_loops, nodes)) and all(self._can_take(v, strides) for v in views)
 
-    def _make_part(self, number: int, base: int, begins: tuple[int, ...]) -> None:
+    def _make_view(self, number: int, base: int, begins: tuple[int, ...]) -> None:
         tensor = self.graph.tensors[number]
         tensor.base, tensor.begins = base, begins
         self.views.setdefault(base, []).append(number)
 
     def _place(self, owner: int, ty: TensorType, whole: int, begins: tuple[int, ...]) -> None:
-        """Make `owner` a part of `whole`, or a view of such a part where that has another shape."""
+        """Make `owner` a part of `whole`, or a reshaped view of such a part."""
         if self.graph.tensors[owner].tensor_type is ty:
-            self._make_part(owner, whole, begins)
+            self._make_view(owner, whole, begins)
             return
-        part = self._new_part(ty, whole, begins)
+        part = self._new_view(ty, whole, begins)
         self.graph.tensors[owner].base = part
         self.views.setdefault(part, []).append(owner)
 
-    def _new_part(self, ty: TensorType, whole: int, begins: tuple[int, ...]) -> int:
+    def _new_view(self, ty: TensorType, whole: int, begins: tuple[int, ...]) -> int:
         self.graph.tensors.append(GraphTensor(f"t{len(self.graph.tensors)}", ty))
         part = len(self.graph.tensors) - 1
-        self._make_part(part, whole, begins)
+        self._make_view(part, whole, begins)
         return part
 
     def _copy(self, number: int, whole: int, begins: tuple[int, ...], sources: list[str]) -> GraphNode:
-        """A kernel that copies a tensor into a part of `whole`."""
+        """A kernel that copies a tensor into a view of `whole`."""
         ty = self.graph.tensors[number].tensor_type
-        part = self._new_part(ty, whole, begins)
+        part = self._new_view(ty, whole, begins)
         argument = Var("p0", ty)
         copy = Function((argument,), Concatenate(axis=0)(argument), {"primitive": True})
         made = GraphNode(Workload.of(copy), [number], [part], sources)
@@ -252,7 +254,7 @@ class _Sharing:
 
     def _remove(self, node: GraphNode, instead: list[GraphNode]) -> None:
         self.replaced[id(node)] = instead
-        self.report.shared += 1
+        self.report.aliased += 1
         for number in dict.fromkeys(node.inputs):
             self.readers[number] = [reader for reader in self.readers[number] if reader is not node]
         for number in node.outputs:
@@ -260,7 +262,8 @@ class _Sharing:
 
 
 def _cuts(node: GraphNode) -> list[tuple[int, ...]] | None:
-    """Where the results of a slice or split begin in its input; None for other kernels, and other steps than 1."""
+    """The offsets of the results of a slice or split in its input; None for other kernels, and for strides other than
+    1."""
     function = node.workload.function
     body = function.body
     if not isinstance(body, Call) or len(function.params) != 1 or body.args[0] is not function.params[0]:
@@ -279,8 +282,8 @@ def _cuts(node: GraphNode) -> list[tuple[int, ...]] | None:
             return None
 
 
-def _joined(node: GraphNode) -> tuple[list[int], int] | None:
-    """The inputs that a kernel does nothing but join, in order, and along which axis; None for other kernels."""
+def _concatenated(node: GraphNode) -> tuple[list[int], int] | None:
+    """The inputs of a kernel that is only a concatenation, in order, and its axis; None for other kernels."""
     function = node.workload.function
     body = function.body
     if not isinstance(body, Call) or not isinstance(body.op, Concatenate) or len(body.args) < 2:
@@ -292,7 +295,7 @@ def _joined(node: GraphNode) -> tuple[list[int], int] | None:
 
 
 def _is_loops(node: GraphNode) -> bool:
-    """Is this kernel made of loops over indices, which work with any strides?"""
+    """Does this kernel consist of loops over indices, which work with any strides?"""
     return all(
         isinstance(e, Tuple | TupleGetItem | Var | Constant) or (isinstance(e, Call) and _has_loops(e))
         for e in evaluation_order(node.workload.function.body)
@@ -304,7 +307,7 @@ def _has_loops(call: Call) -> bool:
 
 
 def _piece(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements that lie one after another in memory before there is a gap."""
+    """The number of contiguous elements in memory."""
     length = 1
     for d, stride in zip(reversed(shape), reversed(strides), strict=True):
         if d != 1 and stride != length:
@@ -314,12 +317,12 @@ def _piece(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _but(shape: Sequence[int], axis: int) -> tuple[int, ...]:
-    """The dimensions other than `axis`."""
+    """The dimensions except `axis`."""
     return (*shape[:axis], *shape[axis + 1 :])
 
 
 def _note_strides(graph: ExecutionGraph) -> None:
-    """Tell the kernels of tensors with gaps about their strides."""
+    """Set the attribute "strides" of kernels that access tensors that are not contiguous."""
     made: dict[tuple[str, Any], Workload] = {}
     for node in graph.nodes:
         tensors = (*node.inputs, *node.outputs)

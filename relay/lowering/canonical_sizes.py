@@ -1,12 +1,13 @@
-"""Fused functions with size variables of their own: those that differ only in whose sizes they are about become equal.
+"""Canonicalises symbolic dimensions: fused functions that differ only in the names of their size variables become
+equal.
 
-A detector that treats each class of objects apart has the same kernels for each, at sizes that are different variables
-of the model. As one kernel of its own variables it is compiled once, and is given the model's sizes at each call.
+A detector that treats each class of objects separately has the same kernels for each, at sizes that are different
+variables of the model. With canonical variables a kernel is compiled once, and gets the model's sizes at each call.
 
-The sizes of a deep layer are long formulas of those of the input: ``(samples + 240) // 320 - 1``. Where a function is
-about nothing else of ``samples``, the formula is one variable of its kernel, which is shorter for it and compiles in a
-fraction of the time. For most kernels it matters that a size is a multiple of a number; to convolutions it does not, so
-that the same layer after one and after two enlargements of the image is one kernel.
+The sizes of a deep layer are long formulas of those of the input: ``(samples + 240) // 320 - 1``. If a function depends
+on ``samples`` only through that formula, the formula becomes one variable of its kernel, which is shorter for it and
+compiles in a fraction of the time. Most kernels profit from knowing that a size is a multiple of a number; convolutions
+do not, so that the same layer after one and after two upsamplings of the image is one kernel.
 """
 
 from __future__ import annotations
@@ -43,25 +44,25 @@ __all__ = ["CanonicalSizes", "sizes_of"]
 
 
 class CanonicalSizes:
-    """Gives functions variables "#0", "#1", ... for the sizes of a model, in the order they are mentioned."""
+    """Replaces the sizes of a model in functions by variables "#0", "#1", ... in order of first use."""
 
     def __init__(self) -> None:
         self._variables: list[SizeVar] = []
 
     def rename(self, function: Function) -> tuple[Function, Mapping[str, Dim]]:
-        """The function of its own variables, and the model's size for each of those by name."""
+        """The function over canonical variables, and the model's size for each of them by name."""
         if not sizes_of(function):
             return function, {}
         if not sizes_of(function):
             return function, {}
-        function = _united(function)
+        function = _unified(function)
         mentioned = sizes_of(function)
         dtypes = {v.dtype for v in mentioned.values()}
         if len(dtypes) != 1:
             return function, mentioned
         terms = _Terms()
         lengths = list(_expressions(_dims(p.ty) for p in function.params))
-        sizes = _meant(lengths, [*lengths, *_attributes(function)], mentioned, terms, _tiles_pixels(function))
+        sizes = _abstracted(lengths, [*lengths, *_attributes(function)], mentioned, terms, _tiles_pixels(function))
         own = self._own(len(sizes), dtypes.pop())
         if own is None:
             return function, mentioned
@@ -76,24 +77,23 @@ class CanonicalSizes:
         return own if all(v.dtype == dtype for v in own) else None
 
 
-def _united(function: Function) -> Function:
-    """The function with sizes that operators take to be equal made one: the shorter expression of both.
+def _unified(function: Function) -> Function:
+    """The function with sizes that operators require to be equal unified: the shorter expression replaces both.
 
-    A schedule can't see that rows are as many as those of what is added to them. That they are is checked when the
-    model runs.
+    A schedule cannot prove that operands of an addition have equally many rows. The equality is checked at run time.
     """
     terms, shorter = _Terms(), dict[int, Dim]()
     for e in evaluation_order(function.body):
         if isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.pattern <= OpPattern.BROADCAST:
-            for d, other in _met(e):
+            for d, other in _matched(e):
                 short, long = sorted((d, other), key=lambda size: terms.length(convert(size)))
                 if isinstance(long, PrimExpr) and terms.number(long) != terms.number(convert(short)):
                     shorter[terms.number(long)] = short
     return with_dims(function, lambda d: terms.replaced(d, shorter)) if shorter else function
 
 
-def _met(call: Call) -> Iterator[tuple[Dim, Dim]]:
-    """The dimensions of an operator's data that meet those of its result, but not those that are repeated."""
+def _matched(call: Call) -> Iterator[tuple[Dim, Dim]]:
+    """The dimensions of an operator's data that match those of its result, except for broadcast ones."""
     result = call.ty
     for arg in call.args[: call.operator.num_data_inputs]:
         if isinstance(arg.ty, TensorType) and isinstance(result, TensorType):
@@ -102,7 +102,7 @@ def _met(call: Call) -> Iterator[tuple[Dim, Dim]]:
 
 
 def sizes_of(function: Function) -> dict[str, Var]:
-    """The size variables of a primitive function by name: of its parameters, then of what it computes and how."""
+    """The size variables of a primitive function by name: of its parameters, then of its results and attributes."""
     dims = [d for p in function.params for d in _dims(p.ty)]
     for e in evaluation_order(function.body):
         dims += _dims(e.ty)
@@ -118,7 +118,7 @@ def _dims(ty: Type) -> list[Dim]:
 
 
 def _attributes(function: Function) -> Iterator[PrimExpr]:
-    """The sizes that operators are given. Those of what they compute follow from these and from the parameters'."""
+    """The sizes in attributes of operators. The sizes of results follow from these and from the parameters'."""
     for e in evaluation_order(function.body):
         if isinstance(e, Call) and isinstance(e.op, OpDef):
             yield from _expressions(e.op.attributes().values())
@@ -132,32 +132,32 @@ def _expressions(values: Iterable[Any]) -> Iterator[PrimExpr]:
             yield value
 
 
-def _meant(
-    lengths: Sequence[PrimExpr], given: Sequence[PrimExpr], variables: Mapping[str, Var], terms: _Terms, multiples: bool
+def _abstracted(
+    lengths: Sequence[PrimExpr], sizes: Sequence[PrimExpr], variables: Mapping[str, Var], terms: _Terms, multiples: bool
 ) -> list[PrimExpr]:
-    """The sizes that a function is about: for each variable the largest formula outside of which it does not occur.
+    """The sizes to abstract: for each variable the largest formula that contains all of its occurrences.
 
-    `lengths` are those of its parameters, which are not negative, `given` these and all others that decide what it is.
-    With `multiples`, a multiple of a size may be such a formula too.
+    `lengths` are the sizes of the parameters, which are not negative, `sizes` these and all other sizes that determine
+    the function. With `multiples`, a multiple of a size may be such a formula too.
     """
     at_least_zero = {terms.number(d) for d in lengths}
-    given = list({terms.number(d): d for d in given}.values())
+    sizes = list({terms.number(d): d for d in sizes}.values())
     found: list[PrimExpr] = []
     covered: set[str] = set()
     for name, variable in variables.items():
         if name not in covered:
-            formulas = _formulas(name, given, at_least_zero, terms, multiples)
-            whole = next((size for size in formulas if terms.cover(size, given)), variable)
+            formulas = _formulas(name, sizes, at_least_zero, terms, multiples)
+            whole = next((size for size in formulas if terms.cover(size, sizes)), variable)
             covered |= terms.names(whole)
             found.append(whole)
     return found
 
 
 def _formulas(
-    name: str, given: Sequence[PrimExpr], at_least_zero: Container[int], terms: _Terms, multiples: bool
+    name: str, sizes: Sequence[PrimExpr], at_least_zero: Container[int], terms: _Terms, multiples: bool
 ) -> Iterator[PrimExpr]:
-    """Formulas of a variable that may be taken for one size, larger ones first: parts of each size that mentions it."""
-    mentioning = [d for d in given if name in terms.names(d)]
+    """Candidate formulas of a variable, larger ones first: subexpressions of each size that mentions it."""
+    mentioning = [d for d in sizes if name in terms.names(d)]
     if mentioning:
         stack = [min(mentioning, key=terms.length)]
         while stack:
@@ -175,9 +175,9 @@ def _operands(size: PrimExpr) -> tuple[PrimExpr, ...]:
 
 
 def _has_no_factor(size: PrimExpr) -> bool:
-    """A quotient or extremum, or one with a number added: as a variable it loses nothing that matters.
+    """Is it a quotient or extremum, possibly plus a constant? Replacing it by a variable loses no divisibility.
 
-    Of a product it would be lost that loops over it can be split without a rest.
+    A product would lose the fact that loops over it can be split without a remainder.
     """
     if isinstance(size, Add | Sub) and isinstance(size.b, IntImm):
         return _has_no_factor(size.a) or isinstance(size.a, Var)
@@ -191,13 +191,13 @@ def _is_multiple(size: PrimExpr) -> bool:
 
 
 def _tiles_pixels(function: Function) -> bool:
-    """Does a convolution of it go over all pixels by register tiles?"""
+    """Does it contain a convolution whose register tiles cover all pixels as one dimension?"""
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
     return any(isinstance(call.op, OpDef) and call.op.tiles_pixels for call in calls)
 
 
 class _Terms:
-    """Numbers expressions: equal ones have the same number."""
+    """Numbers expressions (hash-consing): equal ones have the same number."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -219,15 +219,15 @@ class _Terms:
         return known
 
     def names(self, size: PrimExpr) -> frozenset[str]:
-        """The variables in it."""
+        """The variables of an expression."""
         return self._names[self.number(size)]
 
     def length(self, size: PrimExpr) -> int:
-        """How many nodes it has as a tree."""
+        """The number of nodes of the expression as a tree."""
         return self._lengths[self.number(size)]
 
     def cover(self, part: PrimExpr, sizes: Sequence[PrimExpr]) -> bool:
-        """Do the variables of `part` occur inside of it only, in all of `sizes`?"""
+        """Do the variables of `part` occur only inside of it, in all of `sizes`?"""
         return not any(self._occur_outside(size, self.number(part), self.names(part)) for size in sizes)
 
     def _occur_outside(self, size: PrimExpr, part: int, names: frozenset[str]) -> bool:
@@ -238,7 +238,7 @@ class _Terms:
         return not operands or any(self._occur_outside(child, part, names) for child in operands)
 
     def replaced(self, size: PrimExpr, made: Mapping[int, Dim]) -> Dim:
-        """The normal form of an expression with others put in by number."""
+        """The normal form of an expression with the subexpressions in `made`, by number, replaced."""
 
         def put_in(part: PrimExpr) -> PrimExpr:
             found = made.get(self.number(part))

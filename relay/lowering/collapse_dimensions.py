@@ -1,9 +1,9 @@
-"""Elementwise kernels and transpositions, with neighbouring dimensions that stay neighbours made one.
+"""Elementwise kernels and transpositions, with contiguous dimensions collapsed.
 
-A scale for each channel is one for each line of a matrix, whose lines are planes; where channels are last it is a row
-for all lines, of which there are many side by side. To the code NCHW to NHWC is a matrix of channels by pixels for each
-image, whatever the sides of images are: its lines are long, whole vectors, and often whole cache lines, and fewer
-numbers index them. Memory doesn't change, so nobody outside of the kernel knows.
+A scale for each channel is a scale for each row of a matrix whose rows are planes; with channels last it is one row,
+broadcast over all rows. NCHW to NHWC is a transposition of a matrix of channels by pixels for each image, whatever the
+sides of the images: its rows are long, so vectors and often cache lines are full, and fewer indices are computed. The
+memory layout does not change, so nothing outside of the kernel is affected.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ __all__ = ["collapse_dimensions", "rebuilt"]
 
 
 def collapse_dimensions(function: Function) -> Function:
-    """A primitive function that does the same to the same memory, of as few dimensions as can be.
+    """An equivalent primitive function on the same memory, with as few dimensions as possible.
 
-    Only of transpositions, of what is elementwise before or after them, and of what repeats smaller tensors; others are
-    returned as they are: elements one by one need no dimensions. Flags that are moved, and nothing else, are moved as
-    bytes.
+    For transpositions, elementwise operators before or after them, and broadcasts of smaller tensors; other functions
+    are returned unchanged: pure elementwise loops are flat already. Bools that are only moved are moved as bytes.
     """
     exprs = list(evaluation_order(function.body))
     if "strides" in function.attrs or not all(map(_is_followed, exprs)):
@@ -43,9 +42,10 @@ def collapse_dimensions(function: Function) -> Function:
 
 
 def rebuilt(function: Function, exprs: Sequence[Expr], merged: Callable[[Expr, dict[int, Expr]], Expr]) -> Function:
-    """A function of what `exprs`, producers first, have become: `merged` is given those made before by their ids.
+    """A function of the results of rewriting `exprs`, producers first: `merged` receives the earlier results by their
+    ids.
 
-    As it was where a parameter is not used, or nothing is left to compute.
+    The original function if a parameter is not used, or nothing is left to compute.
     """
     made: dict[int, Expr] = {}
     for e in exprs:
@@ -58,24 +58,24 @@ def rebuilt(function: Function, exprs: Sequence[Expr], merged: Callable[[Expr, d
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A value with as many dimensions as the result has, of which they are `places`; sizes of 1 in front added."""
+    """A value with as many dimensions as the result, at positions `places` of it; padded with leading ones."""
 
     places: tuple[int, ...]
     sizes: tuple[Dim, ...]
 
     def size(self, place: int) -> Dim:
-        """How long it is along a dimension of the result."""
+        """The size along a dimension of the result."""
         return self.sizes[self.places.index(place)]
 
     def has_in_order(self, first: int, second: int, lasting: Sequence[int]) -> bool:
-        """Are these two neighbours, if those not `lasting` are left out, or does it repeat along both?"""
+        """Are these two dimensions adjacent, ignoring those not in `lasting`, or are both broadcast?"""
         if self.size(first) == 1 or self.size(second) == 1:
             return self.size(first) == self.size(second)
         own = [place for place in self.places if place in lasting]
         return own.index(second) == own.index(first) + 1
 
     def order(self, groups: Sequence[Sequence[int]]) -> list[int]:
-        """The groups, by their numbers, as they lie in this value."""
+        """The numbers of the groups in the order of this value."""
         return sorted(range(len(groups)), key=lambda g: self.places.index(groups[g][0]))
 
     def shape(self, groups: Sequence[Sequence[int]]) -> tuple[Dim, ...]:
@@ -93,7 +93,7 @@ def _transposes(e: Expr) -> bool:
 
 
 def _repeats(exprs: Sequence[Expr]) -> bool:
-    """Have several shapes, those of one element apart, a part in it?"""
+    """Do several shapes occur, other than scalars?"""
     shapes = {e.tensor_type.shape for e in exprs if not isinstance(e, Constant)}
     return len([shape for shape in shapes if any(d != 1 for d in shape)]) > 1
 
@@ -107,7 +107,7 @@ def _is_followed(e: Expr) -> bool:
 
 
 def _tensors(exprs: Sequence[Expr], body: Expr) -> dict[int, _Tensor] | None:
-    """Every value by its expression's id; None where one is read in two orders."""
+    """Every value by its expression's id; None if one is read in two orders."""
     rank = body.tensor_type.ndim
     found = {id(body): _Tensor(tuple(range(rank)), body.tensor_type.shape)}
     for e in reversed(exprs):
@@ -115,8 +115,8 @@ def _tensors(exprs: Sequence[Expr], body: Expr) -> dict[int, _Tensor] | None:
             places = found[id(e)].places
             if isinstance(e, Call) and isinstance(e.op, Transpose):
                 added = rank - len(e.op.axes)
-                behind = [places[added + e.op.axes.index(d)] for d in range(len(e.op.axes))]
-                places = (*places[:added], *behind)
+                trailing = [places[added + e.op.axes.index(d)] for d in range(len(e.op.axes))]
+                places = (*places[:added], *trailing)
             tensor = _Tensor(places, (*(1,) * (rank - arg.tensor_type.ndim), *arg.tensor_type.shape))
             if found.setdefault(id(arg), tensor).places != tensor.places:
                 return None
@@ -124,7 +124,7 @@ def _tensors(exprs: Sequence[Expr], body: Expr) -> dict[int, _Tensor] | None:
 
 
 def _groups(shape: Sequence[Dim], tensors: Sequence[_Tensor]) -> list[list[int]]:
-    """The dimensions of the result that are not 1, in groups that become one each."""
+    """The dimensions of the result that are not 1, in groups that collapse to one each."""
     lasting = [d for d, size in enumerate(shape) if size != 1]
     groups: list[list[int]] = []
     for d in lasting:

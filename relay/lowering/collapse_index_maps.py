@@ -1,9 +1,9 @@
-"""Kernels that join tensors or put borders around one, with dimensions that they leave as they are made one.
+"""Concatenations and paddings, with the dimensions that they leave unchanged collapsed.
 
-What lies in front of the dimension that is joined, or gets a border, is so many lines; what lies behind is part of an
-element of it: with three channels last a border of a pixel is one of three elements at the ends of a line. Lines are
-longer and more of them lie side by side, so vectors are whole (`topi.cpu.elementwise`: `short_lines`, `packed_lines`).
-Memory doesn't change, so nobody outside of the kernel knows.
+The dimensions before the concatenated or padded one collapse to rows; those after it become part of its elements: with
+three channels last, the padding of a pixel is one of three elements at the ends of a row. Rows are longer and
+contiguous, so vectors are full (`topi.cpu.elementwise`: `short_lines`, `packed_lines`). The memory layout does not
+change, so nothing outside of the kernel is affected.
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ from relayc.relay.type import TensorType
 __all__ = ["collapse_index_maps"]
 
 _SHORT_BYTES = 32
-"""What lies behind a joined dimension and is shorter is part of its elements; else seams are between whole lines."""
+"""Bytes behind a concatenated dimension below which they become part of its elements; otherwise seams are between whole
+rows."""
 _PAGE_BYTES = 4096
-"""What lies behind a dimension with borders and is shorter is part of its elements. Borders of whole lines that are
-longer would be vectors all outside of the tensor: loads by masks, which take very long where no memory is."""
+"""Bytes behind a padded dimension below which they become part of its elements.
+
+Padding by longer rows would make whole vectors fall outside of the tensor: masked loads, which are very slow on
+unmapped addresses.
+"""
 
 
 def collapse_index_maps(function: Function) -> Function:
-    """A primitive function that does the same to the same memory, of as few dimensions as can be.
+    """An equivalent primitive function on the same memory, with as few dimensions as possible.
 
-    Only of one operator that joins or pads, and what is elementwise before or after it, of tensors of one shape each.
-    Flags that are moved, and nothing else, are moved as bytes.
+    For one operator that concatenates or pads, and elementwise operators before or after it, on tensors of one shape
+    each. Bools that are only moved are moved as bytes.
     """
     exprs = list(evaluation_order(function.body))
     moves = [e for e in exprs if _moved_dimensions(e) is not None]
@@ -48,7 +52,7 @@ def collapse_index_maps(function: Function) -> Function:
 
 
 def _moved_dimensions(e: Expr) -> list[int] | None:
-    """The dimensions along which elements move; None for what is no such operator."""
+    """The dimensions along which elements move; None for other operators."""
     if isinstance(e, Call) and isinstance(e.op, Pad):
         return [d for d, widths in enumerate(e.op.pad_width) if any(widths)]
     if isinstance(e, Call) and isinstance(e.op, Concatenate):
@@ -61,7 +65,7 @@ def _is_known(e: Expr) -> bool:
 
 
 def _is_followed(e: Expr) -> bool:
-    """Is this elementwise, of tensors of its shape and of numbers, or data?"""
+    """Is this data, or elementwise on tensors of its shape and scalars?"""
     if isinstance(e, Constant):
         return e.data.size == 1
     if not isinstance(e, Call):
@@ -71,9 +75,10 @@ def _is_followed(e: Expr) -> bool:
 
 
 def _groups(move: Expr) -> list[list[int]]:
-    """The dimensions in groups that become one each: one that elements move along comes first in its group.
+    """The dimensions in groups that collapse to one each: a dimension along which elements move comes first in its
+    group.
 
-    Borders that are taken from the tensor are those of single elements, so nothing else is in their groups.
+    A padding mode that copies elements of the tensor copies single elements, so no other dimension joins its group.
     """
     assert isinstance(move, Call)
     moved, ty = _moved_dimensions(move) or [], move.tensor_type

@@ -1,7 +1,7 @@
-"""Kernels that reduce, with neighbouring dimensions that are reduced, or kept, as one.
+"""Reductions, with adjacent dimensions that are all reduced, or all kept, collapsed.
 
-Channels of small planes are lines of whole planes then, not of 7 or 13 elements, and dimensions of 1 are none. Memory
-doesn't change, so nobody outside of the kernel knows.
+Channels of small planes become rows of whole planes, not of 7 or 13 elements, and dimensions of 1 vanish. The memory
+layout does not change, so nothing outside of the kernel is affected.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ Shape = tuple[int, ...]
 
 
 def collapse_reductions(function: Function) -> Function:
-    """A primitive function that does the same to the same memory, of as few dimensions as can be.
+    """An equivalent primitive function on the same memory, with as few dimensions as possible.
 
-    Only of one reduction of some dimensions and what is elementwise before or after it, of tensors of the shape of its
-    input or result; others are returned as they are.
+    For one reduction over some dimensions and elementwise operators before or after it, on tensors of the shape of its
+    input or result; other functions are returned unchanged.
     """
     exprs = list(evaluation_order(function.body))
     found = [e for e in exprs if isinstance(e, Call) and isinstance(e.op, Reduction | ArgReduction)]
     if len(found) != 1 or "strides" in function.attrs:
         return function
     (anchor,) = found
-    given, result = anchor.args[0].ty, anchor.ty
-    if not isinstance(given, TensorType) or not isinstance(result, TensorType) or not given.is_static:
+    operand, result = anchor.args[0].ty, anchor.ty
+    if not isinstance(operand, TensorType) or not isinstance(result, TensorType) or not operand.is_static:
         return function
-    axes = anchor.operator.axes(given.ndim)  # type: ignore[attr-defined]
-    groups = _groups(given.static_shape, axes)
-    if not 1 < len(groups) < given.ndim:
+    axes = anchor.operator.axes(operand.ndim)  # type: ignore[attr-defined]
+    groups = _groups(operand.static_shape, axes)
+    if not 1 < len(groups) < operand.ndim:
         return function
     shapes = {
-        given.static_shape: tuple([size for size, _ in groups]),
+        operand.static_shape: tuple([size for size, _ in groups]),
         result.static_shape: tuple([size for size, is_reduced in groups if not is_reduced]),
     }
     if not all(e is anchor or _is_followed(e, shapes) for e in exprs):
@@ -50,14 +50,15 @@ def collapse_reductions(function: Function) -> Function:
 
 
 def _groups(shape: Shape, axes: tuple[int, ...]) -> list[tuple[int, bool]]:
-    """The sizes of runs of dimensions that are all reduced, or all kept, and which they are; those of 1 are in none."""
+    """The sizes of runs of dimensions that are all reduced, or all kept, and the reduced ones among them; dimensions of
+    1 are dropped."""
     dims = [(size, axis in axes) for axis, size in enumerate(shape) if size != 1]
     runs = itertools.groupby(dims, key=lambda dim: dim[1])
     return [(math.prod([size for size, _ in run]), is_reduced) for is_reduced, run in runs]
 
 
 def _is_followed(e: Expr, shapes: dict[Shape, Shape]) -> bool:
-    """Is this elementwise, of tensors of its shape and of numbers, or data, of one of these shapes?"""
+    """Is this data of one of these shapes, or elementwise on tensors of its shape and scalars?"""
     if isinstance(e, Constant):
         return e.data.size == 1
     if not isinstance(e, Var | Call) or not isinstance(e.ty, TensorType):

@@ -1,7 +1,7 @@
-"""Kernels of rows, softmax and norms along the last dimension, with all dimensions that tell rows apart as one.
+"""Row kernels (softmax and norms along the last dimension), with all outer dimensions collapsed.
 
-Neighbouring rows are worked on together where they are short (`topi.cpu.norms.transposed_rows`): so that none are left
-over at the end of each matrix. Memory doesn't change, so nobody outside of the kernel knows.
+Short rows are processed in blocks of several (`topi.cpu.norms.transposed_rows`): collapsing avoids a remainder at the
+end of each matrix. The memory layout does not change, so nothing outside of the kernel is affected.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["collapse_rows"]
 
 
 def collapse_rows(function: Function) -> Function:
-    """A primitive function that does the same to the same memory, of two dimensions.
+    """An equivalent primitive function on the same memory, of two dimensions.
 
-    Only of one operator of rows and what is elementwise before or after it, of tensors of its shape and of vectors that
-    all rows share; others are returned as they are.
+    For one row operator and elementwise operators before or after it, on tensors of its shape and vectors shared by all
+    rows; other functions are returned unchanged.
     """
     exprs = list(evaluation_order(function.body))
     anchors = [e for e in exprs if _is_of_rows(e)]
@@ -34,7 +34,7 @@ def collapse_rows(function: Function) -> Function:
 
 
 def _is_of_rows(e: Expr) -> bool:
-    """Is this a softmax or norm along the last dimension alone?"""
+    """Is this a softmax or norm along the last dimension only?"""
     if not isinstance(e, Call) or not isinstance(e.op, Softmax | LogSoftmax | LayerNorm | RMSNorm):
         return False
     rank = e.tensor_type.ndim
@@ -42,7 +42,7 @@ def _is_of_rows(e: Expr) -> bool:
 
 
 def _is_followed(e: Expr, ty: TensorType) -> bool:
-    """Is this elementwise, or data, of the shape of the rows, or else the same for all of them?"""
+    """Is this data or elementwise, of the shape of the rows, or broadcast to all of them?"""
     if isinstance(e, Call):
         if not e.operator.follows_elements():
             return False

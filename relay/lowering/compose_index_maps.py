@@ -1,7 +1,8 @@
-"""Kernels that transpose and reshape several times, as one transposition of the parts that dimensions are made of.
+"""Kernels that transpose and reshape several times, composed to one transposition over factored dimensions.
 
-What layouts add to a model meets what it does itself: depth to space becomes a transposition, a reshape and a second
-transposition. Each element moves once, so one transposition of more dimensions says it all, and is scheduled as one.
+Transposes from layout conversion meet those of the model: depth to space becomes a transposition, a reshape and a
+second transposition. Each element moves once, so one transposition of more dimensions is equivalent, and is scheduled
+as one.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ __all__ = ["compose_index_maps"]
 
 
 def compose_index_maps(function: Function) -> Function:
-    """A primitive function of one transposition that does the same to the same memory.
+    """An equivalent primitive function with a single transposition, on the same memory.
 
-    Only of one input that is transposed and reshaped, and of elementwise work before or after; others are returned as
-    they are.
+    For one input that is transposed and reshaped, with elementwise operators before or after; other functions are
+    returned unchanged.
     """
     chain = _chain(function)
     moves = [call for call in chain if _moves(call)]
@@ -41,7 +42,7 @@ def _moves(call: Call) -> bool:
 
 
 def _on(data: Expr, calls: Sequence[Call]) -> Expr:
-    """Elementwise calls, one after the other, on other data."""
+    """Apply the elementwise calls, one after the other, to `data`."""
     for call in calls:
         args = [a if isinstance(a, Constant) else data for a in call.args]
         data = Call(call.op, tuple(args), span=call.span)
@@ -49,7 +50,7 @@ def _on(data: Expr, calls: Sequence[Call]) -> Expr:
 
 
 def _chain(function: Function) -> list[Call]:
-    """The calls from the only input to the result, in order; none where there is more than that."""
+    """The calls from the only input to the result, in order; empty if the function is not such a chain."""
     calls: list[Call] = []
     e = function.body
     while isinstance(e, Call):
@@ -64,9 +65,9 @@ def _chain(function: Function) -> list[Call]:
 
 
 class _Parts:
-    """The sizes whose product each dimension of a value is, by their numbers, outermost first.
+    """The factors whose product each dimension of a value is, by number, outermost first.
 
-    `of_input` are those of the input as they lie in memory, `of_value` those of what has been made of it.
+    `of_input` are the factors of the input in memory order, `of_value` those of the current value.
     """
 
     def __init__(self, shape: Sequence[int]) -> None:
@@ -75,7 +76,8 @@ class _Parts:
         self.of_value = [[n] if size != 1 else [] for n, size in enumerate(shape)]
 
     def follow(self, call: Call) -> bool:
-        """What a transposition or reshape makes of them; False where it cuts through a part by no divisor of it."""
+        """Update the factors for a transposition or reshape; False if it splits a factor by a number that is no
+        divisor."""
         if isinstance(call.op, Transpose):
             self.of_value = [self.of_value[a] for a in call.op.axes]
             return True
@@ -98,7 +100,7 @@ class _Parts:
         return not rest
 
     def _cut(self, number: int, outer: int) -> int:
-        """Make two parts of one, of which `outer` keeps the number; returns that of the other."""
+        """Split a factor in two, of which the one of size `outer` keeps the number; returns the number of the other."""
         inner = len(self.sizes)
         self.sizes[inner] = self.sizes[number] // outer
         self.sizes[number] = outer
@@ -106,9 +108,9 @@ class _Parts:
         return inner
 
     def shape(self) -> tuple[int, ...]:
-        """The input's."""
+        """The factored shape of the input."""
         return tuple([self.sizes[n] for n in self.of_input])
 
     def axes(self) -> tuple[int, ...]:
-        """The transposition that takes the input to the value."""
+        """The transposition that maps the input to the value."""
         return tuple([self.of_input.index(n) for dimension in self.of_value for n in dimension])

@@ -1,4 +1,4 @@
-"""`relay.build`: a module of graph functions to a compiled model."""
+"""`relay.build`: compiles a module of graph functions."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ from relayc.topi.tuning import Config
 __all__ = ["BuildReport", "bind_params_by_name", "build", "optimize"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many kernels are done and how many there are."""
+"""Called with the current activity, the number of kernels done and the number of all kernels."""
 
 
 @dataclass
 class BuildReport:
-    """What a build did: seconds of each step, in order, and what came out."""
+    """What a build did: seconds of each step, in order, and properties of the result."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     kernels: int = 0
     nodes: int = 0
     arena_bytes: int = 0
     param_bytes: int = 0
-    parts: AliasReport = field(default_factory=AliasReport)
+    aliasing: AliasReport = field(default_factory=AliasReport)
     """concatenations, slices and splits without a copy"""
     on_host: list[str] = field(default_factory=list)
-    """what is not left to compiled code, and why: strings and containers, control flow, sizes that are read"""
+    """operations that the executor runs itself, and why: strings and containers, control flow, data-dependent sizes"""
 
     @contextmanager
     def step(self, name: str) -> Generator[None]:
@@ -84,14 +84,14 @@ class BuildReport:
         lines = [f"{name:<12} {seconds:8.3f} s" for name, seconds in self.seconds.items()]
         lines.append(f"{self.kernels} kernels for {self.nodes} nodes, arena {self.arena_bytes / 1e6:.1f} MB, "
                      f"parameters {self.param_bytes / 1e6:.1f} MB")  # fmt: skip
-        if self.parts.shared:
-            lines.append(str(self.parts))
+        if self.aliasing.aliased:
+            lines.append(str(self.aliasing))
         return "\n".join([*lines, *[f"on the host: {line}" for line in self.on_host]])
 
 
 @dataclass
-class _Note:
-    """What is kept with a kernel's code: see `relay.lowering.lower.Kernel`, and `relay.lowering.kernel_steps`."""
+class _KernelMetadata:
+    """Metadata stored with a kernel's code: see `relay.lowering.lower.Kernel`, and `relay.lowering.kernel_steps`."""
 
     workspaces: list[Workspace]
     in_place: list[int]
@@ -104,17 +104,17 @@ class _Note:
         return json.dumps({"workspaces": workspaces, **others})
 
     @staticmethod
-    def from_json(text: str, variables: Mapping[str, SizeVariable]) -> _Note:
+    def from_json(text: str, variables: Mapping[str, SizeVariable]) -> _KernelMetadata:
         record = json.loads(text)
         workspaces = [(size_from_json(count, variables), element) for count, element in record["workspaces"]]
         steps = [KernelStep(*step) for step in record["steps"]]
-        return _Note(workspaces, record["in_place"], tuple(record["sizes"]), steps)
+        return _KernelMetadata(workspaces, record["in_place"], tuple(record["sizes"]), steps)
 
 
 def bind_params_by_name(function: Function, params: Mapping[str, Any]) -> Function:
     """Parameters of `function` that `params` names become constants (TVM: `bind_params_by_name`).
 
-    Raises CompileError for a name that is no parameter, or data of another shape or type.
+    Raises CompileError for an unknown name, and for data of another shape or type.
     """
     by_name = {p.name: p for p in function.params}
     unknown = sorted(set(params) - set(by_name))
@@ -155,7 +155,7 @@ def optimize(
     if "size_checks" not in module["main"].attrs:
         with config:
             return Sequential(passes, "optimize")(module)
-    with config, assuming():  # what the model's checks say is taken to hold
+    with config, assuming():  # the equalities that the model checks are assumed to hold
         return Sequential(passes, "optimize")(module)
 
 
@@ -172,13 +172,13 @@ def build(
 ) -> CompiledModel:
     """Compile a module whose "main" is the model (TVM: `relay.build`).
 
-    `params` are weights by the name of the input they stand for. `progress` is told of each kernel. `specialize`
-    names sizes that are seen often, ``{"batch": [1, 8]}``: for each combination the model is compiled as one of these
-    sizes too, beside the one for all sizes, and the executor takes it when inputs have them; equal weights are kept
-    once. `caches` names inputs that the executor keeps, each with the output that is the input and more behind it,
-    ``{"past.0.key": "present.0.key"}``: runs append to them where they lie (`relay.transform.UpdateKVCacheInPlace`).
-    The result's `build_report` says how long each step took. Raises CompileError with the operator, its shapes and its
-    place in the user's model for what can't be compiled.
+    `params` are weights by the name of the input they stand for. `progress` is called for each kernel. `specialize`
+    names frequent values of symbolic dimensions, ``{"batch": [1, 8]}``: for each combination a variant of the model is
+    compiled, besides the one for all sizes, and the executor selects it if the inputs match; equal weights are stored
+    once. `caches` names inputs that the executor keeps, each with the output that appends to it, ``{"past.0.key":
+    "present.0.key"}``: runs append in place (`relay.transform.UpdateKVCacheInPlace`). The result's `build_report` says
+    how long each step took. Raises CompileError with the operator, its shapes and its place in the user's model for
+    what can't be compiled.
     """
     target = Target(target)
     report = BuildReport()
@@ -196,11 +196,11 @@ def build(
             _name_outputs(graph.variants[-1][1], module.attrs)
             share_params(graph, graph.variants[-1][1])
         place_kv_caches(graph)
-        report.parts = arrange(graph, target)
+        report.aliasing = arrange(graph, target)
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
     workloads = list({node.workload.key: node.workload for node in nodes}.values())
     builder = ModuleBuilder(target)
-    with report.step("lower"), assuming():  # what the model's checks say is taken to hold
+    with report.step("lower"), assuming():  # the equalities that the model checks are assumed to hold
         kernels = _lower_all(workloads, builder, progress)
     with report.step("plan"):
         entries: list[PrimFunc] = []
@@ -212,12 +212,12 @@ def build(
             entries += _plan(part, kernels, target, len(entries))
     with report.step("compile"):
         for entry in entries:
-            key = str(entry)  # calls and constants: all there is
+            key = str(entry)  # the program consists of calls and constants
             if builder.reuse(entry.name, key) is None:
                 builder.add(entry, key)
         library = builder.finish()
     _describe(report, graph, len(workloads))
-    report.on_host[:0] = _text_lines(graph)
+    report.on_host[:0] = _string_ports(graph)
     report.on_host[:0] = [f"{op} {name!r} ({why})" for op, name, why in module.attrs.get("host_nodes", ())]
     description = graph.to_json(mod_name, str(target), target.device_kind)
     compiled = CompiledModel(description, graph.params, library)
@@ -236,7 +236,7 @@ def _with_caches(
 
 
 def _prepared(body: Function, target: Target) -> Function:
-    """A function inside control flow after all graph passes."""
+    """A function of a control-flow operator after all graph passes."""
     return optimize(body, target)["main"]
 
 
@@ -248,20 +248,23 @@ def _combinations(specialize: Mapping[str, Sequence[int]] | None) -> list[dict[s
 
 
 def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule:
-    """The model for certain sizes. Raises CompileError unless these are sizes of its, and make all of them known."""
+    """The model specialised to these sizes.
+
+    Raises CompileError unless they are sizes of the model, and make it static.
+    """
     module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
     known = size_variables(ty.shape for p in module["main"].params if isinstance(ty := p.ty, TensorType))
     strange = [name for name in sizes if name not in known]
     if strange:
-        raise CompileError(f"specialize={dict(sizes)} names {', '.join(strange)}; the sizes of the inputs that are "
-                           f"known at run time are: {', '.join(known) or 'none'}")  # fmt: skip
+        raise CompileError(f"specialize={dict(sizes)} names {', '.join(strange)}; the dynamic sizes of the "
+                           f"inputs are: {', '.join(known) or 'none'}")  # fmt: skip
     main = bind_sizes(module["main"], sizes)
     left = size_variables(ty.shape for p in main.params if isinstance(ty := p.ty, TensorType))
     records = main.attrs.get("bound_sizes", ())
     bound = [str(name) for name, _, element, _ in records if element >= 0]
     if left or bound:
         names = ", ".join([*left, *bound])
-        raise CompileError(f"specialize={dict(sizes)} leaves sizes that are known at run time: {names}")
+        raise CompileError(f"specialize={dict(sizes)} leaves dynamic sizes: {names}")
     for a, b, source in main.attrs.get("size_checks", ()):
         if not dims_equal(a, b):
             raise CompileError(f"specialize={dict(sizes)}: {source} needs two equal sizes and gets {a} and {b}")
@@ -270,9 +273,9 @@ def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule
 
 
 def _plan(
-    graph: ExecutionGraph, kernels: Mapping[str, _Note], target: Target, number: int
+    graph: ExecutionGraph, kernels: Mapping[str, _KernelMetadata], target: Target, number: int
 ) -> list[PrimFunc]:
-    """Place the tensors of the graph; gives the functions that run its nodes in a row, where such are wanted.
+    """Place the tensors of the graph; returns the functions that run its nodes in sequence, for targets that use such.
 
     Those of graphs with size variables are numbered from `number` on.
     """
@@ -280,7 +283,7 @@ def _plan(
     plan_regions(graph, {name: kernel.steps for name, kernel in kernels.items()}, target)
     in_place = {name: kernel.in_place for name, kernel in kernels.items()}
     with_entries = target.device_kind == "cpu"
-    if graph.is_placed_now:
+    if graph.is_placed_statically:
         place_tensors(graph, in_place)
         if not with_entries:
             return []
@@ -297,7 +300,7 @@ def _plan(
 
 
 def _name_outputs(graph: ExecutionGraph, attrs: Mapping[str, Any]) -> None:
-    """Call the outputs by the model's own names, and note which are maps; one that is an input keeps the input's."""
+    """Name the outputs as in the model, and note which are maps; an output that is an input keeps the input's name."""
     graph.maps = attrs.get("output_maps", {})
     for number, name in zip(graph.outputs, attrs.get("output_names", ()), strict=False):
         if number not in graph.inputs:
@@ -306,30 +309,30 @@ def _name_outputs(graph: ExecutionGraph, attrs: Mapping[str, Any]) -> None:
 
 def _lower_all(
     workloads: list[Workload], builder: ModuleBuilder, progress: Progress | None
-) -> dict[str, _Note]:
-    """Hand every kernel to `builder`, those compiled before from its cache; gives what they ask for, by name."""
+) -> dict[str, _KernelMetadata]:
+    """Pass every kernel to `builder`, cached ones from its cache; returns the metadata of each by name."""
     context = PassContext.current()
     options = sorted(item for item in context.config.items() if item[0] != "relay.tuning.records")
     settings = repr((context.opt_level, options, sorted(context.disabled_pass), sorted(context.required_pass)))
     records = current_records()
-    notes: dict[str, _Note] = {}
+    notes: dict[str, _KernelMetadata] = {}
     schedules_known = all(map(has_source_version, registered_schedules(builder.target)))
     for i, workload in enumerate(workloads):
         if progress is not None:
             progress(f"kernel {workload.name}", i, len(workloads))
         config = records.config(builder.target, workload.key)
         tuned = repr(sorted(config.values.items())) if config.values else ""
-        # The key stands for the code only where the compiler's own sources decide it.
+        # The key determines the code only if the compiler's own sources do.
         known = schedules_known and all(map(has_source_version, workload.operator_classes))
         key = f"{workload.name}\n{settings}{tuned}\n{workload.key}" if known else ""
         note = builder.reuse(workload.name, key) if known else None
         if note is None:
             kernel = lower(workload, builder.target, config)
             function, parts, steps = split_steps(kernel.function, builder.target)
-            note = _Note(list(kernel.workspaces), list(kernel.in_place), kernel.sizes, steps).to_json()
+            note = _KernelMetadata(list(kernel.workspaces), list(kernel.in_place), kernel.sizes, steps).to_json()
             builder.add(function, key, note, parts=parts)
         variables = sizes_of(workload.function)
-        notes[workload.name] = _Note.from_json(note, variables)
+        notes[workload.name] = _KernelMetadata.from_json(note, variables)
     return notes
 
 
@@ -338,22 +341,22 @@ def _describe(report: BuildReport, graph: ExecutionGraph, kernels: int) -> None:
     report.arena_bytes = graph.plan.arena_bytes
     report.param_bytes = sum(data.nbytes for data in graph.params.values())
     for part in graph.all_graphs():
-        report.on_host += [_host_line(c) for c in part.control_nodes]
+        report.on_host += [_host_operation(c) for c in part.control_nodes]
         records = part.attrs.get("bound_sizes", ())
         sources = dict.fromkeys([str(source) for _, _, element, source in records if element >= 0])
         report.on_host += [f"{source} (sizes)" for source in sources]
 
 
-def _text_lines(graph: ExecutionGraph) -> list[str]:
-    """The inputs and outputs that the executor reads from strings, or writes as such."""
+def _string_ports(graph: ExecutionGraph) -> list[str]:
+    """The inputs and outputs that the executor converts from or to strings."""
     return [f"{what[:-1]} {graph.tensors[numbers[position]].name!r} (strings, as numbers)"
             for what, numbers in (("inputs", graph.inputs), ("outputs", graph.outputs))
             for position in graph.attrs.get(f"text_{what}", ())]  # fmt: skip
 
 
-def _host_line(control: ControlNode) -> str:
+def _host_operation(control: ControlNode) -> str:
     if isinstance(control.operator, SequenceOperator):
-        return f"{control.source} (lists)"
+        return f"{control.source} (sequences)"
     if isinstance(control.operator, OnHost):
         return f"{control.source} (strings)"
     return f"{control.operator.name} {control.source!r} (control flow)"

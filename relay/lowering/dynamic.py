@@ -1,11 +1,11 @@
-"""Graphs whose sizes are known only at run time: the order of their steps and the sharing of their memory.
+"""Graphs with dynamic shapes: the order of their steps and the sharing of their memory.
 
 Size variables get their values from the shapes of the inputs, and from small integer tensors that the graph computes
-(the function's attribute "bound_sizes"). The nodes are put into rounds: everything that the variables known so far
-allow is run, then the variables that can be are bound, and so on; a model without such tensors has one round.
+(the function's attribute "bound_sizes"). The nodes are scheduled in rounds: everything that depends only on known
+variables runs, then further variables are bound, and so on; a model without such tensors has one round.
 
-Which intermediate tensors share memory is decided now, their places at run time: tensors that are never alive together
-may lie in one slot, which is as large as the largest of them turns out to be.
+Which intermediate tensors share memory is decided at compile time, their addresses at run time: tensors whose lifetimes
+do not overlap may share a slot, which is as large as the largest of them at run time.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ __all__ = ["BoundSize", "plan_dynamic"]
 
 @dataclass(frozen=True)
 class BoundSize:
-    """The size variable `name` is element `element` of output `output` of the function; `source` made it.
+    """The size variable `name` is element `element` of output `output` of the function; `source` is its origin in the
+    model.
 
-    With a negative element it is a size of the output, which is there only so that what gives the size is computed.
+    With a negative element it is a size of the output, which exists only so that its producer is computed.
     """
 
     name: str
@@ -49,9 +50,9 @@ class BoundSize:
 
 
 def plan_dynamic(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -> list[tuple[int, int]]:
-    """Order the nodes, write the steps and place the tensors; gives the nodes of each round as (first, last).
+    """Order the nodes, write the steps and place the tensors; returns the nodes of each round as (first, last).
 
-    The function's attributes say "bound_sizes" (the fields of `BoundSize`) and "size_checks" (left, right, source).
+    The function's attributes are "bound_sizes" (the fields of `BoundSize`) and "size_checks" (left, right, source).
     """
     attrs = graph.attrs
     bound = [BoundSize(*record) for record in attrs.get("bound_sizes", ())]
@@ -62,7 +63,7 @@ def plan_dynamic(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -
     order = _Rounds(graph, bound, tensors, checks)
     rounds = order.run()
     graph.outputs = graph.outputs[:real]
-    late = _shaped_late(graph, order.stage_of)
+    late = _with_late_shapes(graph, order.stage_of)
     graph.kept = {*tensors, *late, *(i for control in graph.control_nodes for i in control.inputs)}
     place_outputs(graph, late)
     reuse_dying_buffer(graph)
@@ -73,7 +74,7 @@ def plan_dynamic(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -
 
 
 class _Rounds:
-    """Puts nodes, binds and checks into an order in which everything is known when it is needed."""
+    """Orders nodes, bindings and checks so that every size is known before it is used."""
 
     def __init__(
         self, graph: ExecutionGraph, bound: list[BoundSize], tensors: list[int], checks: list[tuple[Dim, Dim, str]]
@@ -95,7 +96,7 @@ class _Rounds:
         self.written = {i for i in placed if i not in results}
 
     def run(self) -> list[tuple[int, int]]:
-        """Fills the graph's nodes, sizes and steps."""
+        """Fill in the graph's nodes, sizes and steps."""
         graph, left, rounds = self.graph, list(self.graph.nodes), list[tuple[int, int]]()
         steps = self._checks()
         while left or self.waiting or self.controls:
@@ -108,7 +109,7 @@ class _Rounds:
             if len(self.nodes) == first and not binds:
                 wanted = [*map(self._needs, left), *[self.inherited[id(c)] for c in self.controls]]
                 missing = sorted(set[str]().union(*wanted) - self.known)
-                raise CompileError(f"the sizes {', '.join(missing)} are given by no input and no node")
+                raise CompileError(f"the sizes {', '.join(missing)} are determined by no input and no node")
             steps += [*binds, *self._checks()]
         graph.nodes, graph.sizes, graph.steps = self.nodes, tuple(self.known_at), steps
         return rounds
@@ -118,7 +119,7 @@ class _Rounds:
         return set(size_variables([node.sizes, *[self.graph.tensors[i].shape for i in numbers]]))
 
     def _run_ready(self, left: list[GraphNode]) -> list[GraphNode]:
-        """Take over the nodes that can run now; gives the others."""
+        """Schedule the nodes that can run now; returns the others."""
         rest: list[GraphNode] = []
         for node in left:
             there = all(self.graph.source_of(i) in self.written for i in node.inputs)
@@ -142,7 +143,7 @@ class _Rounds:
         return size_variables(self.graph.tensors[i].shape for i in control.outputs)
 
     def _control_ready(self) -> list[dict[str, Any]]:
-        """The control flow whose arguments are there."""
+        """The control-flow nodes whose arguments are available."""
         graph = self.graph
         ready = [c for c in self.controls if all(graph.source_of(i) in self.written for i in c.inputs)
                  and self.inherited[id(c)] | _variables(graph, c.inputs) <= self.known]  # fmt: skip
@@ -162,21 +163,21 @@ class _Rounds:
                 for a, b, source in ready]  # fmt: skip
 
     def stage_of(self, dims: Iterable[Dim]) -> int:
-        """The stage at which a shape is known."""
+        """The stage at which a shape becomes known."""
         return max([self.known_at[v] for v in size_variables(dims)], default=0)
 
 
 def _sizes_from_outside(graph: ExecutionGraph) -> set[str]:
-    """The size variables that a graph, or one inside it, mentions, and that nothing in it gives."""
+    """The size variables that a graph, or one inside it, mentions but does not bind."""
     nodes = [*graph.nodes, *graph.control_nodes]
     mentioned = set(size_variables(node.sizes for node in nodes))
     mentioned.update(*[_variables(graph, (*node.inputs, *node.outputs)) for node in nodes])
     mentioned.update(_variables(graph, graph.outputs))
     for control in graph.control_nodes:
         mentioned.update(*map(_sizes_from_outside, control.graphs))
-    given = _variables(graph, graph.inputs) | {name for name, *_ in graph.attrs.get("bound_sizes", ())}
+    bound = _variables(graph, graph.inputs) | {name for name, *_ in graph.attrs.get("bound_sizes", ())}
     results = {v for c in graph.control_nodes for v in _variables(graph, c.outputs) if v.startswith(RESULT_SIZE)}
-    return mentioned - given - results
+    return mentioned - bound - results
 
 
 def _variables(graph: ExecutionGraph, tensors: Iterable[int]) -> set[str]:
@@ -184,12 +185,12 @@ def _variables(graph: ExecutionGraph, tensors: Iterable[int]) -> set[str]:
 
 
 def _control_step(control: ControlNode) -> dict[str, Any]:
-    """The step that runs it; its graphs are put in when they are planned."""
+    """The step that runs a control-flow node; its graphs are added when they are planned."""
     op, inputs = control.operator, control.inputs
     if isinstance(op, SequenceOperator):
-        return _list_step(control, op)
+        return _sequence_step(control, op)
     if isinstance(op, OnHost):
-        return _text_step(control, op)
+        return _string_step(control, op)
     common = {"outputs": control.outputs, "source": control.source or op.name, "control": control}
     if isinstance(op, IfElse):
         split = 1 + len(op.then_branch.params)
@@ -200,7 +201,7 @@ def _control_step(control: ControlNode) -> dict[str, Any]:
             "outside": inputs[2 + op.carried :], **common}  # fmt: skip
 
 
-def _list_step(control: ControlNode, op: SequenceOperator) -> dict[str, Any]:
+def _sequence_step(control: ControlNode, op: SequenceOperator) -> dict[str, Any]:
     axis, new_axis = 0, False
     if isinstance(op, Join):
         axis, new_axis = op.axis % op.result.ndim, op.new_axis
@@ -211,7 +212,7 @@ def _list_step(control: ControlNode, op: SequenceOperator) -> dict[str, Any]:
             "new_axis": new_axis, "source": control.source or op.name, "control": control}  # fmt: skip
 
 
-def _text_step(control: ControlNode, op: OnHost) -> dict[str, Any]:
+def _string_step(control: ControlNode, op: OnHost) -> dict[str, Any]:
     settings = {name: list(v) if isinstance(v, tuple) else v for name, v in op.operator.settings().items()}
     return {"step": "text", "action": op.operator.action, "inputs": control.inputs, "outputs": control.outputs,
             "settings": settings, "source": control.source or op.operator.name, "control": control}  # fmt: skip
@@ -219,7 +220,7 @@ def _text_step(control: ControlNode, op: OnHost) -> dict[str, Any]:
 
 @dataclass
 class _Slot:
-    """Memory for tensors that are never alive together; `likely` bytes, free after step `until`."""
+    """Memory for tensors whose lifetimes do not overlap; `likely` bytes, free after step `until`."""
 
     number: int
     nbytes: Dim
@@ -227,16 +228,18 @@ class _Slot:
     until: int
 
 
-def _shaped_late(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]) -> set[int]:
-    """Outputs that show a result under a shape that is known only after it is computed: their buffer comes too late."""
+def _with_late_shapes(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]) -> set[int]:
+    """Outputs that are views with a shape known only after the value is computed: the caller's buffer comes too late
+    for them."""
     shapes = {i: (graph.tensors[i].shape, graph.tensors[graph.base_of(i)].shape) for i in graph.outputs}
     return {i for i, (shown, computed) in shapes.items() if stage_of(shown) > stage_of(computed)}
 
 
 def _place_slots(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]) -> None:
-    """Give every intermediate tensor a slot: one of its own size if it is free, else the nearest in size, else anew.
+    """Give every intermediate tensor a slot: a free one of its own size, else the free one nearest in size, else a new
+    one.
 
-    Tensors whose sizes become known at different times don't share.
+    Tensors whose sizes become known at different stages do not share.
     """
     last = last_reads(graph)
     slots: dict[int, list[_Slot]] = {}

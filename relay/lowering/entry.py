@@ -1,11 +1,11 @@
-"""The compiled run function: all kernels in a row on planned addresses, no Python between them."""
+"""The compiled run function: calls all kernels in sequence at planned addresses, without Python in between."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
 
-from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, moments
+from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, time_steps
 from relayc.relay.lowering.kernel_steps import KernelStep, call_steps
 from relayc.te.dtype import HANDLE, INT32, dtype
 from relayc.te.tir import (
@@ -38,7 +38,7 @@ def make_entry(
     """``relayc_run(arena, tensors)``: `arena` is the base of the intermediate memory, `tensors` a table of addresses.
 
     Intermediate tensors lie at constant offsets of the arena; the table holds those of inputs, outputs and parameters.
-    `steps` are those of the kernels, by name, for nodes in regions.
+    `steps` are the steps of the kernels by name, for nodes in parallel regions.
     """
     arena, table = Var("arena", HANDLE), Var("tensors", HANDLE)
 
@@ -56,11 +56,11 @@ def make_entry(
     def arguments(node: GraphNode) -> list[PrimExpr]:
         return [address(number) for number in (*node.inputs, *node.outputs)]
 
-    def joined(nodes: Sequence[GraphNode]) -> Iterator[Stmt]:
-        """The steps of nodes in a region; those of nodes that run at the same time are done together."""
+    def merged(nodes: Sequence[GraphNode]) -> Iterator[Stmt]:
+        """The steps of nodes in a region; steps of nodes that run concurrently are merged."""
         assert steps is not None
-        for _, together in groupby(moments(nodes), lambda pair: pair[0]):
-            loops = [call_steps(n.workload.name, steps[n.workload.name], arguments(n), n.cycles) for _, n in together]
+        for _, concurrent in groupby(time_steps(nodes), lambda pair: pair[0]):
+            loops = [call_steps(n.workload.name, steps[n.workload.name], arguments(n), n.cycles) for _, n in concurrent]
             for step in zip_longest(*loops):
                 own = sorted([loop for loop in step if loop is not None], key=lambda loop: -loop.cycles)
                 yield own[0] if len(own) == 1 else AttrStmt("independent", None, const(len(own)), seq(own))
@@ -70,7 +70,7 @@ def make_entry(
         if region is None or steps is None:
             calls += map(call, nodes)
         else:
-            calls.append(AttrStmt("region", None, const(region), seq(joined(list(nodes)))))
+            calls.append(AttrStmt("region", None, const(region), seq(merged(list(nodes)))))
     attrs = {"global_symbol": name, "packed_api": False}
     return PrimFunc((arena, table), seq(calls), {}, attrs)
 
@@ -78,7 +78,7 @@ def make_entry(
 def make_dynamic_entry(graph: ExecutionGraph, number: int, first: int, last: int) -> PrimFunc:
     """``relayc_run_<number>(tensors, sizes)``: nodes `first` ... `last` - 1 of a graph with size variables.
 
-    `tensors` is a table of the addresses of all tensors, `sizes` one of the size variables' values.
+    `tensors` is a table of the addresses of all tensors, `sizes` a table of the values of the size variables.
     """
     table, sizes = Var("tensors", HANDLE), Var("sizes", HANDLE)
 

@@ -1,8 +1,8 @@
-"""The execution graph of a fused function: kernels in order, tensors with their places in memory.
+"""The execution graph of a fused function: kernels in order, tensors with their placement in memory.
 
 The result is plain data (see `backend.runtime.graph_executor` for the format), made in steps: number the values and the
 kernel calls and note which tensors share memory (views); add the kernels' scratch; place the tensors: inputs, outputs
-and parameters where the caller puts them, everything else in the arena.
+and parameters at addresses of the caller, everything else in the arena.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = [
     "add_workspaces",
     "last_reads",
     "make_graph",
-    "moments",
     "place_outputs",
     "place_tensors",
     "plan_arena",
     "reuse_dying_buffer",
     "reuse_inputs",
+    "time_steps",
 ]  # fmt: skip
 
 Value = int | tuple["Value", ...]
@@ -50,10 +50,10 @@ Value = int | tuple["Value", ...]
 
 @dataclass
 class GraphTensor:
-    """A tensor of the graph. A view has the number of the tensor whose memory it shows in `base`.
+    """A tensor of the graph. A view has the number of the tensor whose memory it aliases in `base`.
 
-    `begins`, where given, makes it a part of its base: the position of its first element there, in every dimension.
-    A sequence or an optional value, of which `ty` is a ContainerType, has a number too, but no memory.
+    `begins`, if set, makes it a slice of its base: the position of its first element there, in every dimension. A
+    sequence or an optional value, whose `ty` is a ContainerType, has a number too, but no memory.
     """
 
     name: str
@@ -64,7 +64,7 @@ class GraphTensor:
 
     @property
     def tensor_type(self) -> TensorType:
-        """The type of what is a tensor."""
+        """The type, which must be a TensorType."""
         assert isinstance(self.ty, TensorType), f"{self.name} is a {self.ty}"
         return self.ty
 
@@ -86,10 +86,10 @@ class GraphTensor:
 
 @dataclass
 class GraphNode:
-    """One kernel call; the last `scratch` of its outputs are memory that nobody reads after it.
+    """One kernel call; the last `scratch` of its outputs are scratch memory.
 
-    The kernel takes the values of `sizes` after its tensors. `names` has what the workload's size variables stand for,
-    sizes of the graph, by their names.
+    The kernel takes the values of `sizes` after its tensors. `names` maps the workload's size variables to sizes of the
+    graph.
     """
 
     workload: Workload
@@ -100,16 +100,16 @@ class GraphNode:
     sizes: tuple[Dim, ...] = ()
     names: Mapping[str, Dim] = field(default_factory=dict[str, Dim])
     region: int | None = None
-    """nodes in a row of the same number are one parallel region"""
-    beside: bool = False
-    """does it run at the same time as the node in front of it, in the same region?"""
+    """consecutive nodes of the same number form one parallel region"""
+    concurrent: bool = False
+    """does it run concurrently with the previous node, in the same region?"""
     cycles: float = 0.0
-    """about what the kernel takes, on one core; 0: unknown"""
+    """estimated cycles of the kernel on one core; 0: unknown"""
 
 
 @dataclass
 class ControlNode:
-    """What the executor does between kernels: an `If` or a loop, with graphs of its own, or one action.
+    """A step of the executor between kernels: an `If` or a loop, with graphs of its own, or one action.
 
     `inputs` are the tensors of its arguments.
     """
@@ -124,7 +124,7 @@ class ControlNode:
 
     @property
     def reused(self) -> list[int]:
-        """The inputs to which what it gives may hold on."""
+        """The inputs that its results may alias."""
         return self.inputs[self.operator.keeps] if isinstance(self.operator, HostOperator) else self.inputs
 
 
@@ -142,25 +142,25 @@ class ExecutionGraph:
     steps: list[dict[str, Any]] = field(default_factory=list)
     control_nodes: list[ControlNode] = field(default_factory=list)
     kept: set[int] = field(default_factory=set)
-    """tensors that are read between steps, so that their memory is not given away"""
+    """tensors that are read between steps, so that their memory is not reused"""
     attrs: Mapping[str, Any] = field(default_factory=dict)
     entry: str | None = None
     written_in_place: set[int] = field(default_factory=set)
-    """results that lie where an input lies, which is a cache"""
+    """results that alias an input, which is a KV cache"""
     variants: list[tuple[dict[str, int], ExecutionGraph]] = field(default_factory=list)
-    """this graph for certain sizes, which the executor prefers where they are given"""
+    """specialisations of this graph to certain sizes, which the executor prefers if the inputs match"""
     maps: Mapping[int, Sequence[str | int]] = field(default_factory=dict[int, Sequence[str | int]])
     """outputs, matrices, of which each row is a map from these keys"""
 
     @property
     def is_static(self) -> bool:
-        """Are all sizes known now, nothing to be bound or checked at run time, and is there no control flow?"""
+        """Are all sizes static, without run-time bindings or checks, and is there no control flow?"""
         is_dynamic = self.control_nodes or self.attrs.get("bound_sizes")
         return not is_dynamic and all(isinstance(t.ty, TensorType) and t.ty.is_static for t in self.tensors)
 
     @property
-    def is_placed_now(self) -> bool:
-        """Do tensors get their places when the graph is built?"""
+    def is_placed_statically(self) -> bool:
+        """Are tensors placed when the graph is built?"""
         return self.is_static and not self.attrs.get("nested")
 
     def all_graphs(self) -> Iterator[ExecutionGraph]:
@@ -173,30 +173,31 @@ class ExecutionGraph:
                 yield from graph.all_graphs()
 
     def base_of(self, tensor: int) -> int:
-        """The tensor that owns the memory this one shows."""
+        """The tensor that owns the memory of this one."""
         while (base := self.tensors[tensor].base) is not None:
             tensor = base
         return tensor
 
     def source_of(self, tensor: int) -> int:
-        """The tensor that has to be computed before this one can be read: its base, or the cache as a node left it."""
+        """The tensor that has to be computed before this one can be read: its base, or the KV cache after an update."""
         while tensor not in self.written_in_place and (base := self.tensors[tensor].base) is not None:
             tensor = base
         return tensor
 
     def strides_of(self, tensor: int) -> tuple[int, ...]:
-        """The strides, in elements, of a tensor of known size: those of the tensor that it is a part of, or compact."""
+        """The strides, in elements, of a tensor of static size: those of the tensor that it is a slice of, or
+        contiguous ones."""
         at = self.tensors[tensor]
         if at.base is not None and at.begins is not None:
             return self.strides_of(at.base)
         return compact_strides(at.tensor_type.static_shape)
 
     def is_compact(self, tensor: int) -> bool:
-        """Are the elements of a tensor one after another in memory?"""
+        """Are the elements of a tensor contiguous in memory?"""
         return is_compact(self.tensors[tensor].tensor_type.static_shape, self.strides_of(tensor))
 
     def byte_offset_of(self, tensor: int) -> int:
-        """Bytes between the start of the memory that a tensor shows and its first element."""
+        """Bytes from the start of the base of a tensor to its first element."""
         at, offset = self.tensors[tensor], 0
         while at.base is not None:
             if at.begins is not None:
@@ -206,7 +207,7 @@ class ExecutionGraph:
         return offset
 
     def to_json(self, name: str, target: str, device: str) -> dict[str, Any]:
-        """The graph as the executor reads it."""
+        """The graph in the executor's JSON format."""
         dynamic: dict[str, Any] = {}
         if self.steps or self.sizes:
             dynamic = {"sizes": list(self.sizes), "steps": self._steps_json(name, target, device)}
@@ -223,18 +224,19 @@ class ExecutionGraph:
             "entry": self.entry,
             **dynamic,
             **({"variants": self._variants_json(name, target, device)} if self.variants else {}),
-            **({"texts": self._texts_json()} if "texts" in self.attrs else {}),
+            **({"texts": self._strings_json()} if "texts" in self.attrs else {}),
             **({"maps": [[position, list(keys)] for position, keys in self.maps.items()]} if self.maps else {}),
             **({"caches": self._caches_json()} if self.attrs.get("caches") else {}),
         }
 
-    def _texts_json(self) -> dict[str, Any]:
-        """The strings that the graph names, and which inputs and outputs are such."""
-        texts, inputs, outputs = (list(self.attrs[name]) for name in ("texts", "text_inputs", "text_outputs"))
-        return {"table": texts, "inputs": inputs, "outputs": outputs}
+    def _strings_json(self) -> dict[str, Any]:
+        """The strings that the graph names, and the inputs and outputs that are strings."""
+        strings, inputs, outputs = (list(self.attrs[name]) for name in ("texts", "text_inputs", "text_outputs"))
+        return {"table": strings, "inputs": inputs, "outputs": outputs}
 
     def _caches_json(self) -> list[dict[str, Any]]:
-        """The inputs that the executor keeps: where they grow, the size that tells their rows, the rows added."""
+        """The KV caches that the executor keeps: the axis they grow along, the size variable of their length, the rows
+        added."""
         positions = {self.tensors[number].name: i for i, number in enumerate(self.inputs)}
         records: Sequence[tuple[str, int, Dim, Dim]] = self.attrs["caches"]
         return [{"input": positions[name], "axis": axis, "length": size_to_json(length), "added": size_to_json(added)}
@@ -244,7 +246,7 @@ class ExecutionGraph:
         return [{"sizes": sizes, "graph": graph.to_json(name, target, device)} for sizes, graph in self.variants]
 
     def _steps_json(self, name: str, target: str, device: str) -> list[dict[str, Any]]:
-        """The steps with the graphs of control flow in them."""
+        """The steps, including the graphs of control flow."""
         written: list[dict[str, Any]] = []
         for step in self.steps:
             control = step.get("control")
@@ -261,7 +263,7 @@ class ExecutionGraph:
         return {
             "name": tensor.name,
             "shape": [size_to_json(d) for d in tensor.shape],
-            "dtype": "float32" if dtype is None else str(dtype),  # that of an empty list is of no account
+            "dtype": "float32" if dtype is None else str(dtype),  # the address of an empty tensor does not matter
             "storage": list(tensor.storage or ()),
             **({"strides": list(self.strides_of(number))} if is_part else {}),
             **({"is_list": True} if isinstance(tensor.ty, ContainerType) else {}),
@@ -284,7 +286,7 @@ class ExecutionGraph:
 
 
 class _Numbering:
-    """Walks the function once and numbers what it meets."""
+    """Walks the function once and numbers its values."""
 
     def __init__(
         self, function: Function, prepare: Callable[[Function], Function], params: dict[str, Any] | None = None
@@ -357,7 +359,7 @@ class _Numbering:
     def visit_control(
         self, call: Call, op: ControlFlow | HostOperator, params: Mapping[Var, int], span: Span | None
     ) -> Value:
-        """The functions become graphs; a constant argument a parameter."""
+        """Turn the functions into graphs, and constant arguments into parameters."""
         inputs = [self.visit_constant(a) if isinstance(a, Constant) else params[a] for a in call.args]  # type: ignore[index]
         types = _value_types(call.ty)
         outputs = [self.add(f"t{len(self.graph.tensors) + i}", ty, None) for i, ty in enumerate(types)]
@@ -372,7 +374,7 @@ class _Numbering:
         return tuple(outputs) if isinstance(call.ty, TupleType) else outputs[0]
 
     def workload(self, function: Function) -> tuple[Workload, Mapping[str, Dim]]:
-        """What to compile for a function, and the graph's sizes by their names there."""
+        """The workload of a function, and the graph's sizes by their names there."""
         known = self.by_function.get(id(function))
         if known is None:
             renamed, names = self.canonical_sizes.rename(function)
@@ -381,16 +383,16 @@ class _Numbering:
         return known
 
 
-def moments(nodes: Iterable[GraphNode]) -> Iterator[tuple[int, GraphNode]]:
-    """Nodes in order, numbered in time: those that run at the same time have one number."""
-    moment = -1
+def time_steps(nodes: Iterable[GraphNode]) -> Iterator[tuple[int, GraphNode]]:
+    """Nodes in order, numbered in time: nodes that run concurrently have one number."""
+    time_step = -1
     for node in nodes:
-        moment += not node.beside
-        yield moment, node
+        time_step += not node.concurrent
+        yield time_step, node
 
 
 def compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in elements, of a tensor without gaps, the last dimension innermost."""
+    """The strides, in elements, of a contiguous tensor, the last dimension innermost."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
@@ -398,7 +400,7 @@ def compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_compact(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Do these strides leave no gaps? Those of dimensions of one element don't count."""
+    """Do these strides leave no gaps? Strides of dimensions of one element don't count."""
     return all(d == 1 or a == b for d, a, b in zip(shape, strides, compact_strides(shape), strict=True))
 
 
@@ -415,7 +417,7 @@ def _flatten(value: Value) -> list[int]:
 
 
 def is_view(function: Function) -> bool:
-    """Does this fused function only give its one argument another shape?"""
+    """Is this fused function a mere reshape of its one argument?"""
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
     return len(function.params) == 1 and bool(calls) and all(call.operator.is_view for call in calls)
 
@@ -427,7 +429,7 @@ def sources_of(function: Function, label: str) -> list[str]:
 
 
 def place_outputs(graph: ExecutionGraph, elsewhere: Container[int] = ()) -> None:
-    """Give outputs that a kernel writes the caller's memory, but for those that are computed `elsewhere` and copied."""
+    """Place outputs that a kernel writes in the caller's memory, except for those computed `elsewhere` and copied."""
     for i, number in enumerate(graph.outputs):
         base = graph.tensors[graph.base_of(number)]
         if base.storage is None and number not in elsewhere:
@@ -435,7 +437,7 @@ def place_outputs(graph: ExecutionGraph, elsewhere: Container[int] = ()) -> None
 
 
 def reuse_dying_buffer(graph: ExecutionGraph) -> None:
-    """Give what steps hand on, so that a list or a result may hold on to it, memory of its own in every run."""
+    """Allocate values that the executor may retain (in a sequence or a result) anew in every run."""
     for number in [i for control in graph.control_nodes for i in control.reused]:
         base = graph.base_of(number)
         if graph.tensors[base].storage is None:
@@ -443,23 +445,23 @@ def reuse_dying_buffer(graph: ExecutionGraph) -> None:
 
 
 def last_reads(graph: ExecutionGraph) -> dict[int, int]:
-    """Tensor that owns memory -> the last step that writes or reads it."""
+    """The last step that writes or reads each tensor that owns memory."""
     last: dict[int, int] = {}
-    for step, node in moments(graph.nodes):
+    for step, node in time_steps(graph.nodes):
         for number in (*node.outputs, *node.inputs):
             last[graph.base_of(number)] = step
     return {**last, **{graph.base_of(number): len(graph.nodes) for number in graph.kept}}
 
 
 def reuse_inputs(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -> None:
-    """Let results take the memory of inputs that are read for the last time, where the kernel allows it."""
+    """Let results reuse the memory of dying inputs, where the kernel allows it."""
     last = last_reads(graph)
     read: dict[int, list[int]] = {}
-    for step, node in moments(graph.nodes):
+    for step, node in time_steps(graph.nodes):
         read.setdefault(step, []).extend(node.inputs)
-    for step, node in moments(graph.nodes):
+    for step, node in time_steps(graph.nodes):
         result = node.outputs[0]
-        if graph.tensors[result].base is not None:  # a slice of a batch has its place
+        if graph.tensors[result].base is not None:  # a batch slice is placed already
             continue
         for position in in_place.get(node.workload.name, ()):
             base = graph.base_of(node.inputs[position])
@@ -473,10 +475,10 @@ def reuse_inputs(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -
 
 
 def plan_arena(graph: ExecutionGraph) -> MemoryPlan:
-    """Offsets for the tensors that have no place yet."""
+    """Offsets in the arena for the tensors that are not placed yet."""
     last = last_reads(graph)
     first: dict[int, int] = {}
-    for step, node in moments(graph.nodes):
+    for step, node in time_steps(graph.nodes):
         for number in node.outputs:
             first.setdefault(graph.base_of(number), step)
     owned = [n for n in first if graph.tensors[n].storage is None]
@@ -492,13 +494,14 @@ def _place_arena(graph: ExecutionGraph) -> None:
 def make_graph(function: Function, prepare: Callable[[Function], Function] = lambda f: f) -> ExecutionGraph:
     """The execution graph of a function whose body calls fused functions; `place_tensors` comes next.
 
-    `prepare` optimises and fuses the functions inside control flow. Raises CompileError for what can't be executed.
+    `prepare` optimises and fuses the functions inside control flow. Raises CompileError for expressions that can't be
+    executed.
     """
     return _Numbering(function, prepare).graph
 
 
 def share_params(graph: ExecutionGraph, other: ExecutionGraph) -> None:
-    """Put the parameters of `other` with those of `graph`, equal data under one name."""
+    """Merge the parameters of `other` into those of `graph`, equal data under one name."""
     names = {_content(data): name for name, data in graph.params.items()}
     renamed: dict[str, str] = {}
     for name, data in other.params.items():
@@ -516,7 +519,7 @@ def _content(data: np.ndarray[Any, Any]) -> tuple[Any, ...]:
 
 
 def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[Workspace]]) -> None:
-    """Give the nodes scratch tensors: `workspaces` holds what they are by the name of the kernel."""
+    """Give the nodes scratch tensors: `workspaces` holds their sizes and types by the name of the kernel."""
     for node in graph.nodes:
         for count, element in workspaces[node.workload.name]:
             node.outputs.append(len(graph.tensors))
@@ -526,7 +529,7 @@ def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[Work
 
 
 def share_storage(graph: ExecutionGraph) -> None:
-    """Views lie where what they show lies, parts at an offset of it, which only tensors in the arena have."""
+    """Place views at the address of their base, slices at an offset from it; slices occur in the arena only."""
     for number, tensor in enumerate(graph.tensors):
         tensor.storage = graph.tensors[graph.base_of(number)].storage
         offset = graph.byte_offset_of(number)
@@ -536,9 +539,10 @@ def share_storage(graph: ExecutionGraph) -> None:
 
 
 def place_tensors(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]] | None = None) -> None:
-    """Decide where every tensor lies; `in_place` names the inputs that kernels may overwrite, by the kernel's name.
+    """Decide where every tensor is placed; `in_place` names the inputs that kernels may overwrite, by the kernel's
+    name.
 
-    `relay.lowering.dynamic` does it for graphs with symbolic sizes.
+    For graphs with symbolic sizes see `relay.lowering.dynamic`.
     """
     place_outputs(graph)
     reuse_inputs(graph, in_place or {})

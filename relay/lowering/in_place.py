@@ -1,8 +1,8 @@
-"""Which inputs a kernel may overwrite with its result.
+"""Finds the inputs that a kernel may overwrite with its result.
 
-A kernel works in place when every element of the input is read only to compute the same element of the output, once.
-That is read off the finished loops: each load of the input stands in the value of a store to the output, at the very
-same index, and no index is shifted inwards (such a last tile computes elements a second time).
+A kernel works in place if every element of the input is read only to compute the same element of the output, once. That
+is verified on the finished loops: each load of the input occurs in the value of a store to the output, at the same
+index, and no index is shifted inwards (such an overlapping last tile computes elements twice).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["in_place_inputs"]
 
 
 class _Accesses(Visitor[None]):
-    """Finds out which of the candidate inputs are read only where `output` is written."""
+    """Finds the candidate inputs that are read only where `output` is written."""
 
     def __init__(self, output: Var, candidates: set[Var]) -> None:
         self.output = output
@@ -40,7 +40,7 @@ class _Accesses(Visitor[None]):
         self.visit_default(node)
 
     def visit_Call(self, node: Call) -> None:
-        if node.op == "prefetch":  # whatever lies there by then
+        if node.op == "prefetch":  # the memory may hold anything by then
             return
         self.unsure = self.unsure or node.op in ("address_of", "call_extern", "call_packed", "call_kernel")
         self.visit_default(node)
@@ -54,7 +54,7 @@ def _same(a: tuple[PrimExpr, ...], b: tuple[PrimExpr, ...]) -> bool:
 
 
 def in_place_inputs(function: PrimFunc, num_inputs: int) -> tuple[int, ...]:
-    """Positions of the inputs whose memory the first result may take; of its type and size, and safe to overwrite."""
+    """Positions of the inputs whose memory the first result may take: of its type and size, and safe to overwrite."""
     if len(function.params) <= num_inputs:
         return ()
     result = function.buffer_map.get(function.params[num_inputs])

@@ -1,8 +1,8 @@
-"""The steps of a kernel as functions, so that kernels in a row can be one parallel region.
+"""Splits kernels into functions of single parallel steps, so that consecutive kernels can share a parallel region.
 
-A kernel whose body is parallel loops in a row is a region of as many steps. Each of its loops becomes a function of its
-own, which runs a range of the iterations; the kernel calls them, in a region of its own, and so may a function that
-runs several kernels, in one region for all (`relay.lowering.parallel_regions`). Nothing is compiled twice for that.
+A kernel whose body is a sequence of parallel loops is a region of as many steps. Each of its loops becomes a function
+that runs a range of the iterations; the kernel calls them in a region of its own, and a function that runs several
+kernels calls them in one region for all (`relay.lowering.parallel_regions`). Nothing is compiled twice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["KernelStep", "call_steps", "split_steps", "step_name"]
 
 
 class KernelStep(NamedTuple):
-    """A parallel loop of a kernel: its iterations, and among how many threads they are shared at most."""
+    """A parallel loop of a kernel: its number of iterations, and the maximum number of threads that share them."""
 
     extent: int
     most_threads: int
@@ -50,9 +50,9 @@ def step_name(kernel: str, number: int) -> str:
 
 
 def split_steps(function: PrimFunc, target: Target) -> tuple[PrimFunc, list[PrimFunc], list[KernelStep]]:
-    """The kernel, the functions of its steps, and what they are; none where the kernel has other parts than these.
+    """The kernel, the functions of its steps, and their descriptions; no steps if the kernel has other statements.
 
-    Nor has one that may store past the caches, which it decides as a whole.
+    A kernel with non-temporal stores, which it decides on as a whole, has no steps either.
     """
     loops = _loops(function)
     if target.kind.name != "llvm" or not loops or _is_large(function, target):
@@ -66,7 +66,7 @@ def split_steps(function: PrimFunc, target: Target) -> tuple[PrimFunc, list[Prim
 def call_steps(
     kernel: str, steps: Sequence[KernelStep], arguments: Sequence[PrimExpr], cycles: float = 0.0
 ) -> list[For]:
-    """The parallel loops whose iterations are those of a kernel's steps, each of which takes so many `cycles`."""
+    """The parallel loops that run a kernel's steps, each of which takes `cycles` cycles."""
     made: list[For] = []
     for number, (extent, most) in enumerate(steps):
         i = Var("i", INT32)
@@ -79,16 +79,16 @@ def call_steps(
 
 
 def _loops(function: PrimFunc) -> list[For]:
-    """The parallel loops of constant extents that are all of a function's body but for what it begins with."""
-    lets, body = _taken_apart(function.body)
+    """The parallel loops of constant extents that make up a function's body after its leading lets."""
+    lets, body = _split_lets(function.body)
     parts = body.stmts if isinstance(body, SeqStmt) else (body,)
     loops = [part for part in parts if isinstance(part, For) and _is_step(part)]
     plain = all(param in function.buffer_map for param in function.params)
-    return loops if plain and len(loops) == len(parts) and _is_always_the_same(lets, body) else []
+    return loops if plain and len(loops) == len(parts) and _is_pure(lets, body) else []
 
 
-def _is_always_the_same(lets: Sequence[LetStmt], body: Stmt) -> bool:
-    """May each thread compute these values for itself, at any time?"""
+def _is_pure(lets: Sequence[LetStmt], body: Stmt) -> bool:
+    """May each thread compute these values itself, at any time?"""
     if not lets:
         return True
     written = {store.buffer.data for store in collect(body, BufferStore)}
@@ -101,8 +101,8 @@ def _is_step(loop: For) -> bool:
     return loop.kind is ForKind.PARALLEL and known and loop.extent.value > 1  # type: ignore[attr-defined]
 
 
-def _taken_apart(body: Stmt) -> tuple[list[LetStmt], Stmt]:
-    """The values that a body begins with, and what is behind them."""
+def _split_lets(body: Stmt) -> tuple[list[LetStmt], Stmt]:
+    """The leading lets of a body, and the rest."""
     lets: list[LetStmt] = []
     while isinstance(body, LetStmt):
         lets.append(body)
@@ -111,7 +111,7 @@ def _taken_apart(body: Stmt) -> tuple[list[LetStmt], Stmt]:
 
 
 def _is_large(function: PrimFunc, target: Target) -> bool:
-    """Does it touch more than stays in the last cache?"""
+    """Does it access more memory than fits into the last-level cache?"""
     last = target.cache_bytes.l3
     return bool(last) and sum(map(_nbytes, function.buffer_map.values())) > last // 2
 
@@ -129,11 +129,11 @@ def _step(loop: For) -> KernelStep:
 
 
 def _part(function: PrimFunc, number: int, loop: For) -> PrimFunc:
-    """The function of a step: iterations `first` ... `last` - 1 of a loop, behind what the kernel begins with."""
+    """The function of a step: iterations `first` ... `last` - 1 of a loop, after the leading lets of the kernel."""
     kind = loop.loop_var.dtype
     first, last = SizeVar("first", kind), SizeVar("last", kind)
     body: Stmt = For(loop.loop_var, first, last - first, ForKind.SERIAL, loop.body)
-    for let in reversed(_taken_apart(function.body)[0]):
+    for let in reversed(_split_lets(function.body)[0]):
         body = LetStmt(let.var, let.value, body)
     attrs = {**function.attrs, "global_symbol": step_name(function.name, number)}
     return function.replace(params=(*function.params, first, last), body=body, attrs=attrs)

@@ -1,4 +1,4 @@
-"""Caches in place: what a run appends to a cache is written into the memory that the executor keeps."""
+"""In-place KV caches: a run appends to a cache in the memory that the executor keeps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["place_kv_caches"]
 
 
 def place_kv_caches(graph: ExecutionGraph) -> None:
-    """Let the results of `cache.append` lie where the caches lie. Raises CompileError for what is no cache."""
+    """Let the results of `cache.append` alias the caches. Raises CompileError for an input that is no cache."""
     names = {name for name, *_ in graph.attrs.get("caches", ())}
     caches = {number for number in graph.inputs if graph.tensors[number].name in names}
     for node in graph.nodes:

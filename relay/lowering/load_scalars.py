@@ -1,7 +1,7 @@
-"""Arguments of no dimension, loaded before all loops.
+"""Loads scalar arguments before all loops.
 
-Numbers that a kernel is given as data (`relay.lowering.share_kernels`) are the same for all iterations. LLVM moves
-their loads out of loops only where it knows that no store changes them: not in kernels that overwrite an input.
+Constants that a kernel gets as data (`relay.lowering.share_kernels`) are the same for all iterations. LLVM hoists their
+loads out of loops only if it can prove that no store aliases them: not in kernels that overwrite an input.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["load_scalars"]
 
 
 class _Loads(Mutator):
-    """Loads of certain buffers become variables."""
+    """Replaces loads of certain buffers by variables."""
 
     def __init__(self, scalars: dict[Var, Var]) -> None:
         self.scalars = scalars
@@ -28,7 +28,7 @@ class _Loads(Mutator):
 
 
 def load_scalars(function: PrimFunc, num_inputs: int) -> PrimFunc:
-    """The function with every input of no dimension loaded into a variable at its beginning."""
+    """The function with every scalar input loaded into a variable at its beginning."""
     scalars = {b.data: Var(b.name, b.dtype) for b in map(function.buffer_map.get, function.params[:num_inputs])
                if isinstance(b, Buffer) and not b.shape}  # fmt: skip
     if not scalars:

@@ -1,4 +1,4 @@
-"""From a fused function to a loop function: computes, then a schedule, then loops."""
+"""Lowers a fused function to a loop function: computes, then a schedule, then loops."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from relayc.topi.tuning import Config
 __all__ = ["Kernel", "Workload", "lower", "to_tensors"]
 
 Verify = Callable[[PrimFunc, Target], list[str]]
-"""What "target.verify.<kind>" is: a sentence for each limit of the target that a function breaks."""
+"""The type of "target.verify.<kind>": returns a sentence for each limit of the target that a function exceeds."""
 
 _NAME_LENGTH = 60
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A fused function as something to compile once: equal `key` means equal code."""
+    """A fused function as a unit of compilation: equal `key` means equal code."""
 
     function: Function
     key: str
 
     @staticmethod
     def of(function: Function) -> Workload:
-        """The workload of a primitive function; its text is the key, since it names types and attributes."""
+        """The workload of a primitive function; its text is the key, since it contains types and attributes."""
         return Workload(function, str(function))
 
     @cached_property
@@ -76,7 +76,7 @@ class Workload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes read and written when every result, and what is read of every argument, is touched once.
+        """Bytes read and written when every result, and the part of every argument that is used, is accessed once.
 
         Symbolic sizes count as none.
         """
@@ -90,7 +90,7 @@ def _known_bytes(ty: TensorType) -> int:
 
 
 def _bytes_read(param: Var, used: Sequence[Expr]) -> int:
-    """The bytes of an argument; of one from which others only pick elements, as many as they pick."""
+    """The bytes read of an argument; for an argument of gathers only, the bytes of the gathered elements."""
     whole = sum(map(_known_bytes, tensor_types(param.ty)))
     picked = 0
     for user in used:
@@ -105,8 +105,8 @@ def _bytes_read(param: Var, used: Sequence[Expr]) -> int:
 class Kernel:
     """A lowered workload.
 
-    `workspaces`: the scratch buffers it takes as parameters after its results. `in_place`: positions of the
-    inputs that its result may overwrite. `sizes`: the size variables that are its last parameters.
+    `workspaces`: the scratch buffers that are its parameters after its results. `in_place`: positions of the inputs
+    that its result may overwrite. `sizes`: the size variables that are its last parameters.
     """
 
     name: str
@@ -169,7 +169,7 @@ def _identifier(name: str) -> str:
 
 
 def _strided_buffers(function: Function, tensors: Sequence[te.Tensor]) -> dict[te.Tensor, Buffer]:
-    """Buffers with strides for the arguments whose memory has gaps.
+    """Buffers with strides for the arguments that are not contiguous.
 
     Schedules see these strides as an attribute of the operation, "memory_strides", by the number of its output.
     """
@@ -182,14 +182,14 @@ def _strided_buffers(function: Function, tensors: Sequence[te.Tensor]) -> dict[t
 
 
 def lower(workload: Workload, target: Target, config: Config | None = None) -> Kernel:
-    """Computes of the operators, the anchor's schedule with the parameters of `config`, loops.
+    """Lower the operators' computes by the anchor's schedule with the parameters of `config` to loops.
 
-    Where the target has limits to verify ("target.verify.<kind>"), the first schedule that keeps them is taken. Raises
-    CompileError with the group's operators and where they came from.
+    If the target has limits to verify ("target.verify.<kind>"), the first schedule that keeps them is taken. Raises
+    CompileError with the group's operators and their origin in the model.
     """
     try:
-        merges = target.device_kind == "cpu"  # whose kernels get addresses; those of others may get tensors
-        merged = _merged(workload.function) if merges else workload.function
+        merges = target.device_kind == "cpu"  # whose kernels take addresses; other backends may pass tensors
+        merged = _collapsed(workload.function) if merges else workload.function
         inputs, outputs = to_tensors(merged)
         if merges:
             outputs = in_one_loop(outputs)
@@ -207,13 +207,14 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
     return Kernel(workload.name, function, tuple(workspaces), in_place, sizes)
 
 
-def _merged(function: Function) -> Function:
-    """The same to the same memory, of as few dimensions as can be."""
+def _collapsed(function: Function) -> Function:
+    """An equivalent primitive function on the same memory, with as few dimensions as possible."""
     return collapse_reductions(collapse_rows(collapse_index_maps(collapse_dimensions(compose_index_maps(function)))))
 
 
 def size_parameters(function: PrimFunc) -> tuple[SizeVar, ...]:
-    """The size variables that the body or the shapes of the arguments use, which the kernel is given as numbers."""
+    """The size variables used by the body or by the shapes of the arguments, which the kernel takes as integer
+    parameters."""
     dims = [d for buffer in function.buffer_map.values() for d in buffer.shape if isinstance(d, PrimExpr)]
     used = [v for part in (*dims, function.body) for v in free_variables(part) if isinstance(v, SizeVar)]
     return tuple(dict.fromkeys(used))
@@ -222,20 +223,20 @@ def size_parameters(function: PrimFunc) -> tuple[SizeVar, ...]:
 def _first_that_fits(
     workload: Workload, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target
 ) -> tuple[PrimFunc, list[Workspace]]:
-    """Loops by the first schedule whose kernels the target can run, and their workspaces."""
+    """The loops of the first schedule whose kernels the target can run, and their workspaces."""
     verify: Verify | None = get_global_func(f"target.verify.{target.kind.name}", allow_missing=True)
-    refused: list[str] = []
+    rejected: list[str] = []
     binds = _strided_buffers(workload.function, [*inputs, *outputs])
     has_sizes = bool(sizes_of(workload.function))
     for schedule in schedules_for(outputs, target):
         module = te.lower(schedule, [*inputs, *outputs], name=workload.name, binds=binds)
         function, workspaces = lift_workspaces(module[workload.name].with_attr("packed_api", False))
-        function = function.with_attr("target", target)  # as verified and as built it is one function
+        function = function.with_attr("target", target)  # verified and built as one function
         if has_sizes:
             function = function.replace(params=(*function.params, *size_parameters(function)))
         broken = [] if verify is None else verify(function, target)
         if not broken:
             return function, workspaces
-        refused.append("; ".join(broken))
-    tries = "".join(f"\n  schedule {i}: {why}" for i, why in enumerate(refused, 1))
+        rejected.append("; ".join(broken))
+    tries = "".join(f"\n  schedule {i}: {why}" for i, why in enumerate(rejected, 1))
     raise CompileError(f"no schedule of this group keeps the limits of {target}:{tries}")

@@ -1,8 +1,8 @@
-"""Static memory: every intermediate tensor gets an offset in one arena, reused as soon as its reader is done.
+"""Static memory planning: every intermediate tensor gets an offset in one arena, reused after its last reader.
 
-Greedy by size: the largest tensor is placed first, each at the lowest offset where it meets no tensor that is alive at
-the same time (Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020, found it within a
-few percent of the lower bound on common models).
+Greedy by size: the largest tensor is placed first, each at the lowest offset where it overlaps no tensor that is alive
+at the same time (Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020, found it within
+a few percent of the lower bound on common models).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 __all__ = ["ALIGNMENT", "Lifetime", "MemoryPlan", "plan_memory"]
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector."""
+"""Alignment in bytes: a cache line, and the widest vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """`offsets` in bytes by tensor key, `arena_bytes` in all, `live_bytes`: the lower bound, the most alive at once."""
+    """`offsets` in bytes by tensor key, `arena_bytes` in all, `live_bytes`: the maximum alive at once."""
 
     offsets: dict[int, int]
     arena_bytes: int

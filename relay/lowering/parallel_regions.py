@@ -1,14 +1,13 @@
-"""Kernels in a row as one parallel region, and kernels that don't need each other as one step of it.
+"""Parallel regions (fork-join) of several kernels, and independent kernels that run concurrently in them.
 
-To call the threads for a region and to hear of its end costs a few hundred cycles more than to have them meet between
-two steps, which matters to kernels of a few microseconds: runs of those become one region. Branches of a model
-(Inception's convolutions of different sizes, the two sides of a residual block) are kernels that could run in any
-order. They become one step, in which no thread waits between them: shares are even where those of the single kernels
-are not, which counts on many cores.
+To fork and join the threads for a region costs a few hundred cycles more than a barrier between two steps, which
+matters for kernels of a few microseconds: sequences of those become one region. Branches of a model (Inception's
+convolutions of different sizes, the two sides of a residual block) are kernels that could run in any order. They become
+one step without a barrier in between: the load is balanced even if that of the single kernels is not, which matters on
+many cores.
 
-Nodes stay what they are, each with a kernel of its own, which is compiled once and can be called by itself (a profile
-does); `relay.lowering.entry` calls the functions of their steps (`relay.lowering.kernel_steps`) where they share a
-region.
+Nodes keep a kernel each, which is compiled once and can be called by itself (a profile does); `relay.lowering.entry`
+calls the functions of their steps (`relay.lowering.kernel_steps`) if they share a region.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from relayc.backend.target import Target
-from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, moments, plan_arena
+from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, plan_arena, time_steps
 from relayc.relay.lowering.kernel_steps import KernelStep
 from relayc.te.errors import CompileError
 from relayc.te.ir import PassContext
@@ -31,43 +30,47 @@ PassContext.declare_option(
 )  # fmt: skip
 
 _OPT_LEVEL = 2
-"""Optimisation level from which on this is done."""
+"""Minimum optimisation level."""
 _WINDOW = 12
-"""How many nodes ahead one is looked for that could run beside another: more would keep tensors alive for longer."""
+"""Number of following nodes considered to run concurrently with a node: more would extend the lifetimes of tensors."""
 _SMALL_CYCLES, _REGION_CYCLES = 100_000, 400_000
-"""Kernels of more cycles don't gain from a shared region. A region is soon over, since only when one begins and ends is
-it decided which workers take part (`backend.llvm.worker_placement`)."""
+"""Maximum cycles of a kernel that gains from a shared region, and of a region.
+
+Regions are short, since which workers take part is decided only when one begins and ends
+(`backend.llvm.worker_placement`).
+"""
 _GROWTH = 1.02
-"""How much larger the arena may be for it, where it doesn't stay in the last cache."""
+"""Maximum factor by which the arena may grow for concurrency, if it exceeds the last-level cache."""
 
 Steps = Mapping[str, Sequence[KernelStep]]
-"""The steps of kernels by their names; none of those that can't share a region."""
+"""The steps of kernels by their names; empty for those that can't share a region."""
 
 
 def plan_regions(graph: ExecutionGraph, steps: Steps, target: Target) -> None:
-    """Note which nodes share a region and which run at the same time; changes their order. Places are given later."""
+    """Note which nodes share a region and which run concurrently; changes their order. Tensors are placed later."""
     context = PassContext.current()
     option = context.option("relay.shared_regions")
     if option not in ("auto", "off"):
         raise CompileError(f"option relay.shared_regions is {option!r}; expected 'auto' or 'off'")
-    if option == "off" or context.opt_level < _OPT_LEVEL or not graph.is_placed_now or not any(steps.values()):
+    if option == "off" or context.opt_level < _OPT_LEVEL or not graph.is_placed_statically or not any(steps.values()):
         return
     for node in graph.nodes:
         node.cycles = _cycles(node, target)
-    _put_beside(graph, steps, target)
+    _run_concurrently(graph, steps, target)
     _join(graph, steps, target)
 
 
 def _cycles(node: GraphNode, target: Target) -> float:
-    """About what a kernel takes on one core; many take more than that."""
+    """Estimated cycles of a kernel on one core; many kernels take more than the estimate."""
     operations = 4.0 * vector_lanes(target)
     return max(node.workload.flops / operations, node.workload.nbytes / CACHE_BYTES_PER_CYCLE)
 
 
 def _join(graph: ExecutionGraph, steps: Steps, target: Target) -> None:
-    """Number the regions: runs of small kernels that want about as many threads, and branches with what is beside."""
+    """Number the regions: runs of small kernels that use about as many threads, and branches with their concurrent
+    nodes."""
     region, total, threads = 0, 0.0, 0
-    for _, pairs in groupby(moments(graph.nodes), lambda pair: pair[0]):
+    for _, pairs in groupby(time_steps(graph.nodes), lambda pair: pair[0]):
         nodes = [node for _, node in pairs]
         cycles = sum(node.cycles for node in nodes)
         wanted = min(max([s.most_threads for n in nodes for s in steps[n.workload.name]], default=0), target.num_cores)
@@ -81,38 +84,38 @@ def _join(graph: ExecutionGraph, steps: Steps, target: Target) -> None:
             region, total, threads = region + 1, 0.0, 0
 
 
-def _put_beside(graph: ExecutionGraph, steps: Steps, target: Target) -> None:
-    """Let nodes that don't need each other run at the same time, where that takes hardly more memory."""
+def _run_concurrently(graph: ExecutionGraph, steps: Steps, target: Target) -> None:
+    """Let independent nodes run concurrently, if that hardly increases the memory."""
     before, nodes = plan_arena(graph).arena_bytes, graph.nodes
     graph.nodes = []
-    for together in _moments_of(nodes, _needs(graph, nodes), steps):
-        for i in together:
-            nodes[i].beside = i != together[0]
+    for concurrent_nodes in _time_steps_of(nodes, _needs(graph, nodes), steps):
+        for i in concurrent_nodes:
+            nodes[i].concurrent = i != concurrent_nodes[0]
             graph.nodes.append(nodes[i])
     if plan_arena(graph).arena_bytes > max(_GROWTH * before, cache_share(target)):
         graph.nodes = nodes
         for node in nodes:
-            node.beside = False
+            node.concurrent = False
 
 
-def _moments_of(nodes: Sequence[GraphNode], needs: Sequence[int], steps: Steps) -> Iterator[list[int]]:
-    """The positions of the nodes that run at the same time, in order of time."""
+def _time_steps_of(nodes: Sequence[GraphNode], needs: Sequence[int], steps: Steps) -> Iterator[list[int]]:
+    """The positions of the nodes that run concurrently, in order of time."""
     left, done = list(range(len(nodes))), 0
     while left:
-        together = [left[0]]
+        concurrent_nodes = [left[0]]
         if steps[nodes[left[0]].workload.name]:
             ready = [i for i in left[1 : 1 + _WINDOW] if needs[i] & ~done == 1 << i]
-            together += [i for i in ready if steps[nodes[i].workload.name]]
-        done |= sum([1 << i for i in together])
+            concurrent_nodes += [i for i in ready if steps[nodes[i].workload.name]]
+        done |= sum([1 << i for i in concurrent_nodes])
         left = [i for i in left if not done >> i & 1]
-        yield together
+        yield concurrent_nodes
 
 
 def _needs(graph: ExecutionGraph, nodes: Sequence[GraphNode]) -> list[int]:
-    """What has to run before each node, directly or not, and itself: a bit for each position.
+    """The transitive dependencies of each node, including itself: a bit for each position.
 
-    A node needs those before it that write what it reads, and those that read what it overwrites (a cache). Parts of a
-    tensor that are written by several don't overlap.
+    A node depends on earlier ones that write what it reads, and on those that read what it overwrites (a KV cache).
+    Slices of a tensor that are written by several nodes don't overlap.
     """
     needs: list[int] = []
     writers: dict[int, list[int]] = {}

@@ -1,12 +1,12 @@
-"""Fused functions that differ only in numbers become one, which is given these numbers as data.
+"""Shares kernels between fused functions that differ only in constants, which become parameters.
 
 Every layer of a quantised model has its own scale and zero point, every level of a detector its own sizes of boxes.
-With the numbers written into the code each would be a kernel of its own, to be compiled by itself. Here the functions
-of a model are compared with their numbers left out. Where several are alike, the numbers in which they differ become
-parameters: tensors of no dimension, which are loaded once before the loops (`relay.lowering.load_scalars`).
+With the constants in the code each would be a kernel of its own, to be compiled separately. Here the functions of a
+model are compared without their constants. Where several are equal, the constants in which they differ become
+parameters: scalar tensors, which are loaded once before the loops (`relay.lowering.load_scalars`).
 
-A number stays in the code where it decides what the code is (`OpDef.is_specialized_on`: an exponent, a divisor, a
-factor of 1), where it is the same in all functions that are alike, and in a function like no other.
+A constant stays in the code if the code is specialised on it (`OpDef.is_specialized_on`: an exponent, a divisor, a
+factor of 1), if it is the same in all equal functions, and in a function that equals no other.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from relayc.relay.sizes import assuming
 
 __all__ = ["share_kernels"]
 
-Number = tuple[str, bytes]
-"""Type and bits of a number: equal for the same number only."""
+Scalar = tuple[str, bytes]
+"""Type and bits of a scalar constant: equal for identical constants only."""
 
 
 def share_kernels(graph: ExecutionGraph) -> None:
-    """Let nodes of `graph`, its variants and the graphs inside of it run the same kernel where numbers alone differ.
+    """Let nodes of `graph`, its variants and the graphs inside of it run the same kernel if only scalar constants
+    differ.
 
-    The numbers become parameters of the graphs. Tensors have no places yet.
+    The constants become parameters of the graphs. Tensors are not placed yet.
     """
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
     shared = _shared({node.workload.key: node.workload for node in nodes}.values())
     for part in graph.all_graphs() if shared else ():
-        known: dict[Number, int] = {}
+        known: dict[Scalar, int] = {}
         for node in part.nodes:
             if node.workload.key in shared:
                 node.workload, numbers = shared[node.workload.key]
                 node.inputs += [_parameter(part, number, known) for number in numbers]
 
 
-def _parameter(graph: ExecutionGraph, number: Constant, known: dict[Number, int]) -> int:
-    """The tensor of the graph that holds `number`."""
+def _parameter(graph: ExecutionGraph, number: Constant, known: dict[Scalar, int]) -> int:
+    """The tensor of the graph that holds the constant `number`."""
     identity = _identity(number)
     if identity not in known:
         name = f"p{len(graph.params)}"
@@ -54,19 +55,19 @@ def _parameter(graph: ExecutionGraph, number: Constant, known: dict[Number, int]
 
 
 def _shared(workloads: Iterable[Workload]) -> dict[str, tuple[Workload, list[Constant]]]:
-    """Key of a workload -> the one to take in its place, and the numbers that are its last arguments."""
-    alike: dict[str, list[_Open]] = {}
+    """Key of a workload -> the workload that replaces it, and the constants that are its last arguments."""
+    alike: dict[str, list[_Abstracted]] = {}
     for workload in workloads:
-        opened = _Open.of(workload)
-        if opened is not None:
-            alike.setdefault(opened.text, []).append(opened)
-    return {key: value for group in alike.values() if len(group) > 1 for key, value in _merged(group)}
+        abstracted = _Abstracted.of(workload)
+        if abstracted is not None:
+            alike.setdefault(abstracted.text, []).append(abstracted)
+    return {key: value for group in alike.values() if len(group) > 1 for key, value in _generalized(group)}
 
 
-def _merged(group: Sequence[_Open]) -> Iterator[tuple[str, tuple[Workload, list[Constant]]]]:
-    """What takes the place of functions that are alike; numbers that always go together are one parameter."""
+def _generalized(group: Sequence[_Abstracted]) -> Iterator[tuple[str, tuple[Workload, list[Constant]]]]:
+    """The function that replaces functions equal up to constants; constants that always coincide are one parameter."""
     columns = list(zip(*[[_identity(n) for n in function.numbers] for function in group], strict=True))
-    first: dict[tuple[Number, ...], int] = {}
+    first: dict[tuple[Scalar, ...], int] = {}
     for place, column in enumerate(columns):
         if len(set(column)) > 1:
             first.setdefault(column, place)
@@ -76,32 +77,34 @@ def _merged(group: Sequence[_Open]) -> Iterator[tuple[str, tuple[Workload, list[
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
-    """A function whose `numbers` may be parameters, in order of use; `text` is the function without them."""
+class _Abstracted:
+    """A function whose constants `numbers` may be parameters, in order of use; `text` is the function without them."""
 
     workload: Workload
     numbers: list[Constant]
     text: str
 
     @staticmethod
-    def of(workload: Workload) -> _Open | None:
-        """None for a function without such numbers."""
+    def of(workload: Workload) -> _Abstracted | None:
+        """The function of a workload; None if it has no such constants."""
         numbers = [number for call in _calls(workload.function) for _, number in _numbers(call)]
         if not numbers:
             return None
         places = range(len(numbers))
-        return _Open(workload, numbers, str(_opened(workload.function, dict(zip(places, places, strict=True)))))
+        return _Abstracted(
+            workload, numbers, str(_parametrized(workload.function, dict(zip(places, places, strict=True))))
+        )
 
     def with_parameters(self, places: dict[int, int]) -> Workload:
-        """The function in which the number at place p is the parameter for place `places[p]`."""
-        return Workload.of(_opened(self.workload.function, places))
+        """The function in which the constant at place p is the parameter for place `places[p]`."""
+        return Workload.of(_parametrized(self.workload.function, places))
 
 
-def _opened(function: Function, places: dict[int, int]) -> Function:
+def _parametrized(function: Function, places: dict[int, int]) -> Function:
     params: dict[int, Var] = {}
     made: dict[int, Expr] = {}
     place = 0
-    with assuming():  # what was assumed of the model's sizes holds for this one
+    with assuming():  # what was assumed of the model's sizes holds here as well
         for e in evaluation_order(function.body):
             if not isinstance(e, Call):
                 made[id(e)] = e.rebuild(lambda child: made[id(child)])
@@ -124,7 +127,7 @@ def _calls(function: Function) -> Iterator[Call]:
 
 
 def _numbers(call: Call) -> Iterator[tuple[int, Constant]]:
-    """The operands that may become parameters, with their positions."""
+    """The constant operands that may become parameters, with their positions."""
     if not isinstance(call.op, OpDef):
         return
     for position, e in enumerate(call.args):
@@ -133,9 +136,9 @@ def _numbers(call: Call) -> Iterator[tuple[int, Constant]]:
 
 
 def _is_plain(e: Constant) -> bool:
-    """Is it one number of a type that processors have?"""
+    """Is it a scalar constant of a type that processors support?"""
     return e.data.ndim == 0 and e.dtype.bits >= (16 if e.dtype.is_float else 8)
 
 
-def _identity(number: Constant) -> Number:
+def _identity(number: Constant) -> Scalar:
     return str(number.dtype), number.data.tobytes()

@@ -1,10 +1,10 @@
-"""The file of tuning records: what was found, by processor and by kernel.
+"""The file of tuning records: schedule parameters found by measuring, by processor and kernel.
 
-One JSON object: ``{"format": 1, "records": [...]}``, a record as in `Record`. A record is used where target, processor
-and subject are the same word for word, and each of its values as long as the cost model's own has not changed. The file
-is replaced as a whole, so that readers never see a part of one; what others wrote meanwhile is kept.
+One JSON object: ``{"format": 1, "records": [...]}``, a record as in `Record`. A record applies if target, processor and
+subject match exactly, and each of its values as long as the cost model's default has not changed. The file is replaced
+as a whole, so that readers never see a partial one; concurrent additions of others are kept.
 
-Builds read the file that the option ``relay.tuning.records`` of the `PassContext` names; without one, the user's own,
+Builds read the file that the option ``relay.tuning.records`` of the `PassContext` names; by default the user's own,
 which `relayc tune` writes to: ``tuning.json`` in the cache folder. "off" reads none.
 """
 
@@ -29,7 +29,7 @@ __all__ = ["Record", "TuningRecords", "current_records", "default_records_path"]
 
 _FORMAT = 1
 _GRAPH = "graph: "
-"""What subjects that are parameters of graph passes begin with; all others are the texts of fused functions."""
+"""The prefix of subjects that are parameters of graph passes; all others are the texts of fused functions."""
 
 PassContext.declare_option(
     "relay.tuning.records", None, 'file of tuning records that builds use; None: the user\'s own; "off": none'
@@ -40,7 +40,7 @@ PassContext.declare_option(
 class Record:
     """Parameters of one subject, a kernel or a pass, that were faster than the cost model's.
 
-    `values` by name, none where a search found nothing better, and the cost model's `defaults` of all that it tried;
+    `values` by name, empty if a search found nothing better, and the cost model's `defaults` of all parameters tried;
     microseconds with each, on `threads` threads.
     """
 
@@ -56,9 +56,9 @@ class Record:
 
 @dataclass
 class TuningRecords:
-    """Records by target, processor and subject; what it answers is for one target on this processor.
+    """Records by target, processor and subject; lookups are for one target on this processor.
 
-    As a context manager it is what builds inside use, whatever the options say.
+    As a context manager it overrides the options of the builds inside.
     """
 
     records: dict[tuple[str, str, str], Record] = field(default_factory=dict)
@@ -91,11 +91,11 @@ class TuningRecords:
 
     @staticmethod
     def of(records: Iterable[Record]) -> TuningRecords:
-        """The records as a collection; the last of each subject counts."""
+        """A collection of records; the last of each subject counts."""
         return TuningRecords({(r.target, r.cpu, r.subject): r for r in records})
 
     def save(self, path: Path) -> None:
-        """Write the records to a file in one step, with those that it has already."""
+        """Write the records to a file atomically, merged with those already in it."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         from filelock import FileLock  # 7 ms, for a process that tunes
 
@@ -107,11 +107,11 @@ class TuningRecords:
                 file.write(text.encode())
 
     def add(self, record: Record) -> None:
-        """Take a record in, in the place of an older one of its subject."""
+        """Add a record, replacing an older one of its subject."""
         self.records[record.target, record.cpu, record.subject] = record
 
     def find(self, target: Target, subject: str) -> Record | None:
-        """What is known of a subject on this processor."""
+        """The record of a subject on this processor, if there is one."""
         return self.records.get((str(target), processor(), subject)) if self.records else None
 
     def config(self, target: Target, subject: str) -> Config:
@@ -142,17 +142,17 @@ def processor() -> str:
 
 
 def default_records_path() -> Path | None:
-    """Where `relay.tune` keeps its records when it is given no file; None when the cache is turned off."""
+    """The default file of `relay.tune`; None if the cache is disabled."""
     cache = default_cache()
     return None if cache is None else cache.folder / "tuning.json"
 
 
 _read: dict[Path, tuple[tuple[int, int], TuningRecords]] = {}
-"""Files that were read, with their times and sizes then."""
+"""The files read so far, with their modification times and sizes."""
 
 
 def current_records() -> TuningRecords:
-    """The records entered, those that the current `PassContext` names, or the user's own.
+    """The records of the innermost context, those that the current `PassContext` names, or the user's own.
 
     Raises CompileError for a file that is named and missing.
     """
@@ -179,7 +179,7 @@ def current_records() -> TuningRecords:
 
 def _checked(entry: Any) -> Record:
     record = Record(**entry)
-    texts, tables = (record.target, record.cpu, record.subject), (record.values, record.defaults)
-    if not all(isinstance(text, str) for text in texts) or not all(isinstance(table, dict) for table in tables):
+    strings, tables = (record.target, record.cpu, record.subject), (record.values, record.defaults)
+    if not all(isinstance(text, str) for text in strings) or not all(isinstance(table, dict) for table in tables):
         raise TypeError(f"record of {record.subject!r} has fields of wrong types")
     return record

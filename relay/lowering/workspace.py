@@ -1,8 +1,8 @@
-"""Scratch memory of kernels, taken out of them.
+"""Lifts scratch memory out of kernels.
 
-A kernel that allocates a large buffer outside its loops (the bordered copy of a convolution's input, packed panels)
-would call the runtime for it at every run. Instead the buffer becomes one more parameter, and the graph gives it a
-place in the arena for just that step.
+A kernel that allocates a large buffer outside its loops (the padded copy of a convolution's input, packed panels) would
+call the runtime for it at every run. Instead the buffer becomes one more parameter, and the graph places it in the
+arena for just that step.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from relayc.te.tir import Allocate, Buffer, Dim, For, PrimFunc, Stmt, While
 __all__ = ["Workspace", "lift_workspaces"]
 
 _SMALLEST = 4096
-"""Bytes: smaller buffers stay inside, on the stack."""
+"""Minimum bytes of a lifted buffer: smaller ones stay on the stack."""
 
 
 Workspace = tuple[Dim, str]
-"""Number and type of the elements of a scratch buffer."""
+"""Number of elements and element type of a scratch buffer."""
 
 
 def _workspace(buffer: Buffer) -> Workspace:
-    """What a buffer holds."""
+    """The elements of a buffer."""
     return product((*buffer.shape, buffer.dtype.lanes)), str(buffer.dtype.element)
 
 
@@ -49,7 +49,7 @@ class _Lifter(Mutator):
 
 
 def lift_workspaces(function: PrimFunc) -> tuple[PrimFunc, list[Workspace]]:
-    """The function with large scratch buffers as last parameters, and what they hold."""
+    """The function with large scratch buffers as last parameters, and their sizes and types."""
     lifter = _Lifter()
     body = lifter.visit(function.body)
     if not lifter.lifted:

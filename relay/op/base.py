@@ -1,4 +1,4 @@
-"""What an operator is, and where operators are found.
+"""The base class of operators, and their registry.
 
 An operator is one class, a frozen dataclass whose fields are its attributes::
 
@@ -57,14 +57,15 @@ class OpPattern(IntEnum):
 
 
 class MixedPrecision(Enum):
-    """Which element type an operator takes in a program of mixed precision (TVM: FTVMMixedPrecisionConversionType)."""
+    """The element type of an operator in a program of mixed precision (TVM: FTVMMixedPrecisionConversionType)."""
 
     ALWAYS = "always"
-    """The narrow one: contractions, whose speed and memory it halves, and whose sums are wide anyway."""
+    """The narrow type: contractions, which it makes twice as fast and half as large, and which accumulate in float32
+    anyway."""
     FOLLOW = "follow"
-    """That of its inputs: whatever moves values, or maps them to values of about their size."""
+    """The type of the inputs: operators that move values, or map them to values of about their magnitude."""
     NEVER = "never"
-    """float32: results or inner values that leave the range of float16, or lose their meaning when rounded."""
+    """float32: results or intermediate values leave the range of float16, or lose their meaning when rounded."""
 
 
 class OpDef(Abstract):
@@ -73,19 +74,19 @@ class OpDef(Abstract):
     Attributes are hashable: numbers, strings, None, tuples of them. Tensors are inputs; an operator of any number of
     inputs (`infer(self, *xs)`) takes them as arguments, not as a tuple. Several results are a TupleType.
 
-    Traits of a class: `num_inputs` as (least, most), most None for any number; `is_view` (the output holds the
-    input's bytes in the same order: reshape); `reads_inputs_once` (a heavy operator that reads each input element a
-    few times only, so that cheap producers may be computed inside it, as in any reduction); `has_side_effect`
-    (random numbers, printing: calls are neither merged, folded nor dropped); `num_data_inputs` (the leading inputs
-    that a change of layout concerns, the others being weights and the like; None: all); `joins_inputs` (each element
-    of the result comes from one of several inputs: concatenation); `permutes_elements` (each element of the result is
-    one of the input, at an index that is quick to compute: transpose, slice); `looks_up` (each element of the result is
-    one of the first input, where the other inputs say: gather); `reads_by_index` (a heavy operator that
-    brings its inputs into place itself, so that moves of their elements cost nothing: matrix products on GPUs);
-    `num_copied_inputs` (so many leading inputs are copied before they are used, each element once, so that what comes
-    before may be computed in the copy); `tiles_pixels` (a convolution whose register tiles on CPUs go over all pixels,
-    whatever line they are on); `takes_containers` (inputs may be sequences and optional values, too);
-    `mixed_precision` (see `MixedPrecision`).
+    Traits of a class: `num_inputs` as (least, most), most None for any number; `is_view` (the output holds the input's
+    bytes in the same order: reshape); `reads_inputs_once` (a heavy operator that reads each input element a few times
+    only, so that cheap producers may be computed inside it, as in any reduction); `has_side_effect` (random numbers,
+    printing: calls are neither merged, folded nor dropped); `num_data_inputs` (the leading inputs that a change of
+    layout applies to, the others being weights and the like; None: all); `joins_inputs` (each element of the result
+    comes from one of several inputs: concatenation); `permutes_elements` (each element of the result is one of the
+    input, at an index that is quick to compute: transpose, slice); `looks_up` (each element of the result is one of the
+    first input, where the other inputs say: gather); `reads_by_index` (a heavy operator that loads its inputs into
+    shared memory itself, so that permuting their elements costs nothing: matrix products on GPUs); `num_copied_inputs`
+    (the number of leading inputs that are packed before use, each element once, so that producers may be fused into the
+    copy); `tiles_pixels` (a convolution whose register tiles on CPUs cover all pixels of an image as one dimension,
+    across rows); `takes_containers` (inputs may be sequences and optional values, too); `mixed_precision` (see
+    `MixedPrecision`).
     """
 
     name: ClassVar[str]
@@ -124,10 +125,11 @@ class OpDef(Abstract):
         return 0
 
     def is_specialized_on(self, operand: int, value: Any) -> bool:
-        """Had the code better be made for the very `value`, an array of one number, that an operand is known to have?
+        """Should the code be specialised on the constant `value`, an array of one element, of an operand?
 
-        An exponent or a divisor, say, and what makes an operation vanish. Others of elementwise operators may become
-        data, so that functions that differ in them only are compiled once (`relay.lowering.share_kernels`).
+        True of an exponent or a divisor, say, and of a value that makes the operation an identity. Other constants of
+        elementwise operators may become data, so that functions that differ only in them are compiled once
+        (`relay.lowering.share_kernels`).
         """
         return self.pattern > OpPattern.BROADCAST or float(value) in (0.0, 1.0, -1.0) or not math.isfinite(value)
 
@@ -135,13 +137,13 @@ class OpDef(Abstract):
         """The operator `t` with ``t(T(x), ...) == T(self(x, ...))``, T transposing by `perm`; None if there is none.
 
         The permutation applies to the data inputs (see `num_data_inputs`) that have its rank, and to the result or each
-        field of it; layout conversion moves through it. The default serves elementwise operators; one with an axis
-        attribute renumbers it, a convolution changes its `data_layout`.
+        field of it; layout conversion moves through it. The default is right for elementwise operators; one with an
+        axis attribute renumbers it, a convolution changes its `data_layout`.
         """
         return self if self.pattern == OpPattern.ELEMWISE else None
 
     def result_type(self, types: Sequence[Type], span: Span | None = None) -> Type:
-        """`infer` with the number of inputs checked and errors located."""
+        """`infer`, after a check of the number of inputs, with errors located."""
         least, most = self.num_inputs
         try:
             if len(types) < least or (most is not None and len(types) > most):
@@ -164,7 +166,7 @@ class OpDef(Abstract):
         return hash((self.name, *[getattr(self, name) for name in self.attribute_names]))
 
     def follows_elements(self) -> bool:
-        """Does it work element by element, wherever these are, and is nothing else among its inputs, a table, say?"""
+        """Does it compute each element independently of its position, without a table or the like as input?"""
         alike = self.num_data_inputs is None
         return alike and self.pattern <= OpPattern.BROADCAST and not {"axis", "shape"} & set(self.attribute_names)
 
@@ -173,7 +175,7 @@ class OpDef(Abstract):
         return {name: getattr(self, name) for name in self.attribute_names}
 
     def replace(self: _O, **changes: Any) -> _O:
-        """The same operator with some attributes changed."""
+        """A copy of the operator with some attributes changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def structural_equal_to(self, other: OpDef, equal: StructuralEqual) -> bool:
@@ -196,7 +198,7 @@ def attributes_of_operator(cls: type[_O]) -> type[_O]:
 
     Instances are values by the methods of `OpDef`, so that of a dataclass only the constructor is generated: a frozen
     dataclass for each of 150 operators would take a third of the time of importing relay. A class without attributes of
-    its own has its base's constructor. Type checkers refuse writes.
+    its own inherits its base's constructor. Type checkers reject assignments.
     """
     if inspect.get_annotations(cls):
         cls = dataclasses.dataclass(kw_only=True, repr=False, eq=False)(cls)
@@ -253,7 +255,7 @@ def list_op_names() -> list[str]:
 
 
 def make_call(op: OpDef | str, args: Sequence[Expr], span: Span | None = None, **attrs: Any) -> Call:
-    """A typed call; `op` may be given by name with attributes.
+    """A typed call; `op` may be a name, with attributes.
 
     Raises TypeInferenceError (operator, argument types, broken constraint, place) or UnknownOperatorError.
     """

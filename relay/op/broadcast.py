@@ -125,7 +125,7 @@ def _is_power_of_two(value: Array) -> bool:
 
 
 class Quotient(Binary):
-    """Base of what divides: by a known integer or power of two without a division."""
+    """Base of divisions: those by a known integer or power of two are computed without a division."""
 
     def is_specialized_on(self, operand: int, value: Array) -> bool:
         known = operand == 1 and (value.dtype.kind in "iu" or _is_power_of_two(value))
@@ -435,7 +435,8 @@ def broadcast_to(data: Expr, shape: Sequence[Dim]) -> Call:
 
 
 def _operator(function: Callable[[Expr, Expr], Call]) -> Callable[[Any, Any], Call]:
-    """`function` for Python operators: a number takes the other side's element type. Other things are refused."""
+    """`function` for Python operators: a Python number takes the element type of the other operand; NotImplemented for
+    other types."""
     operands = (Expr, Number, np.ndarray, np.generic, list, tuple)
 
     def apply(a: Any, b: Any) -> Call:

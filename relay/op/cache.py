@@ -1,6 +1,6 @@
-"""Caches of decoders: memory with room that the executor keeps, into which a run writes what it adds.
+"""In-place KV caches: the executor keeps a buffer with spare room, to which each run appends.
 
-These operators are written by `relay.transform.UpdateKVCacheInPlace`, and their results lie in the memory of the cache.
+`relay.transform.UpdateKVCacheInPlace` creates these operators; their results alias the buffer of the cache.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Append", "Filled", "append", "filled"]
 
 @register_op("cache.append", pattern=OpPattern.OPAQUE)
 class Append(OpDef):
-    """The cache x with the rows of y from position `length` along `axis` on: nothing but y is written.
+    """The cache x with the rows of y from position `length` along `axis` on; only the rows of y are written.
 
-    x holds `length` rows and has room for more. The result lies where x lies. (C1) one element type; (C2) axis is in
-    range; (C3) the other dimensions are equal.
+    x holds `length` rows and has room for more. The result aliases x. (C1) one element type; (C2) axis is in range;
+    (C3) the other dimensions are equal.
     """
 
     writes_in_place: ClassVar[bool] = True
@@ -52,7 +52,7 @@ class Append(OpDef):
 
 @register_op("cache.filled", pattern=OpPattern.INJECTIVE)
 class Filled(OpDef):
-    """The first `length` rows of the cache x along `axis`, which has as many. (C1) axis is in range."""
+    """The first `length` rows of the cache x along `axis`, out of its capacity. (C1) axis is in range."""
 
     length: Dim
     axis: int
@@ -70,7 +70,7 @@ class Filled(OpDef):
 
 
 def append(x: Expr, y: Expr, length: Dim, axis: int) -> Call:
-    """The cache `x` of `length` rows with `y` behind them."""
+    """The cache `x` of `length` rows with `y` appended."""
     return Append(length=length, axis=axis)(x, y)
 
 

@@ -1,4 +1,4 @@
-"""What operator definitions share: checks, axes, and numpy computed in wide types."""
+"""Helpers of operator definitions: checks, axes, and numpy references computed in wider types."""
 
 from __future__ import annotations
 
@@ -46,14 +46,15 @@ def require_same_dtype(number: int, *types: TensorType) -> None:
 
 
 def require_weights_of(number: int, data: TensorType, weight: TensorType) -> None:
-    """Constraint `number`: weights have the data's element type, or one of less bits whose values it holds."""
+    """Constraint `number`: weights have the data's element type, or one of fewer bits whose values it represents."""
     narrow = {"float32": ("float16", "bfloat16"), "int32": ("int8", "int16")}.get(str(data.dtype), ())
     if str(weight.dtype) not in (str(data.dtype), *narrow):
         raise TypeInferenceError(f"(C{number}) weights of {weight.dtype} for data of {data.dtype}: cast one")
 
 
 def require_pairs(number: int, data: TensorType, weight: TensorType) -> None:
-    """Constraint `number`: both are integers, of a byte (codes, for data), or int32 known to lie within 16 bits."""
+    """Constraint `number`: both are integers, of a byte (quantised values, for data), or int32 known to lie within 16
+    bits."""
     fits = str(data.dtype) in ("uint8", "int8", "int32") and str(weight.dtype) in ("int8", "int16", "int32")
     require(fits, f"(C{number}) data {data} and weights {weight} are no integers that can be multiplied in pairs")
 
@@ -74,7 +75,7 @@ def check_axis(number: int, axis: int, ndim: int) -> int:
 def check_axes(number: int, axes: Sequence[int], ndim: int) -> tuple[int, ...]:
     """Constraint `number`: `axes` are different axes in [-ndim, ndim). Returns them counted from the front."""
     found = tuple([check_axis(number, a, ndim) for a in axes])
-    require(len(set(found)) == len(found), f"(C{number}) an axis is given twice in {tuple(axes)}")
+    require(len(set(found)) == len(found), f"(C{number}) an axis occurs twice in {tuple(axes)}")
     return found
 
 
@@ -89,14 +90,14 @@ def with_dim(shape: Sequence[Dim], axis: int, dim: Dim) -> tuple[Dim, ...]:
 
 
 def ints(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """A number for each of `count` dimensions: one number serves all of them."""
+    """`value` as `count` integers, one for each dimension; a single integer is repeated."""
     if isinstance(value, int):
         return (value,) * count
     return tuple([int(v) for v in value])
 
 
 def padding_pairs(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    """Padding as (begin..., end...) of `rank` dimensions; one number, or one for each dimension, pads both ends."""
+    """Padding as (begin..., end...) of `rank` dimensions; one integer, or one for each dimension, pads both ends."""
     amounts = ints(value, rank)
     return (*amounts, *amounts) if len(amounts) == rank else amounts
 
@@ -117,7 +118,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def widened(f: Callable[..., Array], *arrays: Array) -> Array:
-    """``f(*arrays)``, of narrow floats computed in float32 and rounded once; without numpy's warnings."""
+    """``f(*arrays)`` with narrow floats computed in float32 and rounded once; without numpy's warnings."""
     kind = arrays[0].dtype
     with np.errstate(all="ignore"):
         if kind.itemsize < 4 and kind.kind in "fV":

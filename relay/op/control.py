@@ -1,8 +1,8 @@
 """Control flow at run time: operators that hold functions, which the executor runs as graphs of their own.
 
-The functions are closed: what they take from outside are arguments. Their sizes are their own, but for variables of the
-program around them that they mention. Sizes of results that are known only after running are variables that the
-results' shapes give.
+The functions are closed: captured values are arguments. Their size variables are local, except for variables of the
+enclosing program that they mention. Result dimensions that are known only after a run are variables, which the shapes
+of the results bind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ControlFlow", "IfElse", "WhileLoop", "if_else", "while_loop"]
 
 @attributes_of_operator
 class ControlFlow(OpDef):
-    """Base of the operators that run functions; `results` are the types of what they give."""
+    """Base of the operators that run functions; `results` are the types of their results."""
 
     mixed_precision = MixedPrecision.NEVER
     takes_containers = True
@@ -37,7 +37,7 @@ class ControlFlow(OpDef):
 
 @register_op("control.if", pattern=OpPattern.OPAQUE)
 class IfElse(ControlFlow):
-    """The results of one of two functions, as a bool says (ONNX: If).
+    """The results of one of two functions, selected by a bool (ONNX: If).
 
     Arguments: the condition, those of `then_branch`, those of `else_branch`. (C1) the condition is one bool; (C2) there
     are as many arguments as both functions take.
@@ -67,10 +67,10 @@ class IfElse(ControlFlow):
 class WhileLoop(ControlFlow):
     """A function run over and over on its own results (ONNX: Loop).
 
-    Arguments: the most iterations (int64), whether to begin (bool), `carried` values, then what the function takes from
-    outside. The function takes the iteration, whether it goes on, the carried values and those from outside; it gives
-    whether to go on, the carried values, and values of which all iterations' are stacked. Results: the carried values,
-    then the stacks. (C1) there are as many arguments as the function takes.
+    Arguments: the most iterations (int64), whether to begin (bool), `carried` values, then the captured values. The
+    function takes the iteration, the condition, the carried values and the captured values; it returns the next
+    condition, the carried values, and values that are stacked over all iterations. Results: the carried values, then
+    the stacks. (C1) there are as many arguments as the function takes.
     """
 
     body: Function
@@ -88,8 +88,8 @@ class WhileLoop(ControlFlow):
         alive, iteration = bool(condition.reshape(-1)[0]), 0
         stacks: list[list[Array]] = [[] for _ in self.results[self.carried :]]
         while alive and iteration < int(trips.reshape(-1)[0]):
-            given = (np.array(iteration, np.int64), np.array(alive))
-            goes_on, *values = _fields(evaluate(self.body, (*given, *carried, *outside)))
+            state = (np.array(iteration, np.int64), np.array(alive))
+            goes_on, *values = _fields(evaluate(self.body, (*state, *carried, *outside)))
             alive, iteration = bool(goes_on.reshape(-1)[0]), iteration + 1
             carried = values[: self.carried]
             for stack, value in zip(stacks, values[self.carried :], strict=True):

@@ -1,4 +1,4 @@
-"""Probabilities of classes from probabilities of pairs of classes."""
+"""Pairwise coupling: class probabilities from the probabilities of pairs of classes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PairwiseCoupling(OpDef):
         return np.array(rows, pairs.dtype).reshape(len(pairs), self.classes)
 
     def _coupled(self, row: Array) -> Array:
-        """One row, in its own precision: where the iteration stops depends on it."""
+        """The probabilities of one row, computed in its own precision, since the number of iterations depends on it."""
         count = self.classes
         wins = np.zeros((count, count), row.dtype)
         wins[np.triu_indices(count, 1)] = row
@@ -63,5 +63,5 @@ class PairwiseCoupling(OpDef):
 
 
 def pairwise_coupling(pairs: Expr, classes: int) -> Call:
-    """Probabilities of classes from those of pairs of them."""
+    """Class probabilities from those of pairs of classes."""
     return PairwiseCoupling(classes=classes)(pairs)

@@ -46,7 +46,7 @@ class Full(OpDef):
 
 @register_op("sizes", pattern=OpPattern.INJECTIVE)
 class Sizes(OpDef):
-    """A tensor of sizes, known when the model runs (ONNX: Shape): `values` in row-major order, of `shape`.
+    """A tensor of (symbolic) sizes (ONNX: Shape): `values` in row-major order, of `shape`.
 
     (C1) there are as many values as the shape holds.
     """

@@ -63,14 +63,14 @@ def unary_helper(operator: type[Unary]) -> Callable[[Expr], Call]:
     return call
 
 
-_NUMBERS = ("float", "int", "uint")
+_NUMERIC = ("float", "int", "uint")
 
 
 @register_op("abs", pattern=OpPattern.ELEMWISE)
 class Abs(Unary):
-    """|x| (ONNX: Abs); of the lowest signed integer that integer."""
+    """|x| (ONNX: Abs); the lowest signed integer stays itself."""
 
-    domain = _NUMBERS
+    domain = _NUMERIC
     define = staticmethod(topi.abs)
     evaluate = staticmethod(np.abs)
 
@@ -217,7 +217,7 @@ class Log10(Unary):
 class Negative(Unary):
     """-x; integers wrap (ONNX: Neg)."""
 
-    domain = _NUMBERS
+    domain = _NUMERIC
     define = staticmethod(topi.negative)
     evaluate = staticmethod(np.negative)
 
@@ -257,7 +257,7 @@ class Sigmoid(Unary):
 class Sign(Unary):
     """-1, 0 or 1; NaN stays NaN (ONNX: Sign)."""
 
-    domain = _NUMBERS
+    domain = _NUMERIC
     define = staticmethod(topi.sign)
     evaluate = staticmethod(np.sign)
 
@@ -332,7 +332,7 @@ class LogicalNot(Unary):
 
 @register_op("copy", pattern=OpPattern.ELEMWISE)
 class Copy(Unary):
-    """The same values (ONNX: Identity)."""
+    """An identity (ONNX: Identity)."""
 
     domain = ("float", "int", "uint", "bool")
     define = staticmethod(topi.copy)
@@ -342,7 +342,7 @@ class Copy(Unary):
 
 
 class _Predicate(Unary):
-    """A bool for each float."""
+    """Base of tests of floats: a bool for each element."""
 
     def infer(self, x: TensorType) -> TensorType:
         return super().infer(x).with_dtype("bool")
@@ -379,8 +379,8 @@ class IsFinite(_Predicate):
 class Cast(OpDef):
     """x as type `dtype` (ONNX: Cast): float to int truncates, int to a narrower int wraps, to bool is ``!= 0``.
 
-    So does a float that a narrow or unsigned type can't hold, but an int32 or int64 can; of larger ones comes anything.
-    (C1) neither type is a string.
+    A float outside the range of a narrow or unsigned type wraps too if an int32 or int64 holds it; the result of larger
+    ones is unspecified. (C1) neither type is a string.
     """
 
     mixed_precision = MixedPrecision.NEVER
@@ -402,7 +402,7 @@ class Cast(OpDef):
 
 @register_op("reinterpret", pattern=OpPattern.ELEMWISE)
 class Reinterpret(OpDef):
-    """The same bits as type `dtype` (ONNX: BitCast). (C1) both types have the same width."""
+    """The bits of x reinterpreted as type `dtype` (ONNX: BitCast). (C1) both types have the same width."""
 
     mixed_precision = MixedPrecision.NEVER
 
@@ -484,7 +484,7 @@ def cast(data: Expr, dtype: str) -> Call:
 
 
 def reinterpret(data: Expr, dtype: str) -> Call:
-    """The same bits as type `dtype`."""
+    """The bits of `data` reinterpreted as type `dtype`."""
     return Reinterpret(dtype=dtype)(data)
 
 

@@ -1,4 +1,4 @@
-"""What the executor does itself, between the kernels of a model."""
+"""The base of operators that the executor runs itself, between kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["HostOperator"]
 
 @attributes_of_operator
 class HostOperator(OpDef):
-    """Base of operators on lists and strings. `keeps` are the inputs that the result holds on to."""
+    """Base of operators on sequences and strings. `keeps` are the inputs that the result may alias."""
 
     mixed_precision = MixedPrecision.NEVER
     takes_containers = True

@@ -35,7 +35,7 @@ def _require_integers(number: int, indices: TensorType) -> None:
 
 
 TAKE_MODES = ("clip", "wrap", "numpy", "fast")
-"""What positions outside may do; see `Take`."""
+"""Treatment of out-of-range positions; see `Take`."""
 
 
 def positions_inside(positions: Array, size: int, mode: str) -> Array:
@@ -53,9 +53,9 @@ class Take(OpDef):
     """Slices of x along `axis` (ONNX: Gather); shape x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:].
 
     `mode` says what a position outside does: "clip" limits it to [0, size), "wrap" takes the remainder, "numpy" counts
-    negative ones from the end and then limits, "fast" trusts the caller. An axis of size 0 gives values that mean
-    nothing, which `where` may leave out. (C1) indices are integers; (C2) axis is in
-    range; (C3) the first `batch_dims` dimensions of both are equal, and come before `axis`; (C4) the mode is known.
+    negative ones from the end and then limits, "fast" requires positions in range. The values taken from an axis of
+    size 0 are unspecified; `where` may discard them. (C1) indices are integers; (C2) axis is in range; (C3) the first
+    `batch_dims` dimensions of both are equal, and come before `axis`; (C4) the mode is known.
     """
 
     looks_up = True
@@ -139,7 +139,7 @@ class Gather(OpDef):
 
 @register_op("gather_nd", pattern=OpPattern.INJECTIVE)
 class GatherND(OpDef):
-    """Slices of x at coordinate tuples, which lie along dimension 0 of indices (ONNX: GatherND, transposed).
+    """Slices of x at coordinate tuples, along dimension 0 of indices (ONNX: GatherND, transposed).
 
     x (B..., X_0, ..., X_{M-1}, rest...), indices (M, B..., Y...): (B..., Y..., rest...). Negative positions count from
     the end; those outside are limited. (C1) indices are integers; (C2) M is known and x has that many dimensions after
@@ -283,8 +283,8 @@ def _descending_or_not(x: Array, axis: int, ascending: bool) -> Array:
     """A stable argsort; NaN is the greatest value, equal values keep their order."""
     if ascending:
         return np.argsort(x, axis=axis, kind="stable")
-    turned = np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
-    return x.shape[axis] - 1 - turned
+    from_end = np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
+    return x.shape[axis] - 1 - from_end
 
 
 @register_op("argsort", pattern=OpPattern.OPAQUE)

@@ -1,4 +1,4 @@
-"""The change of layouts."""
+"""Layout transformation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["LayoutTransform", "layout_transform"]
 
 @register_op("layout_transform", pattern=OpPattern.INJECTIVE)
 class LayoutTransform(OpDef):
-    """x in another layout, such as NCHW to NHWC or OIHW to OHWI16o; blocks are filled up with 0 (see `topi.layout`).
+    """x in another layout, such as NCHW to NHWC or OIHW to OHWI16o; blocks are padded with 0 (see `topi.layout`).
 
     (C1) both layouts name the same axes; (C2) the input has the rank of `src_layout`, and its blocks.
     """
@@ -53,7 +53,7 @@ class LayoutTransform(OpDef):
 
 
 def _unpack(x: Array, layout: Layout, axes: Sequence[str]) -> Array:
-    """x in the plain layout `axes`, fill included."""
+    """x in the plain layout `axes`, padding included."""
     order, shape = list[int](), list[int]()
     for axis in axes:
         outer, inner = layout.index(axis), layout.index(axis.lower())

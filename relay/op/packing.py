@@ -1,4 +1,4 @@
-"""Values of less than a byte, several to a byte."""
+"""Packing of sub-byte element types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["UnpackBits", "pack_bits", "unpack_bits"]
 
 @register_op("unpack_bits", pattern=OpPattern.INJECTIVE)
 class UnpackBits(OpDef):
-    """The tensor of `newshape` of the sub-byte type `dtype` whose elements lie in bytes x, from the low bits on.
+    """The tensor of `newshape` of the sub-byte type `dtype` whose elements are packed in bytes x, from the low bits on.
 
     (C1) the type has 2 or 4 bits; (C2) x is a vector of as many uint8 as the elements fill.
     """
@@ -38,20 +38,20 @@ class UnpackBits(OpDef):
 
     def reference(self, x: Array) -> Array:
         bits, count = parse_dtype(self.dtype).bits, math.prod(self.newshape)
-        codes = (x[:, None] >> np.arange(0, 8, bits, dtype=np.uint8)) & np.uint8((1 << bits) - 1)
-        return codes.reshape(-1)[:count].view(numpy_dtype(self.dtype)).reshape(self.newshape)
+        fields = (x[:, None] >> np.arange(0, 8, bits, dtype=np.uint8)) & np.uint8((1 << bits) - 1)
+        return fields.reshape(-1)[:count].view(numpy_dtype(self.dtype)).reshape(self.newshape)
 
 
 def pack_bits(data: Array) -> Array:
-    """The elements of an array of a sub-byte type in as few bytes as hold them, from the low bits on; zeros behind."""
+    """The elements of an array of a sub-byte type in as few bytes as hold them, from the low bits on, zero-padded."""
     bits = parse_dtype(data.dtype.name).bits
     per_byte = 8 // bits
-    codes = np.zeros(-(-data.size // per_byte) * per_byte, np.uint8)
-    codes[: data.size] = np.ascontiguousarray(data).reshape(-1).view(np.uint8) & ((1 << bits) - 1)
-    shifted = codes.reshape(-1, per_byte) << np.arange(0, 8, bits, dtype=np.uint8)
+    fields = np.zeros(-(-data.size // per_byte) * per_byte, np.uint8)
+    fields[: data.size] = np.ascontiguousarray(data).reshape(-1).view(np.uint8) & ((1 << bits) - 1)
+    shifted = fields.reshape(-1, per_byte) << np.arange(0, 8, bits, dtype=np.uint8)
     return np.bitwise_or.reduce(shifted, axis=1)
 
 
 def unpack_bits(data: Expr, newshape: tuple[int, ...], dtype: str) -> Call:
-    """The tensor whose elements lie in the bytes `data`; see `UnpackBits`."""
+    """The tensor whose elements are packed in the bytes `data`; see `UnpackBits`."""
     return UnpackBits(newshape=newshape, dtype=dtype)(data)

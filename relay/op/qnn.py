@@ -1,7 +1,7 @@
-"""Quantised values as the models spell them: conversions between floats and integer codes (TVM: `relay.qnn.op`).
+"""Conversions between floats and quantised integers (TVM: `relay.qnn.op`), as quantised models contain them.
 
-real = (code - zero point) * scale. Before anything else a program is rewritten so that products compute on the codes
-(`FakeQuantizationToInteger`), and the conversions that are left become arithmetic (`CanonicalizeQuantization`).
+real = (quantised - zero point) * scale. The first pass rewrites a program so that products are computed on quantised
+values (`FakeQuantizationToInteger`); the remaining conversions become arithmetic (`CanonicalizeQuantization`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = [
     "quantize", "quantized", "unflipped",
 ]  # fmt: skip
 
-CODES = ("uint8", "int8", "uint16", "int16", "int32")
-"""Element types of codes."""
+QUANTIZED_DTYPES = ("uint8", "int8", "uint16", "int16", "int32")
+"""Element types of quantised values."""
 
 
 def _check_parameters(data: TensorType, scale: TensorType, zero_point: TensorType, axis: int) -> None:
@@ -39,17 +39,17 @@ def _check_parameters(data: TensorType, scale: TensorType, zero_point: TensorTyp
 
 @register_op("qnn.quantize", pattern=OpPattern.BROADCAST)
 class Quantize(OpDef):
-    """round(data / scale) + zero point, ties to even, saturated to the codes of `out_dtype` (ONNX: QuantizeLinear).
+    """round(data / scale) + zero point, ties to even, saturated to the range of `out_dtype` (ONNX: QuantizeLinear).
 
-    (C1) data is float32 and `out_dtype` a type of codes; (C2) the scale is float32; (C3) scale and zero point have one
-    shape, (C4) that of one number or of one for each index of `axis`. The zero point is of `out_dtype`.
+    (C1) data is float32 and `out_dtype` a quantised type; (C2) the scale is float32; (C3) scale and zero point have one
+    shape, (C4) that of a scalar, or of one value for each index of `axis`. The zero point is of `out_dtype`.
     """
 
     axis: int = -1
     out_dtype: str = "uint8"
 
     def infer(self, data: TensorType, scale: TensorType, zero_point: TensorType) -> TensorType:
-        fits = data.dtype == "float32" and self.out_dtype in CODES and zero_point.dtype == self.out_dtype
+        fits = data.dtype == "float32" and self.out_dtype in QUANTIZED_DTYPES and zero_point.dtype == self.out_dtype
         require(fits, f"(C1) {data} with zero points {zero_point} can't become {self.out_dtype}")
         _check_parameters(data, scale, zero_point, self.axis)
         return TensorType(data.shape, self.out_dtype)
@@ -69,14 +69,14 @@ class Quantize(OpDef):
 class Dequantize(OpDef):
     """(data - zero point) * scale (ONNX: DequantizeLinear).
 
-    (C1) data are codes and the zero point is of their type; (C2) to (C4) as for qnn.quantize.
+    (C1) data has a quantised type, and so has the zero point; (C2) to (C4) as for qnn.quantize.
     """
 
     axis: int = -1
 
     def infer(self, data: TensorType, scale: TensorType, zero_point: TensorType) -> TensorType:
-        fits = str(data.dtype) in CODES and zero_point.dtype == data.dtype
-        require(fits, f"(C1) {data} with zero points {zero_point} are not codes")
+        fits = str(data.dtype) in QUANTIZED_DTYPES and zero_point.dtype == data.dtype
+        require(fits, f"(C1) {data} with zero points {zero_point} are not quantised values")
         _check_parameters(data, scale, zero_point, self.axis)
         return TensorType(data.shape, "float32")
 
@@ -95,7 +95,7 @@ class Dequantize(OpDef):
 class ChooseQParams(OpDef):
     """Scale and zero point (uint8) of the range of x and 0, the first half of ONNX's DynamicQuantizeLinear.
 
-    Gives a tuple of two numbers; the scale of zeros alone is 1. (C1) x is float32.
+    Gives a tuple of two scalars; the scale is 1 if all values are zero. (C1) x is float32.
     """
 
     mixed_precision = MixedPrecision.NEVER
@@ -117,66 +117,67 @@ class ChooseQParams(OpDef):
 
 @register_op("qnn.lookup", pattern=OpPattern.ELEMWISE)
 class Lookup(OpDef):
-    """The entry of a table that each code says: any function of a byte.
+    """Lookup of 8-bit quantised values in a table: any function of a byte.
 
-    (C1) The codes have 8 bits, and are taken for unsigned bytes; (C2) the table has the shape (256,).
+    (C1) the data has 8 bits and is reinterpreted as unsigned bytes; (C2) the table has the shape (256,).
     """
 
     num_data_inputs = 1
 
-    def infer(self, codes: TensorType, table: TensorType) -> TensorType:
-        require(str(codes.dtype) in ("uint8", "int8"), f"(C1) {codes} are not codes of 8 bits")
+    def infer(self, values: TensorType, table: TensorType) -> TensorType:
+        require(str(values.dtype) in ("uint8", "int8"), f"(C1) {values} are not 8-bit quantised values")
         require(table.shape == (256,), f"(C2) {table} has no entry for each byte")
-        return TensorType(codes.shape, table.dtype)
+        return TensorType(values.shape, table.dtype)
 
-    def compute(self, codes: te.Tensor, table: te.Tensor) -> te.Tensor:
-        return topi.lookup(codes, table)
+    def compute(self, values: te.Tensor, table: te.Tensor) -> te.Tensor:
+        return topi.lookup(values, table)
 
-    def reference(self, codes: Array, table: Array) -> Array:
-        return table[codes.view(np.uint8)]
+    def reference(self, values: Array, table: Array) -> Array:
+        return table[values.view(np.uint8)]
 
 
 def _along(x: Array, axis: int, rank: int) -> Array:
-    """One number, or a vector laid along `axis`, in a shape that broadcasts with the data."""
+    """A scalar, or a vector laid along `axis`, in a shape that broadcasts with the data."""
     return x if x.ndim == 0 else x.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
 
 
 def choose_qparams(x: Expr) -> tuple[Expr, Expr]:
-    """Scale and zero point of bytes that stand for the range of `x` and 0."""
+    """Scale and zero point for the quantisation of `x` to uint8, over the range of `x` and 0."""
     chosen = ChooseQParams()(x if len(x.shape) == 1 else transform.reshape(x, (product(x.shape),)))
     return TupleGetItem(chosen, 0), TupleGetItem(chosen, 1)
 
 
 def quantize(data: Expr, output_scale: Any, output_zero_point: Any, axis: int = -1, out_dtype: str = "uint8") -> Call:
-    """`data` as codes; scale and zero point are numbers or one for each index of `axis`."""
+    """`data` quantised; scale and zero point are scalars, or one value for each index of `axis`."""
     scale, zero = _parameters(output_scale, output_zero_point, out_dtype)
     return Quantize(axis=axis, out_dtype=out_dtype)(data, scale, zero)
 
 
 def dequantize(data: Expr, input_scale: Any, input_zero_point: Any, axis: int = -1) -> Call:
-    """The numbers that the codes `data` stand for; scale and zero point are numbers or one for each index of `axis`."""
+    """The floats that the quantised values `data` stand for; scale and zero point are scalars, or one for each index of
+    `axis`."""
     scale, zero = _parameters(input_scale, input_zero_point, str(data.dtype))
     return Dequantize(axis=axis)(data, scale, zero)
 
 
-def _parameters(scale: Any, zero: Any, codes: str) -> tuple[Expr, Expr]:
+def _parameters(scale: Any, zero: Any, dtype: str) -> tuple[Expr, Expr]:
     scale = scale if isinstance(scale, Expr) else Constant(np.asarray(scale, np.float32))
-    zero = zero if isinstance(zero, Expr) else Constant(np.asarray(zero).astype(codes))
+    zero = zero if isinstance(zero, Expr) else Constant(np.asarray(zero).astype(dtype))
     return scale, zero
 
 
-def flipped(codes: Expr) -> Expr:
-    """8-bit codes, signed ones as unsigned ones and vice versa, with their zero point moved by 128."""
-    other, high = ("uint8", -128) if codes.dtype == "int8" else ("int8", 128)
-    moved = broadcast.bitwise_xor(codes, Constant(np.asarray(high, str(codes.dtype))))
+def flipped(values: Expr) -> Expr:
+    """8-bit quantised values, signed ones as unsigned ones and vice versa, with their zero point shifted by 128."""
+    other, high = ("uint8", -128) if values.dtype == "int8" else ("int8", 128)
+    moved = broadcast.bitwise_xor(values, Constant(np.asarray(high, str(values.dtype))))
     return elementwise.reinterpret(moved, other)
 
 
-def unflipped(codes: Expr) -> Expr | None:
-    """x where `codes` are `flipped(x)`; None where they are something else."""
-    if not isinstance(codes, Call) or not isinstance(codes.op, elementwise.Reinterpret):
+def unflipped(values: Expr) -> Expr | None:
+    """x where `values` is `flipped(x)`; None otherwise."""
+    if not isinstance(values, Call) or not isinstance(values.op, elementwise.Reinterpret):
         return None
-    moved = codes.args[0]
+    moved = values.args[0]
     if not isinstance(moved, Call) or not isinstance(moved.op, broadcast.BitwiseXor):
         return None
     x, high = moved.args
@@ -185,7 +186,7 @@ def unflipped(codes: Expr) -> Expr | None:
 
 
 def quantized(x: Expr, zero: Expr | None, target: str) -> Expr:
-    """Floats `x`, in units of the scale, rounded to codes of `target`, by elementwise operators."""
+    """Floats `x`, in units of the scale, rounded to the quantised type `target`, by elementwise operators."""
     parsed = parse_dtype(target)
     x = elementwise.round(x)
     if zero is not None:
@@ -194,7 +195,7 @@ def quantized(x: Expr, zero: Expr | None, target: str) -> Expr:
 
 
 def dequantized(x: Expr, scale: Expr, zero: Expr | None) -> Expr:
-    """Codes `x` as float32, by elementwise operators."""
+    """Quantised values `x` as float32, by elementwise operators."""
     wide = elementwise.cast(x, "float32")
     if zero is not None and not (isinstance(zero, Constant) and not zero.data.any()):
         wide = broadcast.subtract(wide, elementwise.cast(zero, "float32"))

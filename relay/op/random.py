@@ -1,4 +1,4 @@
-"""Random numbers. A key is drawn once in a run; numbers are a function of a key and their position."""
+"""Random numbers. A key is drawn once in a run; each element is a function of the key and its position."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["RandomKey", "RandomNormal", "RandomUniform", "key", "normal", "unifo
 class RandomKey(OpDef):
     """A key: the uint32 vector [seed, draw] (TVM: random.threefry_key and threefry_split).
 
-    `draw` counts the keys drawn by an executor, from 0 on: another run gets other numbers, and a new executor the same
-    ones again. The reference gives the first. (C1) the seed fits 32 bits.
+    `draw` counts the keys drawn by an executor, from 0 on: each run gets other values, and a new executor the same
+    sequence again. The reference gives the first key. (C1) the seed fits 32 bits.
     """
 
     has_side_effect = True
@@ -72,7 +72,7 @@ class _Distribution(OpDef):
 
 @register_op("random.uniform", pattern=OpPattern.INJECTIVE)
 class RandomUniform(_Distribution):
-    """Numbers in [low, high), all equally likely (ONNX: RandomUniform; TVM: random.uniform)."""
+    """Values uniformly distributed in [low, high) (ONNX: RandomUniform; TVM: random.uniform)."""
 
     low: float = 0.0
     high: float = 1.0
@@ -90,7 +90,7 @@ class RandomUniform(_Distribution):
 
 @register_op("random.normal", pattern=OpPattern.INJECTIVE)
 class RandomNormal(_Distribution):
-    """Normally distributed numbers (ONNX: RandomNormal; TVM: random.normal)."""
+    """Normally distributed values (ONNX: RandomNormal; TVM: random.normal)."""
 
     mean: float = 0.0
     scale: float = 1.0
@@ -111,10 +111,10 @@ def key(seed: int) -> Call:
 
 
 def uniform(key: Expr, shape: Sequence[Dim], dtype: str = "float32", low: float = 0.0, high: float = 1.0) -> Call:
-    """Numbers in [low, high), all equally likely."""
+    """Values uniformly distributed in [low, high)."""
     return RandomUniform(shape=tuple(shape), dtype=dtype, low=low, high=high)(key)
 
 
 def normal(key: Expr, shape: Sequence[Dim], dtype: str = "float32", mean: float = 0.0, scale: float = 1.0) -> Call:
-    """Normally distributed numbers."""
+    """Normally distributed values."""
     return RandomNormal(shape=tuple(shape), dtype=dtype, mean=mean, scale=scale)(key)

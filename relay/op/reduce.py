@@ -85,7 +85,7 @@ class Prod(Reduction):
 
 @register_op("max", pattern=OpPattern.COMM_REDUCE)
 class Max(Reduction):
-    """The largest value, NaN if any is NaN (ONNX: ReduceMax); of nothing, the lowest value of the type."""
+    """The largest value, NaN if any is NaN (ONNX: ReduceMax); of an empty range, the lowest value of the type."""
 
     define = staticmethod(topi.max)
 
@@ -96,7 +96,7 @@ class Max(Reduction):
 
 @register_op("min", pattern=OpPattern.COMM_REDUCE)
 class Min(Reduction):
-    """The smallest value, NaN if any is NaN (ONNX: ReduceMin); of nothing, the highest value of the type."""
+    """The smallest value, NaN if any is NaN (ONNX: ReduceMin); of an empty range, the highest value of the type."""
 
     define = staticmethod(topi.min)
 
@@ -138,7 +138,7 @@ class Variance(Reduction):
 
 @register_op("log_sum_exp", pattern=OpPattern.COMM_REDUCE)
 class LogSumExp(Reduction):
-    """The logarithm of the sum of e^x, of floats (ONNX: ReduceLogSumExp); of nothing, minus infinity."""
+    """The logarithm of the sum of e^x, of floats (ONNX: ReduceLogSumExp); of an empty range, minus infinity."""
 
     mixed_precision = MixedPrecision.NEVER
     domain = ("float",)

@@ -1,6 +1,6 @@
-"""Operators whose results' number depends on the data: computed up to a bound, beside a count.
+"""Operators whose number of results depends on the data: computed up to an upper bound, with a count.
 
-A model binds the count to a size variable and cuts the results to it (see `relay.lowering.dynamic`).
+A model binds the count to a size variable and slices the results to it (see `relay.lowering.dynamic`).
 """
 
 from __future__ import annotations

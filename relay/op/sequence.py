@@ -1,8 +1,8 @@
-"""Sequences and optional values at run time: lists of tensors, which the executor keeps and compiled code never sees.
+"""Operators on sequences and optional values, which the executor runs; compiled code never sees them.
 
-Nothing is computed here: references to tensors are moved, and their bytes when tensors are joined or cut. Positions
-count from the front, negative ones from the end. A value never changes: an insertion gives another list (which shares
-what it can, see `backend.runtime.sequences`).
+Nothing is computed here: references to tensors are copied, and data only when tensors are joined or split. Positions
+count from the front, negative ones from the end. Values are immutable: an insertion gives another sequence (which
+shares storage where possible, see `backend.runtime.sequences`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SequenceOperator(HostOperator):
 
 
 def _held(ty: Type) -> ElementType | SequenceType:
-    """What a container of the value `ty` holds."""
+    """The element type of a container type `ty`."""
     if isinstance(ty, TensorType):
         return ElementType.of(ty)
     require(isinstance(ty, SequenceType), f"a container holds tensors or sequences; got {ty}")
@@ -249,7 +249,7 @@ def item(sequence: Expr, position: Expr, result: TensorType) -> Call:
 
 
 def get(optional: Expr, result: TensorType | SequenceType) -> Call:
-    """What an optional value holds, which has to be of type `result`."""
+    """The value of an optional value, which has to be of type `result`."""
     return Get(result=result)(optional)
 
 

@@ -1,8 +1,8 @@
-"""Strings: tensors of element type "string", whose contents only these operators look at.
+"""Operators on strings: tensors of element type "string".
 
-What moves strings, picks them or finds them equal are the operators that do so with numbers. `EncodeStrings` makes
-numbers of all of them before anything is compiled; what is left are calls of `OnHost`, which the executor does. The
-meaning of the operators is in `backend.runtime.string_actions`.
+Strings are moved, selected and compared by the general operators. `EncodeStrings` replaces all strings by integers
+before anything is compiled; the remaining string operators are calls of `OnHost`, which the executor runs by
+`backend.runtime.string_actions`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["OnHost", "StringOperator", "concat", "full_match", "index", "rank"]
 
 @attributes_of_operator
 class StringOperator(OpDef):
-    """Base of the operators that read or make strings; `action` is what the executor does.
+    """Base of the operators that read or make strings; `action` names the executor's function.
 
     (C1) inputs are strings, or numbers, as the action takes them. An attribute `result` is the type of a result whose
     size depends on the strings.
@@ -35,7 +35,7 @@ class StringOperator(OpDef):
     action: ClassVar[str]
 
     def settings(self) -> dict[str, Any]:
-        """The attributes that the action wants."""
+        """The attributes that the action takes."""
         return {name: getattr(self, name) for name in TEXT_ACTIONS[self.action].settings}
 
     def check(self, *types: TensorType) -> None:
@@ -54,7 +54,7 @@ class StringOperator(OpDef):
 
 @register_op("strings.concat", pattern=OpPattern.OPAQUE)
 class Concat(StringOperator):
-    """a and b put together, element by element (ONNX: StringConcat). (C2) the shapes broadcast."""
+    """a and b concatenated, element by element (ONNX: StringConcat). (C2) the shapes broadcast."""
 
     action = "concat"
 
@@ -80,7 +80,7 @@ class FullMatch(StringOperator):
 class Split(StringOperator):
     """Each string cut at a delimiter, `most` times or, below 0, as often as it occurs (ONNX: StringSplit).
 
-    The parts lie along a new last axis, filled up with empty strings; the second result says how many there are.
+    The parts are along a new last axis, padded with empty strings; the second result says how many there are.
     Without a delimiter strings are cut at white space. (C2) `result` is the input's shape with another axis.
     """
 
@@ -119,7 +119,7 @@ class Normalize(StringOperator):
 
 @register_op("strings.tokenize", pattern=OpPattern.OPAQUE)
 class Tokenize(StringOperator):
-    """Each string cut into tokens along a new last axis, filled up with `fill` (onnxruntime: Tokenizer).
+    """Each string cut into tokens along a new last axis, padded with `fill` (onnxruntime: Tokenizer).
 
     Tokens are what matches `token`, or what is between matches of the `separators`, of `least` characters or more;
     characters for ``separators=("",)``. With `mark` there is a start (U+0002) and an end (U+0003). (C2) `result` is the
@@ -143,7 +143,7 @@ class Tokenize(StringOperator):
 
 @register_op("strings.parse", pattern=OpPattern.OPAQUE)
 class Parse(StringOperator):
-    """The numbers that strings spell, as float64 or int64; "inf" and "nan" among floats (ONNX: Cast).
+    """The numbers that strings represent, as float64 or int64; "inf" and "nan" among floats (ONNX: Cast).
 
     (C2) `dtype` is one of these.
     """
@@ -186,7 +186,7 @@ class Index(StringOperator):
 
 @register_op("strings.rank", pattern=OpPattern.OPAQUE)
 class Rank(StringOperator):
-    """The place of each string among the different ones in order of their bytes; int64."""
+    """The rank of each string among the distinct ones in order of their bytes; int64."""
 
     action = "rank"
 
@@ -197,12 +197,12 @@ class Rank(StringOperator):
 
 @register_op("strings.on_host", pattern=OpPattern.OPAQUE)
 class OnHost(HostOperator):
-    """An operator on strings, done by the executor, that takes and gives their numbers.
+    """An operator on strings run by the executor, with strings encoded as integers.
 
-    `results` are the types of what it gives, int64 for strings. (C1) it takes as many inputs as the operator.
+    `results` are the types of its results, int64 for strings. (C1) it takes as many inputs as the operator.
     """
 
-    has_side_effect = True  # numbers of strings mean nothing without the executor's table: not to be folded
+    has_side_effect = True  # encoded strings mean nothing without the executor's table: not to be folded
 
     operator: StringOperator
     results: tuple[TensorType, ...]
@@ -232,5 +232,5 @@ def index(x: Expr, table: Sequence[str]) -> Call:
 
 
 def rank(x: Expr) -> Call:
-    """The place of each string among the different ones in order."""
+    """The rank of each string among the distinct ones in order of their bytes."""
     return Rank()(x)

@@ -64,12 +64,12 @@ class Reshape(OpDef):
     def infer(self, x: TensorType) -> TensorType:
         unknown = [a for a, d in enumerate(self.newshape) if isinstance(d, int) and d == -1]
         require(len(unknown) <= 1, f"(C1) at most one dimension may be -1; got {shape_text(self.newshape)}")
-        given = [d for a, d in enumerate(self.newshape) if a not in unknown]
+        known = [d for a, d in enumerate(self.newshape) if a not in unknown]
         sizes = f"(C2) {x} can't be reshaped to {shape_text(self.newshape)}: the numbers of elements differ"
         if not unknown:
-            require(dims_match(product(x.shape), product(given)), sizes)
+            require(dims_match(product(x.shape), product(known)), sizes)
             return x.with_shape(self.newshape)
-        rest = quotient(x.shape, given)
+        rest = quotient(x.shape, known)
         require(rest is not None, sizes)
         assert rest is not None
         return x.with_shape(with_dim(self.newshape, unknown[0], rest))
@@ -126,7 +126,7 @@ class ExpandDims(OpDef):
 
 @register_op("squeeze", pattern=OpPattern.INJECTIVE)
 class Squeeze(OpDef):
-    """Without dimensions `axis`, by default all those of size 1 (ONNX: Squeeze). (C1) their sizes are 1."""
+    """x without the dimensions `axis`, by default all those of size 1 (ONNX: Squeeze). (C1) their sizes are 1."""
 
     axis: tuple[int, ...] | None = None
     is_view = True
@@ -290,7 +290,7 @@ class StridedSlice(OpDef):
 
 @register_op("reverse", pattern=OpPattern.INJECTIVE)
 class Reverse(OpDef):
-    """In reverse order along `axis`. (C1) the axes are different and in range."""
+    """x in reverse order along `axis`. (C1) the axes are different and in range."""
 
     axis: tuple[int, ...]
 
@@ -468,7 +468,7 @@ def expand_dims(data: Expr, axis: int, num_newaxis: int = 1) -> Call:
 
 
 def squeeze(data: Expr, axis: int | Sequence[int] | None = None) -> Call:
-    """Without dimensions `axis` of size 1; by default all of them."""
+    """`data` without the dimensions `axis` of size 1; by default all of them."""
     return Squeeze(axis=(axis,) if isinstance(axis, int) else None if axis is None else tuple(axis))(data)
 
 

@@ -112,13 +112,13 @@ def roi_align(
 
 @register_op("vision.weighted_pixels", pattern=OpPattern.OUT_FUSABLE)
 class WeightedPixels(OpDef):
-    """Sums of weighted pixels, which is what sampling between pixels is: (N, M, C).
+    """Sums of weighted pixels, the form of resampling between pixels: (N, M, C).
 
     x is (N, P, C), positions and weights (N, T, M): result m of image n is the sum over t of the pixels at
-    ``positions[n, t, m]``, times ``weights[n, t, m]``. A negative position adds nothing; others are trusted to be less
-    than P. Without weights all count as they are; without `channels_last` x is (N, C, P), and the result (N, C, M).
-    (C1) x has three dimensions and floats as elements; (C2) positions are integers of three dimensions, of as many
-    images; (C3) weights have their shape and the type of x.
+    ``positions[n, t, m]``, times ``weights[n, t, m]``. A negative position adds nothing; others must be less than P.
+    Without weights all factors are 1; without `channels_last` x is (N, C, P), and the result (N, C, M). (C1) x has
+    three dimensions and floats as elements; (C2) positions are integers of three dimensions, of as many images; (C3)
+    weights have their shape and the type of x.
     """
 
     mixed_precision = MixedPrecision.NEVER
@@ -149,5 +149,5 @@ class WeightedPixels(OpDef):
 
 def weighted_pixels(data: Expr, positions: Expr, weights: Expr | None = None, channels_last: bool = True) -> Call:
     """Sums of the pixels of `data` at positions (N, T, M), times their weights; see `WeightedPixels`."""
-    given = () if weights is None else (weights,)
-    return WeightedPixels(channels_last=channels_last)(data, positions, *given)
+    factors = () if weights is None else (weights,)
+    return WeightedPixels(channels_last=channels_last)(data, positions, *factors)

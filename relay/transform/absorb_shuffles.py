@@ -1,10 +1,10 @@
-"""AbsorbShuffles: a shuffle of channels becomes part of the convolution that reads them, whose weights are reordered.
+"""AbsorbShuffles: a channel shuffle is absorbed by the convolution that reads it, whose weights are permuted.
 
-A shuffle cuts the channels into parts, and takes the first of each, then the second of each, and so on. What works on
-each channel by itself (activations, biases, depthwise convolutions) does so in any order, with numbers for channels in
-that order. A convolution of all channels takes them in any order as well. One of 1 x 1 in groups whose channels come
-evenly from all parts reads, of each pixel, as many runs of neighbouring channels as there are parts: it is a
-convolution over a view of the image in which the parts of a pixel are neighbouring pixels.
+A shuffle splits the channels into parts, and takes the first of each, then the second of each, and so on. Operators
+that treat each channel independently (activations, biases, depthwise convolutions) work in any order of channels, with
+their constants permuted. So does a convolution over all channels. A grouped 1 x 1 convolution whose channels come
+evenly from all parts reads from each pixel as many runs of adjacent channels as there are parts: it is a convolution
+over a view of the image in which the parts of a pixel are adjacent pixels.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class _Shuffle:
     parts: int
 
     def unshuffled(self, numbers: Array, axis: int) -> Array:
-        """What belongs to the channels of the result along an axis, in the order of the channels of the image."""
+        """Per-channel constants of the result, along an axis, in the channel order of the image."""
         count = numbers.shape[axis]
         places = np.arange(count).reshape(count // self.parts, self.parts).T.reshape(-1)
         return np.take(numbers, places, axis)
 
 
 def _absorbed(call: Call, shared: Sharing) -> Expr:
-    """The convolution `call` without the shuffle behind what it reads; `call` itself where there is none."""
+    """The convolution `call` without the shuffle of its input; `call` itself if there is none."""
     if not _is_convolution(call) or _is_depthwise(call):
         return call
     chain: list[Call] = []
@@ -72,7 +72,7 @@ def _absorbed(call: Call, shared: Sharing) -> Expr:
 
 
 def _of_all(call: Call, x: Expr, shuffle: _Shuffle) -> Expr | None:
-    """A convolution of all channels, with weights in the order of `x`."""
+    """A convolution over all channels, with weights in the channel order of `x`."""
     op, weight = call.op, call.args[1]
     assert isinstance(op, Conv2D)
     if op.groups > 1:
@@ -82,7 +82,7 @@ def _of_all(call: Call, x: Expr, shuffle: _Shuffle) -> Expr | None:
 
 
 def _of_runs(call: Call, x: Expr, shuffle: _Shuffle) -> Expr | None:
-    """A convolution of 1 x 1 in groups, which reads runs of channels: columns of `x` with its parts side by side."""
+    """A grouped 1 x 1 convolution that reads runs of channels: the parts of a pixel become columns of the image."""
     op, weight = call.op, call.args[1]
     assert isinstance(op, Conv2D)
     layout = Layout(op.kernel_layout)
@@ -109,12 +109,12 @@ def _is_depthwise(e: Call) -> bool:
 
 
 def _image_of(e: Call) -> int:
-    """The position of the operand that is no constant."""
+    """The position of the operand that is not constant."""
     return next((i for i, a in enumerate(e.args) if not isinstance(a, Constant)), 0)
 
 
 def _keeps_channels(e: Call) -> bool:
-    """Does it work on each channel of one image by itself, with constants otherwise?"""
+    """Does it treat each channel of one image independently, with constants as its other operands?"""
     if not isinstance(e.op, OpDef) or len(e.shape) != 4 or sum(not isinstance(a, Constant) for a in e.args) != 1:
         return False
     if _is_convolution(e):
@@ -123,7 +123,7 @@ def _keeps_channels(e: Call) -> bool:
 
 
 def _reordered(e: Call, position: int, shuffle: _Shuffle) -> Expr:
-    """A constant operand of what keeps channels, for those of the image."""
+    """A constant operand of a channelwise operator, in the channel order of the image."""
     constant = e.args[position]
     axis = Layout(e.op.kernel_layout).index("O") if isinstance(e.op, Conv2D) else len(constant.shape) - 1
     if axis < 0 or constant.shape[axis] == 1:
@@ -139,10 +139,10 @@ def _shuffle(e: Expr, shared: Sharing) -> _Shuffle | None:
             return None
         steps.append(e)
         e = e.args[0]
-    joined, turned, cut = steps
-    assert isinstance(turned.op, Transpose)
+    merged, permuted, cut = steps
+    assert isinstance(permuted.op, Transpose)
     *pixels, parts, each = cut.shape if len(cut.shape) == 5 else (0, 0)
     known = isinstance(parts, int) and isinstance(each, int) and parts * each == e.shape[-1]
-    if not known or turned.op.axes != (0, 1, 2, 4, 3) or not tuple(pixels) == e.shape[:-1] == joined.shape[:-1]:
+    if not known or permuted.op.axes != (0, 1, 2, 4, 3) or not tuple(pixels) == e.shape[:-1] == merged.shape[:-1]:
         return None
     return _Shuffle(e, parts)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""AlignChannels: images of three channels get a fourth one of zeros, so that tensor cores are fed by whole words.
+"""AlignChannels: images of three channels are padded to four, so that tensor cores are fed by whole words.
 
 The first convolution of a network for images reads red, green and blue. In two bytes each, a pixel is 6 bytes: it is
-copied element by element, by instructions that take many times as long as the products. Four channels are 8 bytes,
-which one asynchronous copy moves; the products with zeros are a third more of very few.
+copied element by element, by instructions that take many times as long as the products. Four channels are 8 bytes, one
+asynchronous copy; the additional products with zeros are cheap.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from relayc.relay.transform.function_pass import RewritePass
 __all__ = ["AlignChannels"]
 
 _UNIT = 4
-"""Channels are a multiple of this, which is 8 bytes."""
+"""Channels are padded to a multiple of this, 8 bytes."""
 
 
 class AlignChannels(RewritePass):
-    """conv(x, w) = conv(x with channels of zeros, w with as many), for floats of two bytes, channels last.
+    """conv(x, w) = conv(x padded with channels of zeros, w padded likewise), for floats of two bytes, channels last.
 
-    For convolutions in one group with constant weights, of at least three channels.
+    For ungrouped convolutions of at least three channels with constant weights.
     """
 
     opt_level: ClassVar[int] = 1
@@ -51,5 +51,5 @@ class AlignChannels(RewritePass):
 
 
 def _behind(rank: int, dimension: int, more: int) -> tuple[tuple[int, int], ...]:
-    """Widths of a border behind one of `rank` dimensions."""
+    """Padding widths that append to one of `rank` dimensions."""
     return tuple([(0, more if i == dimension else 0) for i in range(rank)])

@@ -1,9 +1,9 @@
 """ArrangeWeights: constant weights in the order that the kernels of GPUs read.
 
 Convolutions on channels last get weights with the output channels innermost, (spatial..., I, O): the columns of the
-implicit matrix product lie side by side, whole vectors of them are copied at once, and the channels of a depthwise
-convolution are those of its data. So do products in float32 with a constant matrix, (K, N); tensor cores read narrower
-types along the depth, (N, K), as dense layers have them. The weights are transposed here, once.
+implicit matrix product are contiguous, whole vectors of them are copied at once, and the channels of a depthwise
+convolution are those of its data. Likewise a constant matrix of a float32 product is stored (K, N); tensor cores read
+narrower types along the depth, (N, K), the order of dense layers. The weights are transposed here, once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ArrangeWeights(FunctionPass):
 
 
 class _Arranger:
-    """Transposes each weight once for each order in which layers ask for it."""
+    """Transposes each weight once for each order in which layers need it."""
 
     def __init__(self) -> None:
         self.arranged: dict[tuple[int, tuple[int, ...]], Expr] = {}
@@ -51,7 +51,7 @@ class _Arranger:
                 return call
 
     def product(self, call: Call, out_dtype: str | None, order: str) -> Call:
-        """x (..., K) times a constant matrix of K and N in the given order."""
+        """x (..., K) times a constant matrix whose dimensions K and N are stored in `order`."""
         x, weight = call.args
         wanted = "KN" if x.dtype == "float32" and len(x.shape) > 1 else "NK"
         if order != wanted:

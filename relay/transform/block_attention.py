@@ -1,4 +1,4 @@
-"""BlockAttention: attention on CPUs takes its inputs as projections leave them, and goes through them in blocks."""
+"""BlockAttention: attention on CPUs reads its inputs in the layout of the projections, and is computed in blocks."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ __all__ = ["BlockAttention"]
 _UNKNOWN_POSITIONS = 256
 """Positions assumed for a symbolic size."""
 
-_HEADS_BEHIND_POSITIONS = (0, 2, 1, 3)
+_HEADS_AFTER_POSITIONS = (0, 2, 1, 3)
 
 _SECTION = 128
-"""Queries of a section of causal attention: fewer would see not much less, and pack their keys for too little."""
+"""Minimum queries of a section of causal attention: shorter sections skip few keys, and reuse their packed keys too
+little."""
 
 _MOST_SECTIONS = 4
-"""Sections, at most, each being a kernel to compile: this many save three eighths of the work, of the half hidden."""
+"""Maximum number of sections, each being a kernel to compile: four save three eighths of the work, of the masked half.
+"""
 
 
 @dataclass(frozen=True)
 class BlockAttention(RewritePass):
     """`nn.attention` of at most float32 becomes transposes around `nn.blocked_attention`, most of which cancel others.
 
-    Causal attention of many queries goes section by section, each with the keys that any of its queries sees.
+    Causal attention of many queries is split into sections, each with the keys that any of its queries attends to.
     """
 
     target: Target
@@ -52,7 +54,7 @@ class BlockAttention(RewritePass):
             return call
         if keys == 0:
             return call
-        operands = tuple([transposed(x, _HEADS_BEHIND_POSITIONS) for x in (query, key, value)])
+        operands = tuple([transposed(x, _HEADS_AFTER_POSITIONS) for x in (query, key, value)])
         sections = _sections(positions, keys) if op.causal and not mask else [(0, positions, keys)]
         parts: list[Expr] = []
         for begin, end, seen in sections:
@@ -60,7 +62,7 @@ class BlockAttention(RewritePass):
             part = [_section(x, *limit) for x, limit in zip(operands, limits, strict=True)]
             parts.append(self._blocked(call, op, (*part, *mask)))
         whole = parts[0] if len(parts) == 1 else make_call("concatenate", parts, call.span, axis=1)
-        return transposed(whole, _HEADS_BEHIND_POSITIONS, call.span)
+        return transposed(whole, _HEADS_AFTER_POSITIONS, call.span)
 
     def _blocked(self, call: Call, op: Attention, operands: tuple[Expr, ...]) -> Call:
         query, _, value = operands[:3]
@@ -77,7 +79,8 @@ class BlockAttention(RewritePass):
 
 
 def _sections(positions: Dim, keys: Dim) -> list[tuple[Dim, Dim, Dim]]:
-    """(first query, last query + 1, keys that they see) of the sections of causal attention; one where sizes vary."""
+    """(first query, last query + 1, keys attended to) of the sections of causal attention; one section for symbolic
+    sizes."""
     if not isinstance(positions, int) or not isinstance(keys, int) or keys < positions:
         return [(0, positions, keys)]
     count = max(1, min(_MOST_SECTIONS, positions // _SECTION))

@@ -1,4 +1,4 @@
-"""Calls that simplify themselves: what rewriting passes build with. Constants are computed at once."""
+"""Builders of calls that simplify themselves, for rewriting passes. Constants are folded at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CanonicalizeOps: one spelling for what can be said in several ways."""
+"""CanonicalizeOps: one canonical form for operations that can be written in several ways."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _GLOBAL_POOLS = {
 
 
 class CanonicalizeOps(RewritePass):
-    """Views (squeeze, expand_dims) become `reshape`, a bias an `add`, global pooling a reduction, a product with a
-    constant matrix a dense layer, the fields of a `split` slices: all for static shapes. A `topk` of one
-    is an `argmax`.
+    """Rewrite operators to canonical ones, for static shapes.
+
+    Views (squeeze, expand_dims) become `reshape`, a bias an `add`, global pooling a reduction, a product with a
+    constant matrix a dense layer, the fields of a `split` slices. A `topk` with k = 1 becomes an `argmax`.
     """
 
     opt_level: ClassVar[int] = 1
@@ -55,7 +56,7 @@ def _field_alone(e: Expr) -> Expr:
 
 
 def _largest(e: TupleGetItem, topk: Call) -> Expr:
-    """The first largest of each row, or its position. (NaN is the smallest of no row, but what `argmin` gives.)"""
+    """The first largest element of each row, or its position. (A NaN is never the smallest; `argmin` returns it.)"""
     op, data = topk.op, topk.args[0]
     if op.k != 1 or (op.is_ascend and not data.dtype.is_integral):  # type: ignore[union-attr]
         return e
@@ -65,7 +66,7 @@ def _largest(e: TupleGetItem, topk: Call) -> Expr:
 
 
 def _field_as_slice(e: TupleGetItem, split: Call) -> Expr:
-    """One part of a `split` as a slice, so that it can be read in place."""
+    """One part of a `split` as a slice, so that it can be read as a view."""
     source, axis = split.args[0], split.op.axis % len(e.shape)  # type: ignore[union-attr]
     parts = cast(TupleType, split.ty).fields
     sizes = [d for t in parts if isinstance(d := cast(TensorType, t).shape[axis], int)]
@@ -77,7 +78,7 @@ def _field_as_slice(e: TupleGetItem, split: Call) -> Expr:
 
 
 def _as_reduction(call: Call) -> Expr:
-    """A pooling whose only window is the whole image."""
+    """A pooling whose only window is the whole image, as a reduction."""
     op, data = call.op, call.args[0]
     assert isinstance(op, OpDef)
     spatial = tuple([i for i, a in enumerate(op.layout) if a not in "NC"])  # type: ignore[attr-defined]
@@ -92,8 +93,8 @@ def _as_reduction(call: Call) -> Expr:
 
 def _add_bias(call: Call, axis: int) -> Expr:
     data, bias = call.args
-    behind = len(data.shape) - 1 - axis
-    return make_call("add", (data, reshaped(bias, (*bias.shape, *[1] * behind))), call.span)
+    trailing = len(data.shape) - 1 - axis
+    return make_call("add", (data, reshaped(bias, (*bias.shape, *[1] * trailing))), call.span)
 
 
 def _as_dense(call: Call) -> Expr:

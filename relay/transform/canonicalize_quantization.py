@@ -1,4 +1,4 @@
-"""CanonicalizeQuantization: conversions between floats and codes, spelled out in elementwise operators."""
+"""CanonicalizeQuantization: lowers conversions between floats and quantised values to elementwise operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CanonicalizeQuantization(RewritePass):
 
     def rewrite(self, call: Call) -> Expr:
         if not isinstance(call.op, Quantize | Dequantize) or all(isinstance(a, Constant) for a in call.args):
-            return call  # of constants a constant, computed as a whole
+            return call  # a constant gives a constant, computed as a whole
         scale, zero = (_along(e, call.op.axis, len(call.shape)) for e in call.args[1:])
         if isinstance(call.op, Dequantize):
             return dequantized(call.args[0], scale, zero)
@@ -31,5 +31,5 @@ class CanonicalizeQuantization(RewritePass):
 
 
 def _along(e: Expr, axis: int, rank: int) -> Expr:
-    """One number, or a vector laid along `axis`, in a shape that broadcasts with the data."""
+    """A scalar, or a vector laid along `axis`, in a shape that broadcasts with the data."""
     return reshaped(e, [e.shape[0] if i == axis % rank else 1 for i in range(rank)]) if e.shape else e

@@ -1,4 +1,4 @@
-"""ChainPools: the largest of a large window is the largest of what smaller windows have."""
+"""ChainPools: max pooling over a large window becomes a chain of poolings over smaller ones."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from relayc.relay.transform.function_pass import RewritePass
 __all__ = ["ChainPools"]
 
 _PART = 5
-"""Elements along each axis of windows that larger ones are made of: registers keep what neighbours of these share."""
+"""Elements along each axis of the smaller windows: registers keep the values that adjacent windows share."""
 _LARGE = 81
-"""Elements of windows from which on smaller ones combine less: for 9 x 9 14 instead of 17, for 7 x 7 12 either way."""
+"""Elements of a window (9 x 9) from which on the chain needs fewer operations: for 9 x 9 14 instead of 17, for 7 x 7 12
+either way."""
 
 
 class ChainPools(RewritePass):
-    """max_pool of 9 x 9 by 1 is one of 5 x 5 of one of 5 x 5, of 13 x 13 three.
+    """max_pool of 9 x 9 with stride 1 is two poolings of 5 x 5 in a row, of 13 x 13 three.
 
-    Spatial pyramids ask for 5 x 5, 9 x 9 and 13 x 13 of the same image: each begins with the one before.
+    Spatial pyramids pool the same image by 5 x 5, 9 x 9 and 13 x 13: each chain begins with the shorter one.
     """
 
     opt_level: ClassVar[int] = 2
@@ -51,13 +52,13 @@ class ChainPools(RewritePass):
 
 
 def _parts(size: int) -> list[int]:
-    """Windows that one after the other reach as far as one of `size`."""
+    """Sizes of windows that, one after the other, cover a window of `size`."""
     whole, rest = divmod(size - 1, _PART - 1)
     return [*[_PART] * whole, *([rest + 1] if rest else [])]
 
 
 def _shared(border: int, parts: list[int]) -> list[int]:
-    """The border of each of `parts`, up to half of a window: so each window has elements of what is inside."""
+    """The padding of each of `parts`, at most half of a window, so that each window contains elements of its input."""
     shares: list[int] = []
     for part in parts:
         shares.append(min(border - sum(shares), part // 2))

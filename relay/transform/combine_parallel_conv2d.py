@@ -1,10 +1,11 @@
 """CombineParallelConv2D: convolutions of the same data become one where the cost model expects a gain.
 
-Winograd's algorithm then transforms the data once. Few channels fill a register tile, or a vector, that they share.
-Others are at the peak by themselves.
+Winograd's algorithm then transforms the data once. Convolutions of few channels fill a register tile, or a vector, only
+together. Others run at peak by themselves.
 
-A part of a wider result is read where it lies. Past the second-level cache that costs about as much as copying it; and
-what is joined, or is no whole cache lines, has to be copied: these cycles are weighed against the others.
+A slice of a wider result is read as a view. Beyond the second-level cache that costs about as much as copying it; and
+an input of a concatenation, or a slice that is not of whole cache lines, has to be copied: these cycles are weighed
+against the gain.
 """
 
 from __future__ import annotations
@@ -31,15 +32,14 @@ from relayc.topi.tuning import Config
 __all__ = ["CombineParallelConv2D"]
 
 _GAIN = 0.96
-"""Convolutions are combined below this part of their cycles."""
+"""Convolutions are combined if that takes less than this fraction of their cycles."""
 
 
 @dataclass(frozen=True)
 class CombineParallelConv2D(FunctionPass):
     """f(conv2d(x, w1) + b1), f(conv2d(x, w2) + b2), ... become slices of f(conv2d(x, [w1; w2; ...]) + [b1; b2; ...]).
 
-    Layouts are NHWC and OIHW. Weights that several images share are combined for all of these or for
-    none.
+    Layouts are NHWC and OIHW. Weights that several images share are combined for all of them or for none.
     """
 
     target: Target
@@ -51,13 +51,13 @@ class CombineParallelConv2D(FunctionPass):
         for e in evaluation_order(function):
             if _is_candidate(e):
                 branch = branch_of(e, by_user, with_activation=True)
-                if not _has_more_behind(branch, by_user):
+                if not _has_only_elementwise_readers(branch, by_user):
                     key = id(e.args[0]), e.op, branch.activation, id(where[id(e)])
                     siblings.setdefault(key, []).append(branch)
         model = _CostModel(self.target, winograd_tiles(context), by_user)
-        with Config():  # of plans that are only considered, no tuner is to ask
+        with Config():  # for plans that are only considered, no tuner is consulted
             groups = [group for some in siblings.values() if len(some) > 1 for group in model.groups(some)]
-        groups = _of_weights_apart(groups, by_user)
+        groups = _of_separate_weights(groups, by_user)
         return combined(function, groups) if groups else function
 
 
@@ -68,8 +68,8 @@ def _is_candidate(e: Expr) -> TypeGuard[Call]:
     return forms and e.tensor_type.is_static and e.dtype == e.args[1].dtype == "float32"
 
 
-def _has_more_behind(branch: Branch, by_user: dict[int, list[Expr]]) -> bool:
-    """Is all that reads the result elementwise, so that it would be part of the layer's kernel?"""
+def _has_only_elementwise_readers(branch: Branch, by_user: dict[int, list[Expr]]) -> bool:
+    """Are all readers of the result elementwise, so that they would be fused into the layer's kernel?"""
     return all(_pattern(user) <= OpPattern.BROADCAST for user in by_user[id(branch.result)])
 
 
@@ -77,8 +77,8 @@ def _pattern(e: Expr) -> OpPattern:
     return e.op.pattern if isinstance(e, Call) and isinstance(e.op, OpDef) else OpPattern.OPAQUE
 
 
-def _of_weights_apart(groups: Sequence[Sequence[Branch]], by_user: dict[int, list[Expr]]) -> list[Sequence[Branch]]:
-    """The groups whose weights are used by groups of the same weights only: they are in memory once."""
+def _of_separate_weights(groups: Sequence[Sequence[Branch]], by_user: dict[int, list[Expr]]) -> list[Sequence[Branch]]:
+    """The groups whose weights are used by groups of the same weights only, so that the weights are stored once."""
     uses = Counter([_weights_of(group) for group in groups])
     return [g for g in groups if all(len(by_user[id(b.weight)]) == uses[_weights_of(g)] for b in g)]
 
@@ -94,7 +94,7 @@ class _CostModel:
     by_user: dict[int, list[Expr]]
 
     def groups(self, branches: Sequence[Branch]) -> list[list[Branch]]:
-        """The convolutions of the same data that gain by being one, the narrowest ones first."""
+        """The convolutions of the same data that gain by being combined, the narrowest ones first."""
         found: list[list[Branch]] = []
         group: list[Branch] = []
         for branch in sorted(branches, key=lambda b: b.channels):
@@ -106,7 +106,7 @@ class _CostModel:
         return [g for g in (*found, group) if len(g) > 1]
 
     def _cycles(self, group: Sequence[Branch]) -> float:
-        """Cycles of the convolution of a group, and of what it costs that the parts of its result lie apart."""
+        """Cycles of the combined convolution of a group, and of reading its results as strided slices."""
         layer, channels = group[0].layer, sum([b.channels for b in group])
         cycles = self._convolution_cycles(layer, channels)
         if len(group) == 1:
@@ -117,7 +117,7 @@ class _CostModel:
         return cycles + 2 * pixel_bytes * apart / MEMORY_BYTES_PER_CYCLE
 
     def _convolution_cycles(self, layer: Call, channels: int) -> float:
-        """Cycles on the busiest core of a convolution like `layer` with so many channels, as its weights are packed."""
+        """Cycles on the busiest core of a convolution like `layer` with other `channels`, as its weights are packed."""
         op = cast(Conv2D, layer.op)
         shape = winograd_shape(layer, op)
         plan = None
@@ -134,6 +134,6 @@ class _CostModel:
     def _is_read_in_place(self, branch: Branch) -> bool:
         """Can every reader of the result read it as a view of another tensor? See `relay.lowering.buffer_aliasing`."""
         following = self.by_user[id(branch.result)]
-        joined = any(is_call_of(user, "concatenate", "reshape") for user in following)
+        is_rearranged = any(is_call_of(user, "concatenate", "reshape") for user in following)
         loops = all(_pattern(user) <= OpPattern.OUT_FUSABLE for user in following)
-        return loops and not joined and branch.channels >= LINE_ELEMENTS
+        return loops and not is_rearranged and branch.channels >= LINE_ELEMENTS

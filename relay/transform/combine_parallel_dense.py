@@ -19,8 +19,9 @@ __all__ = ["CombineParallelDense"]
 class CombineParallelDense(FunctionPass):
     """dense(x, w1) + b1, dense(x, w2) + b2, ... become slices of dense(x, [w1; w2; ...]) + [b1; b2; ...].
 
-    Only where every result is then rearranged anyway (a view, a transposition): there the slice is read in place, while
-    elementwise work behind a layer of its own would be fused into that layer, and a recurrence reads memory in order.
+    Only where every result is then rearranged anyway (a view, a transposition), so that the slice is read as a view.
+    Elementwise operators, by contrast, are better fused into a layer of their own, and a recurrence reads memory in
+    order.
     """
 
     min_branches: int = 2

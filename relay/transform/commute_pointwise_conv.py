@@ -1,9 +1,10 @@
-"""CommutePointwiseConv: convolutions of 1 x 1 go where images are small, and merge with linear layers in front of them.
+"""CommutePointwiseConv: 1 x 1 convolutions are moved to where images are small, and merged with linear layers before
+them.
 
-A 1 x 1 convolution mixes the channels of each pixel. Enlarging an image mixes the pixels of each channel: `take` along
-height or width, weights for rows and columns, sums. The two commute, so the convolution may be done before the image
-is enlarged, at a fraction of the work. Over a concatenation of channels it is a sum of convolutions of the parts, each
-of which can go its own way; and right behind a dense layer it is that layer with other weights.
+A 1 x 1 convolution mixes the channels of each pixel. Upsampling mixes the pixels of each channel: `take` along height
+or width, weights for rows and columns, sums. The two commute, so the convolution may be computed before the image is
+upsampled, at a fraction of the work. Over a concatenation of channels it distributes to a sum of convolutions, each of
+which may commute in turn; and right after a dense layer it merges into the weights of that layer.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from relayc.te.ir import PassContext
 __all__ = ["CommutePointwiseConv"]
 
 _LEAST_GAIN = 2
-"""Work must shrink by this factor at least: sums of parts and enlarging other channels cost something as well."""
+"""Minimum factor by which the work must shrink: partial sums and upsampling other channels have a cost as well."""
 
 _MAX_REGION = 64
-"""Most operators between an image and what it is enlarged to."""
+"""Maximum number of operators between an image and its upsampled version."""
 
 
 class CommutePointwiseConv(FunctionPass):
-    """1 x 1 convolutions commute with enlarging images, distribute over concatenations, merge with dense layers."""
+    """Commutes 1 x 1 convolutions with upsampling and concatenation, and merges them with dense layers."""
 
     opt_level: ClassVar[int] = 3
 
@@ -44,7 +45,7 @@ class CommutePointwiseConv(FunctionPass):
 
 
 def _is_pointwise(e: Expr) -> bool:
-    """A convolution of NCHW images that mixes the channels of each pixel, with constant weights (O, I, 1, 1)?"""
+    """Is it a convolution of NCHW images that mixes the channels of each pixel, with constant weights (O, I, 1, 1)?"""
     if not isinstance(e, Call) or not isinstance(e.op, Conv2D) or not isinstance(e.args[1], Constant):
         return False
     op, weight = e.op, e.args[1]
@@ -54,12 +55,12 @@ def _is_pointwise(e: Expr) -> bool:
 
 
 def _macs(x: Expr, outputs: int) -> int:
-    """Multiply-adds of a 1 x 1 convolution of x to `outputs` channels, an estimate where sizes are not known."""
+    """Multiply-adds of a 1 x 1 convolution of x to `outputs` channels, an estimate for symbolic sizes."""
     return math.prod(map(likely, x.shape)) * outputs
 
 
 class PointwiseOfResized(PatternRule):
-    """conv(enlarge(x), w) = enlarge(conv(x, w))"""
+    """conv(upsample(x), w) = upsample(conv(x, w))"""
 
     x, weight = wildcard(), is_constant()
     pattern = is_op("nn.conv2d")(x, weight).where(_is_pointwise)
@@ -74,23 +75,23 @@ class PointwiseOfResized(PatternRule):
 
 
 class PointwiseOfConcatenated(PatternRule):
-    """conv(concatenate(x, y), [v, w]) = conv(x, v) + conv(y, w), where an image that is joined was enlarged before"""
+    """conv(concatenate(x, y), [v, w]) = conv(x, v) + conv(y, w), where an operand of the concatenation is upsampled"""
 
     x, weight = wildcard(), is_constant()
-    joined = is_op("concatenate").has_attr({"axis": 1})
-    pattern = is_op("nn.conv2d")(joined, weight).where(_is_pointwise)
+    concatenated = is_op("concatenate").has_attr({"axis": 1})
+    pattern = is_op("nn.conv2d")(concatenated, weight).where(_is_pointwise)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        joined, weight = found.call(self.joined), array_of(found[self.weight])
-        widths = [d for part in joined.args if isinstance(d := part.shape[1], int)]
-        if found.shared(joined) or len(widths) < max(len(joined.args), 2):
+        concatenated, weight = found.call(self.concatenated), array_of(found[self.weight])
+        widths = [d for part in concatenated.args if isinstance(d := part.shape[1], int)]
+        if found.shared(concatenated) or len(widths) < max(len(concatenated.args), 2):
             return None
-        images = [_image(part, found.shared) or part for part in joined.args]
-        if _LEAST_GAIN * sum(_macs(image, 1) for image in images) > _macs(joined, 1):
+        images = [_image(part, found.shared) or part for part in concatenated.args]
+        if _LEAST_GAIN * sum(_macs(image, 1) for image in images) > _macs(concatenated, 1):
             return None
         total: Expr | None = None
         begin = 0
-        for part, width in zip(joined.args, widths, strict=True):
+        for part, width in zip(concatenated.args, widths, strict=True):
             end = begin + width
             columns = Constant(np.ascontiguousarray(weight[:, begin:end]), span=found[self.weight].span)
             term = make_call(cast(OpDef, call.op), (part, columns), call.span)
@@ -102,7 +103,7 @@ class PointwiseOfConcatenated(PatternRule):
 
 
 class PointwiseOfDense(PatternRule):
-    """conv(image(dense(x, v) + b), w) = image(dense(x, w v) + w b), where image puts columns in front of rows"""
+    """conv(image(dense(x, v) + b), w) = image(dense(x, w v) + w b), where image moves columns before rows"""
 
     x, inner, outer, bias = wildcard(), is_constant(), is_constant(), is_constant()
     dense = is_op("nn.dense")(x, inner)
@@ -132,9 +133,10 @@ class PointwiseOfDense(PatternRule):
 
 
 def _image(e: Expr, shared: Sharing) -> Expr | None:
-    """The one image (N, C, h, w) that `e` is computed from by mixing pixels, each channel alike; None if there is none.
+    """The one image (N, C, h, w) that `e` is computed from by mixing pixels, independently of the channel; None if
+    there is none.
 
-    Nothing between the two may be used elsewhere; what is read twice in between, for neighbouring pixels, may.
+    Nothing between the two may be used elsewhere; a value that is read twice in between, for adjacent pixels, may.
     """
     region: dict[int, Call] = {}
     leaves: dict[int, Expr] = {}
@@ -156,7 +158,7 @@ def _image(e: Expr, shared: Sharing) -> Expr | None:
 
 
 def _mixes_pixels(e: Expr) -> list[Expr] | None:
-    """The images that `e` takes pixels of, weighs or adds, alike in all channels; None when it does something else."""
+    """The images whose pixels `e` selects, scales or adds, equally in all channels; None if it does something else."""
     if not isinstance(e, Call) or not isinstance(e.op, OpDef) or len(e.shape) != 4:
         return None
     if is_call_of(e, "take"):
@@ -175,7 +177,7 @@ def _mixes_pixels(e: Expr) -> list[Expr] | None:
 
 
 def _replayed(e: Expr, done: Mapping[int, Expr]) -> Expr:
-    """`e` with what is in `done` replaced, and computed again from there for whatever channels that has."""
+    """`e` recomputed with the expressions in `done` replaced, for their number of channels."""
     made = dict(done)
     stack = [e]
     while stack:

@@ -1,11 +1,10 @@
-"""ConvertLayout: images get the layout that kernels like, and transposes go where they cost least.
+"""ConvertLayout: images get the layout that kernels prefer, and transposes move to where they cost least.
 
 Every value is known as a pair (e, perm): ``e == transpose(value, perm)``. A `transpose` only changes the pair;
-operators that have a transposed form (`OpDef.transposed`) work on whatever arrangement their inputs have; views
-rearrange what can stay in place; convolutions and pooling ask for channels last. A transposition is computed only where
-an operator needs an arrangement that its input does not have. So a network of convolutions, with its residual
-additions, concatenations, padding and pooling, keeps one transposition at its input, and transposes that come in pairs
-disappear.
+operators that have a transposed form (`OpDef.transposed`) work on the arrangement of their inputs; views are rewritten
+for it where possible; convolutions and pooling require channels last. A transposition is computed only where an
+operator needs an arrangement that its input does not have. So a network of convolutions, with its residual additions,
+concatenations, padding and pooling, keeps one transposition at its input, and pairs of transposes cancel.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Permutation = tuple[int, ...]
 
 
 class ConvertLayout(FunctionPass):
-    """Operators with a `data_layout` work on channels last; transposes are moved and cancelled around them."""
+    """Operators with a `data_layout` work on channels last; transposes around them are moved and cancelled."""
 
     opt_level: ClassVar[int] = 3
 
@@ -78,7 +77,7 @@ class _Converter:
         return None if perm is None else self._in_arrangement(call, op, perm)
 
     def plain(self, e: Expr) -> Expr:
-        """The converted expression, arranged as the program says."""
+        """The converted expression in the program's own arrangement."""
         return self._as(e, tuple(range(_rank(e.ty))))
 
     def _as(self, e: Expr, perm: Permutation) -> Expr:
@@ -95,7 +94,7 @@ class _Converter:
         return found
 
     def _choose(self, call: Call, op: OpDef) -> Permutation | None:
-        """The arrangement to evaluate `call` in; None for the plain one."""
+        """The arrangement in which to evaluate `call`; None for the plain one."""
         rank = _rank(call.args[0].ty if op.pattern == OpPattern.COMM_REDUCE else call.ty)
         layout: str | None = getattr(op, "data_layout", None)
         if layout is not None:
@@ -132,7 +131,7 @@ class _Converter:
         return self._reshape(_Arranged(result, perm), kept, cast(TensorType, call.ty))
 
     def _argument(self, e: Expr, perm: Permutation, op: OpDef) -> Expr | None:
-        """A data input in the arrangement `perm`; one of lower rank is given leading dimensions when it broadcasts."""
+        """A data input in the arrangement `perm`; one of lower rank gets leading dimensions if it broadcasts."""
         rank = _rank(e.ty)
         if rank == len(perm):
             return self._as(e, perm)
@@ -153,10 +152,10 @@ class _Converter:
         return self._reshape(_Arranged(of.expr, _full(of, before.ndim)), before, after)
 
     def _reshape(self, of: _Arranged, before: TensorType, after: TensorType) -> _Arranged | None:
-        """A view of an arranged value: groups of dimensions that turn into each other keep their places.
+        """A view of an arranged value: groups of dimensions that correspond to each other keep their places.
 
-        Where a group is not in one piece and in order, a transposition is due: to the order of the program, unless
-        only the channels are out of order and channels last can be kept.
+        If a group is not contiguous and in order, a transposition is needed: to the order of the program, unless only
+        the channels are out of order and channels last can be kept.
         """
         groups = _dimension_groups(before.shape, after.shape)
         if groups is None:
@@ -209,14 +208,14 @@ def _transposed_fields(e: Expr, axes: Sequence[int]) -> Expr:
 
 
 def _with_kept_dimensions(call: Call, op: OpDef) -> OpDef | None:
-    """A reduction that drops its dimensions, as one that keeps them; None for everything else."""
+    """A reduction that drops its dimensions, rewritten to keep them; None for everything else."""
     drops = op.pattern == OpPattern.COMM_REDUCE and getattr(op, "keepdims", True) is False
     return op.replace(keepdims=True) if drops else None  # type: ignore[call-arg]
 
 
 @dataclass(slots=True)
 class _Group:
-    """Dimensions of a shape and those of another that they turn into."""
+    """Dimensions of a shape and the corresponding ones of another shape."""
 
     before: list[int]
     after: list[int]
@@ -225,7 +224,7 @@ class _Group:
 def _dimension_groups(before: Sequence[Dim], after: Sequence[Dim]) -> list[_Group] | None:
     """The smallest runs of dimensions with products known to be equal; dimensions of size 1 belong to none.
 
-    None where something is left over, as when a size known at run time is divided.
+    None where there is a remainder, as when a symbolic size is divided.
     """
     sources = [a for a, d in enumerate(before) if not _is_one(d)]
     results = [a for a, d in enumerate(after) if not _is_one(d)]

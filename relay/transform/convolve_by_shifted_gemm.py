@@ -1,11 +1,11 @@
-"""ConvolveByShiftedGemm: a convolution most of whose taps meet the border becomes a sum over taps, of the parts that
-they read.
+"""ConvolveByShiftedGemm: a convolution most of whose taps read padding becomes a sum over taps, each of the inputs it
+reads.
 
-Dilated kernels reach over the border of small images for most results. With a rate of 12 on 16 x 16 pixels, as in
+In a dilated convolution of a small image most taps fall into the padding. With a rate of 12 on 16 x 16 pixels, as in
 networks for segmentation (Chen et al., "Rethinking Atrous Convolution for Semantic Image Segmentation", 2017), a tap at
 an edge of 3 x 3 reads a quarter of the image, one at a corner a sixteenth: three quarters of all multiplications are by
-zeros of the border. What each tap reads is multiplied by it alone, as a product of matrices; each weight is still read
-once.
+zeros of the padding. The sum multiplies the region that each tap reads by that tap alone, as a matrix product; each
+weight is still read once.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = ["ConvolveByShiftedGemm"]
 
 _Forward = Conv1D | Conv2D | Conv3D
 _MOST_INSIDE = 0.7
-"""Part of the multiplications that read the image, at most: with more of them nothing is looked into."""
+"""Maximum fraction of the multiplications that read the image; above it the alternative is not evaluated."""
 _GAIN = 0.8
-"""A convolution is split where that takes this part of its cycles at most."""
+"""A convolution is split if that takes less than this fraction of its cycles."""
 
 
 @dataclass(frozen=True)
 class ConvolveByShiftedGemm(FunctionPass):
-    """conv(x, w) = the sum of pad(conv(part of x, some taps of w)), of float32 and known sizes, without strides."""
+    """conv(x, w) = sum of pad(conv(region of x, some taps of w)), for float32, static sizes and stride 1."""
 
     target: Target
     opt_level: ClassVar[int] = 2
@@ -52,7 +52,7 @@ class ConvolveByShiftedGemm(FunctionPass):
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """A tap along an axis: the results that it reads the image for, and what of the image."""
+    """A tap along an axis: the range of results for which it reads the image, and the range of the image."""
 
     tap: int
     results: range
@@ -61,7 +61,7 @@ class _Reach:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A convolution with some of the taps, and how many zeros are around its results in those of all."""
+    """A convolution with some of the taps, and the padding of its results to the shape of the whole result."""
 
     convolution: Call
     borders: tuple[tuple[int, int], ...]
@@ -85,7 +85,7 @@ class _Splitter:
         if not isinstance(weight, Constant) or call.dtype != "float32" or not call.tensor_type.is_static:
             return call
         apart = [_reaches(call, op, k) for k in range(op.rank)]
-        inside = math.prod([_part_inside(call, op, k, reaches) for k, reaches in enumerate(apart)])
+        inside = math.prod([_fraction_inside(call, op, k, reaches) for k, reaches in enumerate(apart)])
         if not 0 < inside <= _MOST_INSIDE or not weight.data.size or not np.isfinite(weight.data).all():
             return call
         found, least = call, _GAIN * self._cycles(call)
@@ -93,13 +93,13 @@ class _Splitter:
             if not any(split):
                 continue
             terms = list(_terms(call, op, split, apart))
-            cycles = sum([self._cycles(term.convolution) for term in terms]) + self._moving(call, terms)
+            cycles = sum([self._cycles(term.convolution) for term in terms]) + self._copying_cycles(call, terms)
             if cycles < least:
                 found, least = _sum(terms), cycles
         return found
 
     def _cycles(self, call: Call) -> float:
-        """Those of a convolution, directly or by Winograd's algorithm."""
+        """Cycles of a convolution, direct or by Winograd's algorithm."""
         op, weight = call.op, call.args[1].tensor_type.static_shape
         assert isinstance(op, _Forward)
         *pixels, outputs = call.tensor_type.static_shape
@@ -108,8 +108,8 @@ class _Splitter:
         plan = None if shape is None else winograd_plan(self.target, shape, self.winograd_tiles)
         return direct if plan is None else plan.cycles
 
-    def _moving(self, call: Call, terms: Sequence[_Term]) -> float:
-        """Cycles of copying parts of the image, and of results that get a border and are added up."""
+    def _copying_cycles(self, call: Call, terms: Sequence[_Term]) -> float:
+        """Cycles of copying regions of the image, and of padding and adding up the results."""
         nbytes = 0
         for term in terms:
             data, (_, *ends) = term.convolution.args[0].tensor_type, call.args[0].shape
@@ -119,7 +119,7 @@ class _Splitter:
 
 
 def _reaches(call: Call, op: _Forward, k: int) -> list[_Reach]:
-    """Where each tap along spatial axis `k` reads the image; those that never do are left out."""
+    """The ranges that each tap along spatial axis `k` reads; taps that read only padding are left out."""
     size, results, taps = _sizes(call, op, k)
     found: list[_Reach] = []
     for tap in range(taps):
@@ -130,14 +130,14 @@ def _reaches(call: Call, op: _Forward, k: int) -> list[_Reach]:
     return found
 
 
-def _part_inside(call: Call, op: _Forward, k: int, reaches: Sequence[_Reach]) -> float:
-    """The part of the multiplications along spatial axis `k` that are by elements of the image."""
+def _fraction_inside(call: Call, op: _Forward, k: int, reaches: Sequence[_Reach]) -> float:
+    """The fraction of the multiplications along spatial axis `k` that are by elements of the image."""
     _, results, taps = _sizes(call, op, k)
     return sum([len(reach.results) for reach in reaches]) / (results * taps)
 
 
 def _sizes(call: Call, op: _Forward, k: int) -> tuple[int, int, int]:
-    """Elements of the image, results and taps along spatial axis `k`."""
+    """The sizes of the image, results and kernel along spatial axis `k`."""
     axis = _spatial(op)[k]
     place = op.data_layout.index(axis)
     data, weight = [arg.tensor_type.static_shape for arg in call.args]
@@ -171,7 +171,7 @@ def _terms(
 
 
 def _part(data: Expr, axes: Sequence[int], ranges: Sequence[range]) -> Expr:
-    """The data in these ranges of some axes."""
+    """A slice of the data by these ranges of some axes."""
     shape = data.tensor_type.static_shape
     cut = [(axis, r) for axis, r in zip(axes, ranges, strict=True) if len(r) < shape[axis]]
     if not cut:
@@ -182,7 +182,7 @@ def _part(data: Expr, axes: Sequence[int], ranges: Sequence[range]) -> Expr:
 
 
 def _sum(terms: Sequence[_Term]) -> Expr:
-    """What the terms add up to, those of all results first."""
+    """The sum of the terms, those that contribute to all results first."""
     total: Expr | None = None
     for term in sorted(terms, key=lambda term: not term.is_whole):
         call = term.convolution

@@ -1,19 +1,18 @@
 """ConvolveTransposed: a transposed convolution as a convolution whose outputs are interleaved, or as products added up.
 
-Output position o sums the taps t with o + begin = i * stride + t over input positions i. With q * stride + r for
-o + begin the taps that count are t = r + stride * u, read from i = q - u: for each phase r an ordinary convolution over
-u. All phases together are one convolution of ceil(K / stride) taps with as many times the outputs, which has the
-schedules of convolutions: packed weights, register tiles, Winograd. Phases lie next to each other in the result, so
-that what is left is to put them in order and to cut off the border. Where the stride is 1, that is the kernel turned
-round, dilated as it was.
+Output position o sums the taps t with o + begin = i * stride + t over input positions i. With q * stride + r for o +
+begin the taps that count are t = r + stride * u, read from i = q - u: for each phase r an ordinary convolution over u.
+All phases together are one convolution of ceil(K / stride) taps with as many times the outputs, which has the schedules
+of convolutions: packed weights, register tiles, Winograd. The phases of the result are then interleaved, and the border
+cropped. With stride 1 there is one phase: a convolution by the reversed kernel, dilated as before.
 
-Where the stride does not divide the kernel, some phases have fewer taps than others: three taps by two are phases of
-two and one, and in two dimensions nearly half of the products would be with zeros. So it is with dilated kernels. Each
-pixel multiplied with all taps is one product of matrices, without any zeros, windows or border; what overlaps is then
-added up (`nn.overlap_add`). That is quicker but for a few kinds, and serves weights that are computed.
+Where the stride does not divide the kernel, some phases have fewer taps than others: three taps with stride 2 are
+phases of two and one, and in two dimensions nearly half of the products would be with zeros. The same holds for dilated
+kernels. The alternative multiplies each pixel by all taps in one matrix product, without any zeros, windows or padding,
+and adds up overlapping results (`nn.overlap_add`). That is usually faster, and also works for computed weights.
 
-Sizes of the data may be known at run time: how many positions of the phases there are more than inputs, and so every
-border, depends on the kernel alone.
+The data may have dynamic shapes: the number of positions of the phases exceeds that of the inputs by an amount that
+depends on the kernel alone, and so does all padding.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ Array = np.ndarray[Any, Any]
 _Transposed = Conv1DTranspose | Conv2DTranspose | Conv3DTranspose
 _FORWARD: dict[int, type[Conv1D | Conv2D | Conv3D]] = {1: Conv1D, 2: Conv2D, 3: Conv3D}
 _WINOGRAD, _MOST_ZEROS = (3, 5), 2.0
-"""Taps of phases that may be convolved by Winograd's algorithm, along lines and columns, and products of all phases to
-those with taps of the kernel, at most, where they are: it does two to four times as many in the same time."""
+"""Taps of phases that may be convolved by Winograd's algorithm, and for these the maximum ratio of the products of all
+phases to those with taps of the kernel: the algorithm does two to four times as many in the same time."""
 
 
 class ConvolveTransposed(RewritePass):
-    """Transposed convolutions of data (N, spatial..., C), with weights of known sizes; others are kept."""
+    """Rewrites transposed convolutions of data (N, spatial..., C) with weights of static sizes; others are kept."""
 
     opt_level: ClassVar[int] = 1
 
@@ -61,7 +60,7 @@ class ConvolveTransposed(RewritePass):
         taps, (begin, end) = weight.tensor_type.static_shape[2:], (op.padding[: op.rank], op.padding[op.rank :])
         each = (call.args[0].shape[1:-1], taps, op.strides, op.dilation, begin, end, op.output_padding)
         axes = [_Axis(*numbers) for numbers in zip(*each, strict=True)]
-        for as_convolution in (_turned, _phases_together):
+        for as_convolution in (_by_reversed_kernel, _by_phases):
             made = as_convolution(call, op, weight, axes)
             if made is not None:
                 return made
@@ -70,7 +69,7 @@ class ConvolveTransposed(RewritePass):
 
 @dataclass(frozen=True)
 class _Axis:
-    """A spatial axis: `size` inputs, `taps` of the kernel, `begin` and `end` outputs cut off, `extra` more behind."""
+    """A spatial axis: `size` inputs, `taps` of the kernel, `begin` and `end` outputs cropped, `extra` ones appended."""
 
     size: Dim
     taps: int
@@ -82,7 +81,7 @@ class _Axis:
 
     @property
     def window(self) -> int:
-        """Taps of one phase."""
+        """The number of taps of one phase."""
         return math.ceil(self.taps / self.stride)
 
     @property
@@ -91,36 +90,36 @@ class _Axis:
 
     @property
     def more(self) -> int:
-        """Positions at which the phases are computed, more than there are inputs."""
+        """The number of positions of the phases minus the number of inputs."""
         return (self.taps - 1 + self.extra - self.end) // self.stride - self.first
 
     @property
     def count(self) -> Dim:
-        """Positions at which the phases are computed."""
+        """The number of positions of the phases."""
         return add_sizes(self.size, self.more)
 
     @property
     def padding(self) -> tuple[int, int]:
-        """Of the input, in front and behind."""
+        """The padding of the input, before and after."""
         before = self.window - 1 - self.first
         return before, self.more + self.window - 1 - before
 
     @property
     def cut(self) -> tuple[int, int]:
-        """Interleaved outputs in front of the first that counts, and behind the last."""
+        """Interleaved outputs cropped before the first and after the last output of the result."""
         front = self.begin % self.stride
         return front, (self.more + 1) * self.stride - front - (self.taps + self.extra - self.begin - self.end)
 
 
-def _turned(call: Call, op: _Transposed, weight: Expr, axes: Sequence[_Axis]) -> Call | None:
-    """The convolution by the kernel turned round, where the stride is 1; None where more than its reach is cut off."""
+def _by_reversed_kernel(call: Call, op: _Transposed, weight: Expr, axes: Sequence[_Axis]) -> Call | None:
+    """The convolution by the reversed kernel, for stride 1; None if the cropping exceeds its reach."""
     reach = [(axis.taps - 1) * axis.dilation for axis in axes]
     paddings = [(r - axis.begin, r - axis.end + axis.extra) for r, axis in zip(reach, axes, strict=True)]
     if any(axis.stride > 1 for axis in axes) or any(width < 0 for pair in paddings for width in pair):
         return None
     groups, inputs, outputs, taps = _by_groups(op, weight)
-    turned = _reversed(weight, tuple(range(2, 2 + op.rank)))
-    by_group = reshaped(turned, (groups, inputs, outputs, *taps))
+    reversed_kernel = _reversed(weight, tuple(range(2, 2 + op.rank)))
+    by_group = reshaped(reversed_kernel, (groups, inputs, outputs, *taps))
     order = (0, 2, 1, *range(3, 3 + op.rank))
     filters = reshaped(transposed(by_group, order, call.span), (groups * outputs, inputs, *taps))
     return _forward(call, op, filters, paddings, op.dilation)
@@ -138,12 +137,12 @@ def _reversed(x: Expr, axes: tuple[int, ...]) -> Expr:
     return make_call("reverse", (x,), x.span, axis=axes)
 
 
-def _phases_together(call: Call, op: _Transposed, weight: Expr, axes: Sequence[_Axis]) -> Expr | None:
-    """All phases as one convolution, which is put in order; None where adding up products is quicker.
+def _by_phases(call: Call, op: _Transposed, weight: Expr, axes: Sequence[_Axis]) -> Expr | None:
+    """All phases as one convolution, whose result is interleaved; None if adding up products is faster.
 
-    That is where nothing overlaps or is cut off, as a product can store its results in that order; where phases of a
-    single axis, which lie in order as they are, have no zeros; and where they are windows that Winograd's algorithm
-    has.
+    The convolution is chosen if nothing overlaps or is cropped, as a product can store its results in that order; if
+    phases of a single axis, which are in order already, have no zeros; and if the phases have windows for Winograd's
+    algorithm.
     """
     plain = all(axis.dilation == 1 for axis in axes)
     if not isinstance(weight, Constant) or not plain or any(width < 0 for axis in axes for width in axis.padding):
@@ -153,8 +152,8 @@ def _phases_together(call: Call, op: _Transposed, weight: Expr, axes: Sequence[_
     if not in_order and not apart and not (call.dtype == "float32" and _suits_winograd(axes)):
         return None
     phases = _phases(weight.data, op.groups, axes)
-    together = phases.reshape(-1, *phases.shape[len(axes) + 2 :])
-    filters = Constant(np.ascontiguousarray(together), span=weight.span)
+    merged = phases.reshape(-1, *phases.shape[len(axes) + 2 :])
+    filters = Constant(np.ascontiguousarray(merged), span=weight.span)
     convolution = _forward(call, op, filters, [axis.padding for axis in axes], (1,) * len(axes))
     return _interleaved(convolution, call, op.groups, axes)
 
@@ -177,7 +176,7 @@ def _phases(weight: Array, groups: int, axes: Sequence[_Axis]) -> Array:
 
 
 def _added(call: Call, op: _Transposed, weight: Expr) -> Call:
-    """Each pixel multiplied with all taps, and what overlaps added up."""
+    """Each pixel multiplied by all taps, and overlapping results added up."""
     data, rank = call.args[0], op.rank
     groups, inputs, outputs, taps = _by_groups(op, weight)
     by_group = reshaped(weight, (groups, inputs, outputs, *taps))
@@ -208,7 +207,7 @@ def _forward(
 
 
 def _interleaved(phases: Call, call: Call, groups: int, axes: Sequence[_Axis]) -> Expr:
-    """(N, counts..., groups * strides... * O) to the result's (N, counts * strides..., groups * O), borders cut off."""
+    """(N, counts..., groups * strides... * O) to the result's (N, counts * strides..., groups * O), borders cropped."""
     if all(axis.stride == 1 for axis in axes):
         return phases
     rank, images, channels = len(axes), call.shape[0], call.tensor_type.shape[-1]
@@ -217,12 +216,12 @@ def _interleaved(phases: Call, call: Call, groups: int, axes: Sequence[_Axis]) -
     apart = reshaped(phases, (images, *counts, groups, *strides, channels // groups), call.span)
     order = [0, *[a for k in range(rank) for a in (1 + k, 2 + rank + k)], 1 + rank, 2 + 2 * rank]
     grown = [product((count, stride)) for count, stride in zip(counts, strides, strict=True)]
-    together = reshaped(transposed(apart, order, call.span), (images, *grown, channels), call.span)
-    return _without_border(together, call, [axis.cut for axis in axes])
+    merged = reshaped(transposed(apart, order, call.span), (images, *grown, channels), call.span)
+    return _without_border(merged, call, [axis.cut for axis in axes])
 
 
 def _without_border(x: Expr, call: Call, cut: Sequence[tuple[int, int]]) -> Expr:
-    """x less (in front, behind) of each spatial axis: what `call` gives."""
+    """x cropped by (before, after) along each spatial axis: the result of `call`."""
     if not any(n for pair in cut for n in pair):
         return x
     results, rank = call.tensor_type.shape[1:-1], len(cut)
@@ -234,5 +233,5 @@ def _without_border(x: Expr, call: Call, cut: Sequence[tuple[int, int]]) -> Expr
     )  # fmt: skip
     if all(map(dims_equal, sliced.shape[1:-1], results)):
         return sliced
-    widths = ((0, 0), *[(-front, -back) for front, back in cut], (0, 0))  # a slice might be of less than nothing
+    widths = ((0, 0), *[(-front, -back) for front, back in cut], (0, 0))  # a slice might have a negative size
     return make_call("nn.pad", (x,), call.span, pad_width=widths)

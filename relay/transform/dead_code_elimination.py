@@ -1,4 +1,4 @@
-"""DeadCodeElimination: what nobody uses is dropped."""
+"""DeadCodeElimination: drops unused values, tuple fields and functions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["DeadCodeElimination"]
 
 
 class DeadCodeElimination(Pass):
-    """Unused `Let` values without side effects, unused tuple fields, and functions that "main" does not reach, go.
+    """Drops unused `Let` values without side effects, unused tuple fields, and functions not reachable from "main".
 
-    (In a DAG an unused expression is not there to begin with.)
+    In a DAG an unused expression does not exist to begin with.
     """
 
     opt_level: ClassVar[int] = 1

@@ -1,4 +1,4 @@
-"""Activations spelled out in small operators: rules of `RecognizePatterns`."""
+"""Activations decomposed into small operators: rules of `RecognizePatterns`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ACTIVATION_RULES"]
 
 
 def _is_a_sixth(value: float, dtype: str) -> bool:
-    """Exporters round it, which float64 would show."""
+    """Is it 1/6, as rounded by exporters to `dtype`? The rounding would show in float64."""
     return math.isclose(value, 1 / 6, rel_tol=1e-15 if dtype == "float64" else 1e-4)
 
 
@@ -31,7 +31,7 @@ def _has_slope_of_a_sixth(e: Expr) -> bool:
 
 
 def _between(x: Pattern, most: float) -> Pattern:
-    """x limited to 0 ... most."""
+    """x clipped to [0, most]."""
     zero, limit = number(0.0, 0.0), number(most, 0.0)
     return (
         is_op("clip")(x).has_attr({"a_min": 0.0, "a_max": most})
@@ -53,11 +53,11 @@ def _times_half_of_one_and(x: Pattern, f: Pattern) -> Pattern:
 
 
 _COSTLY = ("erf", "exp", "log", "log1p", "sigmoid", "tanh")
-"""What is not computed a second time where its value is used elsewhere as well."""
+"""Operators that are not computed a second time if their values are used elsewhere as well."""
 
 
 class _DecomposedUnary(PatternRule):
-    """Base of rules for a function of `x` that an operator `name`, with `attributes`, computes."""
+    """Base of rules for a function of `x` that is computed by the operator `name` with `attributes`."""
 
     x = wildcard()
     name = ""

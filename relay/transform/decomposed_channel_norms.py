@@ -1,4 +1,4 @@
-"""Instance and group norms that exporters spell out in smaller operators: rules of `RecognizePatterns`."""
+"""Instance and group norms decomposed into smaller operators: rules of `RecognizePatterns`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["CHANNEL_NORM_RULES"]
 
 
 def _per_channel(constant: Expr, norm: Call) -> np.ndarray[Any, Any] | None:
-    """A constant as one number for each channel of `norm`; None when it is more than that."""
+    """A constant as one value for each channel of `norm`; None if it varies otherwise."""
     number, rank = array_of(constant), len(norm.shape)
     axis, channels = norm.op.axis % rank, array_of(norm.args[1]).size  # type: ignore[union-attr]
     if number.ndim > rank:
@@ -35,7 +35,8 @@ def _is_one(constant: Constant) -> bool:
 
 
 def _per_split_channel(constant: Expr, norm: Call, shape: Sequence[Dim]) -> np.ndarray[Any, Any] | None:
-    """The same behind a view of `norm` of `shape`, whose last two dimensions the channels have become."""
+    """A constant as one value for each channel, after a view of `norm` to `shape`, whose last two dimensions are the
+    channels."""
     number, rank = array_of(constant), len(shape)
     split = shape[-2:]
     last = norm.op.axis % len(norm.shape) == len(norm.shape) - 1  # type: ignore[union-attr]
@@ -50,8 +51,8 @@ def _per_split_channel(constant: Expr, norm: Call, shape: Sequence[Dim]) -> np.n
 class DecomposedGroupNorm(PatternRule):
     """instance_norm(reshape(x, [N, G, -1]), gamma, beta) = reshape(group_norm(x, gamma', beta', G), [N, G, -1])
 
-    gamma' and beta' are those of the groups, for each channel. It is what torch writes before opset 21, with a reshape
-    back and the scales of channels behind it, and whatever has been moved between.
+    gamma' and beta' are the parameters of the groups, repeated for each channel. Torch exports this form before opset
+    21, followed by a reshape back and the scales of channels, with other operators possibly in between.
     """
 
     x, gamma, beta = wildcard(), is_constant(), is_constant()
@@ -72,7 +73,7 @@ class DecomposedGroupNorm(PatternRule):
 
 
 def _group_norm(call: Call, x: Expr, groups: int, channels: int, axis: int) -> Expr:
-    """The result of `call`, a norm of a view of `x`, by the norm of groups of its channels along `axis`."""
+    """The result of `call`, a norm of a view of `x`, computed by a group norm of its channels along `axis`."""
     one, epsilon = np.ones(channels, numpy_dtype(x.dtype)), call.op.epsilon  # type: ignore[union-attr]
     parameters = (Constant(one), Constant(np.zeros_like(one)))
     norm = make_call("nn.group_norm", (x, *parameters), call.span, num_groups=groups, axis=axis, epsilon=epsilon)
@@ -82,7 +83,7 @@ def _group_norm(call: Call, x: Expr, groups: int, channels: int, axis: int) -> E
 class GroupNormOfRows(PatternRule):
     """layer_norm(reshape(x, [N, G, -1]), 1, 0) = reshape(group_norm(x, 1, 0, G), [N, G, -1])
 
-    As is a standardisation of rows whose size is known at run time. The norm is spelled out by itself there.
+    The rule also applies to a standardisation of rows of dynamic size.
     """
 
     x = wildcard()
@@ -105,7 +106,7 @@ class GroupNormOfRows(PatternRule):
 class GroupNormOfSplitChannels(PatternRule):
     """standardize(reshape(x, [N, ..., G, C / G])) over all but N and G = reshape(group_norm(x, 1, 0, G)), channels last
 
-    Keras' group norm.
+    The group norm of Keras.
     """
 
     x = wildcard()
@@ -139,14 +140,14 @@ _CHANNEL_NORM = is_op("nn.instance_norm")(wildcard(), is_constant(), is_constant
 
 
 class _FoldedIntoChannels(PatternRule):
-    """Base of rules that fold a number for each channel or group, behind a norm, into the norm's parameters."""
+    """Base of rules that fold a value for each channel or group, applied after a norm, into the norm's parameters."""
 
     norm = _CHANNEL_NORM
     view = is_op("reshape")(norm)
     number = is_constant()
 
     def parameters(self, number: np.ndarray[Any, Any], gamma: Expr, beta: Expr) -> list[Expr]:
-        """The parameters of the norm with `number`, one for each channel or group, in them."""
+        """The parameters of the norm with `number`, one for each channel or group, folded in."""
         raise NotImplementedError
 
     def replace(self, call: Call, found: Found) -> Expr | None:
@@ -181,9 +182,9 @@ class ShiftedChannels(_FoldedIntoChannels):
 
 
 class DecomposedInstanceNorm(PatternRule):
-    """layer_norm(x, 1, 0) over the lines and columns behind batch and channels = instance_norm(x, 1, 0)
+    """layer_norm(x, 1, 0) over the rows and columns after batch and channels = instance_norm(x, 1, 0)
 
-    As a norm of rows it would read a plane of ones and one of zeros for every plane.
+    As a norm of rows it would read a plane of ones and a plane of zeros for every plane.
     """
 
     x = wildcard()
@@ -205,18 +206,18 @@ class DecomposedInstanceNorm(PatternRule):
 class TransposedNorm(PatternRule):
     """transpose(norm(transpose(x, p), ...), q), where q undoes p = standardize(x) over dimension p[-1], scaled, shifted
 
-    Norms of rows, layer_norm or rms_norm: what torch writes for a norm over the channels of planes, which takes two
-    passes over memory less in its place.
+    For norms of rows, layer_norm or rms_norm: torch exports a norm over the channels of planes in this form. Without
+    the transposes it takes two passes over memory less.
     """
 
     x, gamma, beta = wildcard(), wildcard(), wildcard()
-    turned = is_op("transpose")(x)
-    norm = is_op("nn.layer_norm")(turned, gamma, beta) | is_op("nn.rms_norm")(turned, gamma)
+    transposed = is_op("transpose")(x)
+    norm = is_op("nn.layer_norm")(transposed, gamma, beta) | is_op("nn.rms_norm")(transposed, gamma)
     pattern = is_op("transpose")(norm)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         x, norm, rank = found[self.x], found.call(self.norm), len(call.shape)
-        there, back = (c.op.axes for c in (found.call(self.turned), call))  # type: ignore[union-attr]
+        there, back = (c.op.axes for c in (found.call(self.transposed), call))  # type: ignore[union-attr]
         last = norm.op.axis % rank == rank - 1  # type: ignore[union-attr]
         if not last or any(there[a] != n for n, a in enumerate(back)) or found.shared(norm):
             return None

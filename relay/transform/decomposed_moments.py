@@ -1,4 +1,4 @@
-"""Means and variances spelled out in smaller operators: rules of `RecognizePatterns`."""
+"""Means and variances decomposed into smaller operators: rules of `RecognizePatterns`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["MOMENT_RULES"]
 
 
 class KeptDimensions(PatternRule):
-    """reshape(sum(x)) = sum(x) with its dimensions kept, when the view puts them back; other reductions likewise"""
+    """reshape(sum(x)) = sum(x) with its dimensions kept, if the view restores them; also for other reductions"""
 
     reduction = is_op("sum", "mean", "max", "variance", "log_sum_exp")
     pattern = is_op("reshape")(reduction.has_attr({"keepdims": False}))
@@ -67,7 +67,7 @@ class DecomposedVariance(PatternRule):
 class VarianceOfMoments(PatternRule):
     """mean(x**2) - mean(x)**2 = variance(x)
 
-    It is flax's fast variance. The operator loses nothing where both are large, and is never negative.
+    The fast variance of flax. The operator does not cancel if both are large, and is never negative.
     """
 
     x = wildcard()

@@ -1,4 +1,4 @@
-"""What rules of `RecognizePatterns` share: patterns of numbers, squares and roots; dimensions of reductions."""
+"""Helpers of the rules of `RecognizePatterns`: patterns of scalars, squares and roots; dimensions of reductions."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def one_number() -> Pattern:
 
 
 def value_of(e: Expr) -> float:
-    """The number that a constant of one element holds."""
+    """The value of a constant of one element."""
     return float(array_of(e).item())
 
 
 def mean_of(x: Pattern) -> Pattern:
-    """The mean of `x` over dimensions that stay, with size 1."""
+    """The mean of `x` over dimensions that are kept, with size 1."""
     return is_op("mean")(x).has_attr({"keepdims": True})
 
 
@@ -53,27 +53,27 @@ def inverse_root_of(x: Pattern) -> Pattern:
 
 
 def over_root(x: Pattern, mean_of_squares: Pattern, epsilon: Pattern, gamma: Pattern) -> Pattern:
-    """x / sqrt(mean_of_squares + epsilon), in any spelling; times gamma, where that scales the inverse root."""
+    """x / sqrt(mean_of_squares + epsilon), in any equivalent form; times gamma, where that scales the inverse root."""
     total = is_op("add")(mean_of_squares, epsilon)
     inverse = inverse_root_of(total)
     return is_op("divide")(x, root_of(total)) | is_op("multiply")(x, inverse | is_op("multiply")(inverse, gamma))
 
 
 def reduced_axes(reduction: Call) -> tuple[int, ...]:
-    """The dimensions that `reduction` goes over, in ascending order."""
+    """The reduced dimensions, in ascending order."""
     rank = len(reduction.args[0].shape)
     axes: tuple[int, ...] | None = reduction.op.axis  # type: ignore[union-attr]
     return tuple(sorted(range(rank) if axes is None else [a % rank for a in axes]))
 
 
 def last_axes(reduction: Call) -> int | None:
-    """The first of the trailing dimensions that `reduction` goes over; None when it goes over others."""
+    """The first of the trailing dimensions that `reduction` reduces; None if it reduces others."""
     rank, found = len(reduction.args[0].shape), reduced_axes(reduction)
     return found[0] if found and found == tuple(range(rank - len(found), rank)) else None
 
 
 def count_reduced(reduction: Call) -> int | None:
-    """How many elements `reduction` makes one of; None where that is known at run time only."""
+    """The number of elements reduced to one; None if it is dynamic."""
     sizes = [reduction.args[0].shape[a] for a in reduced_axes(reduction)]
     return math.prod(d for d in sizes if isinstance(d, int)) if all(isinstance(d, int) for d in sizes) else None
 

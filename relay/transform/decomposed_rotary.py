@@ -1,4 +1,4 @@
-"""Rotary position embeddings spelled out in small operators: rules of `RecognizePatterns`."""
+"""Rotary position embeddings decomposed into small operators: rules of `RecognizePatterns`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class _Lane(NamedTuple):
 
 
 def _lane(e: Expr) -> _Lane | None:
-    """What channels `e` takes of all rows of a tensor: a slice, or one column of a view (..., channels / 2, 2)."""
+    """The channels that `e` takes from all rows of a tensor: a slice, or one column of a view (..., channels / 2, 2).
+    """
     if not isinstance(e, Call) or not e.tensor_type.shape:
         return None
     if is_call_of(e, "strided_slice"):
@@ -54,7 +55,7 @@ def _slice(cut: Call) -> _Lane | None:
 
 
 def _column(e: Call) -> int | None:
-    """Which of two columns `e` is."""
+    """The number of the column, of two, that `e` takes."""
     if is_call_of(e, "strided_slice"):
         lane = _slice(e)
         return lane.first if lane is not None and e.shape[-1] == 1 else None
@@ -71,7 +72,7 @@ def _is_lane(e: Expr) -> bool:
 
 
 class _Pairs(NamedTuple):
-    """Channels of `x`, so many pairs from `first` on, neighbours or half of them apart."""
+    """`pairs` pairs of channels of `x` from `first` on, adjacent or half of them apart."""
 
     x: Expr
     first: int
@@ -87,7 +88,7 @@ class _Pairs(NamedTuple):
 
 
 def _pairs(first: Expr, second: Expr, interleaved: bool) -> _Pairs | None:
-    """The pairs whose halves are `first` and `second`; None where these are something else."""
+    """The pairs whose halves are `first` and `second`; None for other expressions."""
     a, b, pairs = _lane(first), _lane(second), first.shape[-1]
     if a is None or b is None or a.x is not b.x or not isinstance(pairs, int) or first.ty is not second.ty:
         return None
@@ -100,24 +101,24 @@ def _is_table(cosine: Expr, sine: Expr, columns: int) -> bool:
 
 
 class DecomposedRotaryEmbedding(PatternRule):
-    """x * cos + turned * sin = rotary_embedding(x, cos, sin), turned = concatenate(-x[n/2:], x[:n/2])
+    """x * cos + rotated * sin = rotary_embedding(x, cos, sin), rotated = concatenate(-x[n/2:], x[:n/2])
 
-    Or `interleaved`, turned = (-x[1], x[0], -x[3], x[2], ...), a view of (..., n/2, 2), as in GPT-J. x may be the first
-    channels of more (GPT-NeoX).
+    Or `interleaved`, rotated = (-x[1], x[0], -x[3], x[2], ...), a view of (..., n/2, 2), as in GPT-J. x may be the
+    first channels of more (GPT-NeoX).
     """
 
     x, cosine, sine = wildcard(), wildcard(), wildcard()
     first, second = wildcard().where(_is_lane), wildcard().where(_is_lane)
     halves = is_op("concatenate")(is_op("negative")(second), first)
-    neighbours = is_op("concatenate")(is_op("reshape")(is_op("negative")(second)), is_op("reshape")(first))
-    swapped = halves | is_op("reshape")(neighbours)
+    adjacent = is_op("concatenate")(is_op("reshape")(is_op("negative")(second)), is_op("reshape")(first))
+    swapped = halves | is_op("reshape")(adjacent)
     pattern = is_op("add")(is_op("multiply")(x, cosine), is_op("multiply")(swapped, sine))
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        x, cosine, sine, interleaved = found[self.x], found[self.cosine], found[self.sine], self.neighbours in found
+        x, cosine, sine, interleaved = found[self.x], found[self.cosine], found[self.sine], self.adjacent in found
         pairs = _pairs(found[self.first], found[self.second], interleaved)
-        joined = _is_joined(found.call(self.neighbours)) if interleaved else _joins_last(found.call(self.halves))
-        if pairs is None or not joined or x.ty is not call.ty or found[self.swapped].ty is not call.ty:
+        suits = _is_of_columns(found.call(self.adjacent)) if interleaved else _is_along_last(found.call(self.halves))
+        if pairs is None or not suits or x.ty is not call.ty or found[self.swapped].ty is not call.ty:
             return None
         cut = _lane(x)
         of_x = pairs.x is x or (cut is not None and cut.step == 1 and cut[:2] == (pairs.x, pairs.first))
@@ -126,24 +127,24 @@ class DecomposedRotaryEmbedding(PatternRule):
         return make_call("nn.rotary_embedding", (x, cosine, sine), call.span, interleaved=interleaved)
 
 
-def _joins_last(joined: Call) -> bool:
-    rank = len(joined.shape)
-    return joined.op.axis % rank == rank - 1  # type: ignore[union-attr]
+def _is_along_last(concatenated: Call) -> bool:
+    rank = len(concatenated.shape)
+    return concatenated.op.axis % rank == rank - 1  # type: ignore[union-attr]
 
 
-def _is_joined(joined: Call) -> bool:
-    """Does `joined` put two columns side by side?"""
-    return _joins_last(joined) and all(a.shape[-1] == 1 for a in joined.args)
+def _is_of_columns(concatenated: Call) -> bool:
+    """Does `concatenated` concatenate two columns?"""
+    return _is_along_last(concatenated) and all(a.shape[-1] == 1 for a in concatenated.args)
 
 
 _FIRST, _SECOND = wildcard().where(_is_lane), wildcard().where(_is_lane)
 _COSINE, _SINE = wildcard(), wildcard()
-_TURNED_FIRST = is_op("subtract")(is_op("multiply")(_FIRST, _COSINE), is_op("multiply")(_SECOND, _SINE))
-_TURNED_SECOND = is_op("add")(is_op("multiply")(_SECOND, _COSINE), is_op("multiply")(_FIRST, _SINE))
+_ROTATED_FIRST = is_op("subtract")(is_op("multiply")(_FIRST, _COSINE), is_op("multiply")(_SECOND, _SINE))
+_ROTATED_SECOND = is_op("add")(is_op("multiply")(_SECOND, _COSINE), is_op("multiply")(_FIRST, _SINE))
 
 
-def _turned(first: Expr, second: Expr, found: Found, interleaved: bool) -> _Pairs | None:
-    """The pairs of which `first` and `second` are the turned halves, with one angle for each pair."""
+def _rotated(first: Expr, second: Expr, found: Found, interleaved: bool) -> _Pairs | None:
+    """The pairs of which `first` and `second` are the rotated halves, with one angle for each pair."""
     pairs = _pairs(found[_FIRST], found[_SECOND], interleaved)
     plain = first.ty is found[_FIRST].ty and second.ty is found[_SECOND].ty
     return pairs if pairs is not None and plain and _is_table(found[_COSINE], found[_SINE], pairs.pairs) else None
@@ -152,23 +153,23 @@ def _turned(first: Expr, second: Expr, found: Found, interleaved: bool) -> _Pair
 class DecomposedRotaryHalves(PatternRule):
     """concatenate(x1 * c - x2 * s, x2 * c + x1 * s, ...) = concatenate(rotary_embedding(concatenate(x1, x2)), ...)
 
-    x1 and x2 lie side by side in one tensor, with one angle for each pair. The others are channels that are not turned.
+    x1 and x2 are adjacent in one tensor, with one angle for each pair. The others are channels that are not rotated.
     """
 
     pattern = is_op("concatenate")
-    halves = is_tuple([_TURNED_FIRST, _TURNED_SECOND])
+    halves = is_tuple([_ROTATED_FIRST, _ROTATED_SECOND])
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        if not _joins_last(call):
+        if not _is_along_last(call):
             return None
         for i, (first, second) in enumerate(zip(call.args, call.args[1:], strict=False)):
             if not is_call_of(first, "subtract") or not is_call_of(second, "add"):
                 continue
-            turned = self.halves.match(Tuple((first, second)))
-            pairs = None if turned is None else _turned(first, second, turned, interleaved=False)
-            if turned is None or pairs is None:
+            rotated = self.halves.match(Tuple((first, second)))
+            pairs = None if rotated is None else _rotated(first, second, rotated, interleaved=False)
+            if rotated is None or pairs is None:
                 continue
-            embedded = pairs.embedded(turned[_COSINE], turned[_SINE], call)
+            embedded = pairs.embedded(rotated[_COSINE], rotated[_SINE], call)
             args = (*call.args[:i], embedded, *call.args[i + 2 :])
             return make_call(call.op, args, call.span) if len(args) > 1 else embedded  # type: ignore[arg-type]
         return None
@@ -177,15 +178,16 @@ class DecomposedRotaryHalves(PatternRule):
 class DecomposedRotaryInterleaved(PatternRule):
     """reshape(concatenate(x1 * c - x2 * s, x2 * c + x1 * s)) = rotary_embedding(x), interleaved
 
-    x1 and x2 are x[..., 0::2] and x[..., 1::2], and become columns: the product of complex numbers in LLaMA's own code.
+    x1 and x2 are x[..., 0::2] and x[..., 1::2], which become columns: the product of complex values in LLaMA's own
+    code.
     """
 
-    columns = is_op("concatenate")(is_op("reshape")(_TURNED_FIRST), is_op("reshape")(_TURNED_SECOND))
+    columns = is_op("concatenate")(is_op("reshape")(_ROTATED_FIRST), is_op("reshape")(_ROTATED_SECOND))
     pattern = is_op("reshape")(columns)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        pairs = _turned(found[_TURNED_FIRST], found[_TURNED_SECOND], found, interleaved=True)
-        if pairs is None or not _is_joined(found.call(self.columns)):
+        pairs = _rotated(found[_ROTATED_FIRST], found[_ROTATED_SECOND], found, interleaved=True)
+        if pairs is None or not _is_of_columns(found.call(self.columns)):
             return None
         return reshaped(pairs.embedded(found[_COSINE], found[_SINE], call), call.shape, call.span)
 

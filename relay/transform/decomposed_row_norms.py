@@ -1,4 +1,4 @@
-"""Norms of rows, and standardisations over other dimensions, spelled out: rules of `RecognizePatterns`.
+"""Decomposed norms of rows, and standardisations over other dimensions: rules of `RecognizePatterns`.
 
 x / sqrt(...) may be a product with the inverse root, which some (flax, TensorFlow) multiply by gamma first.
 """
@@ -33,7 +33,7 @@ __all__ = ["ROW_NORM_RULES"]
 
 
 def _norm(name: str, x: Expr, axis: int, epsilon: float, like: Call) -> Call | None:
-    """`nn.layer_norm` or `nn.rms_norm` of `x` with ones and zeros; None where the sizes are known at run time only."""
+    """`nn.layer_norm` or `nn.rms_norm` of `x` with ones and zeros; None if the sizes are dynamic."""
     shape: Sequence[Dim] = x.shape[axis:]
     if not all(isinstance(d, int) for d in shape):
         return None
@@ -45,9 +45,9 @@ def _norm(name: str, x: Expr, axis: int, epsilon: float, like: Call) -> Call | N
 def _normalized(
     x: Expr, axes: tuple[int, ...], epsilon: float, like: Call, margin: float = 0.0, centred: bool = True
 ) -> Call | None:
-    """The norm of `x` over `axes`: one of rows over last dimensions, or `nn.standardize`.
+    """The norm of `x` over `axes`: a norm of rows over last dimensions, or `nn.standardize`.
 
-    None where several dimensions have sizes known at run time only.
+    None if several dimensions are dynamic.
     """
     rank = len(x.shape)
     if axes and not margin and axes == tuple(range(rank - len(axes), rank)):
@@ -60,7 +60,7 @@ def _normalized(
 
 
 def _scaled(norm: Expr, gamma: Expr | None) -> Expr | None:
-    """norm * gamma, by the norm's own parameters if it has such; None where it would have another type."""
+    """norm * gamma, folded into the norm's own parameters if it has any; None if the type would change."""
     if gamma is None:
         return norm
     if isinstance(norm, Call) and is_call_of(norm, "nn.layer_norm", "nn.rms_norm"):
@@ -74,7 +74,7 @@ def _scaled(norm: Expr, gamma: Expr | None) -> Expr | None:
 
 
 def _shifted(norm: Expr, beta: Expr | None) -> Expr | None:
-    """norm + beta, by the norm's own parameter if that is zero; None where it would have another type."""
+    """norm + beta, folded into the norm's own parameter if that is zero; None if the type would change."""
     if beta is None:
         return norm
     if isinstance(norm, Call) and is_call_of(norm, "nn.layer_norm"):
@@ -87,7 +87,7 @@ def _shifted(norm: Expr, beta: Expr | None) -> Expr | None:
 
 
 class DecomposedRMSNorm(PatternRule):
-    """x / sqrt(mean(x**2) + epsilon) = rms_norm(x, 1), over one dimension that is not the last standardize(x)"""
+    """x / sqrt(mean(x**2) + epsilon) = rms_norm(x, 1); standardize(x) over one dimension that is not the last"""
 
     x, epsilon, gamma = wildcard(), one_number(), wildcard()
     mean = mean_of(square_of(x))
@@ -139,9 +139,9 @@ class CentredRMSNorm(PatternRule):
 
 
 class DecomposedLayerNorm(PatternRule):
-    """(x - mean(x)) / sqrt(variance(x) + epsilon) = layer_norm(x, 1, 0), over other dimensions standardize(x)
+    """(x - mean(x)) / sqrt(variance(x) + epsilon) = layer_norm(x, 1, 0); standardize(x) over other dimensions
 
-    As is (x - mean(x)) / (sqrt(variance(x)) + margin), over any.
+    The form (x - mean(x)) / (sqrt(variance(x)) + margin) is standardize(x) over any dimensions.
     """
 
     x, epsilon, margin, gamma = wildcard(), one_number(), one_number(), wildcard()
@@ -163,8 +163,8 @@ class DecomposedLayerNorm(PatternRule):
 class NormByMoments(PatternRule):
     """x * r + (beta - mean(x) * r), r = gamma / sqrt(variance(x) + epsilon) = layer_norm(x, gamma, beta)
 
-    Over other axes than the last, standardize(x) * gamma + beta. It is TensorFlow's `nn.batch_normalization` behind
-    `nn.moments`, by which Keras computes layer norms; gamma and beta may be left out.
+    Over other axes than the last, standardize(x) * gamma + beta. TensorFlow's `nn.batch_normalization` after
+    `nn.moments`, by which Keras computes layer norms; gamma and beta may be absent.
     """
 
     x, epsilon, gamma, beta = wildcard(), one_number(), wildcard(), wildcard()
@@ -189,8 +189,8 @@ class NormByMoments(PatternRule):
 class DecomposedRMSNormWithEpsilon(PatternRule):
     """x / (sqrt(mean(x**2)) + margin) = standardize(x), not centred, over one dimension or the last ones
 
-    The root may be sqrt(sum(x**2)) * n**-0.5, a Euclidean norm, as many models in torch have it ("RMSNorm" by
-    Zhang and Sennrich, 2019, in their own code).
+    The root may be sqrt(sum(x**2)) * n**-0.5, a Euclidean norm, as in many torch models ("RMSNorm" by Zhang and
+    Sennrich, 2019, in their own code).
     """
 
     x, factor, margin = wildcard(), one_number(), one_number()
@@ -214,7 +214,8 @@ class DecomposedRMSNormWithEpsilon(PatternRule):
 class DecomposedL2Normalize(PatternRule):
     """x / max(sqrt(sum(x**2)), least) = x / sqrt(max(sum(x**2), least**2)) = l2_normalize(x)
 
-    Torch's `normalize` and TensorFlow's `l2_normalize`. With a mean in place of the sum it is the same times sqrt(n).
+    Torch's `normalize` and TensorFlow's `l2_normalize`. With a mean in place of the sum the result is scaled by
+    sqrt(n).
     """
 
     x, least, epsilon = wildcard(), one_number(), one_number()
@@ -231,10 +232,10 @@ class DecomposedL2Normalize(PatternRule):
         axes, count = reduced_axes(total), count_reduced(total)
         root = value_of(found[self.least]) if self.least in found else 0.0
         epsilon = value_of(found[self.epsilon]) if self.epsilon in found else root * root
-        # the square of what is no more than the root of the least float32 is lost, and 0 / 0 would be NaN
+        # the square of a value up to the root of the smallest float32 underflows, and 0 / 0 would be NaN
         lost = root > 0.0 and epsilon < np.finfo(np.float32).tiny and x.dtype != "float64"
-        counted_late = len(axes) > 1 and not x.tensor_type.is_static
-        if x.ty is not call.ty or root < 0.0 or epsilon < 0.0 or lost or counted_late:
+        is_dynamic = len(axes) > 1 and not x.tensor_type.is_static
+        if x.ty is not call.ty or root < 0.0 or epsilon < 0.0 or lost or is_dynamic:
             return None
         if is_call_of(total, "sum"):
             return make_call("nn.l2_normalize", (x,), call.span, axis=axes, eps=epsilon)
@@ -245,7 +246,7 @@ class DecomposedL2Normalize(PatternRule):
 
 
 class StandardizedRows(PatternRule):
-    """standardize(x) over the last dimensions, which layouts may have made of others = layer_norm(x, 1, 0)
+    """standardize(x) over the last dimensions, possibly after layout conversion, = layer_norm(x, 1, 0)
 
     Not centred: rms_norm(x, 1).
     """

@@ -1,4 +1,4 @@
-"""Softmax, its logarithm and the logarithm of sums of exponentials, spelled out: rules of `RecognizePatterns`."""
+"""Decomposed softmax, log softmax and log-sum-exp: rules of `RecognizePatterns`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["SOFTMAX_RULES"]
 class DecomposedSoftmax(PatternRule):
     """exp(x) / sum(exp(x)) = softmax(x), along one dimension
 
-    With x - max(x) in place of x it is what TensorFlow and old torch models compute; `UnshiftedSoftmax` takes the
-    maximum off. Without it, softmax has the same value wherever no exponential and no sum leaves the range of floats,
-    and stays finite beyond. (Views move behind exponentials.)
+    TensorFlow and old torch models subtract max(x) from x first; `UnshiftedSoftmax` removes that. Without it, softmax
+    has the same value as long as no exponential and no sum overflows, and stays finite beyond. (Views move behind
+    exponentials.)
     """
 
     x = wildcard()
@@ -66,9 +66,9 @@ class DecomposedLogSumExp(PatternRule):
 
 
 class UnshiftedSoftmax(PatternRule):
-    """softmax(x - max(x)) = softmax(x), where the maximum is the same all along the softmax's dimension
+    """softmax(x - max(x)) = softmax(x), if the maximum is constant along the softmax's dimension
 
-    So is its logarithm, and both subtract the maximum themselves.
+    The rule also applies to log softmax; both operators subtract the maximum themselves.
     """
 
     x = wildcard()
@@ -87,7 +87,7 @@ class UnshiftedSoftmax(PatternRule):
 class SoftmaxOfRows(PatternRule):
     """reshape(softmax(reshape(x))) = softmax(reshape(x)) along last dimensions of one size
 
-    Exporters whose softmax knows matrices only (Caffe, MXNet) put all other dimensions into one.
+    Exporters whose softmax takes matrices only (Caffe, MXNet) collapse all other dimensions into one.
     """
 
     x = wildcard()

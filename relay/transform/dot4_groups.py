@@ -1,11 +1,11 @@
-"""Weights of signed bytes in panels for products four or eight steps at a time; see `topi.nn.dot4`.
+"""Int8 weight packing in panels for 4-way dot products, in steps of four or eight values; see `topi.nn.dot4`.
 
-Four steps of a reduction, a quad, are four bytes of each of a panel's outputs. Products of unsigned bytes by these are
-added in 16 bits, which have room for 255 times 128: for weights of one sign that are 128 together. What is too much of
-two neighbours is taken out of them, into quads of its own.
+Four steps of a reduction, a 4-byte word, are four bytes of each of a panel's outputs. Products of unsigned bytes by
+these are added in 16 bits, which hold 255 times 128: for weights of one sign whose sum is at most 128. The excess of
+two adjacent weights is split off into additional words.
 
-Eight steps share their sums of 16 bits where two quads have room for each other. Quads that have are brought together,
-in any order, and a table says which data a step reads. What is too much of those that found no other is taken out too.
+Eight values share their 16-bit sums if the sums of two words together stay within that bound. Such words are paired, in
+any order, and a table says which data a step reads. The excess of words without a partner is split off too.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from relayc.relay.transform.panels import PanelPacker
 __all__ = ["pack_dot4_groups"]
 
 Array = np.ndarray[Any, Any]
-_ROOM = 128
-"""The sum of the weights of one sign that are multiplied and added in 16 bits, at most: 255 times it is within them."""
-_TURNS, _REACH, _STRIDE = 80, 3, 11
-"""How often quads that are still alone are asked whether they have room for each other, at most; and how far apart they
-are: up to a third of those in a panel, from turn to turn by so many more."""
-_FEW, _DUDS = 0.01, 3
-"""So many turns after each other in which fewer came together, as a part of those alone, are the last."""
-_COST_OF_TWO, _COST_OF_PAIRS = 1.75, 1.33
-"""What a step of two quads, and what a quad in pairs of 16 bits, costs: that of a step of one quad is 1 (AVX2)."""
-_EVERY, _PARTS = 4, 32
-"""Numbers of many steps are multiples of the one, so that loops can be divided for fetching ahead, and are rounded by
-up to this part, so that layers of one shape are one kernel."""
+_LARGEST_SUM = 128
+"""Maximum sum of the weights of one sign that are multiplied and added in 16 bits: 255 times it does not overflow."""
+_ATTEMPTS, _REACH, _STRIDE = 80, 3, 11
+"""Parameters of the pairing: the maximum number of rounds in which unpaired words are compared; and their distance, up
+to a third of the words of a panel, which grows from round to round by the stride."""
+_FEWEST_PAIRED, _MOST_FRUITLESS = 0.01, 3
+"""Minimum fraction of the unpaired words that a fruitful round pairs, and the number of consecutive fruitless rounds
+after which the pairing ends."""
+_COST_OF_TWO_WORDS, _COST_OF_16_BIT_PAIRS = 1.75, 1.33
+"""Cost of a step of two words, and of a word in pairs of 16 bits, relative to a step of one word (AVX2)."""
+_STEPS_MULTIPLE, _ROUNDING = 4, 32
+"""Numbers of steps are rounded up to multiples of the first, so that loops can be split for prefetching, and by up to
+one part in the second, so that layers of one shape share a kernel."""
 
 
 def pack_dot4_groups(panels: PanelPacker, weight: Array, width: int) -> tuple[Array, Array] | None:
-    """Signed bytes (N, ..., K), one after another in memory, as panels (P, S, G, width) of int32, P = ceil(N / width).
+    """Signed bytes (N, ..., K), contiguous, packed in panels (P, S, G, width) of int32, P = ceil(N / width).
 
-    A step is of G = 1 or 2 quads, whichever is faster; a table (P, S, G) says which of the data they are multiplied
-    with. None where there is so much to be taken out that pairs of 16 bits are faster.
+    A step consists of G = 1 or 2 words, whichever is faster; a table (P, S, G) says which data they are multiplied by.
+    None if so much has to be split off that pairs of 16 bits are faster.
     """
     plan = _plan(weight, width)
     return None if plan is None else (panels.gathered(plan.rows, plan.others, plan.index), plan.table)
@@ -47,7 +48,7 @@ def pack_dot4_groups(panels: PanelPacker, weight: Array, width: int) -> tuple[Ar
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Panels of lines ``rows[index]``, or of `others`, whose numbers follow, with their table."""
+    """Panels of rows ``rows[index]``, or of `others`, whose numbers follow, with their table."""
 
     rows: Array
     others: Array
@@ -57,50 +58,50 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Dot4:
-    """`rows` (n, width) of a panel's quads, at `places`: numbers of the panel times its quads, and of the quad."""
+    """Words `rows` (n, width) of a panel at `places`: the panel's number times its number of words, plus the word's."""
 
     places: Array
     rows: Array
 
 
 def _plan(weight: Array, width: int) -> _Plan | None:
-    limited, rests = _limited(weight, width)
+    limited, excess = _split_excess(weight, width)
     count, steps = -(-len(weight) // width), limited.size // (4 * len(weight))
-    more = np.bincount(rests.places // steps, minlength=1).max()
-    if count * steps + len(rests.places) > _COST_OF_PAIRS * count * steps:
+    more = np.bincount(excess.places // steps, minlength=1).max()
+    if count * steps + len(excess.places) > _COST_OF_16_BIT_PAIRS * count * steps:
         return None
     rows = _by_steps(limited, width)
-    together = _by_twos(rows, rests, steps, (steps + more) / _COST_OF_TWO)
-    if together is not None:
-        return together
-    if steps + more > _COST_OF_PAIRS * steps:
+    paired = _paired(rows, excess, steps, (steps + more) / _COST_OF_TWO_WORDS)
+    if paired is not None:
+        return paired
+    if steps + more > _COST_OF_16_BIT_PAIRS * steps:
         return None
-    return _arranged(rows, rests, [np.arange(len(rows) + len(rests.places))], steps)
+    return _arranged(rows, excess, [np.arange(len(rows) + len(excess.places))], steps)
 
 
 def _by_steps(weight: Array, width: int) -> Array:
-    """(N, ..., K) as lines of quads (P * quads, width), filled up with zeros."""
-    quads = weight.reshape(len(weight), -1).view("<i4")
-    missing = -len(quads) % width
+    """(N, ..., K) as rows of words (P * words, width), padded with zeros."""
+    words = weight.reshape(len(weight), -1).view("<i4")
+    missing = -len(words) % width
     if missing:
-        quads = np.concatenate([quads, np.zeros((missing, quads.shape[1]), quads.dtype)])
-    panels = quads.reshape(-1, width, quads.shape[1])
+        words = np.concatenate([words, np.zeros((missing, words.shape[1]), words.dtype)])
+    panels = words.reshape(-1, width, words.shape[1])
     return np.ascontiguousarray(panels.swapaxes(1, 2)).reshape(-1, width)
 
 
-def _by_twos(rows: Array, rests: _Dot4, steps: int, most: float) -> _Plan | None:
-    """Quads `rows` in steps of two; None where these are more than `most`, of a panel."""
-    first, second, alone = _together(_loads(rows), steps)
+def _paired(rows: Array, excess: _Dot4, steps: int, most: float) -> _Plan | None:
+    """Words `rows` in steps of two; None if a panel would have more than `most` steps."""
+    first, second, unpaired = _pair_up(_loads(rows), steps)
     panels = len(rows) // steps
-    if len(first) + (1.5 * len(alone) + len(rests.places)) / 2 > most * panels:  # room is made in half of them
+    if len(first) + (1.5 * len(unpaired) + len(excess.places)) / 2 > most * panels:  # half of them are split
         return None
-    left, right, last = _neighbours(alone // steps)
-    left, right, last = alone[left], alone[right], alone[last]
-    smaller, more = _make_room(rows, left, right)
-    places = np.concatenate([rests.places, more.places, last])
+    left, right, last = _adjacent(unpaired // steps)
+    left, right, last = unpaired[left], unpaired[right], unpaired[last]
+    smaller, more = _split_excess_of_pairs(rows, left, right)
+    places = np.concatenate([excess.places, more.places, last])
     order = np.argsort(places, kind="stable")
-    parts = _Dot4(places[order], np.concatenate([rests.rows, more.rows, rows[last]])[order])
-    one, other, single = _parts_together(_loads(parts.rows), parts.places // steps)
+    parts = _Dot4(places[order], np.concatenate([excess.rows, more.rows, rows[last]])[order])
+    one, other, single = _pair_adjacent(_loads(parts.rows), parts.places // steps)
     begin = len(rows) + len(left)
     others = _Dot4(np.concatenate([left, parts.places]), np.concatenate([smaller, parts.rows]))
     groups = [
@@ -112,7 +113,7 @@ def _by_twos(rows: Array, rests: _Dot4, steps: int, most: float) -> _Plan | None
 
 
 def _arranged(rows: Array, others: _Dot4, groups: Sequence[Array], steps: int) -> _Plan:
-    """The steps by panel: members of each group are numbers of `rows`, of `others` behind, or one more for nothing."""
+    """The steps by panel: members of each group are numbers of `rows`, then of `others`, or one more for padding."""
     place = np.concatenate([np.arange(len(rows)), others.places, [0]])
     panel = place[groups[0]] // steps
     order = np.argsort(panel, kind="stable")
@@ -120,22 +121,22 @@ def _arranged(rows: Array, others: _Dot4, groups: Sequence[Array], steps: int) -
     counts = np.bincount(panel)
     rank = np.arange(len(panel)) - (np.cumsum(counts) - counts)[panel]
     longest = int(counts.max())
-    if longest >= _EVERY * _EVERY:
-        every = max(_EVERY, 1 << max(longest // _PARTS, 1).bit_length() - 1)
+    if longest >= _STEPS_MULTIPLE * _STEPS_MULTIPLE:
+        every = max(_STEPS_MULTIPLE, 1 << max(longest // _ROUNDING, 1).bit_length() - 1)
         longest = -(-longest // every) * every
     index = np.full((len(counts), longest, len(groups)), len(place) - 1)
     for i, members in enumerate(groups):
         index[panel, rank, i] = members[order]
-    behind = np.concatenate([others.rows, np.zeros_like(rows[:1])])
-    return _Plan(rows, behind, index, (place % steps).astype(np.int32)[index])
+    padded = np.concatenate([others.rows, np.zeros_like(rows[:1])])
+    return _Plan(rows, padded, index, (place % steps).astype(np.int32)[index])
 
 
-def _limited(weight: Array, width: int) -> tuple[Array, _Dot4]:
-    """The weights without what is too much of two neighbours, and that, in the order of its places."""
+def _split_excess(weight: Array, width: int) -> tuple[Array, _Dot4]:
+    """The weights without the excess of adjacent ones, and the excess, in the order of its places."""
     pairs = weight.reshape(-1, 2)
-    total = np.add(pairs[:, 0], pairs[:, 1], dtype=np.int16)  # two of different signs are no larger than one
-    total += _ROOM
-    large = np.flatnonzero(total.view(np.uint16) > 2 * _ROOM)
+    total = np.add(pairs[:, 0], pairs[:, 1], dtype=np.int16)  # the sum of two of different signs is no larger than one
+    total += _LARGEST_SUM
+    large = np.flatnonzero(total.view(np.uint16) > 2 * _LARGEST_SUM)
     steps = weight.size // (4 * len(weight))
     rows, pair = np.divmod(large, 2 * steps)
     places, which = np.unique(rows // width * steps + pair // 2, return_inverse=True)
@@ -146,23 +147,23 @@ def _limited(weight: Array, width: int) -> tuple[Array, _Dot4]:
     flat = limited.reshape(-1)
     values = pairs[large].astype(np.int16)
     total = values.sum(1)
-    much = (total - np.sign(total) * _ROOM).astype(np.int8)
+    surplus = (total - np.sign(total) * _LARGEST_SUM).astype(np.int8)
     at = 2 * large + np.abs(values).argmax(1)
-    flat[at] -= much
-    rest[which, rows % width, at % 4] = much
+    flat[at] -= surplus
+    rest[which, rows % width, at % 4] = surplus
     return limited, _Dot4(places, rest.view("<i4")[..., 0])
 
 
 def _loads(rows: Array) -> Array:
-    """Half of what the positive, then the negative, of two neighbours are together, rounded up.
+    """Half of the sums of the positive, then of the negative, of two adjacent weights, rounded up.
 
-    For (n, width) quads a byte for each two of 4 * width weights, in larger words where there are as many.
+    For (n, width) words a byte for each two of 4 * width weights, combined to larger words where possible.
     """
     width = rows.shape[1]
-    octets, loads = rows.view(np.int8), np.empty((len(rows), 4 * width), np.uint8)
+    int8_weights, loads = rows.view(np.int8), np.empty((len(rows), 4 * width), np.uint8)
     for part, limited in ((loads[:, : 2 * width], np.maximum), (loads[:, 2 * width :], np.minimum)):
-        values = limited(octets, 0)
-        np.abs(values, out=values)  # of -128 it is -128, which is 128 without a sign
+        values = limited(int8_weights, 0)
+        np.abs(values, out=values)  # -(-128) wraps to -128, which is 128 if unsigned
         sums = values.view("<u2")
         sums *= 257  # the upper byte becomes the sum of both
         sums += 256
@@ -172,40 +173,40 @@ def _loads(rows: Array) -> Array:
 
 
 def _fit(loads: Array, one: Array, other: Array) -> Array:
-    """Which of these quads have room for each other?"""
+    """A mask of the words that can be paired without overflow."""
     repeated = loads.dtype.type(0x0101010101010101 & np.iinfo(loads.dtype).max)
     sums = np.take(loads, one, 0)
     sums += np.take(loads, other, 0)
-    sums += repeated * loads.dtype.type(127 - _ROOM // 2)  # the highest bit of a byte says that there is no room
+    sums += repeated * loads.dtype.type(127 - _LARGEST_SUM // 2)  # the highest bit of a byte marks an overflow
     while sums.shape[1] > 1:
         half = -(-sums.shape[1] // 2)
         sums = sums[:, :half] | sums[:, -half:]
     return (sums[:, 0] & (repeated * loads.dtype.type(128))) == 0
 
 
-def _together(loads: Array, steps: int) -> tuple[Array, Array, Array]:
-    """Quads of one panel that have room for each other, one and the other, and those that found none."""
-    alone, duds = np.arange(len(loads)), 0
+def _pair_up(loads: Array, steps: int) -> tuple[Array, Array, Array]:
+    """Pairs of words of one panel that fit together, first and second members, and the unpaired ones."""
+    unpaired, fruitless = np.arange(len(loads)), 0
     found: list[tuple[Array, Array]] = []
-    for turn in range(_TURNS):
-        distance = 1 + turn * _STRIDE % max(1, len(alone) * steps // (_REACH * len(loads)))
-        whole = len(alone) // (2 * distance) * (2 * distance)
-        one, other = alone[:whole].reshape(-1, 2, distance).swapaxes(0, 1).reshape(2, -1)
+    for attempt in range(_ATTEMPTS):
+        distance = 1 + attempt * _STRIDE % max(1, len(unpaired) * steps // (_REACH * len(loads)))
+        whole = len(unpaired) // (2 * distance) * (2 * distance)
+        one, other = unpaired[:whole].reshape(-1, 2, distance).swapaxes(0, 1).reshape(2, -1)
         fits = one // steps == other // steps
         fits[fits] = _fit(loads, one[fits], other[fits])
         found.append((one[fits], other[fits]))
-        stays = np.ones(len(alone), bool)
+        stays = np.ones(len(unpaired), bool)
         stays[:whole] = ~fits.reshape(-1, 1, distance).repeat(2, 1).ravel()
-        duds = duds + 1 if 2 * len(found[-1][0]) <= _FEW * len(alone) else 0
-        alone = alone[stays]
-        if duds == _DUDS:
+        fruitless = fruitless + 1 if 2 * len(found[-1][0]) <= _FEWEST_PAIRED * len(unpaired) else 0
+        unpaired = unpaired[stays]
+        if fruitless == _MOST_FRUITLESS:
             break
     firsts, seconds = (np.concatenate(part) for part in zip(*found, strict=True))
-    return firsts, seconds, alone
+    return firsts, seconds, unpaired
 
 
-def _neighbours(panel: Array) -> tuple[Array, Array, Array]:
-    """Positions by twos within each panel, one and the other, and those of the last ones, where numbers are odd.
+def _adjacent(panel: Array) -> tuple[Array, Array, Array]:
+    """Positions by twos within each panel, first and second members, and the last positions of panels of odd size.
 
     `panel` ascends.
     """
@@ -216,26 +217,26 @@ def _neighbours(panel: Array) -> tuple[Array, Array, Array]:
     return left, left + 1, np.flatnonzero(first & last)
 
 
-def _make_room(rows: Array, one: Array, other: Array) -> tuple[Array, _Dot4]:
-    """The quads `one` without what exceeds the room that the others leave, and that."""
+def _split_excess_of_pairs(rows: Array, one: Array, other: Array) -> tuple[Array, _Dot4]:
+    """The words `one` without their excess over the room that the others leave, and the excess."""
     width = rows.shape[1]
     values = rows[one].view(np.int8).reshape(len(one), 2 * width, 2).astype(np.int16)
-    beside = rows[other].view(np.int8).reshape(len(one), 2 * width, 2).astype(np.int16)
-    taken = np.zeros_like(values)
+    partners = rows[other].view(np.int8).reshape(len(one), 2 * width, 2).astype(np.int16)
+    removed = np.zeros_like(values)
     for sign in (1, -1):
-        mine, theirs = np.maximum(sign * values, 0), np.maximum(sign * beside, 0)
-        together = mine[..., 0] + mine[..., 1] + theirs[..., 0] + theirs[..., 1]
-        much = np.maximum(together - np.int16(_ROOM), 0)
-        of_first = np.minimum(much, mine[..., 0])
-        taken[..., 0] += sign * of_first
-        taken[..., 1] += sign * (much - of_first)
-    smaller, more = [v.astype(np.int8).reshape(-1, 4 * width).view("<i4") for v in (values - taken, taken)]
+        mine, theirs = np.maximum(sign * values, 0), np.maximum(sign * partners, 0)
+        paired = mine[..., 0] + mine[..., 1] + theirs[..., 0] + theirs[..., 1]
+        surplus = np.maximum(paired - np.int16(_LARGEST_SUM), 0)
+        of_first = np.minimum(surplus, mine[..., 0])
+        removed[..., 0] += sign * of_first
+        removed[..., 1] += sign * (surplus - of_first)
+    smaller, more = [v.astype(np.int8).reshape(-1, 4 * width).view("<i4") for v in (values - removed, removed)]
     some = np.any(more, axis=1)
     return smaller, _Dot4(one[some], more[some])
 
 
-def _parts_together(loads: Array, panel: Array) -> tuple[Array, Array, Array]:
-    """Neighbours of a panel that have room for each other, one and the other, and those that are on their own."""
-    left, right, last = _neighbours(panel)
+def _pair_adjacent(loads: Array, panel: Array) -> tuple[Array, Array, Array]:
+    """Adjacent words of a panel that can be paired, first and second members, and the unpaired ones."""
+    left, right, last = _adjacent(panel)
     fits = _fit(loads, left, right)
     return left[fits], right[fits], np.concatenate([left[~fits], right[~fits], last])

@@ -1,4 +1,4 @@
-"""EliminateCommonSubexpr: what is computed twice is computed once."""
+"""EliminateCommonSubexpr: equal expressions are computed once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MERGED_CONSTANT_BYTES = 4096
 class EliminateCommonSubexpr(FunctionPass):
     """Calls of one pure operator on the same arguments in the same scope become one; so do equal small constants.
 
-    Calls in different branches of an `If` stay apart: merging them would evaluate one that nobody asked for.
+    Calls in different branches of an `If` stay apart: merging them would evaluate one that is not needed.
     """
 
     opt_level: ClassVar[int] = 2
@@ -40,7 +40,7 @@ class EliminateCommonSubexpr(FunctionPass):
 
 
 def _key(e: Expr) -> Hashable | None:
-    """Equal for expressions with equal values; None for those that are left alone."""
+    """A key equal for expressions with equal values; None for expressions that are never merged."""
     if isinstance(e, Call):
         if not isinstance(e.op, OpDef) or e.op.has_side_effect:
             return None

@@ -1,4 +1,4 @@
-"""EncodeStrings: strings become numbers, positions in a table of the executor's (see `backend.runtime.strings`)."""
+"""EncodeStrings: replaces strings by integers, positions in the executor's table (see `backend.runtime.strings`)."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ __all__ = ["EncodeStrings"]
 
 _NUMBER = dtype("int64")
 
-_BLIND = frozenset({
+_TRANSPARENT = frozenset({
     "broadcast_to", "concatenate", "copy", "equal", "expand_dims", "gather", "gather_nd", "not_equal", "repeat",
     "reshape", "reverse", "reverse_sequence", "scatter_elements", "scatter_nd", "split", "squeeze", "stack",
     "strided_slice", "take", "tile", "transpose", "where",
 })  # fmt: skip
-"""Operators for which a string is as good as its number: they move elements, or find them equal."""
+"""Operators that work on encoded strings unchanged: they move elements, or compare them for equality."""
 
 
 class EncodeStrings(FunctionPass):
-    """Tensors of strings, those in lists and in the bodies of control flow too, become tensors of int64.
+    """Tensors of strings, also those in sequences and in the bodies of control flow, become tensors of int64.
 
-    The function's attributes say "texts", the strings that the function names, by number; "text_inputs" and
+    The function's attributes are "texts", the strings that the function names, by number; "text_inputs" and
     "text_outputs", the positions of the parameters and results that are strings. Operators that read strings become
-    calls of `OnHost`; but a look-up in known strings is a gather. Raises CompileError for an operator that computes
-    with numbers only.
+    calls of `OnHost`, except that a look-up in constant strings is a gather. Raises CompileError for an operator that
+    computes with numbers only.
     """
 
     def transform(self, function: Function, context: PassContext) -> Function:
         if not _has_strings(function):
             return function
-        texts = list(dict.fromkeys(["", *_texts_of(function)]))
-        with assuming():  # what holds of sizes is known since the calls were made
-            encoded = _Encoder({text: number for number, text in enumerate(texts)}).function(function)
+        strings = list(dict.fromkeys(["", *_strings_of(function)]))
+        with assuming():  # size assumptions were recorded when the calls were first built
+            encoded = _Encoder({text: number for number, text in enumerate(strings)}).function(function)
         facts = {
-            "texts": tuple(texts),
-            "text_inputs": tuple([i for i, p in enumerate(function.params) if _is_text(p.ty)]),
-            "text_outputs": tuple([i for i, ty in enumerate(_flat(function.body.ty)) if _is_text(ty)]),
+            "texts": tuple(strings),
+            "text_inputs": tuple([i for i, p in enumerate(function.params) if _is_string(p.ty)]),
+            "text_outputs": tuple([i for i, ty in enumerate(_flat(function.body.ty)) if _is_string(ty)]),
         }
         return encoded.replace(attrs={**function.attrs, **facts})
 
 
-def _is_text(ty: Type) -> bool:
-    """Is it of strings, or does it hold such?"""
+def _is_string(ty: Type) -> bool:
+    """Is it a type of strings, or of a container of strings?"""
     if isinstance(ty, TupleType):
-        return any(map(_is_text, ty.fields))
+        return any(map(_is_string, ty.fields))
     if isinstance(ty, ContainerType):
         return ty.tensors.dtype == "string"
     return isinstance(ty, TensorType) and ty.dtype == "string"
@@ -69,7 +69,7 @@ def _flat(ty: Type) -> list[Type]:
 
 
 def _expressions(function: Function) -> Iterator[Expr]:
-    """The expressions of a function and of those inside of its operators, and parameters that nothing uses."""
+    """The expressions of a function and of functions inside of its operators, and unused parameters."""
     waiting = [function]
     while waiting:
         yield from waiting[-1].params
@@ -80,11 +80,11 @@ def _expressions(function: Function) -> Iterator[Expr]:
 
 
 def _has_strings(function: Function) -> bool:
-    return any(_is_text(e.ty) for e in _expressions(function) if not isinstance(e, Function))
+    return any(_is_string(e.ty) for e in _expressions(function) if not isinstance(e, Function))
 
 
-def _texts_of(function: Function) -> Iterator[str]:
-    """The strings that constants and look-ups name."""
+def _strings_of(function: Function) -> Iterator[str]:
+    """The strings in constants and look-ups."""
     for e in _expressions(function):
         if isinstance(e, Constant) and e.dtype == "string":
             yield from e.data.reshape(-1).tolist()
@@ -93,7 +93,7 @@ def _texts_of(function: Function) -> Iterator[str]:
 
 
 class _Encoder:
-    """Rewrites functions by the numbers of the strings that they name."""
+    """Rewrites functions with the numbers of the strings that they name."""
 
     def __init__(self, numbers: Mapping[str, int]) -> None:
         self.numbers = numbers
@@ -107,7 +107,7 @@ class _Encoder:
         return Function(params, done[id(function.body)], function.attrs, span=function.span)
 
     def _encoded(self, e: Expr, done: Mapping[int, Expr]) -> Expr:
-        """An expression of which all below it is `done`."""
+        """The expression rebuilt from its operands in `done`."""
         if isinstance(e, Constant) and e.dtype == "string":
             return Constant(self._numbers_of(e.data), span=e.span)
         if isinstance(e, Call) and isinstance(e.op, OpDef):
@@ -124,15 +124,15 @@ class _Encoder:
         changed = {name: value for name, value in changed.items() if value is not getattr(operator, name)}
         if not changed and all(a is b for a, b in zip(args, call.args, strict=True)):
             return call
-        about_texts = _is_text(call.ty) or any(_is_text(a.ty) for a in call.args)
-        if about_texts and not operator.takes_containers and not _is_blind(operator):
+        on_strings = _is_string(call.ty) or any(_is_string(a.ty) for a in call.args)
+        if on_strings and not operator.takes_containers and not _is_blind(operator):
             place = "" if call.span is None else f" at {call.span}"
             types = ", ".join(str(a.ty) for a in call.args)
             raise CompileError(f"{operator} of {types}{place}: it computes with numbers, not with strings")
         return Call(operator.replace(**changed) if changed else operator, tuple(args), span=call.span)
 
     def _looked_up(self, x: Expr, table: tuple[str, ...], call: Call) -> Expr:
-        """The first position in `table` of each string by its number, which is past `places` if no text has it."""
+        """The first position in `table` of each encoded string; the length of `table` for strings not in it."""
         places = np.full(len(self.numbers) + 1, len(table), np.int64)
         for position in reversed(range(len(table))):
             places[self.numbers[table[position]]] = position
@@ -140,7 +140,7 @@ class _Encoder:
         return Take(axis=0, mode="fast")(Constant(places, span=call.span), within, span=call.span)
 
     def _attribute(self, value: Any) -> Any:
-        """An attribute with types of strings replaced, in functions too; the very same object without any."""
+        """An attribute with types of strings replaced, in functions too; the very same object if there are none."""
         if isinstance(value, tuple):
             parts = tuple([self._attribute(v) for v in value])
             return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
@@ -148,18 +148,18 @@ class _Encoder:
             return self.function(value)
         return _numbered(value) if isinstance(value, Type) else value
 
-    def _numbers_of(self, texts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        found = [self.numbers[text] for text in texts.reshape(-1).tolist()]
-        return np.array(found, np.int64).reshape(texts.shape)
+    def _numbers_of(self, strings: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        found = [self.numbers[text] for text in strings.reshape(-1).tolist()]
+        return np.array(found, np.int64).reshape(strings.shape)
 
 
 def _is_blind(operator: OpDef) -> bool:
-    return operator.name in _BLIND and getattr(operator, "reduction", "update") == "update"
+    return operator.name in _TRANSPARENT and getattr(operator, "reduction", "update") == "update"
 
 
 def _numbered(ty: Type) -> Type:
     """The type with int64 in place of strings."""
-    if not _is_text(ty):
+    if not _is_string(ty):
         return ty
     if isinstance(ty, TupleType):
         return TupleType([_numbered(f) for f in ty.fields])

@@ -1,20 +1,22 @@
-"""FakeQuantizationToInteger: what models compute between conversions from and to codes is computed on the codes.
+"""FakeQuantizationToInteger: computations between dequantisation and quantisation become computations on quantised
+values.
 
-Models are quantised by surrounding operators with `qnn.dequantize` and `qnn.quantize`. Left so, they would run in
-floats, with the conversions on top. Three things are done instead (TVM: `relay.transform.FakeQuantizationToInteger`):
+Models are quantised by surrounding operators with `qnn.dequantize` and `qnn.quantize`. Left alone, they would run in
+floats, with the conversions on top. The pass does the following instead (TVM:
+`relay.transform.FakeQuantizationToInteger`):
 
-- Products and convolutions of dequantised data with dequantised weights sum products of integers; one multiplication
-  makes the sum a number again. Sums of grouped convolutions are carried in float32, as long as it holds them exactly,
-  and those of convolutions that Winograd's algorithm does faster than integers, as nearly as its rounding is.
-- What follows up to `qnn.quantize` (biases, activations, sums of two tensors, means) is computed in units of its scale,
-  so that nothing is divided, and rounded to an integer once.
-- Operators that only move values, join or choose among them, work on the codes; what rounds a joined tensor rounds its
-  parts, which are codes of other scales or leave products.
-- What is rounded to signed codes is rounded to unsigned ones, as products of bytes want them, and flipped where
-  something else reads it.
+- Products and convolutions of dequantised data with dequantised weights accumulate products of integers; one
+  multiplication dequantises the sum. Sums of grouped convolutions are carried in float32, as long as it holds them
+  exactly, and so are those of convolutions that Winograd's algorithm computes faster than integers, up to its rounding.
+- The following operators up to `qnn.quantize` (biases, activations, sums of two tensors, means) are computed in units
+  of its scale, so that nothing is divided, and rounded to an integer once.
+- Operators that only move, concatenate or select values work on quantised values; the rounding of a concatenated tensor
+  moves to its inputs, if these are quantised with other scales or are results of products.
+- Values quantised to signed integers are quantised to unsigned ones, as 8-bit products require, and flipped where other
+  operators read them.
 
-A result may differ by one step of its scale from that of the model as it is spelled: sums are exact here, and scales
-are multiplied in another order (docs/decisions/0028-quantised-graphs.md).
+A result may differ by one step of its scale from that of the original model: sums are exact here, and scales are
+multiplied in another order (docs/decisions/0028-quantised-graphs.md).
 """
 
 from __future__ import annotations
@@ -52,21 +54,21 @@ __all__ = ["FakeQuantizationToInteger"]
 
 Array = np.ndarray[Any, Any]
 
-_MOVES = ("reshape", "transpose", "strided_slice", "squeeze", "expand_dims", "nn.max_pool", "copy")
-"""Operators of one input whose results are values of it; the order of codes is that of the numbers."""
+_DATA_MOVEMENT = ("reshape", "transpose", "strided_slice", "squeeze", "expand_dims", "nn.max_pool", "copy")
+"""Operators of one input whose results are values of it, so that they apply to quantised values."""
 _LINEAR = ("mean", "nn.avg_pool", "nn.adaptive_avg_pool")
-"""Operators of one input that take zero to zero and multiples to multiples."""
+"""Operators of one input that are linear."""
 _EXACT_FLOATS = 1 << 24
-"""float32 holds all integers up to here."""
+"""The largest integer up to which float32 represents all integers exactly."""
 _LARGEST_SUM = 1 << 31
-"""Sums below this are within int32."""
+"""Sums below this fit into int32."""
 _FEWEST_CHANNELS = 4
-"""Of a convolution that is computed in integers, at least, unless processors multiply four bytes at once."""
-_INTEGERS_GAIN, _VNNI_GAIN, _MATRIX_UNIT_GAIN = 1.6, 3.2, 10.0
-"""How many times as fast as in float32 products of integers count for: they are 1.4 to 2.1 times as fast (AVX2), four
-times where one instruction multiplies and adds four bytes, ten to twelve where one does with tiles of them."""
-_EXACT_CODES = 1 << 30
-"""Units below this, with a zero point, are within int32."""
+"""Minimum channels of a convolution that is computed in integers, unless processors have 4-way dot products."""
+_INTEGERS_GAIN, _VNNI_GAIN, _AMX_GAIN = 1.6, 3.2, 10.0
+"""Assumed speed of integer products relative to float32: they are 1.4 to 2.1 times as fast (AVX2), four times with
+4-way dot products (VNNI), ten to twelve times with those of tiles (AMX)."""
+_EXACT_UNITS = 1 << 30
+"""Units below this, plus a zero point, fit into int32."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,11 @@ class FakeQuantizationToInteger(FunctionPass):
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product of codes: integers `sums`, in int32 or carried in float32, times `scales`, the product of both scales.
+    """A product of quantised values: integers `sums`, in int32 or carried in float32, times `scales`, the product of
+    both scales.
 
-    `bound` is no less than the magnitude of any sum: one for all, or by output as `scales`; both broadcast with sums.
+    `bound` is an upper bound of the magnitude of the sums: one for all, or one per output like `scales`; both broadcast
+    with sums.
     """
 
     result: Call
@@ -95,14 +99,14 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """Floats counted in units of a scale, none larger in magnitude than `bound`."""
+    """Floats in units of a scale, of magnitudes up to `bound`."""
 
     value: Expr
     bound: float
 
 
 class _Rewriter:
-    """Rewrites calls bottom-up; remembers which results are products of codes."""
+    """Rewrites calls bottom-up; remembers which results are products of quantised values."""
 
     def __init__(self, target: Target, tiles: frozenset[int]) -> None:
         self.target = target
@@ -120,8 +124,8 @@ class _Rewriter:
             case Dense():
                 return self._dense(call)
             case _ if is_call_of(call, "concatenate"):
-                return _joined(call)
-            case _ if is_call_of(call, *_MOVES, "take") or _pads_with_zero(call):
+                return _concatenated(call)
+            case _ if is_call_of(call, *_DATA_MOVEMENT, "take") or _pads_with_zero(call):
                 return _move(call)
             case _:
                 return call
@@ -154,23 +158,24 @@ class _Rewriter:
         tiles = [] if shape is None else [m for m in WINOGRAD_FILTERS.get(shape.kernel, ()) if m in self.winograd_tiles]
         gain = _VNNI_GAIN if has_byte_products(self.target) else _INTEGERS_GAIN
         if has_amx(self.target):
-            gain = _MATRIX_UNIT_GAIN
+            gain = _AMX_GAIN
         return shape is not None and bool(tiles) and winograd_pays(self.target, shape, tiles, gain) is not None
 
     def _product(
         self, call: Call, weights: tuple[Array, Array], sum_axes: tuple[int, ...], outputs: int,
         largest: int | None = None,
     ) -> Expr:  # fmt: skip
-        """`call` as a product of codes; `outputs` is the axis of the result along which the weights' scales lie.
+        """`call` as a product of quantised values; `outputs` is the axis of the result along which the weights' scales
+        vary.
 
-        With `largest` the sums are carried in float32, and none may be as large.
+        With `largest` the sums are carried in float32, and must be below it.
         """
         data = _dequantized(call.args[0])
         assert data is not None
-        codes, scale, zero = data
+        integers, scale, zero = data
         centred, weight_scales = weights
         shape = [-1 if a == outputs else 1 for a in range(len(call.shape))]
-        limits = np.iinfo(str(codes.dtype))
+        limits = np.iinfo(str(integers.dtype))
         reach = max(limits.max - zero, zero - limits.min)
         if centred.size == 0:
             return call
@@ -181,7 +186,7 @@ class _Rewriter:
             if bound.max() >= (largest or _LARGEST_SUM):
                 return call
         wide = "int32" if largest is None else "float32"
-        operand = elementwise.cast(codes, wide)
+        operand = elementwise.cast(integers, wide)
         operand = broadcast.subtract(operand, const(zero, wide)) if zero else operand
         sums = make_call(call.op, (operand, Constant(centred.astype(wide), span=call.args[1].span)), call.span)  # type: ignore[arg-type]
         scales = (weight_scales.astype(np.float64) * scale).reshape(shape if weight_scales.ndim else ())
@@ -200,31 +205,31 @@ class _Rewriter:
         if is_call_of(call.args[0], "concatenate") and not shared(call.args[0]):
             return self._quantize_parts(call, op, shared)
         signed = op.out_dtype == "int8"
-        into = _Codes("uint8", int(zero.item()) + 128) if signed else _Codes(op.out_dtype, int(zero.item()))
-        same = _in_same_codes(call.args[0], scale.item(), (into, _Codes(op.out_dtype, int(zero.item()))))
+        into = _Quantized("uint8", int(zero.item()) + 128) if signed else _Quantized(op.out_dtype, int(zero.item()))
+        same = _already_quantized(call.args[0], scale.item(), (into, _Quantized(op.out_dtype, int(zero.item()))))
         if same is not None:
             return same if same.dtype == op.out_dtype else flipped(same)
         units = self._in_units(call.args[0], float(scale.item()), into, shared)
         if units is None or not math.isfinite(units.bound):
             return call
-        codes = _rounded(units, into.zero, into.dtype)
-        return flipped(codes) if signed else codes
+        integers = _rounded(units, into.zero, into.dtype)
+        return flipped(integers) if signed else integers
 
     def _quantize_parts(self, call: Call, op: Quantize, shared: Sharing) -> Expr:
-        """`call`, of joined tensors, as these tensors' codes joined, where some of them have a use for it."""
-        joined = call.args[0]
-        assert isinstance(joined, Call)
-        parts = [make_call(op, (x, *call.args[1:]), call.span) for x in joined.args]
-        codes = [self._quantize(part, op, shared) for part in parts]
-        if all(code is part for code, part in zip(codes, parts, strict=True)):
+        """A concatenation `call` as a concatenation of quantised operands, if some of them profit."""
+        concatenated = call.args[0]
+        assert isinstance(concatenated, Call)
+        parts = [make_call(op, (x, *call.args[1:]), call.span) for x in concatenated.args]
+        integers = [self._quantize(part, op, shared) for part in parts]
+        if all(quantized_part is part for quantized_part, part in zip(integers, parts, strict=True)):
             return call
-        unsigned = [x for x in map(unflipped, codes) if x is not None]
-        if len(unsigned) == len(codes):
-            return flipped(make_call(joined.operator, unsigned, joined.span))
-        return make_call(joined.operator, codes, joined.span)
+        unsigned = [x for x in map(unflipped, integers) if x is not None]
+        if len(unsigned) == len(integers):
+            return flipped(make_call(concatenated.operator, unsigned, concatenated.span))
+        return make_call(concatenated.operator, integers, concatenated.span)
 
-    def _in_units(self, e: Expr, scale: float, into: _Codes, shared: Sharing) -> _Units | None:
-        """`e` over `scale`, computed without a division; None where it is not made of codes."""
+    def _in_units(self, e: Expr, scale: float, into: _Quantized, shared: Sharing) -> _Units | None:
+        """`e` over `scale`, computed without a division; None if it is not computed from quantised values."""
         if id(e) in self.products:
             return _product_in_units(self.products[id(e)], scale)
         if isinstance(e, Constant):
@@ -234,7 +239,7 @@ class _Rewriter:
             return self._in_units(_value(e), scale, into, shared)
         source = _dequantized(e)
         if source is not None:
-            return _codes_in_units(source, scale)
+            return _quantized_in_units(source, scale)
         if not isinstance(e, Call) or shared(e):
             return None
         if is_call_of(e, "multiply"):
@@ -244,8 +249,8 @@ class _Rewriter:
             return None
         return _applied(e, [p for p in parts if p is not None], scale, into)
 
-    def _multiple_in_units(self, e: Call, scale: float, into: _Codes, shared: Sharing) -> _Units | None:
-        """A positive number times something."""
+    def _multiple_in_units(self, e: Call, scale: float, into: _Quantized, shared: Sharing) -> _Units | None:
+        """An expression multiplied by a positive number."""
         for factor, other in (e.args, e.args[::-1]):
             value = factor
             if isinstance(factor, Call) and isinstance(factor.op, Dequantize) and isinstance(factor.args[0], Constant):
@@ -257,44 +262,45 @@ class _Rewriter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Codes:
-    """What floats will be rounded to."""
+class _Quantized:
+    """The quantised type that floats will be rounded to."""
 
     dtype: str
     zero: int
 
     def saturates(self, low: float | None, high: float | None) -> bool:
-        """Is limiting units to [low, high] what saturation does anyway?"""
+        """Is clipping units to [low, high] implied by saturation?"""
         limits = np.iinfo(self.dtype)
         below = low is None or low + self.zero <= limits.min + _ALMOST_HALF
         return below and (high is None or high + self.zero >= limits.max - _ALMOST_HALF)
 
 
 _ALMOST_HALF = 0.499
-"""A limit this far inside of the codes is rounded to the last of them."""
+"""A limit inside the quantised range by no more than this is rounded to its end."""
 
 
-def _in_same_codes(values: Expr, scale: float, meanings: Sequence[_Codes]) -> Expr | None:
-    """The codes that values, or those above 0 of them, are already in one of these meanings; None where they aren't."""
+def _already_quantized(values: Expr, scale: float, meanings: Sequence[_Quantized]) -> Expr | None:
+    """The quantised values that `values`, or those above 0, already represent under one of these parameters; None
+    otherwise."""
     is_relu = isinstance(values, Call) and is_call_of(values, "nn.relu")
     source = _dequantized(values.args[0] if is_relu else values)  # type: ignore[attr-defined]
-    if source is None or source[1] != scale or _Codes(str(source[0].dtype), source[2]) not in meanings:
+    if source is None or source[1] != scale or _Quantized(str(source[0].dtype), source[2]) not in meanings:
         return None
-    codes, _, zero = source
-    return broadcast.maximum(codes, const(zero, codes.dtype)) if is_relu else codes
+    integers, _, zero = source
+    return broadcast.maximum(integers, const(zero, integers.dtype)) if is_relu else integers
 
 
 def _is_understood(e: Call) -> bool:
-    return is_call_of(e, "add", "subtract", "nn.relu", "clip", *_LINEAR, *_MOVES) or _pads_with_zero(e)
+    return is_call_of(e, "add", "subtract", "nn.relu", "clip", *_LINEAR, *_DATA_MOVEMENT) or _pads_with_zero(e)
 
 
 def _pads_with_zero(e: Call) -> bool:
-    """Are values moved, and zeros put around them?"""
+    """Does it only move values, and pad with zeros?"""
     return isinstance(e.op, Pad) and (e.op.pad_mode != "constant" or e.op.pad_value == 0)
 
 
-def _applied(e: Call, parts: Sequence[_Units], scale: float, into: _Codes) -> _Units:
-    """What `e` computes, on operands in units of `scale`."""
+def _applied(e: Call, parts: Sequence[_Units], scale: float, into: _Quantized) -> _Units:
+    """The operator of `e` applied to operands in units of `scale`."""
     values = [p.value for p in parts]
     if is_call_of(e, "nn.relu"):
         return parts[0] if into.saturates(0.0, None) else _Units(make_call("nn.relu", values, e.span), parts[0].bound)
@@ -313,13 +319,13 @@ def _product_in_units(product: _Product, scale: float) -> _Units:
     return _Units(value, float((np.abs(factors) * product.bound).max()))
 
 
-def _codes_in_units(source: tuple[Expr, float, int], scale: float) -> _Units:
-    codes, own, zero = source
+def _quantized_in_units(source: tuple[Expr, float, int], scale: float) -> _Units:
+    integers, own, zero = source
     factor = own / scale
-    units = broadcast.multiply(elementwise.cast(codes, "float32"), const(np.float32(factor)))
+    units = broadcast.multiply(elementwise.cast(integers, "float32"), const(np.float32(factor)))
     if zero:
         units = broadcast.add(units, const(np.float32(-zero * factor)))
-    return _Units(units, factor * 2 * np.iinfo(str(codes.dtype)).max)
+    return _Units(units, factor * 2 * np.iinfo(str(integers.dtype)).max)
 
 
 def _as_floats(sums: Expr) -> Expr:
@@ -327,8 +333,11 @@ def _as_floats(sums: Expr) -> Expr:
 
 
 def _rounded(units: _Units, zero: int, dtype: str) -> Expr:
-    """Units as codes. Those that are within int32 are integers before they are limited: fewer instructions."""
-    if units.bound >= _EXACT_CODES:
+    """Units rounded to quantised values.
+
+    Those that fit into int32 are converted before they are clipped: fewer instructions.
+    """
+    if units.bound >= _EXACT_UNITS:
         return quantized(units.value, const(float(zero), "float32"), dtype)
     whole = elementwise.cast(elementwise.round(units.value), "int32")
     whole = broadcast.add(whole, const(zero, "int32")) if zero else whole
@@ -345,7 +354,7 @@ def _is_known(call: Call) -> bool:
 
 
 def _dequantized(e: Expr) -> tuple[Expr, float, int] | None:
-    """(8-bit codes, scale, zero point) of numbers that have one scale; None for others."""
+    """(8-bit values, scale, zero point) of dequantised data with one scale; None for other expressions."""
     if not isinstance(e, Call) or not isinstance(e.op, Dequantize) or not _is_known(e) or e.args[0].dtype.bits != 8:
         return None
     scale, zero = (array_of(a) for a in e.args[1:])
@@ -354,29 +363,29 @@ def _dequantized(e: Expr) -> tuple[Expr, float, int] | None:
 
 
 def _weights(call: Call, outputs: int) -> tuple[Array, Array] | None:
-    """(codes less their zero points, scales) of constant weights with one scale, or with one for each output.
+    """(values less their zero points, scales) of constant weights with one scale, or one for each output.
 
-    None where they are something else, or the data are no codes.
+    None for other weights, and if the data are not quantised.
     """
     weight = call.args[1]
     if _dequantized(call.args[0]) is None or not isinstance(weight, Call) or not isinstance(weight.op, Dequantize):
         return None
-    codes, scale, zero = weight.args
-    if not isinstance(codes, Constant) or not _is_known(weight) or codes.dtype.bits != 8:
+    integers, scale, zero = weight.args
+    if not isinstance(integers, Constant) or not _is_known(weight) or integers.dtype.bits != 8:
         return None
     if not np.isfinite(array_of(scale)).all():
         return None
-    rank = codes.data.ndim
+    rank = integers.data.ndim
     if array_of(scale).ndim and weight.op.axis % rank != outputs:
         return None
     shape = [-1 if a == outputs else 1 for a in range(rank)] if array_of(zero).ndim else []
     if not array_of(zero).any():
-        return codes.data, array_of(scale)
-    return codes.data.astype(np.int16) - array_of(zero).astype(np.int16).reshape(shape), array_of(scale)
+        return integers.data, array_of(scale)
+    return integers.data.astype(np.int16) - array_of(zero).astype(np.int16).reshape(shape), array_of(scale)
 
 
 def _of_unsigned(call: Call) -> Expr:
-    """A Dequantize of signed codes that are unsigned ones flipped, as one of these."""
+    """A Dequantize of signed values that are flipped unsigned ones, as a Dequantize of the unsigned ones."""
     source = unflipped(call.args[0])
     if source is None or source.dtype != "uint8" or not _is_known(call):
         return call
@@ -385,43 +394,43 @@ def _of_unsigned(call: Call) -> Expr:
     return make_call(call.op, (source, scale, moved), call.span)  # type: ignore[arg-type]
 
 
-def _joined(call: Call) -> Expr:
-    """Dequantised tensors of one scale and zero point, joined, as the codes of all, dequantised."""
+def _concatenated(call: Call) -> Expr:
+    """A concatenation of dequantised tensors of one scale and zero point, as a dequantised concatenation."""
     first = call.args[0]
     sources = [(x, _dequantized(x)) for x in call.args]
     meanings = {None if found is None else (found[0].dtype, *found[1:]) for _, found in sources}
     if len(meanings) > 1 or None in meanings:
         return call
     assert isinstance(first, Call)
-    codes = make_call(call.operator, [found[0] for _, found in sources if found is not None], call.span)
-    return make_call(first.operator, (codes, *first.args[1:]), call.span)
+    integers = make_call(call.operator, [found[0] for _, found in sources if found is not None], call.span)
+    return make_call(first.operator, (integers, *first.args[1:]), call.span)
 
 
 def _move(call: Call) -> Expr:
-    """An operator that moves or chooses values, on codes; each of several scales stays with its axis."""
+    """An operator that moves or selects values, applied to quantised values; several scales stay with their axis."""
     source = call.args[0]
     if not isinstance(source, Call) or not isinstance(source.op, Dequantize) or not _is_known(source):
         return call
     if source.args[0].dtype.bits != 8:
         return call
-    codes, *parameters = source.args
+    integers, *parameters = source.args
     op = source.op
     if array_of(parameters[0]).ndim:
         if not isinstance(call.op, Transpose):
             return call
-        op = op.replace(axis=call.op.axes.index(op.axis % len(codes.shape)))
+        op = op.replace(axis=call.op.axes.index(op.axis % len(integers.shape)))
     elif not (array_of(parameters[0]) > 0).all():
         return call
-    mover = call.operator
-    if isinstance(mover, Pad) and mover.pad_mode == "constant":
-        mover = mover.replace(pad_value=float(array_of(parameters[1]).item()))
-    moved = make_call(mover, (codes, *call.args[1:]), call.span)
+    moving = call.operator
+    if isinstance(moving, Pad) and moving.pad_mode == "constant":
+        moving = moving.replace(pad_value=float(array_of(parameters[1]).item()))
+    moved = make_call(moving, (integers, *call.args[1:]), call.span)
     if all(isinstance(a, Constant) for a in moved.args):
         return make_call(op, (_value(moved), *parameters), call.span)
     return make_call(op, (moved, *parameters), call.span)
 
 
 def _value(call: Call) -> Constant:
-    """What a call of constants gives."""
+    """The value of a call of constants."""
     assert isinstance(call.op, OpDef)
     return Constant(apply_reference(call.op, [array_of(a) for a in call.args], call.ty), span=call.span)

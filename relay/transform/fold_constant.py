@@ -1,4 +1,4 @@
-"""FoldConstant: what depends on constants alone is computed now."""
+"""FoldConstant: evaluates calls of constants at compile time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PassContext.declare_option("relay.FoldConstant.max_macs", 1 << 31, "contractions
 class FoldConstant(FunctionPass):
     """Calls of pure operators on constants become constants, by the operators' references.
 
-    A result may not grow: it is folded when it is small, or at most twice its inputs, or of no more elements than they
-    have, so that a broadcast of a scalar stays a broadcast, and quantized weights become floats. A result without
-    elements is a constant, whatever the operands. Fields of known tuples and branches of known conditions are chosen.
+    A call is folded if its result is small, at most twice as large as its inputs, or has no more elements than they
+    have: a broadcast of a scalar stays a broadcast, while quantised weights become floats. A result without elements is
+    a constant for any operands. Fields of known tuples and branches of constant conditions are selected.
     """
 
     opt_level: ClassVar[int] = 2
@@ -58,8 +58,8 @@ def _fold_call(call: Call, max_bytes: int, max_macs: int) -> Expr:
         return call
     if type(op).reference is OpDef.reference or size_variables(op.attributes().values()):
         return call
-    given, result = sum(_nbytes(a.ty) for a in args), _nbytes(call.ty)
-    grows = result > max(max_bytes, 2 * given) and _elements(call.ty) > sum(_elements(a.ty) for a in args)
+    nbytes, result = sum(_nbytes(a.ty) for a in args), _nbytes(call.ty)
+    grows = result > max(max_bytes, 2 * nbytes) and _elements(call.ty) > sum(_elements(a.ty) for a in args)
     if grows or op.macs([a.ty for a in args], call.ty) > max_macs:
         return call
     value = apply_reference(op, [cast(Constant, a).data for a in args], call.ty)
@@ -73,7 +73,7 @@ def _as_expr(value: Any, call: Call) -> Expr:
 
 
 def _is_of_tensors(ty: Type) -> bool:
-    """Is it a value that constants can stand for?"""
+    """Is it a type of which constants can be made?"""
     return all(map(_is_of_tensors, ty.fields)) if isinstance(ty, TupleType) else isinstance(ty, TensorType)
 
 

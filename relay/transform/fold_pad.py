@@ -1,4 +1,4 @@
-"""FoldPad: borders become the padding of the convolution or pooling behind them (TVM: FoldExplicitPadding)."""
+"""FoldPad: folds padding into the convolution or pooling that reads it (TVM: FoldExplicitPadding)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["FoldPad"]
 
 
 class FoldPad(FunctionPass):
-    """conv(pad(x)) = conv(x) with more padding, when only spatial dimensions are padded, and with 0.
+    """conv(pad(x)) = conv(x) with more padding, if only spatial dimensions are padded, with 0.
 
-    Average pooling takes a border of zeros in when it counts padded elements or has no padding of its own, maximum
-    pooling one of the least number, or of zeros around what is nowhere less.
+    Average pooling absorbs padding with zeros if it counts padded elements or has no padding of its own, max pooling
+    padding with the lowest value, or with zeros around non-negative data.
     """
 
     opt_level: ClassVar[int] = 2
@@ -31,7 +31,7 @@ class FoldPad(FunctionPass):
 
 
 class PadBeforeConvolution(PatternRule):
-    """conv(pad(x), w) = conv(x, w) with the pad added to its padding"""
+    """conv(pad(x), w) = conv(x, w) with the padding added to its own"""
 
     x = wildcard()
     pad = is_op("nn.pad")(x).has_attr({"pad_mode": "constant"})
@@ -67,9 +67,9 @@ class PadBeforeAveragePooling(PatternRule):
 
 
 class PadBeforeMaxPooling(PatternRule):
-    """max_pool(pad(x)) = max_pool(x) with that padding, which is the least number
+    """max_pool(pad(x)) = max_pool(x) with that padding, if it has the lowest value
 
-    Or zeros where x is not negative, and every window has an element of x.
+    Or zeros if x is not negative, and every window contains an element of x.
     """
 
     x = wildcard()
@@ -91,12 +91,12 @@ class PadBeforeMaxPooling(PatternRule):
 
 
 def _least(dtype: DType) -> float:
-    """The number that no number is less than."""
+    """The lowest value of a type."""
     return float("-inf") if dtype.is_float else dtype.min_value()
 
 
 def _meets_all(op: MaxPool, x: Expr) -> bool:
-    """Has every window an element of `x`, which is not all border?"""
+    """Does every window contain an element of `x`, and not only padding?"""
     windows = op.spec(len(x.shape))
     return all(
         max(windows.begin[k], windows.end[k]) < windows.reach(k) and is_at_least(x.shape[a], windows.dilation[k])
@@ -111,7 +111,7 @@ _MOST_STEPS = 8
 
 
 def _is_not_negative(e: Expr, steps: int = _MOST_STEPS) -> bool:
-    """Is no element of `e` less than 0?"""
+    """Is every element of `e` at least 0?"""
     if e.dtype.is_uint:
         return True
     if not isinstance(e, Call) or not e.dtype.is_float or not steps:
@@ -126,7 +126,7 @@ def _is_not_negative(e: Expr, steps: int = _MOST_STEPS) -> bool:
 
 
 def _spatial_widths(pad: Call, layout: str, value: float = 0.0) -> tuple[int, ...] | None:
-    """(begin..., end...) of the spatial axes; None when a pad has another value, cuts off or touches N or C."""
+    """(begin..., end...) of the spatial axes; None if the pad has another value, crops, or pads N or C."""
     widths: tuple[tuple[int, int], ...] = pad.op.pad_width  # type: ignore[union-attr]
     if pad.op.pad_value != value or any(w < 0 for pair in widths for w in pair):  # type: ignore[union-attr]
         return None

@@ -1,4 +1,4 @@
-"""FoldQuantizationScales: what stands between codes and the norm or softmax of rows that reads or makes them."""
+"""FoldQuantizationScales: folds quantisation parameters into norms and softmax of rows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from relayc.te.ir import PassContext
 __all__ = ["FoldQuantizationScales"]
 
 _MOST_BITS = 16
-"""Of integers whose sums float32 holds well, wherever their zero point is."""
+"""Maximum bits of integers whose sums float32 holds accurately, whatever their zero point."""
 
 
 class FoldQuantizationScales(FunctionPass):
-    """A layer norm of codes needs neither their scale nor their zero point; codes of its result are scaled by weights.
+    """A layer norm needs neither scale nor zero point of its quantised input; the scale of its output goes into its
+    weights.
 
-    layer_norm(s (x - z)) with epsilon is layer_norm(x) with epsilon / s^2, for codes x and s > 0; softmax(s (x - z))
-    is softmax(s x). norm(x, g, b) / t is norm(x, g / t, b / t), for constants g and b, and softmax(x) / t is
-    softmax(x) (1 / t): where a result has been rounded already, one rounding more or less changes nothing.
+    layer_norm(s (x - z)) with epsilon is layer_norm(x) with epsilon / s^2, for quantised x and s > 0; softmax(s (x -
+    z)) is softmax(s x). norm(x, g, b) / t is norm(x, g / t, b / t), for constants g and b, and softmax(x) / t is
+    softmax(x) (1 / t): results are rounded anyway, so one rounding more or less is harmless.
     """
 
     opt_level: ClassVar[int] = 3
@@ -36,32 +37,34 @@ class FoldQuantizationScales(FunctionPass):
 
 def _folded(call: Call, shared: Sharing) -> Expr:
     if isinstance(call.op, LayerNorm):
-        return _norm_of_codes(call)
+        return _norm_of_quantized(call)
     if isinstance(call.op, Softmax):
-        return _softmax_of_codes(call)
+        return _softmax_of_quantized(call)
     return _behind(call, shared) if is_call_of(call, "divide") else call
 
 
-def _norm_of_codes(call: Call) -> Expr:
+def _norm_of_quantized(call: Call) -> Expr:
     data, *weights = call.args
     scaled = _affine(data)
     if scaled is None:
         return call
-    codes, scale = scaled
+    quantized, scale = scaled
     epsilon = float(call.operator.attributes()["epsilon"]) / scale**2
-    return Call(call.operator.replace(epsilon=epsilon), (codes, *weights), span=call.span)
+    return Call(call.operator.replace(epsilon=epsilon), (quantized, *weights), span=call.span)
 
 
-def _softmax_of_codes(call: Call) -> Expr:
+def _softmax_of_quantized(call: Call) -> Expr:
     scaled = _affine(call.args[0])
     if scaled is None or not is_call_of(call.args[0], "multiply"):
         return call
-    codes, scale = scaled
-    return Call(call.operator, (broadcast.multiply(codes, Constant(np.asarray(scale, np.float32))),), span=call.span)
+    quantized, scale = scaled
+    return Call(
+        call.operator, (broadcast.multiply(quantized, Constant(np.asarray(scale, np.float32))),), span=call.span
+    )
 
 
 def _affine(e: Expr) -> tuple[Expr, float] | None:
-    """(x, s) where `e` is s (x - z), x codes as floats, s > 0; None where it is something else, or plain codes."""
+    """(x, s) if `e` is s (x - z), with quantised values x as floats and s > 0; None otherwise, and for x itself."""
     scale, given = 1.0, e
     while isinstance(e, Call) and is_call_of(e, "multiply", "subtract"):
         number = _number(e.args[1])
@@ -77,7 +80,7 @@ def _affine(e: Expr) -> tuple[Expr, float] | None:
 
 
 def _behind(call: Call, shared: Sharing) -> Expr:
-    """A norm or softmax, divided by a number."""
+    """A norm or softmax divided by a scalar."""
     made, number = call.args[0], _number(call.args[1])
     if not number or not isinstance(made, Call) or shared(made) or made.ty is not call.ty or call.dtype != "float32":
         return call

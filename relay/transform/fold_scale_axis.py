@@ -1,4 +1,4 @@
-"""FoldScaleAxis: factors per channel go into the weights of the convolution or dense layer before or behind them."""
+"""FoldScaleAxis: folds factors per channel into the weights of the convolution or dense layer before or after them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _HEAVY = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.dense")
 class FoldScaleAxis(FunctionPass):
     """conv(x, w) * s = conv(x, w * s) and conv(x * s, w) = conv(x, w * s) for constants w, and s constant per channel.
 
-    A bias in between is scaled too: (conv(x, w) + b) * s = conv(x, w * s) + b * s. Dividing by s and subtracting b are
-    spelled likewise first, as batch norms in small operators have them. Values that are used elsewhere as
-    well are left alone. So batch norms (after SimplifyInference) behind convolutions leave only a bias.
+    A bias in between is scaled too: (conv(x, w) + b) * s = conv(x, w * s) + b * s. Divisions by s and subtractions of
+    b, as in decomposed batch norms, are first rewritten to this form. Values that are used elsewhere as well are left
+    alone. So batch norms (after SimplifyInference) after convolutions leave only a bias.
     """
 
     opt_level: ClassVar[int] = 3
@@ -44,8 +44,8 @@ def _scaled(layer: Call, scale: np.ndarray[Any, Any], output: bool) -> Constant:
     return StoredConstant.scaled(weight, scale, _weight_axis(layer, output))
 
 
-class InverseBehind(PatternRule):
-    """conv(x, w) / s = conv(x, w) * (1 / s) and conv(x, w) - b = conv(x, w) + -b, also behind a bias"""
+class InverseAfter(PatternRule):
+    """conv(x, w) / s = conv(x, w) * (1 / s) and conv(x, w) - b = conv(x, w) + -b, also after a bias"""
 
     layer = _layer()
     number = is_constant()
@@ -64,7 +64,7 @@ class InverseBehind(PatternRule):
         return make_call("multiply", (call.args[0], Constant(inverse)), call.span)
 
 
-class ScaleBehind(PatternRule):
+class ScaleAfter(PatternRule):
     """conv(x, w) * s = conv(x, w * s)"""
 
     layer = _layer()
@@ -79,7 +79,7 @@ class ScaleBehind(PatternRule):
         return make_call(layer.op, (layer.args[0], _scaled(layer, scale, output=True)), layer.span)  # type: ignore[arg-type]
 
 
-class ScaleBehindBias(PatternRule):
+class ScaleAfterBias(PatternRule):
     """(conv(x, w) + b) * s = conv(x, w * s) + b * s"""
 
     layer = _layer()
@@ -137,27 +137,28 @@ class ScaleBefore(PatternRule):
 
 
 def _data_axis(layer: Call) -> int:
-    """The dimension of a layer's data and result that holds the channels."""
+    """The channel dimension of a layer's data and result."""
     if is_call_of(layer, "nn.dense"):
         return len(layer.shape) - 1
     return layer.op.data_layout.index("C")  # type: ignore[union-attr]
 
 
 def _weight_axis(layer: Call, output: bool) -> int:
-    """The dimension of a layer's weights that runs along the output (input) channels."""
+    """The dimension of the output (input) channels in a layer's weights."""
     if is_call_of(layer, "nn.dense"):
         return 0 if output else 1
     return layer.op.kernel_layout.index("O" if output else "I")  # type: ignore[union-attr]
 
 
 def per_output_channel(layer: Call, constant: Expr) -> np.ndarray[Any, Any] | None:
-    """A constant beside a layer's result as a vector over its channels; None when it varies along another axis."""
+    """A constant operand added to or multiplied with a layer's result as a vector over channels; None if it varies
+    otherwise."""
     axis = _data_axis(layer)
     return _along_axis(array_of(constant), len(layer.shape), axis, layer.shape[axis])
 
 
 def _along_axis(data: np.ndarray[Any, Any], rank: int, axis: int, size: object) -> np.ndarray[Any, Any] | None:
-    """`data`, broadcast to `rank` dimensions, as a vector along `axis`; None when it varies along another one."""
+    """`data`, broadcast to `rank` dimensions, as a vector along `axis`; None if it varies along another one."""
     if data.ndim > rank or not isinstance(size, int):
         return None
     shape = (*[1] * (rank - data.ndim), *data.shape)
@@ -166,4 +167,4 @@ def _along_axis(data: np.ndarray[Any, Any], rank: int, axis: int, size: object) 
     return np.broadcast_to(data.reshape(-1), (size,))
 
 
-RULES: tuple[type[PatternRule], ...] = (InverseBehind, ScaleBehind, ScaleBehindBias, BiasAfterBias, ScaleBefore)
+RULES: tuple[type[PatternRule], ...] = (InverseAfter, ScaleAfter, ScaleAfterBias, BiasAfterBias, ScaleBefore)

@@ -1,10 +1,10 @@
-"""FoldTransposeIntoStore: a product that only a transposition reads stores its result in that order itself.
+"""FoldTransposeIntoStore: folds a transpose into the producer's store, if only the transpose reads the product.
 
-So does one that another product reads in panels. Heads of attention, windows, images with channels first: their kernels
-would be another pass over memory. There are two kinds. Where runs of columns stay runs, of a few at least, each is
-stored elsewhere. Where memory runs along the rows of the product (channels first), blocks of results are turned in
-registers as they leave the first-level cache; those of Winograd's algorithm are lines of tiles of an image, those of
-depthwise convolutions lines.
+Likewise the packing into panels for another product. Heads of attention, windows and images with channels first would
+otherwise take another pass over memory. There are two kinds. If runs of several columns stay contiguous, each run is
+stored to another address. If memory runs along the rows of the product (channels first), blocks of results are
+transposed in registers when they leave the first-level cache; for Winograd convolutions these blocks are rows of tiles
+of an image, for depthwise convolutions rows.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _PRODUCTS = (
     DensePacked, DenseBits, DenseDot4, DenseDot4Groups,
     Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked, Conv2DNHWCDot4, WindowDot4Groups, BatchMatmulPacked,
 )  # fmt: skip
-"""Products with packed weights, or other packed matrices, whose register tiles `StoreOrder` knows how to store."""
+"""Products with packed weights, or other packed matrices, whose register tiles support `StoreOrder`."""
 
-_FEWEST = 4
-"""Elements of a row that are stored by one instruction, at least."""
+_MIN_RUN = 4
+"""Minimum elements of a row that one instruction stores."""
 
 
 @dataclass(frozen=True)
 class FoldTransposeIntoStore(FunctionPass):
-    """Transpositions of the results of products become part of their kernels; see the module's docstring."""
+    """Transposes of the results of products become part of their kernels; see the module's docstring."""
 
     target: Target
     opt_level: ClassVar[int] = 2
@@ -76,63 +76,64 @@ class FoldTransposeIntoStore(FunctionPass):
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Dimensions `sizes` of a product's result, neighbours that stay neighbours made one, and how they are stored."""
+    """Dimensions `sizes` of a product's result, with adjacent ones that stay adjacent collapsed, and their order in
+    memory."""
 
     sizes: tuple[Dim, ...]
     axes: tuple[int, ...]
     rows: int
-    """dimensions that are rows of the product; the others are its columns, whose sizes are known"""
+    """number of dimensions that are rows of the product; the others are its columns, whose sizes are static"""
 
     @staticmethod
     def of(source: TensorType, axes: Sequence[int], product: Call | None, target: Target) -> _Order | None:
-        """The order of a transposed result of `product`, or of a view of it; None where it had better stay apart."""
+        """The order of a transposed result of `product`, or of a view of it; None if a separate kernel is better."""
         first = None if product is None else _first_of_columns(source, product)
         if product is None or first is None or not _keeps_matrices(source, product, first):
             return None
         apart = {first, first - 1} if isinstance(product.op, BatchMatmulPacked) else {first}
-        groups, placed = _neighbours(source.shape, axes, apart)
+        groups, placed = _adjacent(source.shape, axes, apart)
         sizes = [num_elements([source.shape[d] for d in group]) for group in groups]
         order = _Order(tuple(sizes), tuple(placed), sum(group[0] < first for group in groups))
-        if order.axes == tuple(range(len(groups))):  # all that changes place has a size of 1
+        if order.axes == tuple(range(len(groups))):  # only dimensions of size 1 change place
             return None
         if isinstance(product.op, (Conv2DNHWCWinograd, Conv2D)):
-            return order._by_lines(source, product, target)
-        return order if order._keeps_runs(product, target) or order._turns(source, product, target) else None
+            return order._by_rows(source, product, target)
+        return order if order._keeps_runs(product, target) or order._transposes(source, product, target) else None
 
     def _keeps_runs(self, product: Call, target: Target) -> bool:
-        """Does the last of the dimensions stay the last, and is it made of whole vectors of a row?
+        """Is the last dimension unchanged, and does it consist of whole vectors of a row?
 
-        Or of large parts of vectors, if all columns are whole ones: these are computed whole then, and stored by parts.
+        Or of large parts of vectors, if all columns are whole vectors: these are computed whole, and stored in parts.
         """
         last, lanes = len(self.sizes) - 1, vector_lanes(target)
         if self.rows == 0 or last < self.rows or self.axes[-1] != last:
             return False
         run, columns = constant_size(self.sizes[-1:]), constant_size(self.sizes[self.rows :])
-        by_parts = run % _FEWEST == 0 and columns % lanes == 0 and not isinstance(product.op, BatchMatmulPacked)
+        by_parts = run % _MIN_RUN == 0 and columns % lanes == 0 and not isinstance(product.op, BatchMatmulPacked)
         return run % lanes == 0 or by_parts
 
-    def _turns(self, source: TensorType, product: Call, target: Target) -> bool:
-        """Are rows and columns exchanged, of each entry of a batch perhaps, and are there enough to turn?
+    def _transposes(self, source: TensorType, product: Call, target: Target) -> bool:
+        """Are rows and columns exchanged, possibly for each entry of a batch, and are there enough to transpose?
 
-        Two panels of the product stay in the second-level cache: sums over more are added up by parts.
+        Two panels of the product stay in the second-level cache: longer reductions are split (K-blocking).
         """
         if not source.is_static or isinstance(product.op, BatchMatmulPacked):
             return False
         *batch, length, columns = [constant_size([d]) for d in self.sizes]
         *_, panel = weights = product.args[1].tensor_type.static_shape
-        turned = (*range(len(batch)), len(batch) + 1, len(batch))
+        swapped = (*range(len(batch)), len(batch) + 1, len(batch))
         lanes = [n for n in transposed_vectors(target, source.dtype) if n <= length]
-        if self.rows != len(batch) + 1 or self.axes != turned or not lanes:
+        if self.rows != len(batch) + 1 or self.axes != swapped or not lanes:
             return False
         block = block_of(lanes[0], source.dtype)
-        codes = 8 // product.op.bits if isinstance(product.op, DenseBits) else 1  # in an element of the weights
-        fits = 2 * 4 * codes * math.prod(weights[1:]) <= target.cache_bytes.l2
+        elements = 8 // product.op.bits if isinstance(product.op, DenseBits) else 1  # in an element of the weights
+        fits = 2 * 4 * elements * math.prod(weights[1:]) <= target.cache_bytes.l2
         return fits and columns >= block and panel % block == 0 and not 0 < columns % panel < block
 
-    def _by_lines(self, source: TensorType, product: Call, target: Target) -> _Order | None:
-        """The order (N, C, H, W) of a convolution that is computed by lines of its image, where it is this one.
+    def _by_rows(self, source: TensorType, product: Call, target: Target) -> _Order | None:
+        """The order (N, C, H, W) of a convolution computed by rows of its image, if that is the order of memory.
 
-        Of float32: narrower numbers are turned in tiles of more channels than a vector of the sums has.
+        For float32: narrower types are transposed in tiles of more channels than a vector of the accumulators has.
         """
         whole = product.tensor_type
         if not whole.is_static or source.dtype != "float32":
@@ -142,11 +143,14 @@ class _Order:
         last = len(sizes) - 1
         if self.sizes != sizes or self.axes != (*range(last - 1), last, last - 1):
             return None
-        return _Order(whole.static_shape, (0, 3, 1, 2), 3) if _lines_pay(product, target) else None
+        return _Order(whole.static_shape, (0, 3, 1, 2), 3) if _is_faster_by_rows(product, target) else None
 
 
 def _moved(call: Call) -> tuple[TensorType, Sequence[int]] | None:
-    """What `call` transposes, or a view of it, and the order of its dimensions. Packing whole panels is such."""
+    """The operand that `call` transposes, or a view of it, and the permutation.
+
+    Packing whole panels is a transposition.
+    """
     match call.op:
         case Transpose(axes=axes):
             return call.args[0].tensor_type, axes
@@ -161,8 +165,8 @@ def _moved(call: Call) -> tuple[TensorType, Sequence[int]] | None:
             return None
 
 
-def _lines_pay(product: Call, target: Target) -> bool:
-    """Is a convolution at least as fast by lines, turned as they are stored, as with a kernel behind it?"""
+def _is_faster_by_rows(product: Call, target: Target) -> bool:
+    """Is a convolution by rows, transposed when stored, at least as fast as a separate transpose kernel?"""
     images, height, width, channels = product.tensor_type.static_shape
     op = product.op
     if not isinstance(op, Conv2DNHWCWinograd):  # a depthwise one
@@ -173,7 +177,8 @@ def _lines_pay(product: Call, target: Target) -> bool:
 
 
 def _first_of_columns(source: TensorType, product: Call) -> int | None:
-    """The first dimension of a view of the result of `product` that is of its columns; None where one is of both."""
+    """The first dimension of a view of the result of `product` that belongs to its columns; None if one belongs to
+    both."""
     columns, first = product.shape[-1], source.ndim
     if not isinstance(columns, int):
         return None
@@ -183,16 +188,17 @@ def _first_of_columns(source: TensorType, product: Call) -> int | None:
 
 
 def _keeps_matrices(source: TensorType, product: Call, first: int) -> bool:
-    """Are rows of the matrices of a batch, if it is one, still a dimension of the view, the one before its columns?"""
+    """Are rows of the matrices of a batch, if there is one, still a dimension of the view, the one before its columns?
+    """
     if not isinstance(product.op, BatchMatmulPacked):
         return True
     return first > 0 and same_dim(source.shape[first - 1], product.shape[-2]) and as_int(product.shape[-2]) != 1
 
 
-def _neighbours(shape: Sequence[Dim], axes: Sequence[int], apart: Collection[int]) -> tuple[list[list[int]], list[int]]:
-    """The dimensions that are not 1, in groups that stay together, and the order they are stored in.
+def _adjacent(shape: Sequence[Dim], axes: Sequence[int], apart: Collection[int]) -> tuple[list[list[int]], list[int]]:
+    """The dimensions that are not 1, in groups that stay adjacent, and the order they are stored in.
 
-    No group is of dimensions before and behind one of those that begin something else, `apart`.
+    No group contains dimensions on both sides of the beginning of one in `apart`.
     """
     lasting = [d for d in range(len(shape)) if as_int(shape[d]) != 1]
     stored = [d for d in axes if as_int(shape[d]) != 1]
@@ -211,7 +217,7 @@ def _is_function_call(e: Expr) -> TypeGuard[Call]:
 
 
 def _only_call(e: Expr) -> Call | None:
-    """The operator's call that a fused function of one argument is all about."""
+    """The only operator call of a fused function of one argument."""
     if not _is_function_call(e) or not isinstance(e.op, Function) or len(e.args) != 1:
         return None
     body = e.op.body
@@ -220,7 +226,7 @@ def _only_call(e: Expr) -> Call | None:
 
 
 def _anchor(call: Call) -> Call | None:
-    """The product with packed weights, of 32 bits or less, whose tiles end in the result of a fused function's call."""
+    """The product with packed weights, of 32 bits or less, whose tiles are the result of a fused function's call."""
     function = call.op
     assert isinstance(function, Function)
     heavy = [e for e in post_order(function.body) if isinstance(e, Call) and _is_heavy(e)]
@@ -235,7 +241,7 @@ def _anchor(call: Call) -> Call | None:
 
 
 def _is_depthwise(call: Call) -> bool:
-    """A depthwise convolution of floats, channels last."""
+    """Is it a depthwise convolution of floats, channels last?"""
     op = call.op
     if not isinstance(op, Conv2D) or op.data_layout != "NHWC" or call.dtype != "float32":
         return False
@@ -247,7 +253,7 @@ def _is_heavy(call: Call) -> bool:
 
 
 def _stored(source: Call, order: _Order, call: Call) -> Call:
-    """The call of a product `source`, stored in order, as what `call` gives."""
+    """The call of a product `source`, stored in order, with the result of `call`."""
     assert isinstance(source.op, Function)
     body = Reshape(newshape=order.sizes)(source.op.body, span=source.span)
     transposed = Transpose(axes=order.axes)(body, span=call.span)

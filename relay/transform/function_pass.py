@@ -1,4 +1,4 @@
-"""What passes over graphs share: one function at a time, rewriting bottom-up."""
+"""Base classes of passes that transform one function at a time, or rewrite calls bottom-up."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["FunctionPass", "RewritePass"]
 
 
 class FunctionPass(Pass):
-    """A pass that transforms each function by itself."""
+    """A pass that transforms each function independently."""
 
     @abstractmethod
     def transform(self, function: Function, context: PassContext) -> Function:
-        """The transformed function; the very same object when nothing changed."""
+        """The transformed function; the very same object if nothing changed."""
 
     def run(self, module: IRModule, context: PassContext) -> IRModule:
         return module.map_functions(lambda f: self.transform(f, context) if isinstance(f, Function) else f)
@@ -27,7 +27,7 @@ class RewritePass(FunctionPass):
 
     @abstractmethod
     def rewrite(self, call: Call) -> Expr:
-        """What replaces `call`, of the same type; `call` itself to keep it."""
+        """The replacement of `call`, of the same type; `call` itself to keep it."""
 
     def transform(self, function: Function, context: PassContext) -> Function:
         return rewrite_calls(function, self.rewrite)

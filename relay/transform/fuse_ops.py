@@ -1,21 +1,22 @@
-"""FuseOps: operators that are computed together become one function, which becomes one kernel.
+"""FuseOps: partitions the graph into fused functions, each of which becomes one kernel.
 
-What may be fused follows the operators' patterns and post-dominators, as in Chen et al., "TVM: An Automated End-to-End
-Optimizing Compiler for Deep Learning" (OSDI 2018): a node is merged with its immediate post-dominator, together with
-everything on the paths between them, when every node there is simple enough. The post-dominator condition makes each
-group convex with a single result, so nothing is computed twice and nothing inside is needed outside.
+Fusion follows the operators' patterns and post-dominators, as in Chen et al., "TVM: An Automated End-to-End Optimizing
+Compiler for Deep Learning" (OSDI 2018): a node is merged with its immediate post-dominator, together with everything on
+the paths between them, if every node there is simple enough. The post-dominator condition makes each group convex with
+a single result, so nothing is computed twice and nothing inside is needed outside.
 
-- A heavy operator (`OUT_FUSABLE`) or a reduction takes the elementwise operators behind it as its epilogue, as long as
+- A heavy operator (`OUT_FUSABLE`) or a reduction takes the elementwise operators after it as its epilogue, as long as
   they keep its shape.
 - Elementwise and broadcasting operators merge with each other, with injective operators, and forward into reductions
   and into heavy operators that read each input element a few times only (`reads_inputs_once`).
 - Injective operators merge with each other.
-- What joins several tensors (`joins_inputs`: concatenation) reads results, it does not compute its inputs in each
-  branch; nor is work done again and again inside an operator that repeats its input.
+- Concatenations (`joins_inputs`) read their inputs and do not compute them in each branch; nor is work repeated inside
+  an operator that broadcasts its input.
 - With `permutes_into_products`, transposes and slices (`permutes_elements`) become part of the product that reads them.
-- Conversions of bytes to numbers become part of a depthwise or Winograd convolution that reads them, and of the
-  epilogue of a heavy operator: what lies in memory between kernels is the bytes.
-- What only moves or maps elements becomes part of the operator that copies them anyway (`num_copied_inputs`).
+- Conversions of bytes to floats become part of a depthwise or Winograd convolution that reads them, and of the epilogue
+  of a heavy operator, so that memory between kernels holds bytes.
+- Data movement and elementwise operators become part of the operator that copies its input anyway
+  (`num_copied_inputs`).
 - Views at the edge of a group stay outside: there they cost nothing, inside they would complicate every index.
 """
 
@@ -37,16 +38,16 @@ from relayc.te.ir import IRModule, Pass, PassContext, post_order
 __all__ = ["FuseOps"]
 
 _MOST_REPETITION = 4
-"""How many times over an elementwise operator may be computed to save writing its result."""
+"""Maximum number of times that an elementwise operator may be recomputed to save writing its result."""
 
 _CHEAP = 4
-"""Operators, at most, that make numbers of bytes: so few that the bytes had better be read instead of the numbers."""
+"""Maximum number of operators of a conversion from bytes to floats that is fused, so that bytes are read."""
 
 Admits = Callable[[OpPattern, "_Group", bool], bool]
 
 
 class _Group:
-    """A set of nodes to fuse: union-find with the strongest pattern met."""
+    """A set of nodes to fuse: union-find with the strongest pattern among them."""
 
     __slots__ = ("anchor", "computes", "moves", "parent", "pattern", "reads_once", "size", "widens")
 
@@ -55,14 +56,14 @@ class _Group:
         self.parent: _Group | None = None
         self.pattern = pattern
         self.anchor = node  # the position of a node of that pattern
-        self.widens = _widens_bytes(expr)  # does a node convert bytes to numbers?
+        self.widens = _widens_bytes(expr)  # does a node convert bytes to floats?
         self.reads_once = reads_once
         self.moves = moves  # does every node only move elements?
         self.computes = pattern <= OpPattern.BROADCAST  # is any node arithmetic?
         self.size = 1
 
     def find(self) -> _Group:
-        """The representative; paths are compressed."""
+        """The representative of the set; paths are compressed."""
         root = self
         while root.parent is not None:
             root = root.parent
@@ -114,7 +115,7 @@ class _Dataflow:
         self.post_dominator = immediate_post_dominators(self.users)
 
     def between(self, source: int, sink: int, limit: int) -> list[int] | None:
-        """The nodes on all paths from `source` to its post-dominator `sink`, both left out; None if over `limit`."""
+        """The nodes on all paths from `source` to its post-dominator `sink`, both excluded; None if over `limit`."""
         seen: set[int] = set()
         stack = list(self.users[source])
         while stack:
@@ -127,7 +128,7 @@ class _Dataflow:
         return sorted(seen)
 
     def edge_pattern(self, producer: int, user: int) -> OpPattern:
-        """How `user` reads `producer`: broadcasting that does not change the shape counts as elementwise."""
+        """The pattern of the edge: broadcasting that does not change the shape counts as elementwise."""
         pattern = _pattern(self.nodes[user])
         if pattern == OpPattern.BROADCAST:
             before, after = self.nodes[producer].ty, self.nodes[user].ty
@@ -136,12 +137,12 @@ class _Dataflow:
         return pattern
 
     def is_elementwise(self, source: int, path: list[int]) -> bool:
-        """Do all nodes on the way from `source` through `path` read what they read element by element?"""
+        """Do all nodes on the way from `source` through `path` read their operands element by element?"""
         nodes = (source, *path)
         return all(self.edge_pattern(node, user) == OpPattern.ELEMWISE for node in nodes for user in self.users[node])
 
     def repeats(self, source: int, sink: int) -> bool:
-        """Would each element of `source` be computed several times, by `sink` or by what reads it on the way?"""
+        """Would each element of `source` be computed several times, by `sink` or by its readers on the way?"""
         before = self.nodes[source].ty
         if not isinstance(before, TensorType):
             return False
@@ -160,7 +161,7 @@ def _elements(ty: TensorType) -> int:
 
 
 def immediate_post_dominators(users: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Node -> the first node that all paths from it to the last node have in common.
+    """Maps each node to the first node that all paths from it to the last node have in common.
 
     `users` has the users of each node, which come after it; every node but the last has some. One walk from the end up
     the tree of post-dominators found so far, as in Cooper, Harvey and Kennedy, "A Simple, Fast Dominance Algorithm".
@@ -202,7 +203,7 @@ class _Partition:
         return group is not target and not closed and group.size < self.max_size
 
     def _read_bytes(self) -> None:
-        """Conversions of bytes that only a depthwise or Winograd convolution reads become part of it."""
+        """Fuse conversions of bytes that only a depthwise or Winograd convolution reads into it."""
         for sink, e in enumerate(self.flow.nodes):
             if not _reads_bytes(e):
                 continue
@@ -216,7 +217,7 @@ class _Partition:
                 source = source.args[0]
 
     def _is_elementwise_step(self, e: Expr) -> TypeGuard[Call]:
-        """Is it one elementwise operator on a tensor, and numbers, for one user alone?"""
+        """Is it one elementwise operator on a tensor and scalars, with a single user?"""
         if not isinstance(e, Call) or _pattern(e) > OpPattern.BROADCAST:
             return False
         if len(self.flow.users[self.flow.index[id(e)]]) > 1:
@@ -226,8 +227,8 @@ class _Partition:
     def _widened_operands(self, node: int, sink: int, path: list[int]) -> None:
         group, target = self.groups[node].find(), self.groups[sink].find()
         cheap = group.widens and group.pattern <= OpPattern.BROADCAST and group.size <= _CHEAP
-        behind = self._is_behind_anchor(sink) and not path
-        if cheap and behind and self.flow.edge_pattern(node, sink) == OpPattern.ELEMWISE:
+        in_epilogue = self._is_in_epilogue(sink) and not path
+        if cheap and in_epilogue and self.flow.edge_pattern(node, sink) == OpPattern.ELEMWISE:
             group.merge_into(target)
 
     def _epilogues(self, node: int, sink: int, path: list[int]) -> None:
@@ -237,7 +238,7 @@ class _Partition:
             self._fuse(node, sink, path, lambda pattern, group, is_sink: pattern <= OpPattern.BROADCAST)
 
     def _is_widened_elsewhere(self, node: int) -> bool:
-        """Are numbers made of bytes there that end, few steps on, in the epilogue of another heavy operator?"""
+        """Are bytes converted to floats there that reach, few steps on, the epilogue of another heavy operator?"""
         if not _widens_bytes(self.flow.nodes[node]):
             return False
         read = node
@@ -245,9 +246,9 @@ class _Partition:
             if not self._is_elementwise_step(self.flow.nodes[node]):
                 break
             read, (node,) = node, self.flow.users[node] or [node]
-        return self._is_behind_anchor(node) and self.flow.edge_pattern(read, node) == OpPattern.ELEMWISE
+        return self._is_in_epilogue(node) and self.flow.edge_pattern(read, node) == OpPattern.ELEMWISE
 
-    def _is_behind_anchor(self, node: int) -> bool:
+    def _is_in_epilogue(self, node: int) -> bool:
         """Is a node in the epilogue of a heavy operator?"""
         group = self.groups[node].find()
         return group.pattern == OpPattern.OUT_FUSABLE and group.anchor < node
@@ -255,7 +256,7 @@ class _Partition:
     def _elementwise(self, node: int, sink: int, path: list[int]) -> None:
         if self.groups[node].find().pattern > OpPattern.BROADCAST or self.flow.repeats(node, sink):
             return
-        if self._meets_a_join((*path, sink)):
+        if self._reaches_concatenation((*path, sink)):
             return
 
         def admits(pattern: OpPattern, group: _Group, is_sink: bool) -> bool:
@@ -267,7 +268,7 @@ class _Partition:
     def _injective(self, node: int, sink: int, path: list[int]) -> None:
         if self.groups[node].find().computes and self.flow.repeats(node, sink):
             return
-        if self.groups[node].find().pattern <= OpPattern.INJECTIVE and not self._meets_a_join((*path, sink)):
+        if self.groups[node].find().pattern <= OpPattern.INJECTIVE and not self._reaches_concatenation((*path, sink)):
             self._fuse(node, sink, path, lambda pattern, group, is_sink: pattern <= OpPattern.INJECTIVE)
 
     def _moved_operands(self, node: int, sink: int, path: list[int]) -> None:
@@ -280,7 +281,7 @@ class _Partition:
         if not path and copied and group.pattern <= OpPattern.INJECTIVE:
             group.merge_into(self.groups[sink])
 
-    def _meets_a_join(self, nodes: Sequence[int]) -> bool:
+    def _reaches_concatenation(self, nodes: Sequence[int]) -> bool:
         return any(_joins_inputs(self.flow.nodes[i]) for i in nodes)
 
     def _fuse(self, node: int, sink: int, path: list[int], admits: Admits) -> None:
@@ -298,12 +299,12 @@ class _Partition:
         by_group: dict[int, list[int]] = {}
         for i, group in enumerate(self.groups):
             by_group.setdefault(id(group.find()), []).append(i)
-        parted = [part for positions in by_group.values() for part in self._without_outer_views(positions)]
-        for positions in sorted(parted, key=lambda p: p[-1]):
+        split_apart = [part for positions in by_group.values() for part in self._without_outer_views(positions)]
+        for positions in sorted(split_apart, key=lambda p: p[-1]):
             yield [self.flow.nodes[i] for i in positions]
 
     def _without_outer_views(self, positions: list[int]) -> Iterator[list[int]]:
-        """A group with the views at its inputs and at its result taken off."""
+        """A group without the views at its inputs and at its result."""
         inside = {id(self.flow.nodes[i]) for i in positions}
         for i in positions[:-1]:
             e = self.flow.nodes[i]
@@ -322,7 +323,7 @@ def _is_view(e: Expr) -> TypeGuard[Call]:
 
 
 def _widens_bytes(e: Expr) -> bool:
-    """Does it make numbers of bytes?"""
+    """Does it convert bytes to floats?"""
     if not isinstance(e, Call) or not isinstance(e.op, Cast):
         return False
     source = e.args[0].dtype
@@ -330,7 +331,7 @@ def _widens_bytes(e: Expr) -> bool:
 
 
 def _reads_bytes(e: Expr) -> TypeGuard[Call]:
-    """Does it make numbers of bytes as quickly as it would read numbers? Depthwise and Winograd convolutions do."""
+    """Does it read bytes as fast as floats? Depthwise and Winograd convolutions do."""
     if not isinstance(e, Call) or not isinstance(e.op, Conv1D | Conv2D | Conv3D | Conv2DNHWCWinograd):
         return False
     return isinstance(e.op, Conv2DNHWCWinograd) or e.op.groups > 1
@@ -367,7 +368,7 @@ class _Rewriter:
         self.done: dict[int, Expr] = {}
 
     def outer(self, expr: Expr) -> Expr:
-        """The rewritten form of an expression outside the group at hand."""
+        """The rewritten form of an expression outside the current group."""
         return self.done.get(id(expr), expr)
 
     def replace_group(self, members: list[Expr]) -> None:
@@ -417,7 +418,7 @@ PassContext.declare_option("relay.FuseOps.max_size", 256, "most operators in one
 
 @dataclass(frozen=True)
 class FuseOps(Pass):
-    """Every operator call ends up in a call of a function with attribute "primitive"; see the module's docstring."""
+    """Puts every operator call into a function with attribute "primitive"; see the module's docstring."""
 
     permutes_into_products: bool = False
 

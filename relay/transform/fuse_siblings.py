@@ -1,12 +1,12 @@
-"""FuseSiblings: kernels that read the same large tensor become one, with a result for each.
+"""FuseSiblings: kernels that read the same large tensor become one, with several results.
 
-Fusion by post-dominators leaves apart what has no common reader: the sine and the cosine of one tensor, two gates, a
-tensor in two other types. Each kernel would read the tensor anew; one loop reads it once and stores all results. It
-goes over the elements of one shape, which all results have and of which each needs the element at hand alone; or, of
-parts of lines that are shorter than cache lines (a tensor split along its last axis), the same row.
+Fusion by post-dominators does not merge siblings without a common reader: the sine and the cosine of one tensor, two
+gates, a tensor in two other types. Each kernel would read the tensor anew; one loop reads it once and stores all
+results. It iterates over one shape, common to all results, each of which depends only on the element at the same index;
+or, for column slices that are shorter than cache lines (a tensor split along its last axis), on the same row.
 
-None may need another's result, however indirectly, or the call would wait for itself. So what each call needs is known
-as a set, and kernels that became one need what any of them does.
+No sibling may depend on another's result, directly or not, or the merged call would depend on itself. So the transitive
+dependencies of each call are kept as a set, and merged kernels have the union of theirs.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from relayc.topi.cpu.prefetch import LINE_BYTES
 __all__ = ["FuseSiblings"]
 
 _MOST_TENSORS = 8
-"""Tensors that one loop reads and writes, at most: as many as the ways of small first-level caches, since tensors of
-one size tend to begin at the same place in a page."""
+"""Maximum number of tensors that one loop reads and writes: the ways of small first-level caches, since tensors of one
+size tend to begin at the same offset in a page."""
 
 
 @dataclass(frozen=True)
 class FuseSiblings(FunctionPass):
-    """Calls of fused functions that read the same tensor become one call; see the module's docstring.
+    """Merges calls of fused functions that read the same tensor; see the module's docstring.
 
-    What the first-level cache holds is read again at no cost, and is left alone.
+    Tensors that fit into the first-level cache are left alone, since reading them again is free.
     """
 
     target: Target
@@ -51,7 +51,7 @@ class FuseSiblings(FunctionPass):
 
 
 class _Siblings:
-    """The expressions of a body by position, and the groups of calls among them that become one."""
+    """The expressions of a body by position, and the groups of calls among them to merge."""
 
     def __init__(self, body: Expr, larger_than: int) -> None:
         self.nodes = list(outer_order(body))
@@ -65,10 +65,10 @@ class _Siblings:
                 self._group(family)
 
     def _families(self, larger_than: int) -> list[list[int]]:
-        """The calls that read the same large tensor, all of it or the same rows, where there are several."""
+        """The calls that read the same large tensor, all of it or the same rows, if there are several."""
         readers: dict[int, list[int]] = {}
         for i, e in enumerate(self.nodes):
-            is_part = _is_part_of_lines(e)
+            is_part = _is_column_slice(e)
             if is_part or _is_elementwise(e):
                 for arg in {id(a): a for a in e.args}.values():
                     if (is_part or shapes_equal(arg.shape, e.shape)) and _nbytes(arg.tensor_type) > larger_than:
@@ -76,7 +76,7 @@ class _Siblings:
         return [found for found in readers.values() if len(found) > 1]
 
     def _closures(self) -> list[int]:
-        """What each expression needs, directly or not, and itself: a bit for each position."""
+        """The transitive dependencies of each expression, including itself: a bit for each position."""
         needs: list[int] = []
         for i, e in enumerate(self.nodes):
             needed = 1 << i
@@ -86,9 +86,9 @@ class _Siblings:
         return needs
 
     def _group(self, family: Sequence[int]) -> None:
-        """Put together what fits of a family and is in no group yet."""
-        taken = {i for group in self.groups for i in group}
-        left = [i for i in family if i not in taken]
+        """Group the members of a family that fit together and are in no group yet."""
+        grouped = {i for group in self.groups for i in group}
+        left = [i for i in family if i not in grouped]
         while left:
             group = [left[0]]
             for i in left[1:]:
@@ -100,30 +100,30 @@ class _Siblings:
             left = [i for i in left if i not in group]
 
     def _fits(self, group: Sequence[int], other: int) -> bool:
-        """May a call join the group: none needs the other, and one loop serves them all?"""
+        """May a call join the group: they are independent, and one loop computes them all?"""
         independent = not any(self.needs[i] >> other & 1 or self.needs[other] >> i & 1 for i in group)
         read = {id(a) for i in (*group, other) for a in outer_operands(self.nodes[i])}
         alike = shapes_equal(self.nodes[group[0]].shape, self.nodes[other].shape)
         return independent and alike and len(read) + len(group) + 1 <= _MOST_TENSORS
 
     def _unite(self, group: Sequence[int]) -> None:
-        """What needs one of a group needs all of them, and what they need, from now on."""
-        members, together = sum(1 << i for i in group), 0
+        """Update dependencies: whatever depends on one call of a group depends on all of them."""
+        members, dependencies = sum(1 << i for i in group), 0
         for i in group:
-            together |= self.needs[i]
-        self.needs = [needed | together if needed & members else needed for needed in self.needs]
+            dependencies |= self.needs[i]
+        self.needs = [needed | dependencies if needed & members else needed for needed in self.needs]
 
     def rewritten(self) -> Expr:
-        """The body, in which each group is one call."""
+        """The body with each group merged into one call."""
         group_of = {i: group for group in self.groups for i in group}
         done: dict[int, Expr] = {}
-        for i in sorted(range(len(self.nodes)), key=lambda i: self.needs[i].bit_count()):  # what is needed comes first
+        for i in sorted(range(len(self.nodes)), key=lambda i: self.needs[i].bit_count()):  # dependencies come first
             e = self.nodes[i]
             if i not in group_of:
                 done[id(e)] = _rebuilt(e, done)
             elif id(e) not in done:
                 calls = [call for j in group_of[i] if isinstance(call := self.nodes[j], Call)]
-                whole = _together(calls, done)
+                whole = _merged_call(calls, done)
                 done |= {id(call): TupleGetItem(whole, place) for place, call in enumerate(calls)}
         return done[id(self.nodes[-1])]
 
@@ -133,17 +133,18 @@ def _rebuilt(e: Expr, done: Mapping[int, Expr]) -> Expr:
 
 
 def _is_elementwise(e: Expr) -> TypeGuard[Call]:
-    """Is it a call of a fused function whose loop goes over the elements of one shape, and nothing else?"""
+    """Is it a call of a fused function that is one loop over the elements of one shape?"""
     if not isinstance(e, Call) or not isinstance(e.op, Function) or not isinstance(e.ty, TensorType):
         return False
     inside = evaluation_order(e.op.body)
     return all(isinstance(x, Var | Constant) or (isinstance(x, Call) and _follows(x)) for x in inside)
 
 
-def _is_part_of_lines(e: Expr) -> TypeGuard[Call]:
-    """Is it a call of a fused function that takes some columns, of less than a cache line, of each row of a tensor?
+def _is_column_slice(e: Expr) -> TypeGuard[Call]:
+    """Is it a call of a fused function that reads a slice of columns, of less than a cache line, of each row of a
+    tensor?
 
-    Each cache line of the tensor has elements of several such parts.
+    Each cache line of the tensor has elements of several such slices.
     """
     if not isinstance(e, Call) or not isinstance(e.op, Function) or not isinstance(e.ty, TensorType):
         return False
@@ -163,8 +164,8 @@ def _nbytes(ty: TensorType) -> int:
     return likely(product(ty.shape)) * ty.dtype.nbytes
 
 
-def _together(calls: Sequence[Call], done: Mapping[int, Expr]) -> Call:
-    """One call that gives the results of all of them, as a tuple; equal arguments are given once."""
+def _merged_call(calls: Sequence[Call], done: Mapping[int, Expr]) -> Call:
+    """One call with the results of all of them, as a tuple; equal arguments are passed once."""
     params: dict[int, Var] = {}
     args: list[Expr] = []
     results: list[Expr] = []

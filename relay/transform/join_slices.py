@@ -1,4 +1,4 @@
-"""JoinSlices: slices that together are all of a tensor, joined again, are a transposition of it, or roll it."""
+"""JoinSlices: a concatenation of slices that cover a tensor becomes a transposition of it, or a roll."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["JoinSlices"]
 class JoinSlices(FunctionPass):
     """concatenate(x[..., 0::2], x[..., 1::2]) = reshape(transpose(reshape(x))).
 
-    Space to depth as the first layer of some detectors spells it, and the merging of patches in vision transformers.
-    Every slice reads all cache lines of a part of x and wants a half of each: a transposition reads them once.
+    Some detectors write space to depth in this form as their first layer, and vision transformers the merging of
+    patches. Every slice reads all cache lines of a part of x and uses half of each: a transposition reads them once.
 
-    concatenate(x[k:], x[:k]) = roll(x, -k), as windows are shifted by a Swin Transformer, fuses with what is around it.
+    concatenate(x[k:], x[:k]) = roll(x, -k), by which a Swin Transformer shifts windows, fuses with adjacent operators.
     """
 
     opt_level: ClassVar[int] = 2
@@ -36,7 +36,7 @@ class JoinSlices(FunctionPass):
 
 
 class StepsJoined(PatternRule):
-    """concatenate(x[i::m, j::n] for all i and j), where these divide x evenly, in an order that counts up"""
+    """concatenate(x[i::m, j::n] for all i and j), where these divide x evenly, in ascending order"""
 
     pattern = is_op("concatenate")
 
@@ -56,15 +56,15 @@ class StepsJoined(PatternRule):
         if order is None:
             return None
         joined = check_axis(3, cast(Concatenate, call.op).axis, len(shape))
-        apart = [part for d, s in zip(shape, steps, strict=True) for part in (d // s, s)]
+        factored = [part for d, s in zip(shape, steps, strict=True) for part in (d // s, s)]
         axes = [n for a in range(len(shape)) for n in (*[2 * i + 1 for i in order if a == joined], 2 * a)]
         axes += [2 * a + 1 for a in range(len(shape)) if a not in order]
-        moved = make_call("transpose", (reshaped(x, apart),), call.span, axes=tuple(axes))
+        moved = make_call("transpose", (reshaped(x, factored),), call.span, axes=tuple(axes))
         return reshaped(moved, call.shape, call.span)
 
 
 class EndsSwapped(PatternRule):
-    """concatenate(x[k:], x[:k]), but for lines so long that two copies are faster"""
+    """concatenate(x[k:], x[:k]), except for rows so long that two copies are faster"""
 
     pattern = is_op("concatenate")
 
@@ -91,15 +91,16 @@ def _with(shape: Sequence[Dim], axis: int, size: Dim) -> tuple[Dim, ...]:
 
 
 def _order(steps: Sequence[int], firsts: Sequence[Sequence[int]]) -> list[int] | None:
-    """The axes that slices step along, slowest first as they are counted by where slices begin; None where they aren't.
+    """The axes that slices step along, slowest first in the order of the slices' offsets; None if they are in no such
+    order.
 
-    All beginnings are there, once.
+    All offsets occur exactly once.
     """
     stepped = [a for a, step in enumerate(steps) if step > 1]
     if len(firsts) != math.prod(steps):
         return None
-    turns = {a: [n for n in range(1, len(firsts)) if firsts[n][a] != firsts[n - 1][a]] for a in stepped}
-    order = sorted(stepped, key=lambda a: len(turns[a]))
+    changes = {a: [n for n in range(1, len(firsts)) if firsts[n][a] != firsts[n - 1][a]] for a in stepped}
+    order = sorted(stepped, key=lambda a: len(changes[a]))
     for n, first in enumerate(firsts):
         rest, expected = n, [0] * len(steps)
         for a in reversed(order):

@@ -1,4 +1,4 @@
-"""PackNarrowConstants: weights of int4, int2 and float4 lie packed, and the compiled code takes them apart."""
+"""PackNarrowConstants: weights of int4, int2 and float4 are stored packed, and the compiled code unpacks them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ __all__ = ["PackNarrowConstants"]
 class PackNarrowConstants(FunctionPass):
     """Constants of types of less than a byte become bytes that hold several elements, with `unpack_bits` on them.
 
-    That takes half or a quarter of the memory, on disk too; the unpacking is fused with what reads the weights. Those
-    of float8_e4m3fnuz and float8_e5m2fnuz, which files of weights have no name for, become bytes read as such.
+    That takes half or a quarter of the memory, on disk too; the unpacking is fused with the readers of the weights.
+    Constants of float8_e4m3fnuz and float8_e5m2fnuz, for which files of weights have no name, become bytes that are
+    reinterpreted.
     """
 
     opt_level: ClassVar[int] = 0

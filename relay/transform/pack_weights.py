@@ -1,13 +1,13 @@
-"""PackWeights: constant weights of convolutions and matrix products, in the panels that register tiles read.
+"""PackWeights: constant weights of convolutions and matrix products, packed in the panels that register tiles read.
 
-A panel holds NR output channels side by side for every step of the reduction: (N / NR, K, NR) for a product, (O / NR,
+A panel holds NR output channels contiguously for every step of the reduction: (N / NR, K, NR) for a product, (O / NR,
 KH, KW, I, NR) for a convolution in two dimensions. NR is chosen for the target by the cost model of the schedules; in a
-grouped convolution a panel holds a group, or a part of a wide one, or, where groups are narrow, a vector of outputs of
-any groups. The packing is done here, once; panels are filled up with zeros.
+grouped convolution a panel holds a group, or a part of a wide one, or, if groups are narrow, a vector of outputs of any
+groups. The packing is done here, once; panels are padded with zeros.
 
-3 x 3 and 5 x 5 convolutions with stride 1, and those of volumes whose planes are such, become Winograd convolutions
-where the cost model expects a gain: their weights are transformed here too. The option "relay.winograd" limits the
-sizes of their tiles or turns them off.
+3 x 3 and 5 x 5 convolutions with stride 1, and convolutions of volumes with such planes, become Winograd convolutions
+if the cost model expects a gain: their weights are transformed here too. The option "relay.winograd" limits the sizes
+of their tiles or disables them.
 """
 
 from __future__ import annotations
@@ -72,21 +72,23 @@ _COMPUTED_IN = {
     "float32": "float32", "float16": "float32", "bfloat16": "float32", "float64": "float64", "int32": "int32",
     "int64": "int64",
 }  # fmt: skip
-"""Types whose products read packed weights, and what they are computed in; quantised ones in int32. Those of
-convolutions have 32 bits."""
+"""The type in which products with packed weights compute, by the weights' type; quantised ones compute in int32.
+
+Convolutions support the types of 32 bits only.
+"""
 _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
 _SINGLE = as_dtype("float32")
 _WORD_BYTES = 4
-"""What is read of a row in a step of a product, at least: an element, or several narrow ones."""
+"""Minimum bytes read of a row in a step of a product: one element, or several narrow ones."""
 
 
 @dataclass(frozen=True)
 class PackWeights(FunctionPass):
     """Convolutions (channels last) and products take packed weights; computed right operands are packed too.
 
-    Products of half precision are computed in float32, as their sums were before, and quantised ones in int32. Their
-    weights stay in the bits that they need: kernels widen a panel at a time, and use it for all rows.
+    Products of half precision are computed in float32, in which they accumulated before, and quantised ones in int32.
+    Their weights keep their narrow type: kernels widen a panel at a time, and use it for all rows.
     """
 
     target: Target
@@ -100,18 +102,18 @@ class PackWeights(FunctionPass):
 
 
 class _Packer:
-    """Packs each weight once for each form in which layers ask for it."""
+    """Packs each weight once for each form in which layers need it."""
 
     def __init__(self, target: Target, winograd_tiles: frozenset[int]) -> None:
         self.target = target
         self.winograd_tiles = winograd_tiles
         self.packed: dict[tuple[int, str, int], Constant] = {}
         self.matrices: dict[Hashable, PackedMatrix] = {}
-        """what became of matrices (N, K), by their places"""
+        """packed matrices (N, K), by their places"""
         self.plans: dict[WinogradShape, WinogradPlan | None] = {}
-        self.quads: dict[tuple[int, str, int], tuple[Constant, Array | None, Array] | None] = {}
+        self.dot4: dict[tuple[int, str, int], tuple[Constant, Array | None, Array] | None] = {}
         self.panels = PanelPacker()
-        """does the copying itself, which comes last"""
+        """copies the values, at the end"""
 
     def rewrite(self, call: Call) -> Expr:
         if len(call.args) != 2 or not isinstance(call.ty, TensorType):
@@ -137,18 +139,18 @@ class _Packer:
                 return call
 
     def _values(self, weight: Constant) -> Array:
-        """The values of a weight: those of floats only once they are packed."""
+        """The values of a weight; those of floats are available only once they are packed."""
         return self.panels.values(weight) if weight.dtype.is_float else weight.data
 
     def _packed(self, weight: Constant, outputs_first: Array, order: str, width: int) -> Constant:
-        """`outputs_first`, which is `weight` seen in another order, in panels."""
+        """`outputs_first`, a view of `weight` in another order, in panels."""
         key = (id(weight), order, width)
         if key not in self.packed:
             self.packed[key] = Constant(self.panels.panels(_narrowest(outputs_first), width, weight), span=weight.span)
         return self.packed[key]
 
     def _groups(self, weight: Constant, outputs_first: Array, order: str, groups: int, rows: int) -> Constant:
-        """As `_packed`, with a panel for each group, or several."""
+        """Like `_packed`, with one or more panels for each group."""
         group = len(outputs_first) // groups
         width = group_panel(self.target, rows, group, math.prod(outputs_first.shape[1:]))
         if width < group:
@@ -160,24 +162,24 @@ class _Packer:
         return self.packed[key]
 
     def _width(
-        self, rows: int, columns: int, steps: int, apart: int, line: int = 0, form: str = "fma",
+        self, rows: int, columns: int, steps: int, row_stride: int, row_size: int = 0, form: str = "fma",
         dtype: DType = _SINGLE,
     ) -> int:  # fmt: skip
-        """Columns of a panel of `dtype`; what one row reads begins `apart` elements behind the one before.
+        """Columns of a panel of `dtype`; consecutive rows are read `row_stride` elements apart.
 
         Narrow floats are widened.
         """
-        together = {"fma": 1, "dot2": 2, "dot4": 4}[form]
+        per_step = {"fma": 1, "dot2": 2, "dot4": 4}[form]
         target, spare = at_precision_of(self.target, dtype), spare_registers(self.target, form)
         word = max(_WORD_BYTES, dtype.nbytes)
         return packed_columns(
-            target, rows, columns, steps // together, line, spare, word * apart // together,
+            target, rows, columns, steps // per_step, row_size, spare, word * row_stride // per_step,
             widened=dtype.is_float and dtype.nbytes < _WORD_BYTES,
         )  # fmt: skip
 
-    def _matrix_panel(self, rows: int, columns: int, quads: int) -> int:
-        """Columns of a panel for a product of bytes on a matrix unit; 0 where vectors are better."""
-        return amx_panel(self.target, rows, columns, quads)[0]
+    def _amx_panel(self, rows: int, columns: int, words: int) -> int:
+        """Columns of a panel for an 8-bit product on AMX tiles; 0 if vectors are better."""
+        return amx_panel(self.target, rows, columns, words)[0]
 
     def _dense(self, call: Call, weight: Constant, order: str) -> Expr:
         values = self._values(weight)
@@ -185,27 +187,27 @@ class _Packer:
         units, depth = outputs_first.shape
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         if weight.dtype == "int32":
-            width = self._matrix_panel(rows, units, -(-depth // 4))
+            width = self._amx_panel(rows, units, -(-depth // 4))
             width = width or self._width(rows, units, depth, depth, form="dot4")
-            quads = self._dot4_parts(call, weight, outputs_first, order, width)
-            if quads is not None:
-                return quads.product_of_rows(units, call)
+            dot4 = self._dot4_operands(call, weight, outputs_first, order, width)
+            if dot4 is not None:
+                return dot4.product_of_rows(units, call)
         pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], weight)
         width = self._width(rows, units, depth, depth, form="dot2" if pairs else "fma", dtype=call.dtype)
         packed = self._packed(weight, outputs_first, order, width)
         if order == "NK":
             self.matrices[place_of(weight)] = PackedMatrix(packed, units)
-        found = _codes_and_zero(call.args[0]) if pairs else None
+        found = _quantized_and_zero(call.args[0]) if pairs else None
         if found is not None and not isinstance(found[1], int):
             product = Call(DensePacked(units=units, pairs=True), (found[0], packed), span=call.span)
             return _without_zero(product, found[1], outputs_first.sum(1, dtype=np.int32))
-        lying = self._as_it_lies(call.args[0])
-        if lying is not None and weight.dtype == call.dtype == "float32":
-            return Call(BatchMatmulPacked(columns=units, transpose_a=True), (lying, packed), span=call.span)
+        untransposed = self._before_transposition(call.args[0])
+        if untransposed is not None and weight.dtype == call.dtype == "float32":
+            return Call(BatchMatmulPacked(columns=units, transpose_a=True), (untransposed, packed), span=call.span)
         return _with_panels(call, DensePacked(units=units, pairs=pairs), packed)
 
-    def _as_it_lies(self, a: Expr) -> Expr | None:
-        """A left operand before it was transposed, if a cache keeps it then; else None."""
+    def _before_transposition(self, a: Expr) -> Expr | None:
+        """The left operand before its transposition, if a cache holds it; else None."""
         before = before_transposition(a)
         if before is None:
             return None
@@ -213,10 +215,10 @@ class _Packer:
         return before if reads_transposed(self.target, rows, steps) else None
 
     def _batch_matmul(self, call: Call, op: BatchMatmul) -> Expr:
-        """Many products: the right operands are packed at run time, together with what rearranges them anyway.
+        """Many products: the right operands are packed at run time, fused with transposes of them.
 
-        Constants are packed now. Where all products have the right one in common, they are one product of all rows. A
-        transposed left operand is read as it lies while it stays in a cache, and is transposed before otherwise.
+        Constants are packed at compile time. If all products share the right operand, they become one product of all
+        rows. A transposed left operand is read in place if it fits into a cache, and is transposed first otherwise.
         """
         a, b = call.args
         *lead, rows, columns = call.shape
@@ -255,9 +257,9 @@ class _Packer:
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         steps = math.prod(kernel) * group_size
         if isinstance(op, Conv2D) and op.groups == 1 and weight.dtype == "int32":
-            quads = self._convolution_dot4(call, op, weight, outputs_first, rows)
-            if quads is not None:
-                return quads
+            dot4 = self._convolution_dot4(call, op, weight, outputs_first, rows)
+            if dot4 is not None:
+                return dot4
         pairs = op.groups == 1 and group_size > 1 and _fit_16_bits(call.args[0], weight)
         across = self._across_groups(call, op, channels, kernel, group_size)
         if across:
@@ -265,10 +267,10 @@ class _Packer:
         elif op.groups > 1:
             packed = self._groups(weight, outputs_first, op.kernel_layout, op.groups, rows)
         else:
-            line = call.shape[-2] if math.prod(kernel) > 1 else 0
+            row_size = call.shape[-2] if math.prod(kernel) > 1 else 0
             form = "dot2" if pairs else "fma"
-            apart = group_size * op.strides[-1]
-            width = self._width(rows, channels, steps, apart, line if isinstance(line, int) else 0, form)
+            row_stride = group_size * op.strides[-1]
+            width = self._width(rows, channels, steps, row_stride, row_size if isinstance(row_size, int) else 0, form)
             packed = self._packed(weight, outputs_first, op.kernel_layout, width)
         made = _PACKED[op.rank](
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels,
@@ -279,7 +281,7 @@ class _Packer:
     def _across_groups(
         self, call: Call, op: Conv1D | Conv2D | Conv3D, channels: int, kernel: Sequence[int], inputs: int
     ) -> bool:
-        """Are panels to be of neighbouring outputs, whatever groups these belong to?"""
+        """Should panels consist of adjacent outputs, across groups?"""
         sizes = [d for d in call.shape[1:-1] if isinstance(d, int)]
         if op.groups == 1 or len(sizes) < op.rank:
             return False
@@ -290,7 +292,7 @@ class _Packer:
         return vectorizes_across_groups(self.target, windows)
 
     def _computed_weights(self, call: Call, weight: Expr) -> Expr:
-        """A convolution with weights that are computed at run time, which are packed there."""
+        """A convolution with computed weights, which are packed at run time."""
         op, known = call.op, weight.tensor_type
         if not isinstance(op, Conv1D | Conv2D | Conv3D) or op.data_layout[-1] != "C" or not known.is_static:
             return call
@@ -301,15 +303,15 @@ class _Packer:
         if op.groups > 1 and group_size == 1:
             return _channels_last(call, op, outputs_first)
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
-        line = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
-        apart = group_size * op.strides[-1]
+        row_size = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
+        row_stride = group_size * op.strides[-1]
         across, blocks = self._across_groups(call, op, channels, kernel, group_size), op.groups
         if across:
             blocks, outputs, width = 1, channels, vector_lanes(self.target)
         elif op.groups > 1:
             width = group_panel(self.target, rows, outputs, steps)
         else:
-            width = self._width(rows, channels, steps, apart, line)
+            width = self._width(rows, channels, steps, row_stride, row_size)
         panels = Call(PackPanels(width=width), (reshaped(outputs_first, (blocks, outputs, steps)),), span=call.span)
         packed = reshaped(panels, (blocks * -(-outputs // width), *kernel, group_size, width))
         made = _PACKED[op.rank](
@@ -321,68 +323,68 @@ class _Packer:
     def _convolution_dot4(
         self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, rows: int
     ) -> Expr | None:
-        """A convolution of codes by bytes; one of single pixels is a product of rows."""
+        """A convolution of 8-bit quantised values; a pointwise one is a product of rows."""
         channels, *kernel, group_size = outputs_first.shape
-        line = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
+        row_size = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
         padded = any(op.padding)
-        steps, apart = math.prod(kernel) * group_size, group_size * op.strides[-1]
+        steps, row_stride = math.prod(kernel) * group_size, group_size * op.strides[-1]
         is_product = math.prod(kernel) == 1 and not padded and set(op.strides) == {1}
         width = 0
         if is_product or all(isinstance(d, int) for d in call.shape):
-            width = self._matrix_panel(rows, channels, math.prod(kernel) * -(-group_size // 4))
-        on_unit = width > 0
-        width = width or self._width(rows, channels, steps, apart, line, "dot4")
+            width = self._amx_panel(rows, channels, math.prod(kernel) * -(-group_size // 4))
+        on_amx = width > 0
+        width = width or self._width(rows, channels, steps, row_stride, row_size, "dot4")
         if is_product:
             matrix = outputs_first.reshape(channels, group_size)
-            quads = self._dot4_parts(call, weight, matrix, f"{op.kernel_layout} as a matrix", width)
-            return None if quads is None else quads.product_of_rows(channels, call)
-        order = f"{op.kernel_layout} as windows" if on_unit else op.kernel_layout
-        quads = self._dot4_parts(call, weight, outputs_first, order, width, flat=on_unit)
-        if quads is None or (padded and not isinstance(quads.zero, int)):
+            dot4 = self._dot4_operands(call, weight, matrix, f"{op.kernel_layout} as a matrix", width)
+            return None if dot4 is None else dot4.product_of_rows(channels, call)
+        order = f"{op.kernel_layout} as windows" if on_amx else op.kernel_layout
+        dot4 = self._dot4_operands(call, weight, outputs_first, order, width, flat=on_amx)
+        if dot4 is None or (padded and not isinstance(dot4.zero, int)):
             return None
-        border = quads.zero if padded and isinstance(quads.zero, int) else 0
-        if quads.table is None:
+        border = dot4.zero if padded and isinstance(dot4.zero, int) else 0
+        if dot4.table is None:
             made = Conv2DNHWCDot4(
                 channels=channels, strides=op.strides, padding=op.padding, dilation=op.dilation, border=border,
-                kernel_size=tuple(kernel) if on_unit else None,
+                kernel_size=tuple(kernel) if on_amx else None,
             )  # fmt: skip
-            return quads.sums(made, call)
-        return _windows(quads, call, op, (kernel[0], kernel[1], -(-group_size // 4)), border)
+            return dot4.sums(made, call)
+        return _windows(dot4, call, op, (kernel[0], kernel[1], -(-group_size // 4)), border)
 
-    def _dot4_parts(
+    def _dot4_operands(
         self, call: Call, weight: Constant, outputs_first: Array, order: str, width: int, *, flat: bool = False
     ) -> _Dot4 | None:
-        """The operands of a product of codes of a byte by bytes, which are multiplied four at a time, if it is one.
+        """The operands of an 8-bit product by 4-way dot products; None if `call` is none.
 
-        Where channels are no multiple of four, some are added, as long as these are a third of them at most. Panels
-        are `flat` where the steps of a window follow each other in one dimension.
+        If the channels are no multiple of four, they are padded, by at most a third. Panels are `flat` if the steps of
+        a window are contiguous in one dimension.
         """
-        found, missing = _codes_and_zero(call.args[0]), -outputs_first.shape[-1] % 4
+        found, missing = _quantized_and_zero(call.args[0]), -outputs_first.shape[-1] % 4
         if found is None or 3 * missing > outputs_first.shape[-1] or weight.data.size == 0:
             return None
         if weight.data.min() < -128 or weight.data.max() > 127:
             return None
         key = (id(weight), order, width)
-        if key not in self.quads:
-            octets = np.ascontiguousarray(outputs_first.astype(np.int8))
+        if key not in self.dot4:
+            int8_weights = np.ascontiguousarray(outputs_first.astype(np.int8))
             if missing:
-                octets = np.pad(octets, [*[(0, 0)] * (octets.ndim - 1), (0, missing)])
+                int8_weights = np.pad(int8_weights, [*[(0, 0)] * (int8_weights.ndim - 1), (0, missing)])
             if flat:
-                octets = octets.reshape(len(octets), -1)
+                int8_weights = int8_weights.reshape(len(int8_weights), -1)
             if has_byte_products(self.target):
-                packed = self.panels.panels(octets.view("<i4"), width), None
+                packed = self.panels.panels(int8_weights.view("<i4"), width), None
             else:
-                packed = pack_dot4_groups(self.panels, octets, width)
-            totals = octets.reshape(len(octets), -1).sum(1, dtype=np.int32)
-            self.quads[key] = None if packed is None else (
+                packed = pack_dot4_groups(self.panels, int8_weights, width)
+            totals = int8_weights.reshape(len(int8_weights), -1).sum(1, dtype=np.int32)
+            self.dot4[key] = None if packed is None else (
                 Constant(packed[0], span=weight.span), packed[1], totals
             )  # fmt: skip
-        known = self.quads[key]
+        known = self.dot4[key]
         if known is None:
             return None
-        codes, zero = _unsigned(*found)
-        codes = pad(codes, [*[(0, 0)] * (len(codes.shape) - 1), (0, missing)]) if missing else codes
-        return _Dot4(codes, zero, *known)
+        quantized, zero = _unsigned(*found)
+        quantized = pad(quantized, [*[(0, 0)] * (len(quantized.shape) - 1), (0, missing)]) if missing else quantized
+        return _Dot4(quantized, zero, *known)
 
     def _winograd_plan(self, call: Call, op: Conv2D | Conv3D) -> WinogradPlan | None:
         shape = winograd_shape(call, op) if call.dtype == "float32" else None
@@ -425,9 +427,9 @@ class _Packer:
 
 @dataclass(frozen=True, slots=True)
 class _Dot4:
-    """A product of bytes: codes, unsigned, of which `zero` stands for 0, by weights in panels."""
+    """An 8-bit product: quantised unsigned data, in which `zero` is the zero point, by weights in panels."""
 
-    codes: Expr
+    quantized: Expr
     zero: Expr | int
     panels: Constant
     table: Array | None
@@ -435,52 +437,57 @@ class _Dot4:
     """the sums of the weights, by output"""
 
     def product_of_rows(self, units: int, call: Call) -> Expr:
-        """The result of `call`, a product of matrices."""
+        """The result of `call`, a matrix product."""
         if self.table is not None:
             return self.sums(DenseDot4Groups(units=units), call)
-        *rows, depth = self.codes.tensor_type.shape
+        *rows, depth = self.quantized.tensor_type.shape
         if len(rows) == 1:
             return self.sums(DenseDot4(units=units), call)
-        matrix = replace(self, codes=reshaped(self.codes, (product(rows), depth)))
+        matrix = replace(self, quantized=reshaped(self.quantized, (product(rows), depth)))
         return matrix.sums(DenseDot4(units=units, rows=tuple(rows)), call)
 
     def sums(self, op: DenseDot4 | DenseDot4Groups | Conv2DNHWCDot4 | WindowDot4Groups, call: Call) -> Expr:
         """The result of `call`, of int32."""
-        data = Call(Words(), (self.codes,), span=call.span)
+        data = Call(Words(), (self.quantized,), span=call.span)
         table = () if self.table is None else (Constant(self.table),)
         product = Call(op, (data, self.panels, *table), span=call.span)
         return _without_zero(product, self.zero, self.totals)
 
 
 def _without_zero(product: Expr, zero: Expr | int, totals: Array) -> Expr:
-    """The product of codes less `zero`, from that of the codes; `totals` are the sums of the weights."""
+    """The product of quantised values less `zero`, from the product of the values; `totals` are the sums of the
+    weights."""
     if isinstance(zero, int):
         return broadcast.subtract(product, Constant(totals * np.int32(zero))) if zero else product
     return broadcast.subtract(product, broadcast.multiply(zero, Constant(totals)))
 
 
-def _windows(quads: _Dot4, call: Call, op: Conv2D, steps: tuple[int, int, int], border: int) -> Expr | None:
-    """A convolution with a table of the `steps` (KH, KW, C / 4) to read: by their distances in the bordered image."""
-    if not call.args[0].tensor_type.is_static or quads.table is None:
+def _windows(dot4: _Dot4, call: Call, op: Conv2D, steps: tuple[int, int, int], border: int) -> Expr | None:
+    """A convolution with a table of the `steps` (KH, KW, C / 4) to read: by their offsets in the padded image."""
+    if not call.args[0].tensor_type.is_static or dot4.table is None:
         return None
     top, left, bottom, right = op.padding
-    data = pad(quads.codes, ((0, 0), (top, bottom), (left, right), (0, 0)), border) if any(op.padding) else quads.codes
+    data = (
+        pad(dot4.quantized, ((0, 0), (top, bottom), (left, right), (0, 0)), border)
+        if any(op.padding)
+        else dot4.quantized
+    )
     images, _, columns, _ = data.tensor_type.static_shape
-    down, across, word = np.unravel_index(quads.table, steps)
-    line, pixel = columns * steps[2], steps[2]
-    table = (down * (line * op.dilation[0]) + across * (pixel * op.dilation[1]) + word).astype(np.int32)
+    down, across, word = np.unravel_index(dot4.table, steps)
+    row_size, pixel = columns * steps[2], steps[2]
+    table = (down * (row_size * op.dilation[0]) + across * (pixel * op.dilation[1]) + word).astype(np.int32)
     _, rows, width, outputs = call.tensor_type.static_shape
-    pitch = (line * op.strides[0], pixel * op.strides[1])
+    pitch = (row_size * op.strides[0], pixel * op.strides[1])
     made = WindowDot4Groups(channels=outputs, grid=(rows, width), pitch=pitch, depth=math.prod(steps))
     lines = reshaped(data, (images, math.prod(data.tensor_type.static_shape[1:])))
-    return replace(quads, codes=lines, table=table).sums(made, call)
+    return replace(dot4, quantized=lines, table=table).sums(made, call)
 
 
-def _codes_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:
-    """(x, n) where `data` is x - n with x of a byte and a number n, or one for each row; None for others."""
+def _quantized_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:
+    """(x, n) if `data` is x - n with 8-bit x and n a scalar, or one value for each row; None otherwise."""
     centred, zero = data, const(0, "int32")
     if isinstance(data, Call) and isinstance(data.op, Reshape | Transpose | LayoutTransform):
-        found = _codes_and_zero(data.args[0])
+        found = _quantized_and_zero(data.args[0])
         if found is None or not (isinstance(found[1], int) or all(d == 1 for d in found[1].shape)):
             return None
         zero = found[1] if isinstance(found[1], int) else reshaped(found[1], ())
@@ -490,23 +497,24 @@ def _codes_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:
     shape = zero.shape
     if not isinstance(centred, Call) or not isinstance(centred.op, Cast) or centred.ty is not data.ty:
         return None
-    codes = centred.args[0]
-    if str(codes.dtype) not in ("uint8", "int8") or (shape and shape[-1] != 1) or len(shape) > len(data.shape):
+    quantized = centred.args[0]
+    if str(quantized.dtype) not in ("uint8", "int8") or (shape and shape[-1] != 1) or len(shape) > len(data.shape):
         return None
-    return codes, int(zero.data.item()) if isinstance(zero, Constant) and zero.data.size == 1 else zero
+    return quantized, int(zero.data.item()) if isinstance(zero, Constant) and zero.data.size == 1 else zero
 
 
-def _unsigned(codes: Expr, zero: Expr | int) -> tuple[Expr, Expr | int]:
-    """Codes, and the one that stands for 0, as unsigned ones."""
-    if codes.dtype == "uint8":
-        return codes, zero
-    unsigned = unflipped(codes)
-    codes = flipped(codes) if unsigned is None else unsigned
-    return codes, zero + 128 if isinstance(zero, int) else broadcast.add(zero, const(128, "int32"))
+def _unsigned(quantized: Expr, zero: Expr | int) -> tuple[Expr, Expr | int]:
+    """Quantised values and their zero point as unsigned ones."""
+    if quantized.dtype == "uint8":
+        return quantized, zero
+    unsigned = unflipped(quantized)
+    quantized = flipped(quantized) if unsigned is None else unsigned
+    return quantized, zero + 128 if isinstance(zero, int) else broadcast.add(zero, const(128, "int32"))
 
 
 def _in_panels(b: Expr, width: int, columns: Dim, *, transposed: bool) -> Expr:
-    """Matrices (K, N) of N `columns`, or `transposed` ones, in panels made at run time; a single one is there."""
+    """Matrices (K, N) of N `columns`, or `transposed` ones, packed in panels at run time; a single column is a panel
+    already."""
     if columns == width and not transposed:
         return reshaped(b, (*b.shape[:-2], 1, b.shape[-2], width))
     return Call(PackPanels(width=width, transpose=not transposed), (b,), span=b.span)
@@ -515,10 +523,11 @@ def _in_panels(b: Expr, width: int, columns: Dim, *, transposed: bool) -> Expr:
 def _with_panels(
     call: Call, op: DensePacked | Conv1DNWCPacked | Conv2DNHWCPacked | Conv3DNDHWCPacked, panels: Constant
 ) -> Expr:
-    """The product `op` of the call's data, in the type that it is computed in, with panels that may be of less bits."""
+    """The product `op` of the call's data, in the type that it is computed in, with panels that may have a narrower
+    type."""
     if op.pairs:
-        codes, zero_point = _codes(call.args[0])
-        return Call(op.replace(zero_point=zero_point), (codes, panels), span=call.span)
+        quantized, zero_point = _quantized_and_constant(call.args[0])
+        return Call(op.replace(zero_point=zero_point), (quantized, panels), span=call.span)
     wide = _COMPUTED_IN[str(call.dtype)]
     if wide == call.dtype:
         return Call(op, (call.args[0], panels), span=call.span)
@@ -527,8 +536,8 @@ def _with_panels(
     return make_call("cast", (product,), call.span, dtype=str(call.dtype))
 
 
-def _codes(data: Expr) -> tuple[Expr, int]:
-    """(x, n) where `data` is x - n with x of a byte and a number n; (data, 0) where it is something else."""
+def _quantized_and_constant(data: Expr) -> tuple[Expr, int]:
+    """(x, n) if `data` is x - n with 8-bit x and a scalar n; (data, 0) otherwise."""
     centred, zero_point = data, 0
     if isinstance(data, Call) and isinstance(data.op, Subtract):
         centred, subtracted = data.args
@@ -541,7 +550,7 @@ def _codes(data: Expr) -> tuple[Expr, int]:
 
 
 def _narrowest(weight: Array) -> Array:
-    """Integers in the type of least bits that holds them; kernels widen a panel at a time."""
+    """Integers in the narrowest type that holds them; kernels widen a panel at a time."""
     if weight.dtype != np.int32 or weight.size == 0:
         return weight
     low, high = int(weight.min()), int(weight.max())
@@ -552,7 +561,7 @@ def _narrowest(weight: Array) -> Array:
 
 
 def _fit_16_bits(data: Expr, weight: Constant) -> bool:
-    """Are these int32 that are known to lie within 16 bits, so that processors multiply two at a time?"""
+    """Are these int32 that are known to fit into 16 bits, so that processors multiply two at a time?"""
     if data.dtype != "int32" or weight.data.size == 0:
         return False
     found = [_interval(e) for e in (data, weight)]
@@ -560,7 +569,7 @@ def _fit_16_bits(data: Expr, weight: Constant) -> bool:
 
 
 def _interval(e: Expr) -> tuple[int, int] | None:
-    """The least and the largest value that integers can have, as far as casts and differences tell."""
+    """The range of integers, as far as casts and differences determine it."""
     dtype = e.dtype
     if isinstance(e, Constant) and e.data.size and dtype.is_integral:
         return int(e.data.min()), int(e.data.max())

@@ -1,9 +1,8 @@
-"""Weights in panels: see `relay.transform.pack_weights`.
+"""Packs weights into panels, on several threads: see `relay.transform.pack_weights`.
 
-The weights of a model are packed together on several threads. Where that moves much, compiled kernels of
-`topi.cpu.products.panels` do it, several times as fast as numpy; like all kernels they are kept in the cache. For small
-models they would not pay for being compiled once. Of weights that stay in the model's file a thread fetches some rows,
-packs them, and fetches the next ones into the same memory, which stays in its cache.
+If much data is packed, compiled kernels of `topi.cpu.products.panels` do it, several times as fast as numpy; like all
+kernels they are cached. For small models compiling them would not pay. Weights that stay in the model's file are
+fetched some rows at a time into the same memory, which stays in the thread's cache, and packed from there.
 """
 
 from __future__ import annotations
@@ -33,16 +32,17 @@ __all__ = ["PanelPacker"]
 
 Array = np.ndarray[Any, Any]
 _WORTH_COMPILING = 16 << 20
-"""Bytes in panels that one kernel makes; numpy takes some milliseconds for as many."""
+"""Bytes of panels from which on a kernel is compiled; numpy takes some milliseconds for as many."""
 _PIECE = 1 << 20
-"""Bytes in panels, or of weights, that a thread makes at a time: its cache keeps what is fetched until it is packed."""
+"""Bytes of panels, or of weights, of one job of a thread: its cache holds fetched data until it is packed."""
 _FILTERS_AT_ONCE = 4096
 _LEAST_LANES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What a kernel makes: panels of `width`, of filters for Winograd's F(tile, taps) or of plain rows (0, 0)."""
+    """The form of a kernel's result: panels of `width`, of filters for Winograd's F(tile, taps) or of plain rows (0,
+    0)."""
 
     width: int
     tile: int = 0
@@ -51,13 +51,13 @@ class _Form:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Source:
-    """A weight that stays in the model's file, and the blank whose views say how what is to be packed lies."""
+    """A weight that stays in the model's file, and a blank array whose views have the layout of the values to pack."""
 
     constant: StoredConstant
     blank: Array
 
     def dimension(self, view: Array) -> int | None:
-        """That of a view of the blank along which its rows go; None where there is none."""
+        """The dimension of a view of the blank along which the stored rows go; None if there is none."""
         rows = self.constant.rows
         row_size = self.blank.nbytes // rows
         found = [a for a, form in enumerate(zip(view.shape, view.strides, strict=True)) if form == (rows, row_size)]
@@ -68,9 +68,8 @@ class _Source:
 class _Work:
     """A weight, outputs first, to pack into panels of some `outputs` each.
 
-    `pack` makes panels of outputs, or the part of them that comes from a part of the other dimensions unless it `needs
-    whole` outputs. A compiled kernel of the `form` may do it instead for full panels. With a `source`, `weight` is a
-    view of its blank.
+    `pack` makes panels of outputs, or a part of them along the other dimensions unless it `needs whole` outputs. A
+    compiled kernel of the `form` may do it instead for full panels. With a `source`, `weight` is a view of its blank.
     """
 
     packed: Array
@@ -83,7 +82,7 @@ class _Work:
     source: _Source | None = None
 
     def pieces(self) -> Iterator[_Piece]:
-        """All of it in pieces that are worth a job each."""
+        """The work in pieces large enough for a job each."""
         if not self.weight.size:
             return
         dimension = 0 if self.source is None else self.source.dimension(self.weight)
@@ -107,12 +106,12 @@ class _Piece:
 
     @property
     def fetched_bytes(self) -> int:
-        """Memory that is needed besides."""
+        """Additional bytes of memory needed to fetch values."""
         source = self.work.source
         return 0 if source is None else source.blank.nbytes // source.constant.rows * (self.end - self.begin)
 
     def pack(self, kernels: Mapping[_Form, KernelFunc], memory: _ThreadMemory) -> None:
-        """Do this part."""
+        """Pack this piece."""
         work, weight = self.work, self._weight(memory)
         into, kernel, full = self._into(), None if work.form is None else kernels.get(work.form), 0
         if kernel is not None:
@@ -129,24 +128,24 @@ class _Piece:
         return self.work.packed[(*[slice(None)] * self.dimension, slice(self.begin, self.end))]
 
     def _weight(self, memory: _ThreadMemory) -> Array:
-        """The values, fetched into `memory` where they stay in a file."""
+        """The values, fetched into `memory` if they stay in a file."""
         whole, source = self.work.weight, self.work.source
         if source is None:
             return whole[self.begin : self.end]
-        source.constant.fetch(memory.octets[: self.fetched_bytes], self.begin, self.end)
+        source.constant.fetch(memory.buffer[: self.fetched_bytes], self.begin, self.end)
         shape = [self.end - self.begin if a == self.dimension else n for a, n in enumerate(whole.shape)]
-        return np.ndarray(shape, whole.dtype, memory.octets.data, strides=whole.strides)
+        return np.ndarray(shape, whole.dtype, memory.buffer.data, strides=whole.strides)
 
 
 class _ThreadMemory(local):
-    """Memory of each thread that asks for it, used again and again: fresh memory is dear."""
+    """Scratch memory of each thread, reused since fresh memory causes page faults."""
 
     def __init__(self, nbytes: int) -> None:
-        self.octets = Arena(nbytes).empty((nbytes,), np.dtype(np.uint8))
+        self.buffer = Arena(nbytes).empty((nbytes,), np.dtype(np.uint8))
 
 
 class PanelPacker:
-    """Gives packed weights, whose values are there once `run` was called."""
+    """Returns packed weights whose values are there once `run` was called."""
 
     def __init__(self, worth_compiling: int = _WORTH_COMPILING) -> None:
         self._arena = Arena()
@@ -156,7 +155,7 @@ class PanelPacker:
         """weights to fetch, by their ids"""
 
     def values(self, weight: Constant) -> Array:
-        """The values of a weight to pack; where it stays in the model's file, an array that stands for them."""
+        """The values of a weight to pack; if it stays in the model's file, an array that stands for them."""
         if not isinstance(weight, StoredConstant) or weight.is_loaded:
             return weight.data
         if id(weight) not in self._sources:
@@ -164,7 +163,7 @@ class PanelPacker:
         return self._sources[id(weight)].blank
 
     def panels(self, weight: Array, width: int, of: Constant | None = None) -> Array:
-        """(N, ..., K) to (ceil(N / width), ..., K, width), filled up with zeros; values `of` that constant."""
+        """(N, ..., K) to (ceil(N / width), ..., K, width), padded with zeros; values `of` that constant."""
         packed = self._arena.empty((-(-len(weight) // width), *weight.shape[1:], width), weight.dtype)
         chunks, rest = divmod(math.prod(weight.shape[1:]), CHUNK)
         suits = _readable(weight) and rest == 0 and _lanes(width) >= _LEAST_LANES
@@ -173,20 +172,20 @@ class PanelPacker:
         return packed
 
     def groups(self, weight: Array, groups: int, width: int, of: Constant | None = None) -> Array:
-        """(N, ..., K) to (groups, ..., K, width), the N / groups outputs of each group filled up with zeros."""
+        """(N, ..., K) to (groups, ..., K, width), the N / groups outputs of each group padded with zeros."""
         outputs = len(weight) // groups
         packed = self._arena.empty((groups, *weight.shape[1:], width), weight.dtype)
         self._add(_Work(packed, weight, outputs, partial(_copy, outputs)), of)
         return packed
 
     def gathered(self, rows: Array, others: Array, index: Array) -> Array:
-        """``concatenate([rows, others])[index]``, of rows that lie one after another."""
+        """``concatenate([rows, others])[index]``, of contiguous rows."""
         packed = self._arena.empty((*index.shape, rows.shape[1]), rows.dtype)
 
         def gather(into: Array, at: Array) -> None:
             np.take(rows, at, 0, into, "clip")
-            behind = at >= len(rows)
-            into[behind] = others[at[behind] - len(rows)]
+            is_other = at >= len(rows)
+            into[is_other] = others[at[is_other] - len(rows)]
 
         self._add(_Work(packed, index, 1, gather), None)
         return packed
@@ -194,7 +193,7 @@ class PanelPacker:
     def winograd_panels(self, outputs_first: Array, tile: int, width: int, of: Constant | None = None) -> Array:
         """(O, R, R, I) to (O / width, A, A, I, width) with A = tile + R - 1: ``g @ w @ g.T`` of each filter.
 
-        (O, KD, R, R, I), filters of planes, to (O / width, A, A, KD, I, width). The last panel is filled up with zeros.
+        (O, KD, R, R, I), filters of planes, to (O / width, A, A, KD, I, width). The last panel is padded with zeros.
         Computed in float64.
         """
         outputs, *depth, taps, _, inputs = outputs_first.shape
@@ -202,7 +201,7 @@ class PanelPacker:
         packed = self._arena.empty((-(-outputs // width), size, size, *depth, inputs, width), outputs_first.dtype)
         for plane in np.ndindex(*depth):
             into = packed[:, :, :, *plane]
-            filters = outputs_first[:, *plane].transpose(0, 3, 1, 2)  # (O, I, R, R), as models have them
+            filters = outputs_first[:, *plane].transpose(0, 3, 1, 2)  # (O, I, R, R), the order of models
             suits = _readable(filters) and into.flags.c_contiguous and lanes >= _LEAST_LANES and inputs % lanes == 0
             form = _Form(width, tile, taps) if suits else None
             self._add(_Work(into, filters, width, pack, form, inputs // lanes, needs_whole=True), of)
@@ -212,7 +211,7 @@ class PanelPacker:
         self._work.append(replace(work, source=self._sources.get(id(of))))
 
     def run(self) -> None:
-        """Pack everything asked for."""
+        """Pack all weights."""
         work, self._work, self._sources = self._work, [], {}
         nbytes: Counter[_Form] = Counter()
         for w in work:
@@ -225,12 +224,12 @@ class PanelPacker:
 
 
 def _readable(weight: Array) -> bool:
-    """Can kernels read it, stored in order?"""
+    """Can kernels read it, contiguous and in order?"""
     return weight.dtype == np.float32 and weight.flags.c_contiguous and weight.flags.aligned
 
 
 def _copy(outputs: int, into: Array, weight: Array) -> None:
-    """(N, ..., K) to panels (P, ..., K, width) of some outputs each, filled up with zeros."""
+    """(N, ..., K) to panels (P, ..., K, width) of some outputs each, padded with zeros."""
     full, left = divmod(len(weight), outputs)
     into[:full, ..., :outputs] = np.moveaxis(weight[: full * outputs].reshape(full, outputs, *weight.shape[1:]), 1, -1)
     into[:full, ..., outputs:] = 0
@@ -252,7 +251,7 @@ def _transform(tile: int, into: Array, filters: Array) -> None:
 
 
 def _lanes(width: int) -> int:
-    """Lanes of this machine's vectors, as many as divide a panel."""
+    """Lanes of this machine's vectors that divide a panel."""
     return math.gcd(vector_lanes(_host()), width)
 
 

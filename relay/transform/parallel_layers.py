@@ -1,4 +1,4 @@
-"""Layers on the same data as one layer, whose result is cut: for passes that combine dense layers or convolutions.
+"""Layers on the same data as one layer, whose result is split: for passes that combine dense layers or convolutions.
 
 The output channels of such a layer are the first dimension of its weights and the last one of its result.
 """
@@ -23,7 +23,7 @@ __all__ = ["Branch", "branch_of", "combined", "rearranges"]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A layer with its bias and activation, if any; `result` is what the rest of the graph uses."""
+    """A layer with its bias and activation, if any; `result` is the value that the rest of the graph uses."""
 
     layer: Call
     bias: Constant | None
@@ -32,17 +32,17 @@ class Branch:
 
     @property
     def weight(self) -> Constant:
-        """Its weights."""
+        """The weights of the layer."""
         return cast(Constant, self.layer.args[1])
 
     @property
     def channels(self) -> int:
-        """The channels of the result."""
+        """The number of channels of the result."""
         return self.weight.tensor_type.static_shape[0]
 
 
 def branch_of(layer: Call, by_user: dict[int, list[Expr]], with_activation: bool) -> Branch:
-    """`layer`, whose weights are constant, with what follows it."""
+    """The branch of `layer`, whose weights are constant, with its bias and activation."""
     result, bias, activation = layer, None, []
     following = _only_user(layer, by_user)
     if following is not None and is_call_of(following, "add"):
@@ -63,7 +63,7 @@ def _only_user(e: Expr, by_user: dict[int, list[Expr]]) -> Call | None:
 
 
 def rearranges(e: Expr, by_user: dict[int, list[Expr]]) -> bool:
-    """Does this bring its one argument into another order, on the way to what need not have it in memory?"""
+    """Does this permute its one argument, for readers that need not have it in memory?"""
     if not isinstance(e, Call) or not isinstance(e.op, OpDef) or e.op.pattern != OpPattern.INJECTIVE:
         return False
     return len(e.args) == 1 and not any(_has_pattern(user, OpPattern.OPAQUE) for user in by_user[id(e)])
@@ -74,7 +74,7 @@ def _has_pattern(e: Expr, pattern: OpPattern) -> bool:
 
 
 def combined(function: Function, groups: Sequence[Sequence[Branch]]) -> Function:
-    """`function` with each group's results read from one layer, which is made where the first of them was.
+    """`function` with each group's results read from one layer, which is inserted at the first of them.
 
     Branches of a group have the same data, operator and activation.
     """
@@ -92,15 +92,15 @@ def combined(function: Function, groups: Sequence[Sequence[Branch]]) -> Function
 
 
 class _Weights:
-    """Makes the weights of a group one constant, whose values are there once `jobs` have run."""
+    """Concatenates the weights of a group to one constant, whose values are there once `jobs` have run."""
 
     def __init__(self) -> None:
         self.arena, self.jobs = Arena(), Jobs()
         self.made: dict[tuple[int, ...], Constant] = {}
-        """by the identities of the weights: layers on other data may have the same"""
+        """keyed by the identities of the weights: layers on other data may share them"""
 
     def below_each_other(self, group: Sequence[Branch]) -> Constant:
-        """Weights that are in the model's file stay there."""
+        """Concatenate the weights along their outputs; weights in the model's file stay there."""
         weights = [b.weight for b in group]
         key = tuple(map(id, weights))
         if key not in self.made:

@@ -1,4 +1,4 @@
-"""The passes that `relay.build` runs, as a tuple: print it, cut it, extend it."""
+"""The passes that `relay.build` runs, as a tuple that can be printed, sliced and extended."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def default_pipeline(
 ) -> tuple[Pass, ...]:
     """Every pass from the imported graph to fused functions, for one target, in order.
 
-    Passes above `opt_level` are left out but for those named in `required`; `PassContext` may disable more. With
+    Passes above `opt_level` are left out except those named in `required`; `PassContext` may disable more. With
     `mixed_precision`, "float16" or "bfloat16", float32 models are converted once norms are folded into weights.
     """
     in_half: tuple[Pass, ...] = (ToMixedPrecision(mixed_precision),) if mixed_precision else ()
@@ -64,18 +64,18 @@ def default_pipeline(
     attention: tuple[Pass, ...] = ()
     integers: tuple[Pass, ...] = ()
     tables: tuple[Pass, ...] = ()
-    codes: tuple[Pass, ...] = ()
+    quantization: tuple[Pass, ...] = ()
     unpack: tuple[Pass, ...] = ()
-    together: tuple[Pass, ...] = ()
+    fusions: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
         integers, tables = (FakeQuantizationToInteger(target),), (TabulateInt8Activations(target),)
-        codes = (FoldQuantizationScales(),)
+        quantization = (FoldQuantizationScales(),)
         attention = (RecognizeAttention(), BlockAttention(target))
         products = (ReadOperandsInPlace(), WidenProducts(target))
         weights = (*products, ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
         moves = (JoinSlices(), RepeatElements(), AbsorbShuffles(), PushElementwiseThroughConcat(), ChainPools())
         arrange = (ConvolveByShiftedGemm(target), *moves, CombineParallelConv2D(target), *weights)
-        together = (FoldTransposeIntoStore(target), FuseSiblings(target))
+        fusions = (FoldTransposeIntoStore(target), FuseSiblings(target))
     elif "gpu" in target.keys:
         arrange, unpack = (AlignChannels(), ArrangeWeights()), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (
@@ -103,13 +103,13 @@ def default_pipeline(
         CombineParallelDense(),
         ConvertLayout(),
         RecognizePatterns(),  # norms over channels, which are the last dimension now
-        *codes,
+        *quantization,
         *arrange,
         FoldConstant(),
         SimplifyExpr(),
         EliminateCommonSubexpr(),
         PackNarrowConstants(),
         FuseOps(permutes_into_products="gpu" in target.keys),
-        *together,
+        *fusions,
     )
     return tuple([p for p in passes if p.opt_level <= opt_level or p.name in required])

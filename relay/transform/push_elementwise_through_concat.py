@@ -1,7 +1,7 @@
-"""PushElementwiseThroughConcat: what maps a joined tensor maps its parts instead, where these leave registers anyway.
+"""PushElementwiseThroughConcat: elementwise operators of a concatenation move to its inputs.
 
-An activation behind a concatenation makes a kernel of the two, since fusion does not compute operands in each branch of
-a join. In front of it, it is part of the epilogues of what computes the parts, and the concatenation, by itself, is
+An activation after a concatenation makes a kernel of the two, since fusion does not compute operands in each branch of
+a concatenation. Before it, it is part of the epilogues of the inputs' producers, and the concatenation, by itself, is
 written in place (`relay.lowering.buffer_aliasing`).
 """
 
@@ -20,7 +20,7 @@ __all__ = ["PushElementwiseThroughConcat"]
 
 
 class PushElementwiseThroughConcat(FunctionPass):
-    """f(concatenate(x, y)) = concatenate(f(x), f(y)), where heavy operators compute x and y for nobody else."""
+    """f(concatenate(x, y)) = concatenate(f(x), f(y)), if heavy operators compute x and y, without other users."""
 
     opt_level: ClassVar[int] = 2
 
@@ -29,17 +29,17 @@ class PushElementwiseThroughConcat(FunctionPass):
 
 
 def _mapped(call: Call, shared: Sharing) -> Expr:
-    joined = call.args[0] if call.args else call
-    if not _is_map(call) or not isinstance(joined, Call) or not is_call_of(joined, "concatenate") or shared(joined):
+    concat = call.args[0] if call.args else call
+    if not _is_map(call) or not isinstance(concat, Call) or not is_call_of(concat, "concatenate") or shared(concat):
         return call
-    if any(shared(x) or not _has_epilogue(x) for x in joined.args):
+    if any(shared(x) or not _has_epilogue(x) for x in concat.args):
         return call
-    parts = [make_call(call.operator, (x, *call.args[1:]), call.span) for x in joined.args]
-    return make_call(joined.operator, parts, joined.span)
+    parts = [make_call(call.operator, (x, *call.args[1:]), call.span) for x in concat.args]
+    return make_call(concat.operator, parts, concat.span)
 
 
 def _is_map(e: Expr) -> bool:
-    """Does it map each element of its first operand by itself, all in the same way?"""
+    """Does it map each element of its first operand independently, by the same function?"""
     if not isinstance(e, Call) or not isinstance(e.op, OpDef) or e.op.pattern > OpPattern.BROADCAST or not e.args:
         return False
     alike = all(isinstance(a, Constant) and not a.shape for a in e.args[1:]) and not isinstance(e.args[0], Constant)
@@ -47,7 +47,7 @@ def _is_map(e: Expr) -> bool:
 
 
 def _has_epilogue(e: Expr) -> bool:
-    """Does a heavy operator compute it, or what is elementwise behind one?"""
+    """Is it computed by a heavy operator, or by elementwise operators after one?"""
     while isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.pattern <= OpPattern.BROADCAST and e.args:
         if tuple(e.args[0].shape) != tuple(e.shape):
             return False

@@ -1,4 +1,4 @@
-"""ReadOperandsInPlace: products of computed matrices take these as they lie in memory."""
+"""ReadOperandsInPlace: products of computed matrices read their operands without packing or transposing them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ __all__ = ["ReadOperandsInPlace"]
 
 
 class ReadOperandsInPlace(RewritePass):
-    """Transpositions of right operands become attributes of their products, and a matrix by a column one by a row.
+    """Transposes of right operands become attributes of their products, and a matrix by a column a row by a matrix.
 
-    `nn.dense` with weights that are computed becomes `nn.batch_matmul`, of which both are known. A x = (x' A')' reads A
-    once, along memory, whichever way it lies; packing x, which may be constant, would fill a vector up for each of its
-    numbers.
+    `nn.dense` with computed weights becomes `nn.batch_matmul`, which has both attributes. A x = (x' A')' reads A once,
+    contiguously, in either layout; packing x, which may be constant, would pad each of its elements to a vector.
     """
 
     opt_level: ClassVar[int] = 1
@@ -39,12 +38,12 @@ class ReadOperandsInPlace(RewritePass):
 
 
 def _is_column(call: Call) -> bool:
-    """Has the product `call` of floats a single column?"""
+    """Is `call` a product of floats with a single column?"""
     return call.dtype.is_float and call.shape[-1] == 1
 
 
 def _without_transposition(call: Call) -> Call:
-    """The product `call` with its right operand as it was before it was transposed."""
+    """The product `call` with its right operand before its transposition."""
     op, (a, b) = call.op, call.args
     assert isinstance(op, BatchMatmul)
     stored = before_transposition(b)
@@ -54,7 +53,7 @@ def _without_transposition(call: Call) -> Call:
 
 
 def _by_row(call: Call) -> Call:
-    """The product `call`; where it has a single column, that as a row times the left operand: the same elements."""
+    """The product `call`; with a single column it becomes a row times the left operand: the same elements."""
     op, (a, b) = call.op, call.args
     assert isinstance(op, BatchMatmul)
     *_, rows, columns = call.shape

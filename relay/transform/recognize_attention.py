@@ -1,4 +1,4 @@
-"""RecognizeAttention: two products with a softmax between them, as exporters spell it, become `nn.attention`."""
+"""RecognizeAttention: fuses two products with a softmax between them, as exporters write them, to `nn.attention`."""
 
 from __future__ import annotations
 
@@ -15,35 +15,34 @@ from relayc.relay.op.base import OpDef, make_call
 from relayc.relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
 from relayc.relay.transform.builders import NARROW, array_of, before_transposition, is_call_of, reshaped, transposed
 from relayc.relay.transform.function_pass import FunctionPass
-from relayc.relay.transform.zero_one_masks import as_condition, number_where_zero
+from relayc.relay.transform.zero_one_masks import as_condition, value_where_zero
 from relayc.relay.type import dims_equal, shapes_equal
 from relayc.te.ir import PassContext
 from relayc.te.tir import Dim
 
 __all__ = ["RecognizeAttention"]
 
-_FEWEST_TURNED = 8
-"""With fewer queries than this, keys that lie channel by channel are left to the products."""
+_FEWEST_QUERIES = 8
+"""Minimum number of queries: with fewer, keys stored channel by channel are left to the products."""
 
-_AS_GOOD_AS_HIDDEN, _HIDDEN_IN_HALF = -1e30, -6e4
-"""A mask's number from here down leaves nothing of a score that is added to it: keys with it are not seen. In float16
-nearly the least number."""
+_HIDING, _HIDING_IN_FLOAT16 = -1e30, -6e4
+"""Thresholds of masks, for float32 and float16: adding a value at or below them to a score hides the key entirely."""
 
 
 _MOST_STEPS = 8
-"""Operators between a product and the softmax, at most, where there are several ways to go."""
+"""Maximum number of operators searched between a product and the softmax, where there are several paths."""
 
 
 class RecognizeAttention(FunctionPass):
-    """softmax(q k^T * scale + mask) v in small operators becomes one operator, which is one kernel.
+    """softmax(q k^T * scale + mask) v, decomposed into small operators, becomes one operator and one kernel.
 
-    Scales stand before or behind the first product, a tanh may limit the scores, masks are added, selected by `where`
-    or by a factor of zeros and ones, and a constant mask of the keys up to a query's own position means causal
+    Scales are applied before or after the first product, a tanh may limit the scores, masks are added, selected by
+    `where` or by a factor of zeros and ones, and a constant mask of the keys up to a query's own position means causal
     attention. Heads that share keys and values (`broadcast_to` between views, or a product whose rows are those of all
-    heads of a group) are read where they are. Numbers of heads and channels must be known, positions need not.
+    heads of a group) are read in place. Numbers of heads and channels must be static, positions may be dynamic.
 
-    Of narrower types, the softmax may be taken in float32. Their scores are rounded behind the masks, as in the model
-    (a mask's least number leaves nothing of a score); what else is rounded on the way is left as precise as it is.
+    With narrower types, the softmax may be computed in float32. Their scores are rounded after the masks, as in the
+    model (the lowest value of a mask absorbs a score); other intermediate roundings are dropped.
     """
 
     opt_level: ClassVar[int] = 3
@@ -81,24 +80,24 @@ class DecomposedAttention(PatternRule):
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The softmax along the keys, perhaps with zeros in rows that see no key: NaN, or all of `masked_by` -inf."""
+    """The softmax along the keys, possibly with zeros in rows without visible keys: NaN, or all of `masked_by` -inf."""
 
     softmax: Call
     masked_by: Expr | None = None
 
     def hidden_by(self, scores: _Scores) -> bool:
-        """Is `masked_by`, if there is such, all that is added to the scores?"""
+        """Is `masked_by`, if set, the only term added to the scores?"""
         return self.masked_by is None or scores.added == (self.masked_by,)
 
     @staticmethod
     def of(e: Expr, kind: str, shared: Sharing) -> _Weights | None:
-        """What the weights of a product `e` are, behind a view that puts the heads of a group together."""
+        """The weights of a product `e`, after a view that merges the heads of a group."""
         e = _without_casts(e, kind, shared)
         if is_call_of(e, "reshape") and not shared(e):
             e = _without_casts(cast(Call, e).args[0], kind, shared)
         if is_call_of(e, "where") and not shared(e):
             test, zero, weights = cast(Call, e).args
-            if not _is_number(zero, 0.0):
+            if not _is_scalar(zero, 0.0):
                 return None
             if is_call_of(test, "isnan") and cast(Call, test).args[0] is weights:
                 return _Weights._of_softmax(weights, None)
@@ -113,7 +112,7 @@ class _Weights:
 
 
 def _without_casts(e: Expr, kind: str, shared: Sharing) -> Expr:
-    """`e` before it was cast from float32 to `kind`, or back."""
+    """`e` before a cast from float32 to `kind`, or back."""
     while is_call_of(e, "cast") and not shared(e):
         (inner,) = cast(Call, e).args
         if {str(e.dtype), str(inner.dtype)} != {"float32", kind}:
@@ -123,7 +122,7 @@ def _without_casts(e: Expr, kind: str, shared: Sharing) -> Expr:
 
 
 def _before_widening(e: Expr, kind: str) -> Expr:
-    """The tensor of type `kind` that `e` is a copy of in float32, or `e`."""
+    """The tensor of type `kind` of which `e` is a float32 copy, or `e`."""
     if is_call_of(e, "cast") and e.dtype == "float32" and cast(Call, e).args[0].dtype == kind:
         return cast(Call, e).args[0]
     return e
@@ -134,7 +133,7 @@ def _where_all_hidden(test: Expr) -> Expr | None:
     if not is_call_of(test, "equal"):
         return None
     largest, number = cast(Call, test).args
-    if not is_call_of(largest, "max") or not _is_number(number, float("-inf")):
+    if not is_call_of(largest, "max") or not _is_scalar(number, float("-inf")):
         return None
     call = cast(Call, largest)
     axes, rank = call.op.axis, len(call.args[0].shape)  # type: ignore[union-attr]
@@ -151,7 +150,7 @@ def _softmax(e: Expr) -> Call | None:
 
 
 def _swapped(e: Expr) -> Expr:
-    """`e` with its last two dimensions exchanged, behind a view of the others."""
+    """`e` with its last two dimensions exchanged, under a view of the others."""
     if is_call_of(e, "reshape"):
         x = cast(Call, e).args[0]
         if len(x.shape) >= 2 and shapes_equal(x.shape[-2:], e.shape[-2:]):
@@ -160,8 +159,8 @@ def _swapped(e: Expr) -> Expr:
     return transposed(e, (*range(rank - 2), rank - 1, rank - 2))
 
 
-def _is_turned(e: Expr) -> bool:
-    """Do the elements of a row of `e` lie apart in memory, behind a view or not?"""
+def _is_strided(e: Expr) -> bool:
+    """Are the elements of a row of `e` strided in memory, possibly under a view?"""
     while is_call_of(e, "reshape"):
         e = cast(Call, e).args[0]
     if not is_call_of(e, "transpose"):
@@ -170,26 +169,26 @@ def _is_turned(e: Expr) -> bool:
     return axes is None or axes[-1] % rank != rank - 1
 
 
-def _number(e: Expr) -> float | None:
-    """The number that a constant of one element holds."""
+def _scalar_value(e: Expr) -> float | None:
+    """The value of a constant of one element."""
     return float(e.data.item()) if isinstance(e, Constant) and e.data.size == 1 else None
 
 
-def _is_number(e: Expr, value: float) -> bool:
-    return _number(e) == value
+def _is_scalar(e: Expr, value: float) -> bool:
+    return _scalar_value(e) == value
 
 
 @dataclass(slots=True)
 class _Scores:
-    """What `softmax` is taken of: product * scale + added, `masked_value` where `kept` is false, `bias` added to all.
+    """The argument of `softmax`: product * scale + added, `masked_value` where `kept` is false, `bias` added to all.
 
-    With a `softcap`, softcap * tanh(product * scale / softcap) stands for product * scale; `scale` is what is outside
-    of the tanh until it is met, and then what is inside. `of_heads` is a factor for each head, next to the product, and
-    scores of `turned` products have keys for rows.
+    With a `softcap`, softcap * tanh(product * scale / softcap) replaces product * scale; `scale` is the factor outside
+    of the tanh until it is found, and then the factor inside. `of_heads` is a factor for each head, next to the
+    product, and scores of `transposed` products have keys as rows.
 
-    The scores have the shape `scores`, with batch and heads told apart, and that of `level` where they are looked at:
-    views on the way join batch and heads, or tell windows of a batch entry apart. They are `rounded` where they have
-    the type `kind`, narrower than float32, before the softmax is taken of them.
+    The scores have the shape `scores`, with batch and heads separate, and the shape `level` at the current expression:
+    views on the way merge batch and heads, or split windows from a batch entry. They are `rounded` if they have the
+    type `kind`, narrower than float32, before the softmax.
     """
 
     softmax: Call
@@ -198,7 +197,7 @@ class _Scores:
     scores: tuple[Dim, ...]
     level: tuple[Dim, ...]
     rounded: bool = False
-    turned: bool = False
+    transposed: bool = False
     scale: float = 1.0
     of_heads: Expr | None = None
     added: tuple[Expr, ...] = ()
@@ -209,7 +208,7 @@ class _Scores:
 
     @staticmethod
     def of(softmax: Call, kind: str, shared: Sharing) -> _Scores | None:
-        """The parts of the argument of `softmax`, taken off from the outside; None when there is something else."""
+        """The parts of the argument of `softmax`, peeled off from the outside; None for other expressions."""
         found = _Scores(softmax, softmax, kind, softmax.shape, softmax.shape)
         e = found._note_rounding(_without_casts(softmax.args[0], kind, shared))
         while not is_call_of(e, "nn.batch_matmul"):
@@ -223,15 +222,16 @@ class _Scores:
         return found if found._has_heads() else None
 
     def _note_rounding(self, e: Expr) -> Expr:
-        """`e`; its type is what the scores are rounded to if nothing is done to them after it."""
+        """Note the type of `e`, to which the scores are rounded if it is the outermost operation; returns `e`."""
         is_all = self.scale == 1.0 and not self.added and self.kept is None and not self.softcap
         self.rounded = self.rounded or (is_all and self.kind in NARROW and e.dtype == self.kind)
         return e
 
     def _has_heads(self) -> bool:
-        """Is the product that of each head, with batch and heads in one or not, or that of each group of heads?"""
+        """Does the product have one matrix for each head, with batch and heads merged or not, or for each group of
+        heads?"""
         rows, scores = self.product.shape, self.scores
-        rows = (*rows[:-2], rows[-1], rows[-2]) if self.turned else rows
+        rows = (*rows[:-2], rows[-1], rows[-2]) if self.transposed else rows
         if shapes_equal(rows, scores):
             return True
         if len(scores) != 4 or not dims_equal(rows[-1], scores[-1]):
@@ -243,18 +243,18 @@ class _Scores:
         return known and heads % groups == 0  # type: ignore[operator]
 
     def _take(self, call: Call) -> Expr | None:
-        """Note what the outermost operator does, and give the expression it does it to."""
+        """Note the effect of the outermost operator, and return its operand."""
         args = call.args
         if is_call_of(call, "reshape"):
             return self._take_view(call)
-        if self.turned:
+        if self.transposed:
             return None
         if is_call_of(call, "multiply", "divide"):
             return self._take_factor(call)
         if self.of_heads is not None:
             return None
         if is_call_of(call, "transpose") and before_transposition(call) is not None:
-            self.turned = True
+            self.transposed = True
             return args[0]
         if is_call_of(call, "tanh") and not self.softcap and self.scale > 0.0:
             self.softcap, self.scale = self.scale, 1.0
@@ -271,7 +271,7 @@ class _Scores:
         return self._take_where(call) if takes else None
 
     def _add(self, mask: Expr) -> bool:
-        """Note a mask that is added; False where it is of another type than one before."""
+        """Note an added mask; False if its type differs from that of an earlier one."""
         if any(other.dtype != mask.dtype for other in (*self.added, *self.bias)):
             return False
         if not (isinstance(mask, Constant) and not mask.data.any()):
@@ -279,7 +279,7 @@ class _Scores:
         return True
 
     def _take_view(self, call: Call) -> Expr | None:
-        """The scores before batch and heads were told apart, or the product before the heads of a group were."""
+        """The scores before batch and heads were split, or the product before the heads of a group were."""
         (inner,) = call.args
         product = cast(Call, inner).args[0] if is_call_of(inner, "cast") else inner
         if is_call_of(product, "nn.batch_matmul"):
@@ -293,7 +293,7 @@ class _Scores:
         return inner
 
     def _by_heads(self, mask: Expr) -> Expr | None:
-        """A mask of the scores with a dimension of batch entries and one of heads; None where it is of neither."""
+        """A mask of the scores with a dimension of batch entries and one of heads; None if it has neither."""
         level, scores, rank = self.level, self.scores, len(mask.shape)
         if rank < 3 or shapes_equal(level, scores):
             return mask
@@ -309,9 +309,9 @@ class _Scores:
 
     def _take_factor(self, call: Call) -> Expr | None:
         x, y = call.args
-        factor = _number(y)
+        factor = _scalar_value(y)
         if factor is None and is_call_of(call, "multiply"):
-            x, factor = y, _number(x)
+            x, factor = y, _scalar_value(x)
         if factor is None and is_call_of(call, "multiply"):
             return self._take_factor_of_heads(call) or self._take_zeros_and_ones(call)
         if factor is None or x.ty is not call.ty or not factor:
@@ -320,7 +320,7 @@ class _Scores:
         return x
 
     def _take_factor_of_heads(self, call: Call) -> Expr | None:
-        """What is multiplied by one number for each head."""
+        """The operand of a multiplication by one factor for each head."""
         x, factor = call.args if _holds_product(call.args[0]) else call.args[::-1]
         plain = self.kind == "float32" and not self.softcap and self.of_heads is None and x.ty is call.ty
         if not plain or not _holds_product(x) or len(factor.shape) < 3 or factor.shape[-2:] != (1, 1):
@@ -329,7 +329,7 @@ class _Scores:
         return None if self.of_heads is None else x
 
     def _take_zeros_and_ones(self, call: Call) -> Expr | None:
-        """x * m + c * (1 - m) is x where m is 1, and c where it is 0. What was added is noted already."""
+        """x * m + c * (1 - m) is x where m is 1, and c where it is 0. The added term is noted already."""
         x, mask = call.args if _holds_product(call.args[0]) else call.args[::-1]
         selected = self.kept is not None or self.softcap or self.of_heads is not None
         condition = None if selected else as_condition(mask)
@@ -337,7 +337,7 @@ class _Scores:
         if condition is None or kept is None or x.ty is not call.ty or not _holds_product(x):
             return None
         same = kept if isinstance(mask, Constant) else mask
-        numbers = [number_where_zero(e, same, condition[1]) for e in self.added]
+        numbers = [value_where_zero(e, same, condition[1]) for e in self.added]
         hides = next((i for i, number in enumerate(numbers) if number is not None), len(numbers))
         hidden = numbers[hides] if hides < len(numbers) else 0.0
         self.added = (*self.added[:hides], *self.added[hides + 1 :])
@@ -346,14 +346,14 @@ class _Scores:
         return x
 
     def _select(self, kept: Expr, hidden: float) -> None:
-        """Note that scores are `hidden` where they are not `kept`. What was added before comes behind that."""
+        """Note that scores are `hidden` where they are not `kept`. Terms added before apply after the selection."""
         self.kept, self.masked_value, self.bias, self.added = kept, hidden, self.added, ()
 
     def _take_where(self, call: Call) -> Expr | None:
         test, first, second = call.args
-        hidden, inner = _number(second), first
+        hidden, inner = _scalar_value(second), first
         if hidden is None:
-            hidden, inner = _number(first), second
+            hidden, inner = _scalar_value(first), second
             test = _negated(test)
         test = self._by_heads(test)
         if hidden is None or inner.ty is not call.ty or test is None:
@@ -371,7 +371,7 @@ class _Scores:
             return None
         query = _swapped(query) if op.transpose_a else query  # type: ignore[union-attr]
         key = key if op.transpose_b else _swapped(key)  # type: ignore[union-attr]
-        query, key = (key, query) if self.turned else (query, key)
+        query, key = (key, query) if self.transposed else (query, key)
         groups = call.shape[:-2]
         same = all(shapes_equal(e.shape[:-2], groups) for e in (query, key, value))
         if not same or not dims_equal(key.shape[-2], value.shape[-2]):
@@ -380,8 +380,8 @@ class _Scores:
         known = ((*lead, *ones)[1], query.shape[-1], value.shape[-1])
         if not all(isinstance(d, int) for d in known):
             return None
-        few = isinstance(queries, int) and queries < _FEWEST_TURNED
-        if few and any(_is_turned(e) for e in (key, value)):
+        few = isinstance(queries, int) and queries < _FEWEST_QUERIES
+        if few and any(_is_strided(e) for e in (key, value)):
             return None
         scale = self.scale * before * after * (self.softcap or 1.0)
         query = reshaped(query, (*lead, *ones, queries, query.shape[-1]))
@@ -412,9 +412,9 @@ class _Scores:
         return masks, False, hidden
 
     def _selection_and_bias(self) -> tuple[list[Expr], float]:
-        """What selects scores and what is added to all, if there are such, and the score of what is not selected.
+        """The selection mask and the bias, if there are any, and the score of keys that are not selected.
 
-        Two masks that are added are not added up before: the sum may be much larger than they are.
+        Two added masks are not summed first: the sum may be much larger than they are.
         """
         kept, hidden, nothing = self.kept, self.masked_value, float("-inf")
         if kept is None and len(self.added) == 2:
@@ -422,14 +422,14 @@ class _Scores:
         added = _sum(self.added)
         if kept is None:
             return added, nothing
-        if added and not self.bias and hidden <= _as_good_as_hidden(self.kind):
+        if added and not self.bias and hidden <= _hiding_threshold(self.kind):
             return [_where(kept, added[0], hidden)], nothing
         return [kept, *_sum([*self.bias, *[_where(kept, e, 0.0) for e in added]])], hidden
 
 
-def _as_good_as_hidden(kind: str) -> float:
-    """From here down, a number leaves nothing of a score of type `kind` that is added to it."""
-    return _HIDDEN_IN_HALF if kind == "float16" else _AS_GOOD_AS_HIDDEN
+def _hiding_threshold(kind: str) -> float:
+    """The threshold from which down a value added to a score of type `kind` absorbs it."""
+    return _HIDING_IN_FLOAT16 if kind == "float16" else _HIDING
 
 
 def _sum(terms: Sequence[Expr]) -> list[Expr]:
@@ -438,7 +438,7 @@ def _sum(terms: Sequence[Expr]) -> list[Expr]:
 
 
 def _holds_product(e: Expr, steps: int = _MOST_STEPS) -> bool:
-    """Is `e` a product of matrices, scaled and masked or not?"""
+    """Is `e` a matrix product, possibly scaled and masked?"""
     if not isinstance(e, Call) or steps == 0:
         return False
     if is_call_of(e, "reshape", "cast", "transpose"):
@@ -449,7 +449,7 @@ def _holds_product(e: Expr, steps: int = _MOST_STEPS) -> bool:
 
 
 def _with_joined_batch(mask: Expr, level: Sequence[Dim], scores: Sequence[Dim]) -> Expr | None:
-    """A mask of scores with windows behind the batch, for `scores` in which these are one dimension."""
+    """A mask of scores with windows after the batch, for `scores` in which these are one dimension."""
     if not shapes_equal(level[2:], scores[1:]):
         return None
     lead = (*(1,) * (5 - len(mask.shape)), *mask.shape)
@@ -468,7 +468,7 @@ def _negated(test: Expr) -> Expr:
 
 
 def _where(test: Expr, first: Expr, second: float) -> Expr:
-    """`first` where `test` holds, elsewhere the number `second`."""
+    """`first` where `test` holds, elsewhere the scalar `second`."""
     return make_call("where", (test, first, Constant(np.asarray(second).astype(str(first.dtype)))), test.span)
 
 
@@ -480,7 +480,7 @@ def _scaled(e: Expr, factor: float) -> Expr:
 
 
 def _without_factor(e: Expr) -> tuple[Expr, float]:
-    """`e` without a number that all of it is multiplied by, and that number."""
+    """`e` without a scalar factor, and that factor."""
     if not isinstance(e, Call):
         return e, 1.0
     if is_call_of(e, "reshape", "transpose"):
@@ -488,14 +488,14 @@ def _without_factor(e: Expr) -> tuple[Expr, float]:
         return (e, 1.0) if factor == 1.0 else (make_call(cast(OpDef, e.op), (x,), e.span), factor)
     if is_call_of(e, "multiply", "divide"):
         for x, y in (e.args, e.args[::-1]) if is_call_of(e, "multiply") else (e.args,):
-            factor = _number(y)
+            factor = _scalar_value(y)
             if factor and x.ty is e.ty:
                 return x, factor if is_call_of(e, "multiply") else 1.0 / factor
     return e, 1.0
 
 
 def _ungrouped(key: Expr, value: Expr) -> tuple[Expr, Expr]:
-    """Keys and values before each of their heads was repeated for several heads of queries."""
+    """Keys and values before each of their heads was repeated for several query heads."""
     before = [_before_repetition(e) for e in (key, value)]
     if before[0] is None or before[1] is None or not shapes_equal(before[0].shape[:2], before[1].shape[:2]):
         return key, value
@@ -503,7 +503,8 @@ def _ungrouped(key: Expr, value: Expr) -> tuple[Expr, Expr]:
 
 
 def _before_repetition(e: Expr) -> Expr | None:
-    """x (B, G, T, D) of reshape(broadcast_to(reshape(x), (B, G, R, T, D)), (B, G * R, T, D)), or of its heads taken."""
+    """x (B, G, T, D) of reshape(broadcast_to(reshape(x), (B, G, R, T, D)), (B, G * R, T, D)), or of a gather of its
+    heads."""
     if is_call_of(e, "take"):
         return _before_taking(cast(Call, e))
     if not is_call_of(e, "reshape") or not is_call_of(cast(Call, e).args[0], "broadcast_to"):
@@ -518,7 +519,7 @@ def _before_repetition(e: Expr) -> Expr | None:
 
 
 def _before_taking(call: Call) -> Expr | None:
-    """x (B, G, T, D) of x with each of its heads taken as often as the others, one head after the other."""
+    """x (B, G, T, D) of a gather that repeats each of its heads equally often, one after the other."""
     (x, at), op = call.args, call.op
     groups = x.shape[1] if len(x.shape) == 4 == len(call.shape) else None
     plain = op.axis % len(x.shape) == 1 and not op.batch_dims  # type: ignore[union-attr]
@@ -529,8 +530,8 @@ def _before_taking(call: Call) -> Expr | None:
 
 
 def _is_causal(mask: Expr, queries: Dim, keys: Dim, hidden: float, kind: str) -> bool:
-    """Does a constant mask let every query see exactly the keys up to its own position, counted from the end?"""
-    as_good = _as_good_as_hidden(kind)
+    """Does a constant mask let every query attend exactly to the keys up to its own position, counted from the end?"""
+    as_good = _hiding_threshold(kind)
     if not isinstance(mask, Constant) or not isinstance(queries, int) or not isinstance(keys, int):
         return False
     if queries > keys or mask.data.shape[-2:] != (queries, keys) or mask.data.size != queries * keys:

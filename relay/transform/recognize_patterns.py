@@ -1,4 +1,4 @@
-"""RecognizePatterns: normalisations and activations spelled out in small operators become the operators they mean."""
+"""RecognizePatterns: fuses normalisations and activations that are decomposed into small operators."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["RecognizePatterns"]
 
 
 class RecognizePatterns(FunctionPass):
-    """Spelled-out normalisations, softmax, activations and rotary embeddings become one operator each, and one kernel.
+    """Decomposed normalisations, softmax, activations and rotary embeddings become one operator each, and one kernel.
 
-    The rules lie by family in the modules `spelled_*`; each docstring is the rule.
+    The rules are in the modules `decomposed_*` by family; each docstring is the rule.
     """
 
     opt_level: ClassVar[int] = 2

@@ -1,4 +1,4 @@
-"""RepeatElements: what is taken along the last dimension, each element as often as the others, is repeated instead."""
+"""RepeatElements: a gather along the last dimension that repeats each element equally often becomes a repeat."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from relayc.te.ir import PassContext
 __all__ = ["RepeatElements", "times_and_first"]
 
 _MOST_TIMES = 16
-"""Elements are repeated at most so often by images that are enlarged."""
+"""Maximum number of repetitions."""
 _REACH = 2
-"""Elements away, at most, from where a result lies: those that a cubic filter covers."""
+"""Maximum distance in elements from the position of a result: the support of a cubic filter."""
 
 
 class RepeatElements(FunctionPass):
     """take(x, [(first + i) // times]) = strided_slice(repeat(pad(x), times)) along the last dimension.
 
-    And take(x, [first + i * step]) = strided_slice(x). Images whose lines are enlarged or reduced by whole numbers:
-    positions that are computed are read as vectors, numbers in memory one by one. Other dimensions are left alone:
-    there a position is one for many elements.
+    And take(x, [first + i * step]) = strided_slice(x). Both occur in resampling of images by integer factors: computed
+    positions allow vector loads, where positions in memory need a gather. Other dimensions are left alone: there one
+    position serves many elements.
     """
 
     opt_level: ClassVar[int] = 2
@@ -39,7 +39,7 @@ class RepeatElements(FunctionPass):
 
 
 class TakeRepeated(PatternRule):
-    """take(x, indices), where these count up evenly, each several times or some left out, and stop at the ends of x"""
+    """take(x, indices) with evenly ascending indices, repeated or strided, that are clamped at the ends of x"""
 
     x, indices = wildcard(), is_constant()
     pattern = is_op("take")(x, indices)
@@ -72,7 +72,7 @@ class TakeRepeated(PatternRule):
 
 
 def _step(indices: np.ndarray) -> int:
-    """By how much each index is larger than the one before it: 2 or more; else 0."""
+    """The constant difference of consecutive indices, if it is 2 or more; else 0."""
     steps = np.diff(indices)
     return int(steps[0]) if len(steps) and steps[0] >= 2 and (steps == steps[0]).all() else 0
 

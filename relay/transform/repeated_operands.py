@@ -1,4 +1,4 @@
-"""Rules of SimplifyExpr about tensors that are repeated before an operator that could do with one copy."""
+"""Rules of SimplifyExpr that drop the repetition of a tensor before an operator that broadcasts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BroadcastToInBinary(PatternRule):
 
 
 class TileOfOne(PatternRule):
-    """tile(x, r) = concatenate(x, x, ...) = broadcast_to(x) where x has one element along what it is repeated along"""
+    """tile(x, r) = concatenate(x, x, ...) = broadcast_to(x) if x has size 1 along the repeated dimension"""
 
     pattern = is_op("tile", "concatenate")
 

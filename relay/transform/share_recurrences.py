@@ -1,4 +1,4 @@
-"""ShareRecurrences: recurrences are told among how many threads they are shared, and what registers hold of them."""
+"""ShareRecurrences: sets the work partition and the number of register accumulators of recurrences."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["ShareRecurrences"]
 
 @dataclass(frozen=True)
 class ShareRecurrences(RewritePass):
-    """`nn.lstm`, `nn.gru` and `nn.rnn` get the target's number of cores, which decides what their threads share.
+    """`nn.lstm`, `nn.gru` and `nn.rnn` get the target's number of cores, which determines the work partition.
 
-    And how many of their sums its vector registers hold at once: three fourths of these are for sums.
+    They also get the number of accumulators that its vector registers hold: three fourths of the registers.
     """
 
     target: Target
@@ -34,5 +34,5 @@ class ShareRecurrences(RewritePass):
         sums = max(self.target.vector_registers * 3 // 4 // vectors, 1)
         step = 2.0 * constant_size((*weight.shape, products.shape[1]))
         cores = min(self.target.num_cores, threads_worthwhile(step, vector_lanes(self.target)))
-        told = replace(op, cores=cores, sums=sums, vectors=vectors)
-        return call if told == op else Call(told, call.args, span=call.span)
+        configured = replace(op, cores=cores, sums=sums, vectors=vectors)
+        return call if configured == op else Call(configured, call.args, span=call.span)

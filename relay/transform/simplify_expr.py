@@ -1,4 +1,4 @@
-"""SimplifyExpr: algebra on graphs. One rule per identity; each docstring is the rule."""
+"""SimplifyExpr: algebraic simplification. One rule per identity; each docstring is the rule."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["SimplifyExpr"]
 
 
 class SimplifyExpr(FunctionPass):
-    """Identities, views of views, transposes of transposes, casts of casts, chains of constants are reduced.
+    """Simplifies identities, views of views, transposes of transposes, casts of casts, chains of constants.
 
-    Views (`reshape`) move behind elementwise operators, where they are free and keep no two kernels apart.
+    Views (`reshape`) move behind elementwise operators, where they are free and do not prevent fusion.
     """
 
     opt_level: ClassVar[int] = 1
@@ -38,11 +38,11 @@ class SimplifyExpr(FunctionPass):
 
 
 _LOOKED_AT = 4096
-"""Elements of a constant, at most, that are compared with a number."""
+"""Maximum elements of a constant that are compared with a value."""
 
 
 def _is_uniform(value: float) -> Callable[[Constant], bool]:
-    """A constant whose elements all are `value`; big ones are not looked at."""
+    """Is it a constant whose elements all are `value`? Large ones are not inspected."""
 
     def check(constant: Constant) -> bool:
         size = constant.ty.size
@@ -277,7 +277,7 @@ class ReshapeOfSlice(PatternRule):
 
 
 def _last_slice(cut: Call, size: int) -> tuple[int, int]:
-    """The part that a slice takes of the last dimension, when that is all it cuts; (0, 0) otherwise."""
+    """The part that a slice takes of the last dimension, if it cuts no other; (0, 0) otherwise."""
     begins, ends, axes = _attr(cut, "begin"), _attr(cut, "end"), _attr(cut, "axes")
     rank = len(cut.shape)
     known = len(axes) == 1 and isinstance(begins[0], int) and isinstance(ends[0], int)
@@ -327,12 +327,12 @@ class SliceOfSlice(PatternRule):
 
 
 def _reach(size: Dim, step: int) -> Dim:
-    """From the first of so many elements to behind the last."""
+    """The distance from the first element to the end of the last."""
     return (size - 1) * step + 1 if isinstance(size, int) and size > 0 else size
 
 
 class PadOfPad(PatternRule):
-    """pad(pad(x)) with one constant = pad(x) by both widths, when neither cuts off"""
+    """pad(pad(x)) with one constant = pad(x) by both widths, if neither crops"""
 
     x = wildcard()
     inner = is_op("nn.pad")(x).has_attr({"pad_mode": "constant"})
@@ -371,7 +371,7 @@ class ConcatenateOfConcatenate(PatternRule):
         return make_call(call.op, flat, call.span) if len(flat) > len(call.args) else None  # type: ignore[arg-type]
 
 
-class ReshapeBehindUnary(PatternRule):
+class ReshapeAfterUnary(PatternRule):
     """f(reshape(x)) = reshape(f(x)) for elementwise f"""
 
     pattern = wildcard().where(
@@ -390,7 +390,7 @@ class ReshapeBehindUnary(PatternRule):
         return make_call("reshape", (moved,), view.span, newshape=call.ty.shape)
 
 
-class ReshapeBehindBinary(PatternRule):
+class ReshapeAfterBinary(PatternRule):
     """f(reshape(x), y) = reshape(f(x, y')) for an elementwise f
 
     when y is one number, runs along a last dimension that the view keeps, or has the result's shape.
@@ -404,7 +404,7 @@ class ReshapeBehindBinary(PatternRule):
                 continue
             if view.ty is not call.ty:
                 continue
-            other = _seen_before(call.args[1 - i], view)
+            other = _before_view(call.args[1 - i], view)
             if other is None:
                 continue
             x = view.args[0]
@@ -415,8 +415,8 @@ class ReshapeBehindBinary(PatternRule):
         return None
 
 
-def _seen_before(other: Expr, view: Call) -> Expr | None:
-    """The operand that, before the view, does what `other` does behind it; None when there is none."""
+def _before_view(other: Expr, view: Call) -> Expr | None:
+    """The operand before the view that corresponds to `other` after it; None if there is none."""
     x = view.args[0]
     if not isinstance(other.ty, TensorType):
         return None
@@ -434,7 +434,7 @@ def _seen_before(other: Expr, view: Call) -> Expr | None:
 
 
 def _ends_heavy(e: Expr) -> bool:
-    """Is `e` a contraction or elementwise work behind one, where fusion would put the next operator?"""
+    """Is `e` a contraction or elementwise work after one, where fusion would put the next operator?"""
     for _ in range(_MAX_EPILOGUE):
         if not isinstance(e, Call) or not isinstance(e.op, OpDef):
             return False
@@ -500,8 +500,8 @@ RULES: tuple[type[PatternRule], ...] = (
     PadOfPad,
     ConcatenateOfOne,
     ConcatenateOfConcatenate,
-    ReshapeBehindUnary,
-    ReshapeBehindBinary,
+    ReshapeAfterUnary,
+    ReshapeAfterBinary,
     InverseOfRoot,
     WhereOfKnownCondition,
     CopyOf,

@@ -1,4 +1,4 @@
-"""SimplifyInference: what training needed and inference does not."""
+"""SimplifyInference: simplifies operators whose training behaviour inference does not need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SimplifyInference(RewritePass):
     """`nn.batch_norm` becomes one multiplication and one addition per channel, which then fold into weights.
 
     x * s + t with s = gamma / sqrt(variance + epsilon), t = beta - mean * s. Normalisations over the data itself
-    (layer, instance, group norm) stay whole: each is one kernel.
+    (layer, instance, group norm) are kept: each is one kernel.
     """
 
     opt_level: ClassVar[int] = 0

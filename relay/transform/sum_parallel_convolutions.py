@@ -1,7 +1,7 @@
-"""SumParallelConvolutions: convolutions of the same data, added up, are one with the sum of their kernels.
+"""SumParallelConvolutions: a sum of convolutions of the same data becomes one convolution by the sum of the kernels.
 
-Nets that are trained with several branches for each layer (RepVGG: Ding et al., 2021; MobileOne, FastViT, RepViT) then
-cost what a single branch does, also where they were exported as they were trained.
+Networks that are trained with several branches for each layer (RepVGG: Ding et al., 2021; MobileOne, FastViT, RepViT)
+then cost as much as a single branch, even if they were exported in their training form.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _Conv = Conv1D | Conv2D | Conv3D
 
 
 class SumParallelConvolutions(FunctionPass):
-    """conv(x, w1) + conv(x, w2) = conv(x, w1 + w2), where one kernel is as large as the other, or larger around it.
+    """conv(x, w1) + conv(x, w2) = conv(x, w1 + w2), if the kernels have the same size, or one surrounds the other.
 
-    x + conv(x, w) and x * s + conv(x, w), with s constant per channel, likewise: x is what a kernel makes of it that is
-    1 in the middle. Constants in the sum are added up. Weights are constant, of floating point numbers.
+    Likewise x + conv(x, w) and x * s + conv(x, w), with s constant per channel: x is a convolution by a kernel that is
+    1 in the middle. Constants in the sum are added up. Weights are constant floats.
     """
 
     opt_level: ClassVar[int] = 3
@@ -59,7 +59,7 @@ def _rewritten(call: Call, is_shared: Sharing) -> Expr:
 
 
 def _terms(e: Expr, total: Call, is_shared: Sharing) -> Iterator[Expr]:
-    """What is added up to `total`."""
+    """The operands of the sum `total`."""
     if isinstance(e, Call) and is_call_of(e, "add") and (e is total or not is_shared(e)):
         for arg in e.args:
             yield from _terms(arg, total, is_shared)
@@ -68,7 +68,7 @@ def _terms(e: Expr, total: Call, is_shared: Sharing) -> Iterator[Expr]:
 
 
 def _sum(terms: Sequence[Expr], total: Call) -> Expr:
-    """The first term, the sum of all constants, and the others, added up."""
+    """The sum of the first term, the sum of all constants, and the other terms."""
     first, *others = terms
     constants = [array_of(t) for t in others if isinstance(t, Constant)]
     bias = [Constant(reduce(np.add, constants))] if constants else []
@@ -101,15 +101,15 @@ def _kernel(layer: Call) -> _Array:
 
 
 def _in_layout(layer: Call, kernel: _Array) -> _Array:
-    """Weights (O, I, spatial axes) in the layout of the layer's."""
+    """Weights (O, I, spatial axes) in the layout of the layer."""
     axes = _axes(layer)
     return np.ascontiguousarray(kernel.transpose([axes.index(axis) for axis in _op(layer).kernel_layout]))
 
 
 def _place(layer: Call, term: Expr) -> list[slice] | None:
-    """Where in the kernel of `layer`, along its spatial axes, a term's lies; None where that is no part of it.
+    """The offset of a term's kernel in that of `layer`, along its spatial axes; None if it does not fit inside.
 
-    Weights aren't looked at: most sums are of a convolution and its bias.
+    Weights are not inspected: most sums are of a convolution and its bias.
     """
     op = _op(layer)
     before, taps = list(op.padding[: op.rank]), [1] * op.rank
@@ -131,7 +131,7 @@ def _place(layer: Call, term: Expr) -> list[slice] | None:
 
 
 def _scale(layer: Call, term: Expr) -> _Array | None:
-    """What each channel of the layer's data, which is of the result's type, is multiplied by in a term."""
+    """The factor of each channel of the layer's data, which is of the result's type, in a term."""
     data = layer.args[0]
     if data.ty is not layer.ty or any(s != 1 for s in _op(layer).strides):
         return None
@@ -148,7 +148,7 @@ def _channels(layer: Call) -> int:
 
 
 def _of_scale(layer: Call, term: Expr) -> _Array:
-    """The kernel of a term that is the data, scaled: of one tap, from each channel to the same one."""
+    """The kernel of a term that is the scaled data: one tap, from each channel to the same one."""
     outputs, scale = np.arange(_channels(layer)), _scale(layer, term)
     assert scale is not None
     inputs = layer.args[1].tensor_type.static_shape[_op(layer).kernel_layout.index("I")]

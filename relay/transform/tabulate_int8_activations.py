@@ -1,4 +1,4 @@
-"""TabulateInt8Activations: functions of a byte as tables of 256 bytes."""
+"""TabulateInt8Activations: functions of an 8-bit value as lookup tables of 256 bytes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["TabulateInt8Activations"]
 
 _LOOKUPS = frozenset({"avx512vbmi", "ssse3", "neon"})
-"""Features with which vectors of bytes pick from tables in registers."""
+"""Target features with byte shuffles, by which vectors look up tables in registers."""
 _BYTES = ("uint8", "int8")
 
 
 class TabulateInt8Activations(FunctionPass):
-    """Elementwise arithmetic in floats of one tensor of bytes, whose result are bytes, becomes `qnn.lookup`.
+    """Elementwise float arithmetic from one 8-bit tensor to another becomes `qnn.lookup`.
 
-    An activation between codes, that is, however it is spelled, of as many steps as there are, for which 256 results
-    are computed now, by the operators' references. What lies between is passed over where nobody else wants it.
+    An activation of quantised values, however it is decomposed, becomes a table of 256 results, computed at compile
+    time by the operators' references. Intermediate values must have no other users.
     """
 
     opt_level: ClassVar[int] = 2
@@ -46,7 +46,7 @@ class TabulateInt8Activations(FunctionPass):
 
 @dataclass(frozen=True, slots=True)
 class _OfBytes:
-    """An expression as a function of the tensor of bytes `source`: its `values` for all of 256 codes.
+    """An expression as a function of the 8-bit tensor `source`: its `values` for all 256 inputs.
 
     `floats`: are there floats in between?
     """
@@ -58,13 +58,13 @@ class _OfBytes:
 
 
 class _Tabulator:
-    """Knows of each call which tensor of bytes it is an elementwise function of, and which function."""
+    """Finds for each call the 8-bit tensor that it is an elementwise function of, and the function."""
 
     def __init__(self) -> None:
         self.known: dict[int, _OfBytes] = {}
 
     def rewrite(self, call: Call, shared: Sharing) -> Expr:
-        """The call as a lookup, where it gives bytes that are computed from others by way of floats."""
+        """The call as a lookup, if it computes bytes from other bytes by way of floats."""
         found = self._found(call, shared) if _is_elementwise(call) else None
         if found is None:
             return call
@@ -86,7 +86,8 @@ class _Tabulator:
         return _OfBytes(call, known[0].source, values, floats)
 
     def _operand(self, e: Expr, user: Call, shared: Sharing) -> _OfBytes | None:
-        """What is known of an operand; of bytes that others read, too, or that aren't computed from any, themselves."""
+        """The function that an operand is; the identity for bytes that are used elsewhere, or are not computed from
+        others."""
         if not isinstance(e.ty, TensorType) or e.ty.shape != user.tensor_type.shape:
             return None
         if _is_of_bytes(e) and (shared(e) or id(e) not in self.known):
@@ -99,7 +100,7 @@ def _is_of_bytes(e: Expr) -> bool:
 
 
 def _is_elementwise(call: Call) -> bool:
-    """Does it work element by element, with numbers that are the same for all of them, in a way numpy can follow?"""
+    """Is it elementwise, with scalar constants, and does it have a numpy reference?"""
     op = call.op
     if not isinstance(op, OpDef) or op.has_side_effect or type(op).reference is OpDef.reference:
         return False

@@ -1,8 +1,8 @@
-"""Tables of embeddings that are weights of a product as well: rows are looked up in the panels that the product reads.
+"""Tied embeddings: rows of a table that is also the weight of a product are looked up in its packed panels.
 
-Language models tie the matrix of their first layer to that of their last one, a third of GPT-2's weights, which would
-be stored twice otherwise. Of a row every element is in a cache line of its own then, but the product reads all rows
-for each one looked up, which takes far longer.
+Language models tie the embedding matrix to that of the last layer, a third of GPT-2's weights, which would be stored
+twice otherwise. Each element of a row is in another cache line of the panels, but the product reads all rows for each
+row looked up, which takes far longer.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ __all__ = ["PackedMatrix", "look_up_in_panels"]
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A matrix (N, K) of so many `rows` in panels (ceil(N / NR), K, NR)."""
+    """A matrix (N, K) of `rows` rows, packed in panels (ceil(N / NR), K, NR)."""
 
     panels: Constant
     rows: int
 
 
 def look_up_in_panels(function: Function, packed: Mapping[Hashable, PackedMatrix]) -> Function:
-    """`function` with rows looked up in panels, of those in `packed` (by place) which nothing else needs."""
+    """`function` with rows of the matrices in `packed` (by place) looked up in panels, if nothing else uses the matrix.
+    """
     needed = set(_used_as_they_are(function)) if packed else set()
     unneeded = {place: matrix for place, matrix in packed.items() if place not in needed}
 
@@ -50,7 +51,7 @@ def _takes_rows(call: Call) -> bool:
 
 
 def _used_as_they_are(function: Function) -> Iterator[Hashable]:
-    """Places of constants that are more than tables whose rows are looked up."""
+    """Places of constants with other uses than look-ups of rows."""
     for e in evaluation_order(function):
         children = e.args[1:] if isinstance(e, Call) and _takes_rows(e) else e.node_children()
         for child in children:

@@ -1,13 +1,13 @@
 """ToMixedPrecision: float32 programs compute in half precision where that is safe and pays.
 
-Each operator says what it takes (`OpDef.mixed_precision`): contractions always take the narrow type, operators whose
+Each operator declares its type (`OpDef.mixed_precision`): contractions always take the narrow type, operators whose
 values leave its range never do, and all others follow their inputs. Casts are made where the two meet, one for each
 value and type; a value keeps the type it was computed in, so two casts never follow each other. Constants are rounded
 here, once.
 
-Sums stay in float32: the computes of contractions, reductions and normalisations accumulate wide and round their
-results. What the pass costs in accuracy is one rounding (2^-11 relative for float16, 2^-8 for bfloat16) of each stored
-value and weight. TVM: `relay.transform.ToMixedPrecision`.
+Sums stay in float32: contractions, reductions and normalisations accumulate in float32 and round their results. The
+pass costs one rounding (2^-11 relative for float16, 2^-8 for bfloat16) of each stored value and weight. TVM:
+`relay.transform.ToMixedPrecision`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ PassContext.declare_option(
 class ToMixedPrecision(FunctionPass):
     """float32 computations in `mixed_precision_type`, "float16" or "bfloat16".
 
-    `always` and `never` name operators that do not go by their own word. Inputs keep their types, and so do outputs
-    with `keep_orig_output_dtype`. Run it when batch normalisations are folded and spelled-out normalisations
-    recognized, as `default_pipeline` does with the option "relay.ToMixedPrecision.dtype". Raises CompileError for
-    another type, and for names that are no operators.
+    `always` and `never` name operators whose declaration is overridden. Inputs keep their types, and so do outputs with
+    `keep_orig_output_dtype`. Run it after batch normalisations are folded and decomposed normalisations recognised, as
+    `default_pipeline` does with the option "relay.ToMixedPrecision.dtype". Raises CompileError for another type, and
+    for unknown operators.
     """
 
     mixed_precision_type: str = "float16"
@@ -64,8 +64,8 @@ class ToMixedPrecision(FunctionPass):
     def transform(self, function: Function, context: PassContext) -> Function:
         return _Converter(self).convert(function)
 
-    def wish_of(self, op: OpDef) -> MixedPrecision:
-        """What an operator takes under these settings."""
+    def precision_of(self, op: OpDef) -> MixedPrecision:
+        """The precision of an operator under these settings."""
         if op.name in self.never:
             return MixedPrecision.NEVER
         return MixedPrecision.ALWAYS if op.name in self.always else op.mixed_precision
@@ -97,17 +97,17 @@ class _Converter:
         return e.rebuild(lambda child: self.restored(child) if isinstance(child, Expr) else child)
 
     def takes_narrow(self, call: Call, op: OpDef) -> bool:
-        """Is the call to be computed in the narrow type?"""
-        wish = self.settings.wish_of(op)
-        if wish is MixedPrecision.NEVER or not any(_holds(a.ty, _WIDE) for a in call.args):
+        """Should the call be computed in the narrow type?"""
+        precision = self.settings.precision_of(op)
+        if precision is MixedPrecision.NEVER or not any(_holds(a.ty, _WIDE) for a in call.args):
             return False
-        return wish is MixedPrecision.ALWAYS or any(_holds(self.done[id(a)].ty, self.narrow) for a in call.args)
+        return precision is MixedPrecision.ALWAYS or any(_holds(self.done[id(a)].ty, self.narrow) for a in call.args)
 
     def as_narrow(self, e: Expr) -> Expr:
         return self.cast_between(e, _WIDE, self.narrow)
 
     def restored(self, e: Expr) -> Expr:
-        """The converted expression, in the types that `e` has."""
+        """The converted expression, cast back to the types of `e`."""
         return self.as_type(self.done.get(id(e), e), e.ty)
 
     def as_type(self, e: Expr, wanted: Type) -> Expr:
@@ -151,8 +151,11 @@ def _fields(e: Expr) -> Iterable[Expr]:
 
 
 def _rounded(constant: Constant, target: DType) -> Constant:
-    """The constant in another type. Finite numbers stay finite: a mask of huge negative numbers must not become one of
-    infinities, which give NaN where a whole row is masked."""
+    """The constant rounded to another type.
+
+    Finite values stay finite: a mask of huge negative values must not become one of infinities, which give NaN where a
+    whole row is masked.
+    """
     data, kind = constant.data, numpy_dtype(str(target))
     with np.errstate(over="ignore"):
         rounded = data.astype(kind)

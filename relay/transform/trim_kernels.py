@@ -1,8 +1,8 @@
-"""TrimKernels: taps of a convolution that only ever meet the border of zeros are left out.
+"""TrimKernels: drops taps of a convolution that only read padding.
 
-Dilated kernels reach over more than small images have: with a rate of 24 on 20 x 20 pixels, as the last layers of
-networks for segmentation have it (Chen et al., "Rethinking Atrous Convolution for Semantic Image Segmentation", 2017),
-only the tap in the middle of 3 x 3 reads the image at all. What is left is a convolution of 1 x 1.
+Dilated kernels reach beyond small images: with a rate of 24 on 20 x 20 pixels, as in the last layers of networks for
+segmentation (Chen et al., "Rethinking Atrous Convolution for Semantic Image Segmentation", 2017), only the middle tap
+of 3 x 3 reads the image at all. A convolution of 1 x 1 remains.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _Forward = Conv1D | Conv2D | Conv3D
 
 
 class TrimKernels(RewritePass):
-    """conv(x, w) = conv(x, some taps of w) with less padding, for finite constant weights and images of known sizes."""
+    """conv(x, w) = conv(x, some taps of w) with less padding, for finite constant weights and images of static sizes.
+    """
 
     opt_level: ClassVar[int] = 1
 
@@ -51,12 +52,13 @@ class TrimKernels(RewritePass):
 
 
 def _taps_inside(op: _Forward, k: int, taps: int, size: Dim, results: Dim) -> range:
-    """The taps along spatial axis `k` that read the image for any result; all where none does, or sizes are open."""
+    """The taps along spatial axis `k` that read the image for any result; all if none does, or if sizes are symbolic.
+    """
     if not isinstance(size, int) or not isinstance(results, int):
         return range(taps)
     inside: list[int] = []
     for tap in range(taps):
-        first = tap * op.dilation[k] - op.padding[k]  # what it reads for the first result
+        first = tap * op.dilation[k] - op.padding[k]  # the offset that it reads for the first result
         entering = max(0, -(first // op.strides[k]))
         if entering < results and first + entering * op.strides[k] < size:
             inside.append(tap)
@@ -64,7 +66,7 @@ def _taps_inside(op: _Forward, k: int, taps: int, size: Dim, results: Dim) -> ra
 
 
 def _trimmed(op: _Forward, padding: tuple[int, ...], kept: Sequence[range]) -> _Forward:
-    """The operator for the taps that are left; a single one is not dilated."""
+    """The operator for the remaining taps; a single one is not dilated."""
     dilation = tuple([d if len(inside) > 1 else 1 for d, inside in zip(op.dilation, kept, strict=True)])
     return op.replace(padding=padding, dilation=dilation)
 

@@ -1,4 +1,4 @@
-"""UnpackWeights: weights of 4 and 8 bits become floats, for targets whose products take floats only."""
+"""UnpackWeights: dequantises weights of 4 and 8 bits, for targets whose products take floats only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["UnpackWeights"]
 
 
 class UnpackWeights(RewritePass):
-    """`nn.dense_bits` with constant weights becomes `nn.dense`: tensor cores want matrices of floats."""
+    """`nn.dense_bits` with constant weights becomes `nn.dense`, for tensor cores, which take matrices of floats."""
 
     opt_level: ClassVar[int] = 1
 

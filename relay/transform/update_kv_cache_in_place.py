@@ -1,4 +1,4 @@
-"""UpdateKVCacheInPlace: what a decoder remembers stays with the executor, which appends to it where it lies."""
+"""UpdateKVCacheInPlace: the executor keeps a decoder's KV caches, and appends to them in place."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from relayc.te.tir import Dim, SizeVar
 __all__ = ["CAPACITY", "UpdateKVCacheInPlace", "find_kv_caches"]
 
 CAPACITY = "#capacity"
-"""The size variable of the rows that there is room for in a cache."""
+"""The size variable of a cache's capacity in rows."""
 
 
 @dataclass(frozen=True)
 class UpdateKVCacheInPlace(Pass):
-    """Inputs named in `caches` become caches; the outputs they name, the same with new rows behind, are gone.
+    """Inputs named in `caches` become KV caches; the outputs they name, the caches with new rows appended, are dropped.
 
-    A cache is concatenated with the rows that a run adds along one dimension. In place of the input comes one with room
-    for more rows, into which what is added is written (`cache.append`), and of which what is filled is read. Caches
-    come behind the other parameters; the function's attribute "caches" has (name, axis, rows before, rows added) of
-    each. Raises CompileError for an output that is not its input with more behind it.
+    A cache is concatenated with the rows that a run adds along one dimension. The input is replaced by a buffer with
+    spare capacity, to which the new rows are appended (`cache.append`), and of which the filled part is read. Caches
+    follow the other parameters; the function's attribute "caches" has (name, axis, rows before, rows added) of each.
+    Raises CompileError for an output that is not its input with rows appended.
     """
 
     caches: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -43,50 +43,50 @@ class UpdateKVCacheInPlace(Pass):
             if name not in names:
                 known = ", ".join(names) or "without names"
                 raise CompileError(f"caches name the output {name!r}; the outputs are: {known}")
-        changed = _Keeper(cast(Function, module["main"]), self.caches, names).function()
+        changed = _Rewriter(cast(Function, module["main"]), self.caches, names).function()
         kept = [name for name in names if name not in self.caches.values()]
         return IRModule({**module.functions, "main": changed}, {**module.attrs, "output_names": kept})
 
 
 def find_kv_caches(module: IRModule) -> dict[str, str]:
-    """Every input that an output is with one tensor more behind it, and that output: what `caches` may name."""
+    """Every input that an output extends by one tensor, and that output: the pairs that `caches` may name."""
     main = cast(Function, module["main"])
     fields = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
     params = {id(p): p for p in main.params}
     found: dict[str, str] = {}
-    for name, joined in zip(module.attrs.get("output_names", ()), fields, strict=False):
-        append = _append_of(joined)
-        given = append and params.get(id(append.front))
-        if append and given and isinstance(given.shape[append.axis], SizeVar):
-            found.setdefault(given.name, name)
+    for name, output in zip(module.attrs.get("output_names", ()), fields, strict=False):
+        append = _append_of(output)
+        parameter = append and params.get(id(append.prefix))
+        if append and parameter and isinstance(parameter.shape[append.axis], SizeVar):
+            found.setdefault(parameter.name, name)
     return found
 
 
 class _Append(NamedTuple):
-    """A tensor, the one that is appended to it, and along which dimension."""
+    """A tensor, the tensor that is appended to it, and the axis."""
 
-    front: Expr
+    prefix: Expr
     added: Expr
     axis: int
 
 
 def _append_of(e: Expr) -> _Append | None:
-    """What `e` appends to what, if that is what it does."""
+    """The append that `e` is, if it is one."""
     if not isinstance(e, Call) or not isinstance(e.op, Concatenate) or len(e.args) != 2:
         return None
-    front, added = e.args
-    return _Append(front, added, e.op.axis % len(e.shape))
+    prefix, added = e.args
+    return _Append(prefix, added, e.op.axis % len(e.shape))
 
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """The parameter that takes the place of an input, and what a run appends to that."""
+    """The parameter that replaces an input, and the rows that a run appends to it."""
 
     param: Var
     append: _Append
 
 
-class _Keeper:
+class _Rewriter:
     """Rewrites one function."""
 
     def __init__(self, function: Function, caches: Mapping[str, str], outputs: Sequence[str]) -> None:
@@ -99,18 +99,18 @@ class _Keeper:
         self.capacity = SizeVar(CAPACITY)
         self.caches = {id(params[name]): self._cache(params[name], output) for name, output in caches.items()}
 
-    def _cache(self, given: Var, output: str) -> _Cache:
-        what = f"input {given.name!r} can't be a cache of output {output!r}"
+    def _cache(self, parameter: Var, output: str) -> _Cache:
+        what = f"input {parameter.name!r} can't be a cache of output {output!r}"
         append = _append_of(self.fields[self.outputs.index(output)])
         if append is None:
-            raise CompileError(f"{what}: expected the input with one tensor more behind it")
-        if append.front is not given or not isinstance(given.shape[append.axis], SizeVar):
-            raise CompileError(f"{what}: expected the input, of a length known at run time only, in front")
-        roomy = TensorType(with_dim(given.shape, append.axis, self.capacity), given.dtype)
-        return _Cache(Var(given.name, roomy, span=given.span), append)
+            raise CompileError(f"{what}: expected the input with one tensor appended")
+        if append.prefix is not parameter or not isinstance(parameter.shape[append.axis], SizeVar):
+            raise CompileError(f"{what}: expected the input, of symbolic length, with rows appended")
+        roomy = TensorType(with_dim(parameter.shape, append.axis, self.capacity), parameter.dtype)
+        return _Cache(Var(parameter.name, roomy, span=parameter.span), append)
 
     def function(self) -> Function:
-        """The function with its caches behind the other parameters, and without the outputs that are caches."""
+        """The function with its caches after the other parameters, and without the outputs that are caches."""
         dropped = {self.outputs.index(name) for name in self.names.values()}
         kept = [i for i in range(len(self.fields)) if i not in dropped]
         body = cast(Tuple, rewrite_dag(Tuple(tuple([self.fields[i] for i in kept])), self._append))
@@ -128,15 +128,15 @@ class _Keeper:
 
     def _append(self, e: Expr) -> Expr:
         append = _append_of(e)
-        cache = append and self.caches.get(id(append.front))
+        cache = append and self.caches.get(id(append.prefix))
         if not append or not cache or append.axis != cache.append.axis:
             return e
-        front, added, axis = append
-        whole = cached.append(cache.param, added, front.shape[axis], axis)
+        prefix, added, axis = append
+        whole = cached.append(cache.param, added, prefix.shape[axis], axis)
         return cached.filled(whole, e.shape[axis], axis)
 
 
 def _record(cache: _Cache) -> tuple[str, int, Dim, Dim]:
-    """(name, axis, rows before, rows added)."""
-    front, added, axis = cache.append
-    return cache.param.name, axis, front.shape[axis], added.shape[axis]
+    """The attribute of a cache: (name, axis, rows before, rows added)."""
+    prefix, added, axis = cache.append
+    return cache.param.name, axis, prefix.shape[axis], added.shape[axis]

@@ -23,9 +23,9 @@ __all__ = ["WidenProducts"]
 class WidenProducts(FunctionPass):
     """`nn.batch_matmul` of float16 or bfloat16 data becomes one of float32 between casts.
 
-    The sums are of float32 as before; operands are converted once, while they are packed, and not at each use. What a
-    softmax gives for such a product alone is not rounded in between. What a few rows read in place, once, stays narrow,
-    as does a constant matrix: weights that are read once cost what they weigh.
+    Accumulation is in float32 as before; operands are converted once, while they are packed, and not at each use. A
+    softmax whose only user is such a product is not rounded in between. Operands that a few rows read in place, once,
+    stay narrow, as does a constant matrix: its cost is memory bandwidth.
     """
 
     target: Target
@@ -62,7 +62,7 @@ def _is_matrix(e: Expr) -> bool:
 
 
 def _widened(e: Expr, shared: Sharing) -> Expr:
-    """`e` in float32; a softmax for this use alone gives float32 itself."""
+    """`e` in float32; a softmax with this use alone computes float32 itself."""
     if isinstance(e, Call) and is_call_of(e, "nn.softmax") and not shared(e):
         return make_call(e.op, (_cast(e.args[0]),), e.span)  # type: ignore[arg-type]
     return _cast(e)

@@ -1,4 +1,4 @@
-"""What passes ask about Winograd convolutions: which are allowed, and of what shape a convolution is."""
+"""Queries about Winograd convolutions: the allowed tiles, the shape of a convolution, and its plan."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def winograd_tiles(context: PassContext) -> frozenset[int]:
 
 
 def winograd_shape(call: Call, op: Conv2D | Conv3D) -> WinogradShape | None:
-    """The sizes of `call` for Winograd's algorithm, estimates of unknown ones; None where it does not apply.
+    """The sizes of `call` for Winograd's algorithm, estimated if dynamic; None if it does not apply.
 
-    In three dimensions, lines and columns are transformed; sizes have to be known.
+    In three dimensions, rows and columns are transformed; sizes must be static.
     """
     layout, kernel = Layout(op.data_layout), Layout(op.kernel_layout)
     data, results = layout.axis_sizes(call.args[0].shape), layout.axis_sizes(call.shape)
@@ -50,10 +50,10 @@ def winograd_shape(call: Call, op: Conv2D | Conv3D) -> WinogradShape | None:
     lines, columns = (likely(results[axis], LIKELY_SIDE) for axis in "HW")
     sides_known = isinstance(results["H"], int) and isinstance(results["W"], int)
     if len(known) < 3 or min(lines, columns) < 1 or (op.dilation[-1] > 1 and not sides_known):
-        return None  # lines that lie apart, of images whose sides are known at run time, are not told apart cheaply
+        return None  # dilated rows of images of dynamic size are not separated cheaply
     inputs, outputs, side = known
     batch = results["N"]
-    images = batch if isinstance(batch, int) else 1  # more images make it the cheaper
+    images = batch if isinstance(batch, int) else 1  # more images make it the cheaper one
     shape = WinogradShape(images, lines, columns, inputs // op.groups, outputs, side, op.groups, op.dilation[-1])
     if isinstance(op, Conv2D):
         return shape
@@ -65,6 +65,6 @@ def winograd_shape(call: Call, op: Conv2D | Conv3D) -> WinogradShape | None:
 
 
 def winograd_plan(target: Target, shape: WinogradShape, allowed: Collection[int]) -> WinogradPlan | None:
-    """The plan for a convolution by Winograd's algorithm in `allowed` tiles; None where the direct one is as quick."""
+    """The plan for a convolution by Winograd's algorithm in `allowed` tiles; None if the direct one is as fast."""
     tiles = [m for m in WINOGRAD_FILTERS.get(shape.kernel, ()) if m in allowed]
     return winograd_pays(target, shape, tiles) if tiles else None

@@ -1,4 +1,4 @@
-"""Masks of zeros and ones in floats: what models of TensorFlow and early ones of torch hide scores with."""
+"""Masks of zeros and ones in floats, by which models of TensorFlow and early ones of torch mask scores."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from relayc.relay.expr import Call, Constant, Expr
 from relayc.relay.op.base import OpDef, make_call
 from relayc.relay.transform.builders import array_of, is_call_of
 
-__all__ = ["as_condition", "number_where_zero"]
+__all__ = ["as_condition", "value_where_zero"]
 
 _MOST_STEPS = 8
-"""Operators that are followed, at most, towards a mask."""
+"""Maximum number of operators traversed to find a mask."""
 
 _VIEWS = ("reshape", "broadcast_to", "strided_slice", "transpose")
-"""Operators whose elements are those of their operand, of any type."""
+"""Operators whose elements are elements of their operand, of any type."""
 
 
 def as_condition(mask: Expr) -> tuple[Expr, float] | None:
-    """A bool tensor that is true where `mask` is not 0, and the number that it is there; None where it may be others.
+    """A bool tensor that is true where `mask` is not 0, and the value of `mask` there; None if it is not constant.
 
-    `mask` is a constant of zeros and one other number, or a bool tensor that was cast, behind views.
+    `mask` is a constant of zeros and one other value, or a cast bool tensor, under views.
     """
     if isinstance(mask, Constant):
         array = array_of(mask)
@@ -39,10 +39,10 @@ def as_condition(mask: Expr) -> tuple[Expr, float] | None:
     return None
 
 
-def number_where_zero(e: Expr, mask: Expr, other: float) -> float | None:
-    """The one number that `e` is wherever `mask` is 0, if `e` is 0 wherever it is `other`; else None.
+def value_where_zero(e: Expr, mask: Expr, other: float) -> float | None:
+    """The constant value of `e` wherever `mask` is 0, if `e` is 0 wherever it is `other`; else None.
 
-    As 1e4 * (mask - 1) is -1e4 there, and 0 where the mask is 1.
+    For example 1e4 * (mask - 1) is -1e4 there, and 0 where the mask is 1.
     """
     if isinstance(e, Constant) and isinstance(mask, Constant):
         try:
@@ -55,12 +55,12 @@ def number_where_zero(e: Expr, mask: Expr, other: float) -> float | None:
 
 
 def _only(numbers: np.ndarray[Any, Any]) -> float | None:
-    """The number that all of `numbers` are, if there are any."""
+    """The common value of `numbers`, if there is one."""
     return float(numbers[0]) if numbers.size and (numbers == numbers[0]).all() else None
 
 
 def _with_mask(e: Expr, mask: Expr, number: float, steps: int) -> np.ndarray[Any, Any] | None:
-    """`e`, sums and products of numbers and `mask` behind views, with `number` in place of the mask."""
+    """`e`, sums and products of scalars and `mask` under views, with `number` in place of the mask."""
     if e is mask:
         return np.asarray(number).astype(str(e.dtype))
     if isinstance(e, Constant):

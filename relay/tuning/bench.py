@@ -1,4 +1,4 @@
-"""Single kernels of a model, compiled with given parameters, and whole models, timed on this machine's CPU."""
+"""Times single kernels of a model, compiled with given parameters, and whole models, on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from relayc.topi.tuning import Config
 __all__ = ["KernelBench", "Variant"]
 
 _SAMPLE_SECONDS = 1e-3
-"""A timer repeats its kernel until one sample takes about this long."""
+"""Seconds of one sample: a timer repeats its kernel until a sample takes about this long."""
 _MOST_BYTES = 96 << 20
-"""Memory for the copies of one kernel's weights."""
+"""Maximum bytes of the copies of one kernel's weights."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel with the parameters to make it with. `weights` are the positions of its constant inputs."""
+    """A kernel with its schedule parameters. `weights` are the positions of its constant inputs."""
 
     workload: Workload
     config: Config
@@ -39,8 +39,8 @@ class Variant:
 class KernelBench:
     """Makes timers of kernels for `target`, run on `threads` threads.
 
-    Weights of a kernel inside a model have been driven out of the caches by those of the others since the last run, if
-    all of them, `model_bytes`, don't fit there. So a timer goes round copies of a kernel's weights that take as much.
+    In a model whose weights, `model_bytes`, exceed the caches, a kernel finds its weights evicted since the last run.
+    So a timer cycles through copies of a kernel's weights that take as much memory.
     """
 
     def __init__(self, target: Target, threads: int | None, model_bytes: int) -> None:
@@ -51,11 +51,11 @@ class KernelBench:
 
     @property
     def threads(self) -> int:
-        """Threads that kernels run on."""
+        """The number of threads that kernels run on."""
         return self._context.num_threads
 
     def timers(self, variants: Sequence[Variant]) -> list[Callable[[], float]]:
-        """A timer for each variant, all compiled together. Raises CompileError for what can't be compiled."""
+        """A timer for each variant, all compiled together. Raises CompileError if one can't be compiled."""
         builder = ModuleBuilder(self.target)
         workspaces: list[tuple[Workspace, ...]] = []
         names: list[str] = []
@@ -87,7 +87,7 @@ class KernelBench:
         return lambda: executor.benchmark(repeat=1, number=1).median
 
     def _arguments(self, variant: Variant) -> list[list[NDArray]]:
-        """Inputs and outputs of a kernel, as often as its weights are copied."""
+        """Inputs and outputs of a kernel, once for each copy of its weights."""
         function = variant.workload.function
         types = [*[param.tensor_type for param in function.params], *tensor_types(function.body.ty)]
         strides = function.attrs.get("strides", [None] * len(types))
@@ -104,7 +104,7 @@ class KernelBench:
         return result
 
     def _array(self, ty: TensorType) -> NDArray:
-        """Floats at random; everything else zero, which is a legal index."""
+        """Random floats; zeros of other types, which are legal indices."""
         shape, dtype = ty.static_shape, to_numpy(str(ty.dtype))
         if dtype == np.float32:
             return nd.array(self._random.standard_normal(shape, dtype=np.float32))
@@ -112,7 +112,7 @@ class KernelBench:
 
 
 def _spanned(ty: TensorType, strides: Sequence[int] | None) -> TensorType:
-    """The type of the memory that a tensor with these strides lies in."""
+    """The type of the memory that a tensor with these strides spans."""
     if strides is None:
         return ty
     last = sum((d - 1) * stride for d, stride in zip(ty.static_shape, strides, strict=True))
@@ -120,7 +120,7 @@ def _spanned(ty: TensorType, strides: Sequence[int] | None) -> TensorType:
 
 
 class _Timer:
-    """Seconds of one call, the mean over calls that take about a millisecond together."""
+    """Measures the seconds of one call, the mean over calls that take about a millisecond together."""
 
     def __init__(self, calls: Sequence[Callable[[], object]]) -> None:
         self._next = itertools.cycle(calls)

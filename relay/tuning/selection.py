@@ -1,8 +1,8 @@
-"""Which of several ways is faster, on a machine that is never quiet.
+"""Selects the fastest of several alternatives on a noisy machine.
 
-Ways are timed in turns, so that what disturbs one disturbs its neighbours too. A first pass ranks them by medians; the
-best is then compared with the default in pairs, and wins only if nearly every pair says so and the median of the pairs'
-ratios is below one by a margin. Noise that hits both alike cancels; noise that doesn't loses the comparison.
+Alternatives are timed in turns, so that a disturbance affects adjacent samples alike. A first pass ranks them by
+medians; the best is then compared with the default in pairs, and wins only if nearly all pairs agree and the median of
+the pairs' ratios is below one by a margin. Noise that affects both cancels; other noise makes the alternative lose.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Timer = Callable[[], float]
 """Runs something once and gives the seconds it took."""
 
 MARGIN = 0.03
-"""How much faster than the default a way must be to replace it."""
+"""Minimum relative gain over the default."""
 _WINS = 0.85
-"""Pairs that must say so."""
+"""Minimum fraction of pairs in which the alternative is faster."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The way that won, 0 being the default, with the median seconds of it and of the default."""
+    """The selected alternative, 0 being the default, with its median seconds and those of the default."""
 
     index: int
     seconds: float
@@ -32,12 +32,12 @@ class Choice:
 
     @property
     def ratio(self) -> float:
-        """Its time as a share of the default's."""
+        """The time of the selected alternative divided by that of the default."""
         return self.seconds / self.default_seconds if self.default_seconds else 1.0
 
 
 def is_clearly_faster(default: Sequence[float], other: Sequence[float], margin: float = MARGIN) -> bool:
-    """Do these times, taken in turns, say that `other` is faster than `default`?"""
+    """Do these times, taken in turns, show that `other` is faster than `default`?"""
     ratios = [b / a for a, b in zip(default, other, strict=True)]
     wins = sum(ratio < 1 for ratio in ratios)
     return statistics.median(ratios) < 1 - margin and wins >= _WINS * len(ratios)

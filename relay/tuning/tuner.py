@@ -1,11 +1,10 @@
-"""`relay.tune`: the parameters of a model's kernels by measuring, within some minutes, never slower than without.
+"""`relay.tune`: searches schedule parameters of a model's kernels by measuring, within a time budget.
 
-First the parameters of graph passes, such as the width that weights are packed in: each alternative makes other kernels
-of some nodes, and the times of those are compared. Then those of each kernel, the one that takes most of the model's
-time first: one parameter after the other, and the best of each together. What wins is written to the records' file at
-once, and so is that nothing did: another search goes on where this one stopped. At the end, an interruption's too, the
-model is run with all that was found in turns with the model as it was; if that is slower after all, the findings are
-dropped.
+First the parameters of graph passes, such as the panel width of packed weights: each alternative changes the kernels of
+some nodes, whose times are compared. Then those of each kernel, the most expensive one first: one parameter after the
+other, each with the best values so far. Every result, positive or negative, is written to the records' file at once, so
+that another search continues where this one stopped. At the end, also after an interruption, the tuned model is timed
+in turns with the original one; if it is slower, the findings are dropped.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from relayc.topi.tuning import Config, Knob, Value
 __all__ = ["Bench", "Finding", "TuningReport", "tune"]
 
 _GRAPH_SHARE = 0.4
-"""Of the time, for the parameters of graph passes."""
+"""Fraction of the time budget for the parameters of graph passes."""
 _MOST_ALTERNATIVES = 12
-"""Values of one parameter that are tried: those next to the cost model's."""
+"""Maximum number of values tried for one parameter: those next to the cost model's."""
 _MODEL_ROUNDS = 15
 
 
 class Bench(Protocol):
-    """What times kernels and models: `KernelBench`, or a test's own."""
+    """The interface for timing kernels and models: `KernelBench`, or a test's own."""
 
     @property
     def threads(self) -> int: ...
@@ -55,7 +54,7 @@ class Bench(Protocol):
 
 @dataclass(frozen=True)
 class Finding:
-    """Parameters that beat the cost model's: of a kernel, `count` of which are in the model, or of a pass."""
+    """Parameters that beat the cost model's: of a kernel with `count` occurrences in the model, or of a pass."""
 
     name: str
     record: Record
@@ -70,7 +69,7 @@ class Finding:
 
 @dataclass
 class TuningReport:
-    """What tuning found and what it gained: seconds of a run of the model before and after, NaN if not measured."""
+    """The result of tuning and its gain: seconds of a run of the model before and after, NaN if not measured."""
 
     path: Path | None
     findings: list[Finding] = field(default_factory=list)
@@ -78,7 +77,7 @@ class TuningReport:
     kernels: int = 0
     kernels_tuned: int = 0
     known: int = 0
-    """parameters of passes and kernels that were left as an earlier search found them"""
+    """parameters of passes and kernels that were kept from an earlier search"""
     seconds_before: float = float("nan")
     seconds_after: float = float("nan")
     dropped: bool = False
@@ -108,13 +107,13 @@ def tune(
     bench: Bench | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> TuningReport:
-    """Search better parameters for the kernels of a model, for about so many minutes, and keep them in a file.
+    """Search better parameters for the kernels of a model, for about `minutes`, and keep them in a file.
 
-    `records` is the file, by default the user's own, which `relay.build` reads without being told (there is none, and
-    findings are only reported, where the cache is turned off); another one is named to builds by the option
-    ``relay.tuning.records``. `threads` are those that kernels will run on: all by default.
-    `progress` is told what is going on. Kernels whose sizes are known at run time are left as they are. `bench` and
-    `clock` take the times. Raises CompileError for a target that is no CPU.
+    `records` is the file, by default the user's own, which `relay.build` reads by default (if the cache is disabled
+    there is none, and findings are only reported); another file is selected in builds by the option
+    ``relay.tuning.records``. `threads` is the number of threads that kernels will run on: all by default. `progress` is
+    called with messages. Kernels with dynamic shapes are not tuned. `bench` and `clock` measure times. Raises
+    CompileError for a target that is no CPU.
     """
     target = Target(target)
     if target.device_kind != "cpu":
@@ -126,7 +125,7 @@ def tune(
 
 @dataclass
 class _Subject:
-    """A kernel of the model, how often it is there, its constant inputs and their bytes."""
+    """A kernel of the model, its number of occurrences, its constant inputs and their bytes."""
 
     workload: Workload
     weights: tuple[int, ...]
@@ -148,21 +147,21 @@ class _Search:
         self.records = TuningRecords() if path is None else TuningRecords.load(path)
         self.before = TuningRecords(dict(self.records.records))
 
-    def run(self, given: Bench | None, threads: int | None) -> TuningReport:
+    def run(self, bench: Bench | None, threads: int | None) -> TuningReport:
         config = self.records.graph_config(self.target)
         subjects = self.subjects(config)
         nbytes = sum(subject.bytes for subject in subjects.values())
-        self.bench: Bench = KernelBench(self.target, threads, nbytes) if given is None else given
+        self.bench: Bench = KernelBench(self.target, threads, nbytes) if bench is None else bench
         try:
             subjects = self.tune_passes(list(config.knobs.values()), subjects)
             self.tune_kernels(list(subjects.values()))
-        finally:  # an interruption's findings are written down already
+        finally:  # the findings are written down already when interrupted
             if self.report.findings:
                 self.check_model()
         return self.report
 
     def subjects(self, config: Config) -> dict[str, _Subject]:
-        """The kernels of known sizes in the model that these parameters of graph passes make, by workload."""
+        """The kernels of static shapes in the model under these parameters of graph passes, by workload."""
         with self.records, config:
             module = optimize(self.mod, self.target, self.params)
             graph = make_graph(module["main"], lambda body: optimize(body, self.target)["main"])
@@ -180,7 +179,7 @@ class _Search:
         return found
 
     def tune_passes(self, knobs: Sequence[Knob], subjects: dict[str, _Subject]) -> dict[str, _Subject]:
-        """Try other values of the parameters that graph passes asked for; gives the kernels of the best."""
+        """Try other values of the parameters that graph passes requested; returns the kernels of the best."""
         end = self.start + (self.end - self.start) * _GRAPH_SHARE
         for knob in knobs:
             best: tuple[Choice, Value, dict[str, _Subject]] | None = None
@@ -204,7 +203,7 @@ class _Search:
         return subjects
 
     def compare(self, old: Sequence[_Subject], new: Sequence[_Subject]) -> Choice | None:
-        """Are the kernels `new` clearly faster than `old`, which they take the place of? None if there are none."""
+        """Are the kernels `new` clearly faster than the kernels `old` that they replace? None if there are none."""
         if not old or not new:
             return None
         timers = self.timers([subject.variant() for subject in (*old, *new)])
@@ -213,7 +212,7 @@ class _Search:
         return select([_total(timers[: len(old)], old), _total(timers[len(old) :], new)])
 
     def tune_kernels(self, subjects: Sequence[_Subject]) -> None:
-        """Tune every kernel that has parameters, those that take most time in the model first."""
+        """Tune every kernel that has parameters, the most expensive ones first."""
         self.report.kernels = len(subjects)
         known = [subject for subject in subjects if self.is_known(subject.workload.key, self.knobs(subject.workload))]
         self.report.known += len(known)
@@ -237,7 +236,7 @@ class _Search:
                 self.note(self.record(subjects[number].workload.key, [], Choice(0, 0.0, 0.0), knobs))
 
     def tune_kernel(self, subject: _Subject, knobs: Sequence[Knob]) -> None:
-        """One parameter after the other, each with the best of those before; at the end all against none."""
+        """Tune one parameter after the other, with the best values so far; finally compare them with the defaults."""
         found: dict[str, tuple[Knob, Value]] = {}
         for knob in knobs:
             tried = _alternatives(knob)
@@ -261,7 +260,7 @@ class _Search:
             self.note(self.record(subject.workload.key, [], choice, knobs))
 
     def timers(self, variants: Sequence[Variant]) -> list[Timer] | None:
-        """Timers of kernels; None, and a word about it, if one of them can't be compiled."""
+        """Timers of kernels; None, with a message, if one of them can't be compiled."""
         self.report.tried += len(variants)
         try:
             return self.bench.timers(variants)
@@ -270,14 +269,15 @@ class _Search:
             return None
 
     def knobs(self, workload: Workload) -> list[Knob]:
-        """The parameters of a kernel of which there is a record; none are looked for otherwise."""
+        """The tunable parameters of a kernel according to its record; none without a record."""
         config = Config()
         if self.records.find(self.target, workload.key) is not None:
             lower(workload, self.target, config)
         return [knob for knob in config.knobs.values() if len(knob.candidates) > 1]
 
     def is_known(self, subject: str, knobs: Sequence[Knob]) -> bool:
-        """Has a search, on as many threads and with these defaults, been through a kernel or a parameter of passes?"""
+        """Has an earlier search, with the same number of threads and defaults, covered this kernel or parameter of
+        passes?"""
         record = self.records.find(self.target, subject)
         if record is None or record.threads != self.bench.threads:
             return False
@@ -286,7 +286,7 @@ class _Search:
     def record(
         self, subject: str, found: Sequence[tuple[Knob, Value]], choice: Choice, knobs: Sequence[Knob] = ()
     ) -> Record:
-        """What was found, nothing perhaps, when all of `knobs` were tried."""
+        """Record the result, possibly none, after all of `knobs` were tried."""
         return Record(
             str(self.target), processor(), subject, {knob.name: value for knob, value in found},
             {knob.name: knob.default for knob in (*knobs, *[knob for knob, _ in found])},
@@ -294,18 +294,18 @@ class _Search:
         )  # fmt: skip
 
     def keep(self, finding: Finding) -> None:
-        """Take a finding over and write it down at once: whoever ends the search early keeps what it found."""
+        """Accept a finding and write it down at once, so that an interrupted search keeps it."""
         self.report.findings.append(finding)
         self.note(finding.record)
 
     def note(self, record: Record) -> None:
-        """Write down what is known now of a kernel or of a parameter of passes."""
+        """Write down the result for a kernel or a parameter of passes."""
         self.records.add(record)
         if self.report.path is not None:
             TuningRecords.of([record]).save(self.report.path)
 
     def check_model(self) -> None:
-        """Run the model as it was and with all findings in turns; drop them if it has become slower."""
+        """Time the original model and the tuned one in turns; drop all findings if it is slower."""
         self.progress("the whole model")
         timers = [self.model_timer(records) for records in (self.before, self.records)]
         before, after = [], []
@@ -321,7 +321,7 @@ class _Search:
                 TuningRecords.of(found).save(self.report.path)
 
     def model_timer(self, records: TuningRecords) -> Timer:
-        """A run of the model built with `records`."""
+        """A timer of the model built with `records`."""
         with records:
             lib = build(self.mod, self.target, self.params)
         return self.bench.model_timer(lib)
@@ -336,7 +336,7 @@ def _alternatives(knob: Knob) -> list[Value]:
 
 
 def _without(subjects: Mapping[str, _Subject], others: Mapping[str, _Subject]) -> list[_Subject]:
-    """The kernels that are not among the others, or there less often, with how much oftener they are."""
+    """The kernels that are not among the others, or occur there less often, with the difference of the counts."""
     left: list[_Subject] = []
     for key, subject in subjects.items():
         count = subject.count - (others[key].count if key in others else 0)

@@ -52,7 +52,7 @@ def test_what_a_job_raises_is_raised() -> None:
 
 
 @pytest.mark.parametrize("rest", [(3,), (5, 3, 2)])
-def test_arrays_below_each_other(rest: tuple[int, ...]) -> None:
+def test_arrays_are_concatenated_along_the_first_axis(rest: tuple[int, ...]) -> None:
     parts = [np.full((n, *rest), n, "float32") for n in (2, 1, 4)]
     for given in (parts, [np.asfortranarray(part) for part in parts]):
         jobs = Jobs()

@@ -1,4 +1,4 @@
-"""Graphs in networkx, and the post-dominators of fusion against its own."""
+"""Graphs in networkx, and the post-dominators of fusion compared with those of networkx."""
 
 from __future__ import annotations
 

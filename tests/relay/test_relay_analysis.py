@@ -34,7 +34,7 @@ def test_well_formed_finds_a_cycle_and_names_its_place():
     x = relay.var("x", (4,))
     first = relay.nn.relu(x)
     second = relay.op.make_call("nn.relu", (first,), relay.Span("m.onnx", "Relu_1"))
-    first.args = (second,)  # what immutability forbids
+    first.args = (second,)  # bypasses immutability
     with pytest.raises(relay.MalformedGraphError, match=r"cycle through nn\.relu at m\.onnx Relu_1"):
         analysis.well_formed(relay.Function((x,), second))
 

@@ -1,4 +1,4 @@
-"""Types, expressions and calls: typed at birth, equal by structure, refused with the reason."""
+"""Types, expressions and calls: typed at birth, equal by structure, rejected with the reason."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_rebuilding_infers_again_only_when_a_type_changes():
     assert call.rebuild(lambda e: y).ty is y.ty
 
 
-def test_lists_serve_wherever_several_expressions_do():
+def test_lists_are_accepted_for_tuples_of_expressions():
     def made(kind: type) -> relay.Function:
         x, y = relay.var("x", (4,)), relay.var("y", (4,))
         pair = relay.Tuple(kind([relay.Call(relay.op.get_op("add")(), kind([x, y])), x]))
@@ -158,7 +158,7 @@ def test_lists_serve_wherever_several_expressions_do():
         (lambda x: relay.var("y", "3"), "variable y"),
     ],
 )
-def test_what_is_no_expression_is_named(make, text):
+def test_arguments_that_are_no_expressions_are_named(make, text):
     with pytest.raises(relay.TypeInferenceError, match=text):
         make(relay.var("x", (4,)))
 
@@ -181,19 +181,19 @@ def test_only_modules_and_functions_are_compiled():
         relay.build((relay.IRModule.from_expr(relay.Function([x], -x)), {}))
 
 
-def test_parameters_that_can_t_be_told_apart_are_refused():
+def test_ambiguous_parameter_names_are_rejected():
     x, other = relay.var("x", (2,)), relay.var("x", (3,))
     with pytest.raises(CompileError, match="several parameters are named x;"):
         relay.build(relay.Function([x, other], relay.Tuple([x, other])))
 
 
-def test_a_model_is_specialised_for_sizes_that_it_has():
+def test_specialisation_needs_sizes_of_the_model():
     x = relay.var("x", (te.var("batch"), 3))
-    with pytest.raises(CompileError, match=r"names q; the sizes .* are: batch"):
+    with pytest.raises(CompileError, match=r"names q; the dynamic sizes .* are: batch"):
         relay.build(relay.Function([x], -x), specialize={"q": [1]})
 
 
-def test_settings_and_modules_say_what_they_are():
+def test_settings_and_modules_have_a_repr():
     with pytest.raises(CompileError, match="opt_level is '3'; expected a number"):
         relay.transform.PassContext(opt_level="3")
     assert repr(relay.IRModule({"main": 1, "other": 2})) == "<IRModule of main, other>"

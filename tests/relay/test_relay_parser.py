@@ -1,4 +1,4 @@
-"""The parser reads what the printer writes, and says where a text is wrong."""
+"""The parser reads the printer's text, and reports the position of errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_lone_function_becomes_main():
         ("def @main(%x: int32) -> int32 { " + "%a = { " * 5000 + "%x" + " }; %a" * 5000 + " }", "nested in more than"),
     ],
 )
-def test_wrong_text_is_refused_with_its_place(text: str, message: str):
+def test_wrong_text_is_rejected_with_its_position(text: str, message: str):
     with pytest.raises(relay.ParseError, match=message):
         relay.parse(text)
 
@@ -94,6 +94,6 @@ def test_operators_may_be_nested():
     assert first_difference(relay.parse(nested), relay.parse(named)) is None
 
 
-def test_an_ill_typed_text_is_refused():
+def test_an_ill_typed_text_is_rejected():
     with pytest.raises(relay.TypeInferenceError, match="do not broadcast"):
         relay.parse("fn (%x: Tensor[(4,), float32], %y: Tensor[(3,), float32]) -> bool { %0 = add(%x, %y); %0 }")

@@ -1,4 +1,4 @@
-"""The pattern language: what matches, and rewriting by rules."""
+"""The pattern language: matching, and rewriting by rules."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_conditions_on_types_and_tuples():
     assert is_tuple_get_item(wildcard(), 0).match(relay.TupleGetItem(pair, 1)) is None
 
 
-def test_an_unknown_operator_in_a_pattern_is_refused():
+def test_an_unknown_operator_in_a_pattern_is_rejected():
     with pytest.raises(relay.UnknownOperatorError, match="unknown operator"):
         is_op("no.such.op")
 
@@ -88,8 +88,8 @@ def test_rules_apply_until_none_fits_and_take_no_stack():
     assert first_difference(after, relay.Function((z,), nn.relu(z))) is None
 
 
-def test_the_quick_refusal_never_refuses_a_match():
-    """`may_match` may say yes to what does not match, never no to what does."""
+def test_the_quick_check_never_rejects_a_match():
+    """`may_match` may accept an expression that does not match, but never rejects one that does."""
     x, y, relu = x4(), x4("y"), nn.relu
     one = relay.const(1.0)
     summed = add(one, relu(x))

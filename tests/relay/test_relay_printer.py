@@ -1,4 +1,4 @@
-"""Text of graphs."""
+"""The text form of graphs."""
 
 from __future__ import annotations
 

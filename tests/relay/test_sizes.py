@@ -28,7 +28,7 @@ def test_equal_sizes_are_one_object():
     assert sizes.quotient((N, 7), (2,)) is None and sizes.quotient((0,), (0,)) == 1
 
 
-def test_what_is_not_known_to_differ_may_be_assumed_equal():
+def test_sizes_not_known_to_differ_may_be_assumed_equal():
     assert not sizes.dims_match(N, M)
     with sizes.assuming() as assumed:
         assert sizes.dims_match(N, M) and sizes.dims_match(N, 3)
@@ -38,7 +38,7 @@ def test_what_is_not_known_to_differ_may_be_assumed_equal():
     assert [(a, b) for a, b in assumed.equal] == [(N, M), (N, 3), (N, 8)]
 
 
-def test_what_one_thread_assumes_another_does_not():
+def test_assumptions_are_local_to_a_thread():
     with sizes.assuming() as assumed, ThreadPoolExecutor(1) as other:
         assert not other.submit(sizes.dims_match, N, M).result(30)
         assert not assumed.equal
@@ -58,7 +58,7 @@ trees = st.recursive(
 
 
 @given(trees, st.integers(0, 20), st.integers(0, 20))
-def test_the_runtime_computes_what_the_compiler_means(size, n, m):
+def test_the_runtime_evaluates_sizes_like_the_compiler(size, n, m):
     """to_json and back is the same object; its value at run time is that of substitution."""
     value = {"n": n, "m": m}
     text = size_to_json(size)
@@ -87,7 +87,7 @@ def test_lengths_after_several_strides_are_one_division():
         assert sizes.evaluate(length, {"n": size}) == expected
 
 
-def test_sizes_go_with_their_variables():
+def test_normal_forms_are_freed_with_their_variables():
     def alive() -> int:
         gc.collect()
         return sum(isinstance(x, SizeVar) and x.name == "fleeting" for x in gc.get_objects())
@@ -100,7 +100,7 @@ def test_sizes_go_with_their_variables():
     assert alive() == 0
 
 
-def test_sizes_of_variables_that_meet_late_are_still_the_same():
+def test_normal_forms_of_different_variables_are_merged():
     a, b, c = SizeVar("a"), SizeVar("b"), SizeVar("c")
     half, twice, rest = sizes.floor_divide(a, 2), sizes.product((b, 2)), sizes.smaller(c, 4)
     both = sizes.add_sizes(half, twice, rest)
@@ -111,7 +111,7 @@ def test_sizes_of_variables_that_meet_late_are_still_the_same():
     assert not sizes.dims_equal(copied, both)
 
 
-def test_sums_of_many_sizes_are_not_taken_apart_again(monkeypatch):
+def test_polynomials_of_sums_are_cached(monkeypatch):
     names = [SizeVar(f"n{i}") for i in range(100)]
     total = sizes.add_sizes(*[sizes.smaller(n, 300) for n in names])
     taken_apart: list[object] = []
@@ -121,15 +121,15 @@ def test_sums_of_many_sizes_are_not_taken_apart_again(monkeypatch):
     assert not taken_apart
 
 
-def test_an_estimate_takes_every_variable_for_the_same_number():
+def test_an_estimate_assumes_one_value_for_all_variables():
     n, m = SizeVar("n"), SizeVar("m")
     total = sizes.add_sizes(sizes.smaller(n, 100), sizes.product((m, 2)))
     assert sizes.likely(total) == sizes.likely(total) == 100 + 2 * sizes.LIKELY_SIZE
     assert sizes.likely(7) == 7
 
 
-def test_an_estimate_of_the_windows_of_a_sound_is_positive():
-    """The usual number of samples has none, and what is divided by it then has no value."""
+def test_an_estimate_of_the_windows_of_an_audio_signal_is_positive():
+    """With the usual number of samples there are no windows, and a quotient by their number has no value."""
     samples = SizeVar("samples")
     windows = sizes.add_sizes(sizes.normal((samples - 400) // 320), 1)
     assert sizes.likely(windows) == (16 * sizes.LIKELY_SIZE - 400) // 320 + 1

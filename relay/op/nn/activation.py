@@ -99,7 +99,7 @@ class _Parametric(OpDef):
         return x
 
     def evaluate(self, x: Array) -> Array:
-        """The function, of float32 or float64."""
+        """Evaluate the function on float32 or float64."""
         raise NotImplementedError
 
     def reference(self, x: Array) -> Array:

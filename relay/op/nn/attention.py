@@ -22,14 +22,14 @@ __all__ = ["Attention", "BlockedAttention", "attention", "blocked_attention"]
 class Attention(OpDef):
     """softmax(query key^T * scale + mask) value, one computation (ONNX: Attention).
 
-    query (B, H, S, D), key (B, G, T, D), value (B, G, T, E): (B, H, S, E); head h reads key and value h // (H / G).
-    A bool mask keeps where True, the scores elsewhere being `masked_value`, another is added; a bias behind the mask
-    is added to all scores, those among them; `causal` lets position s see keys up to s + T - S; before that a `softcap`
-    above 0 makes of a score softcap * tanh(score / softcap); a row that sees nothing gives 0. Everything is computed in
-    float32 if that is wider; `rounded` scores, with their masks, have the element type of the query. (C1) the element
-    type is a float; (C2) of query, key and value; (C3) they have 4 dimensions that agree as above, H a multiple of G;
-    (C4) the mask is bool, float32 or of that element type, a bias behind it one of these floats, and both broadcast to
-    (B, H, S, T).
+    query (B, H, S, D), key (B, G, T, D), value (B, G, T, E): (B, H, S, E); head h reads key and value h // (H / G). A
+    bool mask sets the scores to `masked_value` where False, any other mask is added; an optional bias after the mask is
+    added to all scores, masked ones included; `causal` lets position s attend to keys up to s + T - S; a `softcap`
+    above 0 first replaces a score by softcap * tanh(score / softcap); a row that attends to nothing gives 0. Everything
+    is computed in float32 if that is wider; `rounded` scores, with their masks, have the element type of the query.
+    (C1) the element type is a float; (C2) of query, key and value; (C3) they have 4 dimensions that agree as above, H a
+    multiple of G; (C4) the mask is bool, float32 or of that element type, a bias behind it one of these floats, and
+    both broadcast to (B, H, S, T).
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -55,9 +55,9 @@ class Attention(OpDef):
         even = isinstance(heads, int) and isinstance(groups, int) and groups > 0 and heads % groups == 0
         require(agree and even, expected)
         scores = TensorType((batch, heads, length, key.shape[2]))
-        for given in (mask, bias):
-            if given is not None:
-                self._check_mask(given, query, scores)
+        for tensor in (mask, bias):
+            if tensor is not None:
+                self._check_mask(tensor, query, scores)
         require(bias is None or not bias.dtype.is_bool, f"(C4) a bias {bias}; expected floats")
         return query.with_shape((batch, heads, length, value.shape[3]))
 
@@ -107,11 +107,11 @@ class Attention(OpDef):
 
 @register_op("nn.blocked_attention", pattern=OpPattern.OUT_FUSABLE)
 class BlockedAttention(OpDef):
-    """nn.attention with the heads of a position next to each other, as projections have them; for CPUs.
+    """`nn.attention` with the heads of a position next to each other, as projections compute them; for CPUs.
 
-    query (B, S, H, D), key (B, T, G, D), value (B, T, G, E): (B, S, H, E); a block of `queries` positions at a time,
-    keys and values copied into panels of `panel` columns, rows of scores filled up to a multiple of `fill` keys (0: of
-    `panel`). The rest, (C1) to (C4) among it, is as for nn.attention.
+    query (B, S, H, D), key (B, T, G, D), value (B, T, G, E): (B, S, H, E); computed in blocks of `queries` positions,
+    with keys and values packed into panels of `panel` columns and rows of scores padded to a multiple of `fill` keys
+    (0: of `panel`). Everything else, including (C1) to (C4), is as for nn.attention.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -160,7 +160,7 @@ class BlockedAttention(OpDef):
 
 
 def _macs(types: Sequence[Type], result: Type, keys_axis: int) -> int:
-    """Multiplications of both products: each element of the query and of the result meets every key."""
+    """Multiplications of both products: each element of the query and of the result is multiplied for every key."""
     query, key = types[:2]
     assert isinstance(query, TensorType) and isinstance(key, TensorType) and isinstance(result, TensorType)
     if query.size is None or key.size is None or result.size is None:

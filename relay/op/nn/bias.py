@@ -1,4 +1,4 @@
-"""A number per channel, added."""
+"""Addition of a bias per channel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["BiasAdd", "bias_add"]
 
 @register_op("nn.bias_add", pattern=OpPattern.BROADCAST)
 class BiasAdd(OpDef):
-    """x + bias, one number for each position along `axis`.
+    """x + bias, one value for each position along `axis`.
 
     (C1) both inputs have one element type; (C2) axis is in range; (C3) bias is a vector of that size.
     """
@@ -42,5 +42,5 @@ class BiasAdd(OpDef):
 
 
 def bias_add(data: Expr, bias: Expr, axis: int = 1) -> Call:
-    """`data` + `bias`, one number for each position along `axis`."""
+    """`data` + `bias`, one value for each position along `axis`."""
     return BiasAdd(axis=axis)(data, bias)

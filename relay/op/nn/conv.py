@@ -30,7 +30,7 @@ Ints = tuple[int, ...]
 
 @attributes_of_operator
 class _Convolution(OpDef):
-    """What all convolutions have. `padding` is (begin..., end...) of the spatial axes."""
+    """Base of convolutions. `padding` is (begin..., end...) of the spatial axes."""
 
     strides: Ints
     padding: Ints
@@ -50,7 +50,7 @@ class _Convolution(OpDef):
         return self.replace(data_layout=layout) if same_order else None
 
     def _layouts(self) -> tuple[Layout, Layout, list[str]]:
-        """Data layout, kernel layout, spatial axes in order. (C1), (C2)."""
+        """Data layout, kernel layout, spatial axes in order; checks (C1) and (C2)."""
         try:
             data, kernel = Layout(self.data_layout), Layout(self.kernel_layout)
         except CompileError as error:
@@ -61,9 +61,9 @@ class _Convolution(OpDef):
         named = f"N, C, {self.rank} spatial axes and O, I, the same ones"
         require(valid, f"(C1) layouts {self.data_layout} and {self.kernel_layout} must name {named}")
         counts = (len(self.strides), len(self.dilation), len(self.padding))
-        given = f"strides {self.strides}, dilation {self.dilation} and padding {self.padding}"
+        attributes = f"strides {self.strides}, dilation {self.dilation} and padding {self.padding}"
         needed = f"{self.rank}, {self.rank} and {2 * self.rank} numbers"
-        require(counts == (self.rank, self.rank, 2 * self.rank), f"(C2) {given} need {needed}")
+        require(counts == (self.rank, self.rank, 2 * self.rank), f"(C2) {attributes} need {needed}")
         require(min(*self.strides, *self.dilation) >= 1, "(C2) strides and dilation must be at least 1")
         return data, kernel, spatial
 
@@ -299,7 +299,7 @@ IntOrInts = int | Sequence[int]
 def _check_weight(
     weight: Expr, kernel_layout: str, channels: int | None, kernel_size: IntOrInts | None, groups: int
 ) -> None:
-    """`channels` and `kernel_size`, where given, must be those of the weights (whose O counts one of `groups`)."""
+    """Check that `channels` and `kernel_size`, if set, are those of the weights (whose O counts one of `groups`)."""
     layout = Layout(kernel_layout)
     sizes = layout.axis_sizes(weight.shape)
     spatial = [sizes[a] for a in layout.axes if a not in "OI"]

@@ -69,12 +69,12 @@ class Dense(OpDef):
 
 @register_op("nn.dense_packed", pattern=OpPattern.OUT_FUSABLE)
 class DensePacked(OpDef):
-    """data (..., K) times weights packed (ceil(N / NR), K, NR), filled up with 0: (..., N) with N = `units`.
+    """data (..., K) times weights packed (ceil(N / NR), K, NR), padded with 0: (..., N) with N = `units`.
 
-    ``layout_transform(w, "NC", f"NC{NR}n")`` packs weights (N, K) so. (C1) weights have the data's element type, or one
-    of less bits whose values it holds; (C2) data has one dimension or more and weight three; (C3) their K are equal;
+    ``layout_transform(w, "NC", f"NC{NR}n")`` packs weights (N, K). (C1) weights have the data's element type, or one of
+    fewer bits whose values it represents; (C2) data has one dimension or more and weight three; (C3) their K are equal;
     (C4) the blocks hold `units` columns. `pairs` says that weights, and data less `zero_point`, are integers within 16
-    bits; data may be codes of a byte then, and the result is int32.
+    bits; data may be 8-bit quantised values then, and the result is int32.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -159,7 +159,8 @@ class BatchMatmul(OpDef):
 
 @register_op("nn.pack_panels", pattern=OpPattern.INJECTIVE)
 class PackPanels(OpDef):
-    """Matrices (..., N, K) in panels (..., ceil(N / width), K, width), filled up with 0: what products read in order.
+    """Matrices (..., N, K) in panels (..., ceil(N / width), K, width), padded with 0: the order in which products read
+    them.
 
     With `transpose` the matrices are (..., K, N). (C1) two dimensions or more; (C2) width is positive.
     """
@@ -186,10 +187,10 @@ class PackPanels(OpDef):
 
 @register_op("nn.take_from_panels", pattern=OpPattern.INJECTIVE)
 class TakeFromPanels(OpDef):
-    """Rows of a matrix (N, K) that lies in panels (ceil(N / NR), K, NR), N = `rows`: indices.shape + (K,).
+    """Rows of a matrix (N, K) packed in panels (ceil(N / NR), K, NR), N = `rows`: indices.shape + (K,).
 
-    What `take` along axis 0 gives of the matrix itself, with the same `mode`. (C1) indices are integers; (C2) panels
-    have three dimensions and hold `rows`; (C3) the mode is known.
+    Equal to `take` along axis 0 of the plain matrix, with the same `mode`. (C1) indices are integers; (C2) panels have
+    three dimensions and hold `rows`; (C3) the mode is known.
     """
 
     looks_up = True
@@ -265,7 +266,7 @@ def pack_panels(x: Expr, width: int, transpose: bool = False) -> Call:
 
 
 def take_from_panels(panels: Expr, indices: Expr, rows: int, mode: str = "clip") -> Call:
-    """Rows of a matrix of so many `rows` that lies in panels."""
+    """Rows of a matrix of `rows` rows packed in panels."""
     return TakeFromPanels(rows=rows, mode=mode)(panels, indices)
 
 
@@ -275,7 +276,7 @@ def batch_matmul_packed(a: Expr, panels: Expr, columns: int, out_dtype: str | No
 
 
 def dense(data: Expr, weight: Expr, units: int | None = None, out_dtype: str | None = None) -> Call:
-    """`data` (..., K) times `weight` (N, K) transposed; `units`, where given, must be N."""
+    """`data` (..., K) times `weight` (N, K) transposed; `units`, if set, must be N."""
     if units is not None and not dims_match(weight.shape[0], units):
         raise TypeInferenceError(f"units={units}, but the weights are {weight.ty}")
     return Dense(out_dtype=out_dtype)(data, weight)

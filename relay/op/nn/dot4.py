@@ -1,4 +1,4 @@
-"""Products of codes of a byte with packed weights of a byte, four steps of the reduction at a time; by PackWeights."""
+"""Products of 8-bit data with packed 8-bit weights by 4-way dot products (VNNI-style); `PackWeights` creates them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Conv2DNHWCDot4", "DenseDot4", "DenseDot4Groups", "WindowDot4Groups",
 
 @register_op("nn.words", pattern=OpPattern.OPAQUE)
 class Words(OpDef):
-    """Bytes (..., 4 n) as int32 (..., n), the first in the low bits: the same memory.
+    """Bytes (..., 4 n) as int32 (..., n), the first in the low bits; a view.
 
     (C1) data is uint8 and has one dimension or more; (C2) the last is a multiple of 4.
     """
@@ -47,7 +47,7 @@ def _check_words(*types: TensorType) -> None:
 
 
 def _holds(weight: TensorType, units: int) -> bool:
-    """Do the panels hold `units` columns, none being empty?"""
+    """Do the panels hold `units` columns, with none of them empty?"""
     panels, *_, nr = weight.static_shape
     return (panels - 1) * nr < units <= panels * nr
 
@@ -59,18 +59,18 @@ def _unsigned(data: Array) -> Array:
 
 def _signed(weight: Array) -> Array:
     """Panels (P, steps..., NR) as signed bytes (P, steps..., 4, NR)."""
-    octets = np.ascontiguousarray(weight).astype("<i4").view(np.int8)
-    return np.moveaxis(octets.reshape(*weight.shape, 4), -1, -2)
+    values = np.ascontiguousarray(weight).astype("<i4").view(np.int8)
+    return np.moveaxis(values.reshape(*weight.shape, 4), -1, -2)
 
 
 @register_op("nn.dense_dot4", pattern=OpPattern.OUT_FUSABLE)
 class DenseDot4(OpDef):
     """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`, summed in int32.
 
-    An element of the data is four unsigned bytes, one of the weights four signed ones; two neighbours' products add up
-    to 16 bits, or the processor has room for more. The result is (*rows, N) if `rows` are given. (C1) all are int32;
-    (C2) data has one dimension or more, weights have three, and K fits; (C3) the panels hold `units` columns; (C4) the
-    data has as many rows.
+    An element of the data is four unsigned bytes, one of the weights four signed ones; the sum of two adjacent products
+    fits into 16 bits, unless the processor accumulates in 32 bits. The result is (*rows, N) if `rows` are set. (C1)
+    all are int32; (C2) data has one dimension or more, weights have three, and K fits; (C3) the panels hold `units`
+    columns; (C4) the data has as many rows.
     """
 
     units: int
@@ -102,8 +102,8 @@ class DenseDot4(OpDef):
 class DenseDot4Groups(OpDef):
     """data (..., K) times weights packed (ceil(N / NR), S, G, NR): (..., N) with N = `units`, summed in int32.
 
-    Elements hold four bytes as those of nn.dense_dot4. Step s of panel p reads the columns of data that ``table[p, s,
-    :]`` says, one or two; the products of both, those of the lower and those of the upper halves, add up to 16 bits.
+    Elements hold four bytes as in nn.dense_dot4. Step s of panel p reads the columns of data given by ``table[p, s,
+    :]``, one or two; the sums of the products of both, separately for the lower and the upper halves, fit into 16 bits.
     (C1) all are int32; (C2) data has one dimension or more, weights have four, of which G is 1 or 2, the table their
     first three; (C3) the panels hold `units` columns.
     """
@@ -134,7 +134,7 @@ def _are_groups(weight: TensorType, table: TensorType) -> bool:
 
 
 def _by_panels(weight: Array, table: Array, units: int, read: Callable[[Array], Array]) -> Array:
-    """The results of steps by a table: `read` gives bytes (..., S, G, 4) of the data for that of a panel, (S, G)."""
+    """Sums of steps by a table: `read` gives bytes (..., S, G, 4) of the data by the table (S, G) of a panel."""
     columns = [
         np.einsum("...khi,khin->...n", read(at).astype(np.int64), panel.astype(np.int64))
         for at, panel in zip(table, _signed(weight), strict=True)
@@ -143,7 +143,7 @@ def _by_panels(weight: Array, table: Array, units: int, read: Callable[[Array], 
 
 
 def _macs_of_rows(data: Type, result: Type) -> int:
-    """Multiplications of bytes for rows of `data`, of four each."""
+    """Multiplications of bytes for rows of `data`, four for each element."""
     assert isinstance(data, TensorType) and isinstance(result, TensorType)
     depth = data.shape[-1]
     return result.size * depth * 4 if result.size is not None and isinstance(depth, int) else 0
@@ -153,8 +153,8 @@ def _macs_of_rows(data: Type, result: Type) -> int:
 class Conv2DNHWCDot4(OpDef):
     """Convolution of data (N, H, W, C) with weights packed (ceil(O / NR), KH, KW, C, NR), O = `channels`, in int32.
 
-    Elements hold four bytes as those of nn.dense_dot4. Around the data stands the byte `border`. With a `kernel_size`
-    weights are (ceil(O / NR), KH * KW * C, NR), and what a window reads is copied to a row of a matrix before. (C1) all
+    Elements hold four bytes as in nn.dense_dot4. The data is padded with the byte `border`. With a `kernel_size`
+    weights are (ceil(O / NR), KH * KW * C, NR), and each window is first copied to a row of a matrix (im2col). (C1) all
     are int32; (C2) data has four dimensions, weights five, or three, with one C; (C3) the panels hold `channels`
     columns; (C4) the dilated kernel fits into the padded input.
     """
@@ -181,7 +181,7 @@ class Conv2DNHWCDot4(OpDef):
         return TensorType((n, *results, self.channels), "int32")
 
     def _window(self, weight: TensorType) -> tuple[tuple[int, ...], int]:
-        """KH and KW, and how many quads a window has."""
+        """KH and KW, and how many 4-byte elements a window has."""
         sizes = weight.static_shape[1:-1]
         return sizes[:2] if self.kernel_size is None else self.kernel_size, math.prod(sizes)
 
@@ -208,12 +208,13 @@ class Conv2DNHWCDot4(OpDef):
 
 @register_op("nn.window_dot4_groups", pattern=OpPattern.OUT_FUSABLE)
 class WindowDot4Groups(OpDef):
-    """Windows of data (N, L), lines of images, times panels (ceil(O / NR), S, G, NR): (N, *grid, O) in int32.
+    """Windows of data (N, L), rows of images, times panels (ceil(O / NR), S, G, NR): (N, *grid, O) in int32.
 
-    Elements hold four bytes, and steps one or two of them, as those of nn.dense_dot4_groups. The window of (n, y, x)
-    begins at ``y * pitch[0] + x * pitch[1]`` of line n, and step s of panel p reads the data ``table[p, s, :]`` behind;
-    table is (ceil(O / NR), S, G). (C1) all are int32; (C2) data has two dimensions, weights four, of which G is 1 or 2,
-    and the table their first three; (C3) the panels hold `channels` columns. `depth` counts the quads of a window.
+    Elements hold four bytes, and steps one or two of them, as in nn.dense_dot4_groups. The window of (n, y, x) begins
+    at ``y * pitch[0] + x * pitch[1]`` of row n, and step s of panel p reads the data at offset ``table[p, s, :]`` from
+    there; table is (ceil(O / NR), S, G). (C1) all are int32; (C2) data has two dimensions, weights four, of which G is
+    1 or 2, and the table their first three; (C3) the panels hold `channels` columns. `depth` counts the 4-byte elements
+    of a window.
     """
 
     channels: int

@@ -36,9 +36,9 @@ class EmbeddingBag(OpDef):
         require_float(1, table)
         typed = table.ndim == 2 and all(f.dtype == table.dtype for f in factors)
         require(typed, f"(C1) a matrix and factors of its type expected; got {table}, {', '.join(map(str, factors))}")
-        for given in (positions, starts, ends):
-            integers = given.ndim == 1 and given.dtype.is_integral
-            require(integers, f"(C2) positions, starts and ends must be vectors of integers; got {given}")
+        for tensor in (positions, starts, ends):
+            integers = tensor.ndim == 1 and tensor.dtype.is_integral
+            require(integers, f"(C2) positions, starts and ends must be vectors of integers; got {tensor}")
         fits = dims_match(starts.shape[0], ends.shape[0]) and len(factors) <= 1
         fits = fits and all(shapes_match(f.shape, positions.shape) for f in factors)
         require(fits, f"(C3) {starts}, {ends}, {positions}, {', '.join(map(str, factors))} do not fit together")
@@ -68,5 +68,5 @@ def embedding_bag(
     table: Expr, positions: Expr, starts: Expr, ends: Expr, factors: Expr | None = None, mode: str = "sum"
 ) -> Call:
     """For each bag the "sum", "mean" or "max" of rows of a table; see `EmbeddingBag`."""
-    given: Sequence[Expr] = () if factors is None else (factors,)
-    return EmbeddingBag(mode=mode)(table, positions, starts, ends, *given)
+    tensor: Sequence[Expr] = () if factors is None else (factors,)
+    return EmbeddingBag(mode=mode)(table, positions, starts, ends, *tensor)

@@ -17,7 +17,7 @@ __all__ = ["LinearAttention", "linear_attention"]
 
 @register_op("nn.linear_attention", pattern=OpPattern.OPAQUE)
 class LinearAttention(OpDef):
-    """A matrix for each head that every position updates and reads (ONNX: LinearAttention): results y and the matrices.
+    """A state matrix for each head that every position updates and reads (ONNX: LinearAttention).
 
     Inputs: query (B, T, Hq, K), key (B, T, H, K), value (B, T, H, V), the first state (B, H, K, V); with `has_decay` a
     factor of the state at each position, (B, T, H, K or 1), with `has_rate` that of the delta rule, (B, T, H or 1). At
@@ -37,12 +37,12 @@ class LinearAttention(OpDef):
     def infer(
         self, query: TensorType, key: TensorType, value: TensorType, state: TensorType, *gates: TensorType
     ) -> TupleType:
-        for given in (query, key, value, state, *gates):
-            require_float(1, given)
+        for tensor in (query, key, value, state, *gates):
+            require_float(1, tensor)
         fits = query.ndim == key.ndim == value.ndim == 4 and query.dtype == key.dtype == value.dtype
         fits = fits and shapes_match(key.shape, (*query.shape[:2], key.shape[2], query.shape[3]))
         fits = fits and shapes_match(value.shape, (*key.shape[:3], value.shape[3]))
-        require(fits and _share(query, key), f"(C2) {query}, {key} and {value} do not fit together")
+        require(fits and _heads_divide(query, key), f"(C2) {query}, {key} and {value} do not fit together")
         (batch, steps, heads, width), columns = key.shape, value.shape[3]
         expected = state.with_shape((batch, heads, width, columns))
         require(shapes_match(state.shape, expected.shape), f"(C3) the state must be {expected}; got {state}")
@@ -86,8 +86,8 @@ class LinearAttention(OpDef):
         return (query.size + key.size * (2 if self.has_rate else 1)) * value.shape[3]
 
 
-def _share(query: TensorType, key: TensorType) -> bool:
-    """Do the heads of keys serve as many queries each?"""
+def _heads_divide(query: TensorType, key: TensorType) -> bool:
+    """Does each key head serve the same number of query heads?"""
     heads, groups = query.shape[2], key.shape[2]
     return isinstance(heads, int) and isinstance(groups, int) and groups > 0 and heads % groups == 0
 

@@ -56,7 +56,7 @@ def _standardized(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
 
 @attributes_of_operator
 class _AlongAxis(OpDef):
-    """What softmax and its logarithm share: the result has the type of the input. (C1) float; (C2) axis is in range."""
+    """Base of softmax and its logarithm: the result has the type of the input. (C1) float; (C2) axis is in range."""
 
     axis: int = -1
     reads_inputs_once = True
@@ -388,7 +388,7 @@ def batch_norm(
     axis: int = 1,
     epsilon: float = 1e-5,
 ) -> tuple[Call, Expr, Expr]:
-    """`data` normalised by given statistics, and the statistics, which stay as they are at inference."""
+    """`data` normalised by the moving statistics, and these statistics, which are unchanged at inference."""
     result = BatchNorm(axis=axis, epsilon=epsilon)(data, gamma, beta, moving_mean, moving_var)
     return result, moving_mean, moving_var
 

@@ -1,4 +1,5 @@
-"""Convolutions of channels-last data with weights in the panels that register tiles read; made by PackWeights."""
+"""Convolutions of channels-last data with weights packed in the panels that register tiles read; `PackWeights` creates
+them."""
 
 from __future__ import annotations
 
@@ -33,13 +34,13 @@ IntOrInts = int | Sequence[int]
 
 @attributes_of_operator
 class _Packed(OpDef):
-    """Convolution of data (N, spatial..., C) with weights (ceil(O / NR), spatial..., I, NR), filled up with 0.
+    """Convolution of data (N, spatial..., C) with weights (ceil(O / NR), spatial..., I, NR), padded with 0.
 
-    ``layout_transform(w, "OIHW", f"OHWI{NR}o")`` packs weights so, in two dimensions. `channels` is the true O,
-    `padding` is (begin..., end...) of the spatial axes. (C1) strides and dilation have a number for each spatial axis,
-    padding two; (C2) weights have the data's element type, or one of less bits whose values it holds; (C3) data has two
+    ``layout_transform(w, "OIHW", f"OHWI{NR}o")`` packs weights for two dimensions. `channels` is the true O, `padding`
+    is (begin..., end...) of the spatial axes. (C1) strides and dilation have one value for each spatial axis, padding
+    two; (C2) weights have the data's element type, or one of fewer bits whose values it represents; (C3) data has two
     dimensions more than there are spatial axes, weights three; (C4) C = I * groups; (C5) the blocks hold `channels`
-    outputs, and with groups each holds those of one group, or a part of them without rest, unless they are
+    outputs, and with groups each holds those of one group, or a divisor of their number, unless they are
     `across_groups`; (C6) the dilated kernel fits into the padded input.
     """
 
@@ -52,11 +53,11 @@ class _Packed(OpDef):
     channels: int
     out_dtype: str | None = None
     pairs: bool = False
-    """weights, and data less `zero_point`, are integers within 16 bits, and there is one group: data may be codes of a
-    byte then, and the result is int32"""
+    """weights, and data less `zero_point`, are integers within 16 bits, and there is one group: data may be
+    8-bit quantised values then, and the result is int32"""
     zero_point: int = 0
     across_groups: bool = False
-    """blocks are of neighbouring outputs, whatever groups these belong to; a block is a vector then"""
+    """blocks consist of adjacent outputs of any groups; a block is a vector then"""
 
     rank: ClassVar[int]
 

@@ -1,4 +1,4 @@
-"""Borders around tensors."""
+"""Padding of tensors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 @register_op("nn.pad", pattern=OpPattern.INJECTIVE)
 class Pad(OpDef):
-    """x with borders (ONNX: Pad): `pad_width` is (before, after) of each dimension, negative to cut off.
+    """x padded (ONNX: Pad): `pad_width` is (before, after) of each dimension, negative to crop.
 
-    `pad_mode`: "constant" (`pad_value`), "edge", "reflect" (the border element not repeated), "symmetric", "wrap".
-    (C1) one pair for each dimension; (C2) the mode is known; (C3) no dimension becomes negative; (C4) an empty
-    dimension grows by "constant" only.
+    `pad_mode`: "constant" (`pad_value`), "edge", "reflect" (the border element not repeated), "symmetric", "wrap". (C1)
+    one pair for each dimension; (C2) the mode is known; (C3) no dimension becomes negative; (C4) an empty dimension
+    grows by "constant" only.
     """
 
     pad_width: tuple[tuple[int, int], ...]
@@ -70,7 +70,7 @@ def _with_constant(x: Array, widths: Sequence[tuple[int, int]], value: float) ->
 
 
 def _continued(position: Array, size: int, mode: str) -> Array:
-    """The position within [0, size) that stands at `position` of the endless continuation."""
+    """The position within [0, size) that `position` maps to under the padding mode."""
     if mode == "edge":
         return np.clip(position, 0, size - 1)
     if mode == "wrap":
@@ -81,6 +81,6 @@ def _continued(position: Array, size: int, mode: str) -> Array:
 
 
 def pad(data: Expr, pad_width: Sequence[Sequence[int]], pad_value: float = 0, pad_mode: str = "constant") -> Call:
-    """`data` with borders of (before, after) elements around each dimension."""
+    """`data` padded by (before, after) elements in each dimension."""
     widths = tuple([(int(before), int(after)) for before, after in pad_width])
     return Pad(pad_width=widths, pad_value=pad_value, pad_mode=pad_mode)(data)

@@ -65,9 +65,9 @@ class _Pool(OpDef):
         positive = (
             min((*self.pool_size, *self.strides, *self.dilation), default=1) >= 1 and min(self.padding, default=0) >= 0
         )
-        given = f"{self.pool_size}, strides {self.strides}, dilation {self.dilation} and padding {self.padding}"
+        attributes = f"{self.pool_size}, strides {self.strides}, dilation {self.dilation} and padding {self.padding}"
         needed = f"{rank}, {rank}, {rank} and {2 * rank} numbers, padding of 0 or more, the others of 1 or more"
-        require(counts == [rank, rank, rank, 2 * rank] and positive, f"(C2) pool_size {given} need {needed}")
+        require(counts == [rank, rank, rank, 2 * rank] and positive, f"(C2) pool_size {attributes} need {needed}")
         spec = self.spec(x.ndim)
         shape = spec.pooled(x.shape)
         for k, a in enumerate(spec.axes):
@@ -83,9 +83,9 @@ class _Pool(OpDef):
     def windows(
         self, x: Array, fill: float, out: tuple[int, ...] | None = None
     ) -> tuple[Array, Callable[[Array], Array]]:
-        """Windows (N, C, out..., kernel...) of x bordered with `fill`, and the way back to the layout.
+        """Windows (N, C, out..., kernel...) of x padded with `fill`, and the permutation back to the layout.
 
-        `out` is the shape of the result in the layout, where it is not that of pooling x.
+        `out` is the shape of the result in the layout, if it is not that of pooling x.
         """
         layout = Layout(self.layout)
         spatial = [a for a in layout.axes if a not in "NC"]
@@ -180,7 +180,8 @@ class MaxPoolWithArgmax(_Pool):
 class AvgPool(_Pool):
     """The mean of each window (ONNX: AveragePool; TVM: nn.avg_pool1d/2d/3d). (C4) the element type is a float.
 
-    Padding counts as zeros with `count_include_pad`, not at all without. What sticks out beyond it never counts.
+    With `count_include_pad` padding counts as zeros, otherwise it is excluded. Positions beyond the padding never
+    count.
     """
 
     count_include_pad: bool = False
@@ -230,7 +231,7 @@ class LpPool(_Pool):
 
 @attributes_of_operator
 class _AdaptivePool(OpDef):
-    """Base of pooling to a given size: window o of n covers [floor(o * size / n), ceil((o + 1) * size / n)).
+    """Base of pooling to a fixed output size: window o of n covers [floor(o * size / n), ceil((o + 1) * size / n)).
 
     (C1) the layout fits the input; (C2) output_size has one positive number for each spatial axis; (C3) the element
     type is a float.
@@ -270,14 +271,14 @@ class _AdaptivePool(OpDef):
 
 @register_op("nn.adaptive_avg_pool", pattern=OpPattern.OUT_FUSABLE)
 class AdaptiveAvgPool(_AdaptivePool):
-    """The mean of each window of a given number of windows (ONNX: GlobalAveragePool with output_size 1)."""
+    """The mean of each window of a fixed number of windows (ONNX: GlobalAveragePool with output_size 1)."""
 
     mode = "avg"
 
 
 @register_op("nn.adaptive_max_pool", pattern=OpPattern.OUT_FUSABLE)
 class AdaptiveMaxPool(_AdaptivePool):
-    """The largest value of each window of a given number of windows (ONNX: GlobalMaxPool with output_size 1)."""
+    """The largest value of each window of a fixed number of windows (ONNX: GlobalMaxPool with output_size 1)."""
 
     mode = "max"
 

@@ -1,7 +1,7 @@
 """Recurrences over a sequence: LSTM, GRU and the plain RNN.
 
 Inputs common to all: products (T, B, D * G * H), the input's part of the G gates of every step and of D directions,
-biases included; the recurrence weights packed (D, ceil(H / NR), G, H, NR), filled up with 0 (`pack_recurrence`); the
+biases included; the recurrence weights packed (D, ceil(H / NR), G, H, NR), padded with 0 (`pack_recurrence`); the
 initial states (D, B, H); with `has_lengths` last the lengths (B). Results: all outputs (T, B, D, H) and the final
 states (D, B, H), as a tuple.
 """
@@ -25,10 +25,10 @@ from relayc.relay.op.transform import reshape, transpose
 from relayc.relay.type import TensorType, TupleType, Type, dims_match, shapes_match
 from relayc.topi.nn.gates import Activation, Gates
 
-__all__ = ["GRU", "LSTM", "RNN", "gru", "lstm", "pack_codes", "pack_recurrence", "rnn", "states_stay_small"]
+__all__ = ["GRU", "LSTM", "RNN", "gru", "lstm", "pack_quantized", "pack_recurrence", "rnn", "states_stay_small"]
 
 _BLOCK = 16
-"""Hidden units of a block: whole vectors on every CPU, four gates of them in registers. Half of it where the last block
+"""Hidden units of a block: whole vectors on every CPU, four gates of them in registers; half as many if the last block
 would be half empty."""
 
 _FUNCTIONS: dict[str, tuple[int, Callable[..., Array]]] = {
@@ -44,15 +44,15 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Array]]] = {
     "thresholded_relu": (1, lambda x, alpha: np.where(x > alpha, x, 0)),
     "elu": (1, lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(x))),
 }
-"""Name -> (number of parameters, function of the value and them)."""
+"""Name -> (number of parameters, function of the value and these parameters)."""
 
 
 _AT_MOST_1 = ("sigmoid", "tanh", "softsign", "hard_sigmoid")
-"""Functions whose values are no larger than 1."""
+"""Functions whose values are at most 1."""
 
 
 def _parts(activation: Activation) -> tuple[str, tuple[float, ...]]:
-    """Name and parameters."""
+    """Name and parameters of an activation."""
     return (activation, ()) if isinstance(activation, str) else (activation[0], activation[1:])
 
 
@@ -73,10 +73,10 @@ def _activated(activation: Activation, x: Array) -> Array:
 
 @attributes_of_operator
 class _Recurrent(OpDef):
-    """What all recurrences have.
+    """Base of recurrences.
 
     (C1) the element type is a float; (C2) of all inputs but the lengths; (C3) products are (T, B, D * G * H), the
-    weights (D, ceil(H / NR), G, H, NR), where `reverse` says of each of the D directions, one or two, whether it runs
+    weights (D, ceil(H / NR), G, H, NR), where `reverse` tells for each of the D directions, one or two, whether it runs
     from the last step to the first; (C4) states are (D, B, H); (C5) as many activations as the cell has, each a name or
     a tuple of a name and its parameters; (C6) lengths are B integers. `cores`, `sums` and `vectors`: see
     `topi.nn.recurrent.Gates`.
@@ -113,8 +113,8 @@ class _Recurrent(OpDef):
         whole = (packed_directions, packed_gates, blocks) == (directions, gates, -(-hidden // lanes))
         require(whole and dims_match(products.shape[2], directions * gates * hidden), expected)
         state = products.with_shape((directions, products.shape[1], hidden))
-        for given in states:
-            require(shapes_match(given.shape, state.shape), f"(C4) a state must be {state}; got {given}")
+        for initial in states:
+            require(shapes_match(initial.shape, state.shape), f"(C4) a state must be {state}; got {initial}")
         known = all(map(_is_known, self.activations)) and len(self.activations) == self.activation_count
         require(known, f"(C5) {self.activation_count} of {', '.join(_FUNCTIONS)} expected; got {self.activations}")
         if self.has_lengths:
@@ -172,10 +172,10 @@ class LSTM(_Recurrent):
     Gates in the order input, output, forget, cell: c' = f c + i g, h' = o act(c'). With `has_peepholes` (D, 3, H)
     follow c0, which adds p c to the input and forget gates and p c' to the output gate (rows input, output, forget).
     `input_forget` couples f = 1 - i. Activations: of the gates, of the cell gate, of c'. With `has_scales` the weights
-    are codes of a byte, two of them in an int16, (D, ceil(H / NR), 4, K, NR) (`pack_codes`), and what they are
-    multiplied by, (D, 4 H), is the last input; states are rounded to a 32,767th of 1 or of the largest initial state.
+    are 8-bit quantised values, two of them in an int16, (D, ceil(H / NR), 4, K, NR) (`pack_quantized`), and their
+    scales (D, 4 H) are the last input; states are rounded to a 32,767th of 1 or of the largest initial state.
     Constraints as for all recurrences; (C7) peepholes are (D, 3, H); (C8) scales are (D, 4 H), of int16 weights with K
-    half of the units of all blocks; (C9) with scales a state is no larger than 1, whatever its gates are.
+    half of the units of all blocks; (C9) with scales a state is at most 1, whatever its gates are.
     """
 
     activations: tuple[Activation, ...] = ("sigmoid", "tanh", "tanh")
@@ -190,7 +190,7 @@ class LSTM(_Recurrent):
     ) -> TupleType:
         self._count_extra(len(extra))
         if self.has_scales:
-            weight, extra = self._of_codes(products, weight, extra[-1]), extra[:-1]
+            weight, extra = self._dequantized_type(products, weight, extra[-1]), extra[:-1]
         y, state = self._check(products, weight, (h0, c0), extra)
         if self.has_peepholes:
             shape = (len(self.reverse), 3, state.shape[2])
@@ -199,8 +199,8 @@ class LSTM(_Recurrent):
             )
         return TupleType([y, state, state])
 
-    def _of_codes(self, products: TensorType, weight: TensorType, scales: TensorType) -> TensorType:
-        """The type of weights as floats."""
+    def _dequantized_type(self, products: TensorType, weight: TensorType, scales: TensorType) -> TensorType:
+        """The type of quantised weights as floats."""
         unfit = f"(C8) scales {scales} do not fit {weight}"
         require(weight.is_static and weight.ndim == 5 and scales.is_static and scales.ndim == 2, unfit)
         directions, blocks, gates, depth, lanes = weight.static_shape
@@ -225,7 +225,7 @@ class LSTM(_Recurrent):
 
     def reference(self, products: Array, weight: Array, h0: Array, c0: Array, *extra: Array) -> tuple[Array, ...]:
         directions, hidden = weight.shape[0], h0.shape[2]
-        weight = _unpacked_codes(weight)[:, :, :, :hidden] if self.has_scales else weight
+        weight = _unpacked_quantized(weight)[:, :, :, :hidden] if self.has_scales else weight
         peepholes = extra[0].astype(np.float64) if self.has_peepholes else np.zeros((directions, 3, hidden))
         scales = extra[-1].astype(np.float64) if self.has_scales else np.ones((directions, 4 * hidden))
         lengths = extra[int(self.has_peepholes)] if self.has_lengths else None
@@ -325,8 +325,8 @@ def pack_recurrence(weight: Expr, gates: int) -> Expr:
     return transpose(reshape(whole, (directions, gates, blocks, lanes, hidden)), (0, 2, 1, 4, 3))
 
 
-def pack_codes(weight: Expr, gates: int) -> Expr:
-    """Codes (D, G * H, H), int8, packed (D, ceil(H / NR), G, K, NR) as int16; constant ones fold.
+def pack_quantized(weight: Expr, gates: int) -> Expr:
+    """8-bit quantised weights (D, G * H, H) packed (D, ceil(H / NR), G, K, NR) as int16; constant ones fold.
 
     Units k and k + NR / 2 of a block of the state stand in lower and upper bytes; K is half of all blocks' units.
     """
@@ -346,8 +346,8 @@ def pack_codes(weight: Expr, gates: int) -> Expr:
     return bitwise_or(bitwise_and(low, const(0xFF, "int16")), left_shift(high, const(8, "int16")))
 
 
-def _unpacked_codes(weight: Array) -> Array:
-    """Codes (D, blocks, G, 2 K, NR) from (D, blocks, G, K, NR)."""
+def _unpacked_quantized(weight: Array) -> Array:
+    """Quantised weights (D, blocks, G, 2 K, NR) from (D, blocks, G, K, NR)."""
     lanes = weight.shape[-1]
     low, high = ((weight & 0xFF) ^ 0x80) - 0x80, weight >> 8
     shape = (*weight.shape[:3], weight.shape[3] * 2 // lanes, lanes // 2, lanes)
@@ -375,14 +375,14 @@ def lstm(
 ) -> tuple[TupleGetItem, ...]:
     """y (T, B, D, H), h and c (D, B, H) of products (T, B, D 4 H) and `weight` (D, 4 H, H); see `LSTM`.
 
-    Weights that are multiplied by `scales` (D, 4 H) are int8.
+    With `scales` (D, 4 H) the weights are int8.
     """
     operator = LSTM(
         activations=activations, reverse=reverse, clip=clip, has_lengths=lengths is not None,
         input_forget=input_forget, has_peepholes=peepholes is not None, has_scales=scales is not None,
     )  # fmt: skip
     extra = [e for e in (peepholes, lengths, scales) if e is not None]
-    pack = pack_recurrence if scales is None else pack_codes
+    pack = pack_recurrence if scales is None else pack_quantized
     return _results(operator(products, pack(weight, 4), h0, c0, *extra), 3)
 
 

@@ -17,12 +17,12 @@ __all__ = ["RotaryEmbedding", "rotary_embedding"]
 
 @register_op("nn.rotary_embedding", pattern=OpPattern.INJECTIVE)
 class RotaryEmbedding(OpDef):
-    """Pairs of channels of x (..., D) turned by an angle each: first * cos - second * sin, second * cos + first * sin.
+    """Pairs of channels of x (..., D) rotated by an angle each: first * cos - second * sin, second * cos + first * sin.
 
-    The pairs are channels c and c + D / 2 or, `interleaved`, neighbours. Cosine and sine broadcast to x with one number
+    Pairs are channels c and c + D / 2 or, `interleaved`, adjacent ones. Cosine and sine broadcast to x with one value
     for each channel (D) or for each pair (D / 2) in the last dimension (Su et al., "RoFormer", 2021; ONNX:
-    RotaryEmbedding). (C1) the element type is a float; (C2) of all inputs; (C3) D is even; (C4) cosine and sine
-    have one shape, as above.
+    RotaryEmbedding). (C1) the element type is a float; (C2) of all inputs; (C3) D is even; (C4) cosine and sine have
+    one shape, as above.
     """
 
     interleaved: bool = False
@@ -61,5 +61,5 @@ class RotaryEmbedding(OpDef):
 
 
 def rotary_embedding(x: Expr, cosine: Expr, sine: Expr, interleaved: bool = False) -> Call:
-    """x with pairs of channels turned by the angles of `cosine` and `sine`."""
+    """x with pairs of channels rotated by the angles of `cosine` and `sine`."""
     return RotaryEmbedding(interleaved=interleaved)(x, cosine, sine)

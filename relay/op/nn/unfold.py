@@ -1,4 +1,4 @@
-"""Windows laid side by side, and back."""
+"""Overlap-add: the inverse of extracting windows."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ class OverlapAdd(OpDef):
         rank = len(self.sizes)
         counts = {len(self.strides), len(self.dilation), len(self.begin)}
         positive = all(at_least(n, 1) for n in (*self.sizes, *self.strides, *self.dilation))
-        given = f"sizes {self.sizes}, strides {self.strides}, dilation {self.dilation} and begin {self.begin}"
+        attributes = f"sizes {self.sizes}, strides {self.strides}, dilation {self.dilation} and begin {self.begin}"
         valid = rank > 0 and counts == {rank} and positive and min(self.begin) >= 0
-        require(valid, f"(C1) {given} do not describe windows")
+        require(valid, f"(C1) {attributes} do not describe windows")
         taps = x.shape[2 + rank : -1]
         fits = x.ndim == 2 * rank + 3 and all(isinstance(n, int) for n in taps)
         require(fits, f"(C2) x must have {2 * rank + 3} dimensions, taps of known numbers; got {x}")
@@ -138,5 +138,5 @@ class OverlapAdd(OpDef):
 
 
 def overlap_add(data: Expr, sizes: Sequence[Dim], strides: Ints, dilation: Ints, begin: Ints) -> Call:
-    """The images whose windows, side by side with the channels last, are `data`, overlaps added up."""
+    """The images whose channels-last windows are `data`, overlaps added up."""
     return OverlapAdd(sizes=tuple(sizes), strides=strides, dilation=dilation, begin=begin)(data)

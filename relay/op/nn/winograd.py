@@ -24,7 +24,7 @@ IntOrInts = int | Sequence[int]
 
 @attributes_of_operator
 class _Winograd(OpDef):
-    """What both operators share: attributes, and what they make of one plane."""
+    """Base of both operators: attributes, and the transform of one plane."""
 
     tile: int
     kernel_size: int = 3
@@ -35,12 +35,12 @@ class _Winograd(OpDef):
     rank: ClassVar[int] = 2
 
     def _plane(self, data: TensorType, weight: TensorType) -> tuple[Dim, Dim, Dim]:
-        """Lines, columns and channels of the result. Raises where (C1) to (C5) are not met."""
+        """Rows, columns and channels of the result. Raises where (C1) to (C5) are not met."""
         rank = self.rank
         valid = self.tile in WINOGRAD_FILTERS.get(self.kernel_size, ()) and len(self.padding) == 2 * rank
         known = ", ".join(f"F({m}, {r})" for r, tiles in WINOGRAD_FILTERS.items() for m in tiles)
-        given = f"F({self.tile}, {self.kernel_size}) with padding {self.padding}"
-        require(valid, f"(C1) {given}: expected one of {known}, and {2 * rank} numbers")
+        attributes = f"F({self.tile}, {self.kernel_size}) with padding {self.padding}"
+        require(valid, f"(C1) {attributes}: expected one of {known}, and {2 * rank} numbers")
         require(self.dilation >= 1, f"(C1) dilation is {self.dilation}, and must be at least 1")
         require_same_dtype(2, data, weight)
         ranks = data.ndim == rank + 2 and weight.ndim == rank + 3
@@ -63,7 +63,7 @@ class _Winograd(OpDef):
         return oh, ow, outputs
 
     def _filtered(self, data: Array, weight: Array) -> Array:
-        """What the filters make of (N, H, W, C), borders included, in float64."""
+        """The convolution of (N, H, W, C), padding included, in float64."""
         reach, d = (self.kernel_size - 1) * self.dilation, self.dilation
         n, h, w, _ = data.shape
         image = np.empty((n, h - reach, w - reach, weight.shape[0] * weight.shape[-1]))
@@ -72,7 +72,7 @@ class _Winograd(OpDef):
         return image[..., : self.channels]
 
     def _undilated(self, data: Array, weight: Array) -> Array:
-        """What the filter makes of lines and columns that lie `dilation` apart, border included."""
+        """The convolution of rows and columns that lie `dilation` apart, padding included."""
         matrices, size = winograd_matrices(self.tile, self.kernel_size), self.tile + self.kernel_size - 1
         n, h, w, _ = data.shape
         oh, ow = h - self.kernel_size + 1, w - self.kernel_size + 1
@@ -88,7 +88,7 @@ class _Winograd(OpDef):
         return result.reshape(n, lines * self.tile, columns * self.tile, -1)[:, :oh, :ow]
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
-        """Those of the direct convolution, so that speeds can be compared."""
+        """The multiply-accumulates of the direct convolution, so that speeds can be compared."""
         _, weight = types
         assert isinstance(weight, TensorType) and isinstance(result, TensorType)
         taps = self.kernel_size**2 * math.prod(weight.static_shape[3:-1])
@@ -100,12 +100,12 @@ class Conv2DNHWCWinograd(_Winograd):
     """Convolution with stride 1 of NHWC data by F(tile x tile, kernel_size x kernel_size), with transformed weights.
 
     The weights are (O / NR, A, A, I, NR), A = tile + kernel_size - 1 and I the channels of a group: ``g @ w @ g.T`` of
-    each filter by `topi.nn.winograd.winograd_matrices`, in panels of NR. `padding` is (top, left, bottom, right).
-    (C1) tile and kernel_size are a pair that is offered, padding has 4 numbers, dilation is at least 1; (C2) both
-    inputs have one element type; (C3) ranks are 4 and 5; (C4) the weights are A x A and have I * groups = C, panels
-    don't cross groups; (C5) the kernel fits into the padded input; (C6) `channels` of the result may end within the
-    last panel, if there is one group. `likely_sides` are the lines and columns of the result for which it is scheduled
-    where they are known at run time. TVM: `nn.contrib_conv2d_winograd_without_weight_transform`.
+    each filter by `topi.nn.winograd.winograd_matrices`, in panels of NR. `padding` is (top, left, bottom, right). (C1)
+    tile and kernel_size are a supported pair, padding has 4 numbers, dilation is at least 1; (C2) both inputs
+    have one element type; (C3) ranks are 4 and 5; (C4) the weights are A x A and have I * groups = C, panels do not
+    cross groups; (C5) the kernel fits into the padded input; (C6) `channels` of the result may end within the last
+    panel, if there is one group. `likely_sides` are the rows and columns of the result that the schedule assumes where
+    they are symbolic. TVM: `nn.contrib_conv2d_winograd_without_weight_transform`.
     """
 
     padding: tuple[int, ...] = (0, 0, 0, 0)
@@ -129,11 +129,11 @@ class Conv2DNHWCWinograd(_Winograd):
 
 @register_op("nn.conv3d_ndhwc_winograd", pattern=OpPattern.OUT_FUSABLE)
 class Conv3DNDHWCWinograd(_Winograd):
-    """Convolution of NDHWC data, lines and columns by F(tile x tile, kernel_size x kernel_size) with stride 1.
+    """Convolution of NDHWC data, rows and columns by F(tile x tile, kernel_size x kernel_size) with stride 1.
 
     Along the depth, of `depth_stride` and `depth_dilation`, it is a sum over taps: the weights are (O / NR, A, A, KD,
-    I, NR), otherwise as those of `nn.conv2d_nhwc_winograd`. `padding` is (front, top, left, back, bottom, right). (C1)
-    to (C6) as there, with 6 numbers and ranks of 5 and 6; (C7) the depth is known, and its taps fit into it. TVM:
+    I, NR), otherwise as for `nn.conv2d_nhwc_winograd`. `padding` is (front, top, left, back, bottom, right). (C1) to
+    (C6) as there, with 6 numbers and ranks of 5 and 6; (C7) the depth is known, and its taps fit into it. TVM:
     `nn.contrib_conv3d_winograd_without_weight_transform`, which transforms the depth, too.
     """
 

@@ -1,4 +1,4 @@
-"""Batches in slices: the same bits with less memory, and nothing sliced that mixes images."""
+"""Batch slicing: the same bits with less memory, and operators that mix images are not sliced."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def conv(x: Expr, outputs: int, kernel: int = 3, groups: int = 1) -> Expr:
 
 
 def residual_network(batch: int) -> Function:
-    """Two blocks with shortcuts, a depthwise convolution, a shuffle of channels, a join, pooling, a product."""
+    """Two blocks with shortcuts, a depthwise convolution, a channel shuffle, a concatenation, pooling, a product."""
     x = var("x", (batch, 32, 32, 8))
     y = relay.nn.relu(conv(x, 16))
     for _ in range(2):
@@ -73,8 +73,8 @@ def test_slices_give_the_same_bits(batch: int, threads: int):
 
 
 @pytest.mark.parametrize("batch", [4, 6])
-def test_parts_of_a_sliced_batch_are_joined_again(batch: int):
-    """Rolled along two axes, as windows of a Swin Transformer are: a slice computes a part of what is joined whole."""
+def test_slices_of_a_batch_are_concatenated_again(batch: int):
+    """Rolls along two axes, as for windows of a Swin Transformer: a slice computes a part of a concatenation."""
 
     def rolled(x: Expr, axis: int) -> Expr:
         parts = [relay.strided_slice(x, [b], [e], axes=[axis]) for b, e in ((3, 56), (0, 3))]
@@ -138,7 +138,7 @@ def test_functions_that_map_images_get_a_smaller_batch():
         assert function.body.shape == (2, *body.shape[1:])
 
 
-def test_functions_that_mix_images_are_refused():
+def test_functions_that_mix_images_are_not_sliced():
     x, row = var("x", (8, 8, 4)), var("row", (8,))
     like = relay.const(normal(8, 8, 4))
     for body, params in (

@@ -1,4 +1,4 @@
-"""Concatenations written in place and slices read in place: results, and what is left to copy."""
+"""Concatenations written in place and slices read in place: results, and remaining copies."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def kernels(compiled: CompiledModel) -> list[str]:
 
 
 def parts(compiled: CompiledModel) -> tuple[int, int]:
-    return compiled.build_report.parts.shared, compiled.build_report.parts.copied
+    return compiled.build_report.aliasing.aliased, compiled.build_report.aliasing.copied
 
 
 def test_branches_write_into_the_concatenation():
     x = image()
     squeezed = conv(x, 16)
-    joined = joined_along(conv(squeezed, 32), conv(squeezed, 48, 3), axis=1)
-    compiled = check([x], conv(joined, 16))
+    concatenated = joined_along(conv(squeezed, 32), conv(squeezed, 48, 3), axis=1)
+    compiled = check([x], conv(concatenated, 16))
     assert parts(compiled) == (1, 0)
     assert "concatenate" not in kernels(compiled)
     assert "1 concatenations, slices and splits in place, 0 of their inputs copied" in str(compiled.build_report)
@@ -78,17 +78,17 @@ def test_windows_keep_their_steps_where_results_have_gaps():
 
 def test_a_dense_block_is_one_tensor():
     x = image(32)
-    joined = conv(x, 32)
+    concatenated = conv(x, 32)
     for _ in range(4):
-        joined = joined_along(joined, conv(conv(joined, 64), 16, 3), axis=1)
-    compiled = check([x], conv(joined, 16))
+        concatenated = joined_along(concatenated, conv(conv(concatenated, 64), 16, 3), axis=1)
+    compiled = check([x], conv(concatenated, 16))
     assert parts(compiled) == (4, 0)
     strided = {t.strides for t in compiled.graph.tensors if t.strides is not None}
     assert strided == {(6 * 6 * 96, 6 * 96, 96, 1)}
     assert str(compiled.build_report).count("MB") == 2
 
 
-def test_a_dense_block_that_lists_all_inputs_each_time_is_one_tensor_too():
+def test_a_dense_block_of_flat_concatenations_is_one_tensor_too():
     x = image(32)
     features = [conv(x, 32)]
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_a_dense_block_that_lists_all_inputs_each_time_is_one_tensor_too():
     assert parts(compiled) == (3, 0)
 
 
-def test_what_is_joined_twice_is_copied_once():
+def test_an_operand_concatenated_twice_is_copied_once():
     x = image()
     y = conv(x, 32)
     compiled = check([x], conv(joined_along(y, conv(y, 32), y, axis=1), 16))
@@ -111,7 +111,7 @@ def test_an_input_of_the_graph_is_copied():
     assert parts(compiled)[0] == 1
 
 
-def test_a_concatenation_of_what_can_not_move_stays():
+def test_a_concatenation_of_tensors_that_cannot_be_aliased_stays():
     x, y = image(), var("y", (1, 16, 6, 6))
     compiled = check([x, y], joined_along(x, y, axis=1))
     assert parts(compiled) == (0, 0)
@@ -121,22 +121,22 @@ def test_a_concatenation_of_what_can_not_move_stays():
 def test_outputs_of_the_graph_stay_where_they_are(part: bool, shared: tuple[int, int]):
     x = var("x", (4, 32))
     y = nn.softmax(x)
-    joined = joined_along(y, nn.softmax(y), axis=1)
-    compiled = check([x], y if part else joined, nn.softmax(joined))
+    concatenated = joined_along(y, nn.softmax(y), axis=1)
+    compiled = check([x], y if part else concatenated, nn.softmax(concatenated))
     assert parts(compiled) == shared
 
 
-def test_short_pieces_are_not_worth_it():
+def test_short_contiguous_runs_are_not_aliased():
     x = image()
     compiled = check([x], conv(joined_along(conv(x, 4), conv(x, 60), axis=1), 16))
     assert parts(compiled) == (1, 1)
 
 
-def test_along_the_outermost_axis_even_views_and_recurrences_take_part():
+def test_views_and_recurrences_are_aliased_along_the_outermost_axis():
     x = var("x", (4, 24))
     rows = relay.reshape(nn.softmax(x), (2, 48))
-    joined = joined_along(rows, nn.softmax(rows, axis=0), axis=0)
-    compiled = check([x], relay.cumsum(joined, axis=1))
+    concatenated = joined_along(rows, nn.softmax(rows, axis=0), axis=0)
+    compiled = check([x], relay.cumsum(concatenated, axis=1))
     assert parts(compiled) == (1, 0)
     assert all(t.strides is None for t in compiled.graph.tensors)
 
@@ -149,7 +149,7 @@ def test_splits_are_read_in_place():
     assert not any("split" in name or "slice" in name for name in kernels(compiled))
 
 
-def test_halves_join_as_the_whole_they_are():
+def test_a_concatenation_of_the_slices_of_a_tensor_is_a_view():
     x = image()
     whole = conv(x, 64)
     halves = relay.split(whole, 2, axis=1)
@@ -168,20 +168,20 @@ def test_slices_of_slices():
     assert parts(compiled) == (2, 0)
 
 
-def test_a_slice_with_steps_is_copied():
+def test_a_strided_slice_is_copied():
     x = var("x", (6, 128))
     compiled = check([x], nn.softmax(relay.strided_slice(nn.softmax(x), (0,), (128,), (2,), (1,))))
     assert parts(compiled) == (0, 0)
 
 
-def test_nothing_is_shared_at_low_levels():
+def test_nothing_is_aliased_at_low_optimisation_levels():
     x = image()
     with PassContext(opt_level=1):
         compiled = check([x], conv(joined_along(conv(x, 32), conv(x, 32), axis=1), 16))
     assert parts(compiled) == (0, 0)
 
 
-def test_a_part_that_would_leave_the_arena_is_refused():
+def test_a_slice_beyond_the_arena_is_rejected():
     x = image()
     compiled = check([x], conv(joined_along(conv(x, 32), conv(x, 32), axis=1), 16))
     record = compiled.graph.to_json()
@@ -196,7 +196,8 @@ def test_a_part_that_would_leave_the_arena_is_refused():
 
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[Var, list[Expr]]:
-    """A random graph of joins, cuts, products, row statistics and elementwise steps on tensors of 3 dimensions."""
+    """A random graph of concatenations, slices, products, row statistics and elementwise operators on rank-3 tensors.
+    """
     x = var("x", (2, 3, draw(st.sampled_from([16, 24, 40]))))
     known: list[Expr] = [nn.relu(x)]
     for _ in range(draw(st.integers(3, 10))):

@@ -1,4 +1,4 @@
-"""Kernels that differ only in whose sizes they are about are one."""
+"""Kernels that differ only in the names of their size variables are one."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ RNG = np.random.default_rng(5)
 
 
 def largest(size: SizeVar) -> relay.Function:
-    """The three largest values of each column of `size` lines, or all of fewer; a size is an attribute here too."""
+    """The three largest values of each column of `size` rows, or all of fewer; a size is an attribute here too."""
     x = relay.var("x", (size, 6))
     return relay.Function((x,), op.topk(x, k=smaller(size, 3), axis=0)[0])
 
 
-def test_functions_of_different_sizes_become_equal() -> None:
+def test_functions_that_differ_in_size_variables_become_equal() -> None:
     sizes, n, m = CanonicalSizes(), SizeVar("n"), SizeVar("m")
     (first, names), (second, others) = sizes.rename(largest(n)), sizes.rename(largest(m))
     assert str(first) == str(second)
     assert names["#0"] is n and others["#0"] is m
 
 
-def test_a_function_of_known_sizes_stays_as_it_is() -> None:
+def test_a_function_of_static_sizes_is_unchanged() -> None:
     x = relay.var("x", (4, 6))
     function = relay.Function((x,), op.nn.relu(x))
     renamed, names = CanonicalSizes().rename(function)
@@ -44,7 +44,7 @@ def bent(*shape: Dim) -> relay.Function:
     return relay.Function((x,), op.nn.relu(x))
 
 
-def test_a_formula_is_one_size_where_its_variable_is_not_mentioned_by_itself() -> None:
+def test_a_formula_becomes_one_variable_if_it_contains_all_occurrences() -> None:
     samples, batch = SizeVar("samples"), SizeVar("batch")
     frames = normal((samples + 240) // 320 - 1)
     renamed, names = CanonicalSizes().rename(bent(batch, frames, 8))
@@ -62,7 +62,7 @@ def test_a_size_keeps_what_is_known_of_its_factors_and_divisors(frames: Callable
     assert str(renamed.params[0].tensor_type.shape[0]).replace(" * ", "*") == own
 
 
-def test_convolutions_by_tiles_of_pixels_take_multiples_for_sizes_of_their_own() -> None:
+def test_convolutions_tiled_over_pixels_abstract_multiples() -> None:
     def convolution(lines: Dim, more: Dim) -> relay.Function:
         x, weight = relay.var("x", (1, lines, 8, 16)), relay.var("w", (2, 1, 1, 16, 16))
         y = make_call("nn.conv2d_nhwc_packed", (x, weight), channels=32)
@@ -76,14 +76,14 @@ def test_convolutions_by_tiles_of_pixels_take_multiples_for_sizes_of_their_own()
     assert str(CanonicalSizes().rename(convolution(halves, halves))[0]) == str(renamed)
 
 
-def test_a_variable_that_is_mentioned_by_itself_stays() -> None:
+def test_a_variable_that_occurs_alone_stays() -> None:
     n = SizeVar("n")
     x, y = relay.var("x", (n, 4)), relay.var("y", (normal(n // 2), 4))
     _, names = CanonicalSizes().rename(relay.Function((x, y), op.concatenate([x, y], axis=0)))
     assert names == {"#0": n}
 
 
-def test_sizes_that_are_taken_to_be_equal_are_one() -> None:
+def test_sizes_assumed_equal_are_unified() -> None:
     n = SizeVar("n")
     cut = add_sizes(larger(add_sizes(n, product((-1, smaller(n, 1)))), 0), 1)  # n without a first one, and one more
     x, w, y = relay.var("x", (2, cut, 8)), relay.var("w", (4, 8)), relay.var("y", (1, n, 4))
@@ -94,7 +94,7 @@ def test_sizes_that_are_taken_to_be_equal_are_one() -> None:
     assert [str(p.tensor_type.shape[1]) for p in renamed.params] == ["#0", "8", "#0"]
 
 
-def test_a_size_of_one_at_most_is_no_other_one() -> None:
+def test_a_size_of_at_most_one_is_not_unified() -> None:
     n = SizeVar("n")
     x, y = relay.var("x", (smaller(n, 1), 4)), relay.var("y", (n, 4))
     with assuming():
@@ -113,7 +113,7 @@ def test_sizes_of_results_follow_from_the_formula() -> None:
 
 
 @pytest.mark.parametrize("target", ["llvm", "interp"])
-def test_layers_of_one_kind_share_a_kernel_that_is_given_what_their_formulas_come_to(target: str) -> None:
+def test_layers_share_a_kernel_that_takes_the_values_of_their_formulas(target: str) -> None:
     n = SizeVar("n")
     x = relay.var("x", (1, 4, n))
     layers = [x]

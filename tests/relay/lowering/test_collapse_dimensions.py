@@ -1,4 +1,4 @@
-"""Kernels that transpose are made of as few dimensions as can be, and compute the same."""
+"""Transposing kernels have as few dimensions as possible, and equal results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relayc.relay.lowering.collapse_dimensions import collapse_dimensions
 
 
 def merged(body: relay.Expr, *params: relay.Var) -> tuple[list[tuple[int, ...]], tuple[int, ...] | None]:
-    """Shapes of the parameters, and the axes of the transposition that is left; results are compared."""
+    """Shapes of the parameters, and the axes of the remaining transposition; results are compared."""
     function = relay.Function(params, body)
     changed = collapse_dimensions(function)
     random = np.random.default_rng(0)
@@ -41,18 +41,18 @@ def var(name: str, *shape: int) -> relay.Var:
     ],
     ids=str,
 )
-def test_what_stays_together_becomes_one(shape, axes, small, order) -> None:
+def test_adjacent_dimensions_collapse(shape, axes, small, order) -> None:
     x = var("x", *shape)
     assert merged(relay.transpose(x, axes), x) == ([small], order)
 
 
-def test_elementwise_work_follows() -> None:
+def test_elementwise_operators_follow() -> None:
     x, scale = var("x", 2, 3, 4, 5), var("scale", 3)
     y = relay.nn.relu(relay.multiply(relay.transpose(relay.tanh(x), (0, 2, 3, 1)), scale))
     assert merged(y, x, scale) == ([(2, 3, 20), (1, 1, 3)], (0, 2, 1))
 
 
-def test_what_repeats_along_one_dimension_keeps_it_apart() -> None:
+def test_broadcast_dimensions_do_not_collapse_with_others() -> None:
     x, row = var("x", 2, 3, 4, 5), var("row", 5, 1)
     y = relay.add(relay.transpose(x, (0, 2, 3, 1)), row)
     assert merged(y, x, row) == ([(2, 3, 4, 5), (5, 1)], (0, 2, 3, 1))
@@ -70,7 +70,7 @@ def test_a_tensor_read_in_two_orders_stays() -> None:
     assert merged(y, x)[0] == [(4, 4, 5)]
 
 
-def test_flags_are_moved_as_bytes() -> None:
+def test_bools_are_moved_as_bytes() -> None:
     x = relay.var("x", shape=(4, 5), dtype="bool")
     changed = collapse_dimensions(relay.Function((x,), relay.transpose(x, (1, 0))))
     assert str(changed.params[0].tensor_type.dtype) == "uint8"
@@ -94,7 +94,7 @@ def test_flags_are_moved_as_bytes() -> None:
     ],
     ids=str,
 )
-def test_smaller_tensors_are_repeated_along_merged_dimensions(shapes, small) -> None:
+def test_smaller_tensors_are_broadcast_along_collapsed_dimensions(shapes, small) -> None:
     params = [var(f"x{i}", *shape) for i, shape in enumerate(shapes)]
     y: relay.Expr = params[0]
     for other in params[1:]:
@@ -102,7 +102,7 @@ def test_smaller_tensors_are_repeated_along_merged_dimensions(shapes, small) -> 
     assert merged(y, *params) == (small, None)
 
 
-def test_others_are_left_alone() -> None:
+def test_other_functions_are_unchanged() -> None:
     x = var("x", 2, 3, 4)
     assert merged(relay.nn.relu(x), x)[0] == [(2, 3, 4)]
     n = relay.var("n", shape=(2, 3, 4), dtype="float32")

@@ -1,4 +1,4 @@
-"""Kernels that reduce have as few dimensions as can be, and compute the same."""
+"""Reductions have as few dimensions as possible, and equal results."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def _same(function: Function, shapes: list[tuple[int, ...]]) -> None:
     ],
     ids=str,
 )
-def test_neighbouring_dimensions_become_one(name, shape, axes, merged, keepdims) -> None:
+def test_adjacent_dimensions_collapse(name, shape, axes, merged, keepdims) -> None:
     x = _var("x", *shape)
     _same(Function((x,), getattr(relay, name)(x, axis=axes, keepdims=keepdims)), [merged])
 
 
-def test_elementwise_work_follows() -> None:
+def test_elementwise_operators_follow() -> None:
     x, y, bias = _var("x", 2, 5, 3, 4), _var("y", 2, 5, 3, 4), _var("b", 2, 3, 4)
     half = relay.const(np.full((1, 1, 1, 1), 0.5, np.float32))
     summed = relay.sum(relay.multiply(relay.add(x, y), half), axis=1)
@@ -57,7 +57,7 @@ def test_other_kernels_stay() -> None:
     x, scale, line = _var("x", 2, 5, 3, 4), _var("s", 5, 1, 1), _var("l", 2, 5, 1)
     sized = Var("n", relay.TensorType((SizeVar("n"), 3, 5), "float32"))
     others: list[tuple[tuple[Var, ...], Expr]] = [
-        ((x,), relay.sum(x)),  # all of it
+        ((x,), relay.sum(x)),  # of everything
         ((x,), relay.max(x, axis=(1, 3))),
         ((line,), relay.argmax(line, axis=2)),  # of one element
         ((line,), relay.argmax(line, axis=(0, 1))),

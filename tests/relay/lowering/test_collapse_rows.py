@@ -1,4 +1,4 @@
-"""Kernels of rows have two dimensions."""
+"""Row kernels have two dimensions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _same(function: Function, shapes: list[tuple[int, ...]]) -> Function:
     return changed
 
 
-def test_dimensions_of_rows_become_one() -> None:
+def test_outer_dimensions_collapse() -> None:
     x, y, scale = _var("x", 2, 3, 4, 5), _var("y", 2, 3, 4, 5), _var("s", 5)
     _same(Function((x,), nn.softmax(x, axis=3)), [(24, 5)])
     _same(Function((x, scale), nn.rms_norm(x, scale)), [(24, 5), (5,)])

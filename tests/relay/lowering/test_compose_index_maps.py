@@ -1,4 +1,4 @@
-"""Kernels that transpose and reshape in turns become one transposition, and compute the same."""
+"""Kernels of several transposes and reshapes become one transposition with equal results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relayc.relay.op.transform import Reshape, Transpose
 
 
 def composed(body: relay.Expr, x: relay.Var) -> list[str]:
-    """The operators that are left, producers first; results are compared."""
+    """The remaining operators, producers first; results are compared."""
     function = relay.Function((x,), body)
     changed = compose_index_maps(function)
     data = np.arange(np.prod(x.tensor_type.static_shape), dtype=np.float32)
@@ -42,24 +42,24 @@ def test_depth_to_space_between_layouts_is_one_transposition() -> None:
     [((6, 4, 1, 8), (2, 3, 2, 2, 2, 4), (5, 0, 4, 2, 1, 3)), ((24, 10), (4, 60), (1, 0)), ((4, 9), (6, 6), (1, 0)),
      ((2, 3, 5), (6, 1, 5), (2, 1, 0)), ((1, 1), (1,), (0,))],
 )  # fmt: skip
-def test_dimensions_are_taken_apart_where_they_divide(shape, newshape, axes) -> None:
+def test_dimensions_are_factored_by_divisors(shape, newshape, axes) -> None:
     x = var(*shape)
-    turned = relay.transpose(x, tuple(range(len(shape)))[::-1])
-    y = relay.transpose(relay.reshape(turned, newshape), axes)
+    transposed = relay.transpose(x, tuple(range(len(shape)))[::-1])
+    y = relay.transpose(relay.reshape(transposed, newshape), axes)
     composed(y, x)
     first = relay.transpose(relay.reshape(x, newshape), axes)
     composed(first, x)
 
 
-def test_elementwise_work_stays_in_front_and_behind() -> None:
+def test_elementwise_operators_stay_before_and_after() -> None:
     x = var(4, 6)
     y = relay.nn.relu(relay.transpose(relay.reshape(relay.transpose(relay.exp(x)), (2, 3, 4)), (1, 0, 2)))
     assert composed(relay.multiply(y, relay.const(np.float32(2))), x) == ["exp", "transpose", "nn.relu", "multiply"]
 
 
-def test_others_are_left_alone() -> None:
+def test_other_functions_are_unchanged() -> None:
     x = var(4, 9)
-    uneven = relay.transpose(relay.reshape(relay.transpose(x), (6, 6)))  # 9 rows of 4 become 6 of 6: no common parts
+    uneven = relay.transpose(relay.reshape(relay.transpose(x), (6, 6)))  # 9 rows of 4 become 6 of 6: no common factors
     function = relay.Function((x,), uneven)
     assert compose_index_maps(function) is function
     twice = relay.Function((x,), relay.add(relay.reshape(relay.transpose(x), (4, 9)), x))

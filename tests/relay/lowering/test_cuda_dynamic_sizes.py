@@ -1,4 +1,4 @@
-"""Models whose sizes are known at run time, on a GPU: run, recorded by their sizes, replayed."""
+"""Models with dynamic shapes on a GPU: run, captured by their sizes, replayed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_runs_are_recorded_by_their_sizes(cuda_device, monkeypatch):
     arch = "sm_" + cuda_device.compute_version.replace(".", "")
     module = graph_executor.GraphModule(relay.build(function, target=f"cuda -arch={arch}")["default"](cuda_device))
     largest = RNG.standard_normal((40, 64), dtype=np.float32)
-    module(largest)  # the buffers have their last places
+    module(largest)  # the buffers have their final addresses
     for n in (1, 17, 17, 17, 40, 40, 40, 1, 0, 40):
         values = largest[:n] + n
         np.testing.assert_allclose(module(values)[0].numpy(), expected(values), rtol=1e-3, atol=1e-5)

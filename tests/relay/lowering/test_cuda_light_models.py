@@ -1,4 +1,4 @@
-"""Real architectures from ONNX to the CUDA device: against the same models on the CPU."""
+"""Real architectures from ONNX on the CUDA device, compared with the same models on the CPU."""
 
 from __future__ import annotations
 

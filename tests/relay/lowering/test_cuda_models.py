@@ -1,6 +1,6 @@
-"""Whole models on a CUDA device: a real one where there is one, else the emulated one.
+"""Whole models on a CUDA device, or on the emulated one without hardware.
 
-What is compared with: the graph interpreter, which evaluates every operator by its numpy reference.
+The reference is the graph interpreter, which evaluates every operator by its numpy reference.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def several_results() -> relay.Function:
 
 
 def layers_of_different_scales() -> relay.Function:
-    """Layers that differ in numbers only: one kernel, which is given them."""
+    """Layers that differ in constants only: one kernel, which takes them as parameters."""
     x = relay.var("x", (8, 16))
     y: relay.Expr = x
     for scale, shift in ((0.5, 0.25), (0.75, -1.5), (1.25, 3.0)):
@@ -104,7 +104,7 @@ MODELS = [perceptron, residual_network, encoder_layer, several_results, layers_o
 def test_results_in_float32(cuda_device, model):
     function = model()
     executor = graph_executor.GraphModule(compile_for(cuda_device, function)["default"](cuda_device))
-    for _ in range(3):  # the first run launches, later ones replay what was recorded
+    for _ in range(3):  # the first run launches, later ones replay the captured graph
         check(executor, function, 2e-5)
 
 

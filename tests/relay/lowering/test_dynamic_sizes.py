@@ -1,4 +1,4 @@
-"""Models whose sizes are known at run time, from a relay function to the executor."""
+"""Models with dynamic shapes, from a relay function to the executor."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_saved_model_keeps_its_sizes():
     np.testing.assert_allclose(module(x)[0].numpy(), expected(x), rtol=1e-4, atol=1e-6)
 
 
-def test_models_for_certain_sizes_stand_beside_the_general_one():
+def test_specialised_variants_accompany_the_general_model():
     lib = relay.build(network(SizeVar("n")), specialize={"n": [1, 8]})
     lib = CompiledModel.from_bytes(lib.to_bytes())
     assert [dict(sizes) for sizes, _ in lib.graph.variants] == [{"n": 1}, {"n": 8}]
@@ -75,7 +75,7 @@ def test_models_for_certain_sizes_stand_beside_the_general_one():
         (result,) = module(x)
         assert (module._special is not None) == (n in (1, 8))
         np.testing.assert_allclose(result.numpy(), expected(x), rtol=1e-4, atol=1e-6)
-    with pytest.raises(CompileError, match="names m; the sizes"):
+    with pytest.raises(CompileError, match="names m; the dynamic sizes"):
         relay.build(network(SizeVar("n")), specialize={"m": [1]})
 
 
@@ -94,7 +94,7 @@ def test_sizes_that_disagree_are_named():
     np.testing.assert_array_equal(module.get_output(0).numpy(), [[0, 1, 2], [0, 1, 2]])
 
 
-def test_sizes_beyond_the_index_type_are_refused():
+def test_sizes_beyond_the_index_type_are_rejected():
     n = SizeVar("n")
     x = relay.var("x", (n, 1))
     module = executor(relay.Function((x,), op.add(x, op.broadcast_to(relay.const(1.0), (n, 100000)))))
@@ -137,7 +137,7 @@ def test_every_level_of_optimisation(level):
         (lambda g: g["nodes"][0].update(sizes=["k"]), "a size: .* one of the names"),
     ],
 )
-def test_damaged_descriptions_are_refused(damage, message):
+def test_damaged_descriptions_are_rejected(damage, message):
     lib = relay.build(network(SizeVar("n")))
     record = lib.graph.to_json()
     damage(record)
@@ -170,13 +170,13 @@ def test_a_winograd_convolution_of_any_batch():
 
 def test_models_are_specialised_for_all_of_their_sizes():
     x = relay.var("x", (SizeVar("n"), SizeVar("m")))
-    with pytest.raises(CompileError, match="leaves sizes that are known at run time: m"):
+    with pytest.raises(CompileError, match="leaves dynamic sizes: m"):
         relay.build(relay.Function([x], -x), specialize={"n": [1]})
 
 
 @pytest.mark.parametrize("target", ["llvm", "interp"])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_many_parts_of_sizes_known_at_run_time_are_joined(axis, target):
+def test_many_tensors_of_dynamic_size_are_concatenated(axis, target):
     parts = [relay.var(f"x{i}", (SizeVar(f"n{i}"), 3) if axis == 0 else (3, SizeVar(f"n{i}"))) for i in range(40)]
     module = executor(relay.Function(parts, op.nn.relu(op.concatenate(parts, axis))), target)
     sizes = RNG.integers(0, 4, len(parts))
@@ -185,7 +185,7 @@ def test_many_parts_of_sizes_known_at_run_time_are_joined(axis, target):
 
 
 @pytest.mark.parametrize("shape", [(3, 0, 5), (0, 5)])
-def test_transpositions_of_nothing_at_any_batch_size(shape):
+def test_transpositions_of_empty_tensors_at_any_batch_size(shape):
     x = relay.var("x", (SizeVar("n"), *shape))
     module = executor(relay.Function((x,), op.transpose(x)))
     module.set_input("x", np.zeros((2, *shape), np.float32))

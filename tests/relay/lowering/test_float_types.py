@@ -1,4 +1,4 @@
-"""float32 means float32: no kernel of a float32 graph has anything narrower, whatever the processor has."""
+"""float32 means float32: no kernel of a float32 graph uses a narrower type, on any processor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGETS = [
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_kernels_of_float32_graphs_know_no_other_float(target: str) -> None:
+def test_kernels_of_float32_graphs_use_no_other_float_type(target: str) -> None:
     for make in MODELS.values():
         function = make()
         assert isinstance(function, Function)

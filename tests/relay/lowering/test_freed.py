@@ -1,4 +1,4 @@
-"""A compiled model goes with its last reference: no cycle keeps machine code or weights until a collection."""
+"""A compiled model is freed with its last reference: no cycle keeps machine code or weights until a collection."""
 
 from __future__ import annotations
 

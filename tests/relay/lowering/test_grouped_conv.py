@@ -1,4 +1,4 @@
-"""Convolutions compiled with groups and last panels of any number of channels, in blocks of rows."""
+"""Convolutions compiled with any number of groups and channels, in blocks of rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_groups_of_any_width(groups: int, inputs: int, outputs: int, kernel: int
 
 @pytest.mark.parametrize(("groups", "inputs", "outputs"), [(1, 8, 22), (1, 8, 48), (1, 8, 5), (3, 8, 34), (2, 4, 4)])
 @pytest.mark.parametrize("cores", [1, 3])
-def test_all_panels_pass_over_blocks_of_rows(groups: int, inputs: int, outputs: int, cores: int):
+def test_all_panels_iterate_over_blocks_of_rows(groups: int, inputs: int, outputs: int, cores: int):
     """Caches so small that the rows are divided into blocks, the last of which is shifted."""
     random = np.random.default_rng(outputs)
     data = random.standard_normal((1, 31, 29, groups * inputs)).astype("float32")
@@ -142,7 +142,7 @@ def test_groups_share_vectors_of_any_rank_and_type(rank: int, width: int, dtype:
 
 
 @pytest.mark.parametrize("width", [4, 8, 24])
-def test_groups_share_vectors_with_weights_that_are_computed_and_functions_behind(width: int):
+def test_groups_share_vectors_with_computed_weights_and_epilogues(width: int):
     random, groups = np.random.default_rng(width), 4
     data = random.standard_normal((1, 6, 14, groups * width)).astype("float32")
     weight = random.standard_normal((groups * width, width, 3, 3)).astype("float32")
@@ -170,7 +170,7 @@ def source(target: str, groups: int, width: int, kernel: int = 3, channels: int 
     (AVX512, 32, 4, "permvar.sf.512"), (AVX512, 32, 8, "permvar.sf.512"), (AVX512, 13, 8, "permvar.sf.512"),
     (AVX2, 32, 4, "avx2.permps"), (AVX512, 5, 24, "select <16 x i1>"), (AVX512, 4, 34, "select <16 x i1>"),
 ])  # fmt: skip
-def test_narrow_groups_are_permuted_or_joined(target: str, groups: int, width: int, instruction: str):
+def test_narrow_groups_are_permuted_or_combined(target: str, groups: int, width: int, instruction: str):
     text, across = source(target, groups, width)
     assert across and instruction in text and "gather" not in text
 
@@ -182,11 +182,11 @@ def test_wide_groups_and_few_registers_have_tiles_of_one_group(target: str, grou
     assert not source(target, groups, width)[1]
 
 
-def test_taps_of_a_line_share_what_they_read():
+def test_taps_of_a_row_share_their_loads():
     windows = GroupedWindows(28, 28, 3, 3, 1, 1, 8, 24, 24, has_border=True)
-    assert plan_group_tile(Target(AVX512), windows) == GroupTile(14, 1)  # divides the line
+    assert plan_group_tile(Target(AVX512), windows) == GroupTile(14, 1)  # divides the row
     text, _ = source(AVX512, 8, 24)
-    assert text.count("select <16 x i1>") == 14 * 3  # all taps in one step, of which LLVM finds what is read twice
+    assert text.count("select <16 x i1>") == 14 * 3  # all taps in one step, of which LLVM finds common loads
 
 
 @pytest.mark.parametrize("groups", [1, 2])

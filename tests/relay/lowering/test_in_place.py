@@ -1,4 +1,4 @@
-"""Results take the memory of inputs that die, only where that is safe."""
+"""Results reuse the memory of dying inputs, only where that is safe."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_only_what_is_overwritten_may_overlap():
     assert re.findall(r"ptr (\w*).*?%p(\d)", declared) == [("", "0"), ("noalias", "1"), ("", "2")]
 
 
-def test_asking_for_memory_ahead_leaves_kernels_in_place():
+def test_prefetching_leaves_kernels_in_place():
     target = backend.Target("llvm -l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192")
     x, bias = var("x", (64, 512)), var("bias", (512,))
     kernel = lower(Workload.of(Function((x, bias), relay.tanh(relay.op.add(x, bias)))), target)

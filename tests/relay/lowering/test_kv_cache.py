@@ -1,4 +1,4 @@
-"""Caches that the executor keeps: a decoder that remembers against one that is given all it has seen."""
+"""In-place KV caches: a decoder with caches compared with one that gets all positions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def positions(count: int, batch: int = 1) -> np.ndarray:
     return rng.standard_normal((batch, count, HEADS * SIZE)).astype("float32")
 
 
-def test_runs_append_to_what_was_there():
+def test_runs_append_to_the_cache():
     module, seen = executor(), np.zeros((1, 0, HEADS * SIZE), "float32")
     assert module.get_input_info()[0] == {"x": (1, "new", HEADS * SIZE)} and module.get_num_inputs() == 1
     assert list(module.get_output_info()[0]) == ["y"]
@@ -69,7 +69,7 @@ def test_pairs_are_found():
     assert find_kv_caches(decoder(length=7)) == {}
 
 
-def test_truncation_takes_positions_back():
+def test_truncation_removes_positions():
     module, seen = executor(), positions(4)
     module.run(x=seen)
     module.run(x=positions(3))
@@ -94,7 +94,7 @@ def test_measuring_leaves_caches_as_they_are():
     assert module.clone().cache_length == 0
 
 
-def test_memory_is_renewed_seldom(monkeypatch):
+def test_buffers_are_rarely_reallocated(monkeypatch):
     made: list[tuple[int, ...]] = []
     make = kept_caches.empty
 
@@ -147,14 +147,14 @@ def test_caches_are_no_inputs():
     [
         (decoder(), {"past": "key"}, {}, "caches name past, no inputs; the inputs are: past.key"),
         (decoder(), {"past.key": "keys"}, {}, "caches name the output 'keys'; the outputs are: y, key, value"),
-        (decoder(), {"past.key": "y"}, {}, "expected the input with one tensor more behind it"),
-        (decoder(), {"past.key": "value"}, {}, "expected the input, of a length known at run time only, in front"),
-        (decoder(length=7), CACHES, {}, "of a length known at run time only"),
+        (decoder(), {"past.key": "y"}, {}, "expected the input with one tensor appended"),
+        (decoder(), {"past.key": "value"}, {}, "expected the input, of symbolic length, with rows appended"),
+        (decoder(length=7), CACHES, {}, "of symbolic length"),
         (decoder(reads=True), CACHES, {}, "caches past.key are read before anything is appended"),
         (decoder(), CACHES, {"target": "cuda -arch=sm_90"}, "caches are kept on CPUs only"),
         (decoder(), CACHES, {"specialize": {"new": [1]}}, "not specialized as well"),
     ],
 )
-def test_what_can_not_be_kept(module: IRModule, caches: dict[str, str], options: dict[str, object], text: str):
+def test_invalid_caches_are_rejected(module: IRModule, caches: dict[str, str], options: dict[str, object], text: str):
     with pytest.raises(CompileError, match=text):
         relay.build(module, caches=caches, **options)

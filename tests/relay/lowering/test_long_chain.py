@@ -1,4 +1,4 @@
-"""Deep graphs compile and run: nothing in the build recurses along them."""
+"""Deep graphs compile and run: no step of the build recurses along them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_chain_of_ten_thousand_operators_runs():
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f", "c"])
 def test_a_chain_that_names_its_values_three_times_is_one_small_kernel(target: str):
-    """Each link trebles the formula of the fused kernel when it is written out: 3**24 nodes."""
+    """Each link trebles the formula of the fused kernel if it is expanded: 3**24 nodes."""
     x, slopes = relay.var("x", (2, 3, 9, 11)), np.array([0.5, -0.25, 0.75], np.float32)
     y: relay.Expr = relay.nn.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
     for _ in range(12):

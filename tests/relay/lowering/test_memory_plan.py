@@ -1,4 +1,4 @@
-"""The memory plan never lets two living tensors overlap, and reuses what is dead."""
+"""The memory plan never overlaps two tensors that are alive, and reuses memory of dead ones."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ VECTORS = {
     "llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-v2": (r"fmla\s+v\d+\.4s", "[xyz]mm"),
     "llvm -mtriple=aarch64-apple-darwin -mcpu=apple-m1": (r"fmla(\.4s)?\s+v\d+", "[xyz]mm"),
 }
-"""Target -> how the multiply-adds of its vectors are spelled, and what its code must not have."""
+"""Target -> patterns of the multiply-adds of its vectors, and of instructions its code must not have."""
 
 
 def model() -> IRModule:
@@ -80,7 +80,7 @@ def test_object_code_is_for_the_machine_named(target, machine):
 
 
 @pytest.mark.parametrize("target", [f"llvm {LINUX} -mcpu=sapphirerapids", "llvm -mtriple=aarch64-unknown-linux-gnu"])
-def test_code_that_can_t_run_here_is_refused_not_run(target, tmp_path):
+def test_code_for_another_processor_is_rejected(target, tmp_path):
     if Target(target).features <= Target("llvm").features:
         pytest.skip("this machine can run it")
     lib = relay.build(model(), target)
@@ -99,7 +99,7 @@ _AARCH64_VECTORS = {
 
 
 def aarch64_instructions(code: bytes) -> set[str]:
-    """Which of them the executable sections of an ELF object have."""
+    """The instructions of the table that occur in the executable sections of an ELF object."""
     (table,) = struct.unpack_from("<Q", code, 40)
     (count,) = struct.unpack_from("<H", code, 60)
     found: set[str] = set()
@@ -116,7 +116,7 @@ def test_every_kernel_for_aarch64_computes_with_vectors(target):
     module = relay.build(model(), target).module
     assert isinstance(module, LLVMModule)
     kernels = {part.functions[0].name: part.code for part in module._parts if part.functions[0].name != "relayc_run"}
-    kernels = {name: code for name, code in kernels.items() if "fused_transpose" not in name}  # moves, computes nothing
+    kernels = {name: code for name, code in kernels.items() if "fused_transpose" not in name}  # moves data only
     assert len(kernels) >= 4
     for name, code in kernels.items():
         found = aarch64_instructions(code)

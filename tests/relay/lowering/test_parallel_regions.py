@@ -1,4 +1,4 @@
-"""Kernels in a row that share a region, and branches that are one step of it."""
+"""Parallel regions of several kernels, and branches that run concurrently in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.target import Target
 from relayc.relay import Expr, Function, IRModule, const, var
 from relayc.relay.lowering.arrange import arrange
-from relayc.relay.lowering.graph import ExecutionGraph, make_graph, moments, place_tensors
+from relayc.relay.lowering.graph import ExecutionGraph, make_graph, place_tensors, time_steps
 from relayc.relay.lowering.kernel_steps import KernelStep, split_steps
 from relayc.relay.lowering.lower import lower
 from relayc.relay.lowering.parallel_regions import plan_regions
@@ -59,7 +59,7 @@ def conv(x: Expr, outputs: int, size: int = 1) -> Expr:
 
 
 def inception(channels: int = 192, side: int = 28) -> Function:
-    """Four branches of an image, joined: convolutions of several sizes, and a pool in front of one."""
+    """Four branches of an image, concatenated: convolutions of several sizes, and a pool before one."""
     x = var("x", (1, 16, side, side))
     stem = conv(x, channels)
     pooled = nn.max_pool2d(stem, (3, 3), strides=(1, 1), padding=(1, 1, 1, 1))
@@ -81,7 +81,7 @@ def results(model: CompiledModel, threads: int, data: Sequence[np.ndarray]) -> l
 
 
 def regions_called(model: CompiledModel) -> int:
-    """At how many places the function that runs all kernels calls the threads."""
+    """The number of parallel regions that the run function forks."""
     text = model.get_lib().get_source("raw-ll")
     entry = re.search(r"define void @relayc_run\(.*?\n\}", text, re.DOTALL)
     assert entry is not None
@@ -98,16 +98,16 @@ def planned(function: Function, target: Target) -> tuple[ExecutionGraph, dict[st
 
 
 def together(graph: ExecutionGraph) -> list[list[str]]:
-    """The last operators of the kernels that run at the same time."""
+    """The last operators of the kernels that run concurrently."""
     found: dict[int, list[str]] = {}
-    for moment, node in moments(graph.nodes):
-        found.setdefault(moment, []).append(node.workload.operators[0])
+    for time_step, node in time_steps(graph.nodes):
+        found.setdefault(time_step, []).append(node.workload.operators[0])
     return list(found.values())
 
 
 @pytest.fixture
 def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what is compiled now has a text."""
+    """Compile everything anew, since cached kernels have no text."""
     monkeypatch.setenv("RELAYC_CACHE_DIR", "off")
 
 
@@ -117,7 +117,7 @@ def test_small_kernels_in_a_row_are_one_region():
     assert len(model.graph.nodes) == 4
     assert regions_called(model) == 1
     apart = compiled(layers(*[256] * 5), shared_regions="off")
-    assert regions_called(apart) == 0  # every kernel calls the threads itself
+    assert regions_called(apart) == 0  # every kernel forks the threads itself
 
 
 def test_regions_are_short_and_large_kernels_have_their_own():
@@ -135,13 +135,13 @@ def test_kernels_for_few_threads_do_not_join_those_for_many():
     assert len({node.region for node in graph.nodes}) == 1
     one = graph.nodes[1].workload.name
     for node in graph.nodes:
-        node.region, node.beside = None, False
+        node.region, node.concurrent = None, False
     plan_regions(graph, {**steps, one: few[one]}, target)
     assert len({node.region for node in graph.nodes}) == 3
 
 
 @pytest.mark.parametrize("attributes", ["-mcpu=haswell", "-mcpu=skylake-avx512", "-mcpu=x86-64-v2"])
-def test_branches_run_at_the_same_time(attributes: str) -> None:
+def test_branches_run_concurrently(attributes: str) -> None:
     graph, _ = planned(inception(), Target(f"llvm -mtriple=x86_64-unknown-linux-gnu {attributes} -num-cores=2"))
     assert [len(names) for names in together(graph) if len(names) > 1] == [4, 3]
     place_tensors(graph)
@@ -149,9 +149,9 @@ def test_branches_run_at_the_same_time(attributes: str) -> None:
 
 
 def assert_no_memory_of_others_is_overwritten(graph: ExecutionGraph) -> None:
-    nodes = list(moments(graph.nodes))
-    for moment, node in nodes:
-        for other in [n for m, n in nodes if m == moment and n is not node]:
+    nodes = list(time_steps(graph.nodes))
+    for time_step, node in nodes:
+        for other in [n for m, n in nodes if m == time_step and n is not node]:
             for written in node.outputs:
                 for number in (*other.inputs, *other.outputs):
                     assert graph.base_of(number) == graph.base_of(written) or not overlap(graph, written, number)
@@ -170,7 +170,7 @@ def overlap(graph: ExecutionGraph, a: int, b: int) -> bool:
 @pytest.mark.parametrize(
     "function", [layers(*[256] * 7), inception(), inception(64, 7)], ids=["layers", "large", "small"]
 )
-def test_results_are_those_of_kernels_apart(function: Function, threads: int) -> None:
+def test_results_equal_those_of_separate_kernels(function: Function, threads: int) -> None:
     (x,) = function.params
     data = [RANDOM.standard_normal(x.tensor_type.static_shape).astype("float32")]
     apart = results(compiled(function, shared_regions="off"), 1, data)
@@ -199,8 +199,8 @@ def test_a_saved_model_has_its_regions(tmp_path: Path) -> None:
     np.testing.assert_array_equal(results(again, 2, data)[0], results(model, 2, data)[0])
 
 
-def test_what_overwrites_an_input_waits_for_those_that_read_it():
-    """A branch that works in place may not take the memory of what the other branch reads."""
+def test_kernels_that_overwrite_an_input_wait_for_its_readers():
+    """A branch that works in place must not overwrite memory that the other branch reads."""
     x = var("x", (64, 1024))
     shared = nn.dense(x, weight(1024, 1024))
     function = Function((x,), relay.Tuple((nn.dense(shared, weight(512, 1024)), relay.tanh(nn.softmax(shared)))))
@@ -211,15 +211,15 @@ def test_what_overwrites_an_input_waits_for_those_that_read_it():
 
 
 @pytest.mark.parametrize(("cores", "less"), [(2, 1.01), (8, 1.0), (16, 1.0), (64, 0.8)])
-def test_branches_are_shared_at_least_as_evenly_as_the_kernels_they_are(cores: int, less: float) -> None:
-    """On many cores, without such a machine: the cycles of the busiest thread, of one step and of a step for each."""
+def test_merged_branches_are_load_balanced_at_least_as_well_as_single_kernels(cores: int, less: float) -> None:
+    """The cycles of the busiest thread on many cores, estimated for one merged step and for a step for each."""
     target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512 -num-cores={cores}")
     graph, steps = planned(inception(side=14), target)
     stages: dict[int, list[tuple[int, int]]] = {}
-    for moment, node in moments(graph.nodes):
+    for time_step, node in time_steps(graph.nodes):
         own = steps[node.workload.name]
         if own:
-            stages.setdefault(moment, []).append((own[-1].extent, max(round(node.cycles / own[-1].extent), 1)))
+            stages.setdefault(time_step, []).append((own[-1].extent, max(round(node.cycles / own[-1].extent), 1)))
     widest = sorted(max(stages.values(), key=len), key=lambda loop: -loop[1])
     apart = sum(-(-extent // cores) * cycles for extent, cycles in widest)
     assert busiest(widest, cores) <= less * apart
@@ -235,12 +235,12 @@ def busiest(loops: list[tuple[int, int]], threads: int) -> int:
     return max(work)
 
 
-def test_the_option_turns_it_off_and_is_checked():
+def test_the_option_disables_it_and_is_checked():
     target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
     for context in (PassContext(config={"relay.shared_regions": "off"}), PassContext(opt_level=1)):
         with context:
             graph, _ = planned(inception(), target)
-        assert all(node.region is None and not node.beside for node in graph.nodes)
+        assert all(node.region is None and not node.concurrent for node in graph.nodes)
     with (
         PassContext(config={"relay.shared_regions": "maybe"}),
         pytest.raises(CompileError, match=r"relay\.shared_regions is 'maybe'"),
@@ -248,8 +248,8 @@ def test_the_option_turns_it_off_and_is_checked():
         planned(layers(256, 256, 256), target)
 
 
-def test_a_kernel_that_begins_with_a_draw_is_not_taken_apart():
-    """Each of its threads would draw for itself."""
+def test_a_kernel_that_begins_with_a_random_draw_is_not_split():
+    """Each of its threads would draw a key of its own."""
     out = decl_buffer((8,), "float32", "out")
     i, drawn = Variable("i", INT32), Variable("drawn", INT32)
     loop = For(i, IntImm(INT32, 0), IntImm(INT32, 8), ForKind.PARALLEL, BufferStore(out, cast("float32", drawn), (i,)))

@@ -1,4 +1,4 @@
-"""The same model on as many threads gives the same bits: in every run, every executor and every process."""
+"""A model on a fixed number of threads gives identical bits in every run, every executor and every process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MODELS = {"convolutions": convolutions, "transformer": transformer}
 
 
 def digests(name: str, threads: int, runs: int) -> set[str]:
-    """Of the bits of each run of a model compiled here, every other one by an executor of its own."""
+    """Digests of the bits of each run of a model compiled here, every other one by an executor of its own."""
     function = MODELS[name]()
     x = np.random.default_rng(9).standard_normal(function.params[0].tensor_type.static_shape).astype(np.float32)
     bound = relay.build(function)["default"](device("cpu", 0))

@@ -22,7 +22,7 @@ _numbers = count()
 
 @pytest.fixture
 def strict():
-    """A fresh target kind on the interpreter's device that knows three schedules, and what its verifier was shown."""
+    """A fresh target kind on the interpreter's device with three schedules, and the functions that its verifier saw."""
     name = f"strict{next(_numbers)}"
     kind = register_target_kind(name, device="interp").set_default_keys([name])
     kind.add_attr_option("max-parallel", int, 64, "largest extent of a parallel loop")

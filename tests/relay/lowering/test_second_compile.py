@@ -1,4 +1,5 @@
-"""A model that was compiled before is neither lowered nor compiled again; whatever decides its code makes it so."""
+"""A model that was compiled before is neither lowered nor compiled again, unless something that determines its code
+changed."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def result(module: IRModule) -> np.ndarray:
 
 
 def test_a_second_process_compiles_saves_and_runs_without_llvm(tmp_path: Path) -> None:
-    """What it has to know of LLVM and of this machine's names in LLVM is kept with the code."""
+    """The facts about LLVM and this machine that it needs are stored with the code."""
     program = """
 import sys
 import numpy as np
@@ -123,7 +124,7 @@ def test_damaged_entries_are_compiled_anew_and_mended(work: Counter[str], tmp_pa
 
 
 def test_processes_share_a_cache(tmp_path: Path) -> None:
-    """Started at once, they compile the same kernels beside each other; what they leave serves a third."""
+    """Started at once, they compile the same kernels concurrently; a third process uses the cache they leave."""
     program = """
 import sys
 import numpy as np
@@ -151,7 +152,7 @@ print(executor.get_output(0).numpy().tobytes().hex())
 
 
 @pytest.mark.parametrize("obstacle", ["a file in the way", "a folder of another"])
-def test_without_a_place_for_the_cache_models_compile_all_the_same(
+def test_models_compile_without_a_cache_folder(
     obstacle: str, work: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -189,7 +190,7 @@ def test_options_and_versions_of_the_compiler_are_compiled_anew(
 
 
 def test_operators_from_elsewhere_are_lowered_every_time(work: Counter[str]) -> None:
-    """The compiler's sources don't tell when such an operator has become another one."""
+    """The compiler's sources do not tell when such an operator has changed."""
     factor = 2.0
 
     @register_op("test.scaled", pattern=OpPattern.ELEMWISE)

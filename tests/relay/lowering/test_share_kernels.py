@@ -1,4 +1,4 @@
-"""Fused functions that differ only in numbers are one kernel, which gets the numbers as data."""
+"""Fused functions that differ only in scalar constants share one kernel, which takes them as data."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def run(lib: CompiledModel, **inputs: Any) -> list[np.ndarray[Any, Any]]:
 
 
 def alone(function: relay.Function, target: str, **inputs: Any) -> list[np.ndarray[Any, Any]]:
-    """The outputs of a function computed one by one, each by a kernel with its numbers in the code."""
+    """The outputs of a function computed one by one, each by a kernel with its constants in the code."""
     assert isinstance(function.body, relay.Tuple)
     return [run(built(relay.Function(function.params, body), target), **inputs)[0] for body in function.body.fields]
 
 
-def test_what_is_taken_to_be_equal_of_sizes_holds_for_shared_kernels() -> None:
+def test_assumed_size_equalities_hold_for_shared_kernels() -> None:
     n, m = SizeVar("n"), SizeVar("m")
     x, y = relay.var("x", (n, 8)), relay.var("y", (m, 4, 2))
     with assuming():
@@ -66,7 +66,7 @@ def test_what_is_taken_to_be_equal_of_sizes_holds_for_shared_kernels() -> None:
 
 
 @pytest.mark.parametrize("target", ["llvm", "c", "interp"])
-def test_one_kernel_serves_several_numbers(target: str) -> None:
+def test_one_kernel_serves_several_constants(target: str) -> None:
     function = scaled([(2.5, 0.25), (0.3, -7.5), (1e-3, 1e20)])
     lib = built(function, target)
     assert lib.build_report.kernels == 1 and lib.build_report.nodes == 3
@@ -76,7 +76,7 @@ def test_one_kernel_serves_several_numbers(target: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "uint8", "int16", "int64"])
-def test_numbers_of_every_type(dtype: str) -> None:
+def test_constants_of_every_type(dtype: str) -> None:
     function = scaled([(3, 5), (6, 9), (7, 5)], dtype)
     lib = built(function)
     assert lib.build_report.kernels == 1
@@ -86,7 +86,7 @@ def test_numbers_of_every_type(dtype: str) -> None:
 
 
 def parameters(*bodies: relay.Expr) -> list[list[float]]:
-    """The numbers that the kernels of these expressions are given."""
+    """The constants that the kernels of these expressions take as parameters."""
     x = next(e for e in relay.analysis.free_vars(relay.Tuple(bodies)))
     module = relay.optimize(relay.Function((x,), relay.Tuple(bodies)), "llvm")
     graph = make_graph(module["main"])
@@ -100,30 +100,30 @@ def x_of(*shape: int) -> relay.Var:
     return relay.var("x", shape)
 
 
-def test_numbers_that_are_the_same_everywhere_stay_in_the_code() -> None:
+def test_constants_common_to_all_functions_stay_in_the_code() -> None:
     x = x_of(4, 8)
     assert parameters(*[op.tanh(op.maximum(op.add(x, number(b)), number(0.2))) for b in (0.5, 0.75)]) == [[0.5], [0.75]]
 
 
-def test_numbers_that_go_together_are_one_parameter() -> None:
+def test_constants_that_coincide_are_one_parameter() -> None:
     x = x_of(4, 8)
     bodies = [op.maximum(op.multiply(op.add(x, number(c)), number(3 * c)), number(c)) for c in (0.5, 0.7)]
     assert parameters(*bodies) == [pytest.approx([0.5, 1.5]), pytest.approx([0.7, 2.1])]
 
 
-def test_a_function_like_no_other_keeps_its_numbers() -> None:
+def test_a_unique_function_keeps_its_constants() -> None:
     x = x_of(4, 8)
     assert parameters(op.add(x, number(0.3)), op.multiply(x, number(0.4)), op.add(op.tanh(x), number(0.5))) == [[]] * 3
 
 
 @pytest.mark.parametrize(("a", "b"), [(0.0, 3.5), (1.0, 3.5), (-1.0, 3.5), (float("-inf"), -3.5)])
-def test_numbers_that_simplify_code_stay_in_it(a: float, b: float) -> None:
+def test_constants_that_specialise_code_stay_in_it(a: float, b: float) -> None:
     x = x_of(4, 8)
     assert parameters(*[op.maximum(x, number(value)) for value in (a, b)]) == [[], []]
 
 
 @pytest.mark.parametrize("binary", [op.power, op.floor_divide])
-def test_exponents_and_powers_of_two_as_divisors_stay_in_the_code(binary: Any) -> None:
+def test_exponents_and_power_of_two_divisors_stay_in_the_code(binary: Any) -> None:
     x = x_of(4, 8)
     assert parameters(binary(x, number(2.0)), binary(x, number(4.0))) == [[], []]
 
@@ -149,7 +149,7 @@ def test_one_kernel_picks_any_column() -> None:
         np.testing.assert_array_equal(got, data[:, i // 2])
 
 
-def test_kernels_of_different_sizes_and_numbers_are_one() -> None:
+def test_kernels_of_different_sizes_and_constants_are_one() -> None:
     rows = [SizeVar(f"n{i}") for i in range(3)]
     params = [relay.var(f"x{i}", (n, 6)) for i, n in enumerate(rows)]
     factors = (0.5, 0.7, 0.9)
@@ -162,7 +162,7 @@ def test_kernels_of_different_sizes_and_numbers_are_one() -> None:
         np.testing.assert_allclose(got, powers / powers.sum(1, keepdims=True), rtol=1e-5)
 
 
-def test_equal_numbers_of_a_graph_are_one_tensor() -> None:
+def test_equal_constants_of_a_graph_are_one_tensor() -> None:
     lib = built(scaled([(2.5, 0.25), (0.25, 2.5), (0.25, 0.25)]))
     assert sorted(float(p) for p in lib.params.values()) == [0.25, 2.5]
 
@@ -178,7 +178,7 @@ def test_scalars_are_loaded_before_the_loops() -> None:
     assert "b" not in {load.buffer.name for load in collect(function.body.body, BufferLoad)}
 
 
-def test_kernels_that_work_in_place_load_their_numbers_once() -> None:
+def test_in_place_kernels_load_their_scalars_once() -> None:
     x = x_of(4, 8)
     bodies = [op.multiply(x, number(value)) for value in (0.5, 0.7)]
     graph = make_graph(relay.optimize(relay.Function((x,), relay.Tuple(bodies)), "llvm")["main"])

@@ -57,7 +57,7 @@ def test_parameters_of_passes_are_gathered() -> None:
     "text", ["", "[]", '{"format": 1}', '{"format": 9, "records": []}', '{"format": 1, "records": [{"cpu": 1}]}',
              json.dumps({"format": 1, "records": [{**vars(record("f", 1)), "values": "no"}]})]
 )  # fmt: skip
-def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tuning.json"
     path.write_text(text)
     with pytest.raises(CompileError, match=r"tuning.json.* tune again"):

@@ -1,4 +1,4 @@
-"""What a kernel is said to read and write."""
+"""The memory traffic and the work attributed to a kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_arguments_and_results_are_touched_once():
     assert bytes_of(x + y) == 4 * (200 + 20 + 200)
 
 
-def test_a_table_is_read_where_it_is_looked_up():
+def test_a_gather_reads_only_the_gathered_rows():
     table, rows = relay.var("table", (1000, 8)), relay.var("rows", (3,), "int32")
     picked = relay.take(table, rows, axis=0)
     assert bytes_of(picked) == 4 * (3 * 8 + 3 + 3 * 8)

@@ -1,6 +1,6 @@
-"""What operators are held to their references on: a row says which one, with which attributes, on which inputs.
+"""The table of test cases of all operators: operator, attributes and inputs.
 
-Rows share one generator of random numbers: one that is added in between changes the inputs of those behind it.
+Rows share one random generator: a row inserted in between changes the inputs of all rows after it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def i32(*shape: int, low: int = -9, high: int = 9) -> Array:
     return _random.integers(low, high, shape).astype(np.int32)
 
 
-def quads(*shape: int, low: int = 0, high: int = 256) -> Array:
-    """Four bytes in each int32."""
+def words(*shape: int, low: int = 0, high: int = 256) -> Array:
+    """Four bytes packed in each int32."""
     return _random.integers(low, high, (*shape, 4)).astype(np.uint8).view(np.int32)[..., 0]
 
 
@@ -324,18 +324,18 @@ CONVOLUTION = [
     *[row("nn.dense_bits", f32(*lead, 32), u8(2, 32 * bits // 8, 8), f32(2, 2, 8), f32(2, 2, 8), units=units,
           bits=bits) for bits, lead, units in ((4, (3,), 16), (4, (2, 1), 13), (8, (), 9), (8, (5,), 16))],
     row("nn.words", u8(3, 8)),
-    row("nn.dense_dot4", quads(3, 5), quads(2, 5, 4, low=-64, high=65), units=7),
-    row("nn.dense_dot4", quads(6, 5), quads(1, 5, 8, low=-64, high=65), units=7, rows=(2, 3)),
-    row("nn.conv2d_nhwc_dot4", quads(2, 5, 7, 3), quads(2, 18, 8, low=-64, high=65), channels=13, kernel_size=(3, 2),
+    row("nn.dense_dot4", words(3, 5), words(2, 5, 4, low=-64, high=65), units=7),
+    row("nn.dense_dot4", words(6, 5), words(1, 5, 8, low=-64, high=65), units=7, rows=(2, 3)),
+    row("nn.conv2d_nhwc_dot4", words(2, 5, 7, 3), words(2, 18, 8, low=-64, high=65), channels=13, kernel_size=(3, 2),
         padding=(1, 0, 1, 1), strides=(1, 2), border=9),
-    row("nn.conv2d_nhwc_dot4", quads(1, 6, 9, 2), quads(1, 8, 8, low=-64, high=65), channels=8, kernel_size=(2, 2),
+    row("nn.conv2d_nhwc_dot4", words(1, 6, 9, 2), words(1, 8, 8, low=-64, high=65), channels=8, kernel_size=(2, 2),
         dilation=(2, 3)),
-    row("nn.dense_dot4_groups", quads(5, 3), quads(2, 4, 1, 8, low=-64, high=65), i32(2, 4, 1, low=0, high=3), units=9),
-    row("nn.dense_dot4_groups", quads(3, 2, 3), quads(2, 4, 2, 8, low=-32, high=33), i32(2, 4, 2, low=0, high=3),
+    row("nn.dense_dot4_groups", words(5, 3), words(2, 4, 1, 8, low=-64, high=65), i32(2, 4, 1, low=0, high=3), units=9),
+    row("nn.dense_dot4_groups", words(3, 2, 3), words(2, 4, 2, 8, low=-32, high=33), i32(2, 4, 2, low=0, high=3),
         units=16),
-    row("nn.conv2d_nhwc_dot4", quads(1, 5, 6, 2), quads(2, 3, 2, 2, 8, low=-64, high=65), channels=13,
+    row("nn.conv2d_nhwc_dot4", words(1, 5, 6, 2), words(2, 3, 2, 2, 8, low=-64, high=65), channels=13,
         strides=(2, 1), padding=(1, 0, 1, 1), dilation=(1, 2), border=200),
-    row("nn.window_dot4_groups", quads(1, 120), quads(2, 5, 2, 8, low=-32, high=33), i32(2, 5, 2, low=0, high=20),
+    row("nn.window_dot4_groups", words(1, 120), words(2, 5, 2, 8, low=-32, high=33), i32(2, 5, 2, low=0, high=20),
         channels=13, grid=(3, 2), pitch=(12, 3), depth=4),
     row("nn.pack_panels", f32(2, 5, 3), width=4),
     row("nn.pack_panels", f32(3, 8), width=4, transpose=True),

@@ -1,4 +1,4 @@
-"""Every operator on GPUs: each row of the operators' table has a schedule, compiles, and computes what it should."""
+"""Every operator on GPUs: each row of the operators' table has a schedule, compiles, and matches its reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCHES = [range(start, len(ROWS), _PARTS) for start in range(_PARTS)]
 
 
 def code_of(number: int, row: Row) -> Source:
-    """The kernels of an operator under its schedule, as a function named after its place in the table."""
+    """The kernels of an operator under its schedule, as a function named after its index in the table."""
     inputs = [te.placeholder(t.shape, t.dtype, f"x{k}") for k, t in enumerate(types_of(row.inputs))]
     outputs = results_of(get_op(row.op)(**row.attrs).compute(*inputs))
     module = te.lower(schedule_for(list(outputs), SM_90), [*inputs, *outputs], name=f"row{number}")

@@ -1,4 +1,4 @@
-"""Calls that break a constraint of an operator: the error says which one, and what was found."""
+"""Calls that violate a constraint of an operator: the error names it, and the actual value."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BROKEN: list[tuple[Callable[[], Any], str]] = [
     (lambda: relay.strided_slice(x(7), (0,), (7,), (0,)), r"\(C3\) a stride must not be 0"),
     (lambda: relay.layout_transform(x(1, 2, 3, 4), "NCHW", "NHWK"), r"\(C1\) layouts NCHW and NHWK must name the same"),
     (lambda: relay.layout_transform(x(1, 2), "nc", "NC"), r"'nc' is not a layout; examples: NCHW"),
-    (lambda: relay.sum(x(2, 3), (0, 0)), r"\(C2\) an axis is given twice in \(0, 0\)"),
+    (lambda: relay.sum(x(2, 3), (0, 0)), r"\(C2\) an axis occurs twice in \(0, 0\)"),
     (lambda: relay.argmax(x(0, 3), 0), r"\(C3\) .* has no values along \(0,\)"),
     (lambda: relay.take(x(3), x(2), 0), r"\(C1\) indices must be integers; got float32"),
     (lambda: relay.take(x(3), x(2, dtype="int64"), 0, mode="raise"), r"\(C4\) mode 'raise' is not one of clip, wrap"),

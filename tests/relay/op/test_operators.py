@@ -70,7 +70,7 @@ def test_the_compute_definition_agrees_with_the_reference(row: Row) -> None:
 
 
 def symbolic_types(row: Row) -> list[TensorType]:
-    """The types of the inputs with their first dimension, where it is that of the first input, known at run time."""
+    """The types of the inputs with their first dimension symbolic, if it is that of the first input."""
     n, first = te.size_var("n"), row.inputs[0]
     return [
         t.with_shape((n, *t.shape[1:])) if t.ndim == first.ndim and t.shape[0] == first.shape[0] else t
@@ -79,11 +79,11 @@ def symbolic_types(row: Row) -> list[TensorType]:
 
 
 def takes_symbolic(row: Row) -> bool:
-    """Is the operator defined for a first dimension known at run time?"""
+    """Is the operator defined for a symbolic first dimension?"""
     if not row.inputs or row.inputs[0].ndim == 0:
         return False
     if row.op == "squeeze" and "axis" not in row.attrs:
-        return False  # removes the dimensions that are known to be 1
+        return False  # removes the dimensions of static size 1
     try:
         get_op(row.op)(**row.attrs).result_type(symbolic_types(row))
     except relay.TypeInferenceError:
@@ -95,13 +95,13 @@ SYMBOLIC = [r for r in ROWS if takes_symbolic(r)]
 
 
 @pytest.mark.parametrize("row", SYMBOLIC, ids=str)
-def test_the_compute_definition_serves_sizes_known_at_run_time(row: Row) -> None:
+def test_the_compute_definition_supports_dynamic_shapes(row: Row) -> None:
     expected = results_of(get_op(row.op)(**row.attrs).reference(*row.inputs))
     for actual, wanted in zip(interpreted(row, symbolic_types(row)), expected, strict=True):
         assert_close(actual, wanted, row.tolerance)
 
 
-def test_most_operators_take_sizes_known_at_run_time() -> None:
+def test_most_operators_support_dynamic_shapes() -> None:
     static = {"arange", "broadcast_to", "full", "reshape", "unpack_bits", "sizes"}
     static |= {"random.key", "random.uniform", "random.normal"}
     assert {r.op for r in ROWS} - {r.op for r in SYMBOLIC} == static
@@ -139,15 +139,15 @@ def test_the_transposed_form_gives_the_transposed_result(row: Row) -> None:
 
 
 def test_every_operator_has_a_row() -> None:
-    """But for what the executor has a part in: see test_{list,string}_operators.py and tests/relay/lowering."""
+    """Operators that the executor runs are in test_{sequence,string}_operators.py and tests/relay/lowering."""
     elsewhere = ("test.", "page.", "control.", "sequence.", "optional.", "strings.", "cache.")
     others = {n for n in list_op_names() if n.startswith(elsewhere)}
     missing = set(list_op_names()) - {r.op for r in ROWS} - others
     assert not missing, f"add a row for {sorted(missing)}"
 
 
-def test_taking_from_nothing_is_no_fault_where_nothing_of_it_is_used() -> None:
-    """An empty cache of a decoder, say."""
+def test_gathering_from_an_empty_axis_does_not_fault_if_unused() -> None:
+    """A decoder's KV cache may be empty."""
     x, at, used = relay.var("x", (2, 0, 3)), relay.var("at", (4,), "int64"), relay.var("used", (4, 1), "bool")
     body = relay.where(used, relay.take(x, at, axis=1), relay.const(np.float32(7)))
     values = [np.zeros((2, 0, 3), np.float32), np.array([-1, 0, 1, 5]), np.zeros((4, 1), bool)]

@@ -84,14 +84,14 @@ def test_the_executor_agrees_with_the_reference(name):
         assert_same(run(body, *inputs), evaluate(Function(tuple(free), body), inputs))
 
 
-def test_every_operator_on_lists_has_a_case():
+def test_every_operator_on_sequences_has_a_case():
     calls = [call for body in CASES.values() for call in post_order(body) if isinstance(call, relay.Call)]
     tested = {call.operator.name for call in calls}
     assert {name for name in list_op_names() if name.startswith(("sequence.", "optional."))} <= tested
 
 
-def test_a_list_of_computed_tensors_is_not_overwritten_by_later_kernels():
-    """Each element is computed, and may not share memory with what is computed after it."""
+def test_a_sequence_of_computed_tensors_is_not_overwritten_by_later_kernels():
+    """Each element is computed, and must not share memory with tensors computed after it."""
     items: list[Expr] = []
     value: Expr = X
     for _ in range(4):
@@ -143,7 +143,7 @@ def test_types_say_what_they_hold():
         (lambda: sequence.cut(PAIR, None, 0, True, PAIR.ty), r"\(C1\) input 0 must be a tensor"),  # type: ignore[arg-type]
     ],
 )
-def test_what_does_not_fit_is_an_error(make, message):
+def test_invalid_arguments_are_errors(make, message):
     with pytest.raises(relay.TypeInferenceError, match=message):
         make()
 
@@ -157,13 +157,13 @@ def test_a_shape_that_the_type_does_not_allow_is_an_error():
         evaluate(Function((X, Y, POSITION), body), inputs)
 
 
-def test_sizes_are_bound_in_the_types_of_lists():
+def test_sizes_are_bound_in_sequence_types():
     element = SequenceType(ElementType((N, 3), F32))
     function = Function((X,), sequence.make(element, X))
     assert relay.bind_sizes.bind_sizes(function, {"n": 7}).body.ty is SequenceType(ElementType((7, 3), F32))
 
 
-def test_variables_of_the_type_of_a_list_are_parameters():
+def test_variables_of_a_sequence_type_are_parameters():
     xs = Var("xs", SequenceType(ELEMENT))
     assert evaluate(Function((xs,), sequence.length(xs)), [[np.zeros((1, 3)), np.zeros((2, 3))]]) == 2
 

@@ -1,4 +1,4 @@
-"""Operators on strings: as numbers in compiled code, by the executor where they are read, and by the references."""
+"""Operators on strings: encoded as integers in compiled code, run by the executor, and compared with the references."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_executor_agrees_with_the_reference(name):
     module, free = compiled(body)
     for words in WORDS:
         if not words and "#" in str(body.ty):
-            continue  # the reference has nothing to take a width from
+            continue  # the reference cannot infer a width from an empty tensor
         values = {"x": np.array(words, object), "y": np.array(words[::-1], object),
                   "numbers": np.linspace(-1, 1e20, len(words))}  # fmt: skip
         inputs = [values[v.name] for v in free]
@@ -92,7 +92,7 @@ def test_every_operator_on_strings_has_a_case():
     assert {name for name in list_op_names() if name.startswith("strings.")} - {"strings.on_host"} <= tested
 
 
-def test_what_is_looked_up_and_moved_needs_no_step():
+def test_look_ups_and_data_movement_need_no_executor_step():
     for name in ("index", "equal", "moved", "picked"):
         body = CASES[name]
         free = [v for v in (X, Y) if v in list(post_order(body))]
@@ -100,7 +100,7 @@ def test_what_is_looked_up_and_moved_needs_no_step():
         assert not [line for line in report.on_host if line.endswith("(strings)")], name
 
 
-def test_encoded_functions_have_numbers_only():
+def test_encoded_functions_have_no_strings():
     body = Tuple((CASES["moved"], CASES["concat"], strings.index(X, NAMES)))
     module = EncodeStrings()(IRModule({"main": Function((X, Y), body)}))
     main = module["main"]
@@ -113,7 +113,7 @@ def test_encoded_functions_have_numbers_only():
     assert again["main"] is main
 
 
-def test_arithmetic_of_strings_is_refused():
+def test_arithmetic_of_strings_is_rejected():
     with pytest.raises(CompileError, match="element type must be a float or int or uint; got string"):
         op.add(X, Y)
     with pytest.raises(CompileError, match=r"argsort.*computes with numbers, not with strings"):
@@ -124,12 +124,12 @@ def test_arithmetic_of_strings_is_refused():
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(max_size=3), max_size=12), st.lists(st.text(max_size=3), max_size=12))
-def test_runs_know_nothing_of_each_other(first, second):
+def test_runs_are_independent(first, second):
     module, _ = _ENCODER
     for words in (first, second, first):
         x = np.array(words, object)
-        joined, place = module(x, x)
-        assert joined.numpy().tolist() == [w + w for w in words]
+        concatenated, place = module(x, x)
+        assert concatenated.numpy().tolist() == [w + w for w in words]
         assert place.numpy().tolist() == [NAMES.index(w + w) if w + w in NAMES else 4 for w in words]
     assert len(module._texts.table) <= len(set(NAMES)) + 2 * len(set(first)) + 1
 
@@ -155,7 +155,7 @@ def test_an_output_keeps_its_strings():
     assert repr(before) == "<StringArray [1]: ['ab']>" and len(before) == 1 and before.ndim == 1
 
 
-def test_numbers_that_strings_do_not_spell():
+def test_strings_that_are_no_numbers():
     module, _ = compiled(Parse(dtype="int64")(X))
     assert module([" -7 ", "+12"])[0].numpy().tolist() == [-7, 12]
     for wrong in ("1.5", "", "0x1", "1_0", "9" * 30):

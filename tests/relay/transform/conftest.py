@@ -1,4 +1,4 @@
-"""What tests of passes share: running a pass and checking that the meaning stays; random graphs."""
+"""Fixtures for tests of passes: run a pass and check that results are unchanged; random graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from relayc.te.ir import Pass, Sequential
 def apply_and_compare(function: Function, *passes: Pass) -> Function:
     """The function after `passes`, checked: well-formed, of the same type, with the same results on random inputs.
 
-    Sizes known at run time are 3, 4, 5, ... in the order of their names.
+    Symbolic sizes are 3, 4, 5, ... in the order of their names.
     """
     module = Sequential(passes)(IRModule({"main": function}))
     after: Function = module["main"]
@@ -49,7 +49,7 @@ MAX_ELEMENTS = 4096
 
 
 class Grower:
-    """Grows a graph by operators that fit what is there."""
+    """Grows a graph by operators that accept the existing values."""
 
     def __init__(self, seed: int) -> None:
         self.pick = random.Random(seed)
@@ -107,7 +107,7 @@ class Grower:
         begin = self.pick.randrange(size)
         return op.strided_slice(x, (begin,), (self.pick.randrange(begin + 1, size + 1),), axes=(axis,))
 
-    def joined(self, x: Expr) -> Expr:
+    def concatenated(self, x: Expr) -> Expr:
         same = [v for v in self.values if v.ty is x.ty]
         return op.concatenate([x, self.pick.choice(same)], axis=self.pick.randrange(len(x.shape)))
 
@@ -155,7 +155,7 @@ class Grower:
             return
         steps: list[Callable[[Expr], Expr]] = [
             self.elementwise, self.with_constant, self.with_constant, self.with_other, self.view, self.transposed,
-            self.cut, self.joined, self.padded, self.reduced, self.normalised, self.image, self.image, self.layer,
+            self.cut, self.concatenated, self.padded, self.reduced, self.normalised, self.image, self.image, self.layer,
             self.product,
         ]  # fmt: skip
         made = self.pick.choice(steps)(x)

@@ -1,4 +1,4 @@
-"""Shuffles of channels that convolutions absorb, and those that stay."""
+"""Channel shuffles that convolutions absorb, and those that stay."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def depthwise(x: Expr, strides: int = 1) -> Call:
 
 
 def absorbed(x: Var, body: Expr) -> Function:
-    """After the pass; the results of both are compared."""
+    """The function after the pass; the results of both are compared."""
     before = IRModule({"main": Function((x,), body)})
     after = AbsorbShuffles()(before)
     data = [RANDOM.standard_normal(x.tensor_type.static_shape).astype(np.float32)]
@@ -72,7 +72,7 @@ def test_groups_read_runs_of_channels(kernel_layout: str, parts: int, groups: in
     assert list_op_freqs(after.body) == {"reshape": 1, "nn.conv2d": 1}
 
 
-def test_what_keeps_channels_gets_its_numbers_in_their_order():
+def test_channelwise_operators_get_permuted_constants():
     x = image()
     y = nn.relu(relay.add(shuffled(nn.relu(x), 4), numbers(24)))
     y = relay.multiply(numbers(1, 6, 6, 1), relay.add(depthwise(y), numbers(1, 1, 1, 24)))
@@ -81,11 +81,11 @@ def test_what_keeps_channels_gets_its_numbers_in_their_order():
     assert transpositions(after) == 0
 
 
-def test_tables_of_codes_keep_their_order():
+def test_lookup_tables_are_not_permuted():
     x = image()
-    codes = relay.cast(relay.multiply(relay.abs(x), const(np.float32(50))), "uint8")
+    quantized = relay.cast(relay.multiply(relay.abs(x), const(np.float32(50))), "uint8")
     table = Constant(RANDOM.permutation(256).astype(np.uint8))
-    looked_up = make_call("qnn.lookup", (shuffled(codes, 4), table))
+    looked_up = make_call("qnn.lookup", (shuffled(quantized, 4), table))
     absorbed(x, conv(relay.cast(looked_up, "float32")))
 
 
@@ -100,7 +100,7 @@ def test_windows_of_groups_leave_shuffles_alone():
     assert transpositions(absorbed(x, conv(shuffled(x, 4), 16, 1, 2, padding=1))) == 1
 
 
-def test_shuffles_that_others_read_stay():
+def test_shared_shuffles_stay():
     x = image()
     y = shuffled(x, 4)
     assert transpositions(absorbed(x, relay.concatenate([conv(y), y], axis=3))) == 1
@@ -108,7 +108,7 @@ def test_shuffles_that_others_read_stay():
     assert transpositions(absorbed(x, relay.concatenate([conv(z), z], axis=3))) == 1
 
 
-def test_other_transpositions_and_what_mixes_channels_stay():
+def test_other_transpositions_and_channel_mixing_stay():
     x = image(channels=16)
     pixels = relay.reshape(relay.transpose(relay.reshape(x, (2, 6, 6, 4, 4)), (0, 2, 1, 4, 3)), x.shape)
     rows = relay.reshape(relay.transpose(relay.reshape(x, (2, 9, 4, 4, 4)), (0, 1, 2, 4, 3)), x.shape)
@@ -117,7 +117,7 @@ def test_other_transpositions_and_what_mixes_channels_stay():
         assert transpositions(absorbed(x, conv(mixed))) == 1
 
 
-def test_weights_known_at_run_time_leave_shuffles_alone():
+def test_computed_weights_leave_shuffles_alone():
     x, weight = image(), var("w", (1, 1, 24, 16))
     body = nn.conv2d(shuffled(x, 4), weight, data_layout="NHWC", kernel_layout="HWIO")
     after = AbsorbShuffles()(IRModule({"main": Function((x, weight), body)}))["main"]

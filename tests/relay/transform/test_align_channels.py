@@ -1,4 +1,4 @@
-"""AlignChannels: channels of zeros where tensor cores want whole words, the meaning kept."""
+"""AlignChannels: channels of zeros where tensor cores need whole words, with equal results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ArrangeWeights: constant weights in the order that GPUs read, the meaning kept."""
+"""ArrangeWeights: constant weights in the order that GPUs read, with equal results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_shared_weight_is_transposed_once(transformed):
     assert arranged[0] is arranged[1]
 
 
-def test_products_with_a_constant_matrix_read_its_columns_side_by_side(transformed):
+def test_products_with_a_constant_matrix_read_contiguous_columns(transformed):
     x = var("x", (2, 3, 8))
     y = nn.batch_matmul(x, weights(8, 5), transpose_b=False) + nn.batch_matmul(x, weights(5, 8))
     after = transformed(Function((x,), y + nn.dense(x, weights(5, 8))), ArrangeWeights())
@@ -67,7 +67,7 @@ def test_a_vector_stays_a_dense_layer(transformed):
     assert transformed(function, ArrangeWeights()) is function
 
 
-def test_what_is_computed_stays(transformed):
+def test_computed_weights_stay(transformed):
     x, w = var("x", (1, 6, 6, 8)), var("w", (8, 8, 3, 3))
     first = nn.conv2d(x, w, data_layout="NHWC")
     second = nn.conv2d(op.transpose(x, (0, 3, 1, 2)), weights(4, 8, 1, 1))

@@ -35,11 +35,11 @@ def test_a_constant_that_would_grow_stays_a_call():
 
 
 def test_quantized_weights_become_floats_whatever_their_size():
-    codes = relay.const(np.arange(-64, 64, dtype=np.int8).reshape(8, 16))
-    before = relay.Function((), relay.multiply(relay.cast(codes, "float32"), relay.const(np.float32(0.5))))
+    quantized = relay.const(np.arange(-64, 64, dtype=np.int8).reshape(8, 16))
+    before = relay.Function((), relay.multiply(relay.cast(quantized, "float32"), relay.const(np.float32(0.5))))
     with PassContext(config={"relay.FoldConstant.max_bytes": 0}):
         after = run(FoldConstant(), before)
-    np.testing.assert_array_equal(after.body.data, codes.data * np.float32(0.5))
+    np.testing.assert_array_equal(after.body.data, quantized.data * np.float32(0.5))
 
 
 def test_known_branches_and_fields_are_chosen():

@@ -1,4 +1,4 @@
-"""CanonicalizeOps: other spellings, same meaning."""
+"""CanonicalizeOps: canonical forms with equal results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_fields_of_a_split_are_slices_that_views_pass(transformed, operators):
 @pytest.mark.parametrize(("dtype", "is_ascend", "found"), [
     ("float32", False, {"argmax": 1, "gather": 1}),
     ("int32", True, {"argmin": 1, "gather": 1}),
-    ("float32", True, {"topk": 1}),  # NaN is the greatest, which argmin does not say
+    ("float32", True, {"topk": 1}),  # NaN is the greatest value, which argmin does not express
 ])  # fmt: skip
 def test_the_first_of_a_row_is_an_extremum(dtype, is_ascend, found, transformed, operators):
     x = var("x", (2, 30, 5), dtype)

@@ -1,4 +1,4 @@
-"""ChainPools: large windows are made of smaller ones, which pools of the same image share."""
+"""ChainPools: large windows consist of smaller ones, which pools of the same image share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_large_windows_are_chains(size, padding, parts, layout) -> None:
     [
         ((7, 7), 1, (3, 3, 3, 3), (1, 3, 20, 20)),
         ((9, 9), 2, (4, 4, 4, 4), (1, 3, 20, 20)),
-        ((9, 9), 1, (8, 8, 8, 8), (1, 3, 20, 20)),  # windows of the border alone
+        ((9, 9), 1, (8, 8, 8, 8), (1, 3, 20, 20)),  # windows of padding only
         ((9, 9), 1, (0, 0, 4, 4), (1, 3, 6, 6)),  # smaller ones would not fit
     ],
 )

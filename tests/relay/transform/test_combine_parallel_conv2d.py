@@ -1,4 +1,4 @@
-"""CombineParallelConv2D: which convolutions are combined, and that the parts of their result are read in place."""
+"""CombineParallelConv2D: which convolutions are combined, and that slices of their result are read in place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def weights(seed: int, *shape: int) -> Expr:
 
 
 def conv(x: Expr, channels: int, kernel: int = 1, seed: int = 0, weight: Expr | None = None, **attrs: Any) -> Expr:
-    """A convolution of channels last."""
+    """A channels-last convolution."""
     filters = weights(seed, channels, cast(int, x.shape[-1]), kernel, kernel) if weight is None else weight
     return nn.conv2d(x, filters, padding=kernel // 2, data_layout="NHWC", **attrs)
 
@@ -69,7 +69,7 @@ def test_winograd_convolutions_are_combined(target: Target):
     assert widths(combined(function, target), 3) == [64]
 
 
-def test_convolutions_that_are_direct_together_stay_apart():
+def test_convolutions_that_would_be_direct_when_combined_stay_separate():
     """100 channels are no multiple of a vector's, as Winograd's algorithm needs them to be."""
     function = heads(image(38, 512), (16, 84), kernel=3)
     assert combined(function) is function
@@ -82,7 +82,7 @@ def test_channels_that_fill_no_register_tile_are_combined():
     assert combined(function, AVX2) is function
 
 
-def test_channels_that_fill_register_tiles_stay_apart():
+def test_channels_that_fill_register_tiles_stay_separate():
     function = heads(image(40, 64), (64, 64))
     assert combined(function) is function
 
@@ -92,28 +92,28 @@ def test_the_narrowest_are_combined():
     assert widths(combined(function), 1) == [32, 64, 64]
 
 
-def test_results_beyond_the_second_level_cache_stay_apart():
-    """They would be read in strides from there on."""
+def test_results_beyond_the_second_level_cache_stay_separate():
+    """They would be read with strides from there on."""
     function = heads(image(160, 64), (16, 16))
     assert combined(function) is function
 
 
-def test_what_is_joined_stays_apart():
+def test_inputs_of_a_concatenation_stay_separate():
     x = image(40, 64)
-    joined = op.concatenate([layer(x, 16, 1, 1), layer(x, 16, 1, 3)], axis=3)
-    function = Function((x,), layer(joined, 8, 3, 5))
+    concatenated = op.concatenate([layer(x, 16, 1, 1), layer(x, 16, 1, 3)], axis=3)
+    function = Function((x,), layer(concatenated, 8, 3, 5))
     assert combined(function) is function
 
 
 def test_few_channels_are_combined_though_they_are_copied():
-    """Three and twelve channels, a vector's in both: objects and boxes of a proposal network."""
+    """Three and twelve channels, less than a vector each: objects and boxes of a proposal network."""
     x = image(50, 256)
     function = Function((x,), Tuple((conv(x, 3, seed=1), op.add(conv(x, 12, seed=2), weights(3, 12)))))
     assert widths(combined(function), 1) == [15]
     assert widths(combined(function, AVX2), 1) == [15]
 
 
-def test_only_like_convolutions_are_combined():
+def test_only_equal_convolution_attributes_are_combined():
     x, computed = image(40, 32), var("w", (32, 32, 3, 3))
     leaves = [
         conv(x, 32, 3, 2, strides=2),
@@ -129,17 +129,17 @@ def test_only_like_convolutions_are_combined():
     assert combined(function) is function
 
 
-def test_sizes_known_at_run_time_and_quantised_convolutions_stay():
+def test_dynamic_and_quantised_convolutions_stay():
     x = var("x", (1, SizeVar("h"), 40, 32))
     function = Function((x,), Tuple(tuple([conv(conv(x, 32, 3, i), 8, 3) for i in range(2)])))
     assert combined(function) is function
-    codes = var("codes", (1, 40, 40, 32), "int32")
-    whole = [nn.conv2d(codes, const(np.ones((16, 32, 1, 1), "int32")), data_layout="NHWC") for _ in range(2)]
-    function = Function((codes,), Tuple(tuple([nn.max_pool2d(e, (2, 2), layout="NHWC") for e in whole])))
+    quantized = var("quantized", (1, 40, 40, 32), "int32")
+    whole = [nn.conv2d(quantized, const(np.ones((16, 32, 1, 1), "int32")), data_layout="NHWC") for _ in range(2)]
+    function = Function((quantized,), Tuple(tuple([nn.max_pool2d(e, (2, 2), layout="NHWC") for e in whole])))
     assert combined(function) is function
 
 
-def test_what_is_computed_under_different_conditions_stays_apart():
+def test_convolutions_in_different_branches_stay_separate():
     x, flag = image(40, 32), var("flag", (), "bool")
     results = [conv(conv(x, 32, 3, i), 8, 3, 9) for i in range(2)]
     function = Function((x, flag), relay.If(flag, *results))
@@ -148,8 +148,8 @@ def test_what_is_computed_under_different_conditions_stays_apart():
     assert widths(combined(function), 3) == [64]
 
 
-def test_what_ends_in_a_residual_stays():
-    """The sum is part of a layer's kernel."""
+def test_layers_with_a_residual_addition_stay():
+    """The addition is fused into a layer's kernel."""
     x, y = image(40, 32), var("y", (1, 40, 40, 32))
     results = [nn.relu(op.add(conv(x, 32, 3, i), y)) for i in range(2)]
     function = Function((x, y), Tuple(tuple([conv(e, 8, 3, 9) for e in results])))
@@ -195,10 +195,10 @@ def test_weights_in_the_file_stay_there():
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("case", ["winograd", "narrow", "residual", "few"])
-def test_results_are_those_of_the_layers_apart(case: str, batch: int):
+def test_results_equal_those_of_separate_layers(case: str, batch: int):
     inputs = 256 if case == "few" else 32
     x = image(20, inputs, batch)
-    if case == "residual":  # the first part is read by a convolution and a sum
+    if case == "residual":  # the first slice is read by a convolution and a sum
         first, second = layer(x, 32, 3, 1), conv(x, 32, 3, 3)
         deep = op.add(first, layer(first, 32, 3, 5))
         function = Function((x,), op.concatenate([deep, layer(nn.relu(second), 32, 1, 7)], axis=3))

@@ -1,4 +1,4 @@
-"""CombineParallelDense: which layers are merged, and that their parts are read in place."""
+"""CombineParallelDense: which layers are merged, and that slices of their result are read in place."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_layers_of_combined_layers(transformed, operators):
     assert operators(after)["nn.dense"] == 2
 
 
-def test_layers_with_elementwise_work_behind_them_stay(transformed):
+def test_layers_with_elementwise_epilogues_stay(transformed):
     x = var("x", (5, 8))
     before = Function((x,), op.multiply(nn.silu(nn.dense(x, weights(1, 8, 8))), nn.dense(x, weights(2, 8, 8))))
     assert transformed(before, CombineParallelDense()) is before
 
 
-def test_layers_of_recurrences_stay_apart(transformed, operators):
-    """A recurrence would have its slice copied."""
+def test_layers_of_recurrences_stay_separate(transformed, operators):
+    """A recurrence would copy its slice."""
     x = var("x", (12, 8))
     recurrence, state = weights(1, 1, 1, 1, 16, 16), weights(2, 1, 2, 16)
     results: list[Expr] = []

@@ -1,4 +1,4 @@
-"""CommutePointwiseConv: 1 x 1 convolutions where images are small."""
+"""CommutePointwiseConv: 1 x 1 convolutions move to where images are small."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def weights(*shape: int) -> Expr:
 
 
 def doubled(x: Expr, axis: int) -> Expr:
-    """Twice as many rows or columns, each a mean of two weighed neighbours, as a linear resize computes them."""
+    """Twice as many rows or columns, each a weighted mean of two adjacent ones, as a linear resize computes them."""
     size = int(x.shape[axis])
     shape = [2 * size if i == axis else 1 for i in range(4)]
     low = const(np.repeat(np.arange(size), 2))
@@ -35,7 +35,7 @@ def convolved_shapes(function: Function) -> list[tuple[int, ...]]:
     return [c.args[0].tensor_type.static_shape for c in calls if getattr(c.op, "name", "") == "nn.conv2d"]
 
 
-def test_in_front_of_a_resize(transformed):
+def test_convolution_moves_before_a_resize(transformed):
     x = var("x", (1, 4, 3, 5))
     after = transformed(Function((x,), nn.relu(nn.conv2d(enlarged(x), weights(6, 4, 1, 1)))), CommutePointwiseConv())
     assert convolved_shapes(after) == [(1, 4, 3, 5)]
@@ -48,16 +48,16 @@ def test_nearest_neighbours(transformed):
     assert convolved_shapes(after) == [(2, 4, 3, 3)]
 
 
-def test_over_a_concatenation_of_resized_images(transformed, operators):
+def test_convolution_distributes_over_a_concatenation_of_resized_images(transformed, operators):
     x, y, z = var("x", (1, 4, 2, 2)), var("y", (1, 3, 4, 4)), var("z", (1, 2, 8, 8))
-    joined = op.concatenate([enlarged(enlarged(x)), enlarged(y), z], axis=1)
-    after = transformed(Function((x, y, z), nn.conv2d(joined, weights(5, 9, 1, 1))), CommutePointwiseConv())
+    concatenated = op.concatenate([enlarged(enlarged(x)), enlarged(y), z], axis=1)
+    after = transformed(Function((x, y, z), nn.conv2d(concatenated, weights(5, 9, 1, 1))), CommutePointwiseConv())
     assert sorted(convolved_shapes(after)) == [(1, 2, 8, 8), (1, 3, 4, 4), (1, 4, 2, 2)]
     assert "concatenate" not in operators(after)
 
 
 @pytest.mark.parametrize("bias", [None, (16,), (1, 1, 16)])
-def test_behind_a_dense_layer(transformed, operators, bias: tuple[int, ...] | None):
+def test_convolution_merges_with_a_dense_layer(transformed, operators, bias: tuple[int, ...] | None):
     x = var("x", (1, 12, 4))
     layer: Expr = nn.dense(x, weights(16, 4))
     layer = layer if bias is None else op.add(layer, weights(*bias))
@@ -85,13 +85,13 @@ def unchanged() -> dict[str, Function]:
         "channels weighed": Function((x,), nn.conv2d(per_channel, weights(4, 4, 1, 1))),
         "shrunk": Function((x,), nn.conv2d(op.take(x, const(np.arange(2)), axis=2), weights(4, 4, 1, 1))),
         "used elsewhere": Function((x,), op.add(nn.conv2d(big, weights(4, 4, 1, 1)), big)),
-        "joined only": Function((x,), nn.conv2d(twice, weights(4, 8, 1, 1))),
+        "concatenated only": Function((x,), nn.conv2d(twice, weights(4, 8, 1, 1))),
         "two images": Function((x,), nn.conv2d(op.add(enlarged(x), enlarged(nn.relu(x))), weights(4, 4, 1, 1))),
     }
 
 
 @pytest.mark.parametrize("case", unchanged())
-def test_stays(transformed, case: str):
+def test_other_convolutions_stay(transformed, case: str):
     before = unchanged()[case]
     assert transformed(before, CommutePointwiseConv()) is before
 

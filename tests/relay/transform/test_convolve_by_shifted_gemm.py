@@ -29,12 +29,12 @@ def dilated(size: tuple[int, int], rate: int, inputs: int = 256, outputs: int = 
     return Function((x,), nn.conv2d(x, weights(3, 3, inputs, outputs), padding=rate, dilation=rate, **CHANNELS_LAST))
 
 
-def test_a_rate_of_most_of_the_image_leaves_products_of_parts(transformed, operators):
+def test_a_large_dilation_becomes_shifted_products(transformed, operators):
     after = transformed(dilated((16, 16), 12), ConvolveByShiftedGemm(HASWELL))
     assert operators(after) == {"nn.conv2d": 9, "strided_slice": 8, "nn.pad": 8, "add": 8}
 
 
-def test_axes_are_split_each_by_itself(transformed, operators):
+def test_axes_are_split_independently(transformed, operators):
     after = transformed(dilated((16, 160), 12), ConvolveByShiftedGemm(HASWELL))
     assert operators(after) == {"nn.conv2d": 3, "strided_slice": 2, "nn.pad": 2, "add": 2}
 
@@ -53,7 +53,7 @@ def test_common_layers_stay(size: tuple[int, int]):
     assert ConvolveByShiftedGemm(HASWELL)(_module(before))["main"] is before
 
 
-def test_what_cannot_be_split_stays():
+def test_unsupported_convolutions_stay():
     x, narrow = var("x", (1, 16, 16, 64)), var("x", (1, 16, 16, 64), "float16")
     attrs = {"padding": 12, "dilation": 12, **CHANNELS_LAST}
     endless = np.ones((3, 3, 64, 64), "float32")
@@ -86,7 +86,7 @@ def _module(function: Function) -> IRModule:
     size=st.tuples(st.integers(1, 7), st.integers(1, 7)), taps=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     rate=st.tuples(st.integers(1, 5), st.integers(1, 5)), padding=st.tuples(*[st.integers(0, 6)] * 4),
 )  # fmt: skip
-def test_any_window_means_what_it_did(size, taps, rate, padding):
+def test_any_convolution_keeps_its_results(size, taps, rate, padding):
     sums = [n + padding[k] + padding[k + 2] for k, n in enumerate(size)]
     if any(s < (t - 1) * d + 1 for s, t, d in zip(sums, taps, rate, strict=True)):
         return

@@ -1,4 +1,4 @@
-"""ConvolveTransposed: the same results by a convolution and an interleaving."""
+"""ConvolveTransposed: equal results by a convolution and an interleaving."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_two_dimensions(transformed, operators, kernel, stride, padding, grown, 
      ((2, 2), (2, 2), 1, 0, True),
      ((5, 5), (2, 2), 1, 0, False), ((6, 6), (2, 2), 2, 0, False), ((3, 3), (1, 1), 2, 0, False)],
 )  # fmt: skip
-def test_products_are_added_up_where_phases_are_no_quick_convolution(
+def test_overlapping_products_are_added_up_if_phases_are_slower(
     transformed, operators, kernel, stride, padding, grown, added
 ):
     x = var("x", (2, 5, 4, 24))
@@ -78,14 +78,14 @@ def test_dilated_kernels_by_one_are_dilated_convolutions(transformed, operators)
     [(2, 1, 3, {"nn.conv2d": 1, "nn.overlap_add": 1}), (1, 2, 3, {"nn.conv2d": 1, "reverse": 1}),
      (3, 2, 3, {"nn.conv2d": 1, "nn.overlap_add": 1}), (2, 4, 1, {"multiply": 1, "nn.overlap_add": 1})],
 )  # fmt: skip
-def test_weights_known_late(transformed, operators, stride, groups, channels, expected):
+def test_computed_weights(transformed, operators, stride, groups, channels, expected):
     x, w = var("x", (1, 4, 4, 4)), var("w", (4, channels, 3, 3))
     y = nn.conv2d_transpose(x, op.negative(w), strides=stride, groups=groups, padding=1, data_layout="NHWC")
     found = operators(transformed(Function((x, w), y), ConvolveTransposed()))
     assert {name: found[name] for name in expected} == expected and found["nn.conv2d_transpose"] == 0
 
 
-def test_sizes_known_at_run_time(transformed, operators):
+def test_dynamic_shapes(transformed, operators):
     x = var("x", (SizeVar("n"), SizeVar("h"), SizeVar("w"), 6))
     y = nn.conv2d_transpose(x, weights(6, 4, 4, 3), strides=(2, 3), padding=1, data_layout="NHWC")
     found = operators(transformed(Function((x,), y), ConvolveTransposed()))

@@ -35,7 +35,7 @@ def inverse(total: Expr) -> Expr:
 
 
 def by_moments(x: Expr) -> Expr:
-    """TensorFlow: x * (r * gamma) + (beta - mean * (r * gamma))"""
+    """TensorFlow's form: x * (r * gamma) + (beta - mean * (r * gamma))"""
     scale = op.multiply(inverse(mean(square(distance(x)))), GAMMA)
     return op.add(op.multiply(x, scale), op.subtract(BETA, op.multiply(mean(x), scale)))
 
@@ -52,7 +52,7 @@ def by_sums(x: Expr) -> Expr:
 
 
 def fast_variance(x: Expr) -> Expr:
-    """flax"""
+    """The variance of flax: mean(x**2) - mean(x)**2"""
     variance = op.maximum(op.subtract(mean(square(x)), square(mean(x))), const(0.0))
     return op.add(op.multiply(distance(x), op.multiply(inverse(variance), GAMMA)), BETA)
 
@@ -91,11 +91,11 @@ NORMS = {
 }
 
 
-@pytest.mark.parametrize("spelling", NORMS)
-def test_norms(transformed, operators, spelling: str):
-    name, spelled = NORMS[spelling]
+@pytest.mark.parametrize("pattern", NORMS)
+def test_norms(transformed, operators, pattern: str):
+    name, decomposed = NORMS[pattern]
     x = var("x", (2, 3, N))
-    assert operators(transformed(Function((x,), spelled(x)), *PASSES)) == {name: 1}
+    assert operators(transformed(Function((x,), decomposed(x)), *PASSES)) == {name: 1}
 
 
 def test_other_norms_stay(transformed, operators):
@@ -146,11 +146,11 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.parametrize("spelling", ACTIVATIONS)
-def test_activations(transformed, operators, spelling: str):
-    name, spelled = ACTIVATIONS[spelling]
+@pytest.mark.parametrize("pattern", ACTIVATIONS)
+def test_activations(transformed, operators, pattern: str):
+    name, decomposed = ACTIVATIONS[pattern]
     x = var("x", (2, N))
-    assert operators(transformed(Function((x,), spelled(x)), *PASSES)) == {name: 1}
+    assert operators(transformed(Function((x,), decomposed(x)), *PASSES)) == {name: 1}
 
 
 def test_other_activations_stay(transformed, operators):
@@ -168,13 +168,13 @@ def cut(x: Expr, begin: int, end: int, step: int = 1) -> Expr:
     return op.strided_slice(x, (begin,), (end,), (step,), axes=(len(x.shape) - 1,))
 
 
-def turned(a: Expr, b: Expr, c: Expr, s: Expr) -> tuple[Expr, Expr]:
+def rotated(a: Expr, b: Expr, c: Expr, s: Expr) -> tuple[Expr, Expr]:
     first = op.subtract(op.multiply(a, c), op.multiply(b, s))
     return first, op.add(op.multiply(b, c), op.multiply(a, s))
 
 
 def stacked(first: Expr, second: Expr) -> Expr:
-    """Neighbours of two tensors, by a new last dimension."""
+    """Two tensors interleaved, by a new last dimension."""
     columns = [op.expand_dims(e, len(e.shape)) for e in (first, second)]
     return op.reshape(op.concatenate(columns, axis=-1), (*first.shape[:-1], 2 * int(first.shape[-1])))
 
@@ -186,22 +186,22 @@ def pairs(x: Expr) -> tuple[Expr, Expr]:
 
 
 ROTATIONS = {
-    "halves": lambda x, c, s: op.concatenate(turned(cut(x, 0, 4), cut(x, 4, 8), c, s), axis=-1),
-    "neighbours": lambda x, c, s: stacked(*turned(cut(x, 0, 8, 2), cut(x, 1, 8, 2), c, s)),
-    "complex numbers": lambda x, c, s: stacked(*turned(*pairs(x), c, s)),
+    "halves": lambda x, c, s: op.concatenate(rotated(cut(x, 0, 4), cut(x, 4, 8), c, s), axis=-1),
+    "neighbours": lambda x, c, s: stacked(*rotated(cut(x, 0, 8, 2), cut(x, 1, 8, 2), c, s)),
+    "complex numbers": lambda x, c, s: stacked(*rotated(*pairs(x), c, s)),
 }
 
 
-@pytest.mark.parametrize("spelling", ROTATIONS)
-def test_rotary_embedding(transformed, operators, spelling: str):
+@pytest.mark.parametrize("pattern", ROTATIONS)
+def test_rotary_embedding(transformed, operators, pattern: str):
     x, c, s = var("x", (1, 2, 5, N)), var("c", (5, N // 2)), var("s", (5, N // 2))
-    after = transformed(Function((x, c, s), ROTATIONS[spelling](x, c, s)), *PASSES)
+    after = transformed(Function((x, c, s), ROTATIONS[pattern](x, c, s)), *PASSES)
     assert operators(after) == {"nn.rotary_embedding": 1}
-    assert after.body.op.interleaved == (spelling != "halves")
+    assert after.body.op.interleaved == (pattern != "halves")
 
 
-def test_rotary_embedding_by_swapped_neighbours(transformed, operators):
-    """GPT-J"""
+def test_rotary_embedding_by_swapped_adjacent_channels(transformed, operators):
+    """The form of GPT-J."""
     x, c, s = var("x", (1, 2, 5, N)), var("c", (5, N)), var("s", (5, N))
     swapped = stacked(op.negative(cut(x, 1, 8, 2)), cut(x, 0, 8, 2))
     after = transformed(Function((x, c, s), op.add(op.multiply(x, c), op.multiply(swapped, s))), *PASSES)
@@ -209,9 +209,9 @@ def test_rotary_embedding_by_swapped_neighbours(transformed, operators):
 
 
 def test_rotary_embedding_of_the_first_channels(transformed, operators):
-    """GPT-NeoX"""
+    """The form of GPT-NeoX."""
     x, c, s = var("x", (1, 2, 5, 12)), var("c", (5, N // 2)), var("s", (5, N // 2))
-    parts = (*turned(cut(x, 0, 4), cut(x, 4, 8), c, s), cut(x, 8, 12))
+    parts = (*rotated(cut(x, 0, 4), cut(x, 4, 8), c, s), cut(x, 8, 12))
     after = transformed(Function((x, c, s), op.concatenate(parts, axis=-1)), *PASSES)
     assert operators(after) == {"nn.rotary_embedding": 1, "strided_slice": 2, "concatenate": 1}
 
@@ -219,12 +219,12 @@ def test_rotary_embedding_of_the_first_channels(transformed, operators):
 def test_other_rotations_stay(transformed, operators):
     x, c, s = var("x", (4, 4, N)), var("c", (4, 4)), var("s", (4, 4))
     first, second = cut(x, 0, 4), cut(x, 4, 8)
-    a, b = turned(first, second, c, s)
+    a, b = rotated(first, second, c, s)
     for y in (
-        op.concatenate(turned(second, first, c, s), axis=-1),
+        op.concatenate(rotated(second, first, c, s), axis=-1),
         op.concatenate((a, b), axis=1),
         op.concatenate((b, a), axis=-1),
-        op.concatenate(turned(cut(x, 0, 8, 2), cut(x, 1, 8, 2), c, s), axis=-1),
+        op.concatenate(rotated(cut(x, 0, 8, 2), cut(x, 1, 8, 2), c, s), axis=-1),
         stacked(a, b),
         op.concatenate((a, op.subtract(op.multiply(second, c), op.multiply(first, s))), axis=-1),
     ):
@@ -243,7 +243,7 @@ def inside(e: Expr, name: str) -> Expr:
 
 
 @pytest.mark.parametrize(
-    ("costly", "spelled"),
+    ("costly", "decomposed"),
     [
         ("erf", ACTIVATIONS["gelu"][1]),
         ("tanh", gelu_fast),
@@ -254,16 +254,16 @@ def inside(e: Expr, name: str) -> Expr:
         ("exp", lambda x: op.multiply(x, op.tanh(op.log(op.add(op.exp(x), const(1.0)))))),
     ],
 )
-def test_activations_stay_whose_inner_value_is_used_elsewhere(transformed, operators, costly: str, spelled):
+def test_activations_stay_whose_inner_value_is_used_elsewhere(transformed, operators, costly: str, decomposed):
     x = var("x", (2, N))
-    y = spelled(x)
+    y = decomposed(x)
     before = Function((x,), Tuple((y, op.multiply(inside(y, costly), const(3.0)))))
     found = operators(transformed(before, RecognizePatterns()))
     assert found[costly] == 1 and not {"nn.gelu", "nn.silu", "nn.mish"} & set(found)
 
 
 def test_activations_of_a_shared_value_are_recognised(transformed, operators):
-    """What they are of may be costly, too, and is computed once."""
+    """The operand may be expensive, too, and is computed once."""
     x = var("x", (2, N))
     y = op.tanh(x)
     before = Function((x,), Tuple((op.multiply(y, op.sigmoid(y)), y)))
@@ -272,7 +272,7 @@ def test_activations_of_a_shared_value_are_recognised(transformed, operators):
 
 @pytest.mark.parametrize("inner", ["mean", "variance", "subtract"])
 def test_norms_beside_other_uses_of_their_parts(transformed, operators, inner: str):
-    """The norm reads x once, as the last of its small operators did; what else is wanted is computed for itself."""
+    """The norm reads x once, like the last of its small operators; other used values are computed separately."""
     x = var("x", (2, 3, N))
     away = distance(x)
     variance = op.variance(x, axis=-1, keepdims=True)
@@ -285,7 +285,7 @@ def test_norms_beside_other_uses_of_their_parts(transformed, operators, inner: s
 
 
 def test_scaled_norms_beside_the_norm(transformed, operators):
-    """One norm, whose scale is not taken in."""
+    """There is one norm, whose scale is not folded."""
     x = var("x", (2, 3, N))
     norm = op.multiply(distance(x), inverse(mean(square(distance(x)))))
     before = Function((x,), Tuple((op.multiply(norm, GAMMA), norm)))
@@ -302,7 +302,7 @@ def test_sums_of_squares_beside_a_norm(transformed, operators):
 
 def test_rotary_embedding_beside_other_uses_of_its_parts(transformed, operators):
     x, c, s = var("x", (1, 2, 5, N)), var("c", (5, N // 2)), var("s", (5, N // 2))
-    first, second = turned(cut(x, 0, 4), cut(x, 4, 8), c, s)
+    first, second = rotated(cut(x, 0, 4), cut(x, 4, 8), c, s)
     before = Function((x, c, s), Tuple((op.concatenate((first, second), axis=-1), op.sigmoid(first))))
     found = operators(transformed(before, *PASSES))
     assert found["nn.rotary_embedding"] == 1 and found["concatenate"] == 0

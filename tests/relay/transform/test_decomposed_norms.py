@@ -22,7 +22,7 @@ def same(before: Function, after: Function) -> None:
     np.testing.assert_allclose(evaluate(after, arrays), evaluate(before, arrays), rtol=1e-5, atol=1e-5)
 
 
-def spelled_group_norm(x: Expr, groups: int) -> Expr:
+def decomposed_group_norm(x: Expr, groups: int) -> Expr:
     ones, zeros = const(np.ones(groups, "float32")), const(np.zeros(groups, "float32"))
     normal = op.nn.instance_norm(op.reshape(x, (x.shape[0], groups, -1)), ones, zeros, epsilon=1e-6)
     return op.reshape(normal, x.shape)
@@ -32,7 +32,7 @@ def spelled_group_norm(x: Expr, groups: int) -> Expr:
 def test_group_norm_of_reshapes(transformed, operators, shape):
     x = var("x", shape)
     channels = (12, *[1] * (len(shape) - 2))
-    y = op.add(op.multiply(spelled_group_norm(x, 4), parameter(*channels)), parameter(*channels))
+    y = op.add(op.multiply(decomposed_group_norm(x, 4), parameter(*channels)), parameter(*channels))
     before = Function((x,), y)
     after = transformed(before, RecognizePatterns())
     assert operators(after) == {"nn.group_norm": 1}
@@ -40,13 +40,13 @@ def test_group_norm_of_reshapes(transformed, operators, shape):
     same(before, after)
 
 
-def test_group_norm_of_open_sides(transformed, operators):
+def test_group_norm_of_dynamic_sides(transformed, operators):
     x = var("x", (SizeVar("n"), 12, SizeVar("h"), SizeVar("w")))
-    y = op.multiply(spelled_group_norm(x, 3), parameter(12, 1, 1))
+    y = op.multiply(decomposed_group_norm(x, 3), parameter(12, 1, 1))
     assert operators(transformed(Function((x,), y), RecognizePatterns())) == {"nn.group_norm": 1}
 
 
-def test_group_norm_behind_which_something_was_moved(transformed, operators):
+def test_group_norm_with_operators_moved_behind_it(transformed, operators):
     """Elementwise operators move in front of the reshape back."""
     x, ones, zeros = var("x", (2, 12, 3, 5)), const(np.ones(6, "float32")), const(np.zeros(6, "float32"))
     normal = op.nn.instance_norm(op.reshape(x, (2, 6, -1)), ones, zeros)
@@ -81,7 +81,7 @@ def test_scales_and_shifts_of_channels_are_parameters(transformed, operators):
     assert transformed(before, RecognizePatterns()) is before
 
 
-def test_instance_norm_spelled_out(transformed, operators):
+def test_decomposed_instance_norm(transformed, operators):
     x = var("x", (2, 4, 3, 5))
     distance = op.subtract(x, op.mean(x, axis=(2, 3), keepdims=True))
     total = op.add(op.mean(op.multiply(distance, distance), axis=(2, 3), keepdims=True), const(1e-5))
@@ -105,19 +105,19 @@ def test_variance(transformed, operators, squared: str):
     assert transformed(before, RecognizePatterns()) is before
 
 
-def standardized(x: Expr, axes: tuple[int, ...], epsilon: float, spelling: str = "divide") -> Expr:
+def standardized(x: Expr, axes: tuple[int, ...], epsilon: float, form: str = "divide") -> Expr:
     distance = op.subtract(x, op.mean(x, axis=axes, keepdims=True))
     total = op.add(op.mean(op.power(distance, const(2.0)), axis=axes, keepdims=True), const(epsilon))
-    if spelling == "rsqrt":
+    if form == "rsqrt":
         return op.multiply(distance, op.rsqrt(total))
     return op.divide(distance, op.sqrt(total))
 
 
-@pytest.mark.parametrize("spelling", ["divide", "rsqrt"])
+@pytest.mark.parametrize("form", ["divide", "rsqrt"])
 @pytest.mark.parametrize("axes", [(1,), (0, 2, 3), (0,), (1, 2)])
-def test_standardization_over_other_dimensions(transformed, operators, axes: tuple[int, ...], spelling: str):
+def test_standardization_over_other_dimensions(transformed, operators, axes: tuple[int, ...], form: str):
     x = var("x", (2, 4, 3, 5))
-    y = standardized(x, axes, 1e-6, spelling)
+    y = standardized(x, axes, 1e-6, form)
     before = Function((x,), op.add(op.multiply(y, parameter(4, 1, 1)), parameter(4, 1, 1)))
     after = transformed(before, RecognizePatterns())
     assert operators(after) == {"nn.standardize": 1, "multiply": 1, "add": 1}
@@ -152,7 +152,7 @@ def test_root_mean_square_of_channels(transformed, operators):
 
 
 def test_standardization_of_the_last_dimensions_is_a_norm_of_rows(transformed, operators):
-    """Layouts make channels the last dimension."""
+    """Layout conversion makes channels the last dimension."""
     x = var("x", (2, 3, 5, 4))
     for centred, name in ((True, "nn.layer_norm"), (False, "nn.rms_norm")):
         y = op.multiply(op.nn.standardize(x, 3, 1e-6, centred=centred), parameter(4))
@@ -164,7 +164,7 @@ def test_standardization_of_the_last_dimensions_is_a_norm_of_rows(transformed, o
     assert transformed(with_margin, RecognizePatterns()) is with_margin
 
 
-def test_sizes_known_at_run_time_are_standardized_over_one_dimension_only(transformed, operators):
+def test_dynamic_sizes_are_standardized_over_one_dimension_only(transformed, operators):
     x = var("x", (SizeVar("n"), 4, SizeVar("h"), 5))
     function = Function((x,), standardized(x, (1,), 1e-6))
     assert operators(transformed(function, RecognizePatterns())) == {"nn.standardize": 1}
@@ -198,7 +198,7 @@ def test_norms_between_other_transpositions_stay(transformed):
     rows = op.nn.layer_norm(op.transpose(x, (0, 2, 3, 1)), parameter(4), parameter(4))
     planes = op.nn.layer_norm(op.transpose(x, (0, 2, 3, 1)), parameter(5, 4), parameter(5, 4), axis=2)
     for before in (
-        Function((square,), transposed_norm(square, (0, 2, 3, 1), (0, 2, 3, 1), 4)),  # not back, though as large
+        Function((square,), transposed_norm(square, (0, 2, 3, 1), (0, 2, 3, 1), 4)),  # not transposed back
         Function((x,), op.transpose(planes, (0, 3, 1, 2))),
         Function((x,), Tuple((rows, op.transpose(rows, (0, 3, 1, 2))))),
     ):
@@ -214,7 +214,7 @@ def test_norms_between_transpositions_are_rows_where_channels_are_last(transform
 
 
 @pytest.mark.parametrize("shape", [(2, 12, 3, 5), (1, 12, 7)])
-def test_group_norm_of_rows_spelled_out(transformed, operators, shape):
+def test_decomposed_group_norm_of_rows(transformed, operators, shape):
     x = var("x", shape)
     channels = (12, *[1] * (len(shape) - 2))
     normal = op.reshape(standardized(op.reshape(x, (shape[0], 4, -1)), (2,), 1e-6), shape)
@@ -224,7 +224,7 @@ def test_group_norm_of_rows_spelled_out(transformed, operators, shape):
     assert after.body.op.num_groups == 4 and after.body.op.epsilon == pytest.approx(1e-6)
 
 
-def test_group_norm_of_rows_of_open_sides(transformed, operators):
+def test_group_norm_of_rows_of_dynamic_sides(transformed, operators):
     x = var("x", (SizeVar("n"), 12, SizeVar("h"), SizeVar("w")))
     normal = op.reshape(standardized(op.reshape(x, (x.shape[0], 4, -1)), (2,), 1e-6), x.shape)
     before = Function((x,), op.multiply(normal, parameter(12, 1, 1)))
@@ -240,7 +240,8 @@ def test_norms_of_other_rows_are_no_group_norms(transformed, operators, view):
 
 
 def split_norm(x: Expr, groups: int, axes: tuple[int, ...], size: int) -> Expr:
-    """Keras: channels, the last dimension, are split into groups, and scaled and shifted as they are."""
+    """Group norm of Keras: channels, the last dimension, are split into groups, and scaled and shifted in that shape.
+    """
     normal = standardized(op.reshape(x, (*x.shape[:-1], groups, -1)), axes, 1e-6)
     scaled = op.add(op.multiply(normal, parameter(1, 1, 1, groups, size)), parameter(groups, 1))
     return op.reshape(scaled, x.shape)

@@ -1,4 +1,4 @@
-"""RecognizePatterns: softmax, its logarithm and the logarithm of sums of exponentials as exporters write them."""
+"""RecognizePatterns: softmax, its logarithm and log-sum-exp as exporters write them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def scaled(x: Expr) -> Expr:
 
 
 def unsqueezed(x: Expr) -> Expr:
-    """Sums whose dimension is put back by a view."""
+    """Sums whose dimension is restored by a view."""
     weight = op.exp(op.subtract(x, op.reshape(op.max(x, axis=1), (4, 1, 5))))
     return op.divide(weight, op.reshape(op.sum(weight, axis=1), (4, 1, 5)))
 
 
-SPELLINGS = {
+PATTERNS = {
     "softmax": ("nn.softmax", lambda x: divided(shifted(x))),
     "softmax of planes": ("nn.softmax", lambda x: divided(shifted(x, 1), 1)),
     "softmax without its maximum": ("nn.softmax", divided),
@@ -58,22 +58,22 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_spellings(transformed, operators, spelling: str):
-    name, spelled = SPELLINGS[spelling]
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_decomposed_patterns(transformed, operators, pattern: str):
+    name, decomposed = PATTERNS[pattern]
     x = var("x", (4, 3, 5))
-    after = transformed(Function((x,), spelled(x)), *PASSES)
+    after = transformed(Function((x,), decomposed(x)), *PASSES)
     assert operators(after) == {name: 1}
 
 
 def test_log_softmax_of_the_long_form(transformed, operators):
-    """x - (max + log(sum(exp(x - max))))"""
+    """The form x - (max + log(sum(exp(x - max))))."""
     x = var("x", (4, 3, 5))
     y = op.subtract(x, op.add(op.max(x, axis=-1, keepdims=True), op.log(total(shifted(x)))))
     assert operators(transformed(Function((x,), y), *PASSES)) == {"nn.log_softmax": 1}
 
 
-def test_what_was_finite_stays_finite(transformed):
+def test_finite_results_stay_finite(transformed):
     x = var("x", (2, 4))
     values = np.array([[80.0, -80.0, 0.0, -np.inf], [-80.0, -81.0, -79.0, -70.0]], "float32")
     for y in (divided(x), divided(shifted(x))):

@@ -1,4 +1,4 @@
-"""Products of bytes: what is packed gives exact sums, none exceeds 16 bits, and kernels are as exact."""
+"""Int8 weights packed for 4-way dot products: sums are exact, none exceeds 16 bits, and kernels are as exact."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def normal(shape: tuple[int, ...], deviation: float) -> np.ndarray:
 
 
 def check(weight: np.ndarray, words: np.ndarray, table: np.ndarray) -> None:
-    """Sums of 16 bits have room, and panels say what the weight says."""
+    """Check that 16-bit sums do not overflow, and that panels represent the weight."""
     panels, steps, count, width = words.shape
-    octets = words.view(np.int8).reshape(panels, steps, count, width, 2, 2).astype(np.int32)
+    int8_weights = words.view(np.int8).reshape(panels, steps, count, width, 2, 2).astype(np.int32)
     for sign in (1, -1):
-        assert np.maximum(sign * octets, 0).sum((2, 5)).max() <= 128
+        assert np.maximum(sign * int8_weights, 0).sum((2, 5)).max() <= 128
     data = RNG.integers(0, 256, (5, weight.shape[1])).astype(np.uint8)
     sums = DenseDot4Groups(units=len(weight)).reference(data.view(np.int32), words, table)
     np.testing.assert_array_equal(sums, data.astype(np.int32) @ weight.T.astype(np.int32))
@@ -43,7 +43,7 @@ def packed(weight: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray] | No
 @pytest.mark.parametrize("columns", [48, 27])
 @pytest.mark.parametrize("width", [8, 24])
 @pytest.mark.parametrize("deviation", [10, 20])
-def test_quads_are_brought_together_where_they_have_room_for_each_other(columns, width, deviation):
+def test_words_are_paired_if_their_sums_fit(columns, width, deviation):
     weight = normal((columns, 256), deviation)
     weight[3, 8:12] = (-128, -128, 127, 127)
     found = packed(weight, width)
@@ -51,7 +51,7 @@ def test_quads_are_brought_together_where_they_have_room_for_each_other(columns,
     check(weight, *found)
 
 
-def test_quads_that_have_no_room_for_each_other_stay_alone():
+def test_words_whose_sums_overflow_stay_single():
     weight = normal((32, 256), 36)
     found = packed(weight, 8)
     assert found is not None and found[0].shape[1:3] in [(s, 1) for s in range(65, 85)], "64, and some for the rest"
@@ -67,7 +67,7 @@ def test_few_weights_are_packed_too(columns, depth):
     check(weight, *found)
 
 
-def test_weights_that_are_all_too_large_are_multiplied_in_another_way():
+def test_large_weights_are_multiplied_as_16_bit_pairs():
     assert packed(RNG.choice([-128, 127], (16, 64)).astype(np.int8), 8) is None
 
 
@@ -82,7 +82,7 @@ def run(body: Expr, data: dict[Expr, np.ndarray], target: str) -> tuple[np.ndarr
     return executor.get_output(0).numpy(), str(relay.optimize(module, target)["main"])
 
 
-def codes(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def quantized(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     limits = np.iinfo(dtype)
     return RNG.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype)
 
@@ -97,7 +97,7 @@ def test_products_are_exact(dtype, zero, rows, depth, columns, deviation, target
     x, weight = var("x", shape=(rows, depth), dtype=dtype), normal((depth, columns), deviation)
     weight[1:3, 2] = 127, 126
     centred = op.subtract(op.cast(x, "int32"), const(np.int32(zero)))
-    data = codes((rows, depth), dtype)
+    data = quantized((rows, depth), dtype)
     body = nn.batch_matmul(centred, const(weight.astype(np.int32)), transpose_b=False)
     got, text = run(body, {x: data}, target)
     np.testing.assert_array_equal(got, (data.astype(np.int32) - zero) @ weight.astype(np.int32))
@@ -108,11 +108,11 @@ def test_products_are_exact(dtype, zero, rows, depth, columns, deviation, target
 @pytest.mark.parametrize("shape", [(), (1,), (9, 1)])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("deviation", [20, 100])
-def test_zero_points_may_be_known_at_run_time(shape, dtype, deviation, target):
+def test_zero_points_may_be_computed(shape, dtype, deviation, target):
     x, z = var("x", shape=(9, 64), dtype=dtype), var("z", shape=shape, dtype=dtype)
     weight = normal((30, 64), deviation)
     centred = op.subtract(op.cast(x, "int32"), op.cast(z, "int32"))
-    data, zero = codes((9, 64), dtype), codes(shape, dtype)
+    data, zero = quantized((9, 64), dtype), quantized(shape, dtype)
     got, text = run(nn.dense(centred, const(weight.astype(np.int32))), {x: data, z: zero}, target)
     np.testing.assert_array_equal(got, (data.astype(np.int32) - zero) @ weight.T.astype(np.int32))
     by_fours = deviation == 20 or target != WITHOUT_BYTE_PRODUCTS
@@ -133,7 +133,7 @@ def test_convolutions_are_exact_up_to_the_border(kernel, strides, padding, dilat
     centred = op.subtract(op.cast(x, "int32"), const(np.int32(zero)))
     wide = const(weight.astype(np.int32))
     body = nn.conv2d(centred, wide, strides=strides, padding=padding, dilation=dilation)
-    data = codes((2, 32, 9, 10), dtype)
+    data = quantized((2, 32, 9, 10), dtype)
     got, text = run(body, {x: data}, target)
     np.testing.assert_array_equal(got, body.op.reference(data.astype(np.int32) - zero, wide.data))
     assert "dot4" in text
@@ -141,12 +141,12 @@ def test_convolutions_are_exact_up_to_the_border(kernel, strides, padding, dilat
 
 @pytest.mark.parametrize("target", BYTE_PRODUCTS)
 @pytest.mark.parametrize("case", ["few channels", "wide weights", "wide data"])
-def test_other_products_are_not_of_bytes(case, target):
+def test_other_products_are_not_8_bit(case, target):
     depth = 5 if case == "few channels" else 64
     x = var("x", shape=(9, depth), dtype="int16" if case == "wide data" else "uint8")
     weight = normal((30, depth), 20).astype(np.int32)
     weight[0, 0] = 128 if case == "wide weights" else 0
-    data = codes((9, depth), str(x.dtype))
+    data = quantized((9, depth), str(x.dtype))
     got, text = run(nn.dense(op.cast(x, "int32"), const(weight)), {x: data}, target)
     np.testing.assert_array_equal(got, data.astype(np.int32) @ weight.T)
     assert "dot4" not in text
@@ -157,7 +157,7 @@ def test_images_of_three_channels_get_a_fourth(target):
     x, weight = var("x", shape=(1, 3, 20, 20), dtype="uint8"), normal((16, 3, 7, 7), 25)
     centred = op.subtract(op.cast(x, "int32"), const(np.int32(114)))
     body = nn.conv2d(centred, const(weight.astype(np.int32)), strides=(2, 2), padding=(3, 3))
-    data = codes((1, 3, 20, 20), "uint8")
+    data = quantized((1, 3, 20, 20), "uint8")
     got, text = run(body, {x: data}, target)
     np.testing.assert_array_equal(got, body.op.reference(data.astype(np.int32) - 114, weight.astype(np.int32)))
     assert "nn.window_dot4_groups" in text or "nn.conv2d_nhwc_dot4" in text

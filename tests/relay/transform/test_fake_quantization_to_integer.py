@@ -1,4 +1,5 @@
-"""FakeQuantizationToInteger: what is computed on codes, and that results are those of the model as it is spelled."""
+"""FakeQuantizationToInteger: which operators compute on quantised values, and that results are those of the original
+model."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from relayc.te.ir import PassContext, Sequential
 from tests.processors import WITHOUT_BYTE_PRODUCTS
 
 RNG = np.random.default_rng(11)
-TARGET = Target(WITHOUT_BYTE_PRODUCTS)  # where bytes are faster yet, fewer convolutions are Winograd's
+TARGET = Target(WITHOUT_BYTE_PRODUCTS)  # where 8-bit products are faster, Winograd's algorithm is rarer
 ZEROS = {"uint8": (0, 113), "int8": (-128, 0, 5)}
-CODES = [(dtype, zero) for dtype, zeros in ZEROS.items() for zero in zeros]
+QUANTIZED = [(dtype, zero) for dtype, zeros in ZEROS.items() for zero in zeros]
 
 
 def count_operators(function: Function) -> Counter[str]:
@@ -30,7 +31,7 @@ def count_operators(function: Function) -> Counter[str]:
     return Counter(c.op.name for c in calls if isinstance(c.op, OpDef))
 
 
-def codes(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def quantized(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     limits = np.iinfo(dtype)
     return RNG.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype)
 
@@ -43,9 +44,9 @@ def data(shape: tuple[int, ...], dtype: str = "uint8", zero: int = 113, name: st
 def weights(shape: tuple[int, ...], axis: int | None = 0, zero: int = 0) -> Expr:
     """Dequantised int8 weights, with a scale for each index of `axis`."""
     if axis is None:
-        return qnn.dequantize(const(codes(shape, "int8")), 0.004, zero)
+        return qnn.dequantize(const(quantized(shape, "int8")), 0.004, zero)
     scales = RNG.uniform(0.001, 0.01, shape[axis]).astype(np.float32)
-    return qnn.dequantize(const(codes(shape, "int8")), scales, np.full(shape[axis], zero), axis=axis)
+    return qnn.dequantize(const(quantized(shape, "int8")), scales, np.full(shape[axis], zero), axis=axis)
 
 
 def rewritten(body: Expr, *params: Var) -> Function:
@@ -56,9 +57,10 @@ def rewritten(body: Expr, *params: Var) -> Function:
 
 
 def check(body: Expr, *params: Var, steps: int = 1, **options: str) -> Function:
-    """The rewritten function, whose codes, interpreted and compiled, are off by at most `steps` and seldom at all."""
+    """The rewritten function, whose quantised results, interpreted and compiled, are off by at most `steps` and rarely
+    at all."""
     function = rewritten(body, *params)
-    inputs = [codes(p.tensor_type.static_shape, str(p.dtype)) for p in params]
+    inputs = [quantized(p.tensor_type.static_shape, str(p.dtype)) for p in params]
     expected = evaluate(Function(params, body), inputs)
     with PassContext(config={"relay.winograd": "off", **options}):
         lib = build(IRModule({"main": Function(params, body)}), TARGET)
@@ -71,7 +73,7 @@ def check(body: Expr, *params: Var, steps: int = 1, **options: str) -> Function:
         assert found.dtype == expected.dtype
         assert off.max() <= steps, f"off by {off.max()}"
         assert (off > 0).mean() < 0.02
-    assert len(np.unique(expected)) > 20, "the case says nothing: all codes are alike"
+    assert len(np.unique(expected)) > 20, "the case is void: all quantised values are equal"
     return function
 
 
@@ -80,7 +82,7 @@ def requantised(x: Expr, scale: float = 0.05, zero: int = 120, dtype: str = "uin
 
 
 @pytest.mark.parametrize("axis", [None, 0])
-@pytest.mark.parametrize(("dtype", "zero"), CODES)
+@pytest.mark.parametrize(("dtype", "zero"), QUANTIZED)
 def test_products_sum_integers_and_round_once(dtype, zero, axis):
     x, real = data((9, 70), dtype, zero)
     product = nn.dense(real, weights((20, 70), axis))
@@ -90,7 +92,7 @@ def test_products_sum_integers_and_round_once(dtype, zero, axis):
 
 
 @pytest.mark.parametrize("zero", [0, 3])
-@pytest.mark.parametrize(("dtype", "data_zero"), CODES)
+@pytest.mark.parametrize(("dtype", "data_zero"), QUANTIZED)
 def test_convolutions(dtype, data_zero, zero):
     x, real = data((1, 6, 9, 8), dtype, data_zero)
     conv = nn.conv2d(real, weights((10, 6, 3, 3), 0, zero), padding=(1, 1), strides=(2, 1))
@@ -103,7 +105,7 @@ def test_sums_of_groups_are_carried_in_floats():
     x, real = data((1, 16, 9, 9))
     depthwise = nn.conv2d(real, weights((16, 1, 3, 3)), padding=(1, 1), groups=16)
     text = str(check(requantised(op.clip(depthwise, 0.0, 6.0), 6 / 255, 0), x))
-    assert "clip(%" in text and text.count("clip") == 1, "the limits of the activation are those of the codes"
+    assert "clip(%" in text and text.count("clip") == 1, "the limits of the activation are those of the type"
     y, grouped = data((1, 16, 9, 9))
     check(requantised(nn.conv2d(grouped, weights((32, 4, 3, 3)), groups=4)), y)
 
@@ -129,22 +131,22 @@ def test_bytes_lie_between_convolutions_by_winograd():
 def test_sums_of_two_tensors_and_means():
     (x, a), (y, b) = data((1, 8, 6, 6)), data((1, 8, 6, 6), "int8", 5, "y")
     total = count_operators(check(requantised(nn.relu(op.add(a, b)), 0.03, 7), x, y))
-    assert total["divide"] == 0 and total["nn.relu"] == 1, "relu at a zero point inside of the codes stays"
+    assert total["divide"] == 0 and total["nn.relu"] == 1, "relu at a zero point inside of the range stays"
     z, c = data((1, 80, 4, 4))
     mean = op.mean(c, axis=(2, 3), keepdims=True)
     assert count_operators(check(requantised(op.reshape(mean, (1, 80)), 0.017171, 120), z))["divide"] == 0
 
 
-def test_moves_and_maxima_work_on_codes():
+def test_data_movement_and_maxima_work_on_quantised_values():
     x, real = data((1, 6, 8, 8))
     pooled = nn.max_pool2d(real, (3, 3), strides=(2, 2), padding=(1, 1))
     moved = op.strided_slice(op.transpose(op.reshape(pooled, (6, 4, 4)), (1, 2, 0)), (0,), (3,), axes=(0,))
     function = check(qnn.quantize(moved, 0.02, 113), x, steps=0)
-    assert "float32" not in str(function), "the same scale on both ends: codes stay codes"
+    assert "float32" not in str(function), "the same scale on both ends: values stay quantised"
 
 
-@pytest.mark.parametrize(("dtype", "zero"), CODES)
-def test_relu_between_equal_scales_is_the_larger_code(dtype, zero):
+@pytest.mark.parametrize(("dtype", "zero"), QUANTIZED)
+def test_relu_between_equal_scales_is_a_quantised_maximum(dtype, zero):
     x, real = data((4, 200), dtype, zero)
     function = check(qnn.quantize(nn.relu(real), 0.02, zero, out_dtype=dtype), x, steps=0)
     assert "float32" not in str(function) and count_operators(function)["maximum"] == 1
@@ -152,33 +154,33 @@ def test_relu_between_equal_scales_is_the_larger_code(dtype, zero):
     assert count_operators(other)["maximum"] == 0
 
 
-def test_what_is_not_known_stays_in_floats():
+def test_computed_parameters_stay_in_floats():
     x, real = data((4, 8))
     other = var("w", shape=(5, 8), dtype="float32")
     assert count_operators(rewritten(nn.dense(real, other), x, other))["divide"] == 0
     scales = RNG.uniform(0.001, 0.01, 8).astype(np.float32)
-    along_depth = qnn.dequantize(const(codes((5, 8), "int8")), scales, np.zeros(8), axis=1)
+    along_depth = qnn.dequantize(const(quantized((5, 8), "int8")), scales, np.zeros(8), axis=1)
     text = str(rewritten(nn.dense(real, along_depth), x))
     assert "int32" not in text, "scales along the reduction are none of the result's"
 
 
-def test_the_pass_can_be_turned_off():
+def test_the_pass_can_be_disabled():
     x, real = data((4, 8))
     module = IRModule({"main": Function((x,), requantised(nn.dense(real, weights((5, 8)))))})
     with PassContext(disabled_pass=["FakeQuantizationToInteger"]):
         lib = build(module, "llvm")
     m = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
-    value = codes((4, 8), "uint8")
+    value = quantized((4, 8), "uint8")
     m.set_input("x", value)
     m.run()
     off = m.get_output(0).numpy().astype(int) - evaluate(module["main"], [value]).astype(int)
     assert np.abs(off).max() <= 1
 
 
-def test_constants_may_be_codes_and_factors_are_part_of_the_scale():
+def test_constants_may_be_quantised_and_factors_are_part_of_the_scale():
     x, real = data((9, 70))
     transposed = op.transpose(weights((70, 20), 1), (1, 0))
-    bias = qnn.dequantize(const(codes((20,), "uint8")), 0.01, 100)
+    bias = qnn.dequantize(const(quantized((20,), "uint8")), 0.01, 100)
     product = op.add(nn.dense(real, transposed), bias)
     eighth = qnn.dequantize(const(np.uint8(255)), 1 / (8 * 255), 0)
     found = count_operators(check(requantised(op.multiply(product, eighth), 0.05 / 8), x))
@@ -186,7 +188,7 @@ def test_constants_may_be_codes_and_factors_are_part_of_the_scale():
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
-def test_joined_tensors_are_joined_as_codes(dtype):
+def test_concatenations_are_of_quantised_values(dtype):
     (x, a), (y, b) = data((1, 8, 6, 6), dtype, 5), data((1, 4, 6, 6), dtype, 5, "y")
     same = check(qnn.quantize(op.concatenate([a, b], axis=1), 0.02, 5, out_dtype=dtype), x, y, steps=0)
     assert "float32" not in str(same)
@@ -197,7 +199,7 @@ def test_joined_tensors_are_joined_as_codes(dtype):
     assert "12, 6, 6), float32" not in str(check(qnn.quantize(activated, 0.02, 5, out_dtype=dtype), x, y, steps=0))
 
 
-def test_joined_products_round_once_and_stay_unsigned():
+def test_concatenated_products_round_once_and_stay_unsigned():
     x, real = data((9, 70))
     parts = [nn.dense(real, weights((20, 70))), nn.dense(real, weights((12, 70)))]
     codes_of_both = requantised(op.concatenate(parts, axis=1), 0.05, 3, "int8")
@@ -207,7 +209,7 @@ def test_joined_products_round_once_and_stay_unsigned():
     assert count_operators(check(requantised(behind, 0.3), x))["reinterpret"] == 0
 
 
-def test_borders_of_zeros_and_what_tables_pick_are_codes():
+def test_zero_padding_and_gathers_work_on_quantised_values():
     x, real = data((1, 6, 8, 8))
     border = ((0, 0), (0, 0), (1, 1), (2, 2))
     padded = op.take(nn.pad(real, border), const(np.arange(20) // 2), axis=2, mode="clip")
@@ -219,4 +221,4 @@ def test_borders_of_zeros_and_what_tables_pick_are_codes():
     assert count_operators(check(requantised(wide), x, y))["divide"] == 0
     indices = var("i", shape=(5,), dtype="int64")
     text = str(rewritten(op.take(weights((30, 4), None), indices, axis=0), indices))
-    assert "(5, 4), int8" in text, "tables stay codes"
+    assert "(5, 4), int8" in text, "tables stay quantised"

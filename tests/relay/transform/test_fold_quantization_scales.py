@@ -1,4 +1,4 @@
-"""Scales and zero points of codes in front of norms and softmax, and scales behind them."""
+"""Quantisation scales and zero points before norms and softmax, and scales after them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relayc.relay.transform.fold_quantization_scales import FoldQuantizationScal
 from relayc.te.ir import IRModule
 
 RANDOM = np.random.default_rng(8)
-CODES = RANDOM.integers(0, 256, (6, 40)).astype(np.uint8)
+QUANTIZED = RANDOM.integers(0, 256, (6, 40)).astype(np.uint8)
 GAMMA, BETA = (const(RANDOM.standard_normal(40).astype(np.float32)) for _ in range(2))
 
 
@@ -42,19 +42,19 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 def test_scales_are_folded(name):
     norm, expected = NORMS[name]
-    x = var("x", CODES.shape, "uint8")
+    x = var("x", QUANTIZED.shape, "uint8")
     body = relay.divide(norm(dequantized(x)), number(0.04))
     names, after = folded(body, x)
     assert names == expected
-    result, wanted = evaluate(after, [CODES]), evaluate(Function((x,), body), [CODES])
+    result, wanted = evaluate(after, [QUANTIZED]), evaluate(Function((x,), body), [QUANTIZED])
     np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_what_others_read_or_numbers_that_are_no_codes_stay():
-    x, y = var("x", CODES.shape, "uint8"), var("y", CODES.shape)
+def test_shared_values_and_unquantised_floats_stay():
+    x, y = var("x", QUANTIZED.shape, "uint8"), var("y", QUANTIZED.shape)
     made = nn.layer_norm(dequantized(x), GAMMA, BETA)
     assert "divide" in folded(relay.Tuple((made, relay.divide(made, number(0.04)))), x)[0]
-    far = relay.multiply(relay.subtract(y, number(1e6)), number(0.05))  # sums of what is far from zero lose digits
+    far = relay.multiply(relay.subtract(y, number(1e6)), number(0.05))  # sums of values far from zero lose precision
     assert folded(nn.layer_norm(far, GAMMA, BETA), y)[0] == ["subtract", "multiply", "nn.layer_norm"]
-    turned = dequantized(x, -0.05)
-    assert folded(nn.layer_norm(turned, GAMMA, BETA), x)[0] == ["cast", "subtract", "multiply", "nn.layer_norm"]
+    transposed = dequantized(x, -0.05)
+    assert folded(nn.layer_norm(transposed, GAMMA, BETA), x)[0] == ["cast", "subtract", "multiply", "nn.layer_norm"]

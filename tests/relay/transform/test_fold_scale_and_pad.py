@@ -1,4 +1,4 @@
-"""FoldScaleAxis, FoldPad, SimplifyInference: what disappears into weights and padding."""
+"""FoldScaleAxis, FoldPad, SimplifyInference: operators folded into weights and padding."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_batch_norm_in_small_operators_leaves_a_bias(transformed, operators):
         assert operators(transformed(Function((x,), y), FoldScaleAxis())) == {"nn.conv2d": 1, "add": 1}
 
 
-def test_divisions_that_no_factor_does_stay(transformed):
+def test_divisions_without_a_factor_stay(transformed):
     x, zero = var("x", (1, 4, 6, 6)), np.ones((8, 1, 1), "float32")
     zero[3] = 0
     layer = nn.conv2d(x, weights(8, 4, 3, 3))
@@ -100,7 +100,7 @@ def test_pads_of_channels_or_with_other_values_stay(transformed):
         assert transformed(before, FoldPad()) is before
 
 
-def test_average_pooling_that_counts_its_padding_takes_in_more(transformed, operators):
+def test_average_pooling_that_counts_its_padding_absorbs_pads(transformed, operators):
     x, border = var("x", (1, 4, 6, 6)), ((0, 0), (0, 0), (1, 0), (2, 1))
     counted = nn.avg_pool2d(nn.pad(x, border), 3, padding=1, count_include_pad=True)
     after = transformed(Function((x,), counted), FoldPad())
@@ -120,7 +120,7 @@ MAX_POOLS: dict[str, Callable[[Expr], Expr]] = {
     "zeros around a relu, padded": lambda x: nn.max_pool2d(nn.pad(nn.relu(x), AROUND), 4, padding=1),
     "zeros around a clip": lambda x: nn.max_pool2d(nn.pad(op.clip(x, 0.0, 6.0), AROUND), 3),
     "zeros around a sum": lambda x: nn.max_pool2d(nn.pad(op.add(nn.relu(x), op.exp(x)), AROUND), 3, dilation=2),
-    "zeros around what is joined": lambda x: nn.max_pool2d(
+    "zeros around what is concatenated": lambda x: nn.max_pool2d(
         nn.pad(op.concatenate([op.abs(x), nn.relu(x)], 1), AROUND), 3
     ),
     "channels last": lambda x: nn.max_pool2d(
@@ -130,13 +130,13 @@ MAX_POOLS: dict[str, Callable[[Expr], Expr]] = {
 
 
 @pytest.mark.parametrize("name", MAX_POOLS)
-def test_borders_that_never_win_become_padding_of_maxima(transformed, operators, name: str):
+def test_pads_below_all_values_become_padding_of_max_pooling(transformed, operators, name: str):
     x = var("x", (1, 4, 6, 6))
     found = operators(transformed(Function((x,), MAX_POOLS[name](x)), FoldPad()))
     assert found["nn.max_pool"] == 1 and "nn.pad" not in found
 
 
-def test_borders_that_might_win_stay(transformed):
+def test_pads_that_may_be_the_maximum_stay(transformed):
     x, channels = var("x", (1, 4, 6, 6)), ((0, 0), (1, 1), (0, 0), (0, 0))
     for y in (
         nn.max_pool2d(nn.pad(x, AROUND), 3),  # a maximum below zero
@@ -146,7 +146,7 @@ def test_borders_that_might_win_stay(transformed):
         nn.max_pool2d(nn.pad(op.clip(x, -1.0, 6.0), AROUND), 3),
         nn.max_pool2d(nn.pad(nn.relu(x), channels), 3),
         nn.max_pool2d(nn.pad(nn.relu(x), ((0, 0), (0, 0), (-1, 1), (1, 1))), 3),
-        nn.max_pool2d(nn.pad(nn.relu(x), AROUND), 2),  # windows of zeros alone, of two lines
+        nn.max_pool2d(nn.pad(nn.relu(x), AROUND), 2),  # windows of zeros only, of two rows
         nn.max_pool2d(nn.pad(nn.relu(x), AROUND, pad_mode="reflect"), 3),
         nn.max_pool2d(nn.pad(nn.relu(x), ((0, 0), (0, 0), (0, 2), (0, 2))), 3, strides=3, ceil_mode=True),
     ):
@@ -159,7 +159,7 @@ def test_borders_that_might_win_stay(transformed):
 
 
 @pytest.mark.parametrize(("kind", "value"), [("int8", -128), ("uint8", 0)])
-def test_borders_of_integers(transformed, operators, kind: str, value: int):
+def test_pads_of_integers(transformed, operators, kind: str, value: int):
     x = var("x", (1, 4, 6, 6), kind)
     padded = Function((x,), nn.max_pool2d(nn.pad(x, AROUND, value), 3))
     after = FoldPad()(IRModule({"main": padded}))["main"]
@@ -168,7 +168,7 @@ def test_borders_of_integers(transformed, operators, kind: str, value: int):
     np.testing.assert_array_equal(evaluate(after, [array]), evaluate(padded, [array]))
 
 
-def test_nan_stays_beside_borders():
+def test_nan_stays_next_to_pads():
     x = var("x", (1, 1, 4, 4))
     before = Function((x,), nn.max_pool2d(nn.pad(nn.relu(x), ((0, 0), (0, 0), (1, 1), (1, 1))), 3))
     after = FoldPad()(IRModule({"main": before}))["main"]

@@ -1,4 +1,4 @@
-"""Products that store their results transposed: which do, in how many kernels, and that results stay what they are."""
+"""Products that store their results transposed: which do, in how many kernels, and that results are unchanged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def projected(x: Expr, columns: int) -> Expr:
 
 
 def heads(batch: int, positions: int, count: int, width: int, depth: int = 24) -> tuple[Expr, list[Var]]:
-    """What is projected, (B, S, H * D), as (B, H, S, D)."""
+    """A projection (B, S, H * D) as (B, H, S, D)."""
     x = var("x", (batch, positions, depth))
     split = relay.reshape(projected(x, count * width), (batch, positions, count, width))
     return relay.transpose(split, (0, 2, 1, 3)), [x]
@@ -76,7 +76,7 @@ def check(
 
 
 def of_type(param: Var, shape: list[int]) -> np.ndarray:
-    """Random numbers; codes of a byte where the parameter has these."""
+    """Random values; 8-bit quantised values if the parameter has such a type."""
     if param.dtype == "uint8":
         return RANDOM.integers(0, 256, shape).astype(np.uint8)
     return RANDOM.standard_normal(shape, dtype=np.float32).astype(numpy_dtype(str(param.dtype)))
@@ -89,14 +89,14 @@ def split_heads(x: Expr, count: int) -> Expr:
 
 
 def summed_bytes(x: Expr, columns: int) -> Expr:
-    """Codes of a byte, less their zero, times bytes: int32."""
+    """8-bit quantised values, less their zero point, times int8 weights: int32."""
     weight = np.clip(RANDOM.normal(0, 12, (constant_size(x.shape[-1:]), columns)), -128, 127).astype(np.int32)
     centred = relay.op.subtract(relay.op.cast(x, "int32"), relay.const(np.int32(120)))
     return nn.batch_matmul(centred, relay.const(weight), transpose_b=False)
 
 
 def requantised(sums: Expr, dtype: str) -> Expr:
-    """int32 as numbers, or as codes of a byte."""
+    """int32 as floats, or as 8-bit quantised values."""
     scaled = relay.op.cast(sums, "float32") * relay.const(np.float32(1e-2))
     if dtype == "float32":
         return scaled
@@ -104,11 +104,11 @@ def requantised(sums: Expr, dtype: str) -> Expr:
 
 
 def of_four_bits(x: Expr, columns: int) -> Expr:
-    """A product with weights of 4 bits, 32 of a column with one scale."""
+    """A product with 4-bit weights, 32 of a column with one scale."""
     depth = constant_size(x.shape[-1:])
-    codes = RANDOM.integers(0, 256, (columns, depth // 2)).astype(np.uint8)
+    quantized = RANDOM.integers(0, 256, (columns, depth // 2)).astype(np.uint8)
     scales = RANDOM.random((columns, depth // 32), dtype=np.float32) / depth
-    return dense_bits(x, codes, scales, np.full(scales.shape, 8), 4)
+    return dense_bits(x, quantized, scales, np.full(scales.shape, 8), 4)
 
 
 @pytest.mark.parametrize("target", [SERVER, HASWELL, NEON])
@@ -120,7 +120,7 @@ def test_transposed_results_of_products_are_one_kernel(made: tuple[Expr, list[Va
     assert operators[-1] == "transpose"
 
 
-def test_what_others_read_or_what_runs_are_too_short_for_stays_apart():
+def test_shared_results_and_short_runs_keep_a_transpose():
     for count, width, apart in ((4, 24, 1), (3, 24, 2), (3, 20, 2), (8, 18, 2)):
         body, params = heads(1, 20, count, width)  # 72 columns and 60 are no whole vectors of 16
         assert len(kernels(body, params)) == apart
@@ -136,15 +136,15 @@ def test_what_others_read_or_what_runs_are_too_short_for_stays_apart():
     assert len(kernels(relay.transpose(relay.reshape(whole, (1, 5, 128, 2)), (0, 2, 1, 3)), [x])) == 2
 
 
-def test_dimensions_of_one_change_place_without_a_kernel():
+def test_transposed_dimensions_of_one_need_no_kernel():
     x = var("x", (1, 20, 24))
     moved = relay.transpose(relay.reshape(projected(x, 64), (20, 1, 64)), (1, 0, 2))
     assert ("nn.dense_packed", "add") in kernels(moved, [x])
 
 
 @pytest.mark.parametrize(("columns", "packed"), [(64, False), (16, False), (40, True)])
-def test_products_of_products_store_the_panels_that_are_read(columns: int, packed: bool):
-    """A graph convolution. A single panel is what lies there; one that is to be filled up with zeros stays apart."""
+def test_products_of_products_store_packed_panels(columns: int, packed: bool):
+    """A graph convolution. A single panel is the matrix itself; one that needs padding keeps a transpose."""
     a, x = var("a", (48, 56)), var("x", (56, 24))
     body = nn.relu(nn.batch_matmul(a, projected(x, columns), transpose_b=False))
     made = kernels(body, [a, x])
@@ -178,7 +178,7 @@ def test_channels_first(batch: int, height: int, width: int, channels: int, kern
     check(*channels_first(batch, height, width, channels, kernel), target)
 
 
-def test_windows_are_put_together_again():
+def test_windows_are_merged():
     """(windows of 7 x 7, columns) as an image: rows are exchanged, columns stay."""
     x = var("x", (8, 49, 24))
     windows = relay.reshape(projected(x, 32), (2, 2, 2, 7, 7, 32))
@@ -189,15 +189,15 @@ def test_windows_are_put_together_again():
 
 @pytest.mark.parametrize("target", [SERVER, HASWELL])
 def test_vectors_are_stored_whole(target: Target):
-    """A head is one vector and a half of two, or three of one: none is taken apart, and none is gathered again."""
+    """A head is one vector and a half of two, or three of one: none is split, and none is gathered again."""
     body, params = heads(1, 28, 4, 48)
     lib = relay.build(Function(tuple(params), body), target)
     assembly = lib.module.get_source("asm")
     assert "scatter" not in assembly and "vextractf" not in assembly
 
 
-def test_blocks_of_a_turned_result_stay_in_the_first_level_cache():
-    """A block is of whole tiles of rows x a panel, in half of 32 KB at most, whatever the number of rows."""
+def test_blocks_of_a_transposed_result_fit_the_first_level_cache():
+    """A block consists of whole tiles of rows x a panel, in half of 32 KB at most, for any number of rows."""
     x = var("x", (4000, 64))
     optimized = relay.optimize(
         IRModule({"main": Function((x,), relay.transpose(projected(x, 64), (1, 0)))}), HASWELL
@@ -214,7 +214,7 @@ SOME_SIZES = ({"b": 1, "s": 40}, {"b": 3, "s": 7}, {"b": 1, "s": 1}, {"b": 2, "s
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("count", "width"), [(4, 32), (3, 48), (4, 20)])
-def test_heads_of_rows_that_are_counted_at_run_time(count: int, width: int, target: str):
+def test_heads_of_dynamic_rows(count: int, width: int, target: str):
     x = var("x", (*OPEN, 24))
     body = nn.gelu(projected(x, count * width))
     assert len(kernels(split_heads(body, count), [x])) == 1
@@ -224,15 +224,15 @@ def test_heads_of_rows_that_are_counted_at_run_time(count: int, width: int, targ
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rows", [(2, 37), OPEN])
 @pytest.mark.parametrize(("count", "width"), [(4, 32), (4, 40)])
-def test_heads_of_weights_of_four_bits(count: int, width: int, rows: tuple[Dim, Dim], target: str):
+def test_heads_with_4_bit_weights(count: int, width: int, rows: tuple[Dim, Dim], target: str):
     x = var("x", (*rows, 64))
     body = split_heads(of_four_bits(x, count * width), count)
     assert len(kernels(body, [x])) == 1
     check(body, [x], target, *(() if rows != OPEN else SOME_SIZES))
 
 
-def test_a_single_row_of_weights_of_four_bits_stays_as_it_was():
-    """Its schedule has no tiles; moving its columns about is another kernel."""
+def test_a_single_row_with_4_bit_weights_stays():
+    """Its schedule has no tiles; permuting its columns takes another kernel."""
     x = var("x", (1, 1, 64))
     body = relay.transpose(relay.reshape(of_four_bits(x, 128), (2, 4, 16)), (1, 0, 2))
     assert len(kernels(body, [x])) == 2
@@ -242,7 +242,7 @@ def test_a_single_row_of_weights_of_four_bits_stays_as_it_was():
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 @pytest.mark.parametrize(("rows", "count", "width"), [((2, 37), 4, 32), ((1, 20), 4, 20), (OPEN, 3, 48)])
-def test_heads_of_sums_of_bytes(rows: tuple[Dim, Dim], count: int, width: int, dtype: str, target: str):
+def test_heads_of_8_bit_products(rows: tuple[Dim, Dim], count: int, width: int, dtype: str, target: str):
     x = var("x", (*rows, 24), "uint8")
     body = split_heads(requantised(summed_bytes(x, count * width), dtype), count)
     assert kernels(body, [x])[-1][-1] == "transpose" and ("transpose",) not in kernels(body, [x])
@@ -262,7 +262,7 @@ def test_heads_of_half_precision(width: int, dtype: str, target: str):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 @pytest.mark.parametrize(("batch", "rows", "columns"), [(1, 196, 64), (2, 75, 48), (3, 20, 100)])
-def test_sums_of_bytes_are_turned(batch: int, rows: int, columns: int, dtype: str, target: str):
+def test_8_bit_products_are_transposed(batch: int, rows: int, columns: int, dtype: str, target: str):
     x = var("x", (batch, rows, 24), "uint8")
     body = relay.transpose(requantised(summed_bytes(x, columns), dtype), (0, 2, 1))
     check(body, [x], target)
@@ -270,8 +270,8 @@ def test_sums_of_bytes_are_turned(batch: int, rows: int, columns: int, dtype: st
         assert ("transpose",) not in kernels(body, [x])
 
 
-def test_blocks_that_are_turned_divide_the_rows_where_they_can():
-    """A shifted block would not know where on a line its tiles begin, and work out the place of each window."""
+def test_transposed_blocks_divide_the_rows_if_possible():
+    """A shifted block would not know at which column its tiles begin, and compute the address of each window."""
     x = var("x", (1, 112, 112, 16), "uint8")
     weight = np.clip(RANDOM.normal(0, 12, (32, 16, 3, 3)), -128, 127).astype(np.int32)
     centred = relay.op.subtract(relay.op.cast(x, "int32"), relay.const(np.int32(120)))
@@ -297,14 +297,14 @@ def joined_heads(rows: tuple[Dim, Dim], keys: Dim, count: int, width: int) -> tu
     ("rows", "keys", "count", "width"),
     [((1, 37), 20, 4, 32), ((3, 20), 37, 3, 48), ((2, 5), 9, 2, 80), (OPEN, SizeVar("t"), 4, 32)],
 )
-def test_heads_are_joined_by_the_product(rows: tuple[Dim, Dim], keys: Dim, count: int, width: int, target: str):
+def test_heads_are_merged_by_the_product(rows: tuple[Dim, Dim], keys: Dim, count: int, width: int, target: str):
     body, params = joined_heads(rows, keys, count, width)
     assert ("transpose",) not in kernels(body, params)
     sizes = [{**known, "t": t} for known, t in zip(SOME_SIZES, (7, 32, 1, 40), strict=True)]
     check(body, params, target, *(sizes if rows == OPEN else ()))
 
 
-def test_batches_of_products_as_one_dimension_are_split_and_joined():
+def test_merged_batches_of_products_are_split_and_merged():
     a, v = var("a", (6, 20, 24)), var("v", (6, 24, 32))
     product = relay.reshape(nn.batch_matmul(a, v, transpose_b=False), (2, 3, 20, 32))
     body = relay.transpose(product, (0, 2, 1, 3))
@@ -312,7 +312,7 @@ def test_batches_of_products_as_one_dimension_are_split_and_joined():
     check(body, [a, v], "llvm")
 
 
-def test_products_of_a_batch_whose_rows_or_columns_are_taken_apart_stay_as_they_were():
+def test_batched_products_with_split_rows_or_columns_stay():
     a, v = var("a", (6, 20, 24)), var("v", (6, 24, 32))
     product = nn.batch_matmul(a, v, transpose_b=False)
     apart = relay.transpose(relay.reshape(product, (6, 4, 5, 32)), (0, 2, 1, 3))
@@ -321,7 +321,7 @@ def test_products_of_a_batch_whose_rows_or_columns_are_taken_apart_stay_as_they_
         check(body, [a, v], "llvm")
 
 
-def test_columns_that_are_counted_at_run_time_stay_in_order():
+def test_dynamic_columns_stay_in_order():
     a, k = var("a", (*OPEN, 24)), var("k", (OPEN[0], SizeVar("t"), 24))
     body = relay.transpose(nn.batch_matmul(a, k), (1, 0, 2))
     assert ("transpose",) in kernels(body, [a, k])
@@ -331,7 +331,7 @@ def test_columns_that_are_counted_at_run_time_stay_in_order():
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("batch", "rows", "columns"), [(1, 196, 64), (2, 75, 48), (1, 41, 100)])
 @pytest.mark.parametrize("dtype", ["float16", "four bits"])
-def test_products_whose_weights_are_made_ready_panel_by_panel_are_turned(
+def test_products_that_widen_weights_by_panel_are_transposed(
     batch: int, rows: int, columns: int, dtype: str, target: str
 ):
     x = var("x", (batch, rows, 64), "float32" if dtype == "four bits" else dtype)
@@ -361,10 +361,10 @@ def winograd(
     [(1, 57, 59, 64, 3, 1), (3, 33, 18, 96, 3, 1), (1, 34, 130, 64, 3, 1), (1, 31, 37, 64, 5, 1),
      (2, 19, 40, 64, 3, 2)],
 )  # fmt: skip
-def test_lines_of_winograds_tiles_are_turned(
+def test_rows_of_winograd_tiles_are_transposed(
     batch: int, height: int, width: int, channels: int, kernel: int, groups: int, target: str, monkeypatch: Any
 ):
-    """Images that are no whole tiles, and several; lines of tiles that are no whole blocks."""
+    """Images that are no whole tiles, and several; rows of tiles that are no whole blocks."""
     monkeypatch.setattr("relayc.relay.transform.fold_transpose_into_store.winograd_transposes", lambda *_: True)
     body, params = winograd(batch, height, width, channels, kernel=kernel, groups=groups)
     operators = kernels(body, params, Target(target))
@@ -373,8 +373,8 @@ def test_lines_of_winograds_tiles_are_turned(
     check(body, params, target)
 
 
-def test_which_winograd_convolutions_are_turned():
-    """Where whole lines of tiles are blocks as good as any, and lines are whole cache lines."""
+def test_which_winograd_convolutions_are_transposed():
+    """Where whole rows of tiles are as good as other blocks, and rows are whole cache lines."""
     for target in (SERVER, HASWELL):
         assert len(kernels(*winograd(1, 80, 80, 64), target)) == 1
         assert len(kernels(*winograd(2, 112, 112, 64), target)) == 1
@@ -383,15 +383,15 @@ def test_which_winograd_convolutions_are_turned():
         assert len(dilated) == 2 and "nn.conv2d_nhwc_winograd" in dilated[0]
 
 
-def test_heads_of_winograd_convolutions_stay_apart():
-    """Only channels first is known; columns that change place are another kernel's."""
+def test_heads_of_winograd_convolutions_keep_a_transpose():
+    """Only channels first is supported; permuted columns take another kernel."""
     body, params = winograd(1, 80, 80, 64)
     assert isinstance(body, Call)
     grouped = relay.transpose(relay.reshape(body.args[0], (6400, 4, 16)), (1, 0, 2))
     assert len(kernels(grouped, params)) == 2
 
 
-def test_whole_lines_of_tiles_are_planned():
+def test_whole_rows_of_tiles_are_planned():
     shape = WinogradShape(1, 57, 80, 64, 64)
     plan = plan_winograd(SERVER, shape, 4, 32, by_lines=True)
     assert plan.block % 20 == 0
@@ -413,7 +413,7 @@ def depthwise(
     ("batch", "height", "width", "channels", "kernel", "stride"),
     [(1, 17, 19, 48, 3, 1), (3, 5, 40, 32, 5, 1), (2, 33, 37, 16, 3, 2), (1, 3, 300, 144, 3, 1), (1, 6, 16, 16, 7, 1)],
 )
-def test_lines_of_depthwise_convolutions_are_turned(
+def test_rows_of_depthwise_convolutions_are_transposed(
     batch: int, height: int, width: int, channels: int, kernel: int, stride: int, target: str
 ):
     body, params = depthwise(batch, height, width, channels, kernel, stride)
@@ -421,14 +421,14 @@ def test_lines_of_depthwise_convolutions_are_turned(
     check(body, params, target)
 
 
-def test_short_lines_and_channels_that_are_no_vectors_stay_apart():
+def test_short_rows_and_partial_vectors_keep_a_transpose():
     assert len(kernels(*depthwise(1, 14, 14, 64))) == 2
     assert len(kernels(*depthwise(1, 56, 56, 40))) == 2
     assert len(kernels(*depthwise(1, 56, 56, 40), HASWELL)) == 1
 
 
 @pytest.mark.parametrize("made", [depthwise(1, 20, 40, 32), winograd(1, 80, 80, 64)])
-def test_lines_of_other_types_stay_apart(made: tuple[Expr, list[Var]]):
+def test_rows_of_other_types_keep_a_transpose(made: tuple[Expr, list[Var]]):
     body, params = made
     assert isinstance(body, Call)
     rounded = relay.transpose(requantised(body.args[0], "uint8"), (0, 3, 1, 2))

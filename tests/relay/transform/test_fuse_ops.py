@@ -1,4 +1,4 @@
-"""What FuseOps puts together and what it leaves apart."""
+"""Which operators FuseOps fuses and which it leaves separate."""
 
 from __future__ import annotations
 
@@ -72,19 +72,19 @@ def test_views_at_the_edges_stay_outside():
     assert groups(fuse(y, params=[x])) == [["reshape"], ["transpose", "nn.relu"], ["reshape"]]
 
 
-def test_a_concatenation_reads_results_and_has_a_tail():
+def test_a_concatenation_reads_results_and_has_an_epilogue():
     x, y = var("x", (2, 3)), var("y", (2, 3))
     fused = fuse(relu(op.concatenate([op.tanh(x), y], axis=1)), params=[x, y])
     assert groups(fused) == [["tanh"], ["concatenate", "nn.relu"]]
 
 
-def test_a_reduction_takes_what_comes_before_and_keeps_a_tail():
+def test_a_reduction_absorbs_producers_and_keeps_an_epilogue():
     x = var("x", (8, 64))
     y = op.sqrt(op.add(op.mean(op.multiply(x, x), axis=1), const(1.0)))
     assert groups(fuse(y, params=[x])) == [["multiply", "mean", "add", "sqrt"]]
 
 
-def test_what_reads_its_inputs_once_takes_the_work_before_it():
+def test_operators_that_read_inputs_once_absorb_producers():
     x, mask = var("x", (8, 64)), var("mask", (8, 64))
     assert groups(fuse(softmax(add(x, mask)), params=[x, mask])) == [["add", "nn.softmax"]]
 
@@ -114,11 +114,11 @@ def test_branches_and_lets_are_not_crossed():
     assert groups(fused) == [["nn.relu", "nn.relu"], ["add"], ["nn.relu", "nn.relu"], ["add", "nn.relu"]]
 
 
-def test_moves_of_operands_become_part_of_a_product_on_request(transformed):
+def test_operand_permutations_become_part_of_a_product_on_request(transformed):
     x, w = var("x", (4, 6, 8)), np.ones((3, 8), "float32")
     heads = op.transpose(op.strided_slice(x, (0,), (2,), axes=(1,)), (1, 0, 2))
     mixed = nn.dense(op.transpose(softmax(nn.batch_matmul(heads, heads)), (1, 0, 2)), const(w[:, :4]))
-    computed = nn.dense(relu(x), const(w))  # what computes is not a move
+    computed = nn.dense(relu(x), const(w))  # arithmetic is no data movement
     function = Function((x,), Tuple((mixed, computed)))
     assert groups(transformed(function, FuseOps(permutes_into_products=True))) == [
         ["strided_slice", "transpose", "nn.batch_matmul"], ["nn.softmax"], ["transpose", "nn.dense"], ["nn.relu"],
@@ -131,11 +131,11 @@ def test_bytes_lie_between_two_heavy_operators_whose_results_are_added():
     """The second one's epilogue converts them: a quarter of what the first one would write and the second read."""
     x = var("x", (8, 16))
 
-    def codes(y: Expr) -> Expr:
+    def quantized(y: Expr) -> Expr:
         return op.cast(op.clip(op.round(op.multiply(y, const(np.float32(0.1)))), 0, 255), "uint8")
 
     def numbers(y: Expr) -> Expr:
-        return op.multiply(op.cast(codes(y), "float32"), const(np.float32(10.0)))
+        return op.multiply(op.cast(quantized(y), "float32"), const(np.float32(10.0)))
 
     weights = [const(np.full((16, 16), value, np.float32)) for value in (1.0, 2.0)]
     fused = fuse(relu(add(*[numbers(nn.dense(x, w)) for w in weights])), params=[x])

@@ -1,4 +1,4 @@
-"""Elementwise kernels that read the same large tensor: which become one, and that results stay what they are."""
+"""Elementwise kernels that read the same large tensor: which are merged, and that results are unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from relayc.te.ir import IRModule, PassContext, collect
 from relayc.te.tir import BufferStore, For, ForKind, SizeVar
 
 TARGET = Target("llvm -l1-bytes=1024")
-"""A processor to which all tensors here are large."""
+"""A processor whose caches are smaller than all tensors here."""
 RANDOM = np.random.default_rng(11)
 
 
@@ -41,12 +41,12 @@ def calls(function: Function) -> list[Call]:
 
 
 def results(function: Function) -> list[int]:
-    """How many results each call has, fewest first."""
+    """The number of results of each call, fewest first."""
     return sorted(len(c.op.body.fields) if isinstance(c.op.body, Tuple) else 1 for c in calls(function))  # type: ignore[union-attr]
 
 
 def check(*outputs: Expr, params: list[Var], target: str | Target = TARGET) -> int:
-    """Compile and compare with the operators' references; gives the number of kernels that run."""
+    """Compile and compare with the operators' references; returns the number of kernels that run."""
     module = IRModule({"main": Function(tuple(params), Tuple(tuple(outputs)))})
     data = [RANDOM.uniform(-3, 3, p.tensor_type.static_shape).astype(str(p.dtype)) for p in params]
     compiled = relay.build(module, target)
@@ -80,8 +80,8 @@ def test_chains_share_what_they_read_and_give_it_once():
     [(9, 3, [3]), (20, 2, [2]), (3, 3, [3]), (32, 2, [1, 1]), (9, [2, 5], [1, 1, 1]), (9, [3, 6], [3])],
     ids=["three", "two", "single columns", "whole cache lines", "other shapes", "places of cuts"],
 )
-def test_parts_of_lines_are_one_call(columns: int, parts: int | list[int], kernels: list[int]) -> None:
-    """Each of their cache lines has elements of several parts."""
+def test_column_slices_are_one_call(columns: int, parts: int | list[int], kernels: list[int]) -> None:
+    """Each of their cache lines has elements of several slices."""
     x = var("x", (300, columns))
     pieces = relay.split(x, parts if isinstance(parts, int) else tuple(parts), axis=1)
     body = IRModule({"main": Function((x,), Tuple(tuple(pieces)))})
@@ -93,19 +93,19 @@ def test_parts_of_lines_are_one_call(columns: int, parts: int | list[int], kerne
 @pytest.mark.parametrize("target", ["llvm -l2-bytes=4096 -l3-bytes=4096", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("dtype", ["float32", "int8", "float16", "float64"])
 @pytest.mark.parametrize(("shape", "parts"), [((4099, 9), 3), ((2, 1201, 6), 2), ((1031, 28), 4), ((997, 4), 4)])
-def test_parts_of_lines_are_what_numpy_splits(shape: tuple[int, ...], parts: int, dtype: str, target: str) -> None:
+def test_column_slices_equal_numpy_split(shape: tuple[int, ...], parts: int, dtype: str, target: str) -> None:
     x = var("x", shape, dtype)
     assert check(*relay.split(x, parts, axis=-1), params=[x], target=f"{target} -l1-bytes=1024") == 1
 
 
-def test_a_part_that_another_needs_is_left_alone() -> None:
+def test_a_slice_that_another_depends_on_is_left_alone() -> None:
     x, y = var("x", (300, 6)), var("y", (300, 3))
     first, second = relay.split(x, 2, axis=1)
     outputs = relay.cumsum(first, axis=0), relay.add(second, relay.cumsum(relay.multiply(first, y), axis=0))
     check(*outputs, params=[x, y])
 
 
-def test_what_the_first_cache_holds_is_left_alone():
+def test_tensors_in_the_first_level_cache_are_left_alone():
     x = image()
     outputs = relay.sin(x), relay.cos(x)
     assert results(fuse(*outputs, params=[x], target=Target("llvm -l1-bytes=3200"))) == [1, 1]
@@ -117,7 +117,7 @@ def test_kernels_that_share_small_tensors_only_are_left_alone():
     assert results(fuse(relay.add(x, row), relay.add(y, row), params=[x, y, row])) == [1, 1]
 
 
-def test_one_that_needs_the_other_is_left_alone():
+def test_dependent_siblings_are_left_alone():
     x = image()
     first = relay.sin(x)
     second = relay.multiply(x, relay.cumsum(first, axis=1))
@@ -125,7 +125,7 @@ def test_one_that_needs_the_other_is_left_alone():
     assert results(fused) == [1, 1, 1]
 
 
-def test_groups_that_would_need_each_other_are_not_both_made():
+def test_groups_with_cyclic_dependencies_are_not_both_made():
     x, y = image(), image("y")
     sine, cosine = relay.sin(x), relay.cos(y)
     others = relay.multiply(y, relay.cumsum(sine, axis=1)), relay.multiply(x, relay.cumsum(cosine, axis=1))
@@ -134,7 +134,7 @@ def test_groups_that_would_need_each_other_are_not_both_made():
     assert check(sine, cosine, *others, params=[x, y]) == 5
 
 
-def test_groups_below_each_other_are_made():
+def test_consecutive_groups_are_made():
     x = image()
     sine, cosine = relay.sin(x), relay.cos(x)
     sums = relay.cumsum(sine, axis=1)
@@ -142,7 +142,7 @@ def test_groups_below_each_other_are_made():
     assert results(fused) == [1, 2, 2]
 
 
-def test_other_shapes_and_what_moves_or_reduces_are_left_alone():
+def test_other_shapes_data_movement_and_reductions_are_left_alone():
     x = var("x", (1, 20, 20))
     wider = relay.add(x, var("y", (2, 20, 20)))
     outputs = relay.sin(x), wider, relay.transpose(x, (0, 2, 1)), relay.sum(x, (1,)), relay.reverse(x, axis=1)
@@ -155,7 +155,7 @@ def test_a_loop_writes_a_few_tensors_at_most():
     assert results(fuse(*outputs, params=[x])) == [5, 7]
 
 
-def test_without_fusion_nothing_is_put_together():
+def test_without_fusion_nothing_is_merged():
     x = image()
     with PassContext(config={"relay.FuseOps.max_size": 1}):
         assert results(fuse(relay.sin(x), relay.cos(x), params=[x])) == [1, 1]
@@ -185,7 +185,7 @@ def test_results_stay_what_they_are(target: str):
     assert check(*outputs, params=[x, y, row], target=target) == 1
 
 
-def test_sizes_known_at_run_time():
+def test_dynamic_shapes():
     n = SizeVar("n")
     x = var("x", (n, 24))
     compiled = relay.build(Function((x,), Tuple((relay.sin(x), relay.cast(x, "int32")))), TARGET)

@@ -1,4 +1,4 @@
-"""JoinSlices: even steps of a tensor, joined again, are a transposition; others stay joined."""
+"""JoinSlices: a concatenation of strided slices of a tensor is a transposition; other concatenations stay."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_blocks_of_planes(axis, rows_first) -> None:
     assert changed((2, 3, 8, 9), [(0, 0, *p) for p in order], (1, 1, 2, 3), axis) == MOVED
 
 
-def test_one_dimension_where_it_is_joined() -> None:
+def test_slices_along_the_concatenated_dimension() -> None:
     assert changed((5, 12), [(0, i) for i in range(4)], (1, 4), 1) == MOVED
 
 
@@ -51,7 +51,7 @@ def test_one_dimension_where_it_is_joined() -> None:
      ((5, 12), [(0, 0), (0, 1)], (1, 3)), ((4, 4), [(0, 0), (1, 0), (1, 1), (0, 1)], (2, 2)),
      ((5, 12), [(0, 0), (0, 6)], (1, 1))],
 )  # fmt: skip
-def test_what_is_no_transposition_stays_joined(shape, firsts, steps) -> None:
+def test_other_concatenations_stay(shape, firsts, steps) -> None:
     assert changed(shape, firsts, steps, 1)[0] == "concatenate"
 
 
@@ -60,7 +60,7 @@ def test_what_is_no_transposition_stays_joined(shape, firsts, steps) -> None:
     (2, (2, 6), (0, 2), "roll"),
     (1, (2, 5), (0, 1), "concatenate"), (1, (0, 3), (3, 5), "concatenate"), (1, (2, 5), (1, 3), "concatenate"),
 ])  # fmt: skip
-def test_ends_that_change_places_are_rolled(axis: int, first, second, expected: str) -> None:
+def test_swapped_ends_are_a_roll(axis: int, first, second, expected: str) -> None:
     x = Var("x", relay.TensorType((4, 5, 6), "float32"))
     parts = [relay.strided_slice(x, [b], [e], axes=[axis]) for b, e in (first, second)]
     before = Function((x,), relay.concatenate(parts, axis=axis))
@@ -71,7 +71,7 @@ def test_ends_that_change_places_are_rolled(axis: int, first, second, expected: 
 
 
 @pytest.mark.parametrize("shape", [(100,), (2, 20000)])
-def test_the_ends_of_long_lines_are_copied(shape: tuple[int, ...]) -> None:
+def test_the_ends_of_long_rows_are_copied(shape: tuple[int, ...]) -> None:
     x = Var("x", relay.TensorType(shape, "float32"))
     parts = [relay.strided_slice(x, [b], [e], axes=[-1]) for b, e in ((7, shape[-1]), (0, 7))]
     after = JoinSlices().transform(Function((x,), relay.concatenate(parts, -1)), PassContext())
@@ -93,7 +93,7 @@ def test_two_rolls_are_one_kernel() -> None:
     np.testing.assert_array_equal(module.get_output(0).numpy(), np.roll(a, (-3, -3), (1, 2)))
 
 
-def test_slices_of_different_tensors_stay_joined() -> None:
+def test_slices_of_different_tensors_stay_concatenated() -> None:
     x, y = [Var(name, relay.TensorType((4, 6), "float32")) for name in "xy"]
     parts = [relay.strided_slice(v, [0, i], [4, 6], [1, 2]) for i, v in enumerate((x, y))]
     function = Function((x, y), relay.concatenate(parts, axis=1))

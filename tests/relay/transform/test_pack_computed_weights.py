@@ -1,4 +1,4 @@
-"""PackWeights, convolutions with weights that are computed at run time: packed there, and of register tiles."""
+"""PackWeights, convolutions with computed weights: packed at run time, with register tiles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_images(transformed, operators, groups: int, layout: str):
     assert "nn.conv2d" not in found
 
 
-def test_lines_and_volumes(transformed, operators):
+def test_one_and_three_dimensions(transformed, operators):
     x, w = var("x", (2, 9, 5)), var("w", (12, 5, 3))
     line = nn.conv1d(x, w, data_layout="NWC", kernel_layout="OIW")
     assert operators(transformed(Function((x, w), line), PackWeights(HASWELL)))["nn.conv1d_nwc_packed"] == 1
@@ -34,7 +34,7 @@ def test_lines_and_volumes(transformed, operators):
     assert operators(transformed(Function((x, w), volume), PackWeights(HASWELL)))["nn.conv3d_ndhwc_packed"] == 1
 
 
-def test_channels_by_themselves_have_their_weights_side_by_side(transformed, operators):
+def test_depthwise_weights_are_contiguous_along_channels(transformed, operators):
     x, w = var("x", (1, 6, 7, 16)), var("w", (16, 1, 3, 3))
     before = Function((x, w), nn.conv2d(x, w, groups=16, data_layout="NHWC", kernel_layout="OIHW"))
     after = transformed(before, PackWeights(HASWELL))

@@ -1,4 +1,4 @@
-"""Constants of less than a byte, packed in the compiled model and its file."""
+"""Constants of sub-byte types, packed in the compiled model and its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PackWeights, constants of less bits than products are computed in: packed as they are, widened by the panel."""
+"""PackWeights, constants narrower than the computation: packed in their type, widened panel by panel."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_convolutions_with_half_precision_weights_are_summed_in_float32(groups):
 
 @pytest.mark.parametrize(("most", "kept"), [(127, "int8"), (3000, "int16"), (1 << 20, "int32")])
 @pytest.mark.parametrize("columns", [16, 50])
-def test_integers_are_kept_in_the_bits_they_need_and_sums_are_exact(most, kept, columns):
+def test_integers_keep_their_narrowest_type_and_sums_are_exact(most, kept, columns):
     x = var("x", shape=(9, 70), dtype="int32")
     weight = RNG.integers(-most, most, (70, columns), endpoint=True).astype(np.int32)
     weight[0, 0] = most

@@ -1,4 +1,4 @@
-"""PackWeights, products of two computed operands: what is packed, and how often."""
+"""PackWeights, products of two computed operands: which are packed, and how often."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("case", PRODUCTS)
-def test_operands_stay_where_they_are(transformed, operators, case: str):
+def test_operands_are_read_in_place(transformed, operators, case: str):
     left, right, transpose_a, transpose_b = PRODUCTS[case]
     a, b = var("a", left), var("b", right)
     product = nn.batch_matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
@@ -31,14 +31,14 @@ def test_operands_stay_where_they_are(transformed, operators, case: str):
     assert operators(after) == {"nn.pack_panels": 1, "nn.batch_matmul_packed": 1}
 
 
-@pytest.mark.parametrize("spelled", [True, False], ids=["spelled", "by attribute"])
+@pytest.mark.parametrize("explicit", [True, False], ids=["explicit", "by attribute"])
 @pytest.mark.parametrize(("side", "transposed"), [(64, 0), (512, 1)])
-def test_left_operands_are_transposed_before_where_no_cache_keeps_them(
-    transformed, operators, side: int, transposed: int, spelled: bool
+def test_left_operands_beyond_the_caches_are_transposed_first(
+    transformed, operators, side: int, transposed: int, explicit: bool
 ):
     a, b = var("a", (2, side, side + 8)), var("b", (2, side, 32))
-    left = op.transpose(a, axes=(0, 2, 1)) if spelled else a
-    before = Function((a, b), nn.batch_matmul(left, b, transpose_a=not spelled, transpose_b=False))
+    left = op.transpose(a, axes=(0, 2, 1)) if explicit else a
+    before = Function((a, b), nn.batch_matmul(left, b, transpose_a=not explicit, transpose_b=False))
     after = operators(transformed(before, PackWeights(HASWELL)))
     assert after.pop("transpose", 0) == transposed
     assert after == {"nn.pack_panels": 1, "nn.batch_matmul_packed": 1}
@@ -54,7 +54,7 @@ def test_left_operands_transposed_twice_are_read_as_they_were(transformed, opera
 @pytest.mark.parametrize(
     ("columns", "steps", "packed"), [(64, 512, False), (7, 512, True), (64, 4096, True), (64, 8, True)]
 )
-def test_eight_rows_read_a_transposed_matrix_in_place_while_a_cache_keeps_them(
+def test_eight_rows_read_a_transposed_matrix_in_place_if_cached(
     transformed, operators, columns: int, steps: int, packed: bool
 ):
     a, b = var("a", (8, steps)), var("b", (columns, steps))

@@ -1,4 +1,4 @@
-"""Weights in panels: by compiled kernels and by numpy, the same values."""
+"""Weights in panels: compiled kernels and numpy give the same values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_columns_become_panels(worth: int) -> None:
     np.testing.assert_array_equal(packed, expected_panels(weight, 16))
 
 
-def test_weights_that_do_not_lie_at_multiples_of_their_size() -> None:
+def test_misaligned_weights() -> None:
     memory = np.zeros(64 * 64 * 4 + 1, np.uint8)
     weight = memory[1:].view("float32").reshape(64, 64)
     weight[...] = weights(64, 64)
@@ -118,7 +118,7 @@ def test_threads_do_not_change_the_result() -> None:
 def test_stored_weights_are_fetched_and_packed_in_parts(
     outputs: int, order: tuple[int, ...], worth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever dimension their rows are of; `order` are the dimensions (O, H, W, I) as they are stored."""
+    """The stored rows may go along any dimension; `order` gives the dimensions (O, H, W, I) as they are stored."""
     monkeypatch.setattr(panels, "_PIECE", 4096)
     weight = weights(outputs, 3, 3, 32)
     stored, sizes = np.ascontiguousarray(weight.transpose(order)), list[int]()

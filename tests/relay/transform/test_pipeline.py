@@ -1,4 +1,4 @@
-"""The whole pipeline: meaning kept, few kernels for the networks one knows, long graphs in bounded time."""
+"""The whole pipeline: equal results, few kernels for well-known networks, long graphs in bounded time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_depthwise_and_pointwise_convolutions(transformed):
     y = op.clip(conv_bn(x, 8, groups=8), 0.0, 6.0)
     after = transformed(Function((x,), conv_bn(y, 16, kernel=1)), *default_pipeline(3, CPU))
     names = kernels(after)
-    pointwise = ["nn.conv2d_nhwc_packed", "add", "reshape", "transpose"]  # which stores channels first, as it came
+    pointwise = ["nn.conv2d_nhwc_packed", "add", "reshape", "transpose"]  # stores channels first, like the input
     assert names[1:3] == [["nn.conv2d", "add", "clip"], pointwise]
 
 
@@ -137,7 +137,7 @@ def test_contexts_force_passes_and_forbid_them():
 
 
 @pytest.mark.parametrize("setting", ["required_pass", "disabled_pass"])
-def test_names_that_no_pass_has_are_told_with_those_that_one_has(setting):
+def test_unknown_pass_names_are_reported_with_the_known_ones(setting):
     module = IRModule.from_expr(Function((x := var("x", (4,)),), nn.relu(x)))
     with (
         PassContext(**{setting: ["FoldConstant", "PackWeigths"]}),

@@ -1,4 +1,4 @@
-"""Activations behind concatenations: which go in front of them, into the kernels of the parts."""
+"""Activations after concatenations: which move before them, into the kernels of the inputs."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ def mapped(body: Expr, *params: Var) -> list[str]:
     return [e.operator.name for e in evaluation_order(after.body) if isinstance(e, Call)]
 
 
-def test_activations_go_to_what_computes_the_parts():
+def test_activations_move_to_the_producers_of_the_inputs():
     x = image()
-    joined = relay.concatenate(branches(x), axis=1)
-    names = mapped(relay.minimum(nn.relu(joined), const(np.float32(3))), x)
+    concatenated = relay.concatenate(branches(x), axis=1)
+    names = mapped(relay.minimum(nn.relu(concatenated), const(np.float32(3))), x)
     assert names == ["nn.conv2d", "add", "nn.relu", "minimum", "nn.max_pool", "nn.relu", "minimum", "concatenate"]
 
 
-def test_what_others_read_stays():
+def test_shared_concatenations_stay():
     x = image()
     parts = branches(x)
-    joined = relay.concatenate(parts, axis=1)
-    assert mapped(Tuple((nn.relu(joined), joined)), x)[-2:] == ["concatenate", "nn.relu"]
-    joined = relay.concatenate(parts, axis=1)
-    assert mapped(Tuple((nn.relu(joined), parts[0])), x)[-2:] == ["concatenate", "nn.relu"]
+    concatenated = relay.concatenate(parts, axis=1)
+    assert mapped(Tuple((nn.relu(concatenated), concatenated)), x)[-2:] == ["concatenate", "nn.relu"]
+    concatenated = relay.concatenate(parts, axis=1)
+    assert mapped(Tuple((nn.relu(concatenated), parts[0])), x)[-2:] == ["concatenate", "nn.relu"]
 
 
 @pytest.mark.parametrize("made", [lambda x: x, lambda x: relay.transpose(x, (0, 1, 3, 2)), nn.relu],
                          ids=["parameters", "transpositions", "activations"])  # fmt: skip
-def test_parts_of_no_heavy_operator_stay(made):
+def test_inputs_without_a_heavy_operator_stay(made):
     x = image()
-    joined = relay.concatenate([nn.max_pool2d(x, (1, 1)), made(x)], axis=1)
-    assert mapped(nn.relu(joined), x)[-2:] == ["concatenate", "nn.relu"]
+    concatenated = relay.concatenate([nn.max_pool2d(x, (1, 1)), made(x)], axis=1)
+    assert mapped(nn.relu(concatenated), x)[-2:] == ["concatenate", "nn.relu"]
 
 
-def test_what_is_no_map_of_single_elements_stays():
+def test_operators_that_are_not_elementwise_stay():
     x = image()
     for behind in (nn.softmax, lambda y: relay.add(y, numbers(48, 1, 1)), lambda y: relay.add(const(np.float32(1)), y)):
         names = mapped(behind(relay.concatenate(branches(x), axis=1)), x)
@@ -73,8 +73,8 @@ def test_what_is_no_map_of_single_elements_stays():
 def test_the_concatenation_is_written_in_place():
     x = image()
     first = nn.conv2d(x, numbers(16, 16, 1, 1))
-    joined = nn.relu(relay.concatenate(branches(first), axis=1))
-    module = IRModule({"main": Function((x,), nn.conv2d(joined, numbers(16, 48, 1, 1)))})
+    concatenated = nn.relu(relay.concatenate(branches(first), axis=1))
+    module = IRModule({"main": Function((x,), nn.conv2d(concatenated, numbers(16, 48, 1, 1)))})
     compiled = relay.build(module, "llvm")
     assert not any("concatenate" in node.ops for node in compiled.graph.nodes)
     data = RANDOM.standard_normal((2, 16, 12, 12)).astype(np.float32)

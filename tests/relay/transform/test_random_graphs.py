@@ -1,4 +1,4 @@
-"""Random graphs keep their meaning through the whole pipeline, and as compiled models."""
+"""Random graphs keep their results through the whole pipeline, and as compiled models."""
 
 from __future__ import annotations
 

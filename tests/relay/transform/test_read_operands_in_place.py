@@ -1,4 +1,4 @@
-"""ReadOperandsInPlace: products of computed matrices without transpositions in front."""
+"""ReadOperandsInPlace: products of computed matrices without transposed operands."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def test_weights_that_are_transposed_are_read_as_they_were(transformed, operator
     assert "transpose" not in found and "nn.dense" not in found
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("lead", [(), (3,)])
-def test_a_matrix_by_a_column_is_a_row_by_it(transformed, operators, lead: tuple[int, ...], turned: bool):
-    a, x = var("a", (*lead, 5, 9) if turned else (*lead, 9, 5)), var("x", (*lead, 5, 1))
-    left = op.transpose(a, axes=(*range(len(lead)), len(lead) + 1, len(lead))) if turned else a
+def test_a_matrix_by_a_column_is_a_row_by_it(transformed, operators, lead: tuple[int, ...], is_transposed: bool):
+    a, x = var("a", (*lead, 5, 9) if is_transposed else (*lead, 9, 5)), var("x", (*lead, 5, 1))
+    left = op.transpose(a, axes=(*range(len(lead)), len(lead) + 1, len(lead))) if is_transposed else a
     after = transformed(Function((a, x), nn.matmul(left, x)), ReadOperandsInPlace())
     assert "transpose" not in operators(after)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_matrix_by_a_constant_column_is_a_row_by_it(transformed, operators, turned: bool):
-    a, x = var("a", (5, 9) if turned else (9, 5)), const(np.ones((1, 5), np.float32))
-    data = op.transpose(a, axes=(1, 0)) if turned else a
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_a_matrix_by_a_constant_column_is_a_row_by_it(transformed, operators, is_transposed: bool):
+    a, x = var("a", (5, 9) if is_transposed else (9, 5)), const(np.ones((1, 5), np.float32))
+    data = op.transpose(a, axes=(1, 0)) if is_transposed else a
     found = operators(transformed(Function((a,), nn.dense(data, x)), ReadOperandsInPlace()))
     assert found["nn.batch_matmul"] == 1
     assert "transpose" not in found and "nn.dense" not in found

@@ -1,4 +1,4 @@
-"""RecognizeAttention and BlockAttention: attention in the spellings that exporters write."""
+"""RecognizeAttention and BlockAttention: decomposed attention as exporters write it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def inputs() -> list[Expr]:
     return [var(name, (B, S, H * D)) for name in "qkv"]
 
 
-def spelled(score: Callable[[Expr], Expr], weight: Callable[[Expr], Expr] = lambda w: w, *more: Expr) -> Function:
+def decomposed(score: Callable[[Expr], Expr], weight: Callable[[Expr], Expr] = lambda w: w, *more: Expr) -> Function:
     """softmax of `score` of the product of heads, changed by `weight`, times the values."""
     q, k, v = inputs()
     product = nn.batch_matmul(heads(q), heads(k, (0, 2, 3, 1)), transpose_b=False)
@@ -54,10 +54,10 @@ MASK = np.random.default_rng(0).uniform(-1, 1, (1, 1, S, S)).astype("float32")
 SEEN = np.random.default_rng(1).uniform(size=(1, 1, S, S)) < 0.7
 SEEN[..., 0] = True
 KEPT = SEEN.astype("float32")
-KEPT[..., 2, :] = 0  # one query sees no key: its scores are all the same, whatever the product
+KEPT[..., 2, :] = 0  # one query sees no key: its scores are all equal, whatever the product
 HEAD_SCALE = np.array([0.5, 3.0], "float32").reshape(H, 1, 1)
 
-SPELLINGS = {
+PATTERNS = {
     "plain": lambda x: x,
     "scaled": half,
     "divided": lambda x: op.divide(x, const(3.0)),
@@ -90,14 +90,14 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_spellings(transformed, operators, spelling: str):
-    found = operators(transformed(spelled(SPELLINGS[spelling]), RecognizeAttention()))
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_decomposed_patterns(transformed, operators, pattern: str):
+    found = operators(transformed(decomposed(PATTERNS[pattern]), RecognizeAttention()))
     assert found["nn.attention"] == 1 and "nn.softmax" not in found and "nn.batch_matmul" not in found
 
 
-def test_factors_of_zeros_and_ones_hide_by_their_number(transformed):
-    after = transformed(spelled(SPELLINGS["factor, subtracted"]), RecognizeAttention())
+def test_zero_one_factors_mask_by_their_constant(transformed):
+    after = transformed(decomposed(PATTERNS["factor, subtracted"]), RecognizeAttention())
     (call,) = [e for e in analysis.evaluation_order(after) if is_call_of(e, "nn.attention")]
     assert call.op.masked_value == -1e4 and call.args[3].dtype == "bool"
 
@@ -112,18 +112,18 @@ FACTORS: dict[str, Callable[[Expr, Expr], Expr]] = {
 """Scores under a computed mask of zeros and ones."""
 
 
-@pytest.mark.parametrize("spelling", FACTORS)
+@pytest.mark.parametrize("pattern", FACTORS)
 @pytest.mark.parametrize("cut", [False, True])
-def test_computed_factors_of_zeros_and_ones(transformed, operators, spelling: str, cut: bool):
+def test_computed_factors_of_zeros_and_ones(transformed, operators, pattern: str, cut: bool):
     limit = var("limit", (B, 1, S + 1, S + 1) if cut else (B, 1, S, S))
     mask = op.cast(op.greater(limit, const(0.3)), "float32")
     mask = op.strided_slice(mask, (1, 0), (S + 1, S), axes=(2, 3)) if cut else mask
-    before = spelled(lambda x: FACTORS[spelling](x, mask), lambda w: w, limit)
+    before = decomposed(lambda x: FACTORS[pattern](x, mask), lambda w: w, limit)
     found = operators(transformed(before, EliminateCommonSubexpr(), RecognizeAttention()))
     assert found["nn.attention"] == 1 and not {"nn.softmax", "nn.batch_matmul", "multiply"} & set(found)
 
 
-def test_factors_before_batch_and_heads_are_told_apart(transformed, operators):
+def test_factors_before_batch_and_heads_are_split(transformed, operators):
     for leading in (1, 6):
         q, k, v = [var(name, (6, S, D)) for name in "qkv"]
         kept = np.broadcast_to(KEPT[0], (leading, S, S))
@@ -146,9 +146,9 @@ OTHER_MASKS: dict[str, Callable[[Expr], Expr]] = {
 }
 
 
-@pytest.mark.parametrize("spelling", OTHER_MASKS)
-def test_other_masks_stay(transformed, operators, spelling: str):
-    after = transformed(spelled(OTHER_MASKS[spelling]), RecognizeAttention())
+@pytest.mark.parametrize("pattern", OTHER_MASKS)
+def test_other_masks_stay(transformed, operators, pattern: str):
+    after = transformed(decomposed(OTHER_MASKS[pattern]), RecognizeAttention())
     assert operators(after)["nn.softmax"] == 1 and "nn.attention" not in operators(after)
 
 
@@ -161,19 +161,19 @@ def test_constant_lower_triangle_is_causal(transformed, operators, added: bool, 
     def score(x: Expr) -> Expr:
         return op.add(half(x), const(bias)) if added else op.where(const(seen), half(x), const(hidden))
 
-    after = transformed(spelled(score), RecognizeAttention())
+    after = transformed(decomposed(score), RecognizeAttention())
     assert operators(after)["nn.attention"] == 1 and "causal=True" in str(after)
 
 
 def test_mask_of_zeros_is_none(transformed):
-    after = transformed(spelled(lambda x: op.add(x, const(np.zeros((1, 1, S, S), "float32")))), RecognizeAttention())
+    after = transformed(decomposed(lambda x: op.add(x, const(np.zeros((1, 1, S, S), "float32")))), RecognizeAttention())
     assert "add" not in str(after)
 
 
 def test_zero_instead_of_nan(transformed, operators):
     seen = SEEN.copy()
     seen[..., 2, :] = False
-    before = spelled(
+    before = decomposed(
         lambda x: op.where(const(seen), x, const(float("-inf"))),
         lambda w: op.where(op.isnan(w), const(0.0), w),
     )
@@ -202,10 +202,10 @@ def test_shared_keys_and_values_are_read_once(transformed, operators):
     def repeated(x: Expr) -> Expr:
         return op.reshape(op.broadcast_to(op.reshape(x, (B, 2, 1, S, D)), (B, 2, 2, S, D)), (B, 4, S, D))
 
-    turned = op.transpose(op.reshape(repeated(k), (B * 4, S, D)), (0, 2, 1))
+    transposed = op.transpose(op.reshape(repeated(k), (B * 4, S, D)), (0, 2, 1))
     products = [
         nn.batch_matmul(q, repeated(k), transpose_b=True),
-        nn.batch_matmul(half(q), half(op.reshape(turned, (B, 4, D, S))), transpose_b=False),
+        nn.batch_matmul(half(q), half(op.reshape(transposed, (B, 4, D, S))), transpose_b=False),
     ]
     for scores in products:
         before = Function((q, k, v), nn.batch_matmul(nn.softmax(scores, axis=-1), repeated(v), transpose_b=False))
@@ -236,7 +236,7 @@ def test_products_of_other_shapes_than_the_scores(transformed, operators, shape:
 
 
 @pytest.mark.parametrize("leading", [1, 6])
-def test_masks_before_batch_and_heads_are_told_apart(transformed, operators, leading: int):
+def test_masks_before_batch_and_heads_are_split(transformed, operators, leading: int):
     q, k, v = [var(name, (6, S, D)) for name in "qkv"]
     bias, seen = var("bias", (leading, S, S)), var("seen", (2, 1, S, S), "bool")
     scores = op.reshape(op.add(bias, nn.batch_matmul(q, k, transpose_b=True)), (2, 3, S, S))
@@ -261,20 +261,20 @@ def test_softmax_along_the_queries_stays(transformed):
     assert transformed(before, RecognizeAttention()) is before
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_few_queries_are_found_where_keys_lie_by_rows(transformed, operators, turned: bool):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_few_queries_are_recognised_if_keys_are_contiguous_by_rows(transformed, operators, transposed: bool):
     q, v = var("q", (1, 2, 2, D)), var("v", (1, 2, 64, D))
-    k = var("k", (1, 2, D, 64) if turned else (1, 2, 64, D))
-    weights = nn.softmax(nn.batch_matmul(q, k, transpose_b=not turned), axis=-1)
+    k = var("k", (1, 2, D, 64) if transposed else (1, 2, 64, D))
+    weights = nn.softmax(nn.batch_matmul(q, k, transpose_b=not transposed), axis=-1)
     before = Function((q, k, v), nn.batch_matmul(weights, v, transpose_b=False))
     after = transformed(before, RecognizeAttention())
-    assert after is before if turned else operators(after) == {"nn.attention": 1}
+    assert after is before if transposed else operators(after) == {"nn.attention": 1}
 
 
 def test_blocks_read_projections_in_place(transformed, operators):
     passes = (RecognizeAttention(), BlockAttention(HASWELL), SimplifyExpr(), EliminateCommonSubexpr(), FuseOps())
     q, k, v = inputs()
-    after = transformed(spelled(half), *passes)
+    after = transformed(decomposed(half), *passes)
     found = operators(after)
     assert found == {"nn.blocked_attention": 1, "reshape": 4}, "no transposes are left"
     whole = var("qkv", (B, S, 3 * H * D))
@@ -298,14 +298,14 @@ def test_rotary_embedding_is_computed_in_the_copies(transformed):
     whole, cosine, sine = var("x", (B, S, 3 * H, D)), var("cos", (S, D // 2)), var("sin", (S, D // 2))
     parts = [op.strided_slice(whole, (i * H,), ((i + 1) * H,), axes=(2,)) for i in range(3)]
     q, k, v = [op.transpose(x, (0, 2, 1, 3)) for x in parts]
-    turned = [nn.rotary_embedding(x, cosine, sine) for x in (q, k)]
-    call = nn.attention(*turned, v, scale=0.5)
+    transposed = [nn.rotary_embedding(x, cosine, sine) for x in (q, k)]
+    call = nn.attention(*transposed, v, scale=0.5)
     before = Function((whole, cosine, sine), op.transpose(call, (0, 2, 1, 3)))
     after = transformed(before, BlockAttention(HASWELL), SimplifyExpr(), FuseOps())
     assert len(kernels(after)) == 1
 
 
-NARROW_SPELLINGS: dict[str, Callable[[Expr, Expr], Expr]] = {
+NARROW_PATTERNS: dict[str, Callable[[Expr, Expr], Expr]] = {
     "all narrow": lambda x, m: nn.softmax(op.add(x, m), axis=-1),
     "wide softmax": lambda x, m: op.cast(nn.softmax(wide(op.add(x, m)), axis=-1), x.dtype),
     "wide mask": lambda x, m: op.cast(nn.softmax(op.add(wide(x), wide(m)), axis=-1), x.dtype),
@@ -318,27 +318,27 @@ def wide(x: Expr) -> Expr:
     return op.cast(x, "float32")
 
 
-def narrow_attention(spelling: str, kind: str, heads: int = 2) -> Function:
+def narrow_attention(pattern: str, kind: str, heads: int = 2) -> Function:
     """`heads` of queries for two of keys, with a mask."""
     q, k, v = var("q", (1, heads, S, D), kind), var("k", (1, 2, S, D), kind), var("v", (1, 2, S, D), kind)
-    mask, joined = var("m", (1, 1, S, S), kind), (1, 2, heads // 2 * S)
+    mask, concatenated = var("m", (1, 1, S, S), kind), (1, 2, heads // 2 * S)
     scaled = op.multiply(q, const(np.asarray(0.5).astype(kind)))
-    product = nn.batch_matmul(op.reshape(scaled, (*joined, D)), k, transpose_b=True)
-    weights = NARROW_SPELLINGS[spelling](op.reshape(product, (1, heads, S, S)), mask)
+    product = nn.batch_matmul(op.reshape(scaled, (*concatenated, D)), k, transpose_b=True)
+    weights = NARROW_PATTERNS[pattern](op.reshape(product, (1, heads, S, S)), mask)
     values = v if weights.dtype == kind else wide(v)
-    mixed = nn.batch_matmul(op.reshape(weights, (*joined, S)), values, transpose_b=False)
+    mixed = nn.batch_matmul(op.reshape(weights, (*concatenated, S)), values, transpose_b=False)
     return Function((q, k, v, mask), op.reshape(op.cast(mixed, kind), (1, heads, S, D)))
 
 
 @pytest.mark.parametrize("heads", [2, 6])
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-@pytest.mark.parametrize("spelling", NARROW_SPELLINGS)
-def test_narrow_types(operators, spelling: str, kind: str, heads: int):
-    before = narrow_attention(spelling, kind, heads)
+@pytest.mark.parametrize("pattern", NARROW_PATTERNS)
+def test_narrow_types(operators, pattern: str, kind: str, heads: int):
+    before = narrow_attention(pattern, kind, heads)
     after = Sequential([SimplifyExpr(), RecognizeAttention()])(IRModule({"main": before}))["main"]
     assert operators(after)["nn.attention"] == 1 and "nn.softmax" not in operators(after)
     (call,) = [e for e in analysis.evaluation_order(after) if is_call_of(e, "nn.attention")]
-    assert call.dtype == kind and call.op.rounded == (spelling != "wide mask")
+    assert call.dtype == kind and call.op.rounded == (pattern != "wide mask")
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal([int(d) for d in p.shape]).astype(kind) for p in before.params]
     expected, found = [evaluate(f, inputs).astype("float64") for f in (before, after)]
@@ -346,7 +346,7 @@ def test_narrow_types(operators, spelling: str, kind: str, heads: int):
     np.testing.assert_allclose(found, expected, rtol=4 * 2.0**-digits, atol=4 * 2.0**-digits)
 
 
-def test_least_number_of_a_narrow_type_leaves_nothing_of_a_score():
+def test_lowest_value_of_a_narrow_type_hides_a_score():
     before = narrow_attention("all narrow", "float16")
     after = RecognizeAttention()(IRModule({"main": before}))["main"]
     rng = np.random.default_rng(0)
@@ -375,7 +375,7 @@ def test_results_and_weights_that_are_used_wider_stay(transformed):
 
 
 @pytest.mark.parametrize("keys", [300, 333])
-def test_causal_attention_looks_at_no_block_of_hidden_keys(transformed, operators, keys: int):
+def test_causal_attention_skips_blocks_of_hidden_keys(transformed, operators, keys: int):
     q, k, v = var("q", (1, 2, 300, D)), var("k", (1, 2, keys, D)), var("v", (1, 2, keys, D))
     before = Function((q, k, v), nn.attention(q, k, v, causal=True))
     after = transformed(before, BlockAttention(HASWELL))

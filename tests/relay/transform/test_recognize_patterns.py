@@ -1,4 +1,4 @@
-"""RecognizePatterns: spelled-out operators, in the spellings that exporters write."""
+"""RecognizePatterns: decomposed operators as exporters write them."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.parametrize("spelling", ACTIVATIONS)
-def test_activations(transformed, operators, spelling: str):
-    name, spelled = ACTIVATIONS[spelling]
+@pytest.mark.parametrize("pattern", ACTIVATIONS)
+def test_activations(transformed, operators, pattern: str):
+    name, decomposed = ACTIVATIONS[pattern]
     x = var("x", (2, 8))
-    assert operators(transformed(Function((x,), spelled(x)), RecognizePatterns())) == {name: 1}
+    assert operators(transformed(Function((x,), decomposed(x)), RecognizePatterns())) == {name: 1}
 
 
 def test_other_activations_stay(transformed):
@@ -130,7 +130,7 @@ def test_a_sixth_that_was_rounded_stays_in_float64(transformed, operators):
 
 
 def rotary(x: Expr, cosine: Expr, sine: Expr, half: int, axis: int = -1) -> Expr:
-    """As torch models compute it, and exporters write it: an end far behind the last channel means all of them."""
+    """The form of torch models as exported: a slice end far beyond the last channel means all of them."""
     first = op.strided_slice(x, (0,), (half,), axes=(len(x.shape) - 1,))
     second = op.strided_slice(x, (half,), (2**31 - 1,), axes=(len(x.shape) - 1,))
     swapped = op.concatenate([op.negative(second), first], axis=axis)

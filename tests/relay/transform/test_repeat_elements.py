@@ -1,4 +1,4 @@
-"""RepeatElements: what is taken along the last dimension in even steps is repeated; everything else stays taken."""
+"""RepeatElements: a gather along the last dimension in even steps is a repeat; other gathers stay."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def test_elements_are_repeated(times) -> None:
 
 
 @pytest.mark.parametrize("times", [2, 3, 4])
-def test_neighbours_of_linear_resizes_are_repeated_from_within_a_border(times) -> None:
+def test_adjacent_elements_of_linear_resizes_are_repeated_with_padding(times) -> None:
     low = np.floor((np.arange(times * EXTENT) + 0.5) / times - 0.5).astype(np.int64)
     assert changed(np.clip(low, 0, EXTENT - 1)) == ["strided_slice", "repeat", "nn.pad"]
     assert changed(np.clip(low + 1, 0, EXTENT - 1)) == ["strided_slice", "repeat", "nn.pad"]
 
 
 @pytest.mark.parametrize("indices", [[0, 2, 4], [1, 3, 5], [1, 4], [0, 5]], ids=str)
-def test_what_skips_elements_evenly_is_a_slice(indices) -> None:
+def test_even_strides_are_a_slice(indices) -> None:
     assert changed(np.array(indices)) == ["strided_slice"]
 
 
-def test_filters_that_reach_further_repeat_from_within_wider_borders() -> None:
+def test_wider_filters_repeat_with_wider_padding() -> None:
     low = np.floor((np.arange(2 * EXTENT) + 0.5) / 2 - 0.5).astype(np.int64)
     for offset in (-1, 2):
         assert changed(np.clip(low + offset, 0, EXTENT - 1)) == ["strided_slice", "repeat", "nn.pad"]

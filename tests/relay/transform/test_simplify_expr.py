@@ -1,4 +1,4 @@
-"""SimplifyExpr: one test for each identity, by structure and by meaning."""
+"""SimplifyExpr: one test for each identity, by structure and by results."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_identity(transformed, name: str):
     assert first_difference(found, Function((y,), after(y))) is None, str(found)
 
 
-def test_a_residual_of_another_view_joins_the_heavy_operator(transformed):
+def test_a_residual_of_another_view_fuses_with_the_heavy_operator(transformed):
     x, y = var("x", (4, 6)), var("y", (2, 2, 3))
     w = const(np.ones((3, 6), "float32"))
     found = transformed(Function((x, y), op.add(y, op.reshape(nn.dense(x, w), (2, 2, 3)))), SimplifyExpr())

@@ -1,4 +1,4 @@
-"""SumParallelConvolutions: branches of the same data that are added up become one convolution."""
+"""SumParallelConvolutions: sums of branches on the same data become one convolution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def batch_norm(x: Expr, channels: int) -> Expr:
     return nn.batch_norm(x, positive, weights(channels), weights(channels), positive)[0]
 
 
-def test_a_block_as_it_is_trained_becomes_one_convolution_and_its_bias(transformed, operators):
+def test_a_training_block_becomes_one_convolution_and_its_bias(transformed, operators):
     """RepVGG: 3 x 3, 1 x 1 and the data itself, each with a batch norm."""
     x = var("x", (1, 8, 7, 7))
     three, one = nn.conv2d(x, weights(8, 8, 3, 3), padding=1), nn.conv2d(x, weights(8, 8, 1, 1))
@@ -41,7 +41,7 @@ def test_kernels_of_any_groups_strides_and_dilations(transformed, operators, gro
 
 
 @pytest.mark.parametrize("groups", [1, 4])
-def test_the_data_itself_is_a_kernel_of_one_tap(transformed, operators, groups: int):
+def test_an_identity_branch_is_a_kernel_of_one_tap(transformed, operators, groups: int):
     x = var("x", (1, 4, 6, 6))
     y = nn.conv2d(x, weights(4, 4 // groups, 3, 3), padding=1, groups=groups)
     scaled = op.multiply(weights(4, 1, 1), x)
@@ -68,7 +68,7 @@ def test_other_terms_stay_and_constants_become_one(transformed, operators):
     assert found == {"nn.conv2d": 1, "add": 2, "nn.relu": 1}
 
 
-def test_what_is_no_part_of_one_kernel_stays(transformed):
+def test_kernels_that_do_not_contain_each_other_stay(transformed):
     x, y = var("x", (1, 4, 8, 8)), var("y", (1, 4, 8, 8))
     three = nn.conv2d(x, weights(4, 4, 3, 3), padding=1)
     across = nn.conv2d(x, weights(4, 4, 3, 1), padding=(1, 0)), nn.conv2d(x, weights(4, 4, 1, 3), padding=(0, 1))

@@ -1,4 +1,4 @@
-"""Functions of a byte become tables: which, and with the very results of the operators' references."""
+"""Functions of an 8-bit value become lookup tables: which, with exactly the results of the operators' references."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ RANDOM = np.random.default_rng(4)
 FUNCTIONS = [nn.gelu, relay.tanh, lambda x: nn.leaky_relu(x, 0.1), lambda x: relay.divide(const(np.float32(1)), x)]
 
 
-def dequantized(codes: Expr, scale: float = 0.05, zero: int = 3) -> Expr:
-    return qnn.dequantize(codes, np.float32(scale), zero)
+def dequantized(values: Expr, scale: float = 0.05, zero: int = 3) -> Expr:
+    return qnn.dequantize(values, np.float32(scale), zero)
 
 
 def quantized(x: Expr, scale: float = 0.03, zero: int = 7, dtype: str = "uint8") -> Expr:
     return qnn.quantize(x, np.float32(scale), zero, out_dtype=dtype)
 
 
-def silu(codes: Expr) -> Expr:
-    """As exporters of quantised models spell it."""
-    x = dequantized(codes)
+def silu(values: Expr) -> Expr:
+    """The form in which exporters of quantised models write it."""
+    x = dequantized(values)
     return quantized(relay.multiply(x, dequantized(quantized(relay.sigmoid(x), 1 / 255, 0), 1 / 255, 0)))
 
 
-def codes(dtype: str = "uint8", name: str = "x") -> Var:
+def values(dtype: str = "uint8", name: str = "x") -> Var:
     return var(name, (3, 5, 31), dtype)
 
 
@@ -52,7 +52,7 @@ def tabulated(body: Expr, *params: Var, target: Target = HASWELL) -> list[str]:
 @pytest.mark.parametrize(("source", "result"), [("uint8", "uint8"), ("uint8", "int8"), ("int8", "uint8")])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_results_are_those_of_the_references(function, source, result, target):
-    x = codes(source)
+    x = values(source)
     whole = Function((x,), quantized(function(dequantized(x)), dtype=result))
     data = RANDOM.integers(0, 256, (3, 5, 31)).astype(np.uint8).view(source)
     module = graph_executor.GraphModule(relay.build(whole, target)["default"](device("cpu", 0)))
@@ -61,8 +61,8 @@ def test_results_are_those_of_the_references(function, source, result, target):
     np.testing.assert_array_equal(module.get_output(0).numpy(), evaluate(whole, [data]))
 
 
-def test_how_many_codes_there_are_may_be_known_at_run_time():
-    # The table has 256 entries however many they are: its length is none of theirs.
+def test_shapes_may_be_dynamic():
+    # The table has 256 entries for any number of elements: its length is no dimension of the data.
     x = var("x", (SizeVar("n"),), "int8")
     whole = Function((x,), quantized(relay.sigmoid(dequantized(x)), 1 / 255, 0))
     module = graph_executor.GraphModule(relay.build(whole, "llvm")["default"](device("cpu", 0)))
@@ -73,21 +73,21 @@ def test_how_many_codes_there_are_may_be_known_at_run_time():
         np.testing.assert_array_equal(module.get_output(0).numpy(), evaluate(whole, [data]))
 
 
-def test_what_lies_between_is_passed_over():
-    x = codes()
+def test_intermediate_values_are_skipped():
+    x = values()
     assert tabulated(silu(x), x) == ["qnn.lookup"]
     assert tabulated(silu(silu(x)), x) == ["qnn.lookup"]
 
 
-def test_bytes_that_others_read_are_read():
-    x = codes()
+def test_shared_bytes_are_read():
+    x = values()
     between = silu(x)
     both = relay.Tuple((silu(between), nn.max_pool2d(relay.reshape(between, (1, 3, 5, 31)), (1, 2), (1, 2))))
     assert tabulated(both, x) == ["qnn.lookup", "qnn.lookup", "reshape", "nn.max_pool"]
 
 
-def test_what_is_no_function_of_one_byte_stays():
-    x, y = codes(), codes(name="y")
+def test_other_functions_stay():
+    x, y = values(), values(name="y")
     sums = tabulated(quantized(relay.add(dequantized(x), dequantized(y))), x, y)
     scales = const(np.linspace(0.1, 0.2, 31, dtype=np.float32))
     assert "qnn.lookup" not in sums
@@ -98,7 +98,7 @@ def test_what_is_no_function_of_one_byte_stays():
     assert "qnn.lookup" not in tabulated(broadcast, x)
 
 
-def test_not_where_no_vector_looks_up_bytes():
-    x = codes()
+def test_targets_without_byte_shuffles_have_no_lookups():
+    x = values()
     plain = Target("llvm -mcpu=x86-64 -mtriple=x86_64-unknown-linux-gnu")
     assert "qnn.lookup" not in tabulated(silu(x), x, target=plain)

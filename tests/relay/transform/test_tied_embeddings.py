@@ -1,4 +1,4 @@
-"""Tables whose rows are looked up, and that are weights of a product as well: stored once."""
+"""Tied embeddings: tables whose rows are looked up, and that are weights of a product as well, are stored once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_table_of_its_own_stays_as_it_is(transformed, operators):
     assert operators(transformed(Function((ids,), logits), PackWeights(HASWELL)))["take"] == 1
 
 
-def test_a_table_that_is_needed_otherwise_is_looked_up_too(transformed, operators):
+def test_a_table_with_other_uses_is_looked_up_too(transformed, operators):
     """Panels would save nothing."""
     table, x = const(TABLE), var("x", (ROWS, DEPTH))
     ids, logits = tied(table, table)
@@ -66,8 +66,8 @@ def model(dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
     nodes = [
         helper.make_node("Gather", ["table", "ids"], ["rows"]),
         helper.make_node("Tanh", ["rows"], ["hidden"]),
-        helper.make_node("Transpose", ["table"], ["turned"], perm=[1, 0]),
-        helper.make_node("MatMul", ["hidden", "turned"], ["logits"]),
+        helper.make_node("Transpose", ["table"], ["table_t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["hidden", "table_t"], ["logits"]),
     ]
     table = numpy_helper.from_array(TABLE.astype(helper.tensor_dtype_to_np_dtype(dtype)), "table")
     graph = helper.make_graph(
@@ -83,7 +83,7 @@ def test_a_model_stores_its_tied_table_once(dtype: int):
     lib = relay.build(module, Target("llvm"), params=params)
     stored = sum(p.nbytes for p in lib.params.values())
     one = ROWS * DEPTH * helper.tensor_dtype_to_np_dtype(dtype).itemsize
-    assert one <= stored < 1.4 * one  # its last panel is filled up
+    assert one <= stored < 1.4 * one  # its last panel is padded
 
     ids = np.array([[0, 99, -1, -100, 5, 50, 98]])
     executor = graph_executor.GraphModule(lib["default"](cpu(0)))

@@ -1,4 +1,4 @@
-"""ToMixedPrecision: what it converts, where it casts, and what that costs in accuracy."""
+"""ToMixedPrecision: which operators it converts, where it casts, and the loss of accuracy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _random = np.random.default_rng(3)
 
 
 def weights(*shape: int) -> Constant:
-    """Random weights that keep the size of what they are applied to."""
+    """Random weights that keep the magnitude of their operand."""
     return relay.const((_random.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype("float32"))
 
 
@@ -49,7 +49,7 @@ def test_contractions_take_the_narrow_type_and_weights_are_rounded_once(dtype):
     assert_becomes(before, after, dtype)
 
 
-def test_what_follows_stays_narrow_and_what_never_does_gets_float32_back():
+def test_followers_stay_narrow_and_others_get_float32_back():
     x, w, v = relay.var("x", (4, 8)), weights(8, 8), weights(8, 8)
     hidden = relay.nn.relu(relay.nn.dense(x, w))
     before = relay.Function((x,), relay.nn.dense(relay.exp(hidden), v))
@@ -132,7 +132,7 @@ def test_huge_constants_stay_finite_and_infinite_ones_infinite():
     assert rounded.dtype == np.float16 and rounded[0] == -65504 and rounded[1] == -np.inf
 
 
-def test_an_operator_from_outside_says_what_it_takes():
+def test_an_external_operator_declares_its_precision():
     @register_op("test.cube_of_exp", pattern=OpPattern.ELEMWISE)
     class CubeOfExp(OpDef):
         mixed_precision = MixedPrecision.NEVER
@@ -146,7 +146,7 @@ def test_an_operator_from_outside_says_what_it_takes():
     assert_becomes(before, after)
 
 
-def test_wrong_settings_are_refused():
+def test_wrong_settings_are_rejected():
     with pytest.raises(CompileError, match=r"mixed precision in 'float8'; expected one of float16, bfloat16"):
         ToMixedPrecision("float8")
     with pytest.raises(CompileError, match=r"unknown operator 'nn.dens'"):

@@ -1,4 +1,4 @@
-"""TrimKernels: taps that only meet the border are left out, the others keep their meaning."""
+"""TrimKernels: taps that only read padding are dropped, with equal results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def weights(*shape: int) -> Expr:
 
 
 def trimmed(transformed, function: Function) -> tuple[Call, tuple[int, ...]]:
-    """The convolution that is left, and the shape of its weights."""
+    """The remaining convolution, and the shape of its weights."""
     body = transformed(function, TrimKernels()).body
     return body, body.args[1].shape
 
@@ -29,7 +29,7 @@ def test_a_rate_beyond_the_image_leaves_the_tap_in_the_middle(transformed):
     assert y.op.padding == (0, 0, 0, 0) and y.op.dilation == (1, 1)
 
 
-def test_axes_are_judged_each_by_itself(transformed):
+def test_axes_are_trimmed_independently(transformed):
     x = var("x", (1, 4, 9, 1))
     y, shape = trimmed(transformed, Function((x,), nn.conv2d(x, weights(4, 1, 3, 3), padding=1, groups=4)))
     assert shape == (4, 1, 3, 1)
@@ -55,7 +55,7 @@ def test_weights_that_are_not_finite_stay(transformed, value: float):
     size=st.integers(1, 9), taps=st.integers(1, 4), stride=st.integers(1, 3), dilation=st.integers(1, 7),
     begin=st.integers(0, 9), end=st.integers(0, 9),
 )  # fmt: skip
-def test_any_window_means_what_it_did(size, taps, stride, dilation, begin, end):
+def test_any_convolution_keeps_its_results(size, taps, stride, dilation, begin, end):
     if size + begin + end < (taps - 1) * dilation + 1:
         return
     x, w = var("x", (1, 1, size)), weights(1, 1, taps)

@@ -48,7 +48,7 @@ def test_weights_stay_narrow_and_float32_as_it_is(dtype):
 
 @pytest.mark.parametrize(("rows", "widened"), [(1, False), (4, False), (9, True)])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_what_few_rows_read_once_stays_narrow(operators, rows: int, widened: bool, transposed: bool):
+def test_operands_of_few_rows_stay_narrow(operators, rows: int, widened: bool, transposed: bool):
     x, y = var("x", shape=(rows, 64), dtype="float16"), var("y", shape=(64, 64), dtype="float16")
     after = transformed(x, y, body=nn.batch_matmul(x, y, transpose_b=transposed))
     assert ("cast" in operators(after)) == widened

@@ -1,4 +1,4 @@
-"""The search with a bench that makes times up: no clock, no noise but its own."""
+"""The search with a bench that invents times: no clock, and only simulated noise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model() -> IRModule:
 class FakeBench:
     """Times by what a variant is; `seconds` says, given its parameters and the width of its weights' panels.
 
-    `models` are those of a run of the whole model before and after.
+    `models` are the times of the whole model before and after.
     """
 
     threads = 1
@@ -99,7 +99,7 @@ def test_another_search_goes_on_where_one_stopped(tmp_path: Path) -> None:
     assert tuned(again, path).kernels_tuned == 1, "what is best on one thread may not be on two"
 
 
-def test_what_other_defaults_were_measured_against_is_measured_again(tmp_path: Path) -> None:
+def test_records_of_other_defaults_are_measured_again(tmp_path: Path) -> None:
     path = tmp_path / "tuning.json"
     tuned(FakeBench(lambda values, panel: 1.0), path)
     records = TuningRecords.load(path)
