@@ -39,9 +39,7 @@ from relayc.te.tir import (
     product,
     select,
 )
-from relayc.te.tir.ops import all as all_of
-from relayc.te.tir.ops import any as any_of
-from relayc.te.tir.ops import equal, logical_or, not_equal
+from relayc.te.tir.ops import all as all_of, any as any_of, equal, logical_or, not_equal
 
 __all__ = ["make_host_function", "make_kernel"]
 

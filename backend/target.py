@@ -28,8 +28,7 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.device import device as find_device
+from relayc.backend.runtime.device import Device, device as find_device
 from relayc.te.errors import CompileError
 
 __all__ = ["AttrOption", "CacheBytes", "Target", "TargetAttrs", "TargetError", "TargetKind", "list_target_kinds",

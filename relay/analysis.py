@@ -10,8 +10,7 @@ from typing import cast
 from relayc.relay.errors import MalformedGraphError
 from relayc.relay.expr import Call, Expr, Function, GlobalVar, Let, Var
 from relayc.relay.op.base import OpDef
-from relayc.te.ir import IRModule, Node
-from relayc.te.ir import post_order as te_post_order
+from relayc.te.ir import IRModule, Node, post_order as te_post_order
 
 __all__ = [
     "Scope",

@@ -11,8 +11,7 @@ from relayc.relay.op.base import OpDef
 from relayc.relay.sizes import assuming, evaluate
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.ir import post_order
-from relayc.te.tir import Dim, PrimExpr
-from relayc.te.tir import Var as SizeVariable
+from relayc.te.tir import Dim, PrimExpr, Var as SizeVariable
 
 __all__ = ["bind_operator", "bind_sizes", "bound_outputs", "results_of", "sizes_of_inputs", "with_dims"]
 

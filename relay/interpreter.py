@@ -26,8 +26,7 @@ from relayc.relay.expr import (
     numpy_dtype_name,
 )
 from relayc.relay.op.base import OpDef, OpPattern
-from relayc.relay.sizes import evaluate as size_value
-from relayc.relay.sizes import size_variables
+from relayc.relay.sizes import evaluate as size_value, size_variables
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, post_order

@@ -17,8 +17,7 @@ from relayc.relay.errors import TypeInferenceError
 from relayc.relay.sizes import dims_equal, dims_match, is_at_least, normal
 from relayc.te.dtype import DType, dtype
 from relayc.te.ir.structural import StructuralEqual
-from relayc.te.tir import Dim, PrimExpr, as_dim
-from relayc.te.tir import Var as TirVar
+from relayc.te.tir import Dim, PrimExpr, Var as TirVar, as_dim
 
 __all__ = [
     "FuncType",

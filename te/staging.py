@@ -10,8 +10,7 @@ from relayc.te.errors import ScheduleError
 from relayc.te.ir.structural import structural_equal
 from relayc.te.operation import ComputeOp, Operation, PlaceholderOp
 from relayc.te.rewrite import map_reads, replace_inputs
-from relayc.te.speculation import Speculation, move_with_exact
-from relayc.te.speculation import check as check_speculation
+from relayc.te.speculation import Speculation, check as check_speculation, move_with_exact
 from relayc.te.stage import Fuse, Split, Stage
 from relayc.te.tensor import Tensor
 from relayc.te.tir import ops

@@ -11,8 +11,7 @@ from relayc.te.ir import post_order
 from relayc.te.tir import Dim, Var, as_int, convert
 from relayc.te.tir.substitute import substitute
 from relayc.topi.registry import operations_behind
-from relayc.topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PAD
-from relayc.topi.tag import is_injective as has_injective_tag
+from relayc.topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PAD, is_injective as has_injective_tag
 
 __all__ = ["constant_size", "extent_of", "in_one_loop", "inline_injective", "is_injective", "likely_extent"]
 

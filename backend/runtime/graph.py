@@ -22,8 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from relayc.backend.runtime.dtype import data_type
-from relayc.backend.runtime.dtype import nbytes as nbytes_of
+from relayc.backend.runtime.dtype import data_type, nbytes as nbytes_of
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError
 from relayc.backend.runtime.execution_plan import (
     SEQUENCE_ACTIONS,

@@ -17,8 +17,14 @@ import numpy.typing as npt
 from relayc.backend.runtime.device import Device, cpu, device, device_kind_of, get_device_api
 from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI
 from relayc.backend.runtime.dlpack import DLTensor, ImportedTensor, export_capsule
-from relayc.backend.runtime.dtype import DataType, data_type, from_dlpack_triple, from_numpy, unpack
-from relayc.backend.runtime.dtype import nbytes as nbytes_of
+from relayc.backend.runtime.dtype import (
+    DataType,
+    data_type,
+    from_dlpack_triple,
+    from_numpy,
+    nbytes as nbytes_of,
+    unpack,
+)
 from relayc.backend.runtime.errors import ArgumentError, DeviceError
 
 __all__ = ["NDArray", "array", "empty", "from_dlpack", "wrap_numpy", "zeros"]

@@ -6,8 +6,7 @@ import math
 
 from relayc.backend.vector_math.builder import Builder
 from relayc.te.tir import Call, Cast, Max, Min, PrimExpr, Select, Var
-from relayc.te.tir.ops import all as all_of
-from relayc.te.tir.ops import any as any_of
+from relayc.te.tir.ops import all as all_of, any as any_of
 
 # (f(x) / x - 1) / x^2 in x^2: atan to 1, asin to 1/2, sin to pi/4; cos: (cos(x) - 1 + x^2/2) / x^4
 _ATAN = (-0.33333322405815125, 0.19998681545257568, -0.14257045090198517, 0.1086575910449028, -0.08009681850671768,

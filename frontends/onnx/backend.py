@@ -14,8 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from relayc import relay
-from relayc.backend.runtime import ArgumentError, RelaycError, graph_executor
-from relayc.backend.runtime import device as open_device
+from relayc.backend.runtime import ArgumentError, RelaycError, device as open_device, graph_executor
 from relayc.frontends.onnx.containers import assembled, declared_container, is_tensor, shape_of
 from relayc.frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError
 from relayc.frontends.onnx.importer import from_onnx

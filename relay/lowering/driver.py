@@ -48,8 +48,7 @@ from relayc.relay.transform import UpdateKVCacheInPlace, default_pipeline
 from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, PassContext, Sequential, rewrite_dag
-from relayc.te.tir import PrimFunc
-from relayc.te.tir import Var as SizeVariable
+from relayc.te.tir import PrimFunc, Var as SizeVariable
 from relayc.topi.registry import registered_schedules
 from relayc.topi.tuning import Config
 

@@ -9,8 +9,7 @@ from relayc.relay.expr import Call, Constant, Expr
 from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, require
 from relayc.relay.type import TensorType
-from relayc.topi.fourier import dft as dft_compute
-from relayc.topi.fourier import dft_roots
+from relayc.topi.fourier import dft as dft_compute, dft_roots
 
 __all__ = ["Dft", "dft"]
 

@@ -44,17 +44,16 @@ from relayc.relay.transform.panels import PanelPacker
 from relayc.relay.transform.tied_embeddings import PackedMatrix, look_up_in_panels
 from relayc.relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
 from relayc.relay.type import TensorType
-from relayc.te.dtype import DType
-from relayc.te.dtype import dtype as as_dtype
+from relayc.te.dtype import DType, dtype as as_dtype
 from relayc.te.ir import PassContext
 from relayc.te.tir import Dim
 from relayc.topi.cpu.convolution.group_plan import GroupedWindows, vectorizes_across_groups
 from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape
 from relayc.topi.cpu.tiling import (
+    amx_panel,
     at_precision_of,
     group_panel,
     has_byte_products,
-    amx_panel,
     packed_columns,
     reads_in_place,
     reads_transposed,

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import erf as scalar_erf
-from math import erfc, sqrt
+from math import erf as scalar_erf, erfc, sqrt
 from typing import Any
 
 import numpy as np

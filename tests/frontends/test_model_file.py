@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from relayc.frontends.onnx import OnnxImportError, from_onnx, model_file

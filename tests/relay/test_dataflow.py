@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import networkx as nx
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from relayc import relay
 from relayc.relay.dataflow import to_networkx

@@ -6,8 +6,7 @@ import copy
 import gc
 from concurrent.futures import ThreadPoolExecutor
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from relayc.backend.runtime import sizes as runtime_sizes
 from relayc.backend.size_json import size_to_json

@@ -21,8 +21,7 @@ from relayc.backend.target import Target
 from relayc.te.ir import IRModule
 from relayc.te.ir.visitor import Visitor
 from relayc.te.operation import ComputeOp, PlaceholderOp
-from relayc.te.tir import Call, Cast, FloatImm, IntImm, Not, ProducerLoad, Select, Var
-from relayc.te.tir import expr as tir_expr
+from relayc.te.tir import Call, Cast, FloatImm, IntImm, Not, ProducerLoad, Select, Var, expr as tir_expr
 from relayc.te.tir.interpreter import Interpreter, InterpreterError
 
 # -- what a program means --------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from relayc.backend.cuda import driver
-from relayc.backend.cuda import gpu as gpu_module
+from relayc.backend.cuda import driver, gpu as gpu_module
 from relayc.backend.cuda.runtime import CUDADeviceAPI, probe
 from relayc.backend.runtime import DeviceAttrKind, DeviceError, device, nd
 from relayc.backend.runtime.device import _apis as device_apis

@@ -25,9 +25,7 @@ from relayc.te.tir import (
     cast,
     const,
 )
-from relayc.te.tir.ops import all as all_of
-from relayc.te.tir.ops import any as any_of
-from relayc.te.tir.ops import logical_not
+from relayc.te.tir.ops import all as all_of, any as any_of, logical_not
 from tests.backend.llvm.programs import LANES, assert_same, elementwise, rng, sample
 
 

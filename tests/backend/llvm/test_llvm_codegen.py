@@ -47,8 +47,7 @@ from relayc.te.tir import (
     select,
     seq,
 )
-from relayc.te.tir.ops import all as all_of
-from relayc.te.tir.ops import logical_and
+from relayc.te.tir.ops import all as all_of, logical_and
 from tests.backend.llvm.programs import assert_same, elementwise, loop, make, rng, sample
 
 

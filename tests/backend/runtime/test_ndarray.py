@@ -8,8 +8,7 @@ import weakref
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from relayc.backend.runtime import ArgumentError, DeviceError, cpu, device, nd

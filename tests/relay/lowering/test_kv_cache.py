@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from relayc import relay
-from relayc.backend.runtime import ArgumentError, ArtifactError, device, graph_executor, load_model
-from relayc.backend.runtime import kv_cache as kept_caches
+from relayc.backend.runtime import (
+    ArgumentError,
+    ArtifactError,
+    device,
+    graph_executor,
+    kv_cache as kept_caches,
+    load_model,
+)
 from relayc.backend.runtime.graph import Graph
 from relayc.relay import Function, IRModule, op, var
 from relayc.relay.expr import Expr, Tuple

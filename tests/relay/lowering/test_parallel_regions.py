@@ -32,12 +32,12 @@ from relayc.te.tir import (
     IntImm,
     LetStmt,
     PrimFunc,
+    Var as Variable,
     as_int,
     call_intrin,
     cast,
     decl_buffer,
 )
-from relayc.te.tir import Var as Variable
 
 RANDOM = np.random.default_rng(11)
 

@@ -13,8 +13,7 @@ from relayc.relay import Call, Expr, Function, IRModule, Tuple, analysis, const,
 from relayc.relay.interpreter import evaluate
 from relayc.relay.op import nn
 from relayc.relay.op.base import OpDef
-from relayc.relay.sizes import evaluate as size_of
-from relayc.relay.sizes import size_variables
+from relayc.relay.sizes import evaluate as size_of, size_variables
 from relayc.te.ir import Pass, Sequential
 
 

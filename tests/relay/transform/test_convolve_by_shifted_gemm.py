@@ -6,8 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from relayc.backend.target import Target
 from relayc.relay import Expr, Function, IRModule, const, op, var

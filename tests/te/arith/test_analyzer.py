@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from relayc.te.arith import Analyzer
 from relayc.te.tir import (

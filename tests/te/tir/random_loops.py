@@ -35,9 +35,7 @@ from relayc.te.tir import (
     seq,
 )  # fmt: skip
 from relayc.te.tir.interpreter import interpret
-from relayc.te.tir.ops import all as all_of
-from relayc.te.tir.ops import any as any_of
-from relayc.te.tir.ops import floordiv, floormod
+from relayc.te.tir.ops import all as all_of, any as any_of, floordiv, floormod
 
 KINDS = [ForKind.SERIAL, ForKind.PARALLEL, ForKind.VECTORIZED, ForKind.UNROLLED]
 

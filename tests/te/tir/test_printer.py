@@ -23,8 +23,7 @@ from relayc.te.tir import (
     select,
     seq,
 )  # fmt: skip
-from relayc.te.tir.ops import all as all_of
-from relayc.te.tir.ops import logical_not, truncmod
+from relayc.te.tir.ops import all as all_of, logical_not, truncmod
 
 i, j, n = Var("i"), Var("j"), Var("n")
 

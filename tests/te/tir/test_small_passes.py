@@ -34,8 +34,7 @@ from relayc.te.tir import (
     seq,
 )  # fmt: skip
 from relayc.te.tir.interpreter import InterpreterError, interpret
-from relayc.te.tir.ops import all as all_of
-from relayc.te.tir.ops import floordiv, likely
+from relayc.te.tir.ops import all as all_of, floordiv, likely
 from relayc.te.tir.passes.hoist_allocations import hoist_allocations
 from relayc.te.tir.passes.hoist_if_then_else import hoist_if_then_else
 from relayc.te.tir.passes.inject_double_buffer import inject_double_buffer
