@@ -1,4 +1,4 @@
-"""Modules of target kind "c": a shared library, and the C text it was made of."""
+"""Modules of target kind "c": a shared library, and the C text it was compiled from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CFunction:
 
 
 class CModule(Module):
-    """A shared library, loaded at the first look-up: not before the processor has been asked for `features`."""
+    """A shared library, loaded at the first lookup, after the processor has been checked for `features`."""
 
     type_key = "c"
 
@@ -73,7 +73,7 @@ class CModule(Module):
 
 
 def load_from_bytes(data: bytes | memoryview) -> CModule:
-    """The module that `CModule.save_to_bytes` described. Raises ArtifactError for bytes that are none."""
+    """The module saved by `CModule.save_to_bytes`. Raises ArtifactError for other bytes."""
     data = bytes(data)
     if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
         raise ArtifactError("these bytes are no module of type 'c'; build it again")
@@ -99,7 +99,7 @@ def _function_of(row: dict[str, Any]) -> CFunction:
 
 
 def _load_library(library: bytes, features: Sequence[str]) -> ctypes.CDLL:
-    """A shared library loaded from memory by way of a file, which is removed at once.
+    """Load a shared library from memory through a temporary file.
 
     Raises ArtifactError when it is no library of this platform or needs features that the processor lacks.
     """

@@ -47,7 +47,7 @@ class Compiler:
 
     def _instructions(self) -> Instructions:
         features = self.target.features
-        return Instructions(self.target.has_fma, lookups={"avx2", "fma"} <= features, scales="avx512dq" in features)
+        return Instructions(self.target.has_fma, lookups={"avx2", "fma"} <= features, scaling="avx512dq" in features)
 
     def _code_machine(self) -> Machine:
         features, caches = self.target.features, self.target.cache_bytes
