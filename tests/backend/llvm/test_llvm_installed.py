@@ -15,9 +15,9 @@ from relayc.backend.llvm.installed import InstalledLLVM, installed_llvm
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[InstalledLLVM]:
     """LLVM's answers; with a cache of its own, and nothing remembered in the process."""
     answers: list[InstalledLLVM] = []
-    ask = installed._asked
+    ask = installed._query_llvm
     monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(installed, "_asked", lambda: answers.append(ask()) or answers[-1])
+    monkeypatch.setattr(installed, "_query_llvm", lambda: answers.append(ask()) or answers[-1])
     monkeypatch.setattr(installed, "installed_llvm", installed_llvm.__wrapped__)
     return answers
 

@@ -156,7 +156,7 @@ def test_linking_falls_back_on_llvm(monkeypatch: pytest.MonkeyPatch):
     def refuse(objects: object) -> None:
         raise UnsupportedObject("not today")
 
-    monkeypatch.setattr("backend.llvm.linking.ElfImage", refuse)
+    monkeypatch.setattr("relayc.backend.llvm.linking.ElfImage", refuse)
     assert isinstance(link([compiled(FIRST), compiled(SECOND)]), JitImage)
 
 

@@ -39,7 +39,7 @@ def test_threads_are_allotted_as_many_chunks_each(threads, tasks, chunks):
 
 def leave_the_bench() -> None:
     """Waits until workers that were interrupted take part again."""
-    time.sleep(worker_placement.LONGEST_BENCH / 1e9)
+    time.sleep(worker_placement.MAX_SUSPENSION / 1e9)
 
 
 def test_tasks_run_in_different_threads():
@@ -103,7 +103,7 @@ def test_thousands_of_short_regions(threads):
         regions = 500
         for _ in range(regions):
             run_region(ctx.address, counting, ctypes.addressof(counts), tasks, 1)
-        chunks = min(tasks, pool_code.CHUNKS * threads)
+        chunks = min(tasks, pool_code.CHUNKS_PER_THREAD * threads)
         assert list(counts) == [regions] * chunks + [0] * (tasks - chunks)
 
 
@@ -113,9 +113,9 @@ def test_regions_that_differ_run_one_after_the_other():
     image = assemble(COUNTING_TASK)
     counting = ctypes.cast(image.address("count"), Task)
     contexts = {threads: context(threads) for threads in range(2, 7)}
-    counts = (ctypes.c_int32 * (pool_code.CHUNKS * 7))()
+    counts = (ctypes.c_int32 * (pool_code.CHUNKS_PER_THREAD * 7))()
     for number in range(5000):
-        threads, share, steps = 2 + number % 5, 1 + number % pool_code.CHUNKS, 1 + number % 3
+        threads, share, steps = 2 + number % 5, 1 + number % pool_code.CHUNKS_PER_THREAD, 1 + number % 3
         ctypes.memset(counts, 0, ctypes.sizeof(counts))
         run_region(contexts[threads].address, counting, ctypes.addressof(counts), threads * share, steps)
         chunks = threads * share

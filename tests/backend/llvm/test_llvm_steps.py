@@ -98,7 +98,7 @@ def test_thousands_of_short_steps(threads):
     ordered = ctypes.cast(image.address("ordered"), Task)
     ctx = context(threads)
     for tasks in (threads, 100 * threads):
-        steps, chunks = 2000, min(tasks, pool_code.CHUNKS * threads)
+        steps, chunks = 2000, min(tasks, pool_code.CHUNKS_PER_THREAD * threads)
         for _ in range(3):
             counts = (ctypes.c_int64 * 3)()
             region(ctx.address, ordered, ctypes.addressof(counts), tasks, steps)

@@ -1,4 +1,4 @@
-"""Loops that don't need each other as one step: every iteration runs once, and shares are even."""
+"""Loops that don't need each other as one step: every iteration runs once, and partition are even."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relayc.backend.driver import build
-from relayc.backend.llvm.codegen.work_partition import shares
+from relayc.backend.llvm.codegen.work_partition import partition
 from relayc.backend.runtime import nd
 from relayc.backend.runtime.context import current_context
 from relayc.te.dtype import INT32
@@ -32,7 +32,7 @@ Loops = list[tuple[int, int]]
 
 
 def ranges(loops: Loops, task: int, tasks: int, threads: int) -> list[range]:
-    found = shares(loops, *[const(n, "int64") for n in (task, tasks, threads)])
+    found = partition(loops, *[const(n, "int64") for n in (task, tasks, threads)])
     bounds = [(as_int(a), as_int(b)) for a, b in found]
     return [range(a, b) for a, b in bounds if a is not None and b is not None]
 
