@@ -26,11 +26,11 @@ from tests.cuda_emulation.compiler import compile_cuda
 from tests.cuda_emulation.toolchain import HERE, build, compiler, digest
 
 __all__ = [
-    "LOOK", "build_driver", "compiling", "last_error", "no_real_device", "real_driver", "reset", "start", "unavailable",
-    "visible",
+    "DETECT", "build_driver", "compiling", "last_error", "no_real_device", "real_driver", "reset", "start",
+    "unavailable", "visible",
 ]  # fmt: skip
 
-LOOK = cuda_driver._look
+DETECT = cuda_driver._detect
 """What the runtime does to find devices, where this module does not hide one."""
 
 _PROBE = "from relayc.backend.cuda.driver import probe; print(*probe())"
@@ -79,7 +79,7 @@ def start() -> ctypes.CDLL:
 
     The runtime sees it while it is `visible` only, so that other tests find the machine as it is.
     """
-    cuda_driver._look = _hidden
+    cuda_driver._detect = _hidden
     driver = ctypes.CDLL(str(build_driver()), ctypes.RTLD_GLOBAL)
     driver.emulation_last_error.restype = ctypes.c_char_p
     return driver
@@ -93,12 +93,12 @@ def _hidden() -> tuple[int, str]:
 def visible() -> Generator[None, None, None]:
     """While it lasts, the runtime finds the emulated device."""
     start()
-    cuda_driver._look = LOOK
+    cuda_driver._detect = DETECT
     cuda_driver.probe()
     try:
         yield
     finally:
-        cuda_driver._look = _hidden
+        cuda_driver._detect = _hidden
         cuda_driver._State.count = 0
 
 

@@ -44,17 +44,17 @@ def _fragment(nbytes: int, row: Callable[[np.ndarray, int], np.ndarray], places:
     return [*filled, ExternAccess(places, 16, offset=lambda i, a: row(i, a[0]))]
 
 
-def _slices(columns: int, turned: bool) -> list[ExternAccess]:
+def _slices(columns: int, transposed: bool) -> list[ExternAccess]:
     """A product of a group of warps: every thread reads its own rows and columns, in swizzled lines of 8 parts.
 
-    Lines of columns that lie turned are of one depth; the threads that have the same columns share them out.
+    Lines of columns that lie transposed are of one depth; the threads that have the same columns share them out.
     """
     own = ExternAccess(0, 2 * columns, writes=True)
     rows = [
         ExternAccess(1, 16, offset=lambda i, _, h=half, p=part: h * 1024 + ((p ^ i >> 2) - (i >> 2)) * 16)
         for half in range(2) for part in range(8)
     ]  # fmt: skip
-    if turned:
+    if transposed:
         return [own, *rows, *[
             ExternAccess(2, 16, offset=lambda i, _, p=part, k=8 * eighth: (
                 p // 8 * 8192 + (k + (i >> 2)) * 128 + (p % 8 ^ i >> 2) * 16 - (i & 3) * 4))
@@ -68,8 +68,8 @@ def _slices(columns: int, turned: bool) -> list[ExternAccess]:
 
 
 EXTERNS = {
-    **{f"rc_wgmma_{kind}<{columns}, {int(turned)}>": _slices(columns, turned)
-       for kind in ("float16", "bfloat16") for columns in (64, 128, 192, 256) for turned in (False, True)},
+    **{f"rc_wgmma_{kind}<{columns}, {int(transposed)}>": _slices(columns, transposed)
+       for kind in ("float16", "bfloat16") for columns in (64, 128, 192, 256) for transposed in (False, True)},
     **{f"rc_mma_{kind}": _multiply() for kind in ("float16", "bfloat16", "tfloat32", "int8")},
     "rc_load_left": _fragment(16, lambda i, s: ((i & 15) - (i >> 2)) * s + (i >> 4) * 16),
     "rc_load_left_transposed": _fragment(

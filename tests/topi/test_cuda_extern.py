@@ -52,11 +52,11 @@ def test_running_sums(run_cuda, shape, axis, exclusive, reverse):
     np.testing.assert_array_equal(result, total - (a if exclusive else 0))
 
 
-@pytest.mark.parametrize("most_looks", [0, 1 << 30])
+@pytest.mark.parametrize("max_comparisons", [0, 1 << 30])
 @pytest.mark.parametrize("reduction", ["update", "add", "max"])
-def test_scattered_updates_are_made_in_order(run_cuda, monkeypatch, most_looks, reduction):
+def test_scattered_updates_are_made_in_order(run_cuda, monkeypatch, max_comparisons, reduction):
     """By lines of updates, and by elements that look for theirs."""
-    monkeypatch.setattr(scan, "_MOST_LOOKS", most_looks)
+    monkeypatch.setattr(scan, "_MAX_COMPARISONS", max_comparisons)
     x, updates = te.placeholder((6, 4), "float32", "x"), te.placeholder((9, 3), "float32", "updates")
     indices = te.placeholder((9, 3), "int64", "indices")
     a, u, at = few(6, 4), few(9, 3), RNG.integers(-6, 6, (9, 3))
@@ -103,11 +103,11 @@ def test_scratch_of_an_iteration_becomes_a_part_for_each_thread(run_cuda, steps)
         source, out = ib.buffer(ins[0]), ib.buffer(outs[0])
         ordered = nullcontext() if steps is None else ib.for_range(0, steps, "step")
         with ordered, ib.for_range(0, 40, "row", independent=True) as row:
-            turned = ib.allocate("float32", 6, "turned", scope="global")
+            reversed_row = ib.allocate("float32", 6, "reversed_row", scope="global")
             with ib.for_range(0, 6, "k") as k:
-                turned[5 - k] = source[row, k]
+                reversed_row[5 - k] = source[row, k]
             with ib.for_range(0, 6, "k") as k:
-                out[row, k] = turned[k] + source[row, k]
+                out[row, k] = reversed_row[k] + source[row, k]
         return ib.get()
 
     out = te.extern((40, 6), [x], fill, name="out", dtype="float32", tag="default")

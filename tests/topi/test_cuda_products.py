@@ -125,16 +125,16 @@ def test_convolution(cuda_device, case, channels_last):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("turned", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("transposes", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("dims", [(2, 40, 72, 104), (1, 9, 33, 97), (1, 8, 24, 16)])
-def test_tensor_cores(cuda_device, dims, turned, dtype):
+def test_tensor_cores(cuda_device, dims, transposes, dtype):
     b, m, n, k = dims
-    x = placeholder("x", b, *((k, m) if turned[0] == "t" else (m, k)), dtype=dtype)
-    y = placeholder("y", b, *((n, k) if turned[1] == "t" else (k, n)), dtype=dtype)
-    out = topi.nn.batch_matmul(x, y, turned[0] == "t", turned[1] == "t", out_dtype="float32")
+    x = placeholder("x", b, *((k, m) if transposes[0] == "t" else (m, k)), dtype=dtype)
+    y = placeholder("y", b, *((n, k) if transposes[1] == "t" else (k, n)), dtype=dtype)
+    out = topi.nn.batch_matmul(x, y, transposes[0] == "t", transposes[1] == "t", out_dtype="float32")
     (p, q), result = run(cuda_device, [x, y], out)
     p, q = p.astype("float32"), q.astype("float32")
-    expected = (p.swapaxes(1, 2) if turned[0] == "t" else p) @ (q.swapaxes(1, 2) if turned[1] == "t" else q)
+    expected = (p.swapaxes(1, 2) if transposes[0] == "t" else p) @ (q.swapaxes(1, 2) if transposes[1] == "t" else q)
     np.testing.assert_allclose(result, expected + 1, rtol=1e-4, atol=1e-3)
 
 
@@ -307,7 +307,7 @@ def test_what_stands_before_a_product_is_computed_while_it_is_copied(cuda_device
 def test_results_of_another_shape_and_second_results_are_kernels_of_their_own(cuda_device):
     x, w = placeholder("x", 6, 40), placeholder("w", 8, 40)
     product = topi.nn.dense(x, w)
-    turned = te.compute((8, 6), lambda i, j: product(j, i) * 2.0, name="turned", tag="injective")
-    (a, b), both, alone = execute(cuda_device, [x, w], turned, product)
+    transposed = te.compute((8, 6), lambda i, j: product(j, i) * 2.0, name="transposed", tag="injective")
+    (a, b), both, alone = execute(cuda_device, [x, w], transposed, product)
     np.testing.assert_allclose(alone, a @ b.T, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(both, 2 * (a @ b.T).T, rtol=1e-4, atol=1e-4)

@@ -11,7 +11,7 @@ from relayc import te, topi
 from relayc.backend.target import Target
 from relayc.topi.cuda import reduction
 from relayc.topi.cuda.cost import Gpu
-from relayc.topi.cuda.rows import MOST_REGISTERS, RowMap, plan_rows
+from relayc.topi.cuda.rows import MAX_REGISTERS, RowMap, plan_rows
 
 RNG = np.random.default_rng(12)
 
@@ -47,7 +47,7 @@ def test_reductions_over_several_axes(run_cuda, axes, keepdims):
 @pytest.mark.parametrize("operator", ["sum", "argmin"])
 @pytest.mark.parametrize(("shape", "axis"), [((2, 300), 1), ((301, 2), 0)])
 def test_a_few_long_reductions_are_shared_by_blocks(run_cuda, lower_cuda, monkeypatch, operator, shape, axis):
-    monkeypatch.setattr(reduction, "_LEAST_STEPS", 1)
+    monkeypatch.setattr(reduction, "_MIN_STEPS", 1)
     x, a = placeholder(*shape), RNG.random(shape, dtype=np.float32)
     out = getattr(topi, operator)(x, axis)
     assert len(set(re.findall(r"blockIdx.x(?:_\d)? in thread", str(lower_cuda([x], [out]))))) == 2
@@ -142,4 +142,4 @@ def test_plans_cover_the_columns_within_the_limits(arch, rows, columns):
             assert columns % plan.lanes == 0
             assert plan.rows * plan.threads <= gpu.limits.threads_per_block
             assert plan.rows * plan.threads % gpu.limits.warp == 0 or plan.threads * plan.rows < gpu.limits.warp
-            assert not plan.registers or plan.chunks * plan.lanes <= MOST_REGISTERS
+            assert not plan.registers or plan.chunks * plan.lanes <= MAX_REGISTERS

@@ -32,12 +32,12 @@ def hopper(cuda_device):
     return cuda_device
 
 
-def product(sizes, turned="nt", dtype="float16", batch=1):
-    """The placeholders of a product and its result in float32, the operands turned as told, and its contraction."""
+def product(sizes, transposed="nt", dtype="float16", batch=1):
+    """The placeholders of a product and its result in float32, the operands transposed as told, and its contraction."""
     m, n, k = sizes
-    x = te.placeholder((batch, *((k, m) if turned[0] == "t" else (m, k))), dtype, "x")
-    y = te.placeholder((batch, *((n, k) if turned[1] == "t" else (k, n))), dtype, "y")
-    out = topi.nn.batch_matmul(x, y, turned[0] == "t", turned[1] == "t", out_dtype="float32")
+    x = te.placeholder((batch, *((k, m) if transposed[0] == "t" else (m, k))), dtype, "x")
+    y = te.placeholder((batch, *((n, k) if transposed[1] == "t" else (k, n))), dtype, "y")
+    out = topi.nn.batch_matmul(x, y, transposed[0] == "t", transposed[1] == "t", out_dtype="float32")
     return [x, y, out]
 
 
@@ -51,13 +51,13 @@ def scheduled(args, tile, parts=1):
     return te.lower(s, args)
 
 
-def check(device, args, turned, loops):
+def check(device, args, transposed, loops):
     library = backend.build(loops, target=TARGET)
     a, b = (RNG.standard_normal(t.shape).astype(numpy_dtype(t.dtype)) for t in args[:2])
     result = backend.nd.array(np.full(args[-1].shape, np.nan, "float32"), device)
     library(backend.nd.array(a, device), backend.nd.array(b, device), result)
     a, b = a.astype("float32"), b.astype("float32")
-    expected = (a.swapaxes(1, 2) if turned[0] == "t" else a) @ (b.swapaxes(1, 2) if turned[1] == "t" else b)
+    expected = (a.swapaxes(1, 2) if transposed[0] == "t" else a) @ (b.swapaxes(1, 2) if transposed[1] == "t" else b)
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=2e-3)
 
 
@@ -68,10 +68,10 @@ def test_tiles(hopper, tile):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("turned", ["nn", "nt"])
-def test_operands_in_either_order(hopper, turned, dtype):
-    args = product((72, 136, 144), turned, dtype, batch=2)
-    check(hopper, args, turned, scheduled(args, WgmmaTile((4, 2), (1, 8), 64, 3)))
+@pytest.mark.parametrize("transposed", ["nn", "nt"])
+def test_operands_in_either_order(hopper, transposed, dtype):
+    args = product((72, 136, 144), transposed, dtype, batch=2)
+    check(hopper, args, transposed, scheduled(args, WgmmaTile((4, 2), (1, 8), 64, 3)))
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -94,9 +94,9 @@ def test_the_depth_is_shared_between_blocks(hopper):
     check(hopper, args, "nt", scheduled(args, WgmmaTile((4, 1), (1, 8), 64, 3), parts=3))
 
 
-@pytest.mark.parametrize("turned", ["nn", "nt"])
-def test_no_races_and_nothing_read_unwritten(turned):
-    loops = scheduled(product((72, 136, 328), turned), WgmmaTile((4, 2), (1, 8), 64, 3))
+@pytest.mark.parametrize("transposed", ["nn", "nt"])
+def test_no_races_and_nothing_read_unwritten(transposed):
+    loops = scheduled(product((72, 136, 328), transposed), WgmmaTile((4, 2), (1, 8), 64, 3))
     assert check_kernels([loops["main"]], ARCH) == 1
 
 

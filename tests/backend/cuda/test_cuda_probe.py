@@ -19,7 +19,7 @@ from tests.cuda_emulation import emulation
 @pytest.fixture(autouse=True)
 def look_again(monkeypatch):
     """An emulated device that another test started is out of the way."""
-    monkeypatch.setattr(driver, "_look", emulation.LOOK)
+    monkeypatch.setattr(driver, "_detect", emulation.DETECT)
 
 
 def raising(message):

@@ -104,9 +104,9 @@ def test_indices_that_divide(cuda_device, vector):
         s[out].vectorize(lanes)
     s[out].bind(thread, te.thread_axis("threadIdx.x"))
     x = values("int32", 84).reshape(7, 12)
-    turned = x.T.reshape(-1)
+    transposed = x.T.reshape(-1)
     result = run(s, [a, out], [x, np.zeros(84, "int32")], cuda_device)
-    np.testing.assert_array_equal(result, turned // 5 + turned % 5 * 1000)
+    np.testing.assert_array_equal(result, transposed // 5 + transposed % 5 * 1000)
 
 
 FUNCTIONS = {
@@ -255,15 +255,15 @@ def test_shared_memory_of_any_size(cuda_device, n):
     """8000 floats are more than a kernel may declare with a fixed size, twice."""
     a = te.placeholder((2, n), name="a")
     double = te.compute((2, n), lambda i, j: a[i, j] * 2.0, name="double")
-    turned = te.compute((2, n), lambda i, j: double[i, n - 1 - j] + 1.0, name="turned")
-    out = te.compute((2, n), lambda i, j: turned[i, n - 1 - j] - double[i, j], name="out")
+    flipped = te.compute((2, n), lambda i, j: double[i, n - 1 - j] + 1.0, name="flipped")
+    out = te.compute((2, n), lambda i, j: flipped[i, n - 1 - j] - double[i, j], name="out")
     s = te.create_schedule(out.op)
     row = out.op.axis[0]
     s[out].bind(row, te.thread_axis("blockIdx.x"))
-    for stage in (double, turned, out):
+    for stage in (double, flipped, out):
         _, thread = s[stage].split(stage.op.axis[1], factor=64)
         s[stage].bind(thread, te.thread_axis((0, 64), "threadIdx.x"))
-    for stage in (double, turned):
+    for stage in (double, flipped):
         s[stage].set_scope("shared")
         s[stage].compute_at(s[out], row)
     x = values("float32", 2 * n).reshape(2, n)
