@@ -1,4 +1,4 @@
-"""The "c" target kind: its text compiled and run, against the interpreter of the loop IR."""
+"""The "c" target kind: compiled C against the interpreter of the loop IR."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def function_of(compute, dtypes, result, vector):
 
 
 def run_both(function, *inputs, result):
-    """What C and the interpreter write into the last argument."""
+    """The last argument after a run of the C code and of the interpreter."""
     return run_all({"f": function}, *inputs, result=result)["f"]
 
 
 def run_all(functions, *inputs, result):
-    """name -> what C and the interpreter write into the last argument; the C compiler runs once."""
+    """name -> the last argument after a run of the C code and of the interpreter; the C compiler runs once."""
     module = build(IRModule(functions), target=TARGET)
     found = {}
     for name, function in functions.items():

@@ -97,7 +97,7 @@ def test_clearing_leaves_other_files_of_the_folder(tmp_path):
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path):
-    """As far as a process can be told: it may write files of 1000 bytes."""
+    """The full disk is simulated by a limit of 1000 bytes on the size of the process's files."""
     program = """
 import resource, sys
 from pathlib import Path

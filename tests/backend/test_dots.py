@@ -1,4 +1,4 @@
-"""te.dot2, te.byte_pairs, te.dot4, te.dot8: the same on all targets, also where sums wrap."""
+"""te.dot2, te.byte_pairs, te.dot4, te.dot8: equal results on all targets, also on overflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops over the lanes of a local buffer become lane reductions."""
+"""Loops over the lanes of a local buffer become horizontal reductions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Argument checks of built functions: each refusal names the argument and both values."""
+"""Argument checks of built functions: each error names the argument and both values."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_every_function_of_a_module_is_reachable(target):
 
 
 def test_functions_of_many_arguments(target):
-    """Each argument is checked inside the checks of those before it: their nest is deeper than Python's own limit."""
+    """Each argument is checked inside the checks of those before it: the nesting exceeds Python's recursion limit."""
     limit = sys.getrecursionlimit()
     inputs = [te.placeholder((4,), name=f"x{i}") for i in range(60)]
     total = te.compute((4,), lambda i: functools.reduce(operator.add, [x[i] for x in inputs]), name="total")

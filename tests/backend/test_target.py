@@ -1,4 +1,4 @@
-"""Targets: their forms, what parsers fill in, what is refused."""
+"""Targets: their forms, parser defaults and errors."""
 
 from __future__ import annotations
 
@@ -120,14 +120,14 @@ def test_host_that_the_table_does_not_know():
 
 
 def test_features_are_taken_from_a_host_that_only_llvm_knows():
-    """LLVM adds what it knows of the processor's name, unless it is told not to."""
+    """LLVM adds features implied by the processor's name, unless it is told not to."""
     host = HostCPU("x86_64-unknown-linux-gnu", "newlake", CPU_FEATURES["x86-64-v4"], CacheBytes(1, 2, 3), 4)
     attrs = resolve_cpu({"mattr": ["-avx512f"]}, host)
     assert {"-avx512f", "-avx512bw"} <= set(attrs["mattr"]) and "avx512f" not in attrs["features"]
 
 
 def test_a_few_cores_count_on_a_part_of_a_large_last_cache():
-    """A virtual machine of two cores of a server reads its half a gigabyte."""
+    """A virtual machine of two cores reports the half gigabyte of L3 of its host."""
     host = Target("llvm")
     assert host.cache_bytes.l3 <= host.num_cores * (16 << 20)
 
@@ -265,7 +265,7 @@ for line in sys.stdin:
 
 
 def test_llvm_knows_the_processors_and_features():
-    """In a process of its own: LLVM ends the process for some names that it does not know."""
+    """Runs in a process of its own, because LLVM aborts the process for some unknown names."""
     pytest.importorskip("llvmlite")
     lines = []
     for name, features in CPU_FEATURES.items():

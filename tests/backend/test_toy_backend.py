@@ -1,4 +1,4 @@
-"""A device, a target kind and a code generator from outside: all of them here, no file of ours knows the "abacus".
+"""An out-of-tree device, target kind and code generator, all defined here; no source file knows the "abacus".
 
 The abacus is a processor with memory of its own that is programmed in Python source, one scalar at a time.
 """

@@ -1,4 +1,4 @@
-"""The first program of every user: vector addition on every kind of target."""
+"""The tutorial's first program: vector addition on every kind of target."""
 
 from __future__ import annotations
 

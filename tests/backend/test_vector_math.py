@@ -1,4 +1,5 @@
-"""Accuracy of the expanded mathematical functions: dense samples and special values, against numpy in more bits."""
+"""Accuracy of the expanded mathematical functions on dense samples and special values, against numpy in higher
+precision."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ _STATED = re.compile(r"(\w+) (\d+\.\d)")
 
 
 def stated_ulp() -> dict[tuple[str, str], float]:
-    """The table in the module's docstring."""
+    """The error table in the docstring of `vector_math`."""
     found, dtype = {}, ""
     for line in (vector_math.__doc__ or "").splitlines():
         dtype = next((d for d in ("float32", "float64") if line.strip().startswith(d)), dtype)
@@ -83,7 +84,8 @@ def run(op: str, lanes: int, *args: np.ndarray, target: str = "llvm") -> np.ndar
 
 
 def samples(dtype: str, seed: int) -> np.ndarray:
-    """Every magnitude (random bits), the range most used, near 0 and near 1, where functions overflow; specials."""
+    """Random bits for every magnitude, the most used range, values near 0, near 1 and near overflow, and special
+    values."""
     rng, part = np.random.default_rng(seed), COUNT // 8
     words = rng.integers(0, 1 << 63, 2 * part, dtype=np.uint64)
     bits = (words.astype(np.uint32).view("f4") if dtype == "float32" else words.view("f8")).astype(dtype)
@@ -105,7 +107,7 @@ def check(op: str, got: np.ndarray, args: tuple[np.ndarray, ...], allowed: float
         spacing = np.spacing(np.maximum(np.abs(rounded), np.finfo(got.dtype).smallest_subnormal)).astype(wide)
         finite = np.isfinite(rounded) & np.isfinite(got)
         ulp = np.where(finite, np.abs(got.astype(wide) - exact) / spacing, 0)
-        if op in ("exp_nonpositive", "fast_exp", "sigmoid"):  # 0 is as good as a denormal result
+        if op in ("exp_nonpositive", "fast_exp", "sigmoid"):  # 0 is accepted for a denormal result
             normal = np.finfo(got.dtype).smallest_normal
             ulp = np.where((exact >= 0) & (exact < normal) & (got >= 0) & (got <= normal), 0, ulp)
     worst = int(np.argmax(ulp))
@@ -160,7 +162,7 @@ def test_error_of_functions_of_two_values(op):
 
 @pytest.mark.parametrize("op", ["log", "log2", "log10", "log1p"])
 def test_logarithms_that_are_usual(op):
-    """Of positive numbers in all lanes: of any size, close to 1, and from one power of two to the next."""
+    """Vectors of positive values: of any magnitude, close to 1, and from one power of two to the next."""
     random = np.random.default_rng(10)
     near, some = 1 + random.uniform(-0.1, 0.1, COUNT), random.uniform(0.5, 4, COUNT)
     x = np.concatenate([np.exp(random.uniform(-80, 80, COUNT)), near, some, 1 + np.arange(-2048, 2048) * 2.0**-23])
@@ -172,7 +174,7 @@ def test_logarithms_that_are_usual(op):
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
 def test_powers_that_are_usual(target):
-    """Positive bases and exponents that aren't large, in all lanes."""
+    """Vectors of positive bases and small exponents."""
     if "avx512" in target and "avx512f" not in Target("llvm").features:
         pytest.skip("this processor does not have AVX-512")
     random = np.random.default_rng(9)
@@ -186,14 +188,14 @@ def test_scalars_and_odd_lanes_give_the_same(op):
     arity = 2 if op in OF_TWO else 1
     args = [within_domain(op, np.abs(samples("float32", 5 + k))[:840]) for k in range(arity)]
     expected, least = run(op, 8, *args), np.finfo("f4").smallest_normal
-    rtol = 1e-4 if op == "fast_exp" else 1e-6  # which has 15 digits, by other ways for other lanes
+    rtol = 1e-4 if op == "fast_exp" else 1e-6  # fast_exp has 15 bits, and different paths for different lanes
     for lanes in (1, 3, 7):
         np.testing.assert_allclose(run(op, lanes, *args), expected, rtol=rtol, atol=least)
 
 
 @pytest.mark.parametrize("op", ["sin", "cos", "tan", "pow", "fmod", "log", "exp", "exp_nonpositive"])
 def test_without_fused_multiply_adds(op):
-    """Multiplying and adding round twice there: reductions must not rely on one rounding."""
+    """Products are rounded before the addition: reductions must not rely on a single rounding."""
     args = pairs(op, "float32") if op in OF_TWO else (within_domain(op, samples("float32", 1)),)
     check(op, run(op, 8, *args, target="llvm -mcpu=x86-64-v2"), args, STATED[op, "float32"] + 0.5)
 
@@ -204,7 +206,7 @@ def test_without_fused_multiply_adds(op):
 ])  # fmt: skip
 @pytest.mark.parametrize("op", ["exp_nonpositive", "log"])
 def test_tables_are_looked_up_by_lane(op, cpu, lanes, instruction):
-    """Where vectors have an instruction for it; a polynomial of more terms does without."""
+    """Where the target has an instruction for it; otherwise a longer polynomial is used."""
     f = function(op, "float32", 1, lanes, 48)
     text = build(IRModule({"f": f}), Target(f"llvm -mcpu={cpu}")).get_source("asm")
     assert bool(re.search(instruction or r"perm(d|ps)\s", text)) == (instruction is not None)
@@ -213,7 +215,7 @@ def test_tables_are_looked_up_by_lane(op, cpu, lanes, instruction):
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("lanes", [2, 3, 4, 8, 16, 24, 32])
 def test_one_unusual_argument_in_any_lane(lanes, target):
-    """It sends the whole vector on the long way."""
+    """It sends the whole vector to the slow path."""
     count = lanes * lanes
     for value in (0.0, np.nan, -1.0, 1e-40):
         x = np.full(count, 2.0, np.float32)
@@ -232,7 +234,7 @@ def test_exponentials_of_other_numbers_of_lanes(op, lanes):
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("lanes", [1, 8, 16])
 def test_fast_powers_of_large_numbers_are_larger_than_those_that_are_right(lanes, target):
-    """Sums of them show that; neither they nor NaN of either sign become numbers that look right."""
+    """Softmax sums depend on that; neither they nor NaN of either sign may become plausible values."""
     large = np.array(
         [64.01, 65, 88, 89, 100, 128, 200, 1e3, 65504, 1e6, 1e20, 3e38, np.inf, np.nan, -np.nan, np.nan], "f4"
     )
@@ -259,7 +261,7 @@ def test_an_instruction_that_is_not_there_is_an_error():
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -fast-math=arcp"])
 def test_remainders_of_multiples_are_zero(target):
-    """Quotients next to integers, which rounding or a reciprocal moves to the other side."""
+    """Quotients next to integers, which rounding or a reciprocal may move to the other side."""
     random = np.random.default_rng(8)
     y = random.uniform(1e-3, 10, 4096).astype("f4")
     multiple = y * random.integers(1, 1 << 20, 4096).astype("f4")
@@ -271,7 +273,7 @@ def test_remainders_of_multiples_are_zero(target):
 
 @pytest.mark.parametrize("op", ["sin", "cos", "tan"])
 def test_angles_next_to_multiples_of_a_quarter_turn(op):
-    """Where a reduction cancels most digits, near the reach of each way of reducing, too."""
+    """Where the reduction cancels most bits, also near the limit of each reduction method."""
     n = np.concatenate([np.arange(-40000, 40000), np.arange(80000, 84000), 2 ** np.arange(17, 40) * 3])
     x = np.concatenate([np.nextafter((n * (np.pi / 2)).astype("f4"), side, dtype="f4") for side in (-np.inf, np.inf)])
     x = np.concatenate([x, (n * (np.pi / 2)).astype("f4")])
@@ -286,7 +288,7 @@ def test_angles_next_to_multiples_of_a_quarter_turn(op):
     -1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 0.0, 0.3, -0.75, 0.98, -1.7, 3.9, 4.5, math.inf, math.nan,
 ])  # fmt: skip
 def test_powers_of_constant_exponents(exponent, dtype):
-    x = np.concatenate([samples(dtype, 7)[:2048], np.abs(samples(dtype, 7)[4096:])])  # many vectors all positive
+    x = np.concatenate([samples(dtype, 7)[:2048], np.abs(samples(dtype, 7)[4096:])])  # many all positive
     buffers = [decl_buffer((len(x),), dtype, name=name) for name in "AC"]
     i, power = Var("i"), broadcast(const(exponent, dtype), 8)
     at = (ramp(i * 8, 1, 8),)
@@ -308,7 +310,7 @@ def test_16_bit_floats_are_computed_in_float32(op, dtype):
 
 
 def error_in_half(got: np.ndarray, exact: np.ndarray) -> float:
-    """The largest, in units in the last place of float16."""
+    """The largest error, in units in the last place of float16."""
     rounded = exact.astype("f2")
     finite = np.isfinite(rounded) & np.isfinite(got)
     np.testing.assert_array_equal(got[~finite], rounded[~finite])
@@ -320,9 +322,9 @@ def error_in_half(got: np.ndarray, exact: np.ndarray) -> float:
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("op", ["exp", "exp_nonpositive", "tanh", "sigmoid"])
 def test_all_numbers_of_float16(op, target, lanes):
-    """Fewer digits do there; results are hardly further off than rounding makes them.
+    """Low precision suffices; results are hardly further off than rounding makes them.
 
-    Estimates of reciprocals have 14 digits; which ones differs among processors.
+    Estimates of reciprocals have 14 bits; their values differ among processors.
     """
     x = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     x = np.where(x > 0, -x, x) if op == "exp_nonpositive" else x
@@ -351,13 +353,13 @@ def test_all_numbers_of_bfloat16(op, lanes):
     got = run(op, lanes, x).astype("f8")
     finite = np.isfinite(rounded)
     np.testing.assert_array_equal(got[~finite], rounded[~finite])
-    smallest = 2.0**-133 if op == "exp" else 2.0**-126  # 0 is as good as a denormal result of the others
+    smallest = 2.0**-133 if op == "exp" else 2.0**-126  # 0 is accepted for a denormal result of the others
     np.testing.assert_allclose(got[finite], exact[finite], rtol=0.52 * 2.0**-7, atol=0.52 * smallest)
 
 
 @pytest.mark.parametrize(("name", "bound"), [("x s", 0.6), ("s / x", 0.6), ("1 - s", 1.0), ("s + s s", 0.502)])
 def test_fewer_digits_where_only_products_follow(name, bound):
-    """What is subtracted from 1 keeps all digits: the difference would be off by much more than its digits."""
+    """A value subtracted from 1 keeps full precision: the relative error of the difference would exceed its own."""
     x = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     x = x[(np.abs(x) > 1e-4) & (np.abs(x) < 16)][: 1 << 14]
     values, i = [decl_buffer((len(x),), "float16", name=n) for n in "AC"], Var("i")

@@ -1,4 +1,4 @@
-"""The stand-in driver, by way of cuda-python: what it does, and what it refuses as a real one does."""
+"""The emulated driver through cuda-python: its results, and the errors that a real one returns."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def image() -> bytes:
 
 
 class Arguments:
-    """Kernel arguments behind an array of pointers."""
+    """Kernel arguments as an array of pointers."""
 
     def __init__(self, *values: Any) -> None:
         self.values = [v if isinstance(v, ctypes._SimpleCData) else ctypes.c_uint64(int(v)) for v in values]

@@ -1,4 +1,4 @@
-"""Kernels on the host: what they compute, and which of their faults come out."""
+"""Kernels on the host: their results, and the faults that the emulation detects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("emulated_cuda_device")
 
 
 class Emulated:
-    """A kernel that takes numpy arrays and numbers."""
+    """A kernel that takes numpy arrays and scalars."""
 
     def __init__(self, source: str) -> None:
         from cuda.bindings import driver
@@ -28,7 +28,7 @@ class Emulated:
         self.function = driver.cuModuleGetFunction(self.module, b"f")[1]
 
     def __call__(self, grid: int, block: int, *arguments: Any, shared: int = 0) -> None:
-        """Runs it; arrays are copied there and back. Raises RuntimeError with what it did wrong."""
+        """Run it, with arrays copied in and out. Raises RuntimeError with the kernel's fault."""
         d = self.driver
         addresses = {i: int(d.cuMemAlloc(a.nbytes)[1]) for i, a in enumerate(arguments) if isinstance(a, np.ndarray)}
         for i, address in addresses.items():
@@ -70,7 +70,7 @@ def test_a_missing_barrier_gives_wrong_numbers() -> None:
 
 @pytest.mark.parametrize("reads", ["s[t ? t - 1 : 63]", "s[(t + 1) % 64]"])
 def test_dependences_of_both_directions_come_out(reads: str) -> None:
-    """Even blocks run their threads upwards and odd blocks downwards."""
+    """Even blocks run their threads in ascending, odd blocks in descending order."""
     x, y = floats(128), np.zeros(128, np.float32)
     body = "RC_SHARED(float, s, 64); int t = threadIdx.x, b = blockIdx.x * 64; s[t] = x[b + t]; {} y[b + t] = {};"
     run(body.format("", "s[0] * 0 + " + reads), x, y, grid=2)

@@ -1,4 +1,4 @@
-"""Every family of schedules at odd sizes: machine code without spills, no races, right numbers."""
+"""Every family of schedules at odd sizes: machine code without spills, no races, correct results."""
 
 from __future__ import annotations
 

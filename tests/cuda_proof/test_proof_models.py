@@ -1,4 +1,4 @@
-"""Whole models for a GPU: machine code of every kernel without spills, no faults, and the CPU's answer end to end."""
+"""Whole models for a GPU: machine code of every kernel without spills, no faults, and the CPU's results end to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operator compiled for a GPU: no faults in its kernels, and the answer of its numpy reference."""
+"""Every operator compiled for a GPU: no faults in its kernels, and the results of its numpy reference."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_operators(cuda_device, rows):
 
 
 def follows_positions(row: Row) -> bool:
-    """Does the operator read where an input says, unchecked, as positions are made by the importer?"""
+    """Does the operator use unchecked indices from an input, which the importer guarantees to be in bounds?"""
     return row.op in ("ml.tree_ensemble", "nn.window_dot4_groups", "nn.dense_dot4_groups", "vision.weighted_pixels")
 
 
@@ -53,7 +53,7 @@ def test_kernels_have_no_faults(rows):
 
 @pytest.mark.parametrize("row", [row for row in ROWS if follows_positions(row)], ids=str)
 def test_reads_at_given_positions_have_no_faults(row):
-    """Where to read is in arrays of trees and tables of steps: the parameters of the only kernel, in their order."""
+    """Indices are in arrays of trees and tables of steps: the parameters of the only kernel, in their order."""
     (kernel,) = proof.kernels_of(program([row])[0], "sm_90")
     assert len(kernel.params) == len(row.inputs) + 1
     proof.check_kernels([kernel], "sm_90", {f"p{k}": x for k, x in enumerate(row.inputs)})

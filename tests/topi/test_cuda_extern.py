@@ -1,4 +1,5 @@
-"""Hand-written loops on GPUs: sorting, running sums, scattered updates, and loops that are only marked independent."""
+"""Hand-written loops on GPUs: sorting, cumulative sums, scattered updates, and loops that are only marked
+independent."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_running_sums(run_cuda, shape, axis, exclusive, reverse):
 @pytest.mark.parametrize("max_comparisons", [0, 1 << 30])
 @pytest.mark.parametrize("reduction", ["update", "add", "max"])
 def test_scattered_updates_are_made_in_order(run_cuda, monkeypatch, max_comparisons, reduction):
-    """By lines of updates, and by elements that look for theirs."""
+    """By lines of updates, and by elements that search for theirs."""
     monkeypatch.setattr(scan, "_MAX_COMPARISONS", max_comparisons)
     x, updates = te.placeholder((6, 4), "float32", "x"), te.placeholder((9, 3), "float32", "updates")
     indices = te.placeholder((9, 3), "int64", "indices")
@@ -69,7 +70,7 @@ def test_scattered_updates_are_made_in_order(run_cuda, monkeypatch, max_comparis
 
 
 def test_independent_loops_share_a_block_inside_ordered_ones(run_cuda, lower_cuda):
-    """State in memory of the device, steps in order, a barrier after each."""
+    """State in device memory, steps in order, a barrier after each."""
     x = te.placeholder((5, 70), "float32", "x")
 
     def fill(ins, outs):
@@ -95,7 +96,7 @@ def test_independent_loops_share_a_block_inside_ordered_ones(run_cuda, lower_cud
 
 @pytest.mark.parametrize("steps", [None, 2])
 def test_scratch_of_an_iteration_becomes_a_part_for_each_thread(run_cuda, steps):
-    """In a grid of its own, and inside steps in order."""
+    """In a grid of its own, and inside ordered steps."""
     x, a = te.placeholder((40, 6), "float32", "x"), few(40, 6)
 
     def fill(ins, outs):

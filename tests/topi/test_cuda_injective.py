@@ -1,4 +1,4 @@
-"""Elementwise and index-mapping groups on GPUs: any size, and as many elements at once as addresses allow."""
+"""Elementwise and index-mapping groups on GPUs: any size, and as many elements per access as alignment allows."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_several_outputs_are_kernels_of_their_own(run_cuda, lower_cuda):
 
 
 def test_a_group_without_a_schedule_of_its_own_still_runs_on_threads(run_cuda):
-    """Every stage that is not inlined is a kernel: reductions, pairs, hand-written loops."""
+    """Every stage that is not inlined is a kernel: reductions, tuples, hand-written loops."""
     x = placeholder(5, 7)
     k = te.reduce_axis((0, 7), name="k")
     total = te.compute((5,), lambda i: te.sum(x[i, k], axis=k), name="total", tag="nobody_knows_this")

@@ -1,4 +1,4 @@
-"""Products of matrices on GPUs: dense layers, matrix products and convolutions, against numpy, at odd sizes too."""
+"""Matrix products on GPUs: dense layers, matrix multiplications and convolutions, against numpy, at odd sizes too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def placeholder(name, *shape, dtype="float32"):
 
 
 def run(device, inputs, out):
-    """The group of `out` and a bias with a floor, on random arrays; gives (arrays, result without the epilogue)."""
+    """Run the group of `out`, a bias and a relu on random arrays; returns (arrays, result without the epilogue)."""
     last = te.compute(out.shape, lambda *i: te.max(out(*i) + 1.0, te.const(-1e9)), name="last", tag="elemwise")
     return execute(device, inputs, last)
 
@@ -252,7 +252,7 @@ def test_sizes_known_only_at_run_time(cuda_device, dtype):
 
 
 def instructions(inputs, out):
-    """How many instructions of each kind the kernel of a product has, and the compiler's report of it."""
+    """Instruction counts of the kernel of a product, and the compiler's report of it."""
     target = Target(TARGET)
     library = backend.build(te.lower(schedule_for([out], target), [*inputs, out]), target=target).imported_modules[0]
     (report,) = library.report.values()
@@ -267,7 +267,7 @@ def instructions(inputs, out):
     ("dtype", "multiply", "read", "ratio"), [("float32", "FFMA", "LDS.128", 16), ("float16", "HMMA", "LDSM", 3)]
 )
 def test_machine_code_multiplies_more_than_it_loads(dtype, multiply, read, ratio):
-    """A step of the product of large matrices: operands come by asynchronous copies, nothing is spilled."""
+    """A step of the product of large matrices: operands are copied asynchronously, nothing is spilled."""
     x, w = placeholder("x", 4096, 4096, dtype=dtype), placeholder("w", 4096, 4096, dtype=dtype)
     counts, report = instructions([x, w], topi.nn.dense(x, w))
     assert report["spill_stores"] == report["spill_loads"] == report["stack"] == 0
@@ -280,7 +280,7 @@ def test_machine_code_multiplies_more_than_it_loads(dtype, multiply, read, ratio
 
 
 def test_an_epilogue_on_sums_of_tensor_cores_is_a_loop():
-    """Written out for each of a thread's 128 sums it was 7,800 instructions, and spilled."""
+    """Unrolled for each of a thread's 128 accumulators it was 7,800 instructions, and spilled."""
     x, w = placeholder("x", 1024, 768, dtype="float16"), placeholder("w", 3072, 768, dtype="float16")
     counts, report = instructions([x, w], topi.nn.gelu(topi.nn.dense(x, w), approximate=False))
     assert report["threads"] == 256 and report["spill_stores"] == report["stack"] == 0

@@ -1,4 +1,4 @@
-"""Reductions, softmax and normalisations on GPUs: rows shared by threads, in one kernel."""
+"""Reductions, softmax and normalisations on GPUs: rows distributed over threads, in one kernel."""
 
 from __future__ import annotations
 

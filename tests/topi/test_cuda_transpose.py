@@ -1,4 +1,4 @@
-"""Transpositions on GPUs go through tiles in shared memory."""
+"""Transposes on GPUs go through tiles in shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of matrices by groups of warps (sm_90a), against numpy: every tile, both orders of each operand, borders."""
+"""Matrix products by warp groups (sm_90a), against numpy: every tile, both orders of each operand, borders."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ TILES += [WgmmaTile((4, 1), (1, 24), 64, 4), WgmmaTile((8, 1), (1, 32), 64, 3)]
 
 @pytest.fixture
 def hopper(cuda_device):
-    """A device that runs code for sm_90a: that, or the emulated one."""
+    """A device that runs code for sm_90a, real or emulated."""
     if cuda_device.compute_version != "9.0":
         pytest.skip("groups of warps multiply on GPUs of compute capability 9.0 alone")
     return cuda_device
 
 
 def product(sizes, transposed="nt", dtype="float16", batch=1):
-    """The placeholders of a product and its result in float32, the operands transposed as told, and its contraction."""
+    """The placeholders of a product and its float32 result, with operands stored as `transposed` says, and its
+    contraction."""
     m, n, k = sizes
     x = te.placeholder((batch, *((k, m) if transposed[0] == "t" else (m, k))), dtype, "x")
     y = te.placeholder((batch, *((n, k) if transposed[1] == "t" else (k, n))), dtype, "y")
@@ -42,7 +43,7 @@ def product(sizes, transposed="nt", dtype="float16", batch=1):
 
 
 def scheduled(args, tile, parts=1):
-    """The loops of a product by a tile of our choice; the last of `args` is what it gives."""
+    """The loops of a product scheduled by a given tile; the last of `args` is the contraction."""
     out = args[-1]
     contraction = contraction_of(out.op)
     assert contraction is not None
@@ -102,7 +103,7 @@ def test_no_races_and_nothing_read_unwritten(transposed):
 
 @pytest.mark.parametrize("depth", [64, 192])
 def test_units_that_multiply_are_told_of_what_was_written(depth):
-    """A product of one slice is copied by plain stores, and nothing waits for copies."""
+    """A product of one slice is copied by ordinary stores, without a wait for asynchronous copies."""
     loops = scheduled(product((72, 136, depth)), WgmmaTile((4, 2), (1, 8), 64, 3))
     text = emit(loops, TARGET).text
     assert text.count("(rc_wgmma_settle(), __syncthreads())") == text.count("__syncthreads()") >= 2

@@ -1,4 +1,4 @@
-"""Lowered functions to kernels, their text, and machine code for GPUs that are not here."""
+"""Lowered functions to kernels, their text, and machine code for GPUs that are not present."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def built(schedule, args, arch="sm_90", name="f"):
 
 
 def text_of(schedule, args):
-    """The kernels' text, without what stands before every file."""
+    """The kernels' text, without the prelude."""
     module = te.lower(schedule, args, name="f")
     return generate_source(prepare(module, Target("cuda -arch=sm_90"))).text + "\n"
 
@@ -172,7 +172,7 @@ def test_a_log_of_nothing_is_not_written_where_python_keeps_its_short_bytes():
 
 
 def test_nvrtcs_own_cache_is_not_asked():
-    """It is there beside a driver, and gives machine code without the assembler's figures."""
+    """It exists beside a driver, and returns machine code without the assembler's figures."""
     assert "--no-cache" in compile_flags("sm_90")
 
 

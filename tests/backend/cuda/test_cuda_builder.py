@@ -1,4 +1,4 @@
-"""Modules for GPUs made part by part: the same code as in one go, and nothing lowered a second time."""
+"""Incremental compilation for GPUs: equal code, and nothing lowered a second time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels of the other tests only run on the host is compiled for GPUs here, and their machine code counted."""
+"""Kernels that other tests run only on the host are compiled for GPUs here, and their instructions counted."""
 
 from __future__ import annotations
 

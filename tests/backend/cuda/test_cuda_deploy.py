@@ -1,4 +1,4 @@
-"""A model for a GPU, saved here and run in another process: without the compiler, and without a GPU."""
+"""A saved model for a GPU runs in another process without the compiler, and reports a missing GPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ except RelaycError as error:
 
 
 def run_python(code, *args):
-    """What a fresh interpreter prints."""
+    """The output of a fresh interpreter."""
     command = [sys.executable, "-c", code, *map(str, args)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,7 @@ def run_python(code, *args):
 
 @pytest.fixture
 def saved(cuda_device, tmp_path):
-    """An artifact for the device at hand."""
+    """An artifact for the available device."""
     x = relay.var("x", X.shape)
     function = relay.Function((x,), relay.nn.relu(relay.nn.dense(x, relay.const(np.eye(4, 8, dtype="float32")))))
     arch = "sm_" + cuda_device.compute_version.replace(".", "")

@@ -140,13 +140,13 @@ def test_streams(cuda_device):
     cuda_device.free_raw_stream(second)
     assert api.current_stream(cuda_device) is None
     cuda_device.free_raw_stream(first)
-    del x, y  # allocated on streams that are no more
+    del x, y  # allocated on destroyed streams
     with pytest.raises(DeviceError, match="none that create_stream made"):
         cuda_device.free_raw_stream(first)
 
 
 def test_memory_is_not_given_again_before_other_streams_are_done_with_it(cuda_device):
-    """The array dies while a copy of it is queued on another stream; what is allocated next must not overtake that."""
+    """The array is freed while a copy of it is queued on another stream; the next allocation must not overtake that."""
     api = cuda_device.api
     values = RNG.random(1 << 16).astype("float32")
     side = cuda_device.create_raw_stream()

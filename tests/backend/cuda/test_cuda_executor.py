@@ -1,4 +1,4 @@
-"""The graph executor on a GPU: runs recorded as a graph and replayed, and what moves their addresses."""
+"""The graph executor on a GPU: runs captured as a graph and replayed, and changes of their addresses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def executor(model, cuda_device):
 
 @pytest.fixture
 def captures(cuda_device, monkeypatch):
-    """What each attempt to record gave."""
+    """The result of each attempt to capture."""
     seen, capture = [], cuda_device.api.capture
     monkeypatch.setattr(cuda_device.api, "capture", lambda *args: seen.append(capture(*args)) or seen[-1])
     return seen
@@ -78,7 +78,7 @@ def test_a_replay_is_one_call(executor, captures, kernels):
     for _ in range(3):
         check(executor, some())
     replayed = captures[0]
-    executor._runner._nodes = None  # what a replay has no use for
+    executor._runner._nodes = None  # unused by a replay
     x = some()
     executor.set_input("x", x)
     replayed()
@@ -127,7 +127,7 @@ def test_where_recording_fails_runs_stay_plain(model, cuda_device, monkeypatch):
 
 
 def test_work_of_the_host_is_not_recorded(model, cuda_device, captures):
-    """A node that is a function of the host would be run by the recording only."""
+    """A node that is a host function would be run during the capture only."""
     add = model.module.get_function("add")
     calls = []
     model.module._found["add"] = PythonFunc(lambda *args: calls.append(1) or add(*args))
@@ -156,7 +156,7 @@ def test_nothing_runs_while_it_is_recorded(cuda_device, kernels):
     replay()
     assert np.allclose(c.numpy(), 2 * (a.numpy() + b.numpy()))
     a.copyfrom(W)
-    others = [nd.array(some(), cuda_device) for _ in range(8)]  # must not lie where the graph's workspaces are
+    others = [nd.array(some(), cuda_device) for _ in range(8)]  # must not overlap the graph's workspaces
     replay()
     assert np.allclose(c.numpy(), 2 * (W + b.numpy())) and len(others) == 8
 
@@ -186,7 +186,7 @@ def test_a_graph_outlives_the_stream_it_ran_on(cuda_device, kernels):
     cuda_device.set_raw_stream(stream)
     replay()
     cuda_device.free_raw_stream(stream)
-    del replay  # waits for its last run, on a stream that is no more
+    del replay  # waits for its last run, on a destroyed stream
     cuda_device.sync()
     assert np.allclose(c.numpy(), 2 * (a.numpy() + b.numpy()))
 

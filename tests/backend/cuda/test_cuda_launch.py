@@ -54,7 +54,7 @@ def test_kernels_run_in_order_with_workspaces_between(cuda_device, kernels):
 
 @pytest.mark.parametrize("n", [16, 12 << 10, 20 << 10])
 def test_dynamic_shared_memory(cuda_device, kernels, n):
-    """80 KiB must be opted in to."""
+    """80 KiB require opting in."""
     x = nd.array(RNG.integers(0, 9, (3, n)).astype("float32"), cuda_device)
     y = nd.empty((3,), "float32", cuda_device)
     kernels["sums"](x, y)
@@ -132,7 +132,7 @@ def test_arrays_too_small_or_elsewhere_are_refused(cuda_device, kernels):
 
 def test_foreign_arrays_are_taken(cuda_device, kernels):
     class Foreign:
-        """Another library's array: what it speaks is DLPack."""
+        """Another library's array, which supports DLPack."""
 
         def __init__(self, array):
             self.array = array
@@ -227,7 +227,7 @@ def test_time_evaluator_of_a_host_function_times_the_device_after_one_check(cuda
 
 
 def test_running_needs_no_compiler():
-    """In a process of its own: the run half and all it imports."""
+    """In a process of its own: the run-time part and all it imports."""
     program = """
 import sys, relayc.backend.cuda.runtime
 from relayc.backend.runtime import load_module_bytes

@@ -1,4 +1,4 @@
-"""What a machine without a usable GPU says of it."""
+"""Error reports of a machine without a usable GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cuda_emulation import emulation
 
 @pytest.fixture(autouse=True)
 def look_again(monkeypatch):
-    """An emulated device that another test started is out of the way."""
+    """Hide an emulated device that another test started."""
     monkeypatch.setattr(driver, "_detect", emulation.DETECT)
 
 
@@ -52,9 +52,9 @@ MACHINES = {
 
 @pytest.fixture(params=MACHINES)
 def machine(request, monkeypatch):
-    """A machine without a device to use, and the reason."""
+    """A machine without a usable device, and the reason."""
     bindings, reason = MACHINES[request.param]
-    gc.collect()  # what other tests left belongs to a driver
+    gc.collect()  # objects of other tests belong to a driver
     monkeypatch.setattr(driver, "bindings", lambda: bindings)
     monkeypatch.setattr(driver, "_State", type("_State", (), {"count": 0, "inherited": False}))
     monkeypatch.setitem(device_apis, "cuda", CUDADeviceAPI())

@@ -1,4 +1,4 @@
-"""Generated kernels run: on a GPU where there is one, else their very text on the host. Numpy is the judge."""
+"""Generated kernels run on a GPU if there is one, else the same text on the host; compared with numpy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def numpy_type(dtype: str):
 
 
 def run(schedule, args, arrays, device, outputs: int = 1):
-    """Build for the device, call with numpy arrays (the last ones are written), give the outputs."""
+    """Build for the device, call with numpy arrays (the last ones are written), return the outputs."""
     function = backend.build(schedule, args, Target("cuda -arch=sm_90" if device is None else "cuda"), name="f")
     passed = [backend.nd.array(a, device) if isinstance(a, np.ndarray) else a for a in arrays]
     function(*passed)
@@ -95,7 +95,7 @@ def test_a_size_given_as_an_argument(cuda_device):
 
 @pytest.mark.parametrize("vector", [1, 4])
 def test_indices_that_divide(cuda_device, vector):
-    """Quotients and remainders of positions, and of numbers that may be negative."""
+    """Quotients and remainders of positions, and of values that may be negative."""
     a = te.placeholder((7, 12), "int32", name="a")
     out = te.compute((84,), lambda i: a[i % 7, i // 7] // 5 + a[i % 7, i // 7] % 5 * 1000, name="out")
     s = te.create_schedule(out.op)
@@ -207,7 +207,7 @@ def test_bits(cuda_device):
 
 
 def test_a_padded_vector_load_reads_nothing_outside(cuda_device):
-    """A condition that is the same for all lanes guards the whole vector."""
+    """A condition that is uniform over the lanes guards the whole vector."""
     a = te.placeholder((8, 16), name="a")
     b = te.compute(
         (10, 16), lambda i, j: te.if_then_else(te.all(i >= 1, i < 9), a[i - 1, j], te.const(0.0)), name="b"
@@ -252,7 +252,7 @@ def test_temporaries_between_kernels(cuda_device):
 
 @pytest.mark.parametrize("n", [64, 8000])
 def test_shared_memory_of_any_size(cuda_device, n):
-    """8000 floats are more than a kernel may declare with a fixed size, twice."""
+    """Two arrays of 8000 floats exceed static shared memory."""
     a = te.placeholder((2, n), name="a")
     double = te.compute((2, n), lambda i, j: a[i, j] * 2.0, name="double")
     flipped = te.compute((2, n), lambda i, j: double[i, n - 1 - j] + 1.0, name="flipped")
@@ -315,7 +315,7 @@ def launched(emit, dtype_in, dtype_out, n_in, n_out):
 
 
 def test_atomics_and_loops_in_extern_code(cuda_device):
-    """A histogram, zeroed by one kernel and counted by the next; and the number of halvings, by a while loop."""
+    """A histogram, zeroed by one kernel and counted by the next; and a count of halvings, by a while loop."""
     n = 300
 
     def emit(a, out):
@@ -390,7 +390,7 @@ def test_four_products_of_bytes_are_one_instruction(cuda_device, dtype):
 
 
 def test_a_loop_at_the_root_launches_its_kernels_in_turns(cuda_device):
-    """Each of the steps, whose number is known when it runs, has two launches that read each other's results."""
+    """Each step of a dynamic number has two launches that read each other's results."""
     steps, size = te.var("steps"), 70
     a = te.placeholder((size,), name="a")
     noted = te.placeholder((steps,), name="noted")

@@ -1,4 +1,4 @@
-"""The function table, and the modules it is part of."""
+"""The function table, and modules that contain it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The "cuda" target: what the table fills in, what is refused, occupancy."""
+"""The "cuda" target: defaults from the table, errors, occupancy."""
 
 from __future__ import annotations
 

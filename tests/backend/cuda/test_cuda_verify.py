@@ -1,4 +1,4 @@
-"""Kernels that can't be launched are found before any code is made."""
+"""Kernels that can't be launched are rejected before code generation."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ def test_integer_division_has_the_right_sign(run_both, dtype, node, lanes):
 @pytest.mark.parametrize("node", [Div, Mod, FloorDiv, FloorMod])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
 def test_vectors_of_integers_are_divided_exactly(run_both, dtype, node):
-    """They are divided as floats: quotients next to integers, of numbers as large as there are, must not be rounded."""
+    """They are divided as floats: quotients next to integers, of values up to the type's limits, must not be rounded
+    up."""
     info = np.iinfo(dtype)
     some = rng.integers(info.min, info.max, 2000, endpoint=True)
     divisors = np.concatenate([some, rng.integers(1, 100, 2000), [info.max, info.min or 1, 1, 2]])
@@ -76,7 +77,8 @@ def test_vectors_of_integers_are_divided_exactly(run_both, dtype, node):
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 @pytest.mark.parametrize("digits", [20, 51, 52, 63])
 def test_vectors_of_64_bits_are_divided_exactly(run_both, dtype, node, digits):
-    """As floats if all numbers have 51 digits at most: next to multiples, and with one larger number in any lane."""
+    """Divided as floats if all values have 51 bits at most: next to multiples, and with one larger value in any
+    lane."""
     lowest = 0 if dtype == "uint64" else -(2**digits)
     some = rng.integers(lowest, 2**digits - 1, 400)
     b = np.concatenate([some[some != 0], rng.integers(1, 100, 400), [2**digits - 1, lowest or 2, 1]])
@@ -98,7 +100,7 @@ def test_vectors_of_64_bits_are_divided_exactly(run_both, dtype, node, digits):
 def test_division_by_zero_and_overflow_do_not_trap(run_llvm, node, lanes, dtype):
     lowest, is_quotient = np.iinfo(dtype).min, node in (Div, FloorDiv)
     f = elementwise(node, [dtype, dtype], dtype, lanes, 4)
-    for low, quotient in ((lowest, lowest), (-7, 7)):  # of small numbers all the vector's lanes are divided as floats
+    for low, quotient in ((lowest, lowest), (-7, 7)):  # small values take the vector path, divided as floats
         a, b = np.array([5, -5, low, low], dtype), np.array([0, 0, -1, 0], dtype)
         c = run_llvm(f, a, b, np.ones(4, dtype))
         np.testing.assert_array_equal(c[2], [0, 0, quotient if is_quotient else 0, 0])
@@ -158,7 +160,7 @@ def test_bfloat16_rounds_to_nearest_even(run_both, lanes):
 
 @pytest.mark.parametrize("lanes", [16, 32, 48])
 def test_denormal_numbers_are_rounded_to_bfloat16_like_others(run_both, lanes):
-    """The processor's instruction takes them for zeros. All kinds, one in each lane of its own among normal ones."""
+    """The processor's instruction flushes them to zero. Every kind, one per lane among normal values."""
     denormal = np.array([1, 0x7FFF, 0x8000, 0x8001, 0x18000, 0x7FFFFF, 0x80008001, 0x807FFFFF], np.uint32)
     values = np.full((len(denormal), lanes, lanes), 1.0 + 2.0**-8, np.float32)
     for of_kind, bits in zip(values, denormal.view(np.float32), strict=True):

@@ -91,7 +91,7 @@ def test_elements_of_one_aligned_vector_are_shuffled(run_both, extent):
 
 
 def test_what_quotients_add_to_an_index_is_summed_first(run_both):
-    """So it leaves the loops inside; where it is added to them term by term, each term takes a register there."""
+    """The sum is loop-invariant; added term by term inside the loop, each term would take a register."""
     a, c = decl_buffer((400,), name="A"), decl_buffer((168,), name="C")
 
     def body(i):
@@ -167,7 +167,7 @@ def test_masked_loads_of_several_registers(run_llvm, lanes, wanted, dtype, targe
 
 @pytest.mark.parametrize("wanted", [25, 8, 24])
 def test_masked_loads_of_known_lanes_are_loads(run_llvm, wanted):
-    # Of 32 lanes those that a mask wants from 8 on: no register without one of them, then some without any.
+    # Masks of 32 lanes starting at 8: first no register without an active lane, then some without any.
     a, c = decl_buffer((64,), "float32", name="A"), decl_buffer((64,), "float32", name="C")
     first = Var("first", dtype_of("int32"))
     load = BufferLoad(a, (ramp(first, 1, 32),), ramp(0, 1, 32) < wanted)
@@ -181,7 +181,7 @@ def test_masked_loads_of_known_lanes_are_loads(run_llvm, wanted):
 
 @pytest.mark.parametrize(("lanes", "masked"), [(16, False), (64, True)])
 def test_known_lanes_of_several_registers_stay_masked_loads(lanes, masked):
-    """Shuffled, LLVM moves them element by element: a third of the speed where windows reach over the ends of lines."""
+    """As shuffles, LLVM moves them element by element: a third of the speed where windows cross the ends of lines."""
     a, c = decl_buffer((128,), "float32", name="A"), decl_buffer((128,), "float32", name="C")
     first = Var("first", dtype_of("int32"))
     load = BufferLoad(a, (ramp(first - 2, 1, lanes),), ramp(0, 1, lanes) >= 2)
@@ -194,7 +194,7 @@ def test_known_lanes_of_several_registers_stay_masked_loads(lanes, masked):
 @pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
 @pytest.mark.parametrize("lanes", [16, 30, 64, 128, 255])
 def test_positions_are_compared_with_one_that_is_known_at_run_time(run_llvm, lanes, compare, target):
-    """Lanes are counted: limits before the first and behind the last of them, too."""
+    """Compared by the count of lanes: limits before the first and after the last of them, too."""
     limits, c = decl_buffer((9,), "int32", name="limits"), decl_buffer((9 * lanes,), "int8", name="C")
     i = Var("i", dtype_of("int32"))
     limit = Var("limit", dtype_of("int32"))
@@ -210,7 +210,7 @@ def test_positions_are_compared_with_one_that_is_known_at_run_time(run_llvm, lan
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"])
 @pytest.mark.parametrize("dtype", ["float32", "bool", "float16", "bfloat16", "int64", "uint8"])
 def test_vectors_that_data_choose_are_blended(run_llvm, dtype, target):
-    """A branch for each line would be foreseen half of the time."""
+    """A branch per vector would be mispredicted half of the time."""
     flags, a, b = decl_buffer((9,), "bool", name="flags"), decl_buffer((9 * 21,), dtype), decl_buffer((9 * 21,), dtype)
     c, zeros, i = decl_buffer((9 * 21,), dtype, name="C"), decl_buffer((9 * 21,), dtype), Var("i", dtype_of("int32"))
     line, flag = (ramp(i * 21, 1, 21),), BufferLoad(flags, (i,))
@@ -242,7 +242,7 @@ def test_lanes_are_counted_as_narrow_as_masks_may_be(lanes, kind):
 @pytest.mark.parametrize("dtype", ["float32", "bool", "float16", "int64"])
 @pytest.mark.parametrize("lanes", [15, 16, 17, 33, 65])
 def test_vectors_put_together_of_any_length(run_llvm, lanes, dtype, target):
-    """Neighbours that change places, every fifth lane 0: what is left over may be a single lane."""
+    """Adjacent elements swapped, every fifth lane 0: the remainder may be a single lane."""
     a, c = decl_buffer((lanes + 1,), dtype, name="A"), decl_buffer((lanes,), dtype, name="C")
     lane, two, five = ramp(0, 1, lanes), Broadcast(const(2), lanes), Broadcast(const(5), lanes)
     at = select(lane % two < 1, lane + 1, lane - 1)
@@ -256,7 +256,7 @@ def test_vectors_put_together_of_any_length(run_llvm, lanes, dtype, target):
 
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_lazy_choice_touches_only_what_it_chose(run_llvm, lanes):
-    # a[i - 2] for i < 2 would lie before the buffer
+    # a[i - 2] for i < 2 would be out of bounds
     a, c = decl_buffer((16,), name="A"), decl_buffer((16,), name="C")
 
     def body(i):

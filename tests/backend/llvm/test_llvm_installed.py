@@ -1,4 +1,4 @@
-"""What is known of LLVM without loading it is what LLVM itself says, asked once for a library and a processor."""
+"""The cached properties of the installed LLVM agree with LLVM, which is queried once per library and processor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relayc.backend.llvm.installed import InstalledLLVM, installed_llvm
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[InstalledLLVM]:
-    """LLVM's answers; with a cache of its own, and nothing remembered in the process."""
+    """LLVM's answers, with an empty cache and nothing remembered in the process."""
     answers: list[InstalledLLVM] = []
     ask = installed._query_llvm
     monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))

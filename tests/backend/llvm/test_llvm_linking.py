@@ -1,4 +1,4 @@
-"""Object files linked by our own linker and by LLVM's: the same functions, called."""
+"""Object files linked by our own linker and by LLVM's, with equal results."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_constants_data_and_calls_within_across_and_out_of_objects(image_type):
 
 
 def mapped() -> Iterator[tuple[range, str]]:
-    """The spans of memory of this process and what may be done with them, in order."""
+    """The memory mappings of this process and their permissions, in order."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(part, 16) for part in line.split()[0].split("-"))
         yield range(start, end), line.split()[1]

@@ -1,4 +1,4 @@
-"""Gathers from 256 bytes at places that are bytes: instructions that pick from registers."""
+"""Gathers from 256 bytes at uint8 indices compile to lookups in registers."""
 
 from __future__ import annotations
 

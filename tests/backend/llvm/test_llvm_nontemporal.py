@@ -1,4 +1,4 @@
-"""Results larger than the caches are stored past them where their memory is aligned, and the same in either case."""
+"""Results larger than the cache are written by non-temporal stores if aligned, with equal values in either case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL_CACHES = Target("llvm -l3-bytes=4096")
 
 
 def scaled(columns: int, lanes: int, ahead: bool = False) -> tuple[te.Schedule, list[te.Tensor]]:
-    """2 a + 1 by vectors of `lanes`, rows in parallel; with `ahead` the place of later results is prefetched."""
+    """2 a + 1 by vectors of `lanes`, rows in parallel; with `ahead` the addresses of later results are prefetched."""
     a = te.placeholder((ROWS, columns), name="a")
     c = te.compute((ROWS, columns), lambda i, j: a[i, j] * 2.0 + 1.0, name="c")
     s = te.create_schedule(c)
@@ -33,7 +33,7 @@ def assembly(s: te.Schedule, arguments: list[te.Tensor], target: Target) -> str:
 
 
 def at(offset: int, values: np.ndarray) -> np.ndarray:
-    """A copy of `values` so many elements behind a multiple of 64 bytes."""
+    """A copy of `values` at an offset, in elements, from a multiple of 64 bytes."""
     memory = np.zeros(values.size + 32, values.dtype)
     start = -memory.ctypes.data % 64 // values.itemsize + offset
     found = memory[start : start + values.size].reshape(values.shape)
@@ -56,13 +56,13 @@ def test_any_alignment_gives_the_same(offset):
 def test_whole_lines_of_large_results_go_past_the_caches():
     text = assembly(*scaled(COLUMNS, 16), SMALL_CACHES)
     main, twin = text.split("define void @f(")[1], text.split("define void @f(")[0]
-    assert twin.count("!nontemporal") == 1 and twin.count("fence seq_cst") == 2  # of the twin and of its parallel body
+    assert twin.count("!nontemporal") == 1 and twin.count("fence seq_cst") == 2  # streaming version and its body
     assert "@f.streaming(ptr %ctx, ptr %p0, ptr %p1)" in main and "!nontemporal" not in main.split("\n}")[0]
 
 
 @pytest.mark.parametrize(("result", "of", "past"), [(150, 400, True), (150, 200, False), (100, 900, False)])
 def test_what_stays_of_a_result_decides(result: int, of: int, past: bool):
-    """A part of a tensor, of so many rows, and a cache of 256 of them."""
+    """A part of a tensor, of so many rows, and a cache of 256 rows."""
     a = te.placeholder((of, COLUMNS), name="a")
     c = te.compute((result, COLUMNS), lambda i, j: a[i, j], name="c")
     s = te.create_schedule(c)
@@ -72,7 +72,7 @@ def test_what_stays_of_a_result_decides(result: int, of: int, past: bool):
 
 
 def by_lines(columns: int) -> tuple[te.Schedule, list[te.Tensor]]:
-    """2 a + 1 by lines as they are in memory, four of them for a tile of a row."""
+    """2 a + 1 by cache lines as they are in memory, four of them for a tile of a row."""
     a = te.placeholder((ROWS, columns), name="a")
     c = te.compute((ROWS, columns), lambda i, j: a[i, j] * 2.0 + 1.0, name="c")
     s = te.create_schedule(c)

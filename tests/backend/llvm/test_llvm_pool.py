@@ -38,7 +38,7 @@ def test_threads_are_allotted_as_many_chunks_each(threads, tasks, chunks):
 
 
 def leave_the_bench() -> None:
-    """Waits until workers that were interrupted take part again."""
+    """Wait until suspended workers are resumed."""
     time.sleep(worker_placement.MAX_SUSPENSION / 1e9)
 
 
@@ -73,9 +73,9 @@ def test_others_do_what_a_thread_has_not_begun():
 
 
 def test_nobody_waits_for_workers_that_have_not_begun():
-    """More threads than cores, asleep or not: each chunk once, by whoever comes."""
+    """More threads than cores, asleep or not: each chunk once, by any thread."""
     seen: list[int] = []
-    for pause in [0, 0.001] * 100:  # some find the workers asleep
+    for pause in [0, 0.001] * 100:  # some regions find the workers asleep
         run(7, 40, lambda i, n, _: seen.append(i))
         assert sorted(seen) == list(range(len(seen)))
         seen.clear()
@@ -93,7 +93,7 @@ define void @count(ptr %ctx, ptr %counts, i32 %task, i32 %tasks, i64 %step, i32 
 
 @pytest.mark.parametrize("threads", [2, 3, 7, 16])
 def test_thousands_of_short_regions(threads):
-    """Regions that are over before workers have come, one after the other."""
+    """Regions end before workers have started, one after the other."""
     run_region = Parallel(pool.parallel_address())
     image = assemble(COUNTING_TASK)
     counting = ctypes.cast(image.address("count"), Task)
@@ -108,7 +108,7 @@ def test_thousands_of_short_regions(threads):
 
 
 def test_regions_that_differ_run_one_after_the_other():
-    """Workers that come late to one must not take it for the next, which has other threads, chunks and steps."""
+    """Workers that start late must not mix up regions with different threads, chunks and steps."""
     run_region = Parallel(pool.parallel_address())
     image = assemble(COUNTING_TASK)
     counting = ctypes.cast(image.address("count"), Task)
@@ -161,7 +161,7 @@ def test_a_forked_child_has_workers_of_its_own():
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells what a thread of this process does")
 def test_idle_workers_sleep():
-    """After their bounded spin they wait in the kernel, in state "S"; others may use the cores, so wait."""
+    """After a bounded spin they sleep in the kernel, in state "S"; other programs may use the cores, so poll."""
     run(4, 4, lambda i, n, _: None)
     for _ in range(200):
         others = [t for t in Path("/proc/self/task").iterdir() if int(t.name) != threading.get_native_id()]

@@ -57,7 +57,7 @@ PROGRAMS = 40
 
 
 class Generator:
-    """Random expressions over two loop variables, a size and a buffer of every type; all loads stay inside."""
+    """Random expressions over two loop variables, a size and a buffer of every type, with all loads in bounds."""
 
     def __init__(self, seed: int, lanes: int) -> None:
         self.random = random.Random(seed)

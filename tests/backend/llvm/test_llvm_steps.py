@@ -1,4 +1,4 @@
-"""Regions of several steps: parallel loops in a row and loops around them, whose threads meet after each step."""
+"""Regions of several steps: consecutive parallel loops and loops around them, with a barrier after each step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.backend.llvm.regions import Parallel, Task, assemble, context, run
 @pytest.mark.parametrize(("threads", "tasks"), [(1, 4), (2, 2), (2, 5), (3, 100), (8, 8)])
 @pytest.mark.parametrize("steps", [0, 1, 2, 25])
 def test_every_chunk_of_every_step_runs_once_and_after_the_step_before(threads, tasks, steps):
-    done: list[list[tuple[int, int, int]]] = [[] for _ in range(steps)]  # appending is atomic, adding to a count is not
+    done: list[list[tuple[int, int, int]]] = [[] for _ in range(steps)]  # appending is atomic, incrementing is not
     early: list[int] = []
 
     def chunk(i, n, step):
@@ -122,7 +122,8 @@ N = 24
 
 
 def sums(steps, start=0):
-    """Two buffers in turns: every step reads what all threads wrote in the one before; another loop adds them up."""
+    """Two alternating buffers: every step reads what all threads wrote in the previous one; a second loop adds them
+    up."""
     a, total = decl_buffer((2 * N,), "int64", name="A"), decl_buffer((N,), "int64", name="T")
 
     def step(t):
@@ -157,7 +158,7 @@ def test_loops_around_parallel_loops(run_both, threads, steps, start):
 
 
 def row(first, second, third):
-    """Three parallel loops in a row: each reads what all threads wrote in the one before."""
+    """Three consecutive parallel loops, each reading what all threads wrote in the previous one."""
     a, b, c = (decl_buffer((n,), "int64", name=name) for n, name in zip(LENGTHS, "ABC", strict=True))
 
     def fill(i):
@@ -204,7 +205,7 @@ def test_parallel_loops_in_a_row_may_be_empty(run_both):
 
 @pytest.mark.parametrize(("lengths", "steps"), [(LENGTHS, [3]), ((100, 1, 37), [1, 1]), ((100, 3, 1), [2])])
 def test_parallel_loops_in_a_row_are_one_region(lengths, steps):
-    """A loop of one iteration is no region; it stands between those around it."""
+    """A loop of one iteration is no region and splits the sequence."""
     assert steps_of_regions(*row(*lengths)) == steps
 
 

@@ -1,4 +1,4 @@
-"""Loops that don't need each other as one step: every iteration runs once, and partition are even."""
+"""Independent loops as one step: every iteration runs once, and the partition is even."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_compiled_steps_run_every_iteration(extents: list[int], threads: int) ->
     run = build(counting(extents, 3), target="llvm")["counting"]
     counts = nd.array(np.zeros(sum(extents), np.int32))
     context = current_context()
-    context._ctx.num_threads = threads  # more threads than the machine has, too
+    context._ctx.num_threads = threads  # may exceed the machine's number of threads
     try:
         run(counts)
     finally:

@@ -1,4 +1,4 @@
-"""Sums of products in registers: some of their steps are written out in a row, from addresses that they share."""
+"""Unrolling of register-accumulated sums of products, with shared addresses."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ AVX512 = f"{X86} -mcpu=sapphirerapids"
 def product(
     depth: te.Dim, rows: int = 8, columns: int = 32, dtype: str = "float32", asks: Sequence[int] = ()
 ) -> IRModule:
-    """(rows, depth) by (depth, columns): all sums are in registers while a loop goes along the depth.
+    """(rows, depth) by (depth, columns): all accumulators are in registers in a loop along the depth.
 
-    Every so many steps, loops inside of others, memory is asked for in the innermost.
+    The loop is split by the factors `prefetches`; memory is prefetched in the innermost loop.
     """
     a, b = te.placeholder((rows, depth), dtype, "a"), te.placeholder((depth, columns), dtype, "b")
     k = te.reduce_axis((0, depth), "k")
@@ -70,7 +70,7 @@ def test_fewer_steps_of_larger_tiles_and_one_of_what_is_no_tile():
 def test_loops_of_few_steps_between_which_memory_is_asked_for_are_written_out_with_the_next(
     asks: list[int], found: int
 ):
-    """Eight steps in a row in all."""
+    """The unrolled body has eight steps in all."""
     assert steps(product(64, asks=asks)) == found
     text = backend.build(product(64, asks=asks), target=Target(AVX512)).get_source("asm")
     assert text.count("vfmadd") == 16 * 8
@@ -80,7 +80,7 @@ def test_loops_of_few_steps_between_which_memory_is_asked_for_are_written_out_wi
 @pytest.mark.parametrize("depth", [1, 2, 7, 13, 64, 67])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_results(depth: int, dtype: str):
-    """Whatever is left over of the steps."""
+    """With every size of the remainder."""
     rng = np.random.default_rng(depth)
     a, b = rng.standard_normal((8, depth)).astype(dtype), rng.standard_normal((depth, 32)).astype(dtype)
     result = backend.nd.empty((8, 32), dtype)
@@ -89,7 +89,7 @@ def test_results(depth: int, dtype: str):
 
 
 def test_registers_hold_all_sums_and_addresses_take_next_to_no_instructions():
-    """Nothing is spilled; of eight steps there is one addition for each operand, and one for the loop."""
+    """Nothing is spilled; eight steps take one addition for each operand, and one for the loop."""
     text = backend.build(product(640, rows=13), target=Target(AVX512)).get_source("asm")
     (body,) = [b.split("\tj")[0] for b in re.split(r"\n\.LBB", text) if b.count("vfmadd") == 8 * 26]
     assert not re.search(r"zmm\d+, -?\d*\(%rsp\)|\(%rsp\), %zmm", body)
@@ -101,7 +101,7 @@ def test_registers_hold_all_sums_and_addresses_take_next_to_no_instructions():
     ("processor", "through"), [("icelake-server", True), ("znver5", False), ("haswell", False)]
 )
 def test_sums_pass_from_step_to_step_in_registers(processor: str, through: bool):
-    """Not with LLVM's models of Zen 4 and 5, with which 14 x 2 vectors spill only if they have to."""
+    """Not with LLVM's models of Zen 4 and 5, with which 14 x 2 vectors spill only if accumulators pass the barrier."""
     rows, columns = (14, 32) if processor != "haswell" else (6, 16)
     lib = backend.build(product(64, rows, columns), target=Target(f"{X86} -mcpu={processor}"))
     assert ("=v,=v" in lib.get_source("raw-ll")) == through
@@ -109,7 +109,7 @@ def test_sums_pass_from_step_to_step_in_registers(processor: str, through: bool)
 
 
 def test_a_tile_that_takes_nearly_all_registers_does_not_spill():
-    """14 x 2 vectors of a convolution with strides: one of the sums was in memory, and waited for in each step."""
+    """14 x 2 vectors of a strided convolution: one of the accumulators was in memory, a dependence in each step."""
     x, weight = relay.var("x", (1, 128, 56, 56)), relay.const(np.zeros((128, 128, 3, 3), np.float32))
     conv = relay.nn.conv2d(x, weight, strides=(2, 2), padding=(1, 1, 1, 1), channels=128, kernel_size=(3, 3))
     target = f"{X86} -mcpu=icelake-server -num-cores=1 -l1-bytes=49152 -l2-bytes={2 << 20}"
@@ -122,8 +122,7 @@ def test_a_tile_that_takes_nearly_all_registers_does_not_spill():
 @pytest.mark.parametrize("processor", ["icelake-server", "znver5"])
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(784, 1152, 128), (3136, 576, 64), (128, 768, 768)])
 def test_sums_of_products_of_bytes_stay_in_registers(processor: str, rows: int, depth: int, columns: int):
-    """LLVM read the numbers of all rows first where memory was asked for in every second step, and took up to four
-    times as long."""
+    """With prefetches in every second step LLVM hoisted the loads of all rows, which was up to four times slower."""
     x, weight = relay.var("x", (rows, depth), "uint8"), relay.const(np.ones((columns, depth), np.int32))
     y = relay.nn.relu(relay.nn.dense(relay.cast(x, "int32"), weight))
     target = f"{X86} -mcpu={processor} -num-cores=1 -l1-bytes=49152 -l2-bytes={2 << 20}"
@@ -140,9 +139,9 @@ def test_sums_of_products_of_bytes_stay_in_registers(processor: str, rows: int, 
     ],
 )  # fmt: skip
 def test_two_vectors_of_a_row_that_are_apart_leave_sums_in_registers(target: str, columns: int, vectors: int):
-    """The last columns are no whole panel, so vectors are told apart: LLVM would spill, which took up to four times as
-    long, whatever the loop is like (with 13 vectors, asking for few lines of results in between). The last one of the
-    panels of two vectors has tiles of as many as it needs.
+    """The last columns are a partial panel, so its two vectors are apart: LLVM would spill, up to four times slower
+    whatever the loop (with 13 vectors, prefetching few result lines in between). The last of the panels of two vectors
+    has tiles of as many as it needs.
     """
     x, weight = relay.var("x", (784, 256)), relay.const(np.zeros((columns, 256), np.float32))
     lib = relay.build(IRModule({"main": relay.Function((x,), relay.nn.dense(x, weight))}), target)
