@@ -141,8 +141,8 @@ class TargetKind:
 
     def declared(self, name: str) -> AttrOption | None:
         """The option called `name`, with dashes or underscores; None if there is none."""
-        spellings = (name, name.replace("_", "-"), name.replace("-", "_"))
-        return next((self.options[s] for s in spellings if s in self.options), None)
+        variants = (name, name.replace("_", "-"), name.replace("-", "_"))
+        return next((self.options[s] for s in variants if s in self.options), None)
 
     def option(self, name: str) -> AttrOption:
         """The option called `name`, with dashes or underscores. Raises TargetError listing the known ones."""

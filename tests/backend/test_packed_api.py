@@ -81,7 +81,7 @@ def misaligned(*shape):
     return nd.from_dlpack(memory[start : start + int(np.prod(shape))].reshape(shape))
 
 
-def test_right_arguments(fixed, symbolic):
+def test_valid_arguments(fixed, symbolic):
     for function, rows in ((fixed, 4), (symbolic, 4), (symbolic, 1), (symbolic, 0)):
         a, b, c = arrays(rows, 3)
         function(a, b, c)
@@ -112,7 +112,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 @pytest.mark.parametrize("symbolic_size", [False, True], ids=["fixed", "symbolic"])
-def test_wrong_argument(case, symbolic_size, fixed, symbolic):
+def test_invalid_argument(case, symbolic_size, fixed, symbolic):
     function = symbolic if symbolic_size else fixed
     change, message = WRONG[case]
     with pytest.raises(ArgumentError) as caught:
@@ -185,7 +185,7 @@ def test_computed_size(target):
         function(target, nd.array(np.ones(4, "float32")))
 
 
-def test_size_that_no_argument_gives(target):
+def test_a_size_unbound_by_arguments_is_an_error(target):
     n = SizeVar("n")
     b = decl_buffer((n * 2,), "float32", "B")
     function = PrimFunc((b.data,), BufferStore(b, const(0.0), (const(0),)), {b.data: b}, {"global_symbol": "f"})

@@ -112,7 +112,7 @@ def test_time_evaluator():
     assert len(result.results) == 3 and 0 < result.min <= result.median <= result.max
 
 
-def test_what_build_does_not_take():
+def test_invalid_inputs_of_build():
     a = te.placeholder((4,), name="A")
     b = te.compute((4,), lambda i: a[i] + 1.0, name="B")
     for inputs, text in ((None, "build of a NoneType; expected a schedule"), (b, "build of a Tensor; expected")):

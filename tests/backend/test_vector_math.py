@@ -161,7 +161,7 @@ def test_error_of_functions_of_two_values(op):
 
 
 @pytest.mark.parametrize("op", ["log", "log2", "log10", "log1p"])
-def test_logarithms_that_are_usual(op):
+def test_logarithms_on_the_fast_path(op):
     """Vectors of positive values: of any magnitude, close to 1, and from one power of two to the next."""
     random = np.random.default_rng(10)
     near, some = 1 + random.uniform(-0.1, 0.1, COUNT), random.uniform(0.5, 4, COUNT)
@@ -173,7 +173,7 @@ def test_logarithms_that_are_usual(op):
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
-def test_powers_that_are_usual(target):
+def test_pow_on_the_fast_path(target):
     """Vectors of positive bases and small exponents."""
     if "avx512" in target and "avx512f" not in Target("llvm").features:
         pytest.skip("this processor does not have AVX-512")
@@ -184,7 +184,7 @@ def test_powers_that_are_usual(target):
 
 
 @pytest.mark.parametrize("op", sorted(EXPANSIONS))
-def test_scalars_and_odd_lanes_give_the_same(op):
+def test_scalars_and_odd_lanes_agree_with_vectors(op):
     arity = 2 if op in OF_TWO else 1
     args = [within_domain(op, np.abs(samples("float32", 5 + k))[:840]) for k in range(arity)]
     expected, least = run(op, 8, *args), np.finfo("f4").smallest_normal
@@ -214,7 +214,7 @@ def test_tables_are_looked_up_by_lane(op, cpu, lanes, instruction):
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("lanes", [2, 3, 4, 8, 16, 24, 32])
-def test_one_unusual_argument_in_any_lane(lanes, target):
+def test_one_special_argument_in_any_lane(lanes, target):
     """It sends the whole vector to the slow path."""
     count = lanes * lanes
     for value in (0.0, np.nan, -1.0, 1e-40):
@@ -233,7 +233,7 @@ def test_exponentials_of_other_numbers_of_lanes(op, lanes):
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("lanes", [1, 8, 16])
-def test_fast_powers_of_large_numbers_are_larger_than_those_that_are_right(lanes, target):
+def test_fast_exp_of_large_arguments_overestimates(lanes, target):
     """Softmax sums depend on that; neither they nor NaN of either sign may become plausible values."""
     large = np.array(
         [64.01, 65, 88, 89, 100, 128, 200, 1e3, 65504, 1e6, 1e20, 3e38, np.inf, np.nan, -np.nan, np.nan], "f4"
@@ -245,7 +245,7 @@ def test_fast_powers_of_large_numbers_are_larger_than_those_that_are_right(lanes
     assert np.all((got := run("fast_exp", lanes, small, target=target)) >= 0) and np.all(got <= np.exp(-64.0))
 
 
-def test_fast_powers_are_scaled_by_an_instruction():
+def test_fast_exp_uses_the_scaling_instruction():
     texts = {}
     for cpu in ("skylake-avx512", "haswell"):
         module = IRModule({"f": function("fast_exp", "float32", 1, 16, 64)})
@@ -253,7 +253,7 @@ def test_fast_powers_are_scaled_by_an_instruction():
     assert {cpu: "vscalefps" in text for cpu, text in texts.items()} == {"skylake-avx512": True, "haswell": False}
 
 
-def test_an_instruction_that_is_not_there_is_an_error():
+def test_an_unavailable_instruction_is_an_error():
     module = IRModule({"f": function("fraction", "float32", 1, 16, 64)})
     with pytest.raises(CompileError, match=r"no instruction is 'fraction' of float32x16"):
         build(module, Target("llvm -mcpu=haswell"))
@@ -272,7 +272,7 @@ def test_remainders_of_multiples_are_zero(target):
 
 
 @pytest.mark.parametrize("op", ["sin", "cos", "tan"])
-def test_angles_next_to_multiples_of_a_quarter_turn(op):
+def test_angles_next_to_multiples_of_half_pi(op):
     """Where the reduction cancels most bits, also near the limit of each reduction method."""
     n = np.concatenate([np.arange(-40000, 40000), np.arange(80000, 84000), 2 ** np.arange(17, 40) * 3])
     x = np.concatenate([np.nextafter((n * (np.pi / 2)).astype("f4"), side, dtype="f4") for side in (-np.inf, np.inf)])
@@ -287,7 +287,7 @@ def test_angles_next_to_multiples_of_a_quarter_turn(op):
 @pytest.mark.parametrize("exponent", [
     -1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 0.0, 0.3, -0.75, 0.98, -1.7, 3.9, 4.5, math.inf, math.nan,
 ])  # fmt: skip
-def test_powers_of_constant_exponents(exponent, dtype):
+def test_pow_with_constant_exponents(exponent, dtype):
     x = np.concatenate([samples(dtype, 7)[:2048], np.abs(samples(dtype, 7)[4096:])])  # many all positive
     buffers = [decl_buffer((len(x),), dtype, name=name) for name in "AC"]
     i, power = Var("i"), broadcast(const(exponent, dtype), 8)
@@ -321,7 +321,7 @@ def error_in_half(got: np.ndarray, exact: np.ndarray) -> float:
 @pytest.mark.parametrize("lanes", [8, 16], ids=["divided", "estimated"])
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("op", ["exp", "exp_nonpositive", "tanh", "sigmoid"])
-def test_all_numbers_of_float16(op, target, lanes):
+def test_every_float16_value(op, target, lanes):
     """Low precision suffices; results are hardly further off than rounding makes them.
 
     Estimates of reciprocals have 14 bits; their values differ among processors.
@@ -343,7 +343,7 @@ def test_only_float32_divides_for_the_logistic_function(dtype, divided):
 
 @pytest.mark.parametrize("lanes", [8, 16], ids=["divided", "estimated"])
 @pytest.mark.parametrize("op", ["exp", "exp_nonpositive", "tanh", "sigmoid"])
-def test_all_numbers_of_bfloat16(op, lanes):
+def test_every_bfloat16_value(op, lanes):
     """Denormal and infinite results of exp, too."""
     x = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)
     with np.errstate(all="ignore"):
@@ -358,7 +358,7 @@ def test_all_numbers_of_bfloat16(op, lanes):
 
 
 @pytest.mark.parametrize(("name", "bound"), [("x s", 0.6), ("s / x", 0.6), ("1 - s", 1.0), ("s + s s", 0.502)])
-def test_fewer_digits_where_only_products_follow(name, bound):
+def test_lower_precision_where_only_products_follow(name, bound):
     """A value subtracted from 1 keeps full precision: the relative error of the difference would exceed its own."""
     x = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     x = x[(np.abs(x) > 1e-4) & (np.abs(x) < 16)][: 1 << 14]
@@ -387,14 +387,14 @@ def test_no_library_call_is_left_but_the_kept_ones():
     assert LowerIntrin().run(wide, None) is wide
 
 
-def test_a_function_without_anything_to_expand_is_left_alone() -> None:
+def test_a_function_without_expandable_calls_is_unchanged() -> None:
     plain, tanh = function("fabs", "float32", 1, 8, 64), function("tanh", "float32", 1, 8, 64)
     assert lower_intrinsics(plain) is plain
     assert lower_intrinsics(tanh) is not tanh and lower_intrinsics(tanh, ("tanh",)) is tanh
 
 
 @pytest.mark.parametrize("lanes", [1, 8, 16])
-def test_fast_inverse_root(lanes):
+def test_fast_inverse_square_root(lanes):
     x = np.abs(samples("float32", 6))
     x = x[(x >= np.finfo("f4").smallest_normal) & (x <= 1e38)][:2400]
     exact = 1 / np.sqrt(x.astype("f8"))

@@ -90,7 +90,7 @@ def _found(device: DeviceFunction, kernel: Kernel, body: Stmt) -> str:
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
 @pytest.mark.parametrize("family", KERNELS)
-def test_planted_faults_are_found(family, mutation):
+def test_injected_faults_are_found(family, mutation):
     wanted, change, kinds = MUTATIONS[mutation]
     planted = 0
     for device, kernel in _prepared(family):

@@ -52,7 +52,7 @@ def test_kernels_have_no_faults(rows):
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if follows_positions(row)], ids=str)
-def test_reads_at_given_positions_have_no_faults(row):
+def test_indexed_reads_have_no_faults(row):
     """Indices are in arrays of trees and tables of steps: the parameters of the only kernel, in their order."""
     (kernel,) = proof.kernels_of(program([row])[0], "sm_90")
     assert len(kernel.params) == len(row.inputs) + 1

@@ -27,7 +27,7 @@ def launches(module: object) -> int:
 
 @pytest.mark.parametrize("chunk", [1024, 4])
 @pytest.mark.parametrize(("shape", "axis"), [((3, 10), 1), ((5, 4), 0), ((17,), 0), ((2, 9, 2), 1)])
-def test_sorting_keeps_equal_values_in_order(run_cuda, monkeypatch, chunk, shape, axis):
+def test_sorting_is_stable(run_cuda, monkeypatch, chunk, shape, axis):
     monkeypatch.setattr(sort, "_CHUNK", chunk)
     x, a = te.placeholder(shape, "float32", "x"), few(*shape)
     (order,) = run_cuda([x], [topi.argsort(x, axis)], a)
@@ -46,7 +46,7 @@ def test_long_rows_are_merged_in_passes(lower_cuda):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize(("shape", "axis"), [((3, 40), 1), ((3, 4), 0), ((50,), 0), ((2, 35, 2), 1), ((300, 3), 1)])
-def test_running_sums(run_cuda, shape, axis, exclusive, reverse):
+def test_cumulative_sums(run_cuda, shape, axis, exclusive, reverse):
     x, a = te.placeholder(shape, "float32", "x"), few(*shape)
     (result,) = run_cuda([x], [topi.cumsum(x, axis, exclusive=exclusive, reverse=reverse)], a)
     total = np.flip(np.flip(a, axis).cumsum(axis), axis) if reverse else a.cumsum(axis)
@@ -55,7 +55,7 @@ def test_running_sums(run_cuda, shape, axis, exclusive, reverse):
 
 @pytest.mark.parametrize("max_comparisons", [0, 1 << 30])
 @pytest.mark.parametrize("reduction", ["update", "add", "max"])
-def test_scattered_updates_are_made_in_order(run_cuda, monkeypatch, max_comparisons, reduction):
+def test_scattered_updates_are_ordered(run_cuda, monkeypatch, max_comparisons, reduction):
     """By lines of updates, and by elements that search for theirs."""
     monkeypatch.setattr(scan, "_MAX_COMPARISONS", max_comparisons)
     x, updates = te.placeholder((6, 4), "float32", "x"), te.placeholder((9, 3), "float32", "updates")
@@ -69,7 +69,7 @@ def test_scattered_updates_are_made_in_order(run_cuda, monkeypatch, max_comparis
     np.testing.assert_array_equal(result, expected)
 
 
-def test_independent_loops_share_a_block_inside_ordered_ones(run_cuda, lower_cuda):
+def test_independent_loops_in_serial_ones_run_in_one_block(run_cuda, lower_cuda):
     """State in device memory, steps in order, a barrier after each."""
     x = te.placeholder((5, 70), "float32", "x")
 
@@ -95,7 +95,7 @@ def test_independent_loops_share_a_block_inside_ordered_ones(run_cuda, lower_cud
 
 
 @pytest.mark.parametrize("steps", [None, 2])
-def test_scratch_of_an_iteration_becomes_a_part_for_each_thread(run_cuda, steps):
+def test_scratch_memory_of_an_iteration_is_privatised_per_thread(run_cuda, steps):
     """In a grid of its own, and inside ordered steps."""
     x, a = te.placeholder((40, 6), "float32", "x"), few(40, 6)
 

@@ -140,7 +140,7 @@ def test_tensor_cores(cuda_device, dims, transposes, dtype):
 
 @pytest.mark.parametrize("transpose_b", [True, False])
 @pytest.mark.parametrize("dims", [(40, 72, 128), (5, 9, 48)])
-def test_products_of_bytes(cuda_device, dims, transpose_b):
+def test_byte_products(cuda_device, dims, transpose_b):
     m, n, k = dims
     x, w = placeholder("x", m, k, dtype="int8"), placeholder("w", *((n, k) if transpose_b else (k, n)), dtype="int8")
     out = topi.nn.batch_matmul(x, w, transpose_b=transpose_b, out_dtype="int32")
@@ -184,7 +184,7 @@ def test_an_epilogue_is_fused_in_dimensions_of_one_element_too(cuda_device):
 
 @pytest.mark.parametrize("epilogue", [False, True])
 @pytest.mark.parametrize("case", [("float32", 3, 40, 700), ("float16", 20, 24, 1024), ("float16", 1, 9, 513)])
-def test_the_depth_is_shared_between_blocks(cuda_device, case, epilogue):
+def test_split_k(cuda_device, case, epilogue):
     dtype, m, n, k = case
     x, w = placeholder("x", m, k, dtype=dtype), placeholder("w", n, k, dtype=dtype)
     out = topi.nn.dense(x, w, out_dtype="float32")
@@ -193,7 +193,7 @@ def test_the_depth_is_shared_between_blocks(cuda_device, case, epilogue):
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_a_deep_convolution_in_slices(cuda_device):
+def test_split_k_of_a_deep_convolution(cuda_device):
     x, w = placeholder("x", 1, 4, 4, 96), placeholder("w", 3, 3, 96, 16)
     out = topi.nn.conv(x, w, (1, 1), (1, 1, 1, 1), (1, 1), 1, "NHWC", "HWIO")
     assert "partials" in str(te.lower(schedule_for([out], Target(TARGET)), [x, w, out]))
@@ -229,7 +229,7 @@ def test_transposed_convolution(cuda_device, channels_last):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_sizes_known_only_at_run_time(cuda_device, dtype):
+def test_dynamic_sizes(cuda_device, dtype):
     rows, target = te.size_var("rows"), Target(TARGET)
     x, w = te.placeholder((rows, 40), dtype, "x"), placeholder("w", 36, 40, dtype=dtype)
     image, kernel = te.placeholder((rows, 6, 6, 8), dtype, "image"), placeholder("kernel", 3, 3, 8, 12, dtype=dtype)
@@ -287,7 +287,7 @@ def test_an_epilogue_on_sums_of_tensor_cores_is_a_loop():
     assert sum(counts.values()) < 2000
 
 
-def test_more_rows_than_a_grid_is_high():
+def test_more_rows_than_the_grid_limit():
     x, w = placeholder("x", 3_000_000, 16), placeholder("w", 3, 16)
     out = topi.nn.dense(x, w)
     target = Target(TARGET)
@@ -296,7 +296,7 @@ def test_more_rows_than_a_grid_is_high():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_what_stands_before_a_product_is_computed_while_it_is_copied(cuda_device, dtype):
+def test_elementwise_producers_are_fused_into_the_copy(cuda_device, dtype):
     x, w = placeholder("x", 20, 48, dtype=dtype), placeholder("w", 24, 48, dtype=dtype)
     bent = te.compute(x.shape, lambda i, j: te.max(x(i, j), te.const(0, dtype)), name="bent", tag="elemwise")
     (a, b), result = run(cuda_device, [x, w], topi.nn.dense(bent, w, out_dtype="float32"))
@@ -304,7 +304,7 @@ def test_what_stands_before_a_product_is_computed_while_it_is_copied(cuda_device
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_results_of_another_shape_and_second_results_are_kernels_of_their_own(cuda_device):
+def test_outputs_that_can_not_be_fused_are_separate_kernels(cuda_device):
     x, w = placeholder("x", 6, 40), placeholder("w", 8, 40)
     product = topi.nn.dense(x, w)
     transposed = te.compute((8, 6), lambda i, j: product(j, i) * 2.0, name="transposed", tag="injective")

@@ -76,7 +76,7 @@ def test_operands_in_either_order(hopper, transposed, dtype):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_convolutions_read_borders_of_zeros_and_weights_turned(hopper, stride):
+def test_convolutions_with_zero_borders_and_transposed_weights(hopper, stride):
     x = te.placeholder((2, 7, 6, 64), "float16", "x")
     w = te.placeholder((3, 3, 64, 72), "float16", "w")
     out = topi.nn.conv(x, w, (stride, stride), (1, 1, 1, 1), (1, 1), 1, "NHWC", "HWIO", out_dtype="float32")
@@ -90,19 +90,19 @@ def test_convolutions_read_borders_of_zeros_and_weights_turned(hopper, stride):
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=2e-3)
 
 
-def test_the_depth_is_shared_between_blocks(hopper):
+def test_split_k(hopper):
     args = product((64, 64, 1000))
     check(hopper, args, "nt", scheduled(args, WgmmaTile((4, 1), (1, 8), 64, 3), parts=3))
 
 
 @pytest.mark.parametrize("transposed", ["nn", "nt"])
-def test_no_races_and_nothing_read_unwritten(transposed):
+def test_no_races_and_no_uninitialised_reads(transposed):
     loops = scheduled(product((72, 136, 328), transposed), WgmmaTile((4, 2), (1, 8), 64, 3))
     assert check_kernels([loops["main"]], ARCH) == 1
 
 
 @pytest.mark.parametrize("depth", [64, 192])
-def test_units_that_multiply_are_told_of_what_was_written(depth):
+def test_shared_memory_writes_are_fenced_before_wgmma(depth):
     """A product of one slice is copied by ordinary stores, without a wait for asynchronous copies."""
     loops = scheduled(product((72, 136, depth)), WgmmaTile((4, 2), (1, 8), 64, 3))
     text = emit(loops, TARGET).text
@@ -115,7 +115,7 @@ def best(args, arch):
     return plans_of(contraction, Target(f"cuda -arch={arch}"))[0].tile
 
 
-def test_large_products_of_two_bytes_use_them_where_they_are():
+def test_large_16_bit_products_use_wgmma():
     large = product((4096, 4096, 4096))
     assert isinstance(best(large, "sm_90a"), WgmmaTile)
     assert not isinstance(best(large, "sm_90"), WgmmaTile)
@@ -125,7 +125,7 @@ def test_large_products_of_two_bytes_use_them_where_they_are():
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_machine_code_multiplies_slices_without_spills(tile):
+def test_machine_code_has_wgmma_without_spills(tile):
     library = backend.build(scheduled(product((1024, 1024, 1024)), tile), target=TARGET).imported_modules[0]
     (report,) = library.report.values()
     assert report["spill_stores"] == report["spill_loads"] == report["stack"] == 0

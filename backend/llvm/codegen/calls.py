@@ -293,8 +293,8 @@ class CallEmitter(TileEmitter):
         return self.from_memory(value, call.dtype)
 
     def emit_dlpack_field(self, call: Call) -> str:
-        offset, spelling = DLPACK_FIELDS[_string(call.args[1], call)]
-        stored = dtype(spelling)
+        offset, dtype_name = DLPACK_FIELDS[_string(call.args[1], call)]
+        stored = dtype(dtype_name)
         address = self.byte_offset(self.visit(call.args[0]), offset)
         value = self.text.value(f"load {memory_type(stored)}, ptr {address}, align {element_bytes(stored)}")
         return self.convert(value, stored, call.dtype)

@@ -58,13 +58,13 @@ def saved(cuda_device, tmp_path):
     return tmp_path / "model.relayc"
 
 
-def test_it_runs_without_the_compiler(saved):
+def test_a_saved_model_runs_without_the_compiler(saved):
     driver = () if emulation.real_driver() else (emulation.build_driver(),)
     assert run_python(LOAD + RUN, saved, *driver) == "[[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0]]"
 
 
 @pytest.mark.skipif(emulation.real_driver(), reason="this machine has a GPU")
-def test_without_a_gpu_it_says_why_it_cant_run(saved):
+def test_a_saved_model_reports_a_missing_gpu(saved):
     printed = run_python(LOAD + TRY, saved)
     reason = printed.removeprefix("there is no device cuda:0: ")
     assert reason != printed and "NVIDIA driver" in reason

@@ -64,7 +64,7 @@ def test_vector_add(cuda_device, dtype, vector):
 
 
 @pytest.mark.parametrize("vector", [1, 4])
-def test_an_address_that_vectors_can_not_use_is_refused(cuda_device, vector):
+def test_a_misaligned_address_is_rejected(cuda_device, vector):
     s, args = programs.vector_add(64, vector=vector)
     function = backend.build(s, args, Target("cuda"), name="f")
     memory = backend.nd.array(np.arange(72, dtype="float32"), cuda_device)
@@ -94,7 +94,7 @@ def test_a_size_given_as_an_argument(cuda_device):
 
 
 @pytest.mark.parametrize("vector", [1, 4])
-def test_indices_that_divide(cuda_device, vector):
+def test_indices_with_divisions(cuda_device, vector):
     """Quotients and remainders of positions, and of values that may be negative."""
     a = te.placeholder((7, 12), "int32", name="a")
     out = te.compute((84,), lambda i: a[i % 7, i // 7] // 5 + a[i % 7, i // 7] % 5 * 1000, name="out")
@@ -171,7 +171,7 @@ def test_casts(cuda_device, of):
         np.testing.assert_array_equal(out, x.astype("int64").astype(to), err_msg=to)
 
 
-def test_nan_goes_through_minimum_and_maximum(cuda_device):
+def test_min_and_max_propagate_nan(cuda_device):
     a, b = values("float32"), values("float32", seed=1)
     a[::3], b[::5] = np.nan, np.nan
     for fn, reference in ((te.tir.minimum, np.minimum), (te.tir.maximum, np.maximum)):
@@ -179,7 +179,7 @@ def test_nan_goes_through_minimum_and_maximum(cuda_device):
         np.testing.assert_array_equal(out, reference(a, b))
 
 
-def test_special_numbers(cuda_device):
+def test_special_values(cuda_device):
     x = np.array([1, np.nan, np.inf, -np.inf, -0.0, 3] * 12, "float32")[:70]
     inf = te.tir.ops.infinity("float32")
     for fn, reference in (
@@ -206,7 +206,7 @@ def test_bits(cuda_device):
     np.testing.assert_array_equal(bits.view("int32"), x)
 
 
-def test_a_padded_vector_load_reads_nothing_outside(cuda_device):
+def test_a_padded_vector_load_stays_in_bounds(cuda_device):
     """A condition that is uniform over the lanes guards the whole vector."""
     a = te.placeholder((8, 16), name="a")
     b = te.compute(
@@ -370,7 +370,7 @@ def test_small_floats(cuda_device, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
-def test_four_products_of_bytes_are_one_instruction(cuda_device, dtype):
+def test_a_byte_dot_product_is_one_instruction(cuda_device, dtype):
     n = 64
 
     def emit(a, out):
@@ -389,7 +389,7 @@ def test_four_products_of_bytes_are_one_instruction(cuda_device, dtype):
     np.testing.assert_array_equal(out, (data.astype("int32").reshape(n, 4) ** 2).sum(1) + np.arange(n))
 
 
-def test_a_loop_at_the_root_launches_its_kernels_in_turns(cuda_device):
+def test_a_loop_at_the_root_interleaves_its_kernels(cuda_device):
     """Each step of a dynamic number has two launches that read each other's results."""
     steps, size = te.var("steps"), 70
     a = te.placeholder((size,), name="a")

@@ -27,12 +27,12 @@ def test_h100_and_a100():
     assert h100.get("thread-warp-size") == 32 and h100.get("max-threads-per-block") == 1024
 
 
-def test_what_is_given_wins():
+def test_explicit_attributes_override_defaults():
     target = Target("cuda -arch=sm_80 -max-num-threads=256 -libs=cublas -multi-processor-count=7")
     assert (target.get("max-num-threads"), target.get("multi-processor-count"), target.libs) == (256, 7, ("cublas",))
 
 
-def test_the_feature_letter_stays():
+def test_the_architecture_suffix_is_kept():
     target = Target("cuda -arch=sm_90a")
     assert target.get("arch") == "sm_90a" and CudaLimits.of(target).capability == 90
 
@@ -46,7 +46,7 @@ def test_the_feature_letter_stays():
         ("cuda -arc=sm_90", ["no option 'arc'", "did you mean 'arch'"]),
     ],
 )
-def test_what_makes_no_sense_is_refused(text, words):
+def test_invalid_attributes_are_rejected(text, words):
     with pytest.raises(TargetError) as caught:
         Target(text)
     assert all(word in str(caught.value) for word in words)

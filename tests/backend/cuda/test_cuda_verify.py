@@ -31,7 +31,7 @@ def test_limits_of_a_launch(shape, words):
     assert reason.startswith("k: ") and all(word in reason for word in words)
 
 
-def test_what_fits_is_no_fault():
+def test_launches_within_the_limits_are_accepted():
     assert verify_launch(kernel((1 << 30, 65535, 1), (32, 32, 1)), Target("cuda -arch=sm_90")) == []
     assert verify_launch(kernel((te.var("n"), 1, 1)), Target("cuda -arch=sm_90")) == []
 

@@ -57,7 +57,7 @@ def test_integer_division_has_the_right_sign(run_both, dtype, node, lanes):
 
 @pytest.mark.parametrize("node", [Div, Mod, FloorDiv, FloorMod])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
-def test_vectors_of_integers_are_divided_exactly(run_both, dtype, node):
+def test_integer_vectors_are_divided_exactly(run_both, dtype, node):
     """They are divided as floats: quotients next to integers, of values up to the type's limits, must not be rounded
     up."""
     info = np.iinfo(dtype)
@@ -76,7 +76,7 @@ def test_vectors_of_integers_are_divided_exactly(run_both, dtype, node):
 @pytest.mark.parametrize("node", [Div, Mod, FloorDiv, FloorMod])
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 @pytest.mark.parametrize("digits", [20, 51, 52, 63])
-def test_vectors_of_64_bits_are_divided_exactly(run_both, dtype, node, digits):
+def test_int64_vectors_are_divided_exactly(run_both, dtype, node, digits):
     """Divided as floats if all values have 51 bits at most: next to multiples, and with one larger value in any
     lane."""
     lowest = 0 if dtype == "uint64" else -(2**digits)
@@ -108,7 +108,7 @@ def test_division_by_zero_and_overflow_do_not_trap(run_llvm, node, lanes, dtype)
 
 @pytest.mark.parametrize("lanes", [1, 3, 8])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "uint8"])
-def test_min_and_max_keep_nan(run_both, dtype, lanes):
+def test_min_and_max_propagate_nan(run_both, dtype, lanes):
     a, b = sample(dtype, 24), sample(dtype, 24)
     if a.dtype.kind not in "iu":
         a[:4] = np.nan
@@ -159,7 +159,7 @@ def test_bfloat16_rounds_to_nearest_even(run_both, lanes):
 
 
 @pytest.mark.parametrize("lanes", [16, 32, 48])
-def test_denormal_numbers_are_rounded_to_bfloat16_like_others(run_both, lanes):
+def test_denormals_are_rounded_to_bfloat16(run_both, lanes):
     """The processor's instruction flushes them to zero. Every kind, one per lane among normal values."""
     denormal = np.array([1, 0x7FFF, 0x8000, 0x8001, 0x18000, 0x7FFFFF, 0x80008001, 0x807FFFFF], np.uint32)
     values = np.full((len(denormal), lanes, lanes), 1.0 + 2.0**-8, np.float32)
@@ -174,7 +174,7 @@ def test_denormal_numbers_are_rounded_to_bfloat16_like_others(run_both, lanes):
 @pytest.mark.parametrize(
     ("cpu", "lanes", "count"), [("znver4", 64, 2), ("znver4", 16, 1), ("znver4", 48, 0), ("skylake-avx512", 64, 0)]
 )
-def test_bfloat16_is_rounded_by_the_processor(cpu, lanes, count):
+def test_bfloat16_rounding_uses_the_instruction(cpu, lanes, count):
     f = elementwise(lambda a: cast("bfloat16", a), ["float32"], "bfloat16", lanes, 4 * lanes)
     target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}")
     text = build(IRModule({"f": f}), target).get_source("asm")
@@ -184,7 +184,7 @@ def test_bfloat16_is_rounded_by_the_processor(cpu, lanes, count):
 
 
 @pytest.mark.parametrize("lanes", [1, 8])
-def test_float16_without_instructions_for_it(run_llvm, lanes):
+def test_float16_without_conversion_instructions(run_llvm, lanes):
     old = Target("llvm -mcpu=x86-64-v2") if "x86" in Target("llvm").get("mtriple") else Target("llvm")
     every_half = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     widen = elementwise(lambda a: cast("float32", a), ["float16"], "float32", lanes, 1 << 16)

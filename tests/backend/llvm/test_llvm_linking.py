@@ -110,7 +110,7 @@ def mapped() -> Iterator[tuple[range, str]]:
 
 
 @needs_elf
-def test_code_can_t_be_written_and_data_can_t_be_run():
+def test_code_is_not_writable_and_data_not_executable():
     image = ElfImage([compiled(FIRST), compiled(SECOND)])
     code = image.address("look_up")
     pages = list(mapped())
@@ -131,7 +131,7 @@ def test_memory_is_freed_with_the_image_unless_it_is_kept():
 
 
 @needs_elf
-def test_what_our_linker_can_t_do_it_refuses_and_llvm_does_it():
+def test_objects_unsupported_by_our_linker_are_linked_by_llvm():
     absolute = compiled(FIRST.replace("@other", "@llabs"), "static")
     with pytest.raises(UnsupportedObject):
         ElfImage([absolute])
@@ -143,7 +143,7 @@ def test_what_our_linker_can_t_do_it_refuses_and_llvm_does_it():
         ElfImage([b"\x7fELF"])
 
 
-def test_linking_takes_whichever_can(monkeypatch: pytest.MonkeyPatch):
+def test_the_linker_is_chosen_by_the_objects(monkeypatch: pytest.MonkeyPatch):
     objects = [compiled(FIRST), compiled(SECOND)]
     assert function(link(objects), "next")() == 41
     monkeypatch.setattr(sys, "platform", "another")

@@ -58,14 +58,14 @@ def test_tasks_run_each_iteration_of_each_loop_once_and_in_order(loops: Loops, t
     [([(7, 30), (7, 30)], 2, 1.0), ([(2, 2500), (61, 20)], 2, 1.01), ([(122, 2294), (32, 2187), (27, 2000)], 16, 1.07),
      ([(12, 900), (9, 890), (5, 400)], 8, 1.35)],
 )  # fmt: skip
-def test_a_thread_gets_no_more_than_its_share_of_all_loops(loops: Loops, threads: int, most: float) -> None:
+def test_the_partition_is_balanced(loops: Loops, threads: int, most: float) -> None:
     work = [sum(len(r) * cycles for r, (_, cycles) in zip(ranges(loops, t, threads, threads), loops, strict=True))
             for t in range(threads)]  # fmt: skip
     assert max(work) <= most * sum(work) / threads
     assert sum(work) == sum(extent * cycles for extent, cycles in loops)
 
 
-def test_the_tasks_of_a_thread_go_from_loop_to_loop():
+def test_tasks_of_a_thread_follow_the_order_of_loops():
     tasks = [ranges([(8, 10), (8, 10)], task, 8, 2) for task in range(4)]
     assert [[len(r) for r in both] for both in tasks] == [[2, 0], [2, 0], [0, 2], [0, 2]]
 
@@ -98,7 +98,7 @@ def test_compiled_steps_run_every_iteration(extents: list[int], threads: int) ->
     assert counts.numpy().tolist() == [3] * sum(extents)
 
 
-def test_steps_in_a_row_are_one_region():
+def test_consecutive_steps_are_one_region():
     text = build(counting([4, 6], 3), target="llvm").get_source("raw-ll")
     assert text.count("ptr @counting.task") == 1
     assert "i64 3)" in text

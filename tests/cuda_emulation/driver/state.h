@@ -24,7 +24,7 @@ constexpr int kMaxDevices = 8;
 
 struct Allocation {
   char* base;         // where the host finds it
-  std::size_t bytes;  // as asked for
+  std::size_t bytes;  // as requested
   int device;         // -1: pinned memory of the host
   char* mapping;
   std::size_t mapped;
