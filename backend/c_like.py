@@ -564,7 +564,7 @@ class CLikeGenerator(Visitor[Any]):
     def visit_Allocate(self, node: Allocate) -> None:
         size = product(node.buffer.shape)
         if not isinstance(size, int):
-            raise CompileError(f"buffer {node.buffer.name} of {size} elements: {self.language} code wants a known size")
+            raise CompileError(f"buffer {node.buffer.name} has {size} elements; {self.language} needs a constant size")
         with self.block(""):
             self.line(self.declare_array(node, size))
             self.visit(node.body)

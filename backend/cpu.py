@@ -126,10 +126,10 @@ def resolve_cpu(attrs: dict[str, Any], host: HostCPU) -> dict[str, Any]:
     own = CPU_FEATURES.get(attrs["mcpu"], CPU_FEATURES[baseline])
     if attrs["mcpu"] not in CPU_FEATURES and not native and not attrs.get("mattr"):
         raise TargetError(f"unknown processor {attrs['mcpu']!r}; known are: {', '.join(CPU_FEATURES)}. "
-                          "For another one say what it has: -mattr=+feature,+feature")  # fmt: skip
+                          "For another one list its features: -mattr=+feature,+feature")  # fmt: skip
     if not own >= CPU_FEATURES[baseline]:
-        raise TargetError(f"-mcpu={attrs['mcpu']} is no processor of -mtriple={attrs['mtriple']}; leave one of "
-                          "them out, or give the triple of its machines")  # fmt: skip
+        raise TargetError(f"-mcpu={attrs['mcpu']} is not a processor of -mtriple={attrs['mtriple']}; omit one of "
+                          "them, or pass the triple of that processor")  # fmt: skip
     features = _adjust(host.features if native else own, attrs.get("mattr", []))
     attrs["features"] = sorted(features)
     present = own | host.features if native else own  # LLVM may imply more than our table does

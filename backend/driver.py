@@ -155,7 +155,7 @@ def _entry_of(exposed: Sequence[str]) -> str | None:
 def _lowered(inputs: Schedule | PrimFunc | IRModule, args: Sequence[Any] | None, name: str) -> IRModule:
     if isinstance(inputs, Schedule):
         if args is None:
-            raise CompileError("build of a schedule wants its arguments: build(s, [A, B, C], target)")
+            raise CompileError("build of a schedule requires its arguments: build(s, [A, B, C], target)")
         module = lower(inputs, args, name=name)
     elif not isinstance(inputs, PrimFunc | IRModule):
         raise CompileError(f"build of a {type(inputs).__name__}; expected a schedule, a loop function or a module")

@@ -196,8 +196,8 @@ class _Binder:
         for var in size_variables(self.function):
             if id(var) not in self.bound:
                 raise VerifyError(
-                    f"function {self.function.name!r}: the symbolic size {var.name!r} stands alone in no shape, so it "
-                    f"can't be taken from the arguments; add {var.name!r} to the arguments"
+                    f"function {self.function.name!r}: the symbolic size {var.name!r} is not an extent of any shape, "
+                    f"so it can't be taken from the arguments; add {var.name!r} to the arguments"
                 )
 
     def _check_overlaps(self) -> None:

@@ -404,7 +404,7 @@ def _as_dict(target: Any) -> dict[str, Any]:
         return _as_dict(_parse_json(text)) if text.startswith("{") else _parse_words(text)
     if isinstance(target, Mapping):
         if not isinstance(target.get("kind"), str):
-            raise TargetError(f"target {dict(target)!r} names no kind; add \"kind\", one of: {_kinds_text()}")
+            raise TargetError(f"target {dict(target)!r} has no kind; add \"kind\", one of: {_kinds_text()}")
         return dict(target)
     raise TargetError(f"a target is a string, a dictionary or a Target; got a {type(target).__name__}: {target!r}")
 
@@ -426,16 +426,16 @@ def _parse_words(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise TargetError(f"target {text!r} can't be split into words: {error}") from error
     if not words or words[0].startswith("-"):
-        raise TargetError(f"target {text!r} names no kind; begin with one of: {_kinds_text()}")
+        raise TargetError(f"target {text!r} has no kind; begin with one of: {_kinds_text()}")
     kind = target_kind(words[0])
     form: dict[str, Any] = {"kind": kind.name}
     for word in words[1:]:
         name, separator, value = word.lstrip("-").partition("=")
         if not word.startswith("-") or not name:
-            raise TargetError(f"target {text!r}: {word!r} is no option; options are written -name=value")
+            raise TargetError(f"target {text!r}: {word!r} is not an option; options are written -name=value")
         option = kind.option(name)
         if not separator and option.type is not bool:
-            raise TargetError(f"target {text!r}: option -{name} wants a value: -{name}=...")
+            raise TargetError(f"target {text!r}: option -{name} requires a value: -{name}=...")
         if option.name in form:
             raise TargetError(f"target {text!r} gives option -{name} twice")
         form[option.name] = option.read(value)

@@ -148,7 +148,7 @@ class CGenerator(CLikeGenerator):
     def call_call_kernel(self, node: Call) -> str:
         name = self.called(node)
         if name not in self.symbols:
-            raise CompileError(f"call of kernel {name!r}, which the module has not; it has: {', '.join(self.symbols)}")
+            raise CompileError(f"call of kernel {name!r}, which is not in the module, with: {', '.join(self.symbols)}")
         return f"{self.symbols[name]}({', '.join(['ctx', *[self.visit(a) for a in node.args[1:]]])})"
 
     def call_call_step(self, node: Call) -> str:

@@ -76,7 +76,7 @@ def load_from_bytes(data: bytes | memoryview) -> CModule:
     """The module saved by `CModule.save_to_bytes`. Raises ArtifactError for other bytes."""
     data = bytes(data)
     if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
-        raise ArtifactError("these bytes are no module of type 'c'; build it again")
+        raise ArtifactError("these bytes are not a module of type 'c'; build it again")
     _, *sizes = _HEADER.unpack_from(data)
     if _HEADER.size + sum(sizes) != len(data):
         raise ArtifactError(f"module of type 'c' has {len(data)} bytes, expected {_HEADER.size + sum(sizes)}: damaged")
@@ -115,7 +115,7 @@ def _load_library(library: bytes, features: Sequence[str]) -> ctypes.CDLL:
     missing = int(loaded.relayc_missing_feature())
     if missing:
         raise ArtifactError(
-            f"this code needs the instructions {features[missing - 1]}, which this processor has not; compile it for "
+            f"this code needs the instructions {features[missing - 1]}, which this processor lacks; compile it for "
             "this machine (target c), or for all (target c -mcpu=x86-64-v2)"
         )
     return loaded

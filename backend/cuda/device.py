@@ -98,7 +98,7 @@ class CUDADeviceAPI(DeviceAPI):
             return
         home = self._home.pop(handle, None)
         if home is None:
-            raise DeviceError(f"{handle:#x} on {device} is no memory that was allocated here")
+            raise DeviceError(f"{handle:#x} on {device} was not allocated here")
         gpu = self.opened(device)
         try:
             with gpu.aside():
@@ -170,7 +170,7 @@ class CUDADeviceAPI(DeviceAPI):
             return
         gpu, handle = self.gpu(device), _handle_of(stream)
         if handle not in gpu.user_streams:
-            raise DeviceError(f"stream {stream!r} of {device} is none that create_stream made")
+            raise DeviceError(f"stream {stream!r} of {device} was not made by create_stream")
         call("cuStreamSynchronize", handle)
         if self._of_thread.streams.get(device.index) == handle:
             del self._of_thread.streams[device.index]
@@ -297,8 +297,8 @@ def _handle_of(stream: Any) -> int:
         if hasattr(stream, name):
             return _handle_of(int(getattr(stream, name)))
     raise ArgumentError(
-        f"{stream!r} is no CUDA stream; expected what create_raw_stream gave, an integer handle, or an object with "
-        "__cuda_stream__, cuda_stream or ptr"
+        f"{stream!r} is not a CUDA stream; expected one made by create_raw_stream, an integer handle, or an object "
+        "with __cuda_stream__, cuda_stream or ptr"
     )
 
 

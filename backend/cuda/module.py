@@ -177,7 +177,7 @@ def load_from_bytes(data: bytes | memoryview) -> CUDAModule:
     """The module that `CUDAModule.save_to_bytes` saved; no GPU is needed. Raises `ArtifactError` for anything else."""
     data = bytes(data)
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
-        raise ArtifactError("these bytes are no module of type 'cuda'; build it again")
+        raise ArtifactError("these bytes are not a module of type 'cuda'; build it again")
     _, *sizes = _HEADER.unpack_from(data)
     if _HEADER.size + sum(sizes) != len(data):
         raise ArtifactError(f"cuda module has {len(data)} bytes, expected {_HEADER.size + sum(sizes)}: it is damaged")

@@ -113,7 +113,7 @@ def _compile(source: str, flags: Sequence[str]) -> Image:
         log = _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program, "give its log")
         text = log.rstrip(b"\0").decode(errors="replace")
         if int(status) != 0:
-            raise CompileError(f"NVRTC refuses the generated code: {status.name}\n{text.strip()}\n\n{numbered(source)}")
+            raise CompileError(f"NVRTC rejected generated code: {status.name}\n{text.strip()}\n\n{numbered(source)}")
         if any(f.startswith("--gpu-architecture=compute_") for f in flags):
             return Image(_bytes(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program, "give PTX"), "ptx", text)
         return Image(_bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program, "give a cubin"), "cubin", text)

@@ -83,7 +83,7 @@ def compute_capability(arch: str) -> int:
     """The compute capability times ten: 90 for "sm_90" and "sm_90a". Raises TargetError for another format."""
     match = _ARCH.fullmatch(arch)
     if match is None:
-        raise TargetError(f"-arch={arch!r} is no CUDA architecture; expected such as sm_80 or sm_90")
+        raise TargetError(f"-arch={arch!r} is not a CUDA architecture; expected one such as sm_80 or sm_90")
     return int(match[1])
 
 

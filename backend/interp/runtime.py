@@ -56,7 +56,7 @@ class InterpDeviceAPI(DeviceAPI):
         """The bytes behind a handle. Raises DeviceError for an unknown one."""
         found = self._spaces.get(handle)
         if found is None:
-            raise DeviceError(f"handle {handle} is no memory of the interp device")
+            raise DeviceError(f"handle {handle} is not an allocation of the interp device")
         return found
 
     def copy_data_from_to(

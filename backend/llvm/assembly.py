@@ -91,7 +91,7 @@ class FunctionText:
         self._trail: list[str] = []
 
     def value(self, instruction: str) -> str:
-        """Append an instruction that gives a value; returns the value's name."""
+        """Append an instruction that has a value; returns the value's name."""
         self._count += 1
         name = f"%v{self._count}"
         self._lines.append(f"  {name} = {instruction}")

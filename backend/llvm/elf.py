@@ -172,7 +172,7 @@ class ElfImage:
         found = {name: known[name] if name in known else process_symbol(name) for name in wanted}
         missing = [name for name, address in found.items() if address is None]
         if missing:
-            raise UnsupportedObject(f"nothing in the process is called {', '.join(missing)}")
+            raise UnsupportedObject(f"undefined symbols: {', '.join(missing)}")
         return {name: address for name, address in found.items() if address is not None}
 
     def _place(self) -> _Layout:
@@ -282,13 +282,13 @@ def _map(size: int) -> int:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     address = _system().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
     if address in (None, ctypes.c_void_p(-1).value):
-        raise UnsupportedObject(f"the system gives no {size} bytes of memory: errno {ctypes.get_errno()}")
+        raise UnsupportedObject(f"can't map {size} bytes of memory: errno {ctypes.get_errno()}")
     return address
 
 
 def _protect(address: int, size: int, protection: int) -> None:
     if _system().mprotect(address, size, protection):
-        raise UnsupportedObject(f"the system refuses to make memory executable: errno {ctypes.get_errno()}")
+        raise UnsupportedObject(f"can't make memory executable: errno {ctypes.get_errno()}")
 
 
 def _unmap(address: int, size: int) -> None:

@@ -166,7 +166,7 @@ def check_machine(triple: str, features: Iterable[str]) -> None:
     if missing:
         raise ArtifactError(
             f"this code needs the instructions {', '.join(missing)}, which this processor ({cpu().device_name}) "
-            "has not; compile it for this machine (target llvm), or for all (target llvm -mcpu=x86-64-v2)"
+            "lacks; compile it for this machine (target llvm), or for all (target llvm -mcpu=x86-64-v2)"
         )
 
 

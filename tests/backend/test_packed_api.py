@@ -189,7 +189,7 @@ def test_a_size_unbound_by_arguments_is_an_error(target):
     n = SizeVar("n")
     b = decl_buffer((n * 2,), "float32", "B")
     function = PrimFunc((b.data,), BufferStore(b, const(0.0), (const(0),)), {b.data: b}, {"global_symbol": "f"})
-    with pytest.raises(VerifyError, match=r"symbolic size 'n' stands alone in no shape.*add 'n' to the arguments"):
+    with pytest.raises(VerifyError, match=r"symbolic size 'n' is not an extent of any shape.*add 'n' to the arguments"):
         build(function, target=target)
 
 

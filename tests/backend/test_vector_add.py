@@ -118,7 +118,7 @@ def test_invalid_inputs_of_build():
     for inputs, text in ((None, "build of a NoneType; expected a schedule"), (b, "build of a Tensor; expected")):
         with pytest.raises(CompileError, match=text):
             backend.build(inputs, [a, b], "llvm")
-    with pytest.raises(CompileError, match="wants its arguments"):
+    with pytest.raises(CompileError, match="requires its arguments"):
         backend.build(te.create_schedule(b.op), target="llvm")
     with pytest.raises(CompileError, match=r"function name 'two words\(\);': LLVM code has letters"):
         backend.build(te.create_schedule(b.op), [a, b], "llvm", name="two words();")

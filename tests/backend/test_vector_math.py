@@ -206,7 +206,7 @@ def test_without_fused_multiply_adds(op):
 ])  # fmt: skip
 @pytest.mark.parametrize("op", ["exp_nonpositive", "log"])
 def test_tables_are_looked_up_by_lane(op, cpu, lanes, instruction):
-    """Where the target has an instruction for it; otherwise a longer polynomial is used."""
+    """Targets without a lookup instruction use a longer polynomial."""
     f = function(op, "float32", 1, lanes, 48)
     text = build(IRModule({"f": f}), Target(f"llvm -mcpu={cpu}")).get_source("asm")
     assert bool(re.search(instruction or r"perm(d|ps)\s", text)) == (instruction is not None)
@@ -273,7 +273,7 @@ def test_remainders_of_multiples_are_zero(target):
 
 @pytest.mark.parametrize("op", ["sin", "cos", "tan"])
 def test_angles_next_to_multiples_of_half_pi(op):
-    """Where the reduction cancels most bits, also near the limit of each reduction method."""
+    """Arguments where the reduction cancels most bits, also near the limit of each reduction method."""
     n = np.concatenate([np.arange(-40000, 40000), np.arange(80000, 84000), 2 ** np.arange(17, 40) * 3])
     x = np.concatenate([np.nextafter((n * (np.pi / 2)).astype("f4"), side, dtype="f4") for side in (-np.inf, np.inf)])
     x = np.concatenate([x, (n * (np.pi / 2)).astype("f4")])

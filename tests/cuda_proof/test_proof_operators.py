@@ -17,7 +17,7 @@ BATCHES = [ROWS[i : i + _BATCH] for i in range(0, len(ROWS), _BATCH)]
 
 
 def program(rows: list[Row]) -> tuple[relay.Function, dict[str, np.ndarray]]:
-    """The operators of some rows side by side, and their inputs."""
+    """The operators of some rows as one program, and its inputs."""
     params: list[relay.Var] = []
     results: list[relay.Expr] = []
     inputs: dict[str, np.ndarray] = {}

@@ -144,7 +144,7 @@ def _tile_sums(s: te.Schedule, sums: te.Tensor, tile: MmaTile) -> IterVar:
     rest, g = stage.split(rows, factor=8)
     rest, half = stage.split(rest, factor=2)
     if isinstance(tile, WgmmaTile):
-        i_tile, i_warp = stage.split(rest, factor=4)  # the warps of a group lie one below the other
+        i_tile, i_warp = stage.split(rest, factor=4)  # the warps of a group are stacked along the rows
         group, i_tile = stage.split(i_tile, factor=tile.tiles[0])
         warps = [group, j_warp, i_warp]
     else:

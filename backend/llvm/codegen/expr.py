@@ -60,7 +60,7 @@ _PREDICATES: dict[type, tuple[str, str, str]] = {
 
 
 class ExprEmitter(ConvertEmitter):
-    """Emits expressions; `visit` gives the operand that holds the value."""
+    """Emits expressions; `visit` returns the operand that holds the value."""
 
     mask: tuple[str, int] | None = None
     """The mask of active lanes and their number, inside a side of a vector if_then_else. Loads touch no other lanes."""

@@ -91,7 +91,7 @@ class StmtEmitter(AccumulatorEmitter):
     def visit_AttrStmt(self, stmt: AttrStmt) -> None:
         if stmt.key in ("thread_extent", "virtual_thread"):
             raise CompileError(
-                f"axis {stmt.subject} is bound to a thread of a GPU, which the llvm target has not; "
+                f"axis {stmt.subject} is bound to a thread of a GPU, unsupported by the llvm target; "
                 "use parallel(axis), or build for cuda"
             )
         if self.parallel and (loops := independent_loops(stmt)):

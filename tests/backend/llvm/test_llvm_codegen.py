@@ -181,7 +181,7 @@ def test_masked_loads_with_a_constant_mask_are_plain_loads(run_llvm, wanted):
 
 @pytest.mark.parametrize(("lanes", "masked"), [(16, False), (64, True)])
 def test_constant_masks_over_several_registers_stay_masked_loads(lanes, masked):
-    """As shuffles, LLVM moves them element by element: a third of the speed where windows cross the ends of lines."""
+    """LLVM would expand shuffles to single elements: a third of the speed where windows cross the ends of lines."""
     a, c = decl_buffer((128,), "float32", name="A"), decl_buffer((128,), "float32", name="C")
     first = Var("first", dtype_of("int32"))
     load = BufferLoad(a, (ramp(first - 2, 1, lanes),), ramp(0, 1, lanes) >= 2)
