@@ -208,10 +208,10 @@ class _Binder:
                 if id(buffer.data) not in written and id(other_buffer.data) not in written:
                     continue
                 zero = const(0, "int64")
-                apart = any_of(start + nbytes <= other_start, other_start + other_nbytes <= start,
+                disjoint = any_of(start + nbytes <= other_start, other_start + other_nbytes <= start,
                                equal(nbytes, zero), equal(other_nbytes, zero))  # fmt: skip
                 text = f"{name} at {{}} overlaps {other} at {{}}; a result needs memory of its own"
-                self.check(apart, text, start, other_start)
+                self.check(disjoint, text, start, other_start)
 
 
 class _Tensor:

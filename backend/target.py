@@ -154,11 +154,11 @@ class TargetKind:
             raise TargetError(f"target kind {self.name!r} has no option {name!r}{hint}; known are: {known}")
         return found
 
-    def resolve(self, given: Mapping[str, Any]) -> Attrs:
+    def resolve(self, passed: Mapping[str, Any]) -> Attrs:
         """The checked attributes with defaults and the parser's results; None values are dropped."""
         attrs = {name: o.default for name, o in self.options.items() if o.default is not None}
         checked: Attrs = {}
-        for name, value in given.items():
+        for name, value in passed.items():
             option = self.option(name)
             if option.derived:
                 raise TargetError(f"option {name!r} of target kind {self.name!r} follows from others; leave it out")
@@ -256,13 +256,13 @@ class Target:
     _current: ClassVar[ContextVar[Target | None]] = ContextVar("relayc_target", default=None)
 
     def __init__(self, target: str | Mapping[str, Any] | Target, host: str | Mapping[str, Any] | Target | None = None):
-        given = _as_dict(target)
-        self.kind = target_kind(given.pop("kind"))
-        own_host = given.pop("host", None)
+        passed = _as_dict(target)
+        self.kind = target_kind(passed.pop("kind"))
+        own_host = passed.pop("host", None)
         host = own_host if host is None else host
-        keys = self.kind.option("keys").check(given.pop("keys", []))
+        keys = self.kind.option("keys").check(passed.pop("keys", []))
         self.keys = tuple(dict.fromkeys((*keys, *self.kind.default_keys)))
-        self.attrs = TargetAttrs(self.kind, self.kind.resolve(given))
+        self.attrs = TargetAttrs(self.kind, self.kind.resolve(passed))
         self.host = None if host is None else Target(host)
         self._json = json.dumps(self.to_dict(), sort_keys=True)
         self._tokens: list[Token[Target | None]] = []
@@ -323,12 +323,12 @@ class Target:
 
     def to_dict(self) -> dict[str, Any]:
         """The dictionary form; `Target(t.to_dict()) == t`."""
-        form: dict[str, Any] = {"kind": self.kind.name, "keys": list(self.keys), **self._given()}
+        form: dict[str, Any] = {"kind": self.kind.name, "keys": list(self.keys), **self._explicit()}
         if self.host is not None:
             form["host"] = self.host.to_dict()
         return form
 
-    def _given(self) -> dict[str, Any]:
+    def _explicit(self) -> dict[str, Any]:
         return {name: value for name, value in self.attrs.items() if not self.kind.options[name].derived}
 
     def to_json(self) -> str:
@@ -338,7 +338,7 @@ class Target:
     def __str__(self) -> str:
         """The string form, every attribute explicit; `Target(str(t)) == t`."""
         words = [self.kind.name, f"-keys={','.join(self.keys)}"]
-        words += [f"-{name}={_spell(value)}" for name, value in sorted(self._given().items()) if value != []]
+        words += [f"-{name}={_spell(value)}" for name, value in sorted(self._explicit().items()) if value != []]
         if self.host is not None:
             words.append(f"-host={shlex.quote(str(self.host))}")
         return " ".join(words)

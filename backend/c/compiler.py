@@ -33,12 +33,12 @@ def feature_check(target: Target) -> tuple[str, tuple[str, ...]]:
 
     The function returns 0, or the number (from 1) of the first feature that the processor lacks.
     """
-    asked: tuple[str, ...] = ()
+    checked: tuple[str, ...] = ()
     if str(target.get("mtriple")).startswith("x86_64"):
-        asked = tuple(f for f in _FLAG_FEATURES if f in target.features and f in _CHECKED_FEATURES)
-    tests = [f'  if (!__builtin_cpu_supports("{feature}")) return {i};' for i, feature in enumerate(asked, 1)]
-    start = ["  __builtin_cpu_init();"] if asked else []
-    return "\n".join(["int32_t relayc_missing_feature(void) {", *start, *tests, "  return 0;", "}"]), asked
+        checked = tuple(f for f in _FLAG_FEATURES if f in target.features and f in _CHECKED_FEATURES)
+    tests = [f'  if (!__builtin_cpu_supports("{feature}")) return {i};' for i, feature in enumerate(checked, 1)]
+    start = ["  __builtin_cpu_init();"] if checked else []
+    return "\n".join(["int32_t relayc_missing_feature(void) {", *start, *tests, "  return 0;", "}"]), checked
 
 
 def find_compiler(target: Target) -> str:

@@ -117,9 +117,9 @@ def emit(module: IRModule, target: Target) -> Source:
     Raises CompileError for functions without thread axes, kernels that can't be launched, and code unsupported in CUDA.
     """
     functions = prepare(module, target)
-    refused = verify(functions, target)
-    if refused:
-        raise CompileError("kernels that can't be launched on " + target.get("model") + ":\n  " + "\n  ".join(refused))
+    problems = verify(functions, target)
+    if problems:
+        raise CompileError("kernels that can't be launched on " + target.get("model") + ":\n  " + "\n  ".join(problems))
     return generate_source(functions, fast_math("cuda"))
 
 

@@ -113,13 +113,13 @@ RC_LDMATRIX(_transposed, ".trans")
 // Products of warp groups (sm_90a): four adjacent warps multiply 64 rows by `columns` over 16 elements of depth. Operands
 // are in swizzled lines of 128 bytes (`Stage.swizzle`; PTX ISA, "wgmma.mma_async"), in groups of eight lines 1024 bytes
 // apart. A line has elements of one row or column, or for a transposed operand of one depth, and the next line those of
-// the next one; the next lines of rows or columns of a transposed operand are `apart` bytes away.
+// the next one; the next lines of rows or columns of a transposed operand are `stride` bytes away.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // The descriptor of an operand that begins `offset` bytes after the multiple of 1024 bytes at or before `own`.
-RC_DEVICE unsigned long long rc_wgmma_operand(const void* own, int offset, int apart) {
+RC_DEVICE unsigned long long rc_wgmma_operand(const void* own, int offset, int stride) {
   unsigned place = ((unsigned)__cvta_generic_to_shared(own) & ~1023u) + offset;
-  return 1ull << 62 | 64ull << 32 | (unsigned long long)(apart >> 4) << 16 | (place >> 4 & 0x3fff);
+  return 1ull << 62 | 64ull << 32 | (unsigned long long)(stride >> 4) << 16 | (place >> 4 & 0x3fff);
 }
 RC_DEVICE void rc_wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 RC_DEVICE void rc_wgmma_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

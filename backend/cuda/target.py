@@ -117,7 +117,7 @@ def _query(device: Device) -> dict[str, Any]:
     version = device.compute_version
     if not device.exist or version is None:
         raise TargetError(f"there is no device {device} on this machine; name an architecture instead: -arch=sm_90")
-    told = {
+    reported = {
         "arch": "sm_" + version.replace(".", "") + _ARCH_SPECIFIC.get(version, ""),
         "model": device.device_name,
         "max-threads-per-block": device.max_threads_per_block,
@@ -127,7 +127,7 @@ def _query(device: Device) -> dict[str, Any]:
         "multi-processor-count": device.multi_processor_count,
         "l2-bytes": device.l2_cache_size_bytes,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in reported.items() if value is not None}
 
 
 _kind = register_target_kind("cuda", device="cuda").add_attr_option(

@@ -40,10 +40,10 @@ _PROBE = "from relayc.backend.cuda.driver import probe; print(*probe())"
 def no_real_device() -> str | None:
     """The reason why this machine has no CUDA device; None if it has one. Probed in another process, since a driver
     stays loaded."""
-    asked = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
-    if asked.returncode:
-        return f"the CUDA driver ended a process that looked for devices: {asked.stderr.strip()[-200:]}"
-    count, reason = asked.stdout.strip().split(" ", 1)
+    probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        return f"the CUDA driver ended a process that looked for devices: {probe.stderr.strip()[-200:]}"
+    count, reason = probe.stdout.strip().split(" ", 1)
     return None if int(count) else reason
 
 

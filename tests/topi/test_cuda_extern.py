@@ -121,10 +121,10 @@ def test_overlapping_windows_are_added_pixel_by_pixel(run_cuda, block, stride, d
     image = (7, 9)
     counts = [(n + 2 * pad - dilation * (k - 1) - 1) // stride + 1 for n, k in zip(image, block, strict=True)]
     columns = few(2, 3, *block, *counts)
-    given = columns.reshape(2, -1, counts[0] * counts[1])
-    x = te.placeholder(given.shape, "float32", "x")
+    windows = columns.reshape(2, -1, counts[0] * counts[1])
+    x = te.placeholder(windows.shape, "float32", "x")
     result = topi.nn.col2im(x, image, block, (stride,) * 2, (dilation,) * 2, (pad,) * 4)
-    (found,) = run_cuda([x], [result], given)
+    (found,) = run_cuda([x], [result], windows)
     expected = np.zeros((2, 3, *[n + 2 * pad for n in image]), np.float32)
     for i, j in np.ndindex(*block):
         rows, cols = (slice(k * dilation, k * dilation + (n - 1) * stride + 1, stride)

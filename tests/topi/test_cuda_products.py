@@ -39,9 +39,9 @@ def execute(device, inputs, *outs, options=""):
     target = Target(TARGET + options)
     library = backend.build(te.lower(schedule_for(list(outs), target), [*inputs, *outs]), target=target)
     arrays = [random(t) for t in inputs]
-    given = [backend.nd.array(a, device) for a in arrays]
+    on_device = [backend.nd.array(a, device) for a in arrays]
     results = [backend.nd.empty(t.shape, str(t.dtype), device) for t in outs]
-    library(*given, *results)
+    library(*on_device, *results)
     return arrays, *[r.numpy() for r in results]
 
 

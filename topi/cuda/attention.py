@@ -39,7 +39,7 @@ def schedule_attention(outs: list[te.Tensor], anchor: te.Operation, target: Targ
     stages = [found[tag] for tag in _STAGES]
     if not all(isinstance(op, te.ComputeOp) for op in (*stages, anchor)):
         return schedule_stagewise(outs, anchor, target)
-    s, out = start_schedule(outs, anchor, target, apart=stages)
+    s, out = start_schedule(outs, anchor, target, separate=stages)
     product, score, largest, weight, total = [op.output(0) for op in stages]
     weights = _rounded_weights(s, anchor, weight, total)
     gpu = Gpu.of(target)

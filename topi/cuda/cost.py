@@ -56,9 +56,9 @@ class Gpu:
         Blocks are small enough that every multiprocessor gets one, and large enough that all its threads can be
         resident at once.
         """
-        share = self.whole_warps(math.ceil(items / self.processors))
+        per_processor = self.whole_warps(math.ceil(items / self.processors))
         fewest = self.whole_warps(self.limits.threads_per_sm // self.limits.blocks_per_sm)
-        return min(max(min(share, largest), fewest), self.whole_warps(items))
+        return min(max(min(per_processor, largest), fewest), self.whole_warps(items))
 
     def items_per_thread(self, items: int, threads: int, item_bytes: int) -> int:
         """Items of `item_bytes` per thread to have in flight, so that they saturate the memory.

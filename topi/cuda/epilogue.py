@@ -80,9 +80,9 @@ def _inline(value: PrimExpr, anchor: te.Operation) -> PrimExpr:
 
 
 def start_schedule(
-    outs: Sequence[te.Tensor], anchor: te.Operation, target: Target, apart: Collection[te.Operation] = ()
+    outs: Sequence[te.Tensor], anchor: te.Operation, target: Target, separate: Collection[te.Operation] = ()
 ) -> tuple[te.Schedule, te.Tensor]:
-    """A schedule complete except for the anchor, the tensor that it is written out through (returned), and `apart`.
+    """A schedule complete except for the anchor, the tensor that it is written out through (returned), and `separate`.
 
     The epilogue is written out by the group's output if it can be fused, else by the anchor, and its readers are
     kernels of their own. The anchor's injective inputs are inlined.
@@ -95,6 +95,6 @@ def start_schedule(
     inline_injective(s, outs, keep)
     out = anchor.output(0) if fused is None else fused
     for op in operations_behind(outs):
-        if op is not anchor and op is not out.op and op not in apart and s[op].attach != "inline":
+        if op is not anchor and op is not out.op and op not in separate and s[op].attach != "inline":
             schedule_stage(s, op, target)
     return s, out

@@ -48,12 +48,12 @@ __all__ = ["rewritten", "schedule_extern"]
 
 def schedule_extern(s: te.Schedule, op: te.ExternOp, gpu: Gpu, by: te.ExternOp | None = None) -> None:
     """Compute `op` on threads, by the loops of `by` where another algorithm suits threads better."""
-    given = op if by is None else by
-    body = _Launcher(gpu).launch(given.body)
+    source = op if by is None else by
+    body = _Launcher(gpu).launch(source.body)
     current = s[op].op
     assert isinstance(current, te.ExternOp)
     new = te.ExternOp(
-        op.name, op.tag, op.attrs, current.inputs, given.input_buffers, given.output_buffers, body
+        op.name, op.tag, op.attrs, current.inputs, source.input_buffers, source.output_buffers, body
     )
     mapping: dict[te.Tensor, te.Tensor] = {}
     s.set_op(s[op], new, mapping)
@@ -98,8 +98,8 @@ class _Launcher:
         kernels: list[Stmt] = []
         together: list[Stmt] = []
         for part in stmt.stmts:
-            apart = _is_independent(part) or _is_launched(part)
-            if apart or (isinstance(part, Allocate) and not _is_private(part.buffer)):
+            separate = _is_independent(part) or _is_launched(part)
+            if separate or (isinstance(part, Allocate) and not _is_private(part.buffer)):
                 kernels += [self._block(together)] if together else []
                 kernels.append(self.launch(part))
                 together = []
@@ -236,13 +236,13 @@ class _BlockWide(Mutator):
         total = product([as_dim(loop.extent) for loop in loops])
         if as_int(total) == 0:
             return no_op()
-        turn, number = Var("turn"), Var("number")
+        round_, number = Var("round"), Var("number")
         own = _PrivateScratch(number, total)
         body = IfThenElse(number < total, _bind(loops, number, own.visit(_serial(body))))
         self.made += own.made.values()
-        body = LetStmt(number, turn * self.threads + self.thread, body)
-        turns = as_dim((total + (self.threads - 1)) // self.threads)
-        return seq(For(turn, const(0), convert(turns), ForKind.SERIAL, body), _barrier())
+        body = LetStmt(number, round_ * self.threads + self.thread, body)
+        rounds = as_dim((total + (self.threads - 1)) // self.threads)
+        return seq(For(round_, const(0), convert(rounds), ForKind.SERIAL, body), _barrier())
 
     def visit_BufferStore(self, node: BufferStore) -> Stmt:
         if _is_private(node.buffer) or self.threads == 1:

@@ -306,15 +306,15 @@ class Problem:
         if not resident:
             return math.inf
         blocks = self.batch * math.ceil(self.rows / tile.rows) * math.ceil(self.columns / tile.columns)
-        share = max(math.ceil(blocks / self.gpu.processors), 1)
-        together = min(resident, share)
+        each = max(math.ceil(blocks / self.gpu.processors), 1)
+        together = min(resident, each)
         warps = together * tile.threads / 32
         rate = min(1.0, warps / tile.hiding_warps) ** 0.5
         steps = math.ceil(self.depth / tile.depth)
         writing_rate = min(1.0, warps / _HIDING_WARPS) ** tile.writing_power
         write = tile.rows * tile.columns * 4 / _L2_BYTES_PER_CYCLE / writing_rate
         alone = _LAUNCH_CYCLES + steps * (_STEP_CYCLES + tile.ring_cycles(steps))
-        own = share * (steps * tile.step_cycles(per_cycle, self.nbytes) / rate + write) + share / together * alone
+        own = each * (steps * tile.step_cycles(per_cycle, self.nbytes) / rate + write) + each / together * alone
         return own + (0 if self.parts == 1 else self._sum_cycles())
 
     def _sum_cycles(self) -> float:

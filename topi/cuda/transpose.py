@@ -79,13 +79,13 @@ def schedule_transpose(s: te.Schedule, out: te.Tensor, reads: StridedReads) -> N
     row_tile, row = stage.split(axes[reads.axis], factor=_TILE)
     column_tile, column = stage.split(axes[-1], factor=_TILE)
     others = [axis for n, axis in enumerate(axes[:-1]) if n != reads.axis]
-    turn, row = stage.split(row, factor=_ROWS)
-    stage.reorder(*others, row_tile, column_tile, turn, row, column)
+    step, row = stage.split(row, factor=_ROWS)
+    stage.reorder(*others, row_tile, column_tile, step, row, column)
     block = stage.fuse(*others, row_tile, column_tile)
     stage.bind(block, block_axis())
     stage.bind(row, thread_axis(_ROWS, "y"))
     stage.bind(column, thread_axis(_TILE))
-    stage.unroll(turn)
+    stage.unroll(step)
     last = stage.op.axis[-1].var
     for tensor, reading in readers.items():
         position = next(_positions(index, last) for t, index in reads_of(out) if t is tensor)
@@ -107,6 +107,6 @@ def _load_tile(s: te.Schedule, tile: te.Tensor, across: int | None) -> None:
     if across is None:
         return
     stage.storage_align(axes[across], _TILE, 1)
-    turn, row = stage.split(axes[across], factor=_ROWS)
+    step, row = stage.split(axes[across], factor=_ROWS)
     stage.bind(row, thread_axis(_ROWS, "y"))
-    stage.unroll(turn)
+    stage.unroll(step)

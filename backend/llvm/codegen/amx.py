@@ -39,8 +39,8 @@ class TileEmitter(LookupEmitter):
         return self._tile_instruction("tdpbusd", [self._tile_number(call, i) for i in range(3)])
 
     def _rows_in_memory(self, call: Call) -> list[tuple[str, str]]:
-        apart = self.operand(self.index(call.args[2]))
-        return [self._tile_number(call, 0), ("ptr", self.visit(call.args[1])), ("i64", apart)]
+        row_stride = self.operand(self.index(call.args[2]))
+        return [self._tile_number(call, 0), ("ptr", self.visit(call.args[1])), ("i64", row_stride)]
 
     def _tile_number(self, call: Call, argument: int) -> tuple[str, str]:
         number = as_int(call.args[argument])
@@ -50,8 +50,8 @@ class TileEmitter(LookupEmitter):
     def _tile_instruction(self, name: str, arguments: list[tuple[str, str]]) -> str:
         kinds = ", ".join([kind for kind, _ in arguments])
         self.text.module.declare(f"llvm.x86.{name}", "void", kinds)
-        given = ", ".join([f"{kind.split()[0]} {value}" for kind, value in arguments])
-        self.text.effect(f"call void @llvm.x86.{name}({given})")
+        operands = ", ".join([f"{kind.split()[0]} {value}" for kind, value in arguments])
+        self.text.effect(f"call void @llvm.x86.{name}({operands})")
         return "0"
 
 

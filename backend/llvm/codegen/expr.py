@@ -371,8 +371,8 @@ class ExprEmitter(ConvertEmitter):
         if expr.__class__ not in _LANES_BELOW or not (self.is_index(first.base) and self.is_index(limit.value)):
             return None
         predicate, more = _LANES_BELOW[expr.__class__]
-        apart = self.sum(self.index(limit.value), self.index(first.base), -1)
-        positive = self.operand(Index(apart.value, apart.constant + more))
+        difference = self.sum(self.index(limit.value), self.index(first.base), -1)
+        positive = self.operand(Index(difference.value, difference.constant + more))
         for name, bound in (("smax", 0), ("smin", lanes)):
             positive = self.intrinsic(name, dtype("int64"), positive, str(bound))
         kind = dtype(f"int{bits}")

@@ -462,9 +462,9 @@ class MemoryEmitter(NontemporalStoreEmitter):
                 self.text.effect(f"store {kind} {value}, ptr {address}, align {align}")
             return
         if buffer.data in self.streamed and align % LINE_BYTES and self.transposes_lines(of):
-            turned, parts = self.parts_by_lines(value, address, mask)
+            rotated, parts = self.parts_by_lines(value, address, mask)
             for line, chosen in parts:
-                self._store_masked(turned, line, LINE_BYTES, of, chosen)
+                self._store_masked(rotated, line, LINE_BYTES, of, chosen)
         else:
             self._store_masked(value, address, align, of, mask)
 

@@ -50,8 +50,8 @@ class Draw:
         t, v = self.tensors[-1], self.values[-1]
         rows, columns = (int(d) for d in t.shape)
         name = f"t{len(self.tensors)}"
-        kind = self.random.choice(["turn", "transpose", "sum", "gram", "neighbours"])
-        if kind == "turn":
+        kind = self.random.choice(["flip", "transpose", "sum", "gram", "neighbours"])
+        if kind == "flip":
             self.add(te.compute((rows, columns), lambda i, j: t[i, columns - 1 - j] + 1.0, name=name), v[:, ::-1] + 1)
         elif kind == "transpose":
             self.add(te.compute((columns, rows), lambda i, j: t[j, i] * 2.0, name=name), v.T * 2)

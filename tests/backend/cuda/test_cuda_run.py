@@ -411,6 +411,6 @@ def test_a_loop_at_the_root_interleaves_its_kernels(cuda_device):
         return ib.get()
 
     c = te.extern((size,), [a, noted], body, name="c", dtype="float32")
-    given, more = values("float32"), values("float32", 3, 1)
-    result = run(te.create_schedule(c.op), [a, noted, c], [given, more, np.zeros(size, "float32")], cuda_device)
-    np.testing.assert_allclose(result, np.roll(given, -7) + more.sum() + 3, atol=1e-5)
+    first_input, more = values("float32"), values("float32", 3, 1)
+    result = run(te.create_schedule(c.op), [a, noted, c], [first_input, more, np.zeros(size, "float32")], cuda_device)
+    np.testing.assert_allclose(result, np.roll(first_input, -7) + more.sum() + 3, atol=1e-5)

@@ -32,9 +32,9 @@ ADD = {
 
 
 def module(**changes):
-    given = {"image": b"\x7fELF", "format": "cubin", "arch": "sm_90", "functions": {"add": ADD}, "source": "// c",
+    fields = {"image": b"\x7fELF", "format": "cubin", "arch": "sm_90", "functions": {"add": ADD}, "source": "// c",
              "report": {"add_kernel0": {"registers": 8}}}  # fmt: skip
-    return CUDAModule(**{**given, **changes})
+    return CUDAModule(**{**fields, **changes})
 
 
 def test_a_table_is_parsed():

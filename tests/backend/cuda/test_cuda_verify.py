@@ -53,5 +53,5 @@ def test_shared_memory_of_the_architecture(arch, fits):
     target = Target(f"cuda -arch={arch}")
     (device,) = functions = prepare(te.lower(s, [a, out], name="f"), target)
     assert shared_bytes(device.kernels[0]) == (0, 4 * n)
-    refused = verify(functions, target)
-    assert refused == ([] if fits else ["f_kernel0: 80000 bytes of shared memory, at most 65536"])
+    problems = verify(functions, target)
+    assert problems == ([] if fits else ["f_kernel0: 80000 bytes of shared memory, at most 65536"])

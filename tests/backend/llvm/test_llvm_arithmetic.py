@@ -75,17 +75,17 @@ def test_integer_vectors_are_divided_exactly(run_both, dtype, node):
 
 @pytest.mark.parametrize("node", [Div, Mod, FloorDiv, FloorMod])
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
-@pytest.mark.parametrize("digits", [20, 51, 52, 63])
-def test_int64_vectors_are_divided_exactly(run_both, dtype, node, digits):
+@pytest.mark.parametrize("bits", [20, 51, 52, 63])
+def test_int64_vectors_are_divided_exactly(run_both, dtype, node, bits):
     """Divided as floats if all values have 51 bits at most: next to multiples, and with one larger value in any
     lane."""
-    lowest = 0 if dtype == "uint64" else -(2**digits)
-    some = rng.integers(lowest, 2**digits - 1, 400)
-    b = np.concatenate([some[some != 0], rng.integers(1, 100, 400), [2**digits - 1, lowest or 2, 1]])
-    quotients = rng.integers(lowest, 2**digits - 1, len(b)) // b
+    lowest = 0 if dtype == "uint64" else -(2**bits)
+    some = rng.integers(lowest, 2**bits - 1, 400)
+    b = np.concatenate([some[some != 0], rng.integers(1, 100, 400), [2**bits - 1, lowest or 2, 1]])
+    quotients = rng.integers(lowest, 2**bits - 1, len(b)) // b
     a = np.concatenate([rng.permutation(b), *[quotients * b + i for i in (-1, 0, 1)]])
     b = np.tile(b, 4)
-    fits = (a >= lowest) & (a < 2**digits) & ~((a == lowest) & (b == -1))
+    fits = (a >= lowest) & (a < 2**bits) & ~((a == lowest) & (b == -1))
     a, b = (x[fits][: fits.sum() // 8 * 8].astype(dtype) for x in (a, b))
     half = len(a) // 2
     a[half::9], b[half + 900 :: 9] = 2**62 + 12345, 2**60 + 1

@@ -160,9 +160,9 @@ def test_masked_loads_of_several_registers(run_llvm, lanes, wanted, dtype, targe
     load = BufferLoad(a, (ramp(first, 1, lanes),), mask)
     f = make(BufferStore(c, load, (ramp(0, 1, lanes),)), a, c, n, first)
     ones = np.ones(64, sample(dtype, 1).dtype)
-    for given in (1, 0):
-        _, result, *_ = run_llvm(f, ones, np.zeros(64, ones.dtype), given, 9, target=Target(target))
-        np.testing.assert_array_equal(result, given * (np.arange(64) < wanted))
+    for flag in (1, 0):
+        _, result, *_ = run_llvm(f, ones, np.zeros(64, ones.dtype), flag, 9, target=Target(target))
+        np.testing.assert_array_equal(result, flag * (np.arange(64) < wanted))
 
 
 @pytest.mark.parametrize("wanted", [25, 8, 24])

@@ -115,10 +115,10 @@ def test_different_regions_in_sequence():
     contexts = {threads: context(threads) for threads in range(2, 7)}
     counts = (ctypes.c_int32 * (pool_code.CHUNKS_PER_THREAD * 7))()
     for number in range(5000):
-        threads, share, steps = 2 + number % 5, 1 + number % pool_code.CHUNKS_PER_THREAD, 1 + number % 3
+        threads, each, steps = 2 + number % 5, 1 + number % pool_code.CHUNKS_PER_THREAD, 1 + number % 3
         ctypes.memset(counts, 0, ctypes.sizeof(counts))
-        run_region(contexts[threads].address, counting, ctypes.addressof(counts), threads * share, steps)
-        chunks = threads * share
+        run_region(contexts[threads].address, counting, ctypes.addressof(counts), threads * each, steps)
+        chunks = threads * each
         assert list(counts) == [steps] * chunks + [0] * (len(counts) - chunks)
 
 

@@ -167,10 +167,10 @@ static inline void rc_mma_int8(int* sums, const void* left, const void* right) {
 
 struct EmulationOperand {
   const char* first;
-  int apart;
+  int stride;
 };
-static inline EmulationOperand rc_wgmma_operand(const void* own, int offset, int apart) {
-  return {(const char*)((unsigned long long)own & ~1023ull) + offset, apart};
+static inline EmulationOperand rc_wgmma_operand(const void* own, int offset, int stride) {
+  return {(const char*)((unsigned long long)own & ~1023ull) + offset, stride};
 }
 static inline void rc_wgmma_begin() {}
 static inline void rc_wgmma_end() {}
@@ -181,7 +181,7 @@ template <class Widen>
 static inline float emulation_wgmma_element(EmulationOperand from, unsigned i, unsigned k, bool transposed,
                                             Widen widen) {
   unsigned long long place = (unsigned long long)from.first;
-  place += transposed ? i / 64 * from.apart + k * 128 + i % 64 * 2 : i * 128 + k * 2;
+  place += transposed ? i / 64 * from.stride + k * 128 + i % 64 * 2 : i * 128 + k * 2;
   unsigned short bits;
   memcpy(&bits, (const char*)(place ^ (place >> 7 & 7) << 4), 2);
   return widen(bits);
