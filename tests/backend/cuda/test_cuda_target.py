@@ -40,7 +40,7 @@ def test_the_architecture_suffix_is_kept():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("cuda -arch=hopper", ["'hopper'", "expected such as sm_80"]),
+        ("cuda -arch=hopper", ["'hopper'", "expected one such as sm_80"]),
         ("cuda -arch=sm_70", ["sm_70", "known are", "sm_75"]),
         ("cuda -arch=sm_90 -max-num-threads=0", ["max-num-threads", "at least 1"]),
         ("cuda -arc=sm_90", ["no option 'arc'", "did you mean 'arch'"]),
