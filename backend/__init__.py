@@ -52,7 +52,7 @@ _HOMES = {
     "list_target_kinds": "relayc.backend.target",
     "register_target_kind": "relayc.backend.target",
 }
-"""Modules of the names that are not the runtime's."""
+"""Public name -> module that defines it, for names from outside `backend.runtime`."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,10 @@
-"""Loop IR to the text of a C-like language.
+"""Code generation from the loop IR to the text of a C-like language.
 
-`CLikeGenerator` knows C; a dialect is a subclass that changes its tables and a few methods (type names, mathematical
-functions, how a function is declared, what thread axes and barriers are).
+`CLikeGenerator` emits C; a dialect is a subclass that overrides its tables and a few methods (type names, mathematical
+functions, function declarations, what thread axes and barriers are).
 
-Vectors are written out lane by lane: a store of a vector is a loop over its lanes, which every C compiler turns into
-vector instructions, and every expression is printed for one lane at a time. Scalars don't care which lane that is.
+Vectors are emitted lane by lane: a vector store is a loop over its lanes, which every C compiler vectorises again, and
+every expression is printed for one lane at a time. A scalar expression is the same in every lane.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ _WORD = re.compile(r"\W")
 
 
 class CLikeGenerator(Visitor[Any]):
-    """Prints functions of the loop IR. `emit_function` gives the text of one; `forward` what must stand before it."""
+    """Prints functions of the loop IR: `emit_function` returns the text of one, `forward` the declarations to precede
+    it."""
 
     language: ClassVar[str] = "C"
     type_names: ClassVar[dict[str, str]] = {
@@ -84,7 +85,7 @@ class CLikeGenerator(Visitor[Any]):
     )} | {
         "round": "rint", "exp_nonpositive": "exp", "fast_exp": "exp", "log1p_fraction": "log1p",
     }  # fmt: skip
-    """Intrinsics that are functions of the language, float32's with an "f" at the end of the name."""
+    """Intrinsics that are functions of the language; the float32 variant has the suffix "f"."""
     operators: ClassVar[dict[str, str]] = {
         "shift_left": "<<", "shift_right": ">>", "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
     }  # fmt: skip
@@ -95,11 +96,11 @@ class CLikeGenerator(Visitor[Any]):
         "while",
     ))  # fmt: skip
     storage_floats: ClassVar[frozenset[str]] = frozenset(("bfloat16",))
-    """Types without arithmetic: values in memory, converted by ``rc_from_<type>`` and ``rc_to_<type>``."""
+    """Storage-only element types: no arithmetic, converted by ``rc_from_<type>`` and ``rc_to_<type>``."""
     not_a_number: ClassVar[str] = "NAN"
     infinity: ClassVar[str] = "INFINITY"
     address_cast: ClassVar[str] = "(void*)"
-    """What an address of an element is cast to."""
+    """The cast applied to the address of an element."""
     loop_pragmas: ClassVar[dict[ForKind, str]] = {}
 
     def __init__(self) -> None:
@@ -116,12 +117,12 @@ class CLikeGenerator(Visitor[Any]):
     # -- text
 
     def line(self, text: str) -> None:
-        """One more line at the current depth."""
+        """Append one line at the current indentation."""
         self.lines.append("  " * self.depth + text)
 
     @contextmanager
     def block(self, head: str, tail: str = "}") -> Generator[None, None, None]:
-        """`head {`, what is printed inside, and `tail`."""
+        """Emit `head {`, the block's body and `tail`."""
         self.line(head + " {" if head else "{")
         self.depth += 1
         yield
@@ -129,14 +130,14 @@ class CLikeGenerator(Visitor[Any]):
         self.line(tail)
 
     def name(self, var: Var) -> str:
-        """The identifier of a variable, made on first sight."""
+        """The identifier of a variable, assigned at its first use."""
         found = self.names.get(var)
         if found is None:
             found = self.names[var] = self.fresh(var.name)
         return found
 
     def fresh(self, wanted: str) -> str:
-        """An identifier like `wanted` that nothing else in the function has."""
+        """An identifier similar to `wanted` and unique in the function."""
         base = _WORD.sub("_", wanted) or "v"
         if base[0].isdigit():
             base = "v" + base
@@ -148,7 +149,7 @@ class CLikeGenerator(Visitor[Any]):
         return name
 
     def type_name(self, of: DType) -> str:
-        """The language's name of an element type. Raises CompileError for one it has not."""
+        """The language's name of an element type. Raises CompileError for an unsupported one."""
         found = self.type_names.get(str(of.element))
         if found is None:
             raise CompileError(f"{self.language} has no type for {of}; cast to a wider type first")
@@ -202,7 +203,7 @@ class CLikeGenerator(Visitor[Any]):
         return self.convert(self.visit(node.value), node.value.dtype.element, node.dtype.element)
 
     def convert(self, text: str, of: DType, to: DType) -> str:
-        """`text`, of type `of`, as a value of type `to`."""
+        """`text`, a value of type `of`, converted to type `to`."""
         if of == to:
             return text
         if str(of) in self.storage_floats:
@@ -216,7 +217,7 @@ class CLikeGenerator(Visitor[Any]):
         return f"(({self.type_name(to)}){text})"
 
     def to_integer(self, text: str, to: DType) -> str:
-        """A float as an integer: what a narrow or unsigned type can't hold wraps, where the language leaves it open."""
+        """Convert a float to an integer; out-of-range values wrap where the language leaves the result undefined."""
         if str(to) == "uint64":
             return f"rc_to_uint64({text})"
         through = "int32" if to.bits < 32 else "int64" if to.is_uint else str(to)
@@ -224,14 +225,14 @@ class CLikeGenerator(Visitor[Any]):
         return f"({wide})" if through == str(to) else f"(({self.type_name(to)})({wide}))"
 
     def arithmetic(self, of: DType, compute: Callable[..., str], *operands: str) -> str:
-        """`compute` of operands of type `of`, in float32 where the language has no arithmetic on the type."""
+        """`compute` applied to operands of type `of`, in float32 where the language has no arithmetic on that type."""
         if str(of) not in self.storage_floats:
             return compute(*operands)
         return f"rc_to_{of}({compute(*[f'rc_from_{of}({x})' for x in operands])})"
 
     def visit_Binary(self, node: Binary) -> str:
         of = node.dtype.element
-        narrow = of.is_integral and of.bits < 32  # C computes in int: back to the type, so that it wraps
+        narrow = of.is_integral and of.bits < 32  # computed as int: convert back, to wrap
 
         def compute(a: str, b: str) -> str:
             text = f"({a} {node.sign} {b})"
@@ -296,7 +297,7 @@ class CLikeGenerator(Visitor[Any]):
         return self.scalar(node.value)
 
     def visit_Shuffle(self, node: Shuffle) -> str:
-        """A lane with a known number picks one element; otherwise a chain of choices."""
+        """A constant lane selects one element; a variable lane becomes a chain of conditional expressions."""
         pieces = [(v, str(i)) for v in node.vectors for i in range(v.dtype.lanes)]
         picked = [self.lane_of(*pieces[i]) for i in node.indices]
         if self.lane in ("", *map(str, range(len(picked)))):
@@ -311,11 +312,11 @@ class CLikeGenerator(Visitor[Any]):
         return self.visit(indices[0])
 
     def element(self, access: BufferLoad | BufferStore) -> str:
-        """The element of a buffer that one lane of an access touches."""
+        """The buffer element that one lane of an access reads or writes."""
         return self.element_at(access.buffer, self.index(access.indices))
 
     def element_at(self, buffer: Buffer, at: str) -> str:
-        """The element of a buffer with the index that `at` is the text of."""
+        """The buffer element at the index with text `at`."""
         offset = buffer.elem_offset
         if offset != 0 or not isinstance(offset, int):
             at = f"({at} + {self.scalar(offset) if isinstance(offset, PrimExpr) else offset})"
@@ -323,7 +324,7 @@ class CLikeGenerator(Visitor[Any]):
         return f"{name}[{at}]" if self.pointers.get(buffer.data) == pointer else f"(({pointer}){name})[{at}]"
 
     def pointer_type(self, of: DType, scope: str) -> str:
-        """The type of a pointer to elements in a kind of memory."""
+        """The type of a pointer to elements in memory of the given scope."""
         return f"{self.type_name(of)}*"
 
     def visit_BufferLoad(self, node: BufferLoad) -> str:
@@ -332,7 +333,7 @@ class CLikeGenerator(Visitor[Any]):
         return f"({self.visit(node.predicate)} ? {self.element(node)} : {self.zero(node.dtype)})"
 
     def zero(self, of: DType) -> str:
-        """The zero of an element type."""
+        """The zero constant of an element type."""
         return f"({self.type_name(of)})0"
 
     # -- calls
@@ -351,7 +352,7 @@ class CLikeGenerator(Visitor[Any]):
         raise CompileError(f"{self.language} code has no intrinsic {node.op!r}, in {node}")
 
     def float_call(self, function: str, of: DType, args: list[str]) -> str:
-        """A mathematical function of `of` values; of narrow ones by way of float32."""
+        """A mathematical function of values of type `of`; narrow floats are computed in float32."""
         if of.bits == 64:
             return f"{function}({', '.join(args)})"
         single = dtype("float32")
@@ -383,7 +384,7 @@ class CLikeGenerator(Visitor[Any]):
         of = node.dtype.element
         half, root = (self.convert(c, dtype("float32"), of) for c in ("0.5f", "-0.70710678f"))
         product = partial(self.arithmetic, of, lambda a, b: f"({a} * {b})")
-        x = self.visit(Max(node.args[0], make_const(of, -100)))  # infinity times 0 would be none
+        x = self.visit(Max(node.args[0], make_const(of, -100)))  # infinity times 0 would be NaN
         return product(product(half, x), self.float_call("erfc", of, [product(root, x)]))
 
     def call_sigmoid(self, node: Call) -> str:
@@ -425,7 +426,7 @@ class CLikeGenerator(Visitor[Any]):
         return f"(({self.type_name(node.dtype)})({text} ? __builtin_clzll({text}) - {64 - bits} : {bits}))"
 
     def as_bits(self, value: PrimExpr) -> str:
-        """The bits of an integer, zeros above, as 64 bits."""
+        """The bits of an integer zero-extended to 64 bits."""
         return f"(uint64_t)(uint{value.dtype.bits}_t){self.visit(value)}"
 
     def call_reinterpret(self, node: Call) -> str:
@@ -450,7 +451,7 @@ class CLikeGenerator(Visitor[Any]):
     call_vector_reduce_max = call_vector_reduce_min = call_vector_reduce_add
 
     def combine(self, op: str, of: DType, a: str, b: str) -> str:
-        """Two lanes of a horizontal reduction combined."""
+        """Combine two lanes of a horizontal reduction."""
         x, y = Var("a", of), Var("b", of)
         self.names[x], self.names[y] = a, b
         if op == "vector_reduce_add":
@@ -462,7 +463,7 @@ class CLikeGenerator(Visitor[Any]):
         if not isinstance(load, BufferLoad):
             raise CompileError(f"address_of takes an element of a buffer, not {load}")
         index, further = load.indices[0], ""
-        if isinstance(index, Add) and isinstance(index.b, IntImm):  # a distance that compilers keep out of the sum
+        if isinstance(index, Add) and isinstance(index.b, IntImm):  # compilers fold it into the address
             load, further = BufferLoad(load.buffer, (index.a,)), f" + {index.b.value}"
         return f"({self.address_cast}(&{self.lane_of(load, '0')}{further}))"
 
@@ -517,7 +518,7 @@ class CLikeGenerator(Visitor[Any]):
         self.visit(node.body)
 
     def each_lane(self, lanes: int, statement: Callable[[str], str]) -> None:
-        """A loop over lanes with one statement."""
+        """Emit a loop over lanes with one statement."""
         lane = self.fresh("lane")
         with self.block(f"for (int {lane} = 0; {lane} < {lanes}; ++{lane})"):
             self.line(statement(lane))
@@ -540,7 +541,7 @@ class CLikeGenerator(Visitor[Any]):
             self.each_lane(lanes, lambda lane: self.store_lane(node, lane, value(lane)))
 
     def store_lane(self, node: BufferStore, lane: str, value: str) -> str:
-        """The store of one lane."""
+        """The store of a single lane."""
         outer, self.lane = self.lane, lane
         guard = "" if node.predicate is None else f"if ({self.visit(node.predicate)}) "
         text = f"{guard}{self.element(node)} = {value};"
@@ -548,7 +549,7 @@ class CLikeGenerator(Visitor[Any]):
         return text
 
     def reads_other_lanes(self, node: BufferStore) -> bool:
-        """May a lane of the value read an element that another lane stores? Then all are read first."""
+        """May a lane of the value read an element that another lane stores? Then all lanes are read first."""
         return any(
             load.buffer.data is node.buffer.data and not structural_equal(load.indices, node.indices)
             for load in collect(node.value, BufferLoad)
@@ -563,13 +564,13 @@ class CLikeGenerator(Visitor[Any]):
     def visit_Allocate(self, node: Allocate) -> None:
         size = product(node.buffer.shape)
         if not isinstance(size, int):
-            raise CompileError(f"buffer {node.buffer.name} of {size} elements: {self.language} code wants a known size")
+            raise CompileError(f"buffer {node.buffer.name} has {size} elements; {self.language} needs a constant size")
         with self.block(""):
             self.line(self.declare_array(node, size))
             self.visit(node.body)
 
     def declare_array(self, node: Allocate, size: int) -> str:
-        """The declaration of scratch memory of a known size."""
+        """The declaration of scratch memory of constant size."""
         name, kind = self.name(node.buffer.data), self.type_name(node.buffer.dtype)
         self.pointers[node.buffer.data] = self.pointer_type(node.buffer.dtype, node.buffer.scope)
         return f"{kind} {name}[{max(1, size * node.buffer.dtype.lanes)}];"
@@ -590,7 +591,7 @@ class CLikeGenerator(Visitor[Any]):
         return f"{pointer} {self.name(param)}"
 
     def body(self, stmt: Stmt) -> None:
-        """The statements of a function, one deeper."""
+        """Emit the statements of a function at one more level of indentation."""
         self.depth += 1
         self.visit(stmt)
         self.depth -= 1

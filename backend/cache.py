@@ -1,12 +1,12 @@
-"""The cache of compiled code on disk: what was compiled once is not compiled again, in this process or another.
+"""The on-disk cache of compiled code, shared between processes.
 
 A cache lives in the user's cache folder, readable by its owner only. Entries are found by a hash of their key and hold
-the whole key, which is compared, and a hash of their value; a damaged or foreign entry counts as absent. Writing goes
-to a temporary file that takes the entry's place at once, so that readers see whole entries only, and processes may
-share a cache. Past its size limit the cache drops the entries unused for longest. No failure of the cache, such as a
-full disk or a folder that can't be written, ever fails a compilation.
+the whole key, which is compared, and a hash of their value; a corrupt or foreign entry counts as a miss. Entries are
+written to a temporary file and renamed atomically, so readers see complete entries only and processes may share a
+cache. Beyond its size limit the cache evicts the least recently used entries. A failure of the cache, such as a full
+disk or a read-only folder, never fails a compilation.
 
-`RELAYC_CACHE_DIR` names another folder; "off" (or "0") turns caching off.
+`RELAYC_CACHE_DIR` names another folder; "off" (or "0") disables caching.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["DiskCache", "default_cache", "has_source_version", "source_version"]
 _VARIABLE = "RELAYC_CACHE_DIR"
 _LIMIT_BYTES = 1 << 30
 _CHECKS = 16
-"""How often the size is looked at while as many bytes are written as the limit allows."""
+"""Number of size checks per limit's worth of bytes written."""
 _HEADER = struct.Struct("<8s32sQQ")  # magic, sha256 of key and value, their sizes
 _MAGIC = b"RLYCACH1"
 _PACKAGES = ("relayc.te", "relayc.backend", "relayc.topi", "relayc.relay")
 
 
 class DiskCache:
-    """Bytes by text keys in `folder`; at most about `limit` bytes. `hits` and `misses` count look-ups."""
+    """A map from text keys to bytes in `folder`, of about `limit` bytes. `hits` and `misses` count lookups."""
 
     def __init__(self, folder: Path, limit: int = _LIMIT_BYTES) -> None:
         self.folder = folder
@@ -60,11 +60,11 @@ class DiskCache:
             return None
         self.hits += 1
         with suppress(OSError):
-            os.utime(path)  # used now: see `_trim`
+            os.utime(path)  # update the time of last use, which `_trim` evicts by
         return value
 
     def put(self, key: str, value: bytes) -> None:
-        """Store `value` under `key`. Does nothing when the folder can't be written."""
+        """Store `value` under `key`. Does nothing when the folder is not writable."""
         path = self._path(key)
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -80,12 +80,12 @@ class DiskCache:
         return len(sizes), sum(sizes)
 
     def clear(self) -> None:
-        """Remove all entries. Raises OSError for one that can't be removed."""
+        """Remove all entries. Raises OSError if one can't be removed."""
         for _, _, path in self._entries():
             path.unlink(missing_ok=True)
 
     def _entries(self) -> list[tuple[float, int, Path]]:
-        """(Time of last use, bytes, path) of every entry; other processes may remove some meanwhile."""
+        """(Time of last use, bytes, path) of every entry; entries removed by other processes meanwhile are skipped."""
         found: list[tuple[float, int, Path]] = []
         for path in self.folder.glob("??/*"):
             with suppress(FileNotFoundError):
@@ -94,9 +94,10 @@ class DiskCache:
         return found
 
     def _is_time_to_trim(self, key: str, size: int) -> bool:
-        """Is the size to be looked at after this entry? By the hash of its key, as often as its bytes ask for.
+        """Should the size be checked after writing this entry? Decided by the hash of its key, in proportion to its
+        size.
 
-        A process that writes little has its share in this, and needs to know nothing of the others.
+        The check needs no state shared between processes, and processes that write little still trigger it.
         """
         return zlib.crc32(key.encode()) * self.limit < (size * _CHECKS << 32)
 
@@ -105,8 +106,8 @@ class DiskCache:
         return self.folder / name[:2] / name[2:]
 
     def _trim(self) -> None:
-        """Drop the entries unused for longest until three quarters of the limit are left. One process at a time."""
-        from filelock import FileLock, Timeout  # 7 ms, for a cache that is full
+        """Evict least recently used entries down to three quarters of the limit. One process at a time."""
+        from filelock import FileLock, Timeout  # takes 7 ms to import, needed only when the cache is full
 
         try:
             with FileLock(self.folder / "lock", timeout=0):
@@ -141,7 +142,7 @@ def _decode(data: bytes, key: bytes) -> bytes | None:
 
 
 def default_cache() -> DiskCache | None:
-    """The cache of this user; None when it is turned off."""
+    """The current user's cache; None when caching is disabled."""
     place = os.environ.get(_VARIABLE, "")
     if place.lower() in ("off", "0", "none"):
         return None
@@ -155,7 +156,7 @@ def _cache_in(folder: Path) -> DiskCache:
 
 @lru_cache(maxsize=1)
 def source_version() -> str:
-    """A hash of the compiler's own sources: part of the key of whatever they decide."""
+    """A hash of the compiler's own sources, part of every cache key."""
     digest = hashlib.sha256()
     for package in _PACKAGES:
         spec = find_spec(package)
@@ -168,7 +169,7 @@ def source_version() -> str:
 
 
 def _sources(folder: str) -> Iterator[str]:
-    """The Python files in a folder and those below it, in an order that is always the same; as `rglob`, but quick."""
+    """The Python files in a folder and its subfolders in a deterministic order; faster than `Path.rglob`."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.is_dir():
             yield from _sources(entry.path)
@@ -177,5 +178,6 @@ def _sources(folder: str) -> Iterator[str]:
 
 
 def has_source_version(definition: Any) -> bool:
-    """Is this class or function part of what `source_version` is a hash of? Others may change while that stays."""
+    """Is this class or function defined in the sources that `source_version` hashes? Other code may change
+    independently."""
     return str(definition.__module__).startswith(tuple(f"{package}." for package in _PACKAGES))

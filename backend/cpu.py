@@ -1,6 +1,6 @@
-"""CPUs as targets: what instruction-set features mean, what a named processor has, what this machine is.
+"""CPU targets: instruction-set features, known processors and detection of the host.
 
-The kinds that run on a CPU share these options. Their parser makes everything explicit: `mcpu` names a processor,
+All kinds that run on a CPU share these options. Their parser makes everything explicit: `mcpu` names a processor,
 `mattr` says how the features that code may use (`features`) differ from that processor's own.
 """
 
@@ -50,17 +50,18 @@ CPU_FEATURES: dict[str, frozenset[str]] = {
     "generic": _ARMV8, "neoverse-n1": _ARMV82, "neoverse-v1": _NEOVERSE_V1, "neoverse-n2": _NEOVERSE_V1 | {"sve2"},
     "neoverse-v2": _NEOVERSE_V1 | {"sve2"}, "apple-m1": _ARMV82,
 }  # fmt: skip
-"""Features of a processor that matter to generated code, by the names LLVM and GCC share ("generic": any AArch64)."""
+"""Processor name -> features relevant to code generation, named as in LLVM and GCC ("generic": any AArch64)."""
 
 _KNOWN_FEATURES = frozenset[str]().union(*CPU_FEATURES.values())
 _MOST_OF_LLC = 16 << 20
-"""Of the last cache, for each core of ours at most: a virtual machine is told what all cores of a socket share."""
+"""Upper bound of the last-level cache share per usable core, in bytes: a virtual machine reports the L3 of the whole
+socket."""
 _ASSUMED_CACHES = CacheBytes(32 << 10, 1 << 20, 16 << 20)
 
 
 @dataclass(frozen=True, slots=True)
 class HostCPU:
-    """This machine: LLVM triple, the processor's name, its features (those of `CPU_FEATURES`), caches, usable cores."""
+    """The host: LLVM triple, processor name, features (those of `CPU_FEATURES`), cache sizes, usable cores."""
 
     triple: str
     name: str
@@ -71,7 +72,7 @@ class HostCPU:
 
 @lru_cache(maxsize=1)
 def host_cpu() -> HostCPU:
-    """This machine, found without LLVM: the processor is named by the highest x86-64 level it has."""
+    """The host, detected without LLVM: the processor is named by the highest x86-64 level that it supports."""
     features = host_features() & _KNOWN_FEATURES
     machine = platform.machine().lower()
     if machine in ("aarch64", "arm64"):
@@ -85,7 +86,7 @@ def host_cpu() -> HostCPU:
 
 
 def _host_caches() -> CacheBytes:
-    """What the runtime finds out about this machine's caches; assumed sizes where it finds nothing."""
+    """The host's cache sizes as the runtime detects them; assumed defaults where detection fails."""
     here = cpu()
     l1, l2, l3 = here.l1_cache_size_bytes, here.l2_cache_size_bytes, here.l3_cache_size_bytes
     if l1 is None:
@@ -94,7 +95,7 @@ def _host_caches() -> CacheBytes:
 
 
 def add_cpu_options(kind: TargetKind, host: Callable[[], HostCPU] = host_cpu) -> TargetKind:
-    """Give a kind the options of CPUs and the parser that resolves them; `host` says what this machine is."""
+    """Give a kind the CPU options and the parser that resolves them; `host` detects the machine."""
     options: tuple[tuple[str, type, str], ...] = (
         ("mtriple", str, "LLVM triple of the machine; follows from mcpu"),
         ("mcpu", str, "processor; this machine's when neither it nor a triple is given"),
@@ -113,10 +114,10 @@ def add_cpu_options(kind: TargetKind, host: Callable[[], HostCPU] = host_cpu) ->
 
 
 def resolve_cpu(attrs: dict[str, Any], host: HostCPU) -> dict[str, Any]:
-    """The attributes given, with every option of `add_cpu_options` made explicit.
+    """The attributes passed, with every option of `add_cpu_options` made explicit.
 
-    Raises TargetError for a processor that is not in `CPU_FEATURES` and comes without `mattr`, one of another
-    architecture than the triple, a `mattr` entry without sign or of an unknown feature, and sizes that make no sense.
+    Raises TargetError for a processor that is not in `CPU_FEATURES` and comes without `mattr`, a processor of another
+    architecture than the triple, a `mattr` entry without sign or with an unknown feature, and invalid sizes.
     """
     attrs = {"mtriple": _triple_for(attrs.get("mcpu"), host), **attrs}
     native = "mcpu" not in attrs and attrs["mtriple"] == host.triple
@@ -125,13 +126,13 @@ def resolve_cpu(attrs: dict[str, Any], host: HostCPU) -> dict[str, Any]:
     own = CPU_FEATURES.get(attrs["mcpu"], CPU_FEATURES[baseline])
     if attrs["mcpu"] not in CPU_FEATURES and not native and not attrs.get("mattr"):
         raise TargetError(f"unknown processor {attrs['mcpu']!r}; known are: {', '.join(CPU_FEATURES)}. "
-                          "For another one say what it has: -mattr=+feature,+feature")  # fmt: skip
+                          "For another one list its features: -mattr=+feature,+feature")  # fmt: skip
     if not own >= CPU_FEATURES[baseline]:
-        raise TargetError(f"-mcpu={attrs['mcpu']} is no processor of -mtriple={attrs['mtriple']}; leave one of "
-                          "them out, or give the triple of its machines")  # fmt: skip
+        raise TargetError(f"-mcpu={attrs['mcpu']} is not a processor of -mtriple={attrs['mtriple']}; omit one of "
+                          "them, or pass the triple of that processor")  # fmt: skip
     features = _adjust(host.features if native else own, attrs.get("mattr", []))
     attrs["features"] = sorted(features)
-    present = own | host.features if native else own  # what LLVM takes it to have: its name may say more than we know
+    present = own | host.features if native else own  # LLVM may imply more than our table does
     attrs["mattr"] = sorted(f"+{f}" for f in features - own) + sorted(f"-{f}" for f in present - features)
     width, count = _vector_unit(features)
     caches = host.caches if attrs["mcpu"] == host.name else _ASSUMED_CACHES
@@ -145,7 +146,7 @@ def resolve_cpu(attrs: dict[str, Any], host: HostCPU) -> dict[str, Any]:
 
 
 def _triple_for(mcpu: str | None, host: HostCPU) -> str:
-    """The triple of a processor that comes without: this machine's, unless its architecture is another one."""
+    """The triple for a processor given without one: the host's, unless the processor is of another architecture."""
     if CPU_FEATURES.get(mcpu or host.name, host.features) >= CPU_FEATURES[_baseline(host.triple)]:
         return host.triple
     return f"{'x86_64' if _baseline(host.triple) == 'generic' else 'aarch64'}-unknown-linux-gnu"
@@ -159,7 +160,7 @@ def _adjust(features: frozenset[str], mattr: list[str]) -> frozenset[str]:
     for entry in mattr:
         if entry[:1] not in ("+", "-") or len(entry) < 2:
             raise TargetError(f"-mattr has {entry!r}; expected +feature or -feature, such as +avx2,-avx512f")
-        if entry[1:] not in _KNOWN_FEATURES:  # LLVM would leave it out, and no machine be asked whether it has it
+        if entry[1:] not in _KNOWN_FEATURES:  # LLVM would ignore it, and no machine could be checked for it
             close = difflib.get_close_matches(entry[1:], _KNOWN_FEATURES, n=1)
             hint = f" (did you mean {entry[0]}{close[0]}?)" if close else ""
             raise TargetError(f"-mattr has the unknown feature {entry!r}{hint}; known are: "
@@ -169,14 +170,14 @@ def _adjust(features: frozenset[str], mattr: list[str]) -> frozenset[str]:
 
 
 def _with_dependents(feature: str) -> frozenset[str]:
-    """A feature and those that need it: without avx512f there is no avx512bw, without avx no avx2 either."""
+    """A feature and the features that require it: without avx512f there is no avx512bw, without avx no avx2."""
     families = {"avx512f": ("avx512",), "avx2": ("avx2", "avx512"), "avx": ("avx", "fma", "f16c", "vaes", "vpclmulqdq")}
     prefixes = families.get(feature, ())
     return frozenset({feature} | {f for f in _KNOWN_FEATURES if f.startswith(prefixes) and prefixes})
 
 
 def _vector_unit(features: frozenset[str]) -> tuple[int, int]:
-    """Bytes of a vector register and how many there are."""
+    """Bytes of a vector register and the number of vector registers."""
     if "avx512f" in features:
         return 64, 32
     if "avx" in features:

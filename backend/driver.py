@@ -1,4 +1,4 @@
-"""`build`: scheduled tensors or loop functions to a runtime Module.
+"""`build`: compile scheduled tensors or loop functions to a runtime Module.
 
     functions of the loop IR
       -> for each: a raw kernel, and a host function that checks the arguments and calls it   (`packed_api`)
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from relayc.backend import options as options  # declares what contexts may say
+from relayc.backend import options as options  # registers the options of pass contexts
 from relayc.backend.packed_api import make_host_function, make_kernel
 from relayc.backend.runtime.errors import RegistryError
 from relayc.backend.runtime.module import Module
@@ -37,8 +37,8 @@ def build(
     """Native code for a schedule with its `args` (tensors and variables), a loop function, or a module of them.
 
     `target` defaults to the current one, or "llvm". Every function of the input is reachable by its name in the result;
-    when there is one only, calling the result calls it. A function whose attribute "packed_api" is False has no host
-    function: it checks nothing. Raises CompileError for what can't be compiled. TVM: `tvm.build`.
+    if there is only one, calling the result calls it. A function whose attribute "packed_api" is False gets no host
+    function and so no argument checks. Raises CompileError for unsupported input. TVM: `tvm.build`.
     """
     target = Target(target) if target is not None else Target.current() or Target("llvm")
     module = _lowered(inputs, args, name)
@@ -51,14 +51,15 @@ def build(
 
 
 def host_target(target: Target) -> Target:
-    """The target of the code that checks arguments and launches: the given host, or this very target on a CPU."""
+    """The target of the code that checks arguments and launches: the explicit host, or on a CPU the target itself."""
     if target.host is not None:
         return target.host
     return target if target.device_kind == "cpu" else Target("llvm")
 
 
 def split_host_device(module: IRModule, target: Target) -> tuple[IRModule, IRModule | None]:
-    """The host's part of a module of loop functions and the device's; None for a device whose code the host runs."""
+    """Split a module of loop functions into host and device modules; the latter is None if the host runs the device's
+    code."""
     local = target.device_kind == "cpu"
     kernels: dict[str, PrimFunc] = {}
     hosts: dict[str, PrimFunc] = {}
@@ -74,27 +75,28 @@ def split_host_device(module: IRModule, target: Target) -> tuple[IRModule, IRMod
 
 
 class PartBuilder(Protocol):
-    """A code generator that works piece by piece: what the function "target.builder.<kind>" gives for a Target."""
+    """An incremental code generator: what the function "target.builder.<kind>" returns for a Target."""
 
     def reuse(self, key: str) -> str | None:
-        """Add the code that an earlier `add` with this key made; its note, or None."""
+        """Add the code that an earlier `add` with this key compiled; returns its note, or None on a miss."""
         ...
 
     def add(self, functions: Sequence[PrimFunc], key: str = "", note: str = "") -> None:
-        """Compile functions together."""
+        """Compile functions together as one part."""
         ...
 
     def finish(self) -> Module:
-        """The module of everything added."""
+        """The module of all parts added."""
         ...
 
 
 class ModuleBuilder:
-    """`build` for a caller that lowers function by function: code generation goes on meanwhile where it can.
+    """Incremental `build` for a caller that lowers function by function, overlapped with code generation where
+    possible.
 
-    `add` takes each function when it is ready, `finish` gives the Module. With a `key`, which must name everything that
-    decides the function's code but the target and the compiler itself, a later builder may `reuse` the code without
-    lowering anything; `note` is a text kept with it.
+    `add` takes each function when it is ready, `finish` returns the Module. With a `key`, which must cover everything
+    that determines the function's code except the target and the compiler itself, a later builder may `reuse` the code
+    without lowering anything; `note` is a string stored with it.
     """
 
     def __init__(self, target: str | dict[str, Any] | Target) -> None:
@@ -104,11 +106,12 @@ class ModuleBuilder:
         if start is not None:
             self._parts = start(self.target)
         self._collected: dict[str, PrimFunc] = {}
-        self._hosts: dict[str, PrimFunc] = {}  # functions on the host of a device's part
+        self._hosts: dict[str, PrimFunc] = {}  # host functions of device kernels
         self._names: list[str] = []
 
     def reuse(self, name: str, key: str) -> str | None:
-        """Take function `name` as compiled before under `key`; gives its note. None: lower and `add` it."""
+        """Reuse the code compiled for function `name` under `key`; returns its note. None on a miss: lower it and `add`
+        it."""
         note = None if self._parts is None else self._parts.reuse(key)
         if note is not None:
             self._names.append(name)
@@ -118,7 +121,7 @@ class ModuleBuilder:
     def add(self, function: PrimFunc, key: str = "", note: str = "", *, parts: Sequence[PrimFunc] = ()) -> None:
         """Compile one function, with its host function unless its attribute "packed_api" is False, and its `parts`.
 
-        These are functions that it calls, found by their names in the result.
+        The parts are functions that it calls, found by name in the result.
         """
         functions = {f.name: f for f in (function, *parts)}
         self._names.append(function.name)
@@ -134,7 +137,7 @@ class ModuleBuilder:
 
     @deep_trees()
     def finish(self) -> Module:
-        """The module of all functions. Raises CompileError for what can't be compiled."""
+        """The module of all functions. Raises CompileError for unsupported code."""
         if self._parts is None:
             return build(IRModule(self._collected), target=self.target)
         library = self._parts.finish()
@@ -152,7 +155,7 @@ def _entry_of(exposed: Sequence[str]) -> str | None:
 def _lowered(inputs: Schedule | PrimFunc | IRModule, args: Sequence[Any] | None, name: str) -> IRModule:
     if isinstance(inputs, Schedule):
         if args is None:
-            raise CompileError("build of a schedule wants its arguments: build(s, [A, B, C], target)")
+            raise CompileError("build of a schedule requires its arguments: build(s, [A, B, C], target)")
         module = lower(inputs, args, name=name)
     elif not isinstance(inputs, PrimFunc | IRModule):
         raise CompileError(f"build of a {type(inputs).__name__}; expected a schedule, a loop function or a module")
@@ -169,7 +172,7 @@ def _lowered(inputs: Schedule | PrimFunc | IRModule, args: Sequence[Any] | None,
 
 
 def _generate(module: IRModule, target: Target) -> Module:
-    """What the code generator of the target makes of a module."""
+    """Run the target's code generator on a module."""
     try:
         generate = get_global_func(f"target.build.{target.kind.name}")
     except RegistryError as error:

@@ -1,12 +1,12 @@
-"""Sums and extremes over the lanes of a local vector, as one lane reduction instead of a loop.
+"""Replace loops that fold the lanes of a local vector by horizontal reductions.
 
 A vectorised reduction (rfactor) leaves one partial result per lane, in a small local buffer that a last loop folds::
 
     for k in range(32): m[0] = max(m[0], partial[k])      ->      m[0] = max(m[0], vector_reduce_max(partial[0:32]))
 
 The loop is a chain of dependent scalar steps and, worse, indexes the buffer by a variable, which keeps it out of
-registers for all that came before. Halving the vector takes log2(lanes) steps. Sums are added in another order, as the
-split into lanes already did.
+registers in all code before. A tree reduction takes log2(lanes) steps. Sums are reassociated, as they already were by
+the split into lanes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MAX_LANES = 64
 
 
 def fold_lanes(function: PrimFunc) -> PrimFunc:
-    """`function` with loops that fold the lanes of a local buffer replaced."""
+    """`function` with the loops that fold lanes of a local buffer replaced by horizontal reductions."""
     return function.with_body(_Folder().visit(function.body))
 
 
@@ -51,7 +51,7 @@ class _Folder(Mutator):
 
 
 def _fold(loop: For) -> Stmt | None:
-    """The loop as one store, or None when it does something else than fold lanes."""
+    """The loop as one store, or None when it does not fold lanes."""
     extent, store = loop.extent, loop.body
     serial = loop.kind in (ForKind.SERIAL, ForKind.UNROLLED)
     if not (serial and isinstance(extent, IntImm) and 2 <= extent.value <= _MAX_LANES):
@@ -83,7 +83,7 @@ def _uses(expr: PrimExpr, loop: For) -> bool:
 
 
 def _start_of(index: PrimExpr, loop: For) -> PrimExpr | None:
-    """The index of the first iteration, when the index grows by 1 from one to the next."""
+    """The index in the first iteration if it grows by 1 per iteration, else None."""
     if index is loop.loop_var:
         return loop.min
     if not isinstance(index, Add):

@@ -1,11 +1,11 @@
-"""Functions with thread axes taken apart into kernels, for devices that launch them.
+"""Splits functions with thread axes into kernels, for devices that launch them.
 
-A nest of loops at the root of a function that runs on thread axes is one kernel. What is allocated around the nests
-lives between launches: memory of the device, a *workspace*. A loop around nests launches them again for each of its
-iterations. Everything else at the root must be free of loops; such a statement is a kernel of a single thread.
+Each loop nest at the root of a function that runs on thread axes is one kernel. Memory allocated around the nests lives
+between launches in device memory, a *workspace*. A loop around nests launches them again for each of its iterations.
+Everything else at the root must be free of loops; such a statement is a kernel of a single thread.
 
-The table that `function_record` makes says how to launch a function to a runtime that knows no compiler. A size in it
-is an int, the name of a size variable or scalar parameter, or ``[op, a, b]`` with op one of ``+ - * // % min max``.
+`function_record` builds the table entry by which a runtime without the compiler launches a function. A size in it is an
+int, the name of a size variable or scalar parameter, or ``[op, a, b]`` with op one of ``+ - * // % min max``.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ AXES = ("x", "y", "z")
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What one launch runs: `body`, in `grid` blocks of `block` threads each, three extents in the order x, y, z.
+    """One kernel launch: `body` in `grid` blocks of `block` threads each, three extents in the order x, y, z.
 
-    `arguments` are the variables it gets from outside: pointers of parameters and workspaces, scalars and sizes. With
-    `step` it is launched for every value of a variable from 0 to below a number; neighbours that have the same variable
-    take turns.
+    `arguments` are its free variables: pointers of parameters and workspaces, scalars and sizes. With `step` it is
+    launched for every value of a variable from 0 up to an exclusive bound; adjacent kernels with the same variable are
+    interleaved.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Kernel:
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads per block."""
         return self.block[0] * self.block[1] * self.block[2]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFunction:
-    """A function as the launches it is made of, in order, and the buffers that live between them.
+    """A function as its launches in order, and the workspaces that live between them.
 
     `signature` is the function as its callers know it; passes may have changed the types of `function`'s buffers.
     """
@@ -79,9 +79,9 @@ class DeviceFunction:
 
 
 def split_kernels(function: PrimFunc, symbol: str, signature: PrimFunc | None = None) -> DeviceFunction:
-    """The kernels of a lowered function, named ``<symbol>_kernel<i>``; `signature` is itself when left out.
+    """The kernels of a lowered function, named ``<symbol>_kernel<i>``; `signature` defaults to the function itself.
 
-    Raises CompileError, naming the buffers, for loops at the root that run on no thread axis.
+    Raises CompileError, naming the buffers, for loops at the root that are not bound to thread axes.
     """
     splitter = _Splitter(function, symbol)
     splitter.walk(function.body, lambda body: body)
@@ -98,7 +98,8 @@ class _Splitter:
         self.step: tuple[Var, Dim] | None = None
 
     def walk(self, stmt: Stmt, within: Callable[[Stmt], Stmt]) -> None:
-        """Add the kernels of a statement at the root; `within` puts what stands around it (not loops) into them."""
+        """Add the kernels of a statement at the root; `within` wraps them in the enclosing statements other than
+        loops."""
         if isinstance(stmt, SeqStmt):
             for part in stmt.stmts:
                 self.walk(part, within)
@@ -147,7 +148,7 @@ class _Splitter:
         )
 
     def _extents(self, stmt: Stmt) -> dict[str, PrimExpr]:
-        """Thread tag -> extent. One tag has one extent in a kernel."""
+        """Thread tag -> extent. A tag must have a single extent in a kernel."""
         extents: dict[str, PrimExpr] = {}
         for axis in _thread_axes(stmt):
             tag, extent = axis.subject.thread_tag, axis.value
@@ -179,14 +180,14 @@ def _dim(extent: PrimExpr | None) -> Dim:
 
 
 class SizeTable:
-    """Sizes of one function in the form of the table; equal names of different variables are told apart."""
+    """Sizes of one function in table form; different variables of equal name are made distinct."""
 
     def __init__(self, function: PrimFunc) -> None:
         self.function = function
         self.names: dict[Var, str] = {}
 
     def name(self, var: Var) -> str:
-        """The name of a size variable or scalar parameter in the table."""
+        """The name in the table of a size variable or scalar parameter."""
         found = self.names.get(var)
         if found is None:
             taken, number = set(self.names.values()), 0
@@ -198,7 +199,7 @@ class SizeTable:
         return found
 
     def size(self, of: Dim) -> Any:
-        """A size as an int, a name or an operation. Raises CompileError for what can't be computed from shapes."""
+        """A size as an int, a name or an operation. Raises CompileError for one that can't be computed from shapes."""
         try:
             return size_to_json(of, self.name)
         except CompileError as error:
@@ -206,7 +207,7 @@ class SizeTable:
             raise
 
     def bytes(self, of: Buffer) -> Any:
-        """The bytes of a buffer."""
+        """The size of a buffer in bytes."""
         total: Any = of.dtype.element.nbytes * of.dtype.lanes
         for dim in of.shape:
             size = self.size(dim)
@@ -217,10 +218,10 @@ class SizeTable:
 def function_record(
     device: DeviceFunction, dynamic_shared: Sequence[int], alignments: Mapping[Var, int] | None = None
 ) -> dict[str, Any]:
-    """The table's entry of a function.
+    """The function's entry in the table.
 
-    `dynamic_shared` has the bytes of dynamic shared memory of each kernel, `alignments` what addresses of buffers have
-    to be multiples of, where that is more than the size of an element.
+    `dynamic_shared` has the bytes of dynamic shared memory of each kernel, `alignments` the required address alignment
+    of buffers in bytes where it exceeds the size of an element.
     """
     function = device.function
     table = SizeTable(function)

@@ -23,7 +23,7 @@ class _Expander(Mutator):
         self.expanded, self.has = EXPANSIONS.keys() - set(keep), has
 
     def expands(self, node: Call | Cast) -> bool:
-        """Is it one of the nodes that become something else?"""
+        """Does lowering replace this node?"""
         return _rounds(node) if isinstance(node, Cast) else node.op in self.expanded
 
     def visit_Cast(self, cast: Cast) -> Any:
@@ -33,7 +33,7 @@ class _Expander(Mutator):
         return cast if value is cast.value else Cast(cast.dtype, value)
 
     def _factor(self, expr: PrimExpr, rounded: DType) -> PrimExpr:
-        """An expression whose relative error is one of what is rounded to 16-bit floats."""
+        """Expand an expression whose relative error may be that of a value rounded to 16-bit floats."""
         if isinstance(expr, Mul | Div):
             a, b = self._factor(expr.a, rounded), self._factor(expr.b, rounded)
             return expr if a is expr.a and b is expr.b else type(expr)(a, b)
@@ -47,14 +47,14 @@ class _Expander(Mutator):
 
 
 def _rounds(cast: Cast) -> bool:
-    """To 16-bit floats?"""
+    """Is this a cast to a 16-bit float?"""
     return cast.dtype.bits == 16 and cast.dtype.is_float and cast.value.dtype.element == "float32"
 
 
 def lower_intrinsics(function: PrimFunc, keep: Collection[str] = (), has: Instructions = _NONE) -> PrimFunc:
-    """`function` with calls of mathematical functions expanded, those in `keep` left alone.
+    """`function` with calls of mathematical functions expanded to arithmetic, except those in `keep`.
 
-    `has`: what the target has instructions for.
+    `has` describes the target's instructions.
     """
     expander = _Expander(keep, has)
     found = contains(function.body, _EXPANDED, expander.expands)
@@ -63,7 +63,7 @@ def lower_intrinsics(function: PrimFunc, keep: Collection[str] = (), has: Instru
 
 @dataclass(frozen=True)
 class LowerIntrin(Pass):
-    """Calls of mathematical functions become arithmetic (see `backend.vector_math`), those in `keep` stay."""
+    """Expands calls of mathematical functions to arithmetic (see `backend.vector_math`), except those in `keep`."""
 
     keep: tuple[str, ...] = ()
     has: Instructions = _NONE

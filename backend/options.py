@@ -1,4 +1,4 @@
-"""Options of `PassContext` that code generators read, declared here to be known before one is loaded."""
+"""Options of `PassContext` that code generators read, declared here so that they are known before a generator loads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ PassContext.declare_option("cuda.line_info", False, "lines of the CUDA text in m
 
 
 def fast_math(kind: str) -> bool:
-    """Whether the current context lets code of a target kind be less exact: by its option, or by level 4."""
+    """Does the current context allow less exact code for a target kind, by its option or by optimisation level 4?"""
     context = PassContext.current()
     return bool(context.config.get(f"{kind}.fast_math", context.opt_level >= _FAST_MATH_LEVEL))

@@ -1,9 +1,9 @@
-"""Argument checks: from a function of the loop IR to a raw kernel and a host function that calls it.
+"""Argument checks: makes a raw kernel and a host function that checks and calls it from a function of the loop IR.
 
 The host function `f__packed(args, type_codes, num_args, error)` sees arguments as Python passes them: 8-byte values
-(numbers, or addresses of DLPack's `DLTensor`) with a code for the kind of each. It checks all of them, takes symbolic
-sizes from the shapes, and calls the kernel. Each check is an `AssertStmt`; the k-th of them, in textual order, makes
-the function return k after its values were stored to `error`. Its message, with a placeholder for each value, is
+(scalars, or addresses of DLPack's `DLTensor`) with a type code each. It checks all of them, takes symbolic sizes from
+the shapes, and calls the kernel. Each check is an `AssertStmt`; if the k-th of them in textual order fails, the
+function stores its values to `error` and returns k. Its message, with a placeholder for each value, is
 ``attrs["messages"][k - 1]``. TVM: MakePackedAPI and ArgBinder.
 """
 
@@ -51,7 +51,7 @@ Wrap = Callable[[Stmt], Stmt]
 
 
 def size_variables(function: PrimFunc) -> tuple[Var, ...]:
-    """Variables that the shapes and strides of parameters use and that are no parameters, in order of appearance."""
+    """Variables in shapes and strides of parameters that are not parameters themselves, in order of appearance."""
     found: dict[int, Var] = {}
     for buffer in function.buffer_map.values():
         for dim in (*buffer.shape, *(buffer.strides or ())):
@@ -61,7 +61,7 @@ def size_variables(function: PrimFunc) -> tuple[Var, ...]:
 
 
 def make_kernel(function: PrimFunc) -> PrimFunc:
-    """The raw kernel: symbolic sizes that no parameter gives become further scalar parameters, at the end."""
+    """The raw kernel: symbolic sizes that are not parameters are appended as scalar parameters."""
     sizes = size_variables(function)
     return function.replace(params=(*function.params, *sizes)) if sizes else function
 
@@ -102,7 +102,7 @@ def _wide(dim: Dim | PrimExpr) -> PrimExpr:
 
 @dataclass
 class _Binder:
-    """Collects the steps of one host function: definitions and checks, outermost first."""
+    """Collects the statements of one host function, definitions and checks, outermost first."""
 
     function: PrimFunc
     device_type: int
@@ -138,7 +138,7 @@ class _Binder:
             self._check_overlaps()
 
     def kernel_arguments(self) -> Iterable[PrimExpr]:
-        """What the kernel is called with: addresses and scalars, symbolic sizes last."""
+        """The arguments of the kernel call: addresses and scalars, then symbolic sizes."""
         for param in (*self.function.params, *size_variables(self.function)):
             yield self.pointers.get(id(param), param)
 
@@ -147,7 +147,7 @@ class _Binder:
         return [buffers[p].name if p in buffers else p.name for p in self.function.params]
 
     def define(self, name: str, value: PrimExpr) -> Var:
-        """A new variable that holds `value` from here on."""
+        """A new variable bound to `value` in all following statements."""
         var = Var(name, value.dtype)
         self.let(var, value)
         return var
@@ -185,7 +185,7 @@ class _Binder:
         self.bound.add(id(param))
 
     def check_range(self, value: PrimExpr, of: DType, message: str) -> None:
-        """Fail unless the 64-bit `value` fits the integer type `of`."""
+        """Fail unless the 64-bit `value` is in the range of the integer type `of`."""
         if of.bits < 64:
             low, high = const(of.min_value(), "int64"), const(of.max_value(), "int64")
             self.check(all_of(value >= low, value <= high), message, value)
@@ -194,26 +194,26 @@ class _Binder:
         for var in size_variables(self.function):
             if id(var) not in self.bound:
                 raise VerifyError(
-                    f"function {self.function.name!r}: the symbolic size {var.name!r} stands alone in no shape, so it "
-                    f"can't be taken from the arguments; add {var.name!r} to the arguments"
+                    f"function {self.function.name!r}: the symbolic size {var.name!r} is not an extent of any shape, "
+                    f"so it can't be taken from the arguments; add {var.name!r} to the arguments"
                 )
 
     def _check_overlaps(self) -> None:
-        """A buffer that is written may share no memory with another: kernels rely on it."""
+        """A buffer that is written must not overlap any other: kernels rely on it."""
         written = {id(store.buffer.data) for store in collect(self.function.body, BufferStore)}
         for i, (name, buffer, start, nbytes) in enumerate(self.spans):
             for other, other_buffer, other_start, other_nbytes in self.spans[:i]:
                 if id(buffer.data) not in written and id(other_buffer.data) not in written:
                     continue
                 zero = const(0, "int64")
-                apart = any_of(start + nbytes <= other_start, other_start + other_nbytes <= start,
+                disjoint = any_of(start + nbytes <= other_start, other_start + other_nbytes <= start,
                                equal(nbytes, zero), equal(other_nbytes, zero))  # fmt: skip
                 text = f"{name} at {{}} overlaps {other} at {{}}; a result needs memory of its own"
-                self.check(apart, text, start, other_start)
+                self.check(disjoint, text, start, other_start)
 
 
 class _Tensor:
-    """The checks of one tensor argument, in the order in which the fields may be trusted."""
+    """The checks of one tensor argument, ordered so that a field is checked before it is used."""
 
     def __init__(self, binder: _Binder, position: int, param: Var, buffer: Buffer) -> None:
         if buffer.elem_offset != 0 or not isinstance(buffer.elem_offset, int):
@@ -227,7 +227,7 @@ class _Tensor:
         self.dims: list[Var] = []
 
     def check_kind(self) -> None:
-        """It is a tensor of the right element type and rank, on the right device."""
+        """Check that it is a tensor of the right element type and rank, on the right device."""
         binder, buffer, check = self.binder, self.buffer, self.binder.check
         code = binder.code_of(self.position)
         rank = len(buffer.shape)
@@ -256,7 +256,7 @@ class _Tensor:
             self.dims.append(binder.define(f"{buffer.name}_shape_{axis}", _load("int64", shape, 8 * axis)))
 
     def bind_sizes(self) -> None:
-        """Sizes that stand alone in the shape and have no value yet get it here."""
+        """Bind the symbolic sizes that are a whole extent of the shape and have no value yet."""
         for axis, dim in enumerate(self.buffer.shape):
             if isinstance(dim, Var) and id(dim) not in self.binder.bound:
                 text = f"{self.where}: shape[{axis}] is {{}}, which does not fit {dim.dtype}"
@@ -269,7 +269,7 @@ class _Tensor:
                 self.binder.bound.add(id(stride))
 
     def check_sizes(self) -> None:
-        """Shape and strides are those of the buffer, symbolic sizes as bound."""
+        """Check shape and strides against the buffer's, with symbolic sizes bound."""
         for axis, dim in enumerate(self.buffer.shape):
             actual, wanted = self.dims[axis], _wide(dim)
             name = "" if isinstance(dim, int) else f" ({dim})"
@@ -292,7 +292,8 @@ class _Tensor:
         return _load("int64", _load("handle", self.tensor, _STRIDES), 8 * axis)
 
     def _check_contiguous(self) -> None:
-        """No strides, or those of a dense row-major array; along an axis of at most one element any will do."""
+        """Check for null strides, or those of a dense row-major array; an axis of at most one element may have any
+        stride."""
         dense = equal(_load("int64", self.tensor, _STRIDES), const(0, "int64"))
         wanted: PrimExpr = const(1, "int64")
         for axis in reversed(range(len(self.buffer.shape))):
@@ -315,7 +316,7 @@ class _Tensor:
             self.binder.check(equal(stride, _wide(wanted)), text, stride, _wide(wanted))
 
     def bind_pointer(self) -> None:
-        """The address of element 0, there and aligned unless the array is empty."""
+        """Bind the address of element 0, checked to be non-null and aligned unless the array is empty."""
         binder, name = self.binder, self.buffer.name
         offset = _load("int64", self.tensor, _BYTE_OFFSET)
         address = binder.define(f"{name}_address", _load("int64", self.tensor, _DATA) + offset)

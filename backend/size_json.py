@@ -1,4 +1,4 @@
-"""Sizes as compiled models keep them: what `backend.runtime.sizes` evaluates when a model runs."""
+"""Serialisation of symbolic sizes in compiled models; `backend.runtime.sizes` evaluates them at run time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["size_to_json"]
 _OPERATORS: dict[type, str] = {
     Add: "+", Sub: "-", Mul: "*", FloorDiv: "//", FloorMod: "%", Div: "//", Mod: "%", Min: "min", Max: "max",
 }  # fmt: skip
-"""Sizes are not negative, so rounding down and towards zero are the same."""
+"""Size operators by expression class. Sizes are not negative, so floor and truncating division agree."""
 
 
 def _own_name(var: Var) -> str:
@@ -21,9 +21,9 @@ def _own_name(var: Var) -> str:
 
 
 def size_to_json(size: Dim, name: Callable[[Var], str] = _own_name) -> Any:
-    """A size as an int, a name (what `name` gives for a variable) or [operator, size, size].
+    """A size as an int, a name (`name` of a variable) or [operator, size, size].
 
-    Raises CompileError for what can't be computed when a model runs.
+    Raises CompileError for expressions that can't be evaluated at run time.
     """
     if isinstance(size, int | IntImm):
         return int(size)

@@ -7,9 +7,9 @@ device its code runs on, and the attributes that the kind declares. It can be wr
     Target({"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 8})
     Target('{"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 8}')
 
-Underscores in the names of options stand for dashes, as TVM spells some of them: `max_num_threads`.
+Underscores in the names of options stand for dashes, as in TVM's `max_num_threads`.
 
-The parser of a kind fills in what was not said, so that a target holds explicit values only: printed on one machine it
+The parser of a kind makes defaults explicit, so that a target holds explicit values only: printed on one machine it
 means the same on another. Schedules and code generators read the target and never a live device. TVM: `tvm.target`.
 
 A new kind is added from outside, without editing this file::
@@ -38,11 +38,11 @@ Attrs = dict[str, Any]
 
 
 class TargetError(CompileError):
-    """A target names an unknown kind or option, or gives an option a value it can't take."""
+    """A target has an unknown kind or option, or an invalid option value."""
 
 
 class CacheBytes(NamedTuple):
-    """Data cache sizes in bytes: first and second level of one core, third level shared. 0 where there is none."""
+    """Data cache sizes in bytes: L1 and L2 of one core, shared L3. 0 where there is none."""
 
     l1: int
     l2: int
@@ -53,7 +53,7 @@ class CacheBytes(NamedTuple):
 class AttrOption:
     """One option of a kind: `type` is str, int, float, bool or list (of str); `default` None leaves it to the parser.
 
-    A `derived` option can't be given: the parser computes it from the others, and the forms of a target leave it out.
+    A `derived` option can't be set: the parser computes it from the others, and the forms of a target omit it.
     """
 
     name: str
@@ -63,7 +63,7 @@ class AttrOption:
     derived: bool = False
 
     def read(self, text: str) -> Any:
-        """The value spelled `text` in the string form of a target."""
+        """The value of `text` in the string form of a target."""
         if self.type is list:
             return [part.strip() for part in text.split(",") if part.strip()]
         if self.type is bool:
@@ -79,7 +79,7 @@ class AttrOption:
             raise TargetError(f"option -{self.name} is {text!r}; expected a value of type {expected}") from None
 
     def check(self, value: Any) -> Any:
-        """`value` itself, a list of strings from any sequence of them. Raises TargetError for another type."""
+        """`value` itself, with any sequence of strings converted to a list. Raises TargetError for another type."""
         if self.type is list and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             return list(value)
         if self.type is float and isinstance(value, int) and not isinstance(value, bool):
@@ -113,19 +113,19 @@ class TargetKind:
     def add_attr_option(
         self, name: str, type: type, default: Any = None, doc: str = "", *, derived: bool = False
     ) -> TargetKind:
-        """Declare an option (see `AttrOption`); gives the kind itself, so that calls chain."""
+        """Declare an option (see `AttrOption`); returns the kind itself, so that calls chain."""
         if self.declared(name) is not None:
             raise TargetError(f"target kind {self.name!r} has an option {name!r} already")
         self.options[name] = AttrOption(name, type, default, doc, derived)
         return self
 
     def set_default_keys(self, keys: Iterable[str]) -> TargetKind:
-        """Keys that every target of this kind has, after those it is given."""
+        """Keys that every target of this kind has, after its explicit ones."""
         self.default_keys = tuple(keys)
         return self
 
     def set_parser(self, parser: Callable[[Attrs], Attrs]) -> TargetKind:
-        """`parser` takes the attributes given, defaults included, and gives them all; it must be idempotent."""
+        """`parser` maps the attributes passed, defaults included, to all attributes; it must be idempotent."""
         self._parser = parser
         return self
 
@@ -135,16 +135,16 @@ class TargetKind:
         return self
 
     def query(self, device: Device) -> Attrs:
-        """The attributes that a live device gives a target of this kind."""
+        """The attributes that a live device reports for a target of this kind."""
         return self._device_query(device) if self._device_query is not None else {}
 
     def declared(self, name: str) -> AttrOption | None:
-        """The option called `name`, with dashes or underscores; None when there is none."""
-        spellings = (name, name.replace("_", "-"), name.replace("-", "_"))
-        return next((self.options[s] for s in spellings if s in self.options), None)
+        """The option called `name`, with dashes or underscores; None if there is none."""
+        variants = (name, name.replace("_", "-"), name.replace("-", "_"))
+        return next((self.options[s] for s in variants if s in self.options), None)
 
     def option(self, name: str) -> AttrOption:
-        """The option called `name`, as `declared`. Raises TargetError listing the known ones."""
+        """The option called `name`, with dashes or underscores. Raises TargetError listing the known ones."""
         found = self.declared(name)
         if found is None:
             close = difflib.get_close_matches(name, self.options, n=1)
@@ -153,11 +153,11 @@ class TargetKind:
             raise TargetError(f"target kind {self.name!r} has no option {name!r}{hint}; known are: {known}")
         return found
 
-    def resolve(self, given: Mapping[str, Any]) -> Attrs:
-        """The attributes given, checked, with defaults and what the parser fills in; None values dropped."""
+    def resolve(self, passed: Mapping[str, Any]) -> Attrs:
+        """The checked attributes with defaults and the parser's results; None values are dropped."""
         attrs = {name: o.default for name, o in self.options.items() if o.default is not None}
         checked: Attrs = {}
-        for name, value in given.items():
+        for name, value in passed.items():
             option = self.option(name)
             if option.derived:
                 raise TargetError(f"option {name!r} of target kind {self.name!r} follows from others; leave it out")
@@ -177,11 +177,11 @@ _PROVIDERS = {
     "interp": "relayc.backend.interp.target",
     "llvm": "relayc.backend.llvm.target",
 }
-"""Modules that register our own kinds when they are imported, at the first use of the kind."""
+"""Kind -> module that registers it when imported, for the built-in kinds, at first use."""
 
 
 def register_target_kind(name: str, device: str) -> TargetKind:
-    """A new kind of target whose code runs on devices of kind `device`; add options to what is returned.
+    """Register a kind of target whose code runs on devices of kind `device`; add options to the returned kind.
 
     Raises TargetError when the name is taken. TVM: TVM_REGISTER_TARGET_KIND.
     """
@@ -192,12 +192,12 @@ def register_target_kind(name: str, device: str) -> TargetKind:
 
 
 def list_target_kinds() -> list[str]:
-    """Names of all known kinds, sorted; ours without importing them."""
+    """Names of all known kinds, sorted; built-in kinds are not imported for it."""
     return sorted({*_kinds, *_PROVIDERS})
 
 
 def target_kind(name: str) -> TargetKind:
-    """The kind called `name`, its module imported when need be.
+    """The kind called `name`, its module imported if needed.
 
     Raises TargetError for an unknown kind and for one whose package is not installed.
     """
@@ -214,7 +214,7 @@ def target_kind(name: str) -> TargetKind:
 
 
 class TargetAttrs(Mapping[str, Any]):
-    """The attributes of a target by the names of its options, dashes or underscores: read-only."""
+    """The attributes of a target by option name, with dashes or underscores: read-only."""
 
     __slots__ = ("_kind", "_values")
 
@@ -239,10 +239,10 @@ class TargetAttrs(Mapping[str, Any]):
 
 
 class Target:
-    """What to compile for: see the module's text. Immutable; equal targets hash alike.
+    """What to compile for, in the forms that the module documentation describes. Immutable; equal targets hash alike.
 
     `kind` is a `TargetKind`, `keys` the names that schedules are looked up by, `attrs` every attribute by name, `host`
-    the target of the launching code (None: this target itself launches). Raises TargetError for what it can't take.
+    the target of the launching code (None: this target itself launches). Raises TargetError for an invalid target.
     """
 
     __slots__ = ("_json", "_tokens", "attrs", "host", "keys", "kind")
@@ -255,13 +255,13 @@ class Target:
     _current: ClassVar[ContextVar[Target | None]] = ContextVar("relayc_target", default=None)
 
     def __init__(self, target: str | Mapping[str, Any] | Target, host: str | Mapping[str, Any] | Target | None = None):
-        given = _as_dict(target)
-        self.kind = target_kind(given.pop("kind"))
-        own_host = given.pop("host", None)
+        passed = _as_dict(target)
+        self.kind = target_kind(passed.pop("kind"))
+        own_host = passed.pop("host", None)
         host = own_host if host is None else host
-        keys = self.kind.option("keys").check(given.pop("keys", []))
+        keys = self.kind.option("keys").check(passed.pop("keys", []))
         self.keys = tuple(dict.fromkeys((*keys, *self.kind.default_keys)))
-        self.attrs = TargetAttrs(self.kind, self.kind.resolve(given))
+        self.attrs = TargetAttrs(self.kind, self.kind.resolve(passed))
         self.host = None if host is None else Target(host)
         self._json = json.dumps(self.to_dict(), sort_keys=True)
         self._tokens: list[Token[Target | None]] = []
@@ -279,7 +279,7 @@ class Target:
 
     @property
     def mcpu(self) -> str:
-        """The processor's name as the code generator knows it, "" when there is none."""
+        """The processor's name for the code generator, "" if there is none."""
         return self.get("mcpu", "")
 
     @property
@@ -289,12 +289,12 @@ class Target:
 
     @property
     def has_fma(self) -> bool:
-        """Is there a vector multiply-add rounded once?"""
+        """Does the target have a vector fused multiply-add?"""
         return not self.features.isdisjoint(("fma", "neon"))
 
     @property
     def vector_bytes(self) -> int:
-        """Width of a vector register."""
+        """Width of a vector register in bytes."""
         return self.get("vector-bytes", 16)
 
     @property
@@ -304,7 +304,7 @@ class Target:
 
     @property
     def num_cores(self) -> int:
-        """Cores that a parallel loop is shared between."""
+        """Cores that run a parallel loop."""
         return self.get("num-cores", 1)
 
     @property
@@ -315,19 +315,19 @@ class Target:
 
     @property
     def libs(self) -> tuple[str, ...]:
-        """External libraries that may implement operators."""
+        """External libraries that may implement operators, by name."""
         return tuple(self.get("libs", ()))
 
     # -- forms
 
     def to_dict(self) -> dict[str, Any]:
         """The dictionary form; `Target(t.to_dict()) == t`."""
-        form: dict[str, Any] = {"kind": self.kind.name, "keys": list(self.keys), **self._given()}
+        form: dict[str, Any] = {"kind": self.kind.name, "keys": list(self.keys), **self._explicit()}
         if self.host is not None:
             form["host"] = self.host.to_dict()
         return form
 
-    def _given(self) -> dict[str, Any]:
+    def _explicit(self) -> dict[str, Any]:
         return {name: value for name, value in self.attrs.items() if not self.kind.options[name].derived}
 
     def to_json(self) -> str:
@@ -337,7 +337,7 @@ class Target:
     def __str__(self) -> str:
         """The string form, every attribute explicit; `Target(str(t)) == t`."""
         words = [self.kind.name, f"-keys={','.join(self.keys)}"]
-        words += [f"-{name}={_spell(value)}" for name, value in sorted(self._given().items()) if value != []]
+        words += [f"-{name}={_spell(value)}" for name, value in sorted(self._explicit().items()) if value != []]
         if self.host is not None:
             words.append(f"-host={shlex.quote(str(self.host))}")
         return " ".join(words)
@@ -355,11 +355,11 @@ class Target:
         return (Target, (self.to_json(),))
 
     def with_host(self, host: str | Mapping[str, Any] | Target) -> Target:
-        """The same target launched by code for `host`."""
+        """This target with `host` as the target of its launching code."""
         return Target(self, host)
 
     def with_attrs(self, **changes: Any) -> Target:
-        """The same target with attributes changed; underscores in names stand for dashes."""
+        """This target with attributes changed; underscores in names stand for dashes."""
         renamed = {self.kind.option(name).name: value for name, value in changes.items()}
         return Target({**self.to_dict(), **renamed})
 
@@ -382,7 +382,8 @@ class Target:
 
     @staticmethod
     def from_device(device: Device | str) -> Target:
-        """The target that describes a device of this machine, its attributes read off it ("cpu": the llvm kind)."""
+        """The target that describes a device of this machine, with attributes queried from it ("cpu": the llvm
+        kind)."""
         where = find_device(device)
         kind = target_kind({"cpu": "llvm"}.get(where.kind, where.kind))
         return Target({"kind": kind.name, **kind.query(where)})
@@ -394,7 +395,7 @@ def _spell(value: Any) -> str:
 
 
 def _as_dict(target: Any) -> dict[str, Any]:
-    """Any of the three forms, or a target, as a fresh dictionary with a "kind"."""
+    """A target or any of its three forms as a new dictionary with a "kind"."""
     if isinstance(target, Target):
         return target.to_dict()
     if isinstance(target, str):
@@ -402,7 +403,7 @@ def _as_dict(target: Any) -> dict[str, Any]:
         return _as_dict(_parse_json(text)) if text.startswith("{") else _parse_words(text)
     if isinstance(target, Mapping):
         if not isinstance(target.get("kind"), str):
-            raise TargetError(f"target {dict(target)!r} names no kind; add \"kind\", one of: {_kinds_text()}")
+            raise TargetError(f"target {dict(target)!r} has no kind; add \"kind\", one of: {_kinds_text()}")
         return dict(target)
     raise TargetError(f"a target is a string, a dictionary or a Target; got a {type(target).__name__}: {target!r}")
 
@@ -424,16 +425,16 @@ def _parse_words(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise TargetError(f"target {text!r} can't be split into words: {error}") from error
     if not words or words[0].startswith("-"):
-        raise TargetError(f"target {text!r} names no kind; begin with one of: {_kinds_text()}")
+        raise TargetError(f"target {text!r} has no kind; begin with one of: {_kinds_text()}")
     kind = target_kind(words[0])
     form: dict[str, Any] = {"kind": kind.name}
     for word in words[1:]:
         name, separator, value = word.lstrip("-").partition("=")
         if not word.startswith("-") or not name:
-            raise TargetError(f"target {text!r}: {word!r} is no option; options are written -name=value")
+            raise TargetError(f"target {text!r}: {word!r} is not an option; options are written -name=value")
         option = kind.option(name)
         if not separator and option.type is not bool:
-            raise TargetError(f"target {text!r}: option -{name} wants a value: -{name}=...")
+            raise TargetError(f"target {text!r}: option -{name} requires a value: -{name}=...")
         if option.name in form:
             raise TargetError(f"target {text!r} gives option -{name} twice")
         form[option.name] = option.read(value)

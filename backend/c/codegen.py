@@ -1,4 +1,4 @@
-"""The C dialect, and "target.build.c": a module of loop functions to a `CModule`."""
+"""The C dialect of the C-like generator, and "target.build.c": a module of loop functions to a `CModule`."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from relayc.te.tir.passes.narrow_types import lower_narrow_types
 __all__ = ["CGenerator", "build", "generate_source"]
 
 STACK_BYTES = 64 << 10
-"""Scratch memory above this size comes from the context instead of the stack."""
+"""Maximum bytes of a stack allocation; larger scratch memory comes from the execution context."""
 
 
 class CGenerator(CLikeGenerator):
-    """GNU C for GCC and Clang. `symbols` maps the functions of the module to their symbols."""
+    """Generates GNU C for GCC and Clang. `symbols` maps the functions of the module to their symbols."""
 
     loop_pragmas: ClassVar[dict[ForKind, str]] = {
         ForKind.UNROLLED: "#pragma GCC unroll 64",
@@ -50,10 +50,10 @@ class CGenerator(CLikeGenerator):
         self.symbols = symbols
         self.tasks = 0
         self.in_task = False
-        self.checks: int | None = None  # of a host function: assertions so far
+        self.checks: int | None = None  # of a host function: number of assertions emitted so far
 
     def emit_function(self, function: PrimFunc) -> str:
-        """The text of a function, with the outlined bodies of its parallel loops before it."""
+        """The text of a function, preceded by the outlined bodies of its parallel loops."""
         params = ", ".join(["Ctx* ctx", *[self.parameter(function, p) for p in function.params]])
         is_host = function.attrs.get("calling_convention") == "packed"
         self.symbol = self.symbols[function.name]
@@ -81,7 +81,7 @@ class CGenerator(CLikeGenerator):
             super().visit_For(node)
 
     def parallel_loop(self, loop: For) -> None:
-        """The body as a task: task t of n does the iterations [t * extent / n, (t + 1) * extent / n)."""
+        """Outline the body as a task: task t of n runs the iterations [t * extent / n, (t + 1) * extent / n)."""
         captured = [var for var in free_variables(loop.body) if var is not loop.loop_var]
         number, self.tasks = self.tasks, self.tasks + 1
         closure, task = f"{self.symbol}_closure{number}", f"{self.symbol}_task{number}"
@@ -110,7 +110,8 @@ class CGenerator(CLikeGenerator):
         self.lines, self.depth = outer, depth
 
     def captured_type(self, var: Var) -> str:
-        """The type of a variable in a closure; a vector is an array of the function that waits, so a pointer."""
+        """The type of a captured variable in a closure; a vector is captured by pointer to the waiting caller's
+        array."""
         return self.pointers.get(var, self.type_name(var.dtype) + ("*" if var in self.vectors else ""))
 
     # -- memory and checks
@@ -147,7 +148,7 @@ class CGenerator(CLikeGenerator):
     def call_call_kernel(self, node: Call) -> str:
         name = self.called(node)
         if name not in self.symbols:
-            raise CompileError(f"call of kernel {name!r}, which the module has not; it has: {', '.join(self.symbols)}")
+            raise CompileError(f"call of kernel {name!r}, which is not in the module, with: {', '.join(self.symbols)}")
         return f"{self.symbols[name]}({', '.join(['ctx', *[self.visit(a) for a in node.args[1:]]])})"
 
     def call_call_step(self, node: Call) -> str:
@@ -167,7 +168,7 @@ class CGenerator(CLikeGenerator):
         return "const char*" if isinstance(arg, StringImm) else self.type_name(arg.dtype)
 
     def called(self, node: Call) -> str:
-        """The name that a call begins with."""
+        """The function name, the first argument of a call."""
         name = node.args[0]
         if not isinstance(name, StringImm):
             raise CompileError(f"{node.op} takes a name first, not {name}")
@@ -180,13 +181,13 @@ class CGenerator(CLikeGenerator):
         return f"ctx->call_packed(ctx, {name}, (int64_t[]){{{values}}}, (int32_t[]){{{codes}}}, {count})"
 
     def packed_code(self, arg: PrimExpr) -> int:
-        """The code that says what kind of value a packed argument is."""
+        """The type code of a packed argument."""
         if isinstance(arg, StringImm):
             return ARG_STR
         return ARG_HANDLE if arg.dtype.is_handle else ARG_FLOAT if arg.dtype.is_float else ARG_INT
 
     def packed_value(self, arg: PrimExpr) -> str:
-        """A packed argument as the 8 bytes that stand for it."""
+        """A packed argument as its 8-byte value."""
         text = self.visit(arg)
         if self.packed_code(arg) == ARG_FLOAT:
             return f"rc_float_bits({self.convert(text, arg.dtype, dtype('float64'))})"
@@ -225,7 +226,7 @@ class CGenerator(CLikeGenerator):
 
 
 def generate_source(module: IRModule) -> tuple[str, list[CFunction]]:
-    """The C text of a module, and what its symbols are."""
+    """The C text of a module, and a description of its functions."""
     symbols: dict[str, str] = {}
     for name in module:
         base = "relayc_" + "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
@@ -234,7 +235,7 @@ def generate_source(module: IRModule) -> tuple[str, list[CFunction]]:
     declarations: list[str] = []
     table: list[CFunction] = []
     for name in module:
-        # C may keep more digits of a float16 between operations
+        # C may keep excess precision of a float16 between operations
         function: PrimFunc = legalize_compute(lower_narrow_types(module[name]), ("float16",))
         text = CGenerator(symbols).emit_function(function)
         texts.append(text)

@@ -1,4 +1,4 @@
-"""The system's C compiler, run on generated source."""
+"""Runs the system's C compiler on generated source."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _FLAG_FEATURES = (
     "avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "avx512ifma", "avx512vbmi",
     "avx512vbmi2", "avx512bitalg", "avx512vpopcntdq",
 )  # fmt: skip
-"""x86 features that the compilers take by name and use of their own accord."""
+"""x86 features that the compilers have flags for and generate instructions of."""
 
 
 _CHECKED_FEATURES = frozenset({
     "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "bmi", "bmi2", "avx512f", "avx512cd",
     "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512ifma",
 })  # fmt: skip
-"""Those that every GCC and Clang can ask the processor for."""
+"""Features that `__builtin_cpu_supports` of every GCC and Clang can query."""
 
 
 def feature_check(target: Target) -> tuple[str, tuple[str, ...]]:
-    """C text of `relayc_missing_feature` and the features it asks for.
+    """C text of `relayc_missing_feature`, and the features that it checks.
 
-    It gives 0, or the number (from 1) of the first feature that the processor lacks.
+    The function returns 0, or the number (from 1) of the first feature that the processor lacks.
     """
-    asked: tuple[str, ...] = ()
+    checked: tuple[str, ...] = ()
     if str(target.get("mtriple")).startswith("x86_64"):
-        asked = tuple(f for f in _FLAG_FEATURES if f in target.features and f in _CHECKED_FEATURES)
-    tests = [f'  if (!__builtin_cpu_supports("{feature}")) return {i};' for i, feature in enumerate(asked, 1)]
-    start = ["  __builtin_cpu_init();"] if asked else []
-    return "\n".join(["int32_t relayc_missing_feature(void) {", *start, *tests, "  return 0;", "}"]), asked
+        checked = tuple(f for f in _FLAG_FEATURES if f in target.features and f in _CHECKED_FEATURES)
+    tests = [f'  if (!__builtin_cpu_supports("{feature}")) return {i};' for i, feature in enumerate(checked, 1)]
+    start = ["  __builtin_cpu_init();"] if checked else []
+    return "\n".join(["int32_t relayc_missing_feature(void) {", *start, *tests, "  return 0;", "}"]), checked
 
 
 def find_compiler(target: Target) -> str:
-    """The path of the compiler that the target names, or of the first one there is. Raises CompileError without one."""
+    """The path of the compiler named by the target, or of the first one found. Raises CompileError if there is none."""
     wanted = target.get("compiler")
     names = (wanted,) if wanted is not None else _CANDIDATES
     for name in names:
@@ -56,7 +56,7 @@ def find_compiler(target: Target) -> str:
 
 
 def compiler_flags(target: Target) -> list[str]:
-    """Options that make the compiler produce code for the target: its features, nothing of this machine's."""
+    """Compiler flags for the target's features, independent of the host."""
     flags = [f"-O{target.get('opt-level')}", "-std=gnu11", "-fPIC", "-shared", "-fwrapv", "-fno-strict-aliasing",
              "-fno-math-errno", "-fno-trapping-math", "-w"]  # fmt: skip
     if str(target.get("mtriple")).startswith("x86_64"):
@@ -67,9 +67,9 @@ def compiler_flags(target: Target) -> list[str]:
 
 
 def compile_shared_library(source: str, target: Target) -> bytes:
-    """The bytes of a shared library made of `source`.
+    """Compile `source` to a shared library and return its bytes.
 
-    Raises CompileError when there is no compiler, and with the compiler's words when it fails.
+    Raises CompileError if there is no compiler, and with the compiler's output if it fails.
     """
     compiler = find_compiler(target)
     with tempfile.TemporaryDirectory(prefix="relayc-") as folder:

@@ -1,4 +1,4 @@
-"""What stands before every generated C file: the context, and helpers for what C has no operator for."""
+"""The prelude of every generated C file: the execution context, and helpers for operations that C lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules of target kind "c": a shared library, and the C text it was made of."""
+"""Modules of target kind "c": a shared library, and the C text it was compiled from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CFunction:
 
 
 class CModule(Module):
-    """A shared library, loaded at the first look-up: not before the processor has been asked for `features`."""
+    """A shared library, loaded at the first lookup, after the processor has been checked for `features`."""
 
     type_key = "c"
 
@@ -73,10 +73,10 @@ class CModule(Module):
 
 
 def load_from_bytes(data: bytes | memoryview) -> CModule:
-    """The module that `CModule.save_to_bytes` described. Raises ArtifactError for bytes that are none."""
+    """The module saved by `CModule.save_to_bytes`. Raises ArtifactError for other bytes."""
     data = bytes(data)
     if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
-        raise ArtifactError("these bytes are no module of type 'c'; build it again")
+        raise ArtifactError("these bytes are not a module of type 'c'; build it again")
     _, *sizes = _HEADER.unpack_from(data)
     if _HEADER.size + sum(sizes) != len(data):
         raise ArtifactError(f"module of type 'c' has {len(data)} bytes, expected {_HEADER.size + sum(sizes)}: damaged")
@@ -99,7 +99,7 @@ def _function_of(row: dict[str, Any]) -> CFunction:
 
 
 def _load_library(library: bytes, features: Sequence[str]) -> ctypes.CDLL:
-    """A shared library loaded from memory by way of a file, which is removed at once.
+    """Load a shared library from memory through a temporary file.
 
     Raises ArtifactError when it is no library of this platform or needs features that the processor lacks.
     """
@@ -115,7 +115,7 @@ def _load_library(library: bytes, features: Sequence[str]) -> ctypes.CDLL:
     missing = int(loaded.relayc_missing_feature())
     if missing:
         raise ArtifactError(
-            f"this code needs the instructions {features[missing - 1]}, which this processor has not; compile it for "
+            f"this code needs the instructions {features[missing - 1]}, which this processor lacks; compile it for "
             "this machine (target c), or for all (target c -mcpu=x86-64-v2)"
         )
     return loaded

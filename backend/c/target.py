@@ -1,4 +1,4 @@
-"""The "c" target kind: portable C for CPUs, made native by the system's compiler."""
+"""The "c" target kind: portable C for CPUs, compiled by the system's compiler."""
 
 from __future__ import annotations
 

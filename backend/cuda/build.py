@@ -1,4 +1,4 @@
-"""The code generator of target kind "cuda": functions of the loop IR to one `CUDAModule`."""
+"""The code generator of target kind "cuda": functions of the loop IR to a `CUDAModule`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["Source", "assemble", "build", "device_passes", "emit", "generate_sou
 
 
 def device_passes(target: Target) -> tuple[Pass, ...]:
-    """The passes from a lowered function to one that the generator prints, in order."""
+    """The passes from a lowered function to one that the generator can print, in order."""
     warp = target.get("thread-warp-size")
     memory = MergeSharedMemory(STATIC_SHARED_BYTES)
     types = (LowerNarrowTypes(), LegalizeCompute())
@@ -43,10 +43,7 @@ def device_passes(target: Target) -> tuple[Pass, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The text of kernels, the table of the functions that they make up, and how each kernel is launched.
-
-    All of it is plain data. Sources are put together by `assemble`.
-    """
+    """CUDA text of kernels, the function table, and each kernel's launch parameters, as plain data for `assemble`."""
 
     text: str
     functions: dict[str, Any]
@@ -54,9 +51,9 @@ class Source:
 
 
 def prepare(module: IRModule, target: Target) -> list[DeviceFunction]:
-    """The functions of a module as kernels with barriers in place and memory assigned, none yet checked.
+    """The functions of a module split into kernels, with barriers inserted and memory assigned, not yet verified.
 
-    Raises CompileError for functions that have no kernels.
+    Raises CompileError for functions that can't be split into kernels.
     """
     prepared: list[DeviceFunction] = []
     symbols: set[str] = set()
@@ -72,7 +69,7 @@ def prepare(module: IRModule, target: Target) -> list[DeviceFunction]:
 def _prepared(
     function: PrimFunc, name: str, symbol: str, target: Target, context: PassContext
 ) -> DeviceFunction:
-    """Remembered, since a schedule's kernels are checked first and printed right afterwards."""
+    """The memoised core of `prepare`: kernels of a schedule are first verified, then printed right afterwards."""
     with context:
         lowered = Sequential(device_passes(target), "cuda")(IRModule({name: function}))[name]
     assert isinstance(lowered, PrimFunc), "passes keep the kind of a function"
@@ -80,7 +77,7 @@ def _prepared(
 
 
 def _symbol(name: str, taken: set[str]) -> str:
-    """A C identifier for a function's kernels that no other function has."""
+    """A C identifier for a function's kernels that is unique in `taken`."""
     base = re.sub(r"\W", "_", name, flags=re.ASCII)
     symbol = base if not base[:1].isdigit() else f"f{base}"
     while symbol in taken:
@@ -90,18 +87,18 @@ def _symbol(name: str, taken: set[str]) -> str:
 
 
 def verify(functions: Sequence[DeviceFunction], target: Target) -> list[str]:
-    """Why kernels of functions can't be launched on a target; empty when they can."""
+    """The reasons why kernels can't be launched on a target; empty if they can."""
     return [reason for f in functions for kernel in f.kernels for reason in verify_launch(kernel, target)]
 
 
 @lru_cache(maxsize=1)
 def prelude() -> str:
-    """The text that stands before every generated file."""
+    """The prelude of every generated file."""
     return resources.files("relayc.backend.cuda").joinpath("prelude.cuh").read_text()
 
 
 def generate_source(functions: Sequence[DeviceFunction], fast_math: bool = False) -> Source:
-    """The CUDA C++ text of functions, the prelude left out, and how to launch them."""
+    """The CUDA C++ text of functions, without the prelude, and their launch parameters."""
     texts: list[str] = []
     records: dict[str, Any] = {}
     launches: list[Launch] = []
@@ -117,17 +114,17 @@ def generate_source(functions: Sequence[DeviceFunction], fast_math: bool = False
 def emit(module: IRModule, target: Target) -> Source:
     """The CUDA code of a module of lowered functions under the current `PassContext`.
 
-    Raises CompileError for functions without thread axes, kernels that can't be launched, and what has no CUDA code.
+    Raises CompileError for functions without thread axes, kernels that can't be launched, and code unsupported in CUDA.
     """
     functions = prepare(module, target)
-    refused = verify(functions, target)
-    if refused:
-        raise CompileError("kernels that can't be launched on " + target.get("model") + ":\n  " + "\n  ".join(refused))
+    problems = verify(functions, target)
+    if problems:
+        raise CompileError("kernels that can't be launched on " + target.get("model") + ":\n  " + "\n  ".join(problems))
     return generate_source(functions, fast_math("cuda"))
 
 
 def assemble(sources: Sequence[Source], target: Target) -> CUDAModule:
-    """The module of all functions, compiled as one translation unit. Raises CompileError with the compiler's words."""
+    """Compile sources to a module as one translation unit. Raises CompileError with the compiler's output."""
     text = "\n\n".join([prelude(), *[source.text for source in sources]]) + "\n"
     arch = target.get("arch")
     flags = compile_flags(arch, fast_math("cuda"), PassContext.current().option("cuda.line_info"))

@@ -1,7 +1,7 @@
-"""Models for GPUs piece by piece: the text of each kernel is kept on disk, the whole is compiled as one unit.
+"""Incremental compilation for GPUs: the text of each kernel is cached on disk, all of it compiled as one unit.
 
-Kernels are found again by what decides them (the caller's key), so that a model compiled before is neither lowered nor
-printed again; its translation unit is then the same text, whose machine code NVRTC's own cache has.
+Kernels are looked up by the caller's key, so that a model compiled before is neither lowered nor printed again; its
+translation unit is then the same text, whose machine code is in the cache of `compile_source`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FORMAT = "cuda sources 1"  # to be changed with what `Builder.add` writes
 
 
 class Builder:
-    """The parts of one module; see `backend.driver.PartBuilder`."""
+    """Collects the parts of one module, as a `backend.driver.PartBuilder`."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -34,7 +34,8 @@ class Builder:
         self._sources: list[Source] = []
 
     def reuse(self, key: str) -> str | None:
-        """Add the code that an earlier `add` with this key made, here or in another process; its note, or None."""
+        """Add the code that an earlier `add` with this key made, in any process; returns its note, or None on a
+        miss."""
         stored = None if self._cache is None else self._cache.get(self._prefix + key)
         if stored is None:
             return None
@@ -51,12 +52,12 @@ class Builder:
             self._cache.put(self._prefix + key, json.dumps({"note": note, **asdict(source)}).encode())
 
     def finish(self) -> CUDAModule:
-        """Compile everything added as one translation unit. Raises CompileError with the compiler's words."""
+        """Compile everything added as one translation unit. Raises CompileError with the compiler's output."""
         return assemble(self._sources, self._target)
 
 
 def broken_limits(function: PrimFunc, target: Target) -> list[str]:
-    """A sentence for each reason why a lowered function can't be launched on `target`; empty when it can."""
+    """The reasons, one sentence each, why a lowered function can't be launched on `target`; empty if it can."""
     try:
         return verify(prepare(IRModule({function.name: function}), target), target)
     except CompileError as error:

@@ -48,7 +48,7 @@ _BUILTIN = ("threadIdx", "blockIdx", "blockDim", "gridDim", "warpSize")
 
 
 class CudaGenerator(VectorAccesses, CLikeGenerator):
-    """Prints kernels of one function. Everything it calls is C++, a CUDA built-in, or in the prelude."""
+    """Prints the kernels of one function. All that it calls is C++, a CUDA built-in, or in the prelude."""
 
     language: ClassVar[str] = "CUDA"
     type_names: ClassVar[dict[str, str]] = {
@@ -74,9 +74,9 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         super().__init__()
         self.function = function
         self.fast_math = fast_math
-        self.multiplies_slices = False
-        """Do units read shared memory, while the threads go on, that see only what they were told of?"""
-        for param in function.params:  # equal names in all kernels of the function
+        self.uses_wgmma = False
+        """Do asynchronous tensor cores (wgmma) read shared memory, so that barriers need a proxy fence?"""
+        for param in function.params:  # the same names in all kernels of the function
             buffer = function.buffer_map.get(param)
             name = self.name(param)
             if buffer is not None:
@@ -86,7 +86,7 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         """The text of one kernel."""
         buffers = {b.data: b for b in (*self.function.buffer_map.values(), *workspaces)}
         written = _written(kernel)
-        self.multiplies_slices = any(map(_is_warp_group_product, collect(kernel.body, Call)))
+        self.uses_wgmma = any(map(_is_warp_group_product, collect(kernel.body, Call)))
         params = [self.kernel_parameter(v, buffers.get(v), v in written) for v in kernel.arguments]
         self.lines = []
         head = f'extern "C" __global__ void __launch_bounds__({kernel.threads})'
@@ -96,7 +96,7 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         return "\n".join(self.lines)
 
     def kernel_parameter(self, var: Var, buffer: Buffer | None, written: bool) -> str:
-        """The declaration of one parameter of a kernel."""
+        """The declaration of a kernel parameter."""
         if buffer is None:
             return f"const {self.type_name(var.dtype)} {self.name(var)}"
         pointer = self.pointers[var] = self.pointer_type(buffer.dtype, buffer.scope)
@@ -117,24 +117,28 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
 
     def convert(self, text: str, of: DType, to: DType) -> str:
         if str(to) == "float16" and of.is_float and of.bits == 64:
-            return f"rc_to_float16({text})"  # rounded once
+            return f"rc_to_float16({text})"  # avoids rounding twice
         return super().convert(text, of, to)
 
     def visit_FloorDiv(self, node: FloorDiv | FloorMod) -> str:
-        """Division of what can't be negative is C's own, which is cheaper."""
-        if self.is_natural(node.a) and self.is_natural(node.b):
+        """Division of non-negative values is C's own, which is cheaper than floor division."""
+        if self.is_nonnegative(node.a) and self.is_nonnegative(node.b):
             return f"({self.visit(node.a)} {'/' if isinstance(node, FloorDiv) else '%'} {self.visit(node.b)})"
         return super().visit_FloorDiv(node)
 
-    def is_natural(self, expr: PrimExpr) -> bool:
-        """Is an index known not to be negative, in every lane?"""
+    def is_nonnegative(self, expr: PrimExpr) -> bool:
+        """Is an index provably non-negative in every lane?"""
         if isinstance(expr, Ramp):
-            return self.is_natural(expr.base) and self.is_natural(expr.stride)
+            return self.is_nonnegative(expr.base) and self.is_nonnegative(expr.stride)
         if isinstance(expr, Broadcast):
-            return self.is_natural(expr.value)
+            return self.is_nonnegative(expr.value)
         if expr.dtype.lanes == 1:
             return self.analyzer.const_bounds(expr)[0] >= 0
-        return isinstance(expr, Add | Mul | FloorDiv | FloorMod) and self.is_natural(expr.a) and self.is_natural(expr.b)
+        return (
+            isinstance(expr, Add | Mul | FloorDiv | FloorMod)
+            and self.is_nonnegative(expr.a)
+            and self.is_nonnegative(expr.b)
+        )
 
     visit_FloorMod = visit_FloorDiv
 
@@ -143,7 +147,7 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         return f"([&] {{ {kind} {self.name(node.var)} = {value}; return {self.visit(node.body)}; }}())"
 
     def visit_Add(self, node: Add) -> str:
-        """A sum of four products of bytes and another value is one instruction."""
+        """Add a dot product of four bytes to another value by one instruction."""
         for total, other in ((node.a, node.b), (node.b, node.a)):
             if isinstance(total, Call) and total.op == "vector_reduce_add":
                 text = self.byte_products(total, self.visit(other))
@@ -171,7 +175,7 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         return f"((int)__dp4a({words[0]}, {words[1]}, (unsigned){start}))"
 
     def word(self, load: PrimExpr) -> str | None:
-        """Four aligned neighbouring bytes of memory as one number."""
+        """Four aligned adjacent bytes of memory as one 32-bit word."""
         if not isinstance(load, BufferLoad) or load.dtype.bits != 8 or load.dtype.is_bool:
             return None
         base = self.contiguous(load)
@@ -227,10 +231,10 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         barrier = _BARRIERS.get(name)
         if barrier is None:
             raise CompileError(f"threads of different blocks can't wait for each other: {node}")
-        return f"(rc_wgmma_settle(), {barrier})" if self.multiplies_slices and name == "shared" else barrier
+        return f"(rc_wgmma_settle(), {barrier})" if self.uses_wgmma and name == "shared" else barrier
 
     def call_warp_shuffle_xor(self, node: Call) -> str:
-        """Printed in place, not through the prelude: every shuffle of a kernel has a line of its own."""
+        """Printed inline, not through the prelude: the emulation identifies every shuffle of a kernel by its line."""
         mask, value, flip, width = [self.visit(a) for a in node.args]
         of = node.dtype.element
         if of.bits >= 32:
@@ -291,7 +295,7 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
 
 
 def _written(kernel: Kernel) -> set[Var]:
-    """Pointers of the buffers that a kernel may write: those it stores to, and those it passes the address of."""
+    """Pointers of the buffers that a kernel may write: those it stores to, and those whose address it passes."""
     written = {store.buffer.data for store in collect(kernel.body, BufferStore)}
     read_only = {call.args[1] for call in collect(kernel.body, Call) if call.op == "async_copy"}
     for call in collect(kernel.body, Call):
@@ -306,7 +310,7 @@ def _is_warp_group_product(call: Call) -> bool:
 
 
 def dynamic_shared_bytes(kernel: Kernel) -> int:
-    """Bytes of dynamic shared memory that a kernel is launched with. There is one such buffer at most."""
+    """Bytes of dynamic shared memory of a kernel's launch. A kernel has at most one such buffer."""
     buffers = [n.buffer for n in collect(kernel.body, Allocate) if n.buffer.scope == _DYNAMIC]
     assert len(buffers) <= 1, "dynamic shared memory is merged before code is generated"
     return sum([_nbytes(b) for b in buffers])

@@ -1,8 +1,8 @@
 """The device API of NVIDIA GPUs.
 
 Each GPU in use has its primary context, shared with every other CUDA library of the process, and a stream of its own
-that work is queued on unless a thread sets another. Memory is allocated in the order of the stream from the driver's
-pool, which keeps what is freed for reuse.
+that work is queued on unless a thread sets another. Memory is allocated stream-ordered from the driver's pool, which
+keeps freed memory for reuse.
 
 A stream is an integer, the driver's handle: 1 is CUDA's legacy default stream, 2 its per-thread default stream, and
 None the current one. Arrays may be freed whatever streams used them; to use one on another stream than the one it was
@@ -32,9 +32,9 @@ _ALIGNMENT = 256  # bytes; what the driver aligns every allocation to
 
 
 class CUDADeviceAPI(DeviceAPI):
-    """NVIDIA GPUs. Handles are device addresses; see the module's text for streams and the order of work.
+    """The NVIDIA GPUs. Handles are device addresses; the module documentation describes streams and ordering.
 
-    Every method but `get_attr` raises `DeviceError` where there is no such GPU, saying why.
+    Every method but `get_attr` raises `DeviceError`, with the reason, where there is no such GPU.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class CUDADeviceAPI(DeviceAPI):
         self._gpus: dict[int, Gpu] = {}
         self._opening = threading.Lock()
         self._of_thread = _ThreadState()
-        self._home: dict[int, int] = {}  # allocation -> the stream whose order it follows
+        self._home: dict[int, int] = {}  # allocation -> the stream that it is ordered on
         self._peers: set[tuple[int, int]] = set()
 
     # -- attributes and the active device
@@ -54,7 +54,7 @@ class CUDADeviceAPI(DeviceAPI):
         return None if query is None or device.index >= probe()[0] else query(self.gpu(device))
 
     def gpu(self, device: Device) -> Gpu:
-        """The GPU behind a device, its context current. Raises `DeviceError` when there is none, saying why."""
+        """The GPU behind a device, its context current. Raises `DeviceError` with the reason if there is none."""
         found = self._gpus.get(device.index)
         if found is None:
             with self._opening:
@@ -69,7 +69,7 @@ class CUDADeviceAPI(DeviceAPI):
         return self._gpus[device.index]
 
     def forget_gpus(self) -> None:
-        """In a forked child, which has none: what is asked for says so."""
+        """Forget all GPUs in a forked child, where CUDA does not work: later uses raise `DeviceError`."""
         self._gpus = {}
         self._opening = threading.Lock()
 
@@ -98,17 +98,17 @@ class CUDADeviceAPI(DeviceAPI):
             return
         home = self._home.pop(handle, None)
         if home is None:
-            raise DeviceError(f"{handle:#x} on {device} is no memory that was allocated here")
+            raise DeviceError(f"{handle:#x} on {device} was not allocated here")
         gpu = self.opened(device)
         try:
             with gpu.aside():
                 gpu.free(handle, home)
         except DriverError as error:
-            if not error.is_sticky:  # of a lost context nothing can be freed, nor need be
+            if not error.is_sticky:  # in a lost context nothing can be freed, nor need be
                 raise
 
     def release_memory(self, device: Device) -> None:
-        """Gives memory that was freed and is kept for reuse back, for other libraries and processes."""
+        """Return freed memory kept for reuse to the system, for other libraries and processes."""
         gpu = self.gpu(device)
         call("cuCtxSynchronize")
         gpu.trim_pool()
@@ -170,7 +170,7 @@ class CUDADeviceAPI(DeviceAPI):
             return
         gpu, handle = self.gpu(device), _handle_of(stream)
         if handle not in gpu.user_streams:
-            raise DeviceError(f"stream {stream!r} of {device} is none that create_stream made")
+            raise DeviceError(f"stream {stream!r} of {device} was not made by create_stream")
         call("cuStreamSynchronize", handle)
         if self._of_thread.streams.get(device.index) == handle:
             del self._of_thread.streams[device.index]
@@ -180,7 +180,7 @@ class CUDADeviceAPI(DeviceAPI):
         gpu = self.gpu(device)
         left = self.stream_of(gpu)
         if left != gpu.stream and left not in gpu.user_streams:
-            gpu.order(left, gpu.stream)  # another library's: memory that it used may be freed after it is gone
+            gpu.order(left, gpu.stream)  # of another library: memory that it used may be freed after it is destroyed
         if stream is None:
             self._of_thread.streams.pop(device.index, None)
         else:
@@ -190,7 +190,7 @@ class CUDADeviceAPI(DeviceAPI):
         return self._of_thread.streams.get(device.index)
 
     def stream_of(self, gpu: Gpu, stream: Any = None) -> int:
-        """The driver's handle of a stream; of the current one for None."""
+        """The driver's handle of a stream; that of the current one for None."""
         return self._of_thread.streams.get(gpu.index, gpu.stream) if stream is None else _handle_of(stream)
 
     def stream_sync(self, device: Device, stream: Any = None) -> None:
@@ -212,7 +212,7 @@ class CUDADeviceAPI(DeviceAPI):
             gpu = self.gpu(device)
             gpu.park(owner, () if self._of_thread.scratch is not None else (self.stream_of(gpu),))
         except DriverError as error:
-            if not error.is_sticky:  # of a lost context nothing uses it any more
+            if not error.is_sticky:  # in a lost context nothing uses it any more
                 raise
 
     def dlpack_stream(self, device: Device) -> int:
@@ -254,7 +254,7 @@ class CUDADeviceAPI(DeviceAPI):
         return CapturedGraph(executable, scratch, gpu, self.stream_of)
 
     def _copy_to_peer(self, gpu: Gpu, peer: Gpu, read: int, written: int, nbytes: int, queue: int) -> None:
-        """Copies on the source's stream, in the order of the current streams of both."""
+        """Copy on the source's stream, ordered with the current streams of both GPUs."""
         other = self.stream_of(peer)
         if (gpu.index, peer.index) not in self._peers:
             gpu.open_peer(peer)
@@ -266,7 +266,7 @@ class CUDADeviceAPI(DeviceAPI):
 
 
 class _ThreadState(threading.local):
-    """The current stream of each GPU where it is not the GPU's own, and the workspaces of the graph being recorded."""
+    """The current stream of each GPU where it is not the default, and the workspaces of the graph being captured."""
 
     def __init__(self) -> None:
         self.streams: dict[int, int] = {}
@@ -274,7 +274,7 @@ class _ThreadState(threading.local):
 
 
 class _Event:
-    """A point in the work of a stream, with its time; of one recorded in a graph, that of the last replay."""
+    """A timed event on a stream; in a captured graph, that of the last replay."""
 
     def __init__(self, gpu: Gpu, stream: int, in_graph: bool) -> None:
         self.handle = 0
@@ -297,8 +297,8 @@ def _handle_of(stream: Any) -> int:
         if hasattr(stream, name):
             return _handle_of(int(getattr(stream, name)))
     raise ArgumentError(
-        f"{stream!r} is no CUDA stream; expected what create_raw_stream gave, an integer handle, or an object with "
-        "__cuda_stream__, cuda_stream or ptr"
+        f"{stream!r} is not a CUDA stream; expected one made by create_raw_stream, an integer handle, or an object "
+        "with __cuda_stream__, cuda_stream or ptr"
     )
 
 
@@ -316,7 +316,7 @@ _Query = Callable[[Gpu], Any]
 _ATTRIBUTES: dict[DeviceAttrKind, _Query] = {
     DeviceAttrKind.MAX_THREADS_PER_BLOCK: lambda gpu: gpu.attribute("MAX_THREADS_PER_BLOCK"),
     DeviceAttrKind.WARP_SIZE: lambda gpu: gpu.attribute("WARP_SIZE"),
-    # what a kernel may opt in to; the 48 KiB that it gets without asking are the same on every GPU
+    # the opt-in limit; the 48 KiB available without opt-in are the same on every GPU
     DeviceAttrKind.MAX_SHARED_MEMORY_PER_BLOCK: lambda gpu: gpu.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
     DeviceAttrKind.COMPUTE_VERSION: lambda gpu: ".".join(map(str, gpu.compute_capability)),
     DeviceAttrKind.DEVICE_NAME: _name_of,
@@ -334,7 +334,7 @@ _ATTRIBUTES: dict[DeviceAttrKind, _Query] = {
 
 @lru_cache(maxsize=1)
 def cuda_device_api() -> CUDADeviceAPI:
-    """The one `CUDADeviceAPI` of the process. It is there without a GPU too, to say why there is none."""
+    """The process-wide `CUDADeviceAPI`. It exists without a GPU too, to report why there is none."""
     api = CUDADeviceAPI()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=api.forget_gpus)

@@ -1,4 +1,4 @@
-"""Machine code of a GPU as text, by NVIDIA's disassembler."""
+"""Disassembly of GPU machine code by NVIDIA's nvdisasm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _find() -> str:
 
 
 def disassemble(cubin: bytes) -> str:
-    """The instructions (SASS) of a cubin. Raises ModuleError without the disassembler, and with its words."""
+    """The instructions (SASS) of a cubin. Raises ModuleError if nvdisasm is missing or fails, with its output."""
     tool = _find()
     with tempfile.TemporaryDirectory(prefix="relayc-") as folder:
         path = Path(folder, "module.cubin")
@@ -43,7 +43,7 @@ def disassemble(cubin: bytes) -> str:
 
 
 def instruction_counts(sass: str) -> dict[str, Counter[str]]:
-    """Function -> how many of each instruction its text has, by full name ("HMMA.16816.F32", "LDS.128")."""
+    """Function -> count of each of its instructions, by full mnemonic ("HMMA.16816.F32", "LDS.128")."""
     counts: dict[str, Counter[str]] = {}
     current: Counter[str] = Counter()
     for line in sass.splitlines():

@@ -1,7 +1,7 @@
-"""The CUDA driver API by way of `cuda.bindings.driver`, which is imported when it is first called.
+"""The CUDA driver API through `cuda.bindings.driver`, which is imported at the first call.
 
 Handles (contexts, streams, events, functions) are plain integers everywhere: the bindings take them, and so do other
-libraries. A driver call that fails raises `DriverError` with the driver's own words.
+libraries. A driver call that fails raises `DriverError` with the driver's message.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 from relayc.backend.runtime.errors import DeviceError
 
-__all__ = ["WRONG_CONTEXT", "DriverError", "bindings", "call", "is_gone", "probe", "refuse"]
+__all__ = ["WRONG_CONTEXT", "DriverError", "bindings", "call", "driver_error", "is_gone", "probe"]
 
 _OLDEST_DRIVER = 13000  # the bindings of CUDA 13 need a driver of CUDA 13; NVIDIA numbers it R580 and later
 _STICKY = frozenset({214, 700, 702, 704, 709, 710, 713, 714, 715, 716, 717, 718, 719, 720, 721})
-"""Results after which a context can do nothing more: a kernel that was launched earlier did something illegal."""
+"""Sticky results, after which a context is unusable: an earlier kernel performed an illegal operation."""
 
 WRONG_CONTEXT = frozenset({3, 201, 400})
-"""Results of a call in a thread where no context is current, or another library's: not initialised, invalid context,
-invalid handle. Once the right one is current, the call can be made again."""
+"""Results of a call in a thread with no current context, or another library's: not initialised, invalid context,
+invalid handle. The call can be repeated once the right context is current."""
 
 _NO_DEVICE = {
     34: "the libcuda.so.1 found is the toolkit's stub, not a driver; remove it from the library path",
@@ -42,7 +42,7 @@ class DriverError(DeviceError):
 
     @property
     def is_sticky(self) -> bool:
-        """True when the context is lost, by the fault of a kernel that was launched before."""
+        """True when the context is lost because of an earlier kernel."""
         return self.code in _STICKY
 
 
@@ -53,19 +53,19 @@ def bindings() -> Any:
 
 
 def call(name: str, *args: Any) -> Any:
-    """The results of the driver function `name`: None, the only one, or a tuple. Raises `DriverError`."""
+    """Call the driver function `name`; returns None, its only result, or a tuple. Raises `DriverError`."""
     result = getattr(bindings(), name)(*args)
     if result[0]:
-        raise refuse(name, result[0])
+        raise driver_error(name, result[0])
     return None if len(result) == 1 else result[1] if len(result) == 2 else result[1:]
 
 
-def refuse(doing: str, result: Any) -> DriverError:
+def driver_error(doing: str, result: Any) -> DriverError:
     """The error of a driver call that was `doing` something and returned `result`."""
     driver, code = bindings(), int(result)
     try:
         name, text = (_text(describe(result)[1]) for describe in (driver.cuGetErrorName, driver.cuGetErrorString))
-    except RuntimeError:  # no driver to ask
+    except RuntimeError:  # no driver to query
         name, text = "CUresult", "no text"
     error = DriverError(f"{doing}: {probe()[1] if _State.inherited else f'{name} ({code}): {text}'}", code)
     if error.is_sticky:
@@ -81,14 +81,14 @@ def _text(raw: Any) -> str:
 
 
 class _State:
-    """What is known of the driver in this process. Only good news is kept: a driver may be loaded later."""
+    """The state of the driver in this process. Failures are not kept: a driver may be loaded later."""
 
     count: int = 0
     inherited: bool = False  # true in a child forked after the driver was in use
 
 
 def probe() -> tuple[int, str]:
-    """(number of CUDA devices that can be used, "ok" or why there are none). Never raises, and is quick when repeated.
+    """(number of usable CUDA devices, "ok" or the reason for there being none). Never raises; repeated calls are fast.
 
     CUDA does not survive a fork: in a child of a process that used it there are no devices.
     """
@@ -98,12 +98,12 @@ def probe() -> tuple[int, str]:
             "start processes by 'spawn' or 'forkserver', or use CUDA in the child only"
         )
     if not _State.count:
-        _State.count, reason = _look()
+        _State.count, reason = _detect()
         return _State.count, reason
     return _State.count, "ok"
 
 
-def _look() -> tuple[int, str]:
+def _detect() -> tuple[int, str]:
     try:
         driver = bindings()
     except ImportError as error:
@@ -125,7 +125,7 @@ def _look() -> tuple[int, str]:
 
 
 def is_gone() -> bool:
-    """True when handles of the driver can't be given back any more: after a fork, and while Python shuts down."""
+    """True when handles of the driver can't be released any more: after a fork, and during Python's shutdown."""
     return _State.inherited or sys.is_finalizing()
 
 

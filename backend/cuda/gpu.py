@@ -1,4 +1,4 @@
-"""A GPU in use by this process."""
+"""State of a GPU in use by this process: context, streams, memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
 class Gpu:
-    """A GPU in use: its context, its own stream, the streams that users made, and its pinned buffers."""
+    """A GPU in use: its context, its default stream, user-created streams, and its pinned buffers."""
 
     def __init__(self, index: int) -> None:
         count, reason = probe()
@@ -32,7 +32,7 @@ class Gpu:
         self.activate()
         self.stream = int(call("cuStreamCreate", NON_BLOCKING))
         self.user_streams: set[int] = set()
-        self._parked: deque[tuple[list[int], object]] = deque()  # events, and what is kept until they happened
+        self._parked: deque[tuple[list[int], object]] = deque()  # (events, object kept alive until they have completed)
         self._streams_lock = threading.RLock()  # a garbage collector may free memory while this thread holds it
         self.staging = Staging()
         self.has_pool = bool(self.attribute("MEMORY_POOLS_SUPPORTED"))
@@ -66,7 +66,8 @@ class Gpu:
             call("cuStreamDestroy", stream)
 
     def alloc(self, nbytes: int, stream: int, may_wait: bool) -> int:
-        """Memory for work queued on `stream`. Where it is short and `may_wait`, work under way is waited for."""
+        """Allocate memory for work queued on `stream`. If memory is short and `may_wait`, wait for pending work and
+        retry."""
         if not self.has_pool:
             return int(call("cuMemAlloc", nbytes))
         try:
@@ -79,7 +80,7 @@ class Gpu:
         return int(call("cuMemAllocAsync", nbytes, stream))
 
     def free(self, address: int, stream: int) -> None:
-        """Frees memory in the order of the stream it was allocated on, and after what users' streams hold now."""
+        """Free memory in the order of its stream, and after what is queued on user-created streams now."""
         if not self.has_pool:
             call("cuMemFree", address)
             return
@@ -90,14 +91,14 @@ class Gpu:
             call("cuMemFreeAsync", address, home)
 
     def park(self, owner: object, streams: Iterable[int]) -> None:
-        """Keeps `owner` alive until what is queued on these streams, and on all that users made, is done."""
+        """Keep `owner` alive until all that is queued on these and all user-created streams is done."""
         with self._streams_lock:
             events = [self._mark(stream) for stream in {self.stream, *self.user_streams, *streams}]
             self._parked.append((events, owner))
         self.release_parked()
 
     def release_parked(self) -> None:
-        """Lets go of what no work uses any more."""
+        """Release parked objects that no pending work uses any more."""
         with self._streams_lock:
             while self._parked and not any(bindings().cuEventQuery(event)[0] for event in self._parked[0][0]):
                 for event in self._parked.popleft()[0]:
@@ -109,19 +110,19 @@ class Gpu:
         return event
 
     def trim_pool(self) -> None:
-        """Gives memory that the pool keeps for reuse back to the system."""
+        """Return the pool's unused memory to the system."""
         if self.has_pool:
             call("cuMemPoolTrimTo", call("cuDeviceGetDefaultMemPool", self.ordinal), 0)
 
     def order(self, source: int, target: int) -> None:
-        """Work queued on `target` later waits for what is queued on `source` now."""
+        """Make work queued later on `target` wait for the work queued on `source` so far."""
         if source != target:
             event = self._mark(source)
             call("cuStreamWaitEvent", target, event, 0)
             call("cuEventDestroy", event)
 
     def order_across(self, source: int, other: Gpu, target: int) -> None:
-        """As `order`, with `target` a stream of another GPU, whose context is current afterwards."""
+        """Order `target`, a stream of another GPU, after `source`; the other GPU's context is current afterwards."""
         self.activate()
         event = self._mark(source)
         other.activate()
@@ -129,7 +130,8 @@ class Gpu:
         call("cuEventDestroy", event)
 
     def open_peer(self, peer: Gpu) -> None:
-        """Lets this GPU reach the memory of `peer` where the machine can; elsewhere copies pass through the host."""
+        """Enable peer access to the memory of `peer` if the machine supports it; otherwise copies pass through the
+        host."""
         if not (peer.has_pool and call("cuDeviceCanAccessPeer", self.ordinal, peer.ordinal)):
             return
         driver = bindings()
@@ -140,22 +142,23 @@ class Gpu:
         call("cuMemPoolSetAccess", call("cuDeviceGetDefaultMemPool", peer.ordinal), [access], 1)
 
     def finish(self, stream: int, current: int) -> None:
-        """Waits for what was queued on a stream, which may be gone by now if it isn't the thread's `current` one.
+        """Wait for the work queued on a stream, which may be destroyed already if it isn't the thread's `current` one.
 
-        A user's is waited for when it is freed, another library's by the GPU's own when a thread turns from it.
+        User-created streams are synchronised when they are freed; another library's by the GPU's default stream when a
+        thread switches away from it.
         """
         exists = stream == current or stream in self.user_streams
         self.leave("cuStreamSynchronize", stream if exists else self.stream)
 
     def leave(self, destroy: str, handle: int) -> None:
-        """Gives a handle back by the driver function `destroy`, as far as the driver can still take it."""
+        """Release a handle by the driver function `destroy`, unless the driver is gone."""
         if not is_gone():
             with self.aside():
                 getattr(bindings(), destroy)(handle)
 
     @contextmanager
     def aside(self) -> Generator[None]:
-        """The context is current for a while: a finalizer may run between any two calls of the thread for another."""
+        """Make the context current temporarily: a finalizer may run between any two driver calls of the thread."""
         driver = bindings()
         before = driver.cuCtxGetCurrent()[1]
         driver.cuCtxSetCurrent(self.context)

@@ -1,8 +1,8 @@
-"""Calls of device functions, made ready once and launched with little Python.
+"""Calls of device functions, bound to their arguments once and launched with little Python overhead.
 
-`bind` evaluates the sizes of grids, blocks and workspaces for the arrays given, and lays the arguments of every kernel
-out as the driver wants them: a slot of 8 bytes for each value and a table of their addresses. A call passes the
-address of that table on.
+`bind` evaluates the sizes of grids, blocks and workspaces for the arrays passed, and lays out the arguments of every
+kernel as the driver expects them: a slot of 8 bytes for each value and a table of their addresses. A call passes the
+address of that table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from relayc.backend.cuda.device import CUDADeviceAPI
-from relayc.backend.cuda.driver import WRONG_CONTEXT, bindings, refuse
+from relayc.backend.cuda.driver import WRONG_CONTEXT, bindings, driver_error
 from relayc.backend.cuda.gpu import Gpu
 from relayc.backend.cuda.table import DeviceFunction, Kernel, Param
 from relayc.backend.runtime.context import Context
@@ -38,20 +38,20 @@ _SCALAR_TYPES: dict[str, Any] = {
 
 
 class KernelSource(Protocol):
-    """Who has the code: `CUDAModule`."""
+    """The provider of kernel code: `CUDAModule`."""
 
     api: CUDADeviceAPI
 
     def kernel(self, gpu: Gpu, name: str, dynamic_shared: int) -> int:
-        """The driver's handle of a kernel on a GPU, which may be launched with that much dynamic shared memory."""
+        """The driver's handle of a kernel on a GPU, allowed to launch with that much dynamic shared memory."""
         ...
 
 
 class CUDAFunc(PackedFunc):
-    """A function of a `CUDAModule`: its kernels, queued one after another on the thread's current stream.
+    """A function of a `CUDAModule`: its kernels, queued in order on the thread's current stream.
 
-    `bind` checks that the arguments are of the right number, kind, dtype and size, and contiguous on one GPU. That
-    shapes agree is the host function's to check, and the compiler's inside a model.
+    `bind` checks that the arguments are of the right number, kind, dtype and size, and contiguous on one GPU. The
+    consistency of shapes is checked by the host function, or inside a model by the compiler.
     """
 
     is_queued = True
@@ -76,9 +76,9 @@ class CUDAFunc(PackedFunc):
                 self._check_size(param, value, variables)
         gpu = self._source.api.gpu(where)
         launches: list[_Launch] = []
-        for kernel, known in _turns(function.kernels, variables):
+        for kernel, known in _launch_order(function.kernels, variables):
             grid = [evaluate(extent, known) for extent in kernel.grid]
-            if min(grid) > 0:  # an empty grid is no work; the driver refuses it
+            if min(grid) > 0:  # an empty grid is skipped; the driver would reject it
                 launches.append(_Launch(self._source, gpu, kernel, grid, values, known))
         scratch = [evaluate(size, variables) for size in function.workspaces]
         if not scratch and len(launches) == 1:
@@ -113,7 +113,7 @@ class CUDAFunc(PackedFunc):
         return _as_scalar(param.dtype, value, f"{self.name}: argument {param.name!r}")
 
     def _place(self, arrays: Sequence[NDArray]) -> Device:
-        """The GPU that all arrays are on; the first one for a function without arrays."""
+        """The GPU that all arrays are on; the first GPU for a function without arrays."""
         places = list(dict.fromkeys(array.device for array in arrays))
         if len(places) > 1 or (places and places[0].kind != "cuda"):
             named = ", ".join(map(str, places))
@@ -133,7 +133,7 @@ class CUDAFunc(PackedFunc):
 
 
 def _sizes(params: Sequence[Param], values: Sequence[Any]) -> dict[str, int]:
-    """The size variables: each is the extent of the first buffer that has it, or the scalar of its name."""
+    """The size variables, from the extent of the first buffer that has each, or the scalar of its name."""
     found: dict[str, int] = {}
     for param, value in zip(params, values, strict=True):
         if param.shape is None:
@@ -146,8 +146,11 @@ def _sizes(params: Sequence[Param], values: Sequence[Any]) -> dict[str, int]:
     return found
 
 
-def _turns(kernels: Sequence[Kernel], variables: Mapping[str, int]) -> Iterator[tuple[Kernel, Mapping[str, int]]]:
-    """The kernels in the order they are launched in, each with the values of its variables."""
+def _launch_order(
+    kernels: Sequence[Kernel], variables: Mapping[str, int]
+) -> Iterator[tuple[Kernel, Mapping[str, int]]]:
+    """The kernels in launch order, each with the values of its variables; kernels with the same step are
+    interleaved."""
     for step, group in itertools.groupby(kernels, lambda kernel: kernel.step):
         if step is None:
             yield from ((kernel, variables) for kernel in group)
@@ -196,23 +199,23 @@ class _Launch:
         self._keep = (addresses, source, values)
 
     def place(self, workspaces: Sequence[int]) -> None:
-        """The workspaces are at these addresses from now on."""
+        """Set the addresses of the workspaces."""
         for slot, number in self.workspaces:
             self._slots[slot] = workspaces[number]
 
     def __call__(self) -> None:
         result = self._call(*self._shape, self._streams(self._gpu), self._table, 0)[0]
         if result:
-            self._again(result)
+            self._retry(result)
 
-    def _again(self, result: Any) -> None:
-        """After a failure, which may be that this thread has another context current, or none."""
+    def _retry(self, result: Any) -> None:
+        """Retry after a failure, which may be that this thread has another current context, or none."""
         if result in WRONG_CONTEXT:
             self._gpu.activate()
             result = self._call(*self._shape, self._streams(self._gpu), self._table, 0)[0]
         if result:
             _, *sizes, shared = self._shape
-            raise refuse(
+            raise driver_error(
                 f"launch of kernel {self._name!r} on cuda:{self._gpu.index} with grid {tuple(sizes[:3])}, block "
                 f"{tuple(sizes[3:])}, {shared} bytes of dynamic shared memory",
                 result,
@@ -220,7 +223,7 @@ class _Launch:
 
 
 class _Sequence:
-    """Several kernels and their workspaces, which are theirs only while a call queues its work."""
+    """Several kernels and their workspaces, which are reserved only while a call queues its work."""
 
     def __init__(
         self, api: CUDADeviceAPI, where: Device, launches: Sequence[_Launch], workspaces: Sequence[int]
@@ -244,7 +247,7 @@ class _Sequence:
 
 
 def _as_scalar(dtype: str, value: Any, what: str) -> Any:
-    """A number as the numpy scalar of a dtype. Raises `ArgumentError` for one that the dtype can't hold."""
+    """Convert a number to a numpy scalar of a dtype. Raises `ArgumentError` if the dtype can't represent it."""
     try:
         scalar = _SCALAR_TYPES[dtype](value)
     except (OverflowError, ValueError) as error:
@@ -255,5 +258,5 @@ def _as_scalar(dtype: str, value: Any, what: str) -> Any:
 
 
 def _bits(value: Any) -> int:
-    """The bytes of a scalar, as the low end of a slot."""
+    """The bytes of a scalar, at the low end of a slot."""
     return int.from_bytes(value.tobytes(), "little")

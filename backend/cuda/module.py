@@ -1,4 +1,4 @@
-"""`CUDAModule`: machine code for a GPU, what is needed to launch it, and how it was made."""
+"""`CUDAModule`: machine code for a GPU, its launch parameters, source and compiler report."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = ["CUDAModule", "load_from_bytes", "runs_on"]
 _MAGIC = b"RELAYC-CUDA\x00\x00\x00\x00\x01"
 _HEADER = struct.Struct("<16sQQQ")  # magic; bytes of the table, the source, the image
 _ARCH = re.compile(r"(?:sm|compute)_(\d+)(\d)([af]?)")
-_UNASKED_SHARED = 48 << 10  # bytes of dynamic shared memory that every kernel may have
+_DEFAULT_SHARED = 48 << 10  # bytes of dynamic shared memory that every kernel may have
 _FORMATS = ("cubin", "ptx")
 
 
 class CUDAModule(Module):
-    """Kernels of one image and the functions made of them.
+    """Kernels of one image and the functions composed of them.
 
-    `image` is machine code for `arch` ("cubin") or PTX ("ptx", for a GPU newer than the compiler); `functions` says for
+    `image` is machine code for `arch` ("cubin") or PTX ("ptx", for a GPU newer than the compiler); `functions` has for
     each function its parameters, workspaces and kernels in order (see `table`); `source` is the CUDA C++ text; `report`
-    has what the assembler said of each kernel. `sources` gives further formats of `get_source`, for modules compiled in
+    has the assembler's figures for each kernel. `sources` has further formats of `get_source`, for modules compiled in
     this process.
 
-    The image is loaded on a GPU when a function is first bound there, and stays for as long as the module.
+    The image is loaded on a GPU when a function is first bound there, and stays loaded as long as the module lives.
     """
 
     type_key = "cuda"
@@ -65,7 +65,7 @@ class CUDAModule(Module):
         self._entries = read_functions(functions)
         self._loading = threading.Lock()
         self._loaded: dict[Gpu, int] = {}  # the driver's modules
-        self._kernels: dict[tuple[int, str], tuple[int, int]] = {}  # (GPU, kernel) -> (handle, shared opted in to)
+        self._kernels: dict[tuple[int, str], tuple[int, int]] = {}  # (GPU, kernel) -> (handle, opted-in bytes)
 
     def function_names(self) -> list[str]:
         return list(self.functions)
@@ -75,12 +75,12 @@ class CUDAModule(Module):
         return None if entry is None else CUDAFunc(entry, self)
 
     def kernel(self, gpu: Gpu, name: str, dynamic_shared: int) -> int:
-        """The driver's handle of a kernel, which may be launched with `dynamic_shared` bytes. `gpu` is active.
+        """The driver's handle of a kernel that may be launched with `dynamic_shared` bytes. `gpu` must be active.
 
         Raises `ArtifactError` when the GPU can't run this code, `DeviceError` when it has not that much memory.
         """
         with self._loading:
-            handle, allowed = self._kernels.get((gpu.index, name), (0, _UNASKED_SHARED))
+            handle, allowed = self._kernels.get((gpu.index, name), (0, _DEFAULT_SHARED))
             if not handle:
                 handle = self._look_up(gpu, name)
             if dynamic_shared > allowed:
@@ -94,7 +94,7 @@ class CUDAModule(Module):
             self._check_architecture(self.api.gpu(where))
 
     def get_source(self, fmt: str = "") -> str:
-        """CUDA C++ ("", "cuda"), "ptx" where the image is that, and what `sources` has."""
+        """CUDA C++ ("", "cuda"), "ptx" where the image is that, and the formats in `sources`."""
         if fmt in ("", "cuda"):
             return self.source
         if fmt == "ptx" and self.format == "ptx":
@@ -158,9 +158,9 @@ class CUDAModule(Module):
 def runs_on(arch: str, format: str, capability: tuple[int, int]) -> bool:
     """True when code for `arch` runs on a GPU of this compute capability.
 
-    Machine code runs on the same major version from its minor version on; PTX on everything newer; code for an
-    architecture with its own instructions ("sm_90a") on that one only, for a family ("sm_100f") on that major version.
-    Source: CUDA C++ Programming Guide, sections on binary and PTX compatibility.
+    Machine code runs on the same major version from its minor version on; PTX on everything newer; code for
+    architecture-specific features ("sm_90a") on that one only, for a family ("sm_100f") on that major version. Source:
+    CUDA C++ Programming Guide, sections on binary and PTX compatibility.
     """
     match = _ARCH.fullmatch(arch)
     if match is None:
@@ -174,10 +174,10 @@ def runs_on(arch: str, format: str, capability: tuple[int, int]) -> bool:
 
 
 def load_from_bytes(data: bytes | memoryview) -> CUDAModule:
-    """The module that `CUDAModule.save_to_bytes` wrote; no GPU is needed. Raises `ArtifactError` for anything else."""
+    """The module that `CUDAModule.save_to_bytes` saved; no GPU is needed. Raises `ArtifactError` for anything else."""
     data = bytes(data)
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
-        raise ArtifactError("these bytes are no module of type 'cuda'; build it again")
+        raise ArtifactError("these bytes are not a module of type 'cuda'; build it again")
     _, *sizes = _HEADER.unpack_from(data)
     if _HEADER.size + sum(sizes) != len(data):
         raise ArtifactError(f"cuda module has {len(data)} bytes, expected {_HEADER.size + sum(sizes)}: it is damaged")

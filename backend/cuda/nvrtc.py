@@ -1,7 +1,7 @@
-"""CUDA C++ text to machine code by NVRTC, which needs no GPU and no driver.
+"""Compilation of CUDA C++ to machine code by NVRTC, which needs no GPU and no driver.
 
-The result is a cubin for one architecture; PTX, which a driver compiles further, only for a GPU newer than this NVRTC.
-A function registered as "cuda.callback_compile", (source, arch) -> image bytes, takes NVRTC's place. (TVM:
+The result is a cubin for one architecture, or for a GPU newer than this NVRTC PTX, which the driver compiles further. A
+function registered as "cuda.callback_compile", (source, arch) -> image bytes, replaces NVRTC. (TVM:
 `tvm_callback_cuda_compile`.)
 """
 
@@ -24,7 +24,7 @@ __all__ = ["Image", "compile_flags", "compile_source", "compile_text", "nvrtc_ve
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What the compiler made: `code` in `format` ("cubin" or "ptx"), and the assembler's `log`."""
+    """Compiler output: `code` in `format` ("cubin" or "ptx"), and the assembler's `log`."""
 
     code: bytes
     format: str
@@ -39,7 +39,7 @@ def _nvrtc() -> Any:
 
 
 def _call(result: tuple[Any, ...], what: str) -> Any:
-    """The value of a call of NVRTC. Raises CompileError when it failed."""
+    """The value of a call of NVRTC. Raises CompileError if it failed."""
     status, *values = result
     if int(status) != 0:
         raise CompileError(f"NVRTC can't {what}: {status.name} ({int(status)})")
@@ -52,7 +52,7 @@ def nvrtc_version() -> tuple[int, int]:
     nvrtc = _nvrtc()
     try:
         status, major, minor = nvrtc.nvrtcVersion()
-    except RuntimeError as error:  # how cuda.bindings says that the library is missing
+    except RuntimeError as error:  # raised by cuda.bindings if the library is missing
         raise CompileError(f"NVRTC can't be loaded: {error}. pip install 'relayc[cuda]'") from error
     _call((status,), "tell its version")
     return major, minor
@@ -60,16 +60,16 @@ def nvrtc_version() -> tuple[int, int]:
 
 @lru_cache(maxsize=1)
 def _architectures() -> tuple[int, ...]:
-    """Compute capabilities, times ten, that NVRTC makes machine code for."""
+    """Compute capabilities, times ten, that NVRTC generates machine code for."""
     return tuple(_call(_nvrtc().nvrtcGetSupportedArchs(), "list its architectures"))
 
 
 def compile_flags(arch: str, fast_math: bool = False, line_info: bool = False) -> tuple[str, ...]:
     """NVRTC's options for an architecture. IEEE arithmetic with fused multiply-add, unless `fast_math`.
 
-    `line_info` lets profilers show the text; it makes machine code three times as large. Compiling in several threads
-    (--split-compile) is left out: the same text would not give the same bytes. So is the cache that NVRTC has of its
-    own beside a driver: what comes from it has no log.
+    `line_info` enables source lines in profilers; it makes machine code three times as large. Parallel compilation
+    (--split-compile) is off because it is not deterministic. So is NVRTC's own cache, which it has beside a driver: its
+    results have no log.
     """
     nvrtc_version()
     known = _architectures()
@@ -79,9 +79,9 @@ def compile_flags(arch: str, fast_math: bool = False, line_info: bool = False) -
 
 
 def compile_source(source: str, arch: str, flags: Sequence[str]) -> Image:
-    """The machine code of a translation unit, from the cache on disk where it was compiled before.
+    """The machine code of a translation unit, cached on disk.
 
-    Raises CompileError with the compiler's words and the numbered lines they are about.
+    Raises CompileError with the compiler's output and the numbered lines that it refers to.
     """
     replacement = get_global_func("cuda.callback_compile", allow_missing=True)
     if replacement is not None:
@@ -113,7 +113,7 @@ def _compile(source: str, flags: Sequence[str]) -> Image:
         log = _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program, "give its log")
         text = log.rstrip(b"\0").decode(errors="replace")
         if int(status) != 0:
-            raise CompileError(f"NVRTC refuses the generated code: {status.name}\n{text.strip()}\n\n{numbered(source)}")
+            raise CompileError(f"NVRTC rejected generated code: {status.name}\n{text.strip()}\n\n{numbered(source)}")
         if any(f.startswith("--gpu-architecture=compute_") for f in flags):
             return Image(_bytes(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program, "give PTX"), "ptx", text)
         return Image(_bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program, "give a cubin"), "cubin", text)
@@ -122,7 +122,7 @@ def _compile(source: str, flags: Sequence[str]) -> Image:
 
 
 def _bytes(size: Any, read: Any, program: Any, what: str) -> bytes:
-    """What `read` writes into a bytes object, which is of two bytes at least: Python shares those of one or none."""
+    """A bytes object that `read` fills, of at least two bytes: Python shares those of one byte or none."""
     count = _call(size(program), what)
     buffer = bytes(max(count, 2))
     _call(read(program, buffer), what)
@@ -130,6 +130,6 @@ def _bytes(size: Any, read: Any, program: Any, what: str) -> bytes:
 
 
 def numbered(source: str) -> str:
-    """Source text with the numbers of its lines, as compilers count them."""
+    """Source text with line numbers, as in compiler messages."""
     lines = source.split("\n")
     return "\n".join([f"{i:{len(str(len(lines)))}} | {line}" for i, line in enumerate(lines, 1)])

@@ -1,6 +1,6 @@
-"""The device "cuda_host": memory of the host that GPUs reach by themselves.
+"""The device "cuda_host": page-locked (pinned) host memory that GPUs access directly.
 
-Copies between it and a GPU pass through no other buffer. PyTorch's pinned tensors come as arrays on it.
+Copies between it and a GPU need no staging buffer. PyTorch's pinned tensors are imported as arrays on it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GPU = Device("cuda", 0)
 
 
 class CUDAHostDeviceAPI(DeviceAPI):
-    """Pinned memory. Handles are addresses of the host; there is one such device, and no streams."""
+    """Pinned memory. Handles are host addresses; there is one such device, without streams."""
 
     host_accessible = True
 
@@ -61,5 +61,5 @@ class CUDAHostDeviceAPI(DeviceAPI):
 
 @lru_cache(maxsize=1)
 def cuda_host_device_api() -> CUDAHostDeviceAPI:
-    """The one `CUDAHostDeviceAPI` of the process."""
+    """The process-wide `CUDAHostDeviceAPI`."""
     return CUDAHostDeviceAPI(cuda_device_api())

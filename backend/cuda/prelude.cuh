@@ -1,6 +1,6 @@
-// What stands before every generated CUDA file. It needs no header, on the device or anywhere else: what only a GPU has
-// (its intrinsics and PTX instructions) is in the first part, which another environment replaces by defining
-// RELAYC_HOST_EMULATION and the same names.
+// The prelude of every generated CUDA file. It includes no header. Everything specific to GPUs (intrinsics and PTX
+// instructions) is in the first part, which a host emulation replaces by defining RELAYC_HOST_EMULATION and the same
+// names.
 
 #ifndef RELAYC_HOST_EMULATION
 
@@ -28,10 +28,10 @@ RC_DEVICE float rc_float16_value(unsigned short bits) {
   return x;
 }
 
-// How often the program has drawn random numbers.
+// The number of random draws of the program so far.
 [[maybe_unused]] static __device__ unsigned int rc_draws;
 
-// Minimum and maximum; NaN when either is.
+// Minimum and maximum; NaN if either operand is.
 RC_DEVICE float rc_min_f32(float a, float b) {
 #if __CUDA_ARCH__ >= 800
   float c;
@@ -51,9 +51,9 @@ RC_DEVICE float rc_max_f32(float a, float b) {
 #endif
 }
 
-// Copies from global to shared memory that end later: N = 4, 8 or 16 bytes, aligned to N; zeros where `inside` is false.
+// Asynchronous copies from global to shared memory: N = 4, 8 or 16 bytes, aligned to N; zeros if `inside` is false.
 // `commit` closes a group of the thread's copies, `wait` waits until all but the newest `Pending` groups are complete.
-// Before sm_80 they are complete at once.
+// Before sm_80 copies are synchronous.
 
 #if __CUDA_ARCH__ >= 800
 template <int N> RC_DEVICE void rc_async_copy(void* to, const void* from, bool inside) {
@@ -93,8 +93,8 @@ RC_MMA(bfloat16, "m16n8k16", "f32.bf16.bf16.f32", float, "f")
 RC_MMA(tfloat32, "m16n8k8", "f32.tf32.tf32.f32", float, "f")
 RC_MMA(int8, "m16n8k32", "s32.s8.s8.s32", int, "r")
 
-// 8 x 8 matrices of 16-bit elements, whose rows of 16 bytes lie at the addresses that the lanes give: four, to one place
-// or two by two to two, or two.
+// Loads of 8 x 8 matrices of 16-bit elements, with rows of 16 bytes at the lanes' addresses: two matrices, or four to one
+// or two destinations.
 #define RC_LDMATRIX(name, which) \
   RC_DEVICE void rc_ldmatrix_x4##name(void* to, void* also, const char* from) { \
     unsigned *r = (unsigned*)to, *s = (unsigned*)also; \
@@ -111,20 +111,20 @@ RC_LDMATRIX(_transposed, ".trans")
 #endif
 
 // Products of warp groups (sm_90a): four adjacent warps multiply 64 rows by `columns` over 16 elements of depth. Operands
-// lie in swizzled lines of 128 bytes (`Stage.swizzle`; PTX ISA, "wgmma.mma_async"), eight of them 1024 bytes from the next
-// eight. A line has elements of one row or column, or where the operand is turned of one depth, and its next line's are
-// of the next one; the next lines of rows or columns of a turned operand are `apart` bytes away.
+// are in swizzled lines of 128 bytes (`Stage.swizzle`; PTX ISA, "wgmma.mma_async"), in groups of eight lines 1024 bytes
+// apart. A line has elements of one row or column, or for a transposed operand of one depth, and the next line those of
+// the next one; the next lines of rows or columns of a transposed operand are `stride` bytes away.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// The operand whose first line is that of `own` or one up to seven lines ahead of it, `offset` bytes on.
-RC_DEVICE unsigned long long rc_wgmma_operand(const void* own, int offset, int apart) {
+// The descriptor of an operand that begins `offset` bytes after the multiple of 1024 bytes at or before `own`.
+RC_DEVICE unsigned long long rc_wgmma_operand(const void* own, int offset, int stride) {
   unsigned place = ((unsigned)__cvta_generic_to_shared(own) & ~1023u) + offset;
-  return 1ull << 62 | 64ull << 32 | (unsigned long long)(apart >> 4) << 16 | (place >> 4 & 0x3fff);
+  return 1ull << 62 | 64ull << 32 | (unsigned long long)(stride >> 4) << 16 | (place >> 4 & 0x3fff);
 }
 RC_DEVICE void rc_wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 RC_DEVICE void rc_wgmma_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Before every barrier: waits for the products under way, which read shared memory, and makes what the thread has written
-// there visible to those that come.
+// Called before every barrier: waits for pending products, which read shared memory, and makes the thread's writes
+// visible to later ones (proxy fence).
 RC_DEVICE void rc_wgmma_settle() {
   asm volatile("wgmma.wait_group.sync.aligned 0;\n fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -143,12 +143,12 @@ RC_DEVICE void rc_wgmma_settle() {
 #define RC_SUMS_64(d) RC_SUMS_32(d), RC_SUMS_32((d) + 32)
 #define RC_SUMS_96(d) RC_SUMS_64(d), RC_SUMS_32((d) + 64)
 #define RC_SUMS_128(d) RC_SUMS_96(d), RC_SUMS_32((d) + 96)
-#define RC_WGMMA(kind, operands, columns, sums, a, b, turned) \
-  template <int Turned> \
+#define RC_WGMMA(kind, operands, columns, sums, a, b, transposed) \
+  template <int Transposed> \
   RC_DEVICE void rc_wgmma_step_##kind(float (*d)[columns / 2], unsigned long long left, unsigned long long right) { \
     asm volatile("{ .reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." operands \
-                 " {" RC_TEXT_##sums "}, %" #a ", %" #b ", add, 1, 1, 0, %" #turned "; }" \
-                 : RC_SUMS_##sums(*d) : "l"(left), "l"(right), "n"(Turned)); \
+                 " {" RC_TEXT_##sums "}, %" #a ", %" #b ", add, 1, 1, 0, %" #transposed "; }" \
+                 : RC_SUMS_##sums(*d) : "l"(left), "l"(right), "n"(Transposed)); \
   }
 #define RC_WGMMA_KIND(kind, operands) \
   RC_WGMMA(kind, operands, 64, 32, 32, 33, 34) \
@@ -163,9 +163,9 @@ RC_WGMMA_KIND(bfloat16, "bf16.bf16")
 
 #if defined(RELAYC_HOST_EMULATION) || __CUDA_ARCH__ >= 800
 
-// Fragments of a warp from shared memory, whose rows are `stride` bytes apart and aligned to 16 bytes. `own` is the first
-// element of the calling thread's row g or column 2 t. Rows of memory are rows (columns) of the operand; in the `turned`
-// forms, of 16-bit elements only, they are positions of depth.
+// Loads of a warp's fragments from shared memory, with rows `stride` bytes apart and aligned to 16 bytes. `own` is the
+// first element of the calling thread's row g or column 2 t. Rows of memory are rows (columns) of the operand; in the
+// `transposed` variants, for 16-bit elements only, they are positions of depth.
 
 RC_DEVICE void rc_load_left(void* to, const void* own, int stride) {
   int lane = threadIdx.x & 31;
@@ -183,7 +183,7 @@ RC_DEVICE void rc_load_right_transposed(void* to, const void* own, int stride) {
   int lane = threadIdx.x & 31;
   rc_ldmatrix_x2_transposed(to, (const char*)own + (lane & 15) * stride - (lane & 3) * 4);
 }
-// Of this tile of columns and the next.
+// The fragments of this tile of columns and the next.
 RC_DEVICE void rc_load_right_pair(void* to, void* next, const void* own, int stride) {
   int lane = threadIdx.x & 31, column = (lane >> 4) * 8 + (lane & 7) - (lane & 3) * 2;
   rc_ldmatrix_x4(to, next, (const char*)own + column * stride + (lane >> 3 & 1) * 16);
@@ -198,17 +198,17 @@ RC_DEVICE void rc_load_right_pair_transposed(void* to, void* next, const void* o
 #if defined(RELAYC_HOST_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // sums += left * right over a slice of 64 elements of depth, by a warp group. `left` and `right` are the elements of the
-// calling thread at the slice's first depth: row g of its warp's 16, column 2 t. Only `right` may be turned. The sums are
-// there after the next barrier.
+// calling thread at the slice's first depth: row g of its warp's 16, column 2 t. Only `right` may be transposed. The sums
+// are available after the next barrier.
 #define RC_WGMMA_SLICE(kind) \
-  template <int Columns, int Turned> \
+  template <int Columns, int Transposed> \
   RC_DEVICE void rc_wgmma_##kind(float* sums, const void* left, const void* right) { \
     int above = (threadIdx.x >> 5 & 3) * 2048; \
     auto* d = (float (*)[Columns / 2])sums; \
     rc_wgmma_begin(); \
     _Pragma("unroll") for (int i = 0; i < 4; ++i) \
-        rc_wgmma_step_##kind<Turned>(d, rc_wgmma_operand(left, i * 32 - above, 0), \
-                                     rc_wgmma_operand(right, i * (Turned ? 2048 : 32), 8192)); \
+        rc_wgmma_step_##kind<Transposed>(d, rc_wgmma_operand(left, i * 32 - above, 0), \
+                                     rc_wgmma_operand(right, i * (Transposed ? 2048 : 32), 8192)); \
     rc_wgmma_end(); \
   }
 RC_WGMMA_SLICE(float16)
@@ -216,7 +216,7 @@ RC_WGMMA_SLICE(bfloat16)
 
 #endif
 
-// Types that are stored and moved, and computed with in float.
+// Storage types, computed with in float.
 
 struct alignas(2) rc_float16 { unsigned short bits; };
 struct alignas(2) rc_bfloat16 { unsigned short bits; };
@@ -249,7 +249,7 @@ RC_DEVICE rc_bfloat16 rc_to_bfloat16(float x) {
 #endif
 }
 
-// Vectors: N values that travel together, K of them (a power of two, at most 16 bytes) per access. `from` and `to` are
+// Vectors of N values, accessed in memory K values (a power of two, at most 16 bytes) at a time. `from` and `to` are
 // aligned to K values.
 
 template <class T, int N> struct rc_vec { T lane[N]; };
@@ -275,7 +275,7 @@ template <class T, int N, int K> RC_DEVICE void rc_store(T* to, const rc_vec<T, 
   }
 }
 
-// Arithmetic that C++ has no operator for: division rounding down, minimum and maximum, the logistic function.
+// Arithmetic that C++ has no operator for: floor division, minimum and maximum, sigmoid.
 
 #define RC_INTEGER(T, S) \
   RC_DEVICE T rc_floordiv_##S(T a, T b) { T q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); } \
@@ -294,7 +294,7 @@ RC_DEVICE double rc_max_f64(double a, double b) { return (a > b || a != a) ? a :
 RC_DEVICE float rc_sigmoid_f32(float x) { return 1.0f / (1.0f + expf(-x)); }
 RC_DEVICE double rc_sigmoid_f64(double x) { return 1.0 / (1.0 + exp(-x)); }
 
-// Atomic operations on all types, by exchange where the hardware has none; they give the old value.
+// Atomic operations on all types, by compare-and-swap where the hardware has none; they return the old value.
 
 #ifndef RELAYC_HOST_EMULATION
 

@@ -1,4 +1,4 @@
-"""What the assembler says of each kernel, and what follows for a target."""
+"""The assembler's figures for each kernel, and the resulting occupancy on a target."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _FIGURES = {
 
 
 def parse_log(log: str) -> dict[str, dict[str, int]]:
-    """The figures in the log of ptxas (-v): kernel -> registers per thread, and bytes of the others.
+    """Parse the log of ptxas (-v): kernel -> registers per thread, and memory figures in bytes.
 
-    Empty for PTX, which has not been assembled, and for a log that says nothing.
+    Empty for PTX, which has not been assembled, and for a log without figures.
     """
     found: dict[str, dict[str, int]] = {}
     current: dict[str, int] = {}
@@ -39,7 +39,7 @@ def parse_log(log: str) -> dict[str, dict[str, int]]:
 
 
 class Launch(NamedTuple):
-    """A kernel as it is launched: threads per block, bytes of dynamic shared memory."""
+    """Launch parameters of a kernel: threads per block, bytes of dynamic shared memory."""
 
     kernel: str
     threads: int
@@ -47,7 +47,8 @@ class Launch(NamedTuple):
 
 
 def kernel_reports(log: str, launches: Iterable[Launch], limits: CudaLimits) -> dict[str, dict[str, Any]]:
-    """Kernel -> its figures, with dynamic shared memory in "shared", "threads" per block, and "occupancy" (0 to 1)."""
+    """Kernel -> its figures, including dynamic shared memory in "shared", "threads" per block, and "occupancy" (0 to
+    1)."""
     figures = parse_log(log)
     reports: dict[str, dict[str, Any]] = {}
     for kernel in launches:

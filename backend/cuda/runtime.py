@@ -1,4 +1,4 @@
-"""The run half of the "cuda" target: nothing here knows the compiler, nor needs a GPU before it is used."""
+"""Entry point of the run-time part of the "cuda" target, independent of the compiler and usable without a GPU."""
 
 from __future__ import annotations
 

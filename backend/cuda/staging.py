@@ -1,7 +1,7 @@
-"""Copies between pageable host memory and a GPU, by way of pinned buffers.
+"""Copies between pageable host memory and a GPU through pinned staging buffers.
 
-A GPU reads and writes pinned memory only. The driver can copy through pinned memory of its own, but then waits for the
-stream first; here the host waits for nothing when it uploads, unless all buffers are under way.
+A GPU accesses pinned memory only. The driver can stage copies itself, but then synchronises the stream first; here an
+upload does not block the host unless all buffers are in flight.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from relayc.backend.cuda.driver import call
 
 __all__ = ["Staging"]
 
-_PIECE = 1 << 20  # bytes; long enough to hide the calls, short enough to copy one piece while another is under way
+_PIECE = 1 << 20  # bytes; amortises the calls, and lets host copies overlap transfers
 _COUNT = 8
 _DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 
 
 class _Buffer:
-    """A pinned piece of memory and the event after which it is free again."""
+    """A pinned staging buffer and the event after which it is free again."""
 
     def __init__(self) -> None:
         self.address = int(call("cuMemHostAlloc", _PIECE, 0))
@@ -28,14 +28,15 @@ class _Buffer:
 
 
 class Staging:
-    """The pinned buffers of one GPU, made when first used and kept. Its context must be current in every call."""
+    """The pinned staging buffers of one GPU, allocated on first use and kept. Its context must be current in every
+    call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ring: deque[_Buffer] = deque()
 
     def upload(self, source: int, target: int, nbytes: int, stream: int) -> None:
-        """Queues the copy of host memory to the device; the host memory is free for other use on return."""
+        """Queue a copy of host memory to the device; the host memory may be reused on return."""
         with self._lock:
             for at in range(0, nbytes, _PIECE):
                 size = min(_PIECE, nbytes - at)
@@ -45,7 +46,7 @@ class Staging:
                 call("cuEventRecord", buffer.event, stream)
 
     def download(self, source: int, target: int, nbytes: int, stream: int) -> None:
-        """Copies device memory to the host, after what is queued on the stream; returns when it is there."""
+        """Copy device memory to the host, ordered after the work queued on the stream; blocks until done."""
         pending: deque[tuple[_Buffer, int, int]] = deque()
 
         def finish() -> None:
@@ -66,7 +67,7 @@ class Staging:
                 finish()
 
     def _next(self) -> _Buffer:
-        """The buffer used longest ago, waited for; a new one while there are few and that one is under way."""
+        """The least recently used buffer once it is free; a new one while there are few and that one is in flight."""
         if len(self._ring) < _COUNT:
             buffer = _Buffer()
         else:

@@ -1,4 +1,4 @@
-"""The function table of a CUDA module: what each function takes, and which kernels it launches how.
+"""The function table of a CUDA module: the parameters of each function, and its kernel launches.
 
 It is JSON, made by the code generator:
 
@@ -9,12 +9,12 @@ It is JSON, made by the code generator:
                         "grid": [["//", ["+", "n", 63], 64], 1, 1], "block": [64, 1, 1],    along x, y, z
                         "dynamic_shared": 0,                                        bytes
                         "arguments": [["param", 0], ["workspace", 0], ["size", "n", "int32"]],
-                        "step": ["t", "n"]}]}}                                      only where it is launched again
+                        "step": ["t", "n"]}]}}                                      only where it is launched repeatedly
 
 Sizes are those of `backend.runtime.sizes`. A size variable is bound by the first buffer parameter that has it as an
-extent, or by the scalar parameter of its name. `align` is what the buffer's address has to be a multiple of, in bytes,
-where its elements alone would need less. A kernel with a `step`, a variable and a size, is launched for every value of
-the variable from 0 to below the size; neighbours with the same variable take turns.
+extent, or by the scalar parameter of its name. `align` is the required alignment of the buffer's address in bytes,
+where it exceeds that of its elements. A kernel with a `step`, a variable and a size, is launched for every value of the
+variable from 0 up to, not including, the size; adjacent kernels with the same variable are interleaved.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _SCALARS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A parameter of a function: a buffer of some shape at a multiple of `align`, or a scalar (`shape` None)."""
+    """A parameter of a function: a buffer with a shape and an alignment of `align` bytes, or a scalar (`shape`
+    None)."""
 
     name: str
     dtype: str
@@ -57,7 +58,7 @@ class Argument:
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A kernel and its launch: blocks along x, y, z, threads of a block along x, y, z, bytes of dynamic shared memory,
-    arguments; and the variable whose values below a size it is launched for."""
+    arguments; and the variable and exclusive bound of repeated launches."""
 
     name: str
     grid: tuple[Size, ...]
@@ -69,7 +70,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFunction:
-    """A function of the module: its kernels run in order. `workspaces` are sizes in bytes."""
+    """A function of the module: its kernels in launch order. `workspaces` are sizes in bytes."""
 
     name: str
     params: tuple[Param, ...]
@@ -78,7 +79,7 @@ class DeviceFunction:
 
 
 def read_functions(table: Mapping[str, Any], where: str = "function table") -> dict[str, DeviceFunction]:
-    """The functions of a table. Raises `ArtifactError` naming the first field that is wrong."""
+    """Parse a function table. Raises `ArtifactError` naming the first invalid field."""
     return {name: _read_function(name, Record(entry, f"{where}.{name}")) for name, entry in table.items()}
 
 
@@ -106,7 +107,7 @@ def _read_param(record: Record, known: Sequence[str]) -> Param:
 
 @dataclass(frozen=True, slots=True)
 class _KernelReader:
-    """Reads kernels of a function with these numbers of parameters and workspaces, and these size variables."""
+    """Parses the kernels of a function, given its counts of parameters and workspaces and its size variables."""
 
     params: int
     workspaces: int

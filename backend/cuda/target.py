@@ -1,8 +1,8 @@
-"""The "cuda" target kind: NVIDIA GPUs, described by numbers, so that no GPU is needed to compile for one.
+"""The "cuda" target kind: NVIDIA GPUs described by attributes, so that no GPU is needed to compile for one.
 
-The parser fills in what `ARCHITECTURES` knows of an architecture; `Target.from_device` reads what a live device tells.
-Bare "cuda" means the first GPU of this machine, or `DEFAULT_ARCH` where there is none. `CudaLimits` is the target as
-the code generator and the verifier read it.
+The parser takes defaults from `ARCHITECTURES`; `Target.from_device` queries a live device. Bare "cuda" means the first
+GPU of this machine, or `DEFAULT_ARCH` where there is none. `CudaLimits` is the target as the code generator and the
+verifier read it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from relayc.backend.target import Target, TargetError, register_target_kind
 __all__ = ["ARCHITECTURES", "DEFAULT_ARCH", "STATIC_SHARED_BYTES", "Architecture", "CudaLimits", "compute_capability"]
 
 STATIC_SHARED_BYTES = 48 << 10
-"""Shared memory that a kernel may declare with a fixed size, on every architecture; above it memory is dynamic."""
+"""Maximum bytes of statically declared shared memory, on every architecture; beyond it memory is dynamic."""
 
 DEFAULT_ARCH = "sm_90"
-"""What bare "cuda" compiles for on a machine without a GPU."""
+"""Architecture of bare "cuda" on a machine without a GPU."""
 
-_OWN_INSTRUCTIONS = {"9.0": "a"}
-"""Compute capabilities whose own instructions are used: code for them runs on no other GPU."""
+_ARCH_SPECIFIC = {"9.0": "a"}
+"""Compute capabilities whose architecture-specific instructions are used: code for them runs on no other GPU."""
 
 _ARCH = re.compile(r"(?:sm|compute)_(\d{2,3})([af]?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What an architecture has, per multiprocessor (SM) and block; the processor is its best known one.
+    """Resources of an architecture, per multiprocessor (SM) and block; the processor is its best known one.
 
     Sources: CUDA C++ Programming Guide, table of technical specifications per compute capability; data sheets.
     """
@@ -42,7 +42,7 @@ class Architecture:
     shared_per_sm: int
     l2_bytes: int
     shared_per_block: int | None = None
-    """opt-in limit; None: all of an SM's but the 1 KiB that the system keeps"""
+    """Opt-in limit in bytes; None: all of an SM's except the 1 KiB reserved by the system."""
 
 
 _KB, _MB = 1 << 10, 1 << 20
@@ -61,7 +61,8 @@ ARCHITECTURES: dict[int, Architecture] = {
     120: Architecture("RTX 5090", 170, 1536, 24, 100 * _KB, 96 * _MB),
     121: Architecture("GB10", 48, 1536, 24, 100 * _KB, 24 * _MB),
 }
-"""By compute capability times ten. The processor decides only the defaults of counts that a device may tell better."""
+"""Compute capability times ten -> architecture. The processor only decides defaults of counts that a device may
+override."""
 
 _INT_OPTIONS: tuple[tuple[str, str], ...] = (
     ("max-num-threads", "threads per block that schedules aim for at most"),
@@ -79,15 +80,15 @@ _INT_OPTIONS: tuple[tuple[str, str], ...] = (
 
 
 def compute_capability(arch: str) -> int:
-    """The compute capability times ten: 90 of "sm_90" and "sm_90a". Raises TargetError for another spelling."""
+    """The compute capability times ten: 90 for "sm_90" and "sm_90a". Raises TargetError for another format."""
     match = _ARCH.fullmatch(arch)
     if match is None:
-        raise TargetError(f"-arch={arch!r} is no CUDA architecture; expected such as sm_80 or sm_90")
+        raise TargetError(f"-arch={arch!r} is not a CUDA architecture; expected one such as sm_80 or sm_90")
     return int(match[1])
 
 
 def _resolve(attrs: dict[str, Any]) -> dict[str, Any]:
-    """The attributes given, with every option made explicit."""
+    """The attributes passed, with every option made explicit."""
     if "arch" not in attrs:
         here = Device("cuda", 0)
         attrs = {**(_query(here) if here.exist else {"arch": DEFAULT_ARCH}), **attrs}
@@ -112,12 +113,12 @@ def _resolve(attrs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _query(device: Device) -> dict[str, Any]:
-    """What a live device tells of itself; the table knows the rest."""
+    """Attributes that a live device reports; the table has the rest."""
     version = device.compute_version
     if not device.exist or version is None:
         raise TargetError(f"there is no device {device} on this machine; name an architecture instead: -arch=sm_90")
-    told = {
-        "arch": "sm_" + version.replace(".", "") + _OWN_INSTRUCTIONS.get(version, ""),
+    reported = {
+        "arch": "sm_" + version.replace(".", "") + _ARCH_SPECIFIC.get(version, ""),
         "model": device.device_name,
         "max-threads-per-block": device.max_threads_per_block,
         "max-shared-memory-per-block": device.max_shared_memory_per_block,
@@ -126,7 +127,7 @@ def _query(device: Device) -> dict[str, Any]:
         "multi-processor-count": device.multi_processor_count,
         "l2-bytes": device.l2_cache_size_bytes,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in reported.items() if value is not None}
 
 
 _kind = register_target_kind("cuda", device="cuda").add_attr_option(
@@ -140,7 +141,7 @@ _kind.set_default_keys(["cuda", "gpu"]).set_parser(_resolve).set_device_query(_q
 
 @dataclass(frozen=True, slots=True)
 class CudaLimits:
-    """What a kernel on a target may use, and how many of its blocks a multiprocessor holds."""
+    """Resource limits of a kernel on a target, and the occupancy that follows from its resources."""
 
     capability: int
     threads_per_block: int
@@ -157,7 +158,7 @@ class CudaLimits:
 
     @staticmethod
     def of(target: Target) -> CudaLimits:
-        """The limits that a target of kind "cuda" states."""
+        """The limits of a target of kind "cuda"."""
         names = ("max-threads-per-block", "max-shared-memory-per-block", "registers-per-block", "registers-per-sm",
                  "shared-memory-per-sm", "max-threads-per-sm", "max-blocks-per-sm", "thread-warp-size")  # fmt: skip
         return CudaLimits(compute_capability(target.get("arch")), *[target.get(name) for name in names])
@@ -165,8 +166,8 @@ class CudaLimits:
     def blocks_per_multiprocessor(self, threads: int, registers: int, shared: int) -> int:
         """Blocks of a kernel resident together on one SM.
 
-        `threads` per block, `registers` per thread (given out in units of 256 per warp), `shared` bytes per block (in
-        units of 128, and 1 KiB more that the system takes). 0 when not even one fits.
+        `threads` per block, `registers` per thread (allocated in units of 256 per warp), `shared` bytes per block (in
+        units of 128, plus 1 KiB used by the system). 0 when not even one fits.
         """
         warps = -(-threads // self.warp)
         per_warp = -(-registers * self.warp // 256) * 256
@@ -177,6 +178,6 @@ class CudaLimits:
         return min(self.blocks_per_sm, self.threads_per_sm // self.warp // warps, by_registers, by_shared)
 
     def occupancy(self, threads: int, registers: int, shared: int) -> float:
-        """The share of an SM's warps that a kernel keeps busy at most; see `blocks_per_multiprocessor`."""
+        """The fraction of an SM's warps that a kernel can occupy, as `blocks_per_multiprocessor` determines."""
         warps = -(-threads // self.warp)
         return self.blocks_per_multiprocessor(threads, registers, shared) * warps / (self.threads_per_sm // self.warp)

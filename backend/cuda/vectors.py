@@ -1,4 +1,4 @@
-"""Vector accesses in CUDA text: which may move several values at once, and how they are written."""
+"""Vector accesses in CUDA text: how many elements an access may move, and how it is written."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from relayc.te.tir.ops import logical_not
 __all__ = ["VectorAccesses"]
 
 _WIDEST = 16
-"""bytes that one access moves at most"""
+"""Maximum bytes that one access moves."""
 
 
 _Loads = dict[BufferLoad, list[tuple[PrimExpr, ...]]]
-"""Vector loads, each with the scalar conditions of its uses: it may run where all those of one use hold."""
+"""Vector loads, each with the scalar conditions of its uses: it may execute where all those of one use hold."""
 
 
 class VectorAccesses(CLikeGenerator):
-    """The generator's part for vectors.
+    """The vector part of the CUDA generator.
 
-    A vector is an `rc_vec`. Loads and stores of neighbouring elements move as many at once as are known to be aligned;
+    A vector is an `rc_vec`. Loads and stores of adjacent elements move as many at once as are known to be aligned;
     arithmetic stays lane by lane, in loops that the compiler unrolls.
     """
 
@@ -45,12 +45,12 @@ class VectorAccesses(CLikeGenerator):
         self.analyzer = Analyzer()
         self.loaded: dict[BufferLoad, str] = {}
         self.alignments: dict[Var, int] = {}
-        """pointer -> bytes that it has to be a multiple of"""
+        """Pointer -> its required alignment in bytes."""
 
     # -- what is known of an access
 
     def contiguous(self, access: BufferLoad | BufferStore) -> PrimExpr | None:
-        """The first element of an access to neighbouring elements of memory; None for any other access.
+        """The first element of an access to adjacent elements of memory; None for any other access.
 
         Memory of one thread ("local") lies in registers, which have no addresses: it is accessed lane by lane.
         """
@@ -59,7 +59,8 @@ class VectorAccesses(CLikeGenerator):
         return index.base if plain and isinstance(index, Ramp) and is_one(index.stride) else None
 
     def chunk(self, buffer: Buffer, base: PrimExpr, lanes: int) -> int:
-        """How many of `lanes` elements from `base` on move at once: a power of two that divides lanes and address."""
+        """The number of elements moved at once, of `lanes` from `base` on: a power of two that divides lanes and
+        address."""
         offset = buffer.elem_offset
         size = buffer.dtype.element.nbytes
         most = min(_WIDEST, buffer.align) // size
@@ -72,11 +73,12 @@ class VectorAccesses(CLikeGenerator):
         return count
 
     def needs_alignment(self, buffer: Buffer, nbytes: int) -> None:
-        """An access of so many bytes, aligned within the buffer, takes the buffer to be aligned as well."""
+        """Record that an access of so many bytes, aligned within the buffer, requires the buffer to be aligned as
+        well."""
         self.alignments[buffer.data] = max(nbytes, self.alignments.get(buffer.data, 1))
 
     def is_multiple(self, value: PrimExpr | int, of: int) -> bool:
-        """Is an index known to be divisible?"""
+        """Is an index provably a multiple of `of`?"""
         if isinstance(value, int):
             return value % of == 0
         coefficient, base = self.analyzer.modular(value)
@@ -85,9 +87,9 @@ class VectorAccesses(CLikeGenerator):
     # -- loads
 
     def vector_loads(self, node: Node, within: tuple[PrimExpr, ...], found: _Loads) -> None:
-        """Add the loads of neighbouring elements in a value, each with the conditions of the choices it stands in.
+        """Collect the loads of adjacent elements in a value, each with the conditions of the selects that it stands in.
 
-        What only some lanes may evaluate is left out: it is loaded lane by lane.
+        Loads that only some lanes may evaluate are omitted: they are done lane by lane.
         """
         if isinstance(node, BufferLoad) and node.dtype.lanes > 1 and self.contiguous(node) is not None:
             found.setdefault(node, []).append(within)
@@ -107,7 +109,7 @@ class VectorAccesses(CLikeGenerator):
                 self.vector_loads(child, within, found)
 
     def load_vectors(self, value: PrimExpr) -> None:
-        """Load what a value reads of neighbouring elements; its lanes are then those of variables."""
+        """Load the adjacent elements that a value reads into variables, whose lanes replace those loads."""
         found: _Loads = {}
         self.vector_loads(value, (), found)
         for load, uses in found.items():

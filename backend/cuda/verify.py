@@ -1,4 +1,4 @@
-"""Can a kernel be launched on a target at all? Found out before any code is made."""
+"""Verifies that a kernel can be launched on a target, before any code is generated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["shared_bytes", "verify_launch"]
 
 
 def shared_bytes(kernel: Kernel) -> tuple[int, int]:
-    """Bytes of shared memory of fixed size ("shared") and given at launch ("shared.dyn") that a kernel allocates."""
+    """Bytes of static ("shared") and dynamic ("shared.dyn") shared memory that a kernel allocates."""
     totals = {"shared": 0, "shared.dyn": 0}
     for node in collect(kernel.body, Allocate):
         scope, count = node.buffer.scope, as_int(product(node.buffer.shape))
@@ -22,7 +22,7 @@ def shared_bytes(kernel: Kernel) -> tuple[int, int]:
 
 
 def verify_launch(kernel: Kernel, target: Target) -> list[str]:
-    """Why a kernel can't be launched on a target; empty when it can. (TVM: `VerifyGPUCode`.)"""
+    """The reasons why a kernel can't be launched on a target; empty if it can. (TVM: `VerifyGPUCode`.)"""
     limits = CudaLimits.of(target)
     wrong: list[str] = []
     if kernel.threads > limits.threads_per_block:

@@ -1,6 +1,6 @@
-"""The "interp" device: memory of its own behind the device API, as a stranger's device would have it.
+"""The "interp" device: separate memory behind the device API, as an out-of-tree device would implement it.
 
-A handle is the number of an allocation, not an address: nothing but this API can reach the bytes.
+A handle is the number of an allocation, not an address, so that only this API can access the bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["InterpDeviceAPI", "interp_device_api"]
 
 
 class InterpDeviceAPI(DeviceAPI):
-    """Memory as numbered byte arrays; work is done when a call returns, so streams are None."""
+    """Memory as numbered byte arrays; operations are synchronous, so streams are None."""
 
     addressable = False
 
@@ -56,7 +56,7 @@ class InterpDeviceAPI(DeviceAPI):
         """The bytes behind a handle. Raises DeviceError for an unknown one."""
         found = self._spaces.get(handle)
         if found is None:
-            raise DeviceError(f"handle {handle} is no memory of the interp device")
+            raise DeviceError(f"handle {handle} is not an allocation of the interp device")
         return found
 
     def copy_data_from_to(
@@ -88,5 +88,5 @@ class InterpDeviceAPI(DeviceAPI):
 
 @lru_cache(maxsize=1)
 def interp_device_api() -> InterpDeviceAPI:
-    """The one `InterpDeviceAPI` of the process."""
+    """The process-wide `InterpDeviceAPI`."""
     return InterpDeviceAPI()

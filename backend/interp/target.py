@@ -1,7 +1,7 @@
-"""The "interp" target kind: loop functions run by their interpreter, on a device of their own.
+"""The "interp" target kind: loop functions run by the interpreter, on a device of its own.
 
-It is written as a device from outside would be: a device kind, a device API (`backend.interp.runtime`), a target kind,
-and a code generator that gives a Module.
+It is written as an out-of-tree device would be: a device kind, a device API (`backend.interp.runtime`), a target kind,
+and a code generator that returns a Module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ register_target_kind("interp", device="interp").add_attr_option(
 
 
 class InterpModule(Module):
-    """Functions of the loop IR as they are. They live in their process: there is nothing to save."""
+    """A module of loop functions kept as IR. It exists only in its process and can't be saved."""
 
     type_key = "interp"
 
@@ -65,7 +65,7 @@ class InterpModule(Module):
 
 
 def _as_numpy(name: str, position: int, value: Any) -> Any:
-    """An argument as the interpreter takes it: an NDArray of this device as numpy array over the same bytes."""
+    """Convert an argument for the interpreter: an NDArray of this device becomes a numpy view of its memory."""
     if not isinstance(value, NDArray):
         return value
     if value.device.kind != "interp" or not value.is_contiguous:

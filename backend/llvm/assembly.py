@@ -1,8 +1,8 @@
-"""LLVM assembly as text, one function at a time.
+"""Emission of LLVM assembly as text, one function at a time.
 
-Writing text is several times faster than building `llvmlite.ir` objects that are turned into text afterwards, and LLVM
-has to parse text either way. `FunctionText.pure` numbers values: an instruction without side effects which already
-stands on every path to here is not written again, so the text stays short however often a schedule repeats an address.
+Writing text is several times faster than building `llvmlite.ir` objects that are printed afterwards, and LLVM has to
+parse text either way. `FunctionText.pure` performs local value numbering: an instruction without side effects that
+already dominates this point is not emitted again, so the text stays short however often a schedule repeats an address.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class ModuleText:
         self._byte_constants: dict[tuple[bytes, int], str] = {}
         self._numbers = 0
         self.metadata: dict[str, str] = {}
-        """Numbered nodes that instructions refer to: "!0" and what it is."""
+        """Numbered metadata nodes that instructions refer to, such as "!0", and their definitions."""
 
     def fresh_number(self) -> int:
-        """A number not given before, for names of outlined functions."""
+        """A number unique in the module, for names of outlined functions."""
         self._numbers += 1
         return self._numbers
 
     def has(self, name: str) -> bool:
-        """Is there a function of this name already?"""
+        """Does the module already have a function of this name?"""
         return any(f"@{name}(" in text.split("\n", 1)[0] for text in self.functions)
 
     def declare(self, name: str, result: str, args: str) -> None:
@@ -48,7 +48,7 @@ class ModuleText:
             name = self._strings[text] = f"@.str{len(self._strings)}"
         return name
 
-    def octets(self, data: bytes, align: int) -> str:
+    def constant_bytes(self, data: bytes, align: int) -> str:
         """The address of constant bytes, as an operand."""
         name = self._byte_constants.get((data, align))
         if name is None:
@@ -56,11 +56,11 @@ class ModuleText:
         return name
 
     def externals(self, defined: set[str]) -> tuple[str, ...]:
-        """Functions declared that are neither in `defined` nor LLVM's own."""
+        """Declared functions that are neither in `defined` nor LLVM intrinsics."""
         return tuple(n for n in self._declarations if n not in defined and not n.startswith("llvm."))
 
     def text(self, defined: set[str]) -> str:
-        """The whole module. Declarations of the functions in `defined` are left out."""
+        """The whole module, without declarations of the functions in `defined`."""
         constants = [_constant(name, text.encode() + b"\0") for text, name in self._strings.items()]
         constants += [_constant(name, data, f", align {n}") for (data, n), name in self._byte_constants.items()]
         declarations = [line for name, line in self._declarations.items() if name not in defined]
@@ -74,7 +74,7 @@ def _constant(name: str, data: bytes, align: str = "") -> str:
 
 
 class FunctionText:
-    """The body of one function: instructions are appended to the current block."""
+    """The body of one function: instructions are appended to the current basic block."""
 
     def __init__(self, module: ModuleText, name: str, signature: str) -> None:
         if not re.fullmatch(r"[A-Za-z_$.][\w$.]*", name, re.ASCII):
@@ -91,14 +91,15 @@ class FunctionText:
         self._trail: list[str] = []
 
     def value(self, instruction: str) -> str:
-        """Append an instruction that gives a value; returns the value's name."""
+        """Append an instruction that has a value; returns the value's name."""
         self._count += 1
         name = f"%v{self._count}"
         self._lines.append(f"  {name} = {instruction}")
         return name
 
     def pure(self, instruction: str) -> str:
-        """As `value`, for an instruction without effects; an equal one that dominates this place is used instead."""
+        """Append an instruction without side effects, or reuse an equal one that dominates this point; returns its
+        value."""
         name = self._known.get(instruction)
         if name is None:
             name = self._known[instruction] = self.value(instruction)
@@ -106,32 +107,32 @@ class FunctionText:
         return name
 
     def effect(self, instruction: str) -> None:
-        """Append an instruction without a value."""
+        """Append an instruction that has no value."""
         self._lines.append("  " + instruction)
 
     def alloca(self, kind: str, align: int) -> str:
-        """Stack memory of the whole call, reserved in the entry block."""
+        """Stack memory of the function's frame, allocated in the entry block."""
         self._count += 1
         name = f"%v{self._count}"
         self._allocas.append(f"  {name} = alloca {kind}, align {align}")
         return name
 
     def label(self, hint: str) -> str:
-        """A fresh block name."""
+        """A fresh basic-block label."""
         self._count += 1
         return f"{hint}{self._count}"
 
     def place(self, label: str) -> None:
-        """Start block `label`; the one before must have been ended."""
+        """Start basic block `label`; the previous one must have been terminated."""
         self._lines.append(f"{label}:")
         self.block = label
 
     def goto(self, label: str) -> None:
-        """End the block with a jump."""
+        """End the block with an unconditional branch."""
         self._lines.append(f"  br label %{label}")
 
     def branch(self, condition: str, then: str, otherwise: str, *, likely: bool = False) -> None:
-        """End the block with a conditional jump, which nearly always goes to `then` if that is `likely`."""
+        """End the block with a conditional branch; `likely` marks the branch to `then` as the likely one."""
         weights = ""
         if likely:
             self.module.metadata["!1"] = '!{!"branch_weights", i32 2000, i32 1}'
@@ -140,7 +141,7 @@ class FunctionText:
 
     @contextmanager
     def region(self) -> Generator[None]:
-        """Blocks that may not run: values found inside are not known to exist after it."""
+        """A context for blocks that may not execute: values defined inside are not reused after it."""
         mark = len(self._trail)
         yield
         for instruction in self._trail[mark:]:
@@ -148,11 +149,12 @@ class FunctionText:
         del self._trail[mark:]
 
     def set_signature(self, signature: str) -> None:
-        """Everything of the definition between ``define`` and the body."""
+        """Set the text of the definition between ``define`` and the body."""
         self._signature = signature
 
     def enclose(self, first: str, last: str) -> None:
-        """Begin the function with an instruction, and end it with another. No function has two such pairs."""
+        """Insert an instruction at the function's beginning and one before its return; at most one such pair per
+        function."""
         around = (f"  {first}\n", f"  {last}\n")
         assert self._around in (("", ""), around)
         self._around = around

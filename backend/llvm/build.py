@@ -1,4 +1,4 @@
-"""The code generator of the "llvm" target kind: `build` for a whole module, `Builder` for functions as they come."""
+"""The code generator of the "llvm" target kind: `build` for a whole module, `Builder` for incremental compilation."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["Builder", "build"]
 
 _FAST_MATH = ("arcp", "contract", "nsz")
-"""What the option "llvm.fast_math" adds to a target's flags. Infinities and NaN stay: masks are made of them."""
+"""Fast-math flags added by the option "llvm.fast_math". Infinities and NaN keep their meaning: masks use them."""
 
 
 class Builder:
-    """Makes a module of functions as they come: LLVM works in a thread while the caller lowers the next ones.
+    """Incremental code generation: LLVM compiles in a thread while the caller lowers the next functions.
 
-    Every `add` becomes an object file of its own, so that the disk cache finds each kernel again; functions of
-    different parts may call each other. Where all of them are reused, LLVM is not even loaded.
+    Every `add` becomes an object file of its own, so that the disk cache can reuse each kernel; functions of different
+    parts may call each other. If all parts are reused, LLVM is not even loaded.
     """
 
     def __init__(self, target: Target) -> None:
@@ -47,7 +47,7 @@ class Builder:
         self._texts: list[str | None] = []
 
     def reuse(self, key: str) -> str | None:
-        """Add what an earlier `add` with this `key` compiled; gives its note, or None when there is no such code."""
+        """Add the object that an earlier `add` with this `key` compiled; returns its note, or None on a miss."""
         found = self._cache.find(self._cache.key_of(key))
         if found is None:
             return None
@@ -56,9 +56,9 @@ class Builder:
         return found[1]
 
     def add(self, functions: Sequence[PrimFunc], key: str = "", note: str = "") -> None:
-        """Compile functions together. `key` names everything that decides their code, for `reuse`; "" if unknown.
+        """Compile functions together. `key` covers everything that determines their code, for `reuse`; "" if unknown.
 
-        Raises CompileError for what the target has no code for.
+        Raises CompileError for unsupported code.
         """
         if self._queue is None:
             queue: compiler.CompileQueue = _compiler_module().CompileQueue(self._target, self._cache)
@@ -68,7 +68,7 @@ class Builder:
         self._texts.append(text)
 
     def finish(self) -> LLVMModule:
-        """Wait for LLVM; the module of everything added."""
+        """Wait for LLVM and return the module of everything added."""
         with nullcontext() if self._queue is None else self._queue:
             parts = [part if isinstance(part, ObjectCode) else part.result() for part in self._parts]
         target, triple = self._target, self._target.get("mtriple")
@@ -77,12 +77,12 @@ class Builder:
 
 
 def _compiler_module() -> ModuleType:
-    """The code generator and LLVM, which take 50 to 100 ms to load."""
+    """Import the code generator and LLVM, which takes 50 to 100 ms."""
     return import_module("relayc.backend.llvm.compiler")
 
 
 def _source(form: str, texts: Sequence[str | None], target: Target) -> str:
-    """Assembly texts as they are, after optimisation, or as the processor's own."""
+    """Assembly texts before optimisation, after optimisation, or as the processor's assembly language."""
     known = [t for t in texts if t is not None]
     if len(known) < len(texts):
         raise ModuleError(
@@ -98,14 +98,14 @@ def build(module: IRModule, target: Target) -> LLVMModule:
     """Native code of every function of a module of lowered functions, each reachable by its name.
 
     A function with attribute ``calling_convention: "packed"`` checks its arguments and may fail; the others are raw
-    kernels. Raises CompileError for what the target has no code for.
+    kernels. Raises CompileError for unsupported code.
     """
     groups: dict[str, list[PrimFunc]] = {}
     for name, function in module.functions.items():
         if not isinstance(function, PrimFunc):
             raise CompileError(f"the llvm target compiles lowered functions; {name} is a {type(function).__name__}")
         named = function if function.name == name else function.with_attr("global_symbol", name)
-        # A host function stands beside the kernel it calls.
+        # a host function is compiled with the kernel that it calls
         groups.setdefault(function.attrs.get("host_of", name), []).append(named)
     builder = Builder(target)
     for functions in groups.values():

@@ -1,6 +1,6 @@
-"""This machine's ceilings, measured: fused multiply-adds from registers, and streaming copies from memory.
+"""Measures this machine's roofline ceilings: fused multiply-adds from registers, and streaming copies of memory.
 
-Measure them in turns with what is compared to them: clocks and neighbours change from one second to the next.
+Interleave the measurements with those compared to them: clock frequencies and neighbouring load vary over seconds.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from relayc.backend.runtime.ceilings import Ceilings
 __all__ = ["CeilingMeter", "FmaLoop", "StreamingCopy"]
 
 _CHAINS = 12
-"""Independent accumulators: more than latency times ports, fewer than there are registers."""
+"""Number of independent accumulators: more than latency times ports, fewer than there are registers."""
 _ROUNDS = 1_000_000
 _COPY_BYTES = 128 << 20
-"""Several times what the caches of most machines hold."""
+"""Bytes copied: several times the cache size of most machines."""
 
 
 def _assembly(lanes: int) -> str:
@@ -56,7 +56,7 @@ done:
 
 
 class FmaLoop:
-    """A loop of nothing but vector multiply-adds, one on each of `threads` threads."""
+    """A loop of only vector multiply-adds, run on each of `threads` threads."""
 
     def __init__(self, threads: int = 1) -> None:
         llvm.initialize_native_target()
@@ -78,7 +78,7 @@ class FmaLoop:
 
 
 class StreamingCopy:
-    """A copy of `nbytes` bytes, a share on each of `threads` threads."""
+    """A copy of `nbytes` bytes, partitioned among `threads` threads."""
 
     def __init__(self, threads: int = 1, nbytes: int = _COPY_BYTES) -> None:
         source = np.ones(nbytes // 4, dtype=np.float32)
@@ -93,7 +93,7 @@ class StreamingCopy:
 
 
 def _seconds(works: Sequence[Callable[[], object]]) -> float:
-    """How long it takes until all of `works`, each on a thread of its own, are done."""
+    """Seconds until all of `works`, each on a thread of its own, have finished."""
     if len(works) == 1:
         start = time.perf_counter()
         works[0]()
@@ -115,7 +115,7 @@ def _seconds(works: Sequence[Callable[[], object]]) -> float:
 
 
 class CeilingMeter:
-    """Samples of both ceilings of `threads` threads, taken whenever `sample` is called; `ceilings` are the medians."""
+    """Accumulates samples of both ceilings for `threads` threads; `ceilings` returns the medians."""
 
     def __init__(self, threads: int = 1) -> None:
         self._loop, self._copy = FmaLoop(threads), StreamingCopy(threads)
@@ -125,11 +125,11 @@ class CeilingMeter:
         self._copy.gbs()
 
     def sample(self, times: int = 3) -> None:
-        """Measure both, a few times each."""
+        """Measure both ceilings `times` times."""
         self._gflops += [self._loop.gflops() for _ in range(times)]
         self._gbs += [self._copy.gbs() for _ in range(times)]
 
     @property
     def ceilings(self) -> Ceilings:
-        """The medians of what was sampled so far."""
+        """The medians of all samples so far."""
         return Ceilings(statistics.median(self._gflops), statistics.median(self._gbs))

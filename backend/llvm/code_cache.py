@@ -1,6 +1,6 @@
-"""Object code on disk, found again by what decides it: by the caller's key, or by the LLVM assembly it was made of.
+"""Object code on disk, looked up by the caller's key or by the LLVM assembly that it was compiled from.
 
-LLVM need not be loaded to find it.
+A lookup does not need LLVM loaded.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from relayc.backend.target import Target
 
 __all__ = ["CodeCache"]
 
-_FORMAT = "llvm objects 2"  # to be changed with what `CodeCache.put` writes
+_FORMAT = "llvm objects 2"  # to be changed with the format that `CodeCache.put` writes
 _SIZE = struct.Struct("<Q")
 
 
 class CodeCache:
-    """Code for one target by keys from `key_of` or `key_of_assembly`, each with a note of the caller's."""
+    """Object code for one target under keys from `key_of` or `key_of_assembly`, each with a note of the caller's."""
 
     def __init__(self, target: Target) -> None:
         self._cache = default_cache()
         self._prefix = "\0".join([_FORMAT, installed_llvm().version, str(target), ""])
 
     def key_of(self, what: str) -> str:
-        """The key of code that `what` and the compiler's own sources decide."""
+        """The cache key of code determined by `what` and the compiler's own sources."""
         return f"{self._prefix}{source_version()}\0{what}"
 
     def key_of_assembly(self, text: str) -> str:
-        """The key of code made of this assembly."""
+        """The cache key of code compiled from this assembly."""
         return self._prefix + text
 
     def find(self, key: str) -> tuple[ObjectCode, str] | None:
-        """(code, note) put under `key`, in this process or an earlier one."""
+        """(code, note) stored under `key`, in this process or an earlier one; None on a miss."""
         data = None if self._cache is None else self._cache.get(key)
         if data is None:
             return None
@@ -45,7 +45,7 @@ class CodeCache:
         return ObjectCode.from_description(header["part"], data[body:]), header["note"]
 
     def put(self, key: str, code: ObjectCode, note: str) -> None:
-        """Keep code; whatever hinders it is no error."""
+        """Store code; failures are ignored."""
         if self._cache is not None:
             header = json.dumps({"note": note, "part": code.describe()}).encode()
             self._cache.put(key, b"".join([_SIZE.pack(len(header)), header, code.code]))

@@ -1,4 +1,4 @@
-"""LLVM assembly to native code, and the threads that make it, while Python lowers the next functions."""
+"""Compiles LLVM assembly to native code in worker threads, while Python lowers the next functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["CompileQueue", "Compiler"]
 
 
 _FAST_MATH = {"arcp", "contract", "ninf", "nnan", "nsz"}
-"""Flags that keep the order of operations. Reassociation would undo the argument reductions of `vector_math`."""
+"""Supported fast-math flags. Reassociation is excluded: it would undo the argument reductions of `vector_math`."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Compiler:
 
     def _instructions(self) -> Instructions:
         features = self.target.features
-        return Instructions(self.target.has_fma, lookups={"avx2", "fma"} <= features, scales="avx512dq" in features)
+        return Instructions(self.target.has_fma, lookups={"avx2", "fma"} <= features, scaling="avx512dq" in features)
 
     def _code_machine(self) -> Machine:
         features, caches = self.target.features, self.target.cache_bytes
@@ -75,18 +75,18 @@ class Compiler:
             return pipeline.object_code(module)
 
     def optimized_text(self, text: str) -> str:
-        """Assembly after LLVM's optimiser."""
+        """LLVM assembly after LLVM's optimiser."""
         with self._optimized(text) as (_, module):
             return str(module)
 
     def machine_text(self, text: str) -> str:
-        """The processor's own assembly language."""
+        """The processor's assembly language."""
         with self._optimized(text) as (pipeline, module):
             return pipeline.assembly(module)
 
     @contextmanager
     def _optimized(self, text: str) -> Generator[tuple[Pipeline, llvm.ModuleRef]]:
-        """The optimised module of assembly, in a context of its own: types and constants live as long as theirs."""
+        """Optimise assembly in a context of its own, to which its types and constants belong."""
         with (
             lent_pipeline(self.target) as pipeline,
             llvm.create_context() as context,
@@ -103,13 +103,13 @@ def _entry(function: PrimFunc, emitted: EmittedModule) -> FunctionEntry:
 
 
 class CompileQueue:
-    """Compiles in threads of its own, begun in order of submission, and remembers in a cache::
+    """Compiles in worker threads in order of submission, with a cache::
 
         with CompileQueue(target, cache) as queue:
             parts = [queue.submit([kernel])[1] for kernel in kernels]      # Future[ObjectCode]
 
-    Without a `key`, code is found again by its LLVM assembly. A caller that can say beforehand what decides the code
-    gives that as `key` and asks the cache first: then nothing has to be lowered either. `note` is kept beside the code.
+    Without a `key`, code is looked up by its LLVM assembly. A caller that knows beforehand what determines the code
+    passes that as `key` and checks the cache first, which skips lowering too. `note` is stored with the code.
     """
 
     def __init__(self, target: Target, cache: CodeCache) -> None:
@@ -118,9 +118,9 @@ class CompileQueue:
         self._workers = ThreadPoolExecutor(max_workers=num_threads(), thread_name_prefix="relayc-llvm")
 
     def submit(self, functions: Iterable[PrimFunc], key: str = "", note: str = "") -> tuple[str, Future[ObjectCode]]:
-        """The functions as one LLVM module, emitted here and now, and what a worker has LLVM make of it.
+        """Emit the functions as one LLVM module, and return it with the future of its compilation.
 
-        Raises CompileError for what the target has no code for.
+        Raises CompileError for unsupported code.
         """
         functions = tuple(functions)
         emitted = self._compiler.emit(functions)

@@ -1,11 +1,12 @@
-"""Object files linked in memory, without LLVM: ELF for x86-64, position-independent, as our code generator writes it.
+"""An in-memory linker of object files, without LLVM: position-independent ELF for x86-64 as our code generator emits
+it.
 
-Loading LLVM's library to link a few objects would take ten times the memory of a small model and most of the time of
-loading it. All sections go into one mapping, in the order code, constants, data, each from a page of its own; calls of
-functions elsewhere in the process go by stubs behind the code, through a table of addresses among the constants.
+Loading LLVM's library to link a few objects would take ten times the memory of a small model and most of its load time.
+All sections go into one mapping, in the order code, constants, data, each page-aligned; calls of external functions go
+through stubs after the code and a table of addresses (GOT) among the constants.
 
-What is here is what compiled code needs: no thread-local storage, no constructors, no exceptions. `UnsupportedObject`
-says that a file needs more, and LLVM's own linker must do it.
+Only the features that compiled code needs are supported: no thread-local storage, no constructors, no exceptions.
+`UnsupportedObject` is raised for an object that LLVM's own linker has to link instead.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section"
 _RELOCATION = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
 
 _X86_64 = 62
-_SYMBOLS, _RELOCATIONS, _NO_BITS, _UNWIND = 2, 4, 8, 0x70000001  # types of sections
-_WRITE, _ALLOCATED, _EXECUTED = 1, 2, 4  # flags of sections
-_UNDEFINED, _FIRST_RESERVED = 0, 0xFF00  # numbers of sections
-_ABSOLUTE64, _RELATIVE32, _CALL32, _RELATIVE64 = 1, 2, 4, 24  # kinds of relocations
+_SYMBOLS, _RELOCATIONS, _NO_BITS, _UNWIND = 2, 4, 8, 0x70000001  # section types
+_WRITE, _ALLOCATED, _EXECUTED = 1, 2, 4  # section flags
+_UNDEFINED, _FIRST_RESERVED = 0, 0xFF00  # section indices
+_ABSOLUTE64, _RELATIVE32, _CALL32, _RELATIVE64 = 1, 2, 4, 24  # relocation types
 _TABLE32 = (9, 41, 42)
 _STUB = b"\xff\x25"  # jmp *[rip + 4 bytes]
 _STUB_BYTES = 8
@@ -45,12 +46,12 @@ _PROTECTION = {_CODE: mmap.PROT_READ | mmap.PROT_EXEC, _CONSTANTS: mmap.PROT_REA
 
 
 class UnsupportedObject(Exception):
-    """An object file that this linker can't do; the message says why."""
+    """An object file outside the supported subset; the message gives the reason."""
 
 
 @lru_cache(maxsize=1)
 def _libraries() -> tuple[Any, ...]:
-    """The process with all that it has loaded, then libraries that compilers take to be there."""
+    """Libraries to resolve symbols in: the process and all it has loaded, then the libraries that compilers rely on."""
     found = [ctypes.CDLL(None)]
     for name in ("libm.so.6", "libgcc_s.so.1"):
         try:
@@ -61,7 +62,7 @@ def _libraries() -> tuple[Any, ...]:
 
 
 def process_symbol(name: str) -> int | None:
-    """The address of a function of the process or of the C library; None for one that is not there."""
+    """The address of a function of the process or of the C library; None if it is undefined."""
     for library in _libraries():
         function = getattr(library, name, None)
         if function is not None:
@@ -71,7 +72,7 @@ def process_symbol(name: str) -> int | None:
 
 @dataclass
 class _Object:
-    """One object file: its sections, its symbols, and where each section was put (-1: nowhere)."""
+    """One object file: its sections, its symbols, and the image offset of each section (-1: not loaded)."""
 
     data: memoryview
     sections: npt.NDArray[Any]
@@ -100,13 +101,13 @@ class _Object:
                 yield number, _CODE if flags & _EXECUTED else _DATA if flags & _WRITE else _CONSTANTS
 
     def relocations(self) -> Iterable[tuple[int, npt.NDArray[Any]]]:
-        """(section to patch, patches) for the sections that are loaded."""
+        """(section to patch, relocations) for the loaded sections."""
         for section in self.sections:
             if section["type"] == _RELOCATIONS and self.places[int(section["info"])] >= 0:
                 yield int(section["info"]), _table(self.data, section, _RELOCATION)
 
     def outside(self) -> list[str]:
-        """Names of the symbols that other objects or the process must have."""
+        """Names of the undefined symbols."""
         return [self.names[i] for i in np.flatnonzero(self.symbols["section"] == _UNDEFINED) if self.names[i]]
 
 
@@ -120,7 +121,8 @@ def _text(code: bytes, at: int) -> str:
 
 @dataclass
 class _Layout:
-    """Offsets in the image: the next free one, where its three parts begin, stubs and table of addresses elsewhere."""
+    """Image layout: the next free offset, the starts of its three parts, the stubs and the table of external
+    addresses."""
 
     end: int = 0
     parts: list[int] = field(default_factory=list)
@@ -134,10 +136,10 @@ class _Layout:
 
 
 class ElfImage:
-    """Objects in memory, ready to be called. `address` says where a function is; the memory is freed with the image.
+    """Objects linked in memory and executable. `address` looks up functions; the memory is freed with the image.
 
-    Functions that no object has are looked for in `known` (name -> address) and in the process. Raises
-    `UnsupportedObject` for what this linker can't do, a missing function among it.
+    Undefined functions are resolved in `known` (name -> address) and in the process. Raises `UnsupportedObject` for an
+    unsupported object or an unresolved function.
     """
 
     def __init__(self, objects: Sequence[bytes], known: Mapping[str, int] | None = None) -> None:
@@ -164,13 +166,13 @@ class ElfImage:
         self._release.detach()
 
     def _find_elsewhere(self, known: Mapping[str, int]) -> dict[str, int]:
-        """The addresses of functions that none of the objects has, in the order of their stubs."""
+        """The addresses of undefined functions, in the order of their stubs."""
         own = {name for made in self._objects for name in _definitions(made)}
         wanted = dict.fromkeys(name for made in self._objects for name in made.outside() if name not in own)
         found = {name: known[name] if name in known else process_symbol(name) for name in wanted}
         missing = [name for name, address in found.items() if address is None]
         if missing:
-            raise UnsupportedObject(f"nothing in the process is called {', '.join(missing)}")
+            raise UnsupportedObject(f"undefined symbols: {', '.join(missing)}")
         return {name: address for name, address in found.items() if address is not None}
 
     def _place(self) -> _Layout:
@@ -190,7 +192,7 @@ class ElfImage:
         return layout
 
     def _resolve(self) -> dict[str, int]:
-        """The addresses of global symbols."""
+        """The addresses of global symbols by name."""
         symbols: dict[str, int] = {}
         for made in self._objects:
             for name, index in _definitions(made).items():
@@ -219,8 +221,7 @@ class ElfImage:
     def _symbol_values(
         self, made: _Object, numbers: Mapping[str, int], layout: _Layout
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """For each symbol of an object its address, which is a stub's for functions elsewhere, and that of its entry
-        in the table, or 0."""
+        """For each symbol of an object its address (its stub's, if external) and that of its table entry, or 0."""
         sections = made.symbols["section"].astype(np.int64)
         ordinary = (sections != _UNDEFINED) & (sections < _FIRST_RESERVED)
         places = made.places[np.where(ordinary, sections, 0)]
@@ -238,7 +239,7 @@ class ElfImage:
     def _patch(
         self, place: int, patches: npt.NDArray[Any], values: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]
     ) -> None:
-        """Write what the relocations of one section say."""
+        """Apply the relocations of one section."""
         kinds, at = patches["type"], place + patches["offset"].astype(np.int64)
         chosen = np.where(np.isin(kinds, _TABLE32), slots[patches["symbol"]], values[patches["symbol"]])
         if not np.all(np.isin(kinds, (_ABSOLUTE64, _RELATIVE32, _CALL32, _RELATIVE64, *_TABLE32))):
@@ -252,16 +253,16 @@ class ElfImage:
             found = result[selected].astype(kind)
             if np.any(found != result[selected]):
                 raise UnsupportedObject("relocations beyond two gigabytes")
-            octets = found.view(np.uint8).reshape(-1, np.dtype(kind).itemsize)
-            self._memory[at[selected][:, None] + np.arange(octets.shape[1])] = octets
+            raw = found.view(np.uint8).reshape(-1, np.dtype(kind).itemsize)
+            self._memory[at[selected][:, None] + np.arange(raw.shape[1])] = raw
 
     def _write(self, at: int, values: npt.NDArray[Any]) -> None:
-        octets = values.view(np.uint8)
-        self._memory[at : at + len(octets)] = octets
+        raw = values.view(np.uint8)
+        self._memory[at : at + len(raw)] = raw
 
 
 def _definitions(made: _Object) -> dict[str, int]:
-    """Global symbols that an object has: name -> number."""
+    """Global symbols that an object defines: name -> index."""
     sections = made.symbols["section"]
     chosen = (made.symbols["info"] >> 4 != 0) & (sections != _UNDEFINED) & (sections < _FIRST_RESERVED)
     return {made.names[i]: int(i) for i in np.flatnonzero(chosen)}
@@ -281,13 +282,13 @@ def _map(size: int) -> int:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     address = _system().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
     if address in (None, ctypes.c_void_p(-1).value):
-        raise UnsupportedObject(f"the system gives no {size} bytes of memory: errno {ctypes.get_errno()}")
+        raise UnsupportedObject(f"can't map {size} bytes of memory: errno {ctypes.get_errno()}")
     return address
 
 
 def _protect(address: int, size: int, protection: int) -> None:
     if _system().mprotect(address, size, protection):
-        raise UnsupportedObject(f"the system refuses to make memory executable: errno {ctypes.get_errno()}")
+        raise UnsupportedObject(f"can't make memory executable: errno {ctypes.get_errno()}")
 
 
 def _unmap(address: int, size: int) -> None:

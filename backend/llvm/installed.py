@@ -1,7 +1,7 @@
-"""What the LLVM that is installed is, and this machine by its names.
+"""Properties of the installed LLVM and of the host in LLVM's terms, cached on disk.
 
-Loading LLVM takes 50 to 100 ms. A compilation that finds all its code in the cache needs nothing of it but these few
-words, so they are kept there too: for the very file that was asked, and a processor that the system describes alike.
+Loading LLVM takes 50 to 100 ms. A compilation that finds all its code in the cache needs only these few strings of it,
+so they are cached too, keyed by the LLVM library file and the system's description of the processor.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import llvmlite  # this loads nothing yet
+import llvmlite  # does not load LLVM yet
 
 from relayc.backend.cache import default_cache
 from relayc.backend.runtime.cpu_features import processor_description
@@ -23,7 +23,7 @@ _FORMAT = "installed llvm 1"  # to be changed with the fields of `InstalledLLVM`
 
 @dataclass(frozen=True, slots=True)
 class InstalledLLVM:
-    """LLVM's version, and what it calls this machine: triple, processor, and the features that it has and has not."""
+    """LLVM's version and its names for the host: triple, processor, features present and absent."""
 
     version: str
     triple: str
@@ -33,18 +33,18 @@ class InstalledLLVM:
 
 @lru_cache(maxsize=1)
 def installed_llvm() -> InstalledLLVM:
-    """What LLVM says, or said when it was asked before."""
+    """LLVM's answer, cached in the process and on disk."""
     cache, key = default_cache(), _key()
     found = None if cache is None or not key else cache.get(key)
     if found is not None:
         return InstalledLLVM(**json.loads(found))
-    asked = _asked()
+    answer = _query_llvm()
     if cache is not None and key:
-        cache.put(key, json.dumps(asdict(asked)).encode())
-    return asked
+        cache.put(key, json.dumps(asdict(answer)).encode())
+    return answer
 
 
-def _asked() -> InstalledLLVM:
+def _query_llvm() -> InstalledLLVM:
     import llvmlite.binding as llvm  # this loads LLVM
 
     return InstalledLLVM(
@@ -56,7 +56,7 @@ def _asked() -> InstalledLLVM:
 
 
 def _key() -> str:
-    """What decides the answer; "" where that can't be told."""
+    """The cache key; "" if it can't be determined."""
     processor = processor_description()
     folder = Path(llvmlite.__file__).parent / "binding"
     libraries = [(path, path.stat()) for path in sorted(folder.iterdir()) if "llvmlite" in path.name]

@@ -1,4 +1,4 @@
-"""Object files linked by LLVM, and what LLVM knows of this machine."""
+"""Linking of object files by LLVM's JIT, and LLVM's knowledge of the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ __all__ = ["JitImage", "has_symbol", "missing_features"]
 
 
 class JitImage:
-    """See `backend.llvm.linking.Image`. A function that is nowhere would end the process: see `has_symbol`."""
+    """An `Image` (`backend.llvm.linking`) linked by LLVM. An undefined function would abort the process: check
+    `has_symbol`."""
 
     def __init__(self, objects: Sequence[bytes]) -> None:
         self._engine = _new_engine()
@@ -27,12 +28,12 @@ class JitImage:
         return address
 
     def keep(self) -> None:
-        """Never free the code."""
+        """Keep the code for the rest of the process."""
         self._engine.detach()
 
 
 def _new_engine() -> llvm.ExecutionEngine:
-    """An execution engine without code; what it loads is freed with it."""
+    """An empty execution engine, which owns the code that it loads."""
     _initialize_llvm()
     machine = llvm.Target.from_default_triple().create_target_machine()
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
@@ -45,12 +46,12 @@ def _initialize_llvm() -> None:
 
 
 def has_symbol(name: str) -> bool:
-    """Would LLVM's linker find this function in the process?"""
-    _new_engine()  # LLVM knows the process once an engine exists
+    """Can LLVM's linker resolve this function in the process?"""
+    _new_engine()  # LLVM registers the process's symbols once an engine exists
     return bool(llvm.address_of_symbol(name))
 
 
 def missing_features(features: Sequence[str]) -> list[str]:
-    """Those of `features` that LLVM knows and this processor has not."""
+    """The elements of `features` that LLVM knows and this processor lacks."""
     host = llvm.get_host_cpu_features()
     return sorted(f for f in features if f in host and not host[f])

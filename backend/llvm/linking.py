@@ -1,6 +1,6 @@
-"""Object files made callable: by our own linker where it can, else by LLVM's.
+"""Links object files to callable code: by our own linker if possible, else by LLVM's.
 
-LLVM's library is loaded for the second only.
+LLVM's library is loaded only for the latter.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ __all__ = ["Image", "link", "process_triple"]
 
 
 class Image(Protocol):
-    """Linked code. It is freed with the image, unless it is kept."""
+    """Linked code, freed with the image unless it is kept."""
 
     def address(self, name: str) -> int:
         """The address of a global function."""
         ...
 
     def keep(self) -> None:
-        """Never free the code."""
+        """Keep the code for the rest of the process."""
         ...
 
 
 def link(objects: Sequence[bytes]) -> Image:
-    """Code for this machine, ready to be called. Functions that no object has are those of the process."""
+    """Link objects for this machine. Undefined functions are resolved in the process."""
     if sys.platform == "linux" and platform.machine() == "x86_64":
         try:
             return ElfImage(objects)
@@ -39,7 +39,7 @@ def link(objects: Sequence[bytes]) -> Image:
 
 
 def process_triple() -> str:
-    """The LLVM triple of this machine, as far as it matters to object files."""
+    """The LLVM triple of this machine, as precise as object files require."""
     machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
     system = {"linux": "unknown-linux-gnu", "darwin": "apple-darwin", "win32": "pc-windows-msvc"}.get(sys.platform)
     return f"{machine}-{system or sys.platform}"

@@ -1,8 +1,8 @@
-"""LLVM's optimiser and code generator for one target: without memory that llvmlite would keep, and without its lock.
+"""LLVM's optimiser and code generator for one target, without llvmlite's memory leaks and global lock.
 
-llvmlite lets one thread at a time into LLVM. LLVM itself serves any number of threads as long as each has a context, a
-pass builder and a target machine of its own. So the calls that take long are made past llvmlite's lock, and each
-`Pipeline` is lent to one thread at a time.
+llvmlite lets one thread at a time into LLVM. LLVM itself is thread-safe as long as each thread has its own context,
+pass builder and target machine. So the long-running calls bypass llvmlite's lock, and each `Pipeline` is used by one
+thread at a time.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from relayc.te.errors import CompileError
 __all__ = ["Pipeline", "lent_pipeline"]
 
 _RUNS = 64 if llvm.llvm_version_info[0] <= 22 else 1
-"""How many modules one pass builder serves.
+"""Number of modules that one pass builder optimises.
 
-llvmlite makes callbacks for the passes with every builder (1.5 KB) and never frees them, so builders are used again.
-Each run adds a callback that LLVM asks before every pass, hence an end to it; those of earlier runs refer to what is
-gone, and look at it for functions marked `optnone` only, which we never emit. So it is up to LLVM 22; of later ones we
-don't know.
+llvmlite allocates pass callbacks with every builder (1.5 KB) and never frees them, so builders are reused. Each run
+adds a callback that LLVM calls before every pass, which bounds the reuse; stale callbacks refer to freed state, but
+read it only for functions marked `optnone`, which we never emit. This holds up to LLVM 22; later versions are
+unverified.
 """
 
 
 _library = ctypes.CDLL(None, handle=ffi.lib._handle)
-"""llvmlite's library, its functions without the lock."""
+"""llvmlite's library, with functions called without its lock."""
 _library.LLVMPY_RunNewModulePassManager.restype = None
 _library.LLVMPY_TargetMachineEmitToMemory.restype = ffi.LLVMMemoryBufferRef
 
 
 class Pipeline:
-    """LLVM's passes over modules, and machine code from them, for one target. Reads mtriple, mcpu, mattr, opt-level.
+    """LLVM's optimiser and code generator for one target. Reads mtriple, mcpu, mattr, opt-level.
 
-    For one thread at a time, on modules in contexts of their own.
+    Used by one thread at a time, on modules in contexts of their own.
     """
 
     def __init__(self, target: Target) -> None:
@@ -52,7 +52,7 @@ class Pipeline:
         self._runs = 0
 
     def optimize(self, module: llvm.ModuleRef) -> None:
-        """Run the passes over a module, for this target."""
+        """Run the optimisation passes on a module."""
         module.triple, module.data_layout = self.triple, self._data_layout
         builder = self._pass_builder()
         passes = builder.getModulePassManager()
@@ -60,11 +60,11 @@ class Pipeline:
         _free(passes)
 
     def object_code(self, module: llvm.ModuleRef) -> bytes:
-        """The object file of a module."""
+        """Compile a module to an object file."""
         return self._code(module, is_object=True)
 
     def assembly(self, module: llvm.ModuleRef) -> str:
-        """A module in the processor's own assembly language."""
+        """Compile a module to the processor's assembly language."""
         return self._code(module, is_object=False).decode()
 
     def _code(self, module: llvm.ModuleRef, is_object: bool) -> bytes:
@@ -79,8 +79,8 @@ class Pipeline:
 
     def _pass_builder(self) -> llvm.PassBuilder:
         if self._builder is None or self._runs >= _RUNS:
-            # Loops come scheduled and vectorised. LLVM's unroller would break register tiles up; scalar loops that
-            # nobody scheduled still gain from its vectoriser, which leaves loops over explicit vectors alone.
+            # Loops are already scheduled and vectorised. LLVM's unroller would break register tiles up; scalar loops
+            # without a schedule still gain from its vectoriser, which leaves loops over explicit vectors alone.
             options = llvm.create_pipeline_tuning_options(speed_level=self._level)
             options.loop_unrolling = False
             options.slp_vectorization = False
@@ -93,7 +93,7 @@ class Pipeline:
 
 @contextmanager
 def lent_pipeline(target: Target) -> Generator[Pipeline]:
-    """A pipeline for a target that nobody else has. Raises `CompileError` for a triple that LLVM does not know."""
+    """Borrow an unused pipeline for a target. Raises `CompileError` for a triple that LLVM does not know."""
     free = _free_pipelines(target)
     try:
         pipeline = free.pop()
@@ -107,7 +107,7 @@ def lent_pipeline(target: Target) -> Generator[Pipeline]:
 
 @lru_cache(maxsize=8)
 def _free_pipelines(target: Target) -> list[Pipeline]:
-    """Those that nobody has."""
+    """The pipelines of a target that are not in use."""
     return []
 
 
@@ -133,6 +133,6 @@ def _machine(target: Target, level: int) -> llvm.TargetMachine:
 
 
 def _free(passes: llvm.ModulePassManager) -> None:
-    """Free a pass manager (60 KB). llvmlite itself never does: the `_dispose` that it inherits first is empty."""
+    """Free a pass manager (60 KB). llvmlite does not: the `_dispose` that it inherits first is empty."""
     NewPassManager._dispose(passes)
     passes.detach()

@@ -1,20 +1,20 @@
-"""The fork-join pool that parallel regions of compiled code run on.
+"""The fork-join thread pool that runs parallel regions of compiled code.
 
-The pool is compiled code (`backend.llvm.pool_code`) with threads of its own (plain pthreads: they need no Python). It
-comes with every saved module, so that running one needs no LLVM. Workers wait for the next region: they spin for some
-microseconds, because that of a model's next kernel follows at once, then sleep in a futex, so that an idle pool uses no
-CPU. A region is told once, for all to read; as many workers take part as the caller's context allows, and the caller,
-who waits until all is done. Workers are started when a region first wants them and stay.
+The pool is compiled code (`backend.llvm.pool_code`) with its own pthreads, which need no Python. Every saved module
+contains it, so that running one needs no LLVM. Idle workers spin for some microseconds, because the region of a model's
+next kernel follows at once, then sleep in a futex, so that an idle pool uses no CPU. A region is published once, for
+all workers to read; as many workers take part as the caller's context allows, and the caller waits until all is done.
+Workers are started when a region first needs them and are never stopped.
 
-Each thread has a share of the region, always the same, so that it finds in its cache what it wrote there in the region
-before. The share is cut into chunks: a thread that is done with its own goes on with those that another has not begun,
-which the system may have interrupted or never let run. Nobody waits for a worker that has not begun at all. Threads
-keep to cores of their own, and regions do without a worker that other programs keep interrupting
-(`backend.llvm.worker_placement`). A region may have several steps, after each of which its threads meet
+Each thread has a fixed partition of the region's work, so that it finds in its cache what it wrote there in the
+previous region. The partition is cut into chunks: a thread that has finished its own steals the chunks that another has
+not started, which may be descheduled. Nobody waits for a worker that has not started at all. Threads are kept on
+separate cores, and a worker that is repeatedly preempted by other programs is suspended
+(`backend.llvm.worker_placement`). A region may have several steps with a barrier after each
 (`backend.llvm.pool_steps`).
 
-Only one region runs at a time: a second one, nested or from another thread, runs serially in its caller. After a fork
-the child starts its own workers. Where there is no futex (other systems than Linux) every region runs serially.
+Only one region runs at a time: a nested or concurrent one runs serially in its caller. After a fork the child starts
+its own workers. Without futexes (systems other than Linux) every region runs serially.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ _offered: bytes | None = None
 
 
 def parallel_address() -> int:
-    """The address of `parallel` (see `backend.runtime.context.Ctx`); registered for the runtime."""
+    """The address of `parallel` (see `backend.runtime.context.Ctx`), as registered with the runtime."""
     return _load().parallel
 
 
 def workspace_addresses() -> tuple[int, int]:
-    """The addresses of `alloc_workspace` and `free_workspace` that need no Python."""
+    """The addresses of `alloc_workspace` and `free_workspace`, which need no Python."""
     pool = _load()
     return pool.alloc_workspace, pool.free_workspace
 
 
 def worker_count() -> int:
-    """Workers started so far in this process."""
+    """Number of workers started so far in this process."""
     return ctypes.CFUNCTYPE(ctypes.c_int32)(_load().count_workers)()
 
 
 def offer(code: bytes) -> None:
-    """An object file of the pool, which came with compiled code: taken when a pool is wanted and there is none yet."""
+    """Provide an object file of the pool, from compiled code; it is loaded when a pool is first needed."""
     global _offered  # noqa: PLW0603 - one pool for the process
     with _lock:
         _offered = code if _offered is None else _offered
@@ -77,7 +77,7 @@ def _load() -> _Pool:
 
 
 def _install_if_complete(code: bytes) -> _Pool | None:
-    """None for an older version's pool, which lacks functions."""
+    """Load a pool; None if it comes from an older version and lacks functions."""
     try:
         return _install(code)
     except KeyError:
@@ -91,5 +91,5 @@ def _install(code: bytes) -> _Pool:
         image.address("relayc_free_workspace"), image.address("relayc_worker_count"),
     )  # fmt: skip
     os.register_at_fork(after_in_child=ctypes.CFUNCTYPE(None)(image.address("relayc_forget_workers")))
-    image.keep()  # workers are parked in this code until the process ends
+    image.keep()  # workers sleep in this code until the process ends
     return pool

@@ -1,4 +1,4 @@
-"""The code of the fork-join pool (`backend.llvm.pool` says what it does): LLVM assembly, and object files of it."""
+"""The fork-join pool (`backend.llvm.pool`) as LLVM assembly and as object files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from relayc.backend.llvm.worker_placement import PLACEMENT, placement_constants
 __all__ = ["pool_object", "pool_source"]
 
 MAX_WORKERS = 255
-SPIN = 2000
-"""Rounds of waiting, each one `pause` (15 to 45 ns), before a thread goes to sleep."""
-PATIENCE = 64
-"""Rounds for which the caller waits for workers before it takes the job back from those that have not begun."""
-CHUNKS = 8
-"""Parts (less than 256) that a thread's share is cut into: what it has not begun when others are done, they do."""
+SPIN_COUNT = 2000
+"""Spin count before a thread goes to sleep, in `pause` instructions (15 to 45 ns each)."""
+JOIN_SPINS = 64
+"""Spin count for which the caller waits for workers before it takes the work back from those that have not started."""
+CHUNKS_PER_THREAD = 8
+"""Chunks (fewer than 256) per thread: the granularity at which idle threads steal work."""
 MAILBOX_BYTES = 256
 
 _MEMORY = """
@@ -55,7 +55,7 @@ define void @relayc_forget_workers() { ret void }
 """
 
 _ALONE = """
-; All steps of a region, in this thread.
+; Runs all steps of a region in the calling thread.
 define internal void @every_step(ptr %ctx, ptr %task, ptr %closure, i64 %steps) {
 entry:
   br label %check
@@ -72,17 +72,18 @@ done:
 }
 """
 
-# A mailbox is what the pool knows of a thread, the first one of the caller. Its 0 is 1 while the thread sleeps in the
-# futex, 1 says that regions do without it; `PLACEMENT` knows the following. 9 is what of its share has been begun: the
-# number of the last step, and in the lowest 8 bits how many chunks of it. All regions write it, so it lies apart.
+# A mailbox is the pool's state of one thread; the first is the caller's. Field 0 is 1 while the thread sleeps in the
+# futex, field 1 marks a suspended worker, the following fields belong to `PLACEMENT`. Field 9 is the progress in the
+# thread's partition: the number of the last step, and in the lowest 8 bits the number of its chunks started. All
+# regions write it, so it has a cache line of its own.
 _POOL = """
 %mailbox = type {{ i32, i32, i32, i32, i32, i32, i64, i64, [88 x i8], i64, [120 x i8] }}
-; Of the region that is on or was last: the number of its first step, or -1 while what follows it is written; ctx, task,
-; closure, threads, chunks of a thread's share, steps; chunks done before, of all regions.
+; The current or last region: number of its first step, or -1 while the other fields are being written; ctx, task,
+; closure, threads, chunks per thread, steps; chunks done before, in all regions.
 %job = type {{ {job_fields} }}
 @mailboxes = internal global [{slots} x %mailbox] zeroinitializer, align 128
 @job = internal global %job zeroinitializer, align 128
-@next.step = internal global i64 1 ; its number
+@next.step = internal global i64 1
 @busy = internal global i32 0, align 128
 @workers = internal global i32 0, align 128
 @name = private constant [14 x i8] c"relayc-worker\\00"
@@ -104,7 +105,7 @@ define internal void @wake(ptr %word) {{
   ret void
 }}
 
-; Copies all of a %job but its number, a word at a time: workers may read while the caller writes.
+; Copies a %job except its number, word by word: workers may read it while the caller writes.
 define internal void @copy_job(ptr %to, ptr %from) {{
 entry:
   br label %each
@@ -121,7 +122,7 @@ done:
   ret void
 }}
 
-; A thread takes part in every region that it hears of: it has heard of those before step %old.
+; The main loop of a worker: runs every region that it observes. Regions before step %old have been observed.
 define internal ptr @worker(ptr %argument) {{
 entry:
   %own = alloca %job, align 8
@@ -131,7 +132,7 @@ entry:
   %box = getelementptr %mailbox, ptr @mailboxes, i64 %id64
   %p.away = getelementptr %mailbox, ptr %box, i64 0, i32 1
   %p.threads = getelementptr %job, ptr %own, i64 0, i32 4
-  call void @introduce(i64 %id64)
+  call void @record_thread_id(i64 %id64)
   br label %spin
 spin:
   %old = phi i64 [ 0, %entry ], [ %old, %again ], [ %seen, %pass ], [ %seen, %work ], [ %old, %up ], [ %old, %awake ]
@@ -142,7 +143,7 @@ spin:
 again:
   {pause}
   %next = add i32 %round, 1
-  %tired = icmp uge i32 %next, {spin}
+  %tired = icmp uge i32 %next, {spin_count}
   br i1 %tired, label %doze, label %spin
 look:
   store i64 %seen, ptr %own
@@ -161,8 +162,8 @@ ask:
 pass:
   br label %spin
 work:
-  %apart = call i1 @sit(i32 %id)
-  call void @participate(ptr %own, i32 %id)
+  %apart = call i1 @occupy_core(i32 %id)
+  call void @run_region(ptr %own, i32 %id)
   br label %spin
 doze:
   %s = atomicrmw xchg ptr %box, i32 1 seq_cst
@@ -177,14 +178,14 @@ asleep:
   %now = load atomic i32, ptr %box acquire, align 4
   %still = icmp eq i32 %now, 1
   br i1 %still, label %asleep, label %awake
-awake: ; if too late for the region, so because somebody sits there
-  %early = call i1 @sit(i32 %id)
+awake: ; it may be too late for the region because another thread uses this core
+  %early = call i1 @occupy_core(i32 %id)
   call void @count_interruptions(i64 %id64)
   br label %spin
 }}
 
-; Starts workers until there are %wanted or the system refuses; gives how many there are. Signals are Python's business.
-define internal i32 @recruit(i32 %wanted) noinline {{
+; Starts workers until there are %wanted or the system refuses; returns their number. Workers block all signals.
+define internal i32 @start_workers(i32 %wanted) noinline {{
 entry:
   %all = alloca [16 x i64], align 8
   %old = alloca [16 x i64], align 8
@@ -215,8 +216,8 @@ done:
 }}
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 
-; Wakes those of the workers 1 ... %last that sleep and aren't away.
-define internal void @rouse(i32 %last) {{
+; Wakes the sleeping workers among 1 ... %last that are not suspended.
+define internal void @wake_workers(i32 %last) {{
 entry:
   br label %each
 each:
@@ -230,14 +231,14 @@ each:
   %wakeful = icmp eq i32 %state, 0
   %leave = or i1 %excused, %wakeful
   br i1 %leave, label %next, label %call
-call: ; it would wake where the caller runs
+call: ; migrate it first if it would wake on the caller's core
   %place = getelementptr %mailbox, ptr %box, i64 0, i32 2
   %there = load atomic i32, ptr %place monotonic, align 4
   %here = load atomic i32, ptr getelementptr (%mailbox, ptr @mailboxes, i64 0, i32 2) monotonic, align 4
   %same = icmp eq i32 %there, %here
   br i1 %same, label %part, label %shake
 part:
-  call void @spread()
+  call void @migrate_workers()
   br label %shake
 shake:
   store atomic i32 0, ptr %box seq_cst, align 4
@@ -277,23 +278,23 @@ count:
   %enough = icmp sge i32 %have, %wanted
   br i1 %enough, label %prepare, label %hire
 hire:
-  %hired = call i32 @recruit(i32 %wanted)
+  %hired = call i32 @start_workers(i32 %wanted)
   br label %prepare
 prepare:
   %able = phi i32 [ %wanted, %count ], [ %hired, %hire ]
   %capped = icmp slt i32 %able, %wanted
   %helpers = select i1 %capped, i32 %able, i32 %wanted
   %threads = add i32 %helpers, 1
-  %even = udiv i32 %max_tasks, %threads ; as many for each thread
+  %even = udiv i32 %max_tasks, %threads ; equal for all threads
   %fewer = icmp slt i32 %even, {chunks}
   %share = select i1 %fewer, i32 %even, i32 {chunks}
   %began = call i64 @now()
-  %s = call i1 @sit(i32 0)
-  %some.benched = load i32, ptr @benched
+  %s = call i1 @occupy_core(i32 0)
+  %some.benched = load i32, ptr @suspended
   %complete = icmp eq i32 %some.benched, 0
   br i1 %complete, label %publish, label %call.roll
 call.roll:
-  call void @call_roll(i64 %began)
+  call void @resume_workers(i64 %began)
   br label %publish
 publish:
   %first = load i64, ptr @next.step
@@ -305,22 +306,22 @@ publish:
   fence release
   call void @copy_job(ptr @job, ptr %own)
   %p = atomicrmw xchg ptr @job, i64 %first seq_cst
-  %crowd = load atomic i32, ptr @crowded monotonic, align 4
+  %crowd = load atomic i32, ptr @core.shared monotonic, align 4
   %apart = icmp eq i32 %crowd, 0
   br i1 %apart, label %placed, label %separate
 separate:
-  call void @spread()
+  call void @migrate_workers()
   br label %placed
 placed:
-  call void @rouse(i32 %helpers)
-  call void @participate(ptr %own, i32 0)
-  %lost = load i64, ptr @missed
+  call void @wake_workers(i32 %helpers)
+  call void @run_region(ptr %own, i32 0)
+  %lost = load i64, ptr @stalled
   %waited = icmp ne i64 %lost, 0
   br i1 %waited, label %blame, label %end
 blame:
-  store i64 0, ptr @missed
+  store i64 0, ptr @stalled
   %ended = call i64 @now()
-  call void @complain(i32 %helpers, i64 %began, i64 %lost, i64 %ended)
+  call void @report_stall(i32 %helpers, i64 %began, i64 %lost, i64 %ended)
   br label %end
 end:
   store atomic i32 0, ptr @busy release, align 4
@@ -332,18 +333,18 @@ define i32 @relayc_worker_count() {{
   ret i32 %n
 }}
 
-; In the child of a fork there are no workers, whatever the parent was doing; those to come don't hear of its regions.
+; Resets the pool in the child of a fork, which has no workers; new ones must not see the parent's regions.
 define void @relayc_forget_workers() {{
   call void @llvm.memset.p0.i64(ptr @mailboxes, i8 0, i64 {mailbox_bytes}, i1 false)
-  call void @llvm.memset.p0.i64(ptr @seats, i8 0, i64 {seat_bytes}, i1 false)
+  call void @llvm.memset.p0.i64(ptr @core.occupants, i8 0, i64 {occupant_bytes}, i1 false)
   store i64 0, ptr @job
   store i32 0, ptr @workers
   store i32 0, ptr @busy
-  store i32 0, ptr @crowded
-  store i32 0, ptr @calm
-  store i32 0, ptr @benched
-  store i64 0, ptr @missed
-  store i32 0, ptr @dozing
+  store i32 0, ptr @core.shared
+  store i32 0, ptr @migration.pause
+  store i32 0, ptr @suspended
+  store i64 0, ptr @stalled
+  store i32 0, ptr @sleepers
   ret void
 }}
 """
@@ -362,7 +363,8 @@ def pool_source(system: str, machine: str) -> str:
     declare_pause, pause = _PAUSE[machine]
     slots = MAX_WORKERS + 1
     pool = (_POOL + STEPS + PLACEMENT).format(
-        declare_pause=declare_pause, pause=pause, futex=_FUTEX[machine], spin=SPIN, patience=PATIENCE, chunks=CHUNKS,
+        declare_pause=declare_pause, pause=pause, futex=_FUTEX[machine], spin_count=SPIN_COUNT,
+        join_spins=JOIN_SPINS, chunks=CHUNKS_PER_THREAD,
         slots=slots, mailbox_bytes=slots * MAILBOX_BYTES, **job_constants(), **placement_constants(machine),
     )  # fmt: skip
     return _MEMORY + _ALONE + pool
@@ -370,7 +372,7 @@ def pool_source(system: str, machine: str) -> str:
 
 @lru_cache(maxsize=4)
 def pool_object(triple: str) -> bytes:
-    """An object file of the pool that runs on every processor of the triple; kept in the cache of compiled code."""
+    """An object file of the pool for every processor of the triple, cached with the compiled code."""
     architecture, *rest = triple.split("-")
     source = pool_source("linux" if any(word.startswith("linux") for word in rest) else "other", architecture)
     cache, key = default_cache(), "\0".join(["llvm pool 1", installed_llvm().version, triple, source])
@@ -383,7 +385,7 @@ def pool_object(triple: str) -> bytes:
 
 
 def _compiled(source: str, triple: str) -> bytes:
-    import llvmlite.binding as llvm  # this loads LLVM
+    import llvmlite.binding as llvm  # loads LLVM
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()

@@ -1,13 +1,13 @@
-"""What a thread of the pool does in a region: takes chunks of a step, counts them, and meets the others after it.
+"""The part of the pool that executes regions: threads claim chunks of a step, count them, and meet at a barrier.
 
-This is code that `backend.llvm.pool_code` puts beside the pool. A region is one or more steps: a parallel loop is one,
-parallel loops in a row and a loop around them (the steps of a recurrence) are several. Threads meet by counting chunks:
-a step is over when all of its chunks are done, whoever did them, so nobody waits for a thread that has not begun, and
-those that come late join in at the step that is on.
+`backend.llvm.pool_code` includes this code. A region is one or more steps: a parallel loop is one, consecutive parallel
+loops and a serial loop around them (the steps of a recurrence) are several. The barrier counts chunks: a step is over
+when all of its chunks are done, whoever did them, so nobody waits for a thread that has not started, and late threads
+join in at the current step.
 
-Steps are numbered through, from the first region of the process on, and so are the chunks that are done. A thread's
-claims say up to which chunk of which step its share has been begun. Who comes too late, even after the region, finds a
-later step there and takes nothing: so regions begin and end without a word from every thread.
+Steps and completed chunks are numbered consecutively over all regions of the process. A thread's claim word holds the
+step and the number of chunks of its partition started. A thread that comes late, even after the region, finds a later
+step there and claims nothing: so regions begin and end without an acknowledgement by every thread.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _JOB = {
     "first": "i64", "ctx": "ptr", "task": "ptr", "closure": "ptr", "threads": "i32", "share": "i32", "steps": "i64",
     "before": "i64",
 }  # fmt: skip
-"""The fields of a %job, what a region is, and their types."""
+"""The fields of a %job, the description of a region, and their types."""
 
 
 def job_constants() -> dict[str, str]:
-    """What the texts of the pool are filled with where they read or write a %job of their own."""
+    """Template substitutions of the pool's assembly that load and store the fields of a local %job."""
     return {
         "job_fields": ", ".join(_JOB.values()),
         "what_to_run": _moved("%{0} = load {1}, ptr %p.{0}", "first", "ctx", "task", "closure", "threads", "share"),
@@ -32,7 +32,7 @@ def job_constants() -> dict[str, str]:
 
 
 def _moved(instruction: str, *names: str) -> str:
-    """An instruction for each of some fields of the job at %own, whose values have the names of the fields."""
+    """Format an instruction for each of the named fields of the job at %own; field values have the fields' names."""
     lines: list[str] = []
     for name in names:
         lines.append(f"  %p.{name} = getelementptr %job, ptr %own, i64 0, i32 {list(_JOB).index(name)}")
@@ -41,12 +41,12 @@ def _moved(instruction: str, *names: str) -> str:
 
 
 STEPS = """
-@done = internal global i64 0, align 128 ; chunks done, of all regions
-@dozing = internal global i32 0, align 128 ; threads that sleep until a step is over
-@missed = internal global i64 0, align 128 ; nanoseconds that the caller slept, waiting for steps to end
+@done = internal global i64 0, align 128 ; chunks done, in all regions
+@sleepers = internal global i32 0, align 128 ; number of threads asleep in a barrier
+@stalled = internal global i64 0, align 128 ; nanoseconds that the caller slept in barriers
 
-; Runs what nobody has begun of a thread's share of a step; gives the number of chunks.
-define internal i64 @drain(ptr %own, i32 %thread, i64 %step) {{
+; Runs the unclaimed chunks of a thread's partition of a step; returns their number.
+define internal i64 @run_partition(ptr %own, i32 %thread, i64 %step) {{
 entry:
 {what_to_run}
   %chunks = mul i32 %threads, %share
@@ -81,18 +81,18 @@ done:
   ret i64 %count
 }}
 
-; Tells that chunks are done. Whoever waits for them wants to know who was interrupted.
+; Adds to the count of done chunks and wakes waiting threads. If any wait, reports this thread's interruptions.
 define internal void @count_done(i32 %thread, i64 %chunks) {{
-  %early = load atomic i32, ptr @dozing monotonic, align 4
+  %early = load atomic i32, ptr @sleepers monotonic, align 4
   %missed = icmp ne i32 %early, 0
   br i1 %missed, label %explain, label %add
 explain:
   %thread64 = zext i32 %thread to i64
-  call void @tell_interruptions(i64 %thread64)
+  call void @report_interruptions(i64 %thread64)
   br label %add
 add:
   %d = atomicrmw add ptr @done, i64 %chunks seq_cst
-  %sleepers = load atomic i32, ptr @dozing seq_cst, align 4
+  %sleepers = load atomic i32, ptr @sleepers seq_cst, align 4
   %someone = icmp ne i32 %sleepers, 0
   br i1 %someone, label %rouse, label %end
 rouse:
@@ -102,10 +102,10 @@ end:
   ret void
 }}
 
-; A thread's part of a region, whose job is a copy of its own. In each step from the one that is on: its share, then
-; what is left of the shares of those whose number differs from its own in one bit. The caller alone waits for the end
-; of the last step, and keeps its chunks of that one to itself.
-define internal void @participate(ptr %own, i32 %thread) {{
+; Runs a thread's part of a region, given its copy of the job. In each step from the current one: its own partition,
+; then unclaimed chunks of the threads whose number differs from its own in one bit. Only the caller waits for the end
+; of the last step, and its chunks of that step are not added to the global count.
+define internal void @run_region(ptr %own, i32 %thread) {{
 entry:
 {how_far}
   %chunks = mul i32 %threads, %share
@@ -132,12 +132,12 @@ begin:
   br label %work
 work:
   %bit = phi i32 [ 0, %begin ], [ 1, %first ], [ %doubled, %other ]
-  %kept = phi i64 [ 0, %begin ], [ %held, %first ], [ %held, %other ] ; chunks that are not counted
+  %kept = phi i64 [ 0, %begin ], [ %held, %first ], [ %held, %other ] ; chunks not yet counted
   %of = xor i32 %thread, %bit
   %exists = icmp ult i32 %of, %threads
   br i1 %exists, label %help, label %skip
 help:
-  %ran = call i64 @drain(ptr %own, i32 %of, i64 %step)
+  %ran = call i64 @run_partition(ptr %own, i32 %of, i64 %step)
   %none = icmp eq i64 %ran, 0
   %more = add i64 %kept, %ran
   %quiet = or i1 %none, %silent
@@ -174,15 +174,15 @@ meet:
 again:
   {pause}
   %round.next = add i32 %round, 1
-  %tired = icmp uge i32 %round.next, {spin}
+  %tired = icmp uge i32 %round.next, {spin_count}
   br i1 %tired, label %doze, label %linger
 linger:
-  %waited = icmp eq i32 %round.next, {patience}
+  %waited = icmp eq i32 %round.next, {join_spins}
   br i1 %waited, label %sweep, label %meet
-sweep: ; there may be shares that are no neighbour's of anybody who has begun
+sweep: ; partitions may remain that no started thread steals from
   %t = phi i32 [ 0, %linger ], [ %t.next, %sweep ]
   %swept.before = phi i64 [ 0, %linger ], [ %swept.now, %sweep ]
-  %ran.too = call i64 @drain(ptr %own, i32 %t, i64 %step)
+  %ran.too = call i64 @run_partition(ptr %own, i32 %t, i64 %step)
   %swept.now = add i64 %swept.before, %ran.too
   %t.next = add i32 %t, 1
   %all.swept = icmp eq i32 %t.next, %threads
@@ -199,7 +199,7 @@ swept:
   %mine.now = phi i64 [ %mine.more, %report ], [ %mine, %tell ]
   br label %meet
 doze:
-  call void @doze_until(i32 %thread, i64 %target)
+  call void @sleep_until_done(i32 %thread, i64 %target)
   br label %over
 over:
   br label %check
@@ -207,11 +207,11 @@ end:
   ret void
 }}
 
-; Sleeps until so many chunks are done. The caller notes how long.
-define internal void @doze_until(i32 %thread, i64 %goal) noinline {{
+; Sleeps until %goal chunks are done. The caller records how long.
+define internal void @sleep_until_done(i32 %thread, i64 %goal) noinline {{
 entry:
   %began = call i64 @now()
-  %more = atomicrmw add ptr @dozing, i32 1 seq_cst
+  %more = atomicrmw add ptr @sleepers, i32 1 seq_cst
   br label %nap
 nap:
   %done = load atomic i64, ptr @done seq_cst, align 8
@@ -222,15 +222,15 @@ nod:
   call void @sleep(ptr @done, i32 %low)
   br label %nap
 up:
-  %less = atomicrmw sub ptr @dozing, i32 1 seq_cst
+  %less = atomicrmw sub ptr @sleepers, i32 1 seq_cst
   %ended = call i64 @now()
   %time = sub i64 %ended, %began
   %caller = icmp eq i32 %thread, 0
   br i1 %caller, label %note, label %end
 note:
-  %noted = load i64, ptr @missed
+  %noted = load i64, ptr @stalled
   %sum = add i64 %noted, %time
-  store i64 %sum, ptr @missed
+  store i64 %sum, ptr @stalled
   br label %end
 end:
   ret void

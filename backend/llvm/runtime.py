@@ -1,7 +1,7 @@
-"""The run half of the llvm backend: `LLVMModule` loads object code and gives its functions by name.
+"""The run-time part of the llvm backend: `LLVMModule` loads object code and looks up its functions.
 
-Imports nothing of ours but backend.runtime, so that a compiled model runs without the compiler. The byte form is a JSON
-header (format, triple, features, functions) and the object files; it is checked before any of it is run.
+It imports only backend.runtime, so that a compiled model runs without the compiler. The serialised form is a JSON
+header (format, triple, features, functions) and the object files; it is validated before any of it is run.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _HEADER = struct.Struct("<8sQ")
 
 @dataclass(frozen=True, slots=True)
 class FunctionEntry:
-    """A function in object code: the kinds of its parameters (see `KernelFunc`), and, for one that checks its
-    arguments (see `HostFunc`), the texts of its checks; None for a raw kernel."""
+    """A function in object code: its parameter kinds (see `KernelFunc`), and the messages of its argument checks (see
+    `HostFunc`), or None for a raw kernel."""
 
     name: str
     params: tuple[str, ...]
@@ -42,14 +42,14 @@ class FunctionEntry:
 
 @dataclass(frozen=True, slots=True)
 class ObjectCode:
-    """One object file, the functions in it that can be called from outside, and those it calls outside by name."""
+    """One object file, its exported functions, and the names of the functions that it imports."""
 
     code: bytes
     functions: tuple[FunctionEntry, ...]
     externals: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
-        """Everything but the code, for a JSON header; `from_description` reads it."""
+        """All but the code, for a JSON header; `from_description` reads it."""
         return {
             "size": len(self.code),
             "sha256": hashlib.sha256(self.code).hexdigest(),
@@ -59,7 +59,7 @@ class ObjectCode:
 
     @staticmethod
     def from_description(part: Mapping[str, Any], code: bytes) -> ObjectCode:
-        """Code with what `describe` said of it. Raises `ArtifactError` when it is not that code."""
+        """Code with its description by `describe`. Raises `ArtifactError` if they don't match."""
         if len(code) != part["size"] or hashlib.sha256(code).hexdigest() != part["sha256"]:
             raise ArtifactError("damaged llvm module: its object code differs from what was saved")
         entries = tuple(
@@ -70,11 +70,11 @@ class ObjectCode:
 
 
 class LLVMModule(Module):
-    """Functions compiled by LLVM. Parts may call each other's functions; they are loaded at the first look-up.
+    """Functions compiled by LLVM, linked at the first lookup. Parts may call each other's functions.
 
-    `features` are the instruction-set features that the code uses; loading it where one is missing raises
-    `ArtifactError` instead of crashing later. `pool` gives an object file of the thread pool for the same machine,
-    which is saved with the code. `sources` gives `get_source` its texts: format -> function, for modules compiled in
+    `features` are the instruction-set features that the code uses; loading it on a processor that lacks one raises
+    `ArtifactError` instead of crashing later. `pool` returns an object file of the thread pool for the same machine,
+    which is saved with the code. `sources` has the texts for `get_source`: format -> function, for modules compiled in
     this process.
     """
 
@@ -129,7 +129,7 @@ class LLVMModule(Module):
             return None
         address = self.address_of(name)
         if entry.messages is None:
-            return KernelFunc(name, address, entry.params, keep_alive=self._loaded())  # the code, not this: no cycle
+            return KernelFunc(name, address, entry.params, keep_alive=self._loaded())  # not self: no cycle
         messages = dict(enumerate(entry.messages, 1))
         return HostFunc(name.removesuffix(HOST_SUFFIX), address, messages, self, self.find_function)
 
@@ -142,7 +142,7 @@ class LLVMModule(Module):
             return self._image
 
     def _check_externals(self) -> None:
-        """LLVM's linker would end the process over a missing function."""
+        """Raise for unresolved functions, over which LLVM's linker would abort the process."""
         wanted = sorted({name for part in self._parts for name in part.externals if name not in self._entries})
         missing = [name for name in wanted if process_symbol(name) is None]
         if missing:
@@ -160,13 +160,13 @@ def check_machine(triple: str, features: Iterable[str]) -> None:
     if _platform(triple) != _platform(here):
         raise ArtifactError(f"this code was compiled for {triple}, this machine is {here}; compile it for this machine")
     missing = sorted(set(features) - host_features())
-    if missing:  # LLVM knows better what this processor can do, and is asked only then
-        forbidden = [f for f in missing if f.startswith("amx")]  # by the system, whatever the processor has
+    if missing:  # LLVM's detection is more precise, and is loaded only in this case
+        forbidden = [f for f in missing if f.startswith("amx")]  # by the operating system
         missing = sorted({*forbidden, *import_module("relayc.backend.llvm.jit").missing_features(missing)})
     if missing:
         raise ArtifactError(
             f"this code needs the instructions {', '.join(missing)}, which this processor ({cpu().device_name}) "
-            "has not; compile it for this machine (target llvm), or for all (target llvm -mcpu=x86-64-v2)"
+            "lacks; compile it for this machine (target llvm), or for all (target llvm -mcpu=x86-64-v2)"
         )
 
 
@@ -179,7 +179,7 @@ def _platform(triple: str) -> tuple[str, str]:
 
 
 def load_from_bytes(data: bytes | memoryview) -> LLVMModule:
-    """The module that `LLVMModule.save_to_bytes` wrote. Raises `ArtifactError` for anything else."""
+    """The module that `LLVMModule.save_to_bytes` saved. Raises `ArtifactError` for anything else."""
     data = bytes(data)
     try:
         magic, size = _HEADER.unpack_from(data)

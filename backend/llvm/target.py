@@ -14,13 +14,13 @@ __all__ = ["llvm_host_cpu"]
 
 @lru_cache(maxsize=1)
 def llvm_host_cpu() -> HostCPU:
-    """This machine as LLVM names it, which gives the code generator its scheduling model."""
-    host, told = host_cpu(), installed_llvm()
+    """This machine under LLVM's name, which selects the code generator's scheduling model."""
+    host, installed = host_cpu(), installed_llvm()
     known = frozenset[str]().union(*CPU_FEATURES.values())
-    present = frozenset(name for name, has in told.features.items() if has)
-    features = (present & known) | (host.features - set(told.features))
-    features -= {f for f in features if f.startswith("amx")} - host.features  # LLVM asks the processor, not the system
-    return replace(host, triple=told.triple, name=told.processor, features=features)
+    present = frozenset(name for name, has in installed.features.items() if has)
+    features = (present & known) | (host.features - set(installed.features))
+    features -= {f for f in features if f.startswith("amx")} - host.features  # LLVM doesn't ask the system
+    return replace(host, triple=installed.triple, name=installed.processor, features=features)
 
 
 add_cpu_options(register_target_kind("llvm", device="cpu"), llvm_host_cpu).add_attr_option(

@@ -1,7 +1,7 @@
-"""Data types and constants of the loop IR as LLVM assembly text.
+"""LLVM assembly text of the loop IR's data types and constants.
 
-A value in a register and the same value in memory may differ: a bool is `i1` in a register and a byte in memory. A
-bfloat16 is `i16` in both (its arithmetic happens in float32, see `codegen_expr`), because few targets have it.
+The register type and the memory type of a value may differ: a bool is `i1` in a register and a byte in memory. A
+bfloat16 is `i16` in both (its arithmetic is done in float32), because few targets support it.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def memory_type(of: DType) -> str:
 
 @cache
 def element_bytes(of: DType) -> int:
-    """Bytes between neighbouring elements of type `of` in memory."""
+    """Distance in bytes between adjacent elements of type `of` in memory."""
     return 8 if of.is_handle else max(1, of.bits // 8)
 
 
 @cache
 def compute_type(of: DType) -> DType:
-    """The type arithmetic on `of` happens in: float32 for 16-bit floats, `of` itself for everything else."""
+    """The type that arithmetic on `of` is done in: float32 for 16-bit floats, `of` itself for everything else."""
     return dtype("float32").with_lanes(of.lanes) if of.is_float and of.bits == 16 else of
 
 

@@ -1,39 +1,39 @@
-"""Where the pool's threads run: each on a core of its own, and not where other programs keep it from running.
+"""Placement of the pool's workers: one thread per core, and backoff on cores that other programs occupy.
 
-This is code that `backend.llvm.pool_code` puts beside the pool. Systems wake threads where they like: beside their
-caller, say, though other cores are idle. There a worker only takes turns with it: it spins while the caller could work,
-or never begins. So threads note where they run, and the caller sends workers that are beside others elsewhere.
+`backend.llvm.pool_code` includes this code. The operating system may wake a worker on its caller's core although other
+cores are idle; there the two time-slice: the worker spins while the caller could work, or never starts. So threads
+record the core that they run on, and the caller migrates workers that share a core.
 
-Where another program is busy on a worker's core, the worker is stopped within a chunk every few milliseconds and all
-wait for it. A caller that waited so for a short region stays without that worker for a while, twice as long each time
-that this happens again.
+A worker whose core another program uses is preempted within a chunk every few milliseconds, and all threads wait for
+it. A caller that waited for a preempted worker in a short region suspends it for a while, twice as long each time this
+recurs (exponential backoff).
 """
 
 from __future__ import annotations
 
-__all__ = ["CALM", "PLACEMENT", "placement_constants"]
+__all__ = ["MIGRATION_PAUSE", "PLACEMENT", "placement_constants"]
 
 MAX_CORES = 1024
-"""Cores that sets of cores have room for; where there are more, workers stay where the system puts them."""
-CALM = 64
-"""Regions for which workers stay where they are when there is no core to send them to."""
-LATE = 500_000
-"""Nanoseconds that a caller waits for a worker, which other threads interrupted, until it rather does without: if it is
-twice as long as it worked itself, at that. Long regions are worth waiting for."""
-FIRST_BENCH, LONGEST_BENCH = 10_000_000, 320_000_000
-"""Nanoseconds for which it does: at first, and at most."""
-FORGET = 20_000_000
-"""Nanoseconds after which a worker that works again is no longer known as one that was interrupted."""
+"""Capacity of core sets, in cores; on larger machines workers are not migrated."""
+MIGRATION_PAUSE = 64
+"""Regions for which no migration is attempted after no vacant core was found."""
+MIN_STALL = 500_000
+"""Minimum stall, in nanoseconds, after which a caller suspends a preempted worker that it waited for; the stall must
+also exceed twice the caller's own work. Long regions are worth the wait."""
+FIRST_SUSPENSION, MAX_SUSPENSION = 10_000_000, 320_000_000
+"""Initial and maximum suspension of a worker, in nanoseconds."""
+BACKOFF_RESET = 20_000_000
+"""Nanoseconds of undisturbed work after which the backoff of a worker restarts at its initial value."""
 _GETTID = {"x86_64": 186, "aarch64": 178}
 
 PLACEMENT = """
-; Of a %mailbox: 2 is one more than the core that its thread was last seen on (0: none), 3 the thread's number in the
-; system, 4 says that other threads interrupted it, 5 how often that was. Only callers use 6, the time until which it is
-; on the bench or at which it came back, and 7, how long it was sent there; 1 says that it is there.
-@seats = internal global [{cores} x i32] zeroinitializer, align 128 ; of each core: 1 + the thread last seen there
-@crowded = internal global i32 0, align 128 ; has a worker found another thread on its core?
-@calm = internal global i32 0, align 128
-@benched = internal global i32 0
+; Fields of a %mailbox: 1: suspended; 2: the core that the thread last ran on plus 1 (0: none); 3: its system thread
+; id; 4: was it preempted; 5: its count of preemptions. Only callers use 6, the time until which it is suspended or at
+; which it was resumed, and 7, the length of its last suspension.
+@core.occupants = internal global [{cores} x i32] zeroinitializer, align 128 ; core -> 1 + its last thread
+@core.shared = internal global i32 0, align 128 ; did a worker find another thread on its core?
+@migration.pause = internal global i32 0, align 128
+@suspended = internal global i32 0
 
 declare i32 @sched_getcpu()
 declare i32 @sched_getaffinity(i32, i64, ptr)
@@ -41,15 +41,15 @@ declare i32 @sched_setaffinity(i32, i64, ptr)
 declare i32 @getrusage(i32, ptr)
 declare i32 @clock_gettime(i32, ptr)
 
-; Notes the core that a thread runs on. False if another thread of the region sits there: the caller's seat is its own.
-define internal i1 @sit(i32 %thread) {{
+; Records the core that a thread runs on. False if another thread of the region uses it; the caller has precedence.
+define internal i1 @occupy_core(i32 %thread) {{
 entry:
   %cpu = call i32 @sched_getcpu()
   %known = icmp ult i32 %cpu, {cores}
   br i1 %known, label %look, label %alone
 look:
   %cpu64 = zext i32 %cpu to i64
-  %seat = getelementptr [{cores} x i32], ptr @seats, i64 0, i64 %cpu64
+  %seat = getelementptr [{cores} x i32], ptr @core.occupants, i64 0, i64 %cpu64
   %thread64 = zext i32 %thread to i64
   %place = getelementptr %mailbox, ptr @mailboxes, i64 %thread64, i32 2
   %mine = add i32 %thread, 1
@@ -85,24 +85,24 @@ take:
 alone:
   ret i1 true
 beside:
-  store atomic i32 1, ptr @crowded monotonic, align 4
+  store atomic i32 1, ptr @core.shared monotonic, align 4
   ret i1 false
 }}
 
-; Sends workers that were seen beside another thread to cores that the caller may use, and where nobody was seen.
-define internal void @spread() noinline {{
+; Migrates workers that share a core with another thread to vacant cores in the caller's affinity mask.
+define internal void @migrate_workers() noinline {{
 entry:
   %vacant = alloca [{words} x i64], align 8
   %taken = alloca [{words} x i64], align 8
-  %calm = load i32, ptr @calm
+  %calm = load i32, ptr @migration.pause
   %resting = icmp sgt i32 %calm, 0
   br i1 %resting, label %rest, label %begin
 rest:
   %calmer = sub i32 %calm, 1
-  store i32 %calmer, ptr @calm
+  store i32 %calmer, ptr @migration.pause
   ret void
 begin:
-  store atomic i32 0, ptr @crowded monotonic, align 4
+  store atomic i32 0, ptr @core.shared monotonic, align 4
   call void @llvm.memset.p0.i64(ptr %taken, i8 0, i64 {bytes}, i1 false)
   %unknown = call i32 @sched_getaffinity(i32 0, i64 {bytes}, ptr %vacant)
   %told = icmp eq i32 %unknown, 0
@@ -117,7 +117,7 @@ leave:
   br i1 %t.never, label %left, label %clear
 clear:
   %t.cpu = sub i32 %t.here, 1
-  %t.was = call i1 @exchange(ptr %vacant, i32 %t.cpu, i1 false)
+  %t.was = call i1 @update_core_set(ptr %vacant, i32 %t.cpu, i1 false)
   br label %left
 left:
   %t.next = add i32 %t, 1
@@ -132,12 +132,12 @@ sort:
   br i1 %w.never, label %sorted, label %check
 check:
   %w.cpu = sub i32 %w.here, 1
-  %second = call i1 @exchange(ptr %taken, i32 %w.cpu, i1 true)
+  %second = call i1 @update_core_set(ptr %taken, i32 %w.cpu, i1 true)
   br i1 %second, label %send, label %sorted
 send:
   %p.number = getelementptr %mailbox, ptr @mailboxes, i64 %w64, i32 3
   %number = load atomic i32, ptr %p.number monotonic, align 4
-  %named = icmp ne i32 %number, 0 ; which would be the caller
+  %named = icmp ne i32 %number, 0 ; 0 would be the caller
   br i1 %named, label %order, label %sorted
 order:
   %refused = call i32 @sched_setaffinity(i32 %number, i64 {bytes}, ptr %vacant)
@@ -148,14 +148,14 @@ sorted:
   %all = icmp eq i32 %w.next, %threads
   br i1 %all, label %done, label %sort
 give.up:
-  store i32 {calm}, ptr @calm
+  store i32 {migration_pause}, ptr @migration.pause
   br label %done
 done:
   ret void
 }}
 
-; Puts a core into a set, or takes it out; was it there?
-define internal i1 @exchange(ptr %set, i32 %core, i1 %in) {{
+; Adds a core to a set or removes it; returns whether it was in the set.
+define internal i1 @update_core_set(ptr %set, i32 %core, i1 %in) {{
   %core64 = zext i32 %core to i64
   %index = lshr i64 %core64, 6
   %shift = and i64 %core64, 63
@@ -172,7 +172,7 @@ define internal i1 @exchange(ptr %set, i32 %core, i1 %in) {{
   ret i1 %had
 }}
 
-define internal void @introduce(i64 %thread) {{
+define internal void @record_thread_id(i64 %thread) {{
   %number64 = call i64 (i64, ...) @syscall(i64 {gettid})
   %number = trunc i64 %number64 to i32
   %p.number = getelementptr %mailbox, ptr @mailboxes, i64 %thread, i32 3
@@ -180,7 +180,7 @@ define internal void @introduce(i64 %thread) {{
   ret void
 }}
 
-; How often other threads took the core from this one.
+; The number of involuntary context switches of this thread.
 define internal i32 @interruptions() noinline {{
   %usage = alloca [18 x i64], align 8
   call void @llvm.memset.p0.i64(ptr %usage, i8 0, i64 144, i1 false)
@@ -198,8 +198,8 @@ define internal void @count_interruptions(i64 %thread) {{
   ret void
 }}
 
-; Says whether a thread was interrupted since it counted last.
-define internal void @tell_interruptions(i64 %thread) {{
+; Records in its mailbox whether a thread was preempted since its last count.
+define internal void @report_interruptions(i64 %thread) {{
   %p.count = getelementptr %mailbox, ptr @mailboxes, i64 %thread, i32 5
   %before = load i32, ptr %p.count
   call void @count_interruptions(i64 %thread)
@@ -222,24 +222,25 @@ define internal i64 @now() noinline {{
   ret i64 %time
 }}
 
-; What a caller does that slept %lost of the nanoseconds from %start to %now, waiting for the workers 1 ... %last.
-define internal void @complain(i32 %last, i64 %start, i64 %lost, i64 %now) noinline {{
+; Suspends preempted workers among 1 ... %last if the caller's stall, %lost of the nanoseconds from %start to %now, is
+; long enough.
+define internal void @report_stall(i32 %last, i64 %start, i64 %lost, i64 %now) noinline {{
   %all = sub i64 %now, %start
   %own = sub i64 %all, %lost
   %twice = shl i64 %own, 1
   %much = icmp sgt i64 %lost, %twice
-  %long = icmp sgt i64 %lost, {late}
+  %long = icmp sgt i64 %lost, {min_stall}
   %late = and i1 %much, %long
   br i1 %late, label %send, label %end
 send:
-  call void @bench(i32 %last, i64 %now)
+  call void @suspend(i32 %last, i64 %now)
   ret void
 end:
   ret void
 }}
 
-; Sends to the bench which of the workers 1 ... %last said that they were interrupted.
-define internal void @bench(i32 %last, i64 %now) noinline {{
+; Suspends the workers among 1 ... %last that were preempted, with exponential backoff.
+define internal void @suspend(i32 %last, i64 %now) noinline {{
 entry:
   br label %each
 each:
@@ -255,17 +256,17 @@ send:
   %until = load i64, ptr %p.until
   %span = load i64, ptr %p.span
   %since = sub i64 %now, %until
-  %new = icmp sgt i64 %since, {forget}
+  %new = icmp sgt i64 %since, {backoff_reset}
   %twice = shl i64 %span, 1
-  %too.long = icmp sgt i64 %twice, {longest_bench}
-  %longer = select i1 %too.long, i64 {longest_bench}, i64 %twice
+  %too.long = icmp sgt i64 %twice, {max_suspension}
+  %longer = select i1 %too.long, i64 {max_suspension}, i64 %twice
   %first = icmp eq i64 %span, 0
   %begins = or i1 %new, %first
-  %for = select i1 %begins, i64 {first_bench}, i64 %longer
+  %for = select i1 %begins, i64 {first_suspension}, i64 %longer
   %back = add i64 %now, %for
   store i64 %back, ptr %p.until
   store i64 %for, ptr %p.span
-  store i32 1, ptr @benched
+  store i32 1, ptr @suspended
   br label %done
 done:
   %w.next = add i32 %w, 1
@@ -275,11 +276,11 @@ end:
   ret void
 }}
 
-; Notes which of the workers are on the bench now.
-define internal void @call_roll(i64 %now) noinline {{
+; Resumes the workers whose suspension is over.
+define internal void @resume_workers(i64 %now) noinline {{
 entry:
   %last = load i32, ptr @workers
-  store i32 0, ptr @benched
+  store i32 0, ptr @suspended
   br label %each
 each:
   %w = phi i32 [ 1, %entry ], [ %w.next, %next ]
@@ -291,7 +292,7 @@ each:
   %stays = icmp sgt i64 %until, %now
   br i1 %stays, label %keep, label %ask
 keep:
-  store i32 1, ptr @benched
+  store i32 1, ptr @suspended
   store atomic i32 1, ptr %p.away monotonic, align 4
   br label %next
 ask:
@@ -312,9 +313,10 @@ done:
 
 
 def placement_constants(machine: str) -> dict[str, int]:
-    """What `PLACEMENT` leaves open, for an architecture."""
+    """Template substitutions of `PLACEMENT` for an architecture."""
     return {
-        "cores": MAX_CORES, "words": MAX_CORES // 64, "bytes": MAX_CORES // 8, "seat_bytes": 4 * MAX_CORES,
-        "calm": CALM, "late": LATE, "first_bench": FIRST_BENCH, "longest_bench": LONGEST_BENCH, "forget": FORGET,
+        "cores": MAX_CORES, "words": MAX_CORES // 64, "bytes": MAX_CORES // 8, "occupant_bytes": 4 * MAX_CORES,
+        "migration_pause": MIGRATION_PAUSE, "min_stall": MIN_STALL, "first_suspension": FIRST_SUSPENSION,
+        "max_suspension": MAX_SUSPENSION, "backoff_reset": BACKOFF_RESET,
         "gettid": _GETTID[machine],
     }  # fmt: skip

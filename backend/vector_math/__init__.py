@@ -1,10 +1,10 @@
-"""Mathematical functions as arithmetic: polynomials in the loop IR, for scalars and vectors of any width.
+"""Expansions of mathematical functions to arithmetic in the loop IR, for scalars and vectors of any width.
 
 A code generator without a vector library expands calls such as ``Call("exp", (x,))`` with these functions (see
 `backend.lower_intrin`), so that no loop calls a scalar library function. Each function reduces its argument to a short
 interval (Muller, *Elementary Functions*, ch. 8 and 11) and evaluates a minimax polynomial there; coefficients are
-minimax fits in 40 or 50 digits, rounded one after the other. NaN, infinities, zeros and denormals come out as IEEE 754
-says, but for results of exp_nonpositive and sigmoid that would be denormal: they are something below, most of them 0.
+minimax fits in 40 or 50 digits, rounded one after the other. NaN, infinities, zeros and denormals follow IEEE 754,
+except that denormal results of exp_nonpositive and sigmoid may be flushed to a smaller value, mostly 0.
 
 Largest error in units in the last place, found on dense samples (tests/backend/test_vector_math.py), with fused
 multiply-add:
@@ -16,22 +16,22 @@ multiply-add:
     float64   exp 1.3   exp_nonpositive 1.3   exp2 1.3   expm1 1.7   log 1.0   log2 1.2   log10 2.5   log1p 1.5
               log1p_fraction 1.5   fmod 0.0   tanh 2.5   sigmoid 3.0   sinh 2.5   cosh 1.7   rsqrt 1.5
 
-fast_gelu is for floats of 16 bits: it has 13 digits where float16 has as many, 10 next to -1e-7; and so is
-fast_exp, whose sums are divided by before they are rounded.
+fast_gelu is for 16-bit floats: it is accurate to 13 bits where float16 has as many, to 10 bits near -1e-7. So is
+fast_exp, for softmax whose exponentials are divided by their sum before rounding.
 
-Some functions have a short way for the arguments that are usual and a long one for all others: zeros of logarithms,
-large arguments of circular functions. A vector takes the long way if any of its lanes has to. Without fused
-multiply-adds some have only the long way.
+Some functions have a fast path for common arguments and a slow path for all others: zeros of logarithms, large
+arguments of circular functions. A vector takes the slow path if any of its lanes requires it. Without fused
+multiply-adds some functions have the slow path only.
 
-Where vectors pick words from a register by lane, intervals are divided into eight (Tang, "Table-driven implementation
-of the exponential function in IEEE floating-point arithmetic", 1989, and "... of the logarithm function ...", 1990):
-those of exp_nonpositive, which softmax, attention and the logistic function spend their time with, of natural
-logarithms and of powers. Half of the polynomials' terms are left.
+Where a vector permutation can look up words in a register, intervals are divided into eight (Tang, "Table-driven
+implementation of the exponential function in IEEE floating-point arithmetic", 1989, and "... of the logarithm function
+...", 1990): those of exp_nonpositive (the hot function of softmax, attention and sigmoid), of natural logarithms and of
+pow. This halves the number of polynomial terms.
 
-Other functions of float64 are left to the C library, but for powers of a few constant exponents. 16-bit floats are
-computed in float32. What is rounded to them, perhaps after multiplications and divisions, is found to 15 digits or more
-only, which makes the error in units in the last place of float16 at most 3/5, and 7/10 where the logistic function's
-reciprocal is an estimate of the processor's.
+The remaining functions of float64 call the C library, except pow with some constant exponents. 16-bit floats are
+computed in float32. Results rounded to 16 bits, possibly after multiplications and divisions, have a relative error of
+2^-15 or less, which bounds the error in units in the last place of float16 by 3/5, or by 7/10 where sigmoid uses the
+processor's reciprocal estimate.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ EXPANSIONS: dict[str, Callable[..., PrimExpr]] = {
               sigmoid, erf, fast_gelu, sinh, cosh, sin, cos, tan, asin, acos, atan, atan2, asinh, acosh, atanh, rsqrt,
               pow, fmod)
 }  # fmt: skip
-"""Intrinsic -> function of (builder, operands...)."""
+"""Intrinsic name -> function of (builder, operands...) that returns its expansion."""
 
 _FLOAT64_TOO = {
     "exp", "exp_nonpositive", "exp2", "expm1", "log", "log2", "log10", "log1p", "log1p_fraction", "tanh", "sigmoid",
@@ -77,8 +77,8 @@ _FLOAT64_TOO = {
 def expand(call: Call, has: Instructions, rounded: DType | None = None) -> PrimExpr:
     """A call of a function of `EXPANSIONS` as arithmetic; the call itself when its type has no expansion.
 
-    `has`: what the target has instructions for; `rounded`: a narrower type that the result is rounded to, perhaps after
-    multiplications and divisions.
+    `has` describes the target's instructions; `rounded` is a narrower type that the result is rounded to, possibly
+    after multiplications and divisions.
     """
     of = call.dtype
     through = dtype("float32").with_lanes(of.lanes) if of.bits == 16 else of

@@ -1,4 +1,4 @@
-"""Arithmetic in the loop IR: what the expansions of mathematical functions are written with."""
+"""Expression builder in which the expansions of mathematical functions are written."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ class Format:
     bias: int
     ln2_high: float  # ends in zero bits: a multiple by an exponent is exact
     ln2_low: float  # positive
-    exp_low: float  # e^x is 0 below,
-    exp_high: float  # infinite above, half of it too
+    exp_low: float  # e^x underflows to 0 below,
+    exp_high: float  # and overflows above, even when halved
     expm1_low: float  # e^x - 1 is -1 below
     smallest: float  # normal number
     exp: tuple[float, ...]  # (expm1(r) - r) / r^2 on |r| <= ln(2)/2
 
     @property
     def unit(self) -> float:
-        """Of integers whose bits are where numbers have exponents: 1 over the exponent's."""
+        """One unit of the exponent field, for integers that hold exponents in the exponent's bit position: 1 /
+        2^mantissa."""
         return 2.0**-self.mantissa
 
     @property
@@ -68,29 +69,29 @@ _POWERS = {
     parts: [int(np.float32(2 ** (j / parts)).view(np.int32)) - (j << 23) // parts for j in range(parts)]
     for parts in (4, 8)
 }
-"""2^(j/parts), less j where the bits of n = parts k + j bring it when k is brought to the exponent."""
+"""Bits of 2^(j/parts) less j << 23 // parts, the contribution of j when n = parts k + j is shifted to the exponent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """What a target has instructions for.
+    """Instructions of a target that expansions depend on.
 
-    `fused`: `fma` rounds once. Without it what one rounding would have lost can't be had that way. `lookups`: vectors
-    of 8 words, and of multiples of that, have an instruction that picks from 8 words by lane. `scales`: vectors of 16
-    words, and of multiples of that, have "fraction" and "scale_by_power".
+    `fused`: `fma` rounds once, so it recovers rounding errors of products. `lookups`: vectors of a multiple of 8 words
+    have an instruction that looks up each lane in a table of 8 words. `scaling`: vectors of a multiple of 16 words have
+    the instructions "fraction" and "scale_by_power".
     """
 
     fused: bool = False
     lookups: bool = False
-    scales: bool = False
+    scaling: bool = False
 
 
 @dataclass
 class Builder:
-    """Arithmetic on values of one float type; `let` names values that are used more than once.
+    """Builds arithmetic on values of one float type; `let` names values that are used more than once.
 
-    `has`: what the target has instructions for. `rounded`: what results are rounded to before anything is added to them
-    or taken away, if that has fewer digits.
+    `has` describes the target's instructions. `rounded` is the type of lower precision that results are rounded to
+    before any addition or subtraction, if there is one.
     """
 
     of: DType
@@ -104,20 +105,20 @@ class Builder:
 
     @property
     def coarse(self) -> bool:
-        """Are 15 digits enough?"""
+        """Is a relative error of 2^-15 sufficient?"""
         return self.rounded is not None and self.rounded.bits == 16
 
     @property
     def words(self) -> DType:
-        """Signed integers of the same width and lanes."""
+        """The signed integer type of the same width and lanes."""
         return dtype(f"int{self.of.bits}").with_lanes(self.of.lanes)
 
     def wide(self) -> Builder:
-        """The same in float64; names go to the same list."""
+        """A builder for float64 values that shares this one's list of definitions."""
         return Builder(dtype("float64").with_lanes(self.of.lanes), self.has, lets=self.lets)
 
     def inner(self) -> Builder:
-        """The same with names of its own, for what only one side of a branch computes."""
+        """A builder with a separate list of definitions, for values computed in one side of a branch only."""
         return Builder(self.of, self.has, self.rounded)
 
     def let(self, value: PrimExpr, name: str = "t") -> Var:
@@ -125,15 +126,15 @@ class Builder:
         self.lets.append((var, value))
         return var
 
-    def number(self, x: PrimExpr) -> float | None:
-        """The constant that a value or a name stands for in all lanes, or None."""
+    def constant_of(self, x: PrimExpr) -> float | None:
+        """The constant that a value, or the definition of a name, has in all lanes, or None."""
         value = next((value for var, value in self.lets if var is x), x)
         while isinstance(value, Broadcast | Cast):
             value = value.value
         return float(value.value) if isinstance(value, FloatImm | IntImm) else None
 
     def close(self, body: PrimExpr) -> PrimExpr:
-        """`body` inside all definitions."""
+        """`body` enclosed in all definitions."""
         for var, value in reversed(self.lets):
             body = Let(var, value, body)
         return body
@@ -166,21 +167,22 @@ class Builder:
 
     @property
     def unsigned(self) -> DType:
-        """Unsigned integers of the same width and lanes."""
+        """The unsigned integer type of the same width and lanes."""
         return dtype(f"uint{self.of.bits}").with_lanes(self.of.lanes)
 
     def rank(self, x: PrimExpr, above: float = 0.0) -> PrimExpr:
-        """The bits of x as an unsigned integer, less those of `above`: what is below it, or negative, ranks highest.
+        """The bits of x as an unsigned integer, less those of `above`.
 
-        Ranks order numbers from `above` to infinity, then NaN.
+        Ranks are ordered as floats from `above` to infinity, then NaN; negative values and those below `above` rank
+        highest.
         """
         bits = Call(self.unsigned, "reinterpret", (x,))
         return bits - Call(self.unsigned, "reinterpret", (self.const(above),)) if above else bits
 
-    def usually(
+    def likely_branch(
         self, rank: PrimExpr, limit: float, then: PrimExpr, otherwise: PrimExpr, above: float = 0.0
     ) -> PrimExpr:
-        """All lanes of `then` if every `rank` (see there) is below that of `limit`, else of `otherwise`: a branch."""
+        """Branch to all lanes of `then` if the `rank` of every lane is below that of `limit`, else to `otherwise`."""
         highest = Call(rank.dtype.element, "vector_reduce_max", (rank,)) if rank.dtype.lanes > 1 else rank
         scalar = Builder(self.of.element, self.has)
         is_below = likely(highest < scalar.rank(scalar.const(limit), above))
@@ -189,12 +191,12 @@ class Builder:
     def polynomial(self, x: PrimExpr, coefficients: Sequence[float]) -> PrimExpr:
         """c0 + c1 x + c2 x^2 + ..., by Estrin's scheme.
 
-        Horner's rule waits for each of its multiply-adds. A vector's chain would be so long that what waits behind it
-        fills the scheduler of the processor before the next vectors are begun.
+        Horner's rule is a chain of dependent multiply-adds; for a vector its latency is so long that the dependent
+        instructions fill the processor's scheduler before the next vectors start.
         """
-        return self._joined(x, [self.const(c) for c in coefficients])
+        return self._estrin(x, [self.const(c) for c in coefficients])
 
-    def _joined(self, x: PrimExpr, terms: Sequence[PrimExpr]) -> PrimExpr:
+    def _estrin(self, x: PrimExpr, terms: Sequence[PrimExpr]) -> PrimExpr:
         if len(terms) <= 3:
             result = terms[-1]
             for term in reversed(terms[:-1]):
@@ -202,7 +204,7 @@ class Builder:
             return result
         last = len(terms) - 2 - len(terms) % 2
         pairs = [self.fma(terms[i + 1], x, terms[i]) for i in range(0, last, 2)]
-        return self._joined(self.let(x * x, "power"), [*pairs, self._joined(x, terms[last:])])
+        return self._estrin(self.let(x * x, "power"), [*pairs, self._estrin(x, terms[last:])])
 
     def odd(self, x: PrimExpr, coefficients: Sequence[float]) -> PrimExpr:
         """x + x^3 p(x^2)"""
@@ -216,19 +218,19 @@ class Builder:
         return Call(self.of, "reinterpret", (x,))
 
     def with_sign_of(self, size: PrimExpr, x: PrimExpr) -> PrimExpr:
-        """`size`, not negative unless `x` is, with the sign of `x`."""
+        """The non-negative `size` with the sign of `x`."""
         sign = Call(self.words, "bitwise_and", (self.bits(x), self.word(-1 << (self.of.bits - 1))))
         return self.from_bits(Call(self.words, "bitwise_or", (self.bits(size), sign)))
 
     def negated_by_sign_of(self, x: PrimExpr, by: PrimExpr) -> PrimExpr:
-        """x where `by` is not negative, else -x."""
+        """-x where the sign bit of `by` is set, else x."""
         sign = Call(self.words, "bitwise_and", (self.bits(by), self.word(-1 << (self.of.bits - 1))))
         return self.from_bits(Call(self.words, "bitwise_xor", (self.bits(x), sign)))
 
     # Exponents
 
     def reduce_exp(self, x: PrimExpr, offset: int, unit: float = 1.0) -> tuple[Var, Var]:
-        """(t, r) with x = unit (n ln(2) + r); the low bits of t's are n + `offset`. `unit` is a power of two."""
+        """(t, r) with x = unit (n ln(2) + r); the low bits of t hold n + `offset`. `unit` is a power of two."""
         f = self.format
         start = f.magic + offset
         t = self.let(self.fma(x, 1 / (unit * math.log(2)), start), "t")
@@ -237,51 +239,51 @@ class Builder:
             return t, self.let(self.fma(whole, -unit * math.log(2), x), "r")
         return t, self.let(self.fma(whole, -unit * f.ln2_low, self.fma(whole, -unit * f.ln2_high, x)), "r")
 
-    def grown_expm1(self, power: PrimExpr, r: PrimExpr, rest: PrimExpr, unit: float = 1.0) -> PrimExpr:
-        """power unit (e^(r / unit) - 1) + rest, for an r that was reduced in this unit.
+    def scaled_expm1(self, power: PrimExpr, r: PrimExpr, rest: PrimExpr, unit: float = 1.0) -> PrimExpr:
+        """power unit (e^(r / unit) - 1) + rest, for an r reduced in this unit.
 
-        Two terms of the series are added to `rest` while the polynomial for all others is still evaluated.
+        Two terms of the series are added to `rest` first, in parallel with the polynomial of the remaining terms.
         """
         series = _COARSE_EXP if self.coarse else self.format.exp
         coefficients = [c / unit ** (i + 1) for i, c in enumerate(series)]
         return self.fma(self.polynomial(r, coefficients), self.let(r * r, "square") * power, self.fma(power, r, rest))
 
     def power_of_two(self, t: PrimExpr) -> PrimExpr:
-        """2^n, whose biased exponent is in the low bits of t's."""
+        """2^n, with the biased exponent in the low bits of t."""
         return self.from_bits(self.exponent_bits(t))
 
-    def looks_up(self) -> bool:
-        """Is `lookup` one instruction for values of this type?"""
+    def has_lookup(self) -> bool:
+        """Is `lookup` a single instruction for values of this type?"""
         return self.has.lookups and self.of.bits == 32 and self.of.lanes % 8 == 0
 
-    def scales(self) -> bool:
-        """Are "fraction" and "scale_by_power" one instruction each for values of this type?"""
-        return self.has.scales and self.of.bits == 32 and self.of.lanes % 16 == 0
+    def has_scaling(self) -> bool:
+        """Are "fraction" and "scale_by_power" single instructions for values of this type?"""
+        return self.has.scaling and self.of.bits == 32 and self.of.lanes % 16 == 0
 
     def lookup(self, index: PrimExpr, words: Sequence[int]) -> PrimExpr:
-        """The word, of 4 or 8, that the last two or three bits of each lane of `index` say."""
+        """Look up each lane in a table of 4 or 8 words, indexed by the last two or three bits of `index`."""
         return Call(self.words, "lookup", (index, *[make_const(self.words.element, word) for word in words]))
 
-    def lookup_number(self, index: PrimExpr, numbers: Sequence[float]) -> PrimExpr:
-        """The float32 number of 8 that the last three bits of each lane of `index` say."""
-        return self.from_bits(self.lookup(index, [int(np.float32(x).view(np.int32)) for x in numbers]))
+    def lookup_float(self, index: PrimExpr, values: Sequence[float]) -> PrimExpr:
+        """Look up each lane in a table of 8 float32 values, indexed by the last three bits of `index`."""
+        return self.from_bits(self.lookup(index, [int(np.float32(x).view(np.int32)) for x in values]))
 
-    def scale_of_part(self, t: PrimExpr, parts: int) -> PrimExpr:
-        """2^(n/parts), n in the low bits of t's, of 4 or 8 parts: float32, where `looks_up`."""
+    def power_of_two_fraction(self, t: PrimExpr, parts: int) -> PrimExpr:
+        """2^(n/parts) in float32 with n in the low bits of t, for 4 or 8 parts; requires `has_lookup`."""
         n, bits = self.let(self.bits(t), "n"), parts.bit_length() - 1
         exponent = Call(self.words, "shift_left", (n, self.word(self.format.mantissa - bits)))
         return self.from_bits(exponent + self.lookup(n, _POWERS[parts]))
 
     def exponent_bits(self, t: PrimExpr) -> PrimExpr:
-        """The low bits of t's where a number has its exponent."""
+        """The low bits of t, shifted to the exponent field."""
         return self.in_exponent(self.bits(t))
 
     def in_exponent(self, n: PrimExpr) -> PrimExpr:
-        """An integer where a number has its exponent."""
+        """An integer shifted to the exponent field."""
         return Call(self.words, "shift_left", (n, self.word(self.format.mantissa)))
 
-    def power_in_two(self, t: PrimExpr) -> tuple[Var, PrimExpr]:
-        """Two factors of 2^n, n + 2 bias in the low bits of t's: products with it may be denormal or overflow."""
+    def split_power_of_two(self, t: PrimExpr) -> tuple[Var, PrimExpr]:
+        """Two factors of 2^n, with n + 2 bias in the low bits of t: their product may be denormal or overflow."""
         bits = self.let(self.exponent_bits(t), "bits")
         word = Call(self.unsigned, "reinterpret", (bits,))
         halved = Call(self.unsigned, "shift_right", (word, make_const(self.unsigned, 1)))
@@ -299,8 +301,8 @@ class Builder:
         return e, self.from_bits(bits - self.in_exponent(e))
 
     def split_eighths(self, x: PrimExpr, start: float) -> tuple[Var, PrimExpr, PrimExpr]:
-        """(e, m, i) with x = m 2^e, start <= m < 2 start, for positive normal x; e is where numbers have exponents. The
-        last three bits of i say in which eighth of these numbers m is."""
+        """(e, m, i) with x = m 2^e, start <= m < 2 start, for positive normal x; e is shifted to the exponent field.
+        The last three bits of i index the eighth of the interval that m is in."""
         bits, mantissa = self.let(self.bits(x), "bits"), self.format.mantissa
         above = self.let(bits - self.bits(self.const(start)), "above")
         e = self.let(Call(self.words, "bitwise_and", (above, self.word(-1 << mantissa))), "e")

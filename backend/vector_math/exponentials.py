@@ -1,4 +1,4 @@
-"""Exponentials, and what is made of them: hyperbolic functions, the logistic function; and the error function."""
+"""Exponentials and functions based on them: hyperbolic functions, sigmoid; and the error function."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ _COARSE_EXP_OF_QUARTER = (1.0, 0.17344923317432404, 0.015022988431155682)
 _POWER_SLOPE, _POWER_START, _POWER_ADDED, _POWER_EXTRA = (
     0.34659267006326216, 0.3367850150746068, 0.7499643575113337, 0.11398104309157776,
 )  # fmt: skip
-"""2^(f + extra) = (v^2 + added)^2 + v, v = slope f + start, on 0 <= f <= 1, with an error of 2^-16. The best found that
-three multiply-adds make of f, their numbers by linear programming; a polynomial of degree 3 has one of 2^-13.7."""
+"""2^(f + extra) = (v^2 + added)^2 + v, v = slope f + start, on 0 <= f <= 1, with an error of 2^-16: the best
+approximation by three multiply-adds, found by linear programming; a polynomial of degree 3 has an error of 2^-13.7."""
 _FAST_EXP_MOST = 64.5
-"""What is raised to, at most, where powers do not overflow by themselves: more than what `fast_exp` promises up to."""
+"""Clamp of `fast_exp` arguments where the power of two would overflow: above the 64 up to which it is specified."""
 # tanh(x) = x P(x^2) / Q(x^2) with an error of 2^-15, up to where it is 1 in float16
 _COARSE_TANH_P = (0.9999679580156069, 0.10362492777165334, 0.0007095887304351945)
 _COARSE_TANH_Q = (1.0, 0.4367474379309772, 0.013197110504837793)
 _COARSE_TANH_REACH = 4.6
 _HALF_REACH, _BRAIN_REACH = (-18.0, 12.0, 1.0), (-100.0, 100.0, 0.5)
-"""e to what is below is 0 in float16 and in bfloat16, to what is above infinity; and the part that is raised to."""
+"""(low, high, factor) for float16 and bfloat16: e^x is 0 below low, infinite above high and computed from e^(factor x),
+for bfloat16 as a square."""
 # (sinh(r) / r - 1) / r^2 and (cosh(r) - 1) / r^2 in r^2, to ln(2)/2
 _SINH = (0.1666666716337204, 0.00833317544311285, 0.00019974095630459487)
 _COSH = (0.5, 0.041666459292173386, 0.0013935428578406572)
 _GELU_ROOT = (0.7864480018615723, -0.04847414419054985, -0.009474602527916431)
 _GELU_ADDED = (0.27375075221061707, -0.018210923299193382, -1.000840663909912, -0.9974647760391235)
-"""The numbers of `fast_gelu`, found by search and least squares: for 0 <= x <= 5.5."""
+"""Coefficients of `fast_gelu` for 0 <= x <= 5.5, found by search and least squares."""
 _GELU_REACH, _GELU_LEAST = 6.904, 2.4271413004428588e-11
-"""Where the 4th power is least, and a little more than what it is there."""
+"""The argument at which the 4th power of the polynomial is least, and an upper bound of that minimum."""
 # erf(x) = x P(x^2) / Q(x^2) to 4, beyond which it is 1
 _ERF_P = (1.2824761867523193, 0.21997691690921783, 0.060353368520736694, 0.004413599148392677, 0.000323411455610767,
           2.2579288270208053e-06)  # fmt: skip
@@ -42,40 +43,41 @@ _ERF_Q = (1.1365649700164795, 0.5738035440444946, 0.13110268115997314, 0.0172839
 
 
 def exp(b: Builder, x: PrimExpr) -> PrimExpr:
-    if b.coarse and b.scales():
+    if b.coarse and b.has_scaling():
         return _scaled_exp(b, x)
-    if b.coarse and b.looks_up():
+    if b.coarse and b.has_lookup():
         return _short_exp(b, x)
     t, r = b.reduce_exp(b.clamp(x, b.format.exp_low, b.format.exp_high), 2 * b.format.bias)
-    first, second = b.power_in_two(t)
-    return b.grown_expm1(first, r, first) * second
+    first, second = b.split_power_of_two(t)
+    return b.scaled_expm1(first, r, first) * second
 
 
 def exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
-    """e^x for x <= 0, or little above, up to 64; or NaN.
+    """e^x for x <= 64, NaN for NaN; fastest for x <= 0, as softmax has it.
 
-    Nothing overflows, so one multiplication by a power of two does. At the least exponent that power is 0 itself, and
-    so is the result: a vector with one that has to be rounded to a denormal number or to 0 takes processors more than
-    twice as long, which masked elements of a softmax would pay for every time.
+    Nothing overflows, so a single multiplication by a power of two suffices. At the least exponent that power is 0, and
+    so is the result: rounding a vector with a denormal or underflowing lane takes processors more than twice as long,
+    which masked elements of a softmax would cost every time.
     """
-    if b.coarse and b.scales():
+    if b.coarse and b.has_scaling():
         return _scaled_exp(b, x)
-    x = b.let(Max(x, b.const(-b.format.bias * math.log(2))), "x")  # where the power of two is 0; NaN stays NaN
-    if b.looks_up():
+    x = b.let(Max(x, b.const(-b.format.bias * math.log(2))), "x")  # here 2^n is 0; NaN stays NaN
+    if b.has_lookup():
         return _exp_by_eighths(b, x)
     t, r = b.reduce_exp(x, b.format.bias)
     power = b.let(b.power_of_two(t), "power")
-    return b.grown_expm1(power, r, power)
+    return b.scaled_expm1(power, r, power)
 
 
 def fast_exp(b: Builder, x: PrimExpr) -> PrimExpr:
-    """e^x to 15 digits, as if it were rounded to float16; of x > 64 infinity, or e^64 and a little more."""
+    """e^x with a relative error of 2^-15, for results rounded to float16; for x > 64 infinity, or a little above
+    e^64."""
     b = replace(b, rounded=dtype("float16"))
-    return exp_nonpositive(b, x if b.scales() else b.let(Min(x, b.const(_FAST_EXP_MOST)), "x"))
+    return exp_nonpositive(b, x if b.has_scaling() else b.let(Min(x, b.const(_FAST_EXP_MOST)), "x"))
 
 
 def _scaled_exp(b: Builder, x: PrimExpr, factor: float = 1.0) -> PrimExpr:
-    """e^(factor x) to 15 digits, where `scales`: nothing has to be limited, since that also goes for infinities."""
+    """e^(factor x) with a relative error of 2^-15, where `has_scaling`: scaling needs no clamp, even for infinities."""
     exponent = b.let(b.fma(x, factor / math.log(2), -_POWER_EXTRA), "exponent")
     v = b.let(b.fma(b.unary("fraction", exponent), _POWER_SLOPE, _POWER_START), "v")
     w = b.let(b.fma(v, v, _POWER_ADDED), "w")
@@ -83,17 +85,17 @@ def _scaled_exp(b: Builder, x: PrimExpr, factor: float = 1.0) -> PrimExpr:
 
 
 def _exp_by_eighths(b: Builder, x: PrimExpr) -> PrimExpr:
-    """e^x = 2^k 2^(j/8) e^r: what is left for the polynomial is so small that two terms fewer will do."""
+    """e^x = 2^k 2^(j/8) e^r: the table of eighths shortens the polynomial by two terms."""
     if b.coarse:
         power, ratio = _coarse_exp(b, x)
         return power * ratio
     t, r = b.reduce_exp(x, 0, 1 / 8)
-    power = b.let(b.scale_of_part(t, 8), "power")
+    power = b.let(b.power_of_two_fraction(t, 8), "power")
     return b.fma(b.polynomial(r, _EXP_OF_EIGHTH), r * power, power)
 
 
 def _short_exp(b: Builder, x: PrimExpr) -> PrimExpr:
-    """e^x where few digits do: of bfloat16 a square, which may overflow or be denormal."""
+    """e^x at low precision; for bfloat16 a square, which may overflow or be denormal."""
     assert b.rounded is not None
     is_half = b.rounded.element == "float16"
     low, high, factor = _HALF_REACH if is_half else _BRAIN_REACH
@@ -103,11 +105,11 @@ def _short_exp(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def _coarse_exp(b: Builder, x: PrimExpr, factor: float = 1.0) -> tuple[PrimExpr, PrimExpr]:
-    """(p, q) of e^(factor x) = p q, whose exponent is in the range of float32: p is 2^(n/4)."""
+    """(p, q) with e^(factor x) = p q, for exponents in the range of float32: p is 2^(n/4)."""
     start, scale = b.const(b.format.magic), factor * 4 / math.log(2)
     t = b.let(b.fma(x, scale, start), "t")
     fraction = b.let(b.fma(x, scale, -b.let(t - start, "whole")), "fraction")
-    return b.scale_of_part(t, 4), b.polynomial(fraction, _COARSE_EXP_OF_QUARTER)
+    return b.power_of_two_fraction(t, 4), b.polynomial(fraction, _COARSE_EXP_OF_QUARTER)
 
 
 def exp2(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -116,15 +118,15 @@ def exp2(b: Builder, x: PrimExpr) -> PrimExpr:
     start = b.const(f.magic + 2 * f.bias)
     t = b.let(x + start, "t")
     r = b.let((x - (t - start)) * b.const(math.log(2)), "r")
-    first, second = b.power_in_two(t)
-    return b.grown_expm1(first, r, first) * second
+    first, second = b.split_power_of_two(t)
+    return b.scaled_expm1(first, r, first) * second
 
 
 def expm1(b: Builder, x: PrimExpr) -> PrimExpr:
     t, r = b.reduce_exp(b.clamp(x, b.format.expm1_low, b.format.exp_high - 1.0), b.format.bias - 1)
     half_power = b.let(b.power_of_two(t), "p")
-    tail = b.grown_expm1(half_power, r, half_power - b.const(0.5)) * b.const(2.0)
-    return b.with_sign_of(tail, x)  # the product turns -0 into 0
+    tail = b.scaled_expm1(half_power, r, half_power - b.const(0.5)) * b.const(2.0)
+    return b.with_sign_of(tail, x)  # the product maps -0 to 0
 
 
 def tanh(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -135,15 +137,15 @@ def tanh(b: Builder, x: PrimExpr) -> PrimExpr:
         return x * b.polynomial(square, _COARSE_TANH_P) / b.polynomial(square, _COARSE_TANH_Q)
     t, r = b.reduce_exp(b.let(Min(b.magnitude(x), b.const(20.0)), "x"), b.format.bias, 0.5)
     power = b.let(b.power_of_two(t), "p")
-    half = b.let(b.grown_expm1(power, r, b.fma(power, 0.5, -0.5), 0.5), "h")
+    half = b.let(b.scaled_expm1(power, r, b.fma(power, 0.5, -0.5), 0.5), "h")
     return b.with_sign_of(half / (half + b.const(1.0)), x)
 
 
 def sigmoid(b: Builder, x: PrimExpr) -> PrimExpr:
     """e / (1 + e) below 0, else 1 / (1 + e), e = exp(-|x|)."""
-    if b.coarse and b.scales():
+    if b.coarse and b.has_scaling():
         return b.unary("fast_reciprocal", _scaled_exp(b, x, -1.0) + b.const(1.0))
-    if b.coarse and b.looks_up():  # e^-x from 0, at the least exponent, to infinity
+    if b.coarse and b.has_lookup():  # e^-x from 0, at the least exponent, to infinity
         power, ratio = _coarse_exp(b, b.clamp(x, -(b.format.bias + 1) * math.log(2), b.format.bias * math.log(2)), -1.0)
         return b.unary("fast_reciprocal", b.fma(power, ratio, 1.0))
     e = b.let(exp_nonpositive(b, -b.magnitude(x)), "e")
@@ -157,11 +159,12 @@ def erf(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def fast_gelu(b: Builder, x: PrimExpr) -> PrimExpr:
-    """max(x, 0) - a Phi(-a), a = |x|, Phi the normal distribution, which is found to 13 digits; from 6.9 on it is 0.
+    """max(x, 0) - a Phi(-a), a = |x|, with the normal distribution function Phi accurate to 13 bits; from 6.9 on it is
+    0.
 
-    That takes less than the error function, which has few digits where it is close to -1. A root of Phi is close to a
-    polynomial (so is one over it: Abramowitz, Stegun, 7.1.28). Squares to which numbers are added make one of degree
-    32 with six multiply-adds, whose 4th power is as close as the 32nd of one of degree 5.
+    This costs less than the error function, which loses precision where it is close to -1. A root of Phi is close to a
+    polynomial (so is its reciprocal: Abramowitz, Stegun, 7.1.28). Repeated squaring with added constants gives one of
+    degree 32 in six multiply-adds, whose 4th power is as accurate as the 32nd power of one of degree 5.
     """
     size = b.let(Min(b.unary("fabs", x), b.const(_GELU_REACH)), "size")
     root = b.polynomial(size, _GELU_ROOT)
@@ -175,23 +178,23 @@ def fast_gelu(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def _half_exp(b: Builder, size: PrimExpr) -> PrimExpr:
-    """e^size / 2 for size >= 0, which may overflow though e^size / 4 does not."""
+    """e^size / 2 for size >= 0, which may overflow where e^size / 4 does not."""
     t, r = b.reduce_exp(b.let(Min(size, b.const(b.format.exp_high - 0.5)), "x"), b.format.bias - 2)
     power = b.let(b.power_of_two(t), "power")
-    quarter = b.let(b.grown_expm1(power, r, power), "quarter")
+    quarter = b.let(b.scaled_expm1(power, r, power), "quarter")
     return b.let(quarter + quarter, "e")
 
 
 def _halves(b: Builder, size: Var) -> tuple[Var, Var, PrimExpr, PrimExpr]:
-    """(p + q, p - q, sinh(r), cosh(r) - 1) of float32, with p = 2^n / 4, q = 2^-n / 4, size = n ln(2) + r >= 0.
+    """(p + q, p - q, sinh(r), cosh(r) - 1) in float32, with p = 2^n / 4, q = 2^-n / 4, size = n ln(2) + r >= 0.
 
-    Half of e^size and half of e^-size by one reduction: their sums are (p + q) cosh(r) + (p - q) sinh(r), their
-    differences (p - q) cosh(r) + (p + q) sinh(r), once doubled; p alone would overflow where these do not.
+    One reduction serves half of e^size and half of e^-size: their sum is (p + q) cosh(r) + (p - q) sinh(r), their
+    difference (p - q) cosh(r) + (p + q) sinh(r), both to be doubled; scaled by 2^n / 2, p would overflow first.
     """
     bias, mantissa = b.format.bias, b.format.mantissa
     t, r = b.reduce_exp(b.let(Min(size, b.const(b.format.exp_high - 0.5)), "x"), bias - 2)
     bits = b.let(b.exponent_bits(t), "bits")
-    inverse = Max(b.word(2 * (bias - 2) << mantissa) - bits, b.word(0))  # 0 where it is too small to count
+    inverse = Max(b.word(2 * (bias - 2) << mantissa) - bits, b.word(0))  # 0 where it is negligible
     p, q, square = b.let(b.from_bits(bits), "p"), b.let(b.from_bits(inverse), "q"), b.let(r * r, "square")
     sine = b.fma(b.polynomial(square, _SINH), r * square, r)
     return b.let(p + q, "sum"), b.let(p - q, "difference"), sine, b.polynomial(square, _COSH) * square

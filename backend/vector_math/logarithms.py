@@ -1,4 +1,4 @@
-"""Logarithms, and what is made of them: inverse hyperbolic functions."""
+"""Logarithms and functions based on them: inverse hyperbolic functions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ _LOG_OF_PIECE = (-0.49999943375587463, 0.3333406150341034, -0.2506967782974243, 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Eight pieces that mantissas from `start` to its double are divided into, 1/16 long below the one around 1, 1/8
-    above. Numbers there are close to 1 / inverse, whose logarithm is `logs`.
+    """A table of eight intervals of the mantissas from `start` to 2 `start`: 1/16 long below the one around 1, 1/8
+    above. Mantissas in an interval are close to 1 / inverse, whose logarithm is `logs`.
 
-    Inverses were chosen so that logarithms have 16 bits: added to a number of few digits they are exact. Next to the
-    piece around 1 they leave little to add to them: what is lost there would be much of a logarithm that is close to 0.
+    The inverses are chosen so that logarithms have 16 bits: adding them to a low-precision value is exact. In the
+    neighbours of the interval around 1, the terms added to them are small: rounding errors there would be large
+    relative to a logarithm close to 0.
     """
 
     start: float
@@ -44,14 +45,14 @@ _NATURAL = Pieces(
     tuple([n / 2.0**16 for n in (-18865, -13234, -8158, -2787, 0, 7880, 14639, 21310)]),
 )  # fmt: skip
 _LARGE = 1e9
-"""From here on the inverse hyperbolic sine and cosine of x are log(2 x)."""
+"""Above this argument, the inverse hyperbolic sine and cosine of x are log(2 x)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The piece of x = 2^n m; the only one, without a `log`, has the inverse 1.
+    """The interval of x = 2^n m; if it is the only one it has no `log`, and the inverse 1.
 
-    `exponent` is n where numbers have exponents, and `n` is a number: n 2^23 in pieces with a `log`.
+    `exponent` is n in the exponent field, and `n` a float: n 2^23 in intervals with a `log`.
     """
 
     exponent: PrimExpr
@@ -61,37 +62,37 @@ class Piece:
     log: PrimExpr | None
 
     def fraction(self, b: Builder) -> Var:
-        """f of m = (1 + f) / inverse"""
+        """The reduced argument f, with m = (1 + f) / inverse."""
         return b.let(b.fma(self.m, self.inverse, -1.0), "f")
 
 
 def piece(b: Builder, x: PrimExpr, pieces: Pieces | None) -> Piece:
-    """The piece of a positive normal x, where `b.looks_up()`; or the only one."""
+    """The interval of a positive normal x if `pieces` is a table (requires `b.has_lookup()`), else the only one."""
     if pieces is None:
         n, m = b.split_exponent(x)
         return Piece(b.in_exponent(n), b.let(Cast(b.of, n), "n"), m, b.const(1.0), None)
     exponent, m, index = b.split_eighths(x, pieces.start)
-    inverse, log = b.lookup_number(index, pieces.inverses), b.lookup_number(index, pieces.logs)
+    inverse, log = b.lookup_float(index, pieces.inverses), b.lookup_float(index, pieces.logs)
     return Piece(exponent, b.let(Cast(b.of, exponent), "n"), m, inverse, log)
 
 
-_OfReduced = Callable[[Builder, PrimExpr, Var, PrimExpr | None], PrimExpr]
-"""A logarithm of x from (n, f, log) of its piece."""
+_LogOfReduced = Callable[[Builder, PrimExpr, Var, PrimExpr | None], PrimExpr]
+"""Logarithm of x from the (n, f, log) of its interval."""
 
 
-def _by_kind(b: Builder, x: PrimExpr, function: _OfReduced, pieces: Pieces | None = None) -> PrimExpr:
-    """A logarithm of x, made by `function`.
+def _with_special_cases(b: Builder, x: PrimExpr, function: _LogOfReduced, pieces: Pieces | None = None) -> PrimExpr:
+    """A logarithm of x, computed by `function`.
 
-    Vectors with zeros, denormal or negative numbers, infinities and NaN take a way of their own, twice as long.
+    Vectors with a zero, denormal, negative, infinite or NaN lane take a separate path, twice as long.
     """
-    at = piece(b, x, pieces if b.looks_up() else None)
+    at = piece(b, x, pieces if b.has_lookup() else None)
     result = b.let(function(b, at.n, at.fraction(b), at.log), "result")
     rare = b.inner()
     rank, least = b.rank(x, b.format.smallest), b.format.smallest
-    return b.usually(rank, math.inf, result, rare.close(_of_any(rare, x, function)), above=least)
+    return b.likely_branch(rank, math.inf, result, rare.close(_log_of_any(rare, x, function)), above=least)
 
 
-def _of_any(b: Builder, x: PrimExpr, function: _OfReduced) -> PrimExpr:
+def _log_of_any(b: Builder, x: PrimExpr, function: _LogOfReduced) -> PrimExpr:
     mantissa, zero = b.format.mantissa, b.const(0.0)
     tiny = b.let(x < b.const(b.format.smallest), "tiny")
     at = piece(b, b.let(Select(tiny, x * b.const(2.0**mantissa), x), "normal"), None)
@@ -102,7 +103,7 @@ def _of_any(b: Builder, x: PrimExpr, function: _OfReduced) -> PrimExpr:
 
 
 def _finite_or_itself(b: Builder, x: PrimExpr, result: PrimExpr) -> PrimExpr:
-    """`result` of finite x, x itself where it is infinity or NaN."""
+    """`result` for finite x, x itself for infinity and NaN."""
     return Select(x < b.const(math.inf), result, x)
 
 
@@ -126,7 +127,7 @@ def _natural(b: Builder, n: PrimExpr, f: Var, log: PrimExpr | None) -> PrimExpr:
         small = b.fma(n, low * b.format.unit, f)
         return b.fma(n, high * b.format.unit, log) + b.fma(b.polynomial(f, _LOG_OF_PIECE), square, small)
     if b.of.bits == 32:
-        rest = b.fma(square, -0.5, n * b.const(low))  # while the polynomial is still evaluated
+        rest = b.fma(square, -0.5, n * b.const(low))  # independent of the polynomial, so computed in parallel with it
         return b.fma(n, high, f + b.fma(b.polynomial(f, _LOG32), square * f, rest))
     return b.fma(n, high, f + b.fma(n, low, _tail(b, f)))
 
@@ -148,26 +149,27 @@ def _truncated(value: float, bits: int) -> float:
 
 
 def log(b: Builder, x: PrimExpr) -> PrimExpr:
-    return _by_kind(b, x, _natural, _NATURAL)
+    return _with_special_cases(b, x, _natural, _NATURAL)
 
 
 def log2(b: Builder, x: PrimExpr) -> PrimExpr:
-    return _by_kind(b, x, partial(_in_base, base=2.0))
+    return _with_special_cases(b, x, partial(_in_base, base=2.0))
 
 
 def log10(b: Builder, x: PrimExpr) -> PrimExpr:
-    return _by_kind(b, x, partial(_in_base, base=10.0))
+    return _with_special_cases(b, x, partial(_in_base, base=10.0))
 
 
 def log1p(b: Builder, x: PrimExpr) -> PrimExpr:
-    """With 1 + x = 2^n (1 + f) / c, f is 2^-n c x + (2^-n c - 1), rounded once, whatever 1 + x lost."""
+    """log(1 + x). With 1 + x = 2^n (1 + f) / c, f is computed as 2^-n c x + (2^-n c - 1) with one rounding, without the
+    rounding error of 1 + x."""
     u, least = b.let(x + b.const(1.0), "u"), b.format.smallest
-    at = piece(b, u, _NATURAL if b.looks_up() else None)
+    at = piece(b, u, _NATURAL if b.has_lookup() else None)
     scale = b.let(b.from_bits(b.bits(at.inverse) - at.exponent), "scale")
     f = b.let(b.fma(x, scale, scale - b.const(1.0)), "f")
     result = b.let(b.with_sign_of(_natural(b, at.n, f, at.log), x), "result")
     rare = b.inner()
-    return b.usually(b.rank(u, least), 0.25 / least, result, rare.close(_log1p_of_any(rare, x)), above=least)
+    return b.likely_branch(b.rank(u, least), 0.25 / least, result, rare.close(_log1p_of_any(rare, x)), above=least)
 
 
 def _log1p_of_any(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -188,7 +190,7 @@ def log1p_fraction(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def _log_of_double(b: Builder, large: PrimExpr, size: PrimExpr, rest: PrimExpr) -> PrimExpr:
-    """log(2 size) where `large`, else log(1 + rest)"""
+    """log(2 size) where `large`, else log(1 + rest)."""
     logarithm = log1p(b, b.let(Select(large, size, rest), "u"))
     return logarithm + Select(large, b.const(math.log(2)), b.const(0.0))
 

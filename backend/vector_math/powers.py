@@ -1,4 +1,4 @@
-"""Powers and roots, and remainders of divisions: what needs more bits than a number has."""
+"""Powers, roots and floating-point remainders, which need extended precision in intermediate results."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _ATANH = (0.3333333134651184, 0.20000486075878143, 0.1424938589334488, 0.1213987
 _EXP2 = (0.6931471824645996, 0.24022650718688965, 0.05550359562039375, 0.009618062525987625, 0.0013390984386205673,
          0.000154628767631948)  # fmt: skip
 _TWO_OVER_LN2 = (2.885390043258667, 3.851926067000022e-08)
-"""2 / ln(2) as a sum of numbers of float32."""
+"""2 / ln(2) as an unevaluated sum of two float32 values."""
 _POWER_REACH = 125.0
-"""2^x is neither denormal nor infinite for |x| below."""
+"""2^x is neither denormal nor infinite for |x| below this bound."""
 _SHORT_EXPONENT = 4.0
-"""Up to here powers take logarithms that are one number."""
+"""Up to this exponent, pow uses single-precision logarithms."""
 _FLAT_EXPONENT = 0.75
-"""Up to here powers within a piece change by less than 2^(1/8)."""
+"""Up to this exponent, powers within an interval of `_PIECES` change by a factor below 2^(1/8)."""
 _PIECES = Pieces(
     0.71875,
     (1.326582908630371, 1.2302879095077515, 1.142250657081604, 1.0715739727020264, 1.0, 0.8828942179679871,
      0.803688108921051, 0.7301344871520996),
     tuple([n / 2.0**16 for n in (-26720, -19595, -12575, -6536, 0, 11776, 20663, 29738)]),
 )  # fmt: skip
-"""Of logarithms to base 2."""
+"""The table of intervals for logarithms to base 2."""
 _LOG2_OF_PIECE = (
     (1.4426950216293335, -0.7213462591171265, 0.4809090793132782, -0.36188673973083496, 0.28776225447654724),
     (1.442693829536438, -0.7213498950004578, 0.4822123646736145, -0.35999807715415955),
 )
-"""log2(1 + r) / r on [-0.062, 0.0625], and for exponents that are flat"""
+"""Coefficients of log2(1 + r) / r on [-0.062, 0.0625]; the second set is for exponents up to `_FLAT_EXPONENT`."""
 # (2^f - 1) / f on [-0.13, 0.13]
 _EXP2_OF_EIGHTH = (0.6931470632553101, 0.24022655189037323, 0.05553215369582176, 0.009617200121283531)
 
@@ -47,67 +47,67 @@ def rsqrt(b: Builder, x: PrimExpr) -> PrimExpr:
 def pow(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
     """x^y = 2^(y log2(x)).
 
-    There are three ways, each usual for those that go on to the next one: exponents that are not large; all others, by
-    logarithms that are sums of two numbers; and zeros, negative or denormal bases, results that overflow and all the
-    special values, through float64.
+    There are three paths, each falling back on the next: small exponents; all other exponents, by logarithms as
+    unevaluated sums of two floats; and zero, negative or denormal bases, overflowing results and special values,
+    through float64.
     """
-    simple = _SIMPLE_POWERS.get(b.number(y))
+    simple = _SIMPLE_POWERS.get(b.constant_of(y))
     if simple is not None:
         return simple(b, x)
     if b.of.bits == 64:
         return Call(b.of, "pow", (x, y))
     if not b.has.fused:
         return _power_in_float64(b, x, y)
-    number = b.number(y)
-    if not b.looks_up() or not (number is None or abs(number) <= _SHORT_EXPONENT):
+    constant = b.constant_of(y)
+    if not b.has_lookup() or not (constant is None or abs(constant) <= _SHORT_EXPONENT):
         return _long_power(b, x, y)
-    rank, result = _short_power(b, x, y, number)
+    rank, result = _short_power(b, x, y, constant)
     far = b.inner()
-    return b.usually(rank, math.inf, result, far.close(_long_power(far, x, y)), above=b.format.smallest)
+    return b.likely_branch(rank, math.inf, result, far.close(_long_power(far, x, y)), above=b.format.smallest)
 
 
-def _short_power(b: Builder, x: PrimExpr, y: PrimExpr, number: float | None) -> tuple[PrimExpr, Var]:
-    """x^y for positive normal x, |y| <= `_SHORT_EXPONENT`, where the power is normal; and its rank, for `usually`.
+def _short_power(b: Builder, x: PrimExpr, y: PrimExpr, constant: float | None) -> tuple[PrimExpr, Var]:
+    """x^y for positive normal x, |y| <= `_SHORT_EXPONENT`, where the power is normal; and its rank for `likely_branch`.
 
-    log2(x) is k + log2(1 + r): k of so few digits that it is exact, the rest small. Multiplied by an exponent that is
-    not large, the errors of its one number don't count. What an exponent lets grow by less than an eighth need not be
-    known before the power is split at a multiple of an eighth. `number`: the exponent if it is a constant.
+    log2(x) is k + log2(1 + r), with k of low enough precision to be exact and a small rest, so that with a small
+    exponent the rounding error of a single float does not matter. If y log2(1 + r) stays below an eighth, it need not
+    be known before the power is split at a multiple of an eighth. `constant` is the exponent if it is a constant.
     """
     at = piece(b, x, _PIECES)
     assert at.log is not None
     r, k = at.fraction(b), b.let(b.fma(at.n, b.format.unit, at.log), "k")
-    flat = number is not None and abs(number) <= _FLAT_EXPONENT
+    flat = constant is not None and abs(constant) <= _FLAT_EXPONENT
     log2 = _LOG2_OF_PIECE[flat]
-    scaled, log2 = (b.let(r * y, "yr"), log2) if number is None else (r, [number * c for c in log2])
+    scaled, log2 = (b.let(r * y, "yr"), log2) if constant is None else (r, [constant * c for c in log2])
     start = b.const(b.format.magic / 8)
     t = b.let(b.fma(k, y, start if flat else b.fma(scaled, log2[0], start)), "t")
     n = b.let(t - start, "n")
     f = b.let(b.fma(b.polynomial(r, log2), scaled, b.fma(k, y, -n)), "f")
-    power = b.let(b.scale_of_part(t, 8), "power")
+    power = b.let(b.power_of_two_fraction(t, 8), "power")
     result = b.let(b.fma(b.polynomial(f, _EXP2_OF_EIGHTH), f * power, power), "result")
     rank = b.rank(x, b.format.smallest)
-    if number is None or abs(number) * (b.format.bias + 1) > _POWER_REACH:
+    if constant is None or abs(constant) * (b.format.bias + 1) > _POWER_REACH:
         rank = Max(rank, _raised_rank(b, n, _POWER_REACH))
-    return rank if number is not None else Max(rank, _raised_rank(b, y, _SHORT_EXPONENT)), result
+    return rank if constant is not None else Max(rank, _raised_rank(b, y, _SHORT_EXPONENT)), result
 
 
 def _raised_rank(b: Builder, x: PrimExpr, reach: float) -> PrimExpr:
-    """The rank of |x|, raised to be that of infinity above the least normal number where |x| is `reach`."""
+    """The rank of |x|, offset so that |x| = `reach` has the rank of infinity above the least normal number."""
     difference = b.rank(b.const(math.inf), b.format.smallest) - b.rank(b.const(reach))
     return b.rank(b.unary("fabs", x)) + difference
 
 
 def _long_power(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
-    """x^y of any x and y: the logarithm a sum of two numbers, or float64."""
+    """x^y for any x and y: by a logarithm as an unevaluated sum of two floats, or through float64."""
     exponent, result = _power(b, x, y)
     rank = Max(b.rank(x, b.format.smallest), _raised_rank(b, exponent, _POWER_REACH))
     far = b.inner()
     wide = far.close(_power_in_float64(far, x, y))
-    return b.usually(rank, math.inf, result, wide, above=b.format.smallest)
+    return b.likely_branch(rank, math.inf, result, wide, above=b.format.smallest)
 
 
 def _root(b: Builder, x: PrimExpr, of_lowest: float, function: Callable[[PrimExpr], PrimExpr]) -> PrimExpr:
-    """`function` of the root of x, which is not NaN for minus infinity, nor -0 for -0."""
+    """`function` of the root of x, corrected for minus infinity (not NaN) and -0 (not -0)."""
     root = b.let(b.unary("fabs", b.unary("sqrt", x)), "root")
     return Select(x == b.const(-math.inf), b.const(of_lowest), function(root))
 
@@ -141,11 +141,12 @@ def _power(b: Builder, x: PrimExpr, y: PrimExpr) -> tuple[Var, Var]:
 
 
 def _log2_of_reduced(b: Builder, m: Var) -> tuple[Var, PrimExpr]:
-    """log2(m) as a sum of two numbers, of sqrt(1/2) <= m < sqrt(2): 2/ln(2) atanh(s), s = (m - 1) / (m + 1)."""
+    """log2(m) as an unevaluated sum of two floats, for sqrt(1/2) <= m < sqrt(2): 2/ln(2) atanh(s), s = (m - 1) / (m +
+    1)."""
     one = b.const(1.0)
     f, d = b.let(m - one, "f"), b.let(m + one, "d")
     s = b.let(f / d, "s")
-    lost = m - (d - one)  # of d
+    lost = m - (d - one)  # rounding error of d
     rest = b.fma(-s, d, f) - s * lost
     s_low = rest * b.fma(s, -0.5, 0.5)  # 1 / d = (1 - s) / 2
     square = b.let(s * s, "square")
@@ -174,9 +175,9 @@ def _power_in_float64(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
 def fmod(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
     """x - trunc(x / y) y, exactly, with the sign of x.
 
-    A quotient that was rounded up to an integer is one too large, and one by a reciprocal, which fast math allows, may
-    be one too small. Vectors with quotients that have more digits than the type (or none: infinities and NaN) go to the
-    C library.
+    A quotient rounded up to an integer is one too large, and one by a reciprocal, which fast math allows, may be one
+    too small; both are corrected. Vectors with a quotient beyond the type's precision, infinite or NaN call the C
+    library.
     """
     if b.of.bits == 64 and not b.has.fused:
         return Call(b.of, "fmod", (x, y))
@@ -186,12 +187,12 @@ def fmod(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
     rest = b.let(Select(rest < b.const(0.0), rest + divisor, rest), "rest")
     rest = b.with_sign_of(Select(rest >= divisor, rest - divisor, rest), x)
     result = b.let(Select(divisor == b.const(math.inf), x, rest), "result")
-    # Infinite numbers have quotients that are none or infinite, unless they are divisors.
-    return b.usually(b.rank(quotient), 2.0 ** (b.format.mantissa - 1), result, Call(b.of, "fmod", (x, y)))
+    # infinite operands have quotients that are NaN or infinite, unless they are divisors
+    return b.likely_branch(b.rank(quotient), 2.0 ** (b.format.mantissa - 1), result, Call(b.of, "fmod", (x, y)))
 
 
 def _exact_rest(b: Builder, whole: PrimExpr, size: Var, divisor: Var) -> PrimExpr:
-    """size - whole * divisor"""
+    """size - whole * divisor, exactly."""
     if b.has.fused:
         return b.fma(-whole, divisor, size)
     w = b.wide()

@@ -15,16 +15,18 @@ _ASIN = (0.16666673123836517, 0.07498855143785477, 0.045001380145549774, 0.02655
 _SIN = (-0.166666641831398, 0.008332747034728527, -0.00019587638962548226)
 _COS = (0.0416666641831398, -0.0013888301327824593, 2.4547689463361166e-05)
 _HALF_PI_PARTS = (1.57079637050628662109375, -4.371138828673793e-08, -1.7151245100058819e-15)
-"""pi/2 as a sum of numbers of float32."""
+"""pi/2 as an unevaluated sum of three float32 values."""
 _HALF_PI_LOW = 6.123233995736766e-17  # pi/2 - math.pi / 2
 _WIDE_PARTS = ((math.pi / 2, _HALF_PI_LOW), (1.5707963109016418, 1.5893254712295857e-08, _HALF_PI_LOW))
-"""The same in float64: for multiples that are rounded once, and of so few digits that they need no rounding."""
+"""pi/2 as an unevaluated sum of float64 values: for multiples rounded once, and with few enough bits for exact
+multiples."""
 _REACH, _WIDE_REACH = 2.0**17, (2.0**48, 2.0**25)
-"""How far reductions by multiples of pi/2 in float32 and in float64 go."""
+"""Largest arguments of the reduction by multiples of pi/2 in float32, and in float64 with and without fused
+multiply-add."""
 
 
 def _reduced(b: Builder, x: PrimExpr) -> tuple[PrimExpr, Var]:
-    """(n, r) with x = n pi/2 + r, |x| < `_REACH`; n is in the low bits. The multiples must be rounded only once."""
+    """(n, r) with x = n pi/2 + r, |x| < `_REACH`; n is in the low bits. Requires fused multiply-add."""
     t = b.let(b.fma(x, 2 / math.pi, b.format.magic), "t")
     n, r = b.let(t - b.const(b.format.magic), "n"), x
     for part in _HALF_PI_PARTS:
@@ -33,7 +35,7 @@ def _reduced(b: Builder, x: PrimExpr) -> tuple[PrimExpr, Var]:
 
 
 def _reduced_in_float64(b: Builder, x: PrimExpr) -> tuple[PrimExpr, Var]:
-    """The same for |x| < `_WIDE_REACH`, in float64."""
+    """(n, r) with x = n pi/2 + r for |x| < `_WIDE_REACH`, reduced in float64; n is in the low bits."""
     parts = _WIDE_PARTS[not b.has.fused]
     w = b.wide()
     wide = w.let(Cast(w.of, x), "wide")
@@ -45,7 +47,7 @@ def _reduced_in_float64(b: Builder, x: PrimExpr) -> tuple[PrimExpr, Var]:
     return Cast(b.words, w.bits(t)), b.let(Cast(b.of, r), "r")
 
 
-def _turn(b: Builder, r: Var) -> tuple[Var, Var]:
+def _sine_cosine(b: Builder, r: Var) -> tuple[Var, Var]:
     """The sine and the cosine of a reduced r."""
     square = b.let(r * r, "square")
     sine = b.let(b.fma(r * square, b.polynomial(square, _SIN), r), "sine")
@@ -66,19 +68,19 @@ def tan(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def _by_reach(b: Builder, op: str, x: PrimExpr) -> PrimExpr:
-    """The function for arguments as large as they are: vectors with very large ones go to the C library."""
+    """The function at any argument: vectors with lanes beyond the largest reducible argument call the C library."""
     size = b.magnitude(x)
     far = b.inner() if b.has.fused else b
     wide = _of_reduced(far, op, x, *_reduced_in_float64(far, size))
-    wide = far.usually(b.rank(size), _WIDE_REACH[not b.has.fused], wide, Call(b.of, op, (x,)))
+    wide = far.likely_branch(b.rank(size), _WIDE_REACH[not b.has.fused], wide, Call(b.of, op, (x,)))
     if not b.has.fused:
         return wide
-    return b.usually(b.rank(size), _REACH, _of_reduced(b, op, x, *_reduced(b, size)), far.close(wide))
+    return b.likely_branch(b.rank(size), _REACH, _of_reduced(b, op, x, *_reduced(b, size)), far.close(wide))
 
 
 def _of_reduced(b: Builder, op: str, x: PrimExpr, n: PrimExpr, r: Var) -> PrimExpr:
-    """The function of x with |x| = n pi/2 + r. Odd ones take its sign, that of 0, too."""
-    sine, cosine = _turn(b, r)
+    """The function of x with |x| = n pi/2 + r. Odd functions take the sign of x, also that of -0."""
+    sine, cosine = _sine_cosine(b, r)
     if op == "tan":
         odd = b.let(Call(b.words, "bitwise_and", (n, b.word(1))) != b.word(0), "odd")
         return b.let(b.negated_by_sign_of(Select(odd, -cosine, sine) / Select(odd, sine, cosine), x), op)

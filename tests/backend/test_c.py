@@ -1,4 +1,4 @@
-"""The "c" target kind: its text compiled and run, against the interpreter of the loop IR."""
+"""The "c" target kind: compiled C against the interpreter of the loop IR."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def function_of(compute, dtypes, result, vector):
 
 
 def run_both(function, *inputs, result):
-    """What C and the interpreter write into the last argument."""
+    """The last argument after a run of the C code and of the interpreter."""
     return run_all({"f": function}, *inputs, result=result)["f"]
 
 
 def run_all(functions, *inputs, result):
-    """name -> what C and the interpreter write into the last argument; the C compiler runs once."""
+    """name -> the last argument after a run of the C code and of the interpreter; the C compiler runs once."""
     module = build(IRModule(functions), target=TARGET)
     found = {}
     for name, function in functions.items():
@@ -161,7 +161,7 @@ def test_casts_to_integers_wrap(of, vector):
         np.testing.assert_array_equal(found, x.astype("int64").astype(to), err_msg=to)
 
 
-def test_nan_spreads_through_min_and_max():
+def test_min_and_max_propagate_nan():
     x, y = sample("float32", 1), sample("float32", 2)
     x[::4], y[::5] = np.nan, np.nan
     for op in (tir.minimum, tir.maximum):
@@ -178,7 +178,7 @@ def test_bfloat16_rounds_after_every_operation():
     np.testing.assert_array_equal(got.astype("float32"), want.astype("float32"))
 
 
-def test_vector_pieces():
+def test_vector_operations():
     """Shuffle, horizontal sum, masks, strided and reversed accesses, a vector held in a variable."""
     x, out = decl_buffer((SIZE,), "float32", "x"), decl_buffer((SIZE,), "float32", "out")
     low, high = Ramp(const(0), const(1), 4), Ramp(const(8), const(2), 4)
@@ -245,7 +245,7 @@ def parallel_function(extent=SIZE):
     return PrimFunc((x.data, out.data), body, {x.data: x, out.data: out}, {"global_symbol": "f"})
 
 
-def test_parallel_loop_goes_through_the_context():
+def test_parallel_loops_call_the_context():
     function = parallel_function()
     got, want = run_both(function, sample("float32", 4), result="float32")
     np.testing.assert_array_equal(got, want)
@@ -255,7 +255,7 @@ def test_parallel_loop_goes_through_the_context():
     assert f"static void relayc_f_task0({parameters})" in source
 
 
-def test_let_and_lazy_choice():
+def test_let_and_lazy_if_then_else():
     index = Var("t")
     compute = lambda a, b: Let(index, a + b, index * index) + if_then_else(a > 0, a, b)  # noqa: E731
     got, want = run_both(
@@ -315,7 +315,7 @@ def test_source_and_saving():
             load_module_bytes("c", damaged)
 
 
-def test_code_for_another_processor_is_refused_before_it_runs():
+def test_code_for_another_processor_is_rejected_before_it_runs():
     host = Target("c")
     lacking = next(f for f in ("avx512vbmi", "avx512ifma", "avx512f", "none") if f not in host.features)
     if lacking == "none" or not host.get("mtriple").startswith("x86_64"):
@@ -331,12 +331,12 @@ def test_code_follows_the_target_not_the_machine():
     assert "-mavx2" not in compiler_flags(Target("c -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64"))
 
 
-def test_missing_compiler_is_explained():
+def test_a_missing_compiler_is_an_error():
     with pytest.raises(CompileError, match=r"needs a C compiler: none of no-such-cc.*-compiler=.*target llvm"):
         build(parallel_function(), target="c -compiler=no-such-cc")
 
 
-def test_what_c_can_not_do():
+def test_unsupported_code_is_an_error():
     out = decl_buffer((4,), "float32", "out")
     thread = IterVar(None, Var("threadIdx.x"), "thread", "threadIdx.x")
     bound = AttrStmt("thread_extent", thread, const(4), BufferStore(out, const(0.0), (thread.var,)))

@@ -14,7 +14,7 @@ import pytest
 from relayc.backend.cache import DiskCache, default_cache, source_version
 
 
-def test_values_are_found_again_by_another_cache(tmp_path):
+def test_entries_are_shared_between_caches(tmp_path):
     folder = tmp_path / "deep" / "cache"
     DiskCache(folder).put("key", b"value")
     again = DiskCache(folder)
@@ -23,7 +23,7 @@ def test_values_are_found_again_by_another_cache(tmp_path):
     assert (again.hits, again.misses) == (1, 1)
 
 
-def test_only_the_owner_may_look(tmp_path):
+def test_the_folder_is_private_to_its_owner(tmp_path):
     cache = DiskCache(tmp_path / "cache")
     cache.put("key", b"value")
     assert stat.S_IMODE(os.stat(cache.folder).st_mode) == 0o700
@@ -39,7 +39,7 @@ def test_the_whole_key_is_compared(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("position", [0, 10, 45, -1])
-def test_a_damaged_entry_is_absent(tmp_path, position):
+def test_a_corrupt_entry_is_a_miss(tmp_path, position):
     cache = DiskCache(tmp_path)
     cache.put("key", b"some value")
     (path,) = tmp_path.glob("??/*")
@@ -53,7 +53,7 @@ def test_a_damaged_entry_is_absent(tmp_path, position):
     assert cache.get("key") == b"new"
 
 
-def test_the_least_recently_used_go_first(tmp_path):
+def test_the_least_recently_used_entries_are_evicted_first(tmp_path):
     cache = DiskCache(tmp_path, limit=100_000)
     for i in range(40):
         cache.put(f"key {i}", bytes(5_000))
@@ -65,14 +65,14 @@ def test_the_least_recently_used_go_first(tmp_path):
     assert sum(p.stat().st_size for p in tmp_path.glob("??/*")) <= 110_000
 
 
-def test_many_processes_that_write_little_keep_to_the_limit(tmp_path):
+def test_many_processes_with_few_writes_keep_the_size_limit(tmp_path):
     for i in range(300):
         DiskCache(tmp_path, limit=50_000).put(f"key {i}", bytes(500))
     count, size = DiskCache(tmp_path, limit=50_000).usage()
     assert 50 < count < 120 and size < 75_000
 
 
-def test_entries_that_vanish_are_passed_over(tmp_path, monkeypatch):
+def test_entries_removed_concurrently_are_skipped(tmp_path, monkeypatch):
     cache = DiskCache(tmp_path)
     for i in range(5):
         cache.put(f"key {i}", b"value")
@@ -97,7 +97,7 @@ def test_clearing_leaves_other_files_of_the_folder(tmp_path):
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path):
-    """As far as a process can be told: it may write files of 1000 bytes."""
+    """The full disk is simulated by a limit of 1000 bytes on the size of the process's files."""
     program = """
 import resource, sys
 from pathlib import Path
@@ -114,14 +114,14 @@ print(cache.get("large"), len(cache.get("small")))
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == [DiskCache(tmp_path)._path("small")]
 
 
-def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path):
+def test_a_read_only_folder_is_no_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     cache = DiskCache(tmp_path / "file" / "cache")
     cache.put("key", b"value")
     assert cache.get("key") is None
 
 
-def test_threads_writing_one_key_leave_a_whole_entry(tmp_path):
+def test_concurrent_writes_of_one_key_leave_a_valid_entry(tmp_path):
     cache = DiskCache(tmp_path)
     writers = [threading.Thread(target=cache.put, args=("key", bytes([k]) * 100_000)) for k in range(8)]
     for w in writers:
@@ -133,7 +133,7 @@ def test_threads_writing_one_key_leave_a_whole_entry(tmp_path):
     assert len(list(tmp_path.glob("??/*"))) == 1
 
 
-def test_the_environment_names_the_folder_or_turns_it_off(tmp_path, monkeypatch):
+def test_the_environment_selects_or_disables_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
     cache = default_cache()
     assert cache is not None and cache.folder == tmp_path

@@ -1,4 +1,4 @@
-"""Expressions nested deeper than Python's own recursion limit: polynomials and networks written out by hand."""
+"""Expressions nested deeper than Python's recursion limit: polynomials and networks written out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""te.dot2, te.byte_pairs, te.dot4, te.dot8: the same on all targets, also where sums wrap."""
+"""te.dot2, te.byte_pairs, te.dot4, te.dot8: equal results on all targets, also on overflow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if shutil.which("cc"):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("lanes", [1, 4, 8, 24, 32])
-def test_halves_are_multiplied_with_their_signs(target, lanes):
+def test_dot2_multiplies_signed_int16(target, lanes):
     n = 48 * lanes
     halves = RNG.choice(np.concatenate([EXTREMES, RNG.integers(-(1 << 15), 1 << 15, 20)]), (2, 2, n))
     x, y = (((h[1] << 16) | (h[0] & 0xFFFF)).astype(np.uint32).view(np.int32) for h in halves)
@@ -45,11 +45,11 @@ def test_halves_are_multiplied_with_their_signs(target, lanes):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("lanes", [1, 4, 8, 24])
-def test_pairs_of_bytes_keep_their_signs(target, lanes):
+def test_byte_pairs_are_sign_extended(target, lanes):
     n = 48 * lanes
-    octets = RNG.choice(np.array([-128, -127, -1, 0, 1, 127]), (n, 2)).astype(np.int8)
+    pairs = RNG.choice(np.array([-128, -127, -1, 0, 1, 127]), (n, 2)).astype(np.int8)
     halves = RNG.integers(-(1 << 15), 1 << 15, (n, 2)).astype(np.int16)
-    expected = (octets.astype(np.int64) * halves).sum(1).astype(np.int32)
+    expected = (pairs.astype(np.int64) * halves).sum(1).astype(np.int32)
     a, b = te.placeholder((n,), dtype="int16", name="a"), te.placeholder((n,), dtype="int32", name="b")
     c = te.compute((n,), lambda i: te.dot2(b[i], te.byte_pairs(a[i])), name="c")
     s = te.create_schedule(c)
@@ -57,7 +57,7 @@ def test_pairs_of_bytes_keep_their_signs(target, lanes):
         _, inner = s[c].split(c.op.axis[0], factor=lanes)
         s[c].vectorize(inner)
     kind = device("interp" if target == "interp" else "cpu")
-    arrays = [nd.array(v, kind) for v in (octets.view("<i2")[:, 0], halves.view("<i4")[:, 0], expected * 0)]
+    arrays = [nd.array(v, kind) for v in (pairs.view("<i2")[:, 0], halves.view("<i4")[:, 0], expected * 0)]
     build(s, [a, b, c], target)(*arrays)
     np.testing.assert_array_equal(arrays[2].numpy(), expected)
 
@@ -65,7 +65,7 @@ def test_pairs_of_bytes_keep_their_signs(target, lanes):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("lanes", [1, 4, 6, 8, 24, 32])
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_unsigned_bytes_are_multiplied_by_signed_ones(target, lanes, accumulate):
+def test_dot4_multiplies_unsigned_by_signed_bytes(target, lanes, accumulate):
     n = 48 * lanes
     x = RNG.choice(np.array([0, 1, 127, 128, 254, 255]), (n, 4)).astype(np.uint8)
     y = RNG.choice(np.array([-64, -63, -1, 0, 1, 64]), (n, 4)).astype(np.int8)
@@ -88,7 +88,7 @@ def test_unsigned_bytes_are_multiplied_by_signed_ones(target, lanes, accumulate)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("lanes", [1, 4, 6, 8, 24, 32])
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_two_products_of_bytes_share_their_sums_of_16_bits(target, lanes, accumulate):
+def test_dot8_adds_two_dot4_products_in_16_bits(target, lanes, accumulate):
     n = 48 * lanes
     x = RNG.choice(np.array([0, 1, 127, 128, 254, 255]), (2, n, 4)).astype(np.uint8)
     y = RNG.choice(np.array([-32, -31, -1, 0, 1, 32]), (2, n, 4)).astype(np.int8)
@@ -116,7 +116,7 @@ VNNI = [("cascadelake", "zmm"), ("icelake-server", "zmm"), ("znver4", "zmm"), ("
 
 
 @pytest.mark.parametrize(("cpu", "register"), VNNI)
-def test_processors_with_vnni_multiply_and_add_four_at_a_time(cpu, register):
+def test_dot4_is_one_instruction_with_vnni(cpu, register):
     n, lanes = 256, 16 if register == "zmm" else 8
     a, b, z = (te.placeholder((n,), dtype="int32", name=name) for name in "abz")
     c = te.compute((n,), lambda i: z[i] + te.dot4(a[i], b[i]), name="c")
@@ -129,6 +129,6 @@ def test_processors_with_vnni_multiply_and_add_four_at_a_time(cpu, register):
 
 
 @pytest.mark.parametrize(("dot", "operands"), [(te.dot2, 2), (te.dot4, 2), (te.dot8, 4)])
-def test_other_types_are_refused(dot, operands):
+def test_other_operand_types_are_an_error(dot, operands):
     with pytest.raises(CompileError, match="int32"):
         dot(*[te.const(1, "int16")] * operands)

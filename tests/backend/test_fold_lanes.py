@@ -1,4 +1,4 @@
-"""Loops over the lanes of a local buffer become lane reductions."""
+"""Loops over the lanes of a local buffer become horizontal reductions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def row_reduction(op: type, lanes: int, dtype: str = "float32", scope: str = "lo
 @pytest.mark.parametrize("offset", [0, 3])
 @pytest.mark.parametrize("lanes", [2, 8, 32])
 @pytest.mark.parametrize(("op", "reference"), [(Add, np.sum), (Max, np.max), (Min, np.min)])
-def test_the_fold_is_one_reduction_of_the_same_value(op, reference, lanes, offset):
+def test_the_fold_becomes_an_equal_horizontal_reduction(op, reference, lanes, offset):
     f = row_reduction(op, lanes, offset=offset)
     folded = fold_lanes(f)
     assert [c.op for c in collect(folded.body, Call)] == [f"vector_reduce_{reference.__name__}".replace("sum", "add")]
@@ -67,7 +67,7 @@ def test_the_vector_stays_in_registers():
     assert "alloca" not in text
 
 
-def test_other_loops_are_left_alone():
+def test_other_loops_are_unchanged():
     for f in (row_reduction(Mul, 8), row_reduction(Add, 8, scope="global")):
         assert fold_lanes(f) is f
     a, out = decl_buffer((8,), name="A", scope="local"), decl_buffer((8,), name="out")

@@ -1,4 +1,4 @@
-"""Argument checks of built functions: each refusal names the argument and both values."""
+"""Argument checks of built functions: each error names the argument and both values."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def misaligned(*shape):
     return nd.from_dlpack(memory[start : start + int(np.prod(shape))].reshape(shape))
 
 
-def test_right_arguments(fixed, symbolic):
+def test_valid_arguments(fixed, symbolic):
     for function, rows in ((fixed, 4), (symbolic, 4), (symbolic, 1), (symbolic, 0)):
         a, b, c = arrays(rows, 3)
         function(a, b, c)
@@ -112,7 +112,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 @pytest.mark.parametrize("symbolic_size", [False, True], ids=["fixed", "symbolic"])
-def test_wrong_argument(case, symbolic_size, fixed, symbolic):
+def test_invalid_argument(case, symbolic_size, fixed, symbolic):
     function = symbolic if symbolic_size else fixed
     change, message = WRONG[case]
     with pytest.raises(ArgumentError) as caught:
@@ -185,11 +185,11 @@ def test_computed_size(target):
         function(target, nd.array(np.ones(4, "float32")))
 
 
-def test_size_that_no_argument_gives(target):
+def test_a_size_unbound_by_arguments_is_an_error(target):
     n = SizeVar("n")
     b = decl_buffer((n * 2,), "float32", "B")
     function = PrimFunc((b.data,), BufferStore(b, const(0.0), (const(0),)), {b.data: b}, {"global_symbol": "f"})
-    with pytest.raises(VerifyError, match=r"symbolic size 'n' stands alone in no shape.*add 'n' to the arguments"):
+    with pytest.raises(VerifyError, match=r"symbolic size 'n' is not an extent of any shape.*add 'n' to the arguments"):
         build(function, target=target)
 
 
@@ -228,7 +228,7 @@ def test_every_function_of_a_module_is_reachable(target):
 
 
 def test_functions_of_many_arguments(target):
-    """Each argument is checked inside the checks of those before it: their nest is deeper than Python's own limit."""
+    """Each argument is checked inside the checks of those before it: the nesting exceeds Python's recursion limit."""
     limit = sys.getrecursionlimit()
     inputs = [te.placeholder((4,), name=f"x{i}") for i in range(60)]
     total = te.compute((4,), lambda i: functools.reduce(operator.add, [x[i] for x in inputs]), name="total")

@@ -1,4 +1,4 @@
-"""Targets: their forms, what parsers fill in, what is refused."""
+"""Targets: their forms, parser defaults and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SKYLAKE_X = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512 -num-co
 HASWELL_HOST = HostCPU("x86_64-unknown-linux-gnu", "haswell", CPU_FEATURES["haswell"], CacheBytes(1, 2, 3), 4)
 
 
-def test_three_forms_mean_the_same():
+def test_the_three_forms_are_equivalent():
     words = Target(SKYLAKE_X)
     fields = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "skylake-avx512", "num-cores": 8}
     assert words == Target(fields) == Target(json.dumps(fields))
@@ -76,7 +76,7 @@ def test_avx512_processor():
     ("mattr", "expected"),
     [("-avx512f", (32, 16, True)), ("-fma", (64, 32, False)), ("-avx", (16, 16, False)), ("-avx2", (32, 16, True))],
 )
-def test_taking_features_away_takes_what_needs_them(mattr, expected):
+def test_removing_a_feature_removes_its_dependents(mattr, expected):
     target = Target(f"{SKYLAKE_X} -mattr={mattr}")
     assert (target.vector_bytes, target.vector_registers, target.has_fma) == expected
     assert not {f for f in target.features if f.startswith("avx512")} or mattr == "-fma"
@@ -103,7 +103,7 @@ def test_host_is_resolved_to_explicit_attributes():
     assert resolve_cpu(printed, HASWELL_HOST) == attrs
 
 
-def test_masked_host_feature_is_explicit():
+def test_removed_host_feature_is_explicit():
     host = HostCPU("x86_64-unknown-linux-gnu", "skylake-avx512",
                    frozenset(f for f in CPU_FEATURES["skylake-avx512"] if not f.startswith("avx512")),
                    CacheBytes(1, 2, 3), 4)  # fmt: skip
@@ -111,7 +111,7 @@ def test_masked_host_feature_is_explicit():
     assert "-avx512f" in attrs["mattr"] and attrs["vector-bytes"] == 32
 
 
-def test_host_that_the_table_does_not_know():
+def test_an_unknown_host_processor():
     host = HostCPU("x86_64-unknown-linux-gnu", "newlake", CPU_FEATURES["x86-64-v3"], CacheBytes(1, 2, 3), 4)
     attrs = resolve_cpu({}, host)
     assert attrs["mcpu"] == "newlake" and "+avx2" in attrs["mattr"] and attrs["vector-bytes"] == 32
@@ -119,15 +119,15 @@ def test_host_that_the_table_does_not_know():
     assert resolve_cpu(printed, HASWELL_HOST)["features"] == attrs["features"]
 
 
-def test_features_are_taken_from_a_host_that_only_llvm_knows():
-    """LLVM adds what it knows of the processor's name, unless it is told not to."""
+def test_features_of_a_host_known_only_to_llvm():
+    """LLVM adds features implied by the processor's name, unless it is told not to."""
     host = HostCPU("x86_64-unknown-linux-gnu", "newlake", CPU_FEATURES["x86-64-v4"], CacheBytes(1, 2, 3), 4)
     attrs = resolve_cpu({"mattr": ["-avx512f"]}, host)
     assert {"-avx512f", "-avx512bw"} <= set(attrs["mattr"]) and "avx512f" not in attrs["features"]
 
 
-def test_a_few_cores_count_on_a_part_of_a_large_last_cache():
-    """A virtual machine of two cores of a server reads its half a gigabyte."""
+def test_few_cores_get_a_share_of_a_large_last_level_cache():
+    """A virtual machine of two cores reports the half gigabyte of L3 of its host."""
     host = Target("llvm")
     assert host.cache_bytes.l3 <= host.num_cores * (16 << 20)
 
@@ -139,9 +139,9 @@ def test_detection_agrees_with_llvm():
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_a_matrix_unit_is_there_if_the_system_lets_this_process_use_it(monkeypatch, allowed: bool):
-    told = {"flags": "sse2 avx512f avx512_vnni amx_tile amx_int8 amx_bf16"}
-    monkeypatch.setattr(cpu_features, "_told", lambda: told)
+def test_amx_is_detected_if_the_system_permits_it(monkeypatch, allowed: bool):
+    reported = {"flags": "sse2 avx512f avx512_vnni amx_tile amx_int8 amx_bf16"}
+    monkeypatch.setattr(cpu_features, "_told", lambda: reported)
     monkeypatch.setattr(cpu_features, "_may_use_tiles", lambda: allowed)
     found = cpu_features.host_features.__wrapped__()
     assert {"sse2", "avx512f", "avx512vnni"} <= found
@@ -150,7 +150,7 @@ def test_a_matrix_unit_is_there_if_the_system_lets_this_process_use_it(monkeypat
     )
 
 
-def test_code_for_a_matrix_unit_is_refused_where_the_system_forbids_it(monkeypatch):
+def test_code_with_amx_is_rejected_where_the_system_forbids_it(monkeypatch):
     monkeypatch.setattr(runtime, "host_features", lambda: frozenset({"sse2"}))
     with pytest.raises(ArtifactError, match="needs the instructions amx-tile, which this processor"):
         runtime.check_machine(Target("llvm").attrs["mtriple"], ["sse2", "amx-tile"])
@@ -166,25 +166,25 @@ def test_the_architecture_follows_from_the_processor(mcpu, architecture):
     ("text", "words"),
     [
         ("lvm", ["unknown target kind 'lvm'", "did you mean 'llvm'", "cuda", "interp"]),
-        ("", ["names no kind"]),
-        ("-mcpu=x", ["names no kind"]),
+        ("", ["has no kind"]),
+        ("-mcpu=x", ["has no kind"]),
         ("llvm -mcup=haswell", ["no option 'mcup'", "did you mean 'mcpu'", "num-cores"]),
         ("llvm -mcpu=pentium9", ["unknown processor 'pentium9'", "skylake-avx512", "-mattr"]),
-        ("llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=haswell", ["haswell", "aarch64", "leave one"]),
-        ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=neoverse-n1", ["neoverse-n1", "x86_64", "leave one"]),
+        ("llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=haswell", ["haswell", "aarch64", "omit one"]),
+        ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=neoverse-n1", ["neoverse-n1", "x86_64", "omit one"]),
         ("llvm -mattr=avx2", ["'avx2'", "+feature"]),
         ("llvm -mattr=+avx9", ["'+avx9'", "did you mean +avx", "avx512f"]),
         ("llvm -mcpu=x86-64 -mattr=-hyperthreads", ["'-hyperthreads'", "known are"]),
         ("llvm -num-cores=many", ["num-cores", "'many'", "int"]),
         ("llvm -num-cores=0", ["num-cores 0", "at least one core"]),
-        ("llvm -num-cores", ["wants a value"]),
-        ("llvm haswell", ["'haswell' is no option", "-name=value"]),
+        ("llvm -num-cores", ["requires a value"]),
+        ("llvm haswell", ["'haswell' is not an option", "-name=value"]),
         ("llvm -mcpu=haswell -mcpu=skylake", ["-mcpu twice"]),
         ("llvm -num-cores=2 -num_cores=2", ["-num_cores twice"]),
         ({"kind": "llvm", "num-cores": 2, "num_cores": 2}, ["'num-cores' twice"]),
         ("llvm -mcpu='", ["can't be split"]),
         ('{"kind": "llvm"', ["looks like JSON"]),
-        ('{"mcpu": "haswell"}', ["names no kind"]),
+        ('{"mcpu": "haswell"}', ["has no kind"]),
         ({"kind": "llvm", "num-cores": "8"}, ["'num-cores'", "'8'", "int"]),
         ({"kind": "llvm", "num-cores": True}, ["'num-cores'", "True", "int"]),
         ({"kind": "llvm", "mattr": "+avx2"}, ["'mattr'", "list of str"]),
@@ -192,7 +192,7 @@ def test_the_architecture_follows_from_the_processor(mcpu, architecture):
         (7, ["string, a dictionary or a Target"]),
     ],
 )
-def test_refused(text, words):
+def test_invalid_targets_are_rejected(text, words):
     with pytest.raises(TargetError) as caught:
         Target(text)
     for word in words:
@@ -265,7 +265,7 @@ for line in sys.stdin:
 
 
 def test_llvm_knows_the_processors_and_features():
-    """In a process of its own: LLVM ends the process for some names that it does not know."""
+    """Runs in a process of its own, because LLVM aborts the process for some unknown names."""
     pytest.importorskip("llvmlite")
     lines = []
     for name, features in CPU_FEATURES.items():

@@ -1,4 +1,4 @@
-"""A device, a target kind and a code generator from outside: all of them here, no file of ours knows the "abacus".
+"""An out-of-tree device, target kind and code generator, all defined here; no source file knows the "abacus".
 
 The abacus is a processor with memory of its own that is programmed in Python source, one scalar at a time.
 """
@@ -233,7 +233,7 @@ def test_target_from_its_live_device():
     assert backend.Target("abacus -host='llvm -mcpu=haswell'").host.mcpu == "haswell"
 
 
-def test_what_it_has_not_is_said():
+def test_unsupported_features_are_reported():
     with pytest.raises(TargetError, match=r"no option 'bead' \(did you mean 'beads'\?\)"):
         backend.Target("abacus -bead=3")
     a = te.placeholder((4,), "float16", name="A")

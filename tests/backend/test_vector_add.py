@@ -1,4 +1,4 @@
-"""The first program of every user: vector addition on every kind of target."""
+"""The tutorial's first program: vector addition on every kind of target."""
 
 from __future__ import annotations
 
@@ -112,13 +112,13 @@ def test_time_evaluator():
     assert len(result.results) == 3 and 0 < result.min <= result.median <= result.max
 
 
-def test_what_build_does_not_take():
+def test_invalid_inputs_of_build():
     a = te.placeholder((4,), name="A")
     b = te.compute((4,), lambda i: a[i] + 1.0, name="B")
     for inputs, text in ((None, "build of a NoneType; expected a schedule"), (b, "build of a Tensor; expected")):
         with pytest.raises(CompileError, match=text):
             backend.build(inputs, [a, b], "llvm")
-    with pytest.raises(CompileError, match="wants its arguments"):
+    with pytest.raises(CompileError, match="requires its arguments"):
         backend.build(te.create_schedule(b.op), target="llvm")
     with pytest.raises(CompileError, match=r"function name 'two words\(\);': LLVM code has letters"):
         backend.build(te.create_schedule(b.op), [a, b], "llvm", name="two words();")

@@ -1,4 +1,5 @@
-"""Accuracy of the expanded mathematical functions: dense samples and special values, against numpy in more bits."""
+"""Accuracy of the expanded mathematical functions on dense samples and special values, against numpy in higher
+precision."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ _STATED = re.compile(r"(\w+) (\d+\.\d)")
 
 
 def stated_ulp() -> dict[tuple[str, str], float]:
-    """The table in the module's docstring."""
+    """The error table in the docstring of `vector_math`."""
     found, dtype = {}, ""
     for line in (vector_math.__doc__ or "").splitlines():
         dtype = next((d for d in ("float32", "float64") if line.strip().startswith(d)), dtype)
@@ -83,7 +84,8 @@ def run(op: str, lanes: int, *args: np.ndarray, target: str = "llvm") -> np.ndar
 
 
 def samples(dtype: str, seed: int) -> np.ndarray:
-    """Every magnitude (random bits), the range most used, near 0 and near 1, where functions overflow; specials."""
+    """Random bits for every magnitude, the most used range, values near 0, near 1 and near overflow, and special
+    values."""
     rng, part = np.random.default_rng(seed), COUNT // 8
     words = rng.integers(0, 1 << 63, 2 * part, dtype=np.uint64)
     bits = (words.astype(np.uint32).view("f4") if dtype == "float32" else words.view("f8")).astype(dtype)
@@ -105,7 +107,7 @@ def check(op: str, got: np.ndarray, args: tuple[np.ndarray, ...], allowed: float
         spacing = np.spacing(np.maximum(np.abs(rounded), np.finfo(got.dtype).smallest_subnormal)).astype(wide)
         finite = np.isfinite(rounded) & np.isfinite(got)
         ulp = np.where(finite, np.abs(got.astype(wide) - exact) / spacing, 0)
-        if op in ("exp_nonpositive", "fast_exp", "sigmoid"):  # 0 is as good as a denormal result
+        if op in ("exp_nonpositive", "fast_exp", "sigmoid"):  # 0 is accepted for a denormal result
             normal = np.finfo(got.dtype).smallest_normal
             ulp = np.where((exact >= 0) & (exact < normal) & (got >= 0) & (got <= normal), 0, ulp)
     worst = int(np.argmax(ulp))
@@ -159,8 +161,8 @@ def test_error_of_functions_of_two_values(op):
 
 
 @pytest.mark.parametrize("op", ["log", "log2", "log10", "log1p"])
-def test_logarithms_that_are_usual(op):
-    """Of positive numbers in all lanes: of any size, close to 1, and from one power of two to the next."""
+def test_logarithms_on_the_fast_path(op):
+    """Vectors of positive values: of any magnitude, close to 1, and from one power of two to the next."""
     random = np.random.default_rng(10)
     near, some = 1 + random.uniform(-0.1, 0.1, COUNT), random.uniform(0.5, 4, COUNT)
     x = np.concatenate([np.exp(random.uniform(-80, 80, COUNT)), near, some, 1 + np.arange(-2048, 2048) * 2.0**-23])
@@ -171,8 +173,8 @@ def test_logarithms_that_are_usual(op):
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
-def test_powers_that_are_usual(target):
-    """Positive bases and exponents that aren't large, in all lanes."""
+def test_pow_on_the_fast_path(target):
+    """Vectors of positive bases and small exponents."""
     if "avx512" in target and "avx512f" not in Target("llvm").features:
         pytest.skip("this processor does not have AVX-512")
     random = np.random.default_rng(9)
@@ -182,18 +184,18 @@ def test_powers_that_are_usual(target):
 
 
 @pytest.mark.parametrize("op", sorted(EXPANSIONS))
-def test_scalars_and_odd_lanes_give_the_same(op):
+def test_scalars_and_odd_lanes_agree_with_vectors(op):
     arity = 2 if op in OF_TWO else 1
     args = [within_domain(op, np.abs(samples("float32", 5 + k))[:840]) for k in range(arity)]
     expected, least = run(op, 8, *args), np.finfo("f4").smallest_normal
-    rtol = 1e-4 if op == "fast_exp" else 1e-6  # which has 15 digits, by other ways for other lanes
+    rtol = 1e-4 if op == "fast_exp" else 1e-6  # fast_exp has 15 bits, and different paths for different lanes
     for lanes in (1, 3, 7):
         np.testing.assert_allclose(run(op, lanes, *args), expected, rtol=rtol, atol=least)
 
 
 @pytest.mark.parametrize("op", ["sin", "cos", "tan", "pow", "fmod", "log", "exp", "exp_nonpositive"])
 def test_without_fused_multiply_adds(op):
-    """Multiplying and adding round twice there: reductions must not rely on one rounding."""
+    """Products are rounded before the addition: reductions must not rely on a single rounding."""
     args = pairs(op, "float32") if op in OF_TWO else (within_domain(op, samples("float32", 1)),)
     check(op, run(op, 8, *args, target="llvm -mcpu=x86-64-v2"), args, STATED[op, "float32"] + 0.5)
 
@@ -204,7 +206,7 @@ def test_without_fused_multiply_adds(op):
 ])  # fmt: skip
 @pytest.mark.parametrize("op", ["exp_nonpositive", "log"])
 def test_tables_are_looked_up_by_lane(op, cpu, lanes, instruction):
-    """Where vectors have an instruction for it; a polynomial of more terms does without."""
+    """Targets without a lookup instruction use a longer polynomial."""
     f = function(op, "float32", 1, lanes, 48)
     text = build(IRModule({"f": f}), Target(f"llvm -mcpu={cpu}")).get_source("asm")
     assert bool(re.search(instruction or r"perm(d|ps)\s", text)) == (instruction is not None)
@@ -212,8 +214,8 @@ def test_tables_are_looked_up_by_lane(op, cpu, lanes, instruction):
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("lanes", [2, 3, 4, 8, 16, 24, 32])
-def test_one_unusual_argument_in_any_lane(lanes, target):
-    """It sends the whole vector on the long way."""
+def test_one_special_argument_in_any_lane(lanes, target):
+    """It sends the whole vector to the slow path."""
     count = lanes * lanes
     for value in (0.0, np.nan, -1.0, 1e-40):
         x = np.full(count, 2.0, np.float32)
@@ -231,8 +233,8 @@ def test_exponentials_of_other_numbers_of_lanes(op, lanes):
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("lanes", [1, 8, 16])
-def test_fast_powers_of_large_numbers_are_larger_than_those_that_are_right(lanes, target):
-    """Sums of them show that; neither they nor NaN of either sign become numbers that look right."""
+def test_fast_exp_of_large_arguments_overestimates(lanes, target):
+    """Softmax sums depend on that; neither they nor NaN of either sign may become plausible values."""
     large = np.array(
         [64.01, 65, 88, 89, 100, 128, 200, 1e3, 65504, 1e6, 1e20, 3e38, np.inf, np.nan, -np.nan, np.nan], "f4"
     )
@@ -243,7 +245,7 @@ def test_fast_powers_of_large_numbers_are_larger_than_those_that_are_right(lanes
     assert np.all((got := run("fast_exp", lanes, small, target=target)) >= 0) and np.all(got <= np.exp(-64.0))
 
 
-def test_fast_powers_are_scaled_by_an_instruction():
+def test_fast_exp_uses_the_scaling_instruction():
     texts = {}
     for cpu in ("skylake-avx512", "haswell"):
         module = IRModule({"f": function("fast_exp", "float32", 1, 16, 64)})
@@ -251,7 +253,7 @@ def test_fast_powers_are_scaled_by_an_instruction():
     assert {cpu: "vscalefps" in text for cpu, text in texts.items()} == {"skylake-avx512": True, "haswell": False}
 
 
-def test_an_instruction_that_is_not_there_is_an_error():
+def test_an_unavailable_instruction_is_an_error():
     module = IRModule({"f": function("fraction", "float32", 1, 16, 64)})
     with pytest.raises(CompileError, match=r"no instruction is 'fraction' of float32x16"):
         build(module, Target("llvm -mcpu=haswell"))
@@ -259,7 +261,7 @@ def test_an_instruction_that_is_not_there_is_an_error():
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -fast-math=arcp"])
 def test_remainders_of_multiples_are_zero(target):
-    """Quotients next to integers, which rounding or a reciprocal moves to the other side."""
+    """Quotients next to integers, which rounding or a reciprocal may move to the other side."""
     random = np.random.default_rng(8)
     y = random.uniform(1e-3, 10, 4096).astype("f4")
     multiple = y * random.integers(1, 1 << 20, 4096).astype("f4")
@@ -270,8 +272,8 @@ def test_remainders_of_multiples_are_zero(target):
 
 
 @pytest.mark.parametrize("op", ["sin", "cos", "tan"])
-def test_angles_next_to_multiples_of_a_quarter_turn(op):
-    """Where a reduction cancels most digits, near the reach of each way of reducing, too."""
+def test_angles_next_to_multiples_of_half_pi(op):
+    """Arguments where the reduction cancels most bits, also near the limit of each reduction method."""
     n = np.concatenate([np.arange(-40000, 40000), np.arange(80000, 84000), 2 ** np.arange(17, 40) * 3])
     x = np.concatenate([np.nextafter((n * (np.pi / 2)).astype("f4"), side, dtype="f4") for side in (-np.inf, np.inf)])
     x = np.concatenate([x, (n * (np.pi / 2)).astype("f4")])
@@ -285,8 +287,8 @@ def test_angles_next_to_multiples_of_a_quarter_turn(op):
 @pytest.mark.parametrize("exponent", [
     -1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 0.0, 0.3, -0.75, 0.98, -1.7, 3.9, 4.5, math.inf, math.nan,
 ])  # fmt: skip
-def test_powers_of_constant_exponents(exponent, dtype):
-    x = np.concatenate([samples(dtype, 7)[:2048], np.abs(samples(dtype, 7)[4096:])])  # many vectors all positive
+def test_pow_with_constant_exponents(exponent, dtype):
+    x = np.concatenate([samples(dtype, 7)[:2048], np.abs(samples(dtype, 7)[4096:])])  # many all positive
     buffers = [decl_buffer((len(x),), dtype, name=name) for name in "AC"]
     i, power = Var("i"), broadcast(const(exponent, dtype), 8)
     at = (ramp(i * 8, 1, 8),)
@@ -308,7 +310,7 @@ def test_16_bit_floats_are_computed_in_float32(op, dtype):
 
 
 def error_in_half(got: np.ndarray, exact: np.ndarray) -> float:
-    """The largest, in units in the last place of float16."""
+    """The largest error, in units in the last place of float16."""
     rounded = exact.astype("f2")
     finite = np.isfinite(rounded) & np.isfinite(got)
     np.testing.assert_array_equal(got[~finite], rounded[~finite])
@@ -319,10 +321,10 @@ def error_in_half(got: np.ndarray, exact: np.ndarray) -> float:
 @pytest.mark.parametrize("lanes", [8, 16], ids=["divided", "estimated"])
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("op", ["exp", "exp_nonpositive", "tanh", "sigmoid"])
-def test_all_numbers_of_float16(op, target, lanes):
-    """Fewer digits do there; results are hardly further off than rounding makes them.
+def test_every_float16_value(op, target, lanes):
+    """Low precision suffices; results are hardly further off than rounding makes them.
 
-    Estimates of reciprocals have 14 digits; which ones differs among processors.
+    Estimates of reciprocals have 14 bits; their values differ among processors.
     """
     x = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     x = np.where(x > 0, -x, x) if op == "exp_nonpositive" else x
@@ -341,7 +343,7 @@ def test_only_float32_divides_for_the_logistic_function(dtype, divided):
 
 @pytest.mark.parametrize("lanes", [8, 16], ids=["divided", "estimated"])
 @pytest.mark.parametrize("op", ["exp", "exp_nonpositive", "tanh", "sigmoid"])
-def test_all_numbers_of_bfloat16(op, lanes):
+def test_every_bfloat16_value(op, lanes):
     """Denormal and infinite results of exp, too."""
     x = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)
     with np.errstate(all="ignore"):
@@ -351,13 +353,13 @@ def test_all_numbers_of_bfloat16(op, lanes):
     got = run(op, lanes, x).astype("f8")
     finite = np.isfinite(rounded)
     np.testing.assert_array_equal(got[~finite], rounded[~finite])
-    smallest = 2.0**-133 if op == "exp" else 2.0**-126  # 0 is as good as a denormal result of the others
+    smallest = 2.0**-133 if op == "exp" else 2.0**-126  # 0 is accepted for a denormal result of the others
     np.testing.assert_allclose(got[finite], exact[finite], rtol=0.52 * 2.0**-7, atol=0.52 * smallest)
 
 
 @pytest.mark.parametrize(("name", "bound"), [("x s", 0.6), ("s / x", 0.6), ("1 - s", 1.0), ("s + s s", 0.502)])
-def test_fewer_digits_where_only_products_follow(name, bound):
-    """What is subtracted from 1 keeps all digits: the difference would be off by much more than its digits."""
+def test_lower_precision_where_only_products_follow(name, bound):
+    """A value subtracted from 1 keeps full precision: the relative error of the difference would exceed its own."""
     x = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     x = x[(np.abs(x) > 1e-4) & (np.abs(x) < 16)][: 1 << 14]
     values, i = [decl_buffer((len(x),), "float16", name=n) for n in "AC"], Var("i")
@@ -385,14 +387,14 @@ def test_no_library_call_is_left_but_the_kept_ones():
     assert LowerIntrin().run(wide, None) is wide
 
 
-def test_a_function_without_anything_to_expand_is_left_alone() -> None:
+def test_a_function_without_expandable_calls_is_unchanged() -> None:
     plain, tanh = function("fabs", "float32", 1, 8, 64), function("tanh", "float32", 1, 8, 64)
     assert lower_intrinsics(plain) is plain
     assert lower_intrinsics(tanh) is not tanh and lower_intrinsics(tanh, ("tanh",)) is tanh
 
 
 @pytest.mark.parametrize("lanes", [1, 8, 16])
-def test_fast_inverse_root(lanes):
+def test_fast_inverse_square_root(lanes):
     x = np.abs(samples("float32", 6))
     x = x[(x >= np.finfo("f4").smallest_normal) & (x <= 1e38)][:2400]
     exact = 1 / np.sqrt(x.astype("f8"))

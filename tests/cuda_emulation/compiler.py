@@ -1,6 +1,6 @@
-"""CUDA C++ text to an image that the stand-in driver loads: every kernel is compiled by g++ behind device/emulation.h.
+"""Compiles CUDA C++ text to an image for the emulated driver: every kernel by g++, after device/emulation.h.
 
-Kernels are compiled one by one, in parallel, and kept by the hash of their text: a kernel that two models share is
+Kernels are compiled one by one, in parallel, and cached by the hash of their text: a kernel that two models share is
 compiled once.
 """
 
@@ -28,7 +28,7 @@ _SIGNATURE = re.compile(r'extern "C" __global__\s+void\s+(?:__launch_bounds__\((
 
 
 def split_kernels(source: str) -> tuple[str, list[str]]:
-    """What stands before the first kernel, and the kernels one by one."""
+    """The text before the first kernel, and the kernels one by one."""
     starts = [m.start() for m in _KERNEL.finditer(source)]
     ends = [*starts[1:], len(source)] if starts else []
     return source[: starts[0]] if starts else source, [source[a:b] for a, b in zip(starts, ends, strict=True)]
@@ -36,14 +36,14 @@ def split_kernels(source: str) -> tuple[str, list[str]]:
 
 @functools.cache
 def _headers() -> str:
-    """The hash of the headers, a part of every key."""
+    """The hash of the headers, a part of every cache key."""
     files = [*sorted((HERE / "device").glob("*.h")), HERE / "driver" / "kernel.h"]
     return digest(*[f.read_text() for f in files])
 
 
 @functools.cache
 def _precompiled_headers() -> Path:
-    """A folder with the headers compiled beforehand, which is most of the time of a small kernel."""
+    """A folder with precompiled headers, which are most of the compile time of a small kernel."""
     made = build("emulation.gch", (*FLAGS, "-x", "c++-header", str(HERE / "device" / "emulation.h")), _headers())
     folder = made.with_suffix("")
     folder.mkdir(exist_ok=True)
@@ -64,7 +64,7 @@ def _compile_kernel(head: str, kernel: str) -> Path:
 
 
 def compile_cuda(source: str, arch: str) -> bytes:
-    """An image for the stand-in driver; `arch` changes nothing. Raises RuntimeError with g++'s messages."""
+    """An image for the emulated driver; `arch` is ignored. Raises RuntimeError with g++'s messages."""
     head, kernels = split_kernels(source)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = [str(path) for path in pool.map(lambda kernel: _compile_kernel(head, kernel), kernels)]

@@ -1,10 +1,10 @@
-"""CUDA without a GPU, for tests: a stand-in for the driver library, and kernels run on the host.
+"""CUDA without a GPU, for tests: an emulated driver library, and kernels run on the host.
 
 `start()` loads `libcuda.so.1`, built from `driver/`, before anything else in the process looks for the real one. From
-then on the device "cuda" works, all the way through this project's run half and through cuda-python: memory, streams,
-events, graphs, peers; two devices. While `compiling()`, kernels are compiled for it by `compiler.py`. Streams run their
-work only when somebody waits for it, device addresses are no addresses of the host, and kernels run thread by thread
-from barrier to barrier, so that forgotten waits and barriers give wrong results or errors.
+then on the device "cuda" works through the whole run-time part and cuda-python: memory, streams, events, graphs, peers;
+two devices. While `compiling()`, kernels are compiled for it by `compiler.py`. Streams execute their work only when a
+caller waits for it, device addresses are invalid on the host, and kernels run thread by thread from barrier to barrier,
+so that missing waits and barriers give wrong results or errors.
 """
 
 from __future__ import annotations
@@ -26,33 +26,34 @@ from tests.cuda_emulation.compiler import compile_cuda
 from tests.cuda_emulation.toolchain import HERE, build, compiler, digest
 
 __all__ = [
-    "LOOK", "build_driver", "compiling", "last_error", "no_real_device", "real_driver", "reset", "start", "unavailable",
-    "visible",
+    "DETECT", "build_driver", "compiling", "last_error", "no_real_device", "real_driver", "reset", "start",
+    "unavailable", "visible",
 ]  # fmt: skip
 
-LOOK = cuda_driver._look
-"""What the runtime does to find devices, where this module does not hide one."""
+DETECT = cuda_driver._detect
+"""The runtime's function that detects devices, when it is not hidden by this module."""
 
 _PROBE = "from relayc.backend.cuda.driver import probe; print(*probe())"
 
 
 @functools.cache
 def no_real_device() -> str | None:
-    """Why this machine has no CUDA device; None where it has one. Asked in another process, since a driver stays."""
-    asked = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
-    if asked.returncode:
-        return f"the CUDA driver ended a process that looked for devices: {asked.stderr.strip()[-200:]}"
-    count, reason = asked.stdout.strip().split(" ", 1)
+    """The reason why this machine has no CUDA device; None if it has one. Probed in another process, since a driver
+    stays loaded."""
+    probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        return f"the CUDA driver ended a process that looked for devices: {probe.stderr.strip()[-200:]}"
+    count, reason = probe.stdout.strip().split(" ", 1)
     return None if int(count) else reason
 
 
 def real_driver() -> bool:
-    """Has this machine a driver with a GPU?"""
+    """Does this machine have a driver with a GPU?"""
     return no_real_device() is None
 
 
 def unavailable() -> str | None:
-    """Why there is no emulation on this machine; None where there is."""
+    """The reason why there is no emulation on this machine; None if there is."""
     if os.name != "posix" or os.uname().machine not in ("x86_64", "aarch64"):
         return "the emulated CUDA device needs Linux on x86-64 or aarch64"
     return None if compiler() else "the emulated CUDA device needs g++"
@@ -60,7 +61,7 @@ def unavailable() -> str | None:
 
 @functools.cache
 def build_driver() -> Path:
-    """The stand-in driver library. Built where it is not yet, which takes a few seconds."""
+    """The emulated driver library, built if missing, which takes a few seconds."""
     sources = sorted((HERE / "driver").glob("*.cpp"))
     headers = digest(*[f.read_text() for f in sorted((HERE / "driver").glob("*.h"))])
     flags = ("-std=c++20", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden")
@@ -75,11 +76,11 @@ def build_driver() -> Path:
 
 @functools.cache
 def start() -> ctypes.CDLL:
-    """Makes the emulated device this process's CUDA device, for good. Call it before the first use of "cuda".
+    """Make the emulated device the CUDA device of this process. Must be called before the first use of "cuda".
 
-    The runtime sees it while it is `visible` only, so that other tests find the machine as it is.
+    The runtime sees it only while it is `visible`, so that other tests see the machine as it is.
     """
-    cuda_driver._look = _hidden
+    cuda_driver._detect = _hidden
     driver = ctypes.CDLL(str(build_driver()), ctypes.RTLD_GLOBAL)
     driver.emulation_last_error.restype = ctypes.c_char_p
     return driver
@@ -91,20 +92,20 @@ def _hidden() -> tuple[int, str]:
 
 @contextmanager
 def visible() -> Generator[None, None, None]:
-    """While it lasts, the runtime finds the emulated device."""
+    """A context in which the runtime finds the emulated device."""
     start()
-    cuda_driver._look = LOOK
+    cuda_driver._detect = DETECT
     cuda_driver.probe()
     try:
         yield
     finally:
-        cuda_driver._look = _hidden
+        cuda_driver._detect = _hidden
         cuda_driver._State.count = 0
 
 
 @contextmanager
 def compiling() -> Generator[None, None, None]:
-    """While it lasts, CUDA C++ is compiled for the emulated device, not for a GPU."""
+    """A context in which CUDA C++ is compiled for the emulated device, not for a GPU."""
     register_func("cuda.callback_compile", compile_cuda)
     try:
         yield
@@ -113,10 +114,10 @@ def compiling() -> Generator[None, None, None]:
 
 
 def last_error(index: int = 0) -> str:
-    """What the last kernel that failed did wrong, and where."""
+    """The error of the last failed kernel, with its location."""
     return start().emulation_last_error(index).decode()
 
 
 def reset(index: int = 0) -> None:
-    """Makes a device work again after a kernel failed on it. (A real one wants a new process.)"""
+    """Make a device usable again after a failed kernel. (A real one requires a new process.)"""
     start().emulation_reset(index)

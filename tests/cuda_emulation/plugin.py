@@ -1,6 +1,6 @@
-"""Fixtures of tests that run on a CUDA device: a real one where there is one, else the emulated one.
+"""Fixtures of tests that run on a CUDA device: a real one if there is one, else the emulated one.
 
-A test that asks for `cuda_device` runs on either. A test marked `cuda` needs a real GPU and is skipped elsewhere.
+A test with the fixture `cuda_device` runs on either. A test marked `cuda` needs a real GPU and is skipped elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def cuda_device() -> Generator[Device, None, None]:
-    """`cuda(0)`. Where it is emulated, compiling for "cuda" gives what the emulation runs, while the test lasts."""
+    """`cuda(0)`. If it is emulated, compilation for "cuda" targets the emulation during the test."""
     if emulation.real_driver():
         yield device("cuda", 0)
     else:
@@ -31,7 +31,7 @@ def cuda_device() -> Generator[Device, None, None]:
 
 @pytest.fixture
 def emulated_cuda_device() -> Generator[Device, None, None]:
-    """`cuda(0)`, emulated: for tests of what only the emulation tells."""
+    """`cuda(0)`, emulated: for tests of behaviour that only the emulation has."""
     if emulation.real_driver():
         pytest.skip("this process uses the real driver")
     yield from _emulated()

@@ -1,4 +1,4 @@
-"""The stand-in driver, by way of cuda-python: what it does, and what it refuses as a real one does."""
+"""The emulated driver through cuda-python: its results, and the errors that a real one returns."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def image() -> bytes:
 
 
 class Arguments:
-    """Kernel arguments behind an array of pointers."""
+    """Kernel arguments as an array of pointers."""
 
     def __init__(self, *values: Any) -> None:
         self.values = [v if isinstance(v, ctypes._SimpleCData) else ctypes.c_uint64(int(v)) for v in values]
@@ -110,7 +110,7 @@ def test_barriers_and_dynamic_shared_memory(image: bytes, stream: Any) -> None:
     assert np.array_equal(download(b, 5, stream), x.sum(1))
 
 
-def test_work_runs_when_somebody_waits(image: bytes, stream: Any) -> None:
+def test_work_runs_at_synchronisation(image: bytes, stream: Any) -> None:
     """A result read too early is not there yet: fresh memory is NaN."""
     pinned = int(ok(cuda.cuMemAllocHost(400)))
     host = np.ctypeslib.as_array((ctypes.c_float * 100).from_address(pinned))
@@ -122,7 +122,7 @@ def test_work_runs_when_somebody_waits(image: bytes, stream: Any) -> None:
     assert (host == 1).all()
 
 
-def test_pinned_memory_is_read_late_and_pageable_at_once(stream: Any) -> None:
+def test_pinned_memory_is_read_late_and_pageable_immediately(stream: Any) -> None:
     pinned = int(ok(cuda.cuMemAllocHost(4)))
     host, pageable = (ctypes.c_float * 1).from_address(pinned), np.ones(1, np.float32)
     host[0] = 1
@@ -174,7 +174,7 @@ def test_a_captured_graph_replays_with_the_arguments_of_the_capture(image: bytes
         assert np.array_equal(download(b, 64, stream), 2 * x)
 
 
-def test_waiting_while_capturing_spoils_the_graph(stream: Any) -> None:
+def test_synchronisation_during_capture_invalidates_the_graph(stream: Any) -> None:
     ok(cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
     assert code(cuda.cuStreamSynchronize(stream)) == "STREAM_CAPTURE_UNSUPPORTED"
     assert code(cuda.cuMemAlloc(16)) == "STREAM_CAPTURE_UNSUPPORTED"
@@ -197,7 +197,7 @@ def test_peers() -> None:
     ok(cuda.cuCtxDisablePeerAccess(contexts[0]))
 
 
-def test_launches_that_a_device_refuses(image: bytes, stream: Any) -> None:
+def test_invalid_launches(image: bytes, stream: Any) -> None:
     module = ok(cuda.cuModuleLoadData(image))
     sums = ok(cuda.cuModuleGetFunction(module, b"sums"))
     a = upload(np.ones(256, np.float32), stream)
@@ -214,7 +214,7 @@ def test_launches_that_a_device_refuses(image: bytes, stream: Any) -> None:
     assert code(cuda.cuModuleLoadData(b"\x7fELF" + bytes(64))) == "INVALID_IMAGE"
 
 
-def test_memory_that_a_device_refuses(stream: Any) -> None:
+def test_invalid_memory_accesses(stream: Any) -> None:
     x = np.ones(64, np.float32)
     a = upload(x, stream)
     assert code(cuda.cuMemcpyHtoD(a, x.ctypes.data, 257)) == "INVALID_VALUE"
@@ -240,7 +240,7 @@ def test_kernels_touch_only_live_device_memory(image: bytes, stream: Any, kind: 
     assert "scale" in emulation.last_error()
 
 
-def test_a_context_is_per_thread() -> None:
+def test_the_current_context_is_thread_local() -> None:
     from threading import Thread
 
     seen: list[str] = []

@@ -1,4 +1,4 @@
-"""Kernels on the host: what they compute, and which of their faults come out."""
+"""Kernels on the host: their results, and the faults that the emulation detects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("emulated_cuda_device")
 
 
 class Emulated:
-    """A kernel that takes numpy arrays and numbers."""
+    """A kernel that takes numpy arrays and scalars."""
 
     def __init__(self, source: str) -> None:
         from cuda.bindings import driver
@@ -28,7 +28,7 @@ class Emulated:
         self.function = driver.cuModuleGetFunction(self.module, b"f")[1]
 
     def __call__(self, grid: int, block: int, *arguments: Any, shared: int = 0) -> None:
-        """Runs it; arrays are copied there and back. Raises RuntimeError with what it did wrong."""
+        """Run it, with arrays copied in and out. Raises RuntimeError with the kernel's fault."""
         d = self.driver
         addresses = {i: int(d.cuMemAlloc(a.nbytes)[1]) for i, a in enumerate(arguments) if isinstance(a, np.ndarray)}
         for i, address in addresses.items():
@@ -62,15 +62,15 @@ def test_barriers_order_the_threads() -> None:
     assert np.array_equal(y, x[::-1])
 
 
-def test_a_missing_barrier_gives_wrong_numbers() -> None:
+def test_a_missing_barrier_gives_wrong_results() -> None:
     x, y = floats(64), np.zeros(64, np.float32)
     run(REVERSE.format(""), x, y)
     assert np.isnan(y).any()
 
 
 @pytest.mark.parametrize("reads", ["s[t ? t - 1 : 63]", "s[(t + 1) % 64]"])
-def test_dependences_of_both_directions_come_out(reads: str) -> None:
-    """Even blocks run their threads upwards and odd blocks downwards."""
+def test_dependences_in_both_directions_are_detected(reads: str) -> None:
+    """Even blocks run their threads in ascending, odd blocks in descending order."""
     x, y = floats(128), np.zeros(128, np.float32)
     body = "RC_SHARED(float, s, 64); int t = threadIdx.x, b = blockIdx.x * 64; s[t] = x[b + t]; {} y[b + t] = {};"
     run(body.format("", "s[0] * 0 + " + reads), x, y, grid=2)
@@ -91,7 +91,7 @@ def test_dependences_of_both_directions_come_out(reads: str) -> None:
         ("y[threadIdx.x * 5000] = 1;", "memory that is not the device's"),
     ],
 )
-def test_faults_that_are_named(body: str, message: str) -> None:
+def test_faults_are_described(body: str, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         run(body, floats(64), floats(64))
 
@@ -120,7 +120,7 @@ def test_shuffles(block: int) -> None:
         assert np.array_equal(y, x[source]), text
 
 
-def test_warps_and_halves_of_warps_go_their_own_ways() -> None:
+def test_divergent_warps_and_half_warps() -> None:
     x, y = floats(64), np.zeros(64, np.float32)
     run("""float v = x[threadIdx.x]; unsigned lane = threadIdx.x & 31;
            if (lane < 16) { for (int i = 1; i < 16; i *= 2) v += __shfl_xor_sync(0xffff, v, i); }
@@ -150,7 +150,7 @@ def test_every_block_starts_with_fresh_shared_memory() -> None:
 
 
 @pytest.mark.parametrize("wait", [0, 1])
-def test_asynchronous_copies_are_there_after_the_wait_only(wait: int) -> None:
+def test_asynchronous_copies_complete_at_the_wait(wait: int) -> None:
     x, y = floats(64), np.zeros(64, np.float32)
     run(f"""RC_SHARED(float, s, 64); int t = threadIdx.x;
             rc_async_copy<4>(&s[t], &x[t], t < 60); rc_async_commit(); rc_async_wait<{wait}>(); __syncthreads();
@@ -161,18 +161,18 @@ def test_asynchronous_copies_are_there_after_the_wait_only(wait: int) -> None:
         assert np.isnan(y).all()
 
 
-def test_misaligned_asynchronous_copies_are_refused() -> None:
+def test_misaligned_asynchronous_copies_are_rejected() -> None:
     with pytest.raises(RuntimeError, match="misaligned shared address 4 for 16 bytes"):
         run("RC_SHARED(float, s, 64); rc_async_copy<16>(&s[1], &x[0], true);", floats(64), floats(64))
 
 
-def test_kernels_of_a_source_are_found_and_compiled_on_their_own() -> None:
+def test_kernels_of_a_source_are_split_and_compiled_separately() -> None:
     head, kernels = split_kernels('int a;\nextern "C" __global__ void f() {}\nextern "C" __global__ void g() {}\n')
     assert head == "int a;\n"
     assert [k.split()[4] for k in kernels] == ["f()", "g()"]
     assert split_kernels("int a;\n") == ("int a;\n", [])
 
 
-def test_compile_errors_say_where(emulated_cuda_device: Device) -> None:
+def test_compile_errors_have_a_location(emulated_cuda_device: Device) -> None:
     with pytest.raises(RuntimeError, match=r"f:2:.*nonsense"):
         compile_cuda('extern "C" __global__ void f() {\n  nonsense();\n}', "sm_90")

@@ -1,4 +1,4 @@
-"""Builds with the system's C++ compiler, kept by the hash of all that decides the result."""
+"""Builds with the system's C++ compiler, cached by the hash of all that determines the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def compiler() -> str | None:
 
 @functools.cache
 def cache_folder() -> Path:
-    """A folder of this user's for what was built, kept between sessions."""
+    """A per-user folder for build results that persists between test runs."""
     folder = Path(tempfile.gettempdir()) / f"relayc-cuda-emulation-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
@@ -38,7 +38,7 @@ def _compiler_version() -> str:
 
 
 def _cpu() -> str:
-    """What -march=native stands for, so that a shared folder serves several machines."""
+    """The processor that -march=native stands for, so that several machines can share a folder."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith(("flags", "Features")):
             return line
@@ -46,13 +46,13 @@ def _cpu() -> str:
 
 
 def digest(*parts: str) -> str:
-    """A name for what is made of these texts by this compiler on this machine."""
+    """A file name derived from these strings, the compiler and the machine."""
     text = "\0".join((_compiler_version(), _cpu(), *parts))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def build(name: str, arguments: Sequence[str], key: str, text: str | None = None) -> Path:
-    """The file `name` in the cache, made by `g++ arguments -o name` when it is not there.
+    """The file `name` in the cache, built by `g++ arguments -o name` if missing.
 
     `text` is a source for standard input ("-" among the arguments). Raises RuntimeError with the compiler's messages.
     """

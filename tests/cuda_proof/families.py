@@ -1,4 +1,4 @@
-"""Programs of one operator or a few, at odd sizes: at least one for every family of schedules."""
+"""Programs of one or a few operators at odd sizes: at least one for every family of schedules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _of(result: Expr, *params: relay.Var) -> relay.Function:
 
 
 def _op(name: str, *shapes: tuple[int, ...], **attrs: Any) -> Callable[[], relay.Function]:
-    """One operator on tensors of these shapes."""
+    """A program of one operator on tensors of these shapes."""
 
     def make() -> relay.Function:
         params = [_x(*shape, name=f"x{i}") for i, shape in enumerate(shapes)]
@@ -92,14 +92,14 @@ def _scatter() -> relay.Function:
 
 
 def _lstm() -> relay.Function:
-    """Both directions, five entries: two groups of threads; units that don't fill their last block."""
+    """A bidirectional LSTM, batch of five: two groups of threads; units that don't fill their last block."""
     products, h0, c0 = _x(4, 5, 2 * 4 * 21), _x(2, 5, 21, name="h0"), _x(2, 5, 21, name="c0")
     results = relay.nn.lstm(products, _w(2, 4 * 21, 21), h0, c0, reverse=(False, True))
     return _of(relay.Tuple(results), products, h0, c0)
 
 
 def _gru() -> relay.Function:
-    """The reset state between two launches of a step."""
+    """A GRU with the reset state between two launches of a step."""
     products, h0 = _x(5, 1, 3 * 40), _x(1, 1, 40, name="h0")
     return _of(relay.Tuple(relay.nn.gru(products, _w(1, 3 * 40, 40), h0, _w(1, 40))), products, h0)
 

@@ -1,8 +1,8 @@
-"""What is proven of a program for a GPU without having one.
+"""Verification of GPU programs without a GPU.
 
-* `compile_for` makes machine code of every kernel with NVRTC and holds it against the budget of spills;
-* `check_kernels` runs every kernel as loops through the checker of races, barriers, bounds and unwritten memory;
-* `run` runs the whole on the device "cuda", which is emulated where there is no GPU.
+* `compile_for` compiles every kernel to machine code with NVRTC and checks its spills against a budget;
+* `check_kernels` runs every kernel as loops in the checker of races, barriers, bounds and uninitialised reads;
+* `run` runs the whole program on the device "cuda", which is emulated if there is no GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["ARCHES", "check_kernels", "compile_for", "kernels_of", "over_budget"
 ARCHES = ("sm_80", "sm_90")
 
 SPILL_BUDGETS: dict[str, tuple[int, str]] = {}
-"""Pattern of kernel names -> (bytes of spills that a kernel may have, why). All others may have none."""
+"""Pattern of kernel names -> (bytes of spills allowed, reason). All others may have none."""
 
 
 def _multiply(left: int = 16, right: int = 8) -> list[ExternAccess]:
@@ -39,22 +39,23 @@ def _multiply(left: int = 16, right: int = 8) -> list[ExternAccess]:
 
 
 def _fragment(nbytes: int, row: Callable[[np.ndarray, int], np.ndarray], places: int = 1) -> list[ExternAccess]:
-    """A load of `nbytes` of registers at each of `places`; every lane reads 16 bytes, from `row`(lane, stride) on."""
+    """A load of `nbytes` of registers at each of `places`; every lane reads 16 bytes, starting at `row`(lane,
+    stride)."""
     filled = [ExternAccess(place, nbytes, reads=False, writes=True) for place in range(places)]
     return [*filled, ExternAccess(places, 16, offset=lambda i, a: row(i, a[0]))]
 
 
-def _slices(columns: int, turned: bool) -> list[ExternAccess]:
-    """A product of a group of warps: every thread reads its own rows and columns, in swizzled lines of 8 parts.
+def _slices(columns: int, transposed: bool) -> list[ExternAccess]:
+    """A product of a warp group: every thread reads its own rows and columns, in swizzled lines of 8 parts.
 
-    Lines of columns that lie turned are of one depth; the threads that have the same columns share them out.
+    Lines of `transposed` columns are of one depth; the threads that have the same columns partition them.
     """
     own = ExternAccess(0, 2 * columns, writes=True)
     rows = [
         ExternAccess(1, 16, offset=lambda i, _, h=half, p=part: h * 1024 + ((p ^ i >> 2) - (i >> 2)) * 16)
         for half in range(2) for part in range(8)
     ]  # fmt: skip
-    if turned:
+    if transposed:
         return [own, *rows, *[
             ExternAccess(2, 16, offset=lambda i, _, p=part, k=8 * eighth: (
                 p // 8 * 8192 + (k + (i >> 2)) * 128 + (p % 8 ^ i >> 2) * 16 - (i & 3) * 4))
@@ -68,8 +69,8 @@ def _slices(columns: int, turned: bool) -> list[ExternAccess]:
 
 
 EXTERNS = {
-    **{f"rc_wgmma_{kind}<{columns}, {int(turned)}>": _slices(columns, turned)
-       for kind in ("float16", "bfloat16") for columns in (64, 128, 192, 256) for turned in (False, True)},
+    **{f"rc_wgmma_{kind}<{columns}, {int(transposed)}>": _slices(columns, transposed)
+       for kind in ("float16", "bfloat16") for columns in (64, 128, 192, 256) for transposed in (False, True)},
     **{f"rc_mma_{kind}": _multiply() for kind in ("float16", "bfloat16", "tfloat32", "int8")},
     "rc_load_left": _fragment(16, lambda i, s: ((i & 15) - (i >> 2)) * s + (i >> 4) * 16),
     "rc_load_left_transposed": _fragment(
@@ -80,13 +81,13 @@ EXTERNS = {
         8, lambda i, s: ((i >> 4) * 8 + (i & 7) - (i & 3) * 2) * s + (i >> 3 & 1) * 16, places=2),
     "rc_load_right_pair_transposed": _fragment(8, lambda i, s: (i & 15) * s + (i >> 4) * 16 - (i & 3) * 4, places=2),
 }  # fmt: skip
-"""What the prelude's functions for tensor cores touch. The lanes beyond 15 give no rows to a load of two matrices."""
+"""Memory accesses of the prelude's tensor core functions. Lanes above 15 provide no rows to a load of two matrices."""
 
 
 def kernels_of(
     program: relay.Function | IRModule, arch: str, params: Mapping[str, Any] | None = None
 ) -> list[PrimFunc]:
-    """The loop functions of a program as they are handed to the code generator of `arch`, each distinct one once."""
+    """The loop functions of a program as passed to the code generator of `arch`, each distinct one once."""
     target = Target(f"cuda -arch={arch}")
     module = program if isinstance(program, IRModule) else IRModule({"main": program})
     optimized = relay.optimize(module, target, params)
@@ -95,7 +96,7 @@ def kernels_of(
 
 
 def compile_for(functions: Sequence[PrimFunc], arch: str) -> CUDAModule:
-    """Machine code of functions, by NVRTC: no emulation may be in force."""
+    """Machine code of functions, by NVRTC: no emulation may be active."""
     target = Target(f"cuda -arch={arch}")
     return assemble([emit(IRModule({f.name: f for f in functions}), target)], target)
 
@@ -112,7 +113,7 @@ def over_budget(module: CUDAModule) -> list[str]:
 
 
 def check_kernels(functions: Sequence[PrimFunc], arch: str, arrays: Mapping[str, np.ndarray] | None = None) -> int:
-    """Runs the kernels of functions through the checker; gives how many. Raises `SimtFault`."""
+    """Run the kernels of functions in the checker; returns their number. Raises `SimtFault`."""
     count = 0
     for device in prepare(IRModule({f.name: f for f in functions}), Target(f"cuda -arch={arch}")):
         checker = KernelChecker(device.function.buffer_map.values(), device.workspaces, arrays=arrays, externs=EXTERNS)
@@ -125,7 +126,7 @@ def check_kernels(functions: Sequence[PrimFunc], arch: str, arrays: Mapping[str,
 
 
 def _launches(device: DeviceFunction) -> Iterator[tuple[Kernel, Stmt]]:
-    """The kernels of a function in the order they are launched in, those of a loop for each of its steps."""
+    """The kernels of a function in launch order, those of a loop for each of its steps."""
     for step, group in itertools.groupby(device.kernels, lambda kernel: kernel.step):
         kernels = list(group)
         if step is None:

@@ -1,4 +1,4 @@
-"""Every family of schedules at odd sizes: machine code without spills, no races, right numbers."""
+"""Every family of schedules at odd sizes: machine code without spills, no races, correct results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def kernels(family: str, arch: str) -> list[PrimFunc]:
 
 @pytest.mark.parametrize("arch", proof.ARCHES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_machine_code_keeps_to_the_budget(family, arch):
+def test_machine_code_keeps_the_spill_budget(family, arch):
     module = proof.compile_for(kernels(family, arch), arch)
     assert module.image[:4] == b"\x7fELF"
     assert not proof.over_budget(module)
@@ -35,7 +35,7 @@ def test_kernels_have_no_faults(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_numbers(cuda_device, family):
+def test_results(cuda_device, family):
     function = FAMILIES[family]()
     random = np.random.default_rng(3)
     inputs = {p.name: random.standard_normal(p.tensor_type.static_shape).astype("float32") for p in function.params}

@@ -1,4 +1,4 @@
-"""Whole models for a GPU: machine code of every kernel without spills, no faults, and the CPU's answer end to end."""
+"""Whole models for a GPU: machine code of every kernel without spills, no faults, and the CPU's results end to end."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def model(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("arch", proof.ARCHES)
-def test_machine_code_keeps_to_the_budget(model, arch):
+def test_machine_code_keeps_the_spill_budget(model, arch):
     module, params, _ = model
     compiled = proof.compile_for(proof.kernels_of(module, arch, params), arch)
     assert len(compiled.report) >= 5
@@ -79,7 +79,7 @@ def test_kernels_have_no_faults(model):
     assert proof.check_kernels(proof.kernels_of(module, "sm_90", params), "sm_90") >= 5
 
 
-def test_the_answer_is_the_cpu_s(cuda_device, model):
+def test_results_agree_with_the_cpu(cuda_device, model):
     module, params, inputs = model
     cpu = graph_executor.GraphModule(relay.build(module, "llvm", params)["default"](device("cpu", 0)))
     cpu.run(**inputs)

@@ -1,4 +1,4 @@
-"""Faults planted in kernels that are right: the checker must find every one of them."""
+"""Faults injected into correct kernels: the checker must find every one of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KERNELS = ["dense", "dense in float16", "conv2d", "batch_matmul", "softmax", "la
 
 
 class _Edit(Mutator):
-    """Replaces the `number`-th statement or load that `wanted` picks."""
+    """Replaces the `number`-th statement or load for which `wanted` holds."""
 
     def __init__(self, wanted: Callable[[Any], bool], number: int, change: Callable[[Any], Any]) -> None:
         self.wanted, self.left, self.change = wanted, number, change
@@ -76,7 +76,7 @@ def _prepared(family: str) -> Iterator[tuple[DeviceFunction, Kernel]]:
 
 
 def _found(device: DeviceFunction, kernel: Kernel, body: Stmt) -> str:
-    """The kind of fault in a changed kernel, "" for none."""
+    """The kind of fault in a mutated kernel, "" for none."""
     workspaces = {w.name for w in device.workspaces}
     checker = KernelChecker(
         device.function.buffer_map.values(), device.workspaces, initialized=workspaces, externs=proof.EXTERNS
@@ -90,12 +90,13 @@ def _found(device: DeviceFunction, kernel: Kernel, body: Stmt) -> str:
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
 @pytest.mark.parametrize("family", KERNELS)
-def test_planted_faults_are_found(family, mutation):
+def test_injected_faults_are_found(family, mutation):
     wanted, change, kinds = MUTATIONS[mutation]
     planted = 0
     for device, kernel in _prepared(family):
         places = [n for n in collect(kernel.body, (Evaluate, BufferStore, BufferLoad)) if wanted(n)]
-        # Later stores fill memory that earlier ones have used: without them it holds old numbers, not undefined ones.
+        # Later stores fill memory that earlier ones have used: without them it has stale values, not uninitialised
+        # ones.
         numbers = {0} if mutation == "a store is missing" else {0, len(places) // 2, len(places) - 1}
         for number in sorted(numbers) if places else []:
             body = _Edit(wanted, number, change).visit(kernel.body)

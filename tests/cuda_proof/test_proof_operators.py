@@ -1,4 +1,4 @@
-"""Every operator compiled for a GPU: no faults in its kernels, and the answer of its numpy reference."""
+"""Every operator compiled for a GPU: no faults in its kernels, and the results of its numpy reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCHES = [ROWS[i : i + _BATCH] for i in range(0, len(ROWS), _BATCH)]
 
 
 def program(rows: list[Row]) -> tuple[relay.Function, dict[str, np.ndarray]]:
-    """The operators of some rows side by side, and their inputs."""
+    """The operators of some rows as one program, and its inputs."""
     params: list[relay.Var] = []
     results: list[relay.Expr] = []
     inputs: dict[str, np.ndarray] = {}
@@ -41,7 +41,7 @@ def test_operators(cuda_device, rows):
 
 
 def follows_positions(row: Row) -> bool:
-    """Does the operator read where an input says, unchecked, as positions are made by the importer?"""
+    """Does the operator use unchecked indices from an input, which the importer guarantees to be in bounds?"""
     return row.op in ("ml.tree_ensemble", "nn.window_dot4_groups", "nn.dense_dot4_groups", "vision.weighted_pixels")
 
 
@@ -52,8 +52,8 @@ def test_kernels_have_no_faults(rows):
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if follows_positions(row)], ids=str)
-def test_reads_at_given_positions_have_no_faults(row):
-    """Where to read is in arrays of trees and tables of steps: the parameters of the only kernel, in their order."""
+def test_indexed_reads_have_no_faults(row):
+    """Indices are in arrays of trees and tables of steps: the parameters of the only kernel, in their order."""
     (kernel,) = proof.kernels_of(program([row])[0], "sm_90")
     assert len(kernel.params) == len(row.inputs) + 1
     proof.check_kernels([kernel], "sm_90", {f"p{k}": x for k, x in enumerate(row.inputs)})

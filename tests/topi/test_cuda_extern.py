@@ -1,4 +1,5 @@
-"""Hand-written loops on GPUs: sorting, running sums, scattered updates, and loops that are only marked independent."""
+"""Hand-written loops on GPUs: sorting, cumulative sums, scattered updates, and loops that are only marked
+independent."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def launches(module: object) -> int:
 
 @pytest.mark.parametrize("chunk", [1024, 4])
 @pytest.mark.parametrize(("shape", "axis"), [((3, 10), 1), ((5, 4), 0), ((17,), 0), ((2, 9, 2), 1)])
-def test_sorting_keeps_equal_values_in_order(run_cuda, monkeypatch, chunk, shape, axis):
+def test_sorting_is_stable(run_cuda, monkeypatch, chunk, shape, axis):
     monkeypatch.setattr(sort, "_CHUNK", chunk)
     x, a = te.placeholder(shape, "float32", "x"), few(*shape)
     (order,) = run_cuda([x], [topi.argsort(x, axis)], a)
@@ -45,18 +46,18 @@ def test_long_rows_are_merged_in_passes(lower_cuda):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize(("shape", "axis"), [((3, 40), 1), ((3, 4), 0), ((50,), 0), ((2, 35, 2), 1), ((300, 3), 1)])
-def test_running_sums(run_cuda, shape, axis, exclusive, reverse):
+def test_cumulative_sums(run_cuda, shape, axis, exclusive, reverse):
     x, a = te.placeholder(shape, "float32", "x"), few(*shape)
     (result,) = run_cuda([x], [topi.cumsum(x, axis, exclusive=exclusive, reverse=reverse)], a)
     total = np.flip(np.flip(a, axis).cumsum(axis), axis) if reverse else a.cumsum(axis)
     np.testing.assert_array_equal(result, total - (a if exclusive else 0))
 
 
-@pytest.mark.parametrize("most_looks", [0, 1 << 30])
+@pytest.mark.parametrize("max_comparisons", [0, 1 << 30])
 @pytest.mark.parametrize("reduction", ["update", "add", "max"])
-def test_scattered_updates_are_made_in_order(run_cuda, monkeypatch, most_looks, reduction):
-    """By lines of updates, and by elements that look for theirs."""
-    monkeypatch.setattr(scan, "_MOST_LOOKS", most_looks)
+def test_scattered_updates_are_ordered(run_cuda, monkeypatch, max_comparisons, reduction):
+    """By lines of updates, and by elements that search for theirs."""
+    monkeypatch.setattr(scan, "_MAX_COMPARISONS", max_comparisons)
     x, updates = te.placeholder((6, 4), "float32", "x"), te.placeholder((9, 3), "float32", "updates")
     indices = te.placeholder((9, 3), "int64", "indices")
     a, u, at = few(6, 4), few(9, 3), RNG.integers(-6, 6, (9, 3))
@@ -68,8 +69,8 @@ def test_scattered_updates_are_made_in_order(run_cuda, monkeypatch, most_looks, 
     np.testing.assert_array_equal(result, expected)
 
 
-def test_independent_loops_share_a_block_inside_ordered_ones(run_cuda, lower_cuda):
-    """State in memory of the device, steps in order, a barrier after each."""
+def test_independent_loops_in_serial_ones_run_in_one_block(run_cuda, lower_cuda):
+    """State in device memory, steps in order, a barrier after each."""
     x = te.placeholder((5, 70), "float32", "x")
 
     def fill(ins, outs):
@@ -94,8 +95,8 @@ def test_independent_loops_share_a_block_inside_ordered_ones(run_cuda, lower_cud
 
 
 @pytest.mark.parametrize("steps", [None, 2])
-def test_scratch_of_an_iteration_becomes_a_part_for_each_thread(run_cuda, steps):
-    """In a grid of its own, and inside steps in order."""
+def test_scratch_memory_of_an_iteration_is_privatised_per_thread(run_cuda, steps):
+    """In a grid of its own, and inside ordered steps."""
     x, a = te.placeholder((40, 6), "float32", "x"), few(40, 6)
 
     def fill(ins, outs):
@@ -103,11 +104,11 @@ def test_scratch_of_an_iteration_becomes_a_part_for_each_thread(run_cuda, steps)
         source, out = ib.buffer(ins[0]), ib.buffer(outs[0])
         ordered = nullcontext() if steps is None else ib.for_range(0, steps, "step")
         with ordered, ib.for_range(0, 40, "row", independent=True) as row:
-            turned = ib.allocate("float32", 6, "turned", scope="global")
+            reversed_row = ib.allocate("float32", 6, "reversed_row", scope="global")
             with ib.for_range(0, 6, "k") as k:
-                turned[5 - k] = source[row, k]
+                reversed_row[5 - k] = source[row, k]
             with ib.for_range(0, 6, "k") as k:
-                out[row, k] = turned[k] + source[row, k]
+                out[row, k] = reversed_row[k] + source[row, k]
         return ib.get()
 
     out = te.extern((40, 6), [x], fill, name="out", dtype="float32", tag="default")
@@ -120,10 +121,10 @@ def test_overlapping_windows_are_added_pixel_by_pixel(run_cuda, block, stride, d
     image = (7, 9)
     counts = [(n + 2 * pad - dilation * (k - 1) - 1) // stride + 1 for n, k in zip(image, block, strict=True)]
     columns = few(2, 3, *block, *counts)
-    given = columns.reshape(2, -1, counts[0] * counts[1])
-    x = te.placeholder(given.shape, "float32", "x")
+    windows = columns.reshape(2, -1, counts[0] * counts[1])
+    x = te.placeholder(windows.shape, "float32", "x")
     result = topi.nn.col2im(x, image, block, (stride,) * 2, (dilation,) * 2, (pad,) * 4)
-    (found,) = run_cuda([x], [result], given)
+    (found,) = run_cuda([x], [result], windows)
     expected = np.zeros((2, 3, *[n + 2 * pad for n in image]), np.float32)
     for i, j in np.ndindex(*block):
         rows, cols = (slice(k * dilation, k * dilation + (n - 1) * stride + 1, stride)

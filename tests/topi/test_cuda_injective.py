@@ -1,4 +1,4 @@
-"""Elementwise and index-mapping groups on GPUs: any size, and as many elements at once as addresses allow."""
+"""Elementwise and index-mapping groups on GPUs: any size, and as many elements per access as alignment allows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_elementwise_groups_of_any_size(run_cuda, shape, dtype):
 
 
 @pytest.mark.parametrize("n", [1, 37, 1030])
-def test_sizes_known_only_at_run_time(run_cuda, n):
+def test_dynamic_sizes(run_cuda, n):
     rows = te.size_var("rows")
     x, b = te.placeholder((rows, 3), "float32", "x"), placeholder(3, name="b")
     a, c = RNG.random((n, 3), dtype=np.float32), RNG.random(3, dtype=np.float32)
@@ -35,7 +35,7 @@ def test_sizes_known_only_at_run_time(run_cuda, n):
 
 
 @pytest.mark.parametrize("columns", [1, 5, 6, 8])
-def test_rearrangements_with_a_broadcast(run_cuda, columns):
+def test_index_mappings_with_a_broadcast(run_cuda, columns):
     x, b = placeholder(4, 6, columns), placeholder(columns, name="b")
     out = topi.transpose(topi.reshape(topi.add(x, b), (2, 2, 6, columns)), (1, 0, 2, 3))
     a, c = RNG.random((4, 6, columns), dtype=np.float32), RNG.random(columns, dtype=np.float32)
@@ -59,8 +59,8 @@ def test_several_outputs_are_kernels_of_their_own(run_cuda, lower_cuda):
     assert str(lower_cuda([x], pieces)).count('thread("blockIdx.x"') == 2
 
 
-def test_a_group_without_a_schedule_of_its_own_still_runs_on_threads(run_cuda):
-    """Every stage that is not inlined is a kernel: reductions, pairs, hand-written loops."""
+def test_the_fallback_schedule_runs_on_threads(run_cuda):
+    """Every stage that is not inlined is a kernel: reductions, tuples, hand-written loops."""
     x = placeholder(5, 7)
     k = te.reduce_axis((0, 7), name="k")
     total = te.compute((5,), lambda i: te.sum(x[i, k], axis=k), name="total", tag="nobody_knows_this")
@@ -80,7 +80,7 @@ def test_lanes_of_a_vector():
     assert flat_lanes(topi.nn.relu(placeholder(3, 5))) == 1
 
 
-def test_lanes_follow_how_the_inputs_are_read():
+def test_lanes_follow_the_access_patterns_of_inputs():
     x, bias = placeholder(8, 6, 40), placeholder(40, name="b")
     assert row_lanes(topi.add(x, bias)) == 4
     assert row_lanes(topi.transpose(x, (1, 0, 2))) == 4

@@ -21,12 +21,12 @@ def windows(x: np.ndarray, kernel: int, stride: int, pad: int, value: float) -> 
 @pytest.mark.parametrize(("channels", "size", "pad"), [(4, 7, 1), (3, 8, 0), (8, 5, 1)])
 def test_pooling(run_cuda, channels_last, channels, size, pad):
     a = RNG.standard_normal((2, channels, size, size)).astype(np.float32)
-    given = np.ascontiguousarray(np.moveaxis(a, 1, 3)) if channels_last else a
+    array = np.ascontiguousarray(np.moveaxis(a, 1, 3)) if channels_last else a
     axes = (1, 2) if channels_last else (2, 3)
-    x = te.placeholder(given.shape, "float32", "x")
+    x = te.placeholder(array.shape, "float32", "x")
     covers = topi.nn.Windows(axes, (3, 3), (2, 2), (1, 1), (pad,) * 4)
-    (largest,) = run_cuda([x], [topi.nn.relu(topi.nn.max_pool(x, covers))], given)
-    (mean,) = run_cuda([x], [topi.nn.avg_pool(x, covers, count_include_pad=True)], given)
+    (largest,) = run_cuda([x], [topi.nn.relu(topi.nn.max_pool(x, covers))], array)
+    (mean,) = run_cuda([x], [topi.nn.avg_pool(x, covers, count_include_pad=True)], array)
     expected_max = np.maximum(windows(a, 3, 2, pad, -np.inf).max(-1), 0)
     expected_mean = windows(a, 3, 2, pad, 0).mean(-1)
     if channels_last:

@@ -1,4 +1,4 @@
-"""Products of matrices on GPUs: dense layers, matrix products and convolutions, against numpy, at odd sizes too."""
+"""Matrix products on GPUs: dense layers, matrix multiplications and convolutions, against numpy, at odd sizes too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def placeholder(name, *shape, dtype="float32"):
 
 
 def run(device, inputs, out):
-    """The group of `out` and a bias with a floor, on random arrays; gives (arrays, result without the epilogue)."""
+    """Run the group of `out`, a bias and a relu on random arrays; returns (arrays, result without the epilogue)."""
     last = te.compute(out.shape, lambda *i: te.max(out(*i) + 1.0, te.const(-1e9)), name="last", tag="elemwise")
     return execute(device, inputs, last)
 
@@ -39,9 +39,9 @@ def execute(device, inputs, *outs, options=""):
     target = Target(TARGET + options)
     library = backend.build(te.lower(schedule_for(list(outs), target), [*inputs, *outs]), target=target)
     arrays = [random(t) for t in inputs]
-    given = [backend.nd.array(a, device) for a in arrays]
+    on_device = [backend.nd.array(a, device) for a in arrays]
     results = [backend.nd.empty(t.shape, str(t.dtype), device) for t in outs]
-    library(*given, *results)
+    library(*on_device, *results)
     return arrays, *[r.numpy() for r in results]
 
 
@@ -125,22 +125,22 @@ def test_convolution(cuda_device, case, channels_last):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("turned", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("transposes", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("dims", [(2, 40, 72, 104), (1, 9, 33, 97), (1, 8, 24, 16)])
-def test_tensor_cores(cuda_device, dims, turned, dtype):
+def test_tensor_cores(cuda_device, dims, transposes, dtype):
     b, m, n, k = dims
-    x = placeholder("x", b, *((k, m) if turned[0] == "t" else (m, k)), dtype=dtype)
-    y = placeholder("y", b, *((n, k) if turned[1] == "t" else (k, n)), dtype=dtype)
-    out = topi.nn.batch_matmul(x, y, turned[0] == "t", turned[1] == "t", out_dtype="float32")
+    x = placeholder("x", b, *((k, m) if transposes[0] == "t" else (m, k)), dtype=dtype)
+    y = placeholder("y", b, *((n, k) if transposes[1] == "t" else (k, n)), dtype=dtype)
+    out = topi.nn.batch_matmul(x, y, transposes[0] == "t", transposes[1] == "t", out_dtype="float32")
     (p, q), result = run(cuda_device, [x, y], out)
     p, q = p.astype("float32"), q.astype("float32")
-    expected = (p.swapaxes(1, 2) if turned[0] == "t" else p) @ (q.swapaxes(1, 2) if turned[1] == "t" else q)
+    expected = (p.swapaxes(1, 2) if transposes[0] == "t" else p) @ (q.swapaxes(1, 2) if transposes[1] == "t" else q)
     np.testing.assert_allclose(result, expected + 1, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("transpose_b", [True, False])
 @pytest.mark.parametrize("dims", [(40, 72, 128), (5, 9, 48)])
-def test_products_of_bytes(cuda_device, dims, transpose_b):
+def test_byte_products(cuda_device, dims, transpose_b):
     m, n, k = dims
     x, w = placeholder("x", m, k, dtype="int8"), placeholder("w", *((n, k) if transpose_b else (k, n)), dtype="int8")
     out = topi.nn.batch_matmul(x, w, transpose_b=transpose_b, out_dtype="int32")
@@ -184,7 +184,7 @@ def test_an_epilogue_is_fused_in_dimensions_of_one_element_too(cuda_device):
 
 @pytest.mark.parametrize("epilogue", [False, True])
 @pytest.mark.parametrize("case", [("float32", 3, 40, 700), ("float16", 20, 24, 1024), ("float16", 1, 9, 513)])
-def test_the_depth_is_shared_between_blocks(cuda_device, case, epilogue):
+def test_split_k(cuda_device, case, epilogue):
     dtype, m, n, k = case
     x, w = placeholder("x", m, k, dtype=dtype), placeholder("w", n, k, dtype=dtype)
     out = topi.nn.dense(x, w, out_dtype="float32")
@@ -193,7 +193,7 @@ def test_the_depth_is_shared_between_blocks(cuda_device, case, epilogue):
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_a_deep_convolution_in_slices(cuda_device):
+def test_split_k_of_a_deep_convolution(cuda_device):
     x, w = placeholder("x", 1, 4, 4, 96), placeholder("w", 3, 3, 96, 16)
     out = topi.nn.conv(x, w, (1, 1), (1, 1, 1, 1), (1, 1), 1, "NHWC", "HWIO")
     assert "partials" in str(te.lower(schedule_for([out], Target(TARGET)), [x, w, out]))
@@ -229,7 +229,7 @@ def test_transposed_convolution(cuda_device, channels_last):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_sizes_known_only_at_run_time(cuda_device, dtype):
+def test_dynamic_sizes(cuda_device, dtype):
     rows, target = te.size_var("rows"), Target(TARGET)
     x, w = te.placeholder((rows, 40), dtype, "x"), placeholder("w", 36, 40, dtype=dtype)
     image, kernel = te.placeholder((rows, 6, 6, 8), dtype, "image"), placeholder("kernel", 3, 3, 8, 12, dtype=dtype)
@@ -252,7 +252,7 @@ def test_sizes_known_only_at_run_time(cuda_device, dtype):
 
 
 def instructions(inputs, out):
-    """How many instructions of each kind the kernel of a product has, and the compiler's report of it."""
+    """Instruction counts of the kernel of a product, and the compiler's report of it."""
     target = Target(TARGET)
     library = backend.build(te.lower(schedule_for([out], target), [*inputs, out]), target=target).imported_modules[0]
     (report,) = library.report.values()
@@ -267,7 +267,7 @@ def instructions(inputs, out):
     ("dtype", "multiply", "read", "ratio"), [("float32", "FFMA", "LDS.128", 16), ("float16", "HMMA", "LDSM", 3)]
 )
 def test_machine_code_multiplies_more_than_it_loads(dtype, multiply, read, ratio):
-    """A step of the product of large matrices: operands come by asynchronous copies, nothing is spilled."""
+    """A step of the product of large matrices: operands are copied asynchronously, nothing is spilled."""
     x, w = placeholder("x", 4096, 4096, dtype=dtype), placeholder("w", 4096, 4096, dtype=dtype)
     counts, report = instructions([x, w], topi.nn.dense(x, w))
     assert report["spill_stores"] == report["spill_loads"] == report["stack"] == 0
@@ -280,14 +280,14 @@ def test_machine_code_multiplies_more_than_it_loads(dtype, multiply, read, ratio
 
 
 def test_an_epilogue_on_sums_of_tensor_cores_is_a_loop():
-    """Written out for each of a thread's 128 sums it was 7,800 instructions, and spilled."""
+    """Unrolled for each of a thread's 128 accumulators it was 7,800 instructions, and spilled."""
     x, w = placeholder("x", 1024, 768, dtype="float16"), placeholder("w", 3072, 768, dtype="float16")
     counts, report = instructions([x, w], topi.nn.gelu(topi.nn.dense(x, w), approximate=False))
     assert report["threads"] == 256 and report["spill_stores"] == report["stack"] == 0
     assert sum(counts.values()) < 2000
 
 
-def test_more_rows_than_a_grid_is_high():
+def test_more_rows_than_the_grid_limit():
     x, w = placeholder("x", 3_000_000, 16), placeholder("w", 3, 16)
     out = topi.nn.dense(x, w)
     target = Target(TARGET)
@@ -296,7 +296,7 @@ def test_more_rows_than_a_grid_is_high():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_what_stands_before_a_product_is_computed_while_it_is_copied(cuda_device, dtype):
+def test_elementwise_producers_are_fused_into_the_copy(cuda_device, dtype):
     x, w = placeholder("x", 20, 48, dtype=dtype), placeholder("w", 24, 48, dtype=dtype)
     bent = te.compute(x.shape, lambda i, j: te.max(x(i, j), te.const(0, dtype)), name="bent", tag="elemwise")
     (a, b), result = run(cuda_device, [x, w], topi.nn.dense(bent, w, out_dtype="float32"))
@@ -304,10 +304,10 @@ def test_what_stands_before_a_product_is_computed_while_it_is_copied(cuda_device
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_results_of_another_shape_and_second_results_are_kernels_of_their_own(cuda_device):
+def test_outputs_that_can_not_be_fused_are_separate_kernels(cuda_device):
     x, w = placeholder("x", 6, 40), placeholder("w", 8, 40)
     product = topi.nn.dense(x, w)
-    turned = te.compute((8, 6), lambda i, j: product(j, i) * 2.0, name="turned", tag="injective")
-    (a, b), both, alone = execute(cuda_device, [x, w], turned, product)
+    transposed = te.compute((8, 6), lambda i, j: product(j, i) * 2.0, name="transposed", tag="injective")
+    (a, b), both, alone = execute(cuda_device, [x, w], transposed, product)
     np.testing.assert_allclose(alone, a @ b.T, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(both, 2 * (a @ b.T).T, rtol=1e-4, atol=1e-4)

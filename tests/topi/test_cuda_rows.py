@@ -1,4 +1,4 @@
-"""Reductions, softmax and normalisations on GPUs: rows shared by threads, in one kernel."""
+"""Reductions, softmax and normalisations on GPUs: rows distributed over threads, in one kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relayc import te, topi
 from relayc.backend.target import Target
 from relayc.topi.cuda import reduction
 from relayc.topi.cuda.cost import Gpu
-from relayc.topi.cuda.rows import MOST_REGISTERS, RowMap, plan_rows
+from relayc.topi.cuda.rows import MAX_REGISTERS, RowMap, plan_rows
 
 RNG = np.random.default_rng(12)
 
@@ -46,8 +46,8 @@ def test_reductions_over_several_axes(run_cuda, axes, keepdims):
 
 @pytest.mark.parametrize("operator", ["sum", "argmin"])
 @pytest.mark.parametrize(("shape", "axis"), [((2, 300), 1), ((301, 2), 0)])
-def test_a_few_long_reductions_are_shared_by_blocks(run_cuda, lower_cuda, monkeypatch, operator, shape, axis):
-    monkeypatch.setattr(reduction, "_LEAST_STEPS", 1)
+def test_few_long_reductions_are_split_over_blocks(run_cuda, lower_cuda, monkeypatch, operator, shape, axis):
+    monkeypatch.setattr(reduction, "_MIN_STEPS", 1)
     x, a = placeholder(*shape), RNG.random(shape, dtype=np.float32)
     out = getattr(topi, operator)(x, axis)
     assert len(set(re.findall(r"blockIdx.x(?:_\d)? in thread", str(lower_cuda([x], [out]))))) == 2
@@ -99,7 +99,7 @@ def test_norms_of_images(run_cuda, axis, groups):
     np.testing.assert_allclose(result, np.moveaxis(a, 1, axis), rtol=1e-4, atol=1e-4)
 
 
-def test_half_precision_keeps_its_statistics_in_float32(run_cuda):
+def test_half_precision_has_float32_statistics(run_cuda):
     x, gamma = placeholder(3, 40, dtype="float16"), placeholder(40, dtype="float16", name="gamma")
     a, g = (RNG.standard_normal((3, 40)) * 100).astype(np.float16), np.ones(40, np.float16)
     (result,) = run_cuda([x, gamma], [topi.nn.rms_norm(x, gamma, 1, 1e-6)], a, g)
@@ -107,7 +107,7 @@ def test_half_precision_keeps_its_statistics_in_float32(run_cuda):
     np.testing.assert_allclose(result, wide / np.sqrt((wide**2).mean(1, keepdims=True)), rtol=2e-3)
 
 
-def test_columns_known_only_at_run_time(run_cuda):
+def test_a_dynamic_number_of_columns(run_cuda):
     n = te.size_var("n")
     x = te.placeholder((3, n), "float32", "x")
     a = RNG.standard_normal((3, 37)).astype(np.float32)
@@ -142,4 +142,4 @@ def test_plans_cover_the_columns_within_the_limits(arch, rows, columns):
             assert columns % plan.lanes == 0
             assert plan.rows * plan.threads <= gpu.limits.threads_per_block
             assert plan.rows * plan.threads % gpu.limits.warp == 0 or plan.threads * plan.rows < gpu.limits.warp
-            assert not plan.registers or plan.chunks * plan.lanes <= MOST_REGISTERS
+            assert not plan.registers or plan.chunks * plan.lanes <= MAX_REGISTERS

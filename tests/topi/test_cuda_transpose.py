@@ -1,4 +1,4 @@
-"""Transpositions on GPUs go through tiles in shared memory."""
+"""Transposes on GPUs go through tiles in shared memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_tile_has_no_bank_conflicts():
     assert "threadIdx.x * 33" in text
 
 
-def test_what_is_read_along_memory_needs_no_tile():
+def test_contiguous_reads_need_no_tile():
     x = te.placeholder((64, 96, 32), "float32", "x")
     assert strided_reads(topi.transpose(x, (1, 0, 2))) is None
     assert strided_reads(topi.nn.relu(x)) is None

@@ -1,4 +1,4 @@
-"""Products of matrices by groups of warps (sm_90a), against numpy: every tile, both orders of each operand, borders."""
+"""Matrix products by warp groups (sm_90a), against numpy: every tile, both orders of each operand, borders."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ TILES += [WgmmaTile((4, 1), (1, 24), 64, 4), WgmmaTile((8, 1), (1, 32), 64, 3)]
 
 @pytest.fixture
 def hopper(cuda_device):
-    """A device that runs code for sm_90a: that, or the emulated one."""
+    """A device that runs code for sm_90a, real or emulated."""
     if cuda_device.compute_version != "9.0":
         pytest.skip("groups of warps multiply on GPUs of compute capability 9.0 alone")
     return cuda_device
 
 
-def product(sizes, turned="nt", dtype="float16", batch=1):
-    """The placeholders of a product and its result in float32, the operands turned as told, and its contraction."""
+def product(sizes, transposed="nt", dtype="float16", batch=1):
+    """The placeholders of a product and its float32 result, with operands stored as `transposed` says, and its
+    contraction."""
     m, n, k = sizes
-    x = te.placeholder((batch, *((k, m) if turned[0] == "t" else (m, k))), dtype, "x")
-    y = te.placeholder((batch, *((n, k) if turned[1] == "t" else (k, n))), dtype, "y")
-    out = topi.nn.batch_matmul(x, y, turned[0] == "t", turned[1] == "t", out_dtype="float32")
+    x = te.placeholder((batch, *((k, m) if transposed[0] == "t" else (m, k))), dtype, "x")
+    y = te.placeholder((batch, *((n, k) if transposed[1] == "t" else (k, n))), dtype, "y")
+    out = topi.nn.batch_matmul(x, y, transposed[0] == "t", transposed[1] == "t", out_dtype="float32")
     return [x, y, out]
 
 
 def scheduled(args, tile, parts=1):
-    """The loops of a product by a tile of our choice; the last of `args` is what it gives."""
+    """The loops of a product scheduled by a given tile; the last of `args` is the contraction."""
     out = args[-1]
     contraction = contraction_of(out.op)
     assert contraction is not None
@@ -51,13 +52,13 @@ def scheduled(args, tile, parts=1):
     return te.lower(s, args)
 
 
-def check(device, args, turned, loops):
+def check(device, args, transposed, loops):
     library = backend.build(loops, target=TARGET)
     a, b = (RNG.standard_normal(t.shape).astype(numpy_dtype(t.dtype)) for t in args[:2])
     result = backend.nd.array(np.full(args[-1].shape, np.nan, "float32"), device)
     library(backend.nd.array(a, device), backend.nd.array(b, device), result)
     a, b = a.astype("float32"), b.astype("float32")
-    expected = (a.swapaxes(1, 2) if turned[0] == "t" else a) @ (b.swapaxes(1, 2) if turned[1] == "t" else b)
+    expected = (a.swapaxes(1, 2) if transposed[0] == "t" else a) @ (b.swapaxes(1, 2) if transposed[1] == "t" else b)
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=2e-3)
 
 
@@ -68,14 +69,14 @@ def test_tiles(hopper, tile):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("turned", ["nn", "nt"])
-def test_operands_in_either_order(hopper, turned, dtype):
-    args = product((72, 136, 144), turned, dtype, batch=2)
-    check(hopper, args, turned, scheduled(args, WgmmaTile((4, 2), (1, 8), 64, 3)))
+@pytest.mark.parametrize("transposed", ["nn", "nt"])
+def test_operands_in_either_order(hopper, transposed, dtype):
+    args = product((72, 136, 144), transposed, dtype, batch=2)
+    check(hopper, args, transposed, scheduled(args, WgmmaTile((4, 2), (1, 8), 64, 3)))
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_convolutions_read_borders_of_zeros_and_weights_turned(hopper, stride):
+def test_convolutions_with_zero_borders_and_transposed_weights(hopper, stride):
     x = te.placeholder((2, 7, 6, 64), "float16", "x")
     w = te.placeholder((3, 3, 64, 72), "float16", "w")
     out = topi.nn.conv(x, w, (stride, stride), (1, 1, 1, 1), (1, 1), 1, "NHWC", "HWIO", out_dtype="float32")
@@ -89,20 +90,20 @@ def test_convolutions_read_borders_of_zeros_and_weights_turned(hopper, stride):
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=2e-3)
 
 
-def test_the_depth_is_shared_between_blocks(hopper):
+def test_split_k(hopper):
     args = product((64, 64, 1000))
     check(hopper, args, "nt", scheduled(args, WgmmaTile((4, 1), (1, 8), 64, 3), parts=3))
 
 
-@pytest.mark.parametrize("turned", ["nn", "nt"])
-def test_no_races_and_nothing_read_unwritten(turned):
-    loops = scheduled(product((72, 136, 328), turned), WgmmaTile((4, 2), (1, 8), 64, 3))
+@pytest.mark.parametrize("transposed", ["nn", "nt"])
+def test_no_races_and_no_uninitialised_reads(transposed):
+    loops = scheduled(product((72, 136, 328), transposed), WgmmaTile((4, 2), (1, 8), 64, 3))
     assert check_kernels([loops["main"]], ARCH) == 1
 
 
 @pytest.mark.parametrize("depth", [64, 192])
-def test_units_that_multiply_are_told_of_what_was_written(depth):
-    """A product of one slice is copied by plain stores, and nothing waits for copies."""
+def test_shared_memory_writes_are_fenced_before_wgmma(depth):
+    """A product of one slice is copied by ordinary stores, without a wait for asynchronous copies."""
     loops = scheduled(product((72, 136, depth)), WgmmaTile((4, 2), (1, 8), 64, 3))
     text = emit(loops, TARGET).text
     assert text.count("(rc_wgmma_settle(), __syncthreads())") == text.count("__syncthreads()") >= 2
@@ -114,7 +115,7 @@ def best(args, arch):
     return plans_of(contraction, Target(f"cuda -arch={arch}"))[0].tile
 
 
-def test_large_products_of_two_bytes_use_them_where_they_are():
+def test_large_16_bit_products_use_wgmma():
     large = product((4096, 4096, 4096))
     assert isinstance(best(large, "sm_90a"), WgmmaTile)
     assert not isinstance(best(large, "sm_90"), WgmmaTile)
@@ -124,7 +125,7 @@ def test_large_products_of_two_bytes_use_them_where_they_are():
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_machine_code_multiplies_slices_without_spills(tile):
+def test_machine_code_has_wgmma_without_spills(tile):
     library = backend.build(scheduled(product((1024, 1024, 1024)), tile), target=TARGET).imported_modules[0]
     (report,) = library.report.values()
     assert report["spill_stores"] == report["spill_loads"] == report["stack"] == 0

@@ -1,9 +1,9 @@
-"""Attention on GPUs: two products of matrices, and the softmax of the scores between them.
+"""Attention on GPUs: two matrix products, and the softmax of the scores between them.
 
 The scores are a product with scaling and masks in its epilogue; the weights, exponentials of the scores, take a kernel
-that keeps rows of scores in registers; their sums another; and the mixture of the values is a product with the division
-in its epilogue. In between they lie in memory, in the second-level cache as long as they fit. Weights of narrow floats
-are rounded to the type of the values before they are summed and multiplied, so that tensor cores multiply them.
+that keeps rows of scores in registers; their sums another; and the weighted sum of the values is a product with the
+division in its epilogue. Intermediates are in global memory, in the L2 cache as long as they fit. Weights of 16-bit
+floats are rounded to the type of the values before they are summed and multiplied, so that tensor cores multiply them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def schedule_attention(outs: list[te.Tensor], anchor: te.Operation, target: Targ
     stages = [found[tag] for tag in _STAGES]
     if not all(isinstance(op, te.ComputeOp) for op in (*stages, anchor)):
         return schedule_stagewise(outs, anchor, target)
-    s, out = start_schedule(outs, anchor, target, apart=stages)
+    s, out = start_schedule(outs, anchor, target, separate=stages)
     product, score, largest, weight, total = [op.output(0) for op in stages]
     weights = _rounded_weights(s, anchor, weight, total)
     gpu = Gpu.of(target)
@@ -55,7 +55,7 @@ def schedule_attention(outs: list[te.Tensor], anchor: te.Operation, target: Targ
 
 
 def _compute(s: te.Schedule, tensor: te.Tensor) -> te.ComputeOp:
-    """The operation of a tensor as it has been rewritten."""
+    """The current operation of a tensor, after rewrites."""
     op = s[tensor].op
     assert isinstance(op, te.ComputeOp)
     return op
@@ -68,7 +68,8 @@ def _contraction(op: te.Operation) -> Contraction:
 
 
 def _rounded_weights(s: te.Schedule, anchor: te.Operation, weight: te.Tensor, total: te.Tensor) -> te.Tensor:
-    """Let sums and mixture read the weights as the values' type, where that is narrower; gives what they read."""
+    """Make sums and weighted values read the weights in the values' type, where that is narrower; returns the new
+    weights."""
     value = next(t for t in anchor.input_tensors if t is not weight)
     if value.dtype == weight.dtype:
         return weight
@@ -77,14 +78,14 @@ def _rounded_weights(s: te.Schedule, anchor: te.Operation, weight: te.Tensor, to
         return te.cast(value.dtype, weight(*index))
 
     rounded = te.compute(weight.shape, body, name="attention_weight", tag="attention_weight")
-    for op in sorted((total.op, anchor), key=lambda op: s.stages.index(s[op])):  # the first to read them goes first
+    for op in sorted((total.op, anchor), key=lambda op: s.stages.index(s[op])):  # the first reader goes first
         assert isinstance(op, te.ComputeOp)
         s.recompute(op.output(0), _reading(op, weight, rounded))
     return rounded
 
 
 def _reading(op: te.ComputeOp, old: te.Tensor, new: te.Tensor) -> te.Tensor:
-    """The sum that `op` is, of `new` widened in place of `old`."""
+    """The sum `op`, reading `new`, widened, in place of `old`."""
     reduction = op.body[0]
     assert isinstance(reduction, Reduce)
     (axis,) = op.reduce_axis

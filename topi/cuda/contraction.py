@@ -1,4 +1,4 @@
-"""Operations that sum products of two operands, seen as products of matrices.
+"""Operations that sum products of two operands, viewed as matrix products.
 
 A dense layer, a batched matrix product, a convolution of any rank and layout, grouped or transposed: each is
 
@@ -6,15 +6,15 @@ A dense layer, a batched matrix product, a convolution of any rank and layout, g
 
 and each data axis is read by one operand or by both. Axes that both read are a *batch*; the axes of the operand that
 reads the innermost data axis are the *columns*, those of the other the *rows*, and the reduce axes together are the
-*depth*. A schedule rewrites such a stage as
+*depth* (K). A schedule rewrites such a stage as
 
     left'[b, k, r] and right'[b, k, c]         views of the operands (a schedule keeps their tiles in shared memory)
     product[b, r, c] = sum over k of left'[b, k, r] * right'[b, k, c]
     result[i...] = product[b, r, c]            a view: written out, or read by the epilogue
 
-so that one schedule serves them all: a convolution becomes an implicit matrix product without a copy of its windows.
-Rows, columns and depth are filled up with zeros to whole tiles, so that no tile is guarded while it is computed; the
-borders of a padded convolution are zeros of the views as well.
+so that one schedule serves them all: a convolution becomes an implicit GEMM. Rows, columns and depth are padded with
+zeros to whole tiles, so that no tile is guarded while it is computed; the borders of a padded convolution are zeros of
+the views as well.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from relayc.te.tir.substitute import substitute
 from relayc.topi.tag import is_injective
 from relayc.topi.utils import num_elements, ravel_index, unravel_index
 
-__all__ = ["Contraction", "Operand", "contraction_of", "guarded_load", "within", "written_in", "zero_filled"]
+__all__ = ["Contraction", "Operand", "contraction_of", "guarded_load", "inline_injective", "within", "zero_filled"]
 
 Group = tuple[IterVar, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One factor of the products as a matrix: `value` over the axes `batch`, `free` (rows or columns) and `depth`."""
+    """One operand as a matrix: `value` over the axes `batch`, `free` (rows or columns) and `depth`."""
 
     value: PrimExpr
     batch: Group
@@ -78,9 +78,9 @@ class Operand:
         return num_elements(_sizes(self.depth))
 
     def copy_direction(self, widest: int) -> tuple[str, int]:
-        """Along which of "free" and "depth" memory is read in order, and `vector_width` that way (at least 1).
+        """The direction, "free" or "depth", that is contiguous in memory, and `vector_width` along it (at least 1).
 
-        Where it is read in order along neither for long, along the one whose last axis is that of memory.
+        If neither has contiguous runs, the one whose last axis is contiguous.
         """
         free, depth = self.vector_width("free", widest), self.vector_width("depth", widest)
         if free == depth == 0:
@@ -88,7 +88,7 @@ class Operand:
         return ("free", free) if free >= depth else ("depth", depth)
 
     def _follows_memory(self, group: Group) -> bool:
-        """Do elements lie side by side along the last axis of a group that is longer than one?"""
+        """Is the last axis of a group contiguous, and longer than one?"""
         _, load = guarded_load(self.value)
         axes = [axis for axis, size in zip(group, _sizes(group), strict=True) if as_int(size) != 1]
         if load is None or not axes:
@@ -105,10 +105,10 @@ class Operand:
         return substitute(self.value, values)
 
     def vector_width(self, along: str, widest: int) -> int:
-        """The most adjacent elements of memory, at most `widest`, that are adjacent along "free" or "depth".
+        """The largest number of contiguous elements, at most `widest`, along "free" or "depth".
 
-        A width of v means that v elements from any multiple of v on lie together at a multiple of v elements, and are
-        inside the borders all or none. 0: adjacent elements are not adjacent in memory at all.
+        A width of v means that v elements from any multiple of v on are contiguous and aligned to v elements, and are
+        all inside the borders or all outside. 0: adjacent elements are not contiguous.
         """
         width = widest
         while width > 1 and not self._is_vector(along, width):
@@ -140,11 +140,11 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """What an operation multiplies and sums: `left` has the rows of the result, `right` its columns.
+    """The operands of a sum of products: `left` has the rows of the result, `right` its columns.
 
-    `axes` tells where the axes of the result went: the positions of those of the batch, the rows and the columns. Where
-    groups share an axis, `split` is (its position, its size in a group); its outer part is the batch, and its position
-    stands with the rows or columns it is the inner part of.
+    `axes` maps axes of the result: the positions of those of the batch, the rows and the columns. For a grouped
+    operation, `split` is (the position of the shared axis, its size in a group); its outer part is the batch, and its
+    position is listed with the rows or columns that its inner part belongs to.
     """
 
     op: te.ComputeOp
@@ -153,11 +153,11 @@ class Contraction:
     axes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     split: tuple[int, int] | None
     wide: str
-    """the type of the sum"""
+    """The type of the accumulator."""
 
     @property
     def batch(self) -> Dim:
-        """How many products of matrices there are."""
+        """The number of matrix products."""
         return num_elements(_sizes(self.left.batch))
 
     @property
@@ -172,12 +172,12 @@ class Contraction:
 
     @property
     def depth(self) -> Dim:
-        """Products per element."""
+        """Products summed per element."""
         return num_elements(_sizes(self.left.depth))
 
     @property
     def split_in_rows(self) -> bool:
-        """Does the axis that groups share belong to the rows?"""
+        """Is the axis split into groups one of the rows?"""
         return self.split is not None and self.split[0] in self.axes[1]
 
     def position(self, index: Sequence[Any]) -> tuple[Any, Any, Any]:
@@ -194,7 +194,7 @@ class Contraction:
         return b, r, c
 
     def loops(self, s: te.Schedule, tensor: te.Tensor) -> tuple[IterVar, IterVar, IterVar]:
-        """The loops of a tensor of the result's shape as three: over batch, rows and columns."""
+        """Fuse the loops of a tensor of the result's shape into three: over batch, rows and columns."""
         axes = list(s[tensor].op.axis)
         outer: list[IterVar] = []
         if self.split is not None:
@@ -209,9 +209,9 @@ class Contraction:
         return batch, rows, columns
 
     def rewrite(self, s: te.Schedule, left: te.Tensor, right: te.Tensor) -> te.Tensor:
-        """Let the operation read the product of views `left` (batch, depth, rows) and `right` (batch, depth, columns).
+        """Make the operation read the product of views `left` (batch, depth, rows) and `right` (batch, depth, columns).
 
-        Gives the product, (batch, rows, columns), whose sizes are those of the views.
+        Returns the product, (batch, rows, columns), whose sizes are those of the views.
         """
         k = te.reduce_axis((0, left.shape[1]), name="k")
 
@@ -226,7 +226,7 @@ class Contraction:
 
 
 def contraction_of(op: te.Operation) -> Contraction | None:
-    """`op` as a contraction, or None when it is none (each input channel of a depthwise convolution is its own)."""
+    """`op` as a contraction, or None if it is none (a depthwise convolution has one input channel per group)."""
     factors = _factors(op)
     if factors is None or not isinstance(op, te.ComputeOp):
         return None
@@ -261,10 +261,10 @@ def _positions(axes: Sequence[IterVar], group: Sequence[IterVar]) -> tuple[int, 
 def _split_groups(
     axes: list[IterVar], values: Sequence[PrimExpr], groups: int
 ) -> tuple[IterVar, tuple[int, int], list[PrimExpr]] | None:
-    """The axis of output channels, which both factors read, as (group, channel of the group).
+    """Split the axis of output channels, which both operands read, into (group, channel of the group).
 
-    Its place in `axes` goes to the channel. Gives the axis of the groups, (that place, channels per group) and the
-    values over the new axes; None when there is no such axis, or one channel per group.
+    The channel takes its place in `axes`. Returns the axis of the groups, (that place, channels per group) and the
+    operands over the new axes; None when there is no such axis, or one channel per group.
     """
     batch, _, _ = _classified(axes, values)
     size = as_int(_sizes(batch)[0]) if len(batch) == 1 else None
@@ -295,7 +295,7 @@ def _simplified(analyzer: Analyzer, value: PrimExpr) -> PrimExpr:
 
 
 def _factors(op: te.Operation) -> tuple[str, list[PrimExpr]] | None:
-    """The type of the sum and the two factors, with what only moves and maps elements before them written in."""
+    """The accumulator's type and the two operands, with elementwise and index-mapping producers inlined."""
     if not isinstance(op, te.ComputeOp) or len(op.body) != 1 or not isinstance(op.body[0], Reduce):
         return None
     reduction = op.body[0]
@@ -307,19 +307,19 @@ def _factors(op: te.Operation) -> tuple[str, list[PrimExpr]] | None:
     values: list[PrimExpr] = []
     for factor in (product.a, product.b):
         narrow = factor.value if isinstance(factor, Cast) and str(factor.dtype) == wide else factor
-        values.append(written_in(narrow))
+        values.append(inline_injective(narrow))
     return wide, values
 
 
-def written_in(value: PrimExpr) -> PrimExpr:
-    """`value` with the formulas of injective operations in place of reads of them."""
+def inline_injective(value: PrimExpr) -> PrimExpr:
+    """`value` with reads of injective operations replaced by their formulas."""
 
     def read(load: ProducerLoad) -> PrimExpr:
         op = load.producer.op
         if not isinstance(op, te.ComputeOp) or op.reduce_axis or not is_injective(op.tag):
             return load
         index = {axis.var: i for axis, i in zip(op.axis, load.indices, strict=True)}
-        return written_in(substitute(op.body[load.producer.value_index], index))
+        return inline_injective(substitute(op.body[load.producer.value_index], index))
 
     return map_reads(value, read)
 
@@ -327,7 +327,7 @@ def written_in(value: PrimExpr) -> PrimExpr:
 def _classified(
     axes: Sequence[IterVar], values: Sequence[PrimExpr]
 ) -> tuple[list[IterVar], tuple[list[IterVar], list[IterVar]], list[IterVar]]:
-    """(axes of both values, (those of the first, those of the second), those of neither)"""
+    """(axes in both values, (those in the first, those in the second), those in neither)."""
     used = [{id(n) for n in post_order(v) if isinstance(n, Var)} for v in values]
     batch: list[IterVar] = []
     own: tuple[list[IterVar], list[IterVar]] = ([], [])
@@ -356,7 +356,7 @@ def zero_filled(value: PrimExpr, *inside: PrimExpr) -> PrimExpr:
 
 
 def within(position: Any, size: Dim, tile: int, width: int) -> list[PrimExpr]:
-    """The condition that `position` is not past `size`, if that is not a whole number of tiles."""
+    """The condition that `position` is inside `size`, if that is not a whole number of tiles."""
     if isinstance(size, int) and size % tile == 0:
         return []
     return [position // width < size // width] if width > 1 else [position < size]

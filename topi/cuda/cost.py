@@ -1,4 +1,4 @@
-"""The cost model of the CUDA schedules: what a GPU offers, how much of it a launch keeps busy.
+"""The cost model of the CUDA schedules: resources of a GPU, and the occupancy of a launch.
 
 All figures come from the target. A launch is a number of thread blocks; a multiprocessor holds as many of them as its
 threads, registers, shared memory and block slots allow. The model ranks schedules, it does not predict times.
@@ -15,15 +15,15 @@ from relayc.backend.target import Target
 __all__ = ["VECTOR_BYTES", "Gpu", "power_of_two"]
 
 VECTOR_BYTES = 16
-"""The widest access of one thread to memory: 128 bits."""
+"""Bytes of the widest memory access of a thread: 128 bits."""
 
 _BYTES_IN_FLIGHT = 32 << 10
-"""Bytes that one multiprocessor must have asked for to keep the memory busy: bandwidth times latency, rounded up."""
+"""Bytes in flight per multiprocessor that saturate the memory: bandwidth times latency, rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A target as the schedules see it: how many multiprocessors it has, and the limits of each."""
+    """A target's properties for schedules: the number of multiprocessors, and the limits of each."""
 
     processors: int
     limits: CudaLimits
@@ -56,14 +56,14 @@ class Gpu:
         Blocks are small enough that every multiprocessor gets one, and large enough that all its threads can be
         resident at once.
         """
-        share = self.whole_warps(math.ceil(items / self.processors))
+        per_processor = self.whole_warps(math.ceil(items / self.processors))
         fewest = self.whole_warps(self.limits.threads_per_sm // self.limits.blocks_per_sm)
-        return min(max(min(share, largest), fewest), self.whole_warps(items))
+        return min(max(min(per_processor, largest), fewest), self.whole_warps(items))
 
     def items_per_thread(self, items: int, threads: int, item_bytes: int) -> int:
-        """How many items of `item_bytes` a thread should have in flight, so that the memory is busy.
+        """Items of `item_bytes` per thread to have in flight, so that they saturate the memory.
 
-        No more than leave a block for every multiprocessor.
+        At most as many as leave a block for every multiprocessor.
         """
         resident = max(self.resident_blocks(threads), 1) * threads
         wanted = power_of_two(math.ceil(_BYTES_IN_FLIGHT / (resident * item_bytes)))

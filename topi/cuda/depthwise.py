@@ -1,8 +1,8 @@
-"""Convolutions whose channels are few in a group, depthwise ones above all: bound by memory, so no shared memory.
+"""Schedules for depthwise convolutions and others with few channels per group: memory-bound, so without shared memory.
 
-A thread computes a few neighbouring outputs: lanes of channels if they come last, and a run of positions along one
-spatial axis, whose windows overlap. It reads the inputs of a line of taps once into registers; what other threads read
-again comes from the first-level cache.
+A thread computes a few adjacent outputs: lanes of channels if they come last, and a run of positions along one spatial
+axis, whose windows overlap. It reads the inputs of a line of taps once into registers; inputs shared with other threads
+come from the L1 cache.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["schedule_direct"]
 
 _LAYOUTS = ("ncw", "nwc", "nchw", "nhwc", "ncdhw", "ndhwc")
 _RUN = 4
-"""Positions of a thread along a spatial axis, where there is work enough for all threads."""
+"""Outputs per thread along a spatial axis, where there is enough work for all threads."""
 _UNROLLED_TAPS = 64
-"""Taps up to which their loops are unrolled."""
+"""Maximum number of taps whose loops are unrolled."""
 
 
 @register_schedule([f"depthwise_conv{len(x) - 2}d_{x}" for x in _LAYOUTS], "cuda")
 def schedule_direct(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Each thread adds up a run of outputs over all taps, its inputs in registers."""
+    """A schedule where each thread accumulates a run of outputs over all taps, its inputs in registers."""
     assert isinstance(anchor, te.ComputeOp)
     s, out = start_schedule(outs, anchor, target)
     layout = str(anchor.tag).rsplit("_", 1)[1]
@@ -69,7 +69,7 @@ def schedule_direct(outs: list[te.Tensor], anchor: te.Operation, target: Target)
 
 
 def _channel_lanes(anchor: te.ComputeOp, layout: str) -> int:
-    """Channels that a thread computes side by side: a vector where channels come last and have inputs of their own."""
+    """Channels per thread: a vector where channels come last and have inputs of their own."""
     result = anchor.output(0)
     channels, groups = as_int(result.shape[-1]), int(anchor.attrs["groups"])
     weights = str(anchor.attrs.get("kernel_layout", "")).lower()
@@ -80,7 +80,7 @@ def _channel_lanes(anchor: te.ComputeOp, layout: str) -> int:
 
 
 def _run_axis(layout: str) -> str | None:
-    """The spatial axis that a thread's run lies on: not the one that neighbouring threads share out."""
+    """The spatial axis along which a thread computes several outputs: not the one that adjacent threads cover."""
     spatial = [a for a in layout if a not in "nc"]
     if layout.endswith("c"):
         return spatial[-1]
@@ -88,7 +88,7 @@ def _run_axis(layout: str) -> str | None:
 
 
 def _run_length(anchor: te.ComputeOp, layout: str, lanes: int, target: Target) -> int:
-    """Positions of a thread: as many as leave every multiprocessor a full set of threads."""
+    """Outputs per thread along that axis: as many as leave every multiprocessor a full set of threads."""
     axis, gpu = _run_axis(layout), Gpu.of(target)
     extent = None if axis is None else as_int(anchor.output(0).shape[layout.index(axis)])
     if extent is None:
@@ -99,7 +99,7 @@ def _run_length(anchor: te.ComputeOp, layout: str, lanes: int, target: Target) -
 
 
 def _accumulate(s: te.Schedule, total: te.Tensor, layout: str, lanes: int) -> None:
-    """Taps outside, outputs of the thread inside; channels as vectors."""
+    """Order the accumulation with taps outside and the thread's outputs inside, channels as vectors."""
     stage = s[total]
     taps = stage.op.reduce_axis
     data = dict(zip(layout, stage.op.axis, strict=True))
@@ -115,7 +115,7 @@ def _accumulate(s: te.Schedule, total: te.Tensor, layout: str, lanes: int) -> No
 
 
 def _keep_inputs(s: te.Schedule, total: te.Tensor, source: te.Tensor, lanes: int) -> None:
-    """The inputs of one line of taps, border included, in registers."""
+    """Keep the inputs of one line of taps, border included, in registers."""
     stage = s[total]
     lines = stage.op.reduce_axis
     if len(lines) < 2:

@@ -1,4 +1,4 @@
-"""What follows a heavy operation in a fused group: whether it can run on the operation's results in registers."""
+"""Epilogue fusion: whether a group's elementwise operations can run on the anchor's results in registers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ __all__ = ["fused_output", "start_schedule"]
 
 
 def fused_output(outs: Sequence[te.Tensor], anchor: te.Operation) -> te.Tensor | None:
-    """The output whose elements read the anchor's result at their own index only, if it is all there is to compute."""
+    """The output whose elements read the anchor's result at their own index only, if nothing else has to be
+    computed."""
     if len(outs) != 1:
         return None
     out, result = outs[0], anchor.output(0)
@@ -33,26 +34,26 @@ def fused_output(outs: Sequence[te.Tensor], anchor: te.Operation) -> te.Tensor |
         return None
     assert isinstance(out.op, te.ComputeOp)
     own = [axis.var for axis in out.op.axis]
-    for load in [n for n in post_order(_written_in(out.op.body[0], anchor)) if isinstance(n, ProducerLoad)]:
+    for load in [n for n in post_order(_inline(out.op.body[0], anchor)) if isinstance(n, ProducerLoad)]:
         if load.producer.op is anchor and not all(map(_is_own, load.indices, own, result.shape)):
             return None
     return out
 
 
 def _is_own(index: PrimExpr, own: Var, size: Dim) -> bool:
-    """Is the index that of the output's element? In a dimension of one element it may be told as 0."""
+    """Is the index that of the output's element? In a dimension of one element it may be the constant 0."""
     return index is own or (as_int(size) == 1 and as_int(index) == 0)
 
 
 def _read_at_own_index(s: te.Schedule, out: te.Tensor, anchor: te.Operation) -> None:
-    """Let `out` read the anchor by its own loops in dimensions of one element too, which are tiled like others."""
+    """Make `out` read the anchor by its own loops in dimensions of one element too, which are tiled like others."""
     assert isinstance(out.op, te.ComputeOp)
     own = [axis.var for axis in out.op.axis]
 
     def read(load: ProducerLoad) -> PrimExpr:
         return ProducerLoad(load.producer, tuple(own)) if load.producer.op is anchor else load
 
-    body = map_reads(_written_in(out.op.body[0], anchor), read)
+    body = map_reads(_inline(out.op.body[0], anchor), read)
 
     def element(*index: Var) -> PrimExpr:
         return substitute(body, dict(zip(own, index, strict=True)))
@@ -64,8 +65,8 @@ def _known(tensor: te.Tensor) -> list[object]:
     return [d if isinstance(d, int) else id(d) for d in tensor.shape]
 
 
-def _written_in(value: PrimExpr, anchor: te.Operation) -> PrimExpr:
-    """`value` with the formulas of injective operations written in, as far as the anchor."""
+def _inline(value: PrimExpr, anchor: te.Operation) -> PrimExpr:
+    """`value` with injective operations inlined, up to the anchor."""
 
     def read(load: ProducerLoad) -> PrimExpr:
         op = load.producer.op
@@ -73,18 +74,18 @@ def _written_in(value: PrimExpr, anchor: te.Operation) -> PrimExpr:
             return load
         assert isinstance(op, te.ComputeOp)
         index = {axis.var: i for axis, i in zip(op.axis, load.indices, strict=True)}
-        return _written_in(substitute(op.body[load.producer.value_index], index), anchor)
+        return _inline(substitute(op.body[load.producer.value_index], index), anchor)
 
     return map_reads(value, read)
 
 
 def start_schedule(
-    outs: Sequence[te.Tensor], anchor: te.Operation, target: Target, apart: Collection[te.Operation] = ()
+    outs: Sequence[te.Tensor], anchor: te.Operation, target: Target, separate: Collection[te.Operation] = ()
 ) -> tuple[te.Schedule, te.Tensor]:
-    """A schedule with everything done but the anchor, what it is written out by (which is given), and `apart`.
+    """A schedule complete except for the anchor, the tensor that it is written out through (returned), and `separate`.
 
-    The epilogue is written out by the group's output if it can be fused, else by the anchor, and what reads that is a
-    kernel of its own. What the anchor reads is inlined where it is injective.
+    The epilogue is written out by the group's output if it can be fused, else by the anchor, and its readers are
+    kernels of their own. The anchor's injective inputs are inlined.
     """
     fused = fused_output(outs, anchor)
     s = te.create_schedule([out.op for out in outs])
@@ -94,6 +95,6 @@ def start_schedule(
     inline_injective(s, outs, keep)
     out = anchor.output(0) if fused is None else fused
     for op in operations_behind(outs):
-        if op is not anchor and op is not out.op and op not in apart and s[op].attach != "inline":
+        if op is not anchor and op is not out.op and op not in separate and s[op].attach != "inline":
             schedule_stage(s, op, target)
     return s, out

@@ -1,10 +1,9 @@
-"""Hand-written loops on GPUs: statements of `te.extern` rewritten for threads.
+"""Schedules for hand-written loops: statements of `te.extern` rewritten for threads.
 
-Loops that are marked independent (`te.tir.ir_builder`) tell what may run at the same time. One that stands alone, at
-the root, is a kernel with a thread for each iteration. Everything else runs in one block: its threads go through the
-same steps, share the iterations of independent loops, and wait for each other behind them; what is outside such loops
-is stored by one thread. Scratch memory becomes memory of the device, with a part for each thread where a thread had its
-own.
+Loops marked independent (`te.tir.ir_builder`) may run in parallel. One that stands alone at the root is a kernel with a
+thread for each iteration. Everything else runs in one block: its threads run the same statements, partition the
+iterations of independent loops, and synchronise after them; statements outside such loops store from one thread.
+Scratch memory becomes device memory, with a part for each thread where it was private to an iteration.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ __all__ = ["rewritten", "schedule_extern"]
 
 def schedule_extern(s: te.Schedule, op: te.ExternOp, gpu: Gpu, by: te.ExternOp | None = None) -> None:
     """Compute `op` on threads, by the loops of `by` where another algorithm suits threads better."""
-    given = op if by is None else by
-    body = _Launcher(gpu).launch(given.body)
+    source = op if by is None else by
+    body = _Launcher(gpu).launch(source.body)
     current = s[op].op
     assert isinstance(current, te.ExternOp)
     new = te.ExternOp(
-        op.name, op.tag, op.attrs, current.inputs, given.input_buffers, given.output_buffers, body
+        op.name, op.tag, op.attrs, current.inputs, source.input_buffers, source.output_buffers, body
     )
     mapping: dict[te.Tensor, te.Tensor] = {}
     s.set_op(s[op], new, mapping)
@@ -74,7 +73,7 @@ def _is_independent(stmt: Stmt) -> bool:
 
 
 def _is_launched(stmt: Stmt) -> bool:
-    """Do the loops say themselves what runs on which thread?"""
+    """Do the loops have thread bindings already?"""
     return any(node.key == "thread_extent" for node in collect(stmt, AttrStmt))
 
 
@@ -83,13 +82,13 @@ def _is_private(buffer: Buffer) -> bool:
 
 
 class _Launcher:
-    """Cuts a statement into kernels."""
+    """Splits a statement into kernels."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
 
     def launch(self, stmt: Stmt) -> Stmt:
-        """The statement as kernels in a row, inside the memory that they share."""
+        """The statement as a sequence of kernels, inside the allocations that they share."""
         if isinstance(stmt, Allocate) and not _is_private(stmt.buffer):
             return Allocate(stmt.buffer, self.launch(stmt.body))
         if _is_independent(stmt):
@@ -99,8 +98,8 @@ class _Launcher:
         kernels: list[Stmt] = []
         together: list[Stmt] = []
         for part in stmt.stmts:
-            apart = _is_independent(part) or _is_launched(part)
-            if apart or (isinstance(part, Allocate) and not _is_private(part.buffer)):
+            separate = _is_independent(part) or _is_launched(part)
+            if separate or (isinstance(part, Allocate) and not _is_private(part.buffer)):
                 kernels += [self._block(together)] if together else []
                 kernels.append(self.launch(part))
                 together = []
@@ -149,7 +148,7 @@ def _on(axis: IterVar, body: Stmt) -> Stmt:
 
 
 def _nest(stmt: Stmt) -> tuple[list[For], Stmt]:
-    """The independent loops that stand directly inside each other, and what they run."""
+    """The perfectly nested independent loops of a statement, and their body."""
     loops: list[For] = []
     while isinstance(stmt, For) and _is_independent(stmt):
         loops.append(stmt)
@@ -162,7 +161,7 @@ def _independent_in(stmt: Stmt) -> list[For]:
 
 
 def _bind(loops: Sequence[For], number: PrimExpr, body: Stmt) -> Stmt:
-    """`body` for iteration `number` of a nest of loops."""
+    """`body` for iteration `number` of a loop nest."""
     rest = number
     for i, loop in reversed(list(enumerate(loops))):
         index = rest if i == 0 else rest % loop.extent
@@ -172,7 +171,7 @@ def _bind(loops: Sequence[For], number: PrimExpr, body: Stmt) -> Stmt:
 
 
 class _Serial(Mutator):
-    """Independent and parallel loops inside a thread run in order."""
+    """Makes independent and parallel loops inside a thread serial."""
 
     def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
         return node
@@ -189,7 +188,7 @@ def _serial(stmt: Stmt) -> Stmt:
 
 
 class _PrivateScratch(Mutator):
-    """Scratch memory that each iteration allocates becomes a row, chosen by its number, of memory for all."""
+    """Makes scratch memory allocated in each iteration a row, indexed by the iteration, of one allocation."""
 
     def __init__(self, number: Var, count: Dim) -> None:
         self.number, self.count = number, count
@@ -215,7 +214,7 @@ class _PrivateScratch(Mutator):
 
 
 class _BlockWide(Mutator):
-    """A statement for all threads of a block at once."""
+    """Rewrites a statement to be run by all threads of a block."""
 
     def __init__(self, thread: Var, threads: int) -> None:
         self.thread, self.threads = thread, threads
@@ -237,13 +236,13 @@ class _BlockWide(Mutator):
         total = product([as_dim(loop.extent) for loop in loops])
         if as_int(total) == 0:
             return no_op()
-        turn, number = Var("turn"), Var("number")
+        round_, number = Var("round"), Var("number")
         own = _PrivateScratch(number, total)
         body = IfThenElse(number < total, _bind(loops, number, own.visit(_serial(body))))
         self.made += own.made.values()
-        body = LetStmt(number, turn * self.threads + self.thread, body)
-        turns = as_dim((total + (self.threads - 1)) // self.threads)
-        return seq(For(turn, const(0), convert(turns), ForKind.SERIAL, body), _barrier())
+        body = LetStmt(number, round_ * self.threads + self.thread, body)
+        rounds = as_dim((total + (self.threads - 1)) // self.threads)
+        return seq(For(round_, const(0), convert(rounds), ForKind.SERIAL, body), _barrier())
 
     def visit_BufferStore(self, node: BufferStore) -> Stmt:
         if _is_private(node.buffer) or self.threads == 1:

@@ -1,4 +1,5 @@
-"""Elementwise, broadcasting and index-mapping groups: one kernel for each output, 128 bits at a time where possible."""
+"""Schedules for elementwise, broadcasting and index-mapping groups: one kernel per output, with 128-bit accesses if
+possible."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ __all__ = ["schedule_elements"]
 
 
 def schedule_elements(s: te.Schedule, out: te.Tensor, target: Target) -> None:
-    """One pass over the elements of `out`, a group of lanes for each thread, everything injective in it inlined."""
+    """One pass over the elements of `out`, a vector for each thread, with all injective operations inlined."""
     gpu = Gpu.of(target)
     strided = strided_reads(out) if len(s.outputs) == 1 else None
     if strided is not None:

@@ -1,9 +1,9 @@
-"""How many neighbouring elements a thread should compute at once.
+"""Vectorisation of injective GPU kernels: how many adjacent elements a thread should compute at once.
 
-A warp moves most bytes per instruction when each thread reads and writes 128 bits. That takes inputs which are read at
-neighbouring places (or at one place) when the output index goes up by one, and groups that begin at aligned places.
-Both are read off the indices: for an output index that begins at a multiple of the lanes, each index expression has a
-step from lane to lane and a number that it is a multiple of.
+A warp moves most bytes per instruction when each thread reads and writes 128 bits. That requires inputs that are read
+contiguously (or at one element) along the output index, and vectors that begin at aligned addresses. Both are derived
+from the indices: for an output index that begins at a multiple of the lanes, each index expression has a step from lane
+to lane and a divisor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["flat_lanes", "is_flat", "reads_of", "row_lanes"]
 
 
 class _Lane(NamedTuple):
-    """An index expression in a group of lanes: its step from lane to lane, and a divisor of its first value."""
+    """An index expression in a vector of lanes: its step from lane to lane, and a divisor of its first value."""
 
     step: int
     multiple: int
@@ -41,20 +41,20 @@ def is_flat(out: te.Tensor) -> bool:
 
 
 def widest_lanes(out: te.Tensor) -> int:
-    """Elements of the widest large tensor that `out` reads or is, in 128 bits."""
+    """Lanes of 128 bits of the widest large tensor among `out` and its inputs."""
     size = constant_size(out.shape)
     large = [t.dtype.nbytes for t, _ in reads_of(out) if 2 * constant_size(t.shape) >= size]
     return max(1, VECTOR_BYTES // max([out.dtype.nbytes, *large]))
 
 
 def flat_lanes(out: te.Tensor) -> int:
-    """Lanes for a group where shapes don't matter (see `is_flat`): as wide as the number of elements divides by."""
+    """Lanes for a group where shapes don't matter (see `is_flat`): the widest that divide the number of elements."""
     size = as_int(product(out.shape))
     return 1 if size is None else math.gcd(widest_lanes(out), size)
 
 
 def row_lanes(out: te.Tensor) -> int:
-    """Lanes along the last axis of `out`; 1 when some large input would not be read in order."""
+    """Lanes along the last axis of `out`; 1 when some large input would not be read contiguously."""
     op = out.op
     if not isinstance(op, te.ComputeOp) or not op.axis:
         return 1
@@ -66,7 +66,7 @@ def row_lanes(out: te.Tensor) -> int:
 
 
 def _in_order(out: te.Tensor, last: Var, lanes: int) -> bool:
-    """Is every large input read at aligned neighbouring places, or at one place, by `lanes` lanes?"""
+    """Is every large input read at aligned contiguous elements, or at one element, by `lanes` lanes?"""
     if any(e is last for e in post_order(_branches(out))):
         return False
     size = constant_size(out.shape)
@@ -85,7 +85,7 @@ def _in_order(out: te.Tensor, last: Var, lanes: int) -> bool:
 
 
 def _lane(index: PrimExpr, last: Var, lanes: int) -> _Lane | None:
-    """Step and multiple of an index expression; None when the lanes have no constant step."""
+    """Step and divisor of an index expression; None when the step is not constant."""
     known = as_int(index)
     if known is not None:
         return _Lane(0, abs(known))
@@ -115,7 +115,7 @@ def _combined(index: Add | Sub | Mul | FloorDiv | FloorMod, a: _Lane, b: _Lane, 
 
 
 def reads_of(out: te.Tensor) -> list[tuple[te.Tensor, list[PrimExpr]]]:
-    """The tensors that `out` reads when everything injective behind it is inlined, and the indices they are read at."""
+    """The tensors that `out` reads, through inlined injective producers, and the indices that they are read at."""
     found: list[tuple[te.Tensor, list[PrimExpr]]] = []
     for load, index in _inlined(out, ProducerLoad):
         if not is_injective(load.producer.op):
@@ -124,7 +124,7 @@ def reads_of(out: te.Tensor) -> list[tuple[te.Tensor, list[PrimExpr]]]:
 
 
 def _branches(out: te.Tensor) -> list[PrimExpr]:
-    """The conditions that decide which value is computed, in terms of the axes of `out`."""
+    """The conditions of selects in the value, in terms of the axes of `out`."""
     return [operands[0] for call, operands in _inlined(out, Call) if call.op == "if_then_else"]
 
 
@@ -132,9 +132,9 @@ _Node = TypeVar("_Node", ProducerLoad, Call)
 
 
 def _inlined(out: te.Tensor, kind: type[_Node]) -> list[tuple[_Node, list[PrimExpr]]]:
-    """Nodes of the formula that `out` is when everything injective behind it is inlined.
+    """Nodes of `out`'s formula with all injective producers inlined.
 
-    Each with its indices (of a load) or arguments (of a call) in terms of the axes of `out`.
+    Each comes with its indices (of a load) or arguments (of a call) in terms of the axes of `out`.
     """
     found: list[tuple[_Node, list[PrimExpr]]] = []
     pending: list[tuple[te.Operation, dict[Var, PrimExpr]]] = [(out.op, {})]

@@ -1,10 +1,10 @@
-"""Products of matrices on tensor cores: tiles in shared memory, fragments and sums in registers.
+"""Matrix products on tensor cores by `mma.sync`: tiles in shared memory, fragments and accumulators in registers.
 
-A block copies slices of both operands to shared memory, in the order they have in memory, several steps ahead. Each
-warp has a part of the tile; for every 32 bytes of depth it loads the fragments of its rows and columns and multiplies
-all pairs. Rows of a slice are padded so that the eight rows of a fragment lie in different banks. The sums go through
-shared memory, where the slices were, to the epilogue: in it threads read and write whole lines of memory, in a loop of
-few instructions, whatever the tile.
+A block copies slices of both operands to shared memory, in their memory order, several steps ahead (multi-stage
+pipelining). Each warp computes a part of the tile; for every 32 bytes of depth it loads the fragments of its rows and
+columns and multiplies all pairs. Rows of a slice are padded so that the eight rows of a fragment lie in different
+banks. The accumulators pass through the shared memory of the slices to the epilogue, in which threads access whole
+lines of memory in a loop of few instructions, whatever the tile.
 """
 
 from __future__ import annotations
@@ -24,57 +24,57 @@ from relayc.topi.utils import ceil_div
 __all__ = ["schedule_mma", "schedule_sums"]
 
 _GROUP = 4
-"""Columns that a thread computes together in the epilogue: sums of 16 bytes."""
+"""Columns that a thread computes together in the epilogue: 16 bytes of accumulators."""
 _TOGETHER = 4 * _GROUP
-"""Columns that it has under way."""
+"""Columns that a thread has in flight in the epilogue."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """An operand as (batch, tile, parts..., depth), or if `turned` (batch, depth, tile, parts...).
+    """An operand as (batch, tile, parts..., depth), or if `transposed` (batch, depth, tile, parts...).
 
-    `parts` is how a row or column of a tile is told: (half, g) or (t, e). `width` elements at once that lie together
-    `along` "free" or "depth" are copied. Slices keep the order of memory, but for elements of other than two bytes, the
-    only ones that `ldmatrix` can turn.
+    `parts` are the sizes of (half, g) or (t, e), which index a row or column of a tile. Vectors of `width` elements
+    contiguous `along` "free" or "depth" are copied. Slices keep the order of memory, except for elements of other than
+    two bytes, which `ldmatrix` can't transpose.
     """
 
     view: te.Tensor
     parts: tuple[int, int]
-    turned: bool
+    transposed: bool
     along: str
     width: int
 
     @staticmethod
     def of(operand: Operand, name: str, batch: Dim, tile: int, depth: int, parts: tuple[int, int]) -> _Slice:
-        """The operand filled up with zeros to whole tiles of `tile` rows or columns and `depth` products."""
+        """The operand padded with zeros to whole tiles of `tile` rows or columns and `depth` products."""
         nbytes = operand.value.dtype.nbytes
         along, width = operand.copy_direction(VECTOR_BYTES // nbytes)
-        turned = along == "free" and nbytes == 2
-        if along == "free" and not turned:
+        transposed = along == "free" and nbytes == 2
+        if along == "free" and not transposed:
             width = 1
         free_size, depth_size = operand.free_size, operand.depth_size
         each = parts[0] * parts[1]
 
         def body(b: Any, *i: Any) -> PrimExpr:
-            (k, *free), k_width, f_width = (i, 1, width) if turned else ((i[-1], *i[:-1]), width, 1)
+            (k, *free), k_width, f_width = (i, 1, width) if transposed else ((i[-1], *i[:-1]), width, 1)
             f = (free[0] * parts[0] + free[1]) * parts[1] + free[2]
             inside = (*within(k, depth_size, depth, k_width), *within(f, free_size, tile, f_width))
             return zero_filled(operand.at(b, f, k), *inside)
 
         tiles, steps = as_dim(ceil_div(free_size, tile) * (tile // each)), as_dim(ceil_div(depth_size, depth) * depth)
         free_shape = (tiles, *parts)
-        shape = (batch, steps, *free_shape) if turned else (batch, *free_shape, steps)
-        return _Slice(te.compute(shape, body, name=name), parts, turned, along, width)
+        shape = (batch, steps, *free_shape) if transposed else (batch, *free_shape, steps)
+        return _Slice(te.compute(shape, body, name=name), parts, transposed, along, width)
 
     def at(self, b: Any, tile: Any, first: Any, second: Any, k: Any) -> PrimExpr:
         """The element at position `k` of row or column (tile, first, second)."""
-        return self.view(b, k, tile, first, second) if self.turned else self.view(b, tile, first, second, k)
+        return self.view(b, k, tile, first, second) if self.transposed else self.view(b, tile, first, second, k)
 
     def copy(self, s: te.Schedule, threads: int) -> None:
-        """All threads copy a slice, adjacent elements of memory by adjacent threads."""
+        """Copy a slice by all threads, adjacent elements of memory by adjacent threads."""
         stage = s[self.view]
         unit = VECTOR_BYTES // self.view.dtype.nbytes
-        if self.turned:
+        if self.transposed:
             _, k, *free = stage.op.axis
             stage.storage_align(k, 2 * unit, unit)
             inner, outer = stage.fuse(*free), k
@@ -94,13 +94,14 @@ class _Slice:
 
 
 def _fragments(source: _Slice, name: str, depth: int, swapped: bool) -> te.Tensor:
-    """(batch, step of depth, tile, shared part, own part, k): what the threads of a warp load of a slice.
+    """(batch, step of depth, tile, shared part, own part, k): the fragments that the threads of a warp load from a
+    slice.
 
-    A thread has one value of the part that is shared out among the lanes, (g of a row, t of a column), and all of the
-    other; `swapped` says that the shared part comes second in a slice.
+    The shared part (g of a row, t of a column) is distributed over the lanes, one value each, while a thread has all of
+    the other part; `swapped` means that the shared part comes second in a slice.
     """
     batch, first, second = source.view.shape[0], *source.parts
-    tiles, steps = (source.view.shape[2], source.view.shape[1]) if source.turned else source.view.shape[1::3]
+    tiles, steps = (source.view.shape[2], source.view.shape[1]) if source.transposed else source.view.shape[1::3]
     lanes, own = (second, first) if swapped else (first, second)
 
     def body(b: Any, step: Any, tile: Any, lane: Any, each: Any, k: Any) -> PrimExpr:
@@ -111,7 +112,8 @@ def _fragments(source: _Slice, name: str, depth: int, swapped: bool) -> te.Tenso
 
 
 def _tile_output(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile) -> IterVar:
-    """Blocks over the output, whose threads take adjacent groups of columns; gives the loop that is one block."""
+    """Bind blocks over the output, whose threads take adjacent groups of columns; returns the loop that is one
+    block."""
     batch, rows, columns = c.loops(s, out)
     stage = s[out]
     i, row = stage.split(rows, factor=tile.rows, tail="predicate")
@@ -122,27 +124,27 @@ def _tile_output(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile) 
     j, column = stage.split(columns, factor=tile.columns // width, tail="predicate")
     stage.reorder(batch, i, j, row, column)
     bind_tiles(stage, batch, i, j, ceil_div(c.rows, tile.rows))
-    turn, thread = stage.split(stage.fuse(row, column), factor=tile.threads)
+    iteration, thread = stage.split(stage.fuse(row, column), factor=tile.threads)
     stage.bind(thread, thread_axis(tile.threads))
     most = tile.rows * tile.columns // width // tile.threads
-    turns, together = stage.split(turn, factor=min(_TOGETHER // width, most))
+    iterations, together = stage.split(iteration, factor=min(_TOGETHER // width, most))
     stage.unroll(together)
-    stage.pragma(turns, "loop_partition_hint", True)  # little code: turns inside the matrix need no guards
+    stage.pragma(iterations, "loop_partition_hint", True)  # little code: iterations inside the matrix need no guards
     return j
 
 
 def _tile_sums(s: te.Schedule, sums: te.Tensor, tile: MmaTile) -> IterVar:
-    """Warps and lanes over the sums of a block; gives the loop whose iterations are the threads."""
+    """Bind warps and lanes over the accumulators of a block; returns the loop whose iterations are the threads."""
     stage = s[sums]
     _, rows, columns = stage.op.axis
-    stage.storage_align(rows, BANKS, 2 * WARP_COLUMNS)  # eight rows of four pairs fill all banks twice
+    stage.storage_align(rows, BANKS, 2 * WARP_COLUMNS)  # eight rows of four pairs cover all banks twice
     rest, e = stage.split(columns, factor=2)
     rest, t = stage.split(rest, factor=WARP_COLUMNS)
     j_warp, j_tile = stage.split(rest, factor=tile.tiles[1])
     rest, g = stage.split(rows, factor=8)
     rest, half = stage.split(rest, factor=2)
     if isinstance(tile, WgmmaTile):
-        i_tile, i_warp = stage.split(rest, factor=4)  # the warps of a group lie one below the other
+        i_tile, i_warp = stage.split(rest, factor=4)  # the warps of a group are stacked along the rows
         group, i_tile = stage.split(i_tile, factor=tile.tiles[0])
         warps = [group, j_warp, i_warp]
     else:
@@ -160,9 +162,9 @@ def _tile_sums(s: te.Schedule, sums: te.Tensor, tile: MmaTile) -> IterVar:
 def schedule_sums(
     s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile, product: te.Tensor, sums: te.Tensor, scope: str
 ) -> None:
-    """Let contraction `c` and the output `out` read `sums`, (batch, rows, columns), in memory of `scope`.
+    """Make contraction `c` and the output `out` read `sums`, (batch, rows, columns), in memory of `scope`.
 
-    They are what the threads have in their registers as `product`, which is computed there.
+    They are copied from the threads' registers, where they are computed as `product`.
     """
     result = c.op.output(0)
     view = te.compute(result.shape, lambda *i: sums(*c.position(i)), name=c.op.name, tag=c.op.tag)
@@ -204,12 +206,13 @@ def schedule_mma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile, 
         operand.copy(s, tile.threads)
     ahead = tile.depth > depth
     together = 2 if tile.tiles[1] % 2 == 0 else 1
-    _load_fragments(s[rows], s[product], inner, 1, load_left(instruction, left.turned), ahead)
-    _load_fragments(s[columns], s[product], inner, together, load_right(instruction, right.turned, together), ahead)
+    _load_fragments(s[rows], s[product], inner, 1, load_left(instruction, left.transposed), ahead)
+    _load_fragments(s[columns], s[product], inner, together, load_right(instruction, right.transposed, together), ahead)
 
 
 def _multiply_fragments(product: te.Stage, tile: MmaTile, instruction: Multiply) -> tuple[IterVar, IterVar]:
-    """All pairs of fragments for every 32 bytes of depth; gives the loops over slices and over a slice's parts."""
+    """Multiply all pairs of fragments for every 32 bytes of depth; returns the loops over slices and parts of a
+    slice."""
     product.set_scope("local")
     _, i, j, g, t, half, e = product.op.axis
     step, k = product.op.reduce_axis
@@ -224,7 +227,7 @@ def _multiply_fragments(product: te.Stage, tile: MmaTile, instruction: Multiply)
 def _load_fragments(
     stage: te.Stage, product: te.Stage, loop: IterVar, together: int, load: te.TensorIntrin, ahead: bool
 ) -> None:
-    """Fragments of `together` tiles at once into registers; `ahead`: while those loaded before are multiplied."""
+    """Load fragments of `together` tiles at once into registers; `ahead`: double-buffered."""
     stage.set_scope("local")
     stage.compute_at(product, loop)
     _, _, tile, lane, *_ = stage.op.axis

@@ -1,4 +1,5 @@
-"""Pooling and local response normalisation: a thread for each window, several channels where they are neighbours."""
+"""Schedules for pooling and local response normalisation: a thread per window, several channels if they are
+contiguous."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["schedule_windows"]
 
 _UNROLL_WINDOW = 49
-"""Windows of up to this many taps are unrolled, so that all loads are in flight together."""
+"""Maximum taps of an unrolled window, so that all its loads are in flight together."""
 
 
 @register_schedule(["pool", "lrn", "overlap_add"], "cuda")
 def schedule_windows(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """One kernel: windows reduced in registers, borders tested on the way, what follows computed with the results.
+    """One kernel: windows reduced in registers, with borders tested inline and the consumers fused.
 
-    The anchor's attribute "axes" (or "axis") holds the dimensions that windows span.
+    The anchor's attribute "axes" (or "axis") has the dimensions of the windows.
     """
     s = te.create_schedule([out.op for out in outs])
     inline_injective(s, outs, keep=[anchor])
@@ -48,7 +49,8 @@ def schedule_windows(outs: list[te.Tensor], anchor: te.Operation, target: Target
 def _schedule_kernel(
     s: te.Schedule, main: te.Tensor, windows: list[te.ComputeOp], along_memory: bool, gpu: Gpu
 ) -> None:
-    """`main` with a thread for each group of elements, and in it the reductions `windows` of the same shape."""
+    """Schedule `main` with a thread for each group of elements, and in it the reductions `windows` of the same
+    shape."""
     extent = as_int(main.shape[-1])
     nbytes = max(t.dtype.nbytes for op in windows for t in (main, *op.input_tensors))
     lanes = 1 if along_memory or extent is None else math.gcd(VECTOR_BYTES // nbytes, max(extent, 1))

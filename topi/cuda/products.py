@@ -1,4 +1,4 @@
-"""Schedules of operations that are products of matrices: dense layers, matrix products, convolutions of any rank."""
+"""Schedules of matrix products: dense layers, matrix multiplications, convolutions of any rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from relayc.topi.cuda.simt_matmul import schedule_simt
 from relayc.topi.cuda.split_depth import split_depth
 from relayc.topi.cuda.stagewise import schedule_stagewise
 from relayc.topi.cuda.tensor_core import Multiply, multiplies
-from relayc.topi.cuda.wgmma_matmul import multiplies_slices, schedule_wgmma
+from relayc.topi.cuda.wgmma_matmul import schedule_wgmma, supports_wgmma
 from relayc.topi.groups import constant_size
 from relayc.topi.registry import register_schedule
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["plans_of", "schedule_contraction", "schedule_product", "schedule_tile"]
 
 Plan = Choice[SimtTile] | Choice[MmaTile] | Choice[WgmmaTile]
-"""A tile and the slices of the depth."""
+"""A tile and its split-K factor."""
 
 _LAYOUTS = ("ncw", "nwc", "nchw", "nhwc", "ncdhw", "ndhwc")
 _CONVOLUTIONS = [f"conv{len(x) - 2}d{kind}_{x}" for x in _LAYOUTS for kind in ("", "_transpose")]
@@ -44,7 +44,7 @@ _CONVOLUTIONS = [f"conv{len(x) - 2}d{kind}_{x}" for x in _LAYOUTS for kind in ("
 
 @register_schedule(["dense", "batch_matmul", *_CONVOLUTIONS], "cuda")
 def schedule_product(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """The anchor as a product of matrices, its epilogue on the results in registers."""
+    """Schedule the anchor as a matrix product, with its epilogue on the results in registers."""
     contraction = contraction_of(anchor)
     if contraction is None or plan_of(contraction, target) is None:
         return _schedule_otherwise(outs, anchor, target)
@@ -54,7 +54,7 @@ def schedule_product(outs: list[te.Tensor], anchor: te.Operation, target: Target
 
 
 def schedule_contraction(s: te.Schedule, out: te.Tensor, c: Contraction, target: Target) -> None:
-    """Schedule contraction `c` of `s` with a tile that fits, and the output `out` that reads it at its own index."""
+    """Schedule contraction `c` of `s` with the best tile, and the output `out` that reads it at its own index."""
     plan = plan_of(c, target)
     assert plan is not None, "a contraction without groups has a tile"
     schedule_tile(s, out, c, plan, target)
@@ -81,25 +81,25 @@ def plan_of(c: Contraction, target: Target) -> Plan | None:
 
 
 def plans_of(c: Contraction, target: Target) -> Sequence[Plan]:
-    """The plans of a contraction, the best first: on tensor cores where they multiply its types and a tile fits."""
+    """The plans of a contraction, best first: on tensor cores where they support its types and a tile fits."""
     problem = problem_of(c, target)
     if _instruction(c, target) is None:
         return simt_choices(target, problem)
     plans: list[Plan] = [*mma_choices(target, problem)]
-    if target.get("arch") == "sm_90a" and multiplies_slices(c):
+    if target.get("arch") == "sm_90a" and supports_wgmma(c):
         plans += wgmma_choices(problem)
     return sorted(plans, key=lambda plan: plan.cycles) or simt_choices(target, problem)
 
 
 def _schedule_otherwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """What is no product of matrices, or one smaller than any tile: convolutions of few channels in a group."""
+    """Schedule an operation without a matching tile: convolutions with few channels per group, or no matrix product."""
     if anchor.tag in _CONVOLUTIONS[::2]:
         return schedule_direct(outs, anchor, target)
     return schedule_stagewise(outs, anchor, target)
 
 
 def problem_of(c: Contraction, target: Target) -> Problem:
-    """The sizes of a contraction for the choice of tiles, which must not reach into the next group of channels."""
+    """The problem size of a contraction, for tile selection; tiles must not cross groups of channels."""
     batch, rows, columns, depth = (constant_size([d]) for d in (c.batch, c.rows, c.columns, c.depth))
     grouped = c.split is not None
     whole = grouped and c.split_in_rows, grouped and not c.split_in_rows
@@ -107,9 +107,9 @@ def problem_of(c: Contraction, target: Target) -> Problem:
 
 
 def _instruction(c: Contraction, target: Target) -> Multiply | None:
-    """The tensor cores' instruction for a contraction of known columns and depth, if any.
+    """The tensor core instruction for a contraction of constant columns and depth, if any.
 
-    float32 has one only where the target asks for tf32.
+    float32 has one only where the target enables tf32.
     """
     constant = isinstance(c.columns, int) and isinstance(c.depth, int)
     if not constant or c.left.dtype != c.right.dtype or architecture(target) < 80:

@@ -1,8 +1,8 @@
-"""Reductions: several threads or several blocks for each result, whichever fills the GPU.
+"""Schedules for reductions: several threads or several blocks per result, whichever fills the GPU.
 
-Threads run along memory. A reduction with fewer results than the GPU has threads for is shared by the threads of a
-row; one with fewer than it has multiprocessors also by several blocks, each of which makes a partial result, and a
-second kernel combines those.
+Threads run along contiguous memory. A reduction with fewer results than the GPU has threads is distributed over the
+threads of a row; one with fewer than it has multiprocessors also over several blocks, each of which makes a partial
+result that a second kernel combines.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_reduce", "schedule_reduction"]
 
-_LEAST_STEPS = 16
-"""Columns that a thread reduces at least in a part; less is not worth a second kernel."""
+_MIN_STEPS = 16
+"""Minimum columns that a thread reduces in a part; less is not worth a second kernel."""
 
 
 @register_schedule(["comm_reduce", "comm_reduce_idx", "log_sum_exp", "variance"], "cuda", rank=Rank.REDUCTION)
 def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Every reduction of the group; an elementwise operation behind the last one is computed with it."""
+    """Schedule every reduction of the group; an elementwise operation after the last one is fused."""
     if not isinstance(anchor, te.ComputeOp):
         return schedule_stagewise(outs, anchor, target)
     s = te.create_schedule([out.op for out in outs])
@@ -49,7 +49,7 @@ def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target)
 
 
 def schedule_reduction(s: te.Schedule, op: te.ComputeOp, main: te.Tensor, gpu: Gpu) -> None:
-    """`op` on threads; `main`, of the same shape, is `op` itself or computed from it."""
+    """Schedule `op` on threads; `main`, of the same shape, is `op` itself or computed from it."""
     count, columns = constant_size([a.extent for a in op.axis]), constant_size([a.extent for a in op.reduce_axis])
     source = _source(op)
     along = _reduces_last_axis(op) if source is None else source[1].along_memory
@@ -81,7 +81,7 @@ def _reduce_together(
     plan: Plan,
     source: tuple[te.Tensor, RowMap] | None,
 ) -> None:
-    """One kernel; with a `source` its elements are read as vectors."""
+    """A single kernel; with a `source` its elements are read as vectors."""
     local = op.output(0)
     if s[main] is s[op]:
         local = s.cache_write(list(op.outputs), "local")[0]
@@ -104,12 +104,13 @@ def _source(op: te.ComputeOp) -> tuple[te.Tensor, RowMap] | None:
 
 
 def _reduces_last_axis(op: te.ComputeOp) -> bool:
-    """Does the innermost reduction axis run along memory? As the operation says, or judged by its last data axis."""
+    """Is the innermost reduction axis contiguous? Taken from the operation's attributes, or judged by its last data
+    axis."""
     return not op.axis or constant_size([op.axis[-1].extent]) == 1 or op.attrs.get("reduces_last_axis", False)
 
 
 def _parts(gpu: Gpu, blocks: int, steps: int) -> int:
-    """Blocks to share each reduction between, where `blocks` run `steps` steps each otherwise."""
+    """The number of blocks per reduction, where `blocks` run `steps` steps each otherwise."""
     if blocks >= gpu.processors or blocks == 0:
         return 1
-    return power_of_two(min(2 * gpu.processors // blocks, steps // _LEAST_STEPS, gpu.limits.threads_per_block))
+    return power_of_two(min(2 * gpu.processors // blocks, steps // _MIN_STEPS, gpu.limits.threads_per_block))

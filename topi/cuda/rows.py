@@ -1,14 +1,13 @@
-"""Kernels over the rows of a tensor: reductions along rows, and what is computed elementwise with their results.
+"""Kernels over the rows of a tensor: reductions along rows, and elementwise operations on their results.
 
-A *row* is what one result of a reduction is made of, a *column* the position in it; rows and columns may each span
-several dimensions (see `RowMap`). A block holds R rows of T threads. Where columns are neighbours in memory the
-threads of a row are neighbours (threadIdx.x runs along columns), otherwise those of neighbouring rows are. A thread
-has C chunks of V columns::
+A *row* is the input of one result of a reduction, a *column* the position in it; rows and columns may each span several
+dimensions (see `RowMap`). A block has R rows of T threads. If columns are contiguous, the threads of a row are adjacent
+(threadIdx.x runs along columns), otherwise those of adjacent rows are. A thread has C chunks of V columns::
 
     column = (chunk * T + thread) * V + lane
 
-so that the V lanes are one access to memory and the threads of a row read a whole chunk together. Rows of up to
-`MOST_REGISTERS` columns per thread are read once and stay in registers (`Plan.registers`).
+so that the V lanes are one vector access and the threads of a row read a whole chunk together. Rows of up to
+`MAX_REGISTERS` columns per thread are read once and stay in registers (`Plan.registers`).
 """
 
 from __future__ import annotations
@@ -28,28 +27,28 @@ from relayc.topi.groups import constant_size
 from relayc.topi.utils import ravel_index, same_dim, unravel_index
 
 __all__ = [
-    "MOST_REGISTERS", "Plan", "RowMap", "bind_results", "bind_rows", "hold_rows", "memory_order", "plan_rows",
+    "MAX_REGISTERS", "Plan", "RowMap", "bind_results", "bind_rows", "hold_rows", "memory_order", "plan_rows",
     "reduce_rows",
 ]  # fmt: skip
 
-MOST_REGISTERS = 16
-"""Columns of a row that a thread keeps in registers at most."""
+MAX_REGISTERS = 16
+"""Maximum columns of a row that a thread keeps in registers."""
 
 _CHUNKS = 4
-"""Chunks that each thread has where there are rows enough: loads in flight, against threads that wait together."""
+"""Chunks per thread where there are enough rows: loads in flight, against threads that synchronise."""
 
 _SMALL_BLOCK = 128
-"""Threads of a block that holds several rows."""
+"""Threads of a block that has several rows."""
 
 _STREAMING_THREADS = 256
-"""Threads that share a row which is too long for their registers."""
+"""Threads per row that is too long for their registers."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowMap:
-    """Which dimensions of a tensor of `shape` are rows and which columns.
+    """The split of a tensor's dimensions of `shape` into rows and columns.
 
-    `groups[d]` is 0 where dimension d is of the row, the dimension's size where it is of the column, and g where the
+    `groups[d]` is 0 if dimension d belongs to the row, the dimension's size if it belongs to the column, and g if the
     row is index // g and the column index % g.
     """
 
@@ -58,7 +57,7 @@ class RowMap:
 
     @staticmethod
     def of(op: te.ComputeOp, tensor: te.Tensor) -> RowMap | None:
-        """How the reduction `op` reads `tensor`; None where it is not row by row."""
+        """The row map by which the reduction `op` reads `tensor`; None if it does not read row by row."""
         loads = [e for e in post_order(op.body) if isinstance(e, ProducerLoad) and e.producer is tensor]
         reduced = {axis.var: axis.extent for axis in op.reduce_axis}
         found = [_group_of(index, dim, reduced) for index, dim in zip(loads[0].indices, tensor.shape, strict=True)]
@@ -70,7 +69,7 @@ class RowMap:
 
     @property
     def column_shape(self) -> list[Dim]:
-        """The sizes of the column's dimensions, in the order of memory."""
+        """The sizes of the column's dimensions, in memory order."""
         return [g for g in self.groups if g != 0]
 
     @property
@@ -80,18 +79,18 @@ class RowMap:
 
     @property
     def row_shape(self) -> list[Dim]:
-        """The sizes of the row's dimensions, in the order of memory."""
+        """The sizes of the row's dimensions, in memory order."""
         pairs = zip(self.shape, self.groups, strict=True)
         return [d if g == 0 else d // g for d, g in pairs if g == 0 or not same_dim(d, g)]  # type: ignore[operator]
 
     @property
     def grouped(self) -> bool:
-        """Is there a dimension that is in part of the row and in part of the column?"""
+        """Is a dimension split between row and column?"""
         return any(g != 0 and not same_dim(d, g) for d, g in zip(self.shape, self.groups, strict=True))
 
     @property
     def along_memory(self) -> bool:
-        """Are columns neighbours in memory?"""
+        """Are adjacent columns contiguous in memory?"""
         sizes = [i for i, d in enumerate(self.shape) if as_int(d) != 1]
         return not sizes or self.groups[sizes[-1]] != 0
 
@@ -124,7 +123,7 @@ class RowMap:
 
 
 def _group_of(index: PrimExpr, dim: Dim, reduced: Mapping[Var, Dim]) -> Dim | None:
-    """The entry of `RowMap.groups` for a dimension read at `index`; None where that is of another form."""
+    """The entry of `RowMap.groups` for a dimension read at `index`; None for another form of index."""
     if isinstance(index, Var):
         return 0 if index not in reduced else dim if same_dim(dim, reduced[index]) else None
     if as_int(index) is not None:
@@ -137,43 +136,43 @@ def _group_of(index: PrimExpr, dim: Dim, reduced: Mapping[Var, Dim]) -> Dim | No
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How rows are shared between threads; see the top of the file for the letters."""
+    """The distribution of rows over threads; the module documentation defines R, T, C and V."""
 
     rows: int
-    """R"""
+    """R, rows per block."""
     threads: int
-    """T"""
+    """T, threads per row."""
     chunks: int
-    """C; a guess where the number of columns is not known"""
+    """C, chunks per thread; an estimate if the number of columns is symbolic."""
     lanes: int
-    """V"""
+    """V, lanes of a vector access."""
     registers: bool
     """Does a thread keep its columns of a row in registers?"""
     along_memory: bool
     """Does threadIdx.x run along the columns?"""
     exact: bool
-    """Is the number of columns known, and C * T * V?"""
+    """Is the number of columns constant, and C * T * V?"""
 
     def scalar(self) -> Plan:
-        """The same plan one column at a time."""
+        """This plan without vectorisation."""
         return replace(self, chunks=self.chunks * self.lanes, lanes=1)
 
     @property
     def chunk(self) -> int:
-        """Columns of a chunk."""
+        """Columns per chunk."""
         return self.threads * self.lanes
 
     def row_thread(self) -> te.IterVar:
-        """The threads that tell the rows of a block apart."""
+        """The thread axis over the rows of a block."""
         return thread_axis(self.rows, "y" if self.along_memory else "x")
 
     def column_thread(self) -> te.IterVar:
-        """The threads that share a row."""
+        """The thread axis over the columns of a row."""
         return thread_axis(self.threads, "x" if self.along_memory else "y")
 
 
 def plan_rows(gpu: Gpu, rows: int, columns: Dim, itemsize: int, *, along_memory: bool, hold: bool) -> Plan:
-    """Threads for `rows` rows (a guess where it isn't known) of elements of at most `itemsize` bytes.
+    """Plan for `rows` rows (an estimate if symbolic) of elements of at most `itemsize` bytes.
 
     `hold`: is every column needed more than once, so that it is worth a register?
     """
@@ -182,15 +181,15 @@ def plan_rows(gpu: Gpu, rows: int, columns: Dim, itemsize: int, *, along_memory:
     if not along_memory:
         return _plan_across(gpu, rows, known, hold)
     lanes = 1 if known is None else math.gcd(VECTOR_BYTES // itemsize, max(known, 1))
-    plenty = rows >= 2 * gpu.processors
-    each = max(MOST_REGISTERS // lanes, 1) if hold else 2 * _CHUNKS
+    many_rows = rows >= 2 * gpu.processors
+    each = max(MAX_REGISTERS // lanes, 1) if hold else 2 * _CHUNKS
     vectors = math.ceil(length / lanes)
-    threads = min(_round_up_power(math.ceil(vectors / (each if plenty else 1))), gpu.limits.threads_per_block)
-    registers = hold and known is not None and math.ceil(vectors / threads) * lanes <= MOST_REGISTERS
+    threads = min(_round_up_power(math.ceil(vectors / (each if many_rows else 1))), gpu.limits.threads_per_block)
+    registers = hold and known is not None and math.ceil(vectors / threads) * lanes <= MAX_REGISTERS
     if hold and not registers:
         lanes = math.gcd(lanes, max(4 // itemsize, 1))
         vectors = math.ceil(length / lanes)
-    threads = threads if registers else min(threads, _STREAMING_THREADS if plenty else gpu.limits.threads_per_block)
+    threads = threads if registers else min(threads, _STREAMING_THREADS if many_rows else gpu.limits.threads_per_block)
     return Plan(
         _rows_of_block(gpu, rows, threads), threads, max(math.ceil(vectors / threads), 1), lanes, registers, True,
         known is not None and known % (threads * lanes) == 0,
@@ -198,19 +197,19 @@ def plan_rows(gpu: Gpu, rows: int, columns: Dim, itemsize: int, *, along_memory:
 
 
 def _plan_across(gpu: Gpu, rows: int, columns: int | None, hold: bool) -> Plan:
-    """Neighbouring threads have neighbouring rows; a row is shared when there are too few of them."""
+    """Plan with adjacent threads on adjacent rows; several threads take one row when there are too few rows."""
     wanted = gpu.processors * gpu.limits.threads_per_sm // 2
     length = (1 << 16) if columns is None else columns
     threads = min(power_of_two(wanted // max(rows, 1)), power_of_two(length // _CHUNKS), gpu.limits.warp)
     block = max(gpu.limits.warp, _SMALL_BLOCK // threads)
     across = min(block, max(gpu.limits.warp // threads, _round_up_power(rows)))
     chunks = max(math.ceil(length / threads), 1)
-    registers = hold and columns is not None and chunks <= MOST_REGISTERS
+    registers = hold and columns is not None and chunks <= MAX_REGISTERS
     return Plan(across, threads, chunks, 1, registers, False, columns is not None and length % threads == 0)
 
 
 def _rows_of_block(gpu: Gpu, rows: int, threads: int) -> int:
-    """Rows in a block of `threads` threads each: whole warps, and a block for every multiprocessor."""
+    """Rows per block, with `threads` threads each: whole warps, and a block for every multiprocessor."""
     least = max(gpu.limits.warp // threads, 1)
     return max(min(_SMALL_BLOCK // threads, power_of_two(rows // gpu.processors)), least)
 
@@ -223,7 +222,7 @@ def _round_up_power(value: int) -> int:
 
 
 def bind_rows(s: te.Schedule, out: te.Tensor, rows: RowMap, plan: Plan) -> te.IterVar:
-    """The loops of `out`, a tensor of the mapped shape, on threads; gives the loop to compute statistics at."""
+    """Bind the loops of `out`, a tensor of the mapped shape, to threads; returns the loop to compute statistics at."""
     stage = s[out]
     outer: list[te.IterVar] = []
     inner: list[te.IterVar] = []
@@ -253,7 +252,7 @@ def bind_rows(s: te.Schedule, out: te.Tensor, rows: RowMap, plan: Plan) -> te.It
 
 
 def bind_results(s: te.Schedule, out: te.Tensor, plan: Plan) -> te.IterVar:
-    """The loops of `out`, one element for each row, on threads; gives the loop to compute the reduction at."""
+    """Bind the loops of `out`, one element per row, to threads; returns the loop to compute the reduction at."""
     stage = s[out]
     block, row = stage.split(stage.fuse(*stage.op.axis), factor=plan.rows)
     stage.bind(block, block_axis())
@@ -266,7 +265,8 @@ def bind_results(s: te.Schedule, out: te.Tensor, plan: Plan) -> te.IterVar:
 
 
 def reduce_rows(s: te.Schedule, result: te.Tensor, order: Sequence[te.IterVar], plan: Plan) -> te.IterVar:
-    """The loops of a reduction on the threads of a row; gives the loop over chunks. `order`: its axes as in memory."""
+    """Bind the loops of a reduction to the threads of a row; returns the loop over chunks. `order`: its axes in memory
+    order."""
     stage = s[result]
     stage.set_scope("local")
     stage.reorder(*order)
@@ -286,7 +286,7 @@ def reduce_rows(s: te.Schedule, result: te.Tensor, order: Sequence[te.IterVar], 
 
 
 def memory_order(op: te.ComputeOp, tensor: te.Tensor) -> list[te.IterVar]:
-    """The reduce axes of `op` in the order of the dimensions of `tensor` that they run along."""
+    """The reduce axes of `op` in the order of the dimensions of `tensor` that they index."""
     load = next(e for e in post_order(op.body) if isinstance(e, ProducerLoad) and e.producer is tensor)
     met = [e for e in post_order(load.indices) if isinstance(e, Var)]
     return sorted(op.reduce_axis, key=lambda axis: next(i for i, v in enumerate(met) if v is axis.var))

@@ -1,7 +1,7 @@
-"""Softmax and normalisations in one kernel: statistics of each row, and elementwise steps with them.
+"""Schedules for softmax and normalisations in one kernel: statistics of each row, and elementwise operations with them.
 
-What is in front (a sum with a residual, say) is computed once for each element, into registers; what follows is
-computed on the way out.
+Producers (a sum with a residual, say) are computed once for each element, into registers; consumers are fused into the
+output loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["schedule_rows", "schedule_rowwise"]
     ["softmax", "layer_norm", "rms_norm", "instance_norm", "group_norm", "l2_normalize", "standardize"], "cuda"
 )
 def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """One kernel for the anchor and the elementwise operations behind it; other outputs are kernels of their own."""
+    """One kernel for the anchor and the elementwise operations after it; other outputs are kernels of their own."""
     result = anchor.output(0)
     sources = _sources(result)
     if sources is None:
@@ -50,7 +50,7 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
 
 
 def _sources(result: te.Tensor) -> dict[te.ComputeOp, tuple[te.Tensor, RowMap]] | None:
-    """What each statistic of `result` reads row by row; None unless they agree on the rows."""
+    """The source that each statistic of `result` reads row by row; None unless they agree on the rows."""
     sources: dict[te.ComputeOp, tuple[te.Tensor, RowMap]] = {}
     for op in operations_behind([result]):
         if not isinstance(op, te.ComputeOp) or not op.reduce_axis:
@@ -75,14 +75,14 @@ def schedule_rows(
     sources: dict[te.ComputeOp, tuple[te.Tensor, RowMap]],
     gpu: Gpu,
 ) -> None:
-    """`main` on threads, and in its loops the operations `inside`: statistics in registers, others inlined."""
+    """Schedule `main` on threads, and in its loops the operations `inside`: statistics in registers, others inlined."""
     first, rows = next(iter(sources.values()))
     itemsize = max(first.dtype.nbytes, main.dtype.nbytes)
     plan = plan_rows(
         gpu, constant_size(rows.row_shape), rows.columns, itemsize, along_memory=rows.along_memory, hold=True
     )
     if rows.grouped and not plan.exact:
-        plan = replace(plan, registers=False)  # past the last column, a group's columns would be the next group's
+        plan = replace(plan, registers=False)  # beyond the last column, a group's columns would be the next group's
     at = bind_rows(s, main, rows, plan)
     for op in inside:
         result = op.output(0)

@@ -1,8 +1,8 @@
-"""Running sums and scattered updates on GPUs: the same results with more work, done together.
+"""Schedules for cumulative sums and scattered updates: parallel algorithms that do more work.
 
-Where a tensor has lines enough, each is one thread's, in order. Few lines of running sums are made in passes that
-combine every element with the one 1, 2, 4, ... places in front (Hillis and Steele, 1986). Where few updates of a
-scatter are known to differ in their target, each element looks for the updates that meet it, in their order.
+With enough lines in a tensor, each is processed by one thread in order. Few lines of cumulative sums take passes that
+combine every element with the one 1, 2, 4, ... positions before (Hillis and Steele, 1986). Where few updates of a
+scatter are known to have different targets, each element searches for the updates that target it, in their order.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_scan"]
 
-_MOST_LOOKS = 1 << 34
-"""Comparisons of elements with updates up to which looking is sooner done than one thread makes the updates."""
+_MAX_COMPARISONS = 1 << 34
+"""Maximum comparisons of elements with updates for which searching beats making the updates in one thread."""
 
 
 @register_schedule(["scan", "scatter"], "cuda")
 def schedule_scan(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """The loops of each scan and scatter rewritten for threads; all else stage by stage."""
+    """Rewrite the loops of each scan and scatter for threads; schedule all else stage by stage."""
     s = te.create_schedule([out.op for out in outs])
     inline_injective(s, outs)
     gpu = Gpu.of(target)
@@ -53,7 +53,7 @@ def schedule_scan(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
 
 
 def _scan(op: te.ExternOp, gpu: Gpu) -> te.ExternOp:
-    """By lines, or in passes where lines are few."""
+    """Scan by lines, or in passes where lines are few."""
     shape, axis = op.outputs[0].shape, int(op.attrs["axis"])
     length = as_int(shape[axis])
     lines = constant_size([*shape[:axis], *shape[axis + 1 :]])
@@ -81,7 +81,7 @@ def _scan_lines(op: te.ExternOp, ins: Sequence[Buffer], outs: Sequence[Buffer]) 
 
 
 def _scan_passes(op: te.ExternOp, length: int, ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-    """Pass p combines every element with the one 2 ** p places in front; pass -1 copies."""
+    """Pass p combines every element with the one 2 ** p positions before; pass -1 copies."""
     axis, kind, shape = int(op.attrs["axis"]), str(outs[0].dtype), outs[0].shape
     exclusive, combine = op.attrs["exclusive"], op.attrs["combine"]
     passes, step = (length - 1).bit_length(), -1 if op.attrs["reverse"] else 1
@@ -115,15 +115,15 @@ def _equal(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def _scatter(op: te.ExternOp, gpu: Gpu) -> te.ExternOp:
-    """A thread for each line of updates that can't meet, or for each element where such lines are few."""
+    """A thread for each line of updates that can't collide, or for each element where such lines are few."""
     updates = op.inputs[2].shape
     ordered = op.attrs["ordered"]
     steps = constant_size([updates[d] for d in ordered])
     lines = constant_size([d for i, d in enumerate(updates) if i not in ordered])
     looks = constant_size(op.outputs[0].shape) * steps
-    if lines >= gpu.processors * gpu.limits.warp or looks > _MOST_LOOKS:
+    if lines >= gpu.processors * gpu.limits.warp or looks > _MAX_COMPARISONS:
         return rewritten(op, lambda ins, outs: _scatter_lines(op, ins, outs))
-    return rewritten(op, lambda ins, outs: _scatter_looking(op, ins, outs))
+    return rewritten(op, lambda ins, outs: _scatter_by_search(op, ins, outs))
 
 
 def _scatter_lines(op: te.ExternOp, ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
@@ -142,7 +142,7 @@ def _scatter_lines(op: te.ExternOp, ins: Sequence[Buffer], outs: Sequence[Buffer
     return ib.get()
 
 
-def _scatter_looking(op: te.ExternOp, ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+def _scatter_by_search(op: te.ExternOp, ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
     ordered, shape = op.attrs["ordered"], ins[2].shape
     ib = ir_builder.create()
     source, positions, new = (ib.buffer(b) for b in ins)
@@ -162,5 +162,5 @@ def _scatter_looking(op: te.ExternOp, ins: Sequence[Buffer], outs: Sequence[Buff
 
 
 def _steps(ib: IRBuilder, op: te.ExternOp, updates: Buffer) -> AbstractContextManager[tuple[Var, ...]]:
-    """Loops over the dimensions of the updates whose order counts."""
+    """Loops over the dimensions of the updates whose order matters."""
     return loop_nest(ib, [updates.shape[d] for d in op.attrs["ordered"]], "u")

@@ -1,9 +1,9 @@
-"""Products of matrices on the ordinary cores of a GPU, with tiles in shared memory and in registers.
+"""Matrix products on CUDA cores (SIMT), with tiles in shared memory and in registers.
 
-A block computes a tile of the product. Step by step along the depth it copies a slice of both operands to shared
-memory, depth-major, several steps ahead of their use; each thread keeps its part of the tile in registers and reads
-its operands as vectors of up to four rows and columns. The parts of a thread lie half a tile apart, so that the lanes
-of a warp, four down and eight across, read shared memory in one piece. The epilogue runs on the registers.
+A block computes a tile of the product. In each step along the depth it copies a slice of both operands to shared
+memory, depth-major, several steps ahead of use; each thread keeps its part of the tile in registers and reads its
+operands as vectors of up to four rows and columns. The parts of a thread are half a tile apart, so that the lanes of a
+warp, four down and eight across, read shared memory contiguously. The epilogue runs on the registers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["schedule_simt"]
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """An operand as a tensor (batch, depth, rows or columns), and how it is copied.
+    """An operand as a tensor (batch, depth, rows or columns), and its copy to shared memory.
 
-    `width` elements at once that lie together `along` "free" (rows or columns) or "depth".
+    Vectors of `width` elements contiguous `along` "free" (rows or columns) or "depth" are copied.
     """
 
     view: te.Tensor
@@ -35,10 +35,10 @@ class _Slice:
 
     @staticmethod
     def of(operand: Operand, name: str, batch: Dim, tile: int, depth: int) -> _Slice:
-        """The operand filled up with zeros to whole tiles of `tile` rows or columns and `depth` products."""
+        """The operand padded with zeros to whole tiles of `tile` rows or columns and `depth` products."""
         along, width = operand.copy_direction(VECTOR_BYTES // operand.value.dtype.nbytes)
         if along == "depth":
-            width = 1  # elements that lie together go to different rows of the slice
+            width = 1  # contiguous elements go to different rows of the slice
         free_size, depth_size = operand.free_size, operand.depth_size
 
         def body(b: Any, k: Any, f: Any) -> PrimExpr:
@@ -49,10 +49,10 @@ class _Slice:
         return _Slice(te.compute(shape, body, name=name), along, width)
 
     def copy(self, s: te.Schedule, threads: int) -> None:
-        """All threads copy a slice, adjacent elements of memory by adjacent threads."""
+        """Copy a slice by all threads, adjacent elements of memory by adjacent threads."""
         stage = s[self.view]
         _, k, f = stage.op.axis
-        if self.along == "depth":  # lanes store down a column: let rows begin in other banks
+        if self.along == "depth":  # lanes store along a column: offset the rows' banks
             stage.storage_align(k, BANKS, VECTOR_BYTES // 4)
             stage.reorder(f, k)
             loop = stage.fuse(f, k)
@@ -70,7 +70,7 @@ class _Slice:
 def _split_tile(
     s: te.Schedule, out: te.Tensor, axis: IterVar, size: Dim, warps: int, lanes: int, parts: int, elements: int
 ) -> tuple[IterVar, IterVar, IterVar, IterVar, IterVar]:
-    """Rows or columns of the output as (tile, part, warp, lane, element), under one guard.
+    """Split rows or columns of the output into (tile, part, warp, lane, element), under one guard.
 
     The guard is for whole groups of elements if they divide `size`.
     """
@@ -87,7 +87,7 @@ def _split_tile(
 
 
 def _tile_output(s: te.Schedule, out: te.Tensor, c: Contraction, tile: SimtTile) -> IterVar:
-    """Blocks, threads and parts over the output; gives the loop whose iterations are the threads."""
+    """Bind blocks, threads and parts over the output; returns the loop whose iterations are the threads."""
     batch, rows, columns = c.loops(s, out)
     stage = s[out]
     (down, across), (rows_each, columns_each) = tile.parts, tile.vector

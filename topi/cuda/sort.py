@@ -1,8 +1,8 @@
-"""Sorting on GPUs: chunks sorted by counting, then merged by binary searches, a thread for each element throughout.
+"""Sorting on GPUs: chunks sorted by rank, then merged by binary searches, with a thread per element throughout.
 
-The place of an element in its chunk is how many others of the chunk come before it. Two sorted runs are merged by
-every element looking up how many of the other run come before it. Both keep equal values in order. All elements of all
-rows move together: n / 2 ** 10 chunks take log2 of that many passes.
+The position of an element in its chunk is the number of others that precede it. Two sorted runs are merged by a binary
+search of every element in the other run. Both are stable. All elements of all rows are processed together: n / 2 ** 10
+chunks take log2 of that many passes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 __all__ = ["schedule_sort"]
 
 _CHUNK = 1024
-"""Elements that are sorted by counting; a longer row of unknown length too."""
+"""Elements that are sorted by rank; also the chunk of a longer row, or of one of symbolic length."""
 
 
 @register_schedule("sort", "cuda")
 def schedule_sort(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """The positions in order, then what is read at them."""
+    """Schedule the sorted indices, then the reads at them."""
     s = te.create_schedule([out.op for out in outs])
     inline_injective(s, outs)
     for stage in list(s.stages):
@@ -45,7 +45,7 @@ def schedule_sort(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
 
 
 def _parallel_sort(op: te.ExternOp) -> te.ExternOp:
-    """The same positions by counting and merging; where the first ones are wanted, they are copied from all."""
+    """The sorted indices by rank and merge; if only the first ones are wanted, they are copied from all."""
     shape, axis = op.inputs[0].shape, int(op.attrs["axis"])
     n, others, wanted = shape[axis], (*shape[:axis], *shape[axis + 1 :]), op.outputs[0].shape
     whole = same_dim(n, wanted[axis])
@@ -88,7 +88,7 @@ First = Callable[[Sequence[PrimExpr], PrimExpr, PrimExpr], PrimExpr]
 def _count_in_chunk(
     ib: IRBuilder, index: Sequence[PrimExpr], axis: int, n: te.Dim, chunk: Any, out: BufferView, first: First
 ) -> None:
-    """Put element `index` where as many of its chunk come before it."""
+    """Store element `index` at its rank in its chunk."""
     *at, k = index
     start = ib.let("start", k // chunk * chunk)
     before = ib.allocate("int32", 1, "before")
@@ -109,7 +109,7 @@ def _merge_one(
     out: BufferView,
     first: First,
 ) -> None:
-    """Put the element at `index`, in runs of `width`, to its place in the merged pair of runs."""
+    """Store the element at `index`, in sorted runs of `width`, at its position in the merged pair of runs."""
     *at, k = index
     run = ib.let("run", k // width)
     sibling = ib.let("sibling", (run + 1 - run % 2 * 2) * width)
@@ -120,7 +120,7 @@ def _merge_one(
     with ib.while_loop(low[0] < high[0]):
         middle = ib.let("middle", (low[0] + high[0]) // 2)
         other = ib.let("other", source[_place(at, axis, middle)])
-        # equal values of the left run stay in front
+        # equal values of the left run come first
         with ib.if_scope(te.if_then_else(run % 2 == 0, first(at, other, mine), ~first(at, mine, other))):
             low[0] = middle + 1
         with ib.else_scope():

@@ -1,7 +1,7 @@
-"""Products of matrices with few tiles and much depth: the depth is shared between blocks, and a second kernel adds up.
+"""Split-K: matrix products with few tiles and a large depth are split along it, and a second kernel sums the parts.
 
-The contraction is rewritten as `parts` contractions over a slice of the depth each, whose sums go to memory, and a
-short sum over them with the epilogue behind it.
+The contraction is rewritten as `parts` contractions over a slice of the depth each, whose results go to memory, and a
+short sum over them that is fused with the epilogue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["split_depth"]
 
 _UNIT = 64
-"""Slices are whole multiples of this many products, so that they begin where vectors do."""
+"""Slices are multiples of this many products, so that they begin at aligned vectors."""
 
 
 def split_depth(
@@ -32,7 +32,7 @@ def split_depth(
 ) -> tuple[te.Tensor, Contraction]:
     """Rewrite `c` as sums over slices and schedule all but these.
 
-    Gives the tensor of the slices' sums, (batch * parts, rows, columns), and how it is a contraction.
+    Returns the tensor of the slices' sums, (batch * parts, rows, columns), and its contraction.
     """
     depth = c.depth
     slice_depth = as_dim(ceil_div(ceil_div(depth, parts), _UNIT) * _UNIT)

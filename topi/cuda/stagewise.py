@@ -1,6 +1,6 @@
-"""A schedule that serves any computation on a GPU: every stage that is not inlined is a kernel of its own.
+"""The fallback schedule for any computation on a GPU: every stage that is not inlined is a kernel of its own.
 
-It is what operators without a schedule of their own get, and what is left when no other schedule can be launched.
+Used for operators without a schedule of their own, and if no other schedule can be launched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["schedule_stage", "schedule_stagewise"]
 @register_schedule(["elemwise", "broadcast", "injective", "pack", "pad"], "cuda", rank=Rank.ELEMENTWISE)
 @register_schedule("default", "cuda", rank=Rank.ELEMENTWISE)
 def schedule_stagewise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Injective operations inlined, every other one by itself."""
+    """Inline injective operations, schedule every other one by itself."""
     s = te.create_schedule([out.op for out in outs])
     inline_injective(s, outs)
     for stage in list(s.stages):
@@ -34,11 +34,11 @@ def schedule_stagewise(outs: list[te.Tensor], anchor: te.Operation, target: Targ
 
 
 def schedule_stage(s: te.Schedule, op: te.Operation, target: Target) -> None:
-    """One operation as a kernel: a thread for each element or reduction; what has no data axes on one thread."""
+    """Schedule an operation as a kernel: a thread per element or reduction; one thread if there are no data axes."""
     if isinstance(op, te.PlaceholderOp):
         return
     if isinstance(op, te.ExternOp):
-        fill = op.attrs.get("for_threads")  # loops that suit threads, where those of CPUs don't
+        fill = op.attrs.get("for_threads")  # loops for threads, where those for CPUs are unsuitable
         schedule_extern(s, op, Gpu.of(target), None if fill is None else rewritten(op, fill))
     elif not isinstance(op, te.ComputeOp):
         s[op].env_threads([te.thread_axis((0, 1), "blockIdx.x"), thread_axis(1)])
@@ -49,7 +49,7 @@ def schedule_stage(s: te.Schedule, op: te.Operation, target: Target) -> None:
 
 
 def _schedule_reduction(s: te.Schedule, op: te.ComputeOp, target: Target) -> None:
-    """A thread for each result, which stays in its registers while it runs over the reduction axes."""
+    """A thread per result, which stays in a register over the reduction axes."""
     partial = s.cache_write(list(op.outputs), "local")
     out = op.output(0)
     results = constant_size(out.shape)

@@ -6,10 +6,10 @@ the result between them: thread (g, t) has rows g and g + 8, columns 2 * t and 2
 
     product[..., half, e] += sum over k of left[..., half, k] * right[..., e, k]       by every thread for itself
 
-is what the stages of a schedule say. The intrinsics do it together: what `load_left` and `load_right` leave in the
-registers of a thread is not its own rows and columns but the share of the warp's operands that `mma.sync` wants there
-(PTX ISA, "Matrix Fragments for mma.m16n8k16"). Only `multiply` reads them. Without the intrinsics the same schedule
-computes the same on any device.
+is what the stages of a schedule compute. The intrinsics do it cooperatively: the registers that `load_left` and
+`load_right` fill do not hold the thread's own rows and columns but the part of the warp's operands that `mma.sync`
+requires there (PTX ISA, "Matrix Fragments for mma.m16n8k16"). Only `multiply` reads them. Without the intrinsics the
+schedule computes the same result on any device.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ __all__ = [
 ]
 
 ROWS, COLUMNS = 16, 8
-"""Of the result of one instruction."""
+"""Rows and columns of the result of one instruction."""
 WARP_COLUMNS = 4
-"""Threads of a warp across the columns; 8 down the rows."""
+"""Threads of a warp across the columns; there are 8 down the rows."""
 SLICE = 64
-"""Products of two-byte operands that warps multiply together in a row: a line of shared memory."""
+"""Depth of a `wgmma` slice in two-byte elements: one 128-byte line of shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """An instruction: operands of `dtype`, sums of `wide`, `depth` products at a time, and its name in the prelude."""
+    """A tensor core instruction: operands of `dtype`, accumulators of `wide`, `depth` products at a time, prelude
+    name."""
 
     dtype: str
     wide: str
@@ -80,7 +81,7 @@ _INSTRUCTIONS = {
 
 
 def multiplies(dtype: str, wide: str) -> Multiply | None:
-    """The instruction for operands of a type, or None. float32 operands lose 13 bits (tf32)."""
+    """The instruction for operands of a type, or None. float32 operands lose 13 bits of precision (tf32)."""
     return _INSTRUCTIONS.get((dtype, wide))
 
 
@@ -93,7 +94,7 @@ def _call(name: str, *args: Any) -> Stmt:
 
 
 def _strided(tensor: te.Tensor, name: str) -> Buffer:
-    """A declaration for a part of any buffer: `Var` strides, but of the last dimension."""
+    """A buffer declaration for a part of any buffer: `Var` strides, except for the last dimension."""
     strides = [*[Var(f"{name}_stride{i}") for i in range(len(tensor.shape) - 1)], 1]
     return decl_buffer(tensor.shape, str(tensor.dtype), name, strides=strides, elem_offset=Var(f"{name}_offset"))
 
@@ -122,37 +123,37 @@ def multiply(instruction: Multiply) -> te.TensorIntrin:
 
 
 @cache
-def load_left(instruction: Multiply, turned: bool) -> te.TensorIntrin:
-    """Rows g and g + 8 of a tile, (2, depth), from shared memory: (half, g, k), or `turned` (k, tile, half, g)."""
+def load_left(instruction: Multiply, transposed: bool) -> te.TensorIntrin:
+    """Rows g and g + 8 of a tile, (2, depth), from shared memory: (half, g, k), or `transposed` (k, tile, half, g)."""
     depth = instruction.depth
-    shape = (depth, 1, 2, 8) if turned else (2, 8, depth)
+    shape = (depth, 1, 2, 8) if transposed else (2, 8, depth)
     source = te.placeholder(shape, instruction.dtype, name="source")
-    out = te.compute((2, depth), lambda h, k: source(k, 0, h, 0) if turned else source(h, 0, k), name="rows")
-    return _load(out, source, "rc_load_left" + ("_transposed" if turned else ""), 0 if turned else 1, [(0, 0)])
+    out = te.compute((2, depth), lambda h, k: source(k, 0, h, 0) if transposed else source(h, 0, k), name="rows")
+    return _load(out, source, "rc_load_left" + ("_transposed" if transposed else ""), 0 if transposed else 1, [(0, 0)])
 
 
 @cache
-def load_right(instruction: Multiply, turned: bool, tiles: int = 1) -> te.TensorIntrin:
+def load_right(instruction: Multiply, transposed: bool, tiles: int = 1) -> te.TensorIntrin:
     """Columns 2 t and 2 t + 1 of one or two tiles, (tiles, 1, 2, depth), from shared memory.
 
-    It has (tile, t, e, k), or `turned` (k, tile, t, e).
+    The source is (tile, t, e, k), or `transposed` (k, tile, t, e).
     """
     depth = instruction.depth
-    shape = (depth, tiles, WARP_COLUMNS, 2) if turned else (tiles, WARP_COLUMNS, 2, depth)
+    shape = (depth, tiles, WARP_COLUMNS, 2) if transposed else (tiles, WARP_COLUMNS, 2, depth)
     source = te.placeholder(shape, instruction.dtype, name="source")
 
     def body(tile: Any, t: Any, e: Any, k: Any) -> PrimExpr:
-        return source(k, tile, t, e) if turned else source(tile, t, e, k)
+        return source(k, tile, t, e) if transposed else source(tile, t, e, k)
 
     out = te.compute((tiles, 1, 2, depth), body, name="columns")
-    name = "rc_load_right" + ("_pair" if tiles == 2 else "") + ("_transposed" if turned else "")
-    return _load(out, source, name, 0 if turned else 2, [(tile, 0, 0, 0) for tile in range(tiles)])
+    name = "rc_load_right" + ("_pair" if tiles == 2 else "") + ("_transposed" if transposed else "")
+    return _load(out, source, name, 0 if transposed else 2, [(tile, 0, 0, 0) for tile in range(tiles)])
 
 
 def _load(
     out: te.Tensor, source: te.Tensor, name: str, row_dimension: int, places: Sequence[Sequence[int]]
 ) -> te.TensorIntrin:
-    """A call with the fragments' `places`, the thread's own first element and the bytes between rows of memory."""
+    """A call with the fragments' `places`, the thread's first element and the row stride in bytes."""
     declared = _strided(source, "source")
     assert declared.strides is not None
     row = declared.strides[row_dimension] * source.dtype.nbytes
@@ -165,24 +166,24 @@ def _load(
 
 
 @cache
-def multiply_slice(instruction: Multiply, columns: int, turned: bool) -> te.TensorIntrin:
+def multiply_slice(instruction: Multiply, columns: int, transposed: bool) -> te.TensorIntrin:
     """product (block, tile, 1, 1, half, e) += left (half, 1, k) * right (8 block + tile, e, k), summed over 64 k.
 
-    By four warps together (`wgmma`), from swizzled shared memory: 64 rows by `columns`, 8 to a tile, 8 tiles a block.
-    A right operand that is `turned` is told by (block, k, 8 tile + e).
+    Computed by four warps together (`wgmma`), from swizzled shared memory: 64 rows by `columns`, 8 to a tile, 8 tiles a
+    block. A `transposed` right operand is indexed by (block, k, 8 tile + e).
     """
     blocks, dtype, wide = columns // SLICE, instruction.dtype, instruction.wide
     left = te.placeholder((2, 1, SLICE), dtype, name="left")
-    right = te.placeholder((blocks, SLICE, SLICE) if turned else (8 * blocks, COLUMNS, SLICE), dtype, name="right")
+    right = te.placeholder((blocks, SLICE, SLICE) if transposed else (8 * blocks, COLUMNS, SLICE), dtype, name="right")
     k = te.reduce_axis((0, SLICE), name="k")
 
     def body(block: Any, tile: Any, g: Any, t: Any, half: Any, e: Any) -> PrimExpr:
         column = tile * COLUMNS + t * 2 + e
-        other = right(block, k, column) if turned else right(block * 8 + tile, t * 2 + e, k)
+        other = right(block, k, column) if transposed else right(block * 8 + tile, t * 2 + e, k)
         return te.sum(te.cast(wide, left(half, g, k)) * te.cast(wide, other), axis=k)
 
     product = te.compute((blocks, 8, 1, 1, 2, 2), body, name="product")
-    name = f"rc_wgmma_{dtype}<{columns}, {int(turned)}>"
+    name = f"rc_wgmma_{dtype}<{columns}, {int(transposed)}>"
 
     def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> tuple[None, Stmt, Stmt]:
         places = [_address(b, (0,) * len(b.shape)) for b in (*outputs, *inputs)]

@@ -1,7 +1,7 @@
-"""Transpositions on GPUs: tiles go through shared memory, so that reads and writes both run along memory.
+"""Transposes on GPUs through tiles in shared memory, so that reads and writes are both coalesced.
 
-A block of 32 by 8 threads moves a tile of 32 by 32 elements. A row of the tile has one element of padding: the threads
-of a warp, which read a column of it, then meet 32 different banks.
+A block of 32 by 8 threads moves a tile of 32 by 32 elements. A row of the tile is padded by one element: the threads of
+a warp, which read a column of it, then access 32 different banks.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ __all__ = ["schedule_transpose", "strided_reads"]
 _TILE = 32
 _ROWS = 8
 """Rows of a tile that a block moves at a time."""
-_LEAST = 8
-"""Sizes of the two axes below this make no tile worth the barrier."""
+_MIN_SIZE = 8
+"""Minimum size of the two axes for which a tile is worth the barrier."""
 
 
 class StridedReads(NamedTuple):
-    """The axis of the output along which large inputs lie in memory, and those inputs."""
+    """The axis of the output along which large inputs are contiguous in memory, and those inputs."""
 
     axis: int
     tensors: tuple[te.Tensor, ...]
 
 
 def strided_reads(out: te.Tensor) -> StridedReads | None:
-    """What `out` reads across memory, everything behind it inlined; None unless that is along one axis.
+    """The inputs that `out` reads strided, with all producers inlined; None unless they agree on the contiguous axis.
 
-    None too when something behind it is computed by itself: it might read what the tiles hold.
+    Also None if a producer is a stage of its own: it might read what the tiles hold.
     """
     op = out.op
     sizes = [as_int(d) for d in out.shape]
@@ -54,12 +54,12 @@ def strided_reads(out: te.Tensor) -> StridedReads | None:
     if len(strided) != 1 or len(sizes) - 1 in strided:
         return None
     axis = strided.pop()
-    wide = min(sizes[axis] or 0, sizes[-1] or 0) >= _LEAST
+    wide = min(sizes[axis] or 0, sizes[-1] or 0) >= _MIN_SIZE
     return StridedReads(axis, tuple(found)) if wide else None
 
 
 def _memory_axis(index: list[PrimExpr], numbers: dict[Var, int]) -> int | None:
-    """The output axis that the last index is; None unless all indices are constants or axes, each axis once."""
+    """The output axis that is the last index; None unless all indices are constants or axes, each axis once."""
     variables = [i for i in index if isinstance(i, Var)]
     plain = all(isinstance(i, Var) or as_int(i) is not None for i in index)
     if not plain or not index or len(set(variables)) != len(variables):
@@ -69,7 +69,7 @@ def _memory_axis(index: list[PrimExpr], numbers: dict[Var, int]) -> int | None:
 
 
 def schedule_transpose(s: te.Schedule, out: te.Tensor, reads: StridedReads) -> None:
-    """`out` by tiles of the strided axis and the last one, the strided inputs of a tile in shared memory."""
+    """Schedule `out` by tiles of the strided and the last axis, the strided inputs of a tile in shared memory."""
     readers = {
         tensor: [op for op in operations_behind([out]) if isinstance(op, te.ComputeOp) and tensor in op.input_tensors]
         for tensor in reads.tensors
@@ -79,13 +79,13 @@ def schedule_transpose(s: te.Schedule, out: te.Tensor, reads: StridedReads) -> N
     row_tile, row = stage.split(axes[reads.axis], factor=_TILE)
     column_tile, column = stage.split(axes[-1], factor=_TILE)
     others = [axis for n, axis in enumerate(axes[:-1]) if n != reads.axis]
-    turn, row = stage.split(row, factor=_ROWS)
-    stage.reorder(*others, row_tile, column_tile, turn, row, column)
+    step, row = stage.split(row, factor=_ROWS)
+    stage.reorder(*others, row_tile, column_tile, step, row, column)
     block = stage.fuse(*others, row_tile, column_tile)
     stage.bind(block, block_axis())
     stage.bind(row, thread_axis(_ROWS, "y"))
     stage.bind(column, thread_axis(_TILE))
-    stage.unroll(turn)
+    stage.unroll(step)
     last = stage.op.axis[-1].var
     for tensor, reading in readers.items():
         position = next(_positions(index, last) for t, index in reads_of(out) if t is tensor)
@@ -95,18 +95,18 @@ def schedule_transpose(s: te.Schedule, out: te.Tensor, reads: StridedReads) -> N
 
 
 def _positions(index: list[PrimExpr], last: Var) -> int | None:
-    """Which dimension of the input runs along the output's last axis; None when it is broadcast along it."""
+    """The dimension of the input that runs along the output's last axis; None when it is broadcast along it."""
     return next((d for d, i in enumerate(index) if i is last), None)
 
 
 def _load_tile(s: te.Schedule, tile: te.Tensor, across: int | None) -> None:
-    """Rows of the tile by the threads of a row of the block."""
+    """Load rows of the tile by the threads of a row of the block."""
     stage = s[tile]
     axes = list(stage.op.axis)
     stage.bind(axes[-1], thread_axis(_TILE))
     if across is None:
         return
     stage.storage_align(axes[across], _TILE, 1)
-    turn, row = stage.split(axes[across], factor=_ROWS)
+    step, row = stage.split(axes[across], factor=_ROWS)
     stage.bind(row, thread_axis(_ROWS, "y"))
-    stage.unroll(turn)
+    stage.unroll(step)

@@ -1,9 +1,9 @@
-"""Products of matrices by groups of four warps (`wgmma`): both operands are multiplied where they lie in shared memory.
+"""Matrix products by warp groups of four warps (`wgmma`), with both operands read from shared memory.
 
-A slice is 64 products deep: a line of 128 bytes for each row or column, or for 64 columns at one depth, as in memory;
-lines are swizzled, as the instruction expects them, so that neither copies nor multiplications wait for banks. A group
-of warps multiplies 64 rows by the columns of its tile and keeps the sums in registers. They go to the epilogue as those
-of `mma_matmul` do.
+A slice is 64 products deep: a line of 128 bytes for each row or column, or for 64 columns at one depth, in memory
+order; lines are swizzled, as the instruction requires, which avoids bank conflicts of copies and multiplications. A
+warp group multiplies 64 rows by the columns of its tile and keeps the accumulators in registers, which go to the
+epilogue as in `mma_matmul`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from relayc.topi.cuda.product_tiles import WgmmaTile
 from relayc.topi.cuda.tensor_core import COLUMNS, ROWS, SLICE, WARP_COLUMNS, Multiply, multiply_slice
 from relayc.topi.utils import ceil_div
 
-__all__ = ["multiplies_slices", "schedule_wgmma"]
+__all__ = ["schedule_wgmma", "supports_wgmma"]
 
 _PART = 8
-"""Elements of 16 bytes."""
+"""Elements in 16 bytes."""
 _SCOPE = "shared.dyn"
-"""Dynamic memory is aligned as swizzled lines must be."""
+"""Dynamic shared memory, which is aligned as swizzled lines require."""
 
 
-def multiplies_slices(c: Contraction) -> bool:
+def supports_wgmma(c: Contraction) -> bool:
     """Can the operands, of two bytes, be copied to shared memory 16 bytes at a time, the left one along the depth?"""
     if c.left.value.dtype.nbytes != 2 or c.right.value.dtype.nbytes != 2:
         return False
@@ -37,32 +37,32 @@ def multiplies_slices(c: Contraction) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """An operand as (batch, group of 8, row or column, depth), or `turned` (batch, block of 64, depth, column)."""
+    """An operand as (batch, group of 8, row or column, depth), or `transposed` (batch, block of 64, depth, column)."""
 
     view: te.Tensor
-    turned: bool
+    transposed: bool
 
     @staticmethod
     def of(operand: Operand, name: str, batch: Dim, tile: int) -> _Slice:
-        """The operand filled up with zeros to whole tiles of `tile` rows or columns and whole slices."""
-        turned = operand.copy_direction(_PART)[0] == "free"
+        """The operand padded with zeros to whole tiles of `tile` rows or columns and whole slices."""
+        transposed = operand.copy_direction(_PART)[0] == "free"
         free_size, depth_size = operand.free_size, operand.depth_size
-        together = SLICE if turned else COLUMNS
-        widths = (1, _PART) if turned else (_PART, 1)
+        together = SLICE if transposed else COLUMNS
+        widths = (1, _PART) if transposed else (_PART, 1)
 
         def body(b: Any, group: Any, *i: Any) -> PrimExpr:
-            k, each = i if turned else i[::-1]
+            k, each = i if transposed else i[::-1]
             f = group * together + each
             inside = (*within(k, depth_size, SLICE, widths[0]), *within(f, free_size, tile, widths[1]))
             return zero_filled(operand.at(b, f, k), *inside)
 
         groups = as_dim(ceil_div(free_size, tile) * (tile // together))
         depth = as_dim(ceil_div(depth_size, SLICE) * SLICE)
-        shape = (batch, groups, depth, together) if turned else (batch, groups, together, depth)
-        return _Slice(te.compute(shape, body, name=name), turned)
+        shape = (batch, groups, depth, together) if transposed else (batch, groups, together, depth)
+        return _Slice(te.compute(shape, body, name=name), transposed)
 
     def copy(self, s: te.Schedule, threads: int) -> None:
-        """All threads copy a slice, 16 bytes each time, adjacent ones of memory by adjacent threads."""
+        """Copy a slice by all threads, 16 bytes each, adjacent ones of memory by adjacent threads."""
         stage = s[self.view]
         _, *outer, line = stage.op.axis
         stage.swizzle()
@@ -81,7 +81,11 @@ def schedule_wgmma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: WgmmaTi
 
     def element(b: Any, i: Any, block: Any, j: Any, g: Any, t: Any, half: Any, e: Any) -> PrimExpr:
         x, column = left.view(b, i * 2 + half, g, k), t * 2 + e
-        y = right.view(b, block, k, j * COLUMNS + column) if right.turned else right.view(b, block * 8 + j, column, k)
+        y = (
+            right.view(b, block, k, j * COLUMNS + column)
+            if right.transposed
+            else right.view(b, block * 8 + j, column, k)
+        )
         return te.sum(te.cast(c.wide, x) * te.cast(c.wide, y), axis=k)
 
     rows = as_dim(ceil_div(c.rows, tile.rows) * tile.rows)
@@ -100,7 +104,7 @@ def schedule_wgmma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: WgmmaTi
     _, i, block, *inside = stage.op.axis
     step, part = stage.split(k, factor=SLICE)
     stage.reorder(step, i, block, *inside, part)
-    stage.tensorize(block, multiply_slice(instruction, COLUMNS * tile.tiles[1], right.turned))
+    stage.tensorize(block, multiply_slice(instruction, COLUMNS * tile.tiles[1], right.transposed))
     for operand in (left, right):
         s[operand.view].set_scope(_SCOPE)
         s[operand.view].compute_at(stage, step)

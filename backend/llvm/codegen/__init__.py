@@ -1,4 +1,4 @@
-"""Loop IR to LLVM assembly: `emit_module`.
+"""Code generation from the loop IR to LLVM assembly: `emit_module`.
 
     index.py   addresses: index arithmetic in 64 bits, constants folded
     convert.py conversions between types

@@ -1,4 +1,4 @@
-"""bfloat16 by the processor's own rounding, where there is one."""
+"""Rounding to bfloat16 by the processor's instruction, where it exists."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ __all__ = ["BfloatEmitter"]
 
 _FEATURES = {"avx512bf16", "avx512dq"}
 _LANES = 16
-"""Of a register of float32."""
+"""Lanes of a vector register of float32."""
 _AT_ONCE = (16, 32, 64, 128)
-"""Lanes that one branch decides for: all are computed before it, and wait in registers. LLVM would let vectors of other
+"""Lanes that one branch covers: all are computed before it and stay in registers. LLVM would pass vectors of other
 lengths than powers of two out of the branch lane by lane."""
 _DENORMAL = 0x20
-"""Of the classes that `vfpclassps` tells."""
+"""The class mask of denormals in `vfpclassps`."""
 
 
 class BfloatEmitter(VectorLegalizer):
-    """Rounds two registers by one instruction, which takes denormal numbers for zeros: those go the long way."""
+    """Rounds two registers by one instruction, which treats denormals as zero: vectors that have some take a slow
+    path."""
 
     def _round_bfloat(self, value: str, source: DType, target: DType) -> str:
         if not self.machine.features.issuperset(_FEATURES) or source.lanes not in _AT_ONCE:
@@ -32,10 +33,10 @@ class BfloatEmitter(VectorLegalizer):
         def with_zeros() -> str:
             return self.one_of(self._none_denormal(registers), kind, lambda: rounded, by_integers, likely=True)
 
-        return self.one_of(self._none_zero(rounded, target.lanes), kind, lambda: rounded, with_zeros, likely=True)
+        return self.one_of(self._all_nonzero(rounded, target.lanes), kind, lambda: rounded, with_zeros, likely=True)
 
-    def _none_zero(self, rounded: str, lanes: int) -> str:
-        """Are all exponents of rounded numbers other than 0? One test for two registers, and mostly enough."""
+    def _all_nonzero(self, rounded: str, lanes: int) -> str:
+        """Are the exponents of all rounded lanes nonzero? One test per two registers, and usually sufficient."""
         width, words = min(lanes, 2 * _LANES), list[str]()
         of = f"<{width} x i16>"
         for begin in range(0, lanes, width):
@@ -66,4 +67,4 @@ class BfloatEmitter(VectorLegalizer):
         for low, high in zip(registers[::2], registers[1::2], strict=True):
             pair = self.text.pure(f"call <{both} x bfloat> @{name}({of} {high}, {of} {low})")
             parts.append((self.text.pure(f"bitcast <{both} x bfloat> {pair} to <{both} x i16>"), both))
-        return self.joined(parts, "i16")
+        return self.concatenate(parts, "i16")

@@ -1,4 +1,4 @@
-"""Intrinsics and calls: a table from the name of a `tir.Call` to the function that emits it."""
+"""Intrinsics and calls: a table from the name of a `tir.Call` to the method that emits it."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ DLPACK_FIELDS: dict[str, tuple[int, str]] = {
 
 _LLVM_UNARY = {
     "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven", "fabs": "fabs",
-    # Library functions, for what the legalization pass leaves: scalar calls, of any accuracy the C library has.
+    # Library functions, for what the legalisation pass leaves: scalar calls, as accurate as the C library's.
     "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "log10": "log10", "sin": "sin", "cos": "cos",
     "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
 }  # fmt: skip
 _ROUNDINGS, _HALF_ARITHMETIC = ("floor", "ceil", "trunc", "round"), ("avx512fp16", "fullfp16")
-"""Of a float16 in float32 these are exact in float16, too: LLVM would round there, number by number where the processor
-computes nothing in float16. A fence for reassociation is in its way, and costs nothing."""
+"""Roundings of a float16 in float32 whose result is exact in float16: LLVM would round again, lane by lane on
+processors without float16 arithmetic. An arithmetic fence prevents that at no cost."""
 _LLVM_BINARY = {"pow": "pow", "atan2": "atan2"}
 _C_UNARY = ("expm1", "log1p", "asinh", "acosh", "atanh", "erf")
 _BITWISE = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "shift_left": "shl"}
 _REGISTER = 16
-"""Numbers of float32 in a register of AVX-512."""
+"""Lanes of float32 in an AVX-512 register."""
 _ALL_LANES = (f"<{_REGISTER} x float> zeroinitializer", f"i{_REGISTER} -1")
-"""Operands of its intrinsics: what lanes are otherwise, and the lanes that are wanted."""
-_DOWN_QUIETLY, _ROUNDING = "i32 9", "i32 4"
-"""Others: rounding down to integers without a flag for what it is off by; and rounding as it is set."""
+"""Trailing operands of masked AVX-512 intrinsics: pass-through value and all-ones mask."""
+_FLOOR_NO_EXCEPTIONS, _ROUNDING = "i32 9", "i32 4"
+"""Immediate operands: round down with exceptions suppressed; and the current rounding mode."""
 _REDUCTIONS = {"vector_reduce_add": "add", "vector_reduce_max": "max", "vector_reduce_min": "min"}
 
 
@@ -72,7 +72,7 @@ class CallEmitter(TileEmitter):
         return self.one_of(condition, register_type(call.dtype), then, otherwise, likely=is_likely)
 
     def _choose_lanes(self, call: Call, condition: str) -> str:
-        """Both sides are evaluated, each touching memory only in the lanes that want it."""
+        """A select in which both sides are evaluated, with memory accesses masked to the lanes that take the side."""
         lanes, outer, kind = call.dtype.lanes, self.mask, register_type(call.dtype)
         flag, pure = f"<{lanes} x i1>", self.text.pure
         values: list[str] = []
@@ -100,7 +100,7 @@ class CallEmitter(TileEmitter):
         return self.rounded(self.intrinsic(name, of, *operands), call.dtype)
 
     def emit_c_math(self, call: Call) -> str:
-        """A C library function, lane by lane."""
+        """Call a C library function, lane by lane."""
         of = compute_type(call.dtype)
         operands = [self.computed(a) for a in call.args]
         element = of.element
@@ -119,14 +119,15 @@ class CallEmitter(TileEmitter):
         return self.rounded(self.text.pure(f"fdiv {register_type(of)} {one}, {root}"), call.dtype)
 
     def emit_fast_rsqrt(self, call: Call) -> str:
-        """The flags let LLVM take the processor's estimate and a step of Newton's method, where it has one."""
+        """A reciprocal square root whose flags let LLVM use the processor's estimate and a Newton step, where it has
+        one."""
         of, flags = compute_type(call.dtype), "nsz arcp contract afn reassoc "
         root = self.intrinsic("sqrt", of, self.computed(call.args[0]), flags=flags)
         one = self._constant(of, 1.0)
         return self.rounded(self.text.pure(f"fdiv {flags}{register_type(of)} {one}, {root}"), call.dtype)
 
     def emit_fast_reciprocal(self, call: Call) -> str:
-        """An estimate of AVX-512's, which is not improved; elsewhere a division."""
+        """AVX-512's reciprocal estimate without refinement; elsewhere a division."""
         of, value = compute_type(call.dtype), self.computed(call.args[0])
         if not self._fills_registers(of, "avx512f"):
             quotient = self.text.pure(f"fdiv {register_type(of)} {self._constant(of, 1.0)}, {value}")
@@ -134,7 +135,7 @@ class CallEmitter(TileEmitter):
         return self.rounded(self._by_registers("rcp14.ps.512", of, [value], _ALL_LANES), call.dtype)
 
     def emit_fraction(self, call: Call) -> str:
-        return self._by_scaling(call, "mask.reduce.ps.512", (_DOWN_QUIETLY, *_ALL_LANES, _ROUNDING))
+        return self._by_scaling(call, "mask.reduce.ps.512", (_FLOOR_NO_EXCEPTIONS, *_ALL_LANES, _ROUNDING))
 
     def emit_scale_by_power(self, call: Call) -> str:
         return self._by_scaling(call, "mask.scalef.ps.512", (*_ALL_LANES, _ROUNDING))
@@ -146,11 +147,11 @@ class CallEmitter(TileEmitter):
         return self._by_registers(name, of, [self.visit(a) for a in call.args], constants)
 
     def _fills_registers(self, of: DType, feature: str) -> bool:
-        """Are values whole registers of float32, on a processor with a feature of AVX-512?"""
+        """Does the type fill whole AVX-512 registers of float32, on a processor with the feature?"""
         return of.element == "float32" and of.lanes % _REGISTER == 0 and feature in self.machine.features
 
     def _by_registers(self, name: str, of: DType, values: Sequence[str], constants: Sequence[str]) -> str:
-        """An intrinsic of AVX-512, of values and constants behind them, for each register of float32."""
+        """Call an AVX-512 intrinsic with values and trailing constants for each register of float32."""
         name, kind = f"llvm.x86.avx512.{name}", f"<{_REGISTER} x float>"
         types = [kind] * len(values) + [constant.rsplit(" ", 1)[0] for constant in constants]
         self.text.module.declare(name, kind, ", ".join(types))
@@ -159,7 +160,7 @@ class CallEmitter(TileEmitter):
             operands = ", ".join([*[f"{kind} {x}" for x in parts], *constants])
             return self.text.pure(f"call {kind} @{name}({operands})")
 
-        return self.by_parts(of.lanes, (_REGISTER,), values, instruction, "float")
+        return self.legalize(of.lanes, (_REGISTER,), values, instruction, "float")
 
     def emit_fma(self, call: Call) -> str:
         of = compute_type(call.dtype)
@@ -247,7 +248,7 @@ class CallEmitter(TileEmitter):
         )
 
     def _reduce_floats(self, value: str, of: DType, operation: str) -> str:
-        """The extreme lane by halving; a NaN in any lane is the result."""
+        """The extreme lane by tree reduction; a NaN in any lane is the result."""
         ordered = "ogt" if operation == "max" else "olt"
         while of.lanes > 1:
             half = of.lanes // 2
@@ -282,7 +283,7 @@ class CallEmitter(TileEmitter):
         return self.byte_offset(self.visit(call.args[0]), self.operand(self.index(call.args[1])))
 
     def byte_offset(self, pointer: str, offset: str | int) -> str:
-        """A pointer moved by bytes."""
+        """A pointer offset by bytes."""
         return pointer if offset in ("0", 0) else self.text.pure(f"getelementptr i8, ptr {pointer}, i64 {offset}")
 
     def emit_load_at(self, call: Call) -> str:
@@ -292,8 +293,8 @@ class CallEmitter(TileEmitter):
         return self.from_memory(value, call.dtype)
 
     def emit_dlpack_field(self, call: Call) -> str:
-        offset, spelling = DLPACK_FIELDS[_string(call.args[1], call)]
-        stored = dtype(spelling)
+        offset, dtype_name = DLPACK_FIELDS[_string(call.args[1], call)]
+        stored = dtype(dtype_name)
         address = self.byte_offset(self.visit(call.args[0]), offset)
         value = self.text.value(f"load {memory_type(stored)}, ptr {address}, align {element_bytes(stored)}")
         return self.convert(value, stored, call.dtype)
@@ -327,8 +328,8 @@ class CallEmitter(TileEmitter):
         return self.visit(test)
 
     def _all_below(self, values: PrimExpr, limit: PrimExpr) -> str:
-        """Are all lanes of integers below a limit? Larger ones of halves, then a comparison whose outcomes are bits
-        of a word: half of the instructions that the largest of all lanes takes on x86."""
+        """Are all lanes of integers below a limit? Maxima of halves, then a comparison to a bit mask: half of the
+        instructions of a full maximum reduction on x86."""
         value, of = self.visit(values), values.dtype
         while of.lanes % 2 == 0 and of.bits * of.lanes > self.machine.vector_bits:
             half = of.element.with_lanes(of.lanes // 2)
@@ -359,7 +360,7 @@ class CallEmitter(TileEmitter):
         return self._call(call.dtype, _name(call), [self._typed(a) for a in call.args[1:]])
 
     def emit_call_kernel(self, call: Call) -> str:
-        """Kernels return nothing and can't fail: the call's value is 0."""
+        """Call a kernel. Kernels return nothing and can't fail: the call's value is 0."""
         self._call(dtype("void"), _name(call), [("ptr", "%ctx"), *[self._typed(a) for a in call.args[1:]]])
         return "0"
 
@@ -369,7 +370,7 @@ class CallEmitter(TileEmitter):
         return "0"
 
     def call_range(self, call: Call, first: Index, last: Index) -> None:
-        """The iterations [first, last) of the function that a "call_step" names."""
+        """Run the iterations [first, last) of the function that a "call_step" names."""
         kind = register_type(call.args[-1].dtype)
         bounds = [(kind, self.text.pure(f"trunc i64 {self.operand(b)} to {kind}")) for b in (first, last)]
         arguments = [self._typed(a) for a in call.args[1:-1]]
@@ -390,7 +391,7 @@ class CallEmitter(TileEmitter):
         return self.text.value(line)
 
     def emit_call_packed(self, call: Call) -> str:
-        """`ctx->call_packed(ctx, name, args, type_codes, n)`: each argument in 8 bytes, its kind beside it."""
+        """Emit `ctx->call_packed(ctx, name, args, type_codes, n)`: each argument in 8 bytes, with a type code each."""
         values, count = call.args[1:], len(call.args) - 1
         slots = self.text.alloca(f"[{max(count, 1)} x i64]", 8)
         codes = self.text.alloca(f"[{max(count, 1)} x i32]", 4)
@@ -401,7 +402,7 @@ class CallEmitter(TileEmitter):
         return self._call_python(call, slots, codes, str(count))
 
     def emit_call_packed_args(self, call: Call) -> str:
-        """As call_packed, with the argument arrays of the caller: (name, args, type_codes, count)."""
+        """Call a packed function with the caller's argument arrays: (name, args, type_codes, count)."""
         slots, codes, count = (self.visit(a) for a in call.args[1:])
         return self._call_python(call, slots, codes, count)
 

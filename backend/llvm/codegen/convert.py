@@ -1,7 +1,8 @@
 """Conversions between types.
 
-16-bit floats are stored only: arithmetic on them happens in float32. bfloat16 is converted by integer arithmetic (but
-see `bfloats`), float16 where the processor has no instruction for it (LLVM would call a library that may not be there).
+16-bit floats are storage types: arithmetic on them is done in float32. bfloat16 is converted by integer arithmetic or
+by the processor (see `bfloats`), float16 by integer arithmetic where the processor has no instruction for it (LLVM
+would call a library that may be missing).
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ __all__ = ["ConvertEmitter", "Machine"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the code generator knows of its target.
+    """Properties of the target that the code generator depends on.
 
-    `fma`: multiplies and adds in one instruction, rounding once. `half`: converts float16 to float32 and back.
-    `fast`: LLVM's fast-math flags for every float operation, such as "nnan nsz". `caches`: bytes of the largest cache,
-    past which larger results are stored; 0 when it is not known. `features` and `mcpu`: LLVM's names of what the
-    processor has, and of the processor.
+    `fma`: has fused multiply-add. `half`: has instructions to convert float16 to float32 and back. `fast`: LLVM's
+    fast-math flags for every float operation, such as "nnan nsz". `caches`: bytes of the largest cache; results that
+    exceed it use non-temporal stores; 0 if unknown. `features` and `mcpu`: LLVM's names of the processor's features,
+    and of the processor.
     """
 
     fma: bool = False
@@ -35,20 +36,20 @@ class Machine:
 
     @property
     def vector_bits(self) -> int:
-        """The width of a vector register."""
+        """Width of a vector register in bits."""
         return 512 if "avx512f" in self.features else 256 if "avx2" in self.features else 128
 
     @property
     def vector_constraint(self) -> str:
-        """How assembly asks for a vector register; "" where that is not known."""
+        """The inline-assembly constraint of a vector register; "" if unknown."""
         return "v" if "sse2" in self.features else "w" if "neon" in self.features else ""
 
     @property
-    def keeps_sums(self) -> bool:
-        """Do sums stay in registers where steps, of which all is read at once, end by passing through a barrier?
+    def pins_accumulators(self) -> bool:
+        """Should accumulators pass through the barrier between unrolled steps in registers?
 
-        Of 512 bits, 14 x 2 of which sometimes spill otherwise. But with LLVM's models of Zen 4 and 5, which read what a
-        step needs earlier then, they do so only if they have to pass.
+        With 512-bit vectors, 14 x 2 of them sometimes spill otherwise. Not with LLVM's models of Zen 4 and 5, which
+        schedule the loads of a step earlier: there accumulators spill only if they pass through the barrier.
         """
         return self.vector_bits == 512 and not self.mcpu.startswith("znver")
 
@@ -93,7 +94,7 @@ class ConvertEmitter(IndexEmitter):
 
     def _to_int(self, value: str, source: DType, target: DType) -> str:
         value, source = self.convert(value, source, compute_type(source)), compute_type(source)
-        if target.bits < 32:  # values outside the narrow type wrap, as they do from int32
+        if target.bits < 32:  # values outside the narrow type wrap, as from int32
             through = dtype("int32").with_lanes(target.lanes)
             return self._cast("trunc", self._cast("fptosi", value, source, through), through, target)
         if target.element == "uint32":
@@ -131,7 +132,7 @@ class ConvertEmitter(IndexEmitter):
         sign = pure(f"shl {kind} {pure(f'and {kind} {bits}, {self._ints(words, 0x8000)}')}, {self._ints(words, 16)}")
         size = pure(f"and {kind} {bits}, {self._ints(words, 0x7FFF)}")
         shifted = pure(f"shl {kind} {size}, {self._ints(words, 13)}")
-        # The exponents differ by 112; multiplying brings denormals right, too.
+        # The exponent biases differ by 112; the multiplication also normalises denormals.
         scale = self._floats(target, 2.0**112)
         scaled = pure(f"fmul {register_type(target)} {self._cast('bitcast', shifted, words, target)}, {scale}")
         special = pure(f"icmp uge {kind} {size}, {self._ints(words, 0x7C00)}")
@@ -145,7 +146,7 @@ class ConvertEmitter(IndexEmitter):
         return self._cast("zext", self._cast("bitcast", value, source, shorts), shorts, words)
 
     def _round_half(self, value: str, source: DType, target: DType) -> str:
-        """Round to nearest, ties to even; beyond the largest number to infinity."""
+        """Round to nearest, ties to even; overflow to infinity."""
         words, pure = self._words(source), self.text.pure
         kind, flag, floats = register_type(words), self._flag(source), register_type(source)
 
@@ -159,7 +160,7 @@ class ConvertEmitter(IndexEmitter):
         last = pure(f"and {kind} {pure(f'lshr {kind} {size}, {self._ints(words, 13)}')}, {self._ints(words, 1)}")
         biased = pure(f"add {kind} {pure(f'add {kind} {size}, {last}')}, {self._ints(words, 0xFFF - (112 << 23))}")
         normal = pure(f"lshr {kind} {biased}, {self._ints(words, 13)}")
-        # Denormals: adding 1/2 rounds at the last bit that a half has, and leaves that many bits at the bottom.
+        # Denormals: adding 1/2 rounds at float16's last bit and leaves the result in the low bits.
         half = self._floats(source, 0.5)
         raised = pure(f"fadd {floats} {self._cast('bitcast', size, words, source)}, {half}")
         tiny = pure(f"sub {kind} {self._cast('bitcast', raised, source, words)}, {self._ints(words, 0x3F000000)}")
@@ -188,7 +189,7 @@ class ConvertEmitter(IndexEmitter):
         return self._cast("bitcast", shifted, words, target)
 
     def _round_bfloat(self, value: str, source: DType, target: DType) -> str:
-        """Round to nearest, ties to even, on the bits; a NaN stays one."""
+        """Round to nearest, ties to even, by integer arithmetic on the bits; NaN stays NaN."""
         words, pure = dtype("int32").with_lanes(source.lanes), self.text.pure
         kind, flag = register_type(words), register_type(dtype("bool").with_lanes(source.lanes))
         bits = self._cast("bitcast", value, source, words)
@@ -197,7 +198,7 @@ class ConvertEmitter(IndexEmitter):
         bias = pure(f"add {kind} {odd}, {self._ints(words, 0x7FFF)}")
         biased = pure(f"add {kind} {bits}, {bias}")
         bad = pure(f"fcmp uno {register_type(source)} {value}, {value}")
-        # All ones are a NaN. One in place of others would be put there after packing, with a packed mask.
+        # All ones are a NaN. A select of another NaN would be applied after packing, with a packed mask.
         chosen = pure(f"or {kind} {biased}, {pure(f'sext {flag} {bad} to {kind}')}")
         rounded = pure(f"lshr {kind} {chosen}, {self._ints(words, 16)}")
         return pure(f"trunc {kind} {rounded} to {register_type(target)}")

@@ -1,4 +1,4 @@
-"""Products of narrow integers that are added at once: `te.dot2`, `te.dot4` and `te.dot8`."""
+"""Integer dot products `te.dot2`, `te.dot4` and `te.dot8`."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ _MULTIPLY_BYTES = {
     8: ("avx2", "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
     4: ("ssse3", "llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
 }
-"""By lanes of int32: the feature, what multiplies bytes to sums of 16 bits, and what adds two of these."""
+"""Lanes of int32 -> (feature, instruction multiplying bytes with 16-bit sums, instruction adding pairs of these)."""
 _VNNI = {
     16: (frozenset({"avx512vnni"}),),
     8: (frozenset({"avx512vnni", "avx512vl"}), frozenset({"avxvnni"})),
     4: (frozenset({"avx512vnni", "avx512vl"}), frozenset({"avxvnni"})),
 }
-"""By lanes of int32: features of which one set makes vpdpbusd an instruction."""
+"""Lanes of int32 -> feature sets, any one of which provides vpdpbusd."""
 
 
 class DotEmitter(PermutedLoadEmitter):
-    """Emits the intrinsics in the forms that become one instruction, or the few that there are."""
+    """Emits the dot product intrinsics in forms that become one instruction, or as few as the processor has."""
 
     def emit_byte_pairs(self, call: Call) -> str:
         lanes = call.dtype.lanes
         source = "i16" if lanes == 1 else f"<{lanes} x i16>"
-        octets = self.text.pure(f"bitcast {source} {self.visit(call.args[0])} to <{2 * lanes} x i8>")
-        wide = self.text.pure(f"sext <{2 * lanes} x i8> {octets} to <{2 * lanes} x i16>")
+        bytes_ = self.text.pure(f"bitcast {source} {self.visit(call.args[0])} to <{2 * lanes} x i8>")
+        wide = self.text.pure(f"sext <{2 * lanes} x i8> {bytes_} to <{2 * lanes} x i16>")
         return self.text.pure(f"bitcast <{2 * lanes} x i16> {wide} to {word_vector(lanes)}")
 
     def emit_dot2(self, call: Call) -> str:
-        """A product of twice the lanes, and the sum of its neighbours: the form that becomes one instruction."""
+        """A product with twice the lanes, and the sums of adjacent lanes: the form that LLVM selects one instruction
+        for."""
         x, y = self.visit(call.args[0]), self.visit(call.args[1])
         lanes = call.dtype.lanes
         return self._sum_of_parts(self._product_of_parts(x, y, lanes, 2, "sext"), lanes, 2)
@@ -47,14 +48,14 @@ class DotEmitter(PermutedLoadEmitter):
     emit_dot8 = emit_dot4
 
     def visit_Add(self, expr: Add) -> str:
-        """A sum of products of bytes and something else is one instruction where the processor has VNNI."""
+        """Add a dot product of bytes to an accumulator, which is one instruction with VNNI."""
         for product, other in ((expr.b, expr.a), (expr.a, expr.b)):
             if isinstance(product, Call) and product.op in ("dot4", "dot8"):
                 return self._dot4_parts(product, other)
         return self.visit_Binary(expr)
 
     def _dot4_parts(self, call: Call, onto: PrimExpr | None) -> str:
-        """`call`, of one or two pairs of operands, added to `onto`, by vectors of the widths that the machine has."""
+        """Emit `call`, with one or two pairs of operands, added to `onto`, in vectors of the machine's widths."""
         lanes = call.dtype.lanes
         widths = self._widths()
         operands = [self.visit(arg) for arg in call.args]
@@ -62,18 +63,18 @@ class DotEmitter(PermutedLoadEmitter):
         if widths and lanes % min(widths) == 0:
             count = len(operands)
             operands += [] if total is None else [total]
-            return self.by_parts(lanes, widths, operands, lambda w, *v: self._instruction(w, v[:count], *v[count:]))
+            return self.legalize(lanes, widths, operands, lambda w, *v: self._instruction(w, v[:count], *v[count:]))
         values = [] if total is None else [total]
         for x, y in zip(operands[::2], operands[1::2], strict=True):
             values.append(self._sum_of_parts(self._product_of_parts(x, y, lanes, 4, "zext", "sext"), lanes, 4))
         return self._added(values, word_vector(lanes))
 
     def _added(self, values: Sequence[str], kind: str) -> str:
-        """The sum of vectors of a type."""
+        """The sum of vectors of type `kind`."""
         return reduce(lambda a, b: self.text.pure(f"add {kind} {a}, {b}"), values)
 
     def _widths(self) -> list[int]:
-        """Lanes of the vectors that there are instructions for."""
+        """Lanes of the vectors that the processor has instructions for."""
         features = self.machine.features
         return [w for w, (needed, _, _) in _MULTIPLY_BYTES.items() if needed in features or self._has_vnni(w)]
 
@@ -81,7 +82,7 @@ class DotEmitter(PermutedLoadEmitter):
         return any(needed <= self.machine.features for needed in _VNNI[width])
 
     def _instruction(self, width: int, operands: Sequence[str], total: str | None = None) -> str:
-        """The sum of the products of x by y, of each `operands` x, y, one pair or two, and `total`."""
+        """The sum of `total` and the dot products of each pair x, y in `operands`, one pair or two."""
         kind, module = word_vector(width), self.text.module
         pairs = list(zip(operands[::2], operands[1::2], strict=True))
         if self._has_vnni(width):
@@ -92,18 +93,18 @@ class DotEmitter(PermutedLoadEmitter):
                 value = self.text.pure(f"call {kind} @{name}({kind} {value}, {kind} {x}, {kind} {y})")
             return value
         _, multiply, add = _MULTIPLY_BYTES[width]
-        octets, words = f"<{4 * width} x i8>", f"<{2 * width} x i16>"
-        module.declare(multiply, words, f"{octets}, {octets}")
+        byte_type, words = f"<{4 * width} x i8>", f"<{2 * width} x i16>"
+        module.declare(multiply, words, f"{byte_type}, {byte_type}")
         module.declare(add, kind, f"{words}, {words}")
         products: list[str] = []
         for pair in pairs:
-            a, b = [self.text.pure(f"bitcast {kind} {v} to {octets}") for v in pair]
-            products.append(self.text.pure(f"call {words} @{multiply}({octets} {a}, {octets} {b})"))
+            a, b = [self.text.pure(f"bitcast {kind} {v} to {byte_type}") for v in pair]
+            products.append(self.text.pure(f"call {words} @{multiply}({byte_type} {a}, {byte_type} {b})"))
         value = self.text.pure(f"call {kind} @{add}({words} {self._added(products, words)}, {words} splat (i16 1))")
         return value if total is None else self._added([total, value], kind)
 
     def _product_of_parts(self, x: str, y: str, lanes: int, parts: int, *signs: str) -> str:
-        """The products of the fields of int32s, `parts` in each, as int32."""
+        """The products of the packed fields of int32 vectors, `parts` per lane, widened to int32."""
         kind, bits, wide = word_vector(lanes), 32 // parts, f"<{parts * lanes} x i32>"
         fields = f"<{parts * lanes} x i{bits}>"
         extended = [
@@ -113,7 +114,7 @@ class DotEmitter(PermutedLoadEmitter):
         return self.text.pure(f"mul nsw {wide} {extended[0]}, {extended[1]}")
 
     def _sum_of_parts(self, product: str, lanes: int, parts: int) -> str:
-        """Sums of `parts` neighbours each."""
+        """Sums of `parts` adjacent lanes."""
         wide, kind = f"<{parts * lanes} x i32>", word_vector(lanes)
         if lanes == 1:
             terms = [self.text.pure(f"extractelement {wide} {product}, i64 {i}") for i in range(parts)]

@@ -60,11 +60,10 @@ _PREDICATES: dict[type, tuple[str, str, str]] = {
 
 
 class ExprEmitter(ConvertEmitter):
-    """Emits expressions; `visit` gives the operand that holds the value."""
+    """Emits expressions; `visit` returns the operand that holds the value."""
 
     mask: tuple[str, int] | None = None
-    """While a side of a vector if_then_else is emitted: the mask of wanted lanes and their number. Loads touch no
-    other lanes."""
+    """The mask of active lanes and their number, inside a side of a vector if_then_else. Loads touch no other lanes."""
 
     def __init__(self, text: FunctionText, machine: Machine) -> None:
         super().__init__(text, machine)
@@ -96,7 +95,7 @@ class ExprEmitter(ConvertEmitter):
     # Vectors
 
     def splat(self, value: str, of: DType) -> str:
-        """The vector of type `of` whose lanes all hold the scalar operand `value`."""
+        """The vector of type `of` with the scalar operand `value` in every lane."""
         kind, vector = register_type(of.element), register_type(of)
         if value[0] != "%":
             return "zeroinitializer" if value == "0" else f"splat ({kind} {value})"
@@ -133,11 +132,11 @@ class ExprEmitter(ConvertEmitter):
         return self.pack([self.lane(*lanes[i]) for i in expr.indices], expr.dtype)
 
     def lane(self, value: str, of: DType, i: int) -> str:
-        """Lane `i` of a vector operand; a scalar is its own lane."""
+        """Lane `i` of a vector operand; a scalar has only itself."""
         return value if of.lanes == 1 else self.text.pure(f"extractelement {register_type(of)} {value}, i64 {i}")
 
     def pack(self, lanes: list[str], of: DType) -> str:
-        """The vector of the given scalar operands."""
+        """The vector of these scalar operands."""
         kind, element, vector = register_type(of), register_type(of.element), "poison"
         for i, value in enumerate(lanes):
             vector = self.text.pure(f"insertelement {kind} {vector}, {element} {value}, i64 {i}")
@@ -146,11 +145,11 @@ class ExprEmitter(ConvertEmitter):
     # Arithmetic
 
     def computed(self, expr: PrimExpr) -> str:
-        """A value in the type its arithmetic happens in."""
+        """A value in the type that its arithmetic is done in."""
         return self.convert(self.visit(expr), expr.dtype, compute_type(expr.dtype))
 
     def rounded(self, value: str, of: DType) -> str:
-        """A result of arithmetic on `of`, back in `of`."""
+        """A result of arithmetic on `of`, converted back to `of`."""
         return self.convert(value, compute_type(of), of)
 
     def visit_Binary(self, expr: Binary) -> str:
@@ -168,9 +167,10 @@ class ExprEmitter(ConvertEmitter):
         return self.rounded(self.text.pure(f"{operation} {self.fast}{kind} {a}, {b}"), expr.dtype)
 
     def _contract(self, expr: Any, kind: str) -> str | None:
-        """a * b + c, a * b - c and c - a * b as one fused instruction, or None for another form.
+        """Contract a * b + c, a * b - c or c - a * b to one fused instruction; None for another form.
 
-        16-bit floats are left alone: their product has to be rounded on its own."""
+        16-bit floats are not contracted: their product has to be rounded on its own.
+        """
         if expr.dtype.bits == 16:
             return None
         if expr.b.__class__ is Mul:
@@ -226,7 +226,7 @@ class ExprEmitter(ConvertEmitter):
         return self._guarded_division(of, is_quotient, floors and not unsigned, name, x, y)
 
     def _guarded_division(self, of: DType, is_quotient: bool, floors: bool, name: str, x: str, y: str) -> str:
-        """Division of data by data: the processor would trap on x / 0 (0 here, as in numpy) and on min / -1 (wraps)."""
+        """Integer division by a variable, guarded against traps: x / 0 is 0, as in numpy, and min / -1 wraps."""
         pure, kind, flag = self.text.pure, register_type(of), register_type(dtype("bool").with_lanes(of.lanes))
         one, zero = ("1", "0") if of.lanes == 1 else (f"splat ({register_type(of.element)} 1)", "zeroinitializer")
         by_zero = pure(f"icmp eq {kind} {y}, {zero}")
@@ -254,17 +254,18 @@ class ExprEmitter(ConvertEmitter):
         return pure(f"select {flag} {by_zero}, {kind} {zero}, {kind} {result}")
 
     def _divided_as_floats(self, of: DType, is_quotient: bool, floors: bool, x: str, y: str) -> str:
-        """Quotient or remainder of vectors of integers, for whose division processors have no instruction.
+        """Quotient or remainder of integer vectors, for which processors have no division instruction, by float
+        division.
 
-        Floats with more than twice as many digits hold the operands, and a quotient that is no integer is too far from
-        the next one to be rounded to it.
+        Floats of more than twice the precision represent the operands exactly, and a non-integral quotient is too far
+        from the next integer to be rounded to it.
         """
         through = dtype("float32" if of.bits <= 16 else "float64").with_lanes(of.lanes)
         result = self._divided(through, is_quotient, floors, self.convert(x, of, through), self.convert(y, of, through))
         return self.convert(result, through, of)
 
     def _divided(self, through: DType, is_quotient: bool, floors: bool, a: str, b: str) -> str:
-        """Quotient or remainder of floats that are integers."""
+        """Quotient or remainder of integral floats."""
         kind, pure = register_type(through), self.text.pure
         quotient = self.intrinsic("floor" if floors else "trunc", through, pure(f"fdiv {kind} {a}, {b}"))
         return quotient if is_quotient else pure(f"fsub {kind} {a}, {pure(f'fmul {kind} {quotient}, {b}')}")
@@ -272,10 +273,10 @@ class ExprEmitter(ConvertEmitter):
     def _usually_divided_as_floats(
         self, of: DType, is_quotient: bool, floors: bool, x: str, y: str, otherwise: Callable[[], str]
     ) -> str:
-        """The same of integers of 64 bits, if all of them, and so their quotients, have at most 51.
+        """Quotient or remainder of 64-bit integers, by float division if all operands have at most 51 bits.
 
-        Quotients that are no integers are then too far from the next one to be rounded to it. Few processors convert
-        such vectors; added to 1.5 2^52 an integer is in the low bits.
+        Non-integral quotients are then too far from the next integer to be rounded to it. Few processors convert such
+        vectors; instead an integer is added to 1.5 2^52, which leaves it in the low bits.
         """
         text, pure, kind = self.text, self.text.pure, register_type(of)
         through = dtype("float64").with_lanes(of.lanes)
@@ -324,10 +325,10 @@ class ExprEmitter(ConvertEmitter):
         return self.rounded(self.float_extremum(of, ordered, self.computed(a), self.computed(b), _never_nan(a)), of)
 
     def float_extremum(self, of: DType, ordered: str, a: str, b: str, a_is_number: bool) -> str:
-        """The smaller or larger of two floats, NaN if either is.
+        """The minimum or maximum of two floats, NaN if either is.
 
-        A compare that fails on NaN chooses b, which is the min and max instruction of x86: a NaN in b survives. One in
-        a has to be put back, which LLVM does for its own operation in a compare and a blend.
+        A compare that fails on NaN selects b, which is the min and max instruction of x86: a NaN in b survives. A NaN
+        in a has to be put back, which LLVM does for its own operation in a compare and a blend.
         """
         if not a_is_number:
             return self.intrinsic("maximum" if ordered == "ogt" else "minimum", compute_type(of), a, b, flags="nsz ")
@@ -343,7 +344,7 @@ class ExprEmitter(ConvertEmitter):
         of = expr.a.dtype
         if of.is_int and of.lanes == 1 and self.is_index(expr.a) and self.is_index(expr.b):
             return self._compare_index(expr, signed)
-        known = self._decided(expr) if of.is_int and of.lanes > 1 else None
+        known = self._constant_compare(expr) if of.is_int and of.lanes > 1 else None
         if known is not None:
             return known
         counted = self._lanes_below(expr) if of.is_int and of.lanes > 1 else None
@@ -356,10 +357,10 @@ class ExprEmitter(ConvertEmitter):
         return self.text.pure(f"icmp {predicate} {kind} {self.visit(expr.a)}, {self.visit(expr.b)}")
 
     def _lanes_below(self, expr: Compare) -> str | None:
-        """Positions side by side compared with one: how many lanes lie before it, compared with the numbers of lanes.
+        """Compare a ramp of positions with a limit by counting the lanes below it; None for other comparisons.
 
-        These are as narrow as there are lanes in a register, where masks are of no width: of 64 bytes one instruction,
-        where 32 bits for each lane take four, and three to join what they give. None for other comparisons.
+        The count is compared with narrow lane numbers, as many as fit a register, where masks have no width of their
+        own: one instruction for 64 bytes, where 32-bit lanes take four, and three to join the masks.
         """
         lanes, first, limit = expr.a.dtype.lanes, expr.a, expr.b
         bits = 1 << max(self.machine.vector_bits // lanes, 8).bit_length() - 1
@@ -370,8 +371,8 @@ class ExprEmitter(ConvertEmitter):
         if expr.__class__ not in _LANES_BELOW or not (self.is_index(first.base) and self.is_index(limit.value)):
             return None
         predicate, more = _LANES_BELOW[expr.__class__]
-        apart = self.sum(self.index(limit.value), self.index(first.base), -1)
-        positive = self.operand(Index(apart.value, apart.constant + more))
+        difference = self.sum(self.index(limit.value), self.index(first.base), -1)
+        positive = self.operand(Index(difference.value, difference.constant + more))
         for name, bound in (("smax", 0), ("smin", lanes)):
             positive = self.intrinsic(name, dtype("int64"), positive, str(bound))
         kind = dtype(f"int{bits}")
@@ -379,13 +380,13 @@ class ExprEmitter(ConvertEmitter):
         count = self.splat(self.text.pure(f"trunc i64 {positive} to i{bits}"), kind.with_lanes(lanes))
         return self.text.pure(f"icmp {predicate} <{lanes} x i{bits}> <{numbers}>, {count}")
 
-    def _decided(self, expr: Compare) -> str | None:
-        """A comparison of vectors of known numbers, as a constant."""
+    def _constant_compare(self, expr: Compare) -> str | None:
+        """The constant result of a comparison of constant vectors, else None."""
         outcomes = self.known_outcomes(expr)
         return None if outcomes is None else flags_text(outcomes)
 
     def known_outcomes(self, expr: Compare) -> list[bool] | None:
-        """How a comparison of vectors of known signed numbers comes out in each lane; None for others."""
+        """The results of a comparison of constant signed vectors by lane; None for others."""
         a, b = self._known_lanes(expr.a), self._known_lanes(expr.b)
         return None if a is None or b is None else list(map(_COMPARE_INTS[_PREDICATES[expr.__class__][1]], a, b))
 
@@ -425,7 +426,7 @@ class ExprEmitter(ConvertEmitter):
     def one_of(
         self, condition: str, kind: str, then: Callable[[], str], otherwise: Callable[[], str], *, likely: bool = False
     ) -> str:
-        """A value that only one side of a branch computes."""
+        """A value computed on only one side of a branch."""
         text = self.text
         labels, done = (text.label("then"), text.label("else")), text.label("join")
         text.branch(condition, *labels, likely=likely)
@@ -470,7 +471,7 @@ class ExprEmitter(ConvertEmitter):
         return self.text.pure(f"select {flag} {condition}, {kind} {a}, {kind} {b}")
 
     def _blended(self, condition: str, a: str, b: str, of: DType) -> str:
-        """One of two vectors, which data choose: by their bits. LLVM branches, which no processor foresees."""
+        """A bitwise select between vectors by data. LLVM would branch, which processors can't predict."""
         pure, bits = self.text.pure, dtype(f"int{8 * of.element.nbytes}").with_lanes(of.lanes)
         kind, own = register_type(bits), register_type(of)
         there, back = ("zext", "trunc") if of.is_bool else ("bitcast", "bitcast")
@@ -483,7 +484,7 @@ class ExprEmitter(ConvertEmitter):
         return chosen if own == kind else pure(f"{back} {kind} {chosen} to {own}")
 
     def is_harmless(self, expr: PrimExpr) -> bool:
-        """May this be evaluated where the program would not? No memory access, no call, no division by data."""
+        """May this be evaluated speculatively? It has no memory access, no call and no division by data."""
         if isinstance(expr, BufferLoad | Call):
             return isinstance(expr, Call) and expr.op == "likely" and self.is_harmless(expr.args[0])
         if isinstance(expr, Div | Mod | FloorDiv | FloorMod) and not self.splatted_int(expr.b):
@@ -516,12 +517,12 @@ def flags_text(flags: Sequence[bool]) -> str:
 
 
 def known_flags(value: str) -> list[bool] | None:
-    """The bools of a constant that `flags_text` wrote of different ones; None for any other value."""
+    """The bools of a constant that `flags_text` wrote with differing values; None for any other value."""
     return ["true" in flag for flag in value.split(",")] if value.startswith("<") else None
 
 
 _LANES_BELOW = {LT: ("ult", 0), LE: ("ult", 1), GE: ("uge", 0), GT: ("uge", 1)}
-"""How the number of a lane compares with how many lanes lie before a position, and what is added to that."""
+"""Comparison -> (predicate between the lane number and the count of lanes below the limit, addend of the count)."""
 _TRUE = ("true", "splat (i1 true)")
 _FALSE = ("false", "splat (i1 false)", "zeroinitializer")
 _COMPARE_INTS: dict[str, Any] = {

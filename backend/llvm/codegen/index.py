@@ -1,8 +1,8 @@
 """Index arithmetic.
 
-An index is computed in 64 bits: the loop IR writes it in int32, but an index never overflows, so the widened program
-means the same and LLVM needs no proof to address memory with it. It is kept as ``value + constant``, so that the
-elements of a register tile share one address and differ by a displacement.
+An index is computed in 64 bits: the loop IR has it in int32, but an index never overflows, so widening preserves the
+meaning and LLVM needs no proof to address memory with it. It is kept as ``value + constant``, so that the elements of a
+register tile share one address and differ by a displacement.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _ARITHMETIC = (Add, Sub, Mul, FloorDiv, FloorMod, Div, Mod, Min, Max)
 
 
 class Index(NamedTuple):
-    """``value + constant`` in 64 bits; no `value` means 0. `factor` divides the value (0: the value is 0)."""
+    """``value + constant`` in 64 bits; without a `value` it is the constant. `factor` divides the value (0: it is
+    0)."""
 
     value: str | None
     constant: int
@@ -49,7 +50,7 @@ class Index(NamedTuple):
 
     @property
     def multiple(self) -> int:
-        """A number that divides the whole index; 0 when the index is 0."""
+        """A divisor of the whole index; 0 when the index is 0."""
         return gcd(self.factor if self.value is not None else 0, self.constant)
 
 
@@ -61,15 +62,15 @@ class IndexEmitter(Visitor[str]):
     def __init__(self, text: FunctionText) -> None:
         self.text = text
         self.env: dict[Var, str] = {}
-        """Variables: the operand that holds each one's value."""
+        """Variable -> operand that holds its value."""
         self.wide: dict[Var, Index] = {}
-        """Loop variables, sizes and what is computed from them: their 64-bit form; they have no entry in `env`."""
+        """Loop variables, sizes and values computed from them -> 64-bit index; these have no entry in `env`."""
         self.nonnegative: set[Var] = set()
         self.ranges: dict[Var, tuple[int, int]] = {}
-        """Loop variables: the least value and the end, where both are known."""
+        """Loop variable -> (lower bound, exclusive upper bound), where both are constant."""
 
     def is_index(self, expr: PrimExpr) -> bool:
-        """Is this arithmetic on positions, sizes and constants alone? Data is not: it may wrap around."""
+        """Is this arithmetic on positions, sizes and constants only? Data is excluded: it may wrap around."""
         if not expr.dtype.is_int or expr.dtype.lanes > 1:
             return False
         if isinstance(expr, IntImm):
@@ -120,8 +121,8 @@ class IndexEmitter(Visitor[str]):
         return self.sum(a, b, 1 if expr.__class__ is Add else -1)
 
     def _sum_of(self, terms: Sequence[tuple[PrimExpr, int]]) -> Index:
-        """The terms with their signs, those of outer loops first: what they come to leaves the loops inside."""
-        depth = {var: at for at, var in enumerate(self.wide)}  # variables of outer loops are met before those inside
+        """The sum of signed terms, those of outer loops first, so that partial sums are loop-invariant inside."""
+        depth = {var: at for at, var in enumerate(self.wide)}  # variables of outer loops are bound before those inside
         depths = [max((depth.get(v, 0) for v in free_variables(term)), default=-1) for term, _ in terms]
         total = Index(None, 0, 0)
         for at in sorted(range(len(terms)), key=depths.__getitem__):
@@ -176,7 +177,7 @@ class IndexEmitter(Visitor[str]):
         return Index(self.floor_division("i64", is_quotient, x, y, b.constant if b.value is None else None), 0)
 
     def floor_division(self, kind: str, is_quotient: bool, x: str, y: str, divisor: int | None) -> str:
-        """The rounded-down quotient or remainder of signed integers (vectors too when `divisor` is None)."""
+        """The floored quotient or remainder of signed integers (also vectors if `divisor` is None)."""
         pure = self.text.pure
         if divisor is not None and divisor > 0 and divisor & (divisor - 1) == 0:
             if is_quotient:
@@ -185,7 +186,7 @@ class IndexEmitter(Visitor[str]):
         zero = "0" if kind[0] == "i" else "zeroinitializer"
         bit = "i1" if kind[0] == "i" else f"{kind.split(' x ')[0]} x i1>"
         remainder = pure(f"srem {kind} {x}, {y}")
-        # The truncated remainder has the sign of x: where that is not y's, one more step down is due.
+        # The truncated remainder has the sign of x: round down once more if y's sign differs.
         signs = pure(f"xor {kind} {remainder}, {y}")
         differ = pure(f"icmp slt {kind} {signs}, {zero}")
         inexact = pure(f"icmp ne {kind} {remainder}, {zero}")
@@ -201,7 +202,7 @@ class IndexEmitter(Visitor[str]):
         return self.index(expr.body)
 
     def bind(self, var: Var, value: PrimExpr) -> None:
-        """Give `var` the value of an expression; indices stay indices."""
+        """Bind `var` to the value of an expression; indices stay indices."""
         if self.is_index(value):
             if is_nonnegative(value, self.nonnegative):
                 self.nonnegative.add(var)
@@ -220,7 +221,7 @@ class IndexEmitter(Visitor[str]):
 
 
 def _terms(expr: PrimExpr, sign: int = 1) -> list[tuple[PrimExpr, int]]:
-    """What is added up in an expression, with signs."""
+    """The terms of a sum, with their signs."""
     if isinstance(expr, Add | Sub):
         other = sign if isinstance(expr, Add) else -sign
         return [*_terms(expr.a, sign), *_terms(expr.b, other)]
@@ -228,7 +229,7 @@ def _terms(expr: PrimExpr, sign: int = 1) -> list[tuple[PrimExpr, int]]:
 
 
 def _divides(term: PrimExpr) -> bool:
-    """Is it a quotient or a remainder, perhaps times something?"""
+    """Is it a quotient or a remainder, possibly scaled?"""
     return isinstance(term, FloorDiv | FloorMod) or (isinstance(term, Mul) and (_divides(term.a) or _divides(term.b)))
 
 
@@ -242,7 +243,7 @@ def _fold_division(cls: type, a: int, b: int) -> int:
 
 
 def is_nonnegative(expr: PrimExpr, known: set[Var]) -> bool:
-    """Is this index certainly at least 0? `known` are variables that are."""
+    """Is this index provably non-negative? `known` are non-negative variables."""
     if isinstance(expr, IntImm):
         return expr.value >= 0
     if isinstance(expr, Var):

@@ -1,4 +1,4 @@
-"""Vectors of any length by instructions for vectors of the lengths that the processor has."""
+"""Vector legalisation: splits vectors of any length into the widths that the processor supports."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["VectorLegalizer", "word_vector"]
 
 
 class VectorLegalizer(ExprEmitter):
-    """Takes vectors apart and puts them together. `element` is the type of a lane."""
+    """Splits and concatenates vectors. `element` is the type of a lane."""
 
-    def by_parts(
+    def legalize(
         self, lanes: int, widths: Collection[int], operands: Sequence[str], instruction: Callable[..., str],
         element: str = "i32",
     ) -> str:  # fmt: skip
-        """The results of ``instruction(width, parts of the operands...)`` as one vector, the widest parts first.
+        """Apply ``instruction(width, parts of the operands...)`` to parts, widest first, and concatenate the results.
 
-        All are vectors of `element`.
+        All vectors have lanes of type `element`.
         """
         results: list[tuple[str, int]] = []
         begin = 0
@@ -27,32 +27,32 @@ class VectorLegalizer(ExprEmitter):
             parts = [self.part(v, element, lanes, begin, width) for v in operands]
             results.append((instruction(width, *parts), width))
             begin += width
-        return self.joined(results, element)
+        return self.concatenate(results, element)
 
     def part(self, value: str, element: str, lanes: int, begin: int, width: int) -> str:
-        """Some lanes of a vector."""
+        """A contiguous part of a vector's lanes."""
         if lanes == width:
             return value
-        return self._picked(value, "poison", element, lanes, range(begin, begin + width))
+        return self._shuffle(value, "poison", element, lanes, range(begin, begin + width))
 
-    def joined(self, parts: Sequence[tuple[str, int]], element: str) -> str:
-        """Vectors, of so many lanes each, as one."""
+    def concatenate(self, parts: Sequence[tuple[str, int]], element: str) -> str:
+        """Concatenate (vector, lanes) pairs."""
         value, lanes = parts[0]
         for other, width in parts[1:]:
             both = max(width, lanes)
-            widened, before = self._spread(other, element, width, both), self._spread(value, element, lanes, both)
-            value = self._picked(before, widened, element, both, (*range(lanes), *range(both, both + width)))
+            widened, before = self._extend(other, element, width, both), self._extend(value, element, lanes, both)
+            value = self._shuffle(before, widened, element, both, (*range(lanes), *range(both, both + width)))
             lanes += width
         return value
 
-    def _spread(self, value: str, element: str, lanes: int, width: int) -> str:
-        """A vector with more lanes, of any value."""
+    def _extend(self, value: str, element: str, lanes: int, width: int) -> str:
+        """A vector extended by unspecified lanes."""
         if lanes == width:
             return value
-        return self._picked(value, "poison", element, lanes, [i if i < lanes else 0 for i in range(width)])
+        return self._shuffle(value, "poison", element, lanes, [i if i < lanes else 0 for i in range(width)])
 
-    def _picked(self, value: str, other: str, element: str, lanes: int, picks: Sequence[int]) -> str:
-        """Lanes of two vectors of as many."""
+    def _shuffle(self, value: str, other: str, element: str, lanes: int, picks: Sequence[int]) -> str:
+        """A shuffle of two vectors with the same number of lanes."""
         kind, places = f"<{lanes} x {element}>", ", ".join([f"i32 {i}" for i in picks])
         return self.text.pure(f"shufflevector {kind} {value}, {kind} {other}, <{len(picks)} x i32> <{places}>")
 

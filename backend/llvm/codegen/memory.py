@@ -1,8 +1,8 @@
 """Loads and stores of flat buffers.
 
-A vector index is split into ``base + lane * stride``; the stride decides the instructions: one vector access for 1,
-a splat for 0, shuffled vectors for 2 and -1, one element at a time otherwise. Other indices gather or scatter, but for
-those that stay within one vector, of which all elements are wanted or which is aligned: it is loaded, and shuffled.
+A vector index is split into ``base + lane * stride``, and the stride selects the instructions: one vector access for 1,
+a splat for 0, shuffled vectors for 2 and -1, one element at a time otherwise. Other indices become gathers or scatters,
+except those within one vector that is fully used or aligned: it is loaded, and shuffled.
 """
 
 from __future__ import annotations
@@ -40,49 +40,50 @@ from relayc.te.tir import (
 
 __all__ = ["MemoryEmitter"]
 
-_AVX2_BITS, _LEAST_MASKED_BYTES = 256, 4
-"""Vectors of AVX2, and the least elements of which its instructions load some."""
+_AVX2_BITS, _MIN_MASKED_BYTES = 256, 4
+"""Bits of an AVX2 vector, and the smallest element in bytes that AVX2 has masked loads for."""
 
-_KEEP = "llvm.launder.invariant.group.p0"
-"""Of an address the same, of which LLVM's passes over loops don't know more. It takes no instruction."""
+_LAUNDER = "llvm.launder.invariant.group.p0"
+"""An intrinsic that hides an address's derivation from LLVM's loop passes. It emits no instruction."""
 
-_MOST_REGISTERS = 16
-"""Of a local buffer that LLVM may keep in registers."""
+_MAX_REGISTERS = 16
+"""Maximum number of vector registers of a local buffer that LLVM may keep in registers."""
 
 
 class MemoryEmitter(NontemporalStoreEmitter):
-    """Emits memory accesses. `alignment` holds what is known of the pointers of buffers, in bytes."""
+    """Emits memory accesses. `alignment` is the known alignment of buffer pointers, in bytes."""
 
     alignment: dict[Var, int]
-    shares_addresses: bool = False
-    """Are elements near each other addressed from one of them, which is kept in a register?"""
+    shares_base: bool = False
+    """Are adjacent elements addressed relative to one base address, kept in a register?"""
 
     def address(self, buffer: Buffer, index: Index) -> str:
-        """The address of an element. Not `inbounds`: a part of an index, or one of a masked lane, may lie outside."""
+        """The address of an element. Not `inbounds`: a partial index, or a masked-off lane, may be out of bounds."""
         base, kind = self.visit(buffer.data), memory_type(buffer.dtype)
         if index.value is not None:
             base = self.text.pure(f"getelementptr {kind}, ptr {base}, i64 {index.value}")
-            base = self._kept(base) if self.shares_addresses else base
+            base = self._opaque_address(base) if self.shares_base else base
         if index.constant:
             base = self.text.pure(f"getelementptr {kind}, ptr {base}, i64 {index.constant}")
         return base
 
-    def _kept(self, address: str) -> str:
-        """An address that LLVM takes as it is: from others of it it would work out hundreds of ways to compute each.
+    def _opaque_address(self, address: str) -> str:
+        """An address opaque to LLVM, whose loop strength reduction would consider hundreds of ways to derive it from
+        others.
 
-        Its reduction of strengths takes several times as long as all else there is to do, of a long straight line.
+        In long straight-line code that pass would take several times as long as everything else.
         """
-        self.text.module.declare(_KEEP, "ptr", "ptr")
-        return self.text.pure(f"call ptr @{_KEEP}(ptr {address})")
+        self.text.module.declare(_LAUNDER, "ptr", "ptr")
+        return self.text.pure(f"call ptr @{_LAUNDER}(ptr {address})")
 
     def locate(self, buffer: Buffer, indices: tuple[PrimExpr, ...]) -> Index:
-        """The position of a scalar access."""
+        """The index of a scalar access."""
         if len(indices) != 1:
             raise CompileError(f"buffer {buffer.name} is accessed with {len(indices)} indices; flatten it first")
         return self.index(indices[0])
 
     def align_of(self, buffer: Buffer, index: Index) -> int:
-        """Bytes the address of an element is certainly aligned to: a power of two."""
+        """The known alignment in bytes of an element's address: a power of two."""
         size = element_bytes(buffer.dtype)
         known = self.alignment.get(buffer.data, size)
         offset = index.multiple * size
@@ -105,7 +106,7 @@ class MemoryEmitter(NontemporalStoreEmitter):
             return self._gather(buffer, index, of, mask) if block is None else block
         base, stride = ramp
         if mask is not None:
-            block = self._load_wanted(buffer, load.indices[-1], of, mask)
+            block = self._load_constant_mask(buffer, load.indices[-1], of, mask)
             if block is not None:
                 return block
             if stride.value is None and stride.constant == 1:
@@ -121,7 +122,7 @@ class MemoryEmitter(NontemporalStoreEmitter):
         buffer, mask = load.buffer, self.mask
         if mask is None:
             condition = None if load.predicate is None else self.visit(load.predicate)
-        else:  # one element for all lanes: wanted when any lane is
+        else:  # one element for all lanes: loaded if any lane is active
             condition = self._any_lane(mask[0], mask[1])
         if condition is None:
             return self.load(buffer, self.locate(buffer, load.indices), load.dtype)
@@ -144,17 +145,17 @@ class MemoryEmitter(NontemporalStoreEmitter):
         return self.from_memory(self.text.value(f"load {memory_type(of)}, ptr {address}, align {align}"), of)
 
     def from_memory(self, value: str, of: DType) -> str:
-        """A value as memory holds it, as registers do."""
+        """Convert a value from its memory type to its register type."""
         return self.text.pure(f"trunc {memory_type(of)} {value} to {register_type(of)}") if of.is_bool else value
 
     def to_memory(self, value: str, of: DType) -> str:
-        """A value as registers hold it, as memory does."""
+        """Convert a value from its register type to its memory type."""
         return self.text.pure(f"zext {register_type(of)} {value} to {memory_type(of)}") if of.is_bool else value
 
     def _load_ramp(self, buffer: Buffer, base: Index, stride: int, of: DType) -> str:
         lanes = of.lanes
         if stride == 1:
-            across = self._load_across(buffer, base, of)
+            across = self._load_straddling(buffer, base, of)
             return self.load(buffer, base, of) if across is None else across
         if stride == 0:
             return self.splat(self.load(buffer, base, of.element), of)
@@ -162,7 +163,7 @@ class MemoryEmitter(NontemporalStoreEmitter):
             start = Index(base.value, base.constant - (lanes - 1), base.factor)
             return self._permute(self.load(buffer, start, of), None, list(reversed(range(lanes))), of)
         if stride == 2 and lanes > 2:
-            # Two overlapping vectors that end at the last wanted element, so that nothing past it is touched.
+            # two overlapping vectors, the second ending at the last element, so that nothing beyond it is read
             half, start = (lanes + 1) // 2, lanes - 1
             first = self.load(buffer, base, of)
             second = self.load(buffer, Index(base.value, base.constant + start, base.factor), of)
@@ -171,14 +172,14 @@ class MemoryEmitter(NontemporalStoreEmitter):
         pieces = self._load_pieces(buffer, (base, [stride * i for i in range(lanes)]), of, [True] * lanes)
         return self._load_lanes(buffer, base, Index(None, stride, 0), of) if pieces is None else pieces
 
-    def _load_across(self, buffer: Buffer, base: Index, of: DType) -> str | None:
-        """Elements of a small local buffer that don't begin or end where its registers do: two of them, shuffled.
+    def _load_straddling(self, buffer: Buffer, base: Index, of: DType) -> str | None:
+        """Load elements of a small local buffer that straddle its vectors: load the two vectors and shuffle.
 
-        LLVM keeps in registers what is stored and loaded by these. In memory it would have to reach the cache first:
-        processors forward a single store to a load, not parts of two.
+        LLVM keeps memory in registers that is accessed by whole vectors only. Otherwise the stores would have to reach
+        the cache first: store forwarding serves a load from a single store, not from parts of two.
         """
         most, extent = self._register_lanes(of), buffer.shape[0]
-        is_small = buffer.scope == "local" and isinstance(extent, int) and extent <= _MOST_REGISTERS * most
+        is_small = buffer.scope == "local" and isinstance(extent, int) and extent <= _MAX_REGISTERS * most
         is_across = base.value is None and (base.constant % most != 0 or of.lanes % most != 0)
         inside = is_small and extent % most == 0 and base.constant + of.lanes <= extent
         if not (inside and is_across and "avx512f" in self.machine.features) or of.is_bool or of.lanes < most:
@@ -192,7 +193,7 @@ class MemoryEmitter(NontemporalStoreEmitter):
             picks = [i if i < most or high_part else i - most for i in range(first - low, first - low + most)]
             parts.append((self._permute(low_part, high_part, picks, register), most))
         element = register_type(of.element)
-        return self.part(self.joined(parts, element), element, count * most, 0, of.lanes)
+        return self.part(self.concatenate(parts, element), element, count * most, 0, of.lanes)
 
     def _permute(self, first: str, second: str | None, picks: list[int], of: DType) -> str:
         kind = register_type(of)
@@ -201,7 +202,8 @@ class MemoryEmitter(NontemporalStoreEmitter):
         return self.text.pure(f"shufflevector {kind} {first}, {kind} {other}, <{len(picks)} x i32> <{mask}>")
 
     def _load_block(self, buffer: Buffer, index: PrimExpr, of: DType) -> str | None:
-        """Elements side by side, or of one aligned vector, in any order; None where they may lie in several."""
+        """Load contiguous elements, or those of one aligned vector, in any order; None if they may span several
+        vectors."""
         block = self._block_of(buffer, index, of.lanes)
         if block is None:
             return None
@@ -210,9 +212,10 @@ class MemoryEmitter(NontemporalStoreEmitter):
         return self.splat(value, of) if count == 1 else self._permute(value, None, picks, of.with_lanes(count))
 
     def _block_of(self, buffer: Buffer, index: PrimExpr, lanes: int) -> tuple[Index, int, list[int]] | None:
-        """Where so many elements of a buffer begin, and which of them the lanes of an index are.
+        """(start, count, lane offsets) of a block of a buffer that contains all lanes of an index, else None.
 
-        An aligned vector lies inside of a buffer of whole vectors, as some of its elements do.
+        An aligned vector that contains one in-bounds element is itself in bounds if the buffer is a multiple of
+        vectors.
         """
         extent = buffer.shape[0]
         spread = self.as_lanes(index)
@@ -228,24 +231,24 @@ class MemoryEmitter(NontemporalStoreEmitter):
                 return None
         return Index(base.value, first, base.factor), count, [pick - first for pick in picks]
 
-    def _load_wanted(self, buffer: Buffer, index: PrimExpr, of: DType, mask: str) -> str | None:
-        """Elements that a mask wants, which is known: loads without masks, which processors see the order of.
+    def _load_constant_mask(self, buffer: Buffer, index: PrimExpr, of: DType, mask: str) -> str | None:
+        """Masked elements under a constant mask by plain loads, which processors can disambiguate from stores.
 
-        None for what AVX2 has masked loads of, and for several registers, of which LLVM moves single elements then.
+        None where AVX2 has masked loads, and for several registers, for which LLVM would move single elements.
         """
-        wanted = None if self._has_signs(of) or of.lanes > self._register_lanes(of) else known_flags(mask)
+        wanted = None if self._has_sign_masks(of) or of.lanes > self._register_lanes(of) else known_flags(mask)
         return None if wanted is None else self._load_pieces(buffer, self.as_lanes(index), of, wanted)
 
     def _register_lanes(self, of: DType) -> int:
-        return max(self.machine.vector_bits // (8 * element_bytes(of)), _FEWEST_LANES)
+        return max(self.machine.vector_bits // (8 * element_bytes(of)), _MIN_LANES)
 
     def _load_pieces(
         self, buffer: Buffer, spread: tuple[Index, list[int]] | None, of: DType, wanted: list[bool]
     ) -> str | None:
-        """Elements that lie in few pieces of memory, each loaded as vectors; None where they are too many for that.
+        """Load scattered elements as a few contiguous vectors and shuffle; None if there are too many.
 
-        What lies between two that are wanted is part of the buffer, too. Lanes that are not `wanted` are 0. Registers
-        are put together one by one: of longer shuffles LLVM makes moves of single elements.
+        Gaps between two active elements are in bounds, too. Lanes that are not `wanted` are 0. Registers are assembled
+        one at a time: LLVM expands longer shuffles to single-element moves.
         """
         if spread is None:
             return None
@@ -254,20 +257,20 @@ class MemoryEmitter(NontemporalStoreEmitter):
         places = [offset if is_wanted else None for offset, is_wanted in zip(offsets, wanted, strict=True)]
         inside = [o for o in places if o is not None]
         if lanes % most == 1:
-            places.append(None)  # one lane is no vector
+            places.append(None)  # a single lane is no vector
         parts = [places[i : i + most] for i in range(0, lanes, most)]
         pieces = [_pieces(part, min(inside), max(inside) + 1) for part in parts]
-        if lanes < _FEWEST_LANES or any(found is None for found in pieces):
+        if lanes < _MIN_LANES or any(found is None for found in pieces):
             return None
-        done = [(self._put_together(buffer, base, part, found or [], of), len(part))
+        done = [(self._assemble(buffer, base, part, found or [], of), len(part))
                 for part, found in zip(parts, pieces, strict=True)]  # fmt: skip
         element = register_type(of.element)
-        return self.part(self.joined(done, element), element, len(places), 0, lanes)
+        return self.part(self.concatenate(done, element), element, len(places), 0, lanes)
 
-    def _put_together(
+    def _assemble(
         self, buffer: Buffer, base: Index, places: list[int | None], pieces: list[tuple[int, int]], of: DType
     ) -> str:
-        """A register of the elements at `places`, 0 where none is wanted, which lie in such pieces."""
+        """Assemble a register of the elements at `places`, 0 where None, from contiguous pieces."""
         lanes = len(places)
         of, missing = of.with_lanes(lanes), {i for i, place in enumerate(places) if place is not None}
         value = "poison" if len(missing) == lanes else "zeroinitializer"
@@ -319,32 +322,32 @@ class MemoryEmitter(NontemporalStoreEmitter):
         return self.text.pure(f"call i1 @{name}(<{lanes} x i1> {mask})")
 
     def _masked_load(self, buffer: Buffer, base: Index, of: DType, mask: str) -> str:
-        """The elements that a mask wants, and zeros.
+        """Load the elements that a mask selects, and zeros elsewhere.
 
-        What AVX2 loads by several instructions is taken apart here: LLVM 22 reads all of a part, or aborts, when it
-        finds out while it selects instructions that a mask wants nothing of the part.
+        Loads that AVX2 splits are split here with an opaque mask: LLVM 22 reads all of a part, or aborts, if
+        instruction selection discovers that the mask of the part is empty.
         """
         lanes, most = of.lanes, self.machine.vector_bits // (8 * element_bytes(of))
         known = known_flags(mask)
         is_wanted = known is not None and all(any(known[i : i + most]) for i in range(0, lanes, most))
-        if lanes <= most or not self._has_signs(of) or is_wanted:
+        if lanes <= most or not self._has_sign_masks(of) or is_wanted:
             return self._load_register(buffer, base, of, mask)
         padded, element = -(-lanes // most) * most, register_type(of.element)
         rest = [min(i, lanes) for i in range(padded)]
-        wanted = mask if padded == lanes else self._picked(mask, "zeroinitializer", "i1", lanes, rest)
+        wanted = mask if padded == lanes else self._shuffle(mask, "zeroinitializer", "i1", lanes, rest)
         parts: list[tuple[str, int]] = []
         for begin in range(0, padded, most):
             at = Index(base.value, base.constant + begin, base.factor)
             hidden = self._opaque(self.part(wanted, "i1", padded, begin, most), most)
             parts.append((self._load_register(buffer, at, of.with_lanes(most), hidden), most))
-        return self.part(self.joined(parts, element), element, padded, 0, lanes)
+        return self.part(self.concatenate(parts, element), element, padded, 0, lanes)
 
-    def _has_signs(self, of: DType) -> bool:
-        """Are masked loads those of AVX2, which go by the signs of lanes?"""
-        return self.machine.vector_bits == _AVX2_BITS and element_bytes(of) >= _LEAST_MASKED_BYTES
+    def _has_sign_masks(self, of: DType) -> bool:
+        """Are masked loads of this type AVX2's, whose mask is the sign of each lane?"""
+        return self.machine.vector_bits == _AVX2_BITS and element_bytes(of) >= _MIN_MASKED_BYTES
 
     def _opaque(self, mask: str, lanes: int) -> str:
-        """The same mask, of which LLVM doesn't know how it came about."""
+        """The mask, made opaque to LLVM's optimiser."""
         signs, kind = self.text.pure(f"sext <{lanes} x i1> {mask} to <{lanes} x i32>"), f"<{lanes} x i32>"
         hidden = self.text.value(f'call {kind} asm "", "=x,0"({kind} {signs})')
         return self.text.pure(f"icmp slt {kind} {hidden}, zeroinitializer")
@@ -357,7 +360,7 @@ class MemoryEmitter(NontemporalStoreEmitter):
         return self.from_memory(self.text.value(f"call {kind} @{name}({operands})"), of)
 
     def _load_every_second(self, buffer: Buffer, base: Index, of: DType, mask: str) -> str:
-        """Of consecutive elements every second one, where the mask wants it."""
+        """Load every second element of a contiguous range, where the mask selects it."""
         lanes = of.lanes
         spread = ", ".join([f"i32 {i // 2 + i % 2 * lanes}" for i in range(2 * lanes)])
         flags = f"<{lanes} x i1>"
@@ -459,9 +462,9 @@ class MemoryEmitter(NontemporalStoreEmitter):
                 self.text.effect(f"store {kind} {value}, ptr {address}, align {align}")
             return
         if buffer.data in self.streamed and align % LINE_BYTES and self.transposes_lines(of):
-            turned, parts = self.parts_by_lines(value, address, mask)
+            rotated, parts = self.parts_by_lines(value, address, mask)
             for line, chosen in parts:
-                self._store_masked(turned, line, LINE_BYTES, of, chosen)
+                self._store_masked(rotated, line, LINE_BYTES, of, chosen)
         else:
             self._store_masked(value, address, align, of, mask)
 
@@ -494,7 +497,7 @@ class MemoryEmitter(NontemporalStoreEmitter):
         return None
 
     def as_lanes(self, index: PrimExpr) -> tuple[Index, list[int]] | None:
-        """A vector index as a base and what each lane adds to it; None where that is not known now."""
+        """A vector index as a base and a constant offset per lane; None if the offsets are not constant."""
         ramp = self.as_ramp(index)
         if ramp is not None:
             base, stride = ramp
@@ -507,7 +510,7 @@ class MemoryEmitter(NontemporalStoreEmitter):
         return None
 
     def _choose_lanes_known(self, index: Select) -> tuple[Index, list[int]] | None:
-        """Two of them, of the same base, by a condition that is known for each lane."""
+        """A select between two constant-offset indices of the same base by a constant condition."""
         outcomes = self.known_outcomes(index.condition) if isinstance(index.condition, Compare) else None
         a, b = self.as_lanes(index.true_value), self.as_lanes(index.false_value)
         if outcomes is None or a is None or b is None or a[0].value != b[0].value:
@@ -554,24 +557,23 @@ class MemoryEmitter(NontemporalStoreEmitter):
         return None
 
 
-_FEWEST_LANES = 8
-"""Of vectors worth loading by pieces: scalar loads of fewer elements are as quick."""
+_MIN_LANES = 8
+"""Minimum lanes of vectors loaded by pieces: scalar loads of fewer elements are as fast."""
 
-_LEAST_OF_A_PIECE = 2
-"""Elements for each vector that is loaded, and shuffled to where they belong, on average: it takes as long as loading
-one element."""
+_MIN_ELEMENTS_PER_PIECE = 2
+"""Minimum average of elements per piece: loading and shuffling a vector costs as much as loading one element."""
 
-_WIDEST_GAP = 4
-"""From one element to the next of a piece."""
+_MAX_GAP = 4
+"""Maximum distance, in elements, between adjacent elements of a piece."""
 
 
 def _pieces(places: Sequence[int | None], low: int, high: int) -> list[tuple[int, int]] | None:
-    """First offset and length of the vectors to load elements at known `places` by; None where there are too many.
+    """(first offset, length) of the vectors that cover elements at constant `places`; None if there are too many.
 
-    Elements may have a few others between them, of which shuffles choose. Vectors that have no instruction are made
-    longer where they stay inside of [low, high).
+    A piece may contain a few unused elements, which shuffles drop. Pieces of unsupported length are extended within
+    [low, high).
     """
-    lanes, gap = len(places), _WIDEST_GAP
+    lanes, gap = len(places), _MAX_GAP
     wanted = sorted({place for place in places if place is not None})
     starts = [i for i, place in enumerate(wanted) if i == 0 or place - wanted[i - 1] > gap]
     found: list[tuple[int, int]] = []
@@ -583,7 +585,7 @@ def _pieces(places: Sequence[int | None], low: int, high: int) -> list[tuple[int
             found.append((max(low, last - lanes), lanes))
         elif rest:
             found.append((first, rest))
-    return found if len(found) * _LEAST_OF_A_PIECE <= max(lanes, _FEWEST_LANES) else None
+    return found if len(found) * _MIN_ELEMENTS_PER_PIECE <= max(lanes, _MIN_LANES) else None
 
 
 def _memory_suffix(of: DType) -> str:

@@ -19,10 +19,10 @@ __all__ = ["EmittedModule", "emit_module"]
 
 @dataclass(frozen=True, slots=True)
 class EmittedModule:
-    """LLVM assembly and what has to be remembered of its functions.
+    """LLVM assembly and its function tables.
 
-    `externals`: functions that it calls and does not hold: of other modules or of the process.
-    `assert_messages`: for each packed function, the templates of its AssertStmts; failure k (from 1) has entry k - 1.
+    `externals`: functions that it calls but does not define, in other modules or the process. `assert_messages`: for
+    each packed function, the templates of its AssertStmts; failure k (from 1) has entry k - 1.
     """
 
     text: str
@@ -32,9 +32,9 @@ class EmittedModule:
 
 
 def emit_module(functions: Iterable[PrimFunc], machine: Machine) -> EmittedModule:
-    """LLVM assembly of lowered functions (flat buffers, math intrinsics already expanded) for a kind of machine.
+    """LLVM assembly of lowered functions (flat buffers, math intrinsics already expanded) for a machine.
 
-    Raises CompileError for what the target has no code for.
+    Raises CompileError for unsupported code.
     """
     module, names, messages = ModuleText(), [], {}
     for function in functions:
@@ -52,28 +52,28 @@ def emit_module(functions: Iterable[PrimFunc], machine: Machine) -> EmittedModul
 
 
 def _emit_function(module: ModuleText, function: PrimFunc, machine: Machine) -> AssertMessages | None:
-    """Add the function, and a twin that stores results past the caches where they are larger than those."""
+    """Add the function, and a version with non-temporal stores for results that exceed the cache."""
     is_host = function.attrs.get("calling_convention") == "packed"
-    twin = f"{function.name}.streaming"
+    streaming = f"{function.name}.streaming"
     wanted = frozenset[Var]() if is_host else nontemporal_buffers(function, machine.caches)
-    streamed = _emit_twin(module, function, machine, twin, wanted) if wanted else wanted
+    streamed = _emit_streaming(module, function, machine, streaming, wanted) if wanted else wanted
     emitter, parameters = _begin(module, function, machine, function.name)
     text = emitter.text
     text.set_signature(f"{'i32' if is_host else 'void'} @{function.name}({', '.join(parameters)}) #0")
     if streamed:
-        _call_when_aligned(text, [emitter.env[v] for v in emitter.env if v in streamed], twin, parameters)
+        _call_when_aligned(text, [emitter.env[v] for v in emitter.env if v in streamed], streaming, parameters)
     emitter.visit(function.body)
     text.effect("ret i32 0" if is_host else "ret void")
     text.finish()
     return emitter.messages
 
 
-def _emit_twin(
+def _emit_streaming(
     module: ModuleText, function: PrimFunc, machine: Machine, name: str, streamed: frozenset[Var]
 ) -> frozenset[Var]:
-    """Add the function under another name, for aligned `streamed`; returns those of them that it does stream to.
+    """Add a version with non-temporal stores to aligned `streamed` buffers; returns those that it does stream to.
 
-    Where there are none it is not added.
+    If there are none, nothing is added.
     """
     count = len(module.functions)
     emitter, parameters = _begin(module, function, machine, name)
@@ -87,12 +87,12 @@ def _emit_twin(
     found = frozenset(emitter.streaming_stores)
     if found == streamed:
         return found
-    del module.functions[count:]  # what it does not stream to is worth prefetching
-    return _emit_twin(module, function, machine, name, found) if found else found
+    del module.functions[count:]  # buffers that turn out not to be streamed may be prefetched
+    return _emit_streaming(module, function, machine, name, found) if found else found
 
 
-def _call_when_aligned(text: FunctionText, pointers: Iterable[str], twin: str, parameters: Iterable[str]) -> None:
-    """Leave the work to the twin if all the pointers are aligned to a line."""
+def _call_when_aligned(text: FunctionText, pointers: Iterable[str], streaming: str, parameters: Iterable[str]) -> None:
+    """Branch to the streaming version if all the pointers are aligned to a cache line."""
     bits = "0"
     for pointer in pointers:
         bits = text.value(f"or i64 {bits}, {text.value(f'ptrtoint ptr {pointer} to i64')}")
@@ -101,7 +101,7 @@ def _call_when_aligned(text: FunctionText, pointers: Iterable[str], twin: str, p
     text.branch(text.value(f"icmp eq i64 {rest}, 0"), aligned, otherwise)
     text.place(aligned)
     arguments = [f"{p.split()[0]} {p.split()[-1]}" for p in parameters]
-    text.effect(f"call void @{twin}({', '.join(arguments)})")
+    text.effect(f"call void @{streaming}({', '.join(arguments)})")
     text.effect("ret void")
     text.place(otherwise)
 
@@ -109,7 +109,7 @@ def _call_when_aligned(text: FunctionText, pointers: Iterable[str], twin: str, p
 def _begin(
     module: ModuleText, function: PrimFunc, machine: Machine, name: str
 ) -> tuple[StmtEmitter, list[str]]:
-    """An emitter that knows the function's parameters, and how those are declared."""
+    """An emitter with the function's parameters bound, and their declarations."""
     is_host = function.attrs.get("calling_convention") == "packed"
     emitter = StmtEmitter(FunctionText(module, name, ""), machine, [] if is_host else None)
     every = range(len(function.params))
@@ -144,9 +144,9 @@ def _bind_scalar(emitter: StmtEmitter, var: Var, name: str) -> None:
 
 
 def _pointer_facts(buffer: Buffer) -> str:
-    """What LLVM may know of a parameter: it alone leads to its elements, all of which can be read.
+    """LLVM attributes of a pointer parameter: no aliasing, and the dereferenceable size.
 
-    Not its alignment: a caller may pass memory of its own (numpy aligns to 16 bytes at most), and unaligned vector
+    Alignment is left out: a caller may pass its own memory (numpy aligns to 16 bytes), and unaligned vector
     instructions cost nothing on aligned addresses.
     """
     size = element_bytes(buffer.dtype)

@@ -1,9 +1,9 @@
-"""Which results of a function are stored past the caches.
+"""Selects the results of a function that are written by non-temporal stores.
 
-A result larger than the caches leaves them before anyone reads it, and so does most of one that is written while much
-more is read: a part of a tensor, say. Stored the usual way, each of its lines is first read from memory: a third of
-what a copy moves. Stores of whole lines can do without ("non-temporal"), to addresses that are aligned to a line.
-Memory of a caller need not be, so a function with such results has a twin for when it is.
+A result larger than the caches is evicted before it is read, and so is most of one that is written while much more is
+read, such as a part of a tensor. With ordinary stores each cache line is first read from memory (write allocate), a
+third of the traffic of a copy. Non-temporal stores of whole, aligned cache lines avoid that. A caller's memory may be
+unaligned, so a function with such results has a second version for aligned memory.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from relayc.te.tir import (
 __all__ = ["LINE_BYTES", "divides", "nontemporal_buffers"]
 
 LINE_BYTES = 64
-"""What is stored at once is a multiple of this, and so are the addresses."""
+"""Bytes of a cache line: the granularity and alignment of non-temporal stores."""
 
 
 def nontemporal_buffers(function: PrimFunc, cache_bytes: int) -> frozenset[Var]:
-    """The pointers of large buffers that whole lines are stored to and nothing is read of, for a cache of such a size.
+    """The pointers of large buffers that are written in whole cache lines and not read, given the cache size in bytes.
 
-    What is as large as the cache, or as half of it where less than half of all that the function touches stays there.
+    Large means at least the cache size, or half of it if the function touches more than twice the cache size in all.
     """
     if not cache_bytes:
         return frozenset()
@@ -65,7 +65,7 @@ def _covers_lines(store: BufferStore) -> bool:
 
 
 def divides(number: int, index: PrimExpr) -> bool:
-    """Is the index a multiple of the number, whatever its variables are? What is subtracted is often its remainder."""
+    """Is the index a multiple of the number for all values of its variables? Subtracted remainders are recognised."""
     constant, terms = _remainder(index, number)
     return constant % number == 0 and not terms
 
@@ -74,7 +74,7 @@ Terms = list[tuple[PrimExpr, int]]
 
 
 def _remainder(index: PrimExpr, number: int) -> tuple[int, Terms]:
-    """A constant and terms with factors, whose sum has the remainder of `index` when it is divided by the number."""
+    """A constant and scaled terms whose sum is congruent to `index` modulo the number."""
     if isinstance(index, IntImm):
         return index.value, []
     if isinstance(index, Add | Sub):

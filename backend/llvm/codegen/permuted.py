@@ -1,4 +1,4 @@
-"""Loads of elements of one vector, in any order: one instruction permutes what another one loads, or widens."""
+"""Loads of elements of one vector in any order: one instruction loads or widens, another permutes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from relayc.te.tir.substitute import substitute
 __all__ = ["PermutedLoadEmitter"]
 
 _PERMUTATIONS = {16: ("avx512f", "llvm.x86.avx512.permvar.{}.512"), 8: ("avx2", "llvm.x86.avx2.perm{}")}
-"""By lanes of 32 bits: the feature, and what permutes a vector by the last bits of each lane of another."""
+"""Lanes of 32 bits -> (feature, permutation of a vector by the low bits of each lane of another)."""
 _INT32 = dtype("int32")
-_MOST_REGISTERS = 2
-"""Of numbers that one instruction picks from."""
+_MAX_REGISTERS = 2
+"""Maximum number of vector registers that one instruction permutes."""
 _KINDS = {("float", 16): "sf", ("i32", 16): "si", ("float", 8): "ps", ("i32", 8): "d"}
 
 
 class PermutedLoadEmitter(MemoryEmitter):
-    """Emits loads of elements of one aligned vector, of which a loop says which, such as that of
-    ``x[16 * i + lane // 4 * 4 + k]`` with k of a loop over [0, 4); and of float16 in another order."""
+    """Emits permuted loads from one aligned vector with indices that depend on a loop, such as ``x[16 * i + lane // 4 *
+    4 + k]`` with k of a loop over [0, 4); and of float16 in another order."""
 
     def visit_Cast(self, expr: Cast) -> str:
         widened = self._load_widened(expr.value, expr.dtype) if isinstance(expr.value, BufferLoad) else None
         return super().visit_Cast(expr) if widened is None else widened
 
     def _load_widened(self, load: BufferLoad, of: DType) -> str | None:
-        """float16 that is widened before it is permuted: once, where it is also loaded in the order it has, or where
-        lanes share elements. x86 widens in more time than it permutes in; of few registers each takes one instruction.
+        """Load float16, widened before it is permuted. That is done once if the vector is also loaded in order, or if
+        lanes share elements. On x86, widening takes longer than permuting; for few registers each is one instruction.
         """
         index, narrow = load.indices[-1], load.dtype
         is_widened = (narrow.element, of.element) == ("float16", "float32") and "f16c" in self.machine.features
@@ -42,7 +42,7 @@ class PermutedLoadEmitter(MemoryEmitter):
         if block is None:
             return None
         start, count, picks = block
-        if not 1 < count <= min(narrow.lanes, _MOST_REGISTERS * self._register_lanes(of)):
+        if not 1 < count <= min(narrow.lanes, _MAX_REGISTERS * self._register_lanes(of)):
             return None
         value = self.load(load.buffer, start, narrow.with_lanes(count))
         wide = of.with_lanes(count)
@@ -75,7 +75,7 @@ class PermutedLoadEmitter(MemoryEmitter):
         return None
 
     def _permuted(self, block: str, var: Var, picks: list[int], of: DType, name: str) -> str:
-        """Of a vector the elements at `picks` plus the value of `var`."""
+        """The elements of a vector at `picks` plus the value of `var`."""
         kind, index = register_type(of), f"<{of.lanes} x i32>"
         place = self.text.pure(f"trunc i64 {self.operand(self.index(var))} to i32")
         words = ", ".join([f"i32 {pick}" for pick in picks])
@@ -85,7 +85,7 @@ class PermutedLoadEmitter(MemoryEmitter):
 
 
 def _added_variables(index: PrimExpr) -> Iterator[Var]:
-    """Variables that all lanes of an index add as they are."""
+    """Variables that contribute equally to all lanes of an index."""
     if isinstance(index, Add):
         yield from _added_variables(index.a)
         yield from _added_variables(index.b)

@@ -1,4 +1,4 @@
-"""Parallel regions: their bodies become functions that the pool's threads call."""
+"""Parallel regions: outlines their bodies to functions that the pool's threads call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from relayc.backend.llvm.assembly import FunctionText
 from relayc.backend.llvm.codegen.index import Index, is_nonnegative
-from relayc.backend.llvm.codegen.work_partition import shares
+from relayc.backend.llvm.codegen.work_partition import partition
 from relayc.backend.llvm.types import register_type
 from relayc.te.dtype import INT64
 from relayc.te.tir import AttrStmt, Call, Evaluate, For, ForKind, IntImm, SeqStmt, Stmt, Var
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 __all__ = ["Step", "called_step", "independent_loops", "is_region", "most_tasks", "outline", "regions_of"]
 
 Step = tuple[For, ...]
-"""A parallel loop; or several that don't need each other, of constant extents, between which nobody waits."""
+"""One parallel loop, or several independent ones of constant extents without a barrier in between."""
 
 _Captured = list[tuple[str, str]]
-"""Values that a body uses, of the function around it: types and names."""
+"""Captured values of the enclosing function: types and names."""
 _Run = Callable[[FunctionText, _Captured, str, str], None]
-"""Emits the call, in a task, that runs iterations [first, last) with what was captured."""
+"""Emits the call that runs iterations [first, last), inside a task, with the captured values."""
 
 
 def is_region(stmt: Stmt) -> TypeGuard[For]:
-    """Is this a parallel loop of more than one iteration, as far as is known?"""
+    """Is this a parallel loop that may have more than one iteration?"""
     if not isinstance(stmt, For) or stmt.kind is not ForKind.PARALLEL:
         return False
     return not isinstance(stmt.extent, IntImm) or stmt.extent.value > 1
 
 
 def regions_of(loop: For) -> list[For]:
-    """The parallel loops that are all of a loop's body; none where there is more, or they aren't always the same."""
+    """The parallel loops of constant extents that make up a loop's body; none if there is anything else."""
     body = loop.body.stmts if isinstance(loop.body, SeqStmt) else (loop.body,)
     found = [s for s in body if is_region(s) and isinstance(s.min, IntImm) and isinstance(s.extent, IntImm)]
     return found if len(found) == len(body) else []
 
 
 def independent_loops(stmt: Stmt) -> Step:
-    """The parallel loops that a statement says don't need each other; () for one that says nothing of the kind."""
+    """The parallel loops that a statement declares independent; () for any other statement."""
     if not isinstance(stmt, AttrStmt) or stmt.key != "independent" or not isinstance(stmt.body, SeqStmt):
         return ()
     loops = [s for s in stmt.body.stmts if isinstance(s, For) and s.kind is ForKind.PARALLEL and _is_known(s)]
@@ -54,14 +54,14 @@ def _is_known(loop: For) -> bool:
 
 
 def called_step(loop: For) -> Call | None:
-    """The call of a kernel's step that is all that a loop does: a range of its iterations is one call."""
+    """The call of a kernel's step that makes up a loop's body, so that a range of iterations is one call; else None."""
     call = loop.body.value if isinstance(loop.body, Evaluate) else None
     is_all = isinstance(call, Call) and call.op == "call_step" and call.args[-1] is loop.loop_var
     return call if is_all else None  # type: ignore[return-value]
 
 
 def most_tasks(outer: StmtEmitter, step: Step) -> str:
-    """Into how many tasks a step is cut at most, as a value."""
+    """The maximum number of tasks of a step, as a value."""
     loop = step[0]
     if len(step) > 1:
         return str(sum([min(_constant(loop), loop.most_threads) for loop in step]))
@@ -74,12 +74,11 @@ def _constant(loop: For) -> int:
 
 
 def outline(outer: StmtEmitter, steps: Sequence[Step], around: For | None = None) -> tuple[str, str]:
-    """Make functions of parallel loops in a row; returns the task's name and the closure's address.
+    """Outline consecutive parallel loops; returns the task's name and the closure's address.
 
-    Step s is number s % n of them, in iteration s / n of the loop `around` them if there is one. The task, in the
-    pool's calling convention, takes the values that the step uses out of the closure and computes its share of the
-    iterations; the body takes them as parameters, so that what LLVM knows of the buffers (`noalias`) is not lost on the
-    way through memory.
+    Step s is loop s % n of the n loops, in iteration s / n of the loop `around` them if there is one. The task, in the
+    pool's calling convention, loads the values that the step uses from the closure and computes its range of
+    iterations; the body takes them as parameters, which preserves LLVM's knowledge of the buffers (`noalias`).
     """
     name, count = f"{outer.text.name}.task{outer.text.module.fresh_number()}", len(steps)
     bodies = [[_outlined(outer, loop, around) for loop in step] for step in steps]
@@ -91,35 +90,35 @@ def outline(outer: StmtEmitter, steps: Sequence[Step], around: For | None = None
     wanted = [begin, *[used for outlined in bodies for _, used in outlined], *[b for step in bounds for b in step]]
     captured = list(dict.fromkeys([value for values in wanted for value in values if value[1].startswith("%")]))
     names = dict(zip(captured, _loaded(text, "%closure", [kind for kind, _ in captured]), strict=True))
-    turn: _Captured = []
+    iteration: _Captured = []
     if around is not None:
         first = names.get(begin[0], begin[0])[1]
-        turn.append(("i64", text.value(f"add i64 {text.value(f'udiv i64 %step, {count}')}, {first}")))
+        iteration.append(("i64", text.value(f"add i64 {text.value(f'udiv i64 %step, {count}')}, {first}")))
     labels = [text.label("region") for _ in steps]
     choices = " ".join(f"i64 {i}, label %{label}" for i, label in enumerate(labels[1:], 1))
     text.effect(f"switch i64 {text.value(f'urem i64 %step, {count}')}, label %{labels[0]} [ {choices} ]")
     for label, step, outlined, limits in zip(labels, steps, bodies, bounds, strict=True):
         text.place(label)
         with text.region():
-            ranges = [] if len(step) == 1 else _shares_of(text, outer, step)
+            ranges = [] if len(step) == 1 else _task_ranges(text, outer, step)
             for i, ((run, used), own) in enumerate(zip(outlined, limits, strict=True)):
                 extent, low = [names.get(bound, bound)[1] for bound in own]
-                first, last = ranges[i] if ranges else _share(text, extent)
+                first, last = ranges[i] if ranges else _task_range(text, extent)
                 if low != "0":
                     first, last = [text.value(f"add i64 {bound}, {low}") for bound in (first, last)]
-                run(text, [*[names.get(value, value) for value in used], *turn], first, last)
+                run(text, [*[names.get(value, value) for value in used], *iteration], first, last)
         text.effect("ret void")
     text.finish()
     return name, _store_closure(outer, captured)
 
 
 def _bounds(outer: StmtEmitter, loop: For) -> _Captured:
-    """The extent of a loop and its first position, as values of the function around it."""
+    """The extent and the lower bound of a loop, as values of the enclosing function."""
     return [("i64", outer.operand(outer.index(bound))) for bound in (loop.extent, loop.min)]
 
 
 def _outlined(outer: StmtEmitter, loop: For, around: For | None) -> tuple[_Run, _Captured]:
-    """What runs iterations [first, last) of a loop in a task, with the values that it captures."""
+    """The emitter of a loop's iterations [first, last) in a task, and the values that it captures."""
     call = called_step(loop)
     if call is None or around is not None:
         return _outline_body(outer, loop, around)
@@ -135,9 +134,9 @@ def _outlined(outer: StmtEmitter, loop: For, around: For | None) -> tuple[_Run, 
 
 
 def _outline_body(outer: StmtEmitter, loop: For, around: For | None) -> tuple[_Run, _Captured]:
-    """As `_outlined`, by a function of the iterations.
+    """Outline a loop's body to a function of a range of iterations.
 
-    Where there is a loop `around`, which isn't in the function, its variable comes behind what is captured.
+    A loop `around` it stays outside the function, and its variable is passed after the captured values.
     """
     module = outer.text.module
     body_name = f"{outer.text.name}.body{module.fresh_number()}"
@@ -160,8 +159,8 @@ def _outline_body(outer: StmtEmitter, loop: For, around: For | None) -> tuple[_R
             inner.env[var] = name
         parameters.append(f"{kind} {'noalias ' if var in outer.unaliased else ''}{name}")
     if around is not None:
-        parameters.append("i64 %turn")
-        inner.wide[around.loop_var] = Index("%turn", 0)
+        parameters.append("i64 %iteration")
+        inner.wide[around.loop_var] = Index("%iteration", 0)
         if is_nonnegative(around.min, outer.nonnegative):
             inner.nonnegative.add(around.loop_var)
     inner.text.set_signature(f"internal void @{body_name}({', '.join(parameters)}, i64 %first, i64 %last) #1")
@@ -186,7 +185,7 @@ def _store_closure(outer: StmtEmitter, captured: _Captured) -> str:
 
 
 def _loaded(text: FunctionText, words: str, kinds: Sequence[str]) -> _Captured:
-    """Values of these types, each of which has a word of memory."""
+    """Load values of these types, each in a word of memory."""
     loaded: _Captured = []
     for i, kind in enumerate(kinds):
         address = text.value(f"getelementptr i8, ptr {words}, i64 {8 * i}")
@@ -194,7 +193,7 @@ def _loaded(text: FunctionText, words: str, kinds: Sequence[str]) -> _Captured:
     return loaded
 
 
-def _share(text: FunctionText, extent: str) -> tuple[str, str]:
+def _task_range(text: FunctionText, extent: str) -> tuple[str, str]:
     """Task `t` of `n` runs the iterations [t * extent / n, (t + 1) * extent / n)."""
     task, tasks = text.value("zext i32 %task to i64"), text.value("zext i32 %tasks to i64")
     first, last = [
@@ -204,21 +203,21 @@ def _share(text: FunctionText, extent: str) -> tuple[str, str]:
     return first, last
 
 
-def _shares_of(text: FunctionText, outer: StmtEmitter, step: Step) -> list[tuple[str, str]]:
-    """The iterations of each of several loops that a task runs, as a function for so many loops computes them."""
+def _task_ranges(text: FunctionText, outer: StmtEmitter, step: Step) -> list[tuple[str, str]]:
+    """A task's ranges of the iterations of several loops, computed by a function shared by steps of as many loops."""
     name, count = f"{outer.text.name}.shares{len(step)}", len(step)
     if not text.module.has(name):
-        _add_shares(outer, name, count)
+        _add_partition(outer, name, count)
     numbers = [str(n) for loop in step for n in (_constant(loop), loop.cycles)]
-    given = [text.value(f"zext i32 %{own} to i64") for own in ("task", "tasks", "threads")]
+    passed = [text.value(f"zext i32 %{own} to i64") for own in ("task", "tasks", "threads")]
     table = text.alloca(f"[{2 * count} x i64]", 8)
-    text.effect(f"call void @{name}(ptr {table}, {', '.join([f'i64 {n}' for n in (*given, *numbers)])})")
+    text.effect(f"call void @{name}(ptr {table}, {', '.join([f'i64 {n}' for n in (*passed, *numbers)])})")
     bounds = [value for _, value in _loaded(text, table, ["i64"] * (2 * count))]
     return list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
-def _add_shares(outer: StmtEmitter, name: str, count: int) -> None:
-    """Add the function of `shares` of so many loops: it stores two bounds of each."""
+def _add_partition(outer: StmtEmitter, name: str, count: int) -> None:
+    """Add the function that evaluates `partition` for `count` loops: it stores two bounds for each."""
     variables = [Var(f"n{i}", INT64) for i in range(3 + 2 * count)]
     parameters = ", ".join([f"i64 %{var.name}" for var in variables])
     text = FunctionText(outer.text.module, name, f"internal void @{name}(ptr %bounds, {parameters}) #1")
@@ -227,7 +226,7 @@ def _add_shares(outer: StmtEmitter, name: str, count: int) -> None:
         emitter.wide[var] = Index(f"%{var.name}", 0)
         emitter.nonnegative.add(var)
     task, tasks, threads, *loops = variables
-    ranges = shares(list(zip(loops[::2], loops[1::2], strict=True)), task, tasks, threads)
+    ranges = partition(list(zip(loops[::2], loops[1::2], strict=True)), task, tasks, threads)
     for i, bound in enumerate([bound for both in ranges for bound in both]):
         value = emitter.operand(emitter.index(bound))
         text.effect(f"store i64 {value}, ptr {emitter.byte_offset('%bounds', 8 * i)}, align 8")

@@ -44,17 +44,18 @@ from relayc.te.tir import (
 __all__ = ["AssertMessages", "StmtEmitter"]
 
 STACK_BYTES = 64 * 1024
-"""Scratch memory up to this size lives on the stack, as long as a function has no more than `STACK_TOTAL`."""
+"""Maximum bytes of a stack allocation, as long as a function has no more than `STACK_TOTAL` in all."""
 STACK_TOTAL = 256 * 1024
 
 MAX_UNROLLED = 4096
-"""Statements that an unrolled loop may become; a larger one stays a loop."""
+"""Maximum number of statements after unrolling; a larger loop is not unrolled."""
 
 AssertMessages = list[str]
 
 
 class StmtEmitter(AccumulatorEmitter):
-    """Emits the statements of one function. `messages` collects what its AssertStmts say; None where none may be."""
+    """Emits the statements of one function. `messages` collects its AssertStmts' messages; None where none are
+    allowed."""
 
     def __init__(
         self, text: FunctionText, machine: Machine, messages: AssertMessages | None, *, parallel: bool = True
@@ -66,13 +67,13 @@ class StmtEmitter(AccumulatorEmitter):
         self.streamed: frozenset[Var] = frozenset()
         self.streaming_stores: set[Var] = set()
         self.unaliased: set[Var] = set()
-        """Pointers that no other pointer in use leads to the memory of."""
+        """Pointers to memory that no other live pointer aliases."""
         self.stack_left = STACK_TOTAL
 
     # Control flow
 
     def visit_SeqStmt(self, stmt: SeqStmt) -> None:
-        for joined, run in groupby(stmt.stmts, self._may_be_joined):
+        for joined, run in groupby(stmt.stmts, self._may_join_region):
             if joined:
                 self._region([independent_loops(each) or (each,) for each in run])  # type: ignore[misc]
             else:
@@ -90,7 +91,7 @@ class StmtEmitter(AccumulatorEmitter):
     def visit_AttrStmt(self, stmt: AttrStmt) -> None:
         if stmt.key in ("thread_extent", "virtual_thread"):
             raise CompileError(
-                f"axis {stmt.subject} is bound to a thread of a GPU, which the llvm target has not; "
+                f"axis {stmt.subject} is bound to a thread of a GPU, unsupported by the llvm target; "
                 "use parallel(axis), or build for cuda"
             )
         if self.parallel and (loops := independent_loops(stmt)):
@@ -172,38 +173,38 @@ class StmtEmitter(AccumulatorEmitter):
         return loop.kind is ForKind.UNROLLED and extent * _count_statements(loop.body) <= MAX_UNROLLED
 
     def run_iteration(self, loop: For, position: Index) -> None:
-        """The body once, at a given position."""
+        """Emit the body once, at a given position."""
         self.wide[loop.loop_var] = position
         if is_nonnegative(loop.min, self.nonnegative):
             self.nonnegative.add(loop.loop_var)
         self.visit(loop.body)
 
     def loop(self, loop: For, low: Index, high: Index) -> None:
-        """The body for each position in [low, high)."""
+        """Emit the body for each position in [low, high)."""
         if (call := called_step(loop)) is not None:
             self.call_range(call, low, high)
             return
-        at_once = unroll_factor(loop, self.machine.vector_bits)
-        if at_once > 1 and low.value is None and high.value is None:
-            self._steps(loop, low.constant, high.constant, at_once)
+        factor = unroll_factor(loop, self.machine.vector_bits)
+        if factor > 1 and low.value is None and high.value is None:
+            self._unrolled_loop(loop, low.constant, high.constant, factor)
         else:
             self._loop(loop, low, high)
 
-    def _steps(self, loop: For, low: int, high: int, at_once: int) -> None:
-        """A loop of which some iterations at a time are written out, from addresses that they share."""
-        before, self.shares_addresses = self.shares_addresses, True
-        rest = (high - low) % at_once
-        self._loop(loop, Index(None, low, 0), Index(None, high - rest, 0), at_once)
-        self.shares_addresses = before
+    def _unrolled_loop(self, loop: For, low: int, high: int, factor: int) -> None:
+        """Emit a loop unrolled by `factor` with shared base addresses, and a remainder loop."""
+        before, self.shares_base = self.shares_base, True
+        rest = (high - low) % factor
+        self._loop(loop, Index(None, low, 0), Index(None, high - rest, 0), factor)
+        self.shares_base = before
         if rest:
             self._loop(loop, Index(None, high - rest, 0), Index(None, high, 0))
 
-    def _loop(self, loop: For, low: Index, high: Index, at_once: int = 1) -> None:
-        """The loop itself, `at_once` iterations in a row, of which no others may be left."""
+    def _loop(self, loop: For, low: Index, high: Index, factor: int = 1) -> None:
+        """Emit the loop itself, unrolled by `factor`, which must divide the number of iterations."""
         if low.value is None and high.value is None:
             self.ranges[loop.loop_var] = (low.constant, high.constant)
-            if high.constant - low.constant <= at_once:
-                self._in_a_row(loop, [Index(None, i, 0) for i in range(low.constant, high.constant)])
+            if high.constant - low.constant <= factor:
+                self._iterations(loop, [Index(None, i, 0) for i in range(low.constant, high.constant)])
                 return
         text, start, stop = self.text, self.operand(low), self.operand(high)
         body, done = text.label("for"), text.label("endfor")
@@ -217,20 +218,20 @@ class StmtEmitter(AccumulatorEmitter):
         following, latch = text.label("next"), text.label("latch")
         with text.region():
             position = text.value(f"phi i64 [ {start}, %{before} ], [ %{following}, %{latch} ]")
-            self._in_a_row(loop, [Index(position, i) for i in range(at_once)])
+            self._iterations(loop, [Index(position, i) for i in range(factor)])
             text.goto(latch)
             text.place(latch)
-            text.effect(f"%{following} = add nsw i64 {position}, {at_once}")
+            text.effect(f"%{following} = add nsw i64 {position}, {factor}")
             again = text.value(f"icmp slt i64 %{following}, {stop}")
             text.branch(again, body, done)
         text.place(done)
 
-    def _in_a_row(self, loop: For, positions: Sequence[Index]) -> None:
-        """Iterations one after the other, of a sum if there are several."""
+    def _iterations(self, loop: For, positions: Sequence[Index]) -> None:
+        """Emit consecutive iterations, with the accumulators of sums kept apart if there are several."""
         for i, position in enumerate(positions):
             if i:
                 self.end_step()
-            self.sums = []
+            self.accumulators = []
             self.run_iteration(loop, position)
 
     # Scratch memory
@@ -262,27 +263,27 @@ class StmtEmitter(AccumulatorEmitter):
 
     # Parallel regions
 
-    def _may_be_joined(self, stmt: Stmt) -> bool:
-        """Is this a step of a region, whose bounds are known before those in front of it have run?"""
+    def _may_join_region(self, stmt: Stmt) -> bool:
+        """May this step join a region, because its bounds are known before the preceding steps have run?"""
         if not self.parallel or not is_region(stmt):
             return self.parallel and bool(independent_loops(stmt))
         return self.is_index(stmt.extent) and self.is_index(stmt.min)
 
     def _region(self, steps: Sequence[Step], around: For | None = None) -> None:
-        """Parallel loops in a row, or all of the body of a loop `around` them, as one region: its threads are called
-        once and meet after each of the steps."""
+        """Emit consecutive parallel loops, or those that make up the body of a loop `around` them, as one region with a
+        barrier after each step."""
         text = self.text
         count = Index(None, len(steps), 0)
         if around is not None:
             count = self.product(self.index(around.extent), count)
         task, closure = outline(self, steps, around)
-        shares = [most_tasks(self, step) for step in steps]
-        most = text.value(f"trunc i64 {reduce(lambda a, b: self.intrinsic('smax', INT64, a, b), shares)} to i32")
+        tasks = [most_tasks(self, step) for step in steps]
+        most = text.value(f"trunc i64 {reduce(lambda a, b: self.intrinsic('smax', INT64, a, b), tasks)} to i32")
         run = text.value(f"load ptr, ptr {self.byte_offset('%ctx', CTX_PARALLEL)}, align 8")
         text.effect(f"call void {run}(ptr %ctx, ptr @{task}, ptr {closure}, i32 {most}, i64 {self.operand(count)})")
 
     def child(self, text: FunctionText) -> StmtEmitter:
-        """An emitter for a function outlined from this one: the same target, and parallel loops run serially."""
+        """An emitter for a function outlined from this one, for the same target; parallel loops in it run serially."""
         inner = StmtEmitter(text, self.machine, None, parallel=False)
         inner.nonnegative = set(self.nonnegative)
         inner.alignment = dict(self.alignment)
@@ -290,13 +291,13 @@ class StmtEmitter(AccumulatorEmitter):
         return inner
 
     def end_nontemporal(self) -> None:
-        """Let other threads see what was stored past the caches, before they are told that it is there."""
+        """Order non-temporal stores before other threads are notified of them."""
         if self.streaming_stores:
             self.text.effect("fence seq_cst")
 
 
 def _count_statements(body: Stmt) -> int:
-    """Stores and calls that `body` runs, counting other loops once."""
+    """Stores and calls that `body` runs, counting each remaining loop's body once."""
     if isinstance(body, For) and body.kind is ForKind.UNROLLED and isinstance(body.extent, IntImm):
         return body.extent.value * _count_statements(body.body)
     return sum([_count_statements(s) for s in body.node_children() if isinstance(s, Stmt)]) or 1

@@ -1,7 +1,7 @@
-"""Loops whose iterations multiply and add, floats or quads of bytes: how many of them are written out in a row.
+"""Unroll factors of loops of multiply-adds, of floats or of 4-way dot products of bytes.
 
-On Intel's processors the two ports that multiply vectors also do arithmetic of addresses and counters, so each of these
-takes a multiply-add's place. A loop over few multiply-adds loses a tenth to its own counting; AMD's have ports apart.
+On Intel's processors the two ports that execute vector multiply-adds also do integer arithmetic, so that address and
+counter updates contend with them. A loop of few multiply-adds loses a tenth to its overhead; AMD has separate ports.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from relayc.te.tir import (
 )
 from relayc.te.tir.analysis import accumulated_value
 
-__all__ = ["is_sum", "repeated_factor", "unroll_factor"]
+__all__ = ["broadcast_factor", "is_accumulation", "unroll_factor"]
 
-_LEAST, _LARGEST, _MOST = 8, 32, 224
-"""Multiply-adds of an iteration that make a register tile, no more than there are registers (else it is several steps
-already), and of all that are written out in a row."""
-_MOST_STEPS = 8
+_MIN_TILE, _MAX_TILE, _MAX_UNROLLED = 8, 32, 224
+"""Multiply-adds per iteration of a register tile, at least and at most (more exceed the registers, so the body is
+several steps already), and per unrolled iteration at most."""
+_MAX_STEPS = 8
 _FEW_STEPS = 4
-"""A divisor of the iterations from this on is better than more steps, of which some are left over."""
+"""A divisor of the trip count is preferred, from this on, to a larger factor with a remainder loop."""
 
 
 def unroll_factor(loop: For, vector_bits: int) -> int:
-    """How many iterations of a loop are written out in a row: 1 where it is no sum of products in registers.
+    """The unroll factor of a loop: 1 if it is no loop of register accumulations.
 
-    Those of a loop that asks for memory, then takes a few steps, count as so many.
+    An iteration that prefetches and then runs several steps counts as that many.
     """
     if loop.kind is not ForKind.SERIAL or not isinstance(loop.extent, IntImm):
         return 1
-    (sums, steps), extent = _step(loop.body), loop.extent.value
-    count = sum(-(-each.value.dtype.bits * each.value.dtype.lanes // vector_bits) for each in sums)
-    if not _LEAST <= count <= _LARGEST or extent < 2:
+    (updates, steps), extent = _step(loop.body), loop.extent.value
+    count = sum(-(-each.value.dtype.bits * each.value.dtype.lanes // vector_bits) for each in updates)
+    if not _MIN_TILE <= count <= _MAX_TILE or extent < 2:
         return 1
-    most = max(min(_MOST_STEPS, _MOST // count) // steps, 1)
+    most = max(min(_MAX_STEPS, _MAX_UNROLLED // count) // steps, 1)
     most = min(most, extent)
     divisor = max(n for n in range(1, most + 1) if extent % n == 0)
     return divisor if divisor * steps >= min(_FEW_STEPS, most * steps) else most
 
 
 def _step(body: Stmt) -> tuple[list[BufferStore], int]:
-    """What a step does, products added to elements of buffers, and how many steps a body takes; none for any other."""
+    """The accumulations of one step, and the number of steps of a body; no accumulations for any other body."""
     if isinstance(body, LetStmt):
         return _step(body.body)
     if isinstance(body, SeqStmt):
@@ -58,31 +58,31 @@ def _step(body: Stmt) -> tuple[list[BufferStore], int]:
         if len(stmts) == 1:
             return _step(stmts[0])
         parts = [_step(each) for each in stmts]
-        return [each for sums, _ in parts for each in sums] if all(n == 1 and sums for sums, n in parts) else [], 1
+        return [each for found, _ in parts for each in found] if all(n == 1 and found for found, n in parts) else [], 1
     if isinstance(body, For) and isinstance(body.extent, IntImm):
-        sums, steps = _step(body.body)
+        updates, steps = _step(body.body)
         if body.kind is ForKind.SERIAL:
-            return sums, steps * body.extent.value
-        return (sums * body.extent.value, steps) if body.kind is ForKind.UNROLLED and steps == 1 else ([], 1)
-    return [body] if isinstance(body, BufferStore) and is_sum(body) else [], 1
+            return updates, steps * body.extent.value
+        return (updates * body.extent.value, steps) if body.kind is ForKind.UNROLLED and steps == 1 else ([], 1)
+    return [body] if isinstance(body, BufferStore) and is_accumulation(body) else [], 1
 
 
 def _is_prefetch(stmt: Stmt) -> bool:
     return isinstance(stmt, Evaluate) and isinstance(stmt.value, Call) and stmt.value.op == "prefetch"
 
 
-def is_sum(store: BufferStore) -> bool:
-    """Does it add a product, one of its factors the same for a whole vector, to the elements that it stores to?"""
+def is_accumulation(store: BufferStore) -> bool:
+    """Is this an accumulation of a product that has a broadcast factor?"""
     return any(isinstance(factor, Broadcast) for factor in _factors(accumulated_value(store)))
 
 
-def repeated_factor(store: BufferStore) -> PrimExpr:
-    """The number that a sum's vector is multiplied by."""
+def broadcast_factor(store: BufferStore) -> PrimExpr:
+    """The broadcast factor of an accumulation."""
     return next(factor for factor in _factors(accumulated_value(store)) if isinstance(factor, Broadcast))
 
 
 def _factors(product: PrimExpr | None) -> tuple[PrimExpr, ...]:
-    """Of a product of floats, or of quads of bytes; none of anything else."""
+    """The factors of a float product or of a 4-way dot product of bytes; () otherwise."""
     if isinstance(product, Mul) and product.dtype.is_float:
         return product.a, product.b
     if isinstance(product, Call) and product.op == "dot4":

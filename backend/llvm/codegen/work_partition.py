@@ -1,4 +1,4 @@
-"""How several loops that don't need each other are shared between threads as one."""
+"""Work partition of several independent loops among threads."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from relayc.te.tir import PrimExpr, maximum, minimum
 
-__all__ = ["shares"]
+__all__ = ["partition"]
 
 Number = int | PrimExpr
 
 
-def shares(
+def partition(
     loops: Sequence[tuple[Number, Number]], task: PrimExpr, tasks: PrimExpr, threads: PrimExpr
 ) -> list[tuple[PrimExpr, PrimExpr]]:
-    """The iterations [first, last) of each loop that task `task` of `tasks`, which `threads` share, runs.
+    """The iterations [first, last) of each loop that task `task` of `tasks` on `threads` threads runs.
 
-    `loops` are iterations and the cycles of one, those with most first. A thread gets as much of each loop as comes
-    nearest to an even share, and of the last one what makes up for the rest. That is cut into its tasks loop by loop:
-    it reads the weights of one layer, then those of the next.
+    `loops` are (iterations, cycles of one iteration), longest first. A thread gets the number of iterations of each
+    loop nearest to an even partition, and of the last one what balances the total. This is cut into its tasks loop by
+    loop, so that a thread reads the weights of one layer after those of the other.
     """
     of_thread = tasks // threads
     thread = task // of_thread
@@ -37,10 +37,10 @@ def shares(
 
 
 def _cuts(loops: Sequence[tuple[Number, Number]], thread: PrimExpr, threads: PrimExpr) -> list[PrimExpr]:
-    """How many iterations of each loop are those of the threads before a thread."""
+    """For each loop, the number of iterations assigned to the threads before `thread`."""
     *others, (extent, cycles) = loops
     cuts = [(2 * thread * n + threads) // (2 * threads) for n, _ in others]
     ahead = sum([(cut * threads - thread * n) * each for cut, (n, each) in zip(cuts, others, strict=True)])
-    most = extent * cycles // 2  # more would take iterations back from the thread before
+    most = extent * cycles // 2  # a larger correction would take iterations from the previous thread
     rest = thread * (extent * cycles) - maximum(minimum(ahead, most), -most) + threads * cycles // 2
     return [*cuts, rest // (threads * cycles)]

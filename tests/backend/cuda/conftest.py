@@ -1,4 +1,4 @@
-"""Modules of CUDA text written by hand, for the tests of the run half."""
+"""Hand-written CUDA modules, for the tests of the run-time part."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ FUNCTIONS = {
             kernel("add_kernel0", BLOCKS, [["workspace", 0], ["workspace", 0], ["param", 2], SIZE]),
         ],
     },
-    "sums": {  # sums of rows, which pass through dynamic shared memory
+    "sums": {  # sums of rows, through dynamic shared memory
         "params": [buffer("x", "m", "n"), buffer("y", "m")],
         "workspaces": [],
         "kernels": [kernel("sums_kernel0", "m", [["param", 0], ["param", 1], SIZE], shared=["*", "n", 4])],
     },
-    "crowd": {  # more threads than any GPU gives a block
+    "crowd": {  # exceeds the threads per block of any GPU
         "params": [buffer("a", "n"), buffer("b", "n"), buffer("c", "n")],
         "workspaces": [],
         "kernels": [kernel("add_kernel0", 1, [["param", 0], ["param", 1], ["param", 2], SIZE], block=2048)],
@@ -84,7 +84,7 @@ FUNCTIONS = {
 
 @pytest.fixture
 def kernels(cuda_device):
-    """A `CUDAModule` for the device at hand, of the functions above."""
+    """A `CUDAModule` of the functions above for the available device."""
     source = prelude() + KERNELS
     arch = "sm_" + cuda_device.compute_version.replace(".", "")
     image = compile_source(source, arch, compile_flags(arch))

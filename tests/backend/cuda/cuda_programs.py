@@ -8,7 +8,7 @@ ARCHES = ("sm_80", "sm_90")
 
 
 def vector_add(n, dtype: str = "float32", vector: int = 1):
-    """The walkthrough's program: (schedule, arguments)."""
+    """The tutorial's program: (schedule, arguments)."""
     a, b = te.placeholder((n,), dtype, name="A"), te.placeholder((n,), dtype, name="B")
     c = te.compute(a.shape, lambda i: a[i] + b[i], name="C")
     s = te.create_schedule(c.op)

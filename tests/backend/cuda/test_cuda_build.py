@@ -1,4 +1,4 @@
-"""Lowered functions to kernels, their text, and machine code for GPUs that are not here."""
+"""Lowered functions to kernels, their text, and machine code for GPUs that are not present."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def built(schedule, args, arch="sm_90", name="f"):
 
 
 def text_of(schedule, args):
-    """The kernels' text, without what stands before every file."""
+    """The kernels' text, without the prelude."""
     module = te.lower(schedule, args, name="f")
     return generate_source(prepare(module, Target("cuda -arch=sm_90"))).text + "\n"
 
@@ -38,7 +38,7 @@ def test_vector_add_compiles(n, vector, arch):
     assert 0 < report["registers"] < 64 and report["occupancy"] > 0.4
 
 
-def test_the_table_says_how_to_launch():
+def test_the_table_has_the_launch_parameters():
     n = te.var("n")
     (record,) = built(*programs.vector_add(n)).functions.values()
     assert [p["kind"] for p in record["params"]] == ["buffer"] * 3
@@ -51,7 +51,7 @@ def test_the_table_says_how_to_launch():
     )
 
 
-def test_two_stages_are_two_kernels_with_memory_between():
+def test_two_stages_are_two_kernels_with_a_workspace():
     a = te.placeholder((256, 64), name="A")
     k = te.reduce_axis((0, 64), name="k")
     row = te.compute((256,), lambda i: te.sum(a[i, k], axis=k), name="row")
@@ -87,7 +87,7 @@ def test_text_of_a_vector_access():
 '''  # noqa: E501
 
 
-def test_a_loop_without_threads_is_refused_by_name():
+def test_a_loop_without_threads_is_an_error():
     a = te.placeholder((16,), name="A")
     c = te.compute((16,), lambda i: a[i] + 1.0, name="C")
     with pytest.raises(CompileError, match=r"f: loop i runs on no thread axis.*thread_axis"):
@@ -111,7 +111,7 @@ def test_threads_of_a_block_must_be_constant():
         split_kernels(te.lower(s, [a, c], name="f")["f"], "f")
 
 
-def test_a_kernel_that_can_not_be_launched_is_refused():
+def test_a_kernel_that_can_not_be_launched_is_an_error():
     a = te.placeholder((4096,), name="A")
     c = te.compute((4096,), lambda i: a[i] + 1.0, name="C")
     s = te.create_schedule(c.op)
@@ -133,7 +133,7 @@ def test_a_newer_gpu_gets_ptx(monkeypatch):
     assert module.report == {"f_kernel0": {}}
 
 
-def test_a_registered_compiler_takes_the_place_of_nvrtc():
+def test_a_registered_compiler_replaces_nvrtc():
     seen = []
     backend.register_func("cuda.callback_compile", lambda source, arch: seen.append((source, arch)) or b"image")
     try:
@@ -143,7 +143,7 @@ def test_a_registered_compiler_takes_the_place_of_nvrtc():
     assert module.image == b"image" and seen == [(module.get_source("cuda"), "sm_90")]
 
 
-def test_the_log_is_read():
+def test_the_log_is_parsed():
     log = (
         "ptxas info    : Compiling entry function 'f' for 'sm_90'\n"
         "ptxas info    : Function properties for f\n"
@@ -155,7 +155,7 @@ def test_the_log_is_read():
     }
 
 
-def test_compiled_code_is_found_again(tmp_path, monkeypatch):
+def test_compiled_code_is_cached(tmp_path, monkeypatch):
     monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
     first = built(*programs.vector_add(64))
     monkeypatch.setattr("relayc.backend.cuda.nvrtc._compile", lambda *_: pytest.fail("compiled twice"))
@@ -163,7 +163,7 @@ def test_compiled_code_is_found_again(tmp_path, monkeypatch):
     assert (second.image, second.report) == (first.image, first.report)
 
 
-def test_a_log_of_nothing_is_not_written_where_python_keeps_its_short_bytes():
+def test_an_empty_log_does_not_overwrite_shared_bytes_objects():
     """NVRTC writes into a bytes object. Those of one byte are shared: b" " would be another byte everywhere."""
     handed = []
     assert _bytes(lambda _: (0, 1), lambda _, buffer: (handed.append(buffer) or 0,), None, "give its log") == b"\0"
@@ -171,12 +171,12 @@ def test_a_log_of_nothing_is_not_written_where_python_keeps_its_short_bytes():
     assert built(*programs.vector_add(64)).get_source("ptx") and b" "[0] == 32
 
 
-def test_nvrtcs_own_cache_is_not_asked():
-    """It is there beside a driver, and gives machine code without the assembler's figures."""
+def test_nvrtcs_own_cache_is_disabled():
+    """It exists beside a driver, and returns machine code without the assembler's figures."""
     assert "--no-cache" in compile_flags("sm_90")
 
 
-def test_all_forms_of_a_program():
+def test_all_source_formats():
     module = built(*programs.vector_add(64, vector=4))
     assert "__global__" in module.get_source("cuda") == module.get_source()
     assert ".entry f_kernel0" in module.get_source("ptx")
@@ -185,14 +185,14 @@ def test_all_forms_of_a_program():
     assert loads == 2 and counts["STG.E.128"] == 1 and counts["FADD"] == 4
 
 
-def test_lines_are_in_the_machine_code_on_demand():
+def test_line_info_is_optional():
     plain = built(*programs.vector_add(64))
     with PassContext(config={"cuda.line_info": True}):
         lined = built(*programs.vector_add(64))
     assert len(lined.image) > len(plain.image) and b".debug_line" in lined.image
 
 
-def test_fast_mathematics_is_an_option():
+def test_fast_math_is_an_option():
     a = te.placeholder((64,), name="a")
     b = te.compute((64,), lambda i: te.exp(a[i]) / a[i], name="b")
     s = te.create_schedule(b.op)

@@ -1,4 +1,4 @@
-"""Modules for GPUs made part by part: the same code as in one go, and nothing lowered a second time."""
+"""Incremental compilation for GPUs: equal code, and nothing lowered a second time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
 
 
-def test_parts_make_the_module_that_one_piece_makes(cache):
+def test_parts_build_the_same_module_as_one_unit(cache):
     parts = Builder(TARGET)
     for name, n in (("f", 256), ("g", 1000)):
         parts.add([function(name, n)])
@@ -35,7 +35,7 @@ def test_parts_make_the_module_that_one_piece_makes(cache):
     assert made.report == kernels.report
 
 
-def test_what_was_added_before_is_found_again(cache):
+def test_earlier_parts_are_reused(cache):
     first = Builder(TARGET)
     assert first.reuse("key of f") is None
     first.add([function("f")], "key of f", "a note")
@@ -47,7 +47,7 @@ def test_what_was_added_before_is_found_again(cache):
     assert (a.source, a.functions, a.report, a.image) == (b.source, b.functions, b.report, b.image)
 
 
-def test_without_a_cache_nothing_is_found(monkeypatch):
+def test_without_a_cache_nothing_is_reused(monkeypatch):
     monkeypatch.setenv("RELAYC_CACHE_DIR", "off")
     parts = Builder(TARGET)
     parts.add([function("f")], "key", "note")
@@ -64,7 +64,7 @@ def test_functions_that_check_their_arguments_are_hosted():
     assert (library.type_key, library.function_names(), kernels.function_names()) == ("llvm", ["f"], ["f", "g"])
 
 
-def test_broken_limits_are_sentences():
+def test_broken_limits_are_described():
     assert broken_limits(function("f"), TARGET) == []
     a = te.placeholder((2048,), name="a")
     b = te.compute((2048,), lambda i: a[i] + 1.0, name="b")

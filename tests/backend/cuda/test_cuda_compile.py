@@ -1,4 +1,4 @@
-"""What kernels of the other tests only run on the host is compiled for GPUs here, and their machine code counted."""
+"""Kernels that other tests run only on the host are compiled for GPUs here, and their instructions counted."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_atomic(arch):
     [(32, {"SHFL.BFLY": 5, "BAR.SYNC.DEFER_BLOCKING": 0}), (256, {"SHFL.BFLY": 8, "BAR.SYNC.DEFER_BLOCKING": 1})],
 )
 @pytest.mark.parametrize("arch", programs.ARCHES)
-def test_reductions_are_shuffles(threads, expected, arch):
+def test_reductions_use_warp_shuffles(threads, expected, arch):
     a = te.placeholder((4, 4 * threads), name="a")
     k = te.reduce_axis((0, 4 * threads), name="k")
     out = te.compute((4,), lambda i: te.sum(a[i, k], axis=k), name="out")
@@ -95,7 +95,7 @@ def test_vectors_are_single_accesses(dtype, vector, width, arch):
     assert all(width in name for name in (*loads, *stores))
 
 
-def test_four_products_of_bytes():
+def test_byte_dot_products():
     a, b = te.placeholder((64, 4), "int8", name="a"), te.placeholder((64, 4), "int8", name="b")
 
     def emit(ins, outs):

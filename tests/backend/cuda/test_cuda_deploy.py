@@ -1,4 +1,4 @@
-"""A model for a GPU, saved here and run in another process: without the compiler, and without a GPU."""
+"""A saved model for a GPU runs in another process without the compiler, and reports a missing GPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ except RelaycError as error:
 
 
 def run_python(code, *args):
-    """What a fresh interpreter prints."""
+    """The output of a fresh interpreter."""
     command = [sys.executable, "-c", code, *map(str, args)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,7 @@ def run_python(code, *args):
 
 @pytest.fixture
 def saved(cuda_device, tmp_path):
-    """An artifact for the device at hand."""
+    """An artifact for the available device."""
     x = relay.var("x", X.shape)
     function = relay.Function((x,), relay.nn.relu(relay.nn.dense(x, relay.const(np.eye(4, 8, dtype="float32")))))
     arch = "sm_" + cuda_device.compute_version.replace(".", "")
@@ -58,13 +58,13 @@ def saved(cuda_device, tmp_path):
     return tmp_path / "model.relayc"
 
 
-def test_it_runs_without_the_compiler(saved):
+def test_a_saved_model_runs_without_the_compiler(saved):
     driver = () if emulation.real_driver() else (emulation.build_driver(),)
     assert run_python(LOAD + RUN, saved, *driver) == "[[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0]]"
 
 
 @pytest.mark.skipif(emulation.real_driver(), reason="this machine has a GPU")
-def test_without_a_gpu_it_says_why_it_cant_run(saved):
+def test_a_saved_model_reports_a_missing_gpu(saved):
     printed = run_python(LOAD + TRY, saved)
     reason = printed.removeprefix("there is no device cuda:0: ")
     assert reason != printed and "NVIDIA driver" in reason

@@ -34,7 +34,7 @@ def test_every_attribute_is_of_its_type(cuda_device):
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (1 << 18,), (3, 1 << 20)])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_values_go_there_and_back(cuda_device, shape, dtype):
+def test_copies_round_trip(cuda_device, shape, dtype):
     values = RNG.integers(-100, 100, shape).astype(dtype)
     there = nd.array(values, cuda_device)
     assert there.device == cuda_device and there.shape == shape and there.dtype == dtype
@@ -80,17 +80,17 @@ def test_copies_within_an_array(cuda_device):
     assert x.numpy().tolist() == [0, 1, 2, 3, 0, 1, 6, 7]
 
 
-def test_memory_is_aligned_and_its_end_is_told(cuda_device):
+def test_allocations_are_aligned_and_bounded(cuda_device):
     assert all(nd.empty((n,), "uint8", cuda_device).handle % 64 == 0 for n in range(5))
     with pytest.raises(DeviceError, match=r"can't allocate \d+ bytes on cuda:0: .*OUT_OF_MEMORY.* \d+ bytes are free"):
         nd.empty((1 << 50,), "uint8", cuda_device)
     with pytest.raises(DeviceError, match="aligned to 3"):
         cuda_device.api.alloc_data_space(cuda_device, 16, 3)
-    with pytest.raises(DeviceError, match="no memory that was allocated here"):
+    with pytest.raises(DeviceError, match="was not allocated here"):
         cuda_device.api.free_data_space(cuda_device, 0x1234)
 
 
-def test_freed_memory_is_given_again(cuda_device):
+def test_freed_memory_is_reused(cuda_device):
     before = cuda_device.available_global_memory
     for _ in range(20):
         nd.empty((16 << 20,), "uint8", cuda_device)
@@ -98,14 +98,14 @@ def test_freed_memory_is_given_again(cuda_device):
     assert before - cuda_device.available_global_memory <= 128 << 20
 
 
-def test_kept_memory_is_released(cuda_device):
+def test_pooled_memory_is_released(cuda_device):
     x = nd.array(RNG.random(1 << 20), cuda_device)
     del x
     cuda_device.api.release_memory(cuda_device)
     assert nd.array([1.0], cuda_device).numpy().tolist() == [1]
 
 
-def test_memory_of_finished_work_is_found_when_it_is_short(cuda_device, monkeypatch):
+def test_allocation_waits_for_pending_frees_when_memory_is_short(cuda_device, monkeypatch):
     """The first attempt to allocate fails; the second comes after waiting and trimming."""
     seen, real = [], gpu_module.call
 
@@ -140,13 +140,13 @@ def test_streams(cuda_device):
     cuda_device.free_raw_stream(second)
     assert api.current_stream(cuda_device) is None
     cuda_device.free_raw_stream(first)
-    del x, y  # allocated on streams that are no more
-    with pytest.raises(DeviceError, match="none that create_stream made"):
+    del x, y  # allocated on destroyed streams
+    with pytest.raises(DeviceError, match="was not made by create_stream"):
         cuda_device.free_raw_stream(first)
 
 
-def test_memory_is_not_given_again_before_other_streams_are_done_with_it(cuda_device):
-    """The array dies while a copy of it is queued on another stream; what is allocated next must not overtake that."""
+def test_memory_is_not_reused_before_other_streams_are_done_with_it(cuda_device):
+    """The array is freed while a copy of it is queued on another stream; the next allocation must not overtake that."""
     api = cuda_device.api
     values = RNG.random(1 << 16).astype("float32")
     side = cuda_device.create_raw_stream()
@@ -175,12 +175,12 @@ def test_stream_objects_of_other_libraries(cuda_device):
     cuda_device.set_raw_stream(type("LegacyOfTorch", (), {"cuda_stream": 0})())
     assert cuda_device.api.current_stream(cuda_device) == 1
     cuda_device.set_raw_stream(None)
-    with pytest.raises(ArgumentError, match="is no CUDA stream"):
+    with pytest.raises(ArgumentError, match="is not a CUDA stream"):
         cuda_device.set_raw_stream("fast")
     cuda_device.free_raw_stream(handle)
 
 
-def test_the_current_stream_is_each_threads_own(cuda_device):
+def test_the_current_stream_is_thread_local(cuda_device):
     stream = cuda_device.create_raw_stream()
     cuda_device.set_raw_stream(stream)
     seen, values = [], RNG.random(100).astype("float32")
@@ -196,7 +196,7 @@ def test_the_current_stream_is_each_threads_own(cuda_device):
     cuda_device.free_raw_stream(stream)
 
 
-def test_time_between_two_marks(cuda_device):
+def test_time_between_two_events(cuda_device):
     api = cuda_device.api
     x = nd.zeros((1 << 20,), "float32", cuda_device)
     start = api.record_mark(cuda_device)
@@ -235,14 +235,14 @@ def test_copies_with_another_kind_of_device_go_by_way_of_the_host(cuda_device):
         cuda_device.api.copy_data_from_to(there.handle, 0, x.handle, 0, 40, there.device, cuda_device)
 
 
-def test_pickled_arrays_come_back_to_their_device(cuda_device):
+def test_pickled_arrays_return_to_their_device(cuda_device):
     rebuild, state = nd.array([1.0, 2.0], cuda_device).__reduce__()
     again = rebuild(*state)
     assert again.device == cuda_device and again.numpy().tolist() == [1, 2]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_child_is_told_why_it_has_no_device(cuda_device):
+def test_a_forked_child_reports_why_it_has_no_device(cuda_device):
     x = nd.array([1.0, 2.0], cuda_device)
     reading, writing = os.pipe()
     child = os.fork()
@@ -264,7 +264,7 @@ def test_a_forked_child_is_told_why_it_has_no_device(cuda_device):
     assert x.numpy().tolist() == [1, 2]
 
 
-def test_scalars_are_spread(cuda_device):
+def test_fills_with_a_scalar(cuda_device):
     x = nd.zeros((3,), "float32", cuda_device)
     x[:] = 2
     assert x.numpy().tolist() == [2, 2, 2] and ctypes.sizeof(x.tensor) == 48

@@ -15,7 +15,7 @@ N = 1 << 16
 
 @pytest.fixture
 def consumer(cuda_device):
-    """A stream that the runtime knows nothing of, as another library's is."""
+    """A stream unknown to the runtime, as another library's is."""
     cuda_device.api.set_device(cuda_device)
     stream = int(call("cuStreamCreate", 1))
     yield stream
@@ -23,7 +23,7 @@ def consumer(cuda_device):
 
 
 def read_on(stream, array, where):
-    """What a consumer of the array sees that queues a copy of it on `stream`."""
+    """The values that a consumer sees which queues a copy of the array on `stream`."""
     copy = nd.empty(array.shape, array.dtype, where)
     where.api.copy_data_from_to(array.handle, 0, copy.handle, 0, array.nbytes, where, where, stream)
     call("cuStreamSynchronize", stream)
@@ -49,7 +49,7 @@ def test_memory_lives_as_long_as_the_consumer(cuda_device):
 
 
 @pytest.mark.parametrize("stream", ["the consumer's", 1, 2])
-def test_the_consumers_stream_waits(cuda_device, consumer, stream):
+def test_the_consumers_stream_is_ordered(cuda_device, consumer, stream):
     values = RNG.random(N).astype("float32")
     x = nd.array(values, cuda_device)
     chosen = consumer if isinstance(stream, str) else stream
@@ -57,7 +57,7 @@ def test_the_consumers_stream_waits(cuda_device, consumer, stream):
     assert np.array_equal(read_on(chosen, x, cuda_device), values)
 
 
-def test_without_a_stream_the_host_waits(cuda_device, consumer):
+def test_without_a_stream_the_host_synchronises(cuda_device, consumer):
     values = RNG.random(N).astype("float32")
     x = nd.array(values, cuda_device)
     x.__dlpack__()
@@ -65,13 +65,13 @@ def test_without_a_stream_the_host_waits(cuda_device, consumer):
 
 
 @pytest.mark.skipif(emulation.real_driver(), reason="a race, which the emulation always loses")
-def test_minus_one_means_no_waiting(cuda_device, consumer):
+def test_stream_minus_one_skips_synchronisation(cuda_device, consumer):
     x = nd.array(np.zeros(N, "float32"), cuda_device)
     x.__dlpack__(stream=-1)
     assert np.isnan(read_on(consumer, x, cuda_device)).all()
 
 
-def test_a_copy_is_waited_for_too(cuda_device, consumer):
+def test_copies_are_synchronised_too(cuda_device, consumer):
     values = RNG.random(N).astype("float32")
     x = nd.array(values, cuda_device)
     y = nd.from_dlpack(x.__dlpack__(copy=True, stream=consumer, max_version=(1, 1)))
@@ -83,7 +83,7 @@ def test_a_copy_is_waited_for_too(cuda_device, consumer):
 
 
 class Owner:
-    """Notes whether what it owns may be written over."""
+    """Records whether its memory may be overwritten."""
 
     def __init__(self, memory, released):
         self.memory, self.released = memory, released
@@ -93,20 +93,20 @@ class Owner:
 
 
 def test_foreign_memory_is_kept_until_work_on_it_is_done(cuda_device):
-    """PyTorch gives memory away again as soon as it is let go, in the order of its own streams."""
+    """PyTorch reuses memory as soon as it is released, in the order of its own streams."""
     released, values = [], RNG.random(N).astype("float32")
     memory = nd.array(values, cuda_device)
     foreign = nd.from_dlpack(NDArray(memory.handle, (N,), "float32", cuda_device, Owner(memory, released)))
     copy = foreign.copyto(cuda_device)
     del foreign, memory
-    if not emulation.real_driver():  # whose work is never done before somebody waits
+    if not emulation.real_driver():  # whose work completes only at a synchronisation
         assert not released
     cuda_device.sync()
     assert released and np.array_equal(copy.numpy(), values)
 
 
-def test_managed_memory_is_the_gpus(cuda_device, kernels):
-    """CuPy can allocate memory that the driver moves between host and GPU; DLPack gives that a device type."""
+def test_managed_memory_is_imported_as_device_memory(cuda_device, kernels):
+    """CuPy can allocate managed memory; DLPack has a device type of its own for it."""
     cuda_device.api.set_device(cuda_device)
     values = RNG.random(100).astype("float32")
     x, y = nd.array(values, cuda_device), nd.empty((100,), "float32", cuda_device)
@@ -126,7 +126,7 @@ def test_managed_memory_is_the_gpus(cuda_device, kernels):
     assert np.allclose(y.numpy(), 2 * values)
 
 
-def test_a_producer_is_told_the_current_stream(cuda_device):
+def test_producers_receive_the_current_stream(cuda_device):
     seen = []
 
     class Producer:

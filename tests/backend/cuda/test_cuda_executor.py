@@ -1,4 +1,4 @@
-"""The graph executor on a GPU: runs recorded as a graph and replayed, and what moves their addresses."""
+"""The graph executor on a GPU: runs captured as a graph and replayed, and changes of their addresses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def executor(model, cuda_device):
 
 @pytest.fixture
 def captures(cuda_device, monkeypatch):
-    """What each attempt to record gave."""
+    """The result of each attempt to capture."""
     seen, capture = [], cuda_device.api.capture
     monkeypatch.setattr(cuda_device.api, "capture", lambda *args: seen.append(capture(*args)) or seen[-1])
     return seen
@@ -66,7 +66,7 @@ def check(executor, x):
     assert np.allclose(executor.get_output(0).numpy(), expected(x))
 
 
-def test_the_second_run_is_recorded_and_later_ones_replayed(executor, captures):
+def test_the_second_run_is_captured_and_later_ones_replayed(executor, captures):
     check(executor, some())
     assert captures == []
     for _ in range(4):
@@ -78,7 +78,7 @@ def test_a_replay_is_one_call(executor, captures, kernels):
     for _ in range(3):
         check(executor, some())
     replayed = captures[0]
-    executor._runner._nodes = None  # what a replay has no use for
+    executor._runner._nodes = None  # unused by a replay
     x = some()
     executor.set_input("x", x)
     replayed()
@@ -108,7 +108,7 @@ def test_inputs_in_place(executor, captures, cuda_device):
     assert None not in captures
 
 
-def test_addresses_that_never_come_back_are_not_recorded(executor, captures, cuda_device):
+def test_changing_addresses_are_not_captured(executor, captures, cuda_device):
     places = [nd.array(some(), cuda_device) for _ in range(20)]
     for place in places:
         executor.set_input_zero_copy("x", place)
@@ -117,7 +117,7 @@ def test_addresses_that_never_come_back_are_not_recorded(executor, captures, cud
     assert captures == []
 
 
-def test_where_recording_fails_runs_stay_plain(model, cuda_device, monkeypatch):
+def test_runs_continue_without_a_graph_if_capture_fails(model, cuda_device, monkeypatch):
     attempts = []
     monkeypatch.setattr(cuda_device.api, "capture", lambda *_: attempts.append(1))
     executor = GraphModule(model["default"](cuda_device))
@@ -126,8 +126,8 @@ def test_where_recording_fails_runs_stay_plain(model, cuda_device, monkeypatch):
     assert len(attempts) == 1
 
 
-def test_work_of_the_host_is_not_recorded(model, cuda_device, captures):
-    """A node that is a function of the host would be run by the recording only."""
+def test_host_functions_are_not_captured(model, cuda_device, captures):
+    """A node that is a host function would be run during the capture only."""
     add = model.module.get_function("add")
     calls = []
     model.module._found["add"] = PythonFunc(lambda *args: calls.append(1) or add(*args))
@@ -137,7 +137,7 @@ def test_work_of_the_host_is_not_recorded(model, cuda_device, captures):
     assert len(calls) == 4 and captures == []
 
 
-def test_recording_refuses_what_it_cant_replay(cuda_device, kernels):
+def test_capture_rejects_operations_that_can_not_be_replayed(cuda_device, kernels):
     x = nd.array(some(), cuda_device)
     assert cuda_device.api.capture(cuda_device, x.numpy) is None
     assert cuda_device.api.capture(cuda_device, lambda: x.copyfrom(W)) is None
@@ -148,7 +148,7 @@ def test_recording_refuses_what_it_cant_replay(cuda_device, kernels):
     assert np.array_equal(x.numpy(), W), "streams are as before"
 
 
-def test_nothing_runs_while_it_is_recorded(cuda_device, kernels):
+def test_nothing_runs_during_capture(cuda_device, kernels):
     a, b, c = (nd.array(some(), cuda_device) for _ in range(3))
     before = c.numpy()
     replay = cuda_device.api.capture(cuda_device, kernels["double_sum"].bind(a, b, c))
@@ -156,7 +156,7 @@ def test_nothing_runs_while_it_is_recorded(cuda_device, kernels):
     replay()
     assert np.allclose(c.numpy(), 2 * (a.numpy() + b.numpy()))
     a.copyfrom(W)
-    others = [nd.array(some(), cuda_device) for _ in range(8)]  # must not lie where the graph's workspaces are
+    others = [nd.array(some(), cuda_device) for _ in range(8)]  # must not overlap the graph's workspaces
     replay()
     assert np.allclose(c.numpy(), 2 * (W + b.numpy())) and len(others) == 8
 
@@ -186,7 +186,7 @@ def test_a_graph_outlives_the_stream_it_ran_on(cuda_device, kernels):
     cuda_device.set_raw_stream(stream)
     replay()
     cuda_device.free_raw_stream(stream)
-    del replay  # waits for its last run, on a stream that is no more
+    del replay  # waits for its last run, on a destroyed stream
     cuda_device.sync()
     assert np.allclose(c.numpy(), 2 * (a.numpy() + b.numpy()))
 
@@ -212,12 +212,12 @@ def test_benchmark_and_profile(executor):
     check(executor, x)
 
 
-def test_a_profile_replays_its_nodes_and_their_marks(executor, captures):
+def test_a_profile_replays_its_nodes_and_their_events(executor, captures):
     executor.profile(repeat=3, x=some())
     assert len(captures) == 1 and captures[0] is not None
 
 
-def test_marks_in_a_graph_are_of_its_last_replay(cuda_device, kernels):
+def test_events_in_a_graph_are_of_its_last_replay(cuda_device, kernels):
     api, marks = cuda_device.api, []
     call = kernels["add"].bind(*(nd.array(some(), cuda_device) for _ in range(3)))
 

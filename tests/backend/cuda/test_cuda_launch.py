@@ -32,7 +32,7 @@ def test_sizes_come_from_the_arrays(cuda_device, kernels, n):
     assert np.array_equal(c.numpy(), a.numpy() + b.numpy())
 
 
-def test_no_elements_are_no_launch(cuda_device, kernels):
+def test_empty_arrays_launch_nothing(cuda_device, kernels):
     kernels["add"](*arrays(cuda_device, 0, 0, 0))
     cuda_device.sync()
 
@@ -54,7 +54,7 @@ def test_kernels_run_in_order_with_workspaces_between(cuda_device, kernels):
 
 @pytest.mark.parametrize("n", [16, 12 << 10, 20 << 10])
 def test_dynamic_shared_memory(cuda_device, kernels, n):
-    """80 KiB must be opted in to."""
+    """80 KiB require opting in."""
     x = nd.array(RNG.integers(0, 9, (3, n)).astype("float32"), cuda_device)
     y = nd.empty((3,), "float32", cuda_device)
     kernels["sums"](x, y)
@@ -77,7 +77,7 @@ def test_a_launch_that_fails_names_the_kernel(cuda_device, kernels):
 
 
 @pytest.mark.skipif(emulation.real_driver(), reason="the device is lost to the whole process")
-def test_an_error_of_a_kernel_is_told_by_sync(cuda_device, kernels):
+def test_a_kernel_error_is_raised_by_sync(cuda_device, kernels):
     (x,) = arrays(cuda_device, 8)
     add = kernels["add"].bind(x, x, x)
     replay = cuda_device.api.capture(cuda_device, add)
@@ -90,7 +90,7 @@ def test_an_error_of_a_kernel_is_told_by_sync(cuda_device, kernels):
         replay()
 
 
-def test_arguments_are_kept_alive_by_what_is_bound(cuda_device, kernels):
+def test_bound_calls_keep_their_arguments_alive(cuda_device, kernels):
     a, b, c = arrays(cuda_device, 100, 100, 100)
     expected = a.numpy() + b.numpy()
     call = kernels["add"].bind(a, b, c)
@@ -100,7 +100,7 @@ def test_arguments_are_kept_alive_by_what_is_bound(cuda_device, kernels):
     assert np.array_equal(c.numpy(), expected)
 
 
-def test_what_is_bound_is_called_from_any_thread(cuda_device, kernels):
+def test_bound_calls_work_from_any_thread(cuda_device, kernels):
     a, b, c = arrays(cuda_device, 100, 100, 100)
     call = kernels["add"].bind(a, b, c)
     thread = threading.Thread(target=call)
@@ -122,7 +122,7 @@ def test_calls_go_to_the_current_stream(cuda_device, kernels):
     cuda_device.free_raw_stream(stream)
 
 
-def test_arrays_too_small_or_elsewhere_are_refused(cuda_device, kernels):
+def test_arrays_too_small_or_on_another_device_are_rejected(cuda_device, kernels):
     a, b = arrays(cuda_device, 100, 50)
     with pytest.raises(ArgumentError, match=r"argument 'b' has shape \(50,\); expected \(100,\)"):
         kernels["add"](a, b, a)
@@ -130,9 +130,9 @@ def test_arrays_too_small_or_elsewhere_are_refused(cuda_device, kernels):
         kernels["add"](a, nd.zeros((100,), "float32"), a)
 
 
-def test_foreign_arrays_are_taken(cuda_device, kernels):
+def test_dlpack_arrays_are_accepted(cuda_device, kernels):
     class Foreign:
-        """Another library's array: what it speaks is DLPack."""
+        """Another library's array, which supports DLPack."""
 
         def __init__(self, array):
             self.array = array
@@ -152,7 +152,7 @@ def test_foreign_arrays_are_taken(cuda_device, kernels):
     assert foreign.stream == cuda_device.api.dlpack_stream(cuda_device)
 
 
-def test_code_for_another_architecture_is_refused(cuda_device, kernels):
+def test_code_for_another_architecture_is_rejected(cuda_device, kernels):
     other = CUDAModule(b"\x7fELF", "cubin", "sm_75", kernels.functions, "", {})
     if cuda_device.compute_version == "7.5":
         pytest.skip("this GPU is the other architecture")
@@ -160,7 +160,7 @@ def test_code_for_another_architecture_is_refused(cuda_device, kernels):
         other["add"](*arrays(cuda_device, 8, 8, 8))
 
 
-def test_code_that_is_none_is_refused(cuda_device, kernels):
+def test_invalid_code_is_rejected(cuda_device, kernels):
     broken = CUDAModule(b"garbage", "cubin", kernels.arch, kernels.functions, "", {})
     with pytest.raises(ArtifactError, match="can't load this cubin"):
         broken["add"](*arrays(cuda_device, 8, 8, 8))
@@ -190,7 +190,7 @@ def test_on_two_devices(cuda_device, kernels):
         kernels["add"](a, x, c)
 
 
-def test_what_a_garbage_collector_frees_leaves_the_context_current(cuda_device, kernels):
+def test_garbage_collection_preserves_the_current_context(cuda_device, kernels):
     """It runs between any two calls of a thread, such as choosing a GPU and loading a module there."""
     (x,) = arrays(cuda_device, 100)
     replay = cuda_device.api.capture(cuda_device, kernels["add"].bind(x, x, x))
@@ -227,7 +227,7 @@ def test_time_evaluator_of_a_host_function_times_the_device_after_one_check(cuda
 
 
 def test_running_needs_no_compiler():
-    """In a process of its own: the run half and all it imports."""
+    """In a process of its own: the run-time part and all it imports."""
     program = """
 import sys, relayc.backend.cuda.runtime
 from relayc.backend.runtime import load_module_bytes

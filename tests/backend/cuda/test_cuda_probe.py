@@ -1,4 +1,4 @@
-"""What a machine without a usable GPU says of it."""
+"""Error reports of a machine without a usable GPU."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.cuda_emulation import emulation
 
 @pytest.fixture(autouse=True)
 def look_again(monkeypatch):
-    """An emulated device that another test started is out of the way."""
-    monkeypatch.setattr(driver, "_look", emulation.LOOK)
+    """Hide an emulated device that another test started."""
+    monkeypatch.setattr(driver, "_detect", emulation.DETECT)
 
 
 def raising(message):
@@ -51,16 +51,16 @@ MACHINES = {
 
 @pytest.fixture(params=MACHINES)
 def machine(request, monkeypatch):
-    """A machine without a device to use, and the reason."""
+    """A machine without a usable device, and the reason."""
     bindings, reason = MACHINES[request.param]
-    gc.collect()  # what other tests left belongs to a driver
+    gc.collect()  # objects of other tests belong to a driver
     monkeypatch.setattr(driver, "bindings", lambda: bindings)
     monkeypatch.setattr(driver, "_State", type("_State", (), {"count": 0, "inherited": False}))
     monkeypatch.setitem(device_apis, "cuda", CUDADeviceAPI())
     return reason
 
 
-def test_the_reason_is_told_by_probe_and_by_every_use(machine):
+def test_the_reason_is_reported_by_probe_and_by_every_use(machine):
     count, reason = probe()
     assert count == 0 and machine in reason
     gpu = device("cuda", 0)
@@ -79,7 +79,7 @@ def test_the_reason_is_told_by_probe_and_by_every_use(machine):
         assert machine in str(caught.value)
 
 
-def test_bindings_that_are_not_installed_are_a_reason_too(monkeypatch):
+def test_missing_bindings_are_reported(monkeypatch):
     def missing():
         raise ImportError("No module named 'cuda'")
 
@@ -89,13 +89,13 @@ def test_bindings_that_are_not_installed_are_a_reason_too(monkeypatch):
     assert count == 0 and "pip install 'relayc[cuda]'" in reason
 
 
-def test_a_device_number_that_the_machine_has_not(monkeypatch):
+def test_an_invalid_device_number(monkeypatch):
     monkeypatch.setattr(gpu_module, "probe", lambda: (2, "ok"))
     with pytest.raises(DeviceError, match="there is no device cuda:7: this machine has 2 CUDA devices, from cuda:0 on"):
         CUDADeviceAPI().set_device(device("cuda", 7))
 
 
-def test_a_forked_child_of_a_user_has_no_device(monkeypatch):
+def test_a_forked_child_has_no_device(monkeypatch):
     state = type("_State", (), {"count": 1, "inherited": False})
     monkeypatch.setattr(driver, "_State", state)
     assert probe() == (1, "ok") and not driver.is_gone()
@@ -104,7 +104,7 @@ def test_a_forked_child_of_a_user_has_no_device(monkeypatch):
     assert probe()[0] == 0 and "'spawn'" in probe()[1]
 
 
-def test_a_failed_call_says_what_the_driver_says(monkeypatch):
+def test_a_failed_call_has_the_drivers_message(monkeypatch):
     bindings = SimpleNamespace(
         cuEventSynchronize=lambda _: (700,),
         cuGetErrorName=lambda code: (0, b"CUDA_ERROR_ILLEGAL_ADDRESS"),

@@ -1,8 +1,8 @@
-"""Random programs under random schedules for GPUs, after all passes of the device.
+"""Random programs under random GPU schedules, after all device passes.
 
-Each seed draws a chain of computations, what lies in shared memory and where it is computed, the threads, and double
-buffers. The kernels must be free of races, of barriers that some threads miss and of reads of unwritten memory, and
-compute what numpy does with the threads of a block in either order.
+Each seed draws a chain of computations, the tensors in shared memory and where they are computed, the threads, and
+double buffers. The kernels must have no races, no divergent barriers and no reads of uninitialised memory, and agree
+with numpy with the threads of a block in either order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEEDS = 60
 
 
 class Draw:
-    """A program and its schedule, from one seed."""
+    """A random program and its schedule."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -50,8 +50,8 @@ class Draw:
         t, v = self.tensors[-1], self.values[-1]
         rows, columns = (int(d) for d in t.shape)
         name = f"t{len(self.tensors)}"
-        kind = self.random.choice(["turn", "transpose", "sum", "gram", "neighbours"])
-        if kind == "turn":
+        kind = self.random.choice(["flip", "transpose", "sum", "gram", "neighbours"])
+        if kind == "flip":
             self.add(te.compute((rows, columns), lambda i, j: t[i, columns - 1 - j] + 1.0, name=name), v[:, ::-1] + 1)
         elif kind == "transpose":
             self.add(te.compute((columns, rows), lambda i, j: t[j, i] * 2.0, name=name), v.T * 2)
@@ -102,7 +102,7 @@ class Draw:
             self.place(tensor, out, places, consumer, at)
 
     def place(self, tensor: te.Tensor, out: te.Tensor, places: list, consumer: te.Tensor, at: list) -> None:
-        """Where a temporary is computed: inline, in shared memory for the block or one step of it, or by a kernel."""
+        """Place a temporary: inline, in shared memory for the block or one step of it, or in a kernel of its own."""
         stage = self.schedule[tensor]
         choice = self.random.choice(["inline", "shared", "shared", "step", "kernel"])
         if choice == "inline" and not tensor.op.reduce_axis:
@@ -120,7 +120,7 @@ class Draw:
             stage.double_buffer()
 
     def share(self, stage: te.Stage, tensor: te.Tensor, together: bool, kernel: bool) -> None:
-        """Divide a stage's work among the threads; `together`: threads add up a reduction in common."""
+        """Partition a stage among the threads; `together`: threads compute a reduction cooperatively."""
         if tensor.op.reduce_axis and together:
             _, inner = stage.split(tensor.op.reduce_axis[0], factor=int(self.threads["x"].dom.extent))
             stage.bind(inner, self.threads["x"])

@@ -1,4 +1,4 @@
-"""Generated kernels run: on a GPU where there is one, else their very text on the host. Numpy is the judge."""
+"""Generated kernels run on a GPU if there is one, else the same text on the host; compared with numpy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def numpy_type(dtype: str):
 
 
 def run(schedule, args, arrays, device, outputs: int = 1):
-    """Build for the device, call with numpy arrays (the last ones are written), give the outputs."""
+    """Build for the device, call with numpy arrays (the last ones are written), return the outputs."""
     function = backend.build(schedule, args, Target("cuda -arch=sm_90" if device is None else "cuda"), name="f")
     passed = [backend.nd.array(a, device) if isinstance(a, np.ndarray) else a for a in arrays]
     function(*passed)
@@ -64,7 +64,7 @@ def test_vector_add(cuda_device, dtype, vector):
 
 
 @pytest.mark.parametrize("vector", [1, 4])
-def test_an_address_that_vectors_can_not_use_is_refused(cuda_device, vector):
+def test_a_misaligned_address_is_rejected(cuda_device, vector):
     s, args = programs.vector_add(64, vector=vector)
     function = backend.build(s, args, Target("cuda"), name="f")
     memory = backend.nd.array(np.arange(72, dtype="float32"), cuda_device)
@@ -94,8 +94,8 @@ def test_a_size_given_as_an_argument(cuda_device):
 
 
 @pytest.mark.parametrize("vector", [1, 4])
-def test_indices_that_divide(cuda_device, vector):
-    """Quotients and remainders of positions, and of numbers that may be negative."""
+def test_indices_with_divisions(cuda_device, vector):
+    """Quotients and remainders of positions, and of values that may be negative."""
     a = te.placeholder((7, 12), "int32", name="a")
     out = te.compute((84,), lambda i: a[i % 7, i // 7] // 5 + a[i % 7, i // 7] % 5 * 1000, name="out")
     s = te.create_schedule(out.op)
@@ -104,9 +104,9 @@ def test_indices_that_divide(cuda_device, vector):
         s[out].vectorize(lanes)
     s[out].bind(thread, te.thread_axis("threadIdx.x"))
     x = values("int32", 84).reshape(7, 12)
-    turned = x.T.reshape(-1)
+    transposed = x.T.reshape(-1)
     result = run(s, [a, out], [x, np.zeros(84, "int32")], cuda_device)
-    np.testing.assert_array_equal(result, turned // 5 + turned % 5 * 1000)
+    np.testing.assert_array_equal(result, transposed // 5 + transposed % 5 * 1000)
 
 
 FUNCTIONS = {
@@ -171,7 +171,7 @@ def test_casts(cuda_device, of):
         np.testing.assert_array_equal(out, x.astype("int64").astype(to), err_msg=to)
 
 
-def test_nan_goes_through_minimum_and_maximum(cuda_device):
+def test_min_and_max_propagate_nan(cuda_device):
     a, b = values("float32"), values("float32", seed=1)
     a[::3], b[::5] = np.nan, np.nan
     for fn, reference in ((te.tir.minimum, np.minimum), (te.tir.maximum, np.maximum)):
@@ -179,7 +179,7 @@ def test_nan_goes_through_minimum_and_maximum(cuda_device):
         np.testing.assert_array_equal(out, reference(a, b))
 
 
-def test_special_numbers(cuda_device):
+def test_special_values(cuda_device):
     x = np.array([1, np.nan, np.inf, -np.inf, -0.0, 3] * 12, "float32")[:70]
     inf = te.tir.ops.infinity("float32")
     for fn, reference in (
@@ -206,8 +206,8 @@ def test_bits(cuda_device):
     np.testing.assert_array_equal(bits.view("int32"), x)
 
 
-def test_a_padded_vector_load_reads_nothing_outside(cuda_device):
-    """A condition that is the same for all lanes guards the whole vector."""
+def test_a_padded_vector_load_stays_in_bounds(cuda_device):
+    """A condition that is uniform over the lanes guards the whole vector."""
     a = te.placeholder((8, 16), name="a")
     b = te.compute(
         (10, 16), lambda i, j: te.if_then_else(te.all(i >= 1, i < 9), a[i - 1, j], te.const(0.0)), name="b"
@@ -252,18 +252,18 @@ def test_temporaries_between_kernels(cuda_device):
 
 @pytest.mark.parametrize("n", [64, 8000])
 def test_shared_memory_of_any_size(cuda_device, n):
-    """8000 floats are more than a kernel may declare with a fixed size, twice."""
+    """Two arrays of 8000 floats exceed static shared memory."""
     a = te.placeholder((2, n), name="a")
     double = te.compute((2, n), lambda i, j: a[i, j] * 2.0, name="double")
-    turned = te.compute((2, n), lambda i, j: double[i, n - 1 - j] + 1.0, name="turned")
-    out = te.compute((2, n), lambda i, j: turned[i, n - 1 - j] - double[i, j], name="out")
+    flipped = te.compute((2, n), lambda i, j: double[i, n - 1 - j] + 1.0, name="flipped")
+    out = te.compute((2, n), lambda i, j: flipped[i, n - 1 - j] - double[i, j], name="out")
     s = te.create_schedule(out.op)
     row = out.op.axis[0]
     s[out].bind(row, te.thread_axis("blockIdx.x"))
-    for stage in (double, turned, out):
+    for stage in (double, flipped, out):
         _, thread = s[stage].split(stage.op.axis[1], factor=64)
         s[stage].bind(thread, te.thread_axis((0, 64), "threadIdx.x"))
-    for stage in (double, turned):
+    for stage in (double, flipped):
         s[stage].set_scope("shared")
         s[stage].compute_at(s[out], row)
     x = values("float32", 2 * n).reshape(2, n)
@@ -315,7 +315,7 @@ def launched(emit, dtype_in, dtype_out, n_in, n_out):
 
 
 def test_atomics_and_loops_in_extern_code(cuda_device):
-    """A histogram, zeroed by one kernel and counted by the next; and the number of halvings, by a while loop."""
+    """A histogram, zeroed by one kernel and counted by the next; and a count of halvings, by a while loop."""
     n = 300
 
     def emit(a, out):
@@ -370,7 +370,7 @@ def test_small_floats(cuda_device, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
-def test_four_products_of_bytes_are_one_instruction(cuda_device, dtype):
+def test_a_byte_dot_product_is_one_instruction(cuda_device, dtype):
     n = 64
 
     def emit(a, out):
@@ -389,8 +389,8 @@ def test_four_products_of_bytes_are_one_instruction(cuda_device, dtype):
     np.testing.assert_array_equal(out, (data.astype("int32").reshape(n, 4) ** 2).sum(1) + np.arange(n))
 
 
-def test_a_loop_at_the_root_launches_its_kernels_in_turns(cuda_device):
-    """Each of the steps, whose number is known when it runs, has two launches that read each other's results."""
+def test_a_loop_at_the_root_interleaves_its_kernels(cuda_device):
+    """Each step of a dynamic number has two launches that read each other's results."""
     steps, size = te.var("steps"), 70
     a = te.placeholder((size,), name="a")
     noted = te.placeholder((steps,), name="noted")
@@ -411,6 +411,6 @@ def test_a_loop_at_the_root_launches_its_kernels_in_turns(cuda_device):
         return ib.get()
 
     c = te.extern((size,), [a, noted], body, name="c", dtype="float32")
-    given, more = values("float32"), values("float32", 3, 1)
-    result = run(te.create_schedule(c.op), [a, noted, c], [given, more, np.zeros(size, "float32")], cuda_device)
-    np.testing.assert_allclose(result, np.roll(given, -7) + more.sum() + 3, atol=1e-5)
+    first_input, more = values("float32"), values("float32", 3, 1)
+    result = run(te.create_schedule(c.op), [a, noted, c], [first_input, more, np.zeros(size, "float32")], cuda_device)
+    np.testing.assert_allclose(result, np.roll(first_input, -7) + more.sum() + 3, atol=1e-5)

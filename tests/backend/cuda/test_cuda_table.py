@@ -1,4 +1,4 @@
-"""The function table, and the modules it is part of."""
+"""The function table, and modules that contain it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ADD = {
 
 
 def module(**changes):
-    given = {"image": b"\x7fELF", "format": "cubin", "arch": "sm_90", "functions": {"add": ADD}, "source": "// c",
+    fields = {"image": b"\x7fELF", "format": "cubin", "arch": "sm_90", "functions": {"add": ADD}, "source": "// c",
              "report": {"add_kernel0": {"registers": 8}}}  # fmt: skip
-    return CUDAModule(**{**given, **changes})
+    return CUDAModule(**{**fields, **changes})
 
 
-def test_a_table_is_read():
+def test_a_table_is_parsed():
     function = read_functions({"add": ADD})["add"]
     assert [param.shape for param in function.params] == [("n", 4), ("n", 4), None]
     assert evaluate(function.kernels[0].grid[0], {"n": 65}) == 2
@@ -71,7 +71,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("path", "value", "where"), WRONG)
-def test_a_wrong_field_is_named(path, value, where):
+def test_an_invalid_field_is_named(path, value, where):
     table = copy.deepcopy({"add": ADD})
     at = table["add"]
     for key in path[:-1]:
@@ -94,12 +94,12 @@ def test_a_module_is_saved_and_loaded_without_a_gpu(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"RELAYC-C", module().save_to_bytes()[:-1], module().save_to_bytes() + b"x"])
-def test_other_bytes_are_no_module(damage):
+def test_invalid_bytes_are_rejected(damage):
     with pytest.raises(ArtifactError):
         load_from_bytes(damage)
 
 
-def test_a_damaged_table_is_refused():
+def test_a_corrupt_table_is_rejected():
     data = bytearray(module().save_to_bytes())
     data[40] = 0xFF
     with pytest.raises(ArtifactError, match="table of a cuda module is damaged"):
@@ -130,11 +130,11 @@ def test_sources():
         ("sm_120", "cubin", (12, 1), True),
     ],
 )
-def test_which_code_runs_where(arch, format, capability, runs):
+def test_compatibility_of_code_and_architecture(arch, format, capability, runs):
     assert runs_on(arch, format, capability) is runs
 
 
-def test_a_call_with_memory_of_the_cpu_is_refused():
+def test_host_arrays_are_rejected():
     add = module()["add"]
     x = nd.array(np.ones((3, 4), "float32"))
     with pytest.raises(ArgumentError, match="arguments are on cpu:0; expected one CUDA device"):

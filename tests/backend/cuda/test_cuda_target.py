@@ -1,4 +1,4 @@
-"""The "cuda" target: what the table fills in, what is refused, occupancy."""
+"""The "cuda" target: defaults from the table, errors, occupancy."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_h100_and_a100():
     assert h100.get("thread-warp-size") == 32 and h100.get("max-threads-per-block") == 1024
 
 
-def test_what_is_given_wins():
+def test_explicit_attributes_override_defaults():
     target = Target("cuda -arch=sm_80 -max-num-threads=256 -libs=cublas -multi-processor-count=7")
     assert (target.get("max-num-threads"), target.get("multi-processor-count"), target.libs) == (256, 7, ("cublas",))
 
 
-def test_the_feature_letter_stays():
+def test_the_architecture_suffix_is_kept():
     target = Target("cuda -arch=sm_90a")
     assert target.get("arch") == "sm_90a" and CudaLimits.of(target).capability == 90
 
@@ -40,13 +40,13 @@ def test_the_feature_letter_stays():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("cuda -arch=hopper", ["'hopper'", "expected such as sm_80"]),
+        ("cuda -arch=hopper", ["'hopper'", "expected one such as sm_80"]),
         ("cuda -arch=sm_70", ["sm_70", "known are", "sm_75"]),
         ("cuda -arch=sm_90 -max-num-threads=0", ["max-num-threads", "at least 1"]),
         ("cuda -arc=sm_90", ["no option 'arc'", "did you mean 'arch'"]),
     ],
 )
-def test_what_makes_no_sense_is_refused(text, words):
+def test_invalid_attributes_are_rejected(text, words):
     with pytest.raises(TargetError) as caught:
         Target(text)
     assert all(word in str(caught.value) for word in words)

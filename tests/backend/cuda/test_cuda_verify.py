@@ -1,4 +1,4 @@
-"""Kernels that can't be launched are found before any code is made."""
+"""Kernels that can't be launched are rejected before code generation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_limits_of_a_launch(shape, words):
     assert reason.startswith("k: ") and all(word in reason for word in words)
 
 
-def test_what_fits_is_no_fault():
+def test_launches_within_the_limits_are_accepted():
     assert verify_launch(kernel((1 << 30, 65535, 1), (32, 32, 1)), Target("cuda -arch=sm_90")) == []
     assert verify_launch(kernel((te.var("n"), 1, 1)), Target("cuda -arch=sm_90")) == []
 
@@ -53,5 +53,5 @@ def test_shared_memory_of_the_architecture(arch, fits):
     target = Target(f"cuda -arch={arch}")
     (device,) = functions = prepare(te.lower(s, [a, out], name="f"), target)
     assert shared_bytes(device.kernels[0]) == (0, 4 * n)
-    refused = verify(functions, target)
-    assert refused == ([] if fits else ["f_kernel0: 80000 bytes of shared memory, at most 65536"])
+    problems = verify(functions, target)
+    assert problems == ([] if fits else ["f_kernel0: 80000 bytes of shared memory, at most 65536"])

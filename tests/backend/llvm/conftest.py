@@ -1,4 +1,4 @@
-"""Running one program through the interpreter of the loop IR and through LLVM."""
+"""Fixtures that run one program through the interpreter of the loop IR and through LLVM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def host() -> Target:
 
 @pytest.fixture
 def run_llvm(host: Target) -> Callable[..., list[np.ndarray]]:
-    """Runs a kernel on copies of arrays; gives the arrays afterwards."""
+    """A function that runs a kernel on copies of arrays and returns the arrays."""
 
     def run(func: PrimFunc, *args: np.ndarray | int | float, target: Target = host) -> list[np.ndarray]:
         placed = [nd.array(a) if isinstance(a, np.ndarray) else a for a in args]
@@ -36,7 +36,7 @@ def run_llvm(host: Target) -> Callable[..., list[np.ndarray]]:
 
 @pytest.fixture
 def run_both(run_llvm: Callable[..., list[np.ndarray]]) -> RunBoth:
-    """Pairs (LLVM's, the interpreter's) of every array after the run."""
+    """A function that returns pairs (LLVM's, the interpreter's) of every array after the run."""
 
     def run(func: PrimFunc, *args: np.ndarray | int | float) -> list[tuple[np.ndarray, np.ndarray]]:
         expected = [a.copy() if isinstance(a, np.ndarray) else a for a in args]

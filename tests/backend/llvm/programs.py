@@ -1,4 +1,4 @@
-"""Small functions of the loop IR, and numbers for them."""
+"""Small functions of the loop IR, and sample data for them."""
 
 from __future__ import annotations
 

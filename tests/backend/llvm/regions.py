@@ -1,4 +1,5 @@
-"""Running regions on a fork-join pool: Python functions as tasks, compiled ones, and calls from two threads at once."""
+"""Runs regions on the fork-join pool: Python functions as tasks, compiled ones, and calls from two concurrent
+threads."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ Body = Callable[[int, int, int], object]
 
 def context(threads: int) -> Context:
     made = Context()
-    made._ctx.num_threads = threads  # more threads than the machine has, too
+    made._ctx.num_threads = threads  # may exceed the machine's number of threads
     return made
 
 
@@ -33,19 +34,19 @@ def task(body: Body) -> ctypes._CFuncPtr:
 
 
 def run(threads: int, tasks: int, body: Body, steps: int = 1) -> None:
-    """One region on the process's pool."""
+    """Run one region on the process-wide pool."""
     ctx = context(threads)
     Parallel(pool.parallel_address())(ctx.address, task(body), None, tasks, steps)
 
 
 def assemble(source: str) -> Image:
-    """LLVM assembly as code that can be called."""
+    """LLVM assembly compiled to callable code."""
     machine = llvm.Target.from_triple(process_triple()).create_target_machine(reloc="pic", codemodel="small")
     return link([machine.emit_object(llvm.parse_assembly(source))])
 
 
 def in_two_python_threads(work: Callable[[], object], times: int) -> None:
-    """Both call `work` so many times, at once; fails where one of them doesn't come to an end."""
+    """Call `work` repeatedly in two concurrent threads; fails if one of them does not finish."""
     counts = [0, 0]
 
     def repeat(k: int) -> None:

@@ -55,8 +55,9 @@ def test_integer_division_has_the_right_sign(run_both, dtype, node, lanes):
 
 @pytest.mark.parametrize("node", [Div, Mod, FloorDiv, FloorMod])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
-def test_vectors_of_integers_are_divided_exactly(run_both, dtype, node):
-    """They are divided as floats: quotients next to integers, of numbers as large as there are, must not be rounded."""
+def test_integer_vectors_are_divided_exactly(run_both, dtype, node):
+    """They are divided as floats: quotients next to integers, of values up to the type's limits, must not be rounded
+    up."""
     info = np.iinfo(dtype)
     some = rng.integers(info.min, info.max, 2000, endpoint=True)
     divisors = np.concatenate([some, rng.integers(1, 100, 2000), [info.max, info.min or 1, 1, 2]])
@@ -72,16 +73,17 @@ def test_vectors_of_integers_are_divided_exactly(run_both, dtype, node):
 
 @pytest.mark.parametrize("node", [Div, Mod, FloorDiv, FloorMod])
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
-@pytest.mark.parametrize("digits", [20, 51, 52, 63])
-def test_vectors_of_64_bits_are_divided_exactly(run_both, dtype, node, digits):
-    """As floats if all numbers have 51 digits at most: next to multiples, and with one larger number in any lane."""
-    lowest = 0 if dtype == "uint64" else -(2**digits)
-    some = rng.integers(lowest, 2**digits - 1, 400)
-    b = np.concatenate([some[some != 0], rng.integers(1, 100, 400), [2**digits - 1, lowest or 2, 1]])
-    quotients = rng.integers(lowest, 2**digits - 1, len(b)) // b
+@pytest.mark.parametrize("bits", [20, 51, 52, 63])
+def test_int64_vectors_are_divided_exactly(run_both, dtype, node, bits):
+    """Divided as floats if all values have 51 bits at most: next to multiples, and with one larger value in any
+    lane."""
+    lowest = 0 if dtype == "uint64" else -(2**bits)
+    some = rng.integers(lowest, 2**bits - 1, 400)
+    b = np.concatenate([some[some != 0], rng.integers(1, 100, 400), [2**bits - 1, lowest or 2, 1]])
+    quotients = rng.integers(lowest, 2**bits - 1, len(b)) // b
     a = np.concatenate([rng.permutation(b), *[quotients * b + i for i in (-1, 0, 1)]])
     b = np.tile(b, 4)
-    fits = (a >= lowest) & (a < 2**digits) & ~((a == lowest) & (b == -1))
+    fits = (a >= lowest) & (a < 2**bits) & ~((a == lowest) & (b == -1))
     a, b = (x[fits][: fits.sum() // 8 * 8].astype(dtype) for x in (a, b))
     half = len(a) // 2
     a[half::9], b[half + 900 :: 9] = 2**62 + 12345, 2**60 + 1
@@ -96,7 +98,7 @@ def test_vectors_of_64_bits_are_divided_exactly(run_both, dtype, node, digits):
 def test_division_by_zero_and_overflow_do_not_trap(run_llvm, node, lanes, dtype):
     lowest, is_quotient = np.iinfo(dtype).min, node in (Div, FloorDiv)
     f = elementwise(node, [dtype, dtype], dtype, lanes, 4)
-    for low, quotient in ((lowest, lowest), (-7, 7)):  # of small numbers all the vector's lanes are divided as floats
+    for low, quotient in ((lowest, lowest), (-7, 7)):  # small values take the vector path, divided as floats
         a, b = np.array([5, -5, low, low], dtype), np.array([0, 0, -1, 0], dtype)
         c = run_llvm(f, a, b, np.ones(4, dtype))
         np.testing.assert_array_equal(c[2], [0, 0, quotient if is_quotient else 0, 0])
@@ -104,7 +106,7 @@ def test_division_by_zero_and_overflow_do_not_trap(run_llvm, node, lanes, dtype)
 
 @pytest.mark.parametrize("lanes", [1, 3, 8])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "uint8"])
-def test_min_and_max_keep_nan(run_both, dtype, lanes):
+def test_min_and_max_propagate_nan(run_both, dtype, lanes):
     a, b = sample(dtype, 24), sample(dtype, 24)
     if a.dtype.kind not in "iu":
         a[:4] = np.nan
@@ -155,8 +157,8 @@ def test_bfloat16_rounds_to_nearest_even(run_both, lanes):
 
 
 @pytest.mark.parametrize("lanes", [16, 32, 48])
-def test_denormal_numbers_are_rounded_to_bfloat16_like_others(run_both, lanes):
-    """The processor's instruction takes them for zeros. All kinds, one in each lane of its own among normal ones."""
+def test_denormals_are_rounded_to_bfloat16(run_both, lanes):
+    """The processor's instruction flushes them to zero. Every kind, one per lane among normal values."""
     denormal = np.array([1, 0x7FFF, 0x8000, 0x8001, 0x18000, 0x7FFFFF, 0x80008001, 0x807FFFFF], np.uint32)
     values = np.full((len(denormal), lanes, lanes), 1.0 + 2.0**-8, np.float32)
     for of_kind, bits in zip(values, denormal.view(np.float32), strict=True):
@@ -170,7 +172,7 @@ def test_denormal_numbers_are_rounded_to_bfloat16_like_others(run_both, lanes):
 @pytest.mark.parametrize(
     ("cpu", "lanes", "count"), [("znver4", 64, 2), ("znver4", 16, 1), ("znver4", 48, 0), ("skylake-avx512", 64, 0)]
 )
-def test_bfloat16_is_rounded_by_the_processor(cpu, lanes, count):
+def test_bfloat16_rounding_uses_the_instruction(cpu, lanes, count):
     f = elementwise(lambda a: cast("bfloat16", a), ["float32"], "bfloat16", lanes, 4 * lanes)
     target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}")
     text = build(IRModule({"f": f}), target).get_source("asm")
@@ -180,7 +182,7 @@ def test_bfloat16_is_rounded_by_the_processor(cpu, lanes, count):
 
 
 @pytest.mark.parametrize("lanes", [1, 8])
-def test_float16_without_instructions_for_it(run_llvm, lanes):
+def test_float16_without_conversion_instructions(run_llvm, lanes):
     old = Target("llvm -mcpu=x86-64-v2") if "x86" in Target("llvm").get("mtriple") else Target("llvm")
     every_half = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     widen = elementwise(lambda a: cast("float32", a), ["float16"], "float32", lanes, 1 << 16)

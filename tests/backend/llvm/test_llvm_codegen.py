@@ -74,7 +74,7 @@ def test_a_strided_load_stays_inside_the_buffer(run_llvm):
 
 
 @pytest.mark.parametrize("extent", [40, 39])
-def test_elements_of_one_aligned_vector_are_shuffled(run_both, extent):
+def test_indices_within_one_aligned_vector_become_a_shuffle(run_both, extent):
     a, c = decl_buffer((extent,), name="A"), decl_buffer((40,), name="C")
     lane = ramp(0, 1, 8)
     picked = [lane // 4 * 4 + 3, (7 - lane) // 2, lane % 3 * 2 + 1]
@@ -89,8 +89,8 @@ def test_elements_of_one_aligned_vector_are_shuffled(run_both, extent):
     assert "llvm.masked.gather" not in text
 
 
-def test_what_quotients_add_to_an_index_is_summed_first(run_both):
-    """So it leaves the loops inside; where it is added to them term by term, each term takes a register there."""
+def test_quotients_in_an_index_are_hoisted(run_both):
+    """The sum is loop-invariant; added term by term inside the loop, each term would take a register."""
     a, c = decl_buffer((400,), name="A"), decl_buffer((168,), name="C")
 
     def body(i):
@@ -113,7 +113,7 @@ PIECES = {
 
 @pytest.mark.parametrize("name", PIECES)
 @pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "bool"])
-def test_elements_of_few_pieces_of_memory(run_both, name, dtype):
+def test_gathers_from_few_contiguous_pieces(run_both, name, dtype):
     lanes = 24 if name == "three lines" else 16
     last = max(map(PIECES[name], range(lanes)))
     a, c = decl_buffer((2 * lanes + last + 1,), dtype, name="A"), decl_buffer((3 * lanes,), dtype, name="C")
@@ -159,14 +159,14 @@ def test_masked_loads_of_several_registers(run_llvm, lanes, wanted, dtype, targe
     load = BufferLoad(a, (ramp(first, 1, lanes),), mask)
     f = make(BufferStore(c, load, (ramp(0, 1, lanes),)), a, c, n, first)
     ones = np.ones(64, sample(dtype, 1).dtype)
-    for given in (1, 0):
-        _, result, *_ = run_llvm(f, ones, np.zeros(64, ones.dtype), given, 9, target=Target(target))
-        np.testing.assert_array_equal(result, given * (np.arange(64) < wanted))
+    for flag in (1, 0):
+        _, result, *_ = run_llvm(f, ones, np.zeros(64, ones.dtype), flag, 9, target=Target(target))
+        np.testing.assert_array_equal(result, flag * (np.arange(64) < wanted))
 
 
 @pytest.mark.parametrize("wanted", [25, 8, 24])
-def test_masked_loads_of_known_lanes_are_loads(run_llvm, wanted):
-    # Of 32 lanes those that a mask wants from 8 on: no register without one of them, then some without any.
+def test_masked_loads_with_a_constant_mask_are_plain_loads(run_llvm, wanted):
+    # Masks of 32 lanes starting at 8: first no register without an active lane, then some without any.
     a, c = decl_buffer((64,), "float32", name="A"), decl_buffer((64,), "float32", name="C")
     first = Var("first", dtype_of("int32"))
     load = BufferLoad(a, (ramp(first, 1, 32),), ramp(0, 1, 32) < wanted)
@@ -179,8 +179,8 @@ def test_masked_loads_of_known_lanes_are_loads(run_llvm, wanted):
 
 
 @pytest.mark.parametrize(("lanes", "masked"), [(16, False), (64, True)])
-def test_known_lanes_of_several_registers_stay_masked_loads(lanes, masked):
-    """Shuffled, LLVM moves them element by element: a third of the speed where windows reach over the ends of lines."""
+def test_constant_masks_over_several_registers_stay_masked_loads(lanes, masked):
+    """LLVM would expand shuffles to single elements: a third of the speed where windows cross the ends of lines."""
     a, c = decl_buffer((128,), "float32", name="A"), decl_buffer((128,), "float32", name="C")
     first = Var("first", dtype_of("int32"))
     load = BufferLoad(a, (ramp(first - 2, 1, lanes),), ramp(0, 1, lanes) >= 2)
@@ -192,8 +192,8 @@ def test_known_lanes_of_several_registers_stay_masked_loads(lanes, masked):
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"])
 @pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
 @pytest.mark.parametrize("lanes", [16, 30, 64, 128, 255])
-def test_positions_are_compared_with_one_that_is_known_at_run_time(run_llvm, lanes, compare, target):
-    """Lanes are counted: limits before the first and behind the last of them, too."""
+def test_ramps_are_compared_with_a_dynamic_limit(run_llvm, lanes, compare, target):
+    """Compared by the count of lanes: limits before the first and after the last of them, too."""
     limits, c = decl_buffer((9,), "int32", name="limits"), decl_buffer((9 * lanes,), "int8", name="C")
     i = Var("i", dtype_of("int32"))
     limit = Var("limit", dtype_of("int32"))
@@ -208,8 +208,8 @@ def test_positions_are_compared_with_one_that_is_known_at_run_time(run_llvm, lan
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"])
 @pytest.mark.parametrize("dtype", ["float32", "bool", "float16", "bfloat16", "int64", "uint8"])
-def test_vectors_that_data_choose_are_blended(run_llvm, dtype, target):
-    """A branch for each line would be foreseen half of the time."""
+def test_vectors_selected_by_data_are_blended(run_llvm, dtype, target):
+    """A branch per vector would be mispredicted half of the time."""
     flags, a, b = decl_buffer((9,), "bool", name="flags"), decl_buffer((9 * 21,), dtype), decl_buffer((9 * 21,), dtype)
     c, zeros, i = decl_buffer((9 * 21,), dtype, name="C"), decl_buffer((9 * 21,), dtype), Var("i", dtype_of("int32"))
     line, flag = (ramp(i * 21, 1, 21),), BufferLoad(flags, (i,))
@@ -228,7 +228,7 @@ def test_vectors_that_data_choose_are_blended(run_llvm, dtype, target):
 
 
 @pytest.mark.parametrize(("lanes", "kind"), [(64, "i8"), (18, "i16")])
-def test_lanes_are_counted_as_narrow_as_masks_may_be(lanes, kind):
+def test_lane_counts_have_the_width_of_masks(lanes, kind):
     c, first = decl_buffer((64,), "int8", name="C"), Var("first", dtype_of("int32"))
     inside = Cast(dtype_of("int8").with_lanes(lanes), ramp(first, 1, lanes) < 50)
     f = make(BufferStore(c, inside, (ramp(0, 1, lanes),)), c, first)
@@ -240,8 +240,8 @@ def test_lanes_are_counted_as_narrow_as_masks_may_be(lanes, kind):
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"])
 @pytest.mark.parametrize("dtype", ["float32", "bool", "float16", "int64"])
 @pytest.mark.parametrize("lanes", [15, 16, 17, 33, 65])
-def test_vectors_put_together_of_any_length(run_llvm, lanes, dtype, target):
-    """Neighbours that change places, every fifth lane 0: what is left over may be a single lane."""
+def test_shuffles_of_any_length(run_llvm, lanes, dtype, target):
+    """Adjacent elements swapped, every fifth lane 0: the remainder may be a single lane."""
     a, c = decl_buffer((lanes + 1,), dtype, name="A"), decl_buffer((lanes,), dtype, name="C")
     lane, two, five = ramp(0, 1, lanes), Broadcast(const(2), lanes), Broadcast(const(5), lanes)
     at = select(lane % two < 1, lane + 1, lane - 1)
@@ -254,8 +254,8 @@ def test_vectors_put_together_of_any_length(run_llvm, lanes, dtype, target):
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
-def test_lazy_choice_touches_only_what_it_chose(run_llvm, lanes):
-    # a[i - 2] for i < 2 would lie before the buffer
+def test_if_then_else_evaluates_only_the_selected_side(run_llvm, lanes):
+    # a[i - 2] for i < 2 would be out of bounds
     a, c = decl_buffer((16,), name="A"), decl_buffer((16,), name="C")
 
     def body(i):
@@ -303,7 +303,7 @@ def test_loops_of_symbolic_extent(run_both, kind):
         assert_same(run_both(f, np.zeros(64, "int32"), extent))
 
 
-def test_parallel_loops_of_one_symbolic_extent_after_each_other(run_both):
+def test_consecutive_parallel_loops_of_one_symbolic_extent(run_both):
     n, c = SizeVar("n"), decl_buffer((64,), "int32", name="C")
     first = loop(n, lambda i: BufferStore(c, i + 1, (i,)), ForKind.PARALLEL)
     second = loop(n, lambda i: BufferStore(c, BufferLoad(c, (i,)) * 2, (i,)), ForKind.PARALLEL)
@@ -473,7 +473,7 @@ def test_reinterpret(run_both):
     assert_same(run_both(f, sample("float32", 8), np.zeros(8, "int32")))
 
 
-def test_what_the_target_has_no_code_for_is_an_error(host):
+def test_unsupported_code_is_an_error(host):
     c = decl_buffer((8,), name="C")
     f = make(loop(8, lambda i: BufferStore(c, Cast(c.dtype, i), (i,)), ForKind.VECTORIZED), c)
     with pytest.raises(CompileError, match="still vectorized") as info:

@@ -1,4 +1,4 @@
-"""What is known of LLVM without loading it is what LLVM itself says, asked once for a library and a processor."""
+"""The cached properties of the installed LLVM agree with LLVM, which is queried once per library and processor."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from relayc.backend.llvm.installed import InstalledLLVM, installed_llvm
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[InstalledLLVM]:
-    """LLVM's answers; with a cache of its own, and nothing remembered in the process."""
+def answers_of_llvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[InstalledLLVM]:
+    """LLVM's answers, with an empty cache and nothing remembered in the process."""
     answers: list[InstalledLLVM] = []
-    ask = installed._asked
+    ask = installed._query_llvm
     monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(installed, "_asked", lambda: answers.append(ask()) or answers[-1])
+    monkeypatch.setattr(installed, "_query_llvm", lambda: answers.append(ask()) or answers[-1])
     monkeypatch.setattr(installed, "installed_llvm", installed_llvm.__wrapped__)
     return answers
 
 
-def test_what_the_cache_says_is_what_llvm_says(asked: list[InstalledLLVM]) -> None:
+def test_cached_properties_agree_with_llvm(answers_of_llvm: list[InstalledLLVM]) -> None:
     first, second = installed.installed_llvm(), installed.installed_llvm()
-    assert first == second and len(asked) == 1
+    assert first == second and len(answers_of_llvm) == 1
     assert first.version.split(".")[0] == str(llvm.llvm_version_info[0])
     assert (first.triple, first.processor) == (llvm.get_process_triple(), llvm.get_host_cpu_name())
     assert first.features == dict(llvm.get_host_cpu_features())
 
 
 @pytest.mark.parametrize("changed", ["processor_description", "__version__"])
-def test_another_processor_or_library_is_asked_about(
-    changed: str, asked: list[InstalledLLVM], monkeypatch: pytest.MonkeyPatch
+def test_another_processor_or_library_is_queried(
+    changed: str, answers_of_llvm: list[InstalledLLVM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed.installed_llvm()
     if changed == "__version__":
@@ -40,13 +40,13 @@ def test_another_processor_or_library_is_asked_about(
     else:
         monkeypatch.setattr(installed, changed, lambda: "another")
     installed.installed_llvm()
-    assert len(asked) == 2
+    assert len(answers_of_llvm) == 2
 
 
-def test_without_words_on_the_processor_nothing_is_kept(
-    asked: list[InstalledLLVM], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_without_a_processor_description_nothing_is_cached(
+    answers_of_llvm: list[InstalledLLVM], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(installed, "processor_description", lambda: "")
     installed.installed_llvm()
     installed.installed_llvm()
-    assert len(asked) == 2 and not list(tmp_path.iterdir())
+    assert len(answers_of_llvm) == 2 and not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Object files linked by our own linker and by LLVM's: the same functions, called."""
+"""Object files linked by our own linker and by LLVM's, with equal results."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ def test_constants_data_and_calls_within_across_and_out_of_objects(image_type):
 
 
 def mapped() -> Iterator[tuple[range, str]]:
-    """The spans of memory of this process and what may be done with them, in order."""
+    """The memory mappings of this process and their permissions, in order."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(part, 16) for part in line.split()[0].split("-"))
         yield range(start, end), line.split()[1]
 
 
 @needs_elf
-def test_code_can_t_be_written_and_data_can_t_be_run():
+def test_code_is_not_writable_and_data_not_executable():
     image = ElfImage([compiled(FIRST), compiled(SECOND)])
     code = image.address("look_up")
     pages = list(mapped())
@@ -131,11 +131,11 @@ def test_memory_is_freed_with_the_image_unless_it_is_kept():
 
 
 @needs_elf
-def test_what_our_linker_can_t_do_it_refuses_and_llvm_does_it():
+def test_objects_unsupported_by_our_linker_are_linked_by_llvm():
     absolute = compiled(FIRST.replace("@other", "@llabs"), "static")
     with pytest.raises(UnsupportedObject):
         ElfImage([absolute])
-    with pytest.raises(UnsupportedObject, match="nothing in the process is called next"):
+    with pytest.raises(UnsupportedObject, match="undefined symbols: next"):
         ElfImage([compiled(SECOND)])
     with pytest.raises(UnsupportedObject, match="no relocatable ELF"):
         ElfImage([b"MZ" + bytes(100)])
@@ -143,7 +143,7 @@ def test_what_our_linker_can_t_do_it_refuses_and_llvm_does_it():
         ElfImage([b"\x7fELF"])
 
 
-def test_linking_takes_whichever_can(monkeypatch: pytest.MonkeyPatch):
+def test_the_linker_is_chosen_by_the_objects(monkeypatch: pytest.MonkeyPatch):
     objects = [compiled(FIRST), compiled(SECOND)]
     assert function(link(objects), "next")() == 41
     monkeypatch.setattr(sys, "platform", "another")
@@ -156,7 +156,7 @@ def test_linking_falls_back_on_llvm(monkeypatch: pytest.MonkeyPatch):
     def refuse(objects: object) -> None:
         raise UnsupportedObject("not today")
 
-    monkeypatch.setattr("backend.llvm.linking.ElfImage", refuse)
+    monkeypatch.setattr("relayc.backend.llvm.linking.ElfImage", refuse)
     assert isinstance(link([compiled(FIRST), compiled(SECOND)]), JitImage)
 
 

@@ -1,4 +1,4 @@
-"""Gathers from 256 bytes at places that are bytes: instructions that pick from registers."""
+"""Gathers from 256 bytes at uint8 indices compile to lookups in registers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def built(tensors: tuple[te.Tensor, te.Tensor, te.Tensor], target: str) -> backe
 
 
 @pytest.mark.parametrize(("target", "instruction", "least"), INSTRUCTIONS, ids=str)
-def test_bytes_are_looked_up_in_registers(target, instruction, least):
+def test_byte_gathers_use_lookup_instructions(target, instruction, least):
     code = built(lookup(4096), target).get_source("asm")
     assert code.count(f"\t{instruction}") >= least
 
@@ -42,7 +42,7 @@ def test_bytes_are_looked_up_in_registers(target, instruction, least):
     "target", ["llvm", "llvm -mattr=-avx512vbmi", "llvm -mattr=-avx512f", "llvm -mcpu=x86-64-v2", "llvm -mcpu=x86-64"]
 )
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "float32"])
-def test_entries_are_those_of_the_table(dtype, target, length):
+def test_looked_up_entries_are_correct(dtype, target, length):
     codes, table = RANDOM.integers(0, 256, length).astype("uint8"), RANDOM.integers(-99, 99, 256).astype(dtype)
     result = backend.nd.empty((length,), dtype)
     built(lookup(length, dtype), target)(backend.nd.array(codes), backend.nd.array(table), result)

@@ -50,7 +50,7 @@ def test_equal_functions_give_equal_bytes(module, host):
     assert again.save_to_bytes() == module.save_to_bytes()
 
 
-def test_damaged_bytes_are_refused(module):
+def test_corrupt_bytes_are_rejected(module):
     data = module.save_to_bytes()
     for bad in (b"", data[:7], data[:40], data[:-1], data + b"x", b"ELF" + data[3:]):
         with pytest.raises(ArtifactError):
@@ -63,7 +63,7 @@ def test_damaged_bytes_are_refused(module):
         load_from_bytes(bytes(flipped))
 
 
-def test_code_for_another_machine_is_refused_before_it_runs(host):
+def test_code_for_another_machine_is_rejected_before_it_runs(host):
     other = "aarch64" if "x86" in host.get("mtriple") else "x86_64"
     module = build(IRModule({"f": scale("f", 2.0)}), Target(f"llvm -mtriple={other}-unknown-linux-gnu"))
     with pytest.raises(ArtifactError, match=rf"compiled for {other}.*this machine is"):

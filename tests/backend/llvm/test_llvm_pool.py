@@ -31,30 +31,30 @@ def test_every_task_runs_once(threads, tasks):
 
 
 @pytest.mark.parametrize(("threads", "tasks", "chunks"), [(2, 9, 8), (3, 7, 6), (2, 100, 16), (4, 4, 4), (3, 2, 2)])
-def test_threads_are_allotted_as_many_chunks_each(threads, tasks, chunks):
+def test_threads_have_equal_numbers_of_chunks(threads, tasks, chunks):
     seen: list[int] = []
     run(threads, tasks, lambda i, n, _: seen.append(n))
     assert seen == [chunks] * chunks
 
 
-def leave_the_bench() -> None:
-    """Waits until workers that were interrupted take part again."""
-    time.sleep(worker_placement.LONGEST_BENCH / 1e9)
+def wait_for_suspended_workers() -> None:
+    """Wait until suspended workers are resumed."""
+    time.sleep(worker_placement.MAX_SUSPENSION / 1e9)
 
 
 def test_tasks_run_in_different_threads():
-    leave_the_bench()
+    wait_for_suspended_workers()
     together = threading.Barrier(3)
     passed: list[int] = []
     run(3, 3, lambda i, n, _: passed.append(together.wait(30)))
     assert sorted(passed) == [0, 1, 2]
 
 
-def test_others_do_what_a_thread_has_not_begun():
+def test_unclaimed_chunks_are_stolen():
     """The worker stays in its first chunk until the caller has done all others."""
     done: Counter[bool] = Counter()
     caller = threading.get_native_id()
-    leave_the_bench()
+    wait_for_suspended_workers()
     begun, others_done = threading.Event(), threading.Event()
 
     def chunk(_i, _n, _step):
@@ -72,10 +72,10 @@ def test_others_do_what_a_thread_has_not_begun():
     assert done == {True: 15, False: 1}
 
 
-def test_nobody_waits_for_workers_that_have_not_begun():
-    """More threads than cores, asleep or not: each chunk once, by whoever comes."""
+def test_regions_do_not_wait_for_workers_that_have_not_started():
+    """More threads than cores, asleep or not: each chunk once, by any thread."""
     seen: list[int] = []
-    for pause in [0, 0.001] * 100:  # some find the workers asleep
+    for pause in [0, 0.001] * 100:  # some regions find the workers asleep
         run(7, 40, lambda i, n, _: seen.append(i))
         assert sorted(seen) == list(range(len(seen)))
         seen.clear()
@@ -93,7 +93,7 @@ define void @count(ptr %ctx, ptr %counts, i32 %task, i32 %tasks, i64 %step, i32 
 
 @pytest.mark.parametrize("threads", [2, 3, 7, 16])
 def test_thousands_of_short_regions(threads):
-    """Regions that are over before workers have come, one after the other."""
+    """Regions end before workers have started, one after the other."""
     run_region = Parallel(pool.parallel_address())
     image = assemble(COUNTING_TASK)
     counting = ctypes.cast(image.address("count"), Task)
@@ -103,22 +103,22 @@ def test_thousands_of_short_regions(threads):
         regions = 500
         for _ in range(regions):
             run_region(ctx.address, counting, ctypes.addressof(counts), tasks, 1)
-        chunks = min(tasks, pool_code.CHUNKS * threads)
+        chunks = min(tasks, pool_code.CHUNKS_PER_THREAD * threads)
         assert list(counts) == [regions] * chunks + [0] * (tasks - chunks)
 
 
-def test_regions_that_differ_run_one_after_the_other():
-    """Workers that come late to one must not take it for the next, which has other threads, chunks and steps."""
+def test_different_regions_in_sequence():
+    """Workers that start late must not mix up regions with different threads, chunks and steps."""
     run_region = Parallel(pool.parallel_address())
     image = assemble(COUNTING_TASK)
     counting = ctypes.cast(image.address("count"), Task)
     contexts = {threads: context(threads) for threads in range(2, 7)}
-    counts = (ctypes.c_int32 * (pool_code.CHUNKS * 7))()
+    counts = (ctypes.c_int32 * (pool_code.CHUNKS_PER_THREAD * 7))()
     for number in range(5000):
-        threads, share, steps = 2 + number % 5, 1 + number % pool_code.CHUNKS, 1 + number % 3
+        threads, each, steps = 2 + number % 5, 1 + number % pool_code.CHUNKS_PER_THREAD, 1 + number % 3
         ctypes.memset(counts, 0, ctypes.sizeof(counts))
-        run_region(contexts[threads].address, counting, ctypes.addressof(counts), threads * share, steps)
-        chunks = threads * share
+        run_region(contexts[threads].address, counting, ctypes.addressof(counts), threads * each, steps)
+        chunks = threads * each
         assert list(counts) == [steps] * chunks + [0] * (len(counts) - chunks)
 
 
@@ -129,7 +129,7 @@ def test_a_nested_region_runs_serially_and_once():
 
 
 @pytest.mark.parametrize(("steps", "times"), [(1, 300), (5, 50)])
-def test_two_python_threads_at_once(steps, times):
+def test_two_concurrent_python_threads(steps, times):
     def work():
         tasks: list[int] = []
         run(2, 4, lambda _i, n, _s: tasks.append(n), steps)
@@ -161,7 +161,7 @@ def test_a_forked_child_has_workers_of_its_own():
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells what a thread of this process does")
 def test_idle_workers_sleep():
-    """After their bounded spin they wait in the kernel, in state "S"; others may use the cores, so wait."""
+    """After a bounded spin they sleep in the kernel, in state "S"; other programs may use the cores, so poll."""
     run(4, 4, lambda i, n, _: None)
     for _ in range(200):
         others = [t for t in Path("/proc/self/task").iterdir() if int(t.name) != threading.get_native_id()]
@@ -172,7 +172,7 @@ def test_idle_workers_sleep():
     raise AssertionError(f"workers still run: {states}")
 
 
-def test_the_process_ends_while_workers_are_parked():
+def test_the_process_exits_while_workers_sleep():
     program = (
         "from relayc.backend.llvm import pool\n"
         "from tests.backend.llvm.regions import run\n"
@@ -196,7 +196,7 @@ def test_workspace_is_aligned_and_reusable():
             release(None, a)
 
 
-def test_an_older_version_of_the_pool_is_not_taken():
+def test_an_older_version_of_the_pool_is_rejected():
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(process_triple()).create_target_machine(reloc="pic", codemodel="small")

@@ -57,7 +57,7 @@ PROGRAMS = 40
 
 
 class Generator:
-    """Random expressions over two loop variables, a size and a buffer of every type; all loads stay inside."""
+    """Random expressions over two loop variables, a size and a buffer of every type, with all loads in bounds."""
 
     def __init__(self, seed: int, lanes: int) -> None:
         self.random = random.Random(seed)
@@ -136,7 +136,7 @@ class Generator:
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 8])
-def test_random_programs_mean_the_same(host, lanes):
+def test_random_programs_agree_with_the_interpreter(host, lanes):
     programs = [Generator(1000 * lanes + k, lanes).program(f"f{k}") for k in range(PROGRAMS)]
     module = build(IRModule({f.name: f for f, _ in programs}), host)
     rng = np.random.default_rng(lanes)

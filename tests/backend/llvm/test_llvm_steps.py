@@ -1,4 +1,4 @@
-"""Regions of several steps: parallel loops in a row and loops around them, whose threads meet after each step."""
+"""Regions of several steps: consecutive parallel loops and loops around them, with a barrier after each step."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from tests.backend.llvm.regions import Parallel, Task, assemble, context, run
 
 @pytest.mark.parametrize(("threads", "tasks"), [(1, 4), (2, 2), (2, 5), (3, 100), (8, 8)])
 @pytest.mark.parametrize("steps", [0, 1, 2, 25])
-def test_every_chunk_of_every_step_runs_once_and_after_the_step_before(threads, tasks, steps):
-    done: list[list[tuple[int, int, int]]] = [[] for _ in range(steps)]  # appending is atomic, adding to a count is not
+def test_every_chunk_runs_once_and_after_the_previous_step(threads, tasks, steps):
+    done: list[list[tuple[int, int, int]]] = [[] for _ in range(steps)]  # appending is atomic, incrementing is not
     early: list[int] = []
 
     def chunk(i, n, step):
@@ -55,7 +55,7 @@ def test_every_chunk_of_every_step_runs_once_and_after_the_step_before(threads, 
     assert seen == {(step, i, n): 1 for step in range(steps) for n in chunks for i in range(n)}
 
 
-def test_threads_that_wait_long_for_a_step_sleep_and_are_woken():
+def test_threads_sleep_in_a_long_barrier_and_are_woken():
     seen: list[int] = []
 
     def chunk(i, _n, step):
@@ -98,7 +98,7 @@ def test_thousands_of_short_steps(threads):
     ordered = ctypes.cast(image.address("ordered"), Task)
     ctx = context(threads)
     for tasks in (threads, 100 * threads):
-        steps, chunks = 2000, min(tasks, pool_code.CHUNKS * threads)
+        steps, chunks = 2000, min(tasks, pool_code.CHUNKS_PER_THREAD * threads)
         for _ in range(3):
             counts = (ctypes.c_int64 * 3)()
             region(ctx.address, ordered, ctypes.addressof(counts), tasks, steps)
@@ -122,7 +122,8 @@ N = 24
 
 
 def sums(steps, start=0):
-    """Two buffers in turns: every step reads what all threads wrote in the one before; another loop adds them up."""
+    """Two alternating buffers: every step reads what all threads wrote in the previous one; a second loop adds them
+    up."""
     a, total = decl_buffer((2 * N,), "int64", name="A"), decl_buffer((N,), "int64", name="T")
 
     def step(t):
@@ -157,20 +158,20 @@ def test_loops_around_parallel_loops(run_both, threads, steps, start):
 
 
 def row(first, second, third):
-    """Three parallel loops in a row: each reads what all threads wrote in the one before."""
+    """Three consecutive parallel loops, each reading what all threads wrote in the previous one."""
     a, b, c = (decl_buffer((n,), "int64", name=name) for n, name in zip(LENGTHS, "ABC", strict=True))
 
     def fill(i):
         return BufferStore(a, BufferLoad(a, (i,)) * 3 + 1, (i,))
 
-    def turn(i):
+    def reverse(i):
         return BufferStore(b, BufferLoad(a, (LENGTHS[0] - 1 - i,)) + cast("int64", i), (i,))
 
     def spread(i):
         return BufferStore(c, BufferLoad(b, (LENGTHS[1] - 1 - i % LENGTHS[1],)) - BufferLoad(a, (i % 5,)), (i,))
 
     kind = ForKind.PARALLEL
-    return seq(loop(first, fill, kind), loop(second, turn, kind), loop(third, spread, kind)), a, b, c
+    return seq(loop(first, fill, kind), loop(second, reverse, kind), loop(third, spread, kind)), a, b, c
 
 
 LENGTHS = (100, 3, 37)
@@ -178,7 +179,7 @@ LENGTHS = (100, 3, 37)
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 @pytest.mark.parametrize("known", [True, False])
-def test_parallel_loops_in_a_row(run_both, threads, known):
+def test_consecutive_parallel_loops(run_both, threads, known):
     ctx = current_context()
     before = ctx.num_threads
     try:
@@ -193,7 +194,7 @@ def test_parallel_loops_in_a_row(run_both, threads, known):
         ctx._ctx.num_threads = before
 
 
-def test_parallel_loops_in_a_row_may_be_empty(run_both):
+def test_consecutive_parallel_loops_may_be_empty(run_both):
     sizes = SizeVar("n"), SizeVar("m"), SizeVar("k")
     body, a, b, c = row(*sizes)
     data = [np.arange(n, dtype="int64") ** 2 for n in LENGTHS]
@@ -203,12 +204,12 @@ def test_parallel_loops_in_a_row_may_be_empty(run_both):
 
 
 @pytest.mark.parametrize(("lengths", "steps"), [(LENGTHS, [3]), ((100, 1, 37), [1, 1]), ((100, 3, 1), [2])])
-def test_parallel_loops_in_a_row_are_one_region(lengths, steps):
-    """A loop of one iteration is no region; it stands between those around it."""
+def test_consecutive_parallel_loops_are_one_region(lengths, steps):
+    """A loop of one iteration is no region and splits the sequence."""
     assert steps_of_regions(*row(*lengths)) == steps
 
 
-def test_a_loop_whose_length_another_computes_is_not_joined_with_it():
+def test_a_loop_with_a_computed_extent_does_not_join_its_producer():
     n, a = decl_buffer((1,), "int64", name="N"), decl_buffer((64,), "int64", name="A")
     first = loop(2, lambda i: BufferStore(n, cast("int64", 5), (convert(0),)), ForKind.PARALLEL)
     second = loop(BufferLoad(n, (convert(0),)), lambda i: BufferStore(a, i, (i,)), ForKind.PARALLEL)
@@ -221,7 +222,7 @@ def steps_of_regions(body, *params):
 
 
 @pytest.mark.parametrize("steps", [0, 1, 9])
-def test_as_many_steps_as_an_argument_says(run_both, steps):
+def test_a_dynamic_number_of_steps(run_both, steps):
     n = SizeVar("n")
     body, a, total = sums(n)
     data = np.arange(2 * N, dtype="int64")

@@ -1,4 +1,4 @@
-"""Loops that don't need each other as one step: every iteration runs once, and shares are even."""
+"""Independent loops as one step: every iteration runs once, and the partition is even."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from relayc.backend.driver import build
-from relayc.backend.llvm.codegen.work_partition import shares
+from relayc.backend.llvm.codegen.work_partition import partition
 from relayc.backend.runtime import nd
 from relayc.backend.runtime.context import current_context
 from relayc.te.dtype import INT32
@@ -31,7 +31,7 @@ Loops = list[tuple[int, int]]
 
 
 def ranges(loops: Loops, task: int, tasks: int, threads: int) -> list[range]:
-    found = shares(loops, *[const(n, "int64") for n in (task, tasks, threads)])
+    found = partition(loops, *[const(n, "int64") for n in (task, tasks, threads)])
     bounds = [(as_int(a), as_int(b)) for a, b in found]
     return [range(a, b) for a, b in bounds if a is not None and b is not None]
 
@@ -57,14 +57,14 @@ def test_tasks_run_each_iteration_of_each_loop_once_and_in_order(loops: Loops, t
     [([(7, 30), (7, 30)], 2, 1.0), ([(2, 2500), (61, 20)], 2, 1.01), ([(122, 2294), (32, 2187), (27, 2000)], 16, 1.07),
      ([(12, 900), (9, 890), (5, 400)], 8, 1.35)],
 )  # fmt: skip
-def test_a_thread_gets_no_more_than_its_share_of_all_loops(loops: Loops, threads: int, most: float) -> None:
+def test_the_partition_is_balanced(loops: Loops, threads: int, most: float) -> None:
     work = [sum(len(r) * cycles for r, (_, cycles) in zip(ranges(loops, t, threads, threads), loops, strict=True))
             for t in range(threads)]  # fmt: skip
     assert max(work) <= most * sum(work) / threads
     assert sum(work) == sum(extent * cycles for extent, cycles in loops)
 
 
-def test_the_tasks_of_a_thread_go_from_loop_to_loop():
+def test_tasks_of_a_thread_follow_the_order_of_loops():
     tasks = [ranges([(8, 10), (8, 10)], task, 8, 2) for task in range(4)]
     assert [[len(r) for r in both] for both in tasks] == [[2, 0], [2, 0], [0, 2], [0, 2]]
 
@@ -89,7 +89,7 @@ def test_compiled_steps_run_every_iteration(extents: list[int], threads: int) ->
     run = build(counting(extents, 3), target="llvm")["counting"]
     counts = nd.array(np.zeros(sum(extents), np.int32))
     context = current_context()
-    context._ctx.num_threads = threads  # more threads than the machine has, too
+    context._ctx.num_threads = threads  # may exceed the machine's number of threads
     try:
         run(counts)
     finally:
@@ -97,7 +97,7 @@ def test_compiled_steps_run_every_iteration(extents: list[int], threads: int) ->
     assert counts.numpy().tolist() == [3] * sum(extents)
 
 
-def test_steps_in_a_row_are_one_region():
+def test_consecutive_steps_are_one_region():
     text = build(counting([4, 6], 3), target="llvm").get_source("raw-ll")
     assert text.count("ptr @counting.task") == 1
     assert "i64 3)" in text

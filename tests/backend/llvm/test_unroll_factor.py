@@ -1,4 +1,4 @@
-"""Sums of products in registers: some of their steps are written out in a row, from addresses that they share."""
+"""Unrolling of register-accumulated sums of products, with shared addresses."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ AVX512 = f"{X86} -mcpu=sapphirerapids"
 
 
 def product(
-    depth: te.Dim, rows: int = 8, columns: int = 32, dtype: str = "float32", asks: Sequence[int] = ()
+    depth: te.Dim, rows: int = 8, columns: int = 32, dtype: str = "float32", prefetches: Sequence[int] = ()
 ) -> IRModule:
-    """(rows, depth) by (depth, columns): all sums are in registers while a loop goes along the depth.
+    """(rows, depth) by (depth, columns): all accumulators are in registers in a loop along the depth.
 
-    Every so many steps, loops inside of others, memory is asked for in the innermost.
+    The loop is split by the factors `prefetches`; memory is prefetched in the innermost loop.
     """
     a, b = te.placeholder((rows, depth), dtype, "a"), te.placeholder((depth, columns), dtype, "b")
     k = te.reduce_axis((0, depth), "k")
@@ -33,9 +33,9 @@ def product(
     i, j = s[tile].op.axis
     s[tile].reorder(k, i, j)
     loop, rest = k, k
-    for every in asks:
+    for every in prefetches:
         loop, rest = s[tile].split(rest, factor=every)
-    if asks:
+    if prefetches:
         s[tile].prefetch_line(b, loop, lambda i, j, k: (k + 100, 0))
     s[tile].unroll(i)
     s[tile].vectorize(j)
@@ -52,11 +52,11 @@ def steps(module: IRModule, vector_bits: int = 512) -> int:
 @pytest.mark.parametrize(
     ("depth", "found"), [(64, 8), (60, 6), (7, 7), (5, 5), (13, 8), (127, 8), (2, 2)]
 )
-def test_as_many_steps_as_divide_them_or_as_many_as_possible(depth: int, found: int):
+def test_the_factor_divides_the_trip_count_or_is_the_maximum(depth: int, found: int):
     assert steps(product(depth)) == found
 
 
-def test_fewer_steps_of_larger_tiles_and_one_of_what_is_no_tile():
+def test_larger_tiles_are_unrolled_less_and_others_not_at_all():
     assert steps(product(64, rows=14)) == 8, "of 28 multiply-adds each"
     assert steps(product(64, rows=8), vector_bits=256) == 4, "of 32: up to seven, of which four divide the steps"
     assert steps(product(64, rows=14, columns=64)) == 1, "56, which no registers hold"
@@ -65,22 +65,22 @@ def test_fewer_steps_of_larger_tiles_and_one_of_what_is_no_tile():
 
 
 @pytest.mark.parametrize(
-    ("asks", "found"), [([2], 4), ([4], 2), ([8], 1), ([16], 1), ([8, 2], 1), ([4, 2], 2), ([2, 1], 4)]
+    ("prefetches", "found"), [([2], 4), ([4], 2), ([8], 1), ([16], 1), ([8, 2], 1), ([4, 2], 2), ([2, 1], 4)]
 )
-def test_loops_of_few_steps_between_which_memory_is_asked_for_are_written_out_with_the_next(
-    asks: list[int], found: int
+def test_short_loops_between_prefetches_are_unrolled_together(
+    prefetches: list[int], found: int
 ):
-    """Eight steps in a row in all."""
-    assert steps(product(64, asks=asks)) == found
-    text = backend.build(product(64, asks=asks), target=Target(AVX512)).get_source("asm")
+    """The unrolled body has eight steps in all."""
+    assert steps(product(64, prefetches=prefetches)) == found
+    text = backend.build(product(64, prefetches=prefetches), target=Target(AVX512)).get_source("asm")
     assert text.count("vfmadd") == 16 * 8
-    assert text.count("prefetch") == 8 // min(asks[-1], 8)
+    assert text.count("prefetch") == 8 // min(prefetches[-1], 8)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 7, 13, 64, 67])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_results(depth: int, dtype: str):
-    """Whatever is left over of the steps."""
+    """With every size of the remainder."""
     rng = np.random.default_rng(depth)
     a, b = rng.standard_normal((8, depth)).astype(dtype), rng.standard_normal((depth, 32)).astype(dtype)
     result = backend.nd.empty((8, 32), dtype)
@@ -88,8 +88,8 @@ def test_results(depth: int, dtype: str):
     np.testing.assert_allclose(result.numpy(), a @ b, rtol=1e-4, atol=1e-4)
 
 
-def test_registers_hold_all_sums_and_addresses_take_next_to_no_instructions():
-    """Nothing is spilled; of eight steps there is one addition for each operand, and one for the loop."""
+def test_accumulators_stay_in_registers_with_few_address_instructions():
+    """Nothing is spilled; eight steps take one addition for each operand, and one for the loop."""
     text = backend.build(product(640, rows=13), target=Target(AVX512)).get_source("asm")
     (body,) = [b.split("\tj")[0] for b in re.split(r"\n\.LBB", text) if b.count("vfmadd") == 8 * 26]
     assert not re.search(r"zmm\d+, -?\d*\(%rsp\)|\(%rsp\), %zmm", body)
@@ -100,16 +100,16 @@ def test_registers_hold_all_sums_and_addresses_take_next_to_no_instructions():
 @pytest.mark.parametrize(
     ("processor", "through"), [("icelake-server", True), ("znver5", False), ("haswell", False)]
 )
-def test_sums_pass_from_step_to_step_in_registers(processor: str, through: bool):
-    """Not with LLVM's models of Zen 4 and 5, with which 14 x 2 vectors spill only if they have to."""
+def test_accumulators_pass_between_steps_in_registers(processor: str, through: bool):
+    """Not with LLVM's models of Zen 4 and 5, with which 14 x 2 vectors spill only if accumulators pass the barrier."""
     rows, columns = (14, 32) if processor != "haswell" else (6, 16)
     lib = backend.build(product(64, rows, columns), target=Target(f"{X86} -mcpu={processor}"))
     assert ("=v,=v" in lib.get_source("raw-ll")) == through
     assert "(%rsp)" not in lib.get_source("asm")
 
 
-def test_a_tile_that_takes_nearly_all_registers_does_not_spill():
-    """14 x 2 vectors of a convolution with strides: one of the sums was in memory, and waited for in each step."""
+def test_a_tile_of_nearly_all_registers_does_not_spill():
+    """14 x 2 vectors of a strided convolution: one of the accumulators was in memory, a dependence in each step."""
     x, weight = relay.var("x", (1, 128, 56, 56)), relay.const(np.zeros((128, 128, 3, 3), np.float32))
     conv = relay.nn.conv2d(x, weight, strides=(2, 2), padding=(1, 1, 1, 1), channels=128, kernel_size=(3, 3))
     target = f"{X86} -mcpu=icelake-server -num-cores=1 -l1-bytes=49152 -l2-bytes={2 << 20}"
@@ -121,9 +121,8 @@ def test_a_tile_that_takes_nearly_all_registers_does_not_spill():
 
 @pytest.mark.parametrize("processor", ["icelake-server", "znver5"])
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(784, 1152, 128), (3136, 576, 64), (128, 768, 768)])
-def test_sums_of_products_of_bytes_stay_in_registers(processor: str, rows: int, depth: int, columns: int):
-    """LLVM read the numbers of all rows first where memory was asked for in every second step, and took up to four
-    times as long."""
+def test_byte_dot_product_accumulators_stay_in_registers(processor: str, rows: int, depth: int, columns: int):
+    """With prefetches in every second step LLVM hoisted the loads of all rows, which was up to four times slower."""
     x, weight = relay.var("x", (rows, depth), "uint8"), relay.const(np.ones((columns, depth), np.int32))
     y = relay.nn.relu(relay.nn.dense(relay.cast(x, "int32"), weight))
     target = f"{X86} -mcpu={processor} -num-cores=1 -l1-bytes=49152 -l2-bytes={2 << 20}"
@@ -139,10 +138,10 @@ def test_sums_of_products_of_bytes_stay_in_registers(processor: str, rows: int, 
         ("llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1", 100, 1),
     ],
 )  # fmt: skip
-def test_two_vectors_of_a_row_that_are_apart_leave_sums_in_registers(target: str, columns: int, vectors: int):
-    """The last columns are no whole panel, so vectors are told apart: LLVM would spill, which took up to four times as
-    long, whatever the loop is like (with 13 vectors, asking for few lines of results in between). The last one of the
-    panels of two vectors has tiles of as many as it needs.
+def test_two_separate_vectors_of_a_row_keep_accumulators_in_registers(target: str, columns: int, vectors: int):
+    """The last columns are a partial panel, so its two vectors are apart: LLVM would spill, up to four times slower
+    whatever the loop (with 13 vectors, prefetching few result lines in between). The last of the panels of two vectors
+    has tiles of as many as it needs.
     """
     x, weight = relay.var("x", (784, 256)), relay.const(np.zeros((columns, 256), np.float32))
     lib = relay.build(IRModule({"main": relay.Function((x,), relay.nn.dense(x, weight))}), target)

@@ -1,4 +1,4 @@
-// Atomic operations: a thread is never interrupted, so plain ones will do.
+// Atomic operations: a fiber is never preempted, so plain ones suffice.
 #pragma once
 
 template <class T>

@@ -1,4 +1,4 @@
-// The CUDA language on the host: makes emitted kernels compile with g++. Stands before the text of a module.
+// The CUDA language on the host, with which emitted kernels compile under g++. Included before the text of a module.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -11,7 +11,7 @@
 
 #define RELAYC_HOST_EMULATION 1
 
-// Barriers and warp operations are told apart by their line, which survives inlining and loop unrolling.
+// Barriers and warp operations are identified by their line, which survives inlining and loop unrolling.
 #define __global__ __attribute__((visibility("hidden"), used))
 #define __device__
 #define __host__
@@ -39,7 +39,7 @@
 
 namespace emulation {
 
-// How a kernel is called with an array of pointers to its arguments.
+// Calls a kernel with an array of pointers to its arguments.
 template <class Signature>
 struct Entry;
 
@@ -65,7 +65,7 @@ struct Entry<void (*)(A...)> {
 
 }  // namespace emulation
 
-// After the text of a kernel: makes it known to the driver.
+// Placed after the text of a kernel: registers it with the driver.
 #define RELAYC_KERNEL(name, max_threads)                                                                        \
   extern "C" __attribute__((visibility("default"))) const emulation::Kernel relayc_kernel_##name =              \
       emulation::Entry<decltype(&name)>::describe<&name>(max_threads);

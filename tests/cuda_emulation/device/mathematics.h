@@ -1,4 +1,4 @@
-// Mathematical functions that CUDA has and the C library has not, and overloads of min and max.
+// Mathematical functions of CUDA that the C library lacks, and overloads of min and max.
 #pragma once
 
 template <class T>
@@ -47,7 +47,7 @@ static inline int __ffs(int x) { return __builtin_ffs(x); }
 static inline int __mulhi(int a, int b) { return (int)(((long long)a * b) >> 32); }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((unsigned long long)a * b) >> 32); }
 
-static inline int __dp4a(int a, int b, int c) {  // four products of signed bytes
+static inline int __dp4a(int a, int b, int c) {  // dot product of four signed bytes
   for (int i = 0; i < 4; ++i) c += (int)(signed char)(a >> 8 * i) * (int)(signed char)(b >> 8 * i);
   return c;
 }

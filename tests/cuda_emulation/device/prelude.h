@@ -1,4 +1,4 @@
-// What the prelude of emitted text leaves to its environment: on a GPU these are single instructions.
+// The host implementation of the GPU-specific part of the prelude; on a GPU these are single instructions.
 #pragma once
 
 #define RC_DEVICE [[maybe_unused]] static inline __attribute__((always_inline))
@@ -17,7 +17,7 @@ RC_DEVICE float rc_float16_value(unsigned short bits) { return (float)emulation_
 RC_DEVICE float rc_min_f32(float a, float b) { return (a < b || a != a) ? a : b; }
 RC_DEVICE float rc_max_f32(float a, float b) { return (a > b || a != a) ? a : b; }
 
-// Asynchronous copies end at the wait, not before.
+// Asynchronous copies complete at the wait, not before.
 template <int N>
 static inline void rc_async_copy(void* to, const void* from, bool inside) {
   emulation_copy_async(to, from, N, inside);
@@ -28,7 +28,7 @@ static inline void rc_async_wait() {
   emulation_copy_wait(Pending);
 }
 
-// Atomic operations: a thread is never interrupted between two accesses.
+// Atomic operations: a fiber is never preempted between two accesses.
 struct rc_float16;
 struct rc_bfloat16;
 RC_DEVICE float rc_from_float16(rc_float16);
@@ -72,40 +72,42 @@ static inline T rc_atomic_max(T* at, T by) {
   return old;
 }
 
-// Tensor cores: lanes meet with their registers or addresses, and each takes its share of what they mean together.
+// Tensor cores: lanes synchronise, exchanging their registers or addresses, and each computes its part of the result.
 
-template <int Count, bool Turned>
+template <int Count, bool Transposed>
 static inline void emulation_ldmatrix(void* to, void* also, const char* from) {
   unsigned lane = emulation_lane();
   if ((unsigned long long)from % 16) emulation_fail("ldmatrix reads a row that is not aligned to 16 bytes");
-  const unsigned line = Turned + 2u * Count;
+  const unsigned line = Transposed + 2u * Count;
   const unsigned char* slots = emulation_warp_meet(emulation_all_lanes(), &from, sizeof from, nullptr, line);
   for (unsigned i = 0; i < Count; ++i) {
     unsigned short pair[2];
     for (unsigned half = 0; half < 2; ++half) {
       unsigned across = 2 * (lane & 3) + half, down = lane >> 2;
-      auto row = emulation_read_lane<const char*>(slots, 8 * i + (Turned ? across : down), __LINE__);
-      memcpy(&pair[half], row + 2 * (Turned ? down : across), 2);
+      auto row = emulation_read_lane<const char*>(slots, 8 * i + (Transposed ? across : down), __LINE__);
+      memcpy(&pair[half], row + 2 * (Transposed ? down : across), 2);
     }
     memcpy(i < 2 ? (char*)to + 4 * i : (char*)also + 4 * (i - 2), pair, 4);
   }
 }
-#define EMULATION_LDMATRIX(name, turned)                                                 \
-  static inline void rc_ldmatrix_x4##name(void* to, void* also, const char* from) { \
-    emulation_ldmatrix<4, turned>(to, also, from);                                       \
+#define EMULATION_LDMATRIX(name, transposed)                                             \
+  static inline void rc_ldmatrix_x4##name(void* to, void* also, const char* from) {      \
+    emulation_ldmatrix<4, transposed>(to, also, from);                                   \
   }                                                                                      \
-  static inline void rc_ldmatrix_x2##name(void* to, const char* from) { emulation_ldmatrix<2, turned>(to, to, from); }
+  static inline void rc_ldmatrix_x2##name(void* to, const char* from) {                  \
+    emulation_ldmatrix<2, transposed>(to, to, from);                                     \
+  }
 EMULATION_LDMATRIX(, false)
 EMULATION_LDMATRIX(_transposed, true)
 
-// What a lane brings to a product of matrices.
+// The operands of a lane in a matrix product.
 template <class Sum>
 struct EmulationFragments {
   unsigned left[4], right[2];
   Sum sums[4];
 };
 
-// The product of a warp: unpacks the fragments of all lanes, multiplies, and leaves every lane its sums.
+// The product of a warp: unpacks the fragments of all lanes, multiplies, and returns its sums to every lane.
 template <class T, class Sum, class Widen>
 static void emulation_multiply_warp(unsigned char* slots, unsigned active) {
   if (active != emulation_all_lanes()) emulation_fail("a product of matrices by lanes %08x of a warp", active);
@@ -161,31 +163,32 @@ static inline void rc_mma_int8(int* sums, const void* left, const void* right) {
   emulation_multiply<signed char>(sums, left, right, [](signed char x) { return (int)x; }, __LINE__);
 }
 
-// Products of warp groups: every warp has the same operands, its own 16 rows, and all of its lanes.
+// Products of warp groups: every warp has the same right operand, its own 16 rows, and all lanes active.
 
 struct EmulationOperand {
   const char* first;
-  int apart;
+  int stride;
 };
-static inline EmulationOperand rc_wgmma_operand(const void* own, int offset, int apart) {
-  return {(const char*)((unsigned long long)own & ~1023ull) + offset, apart};
+static inline EmulationOperand rc_wgmma_operand(const void* own, int offset, int stride) {
+  return {(const char*)((unsigned long long)own & ~1023ull) + offset, stride};
 }
 static inline void rc_wgmma_begin() {}
 static inline void rc_wgmma_end() {}
 static inline void rc_wgmma_settle() {}
 
-// Element `k` of row or column `i`, from swizzled lines that belong to one `i`, or where they are turned to one `k`.
+// Element `k` of row or column `i`, from swizzled lines that have one `i` each, or one `k` each if transposed.
 template <class Widen>
-static inline float emulation_wgmma_element(EmulationOperand from, unsigned i, unsigned k, bool turned, Widen widen) {
+static inline float emulation_wgmma_element(EmulationOperand from, unsigned i, unsigned k, bool transposed,
+                                            Widen widen) {
   unsigned long long place = (unsigned long long)from.first;
-  place += turned ? i / 64 * from.apart + k * 128 + i % 64 * 2 : i * 128 + k * 2;
+  place += transposed ? i / 64 * from.stride + k * 128 + i % 64 * 2 : i * 128 + k * 2;
   unsigned short bits;
   memcpy(&bits, (const char*)(place ^ (place >> 7 & 7) << 4), 2);
   return widen(bits);
 }
 template <unsigned Columns, class Widen>
-static inline void emulation_wgmma(float* sums, EmulationOperand left, EmulationOperand right, bool turned, Widen widen,
-                                   unsigned line) {
+static inline void emulation_wgmma(float* sums, EmulationOperand left, EmulationOperand right, bool transposed,
+                                   Widen widen, unsigned line) {
   const char* places[2] = {left.first, right.first};
   const unsigned char* slots = emulation_warp_meet(emulation_all_lanes(), places, sizeof places, nullptr, line);
   if (memcmp(slots, places, sizeof places)) emulation_fail("lanes of a warp give wgmma different operands");
@@ -194,16 +197,16 @@ static inline void emulation_wgmma(float* sums, EmulationOperand left, Emulation
     unsigned row = first_row + 8 * (i >> 1 & 1), column = 8 * (i >> 2) + 2 * (lane & 3) + (i & 1);
     for (unsigned k = 0; k < 16; ++k)
       sums[i] += emulation_wgmma_element(left, row, k, false, widen) *
-                 emulation_wgmma_element(right, column, k, turned, widen);
+                 emulation_wgmma_element(right, column, k, transposed, widen);
   }
 }
-template <int Turned, unsigned Sums>
+template <int Transposed, unsigned Sums>
 static inline void rc_wgmma_step_float16(float (*d)[Sums], EmulationOperand left, EmulationOperand right) {
   auto widen = [](unsigned short x) { return (float)emulation_bits<_Float16>(x); };
-  emulation_wgmma<2 * Sums>(*d, left, right, Turned, widen, __LINE__);
+  emulation_wgmma<2 * Sums>(*d, left, right, Transposed, widen, __LINE__);
 }
-template <int Turned, unsigned Sums>
+template <int Transposed, unsigned Sums>
 static inline void rc_wgmma_step_bfloat16(float (*d)[Sums], EmulationOperand left, EmulationOperand right) {
   auto widen = [](unsigned short x) { return emulation_bits<float>((unsigned)x << 16); };
-  emulation_wgmma<2 * Sums>(*d, left, right, Turned, widen, __LINE__);
+  emulation_wgmma<2 * Sums>(*d, left, right, Transposed, widen, __LINE__);
 }

@@ -1,4 +1,4 @@
-// Operations of a warp. Reading a lane that does not take part is an error here; on a GPU the result is undefined.
+// Warp operations. Reading an inactive lane is an error here; on a GPU the result is undefined.
 #pragma once
 
 static inline unsigned emulation_lane() { return emulation_linear_thread() & 31; }

@@ -1,5 +1,5 @@
-// The part of the CUDA driver's binary interface that the stand-in offers: types, result codes and attribute numbers.
-// The numbers are the interface; names are shortened. No CUDA header is needed to build the stand-in.
+// The emulated part of the CUDA driver's ABI: types, result codes and attribute numbers.
+// The numbers are the interface; names are shortened. No CUDA header is needed to build the emulation.
 #pragma once
 #include <cstddef>
 #include <cstdint>

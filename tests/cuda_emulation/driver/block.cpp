@@ -1,9 +1,9 @@
 // The threads of a block as fibers.
 //
-// A fiber runs threads one after another until one of them has to wait; then the next fiber goes on with the next one.
-// So a kernel without barriers runs as a plain loop on one fiber, and only waiting threads hold a stack. Even blocks go
-// through their threads upwards and odd blocks downwards: what is right in one order only shows as a wrong result.
-// Shared memory starts as NaN in every block.
+// A fiber runs threads one after another until one of them has to wait; then another fiber continues with the next
+// thread. So a kernel without barriers runs as a plain loop on one fiber, and only waiting threads hold a stack. Even
+// blocks run their threads in ascending, odd blocks in descending order, so that a dependence on the order shows as a
+// wrong result. Shared memory is initialised to NaN in every block.
 #include "block.h"
 
 #include <setjmp.h>
@@ -39,7 +39,7 @@ struct PendingCopy {
   unsigned group;
 };
 
-struct Meeting {  // of lanes of a warp
+struct Meeting {  // a synchronisation of lanes of a warp
   unsigned met, mask, line;  // lanes that wait in it, lanes that must come, where
   unsigned users;            // lanes that may still read its slots: until their next meeting
   WarpWork work;
@@ -114,8 +114,8 @@ int next_ready() {
 
 void fiber_main();
 
-// Leaves the running fiber for the next thread that can run, or for the scheduler when there is none.
-// `position` receives where the fiber left.
+// Switches from the running fiber to the next runnable thread, or to the scheduler if there is none.
+// `position` receives the fiber's stack position.
 void leave(void** position) {
   int next = next_ready();
   if (next < 0) {
@@ -135,7 +135,7 @@ void leave(void** position) {
   emulation_switch(position, block.fibers[thread.fiber].position);
 }
 
-// Ends a meeting if all lanes that can come have come.
+// Completes a warp synchronisation if all lanes that can arrive have arrived.
 void release(Warp& warp, int number) {
   Meeting& meeting = warp.meetings[number];
   unsigned waiting = meeting.met;
@@ -152,7 +152,7 @@ void leave_meeting(Warp& warp, Thread& thread) {
   thread.meeting = -1;
 }
 
-// The open meeting of the lanes of `mask` at `line`, or a new one.
+// The pending warp synchronisation of the lanes in `mask` at `line`, or a new one.
 int find_meeting(Warp& warp, unsigned mask, unsigned line, unsigned lane) {
   int unused = -1;
   for (int i = 0; i < warp.opened; ++i) {
@@ -243,7 +243,7 @@ void run_block() {
 
 void on_fault(int) { siglongjmp(fault, 1); }
 
-// Handles faults of kernel code while it exists, on a stack of its own.
+// RAII handler for faults of kernel code, on a stack of its own.
 class FaultHandler {
  public:
   FaultHandler() {

@@ -14,7 +14,7 @@ struct Launch {
   void** arguments;
 };
 
-// Runs all blocks. Gives an empty text, or what went wrong; then `illegal_address` says whether it was an access.
+// Runs all blocks. Returns an empty string or the error; `illegal_address` is set for an invalid memory access.
 std::string run_kernel(const Launch& launch, bool& illegal_address);
 
 }  // namespace emulation

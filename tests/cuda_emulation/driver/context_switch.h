@@ -1,4 +1,4 @@
-// A switch of stacks: saves the registers a call must keep, continues where `to` was saved.
+// A stack switch: saves the callee-saved registers and continues where `to` was saved.
 #pragma once
 
 #if defined(__x86_64__)
@@ -62,7 +62,7 @@ emulation_switch:
 
 extern "C" void emulation_switch(void** from, void* to);
 
-// A stack, growing down from `top`, on which `entry` starts at the first switch to it. `entry` never returns.
+// Prepares a stack, growing down from `top`, that starts in `entry` at the first switch to it. `entry` must not end.
 inline void* fresh_stack(char* top, void (*entry)()) {
   auto place = reinterpret_cast<void**>(reinterpret_cast<unsigned long>(top) & ~15ul);
 #if defined(__x86_64__)

@@ -1,7 +1,7 @@
 // Initialisation, devices, their contexts and attributes.
 //
-// From outside: EMULATED_CUDA_DEVICES (how many; default 2, 0: cuInit says that there is none), EMULATED_CUDA_MEMORY
-// (bytes per device), EMULATED_CUDA_VERSION (of the driver, 13000).
+// Environment variables: EMULATED_CUDA_DEVICES (count; default 2, 0: cuInit reports no device), EMULATED_CUDA_MEMORY
+// (bytes per device), EMULATED_CUDA_VERSION (driver version, default 13000).
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -29,7 +29,7 @@ struct Attribute {
   int number, value;
 };
 
-// An H100: what the table of architectures says of sm_90.
+// An H100, as in the table of architectures for sm_90.
 constexpr Attribute kAttributes[] = {
     {1, 1024},     {2, 1024},     {3, 1024},     {4, 64},       {5, 2147483647}, {6, 65535},    {7, 65535},
     {8, 49152},    {9, 65536},    {10, 32},      {11, 2147483647}, {12, 65536},  {13, 1980000}, {16, 132},
@@ -104,7 +104,7 @@ DRIVER_API Result cuDriverGetVersion(int* version) {
   return SUCCESS;
 }
 
-// NVRTC asks for the driver's inner tables when it finds a driver, and does without them.
+// NVRTC requests the driver's internal tables if it finds a driver, and works without them.
 DRIVER_API Result cuGetExportTable(const void** table, const void*) {
   *table = nullptr;
   return NOT_FOUND;
@@ -258,7 +258,7 @@ DRIVER_API Result cuGetProcAddress(const char* symbol, void** function, int vers
   return cuGetProcAddress_v2(symbol, function, version, flags, status);
 }
 
-// For tests: what a kernel did wrong, and a device that works again after it (a real one wants a new process).
+// For tests: the error of a kernel, and a reset of the device after it (a real one requires a new process).
 DRIVER_API const char* emulation_last_error(int device) { return devices[device].message.c_str(); }
 
 DRIVER_API void emulation_reset(int device) {

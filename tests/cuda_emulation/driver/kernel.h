@@ -1,5 +1,5 @@
-// What a compiled kernel and the stand-in driver know of each other. Kernels are built into shared libraries whose
-// undefined symbols, the functions below, are found in the driver.
+// The interface between compiled kernels and the emulated driver. Kernels are built into shared libraries whose
+// undefined symbols, the functions below, are resolved in the driver.
 #pragma once
 #include <cstddef>
 
@@ -22,8 +22,8 @@ struct Kernel {
   unsigned max_threads;  // of __launch_bounds__
 };
 
-// Work of a whole warp: called once, by the lane that comes last, with the values that all lanes brought.
-// `slots` has 32 places of `kSlotBytes`; `active` has a bit for each lane that takes part.
+// Work of a whole warp: called once, by the last lane to arrive, with the values of all lanes.
+// `slots` has 32 slots of `kSlotBytes`; `active` has a bit for each participating lane.
 constexpr unsigned kSlotBytes = 64;
 using WarpWork = void (*)(unsigned char* slots, unsigned active);
 
@@ -40,21 +40,22 @@ EMULATION_API unsigned emulation_linear_thread() __attribute__((const));
 
 // Memory of the block for the array declared at `line`; `line` 0 is the dynamic shared memory.
 EMULATION_API void* emulation_shared(unsigned line, std::size_t bytes);
-// Ends the kernel unless `bytes` from `address` on are shared memory of the block, aligned to their number.
+// Aborts the kernel unless `bytes` from `address` on are shared memory of the block, aligned to `bytes`.
 EMULATION_API void emulation_check_shared(const void* address, unsigned bytes);
 
-// All threads of the block meet here; `line` tells barriers apart.
+// A barrier of all threads of the block; `line` identifies it.
 EMULATION_API void emulation_block_barrier(unsigned line);
-// The lanes of `mask` meet, each with `bytes` of its own. `work`, if any, runs when all have come. Gives the slots.
+// Synchronises the lanes in `mask`, each with `bytes` of data. `work`, if any, runs when all have arrived.
+// Returns the slots.
 EMULATION_API unsigned char* emulation_warp_meet(unsigned mask, const void* value, unsigned bytes,
                                                  emulation::WarpWork work, unsigned line);
-// The lane of the running thread, and which lanes of its warp take part in the meeting it last returned from.
+// The lane of the running thread, and the lanes of its warp in the last synchronisation that it returned from.
 EMULATION_API unsigned emulation_active_lanes();
 
-// Copies to shared memory that complete late: only a wait completes them. Unless `inside`, they bring zeros.
+// Asynchronous copies to shared memory: only a wait completes them. Unless `inside`, they store zeros.
 EMULATION_API void emulation_copy_async(void* to, const void* from, unsigned bytes, bool inside);
 EMULATION_API void emulation_copy_commit();
 EMULATION_API void emulation_copy_wait(unsigned groups_left);
 
-// Ends the kernel with an error that names its block and thread.
+// Aborts the kernel with an error that has its block and thread.
 EMULATION_API void emulation_fail(const char* format, ...) __attribute__((format(printf, 1, 2), noreturn));

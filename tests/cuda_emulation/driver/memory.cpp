@@ -1,7 +1,7 @@
 // Device memory, pinned memory of the host, memory pools, copies and fills.
 //
-// An allocation ends at a page that can't be touched; the bytes between its end and the next multiple of 256 hold a
-// pattern that must survive. Fresh memory is NaN.
+// An allocation ends at an inaccessible guard page; the bytes between its end and the next multiple of 256 have a
+// pattern that must not change. Fresh memory is NaN.
 #include <sys/mman.h>
 
 #include <cstring>
@@ -56,7 +56,7 @@ bool is_pinned(const void* host, std::size_t bytes) {
 
 bool on_device(Address address, std::size_t bytes) { return (address & kDeviceBit) && find_allocation(address, bytes); }
 
-// A copy between two places that are checked when it runs: what was freed in the meantime is an error.
+// A copy whose operands are checked when it runs: memory freed in the meantime is an error.
 Operation copy(Address to, Address from, std::size_t bytes) {
   return [=]() -> Result {
     for (Address side : {to, from})
@@ -124,7 +124,7 @@ DRIVER_API Result cuMemAllocAsync(Address* address, std::size_t bytes, void* str
   ENTER;
   Stream* on = stream_of(stream);
   if (!on) return INVALID_HANDLE;
-  if (on->capture) return CAPTURE_UNSUPPORTED;  // a real driver makes a node of it, with memory of the graph
+  if (on->capture) return CAPTURE_UNSUPPORTED;  // a real driver adds an allocation node
   return allocate_here(address, bytes);
 }
 
@@ -186,7 +186,7 @@ DRIVER_API Result cuMemcpyHtoDAsync(Address to, const void* from, std::size_t by
   Stream* on = stream_of(stream);
   if (!on) return INVALID_HANDLE;
   if (is_pinned(from, bytes) || on->capture) return submit(stream, copy(to, of_host(from), bytes));
-  auto source = static_cast<const char*>(from);  // pageable: staged at once
+  auto source = static_cast<const char*>(from);  // pageable: staged immediately
   auto staged = std::make_shared<std::vector<char>>(source, source + bytes);
   return submit(stream, [=]() -> Result {
     if (!on_device(to, bytes)) return ILLEGAL_ADDRESS;

@@ -31,7 +31,7 @@ struct Module {
   std::map<std::string, Function> functions;
 };
 
-// The library is loaded from a file of its own, which is gone right after: every module has its own copy.
+// The library is loaded from a temporary file, so that every module has its own copy.
 void* load_library(const char* bytes, std::size_t size) {
   const char* folder = std::getenv("TMPDIR");
   std::string path = std::string(folder ? folder : "/tmp") + "/relayc-emulated-XXXXXX";
@@ -76,10 +76,10 @@ Result run(const PendingLaunch& launch) {
     if (!kernel.parameters[i].pointer || !values[i]) continue;
     Allocation* found = find_allocation(values[i], 0);
     std::string what = "kernel " + function.name + ": argument " + std::to_string(i);
-    if (!found) return fail(device, ILLEGAL_ADDRESS, what + " is no memory of a device");
+    if (!found) return fail(device, ILLEGAL_ADDRESS, what + " is not in memory of a device");
     if (found->device >= 0 && found->device != device.index && !device.peers.count(found->device) &&
         !device.pools.count(found->device))
-      return fail(device, ILLEGAL_ADDRESS, what + " lies on a device that is no peer");
+      return fail(device, ILLEGAL_ADDRESS, what + " is on a device without peer access");
     values[i] &= ~kDeviceBit;
   }
   emulation::Launch what{&kernel, function.name.c_str(), {launch.grid[0], launch.grid[1], launch.grid[2]},

@@ -1,7 +1,7 @@
-// The stand-in's devices, memory, streams and events.
+// The emulated devices, memory, streams and events.
 //
-// Device addresses have bit 62 set: no pointer of the host looks so, and a host that reads through one faults, as it
-// should. Streams are lazy: an operation runs when somebody synchronises with it, so a forgotten wait shows.
+// Device addresses have bit 62 set: no host pointer has, and a host access through one faults, as it
+// should. Streams are lazy: an operation runs when a caller synchronises with it, which exposes missing waits.
 // One lock guards everything.
 #pragma once
 #include <chrono>
@@ -23,14 +23,14 @@ constexpr Address kDeviceBit = 1ull << 62;
 constexpr int kMaxDevices = 8;
 
 struct Allocation {
-  char* base;         // where the host finds it
-  std::size_t bytes;  // as asked for
+  char* base;         // host address
+  std::size_t bytes;  // as requested
   int device;         // -1: pinned memory of the host
   char* mapping;
   std::size_t mapped;
 };
 
-// A moment in a stream: done when all before it has run.
+// A point in a stream: done when all work before it has run.
 struct Record {
   struct Stream* stream;
   bool done = false, captured = false;
@@ -63,9 +63,9 @@ struct Device {
   int retained = 0;
   Stream null_stream;
   std::set<Stream*> streams;
-  std::set<int> peers;  // devices whose memory this one may touch
-  std::set<int> pools;  // devices whose pool's memory this one may touch
-  Result error = SUCCESS;  // of a kernel; every later call gives it
+  std::set<int> peers;  // devices with peer access
+  std::set<int> pools;  // devices with access to their pools
+  Result error = SUCCESS;  // sticky error of a kernel, returned by every later call
   std::string message;
   std::size_t used = 0;
   std::uint64_t release_threshold = 0;
@@ -76,7 +76,7 @@ extern bool initialized;
 extern std::vector<Device> devices;
 extern thread_local Device* context;  // the device of the current context
 
-// The start of every entry point that needs a context.
+// The prologue of every entry point that needs a context.
 Result enter();
 std::size_t total_memory();
 

@@ -6,7 +6,7 @@
 namespace driver {
 namespace {
 
-// Runs the first operation of a stream; its failure is the device's from then on.
+// Runs the first operation of a stream; its failure becomes the device's sticky error.
 Result step(Stream& stream) {
   Operation operation = std::move(stream.queue.front());
   stream.queue.pop_front();
@@ -41,7 +41,7 @@ Stream* stream_of(void* handle) {
   return nullptr;
 }
 
-// The null stream runs after all that blocking streams hold, and at once.
+// The null stream runs immediately, after all pending work of blocking streams.
 Result submit(void* handle, Operation operation) {
   Stream* stream = stream_of(handle);
   if (!stream) return INVALID_HANDLE;
@@ -114,7 +114,7 @@ DRIVER_API Result cuStreamSynchronize(void* handle) {
   return drain(*stream);
 }
 
-// Not ready while there is work; asking makes progress.
+// Not ready while there is work; a query makes progress.
 DRIVER_API Result cuStreamQuery(void* handle) {
   STREAM_OR_RETURN(stream, handle);
   if (stream->capture) return CAPTURE_UNSUPPORTED;
