@@ -164,7 +164,7 @@ def run(
 
 
 def _arrays(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """An output by its name; the elements of a sequence by name and number, those of maps by name and key."""
+    """Flatten an output: elements of a sequence by name and number, those of maps by name and key."""
     if not isinstance(value, list):
         array = value.numpy()
         yield name, array.astype(str) if array.dtype == object else array
@@ -179,7 +179,7 @@ def _arrays(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
 def _set_inputs(
     executor: GraphModule, texts: list[str] | None, fill: str | None, seed: int, shape: list[str] | None
 ) -> None:
-    """Give the inputs files or filled arrays; `shape` says the sizes of those to fill that are known at run time."""
+    """Set inputs from files or by filling; `shape` fixes the symbolic dimensions of inputs that are filled."""
     shapes, dtypes = executor.get_input_info()
     passed, sizes = typed(read_inputs(texts or []), dtypes), parse_shapes(shape or [])
     wanted = {
