@@ -24,7 +24,7 @@ def module_names() -> list[str]:
 
 ALL_MODULES = module_names()
 
-FACES = {
+NAMESPACES = {
     "relayc": ("relay", "te", "topi", "backend", "runtime", "frontends"),
     "relayc.runtime": ("device", "load_model", "graph_executor", "nd"),
     "relayc.te": ("placeholder", "compute", "reduce_axis", "sum", "var", "create_schedule", "thread_axis", "lower"),
@@ -62,11 +62,11 @@ def test_promised_names_exist_and_are_documented(name):
     assert not silent, f"{name}: no docstring on {silent}"
 
 
-@pytest.mark.parametrize("name", FACES)
-def test_faces(name):
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_public_namespaces(name):
     module = importlib.import_module(name)
     assert (module.__doc__ or "").strip(), f"{name} has no docstring"
-    missing = [item for item in FACES[name] if not hasattr(module, item)]
+    missing = [item for item in NAMESPACES[name] if not hasattr(module, item)]
     assert not missing, f"{name} has no {missing}"
 
 

@@ -72,7 +72,7 @@ def _imports(model: ModelProto) -> bool:
 
 
 @pytest.mark.parametrize("part", [0, *[pytest.param(n, marks=pytest.mark.slow) for n in range(1, PARTS)]])
-def test_dimensions_may_be_open_unless_listed(part: int) -> None:
+def test_node_cases_compile_with_symbolic_dimensions_unless_listed(part: int) -> None:
     known = {name: models()[name] for name in shard(models(), part, PARTS) if _imports(models()[name])}
     found = {name: _imports(with_symbolic_dims(model)) for name, model in known.items()}
     wrong = {name for name, imported in found.items() if imported == (name in needs_sizes())}

@@ -175,7 +175,7 @@ def test_unsorted_nodes_are_taken() -> None:
     from_onnx(model([relu("a", "y"), relu("x", "a")]))
 
 
-def test_all_unsupported_operators_are_listed_at_once() -> None:
+def test_all_unsupported_operators_are_listed_in_one_error() -> None:
     nodes = [
         helper.make_node("NoSuchOp", ["x"], ["a"], name="first"),
         helper.make_node("NoSuchOp", ["a"], ["b"], name="second"),
@@ -260,7 +260,7 @@ def test_absurd_shapes() -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_few_bytes_can_t_ask_for_gigabytes(nodes: list[str], weights: dict[str, np.ndarray]) -> None:
+def test_small_models_can_not_allocate_gigabytes(nodes: list[str], weights: dict[str, np.ndarray]) -> None:
     operator, *inputs = nodes
     rejected(model([helper.make_node(operator, inputs, ["y"], name="big")], weights=weights), "node 'big'", "at most")
 
@@ -306,7 +306,7 @@ def test_a_symbolic_shape_where_a_number_is_needed_names_the_input() -> None:
     assert mod["main"].params[1].shape == (3,)
 
 
-def test_an_operand_known_only_at_run_time() -> None:
+def test_a_computed_operand_that_must_be_constant() -> None:
     proto = model([helper.make_node("ReduceSum", ["x", "s"], ["y"], name="reduce")])
     proto.graph.input.append(info("s", [1], TensorProto.INT64))
     rejected(proto, "node 'reduce' (ReduceSum)", "the axes (input 1)", "constants=", error=ValueNeededError)

@@ -55,7 +55,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.op)
-def test_sizes_that_are_none_are_rejected(case):
+def test_invalid_computed_sizes_are_rejected(case):
     module = case.compiled()
     module(**case.good)
     for bad in case.bad:

@@ -32,7 +32,7 @@ def constant(name, value):
     return helper.make_tensor(name, kind, value.shape, value.reshape(-1))
 
 
-def test_a_condition_known_at_run_time_chooses_a_branch():
+def test_a_computed_condition_selects_a_branch():
     then = helper.make_graph([helper.make_node("Add", ["x", "x"], ["t"])], "then", [], [info("t", None)])
     other = helper.make_graph([helper.make_node("Mul", ["x", "x"], ["e"])], "else", [], [info("e", None)])
     node = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other, name="choose")
@@ -76,7 +76,7 @@ def accumulate(limit=None):
     )  # fmt: skip
 
 
-def test_a_loop_of_a_thousand_steps():
+def test_a_loop_of_a_thousand_iterations():
     node = helper.make_node("Loop", ["trips", "", "start"], ["end", "stack"], body=accumulate(), name="sum")
     inputs = [info("trips", [], INT64), info("start", ["n"]), info("x", ["n"])]
     module = compiled([node], inputs, [info("end", None), info("stack", None)])
@@ -284,7 +284,7 @@ def test_an_iteration_allocates_and_copies_the_same_however_many_there_are(monke
     assert counted["bytes"] <= 3 * (trips + 10) * x.nbytes
 
 
-def test_memory_of_a_growing_value_is_renewed_seldom(monkeypatch):
+def test_growing_loop_values_are_reallocated_seldom(monkeypatch):
     arenas: list[int] = []
     make = dynamic.empty
 
@@ -315,7 +315,7 @@ def test_the_profile_counts_the_kernels_of_loops():
     assert [call.ops for call in module.profile(repeat=1, trips=np.array(0))] == ["exp"]
 
 
-def test_control_flow_in_a_model_for_sizes_that_are_seen_often():
+def test_control_flow_in_specialisations():
     node = helper.make_node("Loop", ["trips", "", "start"], ["end", "stack"], body=accumulate(), name="sum")
     graph = helper.make_graph([node], "control", [info("trips", [], INT64), info("start", ["n"]), info("x", ["n"])],
                               [info("end", None), info("stack", None)])  # fmt: skip

@@ -261,7 +261,7 @@ def test_sizes_computed_one_by_one_share_memory_that_is_large_enough():
         np.testing.assert_allclose(y, np.arange(1, b + 1, dtype=np.float32) * a, rtol=1e-5)
 
 
-def test_lines_of_a_slice_that_ends_at_1_are_repeated_as_one_line_is():
+def test_slices_that_end_at_1_broadcast():
     """As exporters have graph networks: messages [m, 3] are expanded to min(n, 1) lines of a tensor of nodes [n, 3]."""
     nodes = [
         helper.make_node("Slice", ["x", "zero", "one", "zero"], ["first"]),

@@ -125,7 +125,7 @@ def test_results_whose_number_is_known_because_the_operand_is() -> None:
     np.testing.assert_array_equal(z, X[:, [0, 2]])
 
 
-def test_sequences_are_gone_after_importing() -> None:
+def test_static_sequences_are_resolved_at_import() -> None:
     nodes = [
         node("SplitToSequence", ["x", "one"], ["s"], axis=1),
         node("SequenceAt", ["s", "last"], ["a"]),

@@ -68,7 +68,7 @@ def test_each_rule(domain, rule, heads, groups, size, width, rates):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_sizes_may_all_be_known_at_run_time(rule):
+def test_all_sizes_may_be_dynamic(rule):
     passed = inputs_of(rule, 2, 5, 4, 2, 6, 40)
     y, last = linear_attention(*passed)
     result, inputs = flat(y), [flat(x) if i != 3 else x for i, x in enumerate(passed)]

@@ -45,7 +45,7 @@ def model(chosen: bool) -> ModelProto:
 
 
 @pytest.mark.parametrize("chosen", [False, True])
-def test_what_comes_after_a_join_of_many_parts_counts_in_one_size(chosen: bool):
+def test_concat_of_many_symbolic_sizes_gets_one_size_variable(chosen: bool):
     lib = relay.build(from_onnx(model(chosen))[0])
     sizes = {name: len(node.sizes) for node in lib.graph.nodes for name in node.ops}
     assert sizes["sum" if chosen else "nn.softmax"] == 1

@@ -90,7 +90,7 @@ def test_columns_of_names_are_compiled_once():
     assert [np.shape(x) for x in module.run([cities[2]])] == [(0, 1, 2), (0, 1), (0, 1), (0, 1), (0, 2), (0, 1)]
 
 
-def test_texts_are_classified():
+def test_text_classification():
     """StringNormalizer, Tokenizer, TfIdfVectorizer: how many tokens there are is known when it runs."""
     pool = ["film", "good", "bad", "not", "good", "good", "film"]
     nodes = [
@@ -142,7 +142,7 @@ def test_unique_strings():
     check(model, {"x": strings("b", "ä", "", "b", "a", "B")}, {"x": strings("z")})
 
 
-def test_lists_of_strings():
+def test_sequences_of_strings():
     """Cut at run time, appended to, looked into, joined again."""
     nodes = [
         node("SplitToSequence", ["x", "sizes"], ["parts"], axis=0),
@@ -165,7 +165,7 @@ def test_lists_of_strings():
     check(model, first, second, expected=expected, ask=False)  # onnxruntime has no sequences of strings in its kernels
 
 
-def test_a_list_of_strings_as_input():
+def test_a_sequence_of_strings_as_input():
     nodes = [node("SequenceAt", ["xs", "zero"], ["x"]), node("StringConcat", ["x", "end"], ["y"])]
     model = model_of(nodes, [sequence("xs", shape=["n"])], [value("y", STRING), sequence("xs")][:1],
                      {"zero": np.array(0), "end": strings("!")})  # fmt: skip
@@ -173,7 +173,7 @@ def test_a_list_of_strings_as_input():
     check(model, *runs, expected=[[["a!", "b!"]], [["c!"]]], ask=False)
 
 
-def test_loops_carry_strings_and_lists_of_them():
+def test_loops_carry_strings_and_sequences_of_strings():
     body = helper.make_graph(
         [
             node("Identity", ["go"], ["on"]),

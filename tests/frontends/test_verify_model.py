@@ -78,7 +78,7 @@ def listing_model() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("oracle", ["reference", "onnxruntime"])
-def test_lists_that_a_run_makes_are_compared_element_by_element(oracle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_sequences_are_compared_by_element(oracle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if oracle == "onnxruntime":
         pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     passed = {"trips": np.array(2), "x": X}
@@ -177,9 +177,9 @@ def test_departure_of_another_type_is_infinite() -> None:
     assert departure(np.zeros(2, np.float32), np.zeros(2, np.float64)) == np.inf
 
 
-def test_what_verify_refuses() -> None:
-    with pytest.raises(CompileError, match="'guess'; expected one of onnxruntime, reference"):
-        verify(small_model(), {"x": X}, against="guess")
+def test_invalid_arguments_of_verify() -> None:
+    with pytest.raises(CompileError, match="'other'; expected one of onnxruntime, reference"):
+        verify(small_model(), {"x": X}, against="other")
     with pytest.raises(CompileError, match="missing: x"):
         verify(small_model(), {}, against="reference")
 

@@ -239,8 +239,8 @@ def grouped_attention(g: GraphBuilder) -> Value:
     inputs: Inputs = [q, k, v, *past, lengths, g.constant(total, "int32")]
     how: dict[str, Any] = {}
     if g.chance(0.4):
-        turn = np.arange(8)[:, None] / 10.0 ** np.linspace(0, 1, size // 2)
-        inputs += [g.constant(np.cos(turn), "float32"), g.constant(np.sin(turn), "float32")]
+        angle = np.arange(8)[:, None] / 10.0 ** np.linspace(0, 1, size // 2)
+        inputs += [g.constant(np.cos(angle), "float32"), g.constant(np.sin(angle), "float32")]
         how = {"do_rotary": 1, "rotary_interleaved": g.integer(0, 1)}
     if g.chance(0.3):
         how["softcap"] = 2.0

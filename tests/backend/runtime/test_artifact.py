@@ -260,7 +260,7 @@ def test_bytes_after_the_end_are_noticed(saved):
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.binary(max_size=300))
-def test_any_other_file_is_foreign(saved, data):
+def test_other_files_are_rejected_as_foreign(saved, data):
     for content in (data, saved.read_bytes()[:64] + data):
         path = saved.with_name("foreign")
         path.write_bytes(content)
@@ -331,7 +331,7 @@ def _places(value, path=()):
     max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_a_manifest_with_any_other_value_is_rejected_or_means_something(saved, small, data):
+def test_a_manifest_with_a_changed_value_is_rejected_or_valid(saved, small, data):
     """With its hash made right again, a field of another type or out of bounds is refused; nothing else is raised."""
     path = data.draw(st.sampled_from(list(_places(_manifest(saved)))[1:]))
     value = data.draw(JSON)
@@ -390,7 +390,7 @@ GRAPH_FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "text"), GRAPH_FAULTS, ids=[text for _, text in GRAPH_FAULTS])
-def test_a_graph_that_means_nothing_is_rejected(small, fault, text):
+def test_an_invalid_graph_is_rejected(small, fault, text):
     graph = copy.deepcopy(small.graph())
     fault(graph)
     with pytest.raises(ArtifactError, match=text):
@@ -403,7 +403,7 @@ def test_an_unknown_kind_of_module_is_rejected(saved):
         load_model(saved)
 
 
-def test_what_a_loader_refuses_is_not_hidden(saved):
+def test_errors_of_a_loader_are_not_hidden(saved):
     def refuse(_):
         raise ArtifactError("compiled for a CPU with avx512f, which this one has not; compile for target 'llvm'")
 

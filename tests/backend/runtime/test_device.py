@@ -11,7 +11,7 @@ from relayc.backend.runtime import Device, DeviceError, cpu, device, get_device_
 from relayc.backend.runtime.device_api import WORKSPACE_PAGE
 
 
-def test_spellings():
+def test_device_names():
     assert device("cpu") == device("cpu", 0) == device("cpu:0") == cpu() == device(cpu())
     assert device("llvm") == cpu()
     assert device("cuda", 1) == device("cuda:1") == Device("cuda", 1)
@@ -27,7 +27,7 @@ def test_spellings():
         (3, None, "device 3, .*expected such as"),
     ],
 )
-def test_what_is_no_device_is_rejected(kind, index, text):
+def test_invalid_device_names_are_rejected(kind, index, text):
     with pytest.raises(DeviceError, match=text):
         device(kind, index)
 

@@ -218,12 +218,12 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Decomposition]]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_spellings(family: str):
-    name, spellings = FAMILIES[family]
+def test_decomposed_patterns_are_fused(family: str):
+    name, decompositions = FAMILIES[family]
     g = Graph(torchscript)
-    inputs = [g.input(f"x{i}", [2, 5, N]) for i in range(len(spellings))]
-    model = g.model([spelled(g, x) for spelled, x in zip(spellings.values(), inputs, strict=True)], 13)
-    assert compiled_operators(model) == {name: len(spellings)}
+    inputs = [g.input(f"x{i}", [2, 5, N]) for i in range(len(decompositions))]
+    model = g.model([decomposed(g, x) for decomposed, x in zip(decompositions.values(), inputs, strict=True)], 13)
+    assert compiled_operators(model) == {name: len(decompositions)}
     check(model, {x: 2 * normal(2, 5, N, seed=i) for i, x in enumerate(inputs)})
 
 
@@ -263,7 +263,7 @@ def cut(g: Graph, x: str, begin: int, end: int, step: int = 1) -> str:
     return g("Slice", x, g.constant([begin]), g.constant([end]), g.constant([-1]), g.constant([step]))
 
 
-def turned(g: Graph, first: str, second: str, c: str, s: str) -> tuple[str, str]:
+def rotated(g: Graph, first: str, second: str, c: str, s: str) -> tuple[str, str]:
     real = g("Sub", g("Mul", first, c), g("Mul", second, s))
     return real, g("Add", g("Mul", first, s), g("Mul", second, c))
 
@@ -280,7 +280,7 @@ def hugging_face_rotation(g: Graph, x: str, c: str, s: str) -> str:
 
 
 def halves_rotation(g: Graph, x: str, c: str, s: str) -> str:
-    return g("Concat", *turned(g, cut(g, x, 0, N // 2), cut(g, x, N // 2, N), c, s), axis=-1)
+    return g("Concat", *rotated(g, cut(g, x, 0, N // 2), cut(g, x, N // 2, N), c, s), axis=-1)
 
 
 def gptj_rotation(g: Graph, x: str, c: str, s: str) -> str:
@@ -294,7 +294,7 @@ def llama_rotation(g: Graph, x: str, c: str, s: str) -> str:
     """Complex numbers"""
     pairs = g("Reshape", x, g.constant([1, 2, 5, N // 2, 2]))
     first, second = (g("Gather", pairs, g.constant(np.int64(i)), axis=-1) for i in (0, 1))
-    return stacked(g, *turned(g, first, second, c, s))
+    return stacked(g, *rotated(g, first, second, c, s))
 
 
 @pytest.mark.parametrize("rotation", [hugging_face_rotation, halves_rotation, gptj_rotation, llama_rotation])
@@ -326,15 +326,15 @@ MASKS: dict[str, Callable[[Graph, str, str], str]] = {
 }
 
 
-@pytest.mark.parametrize("softmax", ["Softmax", "spelled"])
+@pytest.mark.parametrize("softmax", ["Softmax", "decomposed"])
 @pytest.mark.parametrize("computed", [False, True])
-@pytest.mark.parametrize("spelling", MASKS)
-def test_attention(spelling: str, computed: bool, softmax: str):
+@pytest.mark.parametrize("mask_form", MASKS)
+def test_attention(mask_form: str, computed: bool, softmax: str):
     g = Graph(tensorflow)
     q, k, v = [g.input(name, [2, HEADS, LENGTH, DEPTH]) for name in "qkv"]
     scores = g("Div", g("MatMul", q, g("Transpose", k, perm=[0, 1, 3, 2])), number(g, 2))
     mask = g("Cast", g("Less", g.input("limit", [1, 1, LENGTH, LENGTH]), number(g, 0.5)), to=1)
-    scores = MASKS[spelling](g, scores, mask if computed else g.weight(SEEN[None, None]))
+    scores = MASKS[mask_form](g, scores, mask if computed else g.weight(SEEN[None, None]))
     weights = g("Softmax", scores, axis=-1) if softmax == "Softmax" else softmax_less_maximum(g, scores)
     model = g.model([g("MatMul", weights, v)], 13)
     found = compiled_operators(model)

@@ -77,8 +77,8 @@ def decoder(kind: Any) -> Any:
     counts = g("ReduceSum", mask, g.constant([1]), keepdims=0)
     lengths = g("Cast", g("Sub", counts, g.constant([1])), to=6)
     total = g("Cast", g("Gather", g("Shape", mask), g.constant(np.int64(1)), axis=0), to=6)
-    turn = np.arange(32)[:, None] / 10.0 ** np.linspace(0, 2, SIZE // 2)
-    angles = [weight(np.cos(turn)), weight(np.sin(turn))]
+    angle = np.arange(32)[:, None] / 10.0 ** np.linspace(0, 2, SIZE // 2)
+    angles = [weight(np.cos(angle)), weight(np.sin(angle))]
     embedded = g("Gather", weight(normal(VOCABULARY, HIDDEN)), ids)
     y = g("SimplifiedLayerNormalization", embedded, weight(normal(HIDDEN)), axis=-1, epsilon=1e-5, stash_type=1)
     query, key, value = (linear(y, HIDDEN, count * SIZE) for count in (HEADS, GROUPS, GROUPS))

@@ -28,8 +28,8 @@ def split(x, heads):
 
 
 def angles(most, pairs):
-    turn = np.arange(most)[:, None] / 10.0 ** np.linspace(0, 2, pairs)
-    return np.cos(turn).astype(np.float32), np.sin(turn).astype(np.float32)
+    angle = np.arange(most)[:, None] / 10.0 ** np.linspace(0, 2, pairs)
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
 def rotate(x, positions, cosine, sine, interleaved=False):
@@ -39,9 +39,9 @@ def rotate(x, positions, cosine, sine, interleaved=False):
     first, second = (x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]) if interleaved else (
         x[..., :pairs], x[..., pairs : 2 * pairs])  # fmt: skip
     real, imaginary = c * first - s * second, s * first + c * second
-    turned = np.stack([real, imaginary], -1).reshape(*x.shape[:3], -1) if interleaved else np.concatenate(
+    rotated = np.stack([real, imaginary], -1).reshape(*x.shape[:3], -1) if interleaved else np.concatenate(
         [real, imaginary], -1)  # fmt: skip
-    return np.concatenate([turned, x[..., 2 * pairs :]], -1)
+    return np.concatenate([rotated, x[..., 2 * pairs :]], -1)
 
 
 @pytest.mark.parametrize("interleaved", [0, 1])
@@ -77,15 +77,15 @@ def grouped(q, k, v, past, lengths, total, window=-1, cap=0.0, sink=None, tables
     for b in range(batch):
         old = 0 if new == total else lengths[b] + 1 - new
         at = np.arange(old, old + new)
-        turned = [q[b : b + 1], k[b : b + 1]]
-        turned = turned if tables is None else [rotate(x, at[None], *tables, interleaved) for x in turned]
-        for i, (buffer, fresh) in enumerate(zip(buffers, (turned[1], v[b : b + 1]), strict=True)):
+        rotated = [q[b : b + 1], k[b : b + 1]]
+        rotated = rotated if tables is None else [rotate(x, at[None], *tables, interleaved) for x in rotated]
+        for i, (buffer, fresh) in enumerate(zip(buffers, (rotated[1], v[b : b + 1]), strict=True)):
             if past is not None:
                 buffer[b, :, :old] = past[i][b, :, :old]
             buffer[b, :, old : old + new] = fresh[0]
         for h in range(HEADS):
             keys, values = (buffer[b, h // (HEADS // GROUPS)] for buffer in buffers)
-            scores = turned[0][0, h] @ keys.T * scale
+            scores = rotated[0][0, h] @ keys.T * scale
             scores = cap * np.tanh(scores / cap) if cap else scores
             column = np.arange(len(keys))
             seen = column <= at[:, None] if causal else np.tile(column <= lengths[b], (new, 1))
@@ -125,7 +125,7 @@ def decoded(codes, scale, bits):
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("kind", ["PER_TENSOR", "PER_CHANNEL"])
 @pytest.mark.parametrize("old", [0, 3])
-def test_a_quantized_cache(bits, kind, old):
+def test_quantized_kv_cache(bits, kind, old):
     """New keys and values go through the cache's codes, too."""
     batch, new, room = 1, 2, 6
     shape = (1,) if kind == "PER_TENSOR" else (1, GROUPS, 1, SIZE)
@@ -160,7 +160,7 @@ def test_a_quantized_cache(bits, kind, old):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rotary", [False, True])
-def test_a_prompt(packed, rotary):
+def test_prefill(packed, rotary):
     q, k, v = tensors(2, 5)
     lengths, total = sizes([4, 4], 5)
     tables = angles(8, SIZE // 2) if rotary else (None, None)
@@ -187,7 +187,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("room", [6, 9])
-def test_one_position_more(form, room):
+def test_decoding_one_position(form, room):
     """Rows of different lengths; the cache has room for the new position or grows by it."""
     attrs = FORMS[form]
     q, k, v = tensors(2, 1)
@@ -204,7 +204,7 @@ def test_one_position_more(form, room):
     check("GroupQueryAttention", inputs, expected, weights=[6], **attrs, **ATTRS)
 
 
-def test_several_positions_more():
+def test_decoding_several_positions():
     q, k, v = tensors(1, 3)
     lengths, total = sizes([6], 7)
     past, tables = [normal(1, GROUPS, 4, SIZE) for _ in range(2)], angles(16, SIZE // 2)
@@ -212,7 +212,7 @@ def test_several_positions_more():
     check("GroupQueryAttention", [q, k, v, *past, lengths, total, *tables], expected, do_rotary=1, weights=[6], **ATTRS)
 
 
-def test_sinks_and_a_bias():
+def test_attention_sinks_and_bias():
     q, k, v = tensors(2, 1)
     lengths, total = sizes([6, 3], 7)
     past, sink, bias = [normal(2, GROUPS, 6, SIZE) for _ in range(2)], normal(HEADS), normal(1, 1, 1, 7)
@@ -236,7 +236,7 @@ def test_normalised_heads():
     check("GroupQueryAttention", inputs, expected, weights=[6], peer=False, **ATTRS)  # onnxruntime: on GPUs only
 
 
-def test_a_decoder_of_any_length():
+def test_decoder_of_dynamic_length():
     """One compiled model for prompts and steps: batch, new positions and cache are known when it runs."""
     tables = angles(32, SIZE // 2)
     lengths, total = sizes([4, 4], 5)

@@ -120,7 +120,7 @@ def test_mat_mul_n_bits(bits, zeros, depth, block):
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("with_zeros", [True, False])
-def test_rows_of_a_table_of_few_bits(bits, with_zeros):
+def test_gather_block_quantized(bits, with_zeros):
     rows, depth, block = 10, 40, 16
     codes = rng.integers(0, 1 << bits, (rows, depth))
     scales = rng.uniform(0.1, 1.0, (rows, 3)).astype(np.float32)
@@ -135,7 +135,7 @@ def test_rows_of_a_table_of_few_bits(bits, with_zeros):
     check("GatherBlockQuantized", [inputs[0], outside, *inputs[2:]], expected, weights=[0, 2, 3], **attrs)
 
 
-def test_mat_mul_n_bits_refuses_what_makes_no_sense():
+def test_invalid_mat_mul_n_bits_are_rejected():
     x, codes, scales = normal(2, 32), np.zeros((4, 1, 16), np.uint8), np.ones((4, 1), np.float32)
     attrs = {"bits": 4, "block_size": 32, "N": 4, "K": 32}
     for inputs, changed, text in [

@@ -83,8 +83,8 @@ def grouped_attention(dice: Dice) -> Case:
     cache = [dice.normal(batch, groups, room, size) for _ in range(2)]
     attrs = dice.options(softcap=(1.5,), scale=(0.4,), smooth_softmax=(1,), do_rotary=(1,), rotary_interleaved=(1,),
                          local_window_size=(1, 2, 3, 100))  # fmt: skip
-    turn = np.arange(32)[:, None] / 10.0 ** np.linspace(0, 1, size // 2)
-    tables = [np.cos(turn).astype(np.float32), np.sin(turn).astype(np.float32)]
+    angle = np.arange(32)[:, None] / 10.0 ** np.linspace(0, 1, size // 2)
+    tables = [np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)]
     angles = tables if "do_rotary" in attrs else [None, None]
     query = dice.normal(batch, new, heads * size)
     key, value = (dice.normal(batch, new, groups * size) for _ in range(2))
