@@ -1,4 +1,4 @@
-"""The architecture as a test: who may import whom, file by file.
+"""Layering rules: which package may import which, checked per file.
 
     te  <-  backend  <-  topi  <-  relay  <-  frontends          (A <- B: B may import A)
 """
@@ -120,7 +120,7 @@ def test_the_run_half_of_a_backend_needs_no_compiler(path):
                 wrong.append(found)
             elif file not in reached and file not in pending:
                 pending.append(file)
-    complain(wrong, "the run half of a backend imports backend.runtime, its own room, and nothing else of ours")
+    complain(wrong, "the run half of a backend imports backend.runtime, its own package, and nothing else of ours")
 
 
 def test_third_party_packages_are_imported_where_allowed():

@@ -1,4 +1,4 @@
-"""The public surface: every name that a module promises in `__all__` is there and says what it is."""
+"""Public API: every name in `__all__` exists and is documented."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ NAMESPACES = {
     "relayc.frontends.onnx": ("from_onnx",),
     "relayc.frontends.onnx.backend": ("RelayBackend", "prepare", "run_model", "run_node", "supports_device"),
 }
-"""What users write first: these names are promised."""
+"""Public namespaces and names that are guaranteed to exist in them."""
 
 
 def documented(thing: object) -> bool:
-    """Has it a text of its own? Constants and instances need none."""
+    """Does the object have its own docstring? Constants and instances need none."""
     if not inspect.isclass(thing) and not inspect.isroutine(thing):
         return True
     if not inspect.isclass(thing):
         return bool(inspect.getdoc(thing))
     text = thing.__dict__.get("__doc__") or ""
-    return bool(text.strip()) and not text.startswith(f"{thing.__name__}(")  # what a dataclass says by itself
+    return bool(text.strip()) and not text.startswith(f"{thing.__name__}(")  # the generated docstring of a dataclass
 
 
 @pytest.mark.parametrize("name", ALL_MODULES)

@@ -1,7 +1,7 @@
-"""The ONNX project's node cases with every dimension of every input open, each with a name of its own.
+"""The ONNX project's node cases with every input dimension symbolic, each with its own name.
 
-What they can't be compiled for is in `needs_sizes.txt`, which has to be exact: sizes that decide the rank of a result,
-or the shape of a kernel.
+`needs_sizes.txt` lists the cases that can't be compiled so, and has to be exact: their sizes determine the rank of a
+result, or the shape of a kernel.
 """
 
 from __future__ import annotations

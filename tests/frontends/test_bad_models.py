@@ -1,4 +1,4 @@
-"""Models that must be refused: each with our own error, quickly, with a text that says what, where and what to do."""
+"""Invalid models: each must fail quickly, with an import error that says what, where and what to do."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def relu(source: str = "x", target: str = "y", **attrs: Any) -> NodeProto:
 
 
 def rejected(given: Any, *texts: str, error: type[CompileError] = OnnxImportError, **kwargs: Any) -> str:
-    """`from_onnx` must refuse `given`; the message holds `texts`."""
+    """Check that `from_onnx` fails on `given` with a message that contains `texts`."""
     with pytest.raises(error) as caught:
         from_onnx(given, **kwargs)
     message = str(caught.value)
@@ -59,7 +59,7 @@ def rejected(given: Any, *texts: str, error: type[CompileError] = OnnxImportErro
     return message
 
 
-# files ------------------------------------------------------------------------------------------------------------
+# files ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_damaged_bytes_give_our_error_or_a_module(edits: list[tuple[int, int]]) 
         assert str(error)
 
 
-# the frame of the model -------------------------------------------------------------------------------------------
+# the frame of the model -----------------------------------------------------------------------------------------------
 
 
 def edited(change: Callable[[ModelProto], None]) -> ModelProto:
@@ -197,7 +197,7 @@ def test_an_operator_of_another_domain_is_not_taken_for_onnx_s() -> None:
     rejected(model([node], domains={"com.example": 1}), "com.example::Relu", error=UnsupportedOperatorError)
 
 
-# nodes ------------------------------------------------------------------------------------------------------------
+# nodes ----------------------------------------------------------------------------------------------------------------
 
 
 def test_attributes() -> None:
@@ -282,7 +282,7 @@ def test_an_initializer_that_contradicts_its_input_declaration() -> None:
     rejected(proto, "initializer 'w'", "[3]", "expected: [4]")
 
 
-# shapes given by the user -----------------------------------------------------------------------------------------
+# shapes passed by the user --------------------------------------------------------------------------------------------
 
 
 def test_shape_overrides_that_make_no_sense() -> None:
@@ -314,7 +314,7 @@ def test_a_computed_operand_that_must_be_constant() -> None:
     assert mod["main"].body.shape == (2, 1)
 
 
-# functions and subgraphs ------------------------------------------------------------------------------------------
+# functions and subgraphs ----------------------------------------------------------------------------------------------
 
 
 def function(name: str, nodes: list[NodeProto], attributes: list[str] | None = None) -> FunctionProto:

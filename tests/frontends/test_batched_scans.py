@@ -1,4 +1,4 @@
-"""Scans whose state stays as it is are computed at once, others position by position."""
+"""Scans without state changes are vectorised, others are loops."""
 
 from __future__ import annotations
 

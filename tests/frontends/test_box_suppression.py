@@ -1,4 +1,4 @@
-"""Suppression of boxes of which there are any number: as where the number is known."""
+"""NonMaxSuppression of a dynamic number of boxes against the static one."""
 
 from __future__ import annotations
 

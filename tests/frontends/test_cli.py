@@ -1,4 +1,4 @@
-"""The relayc command, end to end on a small model: what it writes, prints, and returns."""
+"""The relayc command, end to end on a small model: files, output and exit codes."""
 
 from __future__ import annotations
 

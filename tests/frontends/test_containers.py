@@ -94,7 +94,7 @@ def test_an_optional_tensor_is_compiled_once():
 
 
 def test_a_sequence_of_declared_rank_is_compiled_once():
-    """`torch.cat([x * 2 for x in xs])` of a list that the caller gives."""
+    """`torch.cat([x * 2 for x in xs])` of an input sequence."""
     doubled = helper.make_graph([helper.make_node("Add", ["e", "e"], ["d"])], "map",
                                 [helper.make_tensor_value_info("e", FLOAT, None)],
                                 [helper.make_tensor_value_info("d", FLOAT, None)])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Loops that reduce slices of rows, as torch exports EmbeddingBag: one operator, with the results of the loop."""
+"""EmbeddingBag, which torch exports as a loop, becomes one operator with the same results."""
 
 from __future__ import annotations
 

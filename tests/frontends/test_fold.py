@@ -1,4 +1,4 @@
-"""Values that converters ask for: known or not, each expression is looked through once."""
+"""Constant evaluation for converters: each expression is visited once."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def flat(x: Array | None) -> Array | None:
 
 
 def inputs_of(rule: str, batch: int, length: int, heads: int, groups: int, size: int, width: int, rates: int = 1):
-    """The inputs with heads as an axis; `rates` 1 or `size`: how many numbers of decay a head has."""
+    """The inputs with heads as an axis; `rates`, 1 or `size`, is the number of decay values per head."""
     q, k = normal(batch, length, heads, size), normal(batch, length, groups, size)
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
     decay = -np.abs(normal(batch, length, groups, rates)) if "gated" in rule else None

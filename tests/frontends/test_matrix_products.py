@@ -1,4 +1,4 @@
-"""MatMul and Gemm in all spellings, types and open sizes, against numpy's products in twice the precision."""
+"""MatMul and Gemm in all forms, types and with symbolic sizes, against numpy in twice the precision."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def model(
 def computed(
     nodes: Sequence[NodeProto], data: Mapping[str, Array], dynamic_sizes: Mapping[str, Sequence[Any]], constant: str
 ) -> Array:
-    """What the compiled graph gives."""
+    """The output of the compiled graph."""
     mod, params = from_onnx(model(nodes, data, dynamic_sizes, constant))
     lib = relay.build(mod, params=params)
     executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))

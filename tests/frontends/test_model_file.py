@@ -1,4 +1,4 @@
-"""Reading model files with the weights apart must give what parsing the whole file gives."""
+"""Reading model files with the weights apart agrees with parsing the whole file."""
 
 from __future__ import annotations
 

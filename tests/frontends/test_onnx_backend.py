@@ -1,4 +1,4 @@
-"""The ONNX backend interface: when models are compiled, how inputs are given, what is refused."""
+"""The ONNX backend interface: when models are compiled, how inputs are passed, unsupported models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that draw random numbers: their distributions, seeds, and what another run gives."""
+"""Random number operators: distributions, seeds, reproducibility."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences of which only a run says how many elements they have, from ONNX to results."""
+"""Sequences of dynamic length, from ONNX to results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.frontends.sequence_models import (
     sequence,
 )
 
-# lists that loops make ----------------------------------------------------------------------------------------------
+# sequences built by loops ---------------------------------------------------------------------------------------------
 
 
 def rows_of_x():
@@ -81,7 +81,7 @@ def test_joined_along_an_inner_axis_of_different_sizes():
 
 
 def test_a_recurrent_network_as_a_loop_over_a_sequence():
-    """`h = cell(x[t], h); hs.append(h)` and `torch.stack(hs, 1)`: a carried tensor beside a carried list."""
+    """`h = cell(x[t], h); hs.append(h)` and `torch.stack(hs, 1)`: a carried tensor and a carried sequence."""
     nodes = [
         helper.make_node("Gather", ["x", "i"], ["x_t"], axis=1),
         helper.make_node("MatMul", ["x_t", "w"], ["in"]),
@@ -167,7 +167,7 @@ def test_nested_loops_append_to_one_sequence():
 
 
 def test_an_element_of_an_iteration_outlives_it():
-    """The inner list is made anew in each iteration of the outer loop, of tensors that the iteration computes."""
+    """The inner sequence is rebuilt in each iteration of the outer loop, from tensors that the iteration computes."""
     inner = helper.make_graph(
         [
             helper.make_node("SequenceInsert", ["inner", "row"], ["inner_next"]),
@@ -207,7 +207,7 @@ def test_a_branch_may_return_its_input_in_each_iteration():
     check(model, (n(3), x, np.array(True)), (n(4), x, np.array(False)))
 
 
-# parts of tensors ---------------------------------------------------------------------------------------------------
+# parts of tensors -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -280,7 +280,7 @@ def test_two_sequences_and_a_tensor_are_mapped_together():
         compiled(f(4, 2), f(3, 2), f(2))
 
 
-# branches -----------------------------------------------------------------------------------------------------------
+# branches -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_branch_that_appends():
@@ -310,7 +310,7 @@ def test_branches_choose_between_sequences_around_them():
 
 
 def test_a_filter():
-    """`if x[i].sum() > 0: ys.append(x[i])`, as long as the list is short."""
+    """`if x[i].sum() > 0: ys.append(x[i])`, while the sequence is short."""
     keep = helper.make_graph([helper.make_node("SequenceInsert", ["list", "row"], ["a"])], "then", [], [sequence("a")])
     skip = helper.make_graph([helper.make_node("Identity", ["list"], ["b"])], "else", [], [sequence("b")])
     nodes = [
@@ -331,7 +331,7 @@ def test_a_filter():
     check(model, (n(10), f(10, 3)), (n(3), f(3, 3)), (n(2), -np.abs(f(2, 3))))
 
 
-# faults -------------------------------------------------------------------------------------------------------------
+# faults ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_constant_strings_at_computed_positions():
 
 
 def test_elements_of_several_ranks_are_kept_but_not_taken_out():
-    """A list may hold them; what is computed of one needs its rank."""
+    """A sequence may hold them, but operators need the rank of an element."""
     then = helper.make_graph([helper.make_node("SequenceInsert", ["xs", "x"], ["a"])], "then", [], [sequence("a")])
     other = helper.make_graph([helper.make_node("SequenceInsert", ["xs", "y"], ["b"])], "else", [], [sequence("b")])
     nodes = [
@@ -417,12 +417,12 @@ def test_elements_of_several_ranks_are_kept_but_not_taken_out():
         from_onnx(model_of([*nodes, taken], inputs, [info("z")], [constant("one", 1)]))
 
 
-# what it costs ------------------------------------------------------------------------------------------------------
+# what it costs --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trips", [100, 1000])
 def test_the_work_of_appending_is_linear(monkeypatch, trips):
-    """Counted: references that are copied, and bytes that are moved."""
+    """Counts copied references and copied bytes."""
     counted = {"references": 0, "bytes": 0}
     make, move = sequences.ArraySequence.__init__, sequences._move
 
@@ -445,7 +445,7 @@ def test_the_work_of_appending_is_linear(monkeypatch, trips):
 
 
 def test_a_queue_keeps_only_what_is_in_it():
-    """Each iteration appends one tensor and drops the first: memory stays that of the list."""
+    """Each iteration appends one tensor and drops the first: memory stays bounded by the sequence."""
     nodes = [
         helper.make_node("Cast", ["i"], ["number"], to=FLOAT),
         helper.make_node("Add", ["x", "number"], ["row"]),

@@ -1,4 +1,4 @@
-"""Large weights stay in the model's file: compiled one after the other, they are those of a model read whole."""
+"""Large weights stay in the model's file until they are compiled; results agree with a model read whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = np.random.default_rng(0).standard_normal((4, WIDTH), dtype=np.float32)
 
 @pytest.fixture(autouse=True)
 def few_bytes_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the small weights of these tests count as large ones, and be fetched a few lines at a time."""
+    """Treat the small weights of these tests as large ones, read a few rows at a time."""
     monkeypatch.setattr(model_file, "_MANY", 1 << 12)
     monkeypatch.setattr(model_file, "STORED", 1 << 12)
     monkeypatch.setattr(model_file, "LARGE", 1 << 10)

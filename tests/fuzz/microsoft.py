@@ -1,4 +1,4 @@
-"""Generators for operators of com.microsoft: what exporters and optimisers put in the place of several."""
+"""Generators for operators of com.microsoft: fused operators of exporters and optimisers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Inputs = list["Value | str | None"]
 
 
 def _trimmed(inputs: Sequence[Value | str | None]) -> Inputs:
-    """Without the inputs at the end that are left out."""
+    """Drop omitted trailing inputs."""
     kept = list(inputs)
     while kept[-1] is None:
         kept.pop()

@@ -1,4 +1,4 @@
-"""Small models that random graphs found to be compiled wrongly, or not at all."""
+"""Regression tests: small models, found by random graphs, that were miscompiled or rejected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model_of(node: NodeProto, inputs: dict[str, Any], constants: dict[str, Any],
 def result_of(
     node: NodeProto, inputs: dict[str, Any], constants: dict[str, Any] | None = None, opset: int = 21
 ) -> np.ndarray[Any, Any]:
-    """What a model of one node gives for inputs of fixed shapes."""
+    """The output of a one-node model for inputs of static shapes."""
     kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in inputs.items()}
     graph = helper.make_graph(
         [node],

@@ -39,7 +39,7 @@ X = np.array([[1, 2, 3], [-1, 0, 1]], "float32")
 
 
 class Blob(Module):
-    """A module that is its bytes."""
+    """A module that saves arbitrary bytes."""
 
     type_key = "test.blob"
 
@@ -74,7 +74,7 @@ def _manifest(path):
 
 
 def _rewrite(path, change):
-    """Changes the manifest of a file, keeping all else that leads to it right."""
+    """Change the manifest of a file and update its size and hash."""
     data = path.read_bytes()
     manifest = _manifest(path)
     change(manifest)
@@ -332,7 +332,7 @@ def _places(value, path=()):
 )
 @given(data=st.data())
 def test_a_manifest_with_a_changed_value_is_rejected_or_valid(saved, small, data):
-    """With its hash made right again, a field of another type or out of bounds is refused; nothing else is raised."""
+    """With a correct hash, fields of another type or out of bounds raise `ArtifactError` and nothing else."""
     path = data.draw(st.sampled_from(list(_places(_manifest(saved)))[1:]))
     value = data.draw(JSON)
 
@@ -500,7 +500,7 @@ sys.stdin.read()
 
 @pytest.mark.skipif(not _SMAPS.exists(), reason="the system does not tell which pages are shared: no /proc/self/smaps")
 def test_processes_that_run_an_artifact_share_its_weights(tmp_path):
-    """KiB: those of the file are in memory once, and neither process has copied them."""
+    """The pages of the mapped file are shared, and neither process has private copies."""
     path, weights = tmp_path / "m.relayc", 2048 * 2048 * 4 >> 10
     x = relay.var("x", (2, 2048))
     relay.build(relay.Function((x,), relay.nn.dense(x, relay.const(np.ones((2048, 2048), np.float32))))).save(path)
@@ -517,7 +517,7 @@ def test_processes_that_run_an_artifact_share_its_weights(tmp_path):
 
 
 def _mapped(pid, path):
-    """KiB of the mappings of a file into a process, of each kind."""
+    """KiB of a process's mappings of a file, by kind."""
     sums, inside = Counter(), False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         kind, *rest = line.split()

@@ -110,7 +110,7 @@ def test_large_memory_of_the_cpu_is_in_huge_pages_where_there_are_any():
 
 @pytest.mark.parametrize("nbytes", [4 << 20, (6 << 20) + 64])
 def test_large_memory_of_the_cpu_begins_with_a_huge_page_and_goes_back_when_freed(nbytes: int):
-    """Also where the C library's heap has room, of small pages, that was used before."""
+    """Even if the heap has free memory in small pages."""
     api = get_device_api("cpu")
     for handle in [api.alloc_data_space(cpu(), 3 << 20) for _ in range(4)]:
         api.free_data_space(cpu(), handle)

@@ -1,4 +1,4 @@
-"""Files written whole: in one step, or not at all, with errors that name what the user named."""
+"""Atomic file writes, with errors that name the target."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_an_output_keeps_its_values_while_it_is_held(executor, small):
 
 
 def test_growing_outputs_are_reallocated_seldom():
-    """What a decoder does with its cache: each output is the next run's input, and longer."""
+    """Like a decoder with a KV cache: each output is the next run's input, and longer."""
     buffer = OutputBuffer((1000, 8), "float32", device("cpu"))
     held, seen = buffer.lend(), set()
     for length in range(1001, 1501):

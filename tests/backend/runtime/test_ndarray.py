@@ -44,7 +44,7 @@ EVERY_DTYPE = [
 
 
 class Producer:
-    """A DLPack producer that notes how it was asked."""
+    """A DLPack producer that records the arguments of `__dlpack__`."""
 
     def __init__(self, values, legacy=False):
         self.values, self.legacy, self.asked = values, legacy, None
@@ -269,7 +269,7 @@ def test_a_capsule_comes_back_as_it_went(name, versioned):
 
 
 def test_packed_elements_are_unpacked(toy):
-    """A producer that has several elements in a byte, as an unversioned capsule or one without the padded flag says."""
+    """Packed sub-byte elements come in unversioned capsules and in those without the padded flag."""
     for where in (cpu(), toy[0]):
         bytes_of = nd.array(np.array([0x21, 0xF3, 0x04], np.uint8), where)
         packed = DLTensor(bytes_of.handle, where.dlpack_type, where.index, 1, 0, 4, 1, (ctypes.c_int64 * 1)(5), None, 0)

@@ -1,4 +1,4 @@
-"""Regular expressions in RE2's syntax. What each case expects was compared with RE2 itself."""
+"""Regular expressions in RE2's syntax. The expected results were compared with RE2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strings at run time: the table of a run, actions, and damaged descriptions of them."""
+"""Runtime strings: the string table, string operations, and damaged descriptions of them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_search_agrees_with_whole_matches_of_parts(pattern, text):
 
 
 def graph() -> dict[str, Any]:
-    """A graph that joins two strings, and an output of maps."""
+    """A graph that concatenates two strings, with an output of maps."""
     tensors = [
         {"name": "x", "shape": [3], "dtype": "int64", "storage": ["input", 0]},
         {"name": "y", "shape": [3], "dtype": "int64", "storage": ["value", 1]},

@@ -1,4 +1,4 @@
-"""Lists of arrays at run time: values that never change and share what they can; moved bytes; damaged descriptions."""
+"""Runtime sequences: persistence and sharing, copied bytes, damaged descriptions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ HOST = device("cpu", 0)
 
 
 def number(value: int) -> Any:
-    """Stands for an array."""
+    """A stand-in for an array."""
     return value
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_sequences_behave_like_python_lists(data):
-    """Every version stays what it was, whichever of them the next change starts from."""
+    """All versions are persistent, whichever of them is changed next."""
     versions: list[tuple[ArraySequence, list[int]]] = [(ArraySequence([number(0)]), [0])]
     for step in range(data.draw(st.integers(1, 25))):
         old, expected = data.draw(st.sampled_from(versions))
@@ -90,7 +90,7 @@ def test_concatenation_and_splitting_copy_the_bytes(axis, sizes, dtype):
 
 
 def graph() -> dict[str, Any]:
-    """A graph that appends its tensor to its list."""
+    """A graph that appends its tensor to its sequence."""
     tensors = [
         {"name": "xs", "shape": [], "dtype": "float32", "storage": ["input", 0], "is_list": True},
         {"name": "x", "shape": [3], "dtype": "float32", "storage": ["input", 1]},

@@ -1,6 +1,7 @@
-"""Norms, activations, softmax, rotary embeddings and attention in small operators, in the spellings of exporters.
+"""Fusion of decomposed norms, activations, softmax, rotary embeddings and attention, as exporters write them.
 
-All spellings of one operator are outputs of one model: each becomes that operator, and gives onnxruntime's numbers.
+All decompositions of one operator are outputs of one model: each is fused to that operator and agrees with
+onnxruntime.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ def test_decomposed_patterns_are_fused(family: str):
 
 
 def rows_group_norm(g: Graph, x: str) -> str:
-    """Of torch models: groups as rows, scaled and shifted by channels."""
+    """Group norm of torch models: groups as rows, scaled and shifted per channel."""
     rows = g("Reshape", x, g.constant([2, 4, -1]))
     normed = g("Reshape", torch_standardized(g, rows, [-1]), g.constant([2, N, 3, 5]))
     return g("Add", g("Mul", normed, g.weight(GAMMA[:, None, None])), g.weight(BETA[:, None, None]))
@@ -328,13 +329,13 @@ MASKS: dict[str, Callable[[Graph, str, str], str]] = {
 
 @pytest.mark.parametrize("softmax", ["Softmax", "decomposed"])
 @pytest.mark.parametrize("computed", [False, True])
-@pytest.mark.parametrize("mask_form", MASKS)
-def test_attention(mask_form: str, computed: bool, softmax: str):
+@pytest.mark.parametrize("masking", MASKS)
+def test_attention(masking: str, computed: bool, softmax: str):
     g = Graph(tensorflow)
     q, k, v = [g.input(name, [2, HEADS, LENGTH, DEPTH]) for name in "qkv"]
     scores = g("Div", g("MatMul", q, g("Transpose", k, perm=[0, 1, 3, 2])), number(g, 2))
     mask = g("Cast", g("Less", g.input("limit", [1, 1, LENGTH, LENGTH]), number(g, 0.5)), to=1)
-    scores = MASKS[mask_form](g, scores, mask if computed else g.weight(SEEN[None, None]))
+    scores = MASKS[masking](g, scores, mask if computed else g.weight(SEEN[None, None]))
     weights = g("Softmax", scores, axis=-1) if softmax == "Softmax" else softmax_less_maximum(g, scores)
     model = g.model([g("MatMul", weights, v)], 13)
     found = compiled_operators(model)

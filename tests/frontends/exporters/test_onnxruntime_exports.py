@@ -58,7 +58,7 @@ HEADS, GROUPS, SIZE, HIDDEN, VOCABULARY = 4, 2, 16, 32, 24
 
 
 def decoder(kind: Any) -> Any:
-    """A layer of a language model: weights of four bits, the cache as inputs and outputs, sizes out of the mask."""
+    """A layer of a language model: 4-bit weights, the KV cache as inputs and outputs, sizes computed from the mask."""
     g = Graph(torchscript)
     ids = g.input("input_ids", ["batch_size", "sequence_length"], np.int64)
     mask = g.input("attention_mask", ["batch_size", "total_sequence_length"], np.int64)
@@ -97,7 +97,7 @@ def decoder(kind: Any) -> Any:
 
 @pytest.mark.parametrize(("kind", "tolerance"), [(np.float32, 1e-3), (np.float16, 3e-2)])
 def test_decoder_with_a_cache(kind, tolerance):
-    """One compiled model runs the prompt, then step after step on the cache that it gave."""
+    """One compiled model runs the prefill, then decodes step by step with its KV cache."""
     batch, names = 2, ("past_key_values.0.key", "past_key_values.0.value")
 
     def case(new: int, past: int) -> dict[str, np.ndarray[Any, Any]]:

@@ -108,7 +108,7 @@ def test_expand_by_minus_one_and_masks(opset):
 
 @pytest.mark.parametrize("opset", [11, 17])
 def test_convolutional_network(opset):
-    """Folded batch norms: onnx::Conv_123; padding whose amounts are turned round by reshapes; resizing by sizes."""
+    """Folded batch norms (onnx::Conv_123), padding amounts reversed by reshapes, resizing by sizes."""
     g = Graph(torchscript)
     x = g.input("x", ["batch", 3, 16, 16])
     first = g("Conv", x, g.weight(normal(8, 3, 3, 3), "onnx::Conv_123"), g.weight(normal(8), "onnx::Conv_124"),

@@ -1,4 +1,4 @@
-"""Steps of decoders of com.microsoft against numpy and onnxruntime."""
+"""Decoding operators of com.microsoft against numpy and onnxruntime."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_group_norm(channels_last):
           activation=0, outputs=2, **how)  # fmt: skip
 
 
-# forerunners ----------------------------------------------------------------------------------------------------------
+# operators promoted to ONNX -------------------------------------------------------------------------------------------
 
 
 def test_ranges_pads_and_distances():

@@ -1,4 +1,4 @@
-"""Mixtures of experts of com.microsoft against numpy and onnxruntime."""
+"""Mixture of experts (MoE) of com.microsoft against numpy and onnxruntime."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_mixture_of_experts_with_a_third_layer_and_dynamic_tokens():
 
 
 def quantized(columns, depth, bits, size, points):
-    """Bytes, scales, zero points (None: the middle) and the floats that they stand for."""
+    """Packed weights, scales, zero points (None: the middle) and the dequantised weights."""
     codes = rng.integers(0, 1 << bits, (EXPERTS, columns, depth))
     blocks = depth // size if size else 1
     scales = rng.uniform(0.01, 0.03, (EXPERTS, columns, blocks)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Grouped attention over a cache, and rotary positions, of com.microsoft against numpy and onnxruntime."""
+"""Grouped-query attention with a KV cache, and rotary embedding, of com.microsoft against numpy and onnxruntime."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def angles(most, pairs):
 
 
 def rotate(x, positions, cosine, sine, interleaved=False):
-    """x [batch, heads, length, size] at positions [batch, length]."""
+    """Rotary embedding of x [batch, heads, length, size] at positions [batch, length]."""
     pairs = cosine.shape[1]
     c, s = cosine[positions][:, None], sine[positions][:, None]
     first, second = (x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]) if interleaved else (
@@ -69,7 +69,7 @@ def softmax(scores, sink=None):
 
 def grouped(q, k, v, past, lengths, total, window=-1, cap=0.0, sink=None, tables=None, interleaved=False, bias=0.0,
             causal=True, scale=SIZE**-0.5):  # fmt: skip
-    """The specification, one row of the batch after the other. `past` is keys and values or None."""
+    """Reference implementation, row by row of the batch. `past` is keys and values or None."""
     batch, _, new, _ = q.shape
     room = 0 if past is None else past[0].shape[2]
     buffers = [np.zeros((batch, GROUPS, max(total, room), SIZE), np.float32) for _ in range(2)]
@@ -108,7 +108,7 @@ def sizes(lengths, total):
 
 
 def coded(x, scale, bits):
-    """Values as codes, two of 4 bits in a byte."""
+    """Quantise values, packing two of 4 bits in a byte."""
     codes = np.clip(np.rint(x / scale), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1).astype(np.int8)
     if bits == 8:
         return codes
@@ -126,7 +126,7 @@ def decoded(codes, scale, bits):
 @pytest.mark.parametrize("kind", ["PER_TENSOR", "PER_CHANNEL"])
 @pytest.mark.parametrize("old", [0, 3])
 def test_quantized_kv_cache(bits, kind, old):
-    """New keys and values go through the cache's codes, too."""
+    """New keys and values are quantised too."""
     batch, new, room = 1, 2, 6
     shape = (1,) if kind == "PER_TENSOR" else (1, GROUPS, 1, SIZE)
     scales = [rng.uniform(0.1, 0.3, shape).astype(np.float32) for _ in range(2)]
@@ -188,7 +188,7 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("room", [6, 9])
 def test_decoding_one_position(form, room):
-    """Rows of different lengths; the cache has room for the new position or grows by it."""
+    """Rows of different lengths; the cache has capacity for the new position or grows by it."""
     attrs = FORMS[form]
     q, k, v = tensors(2, 1)
     lengths, total = sizes([6, 3], 7)
@@ -237,7 +237,7 @@ def test_normalised_heads():
 
 
 def test_decoder_of_dynamic_length():
-    """One compiled model for prompts and steps: batch, new positions and cache are known when it runs."""
+    """One compiled model for prefill and decoding: batch, new positions and cache length are dynamic."""
     tables = angles(32, SIZE // 2)
     lengths, total = sizes([4, 4], 5)
     dims = {0: ["batch", "new", HEADS * SIZE], 1: ["batch", "new", GROUPS * SIZE], 2: ["batch", "new", GROUPS * SIZE],
@@ -274,7 +274,7 @@ def test_what_is_not_supported_is_rejected_by_name():
 
 
 def compressed(layouts):
-    """Rows and columns of compressed matrices of blocks, columns filled up with -1."""
+    """Row pointers and column indices of CSR block layouts, columns padded with -1."""
     columns = [np.concatenate([np.flatnonzero(row) for row in layout]) for layout in layouts]
     table = np.full((len(layouts), max(map(len, columns))), -1, np.int32)
     for line, found in zip(table, columns, strict=True):
@@ -283,7 +283,7 @@ def compressed(layouts):
 
 
 def run_in_place(session, passed):
-    """The first output by onnxruntime, which wants the cache's old and new keys and values in one place."""
+    """The first output by onnxruntime, which requires past and present caches to share a buffer."""
     binding = session.io_binding()
     for name, x in passed.items():
         if name in ("x3", "x4"):

@@ -1,4 +1,4 @@
-"""Biases of relative positions and rotations of com.microsoft against numpy; onnxruntime has them on GPUs only."""
+"""Relative position biases and rotary embeddings of com.microsoft against numpy (GPU only in onnxruntime)."""
 
 from __future__ import annotations
 

@@ -88,11 +88,11 @@ def test_activations_that_are_not_known_are_rejected_by_name():
     rejected("FusedGemm", [normal(2, 3), normal(3, 4), normal(4)], "'Swirl'", activation="Swirl")
 
 
-# weights of few bits --------------------------------------------------------------------------------------------------
+# low-bit weights ------------------------------------------------------------------------------------------------------
 
 
 def packed(codes, bits):
-    """Codes [.., n] as bytes, from the low bits on."""
+    """Pack values [.., n] into bytes, lowest bits first."""
     per_byte = 8 // bits
     padded = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % per_byte)])
     fields = padded.reshape(*codes.shape[:-1], -1, per_byte).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Attention of com.microsoft with attributes, forms and sizes at random: the references against onnxruntime."""
+"""Attention of com.microsoft with random attributes, layouts and sizes: numpy references against onnxruntime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Case = tuple[list[Any], dict[str, Any]]
 
 
 class Dice:
-    """Choices and arrays by a seed."""
+    """Seeded random choices and arrays."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
