@@ -1,4 +1,4 @@
-"""How much a piece of Python does, counted, so that no clock decides."""
+"""Measuring the work of Python code by counting executed lines instead of time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["lines_run"]
 
 
 def lines_run(action: Callable[[], object]) -> int:
-    """The lines of Python that a call runs, those of loops as often as they run."""
+    """The number of Python lines executed by a call."""
     lines = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:

@@ -1,4 +1,4 @@
-"""This machine's processor with and without instructions that decide what is compiled."""
+"""Targets of this machine's CPU with and without features that affect code generation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["BYTE_PRODUCTS", "HAS_AMX", "WITHOUT_BYTE_PRODUCTS", "runnable"]
 _VNNI = has_byte_products(Target("llvm"))
 HAS_AMX = "amx-int8" in Target("llvm").features
 WITHOUT_BYTE_PRODUCTS = "llvm -mattr=-avx512vnni,-avxvnni,-amx-tile" if _VNNI else "llvm"
-"""Bytes are multiplied in pairs or in 16 bits, even where the processor has VNNI."""
+"""Without VNNI and AMX: int8 products use 2-way dot products or 16-bit arithmetic."""
 _OF_VECTORS = ["llvm -mattr=-amx-tile"] if _VNNI and HAS_AMX else []
 BYTE_PRODUCTS = [WITHOUT_BYTE_PRODUCTS, *_OF_VECTORS, *(["llvm"] if _VNNI else [])]
-"""All ways of multiplying bytes that this machine can run."""
+"""Targets for all int8 dot-product instructions that this machine supports."""
 
 
 def runnable(target: Target) -> Target:
-    """A target if this machine can run its code, else this machine with the caches and cores of that one."""
+    """The target if this machine can run its code, else the host with that target's caches and cores."""
     here = Target("llvm")
     if target.features <= here.features:
         return target

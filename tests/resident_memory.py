@@ -1,4 +1,4 @@
-"""How much memory this process holds, for tests that look for leaks."""
+"""Memory use of this process, for leak tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STATM = Path("/proc/self/statm")
 
 
 def resident_mib() -> float | None:
-    """Resident memory in MiB once garbage is collected; None where the system does not tell (it is Linux that does)."""
+    """Resident memory in MiB after garbage collection; None where it is unknown (other systems than Linux)."""
     if not _STATM.exists():
         return None
     gc.collect()
@@ -29,9 +29,9 @@ class _Mallinfo(ctypes.Structure):
 
 
 def allocated_bytes() -> int | None:
-    """What `malloc` gave and has not got back, once garbage is collected; None where it does not tell (glibc does).
+    """Bytes allocated by `malloc` after garbage collection; None without glibc.
 
-    To the byte, unlike resident memory. Python's own objects are in it where PYTHONMALLOC is "malloc".
+    Exact, unlike resident memory. Includes Python objects if PYTHONMALLOC is "malloc".
     """
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo is None:

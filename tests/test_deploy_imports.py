@@ -1,4 +1,4 @@
-"""What running needs: a saved model is loaded and run without the compiler, its IRs and the frontends."""
+"""A saved model is loaded and run without importing the compiler, its IRs and the frontends."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_what_a_page_points_to_exists(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_names_of_ours_on_a_page_exist(page):
-    """Or are options of the `PassContext`, which are declared by who reads them."""
+    """Or are options of the `PassContext`, declared by the passes that read them."""
     import_module("relayc.relay.tuning")
     inline = INLINE.findall(FENCE.sub("", page.read_text()))
     words = {name.removeprefix("relayc.") for code in inline for name in NAME.findall(code)}

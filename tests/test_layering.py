@@ -1,4 +1,4 @@
-"""The architecture as a test: who may import whom, file by file.
+"""Layering rules: which package may import which, checked per file.
 
     te  <-  backend  <-  topi  <-  relay  <-  frontends          (A <- B: B may import A)
 """
@@ -83,7 +83,7 @@ def test_there_is_something_to_check():
     assert {path.relative_to(ROOT).parts[0] for path in FILES} == set(STOREYS)
 
 
-def test_storeys_import_downwards_only():
+def test_layers_import_downwards_only():
     storey = {name: i for i, name in enumerate(STOREYS)}
     wrong = [i for i in IMPORTS if storey.get(i.name.split(".")[0], 0) > storey[i.path.split("/")[0]]]
     complain(wrong, "a lower storey may not import a higher one")
@@ -120,10 +120,10 @@ def test_the_run_half_of_a_backend_needs_no_compiler(path):
                 wrong.append(found)
             elif file not in reached and file not in pending:
                 pending.append(file)
-    complain(wrong, "the run half of a backend imports backend.runtime, its own room, and nothing else of ours")
+    complain(wrong, "the run half of a backend imports backend.runtime, its own package, and nothing else of ours")
 
 
-def test_third_party_packages_stay_in_their_rooms():
+def test_third_party_packages_are_imported_where_allowed():
     wrong = []
     for found in IMPORTS:
         head = found.name.split(".")[0]

@@ -1,4 +1,4 @@
-"""The public surface: every name that a module promises in `__all__` is there and says what it is."""
+"""Public API: every name in `__all__` exists and is documented."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def module_names() -> list[str]:
 
 ALL_MODULES = module_names()
 
-FACES = {
+NAMESPACES = {
     "relayc": ("relay", "te", "topi", "backend", "runtime", "frontends"),
     "relayc.runtime": ("device", "load_model", "graph_executor", "nd"),
     "relayc.te": ("placeholder", "compute", "reduce_axis", "sum", "var", "create_schedule", "thread_axis", "lower"),
@@ -38,17 +38,17 @@ FACES = {
     "relayc.frontends.onnx": ("from_onnx",),
     "relayc.frontends.onnx.backend": ("RelayBackend", "prepare", "run_model", "run_node", "supports_device"),
 }
-"""What users write first: these names are promised."""
+"""Public namespaces and names that are guaranteed to exist in them."""
 
 
 def documented(thing: object) -> bool:
-    """Has it a text of its own? Constants and instances need none."""
+    """Does the object have its own docstring? Constants and instances need none."""
     if not inspect.isclass(thing) and not inspect.isroutine(thing):
         return True
     if not inspect.isclass(thing):
         return bool(inspect.getdoc(thing))
     text = thing.__dict__.get("__doc__") or ""
-    return bool(text.strip()) and not text.startswith(f"{thing.__name__}(")  # what a dataclass says by itself
+    return bool(text.strip()) and not text.startswith(f"{thing.__name__}(")  # the generated docstring of a dataclass
 
 
 @pytest.mark.parametrize("name", ALL_MODULES)
@@ -62,11 +62,11 @@ def test_promised_names_exist_and_are_documented(name):
     assert not silent, f"{name}: no docstring on {silent}"
 
 
-@pytest.mark.parametrize("name", FACES)
-def test_faces(name):
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_public_namespaces(name):
     module = importlib.import_module(name)
     assert (module.__doc__ or "").strip(), f"{name} has no docstring"
-    missing = [item for item in FACES[name] if not hasattr(module, item)]
+    missing = [item for item in NAMESPACES[name] if not hasattr(module, item)]
     assert not missing, f"{name} has no {missing}"
 
 

@@ -1,4 +1,4 @@
-"""One small model on every kind of target: the same answer as the operators' numpy references."""
+"""One small model on every kind of target agrees with the operators' numpy references."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class StringPorts:
 
     def copy_to(self, other: StringPorts) -> None:
         """Copy the inputs to another executor of the same model."""
-        other._given = dict(self._passed)
+        other._passed = dict(self._passed)
 
     def numbers(self) -> dict[int, Any]:
         """Start a run: the encoded inputs by position, arrays or lists of arrays."""

@@ -1,4 +1,4 @@
-"""The commands' way through the compiler. Loaded only when there is something to compile."""
+"""Compilation and tuning for the commands. Imported only when there is something to compile."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def compile_onnx(path: Path, how: Build, steps: Steps) -> CompiledModel:
 def tune_onnx(
     path: Path, how: Build, steps: Steps, minutes: float, records: Path | None, threads: int | None
 ) -> TuningReport:
-    """Import the model at `path` and search parameters for its kernels, saying what is being tried.
+    """Import the model at `path` and tune its kernels, reporting progress.
 
-    Raises UsageError when there is no file to keep them in.
+    Raises UsageError when there is no file for the tuning records.
     """
     if records is None and default_records_path() is None:
         raise UsageError("the cache is turned off (RELAYC_CACHE_DIR); say where to keep what is found: --records FILE")

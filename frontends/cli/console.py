@@ -1,4 +1,4 @@
-"""What the command prints: steps with their times, one clear block for an error, tables."""
+"""Console output of the command: steps with their times, error blocks, tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _R = TypeVar("_R")
 
 @dataclass
 class Settings:
-    """What the options before the command's name say."""
+    """Global options, which precede the command's name."""
 
     traceback: bool = False
 
@@ -46,7 +46,7 @@ settings = Settings()
 
 
 def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Turn errors of ours into one block on stderr and an exit code: 1 failed, 2 wrong usage, 130 stopped."""
+    """Print known errors as one block on stderr and set the exit code: 1 failed, 2 wrong usage, 130 interrupted."""
 
     @wraps(command)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -70,7 +70,7 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What a command reports without a traceback. The compiler's error is among it where the compiler is in use."""
+    """Exceptions that are reported without a traceback; the compiler's are included if it is loaded."""
     compiler = sys.modules.get("relayc.te.errors")
     own = () if compiler is None else (compiler.CompileError,)
     return (*own, RelaycError, OSError, MemoryError)
@@ -84,7 +84,7 @@ def _report(kind: str, text: str) -> None:
 
 
 class Progress:
-    """A running step; `show` tells what it is doing."""
+    """A running step; `show` updates its description."""
 
     def __init__(self, name: str, status: Status | None) -> None:
         self._name, self._status = name, status
@@ -96,7 +96,7 @@ class Progress:
 
 
 class Steps:
-    """Named steps of a command: a spinner while one lasts (on a terminal), its time when it is done."""
+    """Named steps of a command: a spinner while one runs (on a terminal), its time when it is done."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -112,13 +112,13 @@ class Steps:
         self.report(f"{name:<12} {time.perf_counter() - start:8.3f} s")
 
     def report(self, text: str) -> None:
-        """Further lines about a step."""
+        """Print further lines about a step."""
         if not self.quiet:
             err.print(text, soft_wrap=True)
 
 
 def print_top(name: str, values: np.ndarray, count: int) -> None:
-    """The `count` largest of `values` in the first item of the batch, with their indices; of strings the first."""
+    """Print the `count` largest of `values` in the first batch entry with their indices; of strings the first ones."""
     first = values[0] if values.ndim > 1 else values
     if first.dtype.kind == "U":
         out.print(f"the first of {name}: {', '.join(map(repr, first.reshape(-1)[:count].tolist()))}", soft_wrap=True)
@@ -133,7 +133,7 @@ def print_top(name: str, values: np.ndarray, count: int) -> None:
 
 
 def print_latency(seconds: Sequence[float], threads: int) -> None:
-    """Median, 10th and 90th percentile of a run, in milliseconds."""
+    """Print median, 10th and 90th percentile of the run time in milliseconds."""
     low, median, high = (float(v) * 1e3 for v in np.percentile(seconds, [10, 50, 90]))
     table = Table("median (ms)", "p10 (ms)", "p90 (ms)", "runs", "threads")
     table.add_row(f"{median:.3f}", f"{low:.3f}", f"{high:.3f}", str(len(seconds)), str(threads))

@@ -1,4 +1,4 @@
-"""`relayc doctor`: what this machine can do, and what is missing for the rest."""
+"""`relayc doctor`: available devices and packages, and how to install missing ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Finding", "examine", "version"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: a subject, whether it can be used, what was found or what to do."""
+    """One line of the report: a subject, whether it is usable, what was found or what to do."""
 
     subject: str
     usable: bool
@@ -30,7 +30,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Every finding about this machine. Never raises: what fails is a finding."""
+    """All findings about this machine. Never raises: a failure is a finding."""
     return [
         Finding("python", True, f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         *[_package(name) for name in ("numpy", "onnx", "llvmlite", "ml_dtypes")],
@@ -45,7 +45,7 @@ def examine() -> list[Finding]:
 
 
 def version() -> str:
-    """The name and version of the compiler, as installed."""
+    """The name and version of the installed compiler."""
     try:
         return f"relayc {metadata.version('relayc')}"
     except metadata.PackageNotFoundError:

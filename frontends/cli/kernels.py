@@ -19,7 +19,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "shared B": lambda r: str(r["shared"]),
     "occupancy": lambda r: f"{100 * r['occupancy']:.0f} %",
 }
-"""What the assembler of a GPU says of a kernel: per thread registers, stack and spilled bytes, per block the others."""
+"""Columns of ptxas' report of a kernel: registers, stack and spill bytes per thread, the others per block."""
 
 
 def code_module(module: Module, kind: str) -> Module:
@@ -34,7 +34,7 @@ def code_module(module: Module, kind: str) -> Module:
 
 
 def kernel_lines(compiled: CompiledModel, part: str | None) -> Iterator[str]:
-    """A line for each node of the model; for GPUs a table of the kernels first. `part` is part of their names."""
+    """A line per node of the model, for GPUs after a table of kernels. `part` filters by a substring of the name."""
     nodes = [node for node in compiled.graph.nodes if part is None or part in node.func]
     code = code_module(compiled.module, "cuda")
     if code.type_key == "cuda":
@@ -47,7 +47,7 @@ def kernel_lines(compiled: CompiledModel, part: str | None) -> Iterator[str]:
 
 
 def _report_lines(code: Any, nodes: list[GraphNode]) -> Iterator[str]:
-    """The kernels of a CUDA module that the nodes launch, with the assembler's figures."""
+    """The kernels of a CUDA module that the nodes launch, with the assembler's report."""
     calls: dict[str, int] = {}
     for node in nodes:
         calls[node.func] = calls.get(node.func, 0) + 1

@@ -15,7 +15,7 @@ __all__ = ["executor_for", "is_onnx", "open_model"]
 
 
 def is_onnx(path: Path) -> bool:
-    """Is this a model to compile, by its name? Everything else is taken for an artifact."""
+    """Is this an ONNX model, by its suffix? Everything else is taken for an artifact."""
     return path.suffix.lower() in (".onnx", ".pb")
 
 

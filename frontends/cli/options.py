@@ -23,11 +23,11 @@ __all__ = ["Build", "Form", "Precision", "UsageError", "check_writable", "fill_i
 Shapes = dict[str, tuple[int | str, ...] | int]
 
 LARGEST_TOKEN = 100
-"""Filled integer inputs lie below this, so that they can index any vocabulary."""
+"""Exclusive upper bound of random integer inputs, so that they are valid token ids of any vocabulary."""
 
 
 class Form(StrEnum):
-    """What can be shown of a model."""
+    """Forms in which a model can be shown."""
 
     GRAPH = "graph"
     OPTIMIZED = "optimized"
@@ -41,7 +41,7 @@ class Form(StrEnum):
 
 
 class Precision(StrEnum):
-    """What float32 models compute in."""
+    """Compute precision of float32 models."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -50,7 +50,7 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True)
 class Build:
-    """How to compile a model: what for, with which sizes, how hard, in what precision, with which tuning records."""
+    """Build options: target, shapes, optimization level, precision, tuning records."""
 
     target: str
     shapes: Shapes
@@ -60,20 +60,20 @@ class Build:
 
     @property
     def config(self) -> dict[str, str]:
-        """Options of the graph passes."""
+        """`PassContext` options."""
         precision = None if self.precision is Precision.FLOAT32 else self.precision.value
         options = {"relay.ToMixedPrecision.dtype": precision, "relay.tuning.records": self.records}
         return {name: value for name, value in options.items() if value is not None}
 
 
 class UsageError(Exception):
-    """An option's value makes no sense; the message says what is expected."""
+    """An option has an invalid value; the message says what is expected."""
 
 
 def parse_shapes(texts: Sequence[str]) -> Shapes:
-    """``["x:1,3,224,224", "x:batch,3,224,224", "batch=1"]`` as shape by input name and size by name of a dimension.
+    """Parse ``["x:1,3,224,224", "x:batch,3,224,224", "batch=1"]``: shapes by input name, sizes by dimension name.
 
-    A name in a shape is a size known at run time.
+    A name in a shape is a symbolic dimension.
     """
     shapes: Shapes = {}
     for text in texts:
@@ -94,12 +94,12 @@ def _dimension(text: str, whole: str) -> int | str:
 
 
 def resolved(shape: Sequence[int | str | tuple[Any, ...]], sizes: Shapes) -> tuple[int, ...]:
-    """A shape of an artifact with the sizes that the user gives in place of names."""
+    """An artifact's shape with symbolic dimensions replaced by the user's sizes."""
     result: list[int] = []
     for d in shape:
         value = sizes.get(d) if isinstance(d, str) else d
         if not isinstance(value, int):
-            raise UsageError(f"the size {d} of the model is known at run time; give it: --shape {d}=8, or --input")
+            raise UsageError(f"the dimension {d} of the model is symbolic; set it: --shape {d}=8, or --input")
         result.append(value)
     return tuple(result)
 
@@ -112,8 +112,8 @@ def _size(text: str, whole: str) -> int:
 
 
 def read_inputs(texts: Sequence[str]) -> dict[str, Any]:
-    """Values by input name: arrays out of ``file.npz`` (all of them) and ``name=file.npy`` (one each), and nested lists
-    out of ``file.json``, to which `typed` gives the types of the inputs."""
+    """Values by input name: all arrays of ``file.npz``, one of ``name=file.npy``, and nested lists of ``file.json``,
+    which `typed` converts to the types of the inputs."""
     inputs: dict[str, Any] = {}
     for text in texts:
         name, path = _named_file(text)
@@ -127,14 +127,14 @@ def read_inputs(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _named_file(text: str) -> tuple[str, Path]:
-    """Name and file of ``name=file.npy``, no name for a file alone. Both may hold a "=": what is there decides."""
+    """Split ``name=file.npy``; the name is empty for a file alone. Both may contain "=": existing files decide."""
     parts = text.split("=")
     splits = [("=".join(parts[:at]), Path("=".join(parts[at:]))) for at in range(len(parts))]
     return next((split for split in splits if split[1].is_file()), splits[-1])
 
 
 def typed(passed: Mapping[str, Any], dtypes: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Arrays of what is given by input name: nested lists, which have no type, get that of the input.
+    """Convert values by input name to arrays; nested lists get the type of the input.
 
     Raises `UsageError` for a list that holds anything else.
     """
@@ -150,7 +150,7 @@ def typed(passed: Mapping[str, Any], dtypes: Mapping[str, str]) -> dict[str, np.
 
 
 def _load(path: Path) -> np.ndarray | dict[str, Any]:
-    """The array of a .npy file, those of a .npz file by name, or what a .json file has by name."""
+    """The array of a .npy file, or the values by name of a .npz or .json file."""
     if path.suffix.lower() == ".json":
         return _load_json(path)
     try:
@@ -160,7 +160,7 @@ def _load(path: Path) -> np.ndarray | dict[str, Any]:
         with loaded:
             return {name: loaded[name] for name in loaded.files}
     except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
-        reason = str(error).split(". If you trust")[0]  # loading pickles is no choice here
+        reason = str(error).split(". If you trust")[0]  # pickles are never loaded
         raise UsageError(f"{path} can't be read as .npy or .npz: {reason}") from error
 
 
@@ -175,7 +175,7 @@ def _load_json(path: Path) -> dict[str, Any]:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Raises UsageError, before there is anything to lose, where one of `paths` can't be a file to write."""
+    """Raise UsageError early if one of `paths` can't be written."""
     for path in paths:
         if path is None:
             continue
@@ -189,7 +189,7 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def write_archive(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write `arrays` as an .npz file, in one step; any text may be a name. Raises OSError."""
+    """Write `arrays` as an .npz file atomically; names are arbitrary strings. Raises OSError."""
     with replacing(path) as file, ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -199,11 +199,11 @@ def write_archive(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def fill_inputs(
     wanted: Mapping[str, tuple[Sequence[int], str]], passed: Mapping[str, np.ndarray], fill: str | None, seed: int
 ) -> dict[str, np.ndarray]:
-    """An array for each of `wanted` (shape and dtype by name): the given one, else one filled by `fill`.
+    """An array for each of `wanted` (shape and dtype by name): the passed one, else one filled as `fill` says.
 
-    `fill` is "random" (normal floats, small non-negative integers, words of three letters), "ones" or "zeros" (of
+    `fill` is "random" (normal floats, small non-negative integers, words of three letters), "ones" or "zeros" (for
     strings "1" and the empty one).
-    Raises `UsageError` for names that the model does not have and for inputs that neither way provides.
+    Raises `UsageError` for unknown names and for inputs without a value.
     """
     known = ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in wanted.items())
     for name in passed:

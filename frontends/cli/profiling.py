@@ -1,4 +1,4 @@
-"""`relayc profile`: the time of every kernel against the machine's ceilings."""
+"""`relayc profile`: the time of every kernel against the machine's roofline."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["profile_executor"]
 def profile_executor(executor: GraphModule, rounds: int, repeat: int) -> Report:
     """The median time of every node over `rounds` profiles of `repeat` runs each.
 
-    On a CPU the ceilings of as many threads are measured between the rounds and are part of the report. The
-    configuration also says how long a whole run takes, as "run us": nodes are waited for one by one, a run is not.
+    On a CPU the ceilings for this number of threads are measured between the rounds. The configuration also has the
+    time of a whole run, "run us", which is not synchronised after every node.
     """
     meter = None
     if executor.device.kind == "cpu":

@@ -20,11 +20,11 @@ from relayc.te.ir import IRModule, PassContext
 __all__ = ["print_form"]
 
 _SOURCES = {Form.LLVM: "ll"}
-"""Names of the formats of generated code, where they are not those of the forms."""
+"""Source formats of modules whose names differ from the form's."""
 
 
 def print_form(path: Path, form: Form, kernel: str | None, how: Build) -> None:
-    """Print `form` of the ONNX model at `path`; `kernel` limits it to kernels whose name holds that text."""
+    """Print `form` of the ONNX model at `path`; `kernel` filters kernels by a substring of the name."""
     target = Target(how.target)
     with PassContext(opt_level=how.opt_level, config=how.config):
         module, params = from_onnx(path, shape=how.shapes)
@@ -47,7 +47,7 @@ def print_form(path: Path, form: Form, kernel: str | None, how: Build) -> None:
 
 
 def _lowered(module: IRModule, target: Target, kernel: str | None) -> Iterator[Kernel]:
-    """Each different kernel of the module once, lowered to loops."""
+    """The distinct kernels of the module, lowered to loops."""
     graph = make_graph(module["main"])
     arrange(graph, target)
     workloads = {node.workload.key: node.workload for node in graph.nodes}

@@ -1,4 +1,4 @@
-"""`relayc verify`: what it prints. Loaded only when there is something to verify."""
+"""Output of `relayc verify`. Imported only when there is something to verify."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def verify_model(
     tolerance: float | None,
     listed: int,
 ) -> bool:
-    """Compare the model with the oracle and print what was found; is it right?"""
+    """Compare the model with the oracle and print the report; returns whether it agrees."""
     values = _values(path, inputs, fill, seed, shapes)
     steps = Steps()
     with steps.step("verify"), PassContext(opt_level=opt_level):
@@ -56,7 +56,7 @@ def _values(path: Path, inputs: list[str] | None, fill: str, seed: int, shapes: 
 
 
 def _named(type_: TensorType) -> tuple[int | str, ...]:
-    """The shape with the names of sizes that a run decides."""
+    """The shape with symbolic dimensions as names."""
     return tuple(d if isinstance(d, int) else str(d) for d in type_.shape)
 
 
@@ -79,5 +79,5 @@ def _print(report: VerifyReport, listed: int) -> None:
 
 
 def _excess(comparison: Comparison) -> float:
-    """How far out, so that exact types with any error come first."""
+    """Sort key: error over tolerance; any error of exact types comes first."""
     return comparison.error / max(comparison.tolerance, 1e-12)

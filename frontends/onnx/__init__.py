@@ -1,4 +1,4 @@
-"""ONNX models into the graph IR."""
+"""The ONNX frontend: imports models to the graph IR."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attributes of a node, read by type. Whatever no converter reads is reported as not understood."""
+"""Typed access to node attributes. Attributes that no converter reads are reported as unknown."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from relayc.frontends.onnx.errors import OnnxImportError
 __all__ = ["IGNORED", "Attributes", "Bindings", "bind"]
 
 Bindings = Mapping[str, AttributeProto]
-"""Attribute by name: what a function body's references stand for."""
+"""Attribute by name: the values of a function body's attribute references."""
 
 IGNORED = frozenset({"consumed_inputs"})
-"""Attributes of the first opsets that never changed a result."""
+"""Attributes of early opsets that do not affect results."""
 
 _KIND_NAMES: dict[int, str] = {
     AttributeProto.FLOAT: "a float",
@@ -39,9 +39,9 @@ _LISTS = (("floats", AttributeProto.FLOATS), ("ints", AttributeProto.INTS), ("st
 
 
 def bind(attributes: Iterable[AttributeProto], bindings: Bindings) -> dict[str, AttributeProto]:
-    """Attributes by name with references to a function's attributes (`ref_attr_name`) resolved.
+    """Attributes by name, with references to a function's attributes (`ref_attr_name`) resolved.
 
-    A reference to an attribute that the call leaves out is left out too. Raises `OnnxImportError` for duplicates.
+    A reference to an attribute that the call omits is omitted too. Raises `OnnxImportError` for duplicates.
     """
     table: dict[str, AttributeProto] = {}
     for attribute in attributes:
@@ -58,7 +58,7 @@ def bind(attributes: Iterable[AttributeProto], bindings: Bindings) -> dict[str, 
 
 
 class Attributes:
-    """Typed access to attributes. Each `get_*` gives None for an absent one and raises for one of another type."""
+    """Typed access to attributes. `get_*` returns None for an absent one and raises for one of another type."""
 
     __slots__ = ("_read", "_table")
 
@@ -70,11 +70,11 @@ class Attributes:
         return name in self._table
 
     def unread(self) -> list[str]:
-        """Names of attributes that no converter looked at."""
+        """Names of attributes that no converter read."""
         return [name for name in self._table if name not in self._read and name not in IGNORED]
 
     def ignore(self, *names: str) -> None:
-        """Count `names` as read: they can't change a result here."""
+        """Mark `names` as read: they do not affect the result here."""
         self._read.update(names)
 
     def get_int(self, name: str) -> int | None:
@@ -130,7 +130,7 @@ class Attributes:
 
 
 def _implied_type(attribute: AttributeProto) -> int:
-    """The type of an attribute of an IR version 1 model, which did not state it: the field that is set."""
+    """The type of an attribute without one (IR version 1), implied by the field that is set."""
     for field, kind in _PRESENCE:
         if attribute.HasField(field):
             return kind
@@ -141,7 +141,7 @@ def _implied_type(attribute: AttributeProto) -> int:
 
 
 def _empty_list(attribute: AttributeProto, kind: int) -> bool:
-    """An attribute without type and value stands for an empty list."""
+    """Is this an attribute without type and value, which stands for an empty list?"""
     return attribute.type == 0 and _implied_type(attribute) == 0 and any(kind == k for _, k in _LISTS)
 
 

@@ -37,8 +37,8 @@ _KINDS = {"CPU": ("cpu", "llvm"), "CUDA": ("cuda", "cuda")}
 class RelayRep(BackendRep):
     """A prepared model: compiled once, for all sizes of its symbolic dimensions.
 
-    A model that needs a size or a value when compiling is compiled for each set of shapes (and of the values that
-    decide shapes) that `run` meets; and so it is for shapes that don't fit what the compiled model takes sizes to be.
+    A model that needs a size or a value at compile time is specialised on each set of input shapes (and shape-deciding
+    values) that `run` meets; so are shapes that contradict the size equalities assumed by the compiled model.
     """
 
     def __init__(self, model: ModelProto, compile_module: Callable[[IRModule], Executable]) -> None:
@@ -62,15 +62,15 @@ class RelayRep(BackendRep):
             self._deciding = error.inputs
         except CompileError as error:
             if containers:
-                return  # elements of several ranks: they are looked at one by one
+                return  # elements of several ranks are specialised on one by one
             shapes = tuple(value.name for value in declared if _may_be_shape(value))
             if isinstance(error, UnsupportedOperatorError) or not (shapes or _symbolic_inputs(model)):
                 raise
             self._deciding = shapes
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Outputs in the model's order. `inputs` is one array, a sequence in the order of the graph's inputs (those
-        with an initializer may be left out), or a mapping by name."""
+        """Run the model; outputs are in the model's order. `inputs` is one array, a sequence in the order of the
+        graph's inputs (those with an initializer may be omitted), or a mapping by name."""
         arrays = self._named(inputs)
         if self._general is None:
             outputs = self._specialise(arrays)(arrays)
@@ -93,7 +93,7 @@ class RelayRep(BackendRep):
         return {name: _array(value) for name, value in zip(names, values, strict=True) if name in self._declared}
 
     def _specialise(self, arrays: Arrays) -> Executable:
-        """Code for these shapes and values, made on the first call with them."""
+        """The specialisation for these shapes and values, compiled on first use."""
         while True:
             values = {name: arrays[name] for name in self._deciding if name in arrays}
             key = (
@@ -117,21 +117,21 @@ class RelayRep(BackendRep):
 
 
 def _array(value: Any) -> Any:
-    """An input as arrays: a sequence as a list of them, None as it is."""
+    """Convert an input to an array, a sequence to a list of arrays; None stays None."""
     if value is None or isinstance(value, np.ndarray):
         return value
     return [_array(item) for item in value] if isinstance(value, list | tuple) else np.asarray(value)
 
 
 def _as_numpy(value: Any) -> Any:
-    """A result as arrays: a sequence as a list of them; maps as they are."""
+    """Convert a result to numpy, a sequence to a list of arrays; maps are unchanged."""
     if isinstance(value, list):
         return [_as_numpy(item) for item in value]
     return value if isinstance(value, dict) else value.numpy()
 
 
 def _flattened(arrays: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """Arrays by name, those of sequences by name and number."""
+    """Arrays by name, elements of sequences by name and number."""
     for name, value in arrays.items():
         if isinstance(value, list):
             yield from _flattened({f"{name}[{i}]": item for i, item in enumerate(value)})
@@ -144,20 +144,20 @@ def _hashable(shape: Any) -> Any:
 
 
 def _contents(value: Any) -> Any:
-    """The value of an input as a key."""
+    """A hashable key of an input's value."""
     if value is None or isinstance(value, list):
         return value if value is None else tuple([_contents(item) for item in value])
     return tuple(value.reshape(-1).tolist()) if value.dtype.kind in "OSU" else value.tobytes()
 
 
 def _may_be_shape(value: ValueInfoProto) -> bool:
-    """Is this input a vector of integers, or one integer?"""
+    """Can the input be a shape: an integer vector or scalar?"""
     tensor = value.type.tensor_type
     return tensor.elem_type in (TensorProto.INT32, TensorProto.INT64) and len(tensor.shape.dim) <= 1
 
 
 def _symbolic_inputs(model: ModelProto) -> bool:
-    """Has an input a dimension that the model leaves open?"""
+    """Does any input have a symbolic dimension?"""
     dims = [d for value in graph_inputs(model.graph) for d in value.type.tensor_type.shape.dim]
     return not all(d.HasField("dim_value") for d in dims)
 
@@ -167,7 +167,7 @@ class RelayBackend(Backend):
 
     @classmethod
     def is_compatible(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """True: what is not supported is reported by `prepare`, with reasons."""
+        """Always True: `prepare` reports unsupported operators, with reasons."""
         return True
 
     @classmethod
@@ -216,7 +216,7 @@ class RelayBackend(Backend):
     @classmethod
     def compile_module(cls, mod: IRModule, device: str) -> Executable:
         """A function from arrays by input name to the outputs in order."""
-        if isinstance(mod["main"].body, Tuple) and not mod["main"].body.fields:  # nothing is left to compute
+        if isinstance(mod["main"].body, Tuple) and not mod["main"].body.fields:  # nothing to compute
             return lambda arrays: []
         name, _, number = device.partition(":")
         kind, target = _KINDS[name.upper()]
@@ -228,7 +228,7 @@ class RelayBackend(Backend):
         def execute(arrays: Arrays) -> list[np.ndarray]:
             for input_name in mod.attrs["input_names"]:
                 value: Any = arrays[input_name]
-                if input_name in optional:  # a list of at most one for the executor
+                if input_name in optional:  # a sequence of at most one element for the executor
                     value = [] if value is None else [value]
                 module.set_input(input_name, value)
             module.run()
@@ -238,7 +238,7 @@ class RelayBackend(Backend):
 
     @classmethod
     def compile_model(cls, mod: IRModule, device: str) -> Executable:
-        """As `compile_module`, for modules whose inputs and outputs may be sequences, optional values and strings."""
+        """Like `compile_module`, for inputs and outputs that may be sequences, optional values and strings."""
         compiled, forms = cls.compile_module(mod, device), mod.attrs.get("output_forms")
 
         def execute(arrays: Arrays) -> list[Any]:

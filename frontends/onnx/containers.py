@@ -1,8 +1,8 @@
-"""Inputs and outputs of a model that are no tensors: sequences, optional values, maps.
+"""Non-tensor inputs and outputs of a model: sequences, optional values, maps.
 
-While importing, a sequence of known length is a tuple of tensors, an optional value without element is `ABSENT`, one
-with an element is the element. Sequences and optional values of which that is known only at run time are values of the
-program (`relay.container_type`). A sequence of maps, which only outputs can be, is a matrix and the maps' keys.
+During import, a sequence of static length is a tuple of tensors, an empty optional value is `ABSENT`, a present one is
+its element. Dynamic sequences and optional values are values of the program (`relay.container_type`). A sequence of
+maps, supported for outputs only, is a matrix and the maps' keys.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ __all__ = [
 ]
 
 ABSENT = Tuple(())
-"""The optional value that has no element. It is known by its identity."""
+"""The empty optional value, compared by identity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """What the list of at most one that is a result of the compiled model holds."""
+    """An output that is the element, if any, of a result that is a sequence of at most one."""
 
     result: int
 
 
 Form = int | None | list[Any] | Maybe
-"""How an output is put together: a result of the compiled model by number, nothing, a list of forms, or what a result
-holds."""
+"""How an output is assembled: a result of the compiled model by number, nothing, a list of forms, or a result's
+element."""
 
 
 @attributes_of_operator
@@ -81,17 +81,17 @@ class ZipMap(OpDef):
 
 
 def _kind(of: TypeProto) -> TypeProto:
-    """The type of what an optional type holds; other types are themselves."""
+    """The element type of an optional type; other types unchanged."""
     return of.optional_type.elem_type if of.HasField("optional_type") else of
 
 
 def is_tensor(value: ValueInfoProto) -> bool:
-    """Is it what a compiled model takes and gives? Values without a type count, too."""
+    """Is the value a tensor? Values without a declared type count as tensors."""
     return value.type.HasField("tensor_type") or value.type.WhichOneof("value") is None
 
 
 def shape_of(value: Any) -> Any:
-    """The shape of an array, a list of them for a sequence, None for no value: what `from_onnx` takes as `shape`."""
+    """The `shape` argument of `from_onnx` for a value: a shape, a list of shapes for a sequence, None for no value."""
     if value is None:
         return None
     return [shape_of(item) for item in value] if isinstance(value, list) else value.shape
@@ -100,10 +100,10 @@ def shape_of(value: Any) -> Any:
 def other_inputs(
     inputs: Sequence[ValueInfoProto], shapes: Mapping[str, Any], constants: Mapping[str, Any], where: str
 ) -> tuple[dict[str, Expr], list[Var]]:
-    """The values of inputs that are no tensors, and the parameters that they consist of.
+    """The values of non-tensor inputs, and the parameters that they consist of.
 
-    Element i of a sequence "x" whose shapes are given is the parameter "x[i]"; a sequence, or an optional tensor, of
-    which nothing is said is one parameter. Raises `ValueNeededError` for any other input whose form is not given.
+    Element i of a sequence "x" with known shapes is the parameter "x[i]"; other sequences and optional tensors are one
+    parameter. Raises `ValueNeededError` for any other input without a shape.
     """
     values: dict[str, Expr] = {}
     params: list[Var] = []
@@ -122,9 +122,9 @@ def other_inputs(
 
 
 def declared_container(value: ValueInfoProto, place: str) -> ContainerType | None:
-    """The type of an input that is a sequence, or an optional tensor; None for anything else.
+    """The container type of an input that is a sequence or an optional tensor; None for others.
 
-    Sizes with a name may differ from element to element.
+    Named dimensions may differ from element to element.
     """
     of, optional = value.type, value.type.HasField("optional_type")
     tensor = of.optional_type.elem_type.tensor_type if optional else of.sequence_type.elem_type.tensor_type
@@ -151,13 +151,13 @@ def _constant(passed: Any, value: ValueInfoProto, place: str) -> Expr:
 
 
 def constant_of(passed: Any, span: Span) -> Constant:
-    """A value that a user binds an input to. Raises ValueError for objects that are no strings."""
+    """The constant that a user binds an input to. Raises ValueError for objects other than strings."""
     data = np.asarray(passed)
     return Constant(as_strings(data) if data.dtype.kind in "OSUT" else data, span=span)
 
 
 def _of_shape(shape: Any, name: str, of: TypeProto, place: str, params: list[Var]) -> Expr:
-    """A parameter of a shape, a sequence of parameters of a list of shapes, or nothing."""
+    """A parameter for a shape, a tuple of parameters for a list of shapes, or nothing."""
     if shape is None and of.HasField("optional_type"):
         return ABSENT
     kind = _kind(of)
@@ -174,7 +174,7 @@ def _of_shape(shape: Any, name: str, of: TypeProto, place: str, params: list[Var
 
 
 def why_on_host(inputs: Sequence[Expr | None], results: Sequence[Expr | None]) -> str:
-    """Why a node is computed while importing and not by compiled code; empty if it is not for its kind of values."""
+    """Why a node on these kinds of values is evaluated during import, not compiled; empty if it is compiled."""
     types = [x.ty for x in (*inputs, *results) if x is not None]
     if any(isinstance(x, Call) and isinstance(x.op, ZipMap) for x in results):
         return "maps"
@@ -184,7 +184,7 @@ def why_on_host(inputs: Sequence[Expr | None], results: Sequence[Expr | None]) -
 
 
 def value_type(x: Expr) -> TensorType | ContainerType:
-    """The type of a value as one that is known when the model runs."""
+    """The type of a value as a runtime value; tuples are sequences."""
     if x is ABSENT:
         return OptionalType(NOTHING)
     if isinstance(x, Tuple):
@@ -197,7 +197,7 @@ def value_type(x: Expr) -> TensorType | ContainerType:
 
 
 def joined_type(a: TensorType | ContainerType, b: TensorType | ContainerType) -> ContainerType:
-    """The type of values of which some are of type `a` and some of `b`, not all of them tensors.
+    """The common supertype of `a` and `b`, at least one of them a container.
 
     Raises TypeInferenceError where there is none.
     """
@@ -218,7 +218,7 @@ def _optional(ty: TensorType | ContainerType) -> OptionalType:
 
 
 def made(x: Expr, ty: ContainerType, span: Span | None = None) -> Expr:
-    """A value, which may be known as a tuple, as one of the container type `ty`."""
+    """Convert a value, possibly a tuple, to a runtime value of container type `ty`."""
     if x is ABSENT:
         return Make(ty=ty)(span=span)
     if isinstance(ty, OptionalType) and not isinstance(x.ty, OptionalType):
@@ -228,9 +228,9 @@ def made(x: Expr, ty: ContainerType, span: Span | None = None) -> Expr:
 
 
 def form_of(expr: Expr, leaves: list[Expr], maps: dict[int, tuple[Any, ...]]) -> Form:
-    """How an output is put together again from `leaves`, to which its tensors are added.
+    """Flatten an output: append its tensors to `leaves` and return how to reassemble it.
 
-    `maps` gets the keys of those of which each row is a map.
+    `maps` receives the keys of tensors whose rows are maps.
     """
     if expr is ABSENT:
         return None
@@ -245,7 +245,7 @@ def form_of(expr: Expr, leaves: list[Expr], maps: dict[int, tuple[Any, ...]]) ->
 
 
 def assembled(form: Form, results: Sequence[Any]) -> Any:
-    """The output of a form, from the results of the compiled model."""
+    """Assemble an output from the results of the compiled model."""
     if isinstance(form, int):
         return results[form]
     if isinstance(form, Maybe):

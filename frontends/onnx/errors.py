@@ -1,4 +1,4 @@
-"""What can go wrong when a model is read: every error names the place, what was expected and what to do."""
+"""Import errors. Each names the place, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = [
 
 
 class OnnxImportError(CompileError):
-    """The model is damaged, breaks a rule of ONNX, or asks for something that this frontend can't express."""
+    """The model is damaged, violates the ONNX specification, or uses something that this frontend can't express."""
 
 
 class UnsupportedOperatorError(OnnxImportError):
     """The model uses operators, domains, versions or element types without a converter; the text lists all of them.
 
-    `operators` names what is missing: operators (with the domain in front, unless it is ONNX's own), or a kind of value
-    such as ``"tensor(string)"`` or ``"sequence"``; empty where it is one form of an operator.
+    `operators` names what is unsupported: operators (qualified by their domain, unless it is ai.onnx), or a kind of
+    value such as ``"tensor(string)"`` or ``"sequence"``; empty for an unsupported use of an operator.
     """
 
     def __init__(self, message: str, operators: tuple[str, ...] = ()) -> None:
@@ -32,9 +32,9 @@ class UnsupportedOperatorError(OnnxImportError):
 
 
 class ValueNeededError(OnnxImportError):
-    """An operand decides a shape (a Reshape's target, a Slice's ends) and its value is not known when compiling.
+    """An operand determines a shape (a Reshape's target, a Slice's ends) and is not known at compile time.
 
-    `inputs` names the graph inputs whose shapes or values would settle it.
+    `inputs` names the graph inputs whose shapes or values determine it.
     """
 
     def __init__(self, message: str, inputs: tuple[str, ...] = ()) -> None:
@@ -43,11 +43,11 @@ class ValueNeededError(OnnxImportError):
 
 
 class NothingInsideError(ValueNeededError):
-    """The element is wanted of a container that, as far as is known yet, never holds one."""
+    """An element is read from a container that, as far as inferred yet, is always empty."""
 
 
 def compose(where: str, problem: str, *, found: str = "", expected: str = "", remedy: str = "") -> str:
-    """The one layout of an import error: place and problem on the first line, then what else is known, one per line."""
+    """Format an import error: place and problem on the first line, then the details, one per line."""
     lines = [f"{where}: {problem}" if where else problem]
     for label, text in (("inputs", found), ("expected", expected), ("to do", remedy)):
         if text:
@@ -56,12 +56,12 @@ def compose(where: str, problem: str, *, found: str = "", expected: str = "", re
 
 
 def fault(where: str, problem: str, *, found: str = "", expected: str = "", remedy: str = "") -> OnnxImportError:
-    """The error for a fault of the model at `where`."""
+    """The error for an invalid model at `where`."""
     return OnnxImportError(compose(where, problem, found=found, expected=expected, remedy=remedy))
 
 
 def unsupported(
     where: str, problem: str, *, missing: str, expected: str = "", remedy: str = ""
 ) -> UnsupportedOperatorError:
-    """The error for what is legal ONNX and not supported; `missing` names it."""
+    """The error for legal ONNX that is unsupported; `missing` names it."""
     return UnsupportedOperatorError(compose(where, problem, expected=expected, remedy=remedy), (missing,))

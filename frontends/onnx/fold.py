@@ -1,7 +1,7 @@
-"""Constant folding while importing: shape arithmetic becomes numbers before the next converter asks for them.
+"""Constant folding during import, so that converters see the values of shape arithmetic.
 
-Calls on constants are evaluated by the operators' numpy references. Only small results are folded eagerly (weights
-are the business of the FoldConstant pass, which runs after the graph was simplified).
+Calls on constants are evaluated by the operators' numpy references. Only small results are folded eagerly; weights
+are left to the FoldConstant pass, which runs after graph simplification.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from relayc.te.ir import Span
 __all__ = ["EAGER_ELEMENTS", "Folder", "graph_inputs_of"]
 
 EAGER_ELEMENTS = 1 << 14
-"""Results of at most this many elements are folded as the graph is built."""
+"""Most elements of results that are folded as the graph is built."""
 
 ON_DEMAND_ELEMENTS = 1 << 24
-"""Results of at most this many elements are computed when a converter asks for their value."""
+"""Most elements of results that are evaluated when a converter needs their value."""
 
 
 class Folder:
-    """Finishes the expressions of a converter: gives them their span and replaces constant calls by their value."""
+    """Finishes the expressions of a converter: sets their spans and folds constant calls."""
 
     def __init__(self) -> None:
         self._done: dict[Expr, Expr] = {}
         self._unknown: set[Expr] = set()
-        """expressions that were asked for their values, and have none"""
+        """expressions known to have no constant value"""
 
     def finish(self, expr: Expr, span: Span) -> Expr:
-        """`expr` with every new node in it spanned and small constant calls folded."""
+        """Set the span of the new nodes of `expr` and fold small constant calls."""
         for node in _post_order(expr, self._done.__contains__):
             if node.span is None:
                 node.span = span  # type: ignore[misc]  # born in this converter and not shared yet
@@ -50,7 +50,7 @@ class Folder:
         return self._done[expr]
 
     def value(self, expr: Expr) -> np.ndarray | None:
-        """The value of `expr`, if it depends on constants only and is not past the budget; else None."""
+        """The value of `expr`, if it depends on constants only and is within the size limit; else None."""
         if isinstance(expr, Constant):
             return expr.data
         memo: dict[Expr, Expr] = {}
@@ -62,12 +62,12 @@ class Folder:
 
 
 def graph_inputs_of(expr: Expr) -> list[str]:
-    """Names of the graph inputs that `expr` depends on, in the order they are met."""
+    """Names of the graph inputs that `expr` depends on, in traversal order."""
     return [node.name for node in _post_order(expr, _nowhere) if isinstance(node, Var)]
 
 
 def free_expressions(root: Expr, around: Container[int]) -> list[Expr]:
-    """The expressions under `root` whose id is in `around`, without what is below them, in the order they are met."""
+    """The expressions under `root` whose id is in `around`, in traversal order; does not descend into them."""
     found: list[Expr] = []
     seen: set[int] = set()
     stack = [root]
@@ -84,7 +84,7 @@ def free_expressions(root: Expr, around: Container[int]) -> list[Expr]:
 
 
 def rewrite_free(root: Expr, replaced: Mapping[int, Expr]) -> Expr:
-    """`root` with expressions replaced by id; nothing below them is visited."""
+    """Replace expressions under `root` by id, without descending into them."""
     done: dict[int, Expr] = dict(replaced)
     for node in _post_order(root, lambda node: id(node) in replaced):
         done[id(node)] = node.rebuild(lambda child: done.get(id(child), child))
@@ -99,7 +99,7 @@ def _check_size(ty: Type) -> None:
 
 
 def _post_order(root: Expr, stops: Callable[[Expr], bool]) -> list[Expr]:
-    """Expressions under `root` down to those that `stops` holds of, operands first. Functions are not entered."""
+    """Expressions under `root` in post-order, not descending where `stops` holds, nor into functions."""
     order: list[Expr] = []
     seen: set[Expr] = set()
     stack: list[tuple[Expr, bool]] = [(root, False)]
@@ -120,7 +120,7 @@ def _nowhere(_: Expr) -> bool:
 
 
 def _folded(node: Expr, limit: int) -> Expr:
-    """The value of `node` as a constant (or a tuple of them) when its operands are constants; else `node`."""
+    """Fold `node` to a constant (or a tuple of constants) when its operands are constants; else return `node`."""
     if isinstance(node, TupleGetItem):
         return node.tuple_value.fields[node.index] if isinstance(node.tuple_value, Tuple) else node
     if not isinstance(node, Call) or not isinstance(node.op, OpDef) or node.op.has_side_effect:
@@ -136,9 +136,9 @@ def _folded(node: Expr, limit: int) -> Expr:
 
 
 def _sizes_or_value(node: Expr) -> Expr:
-    """The value of `node`, in numbers or in sizes, if its operands have one; else `node`."""
+    """Fold `node` to a constant or to symbolic sizes if its operands are known; else return `node`."""
     if isinstance(node, Call) and isinstance(node.op, Dequantize):
-        return node  # constant codes stay codes, for products of integers
+        return node  # quantised constants are kept for integer products
     sizes = fold_sizes(node) if isinstance(node, Call) else None
     if sizes is None:
         return _folded(node, EAGER_ELEMENTS)

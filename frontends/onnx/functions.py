@@ -1,7 +1,7 @@
-"""Operators that ONNX defines by a function body: the body, for an operator that has no converter of its own.
+"""Function bodies of ONNX operators, for operators without a converter.
 
-Bodies come from the schemas of the onnx package, at the model's opset. Attributes that a node leaves out take the
-schema's defaults, and inputs that it leaves out stay absent in the body: `onnx.inliner` does neither.
+Bodies come from the schemas of the onnx package, at the model's opset. Omitted attributes take the schema's defaults,
+and omitted inputs stay absent in the body; `onnx.inliner` does neither.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def _schema(domain: str, name: str, opset: int) -> Any:  # the stubs of onnx lac
 
 
 def has_function(domain: str, name: str, opset: int) -> bool:
-    """Does ONNX define this operator by a body, at `opset` of its domain?"""
+    """Does ONNX define this operator by a function body at `opset` of its domain?"""
     schema = _schema(domain, name, opset)
     return schema is not None and (schema.has_function or schema.has_context_dependent_function)
 
 
 @lru_cache(maxsize=1024)
 def most_inputs(domain: str, name: str, opset: int) -> int | None:
-    """How many inputs an operator takes at most; None for one that ONNX does not define."""
+    """Maximum number of inputs of an operator; None for one that ONNX does not define."""
     schema = _schema(domain, name, opset)
     return None if schema is None else schema.max_input
 
 
 def schema_defaults(domain: str, name: str, opset: int) -> dict[str, AttributeProto]:
-    """The attributes of an operator that have a default, with it."""
+    """Default values of an operator's attributes."""
     schema = _schema(domain, name, opset)
     if schema is None:
         return {}
@@ -60,10 +60,10 @@ def schema_function(
     attributes: Mapping[str, AttributeProto],
     inputs: Sequence[Expr | None],
 ) -> FunctionProto | None:
-    """The body of the operator of `node` as a function; None when ONNX defines it by words only.
+    """The function body of the operator of `node`; None without one.
 
-    Bodies of the operators of other domains are versioned by the default domain's opset; the newest that the model's
-    opsets allow is taken. Raises `OnnxImportError` when the onnx package finds no body for these inputs.
+    Bodies in other domains are versioned by the default domain's opset; the newest that the model's opsets allow is
+    taken. Raises `OnnxImportError` when the onnx package has no body for these inputs.
     """
     schema = _schema(domain, node.op_type, opsets[domain])
     if schema is None:
@@ -96,7 +96,7 @@ def schema_function(
 
 
 def _check_attributes(schema: Any, attributes: Mapping[str, AttributeProto]) -> None:
-    """Only what the schema declares goes to the C++ code that writes bodies."""
+    """Reject undeclared attributes, which the C++ code that builds bodies does not check."""
     for name, attribute in attributes.items():
         declared = schema.attributes.get(name)
         if declared is None or declared.type.value != attribute.type:
@@ -108,7 +108,7 @@ def _newest(versions: Sequence[int], limit: int) -> int:
 
 
 def _type_proto(x: Expr | None) -> TypeProto:
-    """The ONNX type of an expression; the empty type for an input that is left out."""
+    """The ONNX type of an expression; the empty type for an omitted input."""
     if x is None or not isinstance(x.ty, TensorType):
         return TypeProto()
     dims = [d if isinstance(d, int) else None for d in x.ty.shape]

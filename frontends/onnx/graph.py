@@ -1,6 +1,6 @@
-"""The frame of an ONNX graph, checked: who makes which name, and an order in which nodes can be converted.
+"""Def-use checks of an ONNX graph, and a topological order of its nodes.
 
-Only nodes that an output depends on are kept. Cycles, missing and duplicate names are errors here.
+Only nodes that an output depends on are kept. Cycles, undefined and duplicate names are errors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["describe", "names_read", "nested_graphs", "ordered_nodes", "span_nam
 
 
 def describe(node: NodeProto, index: int | None = None) -> str:
-    """`node 'name' (Op)` for error texts; a node without a name is called by its position or first output."""
+    """`node 'name' (Op)` for error messages; an unnamed node is identified by its position or first output."""
     operator = f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
     if node.name:
         return f"node {node.name!r} ({operator})"
@@ -27,7 +27,7 @@ def describe(node: NodeProto, index: int | None = None) -> str:
 
 
 def nested_graphs(node: NodeProto) -> Iterator[GraphProto]:
-    """The graphs held by the node's own attributes (not the graphs inside of those)."""
+    """The graphs among the node's attributes, without those nested in them."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -35,7 +35,7 @@ def nested_graphs(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def names_read(node: NodeProto) -> Iterable[str]:
-    """Every name that the node or its subgraphs may read."""
+    """All names that the node or its subgraphs may read."""
     names = list(node.input)
     graphs = list(nested_graphs(node))
     while graphs:
@@ -48,7 +48,7 @@ def names_read(node: NodeProto) -> Iterable[str]:
 
 
 def without_inputs(node: NodeProto, absent: set[str]) -> NodeProto:
-    """The node with the inputs that the function's caller left out emptied."""
+    """The node without the inputs that the function's caller omitted."""
     if not any(name in absent for name in node.input):
         return node
     copy = NodeProto()
@@ -60,17 +60,17 @@ def without_inputs(node: NodeProto, absent: set[str]) -> NodeProto:
 
 
 def span_name(node: NodeProto) -> str:
-    """What a node is called in spans: its name, or its first output."""
+    """The name of a node in spans: its own, or its first output's."""
     return node.name if node.name else next((name for name in node.output if name), "")
 
 
 def ordered_nodes(
     nodes: Sequence[NodeProto], defined: Container[str], outputs: Iterable[str], where: str
 ) -> list[NodeProto]:
-    """The nodes that `outputs` depend on, each after the nodes whose outputs it reads; file order where it is free.
+    """The nodes that `outputs` depend on in topological order; file order breaks ties.
 
-    `defined` holds the names known beforehand: inputs, initializers, names of outer graphs.
-    Raises `OnnxImportError` for a name made twice, a name made nowhere, and a cycle (naming the nodes on it).
+    `defined` holds inputs, initializers and names of outer graphs.
+    Raises `OnnxImportError` for a name defined twice or nowhere, and for a cycle (naming its nodes).
     """
     producers = _producers(nodes, defined, where)
     needs = _live_needs(nodes, producers, defined, outputs, where)
@@ -95,7 +95,7 @@ def ordered_nodes(
 
 
 def _producers(nodes: Sequence[NodeProto], defined: Container[str], where: str) -> dict[str, int]:
-    """Name -> index of the node that makes it."""
+    """Name -> index of the node that defines it."""
     producers: dict[str, int] = {}
     for index, node in enumerate(nodes):
         for name in node.output:
@@ -119,7 +119,7 @@ def _live_needs(
     outputs: Iterable[str],
     where: str,
 ) -> dict[int, set[int]]:
-    """For each node that the outputs depend on, the nodes that it reads from."""
+    """The predecessors of each node that the outputs depend on."""
     needs: dict[int, set[int]] = {}
     todo: list[int] = []
     for name in outputs:
@@ -150,7 +150,7 @@ def _live_needs(
 
 
 def node_inputs(node: NodeProto, producers: Mapping[str, int]) -> Iterator[str]:
-    """Names that `node` reads: its inputs, and what its subgraphs take from this graph."""
+    """Names that `node` reads: its inputs, and the names that its subgraphs capture."""
     for name in node.input:
         if name != "":
             yield name
@@ -167,7 +167,7 @@ def node_inputs(node: NodeProto, producers: Mapping[str, int]) -> Iterator[str]:
 
 
 def _names_made(graph: GraphProto) -> Iterator[str]:
-    """The names of a graph's own, which hide those of the graphs around it."""
+    """The names defined in a graph, which shadow those of outer graphs."""
     yield from (value.name for value in graph.input)
     yield from (tensor.name for tensor in graph.initializer)
     yield from (tensor.values.name for tensor in graph.sparse_initializer)
@@ -185,7 +185,7 @@ def _close(name: str, producers: Mapping[str, int]) -> str:
 def _cycle_error(
     nodes: Sequence[NodeProto], needs: Mapping[int, set[int]], stuck: set[int], where: str
 ) -> OnnxImportError:
-    """The error for a cyclic graph: walk along unmet needs until a node comes again."""
+    """The error for a cyclic graph: follows unmet dependencies until a node repeats."""
     path: list[int] = []
     at = min(stuck)
     while at not in path:

@@ -1,8 +1,8 @@
-"""ONNX model to graph IR: `from_onnx`.
+"""Conversion of an ONNX model to the graph IR: `from_onnx`.
 
-One walk over the nodes, in an order in which inputs come first; every expression is typed when it is made, and shape
-arithmetic is folded to numbers on the way, so that a model of static inputs becomes static throughout. No shape
-inference, checker or version converter is run. A model-local function is converted at each of its calls.
+One pass over the nodes in topological order; every expression is typed when it is created, and shape arithmetic is
+folded on the way, so that static inputs give static shapes throughout. ONNX's shape inference, checker and version
+converter are not used. Model-local functions are inlined at each call.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from relayc.te.ir import IRModule, Span
 __all__ = ["from_onnx"]
 
 MAX_NODES = 2_000_000
-"""Nodes converted in one import, functions and subgraphs counted at each use."""
+"""Most nodes converted in one import; functions and subgraphs count at each use."""
 
 MAX_NESTING = 48
-"""Depth of functions calling functions and graphs within graphs."""
+"""Greatest nesting depth of function calls and subgraphs."""
 
 CONVERSION_FAULTS = (CompileError, ValueError, TypeError, IndexError, KeyError, ArithmeticError, MemoryError)
-"""What a converter may raise on a node whose attributes or constants make no sense; the node is added to the text."""
+"""Exceptions that a converter may raise on invalid attributes or constants; the node is added to the message."""
 
 Params = dict[str, np.ndarray]
 
@@ -67,21 +67,20 @@ def from_onnx(
     `model` is a path (external data is read from the model's folder), the bytes of a model file, or a ModelProto.
     `shape` gives shapes by input name, ``{"x": (1, 3, 224, 224)}``, and sizes by name of a symbolic dimension,
     ``{"batch": 1}``; a name in a shape makes it symbolic. Named dimensions of the model stay symbolic, one variable for
-    a name, and so do unknown ones: the compiled model runs at any size of them. An input that is a sequence is
-    tensors of their own where a list of shapes is given, an optional one where a shape, or None, is; else it is a list,
-    of at most one tensor if it is optional. `dtype` overrides element types of inputs: one for all, or by input
+    a name, and so do unknown ones: the compiled model runs at any size of them. With a list of shapes, a sequence input
+    becomes separate tensors; so does an optional input with a shape or None. Otherwise it is a sequence, of at most one
+    tensor if it is optional. `dtype` overrides element types of inputs: one for all, or by input
     name. With `freeze_params` the weights are constants of the function and the returned dictionary is empty; without,
-    they are parameters of it, and the dictionary holds their values. `constants` binds inputs to values, for those that
-    decide shapes. `outputs` names tensors of the main graph to give instead of the model's own outputs; what none of
-    them needs is left out.
+    they are parameters of it, and the dictionary holds their values. `constants` binds inputs, such as those that
+    determine shapes, to values. `outputs` names tensors of the main graph to return instead of the model's outputs;
+    nodes that they don't need are dropped.
 
-    The module's attributes "input_names" and "output_names" hold the model's own names, in order; "output_forms" says
-    how outputs that are no tensors consist of such (`frontends.onnx.containers.assembled`); "output_maps" has the keys
-    of outputs whose rows are maps, by number; "host_nodes", where there are any, the nodes that were computed while
-    importing: operator, name, reason.
+    The module's attributes "input_names" and "output_names" hold the model's names, in order; "output_forms" describes
+    how non-tensor outputs are assembled (`frontends.onnx.containers.assembled`); "output_maps" has the keys of outputs
+    whose rows are maps, by number; "host_nodes", if any, the nodes evaluated during import: operator, name, reason.
 
     Raises `OnnxImportError` for a model that is damaged or breaks a rule, `UnsupportedOperatorError` listing every
-    operator without a converter, and `ValueNeededError` naming the inputs whose shape or value must be given.
+    operator without a converter, and `ValueNeededError` naming the inputs whose shape or value is needed.
     """
     loaded, table = load(model), SizeTable()
     while True:
@@ -90,7 +89,7 @@ def from_onnx(
         try:
             with session.assuming(loaded.name):
                 result = importer.run(shape, dtype, {} if constants is None else constants, outputs)
-        except CompileError:  # what was learned so far may be what the node wanted to know
+        except CompileError:  # size equalities learned so far may provide the value
             if session.learn():
                 continue
             raise
@@ -100,7 +99,7 @@ def from_onnx(
 
 @dataclass(slots=True)
 class _Scope:
-    """Names in sight of a node, and what a function body's attribute references and opsets are."""
+    """The names visible to a node, and the attribute bindings and opsets of a function body."""
 
     values: MutableMapping[str, Expr]
     opsets: Mapping[str, int]
@@ -109,13 +108,13 @@ class _Scope:
     depth: int = 0
 
     def inner(self, where: str) -> _Scope:
-        """The scope of a subgraph: it sees these names and hides its own."""
+        """The scope of a subgraph, which sees these names and may shadow them."""
         values: MutableMapping[str, Expr] = ChainMap({}, self.values)
         return _Scope(values, self.opsets, self.bindings, where, self.depth + 1)
 
 
 class _Importer:
-    """The walk over the nodes of one import."""
+    """The state of one import."""
 
     def __init__(self, session: Session, freeze_params: bool) -> None:
         self.session = session
@@ -125,7 +124,7 @@ class _Importer:
         self.param_vars: list[Var] = []
         self.converted = 0
         self.on_host: dict[tuple[str, str], str] = {}
-        """why a node is not left to compiled code, by operator and name"""
+        """why a node is evaluated on the host, by operator and name"""
 
     def run(
         self,
@@ -173,17 +172,17 @@ class _Importer:
         return IRModule({"main": Function((*inputs, *self.param_vars), body)}, names), self.params
 
     def _check_at_most_one(self, var: Var, where: str) -> None:
-        """Have an optional input checked, which a run is given as a list."""
+        """Check at run time that an optional input, passed as a sequence, has at most one element."""
         if isinstance(var.ty, OptionalType):
             source = f"{where}: input {var.name!r}, a list of at most one value,"
             counts = self.session.bind_sizes(op.expand_dims(op.sequence.length(var), 0), source)
             assert counts is not None, "it is one number"
             self.session.check_equal(counts[0], smaller(counts[0], 1), source)
 
-    # graphs ---------------------------------------------------------------------------------------------------
+    # graphs -----------------------------------------------------------------------------------------------------------
 
     def _graph(self, graph: GraphProto, scope: _Scope, outputs: Sequence[str]) -> list[Expr]:
-        """The tensors `outputs` of `graph`, whose inputs are in `scope` already."""
+        """Convert `graph`, whose inputs are in `scope` already, and return the tensors `outputs`."""
         if scope.depth > MAX_NESTING:
             raise fault(scope.where, f"graphs nested more than {MAX_NESTING} deep")
         initializers = _Initializers(self, graph, scope)
@@ -278,7 +277,7 @@ class _Importer:
         opset = scope.opsets[domain]
         complete = {**schema_defaults(domain, node.op_type, opset), **attributes}
         body = schema_function(node, domain, scope.opsets, complete, inputs)
-        if body is None:  # inside of another body; those of the model were looked through beforehand
+        if body is None:  # nested in another body; the model's own nodes were checked before
             operator = f"{domain}::{node.op_type}" if domain else node.op_type
             raise unsupported(place, f"{operator} at opset {opset} is not supported", missing=operator)
         return self._call(body, inputs, complete, scope)
@@ -294,9 +293,9 @@ class _Importer:
     def _closed(
         self, graph: GraphProto, params: Sequence[Var], scope: _Scope, place: str, owner: str
     ) -> tuple[Function, list[Expr]]:
-        """A subgraph as a function of `params` and of the values it takes from the graphs around it.
+        """A subgraph as a function of `params` and of the values it captures.
 
-        `owner` is what `fresh_size` is told of the node.
+        `owner` identifies the node for `fresh_size`.
         """
         around = {id(e) for e in scope.values.values() if not isinstance(e, Constant | Tuple)}
         with self.session.body_of(owner):
@@ -314,7 +313,7 @@ class _Importer:
         attributes: Bindings,
         scope: _Scope,
     ) -> list[Expr | None]:
-        """The outputs of a function, one of the model's own or an operator's body, applied to `inputs`."""
+        """Inline a model-local function or an operator's body, applied to `inputs`."""
         where = f"{self.model.name}: function {function.name!r}"
         if scope.depth >= MAX_NESTING:
             raise fault(where, "functions that call each other in a circle, or too deeply")
@@ -342,7 +341,7 @@ class _Importer:
                 raise fault(place, f"the output {name!r} is not given by this form of the operator")
             scope.values[name] = result
 
-    # checks ---------------------------------------------------------------------------------------------------
+    # checks -----------------------------------------------------------------------------------------------------------
 
     def _check_unique(self, graph: GraphProto) -> None:
         seen: set[str] = set()
@@ -370,7 +369,7 @@ class _Importer:
         return bound
 
     def _check_output(self, name: str, declared: Any, expr: Expr) -> None:
-        """The element type that the model declares for an output must be the one computed."""
+        """Check that the declared element type of an output is the computed one."""
         where = f"{self.model.name}: output {name!r}"
         if not isinstance(expr.ty, TensorType):
             if declared is not None and declared.HasField("tensor_type") and declared.tensor_type.elem_type:
@@ -383,7 +382,7 @@ class _Importer:
             raise fault(where, f"it is computed as {expr.ty}", expected=f"{expected}, as declared")
 
     def with_sizes(self, result: tuple[IRModule, Params]) -> tuple[IRModule, Params]:
-        """The module with the tensors that give size variables as further outputs, and what is to be checked."""
+        """The module with the tensors that bind size variables as further outputs, and the size checks."""
         module, params = result
         main = module["main"]
         outputs = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
@@ -396,7 +395,7 @@ class _Importer:
 
 
 class _Initializers:
-    """Weights of one graph by name, made into expressions when first read; `in` also finds the scope's own names."""
+    """Initializers of one graph by name, converted on first use; `in` also finds the scope's names."""
 
     def __init__(self, importer: _Importer, graph: GraphProto, scope: _Scope) -> None:
         self.importer, self.scope = importer, scope
@@ -414,7 +413,7 @@ class _Initializers:
         return name in self.protos or name in self.scope.values
 
     def materialise(self, name: str) -> None:
-        """Put the initializer `name`, if there is one, into the scope."""
+        """Convert the initializer `name`, if there is one, into the scope."""
         proto = self.protos.pop(name, None)
         if proto is None:
             return
@@ -438,7 +437,7 @@ class _Initializers:
         scope.values[name] = param
 
     def _check_declared(self, name: str, shape: tuple[int, ...], dtype: str, where: str) -> None:
-        """An initializer that is listed as an input too must be of the type declared there."""
+        """Check that an initializer that is also listed as an input has the declared type."""
         declared = self.declared.get(name)
         if declared is None or not declared.HasField("tensor_type"):
             return
@@ -454,7 +453,7 @@ class _Initializers:
 
 
 def _located(error: Exception, place: str, inputs: Sequence[Expr | None]) -> CompileError:
-    """`error` with the node in its text. Errors that name their place already are passed on."""
+    """Add the node to the message of `error`, unless it names its place already."""
     text = str(error) if isinstance(error, CompileError) else f"{type(error).__name__}: {error}"
     if isinstance(error, OnnxImportError) and ": " in text.split("\n", 1)[0] and place.split(": ", 1)[0] in text:
         return error
@@ -463,7 +462,7 @@ def _located(error: Exception, place: str, inputs: Sequence[Expr | None]) -> Com
 
 
 def _as_sequence(result: Result) -> Sequence[Expr | None]:
-    """Outputs one by one; a tuple-valued call gives its fields."""
+    """The outputs as a sequence; a tuple-valued call gives its fields."""
     if not isinstance(result, Expr):
         return result
     if isinstance(result, Tuple):

@@ -1,4 +1,4 @@
-"""Types of graph inputs: what the model declares, with the user's shapes and element types over it."""
+"""Types of graph inputs: as declared by the model, overridden by the user's shapes and element types."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def input_types(
     where: str,
     table: SizeTable | None = None,
 ) -> dict[str, TensorType]:
-    """Name -> type of each of `inputs`. Dimensions of one name are one variable of `table`, and fixing one fixes all.
+    """Name -> type of each of `inputs`. Dimensions of equal name are one variable of `table`; fixing one fixes all.
 
-    Raises `OnnxImportError` for overrides of unknown names, of another rank, or against a fixed dimension's name.
+    Raises `OnnxImportError` for overrides of unknown names, of another rank, or that contradict a named dimension.
     """
     return _Inputs(inputs, shape, dtype, where, SizeTable() if table is None else table).types()
 
 
 def shapes_passed(shape: Any, where: str) -> dict[str, Any]:
-    """The user's shapes with numbers of any integer type. Raises `OnnxImportError` for what is no shape."""
+    """Normalise the user's shapes to Python integers. Raises `OnnxImportError` for an invalid shape."""
     if shape is None:
         return {}
     if not isinstance(shape, Mapping):
@@ -50,7 +50,7 @@ def shapes_passed(shape: Any, where: str) -> dict[str, Any]:
 
 
 def _shape_passed(passed: Any, name: str, where: str) -> Any:
-    """A size, or the dimensions of a shape; what else there may be (a list of them, None) is left as it is."""
+    """Normalise a size or a shape; lists of shapes and None are unchanged."""
     if isinstance(passed, Integral):
         return int(passed)
     if not isinstance(passed, list | tuple) or any(isinstance(d, list | tuple) for d in passed):
@@ -83,7 +83,7 @@ class _Inputs:
         return {value.name: self._type(value) for value in self.inputs}
 
     def _declared(self, value: ValueInfoProto) -> list[int | str | None] | None:
-        """Dimensions as the model declares them: a size, a name, or None; None altogether for an unknown rank."""
+        """The declared dimensions: sizes, names, or None; None for an unknown rank."""
         where = f"{self.where}: input {value.name!r}"
         if not value.type.HasField("tensor_type"):
             kind = value.type.WhichOneof("value")
@@ -120,7 +120,7 @@ class _Inputs:
                     )
 
     def _fix_sizes(self, name: str, dims: list[int | str | None] | None) -> None:
-        """Note the sizes that the user's shape of one input gives to named dimensions."""
+        """Record the sizes of named dimensions that the user's shape of an input fixes."""
         passed = self.shape.get(name)
         if passed is None or isinstance(passed, int):
             return
@@ -183,6 +183,6 @@ def _shape_text(dims: Sequence[int | str | None]) -> str:
 
 
 def graph_inputs(graph: GraphProto) -> list[ValueInfoProto]:
-    """The inputs that a caller gives: those that no initializer of the same name provides."""
+    """The graph's inputs without an initializer of the same name."""
     provided = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
     return [value for value in graph.input if value.name not in provided]

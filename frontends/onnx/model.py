@@ -1,7 +1,7 @@
-"""Reading a model file: protobuf only, then our own checks. Nothing of the model is ever executed here.
+"""Parsing and checking of a model file.
 
-The C++ checker, shape inference and version converter of the onnx package are not used: they are not safe on bytes
-that come from elsewhere.
+Only protobuf parses it: the C++ checker, shape inference and version converter of the onnx package are not safe on
+untrusted bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from relayc.frontends.onnx.model_file import RawData, read_model
 __all__ = ["NEWEST_OPSET", "Model", "load", "opset_table"]
 
 NEWEST_OPSET = 28
-"""The newest opset of the default domain whose operators are known here."""
+"""The newest supported opset of the default domain."""
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -32,7 +32,7 @@ FunctionKey = tuple[str, str, str]
 class Model:
     """A parsed model: its graph, versions by domain (the default domain is ``""``), local functions and folder.
 
-    `raw_data` has the bytes of those of the graph's initializers that hold none themselves.
+    `raw_data` has the bytes of initializers of the graph that were read apart from the message.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Model:
 
 
 def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]) -> Model:
-    """Parse and check the frame of `model`: a path, the bytes of a file, or a ModelProto.
+    """Parse `model`, a path, the bytes of a file, or a ModelProto, and check its top-level fields.
 
     Raises `OnnxImportError` for anything that is not a whole ONNX model.
     """
@@ -77,7 +77,7 @@ def _parse(data: bytes, where: str) -> ModelProto:
 
 
 def _is_pointer(path: Path) -> bool:
-    """Is this what Git leaves in the place of a large file until that is fetched?"""
+    """Is this a Git LFS pointer file?"""
     with path.open("rb") as file:
         return file.read(len(_POINTER)) == _POINTER
 
@@ -122,7 +122,7 @@ def _domain(name: str) -> str:
 
 
 def opset_table(imports: object, where: str) -> dict[str, int]:
-    """Version by domain from `opset_import` entries. Raises for versions that do not exist or contradict each other."""
+    """Version by domain from `opset_import` entries. Raises for unsupported or contradicting versions."""
     table: dict[str, int] = {}
     for entry in imports:  # type: ignore[attr-defined]
         domain, version = _domain(entry.domain), entry.version

@@ -1,11 +1,10 @@
-"""A model file, read with its weights apart: each byte of a weight is copied once, on several threads.
+"""Reading a model file with its weights apart, so that each byte of a weight is copied once, on several threads.
 
-Parsing the whole file as one message would copy the weights three times (into bytes, into the message, out of it), into
-fresh memory each time, which is what most of an import would consist of. So the encoded message is walked down to the
-initializers of the main graph; the parser gets it with the large `raw_data` left empty, and these bytes are read from
-the file to where they stay. Where they are many, the large ones are left in the file until they are asked for. A file
-in which anything is out of the ordinary is parsed whole: what it means, and what is wrong with it, is the parser's to
-say.
+Parsing the whole file as one message would copy the weights three times (into bytes, into the message, out of it), each
+time into fresh memory, and dominate the import time. So the encoded message is walked down to the initializers of the
+main graph; protobuf parses it with large `raw_data` left empty, and these bytes are read directly to their final place.
+In large files, large weights stay in the file until they are needed. A file with an unusual layout is parsed whole, so
+that protobuf defines its meaning and reports its faults.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from relayc.relay.arrays import Arena
 __all__ = ["RawData", "StoredBytes", "WeightFile", "read_model"]
 
 STORED = 1 << 20
-"""Bytes from which on weights may stay in their file."""
+"""Smallest weight in bytes that may stay in its file."""
 _MANY = 64 << 20
-"""Bytes of all weights of a file from which on they do: fewer are read at once, on several threads."""
+"""Total bytes of a file's weights from which on they stay in it; fewer are read eagerly, on several threads."""
 
 
 class WeightFile:
-    """An open file with weights, closed when nobody can ask for one any more. It has to stay as it is."""
+    """An open file with weights, closed with its last reference. It must not change."""
 
     def __init__(self, name: str, descriptor: int) -> None:
         self._name, self._descriptor = name, descriptor
@@ -46,7 +45,7 @@ class WeightFile:
         return found.st_size, found.st_mtime_ns
 
     def read(self, begin: int, into: np.ndarray) -> None:
-        """Fill an array in C order with the bytes from `begin` on. Raises OnnxImportError if the file was changed."""
+        """Fill a C-contiguous array with the bytes from `begin` on. Raises OnnxImportError if the file was changed."""
         data = into.reshape(-1).view(np.uint8)
 
         def read(at: int) -> None:
@@ -76,15 +75,15 @@ class StoredBytes:
         return data
 
     def fill(self, array: np.ndarray, start: int = 0) -> None:
-        """Write the elements from `start` on into an array in C order."""
+        """Read the elements from `start` on into a C-contiguous array."""
         self.file.read(self.begin + start * array.itemsize, array)
 
 
 RawData = dict[str, np.ndarray | StoredBytes]
-"""The bytes of initializers of the main graph, uint8, by name."""
+"""The bytes (uint8) of initializers of the main graph, by name."""
 
 LARGE = 1 << 14
-"""Bytes from which on a tensor's data is read apart."""
+"""Smallest tensor data in bytes that is read apart from the message."""
 
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA = 7, 5, 9  # field numbers in onnx.proto
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
@@ -94,11 +93,11 @@ _WALKED_AT_ONCE = 4 << 10
 
 
 class _NotSplittable(Exception):
-    """The walk met what it does not take apart."""
+    """The message has a layout that is not split; it is parsed whole."""
 
 
 class _Field(NamedTuple):
-    """One field of an encoded message: all of it is at `start` to `stop`, its payload begins at `payload`."""
+    """One field of an encoded message: bytes `start` to `stop`, its payload from `payload` on."""
 
     number: int
     wire_type: int
@@ -109,7 +108,7 @@ class _Field(NamedTuple):
 
 @dataclass(slots=True)
 class _Stripped:
-    """An encoded message without its weights, and where these are in the file."""
+    """An encoded message without its weights, and their positions in the file."""
 
     message: bytes
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -117,9 +116,9 @@ class _Stripped:
 
 
 def read_model(path: Path) -> tuple[ModelProto, RawData]:
-    """The message in a file, and the data of those initializers whose `raw_data` was left empty in it.
+    """Parse a file: the message, and the data of initializers whose `raw_data` was left empty in it.
 
-    Raises OSError where the file can't be read, DecodeError where it is no such message.
+    Raises OSError if the file can't be read, DecodeError if it is not a valid message.
     """
     with open(path, "rb") as file:
         whole = WeightFile(path.name, os.dup(file.fileno()))
@@ -130,7 +129,7 @@ def read_model(path: Path) -> tuple[ModelProto, RawData]:
             return proto, {}
         proto.ParseFromString(stripped.message)
         names = [tensor.name for tensor in proto.graph.initializer]
-        if len(set(names)) < len(names):  # the importer says which; they may not share data until then
+        if len(set(names)) < len(names):  # duplicates are left to the importer's error
             file.seek(0)
             proto.ParseFromString(file.read())
             return proto, {}
@@ -155,9 +154,9 @@ def _strip_file(descriptor: int) -> _Stripped | None:
 
 
 class _FileBytes:
-    """The bytes of a file by index and by slice, read some at a time: few lie between one weight and the next.
+    """The bytes of a file by index and by slice, read in small pieces.
 
-    A mapped file would take a page of page tables for every two megabytes.
+    Memory mapping would cost a page of page tables for every 2 MiB.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -213,7 +212,7 @@ def _strip_graph(data: _FileBytes, graph: _Field) -> _Stripped:
 
 
 def _raw_data(data: _FileBytes, tensor: _Field) -> _Field | None:
-    """The field with the data of a tensor, if that is what makes it large."""
+    """The `raw_data` field of a tensor, if it is large."""
     found = [f for f in _fields(data, tensor.payload, tensor.stop) if f.number == _TENSOR_RAW_DATA]
     if len(found) > 1 or (found and found[0].wire_type != _BYTES):
         raise _NotSplittable
@@ -241,7 +240,7 @@ def _fields(data: _FileBytes, position: int, end: int) -> Iterator[_Field]:
 
 
 def _varint(data: _FileBytes, position: int, end: int) -> tuple[int, int]:
-    """(The number at `position`, where the next thing begins.)"""
+    """Decode a varint: (value, end position)."""
     value = shift = 0
     while position < end and shift < 64:
         byte = data[position]
@@ -254,7 +253,7 @@ def _varint(data: _FileBytes, position: int, end: int) -> tuple[int, int]:
 
 
 def _prefix(number: int, size: int) -> bytes:
-    """What stands before `size` bytes of a field."""
+    """The encoded tag and length of a field of `size` bytes."""
     encoded = bytearray([number << 3 | _BYTES])
     while size >= 0x80:
         encoded.append(size & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""What a converter sees of an ONNX node: typed inputs, typed attributes, and errors that name the place."""
+"""A converter's view of an ONNX node: typed inputs, typed attributes, and errors that name the node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GraphCloser = Callable[[GraphProto, Sequence[Var]], tuple[Function, list[Expr]]]
 
 
 class OnnxNode:
-    """One node being converted: `op_type`, `opset` (of its domain), inputs, attributes, and how to report a fault."""
+    """A node being converted: `op_type`, `opset` (of its domain), inputs, attributes, error reporting."""
 
     __slots__ = (
         "_close", "_session", "_subgraph", "attrs", "domain", "inputs", "name", "op_type", "opset", "outputs", "span",
@@ -63,29 +63,29 @@ class OnnxNode:
         self._session, self._subgraph, self._close = session, subgraph, close
 
     def with_inputs(self, inputs: Sequence[Expr | None]) -> OnnxNode:
-        """The same node with other inputs: for an operator that is another one of something computed."""
+        """A copy of the node with other inputs, for an operator that is another one applied to computed values."""
         other = copy(self)
         other.inputs = inputs
         return other
 
-    # inputs ---------------------------------------------------------------------------------------------------
+    # inputs -----------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def __getitem__(self, index: int) -> Expr:
-        """Input `index`, which must be there."""
+        """Input `index`; an error when it is missing."""
         found = self.get(index)
         if found is None:
             raise self.error(f"input {index} is missing", expected=f"at least {index + 1} inputs")
         return found
 
     def get(self, index: int) -> Expr | None:
-        """Input `index`; None when it is left out."""
+        """Input `index`; None when it is omitted."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def all_inputs(self, least: int = 1) -> list[Expr]:
-        """All inputs of an operator that takes any number of them."""
+        """All inputs of a variadic operator."""
         if len(self.inputs) < least:
             raise self.error(f"{len(self.inputs)} inputs", expected=f"at least {least} inputs")
         return [self[i] for i in range(len(self.inputs))]
@@ -107,25 +107,25 @@ class OnnxNode:
         return self.type(index).ndim
 
     def shape(self, index: int) -> tuple[int, ...]:
-        """The shape of input `index`, which must be known now."""
+        """The shape of input `index`, which must be static."""
         return self.static(self[index], f"the shape of input {index}")
 
     def static(self, x: Expr, what: str) -> tuple[int, ...]:
-        """The shape of `x`, all of it known; `what` names it in the error."""
+        """The shape of `x`, which must be static; `what` names it in the error."""
         ty = x.tensor_type
         if ty.is_static:
             return ty.static_shape
         raise self.value_needed(f"{what} is {ty}, and {self.op_type} needs it when compiling", x)
 
     def extent(self, x: Expr, axis: int, what: str) -> int:
-        """The size of `x` along `axis`, which must be known now; `what` names it in the error ("the features")."""
+        """The static size of `x` along `axis`; `what` names it in the error ("the features")."""
         d = x.shape[axis]
         if isinstance(d, int):
             return d
         raise self.value_needed(f"{what} of {x.ty} are counted at run time, and {self.op_type} needs them", x)
 
     def constant(self, index: int, what: str) -> np.ndarray:
-        """The value of input `index`, which must be known now; `what` names it in the error ("the axes")."""
+        """The value of input `index`, which must be constant; `what` names it in the error ("the axes")."""
         value = self._session.value_of(self[index])
         if value is None:
             raise self.value_needed(
@@ -135,11 +135,11 @@ class OnnxNode:
         return value
 
     def constant_or_none(self, index: int, what: str) -> np.ndarray | None:
-        """The value of an optional input; None when it is left out."""
+        """The constant value of an optional input; None when it is omitted."""
         return None if self.get(index) is None else self.constant(index, what)
 
     def constant_ints(self, index: int, what: str) -> tuple[int, ...]:
-        """The integers of input `index` (a scalar counts as one)."""
+        """The constant integers of input `index`, a vector or a scalar."""
         value = self.constant(index, what)
         if value.dtype.kind not in "iu":
             raise self.error(f"{what} (input {index}) is {value.dtype.name}", expected="int64")
@@ -150,15 +150,15 @@ class OnnxNode:
         return self._session.sizes_of(self[index])
 
     def count(self, index: int, number: int, what: str) -> None:
-        """Input `index` must be a vector of `number` elements; one whose length is not known is taken to be."""
+        """Check that input `index` is a vector of `number` elements; a dynamic length is assumed to be `number`."""
         shape = self.type(index).shape
         if len(shape) == 1 and not dims_match(shape[0], number):
             raise self.error(f"{what} (input {index}) are {self.type(index)}", expected=f"{number} of them")
 
     def sizes(self, index: int, what: str, count: int | None = None) -> tuple[Dim, ...]:
-        """Input `index` as sizes (at least 0): known, symbolic, or bound to variables when the model runs.
+        """Input `index` as sizes: static, symbolic, or bound to size variables at run time.
 
-        `count` is how many there have to be, where that is known.
+        `count` is the required number of sizes, if known.
         """
         if count is not None:
             self.count(index, count, what)
@@ -166,43 +166,43 @@ class OnnxNode:
         return self.bind(self[index], what) if known is None else known
 
     def bind(self, x: Expr, what: str) -> tuple[Dim, ...]:
-        """Size variables that take the elements of the integer tensor `x` when the model runs."""
+        """Size variables bound to the elements of the integer tensor `x` at run time."""
         bound = self._session.bind_sizes(x, f"{self.where}, {what}")
         if bound is None:
             raise self.value_needed(f"{what} is computed at run time, and {self.op_type} needs its value", x)
         return bound
 
     def name_size(self, d: Dim, what: str) -> Dim:
-        """A size variable for `d`, which is an expression of many: what comes after counts in one number."""
+        """A new size variable for the large expression `d`, so that later index arithmetic stays small."""
         return self._session.name_size(d, f"{self.where}, {what}")
 
     def check_equal(self, a: Dim, b: Dim, what: str) -> None:
-        """Have two sizes compared when the model runs."""
+        """Add a run-time check that two sizes are equal."""
         self._session.check_equal(a, b, f"{self.where}, {what}")
 
     def known_value(self, index: int) -> np.ndarray | None:
-        """The value of input `index` if it is known now; None when it is absent or computed at run time."""
+        """The value of input `index` if it is constant; None when it is absent or computed at run time."""
         x = self.get(index)
         return None if x is None else self._session.value_of(x)
 
     def value_or_none(self, x: Expr) -> np.ndarray | None:
-        """The value of an expression if it is known now."""
+        """The value of an expression if it is constant, else None."""
         return self._session.value_of(x)
 
     def axis(self, axis: int, rank: int) -> int:
-        """`axis` counted from the front. Raises when it is outside of -rank .. rank-1."""
+        """Normalise `axis`. Raises when it is outside of -rank .. rank-1."""
         if not -rank <= axis < rank:
             raise self.error(f"axis {axis} of a tensor of rank {rank}", expected=f"an axis from {-rank} to {rank - 1}")
         return axis % rank
 
     def axes(self, axes: Sequence[int], rank: int) -> tuple[int, ...]:
-        """`axes` counted from the front, all different."""
+        """Normalise `axes`, which must be distinct."""
         result = tuple(self.axis(a, rank) for a in axes)
         if len(set(result)) != len(result):
             raise self.error(f"the axes {list(axes)} name one axis twice")
         return result
 
-    # attributes -----------------------------------------------------------------------------------------------
+    # attributes -------------------------------------------------------------------------------------------------------
 
     def attr_int(self, name: str, default: int | None = None) -> int:
         return self._required(self.attrs.get_int(name), default, name)
@@ -212,7 +212,7 @@ class OnnxNode:
         return self.attr_int(name, int(default)) != 0
 
     def attr_float(self, name: str, default: float | None = None) -> float:
-        """A float32, as all numbers in attributes are, and so the default."""
+        """A float attribute, rounded to float32 as all of them are, the default too."""
         single = None if default is None else float(np.float32(default))
         return self._required(self.attrs.get_float(name), single, name)
 
@@ -242,19 +242,19 @@ class OnnxNode:
         return self._required(self.attrs.get_graph(name), None, name)
 
     def convert_graph(self, graph: GraphProto, args: Sequence[Expr]) -> list[Expr]:
-        """The outputs of a subgraph attribute applied to `args`; it sees the names around this node."""
+        """Inline a subgraph attribute applied to `args`; it may capture names visible to this node."""
         return self._subgraph(graph, args)
 
     def close_graph(self, graph: GraphProto, params: Sequence[Var]) -> tuple[Function, list[Expr]]:
-        """A subgraph attribute as a function of `params` and of what it takes from around the node, and the latter."""
+        """A subgraph attribute as a function of `params` and of the values it captures, and these values."""
         return self._close(graph, params)
 
     def fresh_sizes(
         self, ty: TensorType, axes: Sequence[int], name: str, *, inside: bool = False, ones: Sequence[int] = ()
     ) -> TensorType:
-        """`ty` with size variables of its own along `axes`, which may be 1 along `ones`.
+        """`ty` with new size variables along `axes`, which may be 1 (broadcast) along `ones`.
 
-        They belong to the graph around this node, or to what is `inside` its own ones.
+        They belong to the graph that contains this node or, with `inside`, to its subgraphs.
         """
         dims = [self._session.fresh_size(f"{name}_{a}", self.where, inside, a in ones) if a in axes else d
                 for a, d in enumerate(ty.shape)]  # fmt: skip
@@ -262,19 +262,19 @@ class OnnxNode:
 
     @property
     def unreached(self) -> list[list[NothingInsideError]]:
-        """For each loop that is being settled, outermost first: branches left out because what they read is empty."""
+        """For each enclosing loop under type inference, outermost first: branches dropped as unreachable so far."""
         return self._session.unreached
 
     def may_be_one(self, d: Dim) -> bool:
-        """Is the size one that is 1 on one way through the model and not on another?"""
+        """May the size be 1 on one path through the model and not on another?"""
         return self._session.may_be_one(d)
 
     def known_here(self, d: Dim) -> bool:
-        """Is the size known in the graph around this node, not only inside of its own ones?"""
+        """Is the size defined in the graph that contains this node, not only in its subgraphs?"""
         return self._session.known_here(d)
 
     def attempt(self) -> AbstractContextManager[Callable[[], None]]:
-        """Inside, what is learned of sizes is forgotten on an error, or when the function that it gives is called."""
+        """A context that rolls back size equalities on an error, or when the returned function is called."""
         return self._session.attempt()
 
     def _required(self, value: Any, default: Any, name: str) -> Any:
@@ -284,29 +284,29 @@ class OnnxNode:
             raise self.error(f"the attribute {name!r} is missing")
         return default
 
-    # errors ---------------------------------------------------------------------------------------------------
+    # errors -----------------------------------------------------------------------------------------------------------
 
     def found(self) -> str:
-        """The inputs' types, for error texts."""
+        """The types of the inputs, for error messages."""
         return ", ".join("(none)" if x is None else str(x.ty) for x in self.inputs)
 
     def error(self, problem: str, *, expected: str = "", remedy: str = "") -> OnnxImportError:
-        """A fault of the model at this node."""
+        """The error for an invalid model at this node."""
         return OnnxImportError(compose(self.where, problem, found=self.found(), expected=expected, remedy=remedy))
 
     def unsupported(self, problem: str, *, expected: str = "", remedy: str = "") -> UnsupportedOperatorError:
-        """A use of the operator that is legal ONNX and not supported."""
+        """The error for an unsupported use of the operator that is legal ONNX."""
         return UnsupportedOperatorError(
             compose(self.where, problem, found=self.found(), expected=expected, remedy=remedy)
         )
 
     def nothing_inside(self, what: str) -> NothingInsideError:
-        """An element is wanted of `what`, which never holds one."""
+        """The error for reading an element of `what`, which is always empty."""
         problem = f"{what} never holds a tensor, and {self.op_type} takes one out of it"
         return NothingInsideError(compose(self.where, problem, found=self.found()))
 
     def value_needed(self, problem: str, x: Expr) -> ValueNeededError:
-        """`x` decides a shape and depends on graph inputs: name them."""
+        """The error for `x`, which determines a shape but depends on graph inputs, naming them."""
         names = self._session.inputs_behind(x)
         listed = ", ".join(map(repr, names))
         remedy = f"fix the shapes of the inputs it depends on with shape={{...}}: {listed}" if names else ""

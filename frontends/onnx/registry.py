@@ -1,11 +1,11 @@
-"""Which function converts which ONNX operator, by domain, name and version.
+"""Registry of converters of ONNX operators by domain, name and version.
 
     @converter("Softmax", since=13)
     def softmax(node: OnnxNode) -> Expr:
         return op.nn.softmax(node[0], axis=node.attr_int("axis", -1))
 
-`since` is the opset that gave the operator this meaning; the model's opset selects the newest converter that is not
-newer than itself. One converter may serve several operators (`node.op_type` tells which).
+`since` is the first opset of this version of the operator; the newest converter that is not newer than the model's
+opset is selected. One converter may serve several operators (`node.op_type`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from relayc.relay.expr import Expr
 __all__ = ["Converter", "Result", "convert_with", "converter", "find_converter", "registered_operators"]
 
 Result = Expr | Sequence[Expr | None]
-"""What a converter gives: the only output, or the outputs in order (None for one that was not asked for)."""
+"""Result of a converter: the only output, or the outputs in order (None for an unused one)."""
 
 Converter = Callable[[OnnxNode], Result]
 
@@ -70,7 +70,7 @@ def converter(
 
 
 def find_converter(domain: str, name: str, opset: int) -> Converter | None:
-    """The converter of an operator at `opset` of its domain; None when there is none."""
+    """The converter of an operator at `opset` of its domain, or None."""
     load_converters(domain, name)
     versions = _table.get((domain, name))
     return versions.find(opset) if versions is not None else None

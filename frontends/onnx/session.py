@@ -1,4 +1,4 @@
-"""What one import knows and learns of values and sizes: the services that converters have through their node."""
+"""Session of one import: values, symbolic sizes and their equalities, available to converters through their node."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from relayc.te.tir import Dim, PrimExpr, SizeVar
 __all__ = ["Session"]
 
 MAX_BOUND = 64
-"""Elements of a tensor that decides sizes when the model runs."""
+"""Most elements of a tensor whose values are bound to size variables at run time."""
 
 
 class Session:
-    """State of one conversion of a model, and of the graph in it that is being converted: main, or a body inside."""
+    """State of one conversion of a model, and of the graph being converted: main, or a nested body."""
 
     def __init__(self, model: Model, table: SizeTable) -> None:
         self.model = model
@@ -45,33 +45,33 @@ class Session:
         self.folder = Folder()
         self.size_producers = SizeProducers()
         self.unreached: list[list[NothingInsideError]] = []
-        """for each loop being settled, outermost first: branches left out because what they read is empty yet"""
+        """for each enclosing loop under type inference, outermost first: branches dropped as unreachable so far"""
         self._bound: list[tuple[Expr, str, tuple[str, ...]]] = []
-        """integer tensors that the program computes, where, and the variables for their elements"""
+        """computed integer tensors, their source, and the size variables bound to their elements"""
         self._checks: list[tuple[Dim, Dim, str]] = []
         self._assumed_inside: list[tuple[Dim, Dim]] = []
-        """sizes taken to be equal in bodies"""
+        """sizes assumed to be equal in bodies"""
         self._assumptions = Assumptions()
-        """sizes taken to be equal in this graph"""
+        """sizes assumed to be equal in this graph"""
         self._bodies: tuple[str, ...] = ()
-        """the nodes whose bodies are being converted, outermost first"""
+        """the nodes whose bodies are being converted, outermost first: the nesting of the current graph"""
         self._files: dict[Path, WeightFile] = {}
-        """with external data, by path"""
+        """files with external data, by path"""
         self._met: Counter[str] = Counter()
-        """how often each place has asked for size variables"""
+        """number of size variables created per place"""
 
-    # of the importer ------------------------------------------------------------------------------------------
+    # for the importer -------------------------------------------------------------------------------------------------
 
     @contextmanager
     def assuming(self, place: str) -> Generator[None]:
-        """Inside, sizes that operators need to be equal are taken to be; the first to do so are at `place`."""
+        """A context in which sizes that operators require to be equal are assumed to be; for the node at `place`."""
         with assuming() as self._assumptions:
             self.at(place)
             yield
 
     @contextmanager
     def body_of(self, owner: str) -> Generator[None]:
-        """Inside, a body of the node `owner` is converted and finished."""
+        """A context in which a body of the node `owner` is converted and finished."""
         outer = self._bound, self._checks, self._bodies, self._assumptions
         self._bound, self._checks, self._bodies = [], [], (*self._bodies, owner)
         try:
@@ -81,15 +81,15 @@ class Session:
             self._bound, self._checks, self._bodies, self._assumptions = outer
 
     def at(self, place: str) -> None:
-        """Say which node is being converted."""
+        """Set the node being converted."""
         self._assumptions.place = place
 
     def learn(self) -> bool:
-        """Take what was assumed of sizes for known, when the model is converted again. False if it was known before."""
+        """Turn assumed equalities of sizes into known ones for the next conversion. False if there was nothing new."""
         return self.table.solve([*self._assumptions.equal, *self._assumed_inside])
 
     def finish(self, outputs: Sequence[Expr]) -> tuple[list[Expr], dict[str, Any]]:
-        """The outputs of this graph and, behind them, what gives sizes; the attributes of its function that say so."""
+        """The graph's outputs followed by the tensors that bind sizes, and the attributes that describe them."""
         own = [name for name, (_, bodies) in self.table.computed.items() if bodies == self._bodies]
         bound = [x for x, _, _ in self._bound]
         kept = self.size_producers.lost([*outputs, *bound], own)
@@ -103,15 +103,15 @@ class Session:
         return [*outputs, *bound, *[x for _, x, _ in kept]], attrs
 
     def _solved(self) -> list[tuple[Dim, Dim, str]]:
-        """What has to hold of sizes that are computed and were taken to be equal to others."""
+        """Checks for computed sizes that were solved as equal to others."""
         return [(self.table.dim(name), self.table.variable(name), source)
                 for _, source, names in self._bound for name in names if name in self.table.solved]  # fmt: skip
 
-    # of converters --------------------------------------------------------------------------------------------
+    # for converters ---------------------------------------------------------------------------------------------------
 
     @contextmanager
     def attempt(self) -> Generator[Callable[[], None]]:
-        """Inside, what is learned of sizes is forgotten on an error, or when the function that it gives is called."""
+        """A context that rolls back size equalities on an error, or when the function that it returns is called."""
         assumed = self._assumptions
         notes: tuple[list[Any], ...] = (
             self._bound, self._checks, self._assumed_inside, assumed.equal, assumed.places,
@@ -134,13 +134,13 @@ class Session:
         return self.folder.value(expr)
 
     def sizes_of(self, expr: Expr) -> tuple[Dim, ...] | None:
-        """The elements of an integer tensor, numbers or symbolic sizes; None when they are computed at run time."""
+        """The elements of an integer tensor, static or symbolic; None when they are computed at run time."""
         value = self.folder.value(expr)
         found = sizes_in(expr if value is None else Constant(value))
         return None if found is None else tuple(d if isinstance(d, PrimExpr) else int(d) for d in found.reshape(-1))
 
     def bind_sizes(self, expr: Expr, source: str) -> tuple[Dim, ...] | None:
-        """Size variables for the elements of an integer tensor that is computed at run time; None for want of them."""
+        """Size variables bound to the elements of a computed integer tensor; None if that is impossible."""
         ty = expr.tensor_type
         if ty.size is None or not ty.dtype.is_int or ty.size > MAX_BOUND:
             return None
@@ -159,7 +159,7 @@ class Session:
         return tuple(self.table.compute(name, self._bodies) for name in names)
 
     def name_size(self, d: Dim, source: str) -> Dim:
-        """A size variable that is given the value of `d`, the same one for equal sizes."""
+        """A size variable bound to the expression `d`, shared by equal expressions."""
         if isinstance(d, int | SizeVar):
             return d
         for x, _, names in self._bound:
@@ -172,31 +172,31 @@ class Session:
         return self.table.compute(name, self._bodies)
 
     def _number(self, place: str) -> int:
-        """A number for what is asked for at `place`: the same each time the model is converted."""
+        """A number for the next size variable of `place`, stable across conversions."""
         self._met[place] += 1
         return self.table.number((*self._bodies, place, self._met[place]))
 
     def fresh_size(self, name: str, place: str, inside: bool, may_be_one: bool) -> Dim:
-        """A size variable of its own, or what is known of it; `inside` the bodies of the node at `place`."""
+        """A new size variable, or its known value; with `inside` it belongs to the bodies of the node at `place`."""
         unique = f"{name}_{self._number(f'{place}, {name}')}"
         if may_be_one:
             self.table.may_be_one.add(unique)
         return self.table.compute(unique, (*self._bodies, place) if inside else self._bodies)
 
     def may_be_one(self, d: Dim) -> bool:
-        """Is the size one that is 1 on one way through the model and not on another?"""
+        """May the size be 1 on one path through the model and not on another?"""
         return isinstance(d, SizeVar) and d.name in self.table.may_be_one
 
     def known_here(self, d: Dim) -> bool:
-        """Is the size known in the graph that is being converted, not only in one inside?"""
+        """Is the size defined in the graph being converted, not only in a nested one?"""
         return self.table.known_in(d, self._bodies)
 
     def check_equal(self, a: Dim, b: Dim, source: str) -> None:
-        """Have the two sizes compared when the model runs."""
+        """Add a run-time check that two sizes are equal."""
         self._checks.append((a, b, source))
 
     def inputs_behind(self, expr: Expr) -> list[str]:
-        """Names of the graph inputs whose values `expr` depends on, and of those that give sizes in its type."""
+        """Names of the graph inputs whose values or sizes `expr` depends on."""
         used = size_variables(expr.ty.shape) if isinstance(expr.ty, TensorType) else {}
         sources = [x for x, _, names in self._bound if not used.keys().isdisjoint(names)]
         return list(dict.fromkeys([name for x in (expr, *sources) for name in graph_inputs_of(x)]))
@@ -204,7 +204,7 @@ class Session:
     def stored(
         self, proto: Any, where: str, raw_data: np.ndarray | StoredBytes | None, span: Span
     ) -> StoredConstant | None:
-        """A TensorProto as a constant whose values stay in the model's files; None where they don't."""
+        """A TensorProto as a constant whose values stay in the model's files; None if they are not stored there."""
         if isinstance(proto, SparseTensorProto):
             return None
         return stored_tensor(proto, self.model.folder, where, raw_data, self._weight_file, span)
@@ -217,7 +217,7 @@ class Session:
         return found
 
     def tensor(self, proto: Any, where: str, raw_data: np.ndarray | StoredBytes | None = None) -> np.ndarray:
-        """The value of a TensorProto or SparseTensorProto; `raw_data` is that of one whose data were read apart."""
+        """The value of a TensorProto or SparseTensorProto; `raw_data` has the data that was read apart."""
         if isinstance(proto, SparseTensorProto):
             return sparse_to_numpy(proto, self.model.folder, where)
         return to_numpy(proto, self.model.folder, where, raw_data)

@@ -1,7 +1,7 @@
-"""Sizes that results of control flow, of lists and of strings have: they are known once the result is computed.
+"""Producers of data-dependent dimensions: control flow, sequences and strings, whose result sizes a run binds.
 
-A program may use the size of such a result and nothing else of it. As nothing of the result's computation would be
-left, it is kept as a further output that binds nothing (see `relay.lowering.dynamic.BoundSize`).
+A program may use only the size of such a result. To keep its computation alive, the result becomes a further output
+that binds nothing else (see `relay.lowering.dynamic.BoundSize`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["SizeProducers"]
 
 
 class SizeProducers:
-    """The tensors met so far that have such a size, by its name."""
+    """The tensors with data-dependent sizes met so far, by the name of the size."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Expr, int]] = {}
 
     def note(self, results: Iterable[Expr | None]) -> None:
-        """Look at the results of a node."""
+        """Record the results of a node."""
         for x in results:
             if x is not None and isinstance(x.ty, TensorType) and not x.ty.is_static:
                 for axis, d in enumerate(x.shape):
@@ -38,7 +38,7 @@ class SizeProducers:
                         self._found.setdefault(d.name, (x, axis))
 
     def lost(self, outputs: Sequence[Expr], own: Iterable[str]) -> list[tuple[str, Expr, int]]:
-        """The sizes among `own` that `outputs` use and don't give: name, tensor that gives it, axis."""
+        """The sizes among `own` that `outputs` use but do not bind: (name, producing tensor, axis)."""
         if not self._found:
             return []
         known, kept = set(own), list[tuple[str, Expr, int]]()
@@ -52,7 +52,7 @@ class SizeProducers:
 
 
 def _sizes_of_results(roots: Sequence[Expr]) -> tuple[set[str], set[str]]:
-    """The names of such sizes that expressions use, and that they give."""
+    """The names of data-dependent sizes that expressions use, and those that they bind."""
     used, passed = set[str](), set[str]()
     for e in cast("list[Expr]", list(post_order(Tuple(tuple(roots))))):
         used |= _names(e.ty)

@@ -1,7 +1,7 @@
-"""The size variables of one import, by name, and what is learned of them on the way.
+"""The size variables of one import, and the equalities between them.
 
-Converting nodes may find that two sizes must be equal: an operator wants it, and nothing forbids it. Equalities of a
-variable are solved, and the model is converted again with what is known then; the rest is checked when the model runs.
+Converters may find that an operator requires two sizes to be equal. Equalities are solved for a variable, and the model
+is converted again with the solution; the others are checked at run time.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from relayc.te.tir import Dim, Max, Min, PrimExpr, SizeVar
 __all__ = ["MOST_SIZES", "SizeTable"]
 
 MOST_SIZES = 16
-"""Sizes that another is an expression of, at most; one of more is a size of its own, which is computed at run time."""
+"""Most variables in a size expression; larger expressions become a variable of their own, computed at run time."""
 
 
 @dataclass
 class SizeTable:
-    """`solved` gives variables by others or by numbers; `unnamed` are those that the model has no name for.
+    """Size variables: `solved` maps variables to expressions of others; `unnamed` have no name in the model.
 
-    Names that begin with "#" are the importer's own. `computed` are those that the program gives a value, in that
-    order, with the bodies (of loops and branches) that they belong to; `may_be_one` are sizes that are 1 on one way
-    through the model and not on another, so that they may broadcast: no equality is learned of them; nor of those
-    `named` for an expression of others.
+    Names that begin with "#" are the importer's. `computed` are bound by the program, in that order, with the bodies
+    (of loops and branches) that they belong to; `may_be_one` may be 1 on one path through the model and not on another,
+    so that they may broadcast. No equalities are solved for them, nor for those `named` for an expression.
     """
 
     variables: dict[str, SizeVar] = field(default_factory=dict)
@@ -38,11 +37,11 @@ class SizeTable:
     _numbers: dict[Hashable, int] = field(default_factory=dict)
 
     def number(self, key: Hashable) -> int:
-        """The number of a place in the model, the same each time the model is converted."""
+        """The number of a place in the model, stable across conversions."""
         return self._numbers.setdefault(key, len(self._numbers))
 
     def compute(self, name: str, bodies: tuple[str, ...]) -> Dim:
-        """What is known of a size that the program computes in `bodies`."""
+        """Declare a size that the program computes in `bodies`; returns its known value or its variable."""
         self.computed.setdefault(name, (len(self.computed), bodies))
         return self.dim(name, unnamed=True)
 
@@ -53,15 +52,15 @@ class SizeTable:
         return self.variables.setdefault(name, SizeVar(name))
 
     def dim(self, name: str, unnamed: bool = False) -> Dim:
-        """What is known of the size `name`: a number, an expression of other sizes, or its variable."""
+        """The size `name`: its solution, a number or an expression of other sizes, or its variable."""
         return self.known(self.variable(name, unnamed))
 
     def known(self, d: Dim) -> Dim:
-        """A size with what is solved put in."""
+        """Substitute solved variables in a size."""
         return evaluate(d, self.solved)
 
     def solve(self, equal: Iterable[tuple[Dim, Dim]]) -> bool:
-        """Learn from equalities. False when there was nothing new."""
+        """Solve equalities for variables. False when there was nothing new."""
         before = len(self.solved)
         for pair in equal:
             a, b = map(self.known, pair)
@@ -75,10 +74,10 @@ class SizeTable:
         return len(self.solved) > before
 
     def _can_be(self, name: str, value: Dim) -> bool:
-        """May the variable be replaced by the expression? What is in it must be known wherever and whenever it is.
+        """May the variable be replaced by the expression, whose variables must be defined wherever it is?
 
-        A dimension of an input that has a name is not replaced by a clipped one, as of a slice, nor one that was named
-        by what it is: kernels would count in that everywhere. The two are compared when the model runs.
+        A named input dimension is not replaced by a clipped expression, as of a slice, nor a variable named for an
+        expression: index arithmetic would get expensive everywhere. The two are compared at run time.
         """
         named = name not in self.unnamed and name not in self.computed
         if named and isinstance(value, PrimExpr) and collect(value, (Min, Max)):
@@ -90,12 +89,12 @@ class SizeTable:
         return known and name not in of and name not in self.may_be_one | self.named
 
     def known_in(self, d: Dim, bodies: tuple[str, ...]) -> bool:
-        """Is a size known in these bodies, and not only in some inside of them?"""
+        """Is a size defined in these bodies, not only in nested ones?"""
         around = [self.computed.get(name, (-1, ()))[1] for name in size_variables([d])]
         return all(bodies[: len(a)] == a for a in around)
 
     def open(self, assumed: Assumptions) -> list[tuple[Dim, Dim, str]]:
-        """The equalities that nothing learned settles, and where they are needed."""
+        """The equalities that remain to be checked at run time, and their sources."""
         placed = zip(assumed.equal, assumed.places, strict=True)
         checks = [(self.known(a), self.known(b), place) for (a, b), place in placed]
         return [(a, b, place) for a, b, place in checks if not dims_equal(a, b)]

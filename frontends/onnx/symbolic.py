@@ -1,8 +1,8 @@
-"""Shape arithmetic on sizes that are known only at run time.
+"""Symbolic evaluation of shape arithmetic.
 
-Exporters compute shapes with tensor operators: Shape, Gather, Concat, Mul, Slice ... Here such small integer tensors
-are followed symbolically, element by element, so that Reshape or Expand see sizes and nothing of the arithmetic is left
-in the program. What can't be followed is computed by the program, and its result bound to a size variable.
+Exporters compute shapes with tensor operators: Shape, Gather, Concat, Mul, Slice ... Such small integer tensors are
+evaluated symbolically, element by element, so that Reshape or Expand see symbolic sizes and the arithmetic disappears.
+Anything else is computed by the program, and its result bound to a size variable.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from relayc.te.tir import Dim, PrimExpr
 __all__ = ["fold_sizes", "sizes_in"]
 
 _MAX_ELEMENTS = 256
-"""Tensors of at most this many elements are followed."""
+"""Most elements of tensors that are evaluated symbolically."""
 
 _MOVING = frozenset({
     "reshape", "squeeze", "expand_dims", "concatenate", "stack", "take", "gather", "gather_nd", "strided_slice",
     "transpose", "broadcast_to", "tile", "split", "reverse", "repeat",
 })  # fmt: skip
-"""Operators whose numpy reference only moves elements of its first inputs, whatever they are."""
+"""Data-movement operators, whose numpy reference works on elements of any type."""
 
 _JOINING = frozenset({"concatenate", "stack"})
 
 
 def sizes_in(expr: Expr) -> np.ndarray | None:
-    """The elements of an integer tensor as sizes (an array of objects), where they are known or symbolic."""
+    """The elements of an integer tensor as sizes (an object array), if they are static or symbolic."""
     if isinstance(expr, Constant):
         return expr.data.astype(object) if expr.data.dtype.kind in "iu" and expr.data.size <= _MAX_ELEMENTS else None
     if isinstance(expr, Call) and isinstance(expr.op, Sizes):
@@ -45,7 +45,7 @@ def sizes_in(expr: Expr) -> np.ndarray | None:
 
 
 def fold_sizes(call: Call) -> Expr | tuple[Expr, ...] | None:
-    """The result of an operator on sizes as sizes or a constant; None where it can't be followed."""
+    """Evaluate an operator on sizes, to sizes or a constant; None if that is impossible."""
     op = call.op
     if not isinstance(op, OpDef) or not any(isinstance(a, Call) and isinstance(a.op, Sizes) for a in call.args):
         return None
@@ -98,7 +98,7 @@ def _elementwise(op: OpDef, arrays: Sequence[np.ndarray], dtype: str) -> Expr | 
 
 
 def _reduce(call: Call, values: np.ndarray) -> Expr | None:
-    """Of a vector; shapes are not reduced otherwise."""
+    """Reduce a vector of sizes."""
     if values.ndim != 1 or not values.size:
         return None
     result = np.empty(call.tensor_type.static_shape, object)
@@ -107,7 +107,7 @@ def _reduce(call: Call, values: np.ndarray) -> Expr | None:
 
 
 def _divide(a: Dim, b: Dim) -> Dim | None:
-    """Rounding down and towards zero are one where a >= 0, which is taken for granted of a size less a number."""
+    """Divide sizes. Floor and truncation agree for a >= 0, which is assumed of a size minus a constant."""
     if not sizes.is_at_least(b, 1 if isinstance(b, int) else 0):
         return None
     if sizes.is_at_least(a, 0) or (isinstance(b, int) and sizes.dims_match(a, sizes.larger(a, 0))):
@@ -121,7 +121,7 @@ def _modulo(a: Dim, b: Dim) -> Dim | None:
 
 
 def _decided(holds: Callable[[Dim, Dim], bool], fails: Callable[[Dim, Dim], bool]) -> Callable[[Dim, Dim], bool | None]:
-    """A comparison that is answered where it holds, or fails, whatever the sizes."""
+    """A comparison that is decided where it holds, or fails, for all sizes."""
     return lambda a, b: True if holds(a, b) else (False if fails(a, b) else None)
 
 

@@ -1,4 +1,4 @@
-"""TensorProto to numpy, checked field by field: declared sizes must be the sizes found.
+"""Conversion of TensorProto to numpy, with all sizes checked.
 
 Element types beyond numpy's own (bfloat16, float8, 4-bit and 2-bit types) are those of `ml_dtypes`. External data is
 read only from regular files inside the model's own folder.
@@ -35,16 +35,16 @@ __all__ = [
 ]
 
 MAX_ELEMENTS = 2**31 - 1
-"""Elements of the largest tensor: the compiler indexes with int32."""
+"""Most elements of a tensor: the compiler indexes with int32."""
 
 
 MAX_COMPUTED = 1 << 26
-"""Elements of the largest tensor that importing computes from a few numbers (a range, a mask, a table)."""
+"""Most elements of a constant that import computes from a few numbers (a range, a mask, a table)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ElementType:
-    """How one ONNX element type is stored: `field` is the typed field used without `raw_data`."""
+    """Storage of one ONNX element type: `field` is the typed field used without `raw_data`."""
 
     dtype: np.dtype[Any]
     bits: int
@@ -103,12 +103,12 @@ def numpy_dtype(elem_type: int, where: str) -> np.dtype[Any]:
 
 
 def dtype_name(elem_type: int, where: str) -> str:
-    """The compiler's spelling of ONNX element type `elem_type`, such as ``"float32"``; ``"string"`` is one."""
+    """The dtype name of ONNX element type `elem_type`, such as ``"float32"`` or ``"string"``."""
     return "string" if elem_type == TensorProto.STRING else numpy_dtype(elem_type, where).name
 
 
 def element_type(dtype: str) -> int:
-    """The ONNX element type that the compiler spells `dtype`."""
+    """The ONNX element type of the dtype name `dtype`."""
     return next(number for number, element in _TYPES.items() if element.dtype.name == dtype)
 
 
@@ -117,7 +117,7 @@ def _known_types() -> str:
 
 
 def check_shape(dims: tuple[int, ...], where: str) -> int:
-    """The number of elements of shape `dims`; an error when a dimension is negative or the tensor past the limit."""
+    """The number of elements of shape `dims`; an error if a dimension is negative or the tensor too large."""
     if any(d < 0 for d in dims):
         raise fault(where, f"shape {list(dims)} has a negative dimension")
     if len(dims) > 64:
@@ -129,7 +129,7 @@ def check_shape(dims: tuple[int, ...], where: str) -> int:
 
 
 def check_computed(dims: tuple[int, ...], where: str) -> None:
-    """An error when a tensor of shape `dims`, which a few bytes of the model ask for, is too large to compute now."""
+    """Raise an error if a constant of shape `dims`, implied by a few bytes of the model, is too large to compute."""
     check_shape(dims, where)
     if math.prod(dims) > MAX_COMPUTED:
         raise fault(
@@ -146,9 +146,9 @@ def stored_tensor(
     tensor: TensorProto, folder: Path | None, where: str, raw_data: np.ndarray | StoredBytes | None, opened: Open,
     span: Span,
 ) -> StoredConstant | None:  # fmt: skip
-    """`tensor` as a constant whose values stay in their file, opened by `opened`; None where they don't.
+    """`tensor` as a constant whose values stay in their file, opened by `opened`; None for small or inline data.
 
-    That is for those that are large. Raises as `to_numpy`.
+    Raises like `to_numpy`.
     """
     external = tensor.data_location == TensorProto.EXTERNAL
     if not external and not isinstance(raw_data, StoredBytes):
@@ -175,9 +175,9 @@ def to_numpy(
 ) -> np.ndarray:
     """The value of `tensor`. `folder` is the model's folder, for external data; `where` names the tensor in errors.
 
-    `raw_data`, uint8, stands for the tensor's own `raw_data`, where that was left out.
+    `raw_data`, uint8, replaces the tensor's own `raw_data` where that was read apart.
 
-    Raises `OnnxImportError` when sizes disagree or external data can't be had safely.
+    Raises `OnnxImportError` when sizes disagree or external data can't be read safely.
     """
     dims = tuple(tensor.dims)
     count = check_shape(dims, where)
@@ -209,7 +209,7 @@ def _check_size(found: int, expected: int, dims: tuple[int, ...], element: _Elem
 
 
 def _strings(tensor: TensorProto, count: int, where: str) -> np.ndarray:
-    """Python's str as objects."""
+    """A string tensor as an object array of str."""
     if len(tensor.string_data) != count:
         raise fault(where, f"{len(tensor.string_data)} strings for shape {list(tensor.dims)}")
     values = np.empty(count, object)
@@ -225,7 +225,7 @@ def _packed_bytes(count: int, bits: int) -> int:
 
 
 def _unpack(raw: np.ndarray, element: _ElementType, count: int) -> np.ndarray:
-    """`count` elements out of little-endian bytes; sub-byte elements come lowest bits first."""
+    """Decode `count` elements from little-endian bytes; sub-byte elements are packed lowest bits first."""
     if element.bits >= 8:
         return raw.view(element.dtype) if raw.size else np.empty(0, element.dtype)
     per_byte = 8 // element.bits
@@ -274,7 +274,7 @@ def _unreadable(path: Path, where: str, error: OSError) -> OnnxImportError:
 
 
 def _external_place(tensor: TensorProto, nbytes: int, folder: Path | None, where: str) -> tuple[Path, int]:
-    """The file with the `nbytes` bytes of an externally stored tensor, and where in it they begin."""
+    """The file and byte offset of the `nbytes` bytes of an externally stored tensor."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if folder is None:
         raise fault(
@@ -298,7 +298,7 @@ def _external_place(tensor: TensorProto, nbytes: int, folder: Path | None, where
 
 
 def _external_path(location: str, folder: Path, where: str) -> Path:
-    """The regular file `location` inside `folder`: no absolute path, no way out by `..` or a symbolic link."""
+    """The regular file `location` inside `folder`: neither absolute nor outside by `..` or a symbolic link."""
     expected = "a relative path of a file inside the model's folder"
     if not location or "\x00" in location or os.path.isabs(location) or Path(location).drive or "\\" in location:
         raise fault(where, f"external data location {location!r}", expected=expected)

@@ -1,4 +1,4 @@
-"""What of a model can't be converted, found before anything is: one error names every such operator."""
+"""Check for unsupported operators before the import: one error lists all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["list_unsupported"]
 
 
 def list_unsupported(model: Model) -> None:
-    """Raise one error that lists every operator of the model, its functions and subgraphs that has no converter."""
+    """Raise one error that lists all operators without a converter in the model, its functions and subgraphs."""
     missing: dict[str, list[str]] = {}
     operators: dict[str, None] = {}
     bodies: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [(model.graph.node, model.opsets)]
@@ -45,7 +45,7 @@ def list_unsupported(model: Model) -> None:
 
 
 def _why_unsupported(node: NodeProto, opsets: Mapping[str, int], model: Model) -> str:
-    """Empty when the node can be converted, else what is missing."""
+    """Why the node is unsupported; empty if it can be converted."""
     domain = "" if node.domain == "ai.onnx" else node.domain
     if (domain, node.op_type, node.overload) in model.functions:
         return ""

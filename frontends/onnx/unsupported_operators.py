@@ -1,4 +1,4 @@
-"""Operators of ONNX that are refused, with the reason and what to do instead."""
+"""Unsupported operators of ONNX, with the reason and what to do instead."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Where does a compiled model depart from an oracle? `verify` compares every intermediate tensor.
+"""`verify`: compares every intermediate tensor of a compiled model with an oracle.
 
-The model is compiled twice. As users run it, fused as usual: its outputs are compared. And with every tensor that some
-node reads made an output: those are compared one by one, in the order in which they are computed, so that the first
-that departs names the node at fault. When only the fused model is wrong, models cut off after one of the tensors are
-compiled to find the first for which that happens.
+The model is compiled twice: fused as usual, to compare its outputs, and with every intermediate tensor made an output;
+these are compared in execution order, so that the first difference names the faulty node. When only the fused model is
+wrong, models truncated after one of the tensors are compiled, by bisection, to find the first that fails.
 
-Oracles: "onnxruntime" (not installed with us), its graph optimisations turned off, which checks the importer too; and
-"reference", our operators' numpy references applied to the imported graph, which checks all that comes after.
+Oracles: "onnxruntime" (an optional dependency), without graph optimisations, which also checks the importer; and
+"reference", the operators' numpy references applied to the imported graph, which checks all later stages.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ __all__ = ["ORACLES", "Comparison", "VerifyReport", "departure", "verify"]
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 Values = dict[str, Any]
-"""Arrays, and lists of them for sequences, by name."""
+"""Arrays, or lists of arrays for sequences, by name."""
 OnnxModel = ModelProto | str | os.PathLike[str]
 
 ORACLES = ("onnxruntime", "reference")
@@ -49,10 +48,10 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One tensor: the node that computes it, its type, and how far it is from the oracle's.
+    """One tensor: the node that computes it, its type, and its error.
 
-    `error` is the largest difference as a share of the oracle's largest magnitude; infinite where NaN or infinity do
-    not stand at the same places, or shape or type differ.
+    `error` is the largest difference relative to the oracle's largest magnitude; infinite if shape, type, or the
+    positions of NaN and infinity differ.
     """
 
     tensor: str
@@ -73,10 +72,10 @@ class Comparison:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What `verify` found: the `outputs` of the model as compiled, and all `tensors` in the order of computation.
+    """The result of `verify`: the `outputs` of the fused model, and all `tensors` in execution order.
 
-    `departs` is the first tensor outside its tolerance; `fused_only` says that it is so only where its node is fused
-    with others. `skipped` are tensors that are not compared, each with the reason.
+    `departs` is the first tensor outside its tolerance; `fused_only` says that this happens only when its node is
+    fused. `skipped` are tensors that are not compared, each with the reason.
     """
 
     oracle: str
@@ -137,7 +136,7 @@ def verify(
 
 
 def _pairs(name: str, value: Any, expected: Any) -> list[tuple[str, Array, Array]]:
-    """What is to be compared: a tensor, or the elements of a sequence and first their number."""
+    """The pairs to compare: a tensor, or the length and the elements of a sequence."""
     if not isinstance(value, list) and not isinstance(expected, list):
         return [(name, value, expected)]
     counts = [np.array(len(v) if isinstance(v, list) else -1) for v in (value, expected)]
@@ -150,7 +149,7 @@ def _worst(found: Sequence[Comparison]) -> Comparison:
 
 
 def departure(value: Array, expected: Array) -> float:
-    """The largest difference of two arrays, as a share of the largest finite magnitude expected; see `Comparison`."""
+    """The largest difference of two arrays relative to the largest finite expected magnitude; see `Comparison`."""
     if value.shape != expected.shape or value.dtype != expected.dtype:
         return float("inf")
     if value.size == 0 or value.dtype.kind in "OSU":
@@ -179,7 +178,7 @@ def _compare(
 def _first_cut(
     names: list[str], compare: Callable[[str], Comparison], outputs: Sequence[Comparison]
 ) -> Comparison:
-    """By halving: the first tensor that is wrong when the model ends with it; else the output that is wrong."""
+    """Bisect: the first tensor that is wrong when the model is truncated after it; else the wrong output."""
     found = next(c for c in outputs if not c.agrees)
     low, high = 0, len(names)
     while low < high:
@@ -199,21 +198,21 @@ def _check_inputs(wanted: Sequence[str], passed: Arrays) -> None:
 
 
 def _optional(model: OnnxModel, shape: ShapeOverride | None, names: Sequence[str]) -> list[str]:
-    """Those of `names` that may turn out to be nothing."""
+    """The names of optional values among `names`."""
     module, _ = from_onnx(model, shape=shape, outputs=names)
     forms = module.attrs.get("output_forms", ())
     return [name for name, form in zip(names, forms, strict=False) if form is None or isinstance(form, Maybe)]
 
 
 def _exposed(graph: GraphProto) -> dict[str, str]:
-    """Tensors and sequences to compare, in the order of the nodes: what something reads, and who computes it."""
+    """Intermediate tensors and sequences to compare, in node order, with the nodes that compute them."""
     read = {name for node in _all_nodes(graph.node) for name in node.input}
     read.update(o.name for o in graph.output)
     return {name: describe(node) for node in graph.node for name in node.output if name in read and name}
 
 
 def _all_nodes(nodes: Iterable[NodeProto]) -> list[NodeProto]:
-    """The nodes and those of their subgraphs, at any depth."""
+    """All nodes, including those of nested subgraphs."""
     found: list[NodeProto] = []
     waiting = [*nodes]
     while waiting:
@@ -226,7 +225,7 @@ def _all_nodes(nodes: Iterable[NodeProto]) -> list[NodeProto]:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """The model compiled by us, to give the tensors asked for."""
+    """The compiled model with the requested tensors as outputs."""
 
     model: OnnxModel
     inputs: Arrays
@@ -246,7 +245,7 @@ class _Compiled:
 
 
 def _as_numpy(value: Any) -> Any:
-    """Results as arrays and lists of them; a map as its elements."""
+    """Convert results to arrays and lists of arrays; a map to its values."""
     if isinstance(value, list):
         return [_as_numpy(item) for item in value]
     if isinstance(value, dict):
@@ -255,7 +254,7 @@ def _as_numpy(value: Any) -> Any:
 
 
 def _by_name(names: Sequence[str], results: Sequence[Any], attrs: Mapping[str, Any]) -> Values:
-    """The results of a compiled model put together as the ONNX model's."""
+    """Assemble the ONNX model's outputs by name from the results of the compiled model."""
     forms = attrs.get("output_forms")
     whole = results if forms is None else [assembled(form, results) for form in forms]
     return dict(zip(names, whole, strict=True))
@@ -280,7 +279,7 @@ class _References:
 
 @dataclass(frozen=True, slots=True)
 class _OnnxRuntime:
-    """The model run by onnxruntime as it stands, node by node."""
+    """The model run by onnxruntime without graph optimisations."""
 
     model: OnnxModel
     inputs: Arrays
@@ -303,7 +302,7 @@ class _OnnxRuntime:
 
 
 def _with_outputs(proto: ModelProto, names: Sequence[str]) -> ModelProto:
-    """A copy of the model with these tensors as its outputs; a type that the model does not declare is left open."""
+    """A copy of the model with these tensors as outputs; undeclared types are omitted."""
     changed = ModelProto()
     changed.CopyFrom(proto)
     declared = {o.name for o in proto.graph.output}

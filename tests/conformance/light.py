@@ -1,4 +1,4 @@
-"""The ONNX project's light models with weights that matter.
+"""The ONNX project's light models with random weights.
 
 The package ships them with one repeated constant as weights, so that all classes get the same score and a wrong
 convolution goes unnoticed. Here each of those weights is drawn at random, by the role it plays, and the logits become a
@@ -44,7 +44,7 @@ def recorded_outputs(name: str) -> list[Array]:
 
 
 def with_random_weights(model: ModelProto) -> ModelProto:
-    """The model with each constant weight replaced by numbers from a generator seeded by the weight's name."""
+    """Replace each constant weight by random values seeded by the weight's name."""
     graph = model.graph
     readers: dict[str, list[tuple[NodeProto, int]]] = {}
     for node in graph.node:
@@ -75,7 +75,7 @@ def _replace(field: Any, values: list[Any]) -> None:
 
 
 def _draw(name: str, shape: list[int], readers: dict[str, list[tuple[NodeProto, int]]]) -> Array:
-    """Numbers that keep the activations of a deep model in range."""
+    """Random weights that keep the activations of a deep model in range."""
     node, position = readers[name][0]
     while node.op_type in ("Unsqueeze", "Reshape"):
         node, position = readers[node.output[0]][0]

@@ -1,8 +1,7 @@
 """The ONNX project's own backend tests: its cases and its runner (`onnx.backend.test`), with a stricter comparison.
 
 Every case that does not pass is listed in `not_passed.txt` with its reason: "unsupported", by an
-`UnsupportedOperatorError`, or "differs", where the recorded values can't be met. The list has to be exact: what passes
-must not be in it.
+`UnsupportedOperatorError`, or "differs", where the recorded values can't be reproduced. The list has to be exact.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ __all__ = ["NOT_PASSED", "Suite", "not_passed", "shard"]
 NOT_PASSED = Path(__file__).with_name("not_passed.txt")
 WAYS = ("unsupported", "differs")
 SAMPLED = 8
-"""A sample holds one case of each family, and one more for each so many of it."""
+"""A sample holds one of every `SAMPLED` cases of each family, at least one."""
 
 BFLOAT16_RTOL = 2.0**-6
 """The suite's own tolerance for bfloat16: two units in the last place."""
 
 
 def not_passed() -> dict[str, str]:
-    """In which way a case does not pass, by case."""
+    """Outcome by case, for cases that do not pass."""
     lines = [line for line in NOT_PASSED.read_text().splitlines() if line and not line.startswith("#")]
     ways: dict[str, str] = {}
     for line in lines:
@@ -47,15 +46,15 @@ def not_passed() -> dict[str, str]:
 
 
 def shard(names: Iterable[str], index: int, count: int) -> list[str]:
-    """The `index`-th of `count` parts of the cases, of about equal size; where a case is depends on nothing else."""
+    """The `index`-th of `count` shards of about equal size; a case's shard depends on its name only."""
     return [name for name in names if _number(name) % count == index]
 
 
 class Suite(Runner):
     """All cases of the installed onnx package for one backend, each run by the package's own code.
 
-    The comparison asks for more than the package's: integers and booleans are equal, sequences equally long, and an
-    empty optional is None.
+    The comparison is stricter than the package's: integers and booleans are equal, sequences equally long, and an empty
+    optional is None.
     """
 
     def __init__(self, backend: type[Backend]) -> None:
@@ -83,7 +82,7 @@ class Suite(Runner):
         return sorted(chosen)
 
     def problem(self, name: str) -> str:
-        """What is wrong with a case: it does not pass and is not listed so, or the other way round; else empty."""
+        """Why a case's outcome differs from the listed one; empty if it agrees."""
         listed = not_passed().get(name, "passed")
         way, text = self.run(name)
         if way == listed:
@@ -134,7 +133,7 @@ class Suite(Runner):
 
 
 def _families() -> dict[str, str]:
-    """Small cases, each with what it is about: an operator, an operator by its function body, or a kind of cases."""
+    """Small cases by family: an operator, an operator by its function body, or a kind of case."""
     operators = {case.name: case.model.graph.node[0].op_type for case in load_model_tests(kind="node")}
     families: dict[str, str] = {}
     for name, operator in operators.items():
@@ -146,6 +145,6 @@ def _families() -> dict[str, str]:
 
 
 def _number(name: str) -> int:
-    """A number that depends on nothing but the name."""
+    """A stable hash of the name."""
     return zlib.crc32(name.encode())
 

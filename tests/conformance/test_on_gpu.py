@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.slow]
 
 
 def run_on_both(name: str, folder: Path, precision: str, tolerance: float) -> None:
-    """The model on the GPU three times, launched, recorded, replayed, against float32 on the CPU."""
+    """Run the model on the GPU three times (launched, captured, replayed) against float32 on the CPU."""
     path, inputs = write_light(name, folder)
     module, params = from_onnx(path)
     values = dict(np.load(inputs))

@@ -1,7 +1,7 @@
-"""The ONNX project's node cases with every dimension of every input open, each with a name of its own.
+"""The ONNX project's node cases with every input dimension symbolic, each with its own name.
 
-What they can't be compiled for is in `needs_sizes.txt`, which has to be exact: sizes that decide the rank of a result,
-or the shape of a kernel.
+`needs_sizes.txt` lists the cases that can't be compiled so, and has to be exact: their sizes determine the rank of a
+result, or the shape of a kernel.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _imports(model: ModelProto) -> bool:
 
 
 @pytest.mark.parametrize("part", [0, *[pytest.param(n, marks=pytest.mark.slow) for n in range(1, PARTS)]])
-def test_dimensions_may_be_open_unless_listed(part: int) -> None:
+def test_node_cases_compile_with_symbolic_dimensions_unless_listed(part: int) -> None:
     known = {name: models()[name] for name in shard(models(), part, PARTS) if _imports(models()[name])}
     found = {name: _imports(with_symbolic_dims(model)) for name, model in known.items()}
     wrong = {name for name, imported in found.items() if imported == (name in needs_sizes())}

@@ -1,7 +1,7 @@
-"""ONNX models of sequences and optional values of which only a run says how many elements they have, and their oracles.
+"""ONNX models with dynamic sequences and optional values, and their oracles.
 
-The graphs are those that torch's TorchScript exporter writes for lists. Oracles: onnx's reference implementation, and
-onnxruntime where it is installed.
+The graphs are what torch's TorchScript exporter writes for Python lists. Oracles: onnx's reference implementation, and
+onnxruntime if it is installed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def constant(name, value):
 
 
 def body(nodes, carried, results, initializers=()) -> GraphProto:
-    """A loop's body, which always goes on."""
+    """A loop body whose condition is always true."""
     return helper.make_graph(
         [GOES_ON, *nodes], "body", [info("i", [], INT64), info("goes_on", [], BOOL), *carried],
         [info("goes_on_next", [], BOOL), *results], list(initializers),

@@ -1,4 +1,4 @@
-"""Models that must be refused: each with our own error, quickly, with a text that says what, where and what to do."""
+"""Invalid models: each must fail quickly, with an import error that says what, where and what to do."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def relu(source: str = "x", target: str = "y", **attrs: Any) -> NodeProto:
 
 
 def rejected(given: Any, *texts: str, error: type[CompileError] = OnnxImportError, **kwargs: Any) -> str:
-    """`from_onnx` must refuse `given`; the message holds `texts`."""
+    """Check that `from_onnx` fails on `given` with a message that contains `texts`."""
     with pytest.raises(error) as caught:
         from_onnx(given, **kwargs)
     message = str(caught.value)
@@ -58,7 +58,7 @@ def rejected(given: Any, *texts: str, error: type[CompileError] = OnnxImportErro
     return message
 
 
-# files ------------------------------------------------------------------------------------------------------------
+# files ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_damaged_bytes_give_our_error_or_a_module(edits: list[tuple[int, int]]) 
         assert str(error)
 
 
-# the frame of the model -------------------------------------------------------------------------------------------
+# the frame of the model -----------------------------------------------------------------------------------------------
 
 
 def edited(change: Callable[[ModelProto], None]) -> ModelProto:
@@ -174,7 +174,7 @@ def test_unsorted_nodes_are_taken() -> None:
     from_onnx(model([relu("a", "y"), relu("x", "a")]))
 
 
-def test_all_unsupported_operators_are_listed_at_once() -> None:
+def test_all_unsupported_operators_are_listed_in_one_error() -> None:
     nodes = [
         helper.make_node("NoSuchOp", ["x"], ["a"], name="first"),
         helper.make_node("NoSuchOp", ["a"], ["b"], name="second"),
@@ -196,7 +196,7 @@ def test_an_operator_of_another_domain_is_not_taken_for_onnx_s() -> None:
     rejected(model([node], domains={"com.example": 1}), "com.example::Relu", error=UnsupportedOperatorError)
 
 
-# nodes ------------------------------------------------------------------------------------------------------------
+# nodes ----------------------------------------------------------------------------------------------------------------
 
 
 def test_attributes() -> None:
@@ -259,7 +259,7 @@ def test_absurd_shapes() -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_few_bytes_can_t_ask_for_gigabytes(nodes: list[str], weights: dict[str, np.ndarray]) -> None:
+def test_small_models_can_not_allocate_gigabytes(nodes: list[str], weights: dict[str, np.ndarray]) -> None:
     operator, *inputs = nodes
     rejected(model([helper.make_node(operator, inputs, ["y"], name="big")], weights=weights), "node 'big'", "at most")
 
@@ -281,7 +281,7 @@ def test_an_initializer_that_contradicts_its_input_declaration() -> None:
     rejected(proto, "initializer 'w'", "[3]", "expected: [4]")
 
 
-# shapes given by the user -----------------------------------------------------------------------------------------
+# shapes passed by the user --------------------------------------------------------------------------------------------
 
 
 def test_shape_overrides_that_make_no_sense() -> None:
@@ -305,7 +305,7 @@ def test_a_symbolic_shape_where_a_number_is_needed_names_the_input() -> None:
     assert mod["main"].params[1].shape == (3,)
 
 
-def test_an_operand_known_only_at_run_time() -> None:
+def test_a_computed_operand_that_must_be_constant() -> None:
     proto = model([helper.make_node("ReduceSum", ["x", "s"], ["y"], name="reduce")])
     proto.graph.input.append(info("s", [1], TensorProto.INT64))
     rejected(proto, "node 'reduce' (ReduceSum)", "the axes (input 1)", "constants=", error=ValueNeededError)
@@ -313,7 +313,7 @@ def test_an_operand_known_only_at_run_time() -> None:
     assert mod["main"].body.shape == (2, 1)
 
 
-# functions and subgraphs ------------------------------------------------------------------------------------------
+# functions and subgraphs ----------------------------------------------------------------------------------------------
 
 
 def function(name: str, nodes: list[NodeProto], attributes: list[str] | None = None) -> FunctionProto:

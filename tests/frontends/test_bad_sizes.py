@@ -1,4 +1,4 @@
-"""Sizes that are computed when a model runs, and are none, or don't fit: errors that name the node, never a result."""
+"""Invalid or contradicting sizes computed at run time: errors that name the node, never a result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ints(*values: int) -> Any:
 
 
 class Case:
-    """A node whose inputs are given when it runs, what it takes, and what it must not take."""
+    """A node with run-time inputs, valid values for them, and invalid ones."""
 
     def __init__(self, op: str, good: dict[str, Any], *bad: dict[str, Any], shape: Any = ("a", "b", "c"), **attrs: Any):
         self.op, self.good, self.bad, self.shape, self.attrs = op, good, bad, shape, attrs
@@ -55,7 +55,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.op)
-def test_sizes_that_are_none_are_rejected(case):
+def test_invalid_computed_sizes_are_rejected(case):
     module = case.compiled()
     module(**case.good)
     for bad in case.bad:

@@ -1,4 +1,4 @@
-"""Scans whose state stays as it is are computed at once, others position by position."""
+"""Scans without state changes are vectorised, others are loops."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_distances_of_pairs(how):
         np.testing.assert_allclose(found, expected.T if "scan_output_axes" in how else expected, rtol=1e-5)
 
 
-def test_what_no_slice_is_needed_for_is_repeated():
+def test_loop_invariant_values_are_broadcast():
     mod, _ = from_onnx(model([KEEP, helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Neg", ["p"], ["m"])],
                              ["e", "m"]))  # fmt: skip
     x = RNG.standard_normal((3, 5), dtype=np.float32)
@@ -74,7 +74,7 @@ def test_what_no_slice_is_needed_for_is_repeated():
     [helper.make_node("Add", ["x", "p"], ["next"]), helper.make_node("Identity", ["next"], ["r"])],
     [KEEP, helper.make_node("Sub", ["x", "p"], ["d"]), helper.make_node("CumSum", ["d", "axis"], ["r"])],
 ])  # fmt: skip
-def test_others_are_loops(nodes):
+def test_other_scans_are_loops(nodes):
     mod, _ = from_onnx(model(nodes, ["r"]))
     assert "control.loop" in str(mod)
     x = RNG.standard_normal((2, 5), dtype=np.float32)

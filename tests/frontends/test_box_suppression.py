@@ -1,4 +1,4 @@
-"""Suppression of boxes of which there are any number: as where the number is known."""
+"""NonMaxSuppression of a dynamic number of boxes against the static one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kept(model: ModelProto, feeds: dict[str, np.ndarray], known: bool) -> np.nda
 
 
 @pytest.mark.parametrize("center", [0, 1])
-def test_any_number_of_boxes(center: int) -> None:
+def test_dynamic_number_of_boxes(center: int) -> None:
     model = suppression(center)
     feeds = {"boxes": 9 * RNG.random((2, 40, 4), dtype=np.float32), "scores": RNG.random((2, 3, 40), dtype=np.float32)}
     result = kept(model, feeds, known=False)

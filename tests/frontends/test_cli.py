@@ -1,4 +1,4 @@
-"""The relayc command, end to end on a small model: what it writes, prints, and returns."""
+"""The relayc command, end to end on a small model: files, output and exit codes."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_an_interrupt_is_said_and_leaves_nothing(
     assert os.listdir(tmp_path) == []
 
 
-def test_traceback_on_request(folder: Path) -> None:
+def test_traceback_option(folder: Path) -> None:
     result = runner.invoke(app, ["--traceback", "compile", str(folder / "no.onnx")])
     assert result.exception is not None and type(result.exception).__name__ == "OnnxImportError"
 
@@ -261,7 +261,7 @@ def test_running_an_artifact_does_not_load_the_compiler(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
-def test_half_precision_on_request(folder: Path) -> None:
+def test_half_precision_option(folder: Path) -> None:
     path = folder / "half.relayc"
     command = ["compile", str(folder / "model.onnx"), "-o", str(path), "-s", "batch=2", "--precision", "float16"]
     result = runner.invoke(app, command)

@@ -1,4 +1,4 @@
-"""The command for GPUs on a machine that may have none: compile, show, and what it says when there is no device."""
+"""The command with target CUDA on a machine that may have no GPU: compile, show, and the error without a device."""
 
 from __future__ import annotations
 

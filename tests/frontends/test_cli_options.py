@@ -1,4 +1,4 @@
-"""Values of command-line options: what they mean and what is refused."""
+"""Parsing and validation of command-line options."""
 
 from __future__ import annotations
 

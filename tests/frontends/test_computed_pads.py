@@ -1,4 +1,4 @@
-"""Pad by amounts that only a run knows, of both signs."""
+"""Pad by amounts of both signs that are computed at run time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from relayc.frontends.onnx.backend import RelayBackend
 
 
 def padded(x: np.ndarray, pads: np.ndarray, mode: str) -> np.ndarray:
-    """What is left of `x` by negative amounts, with borders of the positive ones."""
+    """Reference: `x` cropped by negative amounts and padded by positive ones."""
     before, after = pads.reshape(2, -1)
     left = [slice(max(-b, 0), n - max(-a, 0)) for n, b, a in zip(x.shape, before, after, strict=True)]
     widths = [(max(b, 0), max(a, 0)) for b, a in zip(before, after, strict=True)]

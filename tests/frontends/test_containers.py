@@ -53,7 +53,7 @@ def test_sequences_come_and_go():
     assert [x.tolist() for x in out] == [x.tolist() for x in (b, y, b)]
 
 
-def test_a_sequence_is_one_parameter_or_as_many_as_shapes_are_given():
+def test_a_sequence_is_one_parameter_or_one_per_shape():
     proto = model([helper.make_node("SequenceLength", ["xs"], ["n"])], [sequence("xs")],
                   [helper.make_tensor_value_info("n", INT64, ())])  # fmt: skip
     mod, _ = from_onnx(proto)
@@ -94,7 +94,7 @@ def test_an_optional_tensor_is_compiled_once():
 
 
 def test_a_sequence_of_declared_rank_is_compiled_once():
-    """`torch.cat([x * 2 for x in xs])` of a list that the caller gives."""
+    """`torch.cat([x * 2 for x in xs])` of an input sequence."""
     doubled = helper.make_graph([helper.make_node("Add", ["e", "e"], ["d"])], "map",
                                 [helper.make_tensor_value_info("e", FLOAT, None)],
                                 [helper.make_tensor_value_info("d", FLOAT, None)])  # fmt: skip

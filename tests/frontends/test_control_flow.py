@@ -32,7 +32,7 @@ def constant(name, value):
     return helper.make_tensor(name, kind, value.shape, value.reshape(-1))
 
 
-def test_a_condition_known_at_run_time_chooses_a_branch():
+def test_a_computed_condition_selects_a_branch():
     then = helper.make_graph([helper.make_node("Add", ["x", "x"], ["t"])], "then", [], [info("t", None)])
     other = helper.make_graph([helper.make_node("Mul", ["x", "x"], ["e"])], "else", [], [info("e", None)])
     node = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other, name="choose")
@@ -76,7 +76,7 @@ def accumulate(limit=None):
     )  # fmt: skip
 
 
-def test_a_loop_of_a_thousand_steps():
+def test_a_loop_of_a_thousand_iterations():
     node = helper.make_node("Loop", ["trips", "", "start"], ["end", "stack"], body=accumulate(), name="sum")
     inputs = [info("trips", [], INT64), info("start", ["n"]), info("x", ["n"])]
     module = compiled([node], inputs, [info("end", None), info("stack", None)])
@@ -206,7 +206,7 @@ def test_branches_of_which_one_gives_size_1_broadcast():
 
 
 def test_an_inner_loop_carries_what_the_outer_one_carries():
-    """Both lists grow: a size of the outer loop is not one of the inner loop, although both change."""
+    """Both sequences grow: a size of the outer loop is not one of the inner loop, although both change."""
     inner_body = helper.make_graph(
         [helper.make_node("Concat", ["inner", "x"], ["longer"], axis=0), helper.make_node("Identity", ["g"], ["h"])],
         "inner", [info("j", [], INT64), info("g", [], BOOL), info("inner", None)],
@@ -244,7 +244,7 @@ def test_a_loop_of_a_condition_alone_collects_as_many_results_as_there_are():
 
 
 def test_a_body_whose_results_depend_on_its_values():
-    """Each iteration adds the positions of what is not zero: as many as there are."""
+    """Each iteration appends the positions of nonzero elements, of data-dependent number."""
     nodes = [
         helper.make_node("Gather", ["x", "i"], ["row"]),
         helper.make_node("NonZero", ["row"], ["found"]),
@@ -284,7 +284,7 @@ def test_an_iteration_allocates_and_copies_the_same_however_many_there_are(monke
     assert counted["bytes"] <= 3 * (trips + 10) * x.nbytes
 
 
-def test_memory_of_a_growing_value_is_renewed_seldom(monkeypatch):
+def test_growing_loop_values_are_reallocated_seldom(monkeypatch):
     arenas: list[int] = []
     make = dynamic.empty
 
@@ -315,7 +315,7 @@ def test_the_profile_counts_the_kernels_of_loops():
     assert [call.ops for call in module.profile(repeat=1, trips=np.array(0))] == ["exp"]
 
 
-def test_control_flow_in_a_model_for_sizes_that_are_seen_often():
+def test_control_flow_in_specialisations():
     node = helper.make_node("Loop", ["trips", "", "start"], ["end", "stack"], body=accumulate(), name="sum")
     graph = helper.make_graph([node], "control", [info("trips", [], INT64), info("start", ["n"]), info("x", ["n"])],
                               [info("end", None), info("stack", None)])  # fmt: skip
@@ -329,7 +329,7 @@ def test_control_flow_in_a_model_for_sizes_that_are_seen_often():
 
 
 def test_a_result_of_which_only_the_size_is_used_is_computed():
-    """Nothing of the loop's result but its shape is wanted, outside and in another body."""
+    """Only the shape of the loop's result is used, outside and in another body."""
     grow = helper.make_graph(
         [helper.make_node("Concat", ["list", "x"], ["longer"], axis=0), helper.make_node("Identity", ["g"], ["h"])],
         "grow", [info("i", [], INT64), info("g", [], BOOL), info("list", None)],
@@ -353,7 +353,7 @@ def test_a_result_of_which_only_the_size_is_used_is_computed():
 
 
 def test_a_body_waits_for_a_size_that_is_computed_around_it():
-    """The body fills a tensor of a size that the program computes, and takes nothing else from around it."""
+    """The body fills a tensor of a computed size, its only captured value."""
     fill = helper.make_node("ConstantOfShape", ["size"], ["filled"])
     nodes = [fill, helper.make_node("ReduceSum", ["filled"], ["sum"], keepdims=0),
              helper.make_node("Shape", ["filled"], ["measured"]),
@@ -378,7 +378,7 @@ def test_a_body_waits_for_a_size_that_is_computed_around_it():
 
 @pytest.mark.parametrize("negated", [False, True])
 def test_an_axis_is_taken_away_where_its_size_is_one(negated):
-    """What torch's exporter makes of `squeeze(1)`: compiled for other sizes, or for a size that is given."""
+    """torch's export of `squeeze(1)`, compiled for sizes other than 1, or for a static size."""
     then = helper.make_graph([helper.make_node("Squeeze", ["x", "axis"], ["t"])], "then", [], [info("t", None)])
     other = helper.make_graph([helper.make_node("Identity", ["x"], ["e"])], "else", [], [info("e", None)])
     branches = dict(zip(("then_branch", "else_branch"), (other, then) if negated else (then, other), strict=True))

@@ -1,4 +1,4 @@
-"""Loops and lists of models on a GPU: what is appended, stacked, cut and joined stays there."""
+"""Loops and sequences on a GPU: appended, stacked, split and concatenated tensors stay on the device."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_the_table_names_what_each_family_registers(monkeypatch):
     ("domain", "name", "family"),
     [("", "Relu", "elementwise"), ("", "DFT", "fourier"), ("com.microsoft", "QMoE", "mixture_of_experts_microsoft")],
 )
-def test_a_family_is_imported_when_it_is_asked_for(domain, name, family):
+def test_a_family_is_imported_on_lookup(domain, name, family):
     code = f"""
 import sys
 from relayc.frontends.onnx.registry import find_converter

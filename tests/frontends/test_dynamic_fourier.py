@@ -1,4 +1,4 @@
-"""Fourier transforms of lengths known at run time: one model for all of them, against numpy's."""
+"""Fourier transforms of dynamic length: one model for all lengths, against numpy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Operators of sizes known at run time: one model for all sizes gives what models compiled for each of them give.
+"""Operators with dynamic shapes: one model for all sizes agrees with models compiled for each of them.
 
-The latter are held against ONNX's own operator tests; here every case runs at two sizes.
+The latter are checked by ONNX's operator tests; here every case runs at two sizes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def ints(*values):
 
 @dataclass
 class Case:
-    """One node; `shapes` of its inputs name sizes, `given` are constants by input, `sizes` are those to run at."""
+    """One node: `shapes` of its inputs with named sizes, `passed` constants by input, `sizes` to run at."""
 
     op: str
     shapes: dict[str, tuple[Any, ...]]
@@ -61,7 +61,7 @@ class Case:
 
 
 DECIDING = ("k", "starts", "ends", "pads", "fill", "depth")
-"""Inputs whose values decide sizes."""
+"""Inputs whose values determine sizes."""
 
 IMAGE = {"x": ("n", 4, "h", "w")}
 IMAGES = ({"n": 1, "h": 8, "w": 6}, {"n": 2, "h": 5, "w": 9})
@@ -240,7 +240,7 @@ def test_what_needs_a_size_when_compiling_says_so(case):
 
 
 def test_sizes_computed_one_by_one_share_memory_that_is_large_enough():
-    """Two sizes are read from one tensor: what has the second must not get the memory that the first needs."""
+    """Two sizes are read from one tensor: tensors of the second size must not overlap those of the first."""
     nodes = [
         helper.make_node("Split", ["counts"], ["a", "b"], num_outputs=2),
         helper.make_node("Expand", ["x", "a"], ["short"]),
@@ -261,8 +261,8 @@ def test_sizes_computed_one_by_one_share_memory_that_is_large_enough():
         np.testing.assert_allclose(y, np.arange(1, b + 1, dtype=np.float32) * a, rtol=1e-5)
 
 
-def test_lines_of_a_slice_that_ends_at_1_are_repeated_as_one_line_is():
-    """As exporters have graph networks: messages [m, 3] are expanded to min(n, 1) lines of a tensor of nodes [n, 3]."""
+def test_slices_that_end_at_1_broadcast():
+    """As in exported graph networks: messages [m, 3] are expanded to min(n, 1) rows of a tensor of nodes [n, 3]."""
     nodes = [
         helper.make_node("Slice", ["x", "zero", "one", "zero"], ["first"]),
         helper.make_node("Shape", ["first"], ["line"]),
@@ -282,7 +282,7 @@ def test_lines_of_a_slice_that_ends_at_1_are_repeated_as_one_line_is():
 
 
 def test_lengths_that_the_model_computes_are_those_of_its_convolutions():
-    """As exporters have it: the length of a strided convolution's result, divided for and less a number first."""
+    """As in exported models: the output length of a strided convolution, computed by subtraction and division."""
     weight = RNG.standard_normal((4, 1, 6)).astype(np.float32)
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),
@@ -330,7 +330,7 @@ def test_sizes_repeated_as_often_as_a_size_says():
 
 
 def test_the_last_element_of_an_axis_broadcasts():
-    """As detectors have it: positions divided by the last one."""
+    """As in detectors: positions divided by the last one."""
     nodes = [
         helper.make_node("Slice", ["x", "from", "to", "axis"], ["last"]),
         helper.make_node("Div", ["x", "last"], ["y"]),
@@ -357,7 +357,7 @@ def test_sizes_that_do_not_fit_name_the_node():
 
 
 def test_a_named_size_is_not_replaced_by_what_is_left_of_another_one():
-    """As decoders have it: positions of all tokens, without those of the past, meet the new tokens."""
+    """As in decoders: positions of all tokens minus those of the past are combined with the new tokens."""
     nodes = [
         helper.make_node("Shape", ["past"], ["before"]),
         helper.make_node("Slice", ["mask", "before", "end"], ["positions"]),

@@ -1,4 +1,4 @@
-"""Einsum: products of matrices whose axes stay where they are, as far as they can."""
+"""Einsum: matrix products without unnecessary transposes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops that reduce slices of rows, as torch exports EmbeddingBag: one operator, with the results of the loop."""
+"""EmbeddingBag, which torch exports as a loop, becomes one operator with the same results."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(mod, inputs):
 @pytest.mark.parametrize(("kind", "weighted"), [
     ("ReduceSum", False), ("ReduceSum", True), ("ReduceMean", False), ("ReduceMax", False),
 ])  # fmt: skip
-def test_loops_over_bags_are_one_operator(kind, weighted):
+def test_embedding_bag_loops_become_one_operator(kind, weighted):
     mod, _ = from_onnx(model(kind, weighted))
     assert "nn.embedding_bag" in str(mod)
     assert "while_loop" not in str(mod)
@@ -86,7 +86,7 @@ def test_loops_over_bags_are_one_operator(kind, weighted):
         np.testing.assert_allclose(run(mod, inputs), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_empty_bags_are_zero():
+def test_empty_embedding_bags_are_zero():
     mod, _ = from_onnx(model())
     y = run(mod, {"positions": np.array([1, 2, 3]), "offsets": np.array([0, 0, 2, 2])})
     expected = np.stack([0 * TABLE[0], TABLE[1] + TABLE[2], 0 * TABLE[0], TABLE[3]])

@@ -1,4 +1,4 @@
-"""Values that converters ask for: known or not, each expression is looked through once."""
+"""Constant evaluation for converters: each expression is visited once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_value_is_there_exactly_where_constants_decide_it():
     np.testing.assert_array_equal(folder.value(known), [2, 2])
 
 
-def test_asking_for_every_value_of_a_chain_takes_time_linear_in_its_length(monkeypatch):
+def test_evaluating_every_value_of_a_chain_takes_linear_time(monkeypatch):
     looked: list[object] = []
     original = fold._folded
     monkeypatch.setattr(fold, "_folded", lambda node, limit: looked.append(node) or original(node, limit))

@@ -1,4 +1,4 @@
-"""What is not left to compiled code: the build report says it, and it is strings, containers and bookkeeping only."""
+"""Nodes evaluated on the host are in the build report, and are strings, containers and control flow only."""
 
 from __future__ import annotations
 

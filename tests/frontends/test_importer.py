@@ -1,4 +1,4 @@
-"""from_onnx on small models: what becomes of inputs, weights, shapes, functions and subgraphs."""
+"""from_onnx on small models: inputs, weights, shapes, functions and subgraphs."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_results_whose_number_is_known_because_the_operand_is() -> None:
     np.testing.assert_array_equal(z, X[:, [0, 2]])
 
 
-def test_sequences_are_gone_after_importing() -> None:
+def test_static_sequences_are_resolved_at_import() -> None:
     nodes = [
         node("SplitToSequence", ["x", "one"], ["s"], axis=1),
         node("SequenceAt", ["s", "last"], ["a"]),
@@ -163,7 +163,7 @@ def test_only_what_the_outputs_need_is_converted() -> None:
     assert calls(mod["main"].body) == ["nn.relu"]
 
 
-# shapes and types -------------------------------------------------------------------------------------------------
+# shapes and types -----------------------------------------------------------------------------------------------------
 
 
 def test_named_dimensions_are_one_variable_until_they_are_fixed() -> None:
@@ -195,7 +195,7 @@ def test_inputs_can_be_bound_to_values() -> None:
     assert [p.name for p in mod["main"].params] == ["x"] and mod["main"].body.shape == (3, 2)
 
 
-# functions and subgraphs ------------------------------------------------------------------------------------------
+# functions and subgraphs ----------------------------------------------------------------------------------------------
 
 
 def test_functions_are_inlined_with_their_attributes() -> None:

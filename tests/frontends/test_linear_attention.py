@@ -42,7 +42,7 @@ def flat(x: Array | None) -> Array | None:
 
 
 def inputs_of(rule: str, batch: int, length: int, heads: int, groups: int, size: int, width: int, rates: int = 1):
-    """The inputs with heads as an axis; `rates` 1 or `size`: how many numbers of decay a head has."""
+    """The inputs with heads as an axis; `rates`, 1 or `size`, is the number of decay values per head."""
     q, k = normal(batch, length, heads, size), normal(batch, length, groups, size)
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
     decay = -np.abs(normal(batch, length, groups, rates)) if "gated" in rule else None
@@ -68,7 +68,7 @@ def test_each_rule(domain, rule, heads, groups, size, width, rates):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_sizes_may_all_be_known_at_run_time(rule):
+def test_all_sizes_may_be_dynamic(rule):
     passed = inputs_of(rule, 2, 5, 4, 2, 6, 40)
     y, last = linear_attention(*passed)
     result, inputs = flat(y), [flat(x) if i != 3 else x for i, x in enumerate(passed)]

@@ -1,4 +1,4 @@
-"""Tensors joined of many parts whose sizes are known at run time: what comes after counts in one size."""
+"""Concatenation of many parts of symbolic sizes: later index arithmetic uses one size variable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def branch(operator: str) -> GraphProto:
 
 
 def model(chosen: bool) -> ModelProto:
-    """Two joins of the same sizes added up, and their softmax; or one of two functions of the sum, as it turns out."""
+    """The sum of two concatenations of equal sizes, and its softmax; or an If between two functions of the sum."""
     names = [f"x{i}" for i in range(PARTS)]
     nodes = [
         helper.make_node("Concat", names, ["scores"], axis=0),
@@ -45,7 +45,7 @@ def model(chosen: bool) -> ModelProto:
 
 
 @pytest.mark.parametrize("chosen", [False, True])
-def test_what_comes_after_a_join_of_many_parts_counts_in_one_size(chosen: bool):
+def test_concat_of_many_symbolic_sizes_gets_one_size_variable(chosen: bool):
     lib = relay.build(from_onnx(model(chosen))[0])
     sizes = {name: len(node.sizes) for node in lib.graph.nodes for name in node.ops}
     assert sizes["sum" if chosen else "nn.softmax"] == 1
@@ -60,7 +60,7 @@ def test_what_comes_after_a_join_of_many_parts_counts_in_one_size(chosen: bool):
 
 
 def test_neighbours_of_tokens_are_added_to_the_tokens():
-    """As MobileBERT embeds: sequences without their first token and a border are as long as those with it."""
+    """As in MobileBERT's embedding: sequences without their first token, padded, are as long as those with it."""
     weights = np.random.default_rng(1).standard_normal((16, 8), dtype=np.float32)
     passed = {"first": [1], "end": [2**31], "axis": [1], "border": [0, 0, 0, 0, 1, 0]}
     nodes = [

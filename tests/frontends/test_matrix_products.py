@@ -1,4 +1,4 @@
-"""MatMul and Gemm in all spellings, types and open sizes, against numpy's products in twice the precision."""
+"""MatMul and Gemm in all forms, types and with symbolic sizes, against numpy in twice the precision."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PLAIN = [helper.make_node("MatMul", ["a", "b"], ["y"])]
 
 def transposed(name: str, rank: int = 2) -> list[NodeProto]:
     """The product with operand `name` transposed in front."""
-    turn = helper.make_node("Transpose", [name], ["t"], perm=[*range(rank - 2), rank - 1, rank - 2])
-    return [turn, helper.make_node("MatMul", ["t" if n == name else n for n in "ab"], ["y"])]
+    transpose = helper.make_node("Transpose", [name], ["t"], perm=[*range(rank - 2), rank - 1, rank - 2])
+    return [transpose, helper.make_node("MatMul", ["t" if n == name else n for n in "ab"], ["y"])]
 
 
-SPELLINGS: dict[str, tuple[list[NodeProto], tuple[int, ...], tuple[int, ...]]] = {
+FORMS: dict[str, tuple[list[NodeProto], tuple[int, ...], tuple[int, ...]]] = {
     "matrices": (PLAIN, (24, 70), (70, 33)),
     "vector by matrix": (PLAIN, (70,), (70, 33)),
     "matrix by vector": (PLAIN, (24, 70), (70,)),
@@ -68,7 +68,7 @@ def model(
 def computed(
     nodes: Sequence[NodeProto], data: Mapping[str, Array], dynamic_sizes: Mapping[str, Sequence[Any]], constant: str
 ) -> Array:
-    """What the compiled graph gives."""
+    """The output of the compiled graph."""
     mod, params = from_onnx(model(nodes, data, dynamic_sizes, constant))
     lib = relay.build(mod, params=params)
     executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
@@ -89,13 +89,13 @@ def assert_product(got: Array, expected: Array, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_products_in_all_spellings(spelling: str, dtype: str):
-    nodes, left, right = SPELLINGS[spelling]
+@pytest.mark.parametrize("form", FORMS)
+def test_products_in_all_forms(form: str, dtype: str):
+    nodes, left, right = FORMS[form]
     data = operands(dtype, a=left, b=right)
-    turned = nodes[0].input[0] if len(nodes) > 1 else ""
+    transposed_operand = nodes[0].input[0] if len(nodes) > 1 else ""
     wide = np.longdouble if dtype == "float64" else np.float64
-    a, b = [np.swapaxes(x, -1, -2) if name == turned else x for name, x in data.items()]
+    a, b = [np.swapaxes(x, -1, -2) if name == transposed_operand else x for name, x in data.items()]
     expected = np.matmul(a.astype(wide), b.astype(wide))
     assert_product(computed(nodes, data, {}, ""), expected, dtype)
     if dtype in ("float32", "float16") and 0 not in (*left, *right):
@@ -103,9 +103,9 @@ def test_products_in_all_spellings(spelling: str, dtype: str):
 
 
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
-def test_general_products(turned: str, known: bool):
-    trans_a, trans_b = int("a" in turned), int("b" in turned)
+@pytest.mark.parametrize("transposed_operand", ["", "a", "b", "ab"])
+def test_general_products(transposed_operand: str, known: bool):
+    trans_a, trans_b = int("a" in transposed_operand), int("b" in transposed_operand)
     data = operands("float32", a=(70, 24) if trans_a else (24, 70), b=(33, 70) if trans_b else (70, 33), c=(33,))
     nodes = [
         helper.make_node("Gemm", ["a", "b", "c"], ["z"], transA=trans_a, transB=trans_b, alpha=0.5, beta=2.0),
@@ -135,7 +135,7 @@ OPEN: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, tuple[str | in
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("case", OPEN)
-def test_products_of_sizes_known_at_run_time(case: str, dtype: str):
+def test_products_of_dynamic_sizes(case: str, dtype: str):
     left, right, sizes = OPEN[case]
     data = operands(dtype, a=left, b=right)
     expected = np.matmul(data["a"].astype(np.float64), data["b"].astype(np.float64))

@@ -1,6 +1,6 @@
-"""String labels and maps of ai.onnx.ml: strings known when compiling, of which a model picks when it runs.
+"""String labels and maps of ai.onnx.ml: constant strings selected at run time.
 
-Strings that are inputs: test_strings_at_run_time.py.
+String inputs: test_runtime_strings_onnx.py.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_maps_from_labels_to_scores():
 
 
 def test_names_taken_by_position_and_moved_about():
-    """How nearest neighbours, votes and networks name their classes."""
+    """As nearest neighbours, votes and networks name their classes."""
     nodes = [
         helper.make_node("ArgMax", ["x"], ["i"], axis=1, keepdims=0),
         helper.make_node("ArrayFeatureExtractor", ["classes", "i"], ["row"], domain=ML),

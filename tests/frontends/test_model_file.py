@@ -1,4 +1,4 @@
-"""Reading model files with the weights apart must give what parsing the whole file gives."""
+"""Reading model files with the weights apart agrees with parsing the whole file."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_values_that_are_no_raw_data_stay_in_the_message(tmp_path: Path) -> None
     np.testing.assert_array_equal(constants(path)["w0"], expected["w0"])
 
 
-def test_data_of_the_wrong_size_is_rejected_as_ever(tmp_path: Path) -> None:
+def test_data_of_the_wrong_size_is_rejected(tmp_path: Path) -> None:
     model = make(weights(300))
     model.graph.initializer[0].dims[0] = 301
     path = write(tmp_path / "model.onnx", model.SerializeToString())
@@ -102,7 +102,7 @@ def encoded(number: int, payload: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("case", ["two graphs", "data twice", "equal names", "a group"])
-def test_what_is_out_of_the_ordinary_is_left_to_the_parser(tmp_path: Path, case: str) -> None:
+def test_unusual_layouts_are_parsed_whole(tmp_path: Path, case: str) -> None:
     model = make(weights(300))
     data = model.SerializeToString()
     if case == "two graphs":  # a message that comes twice is one, merged

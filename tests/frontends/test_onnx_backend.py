@@ -1,4 +1,4 @@
-"""The ONNX backend interface: when models are compiled, how inputs are given, what is refused."""
+"""The ONNX backend interface: when models are compiled, how inputs are passed, unsupported models."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_static_model_is_compiled_when_it_is_prepared() -> None:
     assert CountingBackend.count == 1
 
 
-def test_symbolic_shapes_are_compiled_once_for_all_sizes() -> None:
+def test_symbolic_shapes_are_compiled_once() -> None:
     CountingBackend.count = 0
     prepared = CountingBackend.prepare(model([helper.make_node("Neg", ["x"], ["y"])], [info("x", ["n", 3])]))
     for rows in (1, 2, 1, 2):
@@ -55,7 +55,7 @@ def test_symbolic_shapes_are_compiled_once_for_all_sizes() -> None:
     assert CountingBackend.count == 1
 
 
-def test_shapes_that_broadcast_otherwise_than_assumed_are_compiled_apart() -> None:
+def test_shapes_that_contradict_assumed_equalities_are_specialised() -> None:
     CountingBackend.count = 0
     inputs = [info("x", ["n", 3]), info("z", ["m", 3])]
     prepared = CountingBackend.prepare(model([helper.make_node("Add", ["x", "z"], ["y"])], inputs))

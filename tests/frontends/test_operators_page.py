@@ -1,4 +1,4 @@
-"""The operators of the installed onnx package are all converted or refused with a reason, and the page says which."""
+"""All operators of the installed onnx package are converted or listed as unsupported, and the page is up to date."""
 
 from __future__ import annotations
 

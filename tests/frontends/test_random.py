@@ -1,4 +1,4 @@
-"""Operators that draw random numbers: their distributions, seeds, and what another run gives."""
+"""Random number operators: distributions, seeds, reproducibility."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_every_iteration_of_a_loop_draws_numbers_of_its_own():
     assert y.shape == (5, 4) and len(np.unique(y)) == 20
 
 
-def test_bernoulli_is_1_with_the_probability_given():
+def test_bernoulli_has_the_input_probability():
     p = np.repeat(np.array([0, 0.25, 0.9, 1], np.float32), N)
     (y,) = RelayBackend.run_model(model("Bernoulli", {"p": (FLOAT, [4 * N])}, dtype=TensorProto.INT32), [p])
     assert y.dtype == np.int32 and set(np.unique(y)) == {0, 1}
@@ -119,6 +119,6 @@ def test_dropout_in_training_keeps_the_mean(known):
         assert mask.all() and (y == 3).all()
 
 
-def test_a_type_that_no_number_is_drawn_of_is_rejected():
+def test_an_unsupported_random_type_is_rejected():
     with pytest.raises(OnnxImportError, match=r"random numbers of type int32.*\n.*\n?.*a float type"):
         RelayBackend.prepare(model("RandomUniform", {}, shape=[2], dtype=TensorProto.INT32))

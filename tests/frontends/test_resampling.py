@@ -78,7 +78,7 @@ def test_nearest(coordinates: str, nearest: str) -> None:
         ("linear", "half_pixel", "floor", 0.5),
     ],
 )
-def test_whole_scales_of_images_of_any_sides_repeat_elements_or_skip_them(
+def test_whole_scales_of_dynamic_images_become_repeats_or_strides(
     mode: str, coordinates: str, nearest: str, scale: float
 ) -> None:
     def model(sides: list[object]) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""Optional values of which only a run says whether they have an element, from ONNX to results."""
+"""Dynamic optional values, from ONNX to results."""
 
 from __future__ import annotations
 

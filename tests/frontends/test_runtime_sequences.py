@@ -1,4 +1,4 @@
-"""Sequences of which only a run says how many elements they have, from ONNX to results."""
+"""Sequences of dynamic length, from ONNX to results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from relayc import relay
-from relayc.backend.runtime import device, graph_executor, lists
+from relayc.backend.runtime import device, graph_executor, sequences
 from relayc.backend.runtime.errors import ArgumentError
 from relayc.frontends.onnx import OnnxImportError, UnsupportedOperatorError, from_onnx
 from tests.frontends.sequence_models import (
@@ -29,7 +29,7 @@ from tests.frontends.sequence_models import (
     sequence,
 )
 
-# lists that loops make ----------------------------------------------------------------------------------------------
+# sequences built by loops ---------------------------------------------------------------------------------------------
 
 
 def rows_of_x():
@@ -80,8 +80,8 @@ def test_joined_along_an_inner_axis_of_different_sizes():
     check(model, (n(4), f(3, 6, 2)), (n(2), f(1, 6, 2)))
 
 
-def test_a_recurrent_network_written_as_a_loop_over_a_list():
-    """`h = cell(x[t], h); hs.append(h)` and `torch.stack(hs, 1)`: a carried tensor beside a carried list."""
+def test_a_recurrent_network_as_a_loop_over_a_sequence():
+    """`h = cell(x[t], h); hs.append(h)` and `torch.stack(hs, 1)`: a carried tensor and a carried sequence."""
     nodes = [
         helper.make_node("Gather", ["x", "i"], ["x_t"], axis=1),
         helper.make_node("MatMul", ["x_t", "w"], ["in"]),
@@ -101,7 +101,7 @@ def test_a_recurrent_network_written_as_a_loop_over_a_list():
     check(model, (f(2, 5, 4), f(2, 8, seed=3)), (f(1, 20, 4), f(1, 8, seed=4)), (f(3, 1, 4), f(3, 8, seed=5)))
 
 
-def test_a_list_that_is_given_is_extended_and_read_in_the_loop():
+def test_an_input_sequence_is_extended_and_read_in_a_loop():
     """Fibonacci: `xs.append(xs[-1] + xs[-2])`."""
     nodes = [
         helper.make_node("SequenceAt", ["list", "last"], ["a"]),
@@ -149,7 +149,7 @@ def test_the_last_element_is_erased():
     check(model, (n(3), f(5, 2)), (n(4), f(4, 2)))
 
 
-def test_loops_in_loops_that_append_to_one_list():
+def test_nested_loops_append_to_one_sequence():
     inner = helper.make_graph(
         [
             helper.make_node("Mul", ["x", "x"], ["xx"]),
@@ -167,7 +167,7 @@ def test_loops_in_loops_that_append_to_one_list():
 
 
 def test_an_element_of_an_iteration_outlives_it():
-    """The inner list is made anew in each iteration of the outer loop, of tensors that the iteration computes."""
+    """The inner sequence is rebuilt in each iteration of the outer loop, from tensors that the iteration computes."""
     inner = helper.make_graph(
         [
             helper.make_node("SequenceInsert", ["inner", "row"], ["inner_next"]),
@@ -189,7 +189,7 @@ def test_an_element_of_an_iteration_outlives_it():
     check(model, (n(4), f(3), n(2)), (n(2), f(1), n(1)))
 
 
-def test_a_branch_may_give_back_what_it_is_given_in_each_iteration():
+def test_a_branch_may_return_its_input_in_each_iteration():
     """The tensor of one iteration must not be overwritten by the next."""
     then = helper.make_graph([helper.make_node("Identity", ["t"], ["a"])], "then", [], [info("a")])
     other = helper.make_graph([helper.make_node("Neg", ["t"], ["b"])], "else", [], [info("b")])
@@ -207,11 +207,11 @@ def test_a_branch_may_give_back_what_it_is_given_in_each_iteration():
     check(model, (n(3), x, np.array(True)), (n(4), x, np.array(False)))
 
 
-# parts of tensors ---------------------------------------------------------------------------------------------------
+# parts of tensors -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_tensor_of_open_length_is_split_and_mapped(axis):
+def test_a_tensor_of_dynamic_length_is_split_and_mapped(axis):
     doubled = helper.make_graph(
         [helper.make_node("Mul", ["e", "w"], ["d"]), helper.make_node("ReduceSum", ["d", "axes"], ["s"], keepdims=1)],
         "map", [info("e")], [info("s"), info("d")],
@@ -253,7 +253,7 @@ def test_parts_of_a_size_that_is_computed():
         compiled(f(7, 3), n(0))
 
 
-def test_many_parts_of_a_known_length_are_a_list():
+def test_splits_into_many_parts_are_runtime_sequences():
     nodes = [helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0, keepdims=0),
              helper.make_node("SequenceAt", ["parts", "at"], ["y"])]  # fmt: skip
     mod, _ = from_onnx(model_of(nodes, [info("x", [500, 2]), info("at", [], INT64)], [info("y")]))
@@ -280,7 +280,7 @@ def test_two_sequences_and_a_tensor_are_mapped_together():
         compiled(f(4, 2), f(3, 2), f(2))
 
 
-# branches -----------------------------------------------------------------------------------------------------------
+# branches -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_branch_that_appends():
@@ -310,7 +310,7 @@ def test_branches_choose_between_sequences_around_them():
 
 
 def test_a_filter():
-    """`if x[i].sum() > 0: ys.append(x[i])`, as long as the list is short."""
+    """`if x[i].sum() > 0: ys.append(x[i])`, while the sequence is short."""
     keep = helper.make_graph([helper.make_node("SequenceInsert", ["list", "row"], ["a"])], "then", [], [sequence("a")])
     skip = helper.make_graph([helper.make_node("Identity", ["list"], ["b"])], "else", [], [sequence("b")])
     nodes = [
@@ -331,7 +331,7 @@ def test_a_filter():
     check(model, (n(10), f(10, 3)), (n(3), f(3, 3)), (n(2), -np.abs(f(2, 3))))
 
 
-# faults -------------------------------------------------------------------------------------------------------------
+# faults ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_element_types_that_differ_are_rejected():
         from_onnx(model)
 
 
-def test_known_strings_of_which_only_a_run_says_where_they_are():
+def test_constant_strings_at_computed_positions():
     strings = [helper.make_tensor(name, TensorProto.STRING, [1], [name.encode()]) for name in ("a", "b")]
     nodes = [helper.make_node("SequenceConstruct", ["a", "b"], ["xs"]),
              helper.make_node("SequenceErase", ["xs", "at"], ["y"], name="drop")]  # fmt: skip
@@ -403,7 +403,7 @@ def test_known_strings_of_which_only_a_run_says_where_they_are():
 
 
 def test_elements_of_several_ranks_are_kept_but_not_taken_out():
-    """A list may hold them; what is computed of one needs its rank."""
+    """A sequence may hold them, but operators need the rank of an element."""
     then = helper.make_graph([helper.make_node("SequenceInsert", ["xs", "x"], ["a"])], "then", [], [sequence("a")])
     other = helper.make_graph([helper.make_node("SequenceInsert", ["xs", "y"], ["b"])], "else", [], [sequence("b")])
     nodes = [
@@ -417,14 +417,14 @@ def test_elements_of_several_ranks_are_kept_but_not_taken_out():
         from_onnx(model_of([*nodes, taken], inputs, [info("z")], [constant("one", 1)]))
 
 
-# what it costs ------------------------------------------------------------------------------------------------------
+# what it costs --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trips", [100, 1000])
 def test_the_work_of_appending_is_linear(monkeypatch, trips):
-    """Counted: references that are copied, and bytes that are moved."""
+    """Counts copied references and copied bytes."""
     counted = {"references": 0, "bytes": 0}
-    make, move = lists.ArraySequence.__init__, lists._move
+    make, move = sequences.ArraySequence.__init__, sequences._move
 
     def counting_make(self, items=()):
         counted["references"] += len(items)
@@ -437,15 +437,15 @@ def test_the_work_of_appending_is_linear(monkeypatch, trips):
     nodes = [EMPTY, helper.make_node("Loop", ["trips", "always", "empty"], ["all"], body=appending(rows_of_x())),
              helper.make_node("ConcatFromSequence", ["all"], ["y"], axis=0, new_axis=1)]  # fmt: skip
     compiled = Compiled(model_of(nodes, [TRIPS, info("x", ["t", 64])], [info("y")]))
-    monkeypatch.setattr(lists.ArraySequence, "__init__", counting_make)
-    monkeypatch.setattr(lists, "_move", counting_move)
+    monkeypatch.setattr(sequences.ArraySequence, "__init__", counting_make)
+    monkeypatch.setattr(sequences, "_move", counting_move)
     x = f(1000, 64)
     assert_same(compiled(n(trips), x), [np.tanh(x[:trips])])
     assert counted == {"references": 0, "bytes": x[:trips].nbytes}
 
 
 def test_a_queue_keeps_only_what_is_in_it():
-    """Each iteration appends one tensor and drops the first: memory stays that of the list."""
+    """Each iteration appends one tensor and drops the first: memory stays bounded by the sequence."""
     nodes = [
         helper.make_node("Cast", ["i"], ["number"], to=FLOAT),
         helper.make_node("Add", ["x", "number"], ["row"]),

@@ -1,6 +1,6 @@
-"""Strings that a model is given when it runs, from ONNX to results: compiled once, for all values and sizes.
+"""String inputs, from ONNX to results: compiled once, for all values and sizes.
 
-Oracles: onnxruntime where it is installed, and what Python says.
+Oracles: onnxruntime if it is installed, and Python.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def plain(x: Any) -> Any:
     return x if x is None or isinstance(x, dict) else np.asarray(x).tolist()
 
 
-def check(model: ModelProto, *runs: dict[str, Any], expected: Any = None, ask: bool = True) -> RelayBackend:
-    """The model, compiled once, gives on each of `runs` what onnxruntime does (if `ask`), and `expected` says."""
+def check(model: ModelProto, *runs: dict[str, Any], expected: Any = None, peer: bool = True) -> RelayBackend:
+    """The model, compiled once, agrees on each of `runs` with onnxruntime (if `peer`) and with `expected`."""
     prepared = RelayBackend.prepare(model)
     session: Any = None
-    if ask:
+    if peer:
         try:
             ort = import_module("onnxruntime")
             session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -90,8 +90,8 @@ def test_columns_of_names_are_compiled_once():
     assert [np.shape(x) for x in module.run([cities[2]])] == [(0, 1, 2), (0, 1), (0, 1), (0, 1), (0, 2), (0, 1)]
 
 
-def test_texts_are_classified():
-    """StringNormalizer, Tokenizer, TfIdfVectorizer: how many tokens there are is known when it runs."""
+def test_text_classification():
+    """StringNormalizer, Tokenizer, TfIdfVectorizer with a dynamic number of tokens."""
     pool = ["film", "good", "bad", "not", "good", "good", "film"]
     nodes = [
         node("StringNormalizer", ["text"], ["lower"], case_change_action="LOWER", locale="C"),
@@ -142,8 +142,8 @@ def test_unique_strings():
     check(model, {"x": strings("b", "ä", "", "b", "a", "B")}, {"x": strings("z")})
 
 
-def test_lists_of_strings():
-    """Cut at run time, appended to, looked into, joined again."""
+def test_sequences_of_strings():
+    """Split by computed sizes, appended to, indexed, concatenated."""
     nodes = [
         node("SplitToSequence", ["x", "sizes"], ["parts"], axis=0),
         node("SequenceInsert", ["parts", "y", "at"], ["more"]),
@@ -162,18 +162,18 @@ def test_lists_of_strings():
         [[["a"], ["new", ""], ["b", "c"]], ["new", ""], ["a", "new", "", "b", "c"], 3],
         [[[], ["a"], ["z"], ["b"]], ["b"], ["a", "z", "b"], 4],
     ]
-    check(model, first, second, expected=expected, ask=False)  # onnxruntime has no sequences of strings in its kernels
+    check(model, first, second, expected=expected, peer=False)  # onnxruntime has no sequences of strings in its kernels
 
 
-def test_a_list_of_strings_as_input():
+def test_a_sequence_of_strings_as_input():
     nodes = [node("SequenceAt", ["xs", "zero"], ["x"]), node("StringConcat", ["x", "end"], ["y"])]
     model = model_of(nodes, [sequence("xs", shape=["n"])], [value("y", STRING), sequence("xs")][:1],
                      {"zero": np.array(0), "end": strings("!")})  # fmt: skip
     runs = [{"xs": [strings("a", "b"), strings("c")]}, {"xs": [strings("c")]}]
-    check(model, *runs, expected=[[["a!", "b!"]], [["c!"]]], ask=False)
+    check(model, *runs, expected=[[["a!", "b!"]], [["c!"]]], peer=False)
 
 
-def test_loops_carry_strings_and_lists_of_them():
+def test_loops_carry_strings_and_sequences_of_strings():
     body = helper.make_graph(
         [
             node("Identity", ["go"], ["on"]),
@@ -197,7 +197,7 @@ def test_loops_carry_strings_and_lists_of_them():
         return [rows[-1], rows, [s, *[row[0] for row in rows]], rows]
 
     runs = [{"trips": np.array(n), "s": strings(s)} for s, n in (("a", 3), ("", 1), ("zz", 40))]
-    check(model, *runs, expected=[expected("a", 3), expected("", 1), expected("zz", 40)], ask=False)
+    check(model, *runs, expected=[expected("a", 3), expected("", 1), expected("zz", 40)], peer=False)
 
 
 def test_branches_and_optional_strings():
@@ -213,7 +213,7 @@ def test_branches_and_optional_strings():
     held = helper.make_optional_type_proto(helper.make_tensor_type_proto(STRING, ["n"]))
     model = model_of(nodes, [helper.make_value_info("name", held)], [value("y", STRING)])
     runs = [{"name": strings("you", "all")}, {"name": None}, {"name": strings("me")}]
-    check(model, *runs, expected=[[["hello you", "hello all"]], [["who is there?"]], [["hello me"]]], ask=False)
+    check(model, *runs, expected=[[["hello you", "hello all"]], [["who is there?"]], [["hello me"]]], peer=False)
 
 
 def pipeline() -> ModelProto:

@@ -1,4 +1,4 @@
-"""Large weights stay in the model's file: compiled one after the other, they are those of a model read whole."""
+"""Large weights stay in the model's file until they are compiled; results agree with a model read whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = np.random.default_rng(0).standard_normal((4, WIDTH), dtype=np.float32)
 
 @pytest.fixture(autouse=True)
 def few_bytes_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the small weights of these tests count as large ones, and be fetched a few lines at a time."""
+    """Treat the small weights of these tests as large ones, read a few rows at a time."""
     monkeypatch.setattr(model_file, "_MANY", 1 << 12)
     monkeypatch.setattr(model_file, "STORED", 1 << 12)
     monkeypatch.setattr(model_file, "LARGE", 1 << 10)
@@ -93,7 +93,7 @@ def test_only_what_is_not_packed_is_kept_in_memory(tmp_path: Path) -> None:
     assert [name for name, constant in stored(module).items() if constant.is_loaded] == ["back"]
 
 
-def test_values_are_fetched_when_they_are_asked_for_and_again_once_they_were_let_go(tmp_path: Path) -> None:
+def test_values_are_read_on_demand_and_again_after_release(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(layers(), path)
     (rows,) = [w for w in layers().graph.initializer if w.name == "rows"]
@@ -104,8 +104,8 @@ def test_values_are_fetched_when_they_are_asked_for_and_again_once_they_were_let
     assert first.ctypes.data % 64 == 0
     constant.release()
     assert not constant.is_loaded and constant.data is not first
-    turned = constant.transposed((1, 0))
-    np.testing.assert_array_equal(turned.data, first.T)
+    transposed = constant.transposed((1, 0))
+    np.testing.assert_array_equal(transposed.data, first.T)
     assert isinstance(constant.replace(span=None), Constant)
 
 
@@ -127,7 +127,7 @@ def test_files_may_be_removed_or_replaced_but_not_changed(tmp_path: Path) -> Non
         relay.build(module)
 
 
-def test_parameters_of_the_function_are_read_at_once(tmp_path: Path) -> None:
+def test_unfrozen_parameters_are_read_eagerly(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(layers(), path)
     module, params = from_onnx(path, freeze_params=False)

@@ -28,7 +28,7 @@ CASES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 
 
 def transposed(x: np.ndarray, w: np.ndarray, attributes: dict[str, Any]) -> np.ndarray:
-    """The definition, in float64: every element spread over what its taps reach."""
+    """The definition in float64: every element is scattered over its taps."""
     rank, groups = x.ndim - 2, attributes.get("group", 1)
     strides, dilations = [attributes.get(name, [1] * rank) for name in ("strides", "dilations")]
     pads, grown = attributes.get("pads", [0] * 2 * rank), attributes.get("output_padding", [0] * rank)

@@ -50,7 +50,7 @@ def test_a_right_model_agrees_tensor_by_tensor() -> None:
 
 
 def listing_model() -> onnx.ModelProto:
-    """A loop that appends to a list, whose elements are joined and counted."""
+    """A loop that appends to a sequence, whose elements are concatenated and counted."""
     value, sequence = helper.make_tensor_value_info, helper.make_tensor_sequence_value_info
     nodes = [
         helper.make_node("Identity", ["go"], ["on"]),
@@ -78,7 +78,7 @@ def listing_model() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("oracle", ["reference", "onnxruntime"])
-def test_lists_that_a_run_makes_are_compared_element_by_element(oracle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_sequences_are_compared_by_element(oracle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if oracle == "onnxruntime":
         pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     passed = {"trips": np.array(2), "x": X}
@@ -117,7 +117,7 @@ def test_a_fault_in_the_code_of_an_operator_is_found(oracle: str, monkeypatch: p
 
 
 def test_a_fault_in_fused_code_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chain of activations, the third wrong where it is computed together with others."""
+    """A chain of activations, the third wrong only when it is fused."""
     names = [f"t{i}" for i in range(6)]
     nodes = [helper.make_node(op, [a], [b], name=f"n_{op}") for op, a, b in
              zip(("Exp", "Abs", "Tanh", "Neg", "Sigmoid"), names, names[1:], strict=False)]  # fmt: skip
@@ -177,9 +177,9 @@ def test_departure_of_another_type_is_infinite() -> None:
     assert departure(np.zeros(2, np.float32), np.zeros(2, np.float64)) == np.inf
 
 
-def test_what_verify_refuses() -> None:
-    with pytest.raises(CompileError, match="'guess'; expected one of onnxruntime, reference"):
-        verify(small_model(), {"x": X}, against="guess")
+def test_invalid_arguments_of_verify() -> None:
+    with pytest.raises(CompileError, match="'other'; expected one of onnxruntime, reference"):
+        verify(small_model(), {"x": X}, against="other")
     with pytest.raises(CompileError, match="missing: x"):
         verify(small_model(), {}, against="reference")
 

@@ -1,4 +1,4 @@
-"""Generators for operators that work element by element."""
+"""Generators for elementwise operators."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def cast(g: GraphBuilder) -> Value:
 
 
 def _numerals(g: GraphBuilder) -> Value:
-    """Strings that are numbers, as numbers."""
+    """Numeric strings cast to numbers."""
     to = g.choice(["float32", "float64", "int64", "int32"])
     words = ("1", "-2", "007", *(() if to.startswith("int") else ("0.5", "1e2", "-0.125")))
     shape = [g.integer(1, 4) for _ in range(g.integer(0, 2))]
@@ -280,7 +280,7 @@ def _numerals(g: GraphBuilder) -> Value:
 
 
 def _jumps(to: str) -> bool:
-    """Does a cast to this type have jumps, other than rounding in the last place?"""
+    """Is a cast to this type discontinuous beyond rounding in the last place?"""
     return to in INTEGERS or to == "bool" or to in NARROW
 
 

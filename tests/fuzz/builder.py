@@ -29,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 NEWEST = 21
-"""The version of the operator set that the oracles know best; nodes of versions long gone are told to them in it."""
+"""The opset that the oracles support best; nodes of older versions are translated to it for them."""
 
 OPSETS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, NEWEST, NEWEST, 22, 23, 24, 25, 26, 28)
 
@@ -40,36 +40,36 @@ FLOATS = ("float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
 NUMBERS = (*FLOATS, *INTEGERS)
 STRING = "object"
-"""numpy's name of strings"""
+"""numpy's dtype name of strings."""
 
 _FREQUENT = {"float32": 8, "float64": 2, "float16": 2, "bfloat16": 2, "int64": 3, "int32": 3, "bool": 2}
-"""How often an input is of a type, where 1 is the others' number."""
+"""Relative frequency of input types; 1 for others."""
 
 WORDS = ("", "a", "b", "tea", "Tea", "x y", "7", "-0.5", "ünï", "a,b", "日本")
-"""What strings are made of."""
+"""Vocabulary of string tensors."""
 
 _SAME_FROM_THE_START = frozenset((
     "Abs", "Ceil", "Elu", "Exp", "Floor", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "InstanceNormalization",
     "LRN", "LeakyRelu", "Log", "MatMul", "Max", "Mean", "Min", "Neg", "Not", "Reciprocal", "Relu", "Selu", "Sigmoid",
     "Softplus", "Softsign", "Sqrt", "Sum", "Tanh", "Transpose",
 ))  # fmt: skip
-"""Operators that mean what they meant in version 1. The oracles are asked for them as of today."""
+"""Operators whose semantics have not changed since version 1; the oracles evaluate their newest version."""
 
 SMALL = 5
-"""The largest size of most dimensions that have no name."""
+"""Largest size of most static dimensions."""
 
 LONG = 40
-"""The largest size of a last dimension, now and then: enough for vectors and what is left over."""
+"""Occasional largest size of a last dimension: enough for vectors and a remainder."""
 
 LARGEST = 1e3
-"""Values are scaled down when they may be larger."""
+"""Bound of magnitudes; larger values are scaled down."""
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor of the graph; `low` and `high` bound its elements."""
+    """A tensor of the graph, whose elements are in [low, high]."""
 
     name: str
     dtype: str
@@ -106,7 +106,7 @@ class Sample:
     """A graph and inputs for it.
 
     `outputs` are the values to compare, with how exactly each is known. `runs` has the inputs, more than once where
-    dimensions are open. `modern` says, for nodes by name, which nodes of the version `NEWEST` compute the same.
+    dimensions are symbolic. `modern` maps nodes by name to equivalent nodes of the opset `NEWEST`.
     `dtypes` has the type of every tensor.
     """
 
@@ -271,14 +271,14 @@ class GraphBuilder:
         return name
 
     def weight(self, dtype: str, shape: Sequence[int], low: float = -1.0, high: float = 1.0) -> Value:
-        """A constant tensor as a value. Not for open dimensions: raises LookupError."""
+        """A constant tensor as a value. Raises LookupError for symbolic dimensions."""
         if is_symbolic(shape):
-            raise LookupError("a constant has no open dimensions")
+            raise LookupError("a constant has no symbolic dimensions")
         array = self.fill(dtype, shape, low, high)
         return Value(self.constant(array), dtype, tuple(shape), True, *_bounds(array))
 
     def operand(self, dtype: str, shape: Sequence[int], low: float = -1.0, high: float = 1.0) -> Value:
-        """A second operand: mostly a constant; an input where dimensions are open."""
+        """A second operand: mostly a constant; an input if dimensions are symbolic."""
         make = self.input if is_symbolic(shape) or self.chance(0.3) else self.weight
         return make(dtype, shape, low, high)
 

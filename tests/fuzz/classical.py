@@ -18,7 +18,7 @@ TRANSFORMS = ("NONE", "NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO")
 
 
 def _rows(g: GraphBuilder, kinds: Sequence[str] = KINDS, features: int | None = None, exact: bool = False) -> Value:
-    """A table [N, features]: the number of rows may be open."""
+    """A table [N, features]; the number of rows may be symbolic."""
 
     def fits(v: Value) -> bool:
         return not is_symbolic(v.shape[1:]) and features in (None, v.shape[1])
@@ -157,7 +157,7 @@ _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BR
 
 
 class _Tree:
-    """Nodes of random trees, in the lists of the attributes. `every`: leaves have weights for every target."""
+    """Nodes of random trees, as attribute lists. `every`: leaves have weights for every target."""
 
     def __init__(self, g: GraphBuilder, features: int, targets: int, mixed: bool, every: bool = False) -> None:
         self.g, self.features, self.targets = g, features, targets
@@ -187,7 +187,7 @@ class _Tree:
         return number
 
     def attributes(self, what: str) -> dict[str, Any]:
-        """Those of the older operators; `what` is "target" or "class"."""
+        """Attributes of TreeEnsembleRegressor ("target") or TreeEnsembleClassifier ("class"), by `what`."""
         columns = {f"nodes_{name}": [node[name] for node in self.nodes] for name in self.nodes[0]}
         trees, nodes, ids, weights = (list(column) for column in zip(*self.leaves, strict=True))
         return {**columns, f"{what}_treeids": trees, f"{what}_nodeids": nodes, f"{what}_ids": ids,

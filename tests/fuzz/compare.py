@@ -1,4 +1,4 @@
-"""Random graphs compiled and compared with an oracle; what fails, made as small as it will go."""
+"""Random graphs compiled and compared with an oracle; failures are minimised."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Finding(Exception):
 def check(sample: Sample, device: str = "CPU") -> None:
     """Compile a sample's graph for a device (by ONNX's name) and run it on each of its inputs.
 
-    Raises `Finding` when an output is wrong or it fails, `Refused` when it is not a valid graph.
+    Raises `Finding` when an output is wrong or it fails, `InvalidModel` when it is not a valid graph.
     """
     model = None
     for i, inputs in enumerate(sample.runs):
@@ -65,8 +65,8 @@ def check(sample: Sample, device: str = "CPU") -> None:
 
 
 def _is_degenerate(sample: Sample, run: int) -> bool:
-    """Does nothing at all come of a node for these inputs, unlike for the first? An oracle may make so much of windows
-    that do not fit; we refuse them."""
+    """Does a node have an empty output for these inputs, unlike for the first ones? Oracles accept windows that do not
+    fit, which the compiler rejects."""
     here, first = (evaluate(sample, sample.runs[i]) for i in (run, 0))
     return any(np.size(here[n]) == 0 < np.size(first[n]) for n in here if isinstance(here[n], np.ndarray))
 
@@ -76,7 +76,7 @@ def _name(sample: Sample, run: int) -> str:
 
 
 def compare_outputs(sample: Sample, run: int, results: Any, expected: list[Array]) -> None:
-    """Raises `Finding` for the first output that is farther from what is expected than rounding may move it."""
+    """Raise `Finding` for the first output whose error exceeds possible rounding errors."""
     for value, result, want in zip(sample.outputs, results, expected, strict=True):
         result, want = np.asarray(result), np.asarray(want)
         error = departure(result, want)

@@ -1,4 +1,4 @@
-"""Sizes that are known only at run time, in graphs whose every other size is a number."""
+"""Symbolic sizes of random graphs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["SYMBOLS", "Symbolic", "broadcast_shapes", "is_symbolic", "shape_at"]
 Sizes = Mapping[str, int]
 
 SYMBOLS = {"batch": 7, "length": 11}
-"""Named dimensions, by their sizes while a graph is made: sizes that other dimensions rarely have."""
+"""Sizes of named dimensions while a graph is generated; other dimensions rarely have them."""
 
 
 class Symbolic(int):
-    """A size known only at run time: the integer that it is while the graph is made, and `at` gives it for any sizes of
-    the named dimensions. Arithmetic with one gives another."""
+    """A symbolic size: its value while the graph is generated, and `at`, its value for other sizes of the named
+    dimensions. Arithmetic on it gives symbolic sizes."""
 
     at: Callable[[Sizes], int]
     symbol: str | None
@@ -53,7 +53,7 @@ Symbolic.__neg__ = lambda self: 0 - self  # type: ignore[method-assign]
 
 
 def is_symbolic(shape: Sequence[int]) -> bool:
-    """Is a dimension known only at run time?"""
+    """Does the shape have a symbolic dimension?"""
     return any(isinstance(d, Symbolic) for d in shape)
 
 

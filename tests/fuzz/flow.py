@@ -76,7 +76,7 @@ def loop(g: GraphBuilder) -> Value:
     trips = g.constant(g.integer(0 if g.chance(0.2) else 1, 5), "int64") if known else g.input("int64", (), 1, 4)
     step, go, carried, result, still, row = (g.name("b") for _ in range(6))
     going = [helper.make_node("Identity", [go], [still])]
-    if g.opset >= 9 and g.chance(0.4):  # fewer rounds than were asked for
+    if g.opset >= 9 and g.chance(0.4):  # fewer iterations than the trip count
         last = g.name("b")
         going = [_constant(last, g.integer(0, 3)), helper.make_node("Less", [step, last], [still])]
     nodes = [
@@ -94,7 +94,7 @@ def loop(g: GraphBuilder) -> Value:
 
 
 def _growing_loop(g: GraphBuilder) -> Value:
-    """A carried tensor that is longer after each round; the sum of it where the rounds are counted at run time."""
+    """A carried tensor that grows in each iteration; its sum if the trip count is dynamic."""
     kind = g.choice(["float32", "int64"])
     x = g.pick((kind,), 1, 3, within=TAME, smallest=1)
     known, rounds = g.chance(0.5), g.integer(1, 4)
@@ -188,7 +188,7 @@ def _hidden(g: GraphBuilder, op: str, inputs: list[Value | str | None], **attrib
 
 @operator("SequenceInsert", "SequenceErase", "SequenceLength")
 def changed_sequence(g: GraphBuilder, name: str) -> Value:
-    """A sequence with an element put in or taken out, of which one is read."""
+    """A sequence with an element inserted or erased, of which one is read."""
     x = g.pick(("float32", "int64", "float16"), 0, 3, smallest=1, where=lambda v: v.is_static)
     others = [g.input(x.dtype, x.shape) for _ in range(g.integer(1, 2))]
     if x.dtype == "float32" and g.chance(0.3):
@@ -210,7 +210,7 @@ def changed_sequence(g: GraphBuilder, name: str) -> Value:
 
 @operator("OptionalGetElement", "OptionalHasElement")
 def optional(g: GraphBuilder, name: str) -> Value:
-    """A value wrapped as an optional one, or none, and asked for. The oracles are told what comes of it."""
+    """An optional value, present or empty, and tests of it. The oracles evaluate an equivalent."""
     x = g.pick(("float32", "int64", "bool"), 0, 4)
 
     def identity(names: list[str], out: list[str]) -> list[NodeProto]:
@@ -247,7 +247,7 @@ def mapped_sequence(g: GraphBuilder) -> Value:
 
 @operator("SequenceEmpty", weight=2)
 def grown_sequence(g: GraphBuilder) -> Value:
-    """A list to which a loop appends as often as an input says, and of which an element is read, or all are added."""
+    """A sequence built by a loop of dynamic trip count; one element is read, or all are added."""
     x = g.pick(("float32",), 0, 3, within=TAME, smallest=1)
     trips = g.input("int64", (), 1, 5)
     start = _hidden(g, "SequenceEmpty", []) if g.chance(0.6) else _hidden(g, "SequenceConstruct", [x])

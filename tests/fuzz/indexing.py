@@ -14,7 +14,7 @@ ANY = (*NUMBERS, "bool")
 
 
 def legal_indices(size: int) -> int:
-    """A number of indices that stays legal when an open dimension is smaller."""
+    """A number of indices that stays legal when a symbolic dimension is smaller."""
     return 1 if isinstance(size, Symbolic) else min(size, 8)
 
 
@@ -133,7 +133,7 @@ def non_zero(g: GraphBuilder) -> Value:
 
 
 def _counted(g: GraphBuilder, value: Value) -> Value:
-    """What is made of a tensor whose size its data decides: sums, whose shapes are known again."""
+    """Sums over a tensor of data-dependent size, to get static shapes again."""
     g.values.remove(value)
     inputs = [value.name] if g.opset < 13 else [value.name, g.constant([1], "int64")]
     axes = {"axes": [1]} if g.opset < 13 else {}

@@ -1,4 +1,4 @@
-"""Generators for operators of com.microsoft: what exporters and optimisers put in the place of several."""
+"""Generators for operators of com.microsoft: fused operators of exporters and optimisers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TAME = (-20.0, 20.0)
 Inputs = list["Value | str | None"]
 
 
-def _given(inputs: Sequence[Value | str | None]) -> Inputs:
-    """Without the inputs at the end that are left out."""
+def _trimmed(inputs: Sequence[Value | str | None]) -> Inputs:
+    """Drop omitted trailing inputs."""
     kept = list(inputs)
     while kept[-1] is None:
         kept.pop()
@@ -55,7 +55,7 @@ def fused_gemm(g: GraphBuilder) -> Value:
     activation = g.choice(_FUSED)
     how = {"activation_alpha": 0.2} if activation == "LeakyRelu" else {}
     bound = 4.0 * k + 4
-    inputs = _given([a, b, _maybe(g, "float32", (n,), 0.7)])
+    inputs = _trimmed([a, b, _maybe(g, "float32", (n,), 0.7)])
     return g.node("com.microsoft.FusedGemm", inputs, "float32", (m, n), False, -bound, bound,
                   transA=trans_a, transB=trans_b, activation=activation, **how)  # fmt: skip
 
@@ -72,7 +72,7 @@ def fused_conv(g: GraphBuilder) -> Value:
     activation = g.choice(_FUSED)
     how = {"activation_params": [0.2]} if activation == "LeakyRelu" else {}
     bound = x.largest * 9 * x.shape[1] + 4
-    return g.node("com.microsoft.FusedConv", _given([x, weight, bias, more]), "float32", shape, False, -bound, bound,
+    return g.node("com.microsoft.FusedConv", _trimmed([x, weight, bias, more]), "float32", shape, False, -bound, bound,
                   pads=[1, 1, 1, 1], activation=activation, **how)  # fmt: skip
 
 
@@ -129,14 +129,14 @@ def matmul_to_float(g: GraphBuilder, name: str) -> Value:
     if name.endswith("ToFloat"):
         a, b = g.input("uint8", (m, k), 0, 200), g.operand("uint8", (k, n), 0, 20)
         zeros = [g.constant(g.integer(0, 20), "uint8") if g.chance(0.6) else None for _ in range(2)]
-        inputs = _given([a, b, g.constant(2.0**-4, "float32"), scale, *zeros, bias])
+        inputs = _trimmed([a, b, g.constant(2.0**-4, "float32"), scale, *zeros, bias])
         return g.node(name, inputs, "float32", (m, n), False, -bound * 20, bound * 20)
     # an input between 0 and 255 steps, which every implementation rounds to the same codes
     a = g.fill("float32", (m, k), 0, 1)
     a = np.round(a * 255).astype(np.float32) / np.float32(64)
     a.flat[:1] = 255 / 64
     zero = g.constant(g.integer(0, 5), "uint8") if g.chance(0.5) else None
-    inputs = _given([g.constant(a, "float32"), g.operand("uint8", (k, n), 0, 20), scale, zero, bias])
+    inputs = _trimmed([g.constant(a, "float32"), g.operand("uint8", (k, n), 0, 20), scale, zero, bias])
     return g.node(name, inputs, "float32", (m, n), False, -bound * 20, bound * 20)
 
 
@@ -160,7 +160,7 @@ def skip_norm(g: GraphBuilder, name: str) -> Value:
         vectors.append(_maybe(g, "float32", x.shape[-1:], 0.7))
     vectors.append(_maybe(g, "float32", x.shape[-1:]))
     outputs = g.choice([1, 4])
-    value = g.node(name, _given([x, skip, *vectors]), "float32", x.shape, False, -30, 30, epsilon=0.01,
+    value = g.node(name, _trimmed([x, skip, *vectors]), "float32", x.shape, False, -30, 30, epsilon=0.01,
                    outputs=1)  # fmt: skip
     if outputs == 4:
         node = g.nodes[-1]
@@ -179,7 +179,7 @@ def embeddings(g: GraphBuilder) -> Value:
     third = g.weight("float32", (2, hidden)) if segments is not None else None
     gamma, beta = g.weight("float32", (hidden,), 0.5, 1.5), g.weight("float32", (hidden,))
     mask = g.input("int32", (batch, length), 0, 1) if g.chance(0.5) else None
-    inputs = _given([words, segments, *tables, third, gamma, beta, mask])
+    inputs = _trimmed([words, segments, *tables, third, gamma, beta, mask])
     value = g.node("com.microsoft.EmbedLayerNormalization", inputs, "float32", (batch, length, hidden), False, -30, 30,
                    outputs=2, epsilon=0.01)  # fmt: skip
     return g.also(1, value, "int32", (batch,), True, 0, 5) if mask is not None else value
@@ -205,7 +205,7 @@ def packed_attention(g: GraphBuilder) -> Value:
     how: dict[str, Any] = {"unidirectional": 1} if g.chance(0.4) else {}
     if g.chance(0.3):
         how["scale"] = 0.3
-    return g.node("com.microsoft.Attention", _given([x, weight, bias, mask]), "float32", (batch, length, hidden),
+    return g.node("com.microsoft.Attention", _trimmed([x, weight, bias, mask]), "float32", (batch, length, hidden),
                   False, -2.0 * width - 1, 2.0 * width + 1, num_heads=heads, **how)  # fmt: skip
 
 
@@ -220,7 +220,7 @@ def many_heads(g: GraphBuilder) -> Value:
     mask = g.input("int32", (batch, keys), 0, 1) if g.chance(0.3) else None
     more = g.input("float32", (1, heads, length, keys)) if g.chance(0.3) else None
     how: dict[str, Any] = {"unidirectional": 1} if keys is length and g.chance(0.4) else {}
-    inputs = _given([q, k, v, bias, mask, more])
+    inputs = _trimmed([q, k, v, bias, mask, more])
     return g.node("com.microsoft.MultiHeadAttention", inputs, "float32", (batch, length, hidden), False, -4, 4,
                   num_heads=heads, **how)  # fmt: skip
 
@@ -239,8 +239,8 @@ def grouped_attention(g: GraphBuilder) -> Value:
     inputs: Inputs = [q, k, v, *past, lengths, g.constant(total, "int32")]
     how: dict[str, Any] = {}
     if g.chance(0.4):
-        turn = np.arange(8)[:, None] / 10.0 ** np.linspace(0, 1, size // 2)
-        inputs += [g.constant(np.cos(turn), "float32"), g.constant(np.sin(turn), "float32")]
+        angle = np.arange(8)[:, None] / 10.0 ** np.linspace(0, 1, size // 2)
+        inputs += [g.constant(np.cos(angle), "float32"), g.constant(np.sin(angle), "float32")]
         how = {"do_rotary": 1, "rotary_interleaved": g.integer(0, 1)}
     if g.chance(0.3):
         how["softcap"] = 2.0
@@ -357,7 +357,7 @@ def quantised_gemm(g: GraphBuilder) -> Value:
     target = _target(g, kind, 0.25) if g.chance(0.7) else []
     dtype = kind if target else "float32"
     bounds = _RANGES[kind] if target else (-30.0 * k - 9, 30.0 * k + 9)
-    return g.node("com.microsoft.QGemm", _given([*a, *b, c, *target]), dtype, (m, n), bool(target), *bounds,
+    return g.node("com.microsoft.QGemm", _trimmed([*a, *b, c, *target]), dtype, (m, n), bool(target), *bounds,
                   transA=trans_a, transB=trans_b, alpha=1.0)  # fmt: skip
 
 

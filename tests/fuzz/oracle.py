@@ -1,8 +1,8 @@
-"""What a random graph should give: by onnxruntime where it is installed, has the operator and is right; by the
-operators' numpy references elsewhere.
+"""Expected results of random graphs: by onnxruntime if it is installed, supports the operator and is correct; else by
+the operators' numpy references.
 
-A graph that onnxruntime takes as a whole is run by it as a whole, its graph optimisations turned off. Others are
-evaluated node by node, each by the oracle that serves it.
+onnxruntime runs a graph that it supports as a whole, without graph optimisations. Others are evaluated node by node,
+each by a suitable oracle.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ _WRONG_IN_ONNXRUNTIME: dict[str, Callable[[dict[str, Any]], bool]] = {
     # cubic weights of the position moved onto the border, where the neighbours should be
     "GridSample": lambda attributes: attributes.get("padding_mode") == b"border" and b"cubic" in attributes["mode"],
 }
-"""For which attributes of which operators onnxruntime is no oracle."""
+"""Operators, and predicates on their attributes, for which onnxruntime is wrong."""
 
 _WRONG_OF_NOTHING = frozenset(("ReduceL1", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare"))
-"""Of no elements along two axes onnxruntime makes none, where the sum over both is one zero; means of none are 0."""
+"""Reductions over two empty axes, whose result is empty in onnxruntime instead of one zero; empty means are 0."""
 
 
 class InvalidModel(Exception):
-    """No oracle takes the model: it is not valid at these sizes."""
+    """No oracle accepts the model: it is invalid at these sizes."""
 
 
 def expected_outputs(sample: Sample, inputs: Arrays) -> list[Array]:
-    """The outputs of a sample. Raises `Refused`."""
+    """The outputs of a sample. Raises `InvalidModel`."""
     whole = not sample.modern and _FOREIGN.isdisjoint(sample.dtypes.values())
     if whole and not any(_distrusted(node) or node.op_type in _WRONG_OF_NOTHING for node in sample.model.graph.node):
         outputs = onnxruntime_outputs(sample.model, inputs)
@@ -141,7 +141,7 @@ def onnxruntime_outputs(model: ModelProto, inputs: Arrays) -> list[Any] | None:
 
 
 def reference_outputs(model: ModelProto, inputs: Arrays) -> list[Any]:
-    """Outputs by the operators' numpy references. Raises `Refused`."""
+    """Outputs by the operators' numpy references. Raises `InvalidModel`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

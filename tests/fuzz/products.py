@@ -89,7 +89,7 @@ def image(g: GraphBuilder, rank: int, channels: int | None = None, dtypes: Seque
 
 
 def _fitting(pads: list[int], sizes: Sequence[int]) -> list[int]:
-    """Padding with which a window of three fits into open dimensions of any size."""
+    """Padding with which a window of three fits into symbolic dimensions of any size."""
     return [1 if isinstance(sizes[i % len(sizes)], Symbolic) else p for i, p in enumerate(pads)]
 
 

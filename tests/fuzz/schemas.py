@@ -1,4 +1,4 @@
-"""What ONNX's operator schemas say of an operator at a version: does it exist, its attributes, its element types."""
+"""Queries of ONNX's operator schemas by version: existence, attributes, element types."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kind_of(dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Signature:
-    """What is asked of a schema, which itself takes 10 KB."""
+    """The queried part of a schema, which itself takes 10 KB."""
 
     inputs: int
     """at most"""

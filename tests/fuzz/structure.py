@@ -1,4 +1,4 @@
-"""Generators for operators that give elements new places: shapes, slices, joining, padding."""
+"""Generators for data-movement operators: reshape, slice, concat, pad."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def eye_like(g: GraphBuilder) -> Value:
 def constant_of_shape(g: GraphBuilder) -> Value:
     shape = g.shape(0, 3, smallest=0)
     if is_symbolic(shape):
-        raise LookupError("a constant has no open dimensions")
+        raise LookupError("a constant has no symbolic dimensions")
     return g.node("ConstantOfShape", [g.constant(list(shape), "int64")], "float32", shape, True, 0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Small models that random graphs found to be compiled wrongly, or not at all."""
+"""Regression tests: small models, found by random graphs, that were miscompiled or rejected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model_of(node: NodeProto, inputs: dict[str, Any], constants: dict[str, Any],
 def result_of(
     node: NodeProto, inputs: dict[str, Any], constants: dict[str, Any] | None = None, opset: int = 21
 ) -> np.ndarray[Any, Any]:
-    """What a model of one node gives for inputs of fixed shapes."""
+    """The output of a one-node model for inputs of static shapes."""
     kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in inputs.items()}
     graph = helper.make_graph(
         [node],
@@ -42,14 +42,14 @@ def result_of(
     return RelayBackend.prepare(model).run(inputs)[0]
 
 
-def test_tile_of_nothing() -> None:
+def test_tile_of_an_empty_tensor() -> None:
     x, times = np.zeros((0, 3), np.float32), np.array([2, 2])
     node = helper.make_node("Tile", ["x", "times"], ["y"])
     (y,) = RelayBackend.prepare(model_of(node, {"x": x}, {"times": times}, x.shape)).run([x])
     assert y.shape == (0, 6) and y.dtype == np.float32
 
 
-def test_log_sum_exp_of_open_sizes() -> None:
+def test_log_sum_exp_of_symbolic_sizes() -> None:
     x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
     node = helper.make_node("ReduceLogSumExp", ["x", "axes"], ["y"])
     (y,) = RelayBackend.prepare(model_of(node, {"x": x}, {"axes": np.array([0])}, ["batch", "length"])).run([x])
@@ -85,7 +85,7 @@ def test_backward_slice_that_begins_before_the_first_element() -> None:
 
 @pytest.mark.parametrize(("shape", "axis"), [((1, 2, 1), 2), ((40, 1), 1), ((3, 3, 1, 1), 3), ((2, 1, 33), 1)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_softmax_of_one_number_is_right_to_the_last_digit(
+def test_softmax_of_one_element_is_exact(
     shape: tuple[int, ...], axis: int, dtype: str
 ) -> None:
     x = np.random.default_rng(1).standard_normal(shape).astype(dtype)
@@ -97,13 +97,13 @@ def test_softmax_of_one_number_is_right_to_the_last_digit(
 
 
 @pytest.mark.parametrize(("operator", "alpha"), [("LeakyRelu", 0.01), ("HardSigmoid", 0.2)])
-def test_number_that_an_attribute_is_when_left_out_is_a_float32(operator: str, alpha: float) -> None:
+def test_defaults_of_float_attributes_are_float32(operator: str, alpha: float) -> None:
     x = np.array([-0.75, -0.125, 0.5])
     passed = result_of(helper.make_node(operator, ["x"], ["y"], alpha=alpha), {"x": x})
     np.testing.assert_array_equal(result_of(helper.make_node(operator, ["x"], ["y"]), {"x": x}), passed)
 
 
-def test_open_input_that_is_the_output() -> None:
+def test_dynamic_input_that_is_the_output() -> None:
     x = np.arange(5, dtype=np.float32)
     node = helper.make_node("Dropout", ["x"], ["y"])
     model = RelayBackend.prepare(model_of(node, {"x": x}, {}, ["batch"]))
@@ -111,19 +111,19 @@ def test_open_input_that_is_the_output() -> None:
         np.testing.assert_array_equal(model.run([x[:size]])[0], x[:size])
 
 
-def test_shape_without_elements_given_at_run_time() -> None:
+def test_computed_empty_shape() -> None:
     node = helper.make_node("ConstantOfShape", ["shape"], ["y"])
     y = result_of(node, {"shape": np.zeros(0, np.int64)})
     assert y.shape == () and y == 0.0
 
 
-def test_neighbours_that_are_not_there_cost_nothing() -> None:
+def test_lrn_window_larger_than_the_channels() -> None:
     x = np.random.default_rng(0).standard_normal((1, 4, 2, 2)).astype(np.float32)
     y = result_of(helper.make_node("LRN", ["x"], ["y"], size=2**31 - 1, alpha=2.0**31, bias=1.0), {"x": x})
     np.testing.assert_allclose(y, x / (1 + np.square(x).sum(1, keepdims=True)) ** 0.75, rtol=1e-4)
 
 
-def test_windows_that_stick_out_of_open_dimensions() -> None:
+def test_windows_larger_than_symbolic_dimensions() -> None:
     node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3], strides=[2], pads=[1, 1], ceil_mode=1)
     late = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2], strides=[3], pads=[1, 1], ceil_mode=1)
     x = np.random.default_rng(0).uniform(-9, -1, (2, 3, 20)).astype(np.float32)
@@ -136,7 +136,7 @@ def test_windows_that_stick_out_of_open_dimensions() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0, 4), (3, 0)])
 @pytest.mark.parametrize("columns", [(), (5,), (40,)])
-def test_products_of_nothing(shape: tuple[int, ...], columns: tuple[int, ...]) -> None:
+def test_products_of_empty_tensors(shape: tuple[int, ...], columns: tuple[int, ...]) -> None:
     x, w = np.zeros(shape, np.float32), np.ones((shape[-1], *columns), np.float32)
     for constants in ({"w": w}, None):
         inputs = {"x": x} if constants else {"x": x, "w": w}
@@ -173,6 +173,6 @@ def test_dynamic_quantisation_of_zeros() -> None:
 
 
 @pytest.mark.parametrize(("name", "of_nothing"), [("ReduceSumSquare", 0.0), ("ReduceL1", 0.0), ("ReduceMean", np.nan)])
-def test_reductions_of_nothing_along_two_axes(name: str, of_nothing: float) -> None:
+def test_reductions_of_empty_tensors_along_two_axes(name: str, of_nothing: float) -> None:
     node, x = helper.make_node(name, ["x", "axes"], ["y"]), np.zeros((0, 1), np.float32)
     np.testing.assert_array_equal(result_of(node, {"x": x}, {"axes": np.array([-2, 1])}), [[of_nothing]])

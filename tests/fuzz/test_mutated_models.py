@@ -1,4 +1,4 @@
-"""Damaged models: each compiles and runs, or is refused with an error of ours; nothing else, and quickly."""
+"""Damaged models: each compiles and runs, or fails with one of the package's errors, quickly."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.fuzz.mutate import damaged_bytes, mutated
 
 REFUSALS = (CompileError, RelaycError)
 PATIENCE = 30.0
-"""Seconds of the processor for any of them; the valid ones take less than one."""
+"""CPU seconds allowed for each; valid models take less than one."""
 
 
 def attempt(model: ModelProto | bytes, inputs: dict[str, Any]) -> str:
-    """What comes of a model: "runs" or "rejected". Raises what is neither."""
+    """The outcome of a model: "runs" or "rejected". Raises any other error."""
     began = time.process_time()
     try:
         proto = model if isinstance(model, ModelProto) else _parsed(model)

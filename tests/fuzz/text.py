@@ -1,4 +1,4 @@
-"""Generators for strings, given when a model runs or known when it is compiled, and for what is made of them."""
+"""Generators for string operators on constant and dynamic strings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fuzz.builder import STRING, WORDS, GraphBuilder, Value, operator
 __all__: list[str] = []
 
 def _text(g: GraphBuilder, low: int = 0, high: int = 3) -> Value:
-    """A tensor of strings, computed, given or constant."""
+    """A string tensor: computed, input or constant."""
     found = [v for v in g.values if v.dtype == STRING and low <= v.rank <= high]
     if found and g.chance(0.5):
         return g.choice(found)
@@ -32,7 +32,7 @@ def concatenated(g: GraphBuilder) -> Value:
 
 @operator("StringSplit")
 def split(g: GraphBuilder) -> Value:
-    """How many parts there are; the parts themselves are as many as the longest has."""
+    """StringSplit: the number of parts; the parts themselves have a data-dependent size."""
     x = _text(g)
     how: dict[str, Any] = {"delimiter": g.choice(["", ",", " ", "e"])} if g.chance(0.7) else {}
     if g.chance(0.3):

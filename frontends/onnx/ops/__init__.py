@@ -1,6 +1,6 @@
 """Converters of ONNX operators, one module per family. Importing a module registers its converters.
 
-A model uses a few of the families, so each is imported when the first of its operators is asked for.
+Families are imported lazily, when the first of their operators is looked up.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _families() -> dict[tuple[str, str], list[str]]:
 
 @lru_cache(maxsize=1024)
 def load_converters(domain: str, name: str) -> None:
-    """Register the converters of an operator, where there are any here; again is free."""
+    """Register the converters of an operator, if there are any; idempotent."""
     for family in _families().get((domain, name), ()):
         import_module(f"relayc.frontends.onnx.ops.{family}")
 

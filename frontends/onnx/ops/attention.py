@@ -19,14 +19,14 @@ from relayc.relay.sizes import add_sizes, is_at_least, product, quotient
 from relayc.te.tir import Dim
 
 RAW_SCORES, CAPPED_SCORES, BIASED_SCORES, PROBABILITIES = range(4)
-"""What the fourth output of Attention holds, by `qk_matmul_output_mode`."""
+"""Contents of the fourth output of Attention, by `qk_matmul_output_mode`."""
 
 
 @converter("Attention", since=23)
 def attention(node: OnnxNode) -> list[Expr | None]:
-    """softmax(Q * K' * scale + bias) * V per head; several query heads may share one head of K and V.
+    """softmax(Q * K' * scale + bias) * V per head, with grouped queries.
 
-    Outputs: Y, the keys and values with the cache in front, and the scores at the stage that the mode names.
+    Outputs: Y, keys and values appended to the KV cache, and the scores at the stage that the mode selects.
     """
     flat = node.rank(0) == 3
     query = _heads(node, 0, node.attr_int("q_num_heads", 0))
@@ -43,7 +43,7 @@ def attention(node: OnnxNode) -> list[Expr | None]:
         scores = shown = op.multiply(op.tanh(op.divide(scores, limit)), limit)
     scores = masks.applied(scores)
     shown = scores if mode == BIASED_SCORES else shown
-    # Rounding the weights of narrow floats to their type would cost the result its last digit.
+    # Rounding probabilities of narrow floats to their type would cost precision.
     narrow = query.dtype.bits < 32 and precision is None
     wide = "float32" if narrow else str(query.dtype) if precision is None else dtype_name(precision, node.where)
     weights = masks.without_blind_rows(op.nn.softmax(cast_to(scores, wide), axis=-1))
@@ -57,7 +57,7 @@ def attention(node: OnnxNode) -> list[Expr | None]:
 
 
 def _heads(node: OnnxNode, index: int, heads: int) -> Expr:
-    """Input `index` as [batch, heads, length, size]; three axes hold the heads side by side in the last."""
+    """Input `index` as [batch, heads, length, size]; rank 3 has the heads in the last axis."""
     shape = node.type(index).shape
     if len(shape) == 4:
         return node[index]
@@ -69,13 +69,13 @@ def _heads(node: OnnxNode, index: int, heads: int) -> Expr:
 
 
 def _cached(node: OnnxNode, index: int, x: Expr) -> Expr:
-    """`x` behind the cache of earlier positions in input `index`."""
+    """`x` appended to the KV cache in input `index`."""
     past = node.get(index)
     return x if past is None else op.concatenate([past, x], axis=2)
 
 
 def _scores(node: OnnxNode, query: Expr, key: Expr) -> Expr:
-    """Q * K' * scale: [batch, query heads, queries, keys]. Narrow floats are scaled on both sides, against overflow."""
+    """Q * K' * scale: [batch, query heads, queries, keys]. Narrow floats scale both operands, against overflow."""
     passed, size = node.attrs.get_float("scale"), query.shape[3]
     narrow = query.dtype.bits < 32
     if passed is None:
@@ -88,7 +88,7 @@ def _scores(node: OnnxNode, query: Expr, key: Expr) -> Expr:
 
 
 class _Masks:
-    """What keeps queries from keys: the mask input, causality, a window, and the number of valid keys per batch."""
+    """Attention masks: the mask input, causality, a sliding window, and the number of valid keys per batch entry."""
 
     def __init__(self, node: OnnxNode, query: Expr, key: Expr) -> None:
         self.node = node
@@ -103,18 +103,18 @@ class _Masks:
         return scores if self.bias is None else op.add(scores, self.bias)
 
     def without_blind_rows(self, weights: Expr) -> Expr:
-        """`weights` with zeros for queries that see no key at all."""
+        """`weights` with zeros for fully masked queries."""
         if self.bias is None:
             return weights
         if self.node.get(3) is None and self.lengths is None and self.window[0] < 0:
-            return weights  # the first key is seen by all
+            return weights  # the first key is visible to all
         if isinstance(self.bias, Constant) and bool(np.all(self.bias.data.max(axis=-1) > -np.inf)):
             return weights
         blind = op.equal(op.max(self.bias, axis=(-1,), keepdims=True), float_const(-math.inf, self.bias))
         return op.where(blind, float_const(0.0, weights), weights)
 
     def _bias(self) -> Expr | None:
-        """0 where a query sees a key, -inf where not, plus the mask input where it is of floats."""
+        """Additive mask: 0 for visible keys, -inf for others, plus a floating-point mask input."""
         parts = [part for part in (self._mask_input(), self._positions(), self._valid_keys()) if part is not None]
         if not parts:
             return None
@@ -127,7 +127,7 @@ class _Masks:
         return op.where(allowed, float_const(0.0, self.like), float_const(-math.inf, self.like))
 
     def _mask_input(self) -> Expr | None:
-        """The mask, padded to all keys by "not allowed"."""
+        """The mask input, padded to all keys with masked ones."""
         mask = self.node.get(3)
         if mask is None:
             return None
@@ -140,7 +140,7 @@ class _Masks:
         return op.concatenate([mask, rest], axis=-1)
 
     def _positions(self) -> Expr | None:
-        """Causality and window. Query i stands at position i + offset, after the cached or earlier keys."""
+        """Causal and sliding-window mask. Query i has position i + offset, after the cached keys."""
         left, right = self.window
         if not self.causal and left < 0 and right < 0:
             return None
@@ -158,11 +158,11 @@ class _Masks:
         return self._seen(op.add(op.reshape(offset, (self.lengths.shape[0], 1, 1, 1)), self._distances(kind)))
 
     def _distances(self, dtype: str) -> Expr:
-        """How far keys lie behind queries, both counted from 0: [queries, keys]."""
+        """Query index minus key index: [queries, keys]."""
         return op.subtract(op.reshape(counted(self.queries, dtype), (self.queries, 1)), counted(self.keys, dtype))
 
     def _seen(self, at: Expr) -> Expr:
-        """As `_visible`, of distances computed at run time."""
+        """`_visible` for dynamic distances."""
         left, right = self.window
         conditions: list[Expr] = []
         if self.causal:
@@ -174,7 +174,7 @@ class _Masks:
         return self._barred(reduce(op.logical_and, conditions))
 
     def _visible(self, distance: np.ndarray) -> np.ndarray:
-        """Which keys are seen, by how far they lie behind the query."""
+        """Which keys are visible, by their distance behind the query."""
         left, right = self.window
         seen = np.ones(distance.shape, bool)
         if self.causal:
@@ -194,7 +194,7 @@ class _Masks:
 
 @converter("RotaryEmbedding", since=23)
 def rotary_embedding(node: OnnxNode) -> Expr:
-    """Pairs of channels turned by an angle that depends on the position; caches hold the angles' cosines and sines."""
+    """Pairs of channels rotated by position-dependent angles, whose cosines and sines are inputs."""
     shape, heads = node.type(0).shape, node.attr_int("num_heads", 0)
     flat = len(shape) == 3
     if flat:
@@ -215,7 +215,7 @@ def rotary_embedding(node: OnnxNode) -> Expr:
 
 
 def _angles(node: OnnxNode, index: int) -> Expr:
-    """A cache as [batch, length, 1, pairs], picked by position where positions are given."""
+    """Cosines or sines as [batch, length, 1, pairs], gathered by position if there are positions."""
     positions = node.get(3)
     cache = node[index] if positions is None else op.take(node[index], positions, axis=0, mode="clip")
     return op.expand_dims(cache, 2)

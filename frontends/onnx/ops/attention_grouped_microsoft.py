@@ -1,4 +1,4 @@
-"""Decoders of the domain com.microsoft: attention of grouped heads over a cache, and rotary positions."""
+"""Decoder operators of com.microsoft: grouped-query attention with a KV cache, and rotary embeddings."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["GroupedAttention"]
 
 @converter("RotaryEmbedding", domain=MICROSOFT)
 def rotary_embedding(node: OnnxNode) -> Expr:
-    """Pairs of channels turned by angles of their position. Inputs: x, positions, cosines, sines.
+    """Pairs of channels rotated by position-dependent angles.
 
-    x is [batch, length, heads * size] or [batch, heads, length, size]; positions are [batch, length], or [1], the
-    first one.
+    Inputs: x [batch, length, heads * size] or [batch, heads, length, size], positions [batch, length] or [1] (the first
+    one), cosines, sines.
     """
     if node.attr_bool("is_packed_batching", False):
         raise node.unsupported("batches of different lengths in one (is_packed_batching)", expected="0")
@@ -62,30 +62,30 @@ def _angles(node: OnnxNode, positions: Expr, indices: tuple[int, int]) -> tuple[
 
 
 _DEPENDENT = ("kv_cache_bit_width", "qk_norm_epsilon", "rotary_interleaved", "smooth_softmax")
-"""Attributes that mean something beside others only, and may be given without."""
+"""Attributes that only matter in combination with others."""
 
 
 @converter("GroupQueryAttention", domain=MICROSOFT)
 def group_query_attention(node: OnnxNode) -> list[Expr | None]:
-    """Attention of new positions over a cache and themselves; several query heads share one of keys and values.
+    """Grouped-query attention over a KV cache and new positions.
 
-    Inputs: Q (or Q, K, V side by side), K, V, past keys and values [batch, groups, length, size], the number of keys
-    less one of each row, the largest number of keys, cosines, sines, positions, bias of the scores, sinks of the heads,
-    two scales of a quantized cache, scales of Q and K norms. Outputs: Y, and the cache, which is as long as the longer
-    of the past and the largest number of keys.
+    Inputs: Q (or packed QKV), K, V, past keys and values [batch, groups, length, size], the number of keys minus one of
+    each row, the largest number of keys, cosines, sines, positions, bias of the scores, attention sinks of the heads,
+    two scales of a quantized cache, scales of Q and K norms. Outputs: Y, and the cache, whose length is the maximum of
+    the past's and the largest number of keys.
     """
     return GroupedAttention(node).outputs()
 
 
 @dataclass(frozen=True)
 class _CacheForm:
-    """A cache of values as they are, or of codes of 8 bits, or of 4, two in a byte; `scale` broadcasts with them."""
+    """Storage of a KV cache: floats, or quantised to 8 bits, or to 4, two in a byte; `scale` broadcasts."""
 
     scale: Expr | None = None
     bits: int = 8
 
     def quantized(self, x: Expr) -> Expr:
-        """What the cache holds of new values [batch, heads, length, size]."""
+        """Quantise new values [batch, heads, length, size] for the cache."""
         if self.scale is None:
             return x
         lowest = 1 << (self.bits - 1)
@@ -99,7 +99,7 @@ class _CacheForm:
         return op.bitwise_or(low, op.left_shift(high, const(4, "uint8")))
 
     def values(self, quantized: Expr, dtype: str) -> Expr:
-        """The values that the cache stands for."""
+        """Dequantise the cache."""
         if self.scale is None:
             return quantized
         whole = quantized
@@ -111,7 +111,7 @@ class _CacheForm:
 
 
 class GroupedAttention:
-    """The parts of one such node."""
+    """The conversion of one grouped-query attention node."""
 
     def __init__(self, node: OnnxNode) -> None:
         self.node = node
@@ -126,7 +126,7 @@ class GroupedAttention:
         self.past = self._past_lengths()
 
     def outputs(self) -> list[Expr | None]:
-        """The result, and the keys and values of the cache."""
+        """The result, and the updated key and value caches."""
         node = self.node
         query, key = self._normalised(self.query, 14), self._normalised(self.key, 15)
         if node.attr_bool("do_rotary", False):
@@ -143,7 +143,7 @@ class GroupedAttention:
         return [merged_heads(result), keys, values]
 
     def _cache_form(self, name: str, index: int) -> _CacheForm:
-        """What the cache of keys ("k") or values ("v") holds, whose scale is input `index`."""
+        """The storage of the key ("k") or value ("v") cache, whose scale is input `index`."""
         node = self.node
         kind = node.attr_choice(f"{name}_quant_type", ("NONE", "PER_TENSOR", "PER_CHANNEL"), "NONE")
         if kind == "NONE":
@@ -151,7 +151,7 @@ class GroupedAttention:
             return _CacheForm()
         bits = node.attr_int("kv_cache_bit_width", 8)
         if bits not in (4, 8):
-            raise node.error(f"codes of {bits} bits (kv_cache_bit_width)", expected="4 or 8")
+            raise node.error(f"values of {bits} bits (kv_cache_bit_width)", expected="4 or 8")
         if bits == 4 and (not isinstance(self.size, int) or self.size % 2):
             raise node.error(f"two channels in a byte of heads of {self.size}", expected="an even size")
         scale = node[index]
@@ -182,14 +182,14 @@ class GroupedAttention:
         return query, key, value
 
     def _largest_total(self) -> Dim:
-        """The largest number of keys, of the past and new, that any row has."""
+        """The largest number of keys, past and new, of any row."""
         past = self.node.get(3)
         if past is None or past.shape[2] == 0:
             return self.length
         return self.node.sizes(6, "the largest number of keys")[0]
 
     def _past_lengths(self) -> Expr:
-        """How many positions of each row are in the cache: none when all keys are new, as those of a prompt."""
+        """The number of cached positions per row: 0 in the prefill phase, when all keys are new."""
         node = self.node
         zero, one = number(0, self.lengths), number(1, self.lengths)
         if node.get(3) is None:
@@ -199,7 +199,7 @@ class GroupedAttention:
         return op.where(op.equal(reshape_to(node[6], ()), op.cast(new, node.dtype(6))), zero, past)
 
     def _normalised(self, x: Expr, index: int) -> Expr:
-        """Each head over its root mean square, where its scale is given."""
+        """RMS normalisation of each head, if there is a scale."""
         if self.node.get(index) is None:
             return x
         return rms_normalized(x, self.node[index], 3, self.node.attr_float("qk_norm_epsilon", 1e-6))[0]
@@ -217,7 +217,7 @@ class GroupedAttention:
         return transposed(flat[0], (0, 2, 1, 3)), transposed(flat[1], (0, 2, 1, 3))
 
     def _cached(self, new: Expr, index: int) -> Expr:
-        """Each row of `new` behind its positions of the past; zeros where neither is."""
+        """Append each row of `new` at its past length, zero-padded."""
         past = self.node.get(index)
         if past is None:
             return new
@@ -234,13 +234,13 @@ class GroupedAttention:
         return op.where(is_old, old, op.where(is_filled, fresh, const(0, str(new.dtype))))
 
     def _in_use(self, cache: Expr) -> Expr:
-        """The keys that any query may see: the buffer of a cache may have room for more."""
+        """The valid part of the cache, whose capacity may be larger."""
         if dims_equal(cache.shape[2], self.total):
             return cache
         return op.strided_slice(cache, (0,), (self.total,), axes=(2,))
 
     def bias(self, total: Dim) -> Expr:
-        """-inf where a query sees no key, plus the bias that is given: [batch, 1 or heads, length, total]."""
+        """Additive mask plus the bias input: [batch, 1 or heads, length, total]."""
         node = self.node
         keys = op.arange(0, total, 1, "int64")
         begin = reshape_to(op.cast(self.past, "int64"), (self.batch, 1, 1, 1))
@@ -258,7 +258,7 @@ class GroupedAttention:
         if passed is None:
             return bias
         have = passed.shape[3]
-        if not dims_equal(have, total):  # the cache may be longer than what is in use
+        if not dims_equal(have, total):  # the cache's capacity may exceed its length
             rest = add_sizes(total, -have) if isinstance(have, int) else None
             if not isinstance(rest, int) or rest < 0:
                 raise node.error(f"a bias of {passed.ty} for {total} keys")

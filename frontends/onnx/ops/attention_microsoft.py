@@ -1,4 +1,4 @@
-"""Attention of the domain com.microsoft: with the projections packed into it, and of many heads."""
+"""Attention of com.microsoft: with packed projections, and MultiHeadAttention."""
 
 from __future__ import annotations
 
@@ -28,23 +28,25 @@ def number(value: int, like: Expr) -> Constant:
 
 
 def scale_of(node: OnnxNode, query: Expr) -> Expr:
-    """What scores are multiplied by; 0 stands for the default, 1 / sqrt(size of a head)."""
+    """The scale of the scores; 0 means the default, 1 / sqrt(head size)."""
     scale = node.attr_float("scale", 0.0)
     return power_of_size(query.shape[3], -0.5, query) if scale == 0.0 else float_const(scale, query)
 
 
 def require_absent(node: OnnxNode, index: int, what: str) -> None:
-    """Input `index` is for GPUs, or for decoders in steps, and must be left out."""
+    """Raise an unsupported-operator error if input `index`, used by GPU or decoding kernels only, is present."""
     if node.get(index) is not None:
         raise node.unsupported(f"{what} (input {index})", expected="the input left out")
 
 
-# projections within ---------------------------------------------------------------------------------------------------
+# packed projections ---------------------------------------------------------------------------------------------------
 
 
 @converter("Attention", domain=MICROSOFT)
 def attention(node: OnnxNode) -> list[Expr | None]:
-    """Attention of X W + b. Inputs: X, W, b, mask, the past's keys and values, a bias of the scores."""
+    """Self-attention of X W + b.
+
+    Inputs: X, W, b, mask, past keys and values, a bias of the scores."""
     _check_weights(node)
     projected = matmul(node, node[0], node[1])
     projected = projected if node.get(2) is None else op.add(projected, node[2])
@@ -54,7 +56,9 @@ def attention(node: OnnxNode) -> list[Expr | None]:
 
 @converter("QAttention", domain=MICROSOFT)
 def q_attention(node: OnnxNode) -> list[Expr | None]:
-    """Attention of quantized X and W. Inputs: X, W, b, their scales, mask, their zero points, the past."""
+    """Attention of quantized X and W.
+
+    Inputs: X, W, b, their scales, mask, their zero points, the past."""
     _check_weights(node)
     x, weight = centred(node, node[0], node.get(6), -1), centred(node, node[1], node.get(7), -1)
     scale = op.multiply(along(node, node[3], -1, 3), along(node, node[4], -1, 3))
@@ -74,7 +78,7 @@ def _check_weights(node: OnnxNode) -> None:
 def _self_attention(
     node: OnnxNode, projected: Expr, mask: Expr | None, past: Expr | None, bias: Expr | None
 ) -> list[Expr | None]:
-    """Q, K and V lie side by side in the last axis. The second output is K and V with the past in front."""
+    """Attention of Q, K and V packed in the last axis. The second output is past and new K and V."""
     heads, width = node.attr_int("num_heads"), projected.shape[2]
     assert isinstance(width, int)
     sizes = node.attr_ints("qkv_hidden_sizes", ()) or (width // 3,) * 3
@@ -102,9 +106,9 @@ def _half(past: Expr, index: int) -> Expr:
 def attend_masked(
     node: OnnxNode, heads: tuple[Expr, Expr, Expr], mask: Expr | None, bias: Expr | None, before: Dim
 ) -> tuple[Expr, Expr]:
-    """Attention of Q, K, V [batch, heads, length, size] with the mask and the causality of the node.
+    """Attention of Q, K, V [batch, heads, length, size] with the node's mask and causality.
 
-    `before` is the number of keys of the past.
+    `before` is the number of past keys.
     """
     query, key, value = heads
     if len(key.shape) != 4 or len(value.shape) != 4:
@@ -125,17 +129,17 @@ def attend_masked(
 
 
 def _causal(query: Expr, length: Dim, total: Dim, before: Dim) -> Expr:
-    """-inf where a key comes later than the query: [length, total]."""
+    """Additive causal mask [length, total]: -inf for keys after the query."""
     rows = op.expand_dims(op.arange(0, length, 1, "int64"), 1)
     allowed = op.less_equal(op.arange(0, total, 1, "int64"), op.add(rows, op.size_tensor((before,), ())))
     return op.where(allowed, float_const(0.0, query), float_const(-math.inf, query))
 
 
 def _kept(node: OnnxNode, mask: Expr, batch: Dim, length: Dim, total: Dim) -> Expr:
-    """Which keys count, as something that broadcasts with [batch, heads, length, total].
+    """Boolean mask of valid keys, broadcastable with [batch, heads, length, total].
 
-    A mask holds 0 where a key does not count, [batch, total], [batch, length, total] or [batch, 1, most, most]; or the
-    number of keys, [batch]; or the ends, then the starts of what counts, [2 * batch].
+    A mask input is 0 for masked keys, [batch, total], [batch, length, total] or [batch, 1, most, most]; or holds the
+    number of valid keys, [batch]; or the ends, then the starts of the valid range, [2 * batch].
     """
     shape = mask.shape
     if len(shape) == 1:
@@ -155,7 +159,7 @@ def _kept(node: OnnxNode, mask: Expr, batch: Dim, length: Dim, total: Dim) -> Ex
 
 
 def _between(node: OnnxNode, mask: Expr, batch: Dim, total: Dim) -> Expr:
-    """Keys before the ends and, where they are given, from the starts on."""
+    """Mask of the keys before the ends and, if there are starts, from the starts on."""
     count, shape = mask.shape[0], (batch, 1, 1, 1)
     positions = op.arange(0, total, 1, str(mask.dtype))
     if dims_equal(count, product((2, batch))):
@@ -173,15 +177,16 @@ def _matches(shape: Sequence[Dim], expected: Sequence[Dim]) -> bool:
     return len(shape) == len(expected) and all(dims_match(a, b) for a, b in zip(shape, expected, strict=True))
 
 
-# many heads -----------------------------------------------------------------------------------------------------------
+# MultiHeadAttention ---------------------------------------------------------------------------------------------------
 
 
 @converter("MultiHeadAttention", domain=MICROSOFT)
 def multi_head_attention(node: OnnxNode) -> list[Expr | None]:
-    """Inputs: Q, K, V, their bias, key mask, bias of the scores, past keys and values.
+    """Multi-head attention of projected Q, K and V.
 
-    Q, K and V are [batch, length, heads * size]; Q, K, V or K, V packed are [batch, length, heads, 3 or 2, size]; K and
-    V of another decoder's cache are [batch, heads, length, size]. Outputs: Y, K and V with the past, the softmax.
+    Inputs: Q, K, V, their bias, key mask, bias of the scores, past keys and values. Q, K and V are [batch, length,
+    heads * size]; packed QKV or KV is [batch, length, heads, 3 or 2, size]; cross-attention K and V are [batch, heads,
+    length, size]. Outputs: Y, K and V with the past, the softmax.
     """
     require_absent(node, 8, "a past in a buffer of its own")
     require_absent(node, 9, "the beams of a cache")
@@ -197,7 +202,7 @@ def multi_head_attention(node: OnnxNode) -> list[Expr | None]:
 
 
 def _three(node: OnnxNode, heads: int) -> tuple[Expr, Expr, Expr]:
-    """Q, K and V as [batch, heads, length, size], their bias added."""
+    """Q, K and V as [batch, heads, length, size], with their bias."""
     require_rank(node, 0, 3, 5)
     if node.rank(0) == 5:
         found = _unpacked(node, 0, heads, 3)
@@ -225,13 +230,13 @@ def _unpacked(node: OnnxNode, index: int, heads: int, count: int) -> list[Expr]:
 
 
 def _biases(node: OnnxNode) -> tuple[Expr | None, Expr | None, Expr | None]:
-    """The parts of the bias that belong to Q, K and V."""
+    """The bias split for Q, K and V."""
     if node.get(3) is None:
         return None, None, None
     require_rank(node, 3, 1, 1)
     hidden, total = node.type(0).shape[2], node.shape(3)[0]
     if not isinstance(hidden, int) or total <= 2 * hidden:
-        raise node.error(f"a bias of {node.type(3)}", expected=f"{hidden} numbers for Q and K, and those of V")
+        raise node.error(f"a bias of {node.type(3)}", expected=f"{hidden} elements for each of Q and K, and those of V")
     first, second, third = columns(node[3], (hidden, hidden, total - 2 * hidden))
     return first, second, third
 

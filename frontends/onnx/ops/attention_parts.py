@@ -1,4 +1,4 @@
-"""What operators of attention are made of, whatever their domain: heads, products per group, softmax, rotation."""
+"""Building blocks of attention operators: heads, grouped products, softmax, rotary embedding."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["attend", "columns", "grouped_product", "merged_heads", "power_of_siz
 
 
 def columns(x: Expr, widths: Sequence[int]) -> list[Expr]:
-    """The last axis of `x` cut into parts of these widths."""
+    """Split the last axis of `x` into parts of these widths."""
     ends = [0, *accumulate(widths)]
     return [op.strided_slice(x, (a,), (b,), axes=(len(x.shape) - 1,)) for a, b in pairwise(ends)]
 
 
 def split_heads(node: OnnxNode, x: Expr, heads: int, what: str) -> Expr:
-    """[batch, length, heads * size] as [batch, heads, length, size]."""
+    """Reshape [batch, length, heads * size] to [batch, heads, length, size]."""
     shape = x.shape
     size = quotient(shape[2:], (heads,)) if len(shape) == 3 and heads >= 1 else None
     if size is None:
@@ -32,13 +32,13 @@ def split_heads(node: OnnxNode, x: Expr, heads: int, what: str) -> Expr:
 
 
 def merged_heads(x: Expr) -> Expr:
-    """[batch, heads, length, size] as [batch, length, heads * size]."""
+    """Reshape [batch, heads, length, size] to [batch, length, heads * size]."""
     batch, heads, length, size = x.shape
     return reshape_to(transposed(x, (0, 2, 1, 3)), (batch, length, product((heads, size))))
 
 
 def grouped_product(a: Expr, b: Expr) -> Expr:
-    """a [B, H, M, K] by b [B, G, K, N], head h of `a` meeting head h // (H / G) of `b`."""
+    """Grouped matrix product of a [B, H, M, K] and b [B, G, K, N]: head h of `a` uses head h // (H / G) of `b`."""
     batch, heads, rows, depth = a.shape
     groups, columns = b.shape[1], b.shape[3]
     shared = 1 if dims_equal(heads, groups) else quotient((heads,), (groups,))
@@ -68,7 +68,7 @@ def attend(
 ) -> tuple[Expr, Expr]:
     """softmax(Q * K' * scale + bias) * V, and the softmax: [B, H, S, D] and [B, H, S, T].
 
-    Scores are softly limited to +-`cap`. A `sink` [H] is a score that each head gives to no key at all.
+    Scores are soft-capped to +-`cap`. An attention `sink` [H] is an extra score per head without a value.
     """
     scores = grouped_product(op.multiply(query, scale), transposed(key, (0, 1, 3, 2)))
     if cap > 0.0:
@@ -81,7 +81,7 @@ def attend(
 
 
 def _softmax_with_sink(scores: Expr, sink: Expr) -> Expr:
-    """The softmax over the scores and one more, of which nothing is kept but its share."""
+    """Softmax over the scores and the sink, without the sink's column."""
     batch, heads, length, keys = scores.shape
     extra = op.broadcast_to(reshape_to(sink, (1, heads, 1, 1)), (batch, heads, length, 1))
     weights = op.nn.softmax(op.concatenate([scores, op.cast(extra, scores.dtype)], axis=3), axis=-1)
@@ -89,10 +89,10 @@ def _softmax_with_sink(scores: Expr, sink: Expr) -> Expr:
 
 
 def rotated(x: Expr, cosine: Expr, sine: Expr, rotary_size: Dim, interleaved: bool) -> Expr:
-    """The first `turned` channels of x [batch, length, heads, size] turned pairwise; the angles are those of
-    `cosine` and `sine` [batch or 1, length, 1, turned / 2].
+    """Rotary embedding of the first `rotary_size` channels of x [batch, length, heads, size].
 
-    Pairs are neighbours when `interleaved`, else a channel of the first half with one of the second.
+    `cosine` and `sine` are [batch or 1, length, 1, rotary_size / 2]. Pairs are adjacent channels when `interleaved`,
+    else a channel of the first half and one of the second.
     """
     size = x.shape[3]
     if dims_equal(size, rotary_size):

@@ -1,4 +1,4 @@
-"""Relative positions as biases of scores, and rotations of given angles, of the domain com.microsoft."""
+"""Relative position biases and Gemma's rotary embedding, of com.microsoft."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from relayc.relay.expr import Expr, const
 
 @converter("RelativePositionBias", domain=MICROSOFT)
 def relative_position_bias(node: OnnxNode) -> Expr:
-    """T5's bias of the scores: [1, heads, queries, keys]. Inputs: a table, the numbers of queries and of keys.
+    """T5's relative position bias [1, heads, queries, keys].
 
-    The table says that it is [buckets, heads] and lies column by column.
+    Inputs: a table, the numbers of queries and of keys. The table is declared [buckets, heads] and stored
+    column-major.
     """
     require_rank(node, 0, 2, 2)
     buckets, heads = node.shape(0)
@@ -39,7 +40,7 @@ def relative_position_bias(node: OnnxNode) -> Expr:
 
 
 def _bucket(distance: Expr, exact: int, count: int, longest: int) -> Expr:
-    """A bucket for each distance below `exact`, then buckets that widen, the last from `longest` on."""
+    """T5's buckets: one per distance below `exact`, then logarithmic ones, the last from `longest` on."""
     ratio = op.divide(op.cast(op.maximum(distance, number(1, distance)), "float32"), const(float(exact), "float32"))
     share = op.divide(op.log(ratio), const(math.log(longest / exact), "float32"))
     wide = op.cast(op.multiply(share, const(float(count - exact), "float32")), "int64")
@@ -49,10 +50,10 @@ def _bucket(distance: Expr, exact: int, count: int, longest: int) -> Expr:
 
 @converter("GatedRelativePositionBias", domain=MICROSOFT)
 def gated_relative_position_bias(node: OnnxNode) -> Expr:
-    """A bias [1, heads, length, length] times a gate that each query computes (WavLM): [batch, heads, length, length].
+    """WavLM's position bias, gated by each query: [batch, heads, length, length].
 
-    Inputs: queries [batch, length, heads * size], their bias, the bias of positions, weights [size, 2 * parts] and bias
-    of the gate's two halves, a factor of each head.
+    Inputs: queries [batch, length, heads * size], their bias, the position bias [1, heads, length, length], weights
+    [size, 2 * parts] and bias of the gate's two halves, a factor per head.
     """
     require_absent(node, 6, "rows of different lengths in one")
     require_rank(node, 0, 3, 3)
@@ -70,8 +71,9 @@ def gated_relative_position_bias(node: OnnxNode) -> Expr:
 
 @converter("GemmaRotaryEmbedding", domain=MICROSOFT)
 def gemma_rotary_embedding(node: OnnxNode) -> list[Expr | None]:
-    """x * cos + y * sin of angles [batch, length, size], for x = Q, K [batch, heads, length, size] and y theirs, turned
-    by a quarter: inputs are the angles, Q, its y, K, its y."""
+    """x * cos + y * sin for Q and K, y being x rotated by 90 degrees.
+
+    Inputs: angles [batch, length, size], Q [batch, heads, length, size], its y, K, its y."""
     require_rank(node, 0, 3, 3)
     for index in range(1, 5):
         require_rank(node, index, 4, 4)

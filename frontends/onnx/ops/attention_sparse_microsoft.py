@@ -1,4 +1,4 @@
-"""Attention of com.microsoft that looks at some blocks of keys only."""
+"""Block-sparse attention of com.microsoft."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from relayc.te.tir import Dim
 
 @converter("SparseAttention", domain=MICROSOFT)
 def sparse_attention(node: OnnxNode) -> list[Expr | None]:
-    """GroupQueryAttention of the blocks of keys that a layout, or one of several by turns of heads, has for a block.
+    """Block-sparse GroupQueryAttention; layouts are assigned to heads cyclically.
 
-    Inputs: Q (or Q, K, V side by side), K, V, past keys and values, the layouts' first blocks and their columns (rows
-    of compressed matrices), the largest number of keys, that of each row, cosines, sines.
+    Inputs: Q (or packed QKV), K, V, past keys and values, row pointers and column indices of the layouts (CSR), the
+    largest number of keys, that of each row, cosines, sines.
     """
     lengths = op.subtract(node[8], number(1, node[8]))
     inputs = [*[node.get(i) for i in range(5)], lengths, node[7], node.get(9), node.get(10)]
@@ -30,7 +30,7 @@ def sparse_attention(node: OnnxNode) -> list[Expr | None]:
 
 
 def _layouts(node: OnnxNode) -> np.ndarray:
-    """Which blocks of queries see which blocks of keys: bool [layouts, blocks, blocks]."""
+    """Visibility of key blocks to query blocks: bool [layouts, blocks, blocks]."""
     rows, columns = node.constant(5, "the rows of the blocks"), node.constant(6, "the columns of the blocks")
     if rows.ndim != 2 or columns.ndim != 2 or len(rows) != len(columns):
         raise node.error(f"rows {rows.shape} and columns {columns.shape} of blocks", expected="a line for each layout")
@@ -54,7 +54,7 @@ class _SparseAttention(GroupedAttention):
             raise node.error(problem, expected="a divisor of the heads")
 
     def bias(self, total: Dim) -> Expr:
-        """What grouped attention has, and -inf for keys in blocks that are not seen: [batch, heads, length, total]."""
+        """The mask of grouped attention, plus -inf for invisible key blocks: [batch, heads, length, total]."""
         bias, step = super().bias(total), Constant(np.array(self.block, np.int64))
         begin = reshape_to(op.cast(self.past, "int64"), (self.batch, 1))
         queries = op.floor_divide(op.add(begin, op.arange(0, self.length, 1, "int64")), step)

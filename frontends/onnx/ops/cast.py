@@ -19,7 +19,7 @@ __all__ = ["cast_to"]
 
 @converter("Cast", since=1)
 def cast_1(node: OnnxNode) -> Expr:
-    """Before opset 6 the target type is a string."""
+    """Cast before opset 6, whose target type is a string."""
     wanted = node.attr_str("to").lower()
     return _cast_with_attributes(node, {"float": "float32", "double": "float64"}.get(wanted, wanted))
 
@@ -42,12 +42,12 @@ def _cast_with_attributes(node: OnnxNode, to: str) -> Expr:
 
 
 def _parsed(x: Expr, to: str) -> Expr:
-    """The numbers that strings spell, plain or scientific; "inf" and "nan" among floats."""
+    """Parse strings as numbers, plain or scientific; floats may be "inf" and "nan"."""
     return op.cast(Parse(dtype="float64" if dtype(to).is_float else "int64")(x), to)
 
 
 def _formatted(x: Expr) -> Expr:
-    """Numbers as onnxruntime writes them: 8 significant digits of float32 and of what is narrower, 17 of float64."""
+    """Format numbers as onnxruntime does: 8 significant digits for float32 and narrower, 17 for float64."""
     if x.dtype.is_float and x.dtype not in ("float32", "float64"):
         x = op.cast(x, "float32")
     elif x.dtype.bits < 8 and not x.dtype.is_bool:
@@ -59,7 +59,7 @@ _FLOAT8_LIMITS = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0, "float8_e5m2
 
 
 def cast_to(x: Expr, to: str, saturate: bool = True, round_mode: str = "up") -> Expr:
-    """A cast to float8 saturates at the largest finite value; without, it overflows to infinity or NaN.
+    """Cast `x`; casts to float8 saturate at the largest finite value, or without `saturate` give infinity or NaN.
 
     `round_mode` concerns float8_e8m0fnu only: "up", "down", or "nearest", ties up.
     """
@@ -75,9 +75,9 @@ def cast_to(x: Expr, to: str, saturate: bool = True, round_mode: str = "up") -> 
 
 
 def _power_of_two(x: Expr, saturate: bool, round_mode: str) -> Expr:
-    """float32 `x` as float8_e8m0fnu, whose code e is 2^(e - 127), and 255 NaN.
+    """Convert float32 `x` to float8_e8m0fnu, in which e encodes 2^(e - 127), and 255 NaN.
 
-    The code is the exponent of `x`, whose mantissa rounds it. What is no positive number in range becomes the nearest
+    The result is the exponent of `x`, rounded by the mantissa. Values out of range, or not positive, become the nearest
     end of the range when saturating, else NaN.
     """
     bits = op.reinterpret(x, "int32")
@@ -100,7 +100,7 @@ def _word(value: int) -> Constant:
 
 @converter("BitCast", since=26)
 def bit_cast(node: OnnxNode) -> Expr:
-    """The same bits read as another element type of the same width."""
+    """Reinterprets the bits as another element type of equal width."""
     to = dtype_name(node.attr_int("to"), node.where)
     if node.dtype(0) == to:
         return node[0]

@@ -1,4 +1,4 @@
-"""Small expressions that several families of converters share."""
+"""Expressions shared by several families of converters."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ __all__ = [
 
 
 MICROSOFT = "com.microsoft"
-"""The domain of onnxruntime's own operators, which its optimizer and exporters write into models."""
+"""The domain of onnxruntime's contrib operators."""
 
 
 def float_const(value: float, like: Expr) -> Constant:
-    """A scalar of the element type of `like`."""
+    """A scalar constant of the element type of `like`."""
     return const(value, like.dtype)
 
 
 def like(scalar: np.ndarray, shape: Sequence[int]) -> Constant:
-    """`scalar` in every element of `shape`; takes no memory."""
+    """A constant of `shape` filled with `scalar`; takes no memory."""
     return Constant(np.broadcast_to(scalar, tuple(shape)))
 
 
 def zeros(shape: Sequence[Dim], dtype: str) -> Expr:
-    """Zeros of a shape: a constant that takes no memory, or computed where the shape is known at run time."""
+    """Zeros of a shape: a constant without memory if the shape is static, else computed."""
     known = [d for d in shape if isinstance(d, int)]
     return like(np.zeros((), dtype), known) if len(known) == len(shape) else op.zeros(shape, dtype)
 
 
 def counted(n: Dim, dtype: str = "int64") -> Expr:
-    """0, 1, ... n - 1."""
+    """The vector 0, 1, ... n - 1."""
     return Constant(np.arange(n).astype(dtype)) if isinstance(n, int) else op.arange(0, n, 1, dtype)
 
 
 def bordered(x: Expr, axis: int, before: Dim, after: Dim, fill: float = 0.0) -> Expr:
-    """`x` with that many elements of `fill` around it along an axis; amounts may be known at run time."""
+    """`x` padded with `fill` along an axis; amounts may be symbolic."""
     if isinstance(before, int) and isinstance(after, int):
         widths = [(before, after) if a == axis else (0, 0) for a in range(len(x.shape))]
         return op.nn.pad(x, widths, fill) if before or after else x
@@ -68,7 +68,7 @@ def bordered(x: Expr, axis: int, before: Dim, after: Dim, fill: float = 0.0) -> 
 
 
 def transposed(x: Expr, axes: Sequence[int]) -> Expr:
-    """`x` with its axes permuted; nothing is computed for the identity, and a constant is a view of its data."""
+    """`x` transposed; the identity is `x` itself, and a constant becomes a view of its data."""
     if tuple(axes) == tuple(range(len(axes))):
         return x
     if isinstance(x, StoredConstant):
@@ -79,7 +79,7 @@ def transposed(x: Expr, axes: Sequence[int]) -> Expr:
 
 
 def reshape_to(x: Expr, shape: Sequence[Dim]) -> Expr:
-    """`x` in another shape; `x` itself when it has it already."""
+    """`x` reshaped; `x` itself if the shape is unchanged."""
     return x if shapes_equal(x.shape, shape) else op.reshape(x, tuple(shape))
 
 
@@ -98,10 +98,10 @@ def broadcast_pair(x: Expr, y: Expr) -> tuple[Expr, Expr]:
 
 
 def aligned(node: OnnxNode, *operands: Expr) -> list[Expr]:
-    """Operands of a broadcasting operator, those laid out whose sizes may be 1 when the model runs.
+    """Operands of a broadcasting operator, explicitly broadcast where sizes may be 1 at run time.
 
-    Where two sizes are not known to be equal they are taken to be, which is wrong of a size that is 1 on one way
-    through the model (`OnnxNode.may_be_one`): there the operands are repeated to the common size.
+    Symbolic sizes are assumed to be equal, which is wrong for a size that may be 1 on one path through the model
+    (`OnnxNode.may_be_one`): there the operands are broadcast to the common size.
     """
     xs = list(operands)
     for back in range(1, max(len(x.shape) for x in xs) + 1):
@@ -120,7 +120,7 @@ def aligned(node: OnnxNode, *operands: Expr) -> list[Expr]:
 
 
 def _common_size(a: Dim, b: Dim) -> Dim:
-    """The size that two broadcast to, either of which may be 1."""
+    """The broadcast of two sizes, either of which may be 1."""
     if isinstance(a, int) or isinstance(b, int):
         return a if isinstance(a, int) else b
     return add_sizes(a, product((is_one_as_size(a), add_sizes(b, -1))))

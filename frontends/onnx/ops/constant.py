@@ -15,7 +15,7 @@ from relayc.relay.sizes import product
 
 @converter("Constant")
 def constant(node: OnnxNode) -> Expr:
-    """Exactly one of the value attributes is given."""
+    """Exactly one value attribute must be set."""
     tensor = node.attr_tensor("value")
     if tensor is None:
         tensor = node.attr_sparse_tensor("sparse_value")
@@ -39,7 +39,7 @@ def constant(node: OnnxNode) -> Expr:
 
 @converter("ConstantOfShape", since=9)
 def constant_of_shape(node: OnnxNode) -> Expr:
-    """The value in every element; the array is one number with strides 0, whatever the shape."""
+    """A broadcast scalar, stored with strides 0."""
     shape = node.sizes(0, "the shape")
     check_shape(tuple(d for d in shape if isinstance(d, int)), node.where)
     value = node.attr_tensor("value")
@@ -89,7 +89,7 @@ def range_(node: OnnxNode) -> Expr:
 
 
 def spanned(node: OnnxNode) -> Expr:
-    """Inputs: the start, the limit, the delta."""
+    """Convert Range; inputs: start, limit, delta."""
     if any(node.known_value(i) is None for i in range(3)):
         return _range_dynamic(node)
     start, limit, delta = (node.constant(i, what) for i, what in enumerate(("the start", "the limit", "the delta")))
@@ -104,7 +104,7 @@ def spanned(node: OnnxNode) -> Expr:
 
 
 def _range_dynamic(node: OnnxNode) -> Expr:
-    """Limits that are symbolic, or computed by the program, which then computes the count too."""
+    """Range with symbolic or computed limits; the program may compute the count."""
     known = [node.sizes_or_none(i) if node.dtype(i).is_int else None for i in range(3)]
     (start,), (limit,), (step,) = (dims if dims is not None and len(dims) == 1 else (None,) for dims in known)
     if start is not None and limit is not None and isinstance(step, int) and step > 0:
@@ -121,6 +121,6 @@ def _range_dynamic(node: OnnxNode) -> Expr:
         count = op.ceil(op.divide(span, delta))
         stands_still = op.logical_or(stands_still, op.logical_or(op.isnan(count), op.isinf(count)))
     whole = op.maximum(op.cast(count, "int64"), const(0, "int64"))
-    whole = op.where(stands_still, const(-1, "int64"), whole)  # which is no size
+    whole = op.where(stands_still, const(-1, "int64"), whole)  # an invalid size
     (size,) = node.bind(whole, "the number of elements")
     return op.add(first, op.multiply(op.arange(0, size, 1, str(node.dtype(0))), delta))

@@ -1,4 +1,4 @@
-"""If and Loop: chosen and unrolled where their course is known and short, else run by the executor."""
+"""If and Loop: resolved and unrolled at compile time where possible, else run by the executor."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from relayc.relay.type import TensorType
 from relayc.te.tir import Dim
 
 MAX_ITERATIONS = 1024
-"""Iterations unrolled at most, where a loop can't be one of the executor's."""
+"""Most iterations of a loop that has to be unrolled."""
 
 UNROLLED = 16
-"""Iterations of loops that are better unrolled."""
+"""Most iterations of loops that are unrolled by preference."""
 
 MOST_TRIPS = (1 << 62) - 1
 
 
 @converter("If")
 def if_(node: OnnxNode) -> Sequence[Expr]:
-    """The branch that the condition selects: now, when it is known, else when the model runs.
+    """A constant condition selects the branch at compile time.
 
-    Exporters ask whether a size is 1 before they take its axis away. Results of two ranks are none that a compiled
-    model could have: where a size is not known, such a model is compiled for other sizes than 1, and checks that.
+    Exporters test whether a size is 1 before they squeeze its axis. Compiled models can't have results of two ranks, so
+    for a symbolic size such a model assumes, and checks, that it is not 1.
     """
     known = node.known_value(0)
     graphs = [node.attr_graph("then_branch"), node.attr_graph("else_branch")]
@@ -71,7 +71,7 @@ def if_(node: OnnxNode) -> Sequence[Expr]:
 
 
 def _must_be_one(node: OnnxNode, condition: Expr) -> tuple[Dim, bool] | None:
-    """The size of which a condition holds if it is 1 (or, with False, if it is not); None for other conditions."""
+    """The size that a condition compares with 1, and whether for equality; None for other conditions."""
     is_one = True
     while isinstance(condition, Call) and isinstance(condition.op, OpDef):
         name = condition.op.name
@@ -102,8 +102,8 @@ def _if_dynamic(node: OnnxNode, graphs: Sequence[GraphProto]) -> Sequence[Expr]:
 def _branches(node: OnnxNode, graphs: Sequence[GraphProto]) -> list[tuple[Function, list[Expr]]]:
     """Both branches as functions.
 
-    While the types of a loop around are found out, its containers may seem to be empty. A branch that takes something
-    out of them can't be reached then, and stands for the other one until more is known.
+    During type inference of an enclosing loop, its containers may still appear empty. A branch that reads their
+    elements is unreachable then, and is replaced by the other one until the types are refined.
     """
     closed: list[tuple[Function, list[Expr]] | NothingInsideError] = []
     for graph in graphs:
@@ -123,7 +123,7 @@ def _branches(node: OnnxNode, graphs: Sequence[GraphProto]) -> list[tuple[Functi
 
 
 def _joined(node: OnnxNode, k: int, a: ValueType, b: ValueType) -> ValueType:
-    """The type of result `k`, which one branch makes an `a` and the other a `b`."""
+    """The common type of result `k`, of type `a` in one branch and `b` in the other."""
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return outside_type(node, joined_type(a, b))
     if a.dtype != b.dtype or a.ndim != b.ndim:
@@ -134,16 +134,16 @@ def _joined(node: OnnxNode, k: int, a: ValueType, b: ValueType) -> ValueType:
 
 
 def _outside(d: Dim, e: Dim) -> bool:
-    """Are the two sizes one that is known outside of the bodies too?"""
+    """Are the two sizes equal and defined outside of the bodies?"""
     return dims_equal(d, e) and not any(n.startswith("#") for n in size_variables((d,)))
 
 
 @converter("Loop")
 def loop(node: OnnxNode) -> Sequence[Expr]:
-    """Body inputs: iteration, condition, carried values; its outputs: condition, carried values, scanned values.
+    """Short loops of static trip count are unrolled, and loops over embedding bags become one operator.
 
-    A short loop whose course is known is unrolled, as is one whose values change their rank; others run at run time,
-    but for embedding bags, which are an operator.
+    Body inputs: iteration, condition, carried values; outputs: condition, carried values, scan outputs. Loops whose
+    values change their rank are unrolled too; the executor runs all others.
     """
     bags = embedding_bag_loop(node)
     if bags is not None:
@@ -177,7 +177,7 @@ def _loop_dynamic(node: OnnxNode) -> Sequence[Expr]:
 
 
 def _body_and_carried(node: OnnxNode) -> tuple[GraphProto, list[Expr]]:
-    """A loop's body and the values that it begins with."""
+    """A loop's body and the initial carried values."""
     body = node.attr_graph("body")
     carried = [node[i] for i in range(2, len(node))]
     if len(body.output) < 1 + len(carried) or len(body.input) != 2 + len(carried):
@@ -189,7 +189,7 @@ def _body_and_carried(node: OnnxNode) -> tuple[GraphProto, list[Expr]]:
 
 
 def loop_results(node: OnnxNode, body: Body, carried: int) -> list[ValueType]:
-    """The types of the carried values after the last iteration, and of what is stacked."""
+    """The types of the final carried values and of the stacked outputs."""
     results: list[ValueType] = []
     for k, ty in enumerate(body.types):
         if isinstance(ty, ContainerType):
@@ -203,7 +203,7 @@ def loop_results(node: OnnxNode, body: Body, carried: int) -> list[ValueType]:
 
 
 def _check_containers(node: OnnxNode, body: Body, carried: int) -> None:
-    """What is stacked are tensors. Tensors of several ranks in one container are told apart in unrolled loops only."""
+    """Check that stacked outputs are tensors, and that containers hold tensors of one rank."""
     trips = node.known_value(0)
     can_unroll = trips is not None and int(trips.reshape(-1)[0]) <= MAX_ITERATIONS
     for k, ty in enumerate(body.types):
@@ -247,7 +247,7 @@ def _known_condition(node: OnnxNode, condition: Expr) -> bool:
 
 
 def stacked(node: OnnxNode, values: Sequence[Expr], axis: int) -> Expr:
-    """The values of all iterations along a new axis."""
+    """Stack the values of all iterations along a new axis."""
     if not values:
         raise node.unsupported("a scanned output of no iterations")
     return op.concatenate([op.expand_dims(value, axis) for value in values], axis=axis)

@@ -38,7 +38,7 @@ def conv(node: OnnxNode) -> Expr:
 
 
 def biased_convolution(node: OnnxNode) -> Expr:
-    """X [N, C, spatial..], W [M, C / group, kernel..], optional bias [M]."""
+    """Convolution of X [N, C, spatial..] by W [M, C / group, kernel..] with optional bias [M]."""
     return _with_bias(node, convolve(node, node[0], node[1]))
 
 
@@ -72,7 +72,7 @@ def conv_transpose(node: OnnxNode) -> Expr:
 
 
 def convolve_transposed(node: OnnxNode) -> Expr:
-    """X [N, C, spatial..], W [C, M / group, kernel..], optional bias [M]."""
+    """Transposed convolution of X [N, C, spatial..] by W [C, M / group, kernel..] with optional bias [M]."""
     data, weight = _operands(node, node[0], node[1])
     group = node.attr_int("group", 1)
     inputs = quotient((weight[0],), (group,)) if group >= 1 else None
@@ -103,10 +103,10 @@ def convolve_transposed(node: OnnxNode) -> Expr:
 def _transposed_window(
     node: OnnxNode, kernel: Sequence[Dim], spatial: Sequence[Dim], extra: tuple[int, ...]
 ) -> tuple[Window, tuple[int, ...], Sequence[tuple[Dim, Dim]]]:
-    """The window whose padding and output padding give `output_shape`, or the SAME shape, where asked for.
+    """The window whose padding and output padding give `output_shape`, or the SAME shape.
 
-    Padding that would have to be negative becomes output padding. Where padding depends on sizes known at run time
-    there is none, and the third result has (begin, size) of what to cut out of the result along each axis.
+    Negative padding becomes output padding. Where padding depends on symbolic sizes it is 0, and the third result has
+    the (begin, size) along each axis of the slice to take of the result.
     """
     rank = len(kernel)
     auto = node.attr_choice("auto_pad", ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), "NOTSET")
@@ -189,16 +189,16 @@ def _by_rank(node: OnnxNode, table: dict[int, tuple[Convolution, str, str]], ran
 
 @converter("CausalConvWithState", since=27)
 def causal_conv_with_state(node: OnnxNode) -> list[Expr]:
-    """X [N, C, L], W [C, 1, K], optional bias [C] and past [N, C, K - 1]: a filter for each channel of what was before.
+    """Causal depthwise convolution with a state.
 
-    The second result is the past of what comes next. Channels that are counted at run time can't be groups of a
-    convolution: their windows are gathered while they are summed.
+    Inputs: X [N, C, L], W [C, 1, K], optional bias [C] and past [N, C, K - 1]. The second result is the new past. A
+    symbolic number of channels can't be the groups of a convolution: windows are gathered and reduced.
     """
     return causally_convolved(node)
 
 
 def causally_convolved(node: OnnxNode, dilation: int = 1) -> list[Expr]:
-    """What `CausalConvWithState` gives, with taps that are `dilation` positions apart."""
+    """CausalConvWithState with a dilation."""
     x, w = node[0], node[1]
     data, weight = _operands(node, x, w)
     if len(data) != 3 or not shapes_match(weight[:2], (data[1], 1)):

@@ -1,4 +1,4 @@
-"""Convolutions of the domain com.microsoft: with the channels last, fused, with pads that are computed."""
+"""Convolutions of com.microsoft: channels last, fused, with computed pads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relayc.relay.sizes import add_sizes, product
 
 
 def fused_conv(node: OnnxNode) -> Expr:
-    """Conv, plus Z where it is given, and an activation."""
+    """Conv, optional addition of Z, activation."""
     result = biased_convolution(node)
     if node.get(3) is not None:
         result = op.add(result, node[3])
@@ -26,19 +26,19 @@ convert_with(fused_conv, "FusedConv", domain=MICROSOFT)
 
 @converter("NhwcConv", domain=MICROSOFT)
 def nhwc_conv(node: OnnxNode) -> Expr:
-    """Conv of data, and commonly of weights, with the channels last."""
+    """Conv in channels-last layout, usually of the weights too."""
     return _channels_last(biased_convolution(_weights_first(_channels_first(node))))
 
 
 @converter("NhwcFusedConv", domain=MICROSOFT)
 def nhwc_fused_conv(node: OnnxNode) -> Expr:
-    """FusedConv of data, of what is added, and commonly of weights, with the channels last."""
+    """FusedConv in channels-last layout, usually of the weights too."""
     return _channels_last(fused_conv(_weights_first(_channels_first(node, 3))))
 
 
 @converter("QLinearConv", domain=MICROSOFT)
 def microsoft_q_linear_conv(node: OnnxNode) -> Expr:
-    """QLinearConv, where `channels_last` says so of data with the channels last."""
+    """QLinearConv, optionally channels last."""
     if not node.attr_bool("channels_last", False):
         return q_linear_conv(node)
     return _channels_last(q_linear_conv(_channels_first(node)))
@@ -46,7 +46,7 @@ def microsoft_q_linear_conv(node: OnnxNode) -> Expr:
 
 @converter("ConvTransposeWithDynamicPads", domain=MICROSOFT)
 def conv_transpose_with_dynamic_pads(node: OnnxNode) -> Expr:
-    """ConvTranspose whose pads are input 2, the bias is input 3."""
+    """ConvTranspose with pads as input 2 and the bias as input 3."""
     result = convolve_transposed(node.with_inputs([node[0], node[1]]))
     rank = len(result.shape) - 2
     if node.get(2) is not None:
@@ -58,7 +58,7 @@ def conv_transpose_with_dynamic_pads(node: OnnxNode) -> Expr:
 
 
 def _channels_first(node: OnnxNode, *others: int) -> OnnxNode:
-    """The node with the channels of input 0, and of `others` that are given, in front."""
+    """The node with input 0, and those of `others` that are present, in channels-first layout."""
     require_rank(node, 0, 3)
     order = (0, node.rank(0) - 1, *range(1, node.rank(0) - 1))
     moved = [i for i in (0, *others) if node.get(i) is not None]
@@ -69,7 +69,7 @@ def _channels_first(node: OnnxNode, *others: int) -> OnnxNode:
 def _weights_first(node: OnnxNode) -> OnnxNode:
     """The node with weights [M, C / group, kernel..].
 
-    onnxruntime's documentation says that they are so, its optimizer writes [M, kernel.., C / group].
+    onnxruntime documents this layout, but its optimizer writes [M, kernel.., C / group].
     """
     weight, rank = node.shape(1), node.rank(0)
     channels, group = node.type(0).shape[1], node.attr_int("group", 1)

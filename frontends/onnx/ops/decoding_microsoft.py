@@ -1,4 +1,4 @@
-"""Steps of decoders of the domain com.microsoft: one new position against a cache, and positions of three axes."""
+"""Decoding operators of com.microsoft: attention of one new position with a KV cache, multimodal rotary embedding."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from relayc.te.tir import Dim
 
 @converter("DecoderMaskedMultiHeadAttention", domain=MICROSOFT)
 def decoder_masked_multi_head_attention(node: OnnxNode) -> list[Expr | None]:
-    """Attention of one position. Inputs: Q (or Q, K, V side by side), K, V, key mask, bias of the scores, past keys and
-    values, their number where the cache has room for more, beams, a bias of Q, K and V.
+    """Attention of one new position with a KV cache.
 
-    K and V of an encoder are [batch, heads, length, size]. Outputs: Y, and the cache with the new position.
+    Inputs: Q (or packed QKV), K, V, key mask, bias of the scores, past keys and values, their number if the cache has
+    spare capacity, beams, a bias of Q, K and V. Cross-attention K and V are [batch, heads, length, size]. Outputs: Y,
+    and the updated cache.
     """
     require_absent(node, 8, "the width of a beam")
     require_absent(node, 9, "the beams of a cache")
@@ -87,7 +88,7 @@ def _written(cache: Expr, new: Expr, at: Dim) -> Expr:
 
 @converter("MRotaryEmbedding", domain=MICROSOFT)
 def m_rotary_embedding(node: OnnxNode) -> Expr:
-    """Rotation by positions of three axes (time, height, width), each for a section of the angles.
+    """Multimodal rotary embedding: positions on three axes (time, height, width) for sections of the angles.
 
     Inputs: x [batch, length, heads * size] or [batch, heads, length, size], positions [3, batch, length], cosines and
     sines.
@@ -118,7 +119,7 @@ def m_rotary_embedding(node: OnnxNode) -> Expr:
 
 
 def _sections(node: OnnxNode, pairs: int) -> np.ndarray:
-    """Which of the three positions each angle is for."""
+    """The position axis, 0 to 2, of each angle."""
     sections = node.attr_ints("mrope_section")
     if len(sections) != 3 or min(sections) < 0 or sum(sections) != pairs:
         raise node.error(f"sections {list(sections)} of {pairs} angles", expected="three that add up")
@@ -136,7 +137,7 @@ def _sections(node: OnnxNode, pairs: int) -> np.ndarray:
 
 
 def _angles(node: OnnxNode, index: int, source: Expr) -> Expr:
-    """[batch, length, 1, pairs]"""
+    """Cosines or sines as [batch, length, 1, pairs]."""
     found = op.take(node[index], node[1], axis=0, mode="clip")  # [3, batch, length, pairs]
     _, batch, length, pairs = found.shape
     wanted = op.broadcast_to(op.expand_dims(source, 0), (1, batch, length, pairs))

@@ -1,4 +1,4 @@
-"""Convolution whose taps are moved by offsets that the network computes."""
+"""Deformable convolution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from relayc.te.tir import Dim
 
 @converter("DeformConv", since=19)
 def deform_conv(node: OnnxNode) -> Expr:
-    """Taps sampled between pixels, one product of matrices over them. (Dai et al., 2017; Zhu et al., 2019)
+    """Interpolated sampling at offset taps, then one matrix product (Dai et al., 2017; Zhu et al., 2019).
 
     Inputs: X [N, C, spatial..], W [M, C / groups, kernel..], offsets [N, sets * taps * axes, out..], a bias and masks
     [N, sets * taps, out..].
@@ -42,7 +42,7 @@ def deform_conv(node: OnnxNode) -> Expr:
     places = (batch, product((count, taps, sets)))
 
     def by_result(x: Expr) -> Expr:
-        """[batch, sets, taps, count] with what belongs to a result side by side."""
+        """[batch, sets, taps, count] with the taps of each result adjacent."""
         return reshape_to(transposed(x, (0, 3, 2, 1)), places)
 
     offsets = op.cast(reshape_to(node[2], (batch, sets, taps, len(kernel), count)), dtype)
@@ -68,7 +68,7 @@ def deform_conv(node: OnnxNode) -> Expr:
 
 
 def _products(columns: Expr, filters: Expr) -> Expr:
-    """What windows see [batch, count, taps, groups, depth] by filters [groups, outputs, taps, depth]: [batch, count,
+    """Product of columns [batch, count, taps, groups, depth] and filters [groups, outputs, taps, depth]: [batch, count,
     groups * outputs]."""
     batch, count, taps, groups, depth = columns.shape
     outputs, steps = filters.shape[1], product((taps, depth))
@@ -80,7 +80,7 @@ def _products(columns: Expr, filters: Expr) -> Expr:
 
 
 def _rows_of_sets(points: Points, count: Dim, sets: int) -> Expr:
-    """The pixels [batch, corners, count * sets] as rows of images whose pixels hold a row of channels for each set."""
+    """Pixel indices [batch, corners, count * sets] as rows of images with a row of channels per set in each pixel."""
     if sets == 1:
         return points.marked()
     shape = points.pixels.shape
@@ -90,7 +90,7 @@ def _rows_of_sets(points: Points, count: Dim, sets: int) -> Expr:
 
 
 def _positions(window: Window, kernel: Sequence[int], axis: int, out: Sequence[Dim]) -> Expr:
-    """[taps, outputs]: where each tap of each window lies along an axis, in pixels, without its offset."""
+    """[taps, outputs]: the position in pixels of each tap of each window along an axis, without offsets."""
     rank = len(out)
     steps = np.arange(kernel[axis]) * window.dilations[axis] - window.padding[axis]
     first = np.broadcast_to(steps.reshape([-1 if a == axis else 1 for a in range(rank)]), tuple(kernel))

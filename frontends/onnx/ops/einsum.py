@@ -1,4 +1,4 @@
-"""Einsum: products over named axes, as transposes and batched matrix products."""
+"""Einsum, lowered to transposes and batched matrix products."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Term:
 
 @converter("Einsum", since=12)
 def einsum(node: OnnxNode) -> Expr:
-    """Operands are multiplied from left to right; a label that nothing after needs is summed as soon as it can be."""
+    """Contracts from left to right, summing each label as early as possible."""
     inputs, output = _parse(node)
     terms = [_diagonal(node, _Term(node[i], labels)) for i, labels in enumerate(inputs)]
     total = terms[0]
@@ -40,7 +40,7 @@ def einsum(node: OnnxNode) -> Expr:
 
 
 def _parse(node: OnnxNode) -> tuple[list[str], str]:
-    """Labels of the operands and of the result, an ellipsis spelled out with labels of its own."""
+    """Labels of the operands and of the result, ellipses expanded to fresh labels."""
     equation = node.attr_str("equation").replace(" ", "")
     left, arrow, right = equation.partition("->")
     inputs = left.split(",")
@@ -132,7 +132,7 @@ def _is_one(d: Dim) -> bool:
 def _matrices(
     term: _Term, batch: Sequence[str], rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Expr, bool]:
-    """`term` with three axes; rows and columns are exchanged, as the second value says, where then nothing moves."""
+    """`term` as a batch of matrices, and whether they are transposed, which is done to avoid data movement."""
     swapped = term.labels != "".join([*batch, *rows, *columns]) and term.labels == "".join([*batch, *columns, *rows])
     if swapped and not isinstance(term.value, Constant):
         return _grouped(term, batch, columns, rows), True
@@ -140,7 +140,7 @@ def _matrices(
 
 
 def _grouped(term: _Term, *groups: Sequence[str]) -> Expr:
-    """The axes of `term` in the order of `groups`, each group taken as one axis."""
+    """`term` transposed to the order of `groups`, with each group collapsed to one axis."""
     order = [term.labels.index(label) for group in groups for label in group]
     extents = [product([term.extent(label) for label in group]) for group in groups]
     return reshape_to(transposed(term.value, order), extents)

@@ -110,7 +110,7 @@ def pow_1(node: OnnxNode) -> Expr:
 
 @converter("Pow", since=7)
 def pow_7(node: OnnxNode) -> Expr:
-    """The exponent may have another element type; the result has the base's."""
+    """The result has the element type of the base."""
     base, exponent = aligned(node, node[0], node[1])
     if base.dtype == exponent.dtype:
         return op.power(base, exponent)
@@ -189,7 +189,7 @@ def clip_1(node: OnnxNode) -> Expr:
 
 @converter("Clip", since=11)
 def clip(node: OnnxNode) -> Expr:
-    """Bounds are optional scalars; min(max(x, low), high), so that high wins when they cross."""
+    """min(max(x, low), high); bounds are optional scalars."""
     x, low, high = node[0], node.known_value(1), node.known_value(2)
     floats = x.dtype.is_float and x.dtype.bits >= 32
     if floats and low is not None and high is not None and low.size == 1 and high.size == 1:
@@ -201,7 +201,7 @@ def clip(node: OnnxNode) -> Expr:
     return x
 
 
-# activations ------------------------------------------------------------------------------------------------------
+# activations ----------------------------------------------------------------------------------------------------------
 
 
 @converter("LeakyRelu")
@@ -211,7 +211,7 @@ def leaky_relu(node: OnnxNode) -> Expr:
 
 @converter("PRelu", since=1)
 def prelu(node: OnnxNode) -> Expr:
-    """x where x >= 0, else slope * x. Before opset 7 a slope of one axis belongs to the channels."""
+    """x where x >= 0, else slope * x. Before opset 7 a slope of rank 1 is per channel."""
     x, slope = node[0], node[1]
     if node.opset < 7 and node.rank(1) == 1 and node.rank(0) > 2 and node.shape(1)[0] != 1:
         slope = op.reshape(slope, (*node.shape(1), *[1] * (node.rank(0) - 2)))
@@ -249,7 +249,7 @@ def hard_sigmoid(node: OnnxNode) -> Expr:
 
 @converter("HardSwish", since=14)
 def hard_swish(node: OnnxNode) -> Expr:
-    """In float64 with a sixth of float32, as the function has it that ONNX defines the operator by."""
+    """Hard swish; float64 uses 1/6 rounded to float32, as ONNX's function body does."""
     x = node[0]
     if x.dtype == "float64":
         return op.multiply(x, op.nn.hard_sigmoid(x, float(np.float32(1 / 6)), 0.5))
@@ -267,7 +267,7 @@ def _swish(x: Expr, alpha: float) -> Expr:
 
 @converter("SwiGLU", since=28)
 def swiglu(node: OnnxNode) -> Expr:
-    """swish(a) * b of equal shapes."""
+    """swish(a) * b."""
     if node.dtype(0) != node.dtype(1) or not shapes_match(node.type(0).shape, node.type(1).shape):
         raise node.error("two inputs of different types", expected="one shape and element type")
     return op.multiply(_swish(node[0], node.attr_float("alpha", 1.0)), node[1])

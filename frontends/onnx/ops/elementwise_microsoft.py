@@ -1,4 +1,4 @@
-"""Activations and other elementwise operators of the domain com.microsoft."""
+"""Activations and other elementwise operators of com.microsoft."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bias_gelu(node: OnnxNode) -> Expr:
 
 @converter("FastGelu", domain=MICROSOFT)
 def fast_gelu(node: OnnxNode) -> Expr:
-    """gelu(x + bias) by tanh; the bias may be left out."""
+    """tanh-approximated gelu(x + bias)."""
     return op.nn.gelu(node[0] if node.get(1) is None else _biased(node), approximate=True)
 
 
@@ -48,7 +48,7 @@ def quick_gelu(node: OnnxNode) -> Expr:
 
 @converter("ScaledSiLU", domain=MICROSOFT)
 def scaled_silu(node: OnnxNode) -> Expr:
-    """silu(scale * x); the scale is an input or an attribute."""
+    """silu(scale * x)."""
     x, scale = node[0], node.get(1)
     alpha = node.attr_float("alpha", 1.0)
     if scale is None:
@@ -67,7 +67,7 @@ def bias_add(node: OnnxNode) -> Expr:
 
 @converter("BiasSplitGelu", domain=MICROSOFT)
 def bias_split_gelu(node: OnnxNode) -> Expr:
-    """The first half of the channels of x + bias times the gelu of the second."""
+    """GEGLU: the first half of the channels of x + bias times the gelu of the second."""
     total = _biased(node)
     width, last = total.shape[-1], len(total.shape) - 1
     half = quotient((width,), (2,))
@@ -79,7 +79,7 @@ def bias_split_gelu(node: OnnxNode) -> Expr:
 
 @converter("BiasDropout", domain=MICROSOFT)
 def bias_dropout(node: OnnxNode) -> list[Expr]:
-    """x + bias + residual: nothing is dropped outside of training. The mask is true everywhere."""
+    """Inference: x + bias + residual; the mask is all true."""
     node.attrs.ignore("seed")
     training = node.constant_or_none(4, "the training mode")
     if training is not None and bool(training.reshape(-1)[0]):
@@ -91,7 +91,7 @@ def bias_dropout(node: OnnxNode) -> list[Expr]:
 
 @converter("BiasSoftmax", domain=MICROSOFT)
 def bias_softmax(node: OnnxNode) -> Expr:
-    """softmax(x + bias) over the axes from `axis` on, as one; the bias lacks or repeats leading or inner axes."""
+    """softmax(x + bias) over the flattened axes from `axis` on; the bias broadcasts."""
     x, bias, rank = node[0], node[1], node.rank(0)
     axis = node.axis(node.attr_int("axis", 1), rank)
     if not node.attr_bool("is_inner_broadcast", True) and len(bias.shape) < rank:
@@ -109,7 +109,7 @@ def gated_add(node: OnnxNode) -> Expr:
 
 @converter("MulInteger", domain=MICROSOFT)
 def mul_integer(node: OnnxNode) -> Expr:
-    """(A - its zero point) * (B - its zero point) in int32."""
+    """(A - a_zero_point) * (B - b_zero_point) in int32."""
     factors: list[Expr] = []
     for index in (0, 2):
         x, zero = op.cast(node[index], "int32"), node.get(index + 1)
@@ -119,7 +119,7 @@ def mul_integer(node: OnnxNode) -> Expr:
 
 @converter("IsAllFinite", domain=MICROSOFT)
 def is_all_finite(node: OnnxNode) -> Expr:
-    """Is no element of any input NaN, or infinite? Attributes leave one of the two."""
+    """Are all elements of all inputs finite? Attributes restrict the test to NaN or infinity."""
     only_nan, only_inf = node.attr_bool("isnan_only", False), node.attr_bool("isinf_only", False)
     if only_nan and only_inf:
         raise node.error("isnan_only and isinf_only", expected="one of them, or none")
@@ -128,7 +128,7 @@ def is_all_finite(node: OnnxNode) -> Expr:
     return op.logical_not(reduce(op.logical_or, found))
 
 
-# activations fused into other operators ---------------------------------------------------------------------------
+# activations fused into other operators -------------------------------------------------------------------------------
 
 Activation = Callable[[Expr, Sequence[float]], Expr]
 
@@ -146,13 +146,13 @@ _ACTIVATIONS: dict[str, tuple[Activation, tuple[float, ...]]] = {
     "Tanh": (lambda x, p: op.tanh(x), ()),
     "ThresholdedRelu": (lambda x, p: op.nn.thresholded_relu(x, p[0]), (1.0,)),
 }
-"""By name: the function of x and its parameters, and what they are where they are not given."""
+"""Activation name -> (function of x and its parameters, their defaults)."""
 
 
 def activated(node: OnnxNode, x: Expr, params: Sequence[float | None]) -> Expr:
-    """The activation that the attribute `activation` names, of `x`; none is the identity.
+    """Apply the activation named by the attribute `activation` to `x`; without one, the identity.
 
-    Of `params`, those that are None or too few take their default, and those that it has no use for are left.
+    `params` that are None or missing take their default; superfluous ones are ignored.
     """
     name = node.attr_str("activation", "")
     if name == "":

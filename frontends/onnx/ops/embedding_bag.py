@@ -1,4 +1,4 @@
-"""Embedding bags, which exporters write as loops: a slice of positions, the rows at them, their sum."""
+"""Recognition of embedding bags, which exporters write as loops of Slice, Gather and a reduction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODES = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max"}
 
 
 def embedding_bag_loop(node: OnnxNode) -> Expr | None:
-    """What a Loop stacks that reduces rows of a table at positions[starts[i]:ends[i]] in iteration i; None for others.
+    """The result of a Loop that reduces table rows at positions[starts[i]:ends[i]] in iteration i; None for others.
 
     The body of torch's EmbeddingBag: Gather starts and ends, Slice, Gather rows, perhaps Mul by a slice of factors,
     ReduceSum, ReduceMean or ReduceMax.
@@ -44,20 +44,20 @@ def embedding_bag_loop(node: OnnxNode) -> Expr | None:
 
 
 def _first(x: Expr, count: Dim) -> Expr | None:
-    """The first `count` of a vector; None where it is not known to have as many."""
+    """The first `count` elements of a vector; None unless it is known to have as many."""
     if dims_equal(x.shape[0], count):
         return x
     return op.strided_slice(x, (0,), (count,), axes=(0,)) if is_at_least(x.shape[0], count) else None
 
 
 def _outside(node: OnnxNode, names: list[str]) -> list[Expr]:
-    """The values of names around the node."""
+    """The values of captured names."""
     results = [helper.make_empty_tensor_value_info(name) for name in names]
     return node.convert_graph(helper.make_graph([], "outside", [], results), [])
 
 
 class _Body:
-    """The body of a loop, taken apart from its result backwards."""
+    """Pattern matcher of a loop body, from its result backwards."""
 
     def __init__(self, node: OnnxNode, graph: GraphProto) -> None:
         self.node, self.graph = node, graph
@@ -86,7 +86,7 @@ class _Body:
         return [gather.input[0], *positions, *(() if factors is None else factors[:1])], _MODES[reduction.op_type]
 
     def _goes_on(self) -> bool:
-        """Does each iteration ask for the next one?"""
+        """Is the loop condition always true?"""
         first = self.node.known_value(1) if self.node.get(1) is not None else np.array(True)
         if first is None or not first.all():
             return False
@@ -105,7 +105,7 @@ class _Body:
         return axes is not None and list(axes) == [0] and _attribute(reduction, "keepdims", 1) == 0
 
     def _slice(self, name: str) -> list[str] | None:
-        """The names of x, starts and ends, where a value is x[starts[i]:ends[i]] in iteration i."""
+        """The names of x, starts and ends, if a value is x[starts[i]:ends[i]] in iteration i."""
         cut = self._by("Slice", name)
         if cut is None or len(cut.input) < 4 or self._ints(cut, 3) != [0] or not self._is_outside(cut.input[0]):
             return None
@@ -115,7 +115,7 @@ class _Body:
         return [cut.input[0], *[b for b in bounds if b is not None]] if all(bounds) else None
 
     def _element(self, name: str) -> str | None:
-        """The name of the vector whose element i a value is, as a vector of one."""
+        """The name of the vector of whose element i a value is a slice of length 1."""
         wide = self._by("Unsqueeze", name)
         gather = None if wide is None or self._ints(wide, 1) != [0] else self._by("Gather", wide.input[0])
         if gather is None or _attribute(gather, "axis", 0) or gather.input[1] != self.iteration:
@@ -123,7 +123,7 @@ class _Body:
         return gather.input[0] if self._is_outside(gather.input[0]) else None
 
     def _by(self, kind: str, name: str) -> NodeProto | None:
-        """The node that makes a value, if it is of this kind."""
+        """The producer of a value, if it is of this operator."""
         maker = self.made.get(name)
         return maker if maker is not None and maker.op_type == kind and not maker.domain else None
 
@@ -131,7 +131,7 @@ class _Body:
         return name not in self.made and name not in (self.iteration, self.condition)
 
     def _ints(self, node: NodeProto, index: int) -> list[int] | None:
-        """Constant integers that a node takes, or (Unsqueeze before opset 13) has as its attribute."""
+        """Constant integers from an input of a node, or (Unsqueeze before opset 13) from its attribute."""
         if len(node.input) <= index:
             axes = _attribute(node, "axes", None)
             return None if axes is None else list(axes)

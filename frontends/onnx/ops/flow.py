@@ -1,4 +1,4 @@
-"""What If, Loop, Scan and SequenceMap share: bodies as functions whose values keep their types."""
+"""Shared by If, Loop, Scan and SequenceMap: bodies as functions, and type inference of loop-carried values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ValueType = TensorType | ContainerType
 
 @dataclass(frozen=True)
 class Body:
-    """A subgraph as a function, the values that it takes from around the node, and the types of its outputs."""
+    """A subgraph as a function, its captured values, and the types of its outputs."""
 
     function: Function
     outside: list[Expr]
@@ -51,7 +51,7 @@ class Body:
 
 
 def outputs_of(function: Function, graph: GraphProto) -> tuple[Expr, ...]:
-    """What a closed subgraph gives, without the tensors that only give sizes."""
+    """The outputs of a closed subgraph, without the tensors that only bind sizes."""
     assert isinstance(function.body, Tuple)
     return function.body.fields[: len(graph.output)]
 
@@ -63,19 +63,19 @@ def with_outputs(function: Function, outputs: Sequence[Expr]) -> Function:
 
 
 def fields_of(call: Call) -> list[Expr]:
-    """The results of control flow one by one."""
+    """The results of a control-flow call, one by one."""
     assert isinstance(call.ty, TupleType)
     return [TupleGetItem(call, i) for i in range(len(call.ty.fields))]
 
 
 def contained(node: OnnxNode, values: Sequence[Expr], types: Sequence[ValueType]) -> list[Expr]:
-    """The values, those of containers made of their types; there may be more types."""
+    """The values, containers converted to `types`, which may be longer."""
     pairs = zip(values, types, strict=False)
     return [made(x, ty, node.span) if isinstance(ty, ContainerType) else x for x, ty in pairs]
 
 
 def loop_variables() -> tuple[Var, Var]:
-    """The first parameters of a loop's body."""
+    """The leading parameters of a loop's body: iteration and condition."""
     return Var("iteration", TensorType((), "int64")), Var("goes_on", TensorType((), "bool"))
 
 
@@ -96,22 +96,22 @@ def counted_loop(
 
 
 def unsettled(ty: TensorType, first: int = 0) -> list[int]:
-    """The axes, counted from `first`, whose sizes belong to an iteration."""
+    """The axes, offset by `first`, whose sizes are local to an iteration."""
     return [a for a, d in enumerate(ty.shape, start=first) if any(n.startswith("#") for n in size_variables((d,)))]
 
 
 def may_be_ones(node: OnnxNode, ty: TensorType) -> list[int]:
-    """The axes whose sizes may be 1 when the model runs."""
+    """The axes whose sizes may be 1 at run time."""
     return [a for a, d in enumerate(ty.shape) if node.may_be_one(d)]
 
 
 def outside_type(node: OnnxNode, ty: ContainerType) -> ContainerType:
-    """The type around the node of a container from inside: sizes of an iteration, or a branch, differ."""
+    """A container type seen from outside of the body: sizes local to it become unknown."""
     return ty.mapped(lambda d: d if node.known_here(d) else None)
 
 
 def tensor_type(node: OnnxNode, element: ElementType, name: str, *, inside: bool = False) -> TensorType:
-    """The type of one tensor out of a container: sizes that differ get variables, which may be 1."""
+    """The type of a container's element: sizes that vary get variables, which may be 1."""
     if element.dtype is None:
         raise node.nothing_inside(f"input 0, {node[0].ty},")
     if element.shape is None:
@@ -130,10 +130,10 @@ def settled_body(
     after: Sequence[Var] = (),
     first: int = 0,
 ) -> Body:
-    """A loop's body as a function over carried types that it keeps: what changes its size gets a size variable.
+    """A loop's body as a function with invariant carried types: sizes that change become size variables.
 
-    Its parameters are those `before`, the carried values, those `after`; its outputs from `first` on are the carried
-    values. Containers are of a type that holds what they are given at first and by each iteration.
+    Its parameters are `before`, the carried values, `after`; its outputs from `first` on are the carried values.
+    Container types hold both the initial elements and those of each iteration.
     """
     types = [value_type(x) for x in carried]
     try:
@@ -148,7 +148,7 @@ def settled_body(
 
 
 def _declared(value: ValueInfoProto) -> ContainerType | None:
-    """What a body says that it takes, where it is a container of tensors with a rank."""
+    """The declared type of a body's input, if it is a container of tensors of known rank."""
     optional = value.type.HasField("optional_type")
     of = value.type.optional_type.elem_type if optional else value.type
     if not of.HasField("sequence_type"):
@@ -195,7 +195,7 @@ def _settled(
 def _closed(
     node: OnnxNode, graph: GraphProto, params: Sequence[Var]
 ) -> tuple[Function, list[Expr], list[NothingInsideError]]:
-    """The body as a function, what it takes from outside, and the branches that were left out of it."""
+    """The body as a function, its captured values, and the branches dropped as unreachable."""
     node.unreached.append([])
     try:
         function, outside = node.close_graph(graph, params)
@@ -205,7 +205,7 @@ def _closed(
 
 
 def _leave_out(node: OnnxNode, unreached: Sequence[NothingInsideError]) -> None:
-    """Branches left out in the end are an error, unless a loop around is not settled either."""
+    """Report branches that stayed unreachable, unless the types of an enclosing loop are still being inferred."""
     if unreached and not node.unreached:
         raise unreached[0]
     if unreached:
@@ -220,7 +220,7 @@ def _finished(
 
 
 def _wider(node: OnnxNode, ty: ValueType, new: ValueType) -> ValueType:
-    """The type of a carried value that holds what an iteration makes of it, too."""
+    """Widen the type of a carried value to hold its type after an iteration."""
     if isinstance(ty, TensorType) and isinstance(new, TensorType):
         return ty
     new = outside_type(node, new) if isinstance(new, ContainerType) else new
@@ -228,7 +228,7 @@ def _wider(node: OnnxNode, ty: ValueType, new: ValueType) -> ValueType:
 
 
 def _changes(node: OnnxNode, types: Sequence[ValueType], passed: Sequence[ValueType]) -> set[tuple[int, int]]:
-    """Which axes of which carried values an iteration gives another size."""
+    """The (carried value, axis) pairs whose size an iteration changes."""
     changes: set[tuple[int, int]] = set()
     for k, (before, after) in enumerate(zip(types, passed, strict=False)):
         if not isinstance(before, TensorType) or not isinstance(after, TensorType):
@@ -243,7 +243,7 @@ def _changes(node: OnnxNode, types: Sequence[ValueType], passed: Sequence[ValueT
 
 
 def ones(node: OnnxNode, a: TensorType, b: TensorType) -> list[int]:
-    """The axes that are 1 in one of two types, or may be, and not in the other."""
+    """The axes that are, or may be, 1 in only one of two types."""
 
     def may_be_one(d: Dim) -> bool:
         return d == 1 if isinstance(d, int) else node.may_be_one(d)

@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms, in float32 (float64 for float64) as Fourier libraries compute them."""
+"""Discrete Fourier transforms, computed in float32 (float64 for float64)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relayc.te.tir import Dim
 
 
 def _transformed(node: OnnxNode, x: Expr, length: Dim, inverse: bool, onesided: bool) -> Expr:
-    """The transform along the axis before the last, which holds the parts."""
+    """The transform along the second-to-last axis; the last holds real and imaginary parts."""
     dtype = "float64" if x.dtype == "float64" else "float32"
     *lead, extent, parts = x.shape
     rows = reshape_to(op.cast(x, dtype), (product(lead), extent, parts))
@@ -35,13 +35,13 @@ def dft_17(node: OnnxNode) -> Expr:
 
 @converter("DFT", since=20)
 def dft(node: OnnxNode) -> Expr:
-    """Along any axis but the last, of any length, by butterflies of small radices."""
+    """Mixed-radix FFT of any length."""
     passed = node.constant_or_none(2, "the axis")
     return _dft(node, -2 if passed is None else int(passed.reshape(-1)[0]))
 
 
 def _dft(node: OnnxNode, axis: int) -> Expr:
-    """Along any axis but the last; onesided transforms take real signals and complex spectra."""
+    """DFT along `axis`; onesided transforms take real signals or complex spectra."""
     shape, rank = node.type(0).shape, node.rank(0)
     inverse, onesided = node.attr_bool("inverse", False), node.attr_bool("onesided", False)
     axis = node.axis(axis, rank)
@@ -63,9 +63,9 @@ def _dft(node: OnnxNode, axis: int) -> Expr:
 
 @converter("STFT", since=17)
 def stft(node: OnnxNode) -> Expr:
-    """Transforms of windowed frames of signals [batch, length, parts]: [batch, frames, bins, 2].
+    """Short-time Fourier transform of signals [batch, length, parts]: [batch, frames, bins, 2].
 
-    Exporters leave the one part of real signals out: [batch, length].
+    Exporters omit the last axis of real signals: [batch, length].
     """
     require_rank(node, 0, 2, 3)
     signal = op.expand_dims(node[0], 2) if node.rank(0) == 2 else node[0]

@@ -1,10 +1,10 @@
-"""Discrete Fourier transforms of lengths known at run time, by matrix products.
+"""Discrete Fourier transforms of dynamic length, by matrix products.
 
-A transform of any length is a convolution of the signal, turned by a chirp, with the conjugate chirp (L. I. Bluestein,
-"A linear filtering approach to the computation of discrete Fourier transform", 1970). The convolution is circular, of
-the next square p * p that it fits into, and is a product of transforms of that length. Those are two products with
-p x p matrices, with a turn of each element in between (W. M. Gentleman and G. Sande, "Fast Fourier transforms: for fun
-and profit", 1966); since forwards and back run the same way in opposite order, no element has to change its place.
+A transform of any length is a convolution of the signal, modulated by a chirp, with the conjugate chirp (L. I.
+Bluestein, "A linear filtering approach to the computation of discrete Fourier transform", 1970). The convolution is
+circular, of a length p * p that it fits into, and is a product of transforms of that length. Each of them is two
+products with p x p matrices with twiddle factors in between (W. M. Gentleman and G. Sande, "Fast Fourier transforms:
+for fun and profit", 1966); the inverse runs the steps in opposite order, so no reordering is needed.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class _Complex:
         return _Complex(reshape_to(self.real, shape), reshape_to(self.imaginary, shape))
 
     def joined(self, axis: int) -> Expr:
-        """Both parts, one behind the other along an axis."""
+        """Real and imaginary parts, concatenated along an axis."""
         return op.concatenate([self.real, self.imaginary], axis=axis)
 
 
 def dft_dynamic(node: OnnxNode, x: Expr, length: Dim, inverse: bool, onesided: bool) -> Expr:
-    """Transforms of rows [rows, n, parts] as those of `relay.op.dft`, each in about 45 length ** 1.5 multiply-adds."""
+    """Transforms of rows [rows, n, parts] like `relay.op.dft`, with about 45 * length ** 1.5 FMAs each."""
     half = add_sizes(floor_divide(length, 2), 1)
     terms = half if inverse and onesided else length
     bins = half if onesided and not inverse else length
@@ -71,7 +71,7 @@ def dft_dynamic(node: OnnxNode, x: Expr, length: Dim, inverse: bool, onesided: b
 
 
 def resized(x: Expr, extent: Dim) -> Expr:
-    """`x` cut or filled with zeros to `extent` along axis 1."""
+    """`x` truncated or zero-padded to `extent` along axis 1."""
     if dims_equal(x.shape[1], extent):
         return x
     kept = smaller(x.shape[1], extent)
@@ -84,7 +84,7 @@ def _parts(x: Expr) -> int:
 
 
 def _shares(length: Dim, terms: Dim, like: Expr) -> Expr:
-    """How often each bin of a half spectrum counts: the first, and the middle one of an even length, once."""
+    """Multiplicity of each bin of a half spectrum: 1 for the first, and the middle one of an even length, else 2."""
     at, size = counted(terms), op.size_tensor((length,), ())
     single = op.logical_or(op.equal(at, const(0, "int64")), op.equal(op.multiply(at, const(2, "int64")), size))
     return op.where(single, float_const(1.0, like), float_const(2.0, like))
@@ -95,7 +95,7 @@ def _number(d: Dim) -> Expr:
 
 
 def _roots(phases: Expr, of: Expr, dtype: str) -> _Complex:
-    """exp(2 pi i turns / of), computed in float64."""
+    """exp(2 pi i phases / of), computed in float64."""
     angle = op.divide(op.multiply(op.cast(phases, "float64"), const(2 * math.pi, "float64")), of)
     return _Complex(op.cast(op.cos(angle), dtype), op.cast(op.sin(angle), dtype))
 
@@ -107,13 +107,13 @@ class _Square:
     wanted: Dim
     side: Dim
     matrix: Expr
-    """[2 side, 2 side]: a transform of `side` elements, real parts in front of imaginary ones"""
+    """[2 side, 2 side]: the DFT matrix of `side` elements on concatenated real and imaginary parts"""
     twiddles: _Complex
-    """[side, side]: by what the elements are turned between the two products"""
+    """[side, side]: twiddle factors between the two products"""
 
     @staticmethod
     def of(node: OnnxNode, wanted: Dim, dtype: str) -> _Square:
-        """With room for all differences of two positions below `wanted`."""
+        """The plan whose length holds all differences of two positions below `wanted`."""
         root = op.floor(op.sqrt(_number(product((2, wanted)))))
         above = op.cast(op.add(root, const(1.0, "float64")), "int64")
         (side,) = node.bind(op.expand_dims(above, 0), "the side of a square for its length")
@@ -129,11 +129,11 @@ class _Square:
         return product((self.side, self.side))
 
     def room(self, used: Dim) -> Dim:
-        """How many elements are left behind those that are used."""
+        """Padding after `used` elements."""
         return add_sizes(self.length, product((-1, used)))
 
     def chirp(self, sign: int) -> _Complex:
-        """exp(sign pi i k k / wanted) at k and at -k, which is at the end of the circle: [1, length]."""
+        """The chirp exp(sign pi i k k / wanted) at k and, cyclically, at -k: [1, length]."""
         at = counted(self.length)
         distance = op.minimum(at, op.subtract(op.size_tensor((self.length,), ()), at))
         twice = op.size_tensor((product((2, self.wanted)),), ())
@@ -152,12 +152,12 @@ class _Square:
                         op.strided_slice(x, (self.side,), (twice,), axes=(axis,)))  # fmt: skip
 
     def forwards(self, x: _Complex) -> _Complex:
-        """Transforms of [rows, side, side], whose bins lie as those of the transposed square."""
+        """Transforms of [rows, side, side], with bins in transposed order."""
         columns = self._halves(op.nn.matmul(self._matrices(), x.joined(1)), 1)
         return self._halves(op.nn.matmul((columns * self.twiddles).joined(2), self._matrices(), transpose_b=True), 2)
 
     def backwards(self, x: _Complex) -> _Complex:
-        """What `forwards` makes the spectra `x` of."""
+        """The inverse of `forwards`."""
         rows = self._halves(op.nn.matmul(x.joined(2), self._matrices()), 2) * self.twiddles.conjugate()
         result = self._halves(op.nn.matmul(self._matrices(), rows.joined(1), transpose_a=True), 1)
         share = op.cast(op.divide(const(1.0, "float64"), _number(self.length)), str(self.matrix.dtype))

@@ -1,4 +1,4 @@
-"""Indexing: gathers, scatters, one-hot, sorting."""
+"""Indexing operators: gathers, scatters, one-hot, sorting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relayc.te.tir import Dim
 
 
 def _check_range(node: OnnxNode, extent: Dim) -> None:
-    """Constant indices must lie inside -extent .. extent - 1."""
+    """Check that constant indices are in -extent .. extent - 1."""
     indices = node.known_value(1)
     if not isinstance(extent, int):
         return
@@ -49,7 +49,7 @@ def gather_elements(node: OnnxNode) -> Expr:
 
 @converter("GatherND", since=11)
 def gather_nd(node: OnnxNode) -> Expr:
-    """The last axis of the indices is a position in the axes of the data after the batch axes."""
+    """The last axis of the indices is a coordinate tuple into the axes after the batch axes."""
     batch = node.attr_int("batch_dims", 0)
     data, indices = node.type(0).shape, node.type(1).shape
     depth = indices[-1] if indices else 0
@@ -68,7 +68,7 @@ def gather_nd(node: OnnxNode) -> Expr:
 
 
 def _tuples_first(indices: Expr) -> Expr:
-    """Coordinate tuples moved from the last axis to the first."""
+    """Move coordinate tuples from the last axis to the first."""
     rank = len(indices.shape)
     return transposed(indices, (rank - 1, *range(rank - 1)))
 
@@ -106,7 +106,7 @@ def scatter_nd(node: OnnxNode) -> Expr:
 
 @converter("OneHot", since=9)
 def one_hot(node: OnnxNode) -> Expr:
-    """Indices outside of -depth .. depth - 1 give the off value everywhere."""
+    """Out-of-range indices give the off value."""
     known = node.known_value(1)
     depth: Dim = node.sizes(1, "the depth", 1)[0] if known is None else int(known.reshape(-1)[0])
     rank = node.rank(0) + 1
@@ -170,7 +170,7 @@ def reverse_sequence(node: OnnxNode) -> Expr:
 
 @converter("TensorScatter", since=24)
 def tensor_scatter(node: OnnxNode) -> Expr:
-    """A cache [batch, ...] with `update` written along an axis, for each batch entry from its own position on."""
+    """A cache [batch, ...] with `update` written along an axis from a position per batch entry on."""
     shape, new = node.type(0).shape, node.type(1).shape
     axis = node.axis(node.attr_int("axis", -2), len(shape))
     circular = node.attr_choice("mode", ("linear", "circular"), "linear") == "circular"

@@ -1,4 +1,4 @@
-"""Rows of quantized tables: operators of the domain com.microsoft."""
+"""Gathers of com.microsoft, from quantised tables."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from relayc.te.tir import Dim
 
 @converter("GatherBlockQuantized", domain=MICROSOFT)
 def gather_block_quantized(node: OnnxNode) -> Expr:
-    """Rows of a table whose last axis lies in blocks, each with a scale and a zero point; outside of it, zeros.
+    """Rows of a block-quantised table; out-of-range indices give zeros.
 
-    Inputs: codes, indices, scales, zero points.
+    Inputs: quantised table, indices, scales, zero points.
     """
     for index in (0, 2):
         require_rank(node, index, 2)
@@ -27,14 +27,14 @@ def gather_block_quantized(node: OnnxNode) -> Expr:
     if axes != (0, rank - 1) or kind not in ("uint8", "uint4", "int4") or size < 1:
         problem = f"rows along axis {axes[0]} of {kind} in blocks of {size} along axis {axes[1]}"
         raise node.unsupported(problem, expected="the first axis of uint8, uint4 or int4, blocks along the last")
-    bits = node.attr_int("bits", 4) if kind == "uint8" else 8  # others are one value to an element
+    bits = node.attr_int("bits", 4) if kind == "uint8" else 8  # other types hold one value per element
     if bits not in (2, 4, 8):
-        raise node.unsupported(f"codes of {bits} bits", expected="2, 4 or 8")
+        raise node.unsupported(f"values of {bits} bits", expected="2, 4 or 8")
     scales = _rows(node, 2)
     values = op.cast(_fields(_rows(node, 0), bits), scales.dtype)
     depth, blocks = values.shape[-1], scales.shape[-1]
     if not isinstance(depth, int) or not isinstance(blocks, int) or not (blocks - 1) * size < depth <= blocks * size:
-        raise node.error(f"{blocks} scales for {depth} codes in blocks of {size}")
+        raise node.error(f"{blocks} scales for {depth} values in blocks of {size}")
     middle = float_const(float(1 << (bits - 1)) if kind == "uint8" else 0.0, scales)
     zeros: Expr = middle
     if node.get(3) is not None:
@@ -49,7 +49,7 @@ def _rows(node: OnnxNode, index: int) -> Expr:
 
 
 def _fields(x: Expr, bits: int) -> Expr:
-    """The values in bytes, along the last axis."""
+    """Unpack the values in bytes along the last axis."""
     if bits == 8:
         return x
     fields = unpacked(x, bits)
@@ -58,13 +58,13 @@ def _fields(x: Expr, bits: int) -> Expr:
 
 
 def _spread(x: Expr, size: int, depth: int) -> Expr:
-    """Each element of the last axis for all of its block."""
+    """Repeat each element of the last axis over its block."""
     axis = len(x.shape) - 1
     return op.strided_slice(op.repeat(x, size, axis), (0,), (depth,), axes=(axis,))
 
 
 def _inside(node: OnnxNode, rank: int) -> Expr:
-    """Which indices are rows of the table, counted from either end; with the axes of a row behind."""
+    """Mask of valid (possibly negative) row indices, with trailing axes to broadcast over a row."""
     rows = node.shape(0)[0]
     low, high = (Constant(np.array(v, str(node.dtype(1)))) for v in (-rows, rows))
     inside = op.logical_and(op.greater_equal(node[1], low), op.less(node[1], high))
@@ -73,6 +73,6 @@ def _inside(node: OnnxNode, rank: int) -> Expr:
 
 @converter("ExpandDims", domain=MICROSOFT)
 def expand_dims(node: OnnxNode) -> Expr:
-    """One axis of size 1 more, where input 1 says."""
+    """Inserts an axis of size 1 at input 1."""
     (axis,) = node.constant_ints(1, "the axis")
     return op.expand_dims(node[0], node.axis(axis, node.rank(0) + 1))

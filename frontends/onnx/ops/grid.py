@@ -1,4 +1,4 @@
-"""Sampling images at computed positions: GridSample, AffineGrid, and crops and paddings to a size."""
+"""Image sampling: GridSample, AffineGrid, CenterCropPad."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from relayc.te.tir import Dim
 __all__ = ["Axis", "Points", "sample_points", "sampled"]
 
 CUBIC = -0.75
-"""Parameter of the cubic kernel."""
+"""Parameter a of the cubic convolution kernel."""
 _TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
-"""Pixels along each axis that a sample is made of, by mode."""
+"""Taps per axis by interpolation mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One spatial axis being sampled: its extent, and what positions outside of it mean."""
+    """One sampled spatial axis: its extent and padding mode."""
 
     extent: Dim
     padding: str
     aligned: bool
 
     def _number(self, like: Expr, plus: float = 0.0) -> Expr:
-        """The extent and `plus`, as a scalar of the type of `like`."""
+        """extent + plus, as a scalar of the type of `like`."""
         if isinstance(self.extent, int):
             return float_const(self.extent + plus, like)
         return op.add(op.cast(op.size_tensor((self.extent,), ()), like.dtype), float_const(plus, like))
 
     def position(self, grid: Expr) -> Expr:
-        """Positions in pixels from coordinates of -1 .. 1."""
+        """Convert normalised coordinates -1 .. 1 to pixels."""
         one, half = float_const(1.0, grid), float_const(0.5, grid)
         if self.aligned:
             return op.multiply(op.add(grid, one), op.multiply(self._number(grid, -1.0), half))
         return op.subtract(op.multiply(op.add(grid, one), op.multiply(self._number(grid), half)), half)
 
     def inside(self, x: Expr) -> Expr:
-        """Positions brought into the image by the padding mode; zeros padding leaves them."""
+        """Map positions into the image as the padding mode says; zero padding leaves them."""
         if self.padding == "border":
             return self._clipped(x)
         return self._reflected(x) if self.padding == "reflection" else x
@@ -67,7 +67,7 @@ class Axis:
         return op.where(op.equal(span, zero), zero, reflected)
 
     def pixel(self, x: Expr) -> tuple[Expr, Expr | None]:
-        """Whole positions as an index that is inside, and where they were inside (None: everywhere)."""
+        """Whole positions as valid indices, and a mask of those that were inside (None: all)."""
         x = self.inside(x)
         index = op.cast(self._clipped(x), "int32")
         if self.padding != "zeros":
@@ -78,7 +78,7 @@ class Axis:
 
 @converter("GridSample", since=16)
 def grid_sample(node: OnnxNode) -> Expr:
-    """X [N, C, spatial..] at the positions of the grid [N, out.., axes], whose last axis names the innermost first."""
+    """X [N, C, spatial..] sampled at grid [N, out.., axes], innermost axis first."""
     mode = node.attr_choice("mode", ("linear", "nearest", "cubic", "bilinear", "bicubic"), "linear").removeprefix("bi")
     padding = node.attr_choice("padding_mode", ("zeros", "border", "reflection"), "zeros")
     shape, grid = node.type(0).shape, node.type(1).shape
@@ -99,8 +99,8 @@ def grid_sample(node: OnnxNode) -> Expr:
 def sampled(flat: Expr, axes: Sequence[Axis], pixels: Sequence[Expr], mode: str) -> Expr:
     """Images [N, C, all pixels] at positions [N, count], in pixels along each axis: [N, C, count].
 
-    `mode`: "nearest", "linear" or "cubic". Several pixels of many channels are read channel by channel: vectors of
-    them lie side by side once the channels are last.
+    `mode`: "nearest", "linear" or "cubic". For several taps and many channels the image is transposed to channels last,
+    so that vector loads are contiguous.
     """
     points = sample_points(axes, pixels, mode)
     channels = flat.shape[1]
@@ -111,20 +111,20 @@ def sampled(flat: Expr, axes: Sequence[Axis], pixels: Sequence[Expr], mode: str)
 
 
 _MANY_CHANNELS = 8
-"""Channels from which on it is worth the while to have them last: those of a vector."""
+"""Channels from which on channels-last sampling pays off: the lanes of a vector."""
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Where results lie between pixels: `pixels` around each [N, taps, count], their `weights` (None: 1 for the only
-    one), and which of them lie inside of the image (None: all)."""
+    """Interpolation points: `pixels` around each result [N, taps, count], their `weights` (None: a single tap of weight
+    1), and a mask of those inside the image (None: all)."""
 
     pixels: Expr
     weights: Expr | None
     valid: Expr | None
 
     def marked(self) -> Expr:
-        """The pixels, -1 for those outside."""
+        """The pixel indices, -1 for those outside."""
         return self.pixels if self.valid is None else op.where(self.valid, self.pixels, const(-1, "int32"))
 
 
@@ -159,12 +159,12 @@ def _combined(function: Callable[[Expr, Expr], Expr], a: Expr | None, b: Expr | 
 
 
 def _coordinate(positions: Expr, index: int) -> Expr:
-    """[N, count]: one of the coordinates."""
+    """One of the coordinates: [N, count]."""
     return op.squeeze(op.strided_slice(positions, (index,), (index + 1,), axes=(2,)), axis=(2,))
 
 
 def _taps(axis: Axis, x: Expr, mode: str) -> tuple[Expr, Expr | None]:
-    """Whole positions [N, taps, count] along an axis around positions [N, count], and their weights (None: 1)."""
+    """Tap positions [N, taps, count] along an axis for positions [N, count], and their weights (None: 1)."""
     if mode == "nearest":
         return op.expand_dims(op.round(x), 1), None
     x = axis.inside(x)
@@ -195,7 +195,7 @@ def _cubic_weight(distance: Expr) -> Expr:
 
 @converter("AffineGrid", since=20)
 def affine_grid(node: OnnxNode) -> Expr:
-    """The grid for GridSample that maps outputs of a size through theta [N, axes, axes + 1]."""
+    """GridSample's grid for affine maps theta [N, axes, axes + 1]."""
     size, theta = node.sizes(1, "the size"), node.type(0)
     spatial, rank = size[2:], len(size) - 2
     if rank not in (2, 3) or not shapes_match(theta.shape, (size[0], rank, rank + 1)):
@@ -214,7 +214,7 @@ def affine_grid(node: OnnxNode) -> Expr:
 
 
 def _ticks(extent: Dim, aligned: bool) -> Expr:
-    """Centres (or corners, when aligned) of `extent` pixels over -1 .. 1, in float64."""
+    """Pixel centres (or corners, when aligned) of `extent` pixels over -1 .. 1, in float64."""
     at, two, one = op.cast(counted(extent), "float64"), const(2.0, "float64"), const(1.0, "float64")
     number = op.cast(op.size_tensor((extent,), ()), "float64")
     if not aligned:
@@ -225,7 +225,7 @@ def _ticks(extent: Dim, aligned: bool) -> Expr:
 
 @converter("CenterCropPad", since=18)
 def center_crop_pad(node: OnnxNode) -> Expr:
-    """Axes cropped or padded with zeros to a size, equally on both sides."""
+    """Symmetric crop or zero padding to a size."""
     rank, passed = node.rank(0), node.attrs.get_ints("axes")
     axes = tuple(range(rank)) if passed is None else node.axes(passed, rank)
     sizes = node.sizes(1, "the shape", len(axes))

@@ -20,7 +20,7 @@ def mat_mul(node: OnnxNode) -> Expr:
 def matmul(node: OnnxNode, a: Expr, b: Expr) -> Expr:
     """numpy's matmul: a [.., M, K] by b [.., K, N], leading axes broadcast, vectors promoted.
 
-    A matrix on the right makes one product of all rows (`nn.dense`), everything else is `nn.matmul`.
+    A 2-D right operand gives one product of all rows (`nn.dense`); everything else is `nn.matmul`.
     """
     a_shape, b_shape = a.shape, b.shape
     if not a_shape or not b_shape:
@@ -43,7 +43,7 @@ def gemm(node: OnnxNode) -> Expr:
 
 
 def general_product(node: OnnxNode) -> Expr:
-    """alpha * A' * B' + beta * C. Scales are folded into constant operands."""
+    """alpha * A' * B' + beta * C."""
     alpha, beta = node.attr_float("alpha", 1.0), node.attr_float("beta", 1.0)
     node.attrs.ignore("broadcast")
     for index in (0, 1):
@@ -59,7 +59,7 @@ def general_product(node: OnnxNode) -> Expr:
 
 
 def scaled(x: Expr, factor: float) -> Expr:
-    """`x` times a number."""
+    """`x` times a scalar."""
     return x if factor == 1.0 else op.multiply(x, float_const(factor, x))
 
 

@@ -1,4 +1,4 @@
-"""LinearAttention: a state for each head, which every position updates and reads."""
+"""LinearAttention: a recurrent state per head, updated and read at every position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RULES = ("linear", "gated", "delta", "gated_delta")
 
 @converter("LinearAttention")
 def linear_attention(node: OnnxNode) -> list[Expr]:
-    """One kernel for all positions, computed in float32; heads of queries may share a state."""
+    """One kernel for all positions, in float32, with grouped queries."""
     heads, groups = node.attr_int("q_num_heads"), node.attr_int("kv_num_heads")
     if groups < 1 or heads < 1 or heads % groups:
         raise node.unsupported(f"{heads} heads of queries for {groups} of keys", expected="a multiple")
@@ -38,7 +38,7 @@ def linear_attention(node: OnnxNode) -> list[Expr]:
         scale = 1 / math.sqrt(max(width, 1))
     if scale:
         y, last = op.nn.linear_attention(query, key, value, state, decay, rate, scale=scale)
-    else:  # the size of a head is known at run time
+    else:  # dynamic head size
         q, k, v = [op.cast(x, "float32") for x in (query, key, value)]
         unscaled, last = op.nn.linear_attention(q, k, v, state, decay, rate, scale=1.0)
         y = op.cast(op.divide(unscaled, op.sqrt(op.cast(op.size_tensor((width,), ()), "float32"))), str(query.dtype))
@@ -46,7 +46,7 @@ def linear_attention(node: OnnxNode) -> list[Expr]:
 
 
 def _heads(node: OnnxNode, index: int, heads: int) -> Expr:
-    """Input `index`, [batch, length, heads * size], as [batch, length, heads, size]."""
+    """Reshape input `index` from [batch, length, heads * size] to [batch, length, heads, size]."""
     shape = node.type(index).shape
     size = quotient(shape[2:], (heads,)) if len(shape) == 3 else None
     if size is None:
@@ -55,7 +55,7 @@ def _heads(node: OnnxNode, index: int, heads: int) -> Expr:
 
 
 def _first_state(node: OnnxNode, shape: tuple[Dim, ...]) -> Expr:
-    """The state before the first position; zeros of the queries' type where it is left out."""
+    """The initial state; zeros of the queries' type when it is omitted."""
     state = node.get(3)
     if state is None:
         return zeros(shape, str(node.type(0).dtype))
@@ -65,14 +65,14 @@ def _first_state(node: OnnxNode, shape: tuple[Dim, ...]) -> Expr:
 
 
 def _decay(node: OnnxNode, shape: tuple[Dim, ...]) -> Expr:
-    """exp(decay), [batch, length, heads, size or 1]: a factor for each row of the state, or for all of them."""
+    """exp(decay) [batch, length, heads, size or 1]: a factor per row of the state, or for all rows."""
     passed = node.get(4)
     if passed is not None:
         for whole in (shape, (*shape[:3], 1)):
             if shapes_match(passed.shape, (*shape[:2], product(whole[2:]))):
                 return op.exp(op.cast(reshape_to(passed, whole), "float32"))
     found = "is left out" if passed is None else f"is {passed.tensor_type}"
-    raise node.error(f"decay {found}", expected="for each position a number of each head, or of each of its rows")
+    raise node.error(f"decay {found}", expected="for each position a value per head, or per row of its state")
 
 
 def _rate(node: OnnxNode, shape: tuple[Dim, ...]) -> Expr:
@@ -81,4 +81,4 @@ def _rate(node: OnnxNode, shape: tuple[Dim, ...]) -> Expr:
     if passed is not None and any(shapes_match(passed.shape, (*shape[:2], n)) for n in (shape[2], 1)):
         return passed
     found = "is left out" if passed is None else f"is {passed.tensor_type}"
-    raise node.error(f"beta {found}", expected="for each position a number of each head, or of all")
+    raise node.error(f"beta {found}", expected="for each position a value per head, or for all heads")

@@ -1,4 +1,4 @@
-"""Matrix products of the domain com.microsoft: fused, and with weights of few bits."""
+"""Matrix products of com.microsoft: fused, and with low-bit weights."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from relayc.relay.type import dims_match
 __all__ = ["unpacked"]
 
 FEW_ROWS = 16
-"""Up to so many rows, weights of few bits are not made floats."""
+"""Most rows of A for which low-bit weights are not dequantised to memory."""
 
 
 def fused_mat_mul(node: OnnxNode) -> Expr:
-    """alpha * A' * B'. A transposed batch has the rows in front: [M, batch.., K] is read as [batch.., M, K]."""
+    """alpha * A' * B'. transBatch: [M, batch.., K] is read as [batch.., M, K]."""
     operands: list[Expr] = []
     for index, letter in enumerate("AB"):
         x, rank = node[index], node.rank(index)
@@ -57,12 +57,14 @@ def fused_mat_mul_activation(node: OnnxNode) -> Expr:
     return activated(node, fused_mat_mul(node), params)
 
 
-# quantized ----------------------------------------------------------------------------------------------------------
+# quantized ------------------------------------------------------------------------------------------------------------
 
 
 @converter("DynamicQuantizeMatMul", domain=MICROSOFT)
 def dynamic_quantize_mat_mul(node: OnnxNode) -> Expr:
-    """A, quantized by its own range, by B, in integers. Inputs: A, B, B's scale and zero point, bias."""
+    """Integer product of dynamically quantised A and B.
+
+    Inputs: A, B, B's scale and zero point, bias."""
     values, scale, zero = dynamically_quantized(node[0])
     product = matmul(node, centred(node, values, zero, -1), centred(node, node[1], node.get(3), -1))
     return _to_float(node, product, scale, node[2], node.get(4))
@@ -70,13 +72,15 @@ def dynamic_quantize_mat_mul(node: OnnxNode) -> Expr:
 
 @converter("MatMulIntegerToFloat", domain=MICROSOFT)
 def mat_mul_integer_to_float(node: OnnxNode) -> Expr:
-    """Inputs: A, B, their scales, their zero points, bias. What is a vector belongs to the columns."""
+    """Integer product, dequantised.
+
+    Inputs: A, B, their scales, their zero points, bias; vectors are per column."""
     product = matmul(node, centred(node, node[0], node.get(4), -1), centred(node, node[1], node.get(5), -1))
     return _to_float(node, product, node[2], node[3], node.get(6))
 
 
 def _to_float(node: OnnxNode, product: Expr, a_scale: Expr, b_scale: Expr, bias: Expr | None) -> Expr:
-    """An int32 product times the scales of its operands, plus a bias."""
+    """Dequantise an int32 product by the scales of its operands, and add a bias."""
     rank = len(product.shape)
     scale = op.multiply(along(node, a_scale, -1, rank), along(node, b_scale, -1, rank))
     result = op.multiply(op.cast(product, scale.dtype), scale)
@@ -95,8 +99,8 @@ def mat_mul_integer_16(node: OnnxNode) -> Expr:
 
 @converter("MatMulNBits", domain=MICROSOFT)
 def mat_mul_n_bits(node: OnnxNode) -> Expr:
-    """A [.., K] by a matrix [K, N] whose columns lie in blocks of few bits, each with a scale and a zero point."""
-    node.attrs.ignore("accuracy_level")  # how far the arithmetic may be cut short
+    """A [.., K] by block-quantised low-bit weights [K, N]."""
+    node.attrs.ignore("accuracy_level")  # a hint for reduced precision
     if node.attr_int("weight_prepacked", 0):
         raise node.unsupported("weights laid out for one GPU (weight_prepacked)", expected="weights as ONNX lays them")
     weights = _Blocks(node)
@@ -106,7 +110,7 @@ def mat_mul_n_bits(node: OnnxNode) -> Expr:
 
 
 _FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)
-"""Magnitudes of 4-bit floats by code; the eight codes above are their negatives."""
+"""Magnitudes of bitsandbytes' FP4 values 0 to 7; values 8 to 15 are their negatives."""
 
 _NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -118,7 +122,7 @@ _NF4 = (
 
 @converter("MatMulBnb4", domain=MICROSOFT)
 def mat_mul_bnb4(node: OnnxNode) -> Expr:
-    """A [.., K] by weights [N, K] of 4-bit floats or quantiles in blocks, each with its largest magnitude."""
+    """A [.., K] by bitsandbytes 4-bit weights [N, K] (FP4 or NF4)."""
     node.attrs.ignore("training_mode")
     rows, depth, size = node.attr_int("N"), node.attr_int("K"), node.attr_int("block_size")
     kind, count = node.attr_int("quant_type"), rows * depth
@@ -137,7 +141,7 @@ def mat_mul_bnb4(node: OnnxNode) -> Expr:
 
 
 class _Blocks:
-    """The weights of MatMulNBits: N columns of K codes in blocks, with a scale and a zero point for each block."""
+    """The weights of MatMulNBits: N columns of K quantised values in blocks, each with a scale and a zero point."""
 
     def __init__(self, node: OnnxNode) -> None:
         self.node = node
@@ -178,7 +182,7 @@ class _Blocks:
         return op.cast(op.strided_slice(quantized, (0,), (self.blocks,), axes=(1,)), dtype)
 
     def floats(self) -> Expr:
-        """The weights as floats [N, K]."""
+        """The dequantised weights [N, K]."""
         wide = (self.columns, self.blocks, 1)
         quantized = reshape_to(unpacked(self.bytes, self.bits), (self.columns, self.blocks, self.size))
         quantized = op.cast(quantized, self.scales.dtype)
@@ -187,9 +191,9 @@ class _Blocks:
         return flat if self.blocks * self.size == self.depth else op.strided_slice(flat, (0,), (self.depth,), axes=(1,))
 
     def packed(self) -> Expr | None:
-        """The product with weights that stay in their bits: for few rows, or as many as the model meets.
+        """The product with weights dequantised on the fly, for few or a dynamic number of rows; None otherwise.
 
-        It saves reading memory, which is what few rows cost; with many rows floats are made once and used often.
+        Few rows are memory-bound, and packed weights are smaller; many rows amortise the dequantisation.
         """
         rows = product(self.node.type(0).shape[:-1])
         if self.bits == 2 or self.blocks * self.size != self.depth or (isinstance(rows, int) and rows > FEW_ROWS):
@@ -201,7 +205,7 @@ class _Blocks:
 
 
 def _sized(node: OnnxNode, index: int, shape: tuple[int, ...], what: str) -> Expr:
-    """Input `index`, which may come flat, in `shape`."""
+    """Input `index`, possibly flat, reshaped to `shape`."""
     found = node.shape(index)
     if int(np.prod(found)) != int(np.prod(shape)):
         raise node.error(f"{what} (input {index}) of shape {list(found)}", expected=f"{list(shape)}")
@@ -209,7 +213,7 @@ def _sized(node: OnnxNode, index: int, shape: tuple[int, ...], what: str) -> Exp
 
 
 def unpacked(x: Expr, bits: int) -> Expr:
-    """The fields of `bits` bits in the bytes `x`, from the low bits on, along a new last axis."""
+    """Unpack fields of `bits` bits from the bytes `x`, lowest bits first, along a new last axis."""
     if bits == 8:
         return op.expand_dims(x, len(x.shape))
     mask = Constant(np.array((1 << bits) - 1, np.uint8))

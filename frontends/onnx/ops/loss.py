@@ -17,13 +17,13 @@ def negative_log_likelihood(node: OnnxNode) -> Expr:
 
 @converter("SoftmaxCrossEntropyLoss", since=12)
 def softmax_cross_entropy(node: OnnxNode) -> list[Expr | None]:
-    """The loss and, as second output, the logarithms of the probabilities."""
+    """The loss and the log-probabilities."""
     logarithms = op.nn.log_softmax(node[0], axis=1)
     return [_loss(node, logarithms), logarithms]
 
 
 def _loss(node: OnnxNode, logarithms: Expr) -> Expr:
-    """-weight[target] * logarithms[n, target, ...], reduced as asked; targets equal to `ignore_index` do not count."""
+    """-weight[target] * logarithms[n, target, ...], reduced; targets equal to `ignore_index` are masked."""
     target, classes = node[1], node.type(0).shape[1]
     reduction = node.attr_choice("reduction", ("mean", "sum", "none"), "mean")
     ignored = node.attrs.get_int("ignore_index")
@@ -40,14 +40,14 @@ def _loss(node: OnnxNode, logarithms: Expr) -> Expr:
 
 
 def _inside(target: Expr, ignored: int | None) -> Expr:
-    """`target` with ignored entries, which may be any number, replaced by class 0."""
+    """`target` with ignored entries, which may be out of range, replaced by class 0."""
     if ignored is None:
         return target
     return op.where(op.equal(target, const(ignored, target.dtype)), const(0, target.dtype), target)
 
 
 def _weights(node: OnnxNode, target: Expr, ignored: int | None, classes: Dim, like: Expr) -> Expr | None:
-    """The weight of each element; None when all weigh the same."""
+    """The weight of each element; None when all are 1."""
     passed = node.get(2)
     if passed is not None and not shapes_match(passed.shape, (classes,)):
         raise node.error(f"weights {passed.ty}", expected=f"the shape ({classes},)")

@@ -1,4 +1,4 @@
-"""Mixtures of experts of the domain com.microsoft: each token goes through the few experts that a router prefers."""
+"""Mixture of experts (MoE) of com.microsoft: each token passes through the top-k experts of a router."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from relayc.relay.sizes import dims_match, product
 from relayc.te.tir import Dim
 
 FEW_TOKENS = 16
-"""Up to so many tokens, or any number unknown, only the weights of the experts that are chosen are read."""
+"""Most tokens for which only the weights of the chosen experts are gathered; also used for a dynamic number."""
 
 MANY_EXPERTS = 8
-"""From so many times more experts than are chosen, all tokens through all experts would be mostly for nothing."""
+"""Ratio of experts to chosen ones from which on computing all tokens with all experts is wasteful."""
 
 _ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity")
 _SEPARATE, _INTERLEAVED, _SIDE_BY_SIDE = range(3)
-"""Where the two halves of SwiGLU are, by `swiglu_fusion`."""
+"""Layout of the two halves of SwiGLU, by `swiglu_fusion`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Weights [experts, columns, depth] of one layer, and its bias [experts, columns].
+    """One layer: weights [experts, columns, depth] and bias [experts, columns].
 
     Quantized weights are bytes [experts, columns, depth * bits / 8] with scales [experts, columns, blocks], and zero
-    points in the same form, the middle of the range by default.
+    points of the same layout, the middle of the range by default.
     """
 
     weights: Expr
@@ -39,14 +39,14 @@ class _Layer:
     bits: int = 0
 
     def of_experts(self, x: Expr) -> Expr:
-        """Rows x [T, K], or [experts, T, K], through every expert: [experts, T, N]."""
+        """Apply every expert to rows x [T, K] or [experts, T, K]: [experts, T, N]."""
         weights = _real(self.weights, self.scales, self.zeros, self.bits, str(x.dtype))
         rows = x if len(x.shape) == 3 else op.expand_dims(x, 0)
         result = op.nn.matmul(rows, transposed(weights, (0, 2, 1)))
         return result if self.bias is None else op.add(result, op.expand_dims(self.bias, 1))
 
     def of_rows(self, x: Expr, expert: Expr) -> Expr:
-        """Rows x [R, K], each through its own expert [R]: [R, N]. Weights of other experts are not read."""
+        """Apply to each row of x [R, K] its expert [R]: [R, N]. Gathers the weights of these experts only."""
         parts = [None if part is None else op.take(part, expert, axis=0, mode="fast")
                  for part in (self.weights, self.scales, self.zeros, self.bias)]  # fmt: skip
         weights, scales, zeros, bias = parts
@@ -57,7 +57,7 @@ class _Layer:
 
 
 def _real(quantized: Expr, scales: Expr | None, zeros: Expr | None, bits: int, dtype: str) -> Expr:
-    """Quantized weights as floats; others as they are."""
+    """Dequantise weights; floats are unchanged."""
     if scales is None:
         return quantized
     lead = quantized.shape[:-1]
@@ -75,22 +75,26 @@ def _real(quantized: Expr, scales: Expr | None, zeros: Expr | None, bits: int, d
 
 @converter("MoE", domain=MICROSOFT)
 def moe(node: OnnxNode) -> Expr:
-    """Inputs: x [tokens, K] or [batch, length, K], the router's scores [tokens, experts], weights and bias of three
-    layers, the third for SwiGLU in two products."""
+    """Mixture of experts.
+
+    Inputs: x [tokens, K] or [batch, length, K], router scores [tokens, experts], weights and bias of three layers, the
+    third for SwiGLU in two products."""
     layers = [None if node.get(i) is None else _Layer(node[i], node.get(i + 1)) for i in (2, 4, 6)]
     return _mixture(node, layers, None)
 
 
 @converter("QMoE", domain=MICROSOFT)
 def q_moe(node: OnnxNode) -> Expr:
-    """MoE with weights of 4 or 8 bits. Inputs: x, the router's scores, weights, scales and bias of three layers, their
-    zero points, the router's weights, by which results are summed in place of its scores."""
+    """MoE with quantised weights.
+
+    Inputs: x, router scores, weights, scales and bias of three layers, their zero points, router weights, which replace
+    the scores in the weighted sum."""
     kind = node.attr_str("quant_type", "int")
     if kind != "int":
         raise node.unsupported(f"weights of quant_type {kind!r}", expected="'int'")
     if node.attr_int("weights_prepacked", -1) > 0:
         raise node.unsupported("weights laid out for one GPU (weights_prepacked)", expected="0")
-    node.attrs.ignore("accuracy_level")  # how far the arithmetic may be cut short
+    node.attrs.ignore("accuracy_level")  # a hint for reduced precision
     for index in range(15, 21):
         if node.get(index) is not None:
             raise node.unsupported(f"scales of other quantizations (input {index})", expected="the input left out")
@@ -158,7 +162,7 @@ def _mixture(node: OnnxNode, layers: list[_Layer | None], shares: Expr | None) -
 
 
 def _routed(node: OnnxNode, chosen: int, shares: Expr | None) -> tuple[Expr, Expr]:
-    """The weights of the experts that each token goes to, and which they are: [tokens, chosen]."""
+    """Top-k routing: weights and indices of the experts of each token, both [tokens, chosen]."""
     scores = op.cast(node[1], "float32")
     probabilities = op.nn.softmax(scores, axis=1)
     best = op.topk(scores, chosen, 1, is_ascend=False, dtype="int64")
@@ -178,7 +182,7 @@ def _fast_gelu(x: Expr) -> Expr:
 
 
 class _Activation:
-    """What lies between the layers of an expert."""
+    """The activation between the layers of an expert."""
 
     def __init__(self, node: OnnxNode, gated: bool) -> None:
         self.name = node.attr_choice("activation_type", _ACTIVATIONS, "relu")

@@ -24,7 +24,7 @@ def _constant(values: float | Sequence[float] | np.ndarray, like: Expr) -> Const
 
 
 def post_transformed(node: OnnxNode, scores: Expr, transform: str) -> Expr:
-    """Scores [N, targets] as the attribute `post_transform` wants them."""
+    """Apply the `post_transform` attribute to scores [N, targets]."""
     if transform == "NONE":
         return scores
     if transform == "LOGISTIC":
@@ -33,7 +33,7 @@ def post_transformed(node: OnnxNode, scores: Expr, transform: str) -> Expr:
         return op.nn.softmax(scores, axis=-1)
     if transform == "PROBIT":
         return _probit(scores)
-    # As onnxruntime has it: scores of about zero stay zero, the others are divided by the sum of what they became.
+    # SOFTMAX_ZERO as in onnxruntime: scores of about zero stay zero and are left out of the sum.
     highest = op.max(scores, axis=(-1,), keepdims=True)
     small = op.less_equal(op.abs(scores), _constant(1e-7, scores))
     powers = op.where(small, op.multiply(scores, op.exp(op.negative(highest))), op.exp(op.subtract(scores, highest)))
@@ -41,7 +41,7 @@ def post_transformed(node: OnnxNode, scores: Expr, transform: str) -> Expr:
 
 
 def _probit(scores: Expr) -> Expr:
-    """sqrt(2) * inverse erf(2 s - 1), by Winitzki's approximation, which ONNX's implementations share."""
+    """sqrt(2) * erfinv(2 s - 1) by Winitzki's approximation, as other ONNX implementations compute it."""
     x = op.subtract(op.multiply(scores, _constant(2.0, scores)), _constant(1.0, scores))
     log = op.log(op.multiply(op.subtract(_constant(1.0, x), x), op.add(_constant(1.0, x), x)))
     half = op.add(_constant(2 / (np.pi * 0.147), x), op.multiply(log, _constant(0.5, x)))
@@ -69,10 +69,10 @@ def label_table(labels: Labels) -> Constant:
 def labelled(
     node: OnnxNode, scores: Expr, labels: Labels, transform: str, single: bool, positive: bool
 ) -> list[Expr]:
-    """The labels of the best classes [N] and the scores [N, classes].
+    """The labels of the classes with the highest scores [N], and the scores [N, classes].
 
-    A `single` score per row is that of the second of two classes: it wins above 0, or above 0.5 where all weights are
-    `positive` and the score a probability.
+    A `single` score per row belongs to the second of two classes, which is chosen above 0, or above 0.5 if all weights
+    are `positive` and the score is a probability.
     """
     if not single:
         best = op.argmax(scores, axis=(-1,))
@@ -93,12 +93,12 @@ def labelled(
 
 
 def floats(node: OnnxNode, name: str) -> tuple[float, ...]:
-    """The numbers of an attribute; none where it is left out."""
+    """The floats of an attribute; empty when it is omitted."""
     return node.attrs.get_floats(name) or ()
 
 
 def float_rows(node: OnnxNode) -> Expr:
-    """Input 0 as rows of float32; a vector is one row."""
+    """Input 0 as a float32 matrix; a vector is one row."""
     require_rank(node, 0, 1, 2)
     x = node[0] if node.rank(0) != 1 else op.expand_dims(node[0], 0)
     return op.cast(x, "float32")
@@ -106,7 +106,7 @@ def float_rows(node: OnnxNode) -> Expr:
 
 @converter("ArrayFeatureExtractor", domain=DOMAIN)
 def array_feature_extractor(node: OnnxNode) -> Expr:
-    """The columns of the last axis that input 1 names; of a vector, one row."""
+    """Selects elements along the last axis by index."""
     rows = node[0] if node.rank(0) > 1 else op.expand_dims(node[0], 0)
     return op.take(rows, reshape_to(node[1], (-1,)), axis=len(rows.shape) - 1, mode="numpy")
 
@@ -120,7 +120,7 @@ def binarizer(node: OnnxNode) -> Expr:
 
 @converter("FeatureVectorizer", domain=DOMAIN)
 def feature_vectorizer(node: OnnxNode) -> Expr:
-    """Columns side by side, each input cut or filled with zeros to its size."""
+    """Concatenates columns, each input truncated or zero-padded to its size."""
     sizes = node.attr_ints("inputdimensions", ())
     parts: list[Expr] = []
     for index, x in enumerate(node.all_inputs()):
@@ -134,7 +134,7 @@ def feature_vectorizer(node: OnnxNode) -> Expr:
 
 @converter("Imputer", domain=DOMAIN)
 def imputer(node: OnnxNode) -> Expr:
-    """Another number, one or one per column, in place of a certain one."""
+    """Replaces a value by another one, optionally per column."""
     require_rank(node, 0, 1)
     x = node[0]
     if x.dtype.is_float:
@@ -153,7 +153,7 @@ def imputer(node: OnnxNode) -> Expr:
 
 @converter("Scaler", domain=DOMAIN)
 def scaler(node: OnnxNode) -> Expr:
-    """(x - offset) * scale, each one number or one per column."""
+    """(x - offset) * scale, optionally per column."""
     require_rank(node, 0, 1)
     x = op.cast(node[0], "float32")
     for name, function in (("offset", op.subtract), ("scale", op.multiply)):
@@ -167,7 +167,7 @@ def scaler(node: OnnxNode) -> Expr:
 
 @converter("Normalizer", domain=DOMAIN)
 def normalizer(node: OnnxNode) -> Expr:
-    """Rows divided by their norm; rows of zeros stay. The norm "MAX" is, as in onnxruntime, the largest number."""
+    """Rows divided by their norm; zero rows are unchanged. As in onnxruntime, "MAX" is the largest value, signed."""
     x = op.cast(node[0], "float32")
     norm = node.attr_choice("norm", ("MAX", "L1", "L2"), "MAX")
     axis = (len(x.shape) - 1,)
@@ -183,7 +183,7 @@ def normalizer(node: OnnxNode) -> Expr:
 
 @converter("OneHotEncoder", domain=DOMAIN)
 def one_hot_encoder(node: OnnxNode) -> Expr:
-    """1 at the category of each element along a new last axis; unknown ones give zeros."""
+    """One-hot over categories; unknown ones give zeros."""
     names = node.attrs.get_strings("cats_strings")
     if not node.attr_bool("zeros", True):
         raise node.unsupported("zeros=0, which fails on unknown categories when it runs")
@@ -225,7 +225,7 @@ def linear_regressor(node: OnnxNode) -> Expr:
 
 @converter("LinearClassifier", domain=DOMAIN)
 def linear_classifier(node: OnnxNode) -> list[Expr]:
-    """The label of the best class, and the scores of all."""
+    """Label of the highest score, and all scores."""
     node.attrs.ignore("multi_class")
     labels = class_labels(node, "classlabels_ints")
     transform = node.attr_choice("post_transform", POST_TRANSFORMS, "NONE")

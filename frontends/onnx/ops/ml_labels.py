@@ -1,4 +1,4 @@
-"""Labels by keys: LabelEncoder, CategoryMapper and ZipMap of ai.onnx.ml."""
+"""LabelEncoder, CategoryMapper and ZipMap of ai.onnx.ml."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DOMAIN = "ai.onnx.ml"
 
 @converter("LabelEncoder", since=1, domain=DOMAIN)
 def label_encoder_1(node: OnnxNode) -> Expr:
-    """Before version 2, strings to their positions in a list, or positions to strings."""
+    """Before version 2: strings to their positions in a list, or the reverse."""
     names = np.array(node.attrs.get_strings("classes_strings") or (), object)
     return _between(node, names, np.arange(names.size, dtype=np.int64))
 
 
 @converter("LabelEncoder", since=2, domain=DOMAIN)
 def label_encoder(node: OnnxNode) -> Expr:
-    """The value whose key an element equals, or the default; the first of equal keys counts, and NaN equals NaN."""
+    """Dictionary lookup with a default; the first of equal keys counts, and NaN equals NaN."""
     keys, values = _table(node, "keys"), _table(node, "values")
     if keys.shape != values.shape:
         raise node.error(f"{keys.size} keys for {values.size} values")
@@ -56,7 +56,7 @@ def category_mapper(node: OnnxNode) -> Expr:
 
 
 def _between(node: OnnxNode, names: np.ndarray, numbers: np.ndarray) -> Expr:
-    """The number of each string of input 0, or the string of each number."""
+    """Map the strings of input 0 to numbers, or numbers to strings."""
     number, name = node.attr_int("default_int64", -1), node.attr_str("default_string", "_Unused")
     if node.dtype(0) == "string":
         return _of_strings(node, names, numbers, np.array(number, np.int64))
@@ -64,7 +64,7 @@ def _between(node: OnnxNode, names: np.ndarray, numbers: np.ndarray) -> Expr:
 
 
 def _of_strings(node: OnnxNode, keys: np.ndarray, values: np.ndarray, default: np.ndarray) -> Expr:
-    """The values of keys, of which one or both are strings."""
+    """Lookup where keys or values, or both, are strings."""
     if keys.dtype != object:
         return _picked_by_number(node, keys, values, default)
     position = op.strings.index(node[0], keys.tolist())
@@ -72,7 +72,7 @@ def _of_strings(node: OnnxNode, keys: np.ndarray, values: np.ndarray, default: n
 
 
 def _picked_by_number(node: OnnxNode, keys: np.ndarray, values: np.ndarray, default: np.ndarray) -> Expr:
-    """Strings for numbers: the position of the first key that a number equals, that of the default where none is."""
+    """Map numbers to strings by the position of the first equal key, else the default's."""
     known = node.known_value(0)
     if known is not None:
         return Constant(_looked_up(known, keys, values, default))
@@ -96,14 +96,14 @@ def _looked_up(x: np.ndarray, keys: np.ndarray, values: np.ndarray, default: np.
 
 @converter("ZipMap", domain=DOMAIN)
 def zip_map(node: OnnxNode) -> list[Expr]:
-    """Each row of scores as a map from the labels. The maps are put together from the model's results."""
+    """Rows of scores as maps, assembled on the host."""
     names = node.attrs.get_strings("classlabels_strings") or ()
     keys = names or node.attrs.get_ints("classlabels_int64s") or ()
     return [ZipMap(keys=tuple(keys))(node[0])]
 
 
 def _table(node: OnnxNode, name: str) -> np.ndarray:
-    """Keys or values: a tensor, strings, integers or floats."""
+    """Keys or values from the attributes: a tensor, strings, integers or floats."""
     tensor = node.attr_tensor(f"{name}_tensor")
     if tensor is not None:
         return tensor.reshape(-1)

@@ -28,14 +28,14 @@ def _number(value: float) -> Constant:
 
 
 def _kernel(node: OnnxNode, x: Expr, vectors: np.ndarray) -> Expr:
-    """The kernel of each row of x with each vector: [N, vectors]."""
+    """The kernel function of each row of x and each vector: [N, vectors]."""
     kind = node.attr_choice("kernel_type", _KERNELS, "LINEAR")
     params = floats(node, "kernel_params")
     if params and len(params) != 3:
         raise node.error(f"{len(params)} kernel parameters", expected="three: gamma, coef0, degree")
     gamma, offset, degree = params or (0.0, 0.0, 0.0)
     if kind == "RBF":
-        # Squares of differences, not of products: near vectors must not cancel.
+        # Sums of squared differences, as expanded products would cancel for close vectors.
         apart = op.subtract(op.expand_dims(x, 1), Constant(vectors[None]))
         return op.exp(op.multiply(op.sum(op.multiply(apart, apart), axis=(2,)), _number(-gamma)))
     product = op.nn.dense(x, Constant(vectors))
@@ -55,7 +55,7 @@ def _vectors(node: OnnxNode, x: Expr, count: int) -> np.ndarray:
 
 @converter("SVMRegressor", domain=DOMAIN)
 def svm_regressor(node: OnnxNode) -> Expr:
-    """The weighted kernels of the support vectors, or a linear function; with one_class its sign."""
+    """Kernel or linear regression; with one_class its sign."""
     node.attrs.ignore("post_transform")  # no implementation reads it
     x, count = float_rows(node), node.attr_int("n_supports", 0)
     weights, rho = np.array(floats(node, "coefficients"), np.float32), floats(node, "rho")
@@ -76,9 +76,10 @@ def svm_regressor(node: OnnxNode) -> Expr:
 
 @converter("SVMClassifier", domain=DOMAIN)
 def svm_classifier(node: OnnxNode) -> list[Expr]:
-    """Labels [N], and scores: probabilities of classes, decisions of pairs of them, or linear functions of each.
+    """Labels by one-vs-one voting, and probabilities or decision values.
 
-    The label is that of the class that wins most pairs, which may not be the most probable one.
+    Without support vectors, scores are a linear function per class. The label is that of the class that wins most
+    pairs, which may not be the most probable one.
     """
     labels = class_labels(node, "classlabels_ints")
     transform = node.attr_choice("post_transform", POST_TRANSFORMS, "NONE")
@@ -100,7 +101,7 @@ def svm_classifier(node: OnnxNode) -> list[Expr]:
 
 
 def _linear_scores(node: OnnxNode, x: Expr, classes: int) -> Expr:
-    """A linear function for each class, all with the same offset."""
+    """A linear function per class, with a common offset."""
     node.attrs.ignore("support_vectors", "prob_a", "prob_b", "kernel_params")
     weights, rho = np.array(floats(node, "coefficients"), np.float32), floats(node, "rho")
     if node.attr_choice("kernel_type", _KERNELS, "LINEAR") != "LINEAR":
@@ -114,9 +115,9 @@ def _linear_scores(node: OnnxNode, x: Expr, classes: int) -> Expr:
 
 
 def _decisions(node: OnnxNode, x: Expr, sizes: tuple[int, ...]) -> Expr:
-    """For each pair i < j of classes a number that is above 0 where i wins: [N, pairs].
+    """One-vs-one decision values [N, pairs] for class pairs i < j, positive if i wins.
 
-    The coefficients are [classes - 1, vectors]: of a vector of class i those against the other classes, in order.
+    The coefficients are [classes - 1, vectors]: for a vector of class i, those against the other classes, in order.
     """
     count, classes = sum(sizes), len(sizes)
     weights, rho = np.array(floats(node, "coefficients"), np.float32), floats(node, "rho")
@@ -130,7 +131,7 @@ def _decisions(node: OnnxNode, x: Expr, sizes: tuple[int, ...]) -> Expr:
 
 
 def _votes(decisions: Expr, classes: int) -> Expr:
-    """How many pairs each class wins: [N, classes]."""
+    """The number of pairs won by each class: [N, classes]."""
     pairs = list(combinations(range(classes), 2))
     wins, losses = (np.array([[float(pair[side] == c) for pair in pairs] for c in range(classes)], np.float32)
                     for side in (0, 1))  # fmt: skip
@@ -139,7 +140,7 @@ def _votes(decisions: Expr, classes: int) -> Expr:
 
 
 def _decision_scores(node: OnnxNode, decisions: Expr, transform: str) -> Expr:
-    """Scores where there are no probabilities. Of two classes both have one, as onnxruntime has them."""
+    """Scores without probabilities; as in onnxruntime, two classes have a score each."""
     if decisions.shape[1] != 1:
         return post_transformed(node, decisions, transform)
     if transform == "PROBIT":
@@ -151,7 +152,7 @@ def _decision_scores(node: OnnxNode, decisions: Expr, transform: str) -> Expr:
 
 
 def _probabilities(decisions: Expr, slopes: tuple[float, ...], offsets: tuple[float, ...], classes: int) -> Expr:
-    """Platt's sigmoid of each decision, coupled."""
+    """Class probabilities: Platt's sigmoid of each decision value, then pairwise coupling."""
     a, b = (Constant(np.array(values, np.float32)) for values in (slopes, offsets))
     pairs = op.sigmoid(op.negative(op.add(op.multiply(decisions, a), b)))
     return op.pairwise_coupling(op.clip(pairs, 1e-7, 1.0 - 1e-7), classes)

@@ -1,4 +1,4 @@
-"""Decision trees of ai.onnx.ml: TreeEnsemble, and the classifier and regressor that came before it."""
+"""Decision trees of ai.onnx.ml: TreeEnsemble, TreeEnsembleClassifier, TreeEnsembleRegressor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 @dataclass(slots=True)
 class _Forest:
-    """Tables of nodes and leaves as `relay.op.trees` takes them."""
+    """Tables of nodes and leaves in the layout of `relay.op.trees`."""
 
     nodes: list[list[int]] = field(default_factory=list)
     splits: list[float] = field(default_factory=list)
@@ -30,16 +30,16 @@ class _Forest:
     weights: list[float] = field(default_factory=list)
     roots: list[int] = field(default_factory=list)
     connected: bool = False
-    """Must the roots lead to every node?"""
+    """must every node be reachable from a root?"""
 
     def branch(self, mode: int, feature: int, split: float, missing: bool) -> int:
-        """A node whose successors are set later; its number."""
+        """Add a node, whose successors are set later; returns its number."""
         self.nodes.append([mode, feature, -1, -1, int(missing), 0, 0])
         self.splits.append(split)
         return len(self.nodes) - 1
 
     def leaf(self, weights: Sequence[tuple[int, float]]) -> int:
-        """A leaf with (target, weight) pairs; its number."""
+        """Add a leaf with (target, weight) pairs; returns its number."""
         first = len(self.targets)
         self.targets.extend(target for target, _ in weights)
         self.weights.extend(weight for _, weight in weights)
@@ -49,7 +49,7 @@ class _Forest:
         return number
 
     def scores(self, node: OnnxNode, x: Expr, num_targets: int, aggregate: str) -> Expr:
-        """The aggregated weights of the leaves that the rows of `x` reach: [N, num_targets]."""
+        """Evaluate the trees on the rows of `x` and aggregate leaf weights: [N, num_targets]."""
         features = node.extent(x, 1, "the features")
         table = np.array(self.nodes, np.int32).reshape(-1, len(NODE_FIELDS))
         self._check(node, table, features, num_targets)
@@ -69,7 +69,7 @@ class _Forest:
         return op.divide(result, Constant(np.array(len(self.roots), kind))) if aggregate == "AVERAGE" else result
 
     def _check(self, node: OnnxNode, table: np.ndarray, features: int, num_targets: int) -> None:
-        """Every walk from a root stays inside the tables and ends."""
+        """Check that all paths from the roots stay inside the tables and terminate."""
         inner = table[table[:, 0] != LEAF]
         if inner.size and (inner[:, 1].min() < 0 or inner[:, 1].max() >= features):
             raise node.error(f"trees that read features up to {inner[:, 1].max()}, of {features}")
@@ -93,7 +93,7 @@ class _Forest:
 
 
 def _data(node: OnnxNode) -> Expr:
-    """The rows as floats of 32 or 64 bits."""
+    """The rows as float32 or float64."""
     if node.rank(0) != 2:
         raise node.error(f"data of rank {node.rank(0)}", expected="rows of features: rank 2")
     return node[0] if node.dtype(0) in ("float32", "float64") else op.cast(node[0], "float32")
@@ -101,7 +101,7 @@ def _data(node: OnnxNode) -> Expr:
 
 @converter("TreeEnsemble", since=5, domain=DOMAIN)
 def tree_ensemble(node: OnnxNode) -> Expr:
-    """Nodes and leaves in lists of their own."""
+    """Decision trees with separate node and leaf tables."""
     node.attrs.ignore("nodes_hitrates")
     forest = _forest_5(node)
     aggregate = _AGGREGATES[_choice(node, "aggregate_function", 1, len(_AGGREGATES))]
@@ -138,7 +138,7 @@ def _forest_5(node: OnnxNode) -> _Forest:
         raise node.error("attributes of nodes or leaves of different lengths")
     forest = _Forest()
     leaves = [forest.leaf([(t, float(w))]) for t, w in zip(targets, weights, strict=True)]
-    # A test for membership is a chain of tests for equality.
+    # A membership test becomes a chain of equality tests.
     chains: list[list[int]] = []
     for mode, feature, split, tracks in zip(modes, features, splits, missing, strict=True):
         values = next(members) if mode == _MEMBER else [float(split)]
@@ -164,7 +164,7 @@ def _forest_5(node: OnnxNode) -> _Forest:
 
 
 def _member_sets(node: OnnxNode, count: int) -> Iterator[list[float]]:
-    """The sets of membership tests, which NaN ends, one after another."""
+    """The sets of membership tests, each terminated by NaN in the attribute."""
     passed = node.attr_tensor("membership_values")
     values = np.zeros(0) if passed is None else passed.reshape(-1)
     ends = np.flatnonzero(np.isnan(values))
@@ -175,7 +175,7 @@ def _member_sets(node: OnnxNode, count: int) -> Iterator[list[float]]:
 
 
 def _forest_of_ids(node: OnnxNode, weights: str) -> _Forest:
-    """Trees whose nodes are named by the numbers of a tree and of a node in it; `weights` is "class" or "target"."""
+    """Trees whose nodes are identified by (tree id, node id); `weights` is "class" or "target"."""
     node.attrs.ignore("nodes_hitrates", "nodes_hitrates_as_tensor")
     tree_ids, node_ids = node.attr_ints("nodes_treeids"), node.attr_ints("nodes_nodeids")
     owners = list(zip(tree_ids, node_ids, strict=False))
@@ -216,7 +216,7 @@ def _forest_of_ids(node: OnnxNode, weights: str) -> _Forest:
 
 
 def _numbers(node: OnnxNode, name: str) -> Sequence[float]:
-    """Floats of an attribute, or of the tensor attribute that holds them in another precision."""
+    """Floats of an attribute, or of its tensor variant in another precision."""
     tensor = node.attr_tensor(f"{name}_as_tensor")
     if tensor is not None:
         return [float(v) for v in tensor.reshape(-1)]
@@ -243,7 +243,7 @@ def tree_ensemble_regressor(node: OnnxNode) -> Expr:
 
 @converter("TreeEnsembleClassifier", domain=DOMAIN)
 def tree_ensemble_classifier(node: OnnxNode) -> list[Expr]:
-    """The label of the best class, and the scores of all. Two classes may share the scores of one."""
+    """Label of the highest score, and all scores. Two classes may share a single score."""
     labels = class_labels(node, "classlabels_int64s")
     transform = node.attr_choice("post_transform", POST_TRANSFORMS, "NONE")
     forest = _forest_of_ids(node, "class")

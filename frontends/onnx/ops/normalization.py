@@ -1,4 +1,4 @@
-"""Normalisations over channels, groups, trailing axes and neighbourhoods."""
+"""Normalisation operators: batch, layer, RMS, instance, group, Lp and local response."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["group_normalized", "layer_normalized", "rms_normalized"]
 
 @converter("BatchNormalization", since=1)
 def batch_normalization(node: OnnxNode) -> list[Expr | None]:
-    """Inference: (x - mean) / sqrt(var + epsilon) * scale + bias per channel. Training mode uses the batch's own."""
+    """(x - mean) / sqrt(var + epsilon) * scale + bias per channel. Training mode uses batch statistics."""
     epsilon, momentum = node.attr_float("epsilon", 1e-5), node.attr_float("momentum", 0.9)
     if not node.attr_bool("spatial", True):
         raise node.unsupported("statistics per position (spatial=0)")
@@ -63,9 +63,9 @@ def _normalised(centred: Expr, variance: Expr, epsilon: float) -> Expr:
 
 @converter("LayerNormalization", since=1)
 def layer_normalization(node: OnnxNode) -> list[Expr]:
-    """Mean 0 and variance 1 over the axes from `axis` on, then scale and bias. Also gives mean and 1/deviation.
+    """Layer normalisation over the axes from `axis` on. Also returns mean and 1 / deviation.
 
-    ONNX has it since opset 17; onnxruntime's optimizer writes it into the default domain of older models, too.
+    In ONNX since opset 17; onnxruntime's optimizer also writes it to the default domain of older models.
     """
     node.attrs.ignore("stash_type")
     axis = node.axis(node.attr_int("axis", -1), node.rank(0))
@@ -77,7 +77,7 @@ def layer_normalization(node: OnnxNode) -> list[Expr]:
 def layer_normalized(
     x: Expr, scale: Expr, bias: Expr | None, axis: int, epsilon: float, statistics: bool = False
 ) -> list[Expr]:
-    """(x - mean) / deviation * scale + bias over the axes from `axis` on; `statistics`: also mean, 1 / deviation."""
+    """Layer normalisation over the axes from `axis` on; with `statistics` also mean and 1 / deviation."""
     last = x.shape[axis:]
     fits = shapes_equal(scale.shape, last) and (bias is None or shapes_equal(bias.shape, last))
     if fits and not statistics and 0 not in last and x.dtype == scale.dtype and x.dtype.bits >= 32:
@@ -94,7 +94,7 @@ def layer_normalized(
 
 
 def _wide(x: Expr) -> Expr:
-    """`x` in at least float32, in which statistics are computed."""
+    """`x` in the type of the statistics: at least float32."""
     return x if x.dtype.bits >= 32 else op.cast(x, "float32")
 
 
@@ -119,19 +119,19 @@ def rms_normalized(x: Expr, scale: Expr, axis: int, epsilon: float, statistics: 
 
 @converter("InstanceNormalization")
 def instance_normalization(node: OnnxNode) -> Expr:
-    """Mean 0 and variance 1 over the spatial axes, then scale and bias per channel."""
+    """Normalisation over the spatial axes, with scale and bias per channel."""
     return op.nn.instance_norm(node[0], node[1], node[2], axis=1, epsilon=node.attr_float("epsilon", 1e-5))
 
 
 @converter("GroupNormalization", since=18)
 def group_normalization(node: OnnxNode) -> Expr:
-    """Mean 0 and variance 1 over each group of channels. Scale and bias are per group, from opset 21 per channel."""
+    """Normalisation over groups of channels. Scale and bias are per group, from opset 21 per channel."""
     node.attrs.ignore("stash_type")
     return group_normalized(node, node[0], node.attr_int("num_groups"), node.attr_float("epsilon", 1e-5))
 
 
 def group_normalized(node: OnnxNode, data: Expr, groups: int, epsilon: float) -> Expr:
-    """`data` [N, C, spatial..] with groups of channels normalised; scale and bias are inputs 1 and 2."""
+    """Group normalisation of `data` [N, C, spatial..]; scale and bias are inputs 1 and 2."""
     shape, rank = data.shape, len(data.shape)
     in_group = quotient(shape[1:2], (groups,)) if rank >= 2 and groups >= 1 else None
     if in_group is None:
@@ -170,7 +170,7 @@ def mean_variance_normalization(node: OnnxNode) -> Expr:
 
 @converter("LpNormalization")
 def lp_normalization(node: OnnxNode) -> Expr:
-    """x over its p-norm along `axis`; 0 where the norm is 0."""
+    """x divided by its p-norm along `axis`; 0 where the norm is 0."""
     x, p = node[0], node.attr_int("p", 2)
     axis = (node.axis(node.attr_int("axis", -1), node.rank(0)),)
     if p not in (1, 2):

@@ -1,4 +1,4 @@
-"""Normalisations of the domain com.microsoft, with sums and embeddings fused in front of them."""
+"""Normalisations of com.microsoft, fused with sums and embeddings."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from relayc.te.tir import Dim
 
 
 def simplified_layer_normalization(node: OnnxNode) -> list[Expr]:
-    """x / sqrt(mean(x * x) + epsilon) * scale over the axes from `axis` on, and 1 / the root."""
+    """RMS normalisation over the axes from `axis` on; also returns 1 / root mean square."""
     node.attrs.ignore("stash_type")
     axis = node.axis(node.attr_int("axis", -1), node.rank(0))
     return rms_normalized(node[0], node[1], axis, node.attr_float("epsilon", 1e-5), node.wants(1))
 
 
-convert_with(simplified_layer_normalization, "SimplifiedLayerNormalization")  # where onnxruntime itself puts it
+convert_with(simplified_layer_normalization, "SimplifiedLayerNormalization")  # onnxruntime's domain for it
 convert_with(simplified_layer_normalization, "SimplifiedLayerNormalization", domain=MICROSOFT)
 
 
 @converter("SkipLayerNormalization", domain=MICROSOFT)
 def skip_layer_normalization(node: OnnxNode) -> list[Expr]:
-    """Layer normalisation of input + skip + bias. Inputs: input, skip, gamma, beta, bias. The sum is output 3."""
+    """Layer normalisation of input + skip + bias. Inputs: input, skip, gamma, beta, bias. Output 3 is the sum."""
     require_rank(node, 0, 1)
     _check_vectors(node, node.type(0).shape[-1], (2, 3, 4))
     total = _with_skip(node, node.get(4))
@@ -41,7 +41,7 @@ def skip_layer_normalization(node: OnnxNode) -> list[Expr]:
 
 @converter("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_simplified_layer_normalization(node: OnnxNode) -> list[Expr | None]:
-    """input + skip + bias over its root mean square. Inputs: input, skip, gamma, bias. The sum is output 3."""
+    """RMS normalisation of input + skip + bias. Inputs: input, skip, gamma, bias. Output 3 is the sum."""
     require_rank(node, 0, 1)
     _check_vectors(node, node.type(0).shape[-1], (2, 3))
     total = _with_skip(node, node.get(3))
@@ -50,7 +50,7 @@ def skip_simplified_layer_normalization(node: OnnxNode) -> list[Expr | None]:
 
 
 def _with_skip(node: OnnxNode, bias: Expr | None) -> Expr:
-    """input + skip + bias; the skip may lack leading axes, or have 1 there."""
+    """input + skip + bias; the skip may lack leading axes or have size 1 there."""
     x, skip = node[0], node[1]
     lead = len(x.shape) - len(skip.shape)
     fits = lead >= 0 and all(s == 1 or dims_match(s, d) for s, d in zip(skip.shape, x.shape[lead:], strict=True))
@@ -61,7 +61,7 @@ def _with_skip(node: OnnxNode, bias: Expr | None) -> Expr:
 
 
 def _check_vectors(node: OnnxNode, size: Dim, indices: Sequence[int]) -> None:
-    """Inputs that are given are vectors of `size` elements."""
+    """Check that the present ones of inputs `indices` are vectors of `size` elements."""
     for index in indices:
         if node.get(index) is not None and (node.rank(index) != 1 or not dims_match(node.type(index).shape[0], size)):
             raise node.error(f"input {index} is {node.type(index)}", expected=f"a vector of {size} elements")
@@ -69,7 +69,7 @@ def _check_vectors(node: OnnxNode, size: Dim, indices: Sequence[int]) -> None:
 
 @converter("EmbedLayerNormalization", domain=MICROSOFT)
 def embed_layer_normalization(node: OnnxNode) -> list[Expr]:
-    """The sum of the embeddings of words, positions and segments, normalised; words per row; the sum.
+    """Layer normalisation of the sum of word, position and segment embeddings; also words per row, and the sum.
 
     Inputs: words, segments, the tables of words, positions and segments, gamma, beta, mask, positions.
     """
@@ -79,9 +79,9 @@ def embed_layer_normalization(node: OnnxNode) -> list[Expr]:
 
 @converter("QEmbedLayerNormalization", domain=MICROSOFT)
 def q_embed_layer_normalization(node: OnnxNode) -> list[Expr]:
-    """EmbedLayerNormalization of quantized tables, scale and bias, whose scales are inputs 8 to 12, then zero points.
+    """EmbedLayerNormalization with quantised tables, gamma and beta.
 
-    Rows are looked up, then made floats.
+    Inputs 8 to 12 are scales, then zero points. Rows are gathered, then dequantised.
     """
 
     def real(index: int, x: Expr) -> Expr:
@@ -96,7 +96,7 @@ def q_embed_layer_normalization(node: OnnxNode) -> list[Expr]:
 def _embedded(
     node: OnnxNode, row: Callable[[int, Expr], Expr], last: tuple[Expr, Expr], positions: Expr | None
 ) -> list[Expr]:
-    """`row` gives rows of the table at an input, `last` are scale and bias."""
+    """`row` gathers rows of the table at an input; `last` are gamma and beta."""
     for index in (0, 2, 3):
         require_rank(node, index, 2, 2)
     batch, length = node.type(0).shape
@@ -118,13 +118,13 @@ def _embedded(
 
 @converter("GroupNorm", domain=MICROSOFT)
 def group_norm(node: OnnxNode) -> Expr:
-    """Groups of channels normalised, then SiLU where `activation` is 1. Inputs: x, scale, bias per channel."""
+    """Channels-last group normalisation, optionally with SiLU. Inputs: x, scale, bias per channel."""
     return _grouped(node, node[0])
 
 
 @converter("SkipGroupNorm", domain=MICROSOFT)
 def skip_group_norm(node: OnnxNode) -> list[Expr]:
-    """The same of x + skip + bias, and the sum. Inputs: x, scale, bias per channel, skip, bias of the sum."""
+    """GroupNorm of x + skip + bias, and the sum. Inputs: x, scale, bias per channel, skip, bias of the sum."""
     require_rank(node, 0, 4, 4)
     require_rank(node, 3, 2, 4)
     x, skip = node[0], node[3]
@@ -153,12 +153,12 @@ def _grouped(node: OnnxNode, x: Expr) -> Expr:
     return transposed(result, (0, 2, 3, 1)) if last else result
 
 
-# root mean squares ----------------------------------------------------------------------------------------------------
+# RMS normalisation ----------------------------------------------------------------------------------------------------
 
 
 @converter("GatedRMSNorm", domain=MICROSOFT)
 def gated_rms_norm(node: OnnxNode) -> Expr:
-    """Heads over their root mean square, times a scale and an activation of a gate. Inputs: x, scale, gate."""
+    """RMS normalisation of heads, times an activated gate. Inputs: x, scale, gate."""
     require_rank(node, 0, 1)
     require_rank(node, 1, 1, 1)
     kind, shape = node.attr_choice("activation", ("silu", "swish", "sigmoid"), "silu"), node.type(0).shape

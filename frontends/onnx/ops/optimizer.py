@@ -1,4 +1,4 @@
-"""Optimizers of ai.onnx.preview.training: one step for each of several tensors.
+"""Optimizers of ai.onnx.preview.training: one update of several tensors.
 
 Inputs: the learning rate, the number of steps taken, then all parameters, all gradients, and one group of as many
 tensors for each kind of state. Outputs: new parameters, then the new state, group by group.
@@ -19,7 +19,7 @@ from relayc.relay.expr import Constant, Expr
 DOMAIN = "ai.onnx.preview.training"
 
 Step = Callable[..., Sequence[Expr]]
-"""New parameter and states from a parameter, its gradient and its states."""
+"""A function from a parameter, its gradient and its states to the new parameter and states."""
 
 
 def _number(value: float, like: Expr) -> Expr:
@@ -52,7 +52,7 @@ def _rate(node: OnnxNode) -> tuple[Expr, Expr]:
 
 @converter("Adagrad", domain=DOMAIN)
 def adagrad(node: OnnxNode) -> list[Expr]:
-    """State: the sum of squared gradients. (Duchi et al., 2011)"""
+    """Adagrad (Duchi et al., 2011). State: the sum of squared gradients."""
     rate, steps = _rate(node)
     rate = op.divide(rate, op.add(_number(1.0, rate), _scaled(node.attr_float("decay_factor", 0.0), steps)))
     epsilon = node.attr_float("epsilon", 1e-6)
@@ -68,7 +68,7 @@ def adagrad(node: OnnxNode) -> list[Expr]:
 
 @converter("Adam", domain=DOMAIN)
 def adam(node: OnnxNode) -> list[Expr]:
-    """States: the running means of gradients and of their squares. (Kingma and Ba, 2015)"""
+    """Adam (Kingma and Ba, 2015). States: the running means of gradients and of their squares."""
     alpha, beta = node.attr_float("alpha", 0.9), node.attr_float("beta", 0.999)
     epsilon, after = node.attr_float("epsilon", 1e-6), node.attr_float("norm_coefficient_post", 0.0)
     rate, steps = _rate(node)
@@ -90,7 +90,7 @@ def adam(node: OnnxNode) -> list[Expr]:
 
 @converter("Momentum", domain=DOMAIN)
 def momentum(node: OnnxNode) -> list[Expr]:
-    """State: the velocity. Mode "nesterov" looks ahead along it. (Sutskever et al., 2013)"""
+    """Momentum, optionally Nesterov's (Sutskever et al., 2013). State: the velocity."""
     alpha, beta = node.attr_float("alpha"), node.attr_float("beta")
     nesterov = node.attr_choice("mode", ("standard", "nesterov"), "standard") == "nesterov"
     rate, steps = _rate(node)

@@ -1,4 +1,4 @@
-"""Optional values: the value or `ABSENT` where that is known when compiling, else a list of at most one."""
+"""Optional values: the value or `ABSENT` if known at compile time, else a sequence of at most one element."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relayc.relay.expr import Constant, Expr
 
 @converter("Optional", since=15)
 def optional(node: OnnxNode) -> list[Expr]:
-    """The value, or none."""
+    """Wraps a value, or makes an empty optional."""
     node.attrs.ignore("type")
     return [ABSENT if node.get(0) is None else node[0]]
 
@@ -30,7 +30,7 @@ def optional_has_element(node: OnnxNode) -> Expr:
 
 @converter("OptionalGetElement", since=15)
 def optional_get_element(node: OnnxNode) -> list[Expr]:
-    """The value; without one an error, when compiling or when the model runs."""
+    """The value; an error if it is empty."""
     x = node[0]
     if x is ABSENT:
         raise node.error("an optional value without element", expected="a value")

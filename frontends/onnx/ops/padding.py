@@ -1,4 +1,4 @@
-"""Pad: borders of one value, or continued from the inside."""
+"""Pad with static, symbolic and computed amounts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Widths = dict[int, tuple[int, int]]
 
 @converter("Pad", since=1)
 def pad_1(node: OnnxNode) -> Expr:
-    """Before opset 2 the attribute was called `paddings`."""
+    """Pad before opset 2, whose attribute is called `paddings`."""
     name = "paddings" if node.opset < 2 else "pads"
     axes = tuple(range(node.rank(0)))
     return _pad(node, node.attr_ints(name), node.attr_float("value", 0.0), axes, _mode(node))
@@ -34,7 +34,7 @@ def pad(node: OnnxNode) -> Expr:
 
 
 def padded(node: OnnxNode, axes: Sequence[int], mode: str) -> Expr:
-    """Input 0 with the borders of input 1 along `axes`; with mode "constant" they have the value of input 2."""
+    """Pad input 0 by the amounts of input 1 along `axes`; mode "constant" pads with the value of input 2."""
     node.count(1, 2 * len(axes), "the pads")
     pads = node.sizes_or_none(1)
     value, known = node.get(2), node.known_value(2)
@@ -50,11 +50,11 @@ def _mode(node: OnnxNode) -> str:
     return node.attr_choice("mode", ("constant", "reflect", "edge", "wrap"), "constant")
 
 
-# amounts known now ----------------------------------------------------------------------------------------------------
+# static amounts -------------------------------------------------------------------------------------------------------
 
 
 def _pad(node: OnnxNode, pads: Sequence[int], fill: float, axes: Sequence[int], mode: str) -> Expr:
-    """All leading amounts, then all trailing ones; negative amounts crop."""
+    """Pad by static amounts: all leading ones, then all trailing ones; negative amounts crop."""
     if len(pads) != 2 * len(axes):
         raise node.error(f"{len(pads)} pads for {len(axes)} axes", expected=f"{2 * len(axes)} pads")
     widths = {axis: (pads[i], pads[i + len(axes)]) for i, axis in enumerate(axes)}
@@ -78,7 +78,7 @@ def _pad(node: OnnxNode, pads: Sequence[int], fill: float, axes: Sequence[int], 
 
 
 def _pad_symbolic(node: OnnxNode, widths: Widths, fill: float, mode: str) -> Expr:
-    """Along sizes known at run time."""
+    """Pad along symbolic dimensions by static amounts."""
     x = node[0]
     for axis, (before, after) in widths.items():
         if before < 0 or after < 0:
@@ -88,11 +88,11 @@ def _pad_symbolic(node: OnnxNode, widths: Widths, fill: float, mode: str) -> Exp
     return op.nn.pad(x, grown, fill, mode) if any(pair != (0, 0) for pair in grown) else x
 
 
-# amounts known at run time --------------------------------------------------------------------------------------------
+# symbolic amounts -----------------------------------------------------------------------------------------------------
 
 
 def _pad_dynamic(node: OnnxNode, pads: Sequence[Dim], fill: Expr, axes: Sequence[int], mode: str) -> Expr:
-    """Elements of the input at positions that are computed for each axis, and where none are, `fill`."""
+    """Pad by symbolic amounts, as a gather at computed positions, with `fill` outside."""
     if len(pads) != 2 * len(axes):
         raise node.error(f"{len(pads)} pads for {len(axes)} axes", expected=f"{2 * len(axes)} pads")
     x, inside, rank = node[0], None, node.rank(0)
@@ -113,7 +113,7 @@ def _pad_dynamic(node: OnnxNode, pads: Sequence[Dim], fill: Expr, axes: Sequence
 
 
 def _cropped(x: Expr, axis: int, before: Dim, after: Dim) -> tuple[Expr, Dim, Dim]:
-    """`x` without what negative amounts cut off, and the amounts that it grows by."""
+    """`x` cropped by negative amounts, and the remaining non-negative amounts."""
     front, back = (larger(product((-1, n)), 0) for n in (before, after))
     if not (is_at_least(before, 0) and is_at_least(after, 0)):
         end = larger(add_sizes(x.shape[axis], product((-1, back))), front)
@@ -122,7 +122,7 @@ def _cropped(x: Expr, axis: int, before: Dim, after: Dim) -> tuple[Expr, Dim, Di
 
 
 def _continued(at: Expr, extent: Expr, mode: str) -> Expr:
-    """The positions within an axis that stand for positions `at` outside of it; "clip" keeps the rest inside."""
+    """Map positions `at` outside of an axis into it by reflection, wrapping or clamping, as `mode` says."""
     if mode in ("constant", "edge"):
         return at
     if mode == "wrap":
@@ -132,11 +132,11 @@ def _continued(at: Expr, extent: Expr, mode: str) -> Expr:
     return op.minimum(folded, op.subtract(period, folded))
 
 
-# amounts that the program computes ------------------------------------------------------------------------------------
+# computed amounts -----------------------------------------------------------------------------------------------------
 
 
 def _pad_computed(node: OnnxNode, fill: Expr, axes: Sequence[int], mode: str) -> Expr:
-    """Elements at computed positions, too; what is known of an amount, its sign included, is its value in the run."""
+    """Pad by amounts, of either sign, that are computed at run time, as a gather at computed positions."""
     x, inside, rank, count = node[0], None, node.rank(0), len(axes)
     pads, zero = op.cast(node[1], "int64"), const(0, "int64")
     before, after = (op.strided_slice(pads, (k * count,), ((k + 1) * count,), axes=(0,)) for k in (0, 1))
@@ -150,7 +150,7 @@ def _pad_computed(node: OnnxNode, fill: Expr, axes: Sequence[int], mode: str) ->
             here = op.logical_and(op.greater_equal(at, zero), op.less(at, extent))
             here = op.reshape(here, [total if a == axis else 1 for a in range(rank)])
             inside = here if inside is None else op.logical_and(inside, here)
-        else:  # what is continued is what negative amounts leave
+        else:  # modes other than "constant" continue what negative amounts leave
             cut_front, cut_back = (op.maximum(op.negative(n), zero) for n in (front, back))
             left = op.subtract(op.subtract(extent, cut_front), cut_back)
             at = op.add(_continued(op.subtract(at, cut_front), left, mode), cut_front)

@@ -26,7 +26,7 @@ _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
 @converter("MaxPool", since=1)
 def max_pool(node: OnnxNode) -> Expr | list[Expr]:
-    """The second output is where the values lie in the whole input, counted in the order that storage_order says."""
+    """The second output is flat input positions in `storage_order`."""
     column_major = node.attr_bool("storage_order", False)
     if node.wants(1):
         window = _window(node, node[0])
@@ -37,7 +37,7 @@ def max_pool(node: OnnxNode) -> Expr | list[Expr]:
 
 
 def _max_pool_of_bordered(node: OnnxNode, window: Window, column_major: bool) -> list[Expr]:
-    """Maxima and their positions where the border is known at run time: found with it, and counted without it."""
+    """Max pooling with dynamic padding: computed on the padded input, positions converted to the unpadded one."""
     x = node[0]
     bordered_x = window.bordered(x, _least(x))
     pooled = op.nn.max_pool_with_argmax(bordered_x, **_attributes(node, window))
@@ -60,13 +60,13 @@ def max_pool_of(node: OnnxNode, x: Expr) -> Expr:
 
 
 def _least(x: Expr) -> float:
-    """A number that no element is less than."""
+    """The lowest value of the element type."""
     return float(x.dtype.min_value()) if x.dtype.is_integral else -math.inf
 
 
 @converter("MaxUnpool", since=9)
 def max_unpool(node: OnnxNode) -> Expr:
-    """The values at the positions that MaxPool gave for them, zeros elsewhere."""
+    """Scatters values to MaxPool's positions, zeros elsewhere."""
     shape = node.type(0).shape
     kernel = node.attr_ints("kernel_shape")
     rank = len(shape) - 2
@@ -92,7 +92,7 @@ def max_unpool(node: OnnxNode) -> Expr:
 
 @converter("Col2Im", since=18)
 def col2im(node: OnnxNode) -> Expr:
-    """The sum of windows [N, C * taps, windows] where they overlap; windows side by side are only moved."""
+    """Sums overlapping windows [N, C * taps, windows]."""
     image, block = node.sizes(1, "the image's shape"), node.constant_ints(2, "the block's shape")
     rank = len(image)
     strides, dilations = node.attr_ints("strides", (1,) * rank), node.attr_ints("dilations", (1,) * rank)
@@ -114,7 +114,7 @@ def average_pool(node: OnnxNode) -> Expr:
 
 
 def average_pool_of(node: OnnxNode, x: Expr) -> Expr:
-    """The mean of each window of `x`. Padding counts in it with count_include_pad only."""
+    """The mean of each window of `x`; padding counts only with count_include_pad."""
     window = _window(node, x)
     function = _by_rank(node, _AVERAGE, window)
     include = node.attr_bool("count_include_pad", False)
@@ -133,7 +133,7 @@ def lp_pool(node: OnnxNode) -> Expr:
 
 
 def _norm_order(node: OnnxNode) -> int:
-    """p, which was a float at opset 1."""
+    """The attribute p, a float at opset 1."""
     p = node.attr_int("p", 2) if node.opset >= 2 else round(node.attr_float("p", 2.0))
     if p < 1:
         raise node.error(f"p is {p}", expected="1 or more")

@@ -1,4 +1,4 @@
-"""Operators of the domain com.microsoft that ONNX took over, as they are or with a few changes."""
+"""Contrib operators of com.microsoft that were promoted to ONNX, some with changes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ convert_with(trilu, "Trilu", domain=MICROSOFT)
 
 @converter("Range", domain=MICROSOFT)
 def range_(node: OnnxNode) -> Expr:
-    """start, start + delta, ... up to, not including, the limit; by ones where delta is left out."""
+    """start, start + delta, ... below the limit; delta is 1 by default."""
     step = const(1, node.dtype(0)) if node.get(2) is None else node[2]
     return spanned(node.with_inputs([node[0], node[1], step]))
 
 
 @converter("Pad", domain=MICROSOFT)
 def pad(node: OnnxNode) -> Expr:
-    """Pads are a vector, or a matrix of one row."""
+    """Pads are a vector or a 1-row matrix."""
     mode = node.attr_choice("mode", ("constant", "reflect", "edge"), "constant")
     pads = reshape_to(node[1], (product(node.type(1).shape),))
     return padded(node.with_inputs([node[0], pads, node.get(2)]), range(node.rank(0)), mode)
@@ -37,7 +37,7 @@ def pad(node: OnnxNode) -> Expr:
 
 @converter("Unique", domain=MICROSOFT)
 def unique(node: OnnxNode) -> list[Expr]:
-    """Distinct elements of a vector in the order in which they are first met, what each became, and counts."""
+    """Distinct elements of a vector by first occurrence, inverse indices, and counts."""
     require_rank(node, 0, 1, 1)
     values, _, inverse, counts = distinct(node, None, in_order=False)
     return [values, inverse, counts]
@@ -45,7 +45,7 @@ def unique(node: OnnxNode) -> list[Expr]:
 
 @converter("CDist", domain=MICROSOFT)
 def c_dist(node: OnnxNode) -> Expr:
-    """Distances of the rows of two matrices: [rows, rows]."""
+    """Pairwise distances of the rows of two matrices."""
     for index in (0, 1):
         require_rank(node, index, 2, 2)
     metric = node.attr_choice("metric", ("sqeuclidean", "euclidean"), "sqeuclidean")

@@ -1,4 +1,4 @@
-"""Quantised tensors: conversions, and products of integers with scales around them."""
+"""Quantisation: QuantizeLinear, DequantizeLinear, and quantised products."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def quantize_linear(node: OnnxNode) -> Expr:
 
 
 def quantized(node: OnnxNode, x: Expr, zero: Expr | None, target: str, saturate: bool = True) -> Expr:
-    """`x`, in units of the scale, as `target`."""
+    """Round `x`, already divided by the scale, to `target`."""
     parsed = parse_dtype(target)
     if parsed.is_float:
         return cast_to(x, target, saturate)
@@ -57,7 +57,7 @@ def _at_least_float32(x: Expr) -> Expr:
 
 @converter("DequantizeLinear", since=10)
 def dequantize_linear(node: OnnxNode) -> Expr:
-    """(x - zero point) * scale, of the scale's element type."""
+    """(x - zero point) * scale."""
     wanted = node.attr_int("output_dtype", 0)
     target = dtype_name(wanted, node.where) if wanted else str(node.dtype(1))
     layout = _Layout(node, node.attr_int("axis", 1) if node.opset >= 13 else 0)
@@ -72,7 +72,7 @@ def dequantize_linear(node: OnnxNode) -> Expr:
 
 
 def _constants(scale: Expr, zero: Expr | None, dtype: str) -> tuple[Constant, Constant] | None:
-    """Scale and zero point, one number each or as many, where they are constants for 8-bit dtype; None otherwise."""
+    """Scale and zero point of equal shape, if they are constants for an 8-bit type; else None."""
     constant = isinstance(scale, Constant) and (zero is None or isinstance(zero, Constant))
     fits = dtype in ("uint8", "int8") and (zero is None or zero.dtype == dtype)
     if not constant or not fits or scale.dtype != "float32":
@@ -90,7 +90,7 @@ def _values(e: Expr) -> np.ndarray[Any, Any]:
 
 
 class _Layout:
-    """How scales and zero points lie along the data: one, one per index of an axis, or one per block of it."""
+    """Granularity of scales and zero points: per tensor, per axis, or per block of an axis."""
 
     def __init__(self, node: OnnxNode, axis: int) -> None:
         self.node = node
@@ -99,7 +99,7 @@ class _Layout:
         self.block = node.attr_int("block_size", 0)
 
     def parameters(self, dtype: str) -> tuple[Expr, Expr, int] | None:
-        """(scale, zero point, axis) as `op.qnn` takes them: constants, one or one for each index of `axis`; or None."""
+        """(scale, zero point, axis) for `op.qnn`, if they are constants per tensor or per axis; else None."""
         known = None if self.block else _constants(self.node[1], self.node.get(2), dtype)
         if known is None:
             return None
@@ -107,7 +107,7 @@ class _Layout:
         return (*known, self.node.axis(self.axis, len(self.shape)) if known[0].shape else -1)
 
     def spread(self, x: Expr) -> Expr:
-        """`x` in a shape that broadcasts with the data."""
+        """`x` reshaped, and repeated over blocks, to broadcast with the data."""
         size, rank = x.shape, len(self.shape)
         nowhere = len(size) == 1 and not -rank <= self.axis < rank
         if not size or (size == (1,) and not self.block) or (nowhere and dims_match(size[0], 1)):
@@ -128,12 +128,12 @@ class _Layout:
 
 @converter("DynamicQuantizeLinear", since=11)
 def dynamic_quantize_linear(node: OnnxNode) -> list[Expr]:
-    """uint8 values, scale and zero point for the range of x, which always holds 0."""
+    """uint8 quantisation by the range of x, extended to 0."""
     return list(dynamically_quantized(node[0]))
 
 
 def dynamically_quantized(x: Expr) -> tuple[Expr, Expr, Expr]:
-    """uint8 values, scale and zero point for the range of `x` and 0; the scale of zeros alone is 1."""
+    """uint8 values, scale and zero point for the range of `x`, extended to 0; the scale of all zeros is 1."""
     scale, zero = op.qnn.choose_qparams(x)
     return op.qnn.quantized(op.divide(x, scale), zero, "uint8"), scale, zero
 
@@ -143,7 +143,7 @@ def _centred(node: OnnxNode, index: int, zero_index: int, axis: int) -> Expr:
 
 
 def centred(node: OnnxNode, x: Expr, zero: Expr | None, axis: int) -> Expr:
-    """`x` as int32 minus its zero point, which may be one per index of `axis`."""
+    """`x` as int32 minus its zero point, per tensor or per `axis`."""
     x = op.cast(x, "int32")
     if zero is None or (isinstance(zero, Constant) and not zero.data.any()):
         return x
@@ -151,7 +151,7 @@ def centred(node: OnnxNode, x: Expr, zero: Expr | None, axis: int) -> Expr:
 
 
 def along(node: OnnxNode, x: Expr, axis: int, rank: int) -> Expr:
-    """A scalar, or a vector laid along `axis` of a tensor of that rank; other shapes as they are."""
+    """Reshape a vector to broadcast along `axis` of a tensor of rank `rank`; other shapes are unchanged."""
     if len(x.shape) > 1:
         return x
     (size,) = x.shape or (1,)
@@ -173,7 +173,9 @@ def conv_integer(node: OnnxNode) -> Expr:
 
 @converter("QLinearMatMul", since=10)
 def q_linear_mat_mul(node: OnnxNode) -> Expr:
-    """Inputs: A, its scale and zero point, B, its scale and zero point, the result's scale and zero point."""
+    """Quantised matrix product.
+
+    Inputs: A, its scale and zero point, B, its scale and zero point, the result's scale and zero point."""
     operands = _dequantized_operands(node, -1)
     if operands is not None:
         return _codes(node, matmul(node, *operands))
@@ -185,7 +187,9 @@ def q_linear_mat_mul(node: OnnxNode) -> Expr:
 
 
 def q_linear_conv(node: OnnxNode) -> Expr:
-    """Inputs: X, its scale and zero point, W, its scale and zero point, the result's, and an int32 bias."""
+    """Quantised convolution.
+
+    Inputs: X, its scale and zero point, W, its scale and zero point, the result's, and an int32 bias."""
     operands, bias = _dequantized_operands(node, 0), node.get(8)
     if operands is not None and (bias is None or isinstance(bias, Constant)):
         real = convolve(node, *operands)
@@ -203,10 +207,10 @@ def q_linear_conv(node: OnnxNode) -> Expr:
 
 
 def _dequantized_operands(node: OnnxNode, axis: int) -> tuple[Expr, Expr] | None:
-    """The operands of a quantised product as floats, which passes compute on x again; None unless all is known.
+    """The dequantised operands of a quantised product, for passes to compute in integers; None if not applicable.
 
-    That is constant scales and zero points, one but for the weights, which are constant and may have one for each index
-    of `axis`.
+    Requires constant scales and zero points, per tensor but for the weights, which have to be constant and may be
+    quantised per `axis`.
     """
     data, weight = [dequantized(node, index, node.get(index + 1), node.get(index + 2), axis) for index in (0, 3)]
     result = [node.get(index) for index in (6, 7)]
@@ -223,7 +227,7 @@ def _codes(node: OnnxNode, real: Expr) -> Expr:
 
 
 def dequantized(node: OnnxNode, index: int, scale: Expr | None, zero: Expr | None, axis: int) -> Expr | None:
-    """Input `index` as floats by `qnn.dequantize`; None unless scale and zero point are constants for 8-bit x."""
+    """Input `index` dequantised by `qnn.dequantize`; None unless its scale and zero point are 8-bit constants."""
     x = node[index]
     known = None if scale is None else _constants(scale, zero, str(x.dtype))
     if known is None or (known[0].shape and known[0].shape != (x.shape[axis],)):
@@ -235,7 +239,7 @@ convert_with(q_linear_conv, "QLinearConv", since=10)
 
 
 def _requantized(node: OnnxNode, product: Expr, scales: list[Expr], zero: Expr) -> Expr:
-    """The int32 `product` times the inputs' scales over the result's, as the zero point's type."""
+    """Requantise the int32 `product` by the inputs' scales over the result's, to the zero point's type."""
     a, b, result = (op.cast(scale, "float32") for scale in scales)
     real = op.multiply(op.cast(product, "float32"), op.divide(op.multiply(a, b), result))
     return quantized(node, real, zero, str(zero.dtype))

@@ -1,4 +1,4 @@
-"""Operators of the domain com.microsoft on quantized tensors: real(x) = (x - zero point) * scale, operator, rounded."""
+"""Quantised operators of com.microsoft: dequantise, compute, requantise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _require_codes(node: OnnxNode, index: int) -> None:
 
 
 def _real(node: OnnxNode, index: int) -> Expr:
-    """The tensor at input `index` as floats; its scale and zero point follow it."""
+    """Input `index` dequantised; its scale and zero point are the next inputs."""
     _require_codes(node, index)
     x, scale = op.cast(node[index], "float32"), _scalar(node, index + 1, "a scale")
     zero = None if node.get(index + 2) is None else _scalar(node, index + 2, "a zero point")
@@ -45,7 +45,7 @@ def _real(node: OnnxNode, index: int) -> Expr:
 
 
 def _rounded(node: OnnxNode, x: Expr, index: int, dtype: str) -> Expr:
-    """Floats `x` as `dtype`; the scale is input `index`, the zero point, which may be left out, the next one."""
+    """Quantise `x` to `dtype`; the scale is input `index`, the optional zero point the next one."""
     zero = None if node.get(index + 1) is None else _scalar(node, index + 1, "a zero point")
     if zero is not None and zero.dtype != dtype:
         raise node.error(f"a zero point of {zero.dtype} for values of {dtype}")
@@ -56,17 +56,17 @@ def _rounded(node: OnnxNode, x: Expr, index: int, dtype: str) -> Expr:
 
 
 def _unary(function: Callable[[OnnxNode, Expr], Expr]) -> Callable[[OnnxNode], Expr]:
-    """Inputs: X, its scale and zero point, the result's."""
+    """Converter of a quantised unary operator; inputs: X, its scale and zero point, the result's."""
     return lambda node: _rounded(node, function(node, _real(node, 0)), 3, str(node.dtype(0)))
 
 
 def _binary(function: Callable[[Expr, Expr], Expr]) -> Callable[[OnnxNode], Expr]:
-    """Inputs: A, its scale and zero point, B, its scale and zero point, the result's."""
+    """Converter of a quantised binary operator; inputs: A, its scale and zero point, B, its ones, the result's."""
     return lambda node: _rounded(node, function(_real(node, 0), _real(node, 3)), 6, str(node.dtype(0)))
 
 
 def _channels_first(node: OnnxNode, x: Expr, function: Callable[[OnnxNode, Expr], Expr]) -> Expr:
-    """`function` of `x` with the channels in front, where `channels_last` says that they are behind."""
+    """Apply `function` in channels-first layout, transposing if `channels_last` is set."""
     if not node.attr_bool("channels_last", False):
         return function(node, x)
     rank = len(x.shape)
@@ -106,7 +106,9 @@ convert_with(_unary(_reduced_mean), "QLinearReduceMean", domain=MICROSOFT)
 
 @converter("QLinearConcat", domain=MICROSOFT)
 def q_linear_concat(node: OnnxNode) -> Expr:
-    """Inputs: the result's scale and zero point, then each tensor with its scale and zero point."""
+    """Quantised Concat.
+
+    Inputs: the result's scale and zero point, then each tensor with its scale and zero point."""
     if len(node) < 5 or len(node) % 3 != 2:
         raise node.error(f"{len(node)} inputs", expected="two, and three for each tensor")
     parts = [_real(node, index) for index in range(2, len(node), 3)]
@@ -116,13 +118,15 @@ def q_linear_concat(node: OnnxNode) -> Expr:
 
 @converter("QLinearWhere", domain=MICROSOFT)
 def q_linear_where(node: OnnxNode) -> Expr:
-    """Inputs: the condition, X, its scale and zero point, Y, its scale and zero point, the result's."""
+    """Quantised Where.
+
+    Inputs: the condition, X, its scale and zero point, Y, its scale and zero point, the result's."""
     return _rounded(node, op.where(node[0], _real(node, 1), _real(node, 4)), 7, str(node.dtype(1)))
 
 
 @converter("NhwcMaxPool", domain=MICROSOFT)
 def nhwc_max_pool(node: OnnxNode) -> Expr:
-    """MaxPool of quantized values with the channels last; the order of the values is that of the numbers."""
+    """MaxPool of quantised values in channels-last layout."""
     require_rank(node, 0, 3)
     rank = node.rank(0)
     result = max_pool_of(node, transposed(node[0], (0, rank - 1, *range(1, rank - 1))))
@@ -131,9 +135,10 @@ def nhwc_max_pool(node: OnnxNode) -> Expr:
 
 @converter("QGemm", domain=MICROSOFT)
 def q_gemm(node: OnnxNode) -> Expr:
-    """alpha * A' * B' + C. Inputs: A, its scale and zero point, B's, an int32 C in units of the product, the result's.
+    """Quantised Gemm, alpha * A' * B' + C.
 
-    Without the scale of the result it is a float.
+    Inputs: A, its scale and zero point, B, its ones, an int32 C in units of the product, the result's. Without the
+    result's scale the output is a float.
     """
     for index in (0, 3):
         require_rank(node, index, 2, 2)
@@ -150,9 +155,10 @@ def q_gemm(node: OnnxNode) -> Expr:
 
 @converter("DynamicQuantizeLSTM", domain=MICROSOFT)
 def dynamic_quantize_lstm(node: OnnxNode) -> list[Expr | None]:
-    """LSTM with quantized weights, which are [directions, inputs, gates]; their scales and zero points are inputs 8-11.
+    """LSTM with quantised weights.
 
-    States keep 16 bits, where onnxruntime rounds those of each step to 8: results are the more exact ones.
+    Weights are [directions, inputs, gates]; their scales and zero points are inputs 8 to 11. States keep 16 bits, where
+    onnxruntime rounds those of each step to 8, so results are more precise.
     """
     weights: list[Expr] = []
     of_gates: list[QuantizedWeights | None] = []
@@ -168,7 +174,7 @@ def dynamic_quantize_lstm(node: OnnxNode) -> list[Expr | None]:
 
 
 def _quantized_gates(node: OnnxNode, index: int, scale: int, zero: int) -> QuantizedWeights | None:
-    """Weights [directions, inputs, gates] less zero points as int8; None where these are not constant, or larger."""
+    """Weights [directions, inputs, gates] minus zero points as int8; None if not constant or out of range."""
     values, zeros = node[index], node.value_or_none(_of_gates(node, zero))
     if not isinstance(values, Constant) or zeros is None:
         return None
@@ -182,7 +188,7 @@ def _quantized_gates(node: OnnxNode, index: int, scale: int, zero: int) -> Quant
 
 
 def _of_gates(node: OnnxNode, index: int) -> Expr:
-    """A number for each direction, or for each column of its weights, laid along the weights."""
+    """Scales or zero points, per direction or per column, reshaped to broadcast with the weights."""
     shape = node.type(index).shape
     require_rank(node, index, 1, 2)
     return reshape_to(node[index], (shape[0], 1, shape[1] if len(shape) == 2 else 1))
@@ -193,7 +199,7 @@ def _of_gates(node: OnnxNode, index: int) -> Expr:
 
 @converter("QuantizeLinear", domain=MICROSOFT)
 def quantize_linear(node: OnnxNode) -> Expr:
-    """round(x / scale) + zero point, saturated; vectors lie along `axis`."""
+    """round(x / scale) + zero point, saturated; per tensor or per `axis`."""
     zero = node.get(2)
     if zero is not None:
         _require_codes(node, 2)
@@ -204,7 +210,7 @@ def quantize_linear(node: OnnxNode) -> Expr:
 
 @converter("DequantizeLinear", domain=MICROSOFT)
 def dequantize_linear(node: OnnxNode) -> Expr:
-    """(x - zero point) * scale; vectors lie along `axis`."""
+    """(x - zero point) * scale, per tensor or per `axis`."""
     _require_codes(node, 0)
     x, scale, zero = op.cast(node[0], "float32"), node[1], node.get(2)
     if zero is not None:
@@ -214,11 +220,11 @@ def dequantize_linear(node: OnnxNode) -> Expr:
 
 
 def _spread(node: OnnxNode, x: Expr) -> Expr:
-    """A scalar, or a vector laid along the node's axis."""
+    """Reshape a scalar or vector to broadcast along the node's axis."""
     shape, rank = node.static(x, "the shape of scale and zero point"), node.rank(0)
     axis = node.attr_int("axis", 1)
     if shape in ((), (1,)):
         return reshape_to(x, ())
     if len(shape) != 1 or shape[0] != node.type(0).shape[node.axis(axis, rank)]:
-        raise node.error(f"scale or zero point of shape {list(shape)}", expected=f"one number for each of axis {axis}")
+        raise node.error(f"scale or zero point of shape {list(shape)}", expected=f"one element for each of axis {axis}")
     return along(node, x, axis, rank)

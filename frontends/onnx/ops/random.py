@@ -1,7 +1,7 @@
-"""Operators that draw random numbers, by a counter-based generator in compiled code (`relay.op.random`).
+"""Random number operators, by a counter-based generator in compiled code (`relay.op.random`).
 
-A node with the attribute "seed" gives the same numbers in every executor made of the model; one without takes a seed
-from its place in the model. Each run draws other numbers.
+A node with the attribute "seed" is reproducible across executors; others derive a seed from their place in the model.
+Each run draws new numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _dtype(node: OnnxNode, default: str) -> str:
 
 
 def _shape(node: OnnxNode) -> Sequence[Dim]:
-    """The attribute "shape", or that of the input of an operator ...Like."""
+    """The attribute "shape", or the shape of the input of a ...Like operator."""
     if node.op_type.endswith("Like"):
         return node.type(0).shape
     shape = node.attr_ints("shape")
@@ -63,7 +63,7 @@ def random_normal(node: OnnxNode) -> Expr:
 
 @converter("Bernoulli", since=15)
 def bernoulli(node: OnnxNode) -> Expr:
-    """1 with the probability that the input says. (The function body that ONNX gives compares the other way round.)"""
+    """1 with the input's probability. (ONNX's function body compares the other way round.)"""
     p = node[0]
     number = node.attrs.get_int("dtype")
     drawn = op.random.uniform(_key(node), p.shape, str(p.dtype))
@@ -72,9 +72,9 @@ def bernoulli(node: OnnxNode) -> Expr:
 
 @converter("Multinomial", since=7)
 def multinomial(node: OnnxNode) -> Expr:
-    """Classes of each row, drawn by the logarithms of their probabilities (up to a common factor).
+    """Samples classes per row by unnormalised log-probabilities.
 
-    A number below the sum of a row's probabilities falls into the class where the running sum passes it.
+    Inverse transform sampling: a uniform number times the row's sum selects the class by the cumulative sum.
     """
     batch, classes = node.type(0).shape
     count = node.attr_int("sample_size", 1)
@@ -95,14 +95,14 @@ def multinomial(node: OnnxNode) -> Expr:
 
 @converter("Dropout", since=1)
 def dropout_1(node: OnnxNode) -> list[Expr | None]:
-    """Before opset 12 models for inference, whatever they say: the identity. The mask is all true."""
+    """Dropout before opset 12: always inference, the identity; the mask is all true."""
     node.attrs.ignore("ratio", "is_test")
     return _kept(node, "bool" if node.opset >= 10 else str(node.dtype(0)))
 
 
 @converter("Dropout", since=12)
 def dropout(node: OnnxNode) -> list[Expr | None]:
-    """In training, each element is zero with the probability `ratio`; the others are scaled up to make up for it."""
+    """Identity in inference; in training, zeroes elements with probability `ratio` and rescales."""
     x, training = node[0], node.get(2)
     known = None if training is None else node.value_or_none(training)
     if training is None or (known is not None and not known.any()):

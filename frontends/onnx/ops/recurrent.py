@@ -1,7 +1,7 @@
 """LSTM, GRU and RNN.
 
-The input's product with all gates' weights is one matrix product over all time steps and directions, biases included;
-the recurrence is one operator for both directions, or for each where they differ in their activations.
+The input's product with the weights of all gates is one matrix product over all time steps and directions, biases
+included; the recurrence is one operator for both directions, or one per direction if their activations differ.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
     "thresholdedrelu": ("thresholded_relu", (1.0,)),
     "elu": ("elu", (1.0,)),
 }
-"""ONNX's name in lower case -> (our name, defaults of alpha and beta as far as it has them)."""
+"""ONNX's name in lower case -> (name in relay, defaults of alpha and beta if it has them)."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeights:
-    """Weights [directions, gates * hidden, columns] as int8, and their scales [directions, gates * hidden]."""
+    """int8 weights [directions, gates * hidden, columns] and their scales [directions, gates * hidden]."""
 
     values: Expr
     scales: Expr
 
 
 class _Recurrent:
-    """What LSTM, GRU and RNN have in common: inputs 0-5, directions, layout, and how outputs are put together."""
+    """Common parts of LSTM, GRU and RNN: inputs 0 to 5, directions, layout, assembly of the outputs."""
 
     def __init__(self, node: OnnxNode, gates: int, default_activations: Sequence[str]) -> None:
         self.node, self.gates = node, gates
@@ -95,7 +95,7 @@ class _Recurrent:
     def products(self, directions: range, state_bias_gates: int, quantized: QuantizedWeights | None = None) -> Expr:
         """X W' + biases [time, batch, directions * gates * hidden]; R's biases are added to some first gates.
 
-        With `codes` for W, X is rounded to codes, too, by its own range.
+        With `quantized` for W, X is dynamically quantised too.
         """
         columns = len(directions) * self.gates * self.hidden
         flat = reshape_to(self.x, (product((self.time, self.batch)), self.features))
@@ -119,14 +119,14 @@ class _Recurrent:
         return op.add(own, state)
 
     def state_bias(self, directions: range, gate: int) -> Expr:
-        """R's bias of one gate [directions, hidden]; zeros when there are no biases."""
+        """R's bias of one gate [directions, hidden]; zeros without biases."""
         if self.node.get(3) is None:
             return Constant(np.zeros((len(directions), self.hidden), str(self.x.dtype)))
         start = (self.gates + gate) * self.hidden
         return _cut(self.part(3, directions), 1, start, start + self.hidden)
 
     def initial(self, index: int, directions: range) -> Expr:
-        """The initial states [directions, batch, hidden] from input `index`; zeros when it is left out."""
+        """The initial states [directions, batch, hidden] from input `index`; zeros when it is omitted."""
         if self.node.get(index) is None:
             return zeros((len(directions), self.batch, self.hidden), str(self.x.dtype))
         if self.batch_first:
@@ -134,23 +134,23 @@ class _Recurrent:
         return self.part(index, directions)
 
     def part(self, index: int, directions: range) -> Expr:
-        """Input `index` of some directions."""
+        """Input `index` restricted to `directions`."""
         return self.chosen(self.node[index], directions)
 
     def part_or(self, index: int, directions: range, quantized: QuantizedWeights | None) -> Expr:
-        """Input `index` of some directions, or the codes that stand for it."""
+        """Input `index` restricted to `directions`, or its quantised weights."""
         return self.part(index, directions) if quantized is None else self.chosen(quantized.values, directions)
 
     def chosen(self, x: Expr, directions: range) -> Expr:
-        """`x` [directions, ..] of some directions."""
+        """`x` [directions, ..] restricted to `directions`."""
         return x if len(directions) == len(self.backwards) else _cut(x, 0, directions.start, directions.stop)
 
     def reverse(self, directions: range) -> tuple[bool, ...]:
-        """Of each direction: does it run from the last step to the first?"""
+        """A flag per direction: does it run backwards in time?"""
         return tuple([self.backwards[d] for d in directions])
 
     def lengths(self) -> Expr | None:
-        """Lengths of the sequences [batch]; None when all are full."""
+        """Sequence lengths [batch]; None when all have full length."""
         known = self.node.known_value(4)
         full = known is not None and isinstance(self.time, int) and bool(np.all(known == self.time))
         if self.node.get(4) is None or full:
@@ -158,9 +158,9 @@ class _Recurrent:
         return self.node[4]
 
     def outputs(self, parts: Sequence[Sequence[Expr]]) -> list[Expr | None]:
-        """Y [time, directions, batch, hidden] and the final states [directions, batch, hidden], laid out as asked.
+        """Y [time, directions, batch, hidden] and final states [directions, batch, hidden], in the node's layout.
 
-        `parts` has the results of the operators, one for all directions or for each.
+        `parts` has the results of the operators, one for all directions or one per direction.
         """
         y, *states = parts[0]
         if len(parts) > 1:
@@ -178,7 +178,7 @@ def _cut(x: Expr, axis: int, start: int, end: int) -> Expr:
 
 
 def _activation(node: OnnxNode, name: str, alphas: list[float], betas: list[float]) -> Activation:
-    """The function `name`, taking its parameters off the front of `alphas` and `betas`."""
+    """The activation `name`; pops its parameters off the front of `alphas` and `betas`."""
     found = _ACTIVATIONS.get(name.lower())
     if found is None:
         raise node.unsupported(f"the activation {name!r}", expected=", ".join(_ACTIVATIONS))
@@ -190,11 +190,11 @@ def _activation(node: OnnxNode, name: str, alphas: list[float], betas: list[floa
 
 
 _FEW_ENTRIES = 2
-"""Entries of a batch, at most, for which reading weights costs more than what is done with them."""
+"""Largest batch for which the recurrence is bound by reading the weights."""
 
 
 def _quantized_product(x: Expr, weight: Expr, scales: Expr) -> Expr:
-    """`x` (M, K), rounded to codes by its own range, times int8 weights (N, K) with their scales (N): (M, N)."""
+    """Dynamically quantised `x` (M, K) times int8 weights (N, K) with scales (N): (M, N)."""
     quantized, scale, zero = dynamically_quantized(x)
     centred = op.subtract(op.cast(quantized, "int32"), op.cast(zero, "int32"))
     sums = op.nn.dense(centred, op.cast(weight, "int32"))
@@ -203,12 +203,12 @@ def _quantized_product(x: Expr, weight: Expr, scales: Expr) -> Expr:
 
 @converter("LSTM")
 def lstm(node: OnnxNode) -> list[Expr | None]:
-    """Gates in the order input, output, forget, cell; optional peepholes in the order input, output, forget."""
+    """Gates: input, output, forget, cell; optional peepholes: input, output, forget."""
     return lstm_of(node, None)
 
 
 def lstm_of(node: OnnxNode, quantized: tuple[QuantizedWeights, QuantizedWeights] | None) -> list[Expr | None]:
-    """The LSTM of a node whose inputs 1 and 2, W and R, are those of `codes` as floats, where these are given."""
+    """Convert an LSTM, optionally with quantised W and R, whose dequantised values are inputs 1 and 2."""
     common = _Recurrent(node, 4, ("Sigmoid", "Tanh", "Tanh"))
     of_input, of_state = (None, None) if quantized is None else quantized
     few = isinstance(common.batch, int) and common.batch <= _FEW_ENTRIES
@@ -228,7 +228,7 @@ def lstm_of(node: OnnxNode, quantized: tuple[QuantizedWeights, QuantizedWeights]
 
 
 def _peepholes(common: _Recurrent, directions: range) -> Expr | None:
-    """Weights [directions, 3, hidden] of the input, output and forget peepholes; None when they are absent or zero."""
+    """Peephole weights [directions, 3, hidden] (input, output, forget); None when absent or zero."""
     node = common.node
     if node.get(7) is None:
         return None
@@ -240,7 +240,7 @@ def _peepholes(common: _Recurrent, directions: range) -> Expr | None:
 
 @converter("GRU", since=1)
 def gru(node: OnnxNode) -> list[Expr | None]:
-    """Gates in the order update, reset, hidden."""
+    """Gates: update, reset, hidden."""
     common = _Recurrent(node, 3, ("Sigmoid", "Tanh"))
     return common.outputs([
         op.nn.gru(
@@ -254,7 +254,7 @@ def gru(node: OnnxNode) -> list[Expr | None]:
 
 @converter("RNN", since=1)
 def rnn(node: OnnxNode) -> list[Expr | None]:
-    """One gate."""
+    """Simple recurrence with one gate."""
     common = _Recurrent(node, 1, ("Tanh",))
     return common.outputs([
         op.nn.rnn(

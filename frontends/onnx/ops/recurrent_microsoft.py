@@ -1,4 +1,4 @@
-"""Layers with a state in the domain com.microsoft: linear attention, causal convolutions, what goes with them."""
+"""Stateful layers of com.microsoft: linear attention, causal convolution, and related operators."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def _require_last_state_only(node: OnnxNode) -> None:
 
 @converter("LinearAttention", domain=MICROSOFT)
 def microsoft_linear_attention(node: OnnxNode) -> Result:
-    """ONNX's operator of the same name."""
+    """ONNX's LinearAttention."""
     _require_last_state_only(node)
     return linear_attention(node)
 
 
 @converter("LinearAttentionGate", domain=MICROSOFT)
 def linear_attention_gate(node: OnnxNode) -> list[Expr | None]:
-    """decay_scale * softplus(a + dt_bias), computed in float32, and sigmoid(b) where b is given."""
+    """decay_scale * softplus(a + dt_bias) in float32, and optionally sigmoid(b)."""
     require_rank(node, 0, 3, 3)
     for index in (1, 2):
         require_rank(node, index, 1, 1)
         if not shapes_match(node[index].shape, node[0].shape[2:]):
-            raise node.error(f"input {index} is {node[index].ty}", expected="a number for each head")
+            raise node.error(f"input {index} is {node[index].ty}", expected="a value for each head")
     decay = op.multiply(node[2], op.nn.softplus(op.add(op.cast(node[0], "float32"), node[1])))
     rate = node.get(3)
     return [op.cast(decay, str(node.dtype(0))), None if rate is None else op.sigmoid(rate)]
@@ -40,7 +40,7 @@ def linear_attention_gate(node: OnnxNode) -> list[Expr | None]:
 
 @converter("CausalConvWithState", domain=MICROSOFT)
 def causal_conv_with_state(node: OnnxNode) -> list[Expr]:
-    """ONNX's operator of the same name, with a distance between taps, and with `channels_last` [N, L, channels..]."""
+    """ONNX's CausalConvWithState with a dilation, optionally channels last."""
     if node.attr_int("ndim", 1) != 1:
         raise node.unsupported("convolutions of two and three dimensions (ndim)", expected="1")
     _require_last_state_only(node)
@@ -60,7 +60,7 @@ def causal_conv_with_state(node: OnnxNode) -> list[Expr]:
 
 @converter("BranchwiseRMSNorm", domain=MICROSOFT)
 def branchwise_rms_norm(node: OnnxNode) -> Expr:
-    """[.., branches, H], or [.., branches * H] with `num_branches`: each branch over its root mean square."""
+    """RMS normalisation of each branch of [.., branches, H] or, with `num_branches`, [.., branches * H]."""
     count, x = node.attr_int("num_branches", 0), op.cast(node[0], "float32")
     shape = x.shape
     if count:

@@ -33,7 +33,7 @@ _BOOLEAN = {"ReduceMax": op.any, "ReduceMin": op.all}
 
 
 def _reduce(node: OnnxNode, axes: Sequence[int] | None) -> Expr:
-    """Over `axes`; over all when there are none, unless noop_with_empty_axes."""
+    """Reduce over `axes`, or over all if there are none, unless noop_with_empty_axes is set."""
     rank = node.rank(0)
     keepdims = node.attr_bool("keepdims", True)
     noop = node.attr_bool("noop_with_empty_axes", False)
@@ -47,7 +47,7 @@ def _reduce(node: OnnxNode, axes: Sequence[int] | None) -> Expr:
 
 
 def _pointwise(node: OnnxNode) -> Expr:
-    """The reduction over no axes: what is done to each element before and after summing."""
+    """The reduction over no axes: the elementwise part, before and after summing."""
     x = node[0]
     if node.op_type in ("ReduceL1", "ReduceL2"):
         return op.abs(x)

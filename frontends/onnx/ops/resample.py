@@ -1,4 +1,4 @@
-"""Coordinates and weights of one-dimensional resampling, in numpy: what Resize does along each axis.
+"""Coordinates and weights of one-dimensional resampling, in numpy, for each axis of Resize.
 
 An axis is resampled by taps: output i is the sum over t of weights[t, i] * x[indices[t, i]].
 """
@@ -15,7 +15,7 @@ __all__ = ["Resampling", "Taps", "output_extent", "resample"]
 
 @dataclass(frozen=True, slots=True)
 class Resampling:
-    """The attributes of Resize that matter along an axis, with ONNX's spellings."""
+    """The attributes of Resize that apply per axis, with ONNX's names."""
 
     mode: str
     coordinates: str
@@ -27,7 +27,7 @@ class Resampling:
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """`indices` int64[taps, out] and `weights` float64[taps, out]; `outside` bool[out] marks outputs off the input."""
+    """`indices` int64[taps, out], `weights` float64[taps, out]; `outside` bool[out] marks results outside the input."""
 
     indices: np.ndarray
     weights: np.ndarray
@@ -35,7 +35,7 @@ class Taps:
 
 
 def output_extent(extent: int, scale: float) -> int:
-    """The extent that `scale` gives."""
+    """The output extent for `scale`: floor(extent * scale)."""
     return math.floor(extent * scale)
 
 
@@ -63,7 +63,7 @@ def resample(how: Resampling, extent: int, out: int, scale: float, roi: tuple[fl
 
 
 def _source(coordinates: str, extent: int, out: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
-    """Where in the input each output element lies: float64[out]."""
+    """Input coordinate of each output element: float64[out]."""
     i = np.arange(out, dtype=np.float64)
     width = scale * extent  # not rounded to the whole number of outputs
     if coordinates == "asymmetric":

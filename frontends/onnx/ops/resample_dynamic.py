@@ -1,6 +1,6 @@
-"""The taps of `frontends.onnx.ops.resample` as expressions, along axes whose sizes are known at run time.
+"""The taps of `frontends.onnx.ops.resample` as expressions, along symbolic dimensions.
 
-The vectors are computed in float64 by the same formulas, as long as the axis, once for each run.
+The index and weight vectors are computed once per run in float64, by the same formulas.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """Indices that repeat each position: element i is (first + i) // times, or the nearest end of the axis."""
+    """Indices that repeat each position: element i is (first + i) // times, clamped to the axis."""
 
     times: int
     first: int
@@ -42,7 +42,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Strided:
-    """Indices that skip positions evenly: element i is first + i * step, always within the axis."""
+    """Evenly strided indices: element i is first + i * step, always within the axis."""
 
     step: int
     first: int
@@ -50,7 +50,7 @@ class Strided:
 
 @dataclass(frozen=True, slots=True)
 class DynamicTaps:
-    """For each tap `indices` int64[out] and `weights` float64[out] (none: 1); `outside` bool[out] as in `Taps`."""
+    """Per tap `indices` int64[out] and `weights` float64[out] (none: 1); `outside` bool[out] as in `Taps`."""
 
     indices: Sequence[Expr | Repeated | Strided]
     weights: Sequence[Expr]
@@ -59,7 +59,7 @@ class DynamicTaps:
 
 @dataclass(frozen=True, slots=True)
 class DynamicFilter:
-    """As `TapsAtRunTime`, with any number of taps: `indices` int64[out, taps], `weights` float64[out, taps]."""
+    """Dynamic taps of dynamic number: `indices` int64[out, taps], `weights` float64[out, taps]."""
 
     indices: Expr
     weights: Expr
@@ -79,7 +79,7 @@ def scaled(extent: Dim, scale: Expr) -> Expr:
 def resample_dynamic(
     how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float] = (0.0, 1.0)
 ) -> DynamicTaps:
-    """The taps that resample an axis of `extent` elements to `out`. With antialiasing `scale` must be a number."""
+    """The taps that resample an axis of `extent` elements to `out`. With antialiasing `scale` must be static."""
     x, last, outside = _places(how, extent, out, scale, roi)
     if how.mode == "nearest":
         return DynamicTaps([_index(_rounded(x, how.nearest), last)], [], outside)
@@ -108,13 +108,13 @@ def resample_dynamic(
 
 
 _PERIODIC = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetric", "tf_half_pixel_for_nn")
-"""Coordinates that have the same part of a position every `scale` elements, where that is a whole number."""
+"""Coordinate modes whose fractional positions are periodic in `scale` elements, for a whole scale."""
 _SAMPLE = 8
-"""Elements of an axis that is enlarged to see how."""
+"""Extent of the sample axis on which index patterns are detected."""
 
 
 def repeated_positions(how: Resampling, scale: float) -> list[Repeated] | None:
-    """The indices of all taps of an axis that is made `scale` times as long, if they repeat each position as often."""
+    """The indices of all taps for `scale`, if they repeat every position equally often; else None."""
     if how.coordinates not in _PERIODIC or how.antialias or scale < 2 or not float(scale).is_integer():
         return None
     sample = resample(replace(how, exclude_outside=False), _SAMPLE, _SAMPLE * int(scale), scale)
@@ -123,7 +123,7 @@ def repeated_positions(how: Resampling, scale: float) -> list[Repeated] | None:
 
 
 def strided_positions(how: Resampling, scale: float) -> list[Strided] | None:
-    """The indices of all taps of an axis that is made `scale` times as long, if they skip positions evenly."""
+    """The indices of all taps for `scale`, if they are evenly strided; else None."""
     step = round(1 / scale) if how.coordinates in _PERIODIC and scale < 1 else 0
     if step < 2 or step * scale != 1.0:
         return None
@@ -142,7 +142,7 @@ def filter_dynamic(
     width: Dim,
     roi: tuple[float, float] = (0.0, 1.0),
 ) -> DynamicFilter:
-    """The same with antialiasing by any scale: `width`, an even number, is how many elements the filter covers."""
+    """The taps with antialiasing for a dynamic scale; `width`, an even number, is the filter's extent in elements."""
     x, last, outside = _places(how, extent, out, scale, roi)
     x = op.expand_dims(x, 1)
     base = op.floor(x)
@@ -161,7 +161,7 @@ def filter_dynamic(
 def _places(
     how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float]
 ) -> tuple[Expr, Expr, Expr]:
-    """Where each output element lies in the input, the input's last position, and which lie off the input."""
+    """Input coordinates of the output elements, the last input position, and a mask of those outside the input."""
     factor = scale if isinstance(scale, Expr) else const(scale, "float64")
     last = op.subtract(real(extent), _f(1.0))
     x = _source(how.coordinates, extent, out, factor, roi)
@@ -173,7 +173,7 @@ def _f(value: float) -> Expr:
 
 
 def _index(position: Expr, last: Expr) -> Expr:
-    """Whole positions brought into the axis."""
+    """Clamp whole positions to the axis."""
     return op.cast(op.maximum(op.minimum(position, last), _f(0.0)), "int64")
 
 
@@ -214,7 +214,7 @@ def _triangle(distance: Expr) -> Expr:
 
 
 def _cubic(d: Expr, a: float) -> Expr:
-    """Keys' cubic convolution kernel, of distances from 0 on."""
+    """Keys' cubic convolution kernel for non-negative distances."""
 
     def polynomial(*coefficients: float) -> Expr:
         value: Expr = float_const(coefficients[0], d)

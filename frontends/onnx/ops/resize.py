@@ -1,4 +1,4 @@
-"""Resize and Upsample: separable resampling, with taps computed when compiling where the sizes are known."""
+"""Resize and Upsample: separable resampling, with taps computed at compile time for static sizes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from relayc.relay.sizes import add_sizes, dims_equal, floor_divide, is_at_least,
 from relayc.te.tir import Dim
 
 MAX_TAPS = 8
-"""Wider filters (strong reductions with antialiasing) are applied as a matrix, or by a loop over what they cover."""
+"""Most taps that are unrolled; wider filters (antialiased reductions) are a matrix product or a loop."""
 
 _AnyTaps = Taps | DynamicTaps | DynamicFilter
 
@@ -51,7 +51,7 @@ _COORDINATES = (
 
 @converter("Upsample", since=1, until=10)
 def upsample(node: OnnxNode) -> Expr:
-    """Scales are attributes per axis of the image (opset 1), one attribute (7), an input (9)."""
+    """Scales are attributes (before opset 9) or an input."""
     if node.opset < 7:
         scales = (1.0, 1.0, node.attr_float("height_scale"), node.attr_float("width_scale"))
     elif node.opset < 9:
@@ -69,13 +69,13 @@ def resize_10(node: OnnxNode) -> Expr:
 
 
 def _by_input(node: OnnxNode) -> Expr:
-    """Scales are input 1."""
+    """Upsample or Resize with scales in input 1."""
     known = node.known_value(1)
     return _legacy_resize(node, None if known is None else known.reshape(-1).tolist())
 
 
 def _legacy_resize(node: OnnxNode, known: Sequence[float] | None) -> Expr:
-    """Scales that are `known`, or are computed at run time by input 1."""
+    """Resize by `known` scales, or by input 1, computed at run time."""
     mode = node.attr_choice("mode", ("nearest", "linear", "bilinear"), "nearest")
     how = Resampling("nearest" if mode == "nearest" else "linear", "asymmetric", "floor")
     target = _scaled_target(node, 1, known, None)
@@ -85,7 +85,7 @@ def _legacy_resize(node: OnnxNode, known: Sequence[float] | None) -> Expr:
 
 @converter("Resize", since=11)
 def resize(node: OnnxNode) -> Expr:
-    """`scales` or `sizes` per axis; see the operator's page for the coordinate modes."""
+    """All coordinate and interpolation modes."""
     how = _method(node)
     extrapolation = node.attr_float("extrapolation_value", 0.0)
     target = _target(node)
@@ -96,7 +96,7 @@ def resize(node: OnnxNode) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Axes, their new extents, and the scales that map coordinates."""
+    """Resized axes, their new extents, and the scales of the coordinates."""
 
     axes: Sequence[int]
     extents: Sequence[Dim]
@@ -106,7 +106,7 @@ class _Target:
 def _resampled(
     node: OnnxNode, how: Resampling, target: _Target, roi: dict[int, tuple[float, float]]
 ) -> tuple[Expr, Expr | None]:
-    """The input resampled axis by axis, and where results lie off the input, if a region of it was asked for."""
+    """The input resampled axis by axis, and with a region of interest a mask of results outside the input."""
     shape = node.type(0).shape
     _check_extents(node, target)
     x, outside = node[0], None
@@ -149,7 +149,7 @@ def _taps_dynamic(
 
 
 def _width(node: OnnxNode, how: Resampling, scale: float | Expr) -> Dim:
-    """How many elements of the input the filter covers: more, with antialiasing, the more the image is reduced."""
+    """The filter's extent in input elements, which grows with the reduction when antialiasing."""
     reach = {"nearest": 0.5, "linear": 1.0, "cubic": 2.0}[how.mode]
     if how.mode == "nearest" or not how.antialias:
         return int(2 * reach)
@@ -211,7 +211,7 @@ def _ratio(size: Dim, extent: Dim) -> float | Expr:
 def _scaled_target(
     node: OnnxNode, index: int, known: Sequence[float] | None, passed: Sequence[int] | None
 ) -> _Target:
-    """Extents by scales that are `known`, or else are computed by input `index`."""
+    """The target for `known` scales, or those computed by input `index`."""
     shape = node.type(0).shape
     if known is None:
         count = len(shape) if passed is None else len(passed)
@@ -227,11 +227,11 @@ def _scaled_target(
 
 
 _EXACT = 1 << 10
-"""Numerators and denominators of scales by which sizes are computed as sizes, and not by the program."""
+"""Largest numerator and denominator of a scale for which extents are symbolic expressions, not computed ones."""
 
 
 def _scaled(node: OnnxNode, extent: Dim, scale: float) -> Dim:
-    """floor(extent * scale)"""
+    """The size floor(extent * scale)."""
     if isinstance(extent, int):
         return output_extent(extent, scale)
     exact = Fraction(scale)
@@ -254,7 +254,7 @@ def _check_scales(node: OnnxNode, scales: Sequence[float]) -> None:
 
 
 def _check_extents(node: OnnxNode, target: _Target) -> None:
-    """The extents must be of a tensor that is not empty, and the tables of weights of a size that can be computed."""
+    """Check that the result is not empty and that the weight tables are not too large."""
     if 0 in node.type(0).shape:
         raise node.unsupported("resizing an empty tensor")
     if not all(at_least(extent, 1) for extent in target.extents):
@@ -266,7 +266,7 @@ def _check_extents(node: OnnxNode, target: _Target) -> None:
 
 
 def _roi(node: OnnxNode, axes: Sequence[int]) -> dict[int, tuple[float, float]]:
-    """Start and end of the region per axis, as fractions of the input."""
+    """Start and end of the region of interest per axis, as fractions of the input."""
     value = node.constant(1, "the region of interest").reshape(-1)
     if value.size != 2 * len(axes):
         raise node.error(f"a region of {value.size} numbers", expected=f"{2 * len(axes)} numbers")
@@ -295,7 +295,7 @@ def _as_expr(values: np.ndarray | Expr) -> Expr:
 
 
 def _taken(x: Expr, indices: np.ndarray | Expr | Repeated | Strided, axis: int) -> Expr:
-    """Elements of `x` along an axis: of even ones passes know how their places are computed."""
+    """Gather elements of `x` along an axis; regular patterns become repeats and strided slices."""
     if isinstance(indices, Strided):
         last = product((floor_divide(x.shape[axis], indices.step), indices.step))
         return op.strided_slice(x, (indices.first,), (last,), (indices.step,), axes=(axis,))
@@ -322,7 +322,7 @@ def _by_taps(x: Expr, axis: int, taps: Taps | DynamicTaps) -> Expr:
 
 
 def _by_matrix(node: OnnxNode, x: Expr, axis: int, taps: Taps, extent: int) -> Expr:
-    """The same as a product with the matrix of weights [out, extent]."""
+    """Resample as a product with the weight matrix [out, extent]."""
     out = taps.weights.shape[1]
     check_computed((out, extent), node.where)
     matrix = np.zeros((out, extent))

@@ -1,4 +1,4 @@
-"""Scan: unrolled where it is short, at once where no state changes, else a loop that the executor runs."""
+"""Scan: unrolled if short, batched (vectorised) if no state changes, else a loop run by the executor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from relayc.te.tir import Dim
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """The inputs of a Scan, told apart, and its attributes: axes and directions by scanned input or output."""
+    """The states and scanned inputs of a Scan, and its axes and directions per scanned input or output."""
 
     body: GraphProto
     states: Sequence[Expr]
@@ -40,13 +40,13 @@ class _Scan:
 
     @property
     def outputs(self) -> int:
-        """How many outputs are stacked."""
+        """Number of stacked outputs."""
         return len(self.out_axes)
 
 
 @converter("Scan", since=9)
 def scan(node: OnnxNode) -> Sequence[Expr]:
-    """State first, then one slice of each scanned input per iteration."""
+    """Unrolled, vectorised or run as a loop."""
     form = _form(node)
     if isinstance(form.length, int) and 1 <= form.length <= UNROLLED:
         return _unrolled(node, form, form.length)
@@ -77,7 +77,7 @@ def _form(node: OnnxNode) -> _Scan:
 
 
 def _per_tensor(node: OnnxNode, name: str, count: int) -> Sequence[int]:
-    """An attribute of one number for each scanned input or output, all 0 by default."""
+    """An attribute with an integer per scanned input or output, all 0 by default."""
     numbers = node.attr_ints(name, (0,) * count)
     if len(numbers) != count:
         raise node.error(f"{name} has {len(numbers)} numbers", expected=f"{count}")
@@ -85,7 +85,7 @@ def _per_tensor(node: OnnxNode, name: str, count: int) -> Sequence[int]:
 
 
 def _dynamic(node: OnnxNode, form: _Scan) -> Sequence[Expr]:
-    """A loop over the positions, which takes its slices from the whole inputs."""
+    """A batched scan or a loop that slices the scanned inputs."""
     states = len(form.states)
     slices = [x.tensor_type.with_shape([d for a, d in enumerate(x.shape) if a != axis])
               for x, axis in zip(form.scanned, form.in_axes, strict=True)]  # fmt: skip
@@ -108,13 +108,13 @@ def _dynamic(node: OnnxNode, form: _Scan) -> Sequence[Expr]:
 
 
 def _in_front(x: Expr, axis: int, backwards: int) -> Expr:
-    """A scanned input with its positions along the first axis, in the order in which they come."""
+    """A scanned input with the scan axis first, in scan order."""
     moved = transposed(x, (axis, *[a for a in range(len(x.shape)) if a != axis]))
     return op.reverse(moved, axis=0) if backwards else moved
 
 
 def _loop_body(form: _Scan, function: Function) -> Function:
-    """The scan's body, a function of states and slices, as one of an iteration, states and whole inputs."""
+    """The scan's body, a function of states and slices, as a loop body of iteration, states and whole inputs."""
     states, own = len(form.states), len(form.states) + len(form.scanned)
     iteration, goes_on = loop_variables()
     whole = [Var(f"scanned{k}", x.ty) for k, x in enumerate(form.scanned)]
@@ -128,7 +128,7 @@ def _loop_body(form: _Scan, function: Function) -> Function:
 
 
 def _placed(node: OnnxNode, form: _Scan, k: int, x: Expr) -> Expr:
-    """Stacked output `k`, collected along its first axis, in its direction and along its axis."""
+    """Stacked output `k`, reversed and transposed to its direction and axis."""
     x = op.reverse(x, axis=0) if form.backwards_out[k] else x
     rank = len(x.shape)
     to = node.axis(form.out_axes[k], rank)
@@ -154,7 +154,7 @@ def _unrolled(node: OnnxNode, form: _Scan, length: int) -> Sequence[Expr]:
 
 @converter("Scan", since=8)
 def scan_8(node: OnnxNode) -> Sequence[Expr]:
-    """Opset 8 scans each entry of a batch: tensors are [batch, ...], scanned ones [batch, length, ...]."""
+    """Scan of opset 8, over each batch entry: states are [batch, ...], scanned inputs [batch, length, ...]."""
     body, count = node.attr_graph("body"), node.attr_int("num_scan_inputs")
     backwards = node.attr_ints("directions", (0,) * count)
     if node.get(0) is not None:

@@ -1,4 +1,4 @@
-"""Scans whose states stay as they are: their body is computed of all slices at once, along a dimension in front."""
+"""Vectorised (batched) Scan: a body without state changes is computed for all slices, along a leading dimension."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from relayc.te.tir import Dim
 __all__ = ["batched_scan"]
 
 _NO_AXIS = {"dtype", "a_min", "a_max"}
-"""Attributes of elementwise operators that don't name a dimension."""
+"""Attributes of elementwise operators that name no dimension."""
 
 
 def batched_scan(function: Function, states: int, values: Sequence[Expr], length: Dim) -> list[Expr] | None:
-    """What `function`, a scan's body of states, slices and others, gives: the states, then all that it stacks.
+    """Vectorise `function`, a scan's body of states, slices and captured values: states, then stacked outputs.
 
-    `values` are those of its parameters, slices along a first dimension of `length`. None where a state changes, or
-    where an operator is neither elementwise nor a reduction: pairwise distances are of this form.
+    `values` are its arguments, slices along a leading dimension of `length`. None if a state changes, or for an
+    operator that is neither elementwise nor a reduction. Pairwise distances have this form.
     """
     body = function.body
     assert isinstance(body, Tuple)
@@ -45,7 +45,7 @@ def batched_scan(function: Function, states: int, values: Sequence[Expr], length
 
 
 def _of_call(e: Expr, made: Mapping[int, Expr]) -> Expr | None:
-    """A call, of arguments that have a dimension in front; None where it can't be told what it does with it."""
+    """A call vectorised over arguments with a leading dimension; None for an unsupported operator."""
     if not isinstance(e, Call) or not isinstance(e.op, OpDef) or not isinstance(e.ty, TensorType):
         return None
     args = tuple([made[id(a)] for a in e.args])
@@ -62,5 +62,5 @@ def _of_call(e: Expr, made: Mapping[int, Expr]) -> Expr | None:
 
 
 def _repeated(x: Expr, length: Dim) -> Expr:
-    """What no slice was needed for is the same at all positions."""
+    """Broadcast a loop-invariant value along the leading dimension."""
     return x if dims_equal(x.shape[0], length) else op.broadcast_to(x, (length, *x.shape[1:]))

@@ -1,6 +1,6 @@
-"""Operators whose results' number depends on the data: NonZero, Compress, Unique, NonMaxSuppression.
+"""Operators with data-dependent result sizes: NonZero, Compress, Unique, NonMaxSuppression.
 
-Kernels compute results up to a bound and their count; the count becomes a size of the model when it runs.
+Kernels compute results up to a bound and their count, which is bound to a size variable at run time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["distinct"]
 
 
 def _positions(node: OnnxNode, flags: Expr) -> Expr:
-    """Positions of what is true in a vector: int64 [count]."""
+    """Positions of the true elements of a vector: int64[count]."""
     positions, count = op.nonzero(flags)
     (size,) = node.bind(count, "the number of results")
     node.check_equal(size, smaller(size, flags.shape[0]), "the number of results")
@@ -30,7 +30,7 @@ def _positions(node: OnnxNode, flags: Expr) -> Expr:
 
 @converter("NonZero", since=9)
 def non_zero(node: OnnxNode) -> Expr:
-    """Coordinates of the elements that are not zero: int64[rank, count]."""
+    """Coordinates of nonzero elements: int64[rank, count]."""
     known = node.known_value(0)
     if known is not None:
         return Constant(np.stack(np.nonzero(np.atleast_1d(known))).astype(np.int64).reshape(known.ndim, -1))
@@ -49,7 +49,7 @@ def non_zero(node: OnnxNode) -> Expr:
 
 @converter("Compress", since=9)
 def compress(node: OnnxNode) -> Expr:
-    """The slices along `axis` (elements, without one) whose condition is true."""
+    """Slices along `axis` (else elements) whose condition is true."""
     axis = node.attrs.get_int("axis")
     x = node[0] if axis is not None else reshape_to(node[0], (product(node.type(0).shape),))
     along = 0 if axis is None else node.axis(axis, node.rank(0))
@@ -65,15 +65,15 @@ def compress(node: OnnxNode) -> Expr:
 
 @converter("Unique", since=11)
 def unique(node: OnnxNode) -> Sequence[Expr]:
-    """Distinct elements, or slices along `axis`; where each is first, what each element became, and counts.
+    """Distinct elements, or slices along `axis`; first and inverse indices, and counts.
 
-    In order of value, or with sorted=0 of first occurrence.
+    Sorted by value, or with sorted=0 by first occurrence.
     """
     return distinct(node, node.attrs.get_int("axis"), node.attr_bool("sorted", True))
 
 
 def distinct(node: OnnxNode, axis: int | None, in_order: bool) -> Sequence[Expr]:
-    """What `Unique` gives, of input 0."""
+    """The outputs of `Unique` for input 0."""
     if axis is None:
         rows = reshape_to(node[0], (product(node.type(0).shape), 1))
         lead: tuple[Dim, ...] = ()
@@ -104,7 +104,7 @@ def distinct(node: OnnxNode, axis: int | None, in_order: bool) -> Sequence[Expr]
 
 
 def _sorted_rows(rows: Expr, single: bool) -> tuple[Expr, Expr]:
-    """The order that sorts the rows of a matrix, and for each row in that order whether it differs from the last."""
+    """The permutation that sorts the rows of a matrix, and flags of sorted rows that differ from the previous one."""
     if single:
         column = op.reshape(rows, (rows.shape[0],))
         column = op.strings.rank(column) if column.dtype == "string" else column
@@ -127,13 +127,13 @@ def _sorted_rows(rows: Expr, single: bool) -> tuple[Expr, Expr]:
 
 
 def _shifted(count: Dim) -> Expr:
-    """0, 0, 1, 2, ...: the position before each one."""
+    """Predecessor positions 0, 0, 1, 2, ..."""
     return op.maximum(op.subtract(op.arange(0, count, 1, "int64"), const(1, "int64")), const(0, "int64"))
 
 
 @converter("NonMaxSuppression", since=10)
 def non_max_suppression(node: OnnxNode) -> Expr:
-    """Rows (image, class, box) of the boxes that are kept: int64[count, 3]."""
+    """Selected (image, class, box) triples: int64[count, 3]."""
     boxes, scores = node[0], node[1]
     limit = _one(node, 2, const(0, "int64"), "int64")
     iou, least = _one(node, 3, const(0.0), "float32"), _one(node, 4, const(float("-inf")), "float32")
@@ -146,6 +146,6 @@ def non_max_suppression(node: OnnxNode) -> Expr:
 
 
 def _one(node: OnnxNode, index: int, default: Constant, dtype: str) -> Expr:
-    """An optional number as a vector of one."""
+    """An optional scalar input as a vector of one element."""
     x = node.get(index)
     return op.reshape(op.cast(default if x is None else x, dtype), (1,))

@@ -1,7 +1,7 @@
-"""Sequences of tensors: tuples where their length is known when compiling, else lists that the executor keeps.
+"""Tensor sequences: tuples of static length, else runtime sequences of the executor.
 
-Of a tuple nothing is left at run time: its elements are tensors of their own. It becomes a list (`_listed`) where a
-position, or a part of it, is known at run time only.
+A tuple is resolved at compile time: its elements are separate tensors. It becomes a runtime sequence
+(`_sequence_value`) when a position, or the size of a part, is dynamic.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from relayc.relay.type import TensorType
 from relayc.te.tir import Dim
 
 _MAX_TENSOR_PARTS = 64
-"""Parts of a tensor that are tensors of their own; more are a list."""
+"""Most parts of a split that are separate tensors; more become a runtime sequence."""
 
 
 def _require_sequence(node: OnnxNode, index: int) -> Expr:
-    """Input `index`, a tuple or a list."""
+    """Input `index`, which must be a tuple or a runtime sequence."""
     sequence = node[index]
     if not isinstance(sequence, Tuple) and not isinstance(sequence.ty, SequenceType):
         raise node.error(f"input {index} is {sequence.ty}", expected="a sequence")
@@ -43,14 +43,14 @@ def _require_sequence(node: OnnxNode, index: int) -> Expr:
 
 
 def _known(node: OnnxNode, *positions: int) -> tuple[Expr, ...] | None:
-    """The elements of the sequence in input 0, if they and the inputs at `positions` are known now."""
+    """The elements of the sequence in input 0, if its length and the inputs at `positions` are static."""
     sequence = _require_sequence(node, 0)
     late = any(node.get(i) is not None and node.known_value(i) is None for i in positions)
     return sequence.fields if isinstance(sequence, Tuple) and not late else None
 
 
 def _sequence_value(node: OnnxNode, sequence: Expr) -> Expr:
-    """The sequence as a list of the executor's."""
+    """Convert to a runtime sequence."""
     ty = value_type(sequence)
     if not isinstance(ty, SequenceType):
         raise node.error(f"{sequence.ty}", expected="a sequence")
@@ -68,7 +68,7 @@ def _sequence_type(x: Expr) -> SequenceType:
 
 
 def _position(node: OnnxNode, index: int, count: int, last: int) -> int:
-    """The position in input `index` of a sequence of `count` elements, counted from the front: 0 .. `last`."""
+    """The constant position in input `index`, normalised to 0 .. `last`, in a sequence of `count` elements."""
     position = node.constant_ints(index, "the position")[0]
     if not -count <= position <= last:
         raise node.error(f"position {position} in a sequence of {count}", expected=f"{-count} to {last}")
@@ -103,7 +103,7 @@ def sequence_length(node: OnnxNode) -> Expr:
 
 @converter("SequenceInsert", since=11)
 def sequence_insert(node: OnnxNode) -> list[Expr]:
-    """Before the position; at the end without one."""
+    """Inserts before the position, at the end by default."""
     elements = _known(node, 2)
     if elements is None:
         return [op.sequence.insert(_sequence_value(node, node[0]), node[1], node.get(2))]
@@ -113,7 +113,7 @@ def sequence_insert(node: OnnxNode) -> list[Expr]:
 
 @converter("SequenceErase", since=11)
 def sequence_erase(node: OnnxNode) -> list[Expr]:
-    """The element at the position; the last without one."""
+    """Erases the element at the position, the last by default."""
     elements = _known(node, 1)
     if elements is None:
         return [op.sequence.erase(_sequence_value(node, node[0]), node.get(1))]
@@ -126,7 +126,7 @@ def sequence_erase(node: OnnxNode) -> list[Expr]:
 
 @converter("SplitToSequence", since=11)
 def split_to_sequence(node: OnnxNode) -> list[Expr]:
-    """Parts of the given sizes, of one size (the last may be smaller), or slices of 1 without their axis."""
+    """Parts of given sizes, of equal size (the last may be smaller), or slices of size 1."""
     axis = node.axis(node.attr_int("axis", 0), node.rank(0))
     keep = node.attr_bool("keepdims", True) or node.get(1) is not None
     extent = node.type(0).shape[axis]
@@ -139,7 +139,7 @@ def split_to_sequence(node: OnnxNode) -> list[Expr]:
 
 
 def _known_parts(node: OnnxNode, axis: int, extent: int) -> list[int] | None:
-    """The sizes of the parts, if they are known now."""
+    """The sizes of the parts, if they are static."""
     if node.get(1) is None:
         return [1] * extent
     if node.known_value(1) is None:
@@ -162,7 +162,7 @@ def _parts_type(node: OnnxNode, axis: int, keep: bool) -> SequenceType:
 
 @converter("ConcatFromSequence", since=11)
 def concat_from_sequence(node: OnnxNode) -> Expr:
-    """The elements along an axis that they have, or along a new one."""
+    """Concatenates or stacks the elements."""
     elements, new = _known(node), node.attr_bool("new_axis", False)
     if elements is None:
         return _join(node, new)
@@ -173,7 +173,7 @@ def concat_from_sequence(node: OnnxNode) -> Expr:
 
 
 def _join(node: OnnxNode, new: bool) -> Expr:
-    """A list as one tensor. Elements of equal sizes are stacked in a row, and moved into place by a kernel."""
+    """Join a runtime sequence. Elements of equal sizes are stacked along the first axis, then transposed."""
     element = _element(_sequence_type(node[0]))
     one = tensor_type(node, element, "element")
     axis = node.axis(node.attr_int("axis"), one.ndim + int(new))
@@ -192,7 +192,7 @@ def _join(node: OnnxNode, new: bool) -> Expr:
 
 @converter("SequenceMap", since=17)
 def sequence_map(node: OnnxNode) -> list[Expr]:
-    """The body applied to each element; other sequences walk along, tensors are the same every time."""
+    """Applies the body to the elements of parallel sequences."""
     body, elements = node.attr_graph("body"), _known(node)
     tuples = all(isinstance(x, Tuple) or isinstance(x.ty, TensorType) for x in node.all_inputs())
     if elements is None or not tuples:
@@ -207,7 +207,7 @@ def sequence_map(node: OnnxNode) -> list[Expr]:
 
 
 def _map_dynamic(node: OnnxNode) -> list[Expr]:
-    """A loop over the positions, which takes an element of each sequence and appends to the sequences of results."""
+    """SequenceMap as a loop that reads an element of each sequence and appends to the results."""
     body = node.attr_graph("body")
     inputs = [x if isinstance(x.ty, TensorType) else _sequence_value(node, x) for x in node.all_inputs()]
     types = [tensor_type(node, _element(x.ty), f"item{k}", inside=True) if isinstance(x.ty, SequenceType)
@@ -227,7 +227,7 @@ def _map_dynamic(node: OnnxNode) -> list[Expr]:
 def _map_body(
     node: OnnxNode, function: Function, inputs: Sequence[Expr], results: Sequence[ContainerType]
 ) -> Function:
-    """A function of elements as one of an iteration, the sequences of results so far, and the whole inputs."""
+    """The body, a function of elements, as a loop body of iteration, results so far, and the whole inputs."""
     iteration, goes_on = loop_variables()
     grown = [Var(f"result{k}", ty) for k, ty in enumerate(results)]
     whole = [Var(f"input{k}", x.ty) for k, x in enumerate(inputs)]

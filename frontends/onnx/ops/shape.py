@@ -1,4 +1,4 @@
-"""Operators that move elements without computing: reshape, transpose, concat, split, slice, tile."""
+"""Data-movement operators: reshape, transpose, concat, split, slice, expand, tile."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def reshape(node: OnnxNode) -> Expr:
 
 
 def _reshape_dynamic(node: OnnxNode, allow_zero: bool) -> Expr:
-    """The program works out what 0 and -1 stand for, then the sizes are bound; other negative ones are no sizes."""
+    """Reshape by a computed shape: the program resolves 0 and -1, then binds the sizes."""
     source, shape = node.type(0).shape, op.cast(node[1], "int64")
     (rank,) = node.static(shape, "the shape of the new shape")
     zero, one = const(0, "int64"), const(1, "int64")
@@ -57,12 +57,12 @@ def _reshape_dynamic(node: OnnxNode, allow_zero: bool) -> Expr:
     passed = op.prod(op.where(open_, one, shape))
     rest = op.trunc_divide(op.size_tensor((product(source),), ()), op.maximum(passed, one))
     several = op.greater(op.sum(op.cast(open_, "int64")), one)
-    rest = op.where(several, const(-1, "int64"), rest)  # two open dimensions are none that could be bound
+    rest = op.where(several, const(-1, "int64"), rest)  # two -1 dimensions give an invalid size
     return op.reshape(node[0], node.bind(op.where(open_, rest, shape), "the new shape"))
 
 
 def _reshape(node: OnnxNode, wanted: Sequence[Dim], allow_zero: bool) -> Expr:
-    """0 keeps the input's dimension (unless `allow_zero`), one -1 takes what is left."""
+    """Reshape; 0 keeps the input's dimension (unless `allow_zero`), one -1 is inferred."""
     source = node.type(0).shape
     target: list[Dim] = []
     for axis, size in enumerate(wanted):
@@ -91,7 +91,7 @@ def _reshape(node: OnnxNode, wanted: Sequence[Dim], allow_zero: bool) -> Expr:
 
 @converter("Flatten", since=1)
 def flatten(node: OnnxNode) -> Expr:
-    """A matrix: the axes before `axis`, and those from it on."""
+    """Collapses the axes before `axis` and those from it on to a matrix."""
     rank = node.rank(0)
     axis = node.attr_int("axis", 1)
     axis = axis if axis == rank else node.axis(axis, rank)
@@ -119,7 +119,7 @@ def unsqueeze(node: OnnxNode) -> Expr:
 
 
 def _unsqueeze(node: OnnxNode, axes: Sequence[int]) -> Expr:
-    """Axes are positions in the result."""
+    """Insert axes at positions of the result."""
     x = node[0]
     for axis in sorted(node.axes(axes, node.rank(0) + len(axes))):
         x = op.expand_dims(x, axis)
@@ -137,11 +137,11 @@ def squeeze(node: OnnxNode) -> Expr:
 
 
 def _squeeze(node: OnnxNode, axes: Sequence[int] | None) -> Expr:
-    """Drop the named axes, or all of extent 1."""
+    """Drop `axes`, or all of size 1."""
     dims = node.type(0).shape
     if axes is None:
         chosen = tuple(i for i, d in enumerate(dims) if isinstance(d, int) and d == 1)
-        for d in (d for d in dims if not isinstance(d, int)):  # the rank of the result is that of sizes other than 1
+        for d in (d for d in dims if not isinstance(d, int)):  # the rank of the result depends on whether the size is 1
             distance = product([add_sizes(d, -1)] * 2)
             node.check_equal(smaller(distance, 1), 1, f"the size {d}, which is not 1 where no axes are given")
     else:
@@ -161,9 +161,9 @@ def concat(node: OnnxNode) -> Expr:
 
 
 def _joined(node: OnnxNode, inputs: Sequence[Expr], axis: int) -> Expr:
-    """The inputs one after another; many of sizes known at run time some at a time, with a name for their size.
+    """Concatenate; many inputs of symbolic sizes are joined in groups, with a new variable for each group's size.
 
-    A detector joins what it finds for each class of objects: kernels that count in sums of 90 sizes compile slowly.
+    Detectors concatenate results per class, and kernels that index with sums of 90 sizes compile slowly.
     """
     if len(inputs) == 1:
         return inputs[0]
@@ -200,7 +200,7 @@ def split(node: OnnxNode) -> list[Expr | None]:
 
 
 def _split(node: OnnxNode, sizes: Sequence[Dim] | None, count: int) -> list[Expr | None]:
-    """Parts of the given sizes, or `count` parts as equal as can be (the last is smaller)."""
+    """Split into parts of `sizes`, or into `count` equal parts (the last may be smaller)."""
     axis = node.axis(node.attr_int("axis", 0), node.rank(0))
     extent = node.type(0).shape[axis]
     if sizes is None:
@@ -215,7 +215,7 @@ def _split(node: OnnxNode, sizes: Sequence[Dim] | None, count: int) -> list[Expr
 
 
 def _split_dynamic(node: OnnxNode, axis: int, sizes: Sequence[Dim]) -> list[Expr | None]:
-    """A slice for each part; the sizes must add up to what there is."""
+    """Split by symbolic sizes into slices; checks that the sizes add up to the extent."""
     extent = node.type(0).shape[axis]
     if not dims_match(add_sizes(*sizes), extent):
         raise node.error(f"parts of {list(sizes)} of axis {axis}", expected=f"sizes that add up to {extent}")
@@ -264,7 +264,7 @@ def _slice_dynamic(
     axes: Sequence[int],
     steps: Sequence[int] | None,
 ) -> Expr:
-    """Positions that are symbolic, or computed by the program."""
+    """Slice with symbolic or computed positions."""
     count = len(starts or ends or ()) or int(node.shape(1)[0])
     steps = [1] * count if steps is None else steps
     x, dims = node[0], node.type(0).shape
@@ -287,29 +287,29 @@ def _slice_dynamic(
 
 
 def _last_element(node: OnnxNode, x: Expr, axis: int, extent: Dim) -> Expr:
-    """x[-1:] along `axis`, one element: as min(extent, 1) elements it would not broadcast. None at all is an error."""
+    """x[-1:] along `axis` with static size 1, so that it broadcasts (not min(extent, 1)); checks for empty axes."""
     node.check_equal(smaller(extent, 1), 1, "the last element")
     return op.take(x, const([-1], "int64"), axis, mode="numpy") if extent != 1 else x
 
 
 def _reaches(end: Dim, extent: Dim) -> bool:
-    """Is a position at or past the end of its axis?"""
+    """Is a position known to be at or past the end of its axis?"""
     return (isinstance(end, int) and end >= _FAR[0]) or is_at_least(end, extent)
 
 
 _FAR = (2**31 - 1, 2**63 - 1)
-"""What exporters write for the end of an axis."""
+"""Sentinels that exporters write for the end of an axis."""
 
 
 def _position(node: OnnxNode, index: int, k: int, passed: Dim | None, extent: Dim, backwards: bool) -> Dim:
-    """Element `k` of input `index` as a position: a number, or a symbolic one counted from the front.
+    """Element `k` of input `index` as a normalised position, static or symbolic.
 
-    For slices that walk backwards, in the reversed axis: there position p is extent - 1 - p.
+    For negative steps it is in the reversed axis: position p is extent - 1 - p.
     """
     if backwards and passed is not None:
         passed = min(-1 - passed, _FAR[0]) if isinstance(passed, int) else add_sizes(-1, product((-1, passed)))
     if isinstance(passed, int):
-        # What counts from the end counts from the front in the other direction; `extent` is added to the rest.
+        # Negative positions are non-negative ones in the reversed axis; `extent` is added to the others.
         return min(passed, _FAR[0]) if not backwards or passed >= 0 else larger(add_sizes(extent, passed), 0)
     if passed is not None and is_at_least(passed, 0):
         return passed
@@ -329,7 +329,7 @@ def _slice(
     axes: Sequence[int] | None,
     steps: Sequence[int] | None,
 ) -> Expr:
-    """The elements from start to end on each of `axes`; a negative step walks backwards."""
+    """Slice with static positions; steps may be negative."""
     axes = tuple(range(len(starts))) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps):
@@ -345,8 +345,8 @@ def _slice(
 
 
 def _positions(size: int, start: int, end: int, step: int) -> range:
-    """What a slice of `size` elements takes. Unlike in Python, a start before the first element is the first one when
-    walking backwards too."""
+    """The positions that a slice selects. Unlike in Python, a start before the first element is clamped to it for
+    negative steps too."""
     start = start + size if start < 0 else start
     end = end + size if end < 0 else end
     if step > 0:
@@ -355,7 +355,7 @@ def _positions(size: int, start: int, end: int, step: int) -> range:
 
 
 def take_ranges(x: Expr, ranges: dict[int, range]) -> Expr:
-    """The elements of `x` at `ranges` of some axes."""
+    """Strided slices of `x` at `ranges` of axes."""
     backwards = tuple(axis for axis, r in ranges.items() if r.step < 0 and len(r))
     forwards = {axis: (r[::-1] if axis in backwards else r) for axis, r in ranges.items()}
     if forwards:
@@ -386,7 +386,7 @@ def expand(node: OnnxNode) -> Expr:
 
 @converter("Tile", since=1)
 def tile_1(node: OnnxNode) -> Expr:
-    """Before opset 6 one axis was repeated."""
+    """Tile before opset 6, which repeats one axis."""
     count = _whole_number(node, 1, "the number of tiles")
     axis = node.axis(_whole_number(node, 2, "the axis"), node.rank(0))
     if count < 0:
@@ -395,7 +395,7 @@ def tile_1(node: OnnxNode) -> Expr:
 
 
 def _whole_number(node: OnnxNode, index: int, what: str) -> int:
-    """Input `index`, an integer of whatever type: the schema wants that of the data, which is floating point."""
+    """Input `index`, an integer of any type: the schema declares the data's type, which may be floating point."""
     value = node.constant(index, what)
     if value.size != 1 or value.item() != value.astype(np.int64).item():
         raise node.error(f"{what} (input {index}) is {value.tolist()}", expected="one whole number")
@@ -418,7 +418,7 @@ def tile(node: OnnxNode) -> Expr:
 
 
 def _laid_side_by_side(x: Expr, reps: Sequence[Dim], repeated: Sequence[bool]) -> Expr:
-    """`x` repeated along axes by views and broadcasting: what is not divided by sizes known at run time is copied."""
+    """Tile by reshape and broadcasting; avoids index arithmetic that divides by symbolic sizes."""
     apart: list[Dim] = []
     grown: list[Dim] = []
     for d, r, several in zip(x.shape, reps, repeated, strict=True):
@@ -467,7 +467,7 @@ def _image(node: OnnxNode) -> tuple[Dim, Dim, Dim, Dim]:
 
 @converter("Trilu", since=14)
 def trilu(node: OnnxNode) -> Expr:
-    """Zero on one side of the k-th diagonal of the last two axes."""
+    """Zeroes one side of the k-th diagonal of the last two axes."""
     if node.rank(0) < 2:
         raise node.error(f"an input of rank {node.rank(0)}", expected="rank 2 or more")
     upper = node.attr_bool("upper", True)
@@ -477,5 +477,5 @@ def trilu(node: OnnxNode) -> Expr:
         kept = (op.greater_equal if upper else op.less_equal)(counted(columns), diagonal)
         return op.where(kept, node[0], const(0, node.dtype(0)))
     offset = node.constant_ints(1, "the diagonal") if node.get(1) is not None else (0,)
-    reach = sum(d if isinstance(d, int) else 1 << 29 for d in node.type(0).shape[-2:])  # beyond it all are alike
+    reach = sum(d if isinstance(d, int) else 1 << 29 for d in node.type(0).shape[-2:])  # larger offsets are equivalent
     return op.trilu(node[0], min(max(offset[0], -reach), reach), upper)

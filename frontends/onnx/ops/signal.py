@@ -1,4 +1,4 @@
-"""Windows of signal processing."""
+"""Signal processing: window functions and mel filters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _COSINE_SUMS = {
     "HammingWindow": (25 / 46, 21 / 46, 0.0),
     "BlackmanWindow": (0.42, 0.5, 0.08),
 }
-"""a0, a1, a2 of a0 - a1 cos(t) + a2 cos(2t)."""
+"""Coefficients a0, a1, a2 of the window a0 - a1 cos(t) + a2 cos(2t)."""
 
 
 @converter(*_COSINE_SUMS, since=17)
 def window(node: OnnxNode) -> Expr:
-    """One period of a sum of cosines; symmetric ones end where they begin."""
+    """Cosine-sum window, periodic or symmetric."""
     size = node.constant_ints(0, "the size")[0]
     dtype = numpy_dtype(node.attr_int("output_datatype", 1), node.where)
     if size < 0:
@@ -33,7 +33,7 @@ def window(node: OnnxNode) -> Expr:
 
 @converter("MelWeightMatrix", since=17)
 def mel_weight_matrix(node: OnnxNode) -> Expr:
-    """Triangles over the bins of a spectrum, at equal distances on the mel scale: [bins, triangles]."""
+    """Mel filter bank [bins, bands]."""
     count, length, rate = (node.constant_ints(i, "the sizes")[0] for i in range(3))
     low, high = (float(node.constant(i, "the edges").reshape(-1)[0]) for i in (3, 4))
     dtype = numpy_dtype(node.attr_int("output_datatype", 1), node.where)

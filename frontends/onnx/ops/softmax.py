@@ -1,4 +1,4 @@
-"""Softmax and its relatives."""
+"""Softmax, LogSoftmax and Hardmax."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def softmax_13(node: OnnxNode) -> Expr:
 
 @converter("Softmax", "LogSoftmax", "Hardmax", since=1)
 def softmax_1(node: OnnxNode) -> Expr:
-    """Before opset 13 all axes from `axis` on are normalised together."""
+    """Softmax before opset 13, over all axes from `axis` on."""
     return softmax_of(node, node[0], node.op_type, node.attr_int("axis", 1), flat=True)
 
 
 def softmax_of(node: OnnxNode, x: Expr, name: str, axis: int, flat: bool) -> Expr:
-    """The function `name` of `x` along `axis`, or, `flat`, over all axes from there on."""
+    """The function `name` of `x` along `axis` or, `flat`, over all axes from `axis` on."""
     function, shape = _FUNCTIONS[name], x.shape
     rank = len(shape)
     axis = axis if flat and axis == rank else node.axis(axis, rank)

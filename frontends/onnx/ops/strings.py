@@ -1,4 +1,4 @@
-"""Strings: what reads their contents is computed on the host, in Python; all else about them is compiled."""
+"""String operators, which process contents on the host, in Python; data movement of strings is compiled."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["require_pattern", "sized_by_strings"]
 def sized_by_strings(
     node: OnnxNode, shape: tuple[Dim, ...], axis: int, what: str, make: Callable[[TensorType], StringOperator]
 ) -> list[Expr]:
-    """The results of the operator on the strings of input 0, the first of `shape`, its size along `axis` to be found.
+    """Results of a string operator on input 0; the first has `shape`, with a data-dependent size along `axis`.
 
-    `make` gives the operator for the type of its first result; `what` names the elements along the axis.
+    `make` returns the operator for the type of its first result; `what` names the elements along the axis.
     """
     known = node.known_value(0)
     ty = TensorType([0 if a == axis else d for a, d in enumerate(shape)], "string")
@@ -36,7 +36,7 @@ def sized_by_strings(
 
 
 def require_pattern(node: OnnxNode, text: str) -> str:
-    """`text`, which must be a regular expression that we have."""
+    """Check that `text` is a supported regular expression."""
     try:
         Pattern(text)
     except PatternError as error:
@@ -46,7 +46,7 @@ def require_pattern(node: OnnxNode, text: str) -> str:
 
 @converter("Equal", since=19)
 def equal(node: OnnxNode) -> Expr:
-    """From opset 19 on strings can be compared, too."""
+    """Strings since opset 19."""
     return op.equal(node[0], node[1])
 
 
@@ -57,13 +57,13 @@ def string_concat(node: OnnxNode) -> Expr:
 
 @converter("RegexFullMatch", since=20)
 def regex_full_match(node: OnnxNode) -> Expr:
-    """Does the whole of each string match? Patterns are RE2's."""
+    """Does the whole string match an RE2 pattern?"""
     return op.strings.full_match(node[0], require_pattern(node, node.attr_str("pattern")))
 
 
 @converter("StringSplit", since=20)
 def string_split(node: OnnxNode) -> list[Expr]:
-    """The parts of each string along a new last axis, filled with empty ones, and how many they are."""
+    """Parts of each string along a new last axis, padded, and their number."""
     how: dict[str, Any] = {"delimiter": node.attr_str("delimiter", ""), "most": node.attr_int("maxsplit", -1)}
     rank = node.rank(0)
     return sized_by_strings(node, (*node.type(0).shape, 0), rank, "parts", lambda ty: Split(result=ty, **how))
@@ -71,7 +71,7 @@ def string_split(node: OnnxNode) -> list[Expr]:
 
 @converter("StringNormalizer", since=10)
 def string_normalizer(node: OnnxNode) -> list[Expr]:
-    """Stop words taken out of [C] or [1, C], the case of the rest changed; where nothing is left, one empty string."""
+    """Removes stop words from [C] or [1, C] and changes case; an empty result is one empty string."""
     node.attrs.ignore("locale")
     require_rank(node, 0, 1, 2)
     shape = node.type(0).shape

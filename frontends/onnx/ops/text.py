@@ -1,8 +1,7 @@
-"""Counts of n-grams.
+"""TfIdfVectorizer: n-gram counts.
 
-Elements become numbers, and an n-gram the place it has among those of the pool, element by element: the place of its
-beginning and the next element are a key that is looked up in a sorted table. So a text takes time by its length, and
-not by the size of the pool.
+Elements become numbers. N-grams of the pool are looked up element by element, like in a trie: the state of the prefix
+and the next element form a key in a sorted table. So the time depends on the length of the text, not on the pool.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from relayc.relay.sizes import add_sizes
 
 @converter("TfIdfVectorizer", since=9)
 def tf_idf_vectorizer(node: OnnxNode) -> Expr:
-    """For each n-gram of the pool, how often it occurs in a row with 0 to max_skip_count elements left out between."""
+    """Counts of n-grams per row, with up to max_skip_count skipped elements."""
     mode = node.attr_choice("mode", ("TF", "IDF", "TFIDF"), "TF")
     shortest, longest = node.attr_int("min_gram_length"), node.attr_int("max_gram_length")
     skips, columns = node.attr_int("max_skip_count"), np.array(node.attr_ints("ngram_indexes"), np.int64)
@@ -38,7 +37,7 @@ def tf_idf_vectorizer(node: OnnxNode) -> Expr:
         places = columns[start : start + len(grams)]
         start += len(grams)
         if shortest <= length <= longest and len(grams):
-            # Elements next to each other are counted once: a single one has nothing to skip.
+            # Unigrams are counted once: there is nothing to skip.
             for skip in range(skips + 1 if length > 1 else 1):
                 found += _columns_met(node, rows, grams, places, width, skip + 1)
     total = zeros((rows.shape[0], width), "float32")
@@ -52,9 +51,9 @@ def tf_idf_vectorizer(node: OnnxNode) -> Expr:
 
 
 def _pool_and_numbers(node: OnnxNode) -> tuple[dict[int, np.ndarray], Expr]:
-    """The n-grams of each length and the elements of input 0, by the number of an element in the pool; int64.
+    """The n-grams of each length, and input 0 as element numbers; int64.
 
-    Elements that are not in the pool have the next number.
+    Elements that are not in the pool get the next number.
     """
     words = node.attrs.get_strings("pool_strings") or ()
     if words:
@@ -67,7 +66,7 @@ def _pool_and_numbers(node: OnnxNode) -> tuple[dict[int, np.ndarray], Expr]:
 
 
 def _place(known: np.ndarray, x: Expr) -> Expr:
-    """The positions of the elements of `x` in a sorted vector, its length for those that are not there; int64."""
+    """Binary search: positions of the elements of `x` in a sorted vector, its length for missing ones; int64."""
     if not known.size:
         return op.zeros_like(x)
     at = op.searchsorted(Constant(known), x, dtype="int64")
@@ -76,7 +75,7 @@ def _place(known: np.ndarray, x: Expr) -> Expr:
 
 
 def _pool(node: OnnxNode, numbers: Sequence[int]) -> dict[int, np.ndarray]:
-    """The n-grams of each length [count, length], in the order of the attribute."""
+    """The n-grams of each length: [count, length], in the order of the attribute."""
     flat, starts = np.array(numbers, np.int64), list(node.attr_ints("ngram_counts"))
     pool: dict[int, np.ndarray] = {}
     for length, (begin, end) in enumerate(zip(starts, [*starts[1:], len(flat)], strict=True), start=1):
@@ -89,16 +88,16 @@ def _pool(node: OnnxNode, numbers: Sequence[int]) -> dict[int, np.ndarray]:
 def _columns_met(
     node: OnnxNode, rows: Expr, grams: np.ndarray, places: np.ndarray, width: int, step: int
 ) -> list[Expr]:
-    """[rows, positions]: the column of the n-gram that begins there, its elements `step` apart; `width` without one.
+    """[rows, positions]: the output column of the n-gram that starts there, elements `step` apart; `width` without one.
 
-    Nothing where the rows are too short.
+    None if the rows are too short.
     """
     if len(np.unique(grams, axis=0)) != len(grams):
         raise node.unsupported("an n-gram that is twice in the pool", expected="different n-grams")
     extent, span = rows.shape[1], (grams.shape[1] - 1) * step
     if isinstance(extent, int) and extent <= span:
         return []
-    if not isinstance(extent, int):  # what is past the end is no element of an n-gram
+    if not isinstance(extent, int):  # elements past the end match no n-gram
         rows = bordered(rows, 1, 0, span, float(grams.max() + 1))
         count = extent
     else:
@@ -120,7 +119,7 @@ def _columns_met(
 
 
 def _weighted(node: OnnxNode, counts: Expr, mode: str, columns: np.ndarray, width: int) -> Expr:
-    """Counts, 1 where there is any ("IDF"), or counts, times the weights where they are given."""
+    """Apply the mode: "TF" counts, "IDF" 0 or 1 times the weights, "TFIDF" counts times the weights."""
     passed = node.attrs.get_floats("weights")
     if mode == "TF":
         return counts

@@ -1,4 +1,4 @@
-"""Strings in the domain com.microsoft."""
+"""String operators of com.microsoft."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from relayc.relay.op.strings import Tokenize
 
 @converter("Tokenizer", domain=MICROSOFT)
 def tokenizer(node: OnnxNode) -> list[Expr]:
-    """Each string of [C] or [N, C] as tokens along a new last axis, filled with `pad_value`.
+    """Tokens of each string of [C] or [N, C] along a new last axis, padded.
 
-    Tokens are what an expression matches, or what is between matches of the separators.
+    Tokens are matches of an expression, or the substrings between separators.
     """
     require_rank(node, 0, 1, 2)
     separators, token = node.attrs.get_strings("separators"), node.attr_str("tokenexp", "")

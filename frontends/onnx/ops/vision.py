@@ -16,7 +16,7 @@ from relayc.te.tir import Dim
 
 @converter("RoiAlign", since=10)
 def roi_align_10(node: OnnxNode) -> Expr:
-    """Before opset 16 there is no shift by half a pixel."""
+    """RoiAlign before opset 16, without the half-pixel shift."""
     return _roi_align(node, half_pixel=False)
 
 
@@ -43,9 +43,10 @@ def _roi_align(node: OnnxNode, half_pixel: bool) -> Expr:
 
 @converter("CropAndResize", domain=MICROSOFT)
 def crop_and_resize(node: OnnxNode) -> Expr:
-    """Boxes (y1, x1, y2, x2) in units of the image, corners on pixels, resampled to a size; another value outside.
+    """Crops boxes (y1, x1, y2, x2), normalised, and resizes them.
 
-    Inputs: images [N, C, H, W], boxes [R, 4], the image of each, the size.
+    Corners are aligned to pixels; outside of the image is `extrapolation_value`. Inputs: images [N, C, H, W], boxes
+    [R, 4], the image of each, the size.
     """
     require_rank(node, 0, 4, 4)
     require_rank(node, 1, 2, 2)
@@ -74,7 +75,7 @@ def crop_and_resize(node: OnnxNode) -> Expr:
 
 
 def _crop_positions(start: Expr, end: Expr, count: Dim, extent: Dim) -> Expr:
-    """Where `count` samples of each box lie along an axis, in pixels: [R, count]."""
+    """Positions in pixels of `count` samples of each box along an axis: [R, count]."""
     last = op.cast(op.size_tensor((add_sizes(extent, -1),), ()), start.dtype)
     several = op.greater(op.size_tensor((count,), ()), const(1, "int64"))
     gaps = op.cast(op.size_tensor((larger(add_sizes(count, -1), 1),), ()), start.dtype)
@@ -86,10 +87,10 @@ def _crop_positions(start: Expr, end: Expr, count: Dim, extent: Dim) -> Expr:
 
 @converter("MaxRoiPool", since=1)
 def max_roi_pool(node: OnnxNode) -> Expr:
-    """The largest value of each bin of each region (image, x1, y1, x2, y2), corners included and rounded; 0 if empty.
+    """Maximum of each bin of regions (image, x1, y1, x2, y2); 0 if empty.
 
-    Bins of neighbours overlap, so that their number differs from row to row: the largest values of the columns of each
-    bin are taken first, then those of its rows.
+    Corners are rounded and inclusive, and neighbouring bins overlap. Maxima are taken over the columns of each bin
+    first, then over its rows.
     """
     x, regions = node[0], node[1]
     *_, height, width = node.shape(0)
@@ -113,7 +114,7 @@ def _column(rows: Expr, number: int) -> Expr:
 
 
 def _bins(first: Expr, last: Expr, count: int, extent: int) -> Expr:
-    """Which of `extent` places are in which of `count` bins of each region: [R, count, extent]."""
+    """Mask of the positions in each bin of each region: [R, count, extent]."""
     one = float_const(1.0, first)
     step = op.divide(op.maximum(op.add(op.subtract(last, first), one), one), float_const(float(count), first))
     numbers = Constant(np.arange(count, dtype=str(first.dtype))[None, :])

@@ -1,4 +1,4 @@
-"""Sliding windows: kernel, strides, dilations and padding as Conv and the pools share them."""
+"""Sliding windows of convolutions and pooling: kernel, strides, dilations and padding."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Per spatial axis: extent, step, spacing; `padding` holds all leading amounts, then all trailing ones.
+    """Kernel, strides and dilations per spatial axis; `padding` holds all leading amounts, then all trailing ones.
 
-    Where the padding depends on sizes known at run time, `padding` is 0 and `border` has (before, after) of each axis:
-    the input is to be `bordered`.
+    Where the padding depends on symbolic sizes, `padding` is 0 and `border` has (before, after) per axis: the input has
+    to be padded explicitly (`bordered`).
     """
 
     kernel: tuple[Dim, ...]
@@ -35,21 +35,21 @@ class Window:
         return len(self.kernel)
 
     def bordered(self, x: Expr, fill: float) -> Expr:
-        """The input [N, C, spatial...] with the border, if there is one."""
+        """The input [N, C, spatial...] padded by `border`, if there is one."""
         for axis, (before, after) in enumerate(self.border, start=2):
             x = bordered(x, axis, before, after, fill)
         return x
 
 
 def reaches(kernel: Sequence[Dim], dilations: Sequence[int]) -> list[Dim]:
-    """Elements from the first tap to the last, along each axis."""
+    """Effective (dilated) kernel size along each axis."""
     return [add_sizes(product((n, d)), 1 - d) for n, d in zip(kernel, dilations, strict=True)]
 
 
 def read_window(node: OnnxNode, kernel: Sequence[Dim], spatial: Sequence[Dim]) -> Window:
-    """The window that the node's attributes describe, over an input of extents `spatial`.
+    """The window of the node's attributes over an input of extents `spatial`.
 
-    Raises an import error for numbers that make no window.
+    Raises an import error for invalid attributes.
     """
     rank = len(spatial)
     if len(kernel) != rank or any(isinstance(size, int) and size < 1 for size in kernel):
@@ -81,7 +81,7 @@ def _positive(node: OnnxNode, name: str, rank: int) -> tuple[int, ...]:
 def _same_padding(
     spatial: Sequence[Dim], kernel: Sequence[Dim], strides: Sequence[int], dilations: Sequence[int], upper: bool
 ) -> tuple[list[Dim], list[Dim]]:
-    """Padding, before and after, that gives ceil(extent / stride) positions; an odd amount goes to the end (`upper`) or
+    """SAME padding, before and after, for ceil(extent / stride) positions; an odd element goes to the end (`upper`) or
     the start."""
     before: list[Dim] = []
     after: list[Dim] = []

@@ -1,4 +1,4 @@
-"""A device as a stranger would add it, and a small compiled model in several forms."""
+"""Fixtures: a toy device registered from outside, and a small compiled model in several forms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from relayc.backend.runtime.artifact import CompiledModel
 
 
 class ToyDeviceAPI(DeviceAPI):
-    """Opaque handles, memory of its own, a log of what was asked of it."""
+    """A device with opaque handles, its own memory, and a log of calls."""
 
     addressable = False
 
@@ -130,7 +130,7 @@ KERNELS = {
 
 
 class CLibrary(Module):
-    """A shared object written in C; what it saves is the path of the library."""
+    """A module over a shared library written in C; it saves the path of the library."""
 
     type_key = "test.c_library"
 
@@ -152,7 +152,7 @@ class CLibrary(Module):
 
 
 class PythonModule(Module):
-    """Kernels as Python functions over NDArrays: what a device without compiled entry has."""
+    """Kernels as Python functions over NDArrays, without a compiled entry function."""
 
     type_key = "test.python"
 
@@ -250,7 +250,7 @@ def c_library(tmp_path_factory):
 
 @pytest.fixture
 def small():
-    """What the tests of models need of this file, which they can't import."""
+    """The helpers of this file as a fixture, as it can't be imported."""
     return SimpleNamespace(graph=graph_of, weights=WEIGHTS, expected=expected, Python=PythonModule, CLibrary=CLibrary)
 
 
@@ -265,7 +265,7 @@ def model(request, toy):
 
 @pytest.fixture
 def damaged() -> Callable[[Any, Sequence[Any], Any], Any]:
-    """A function from a description, the keys down to a place in it, and a value, to a copy with the value there."""
+    """A function that copies a JSON description and sets the value at a path of keys."""
 
     def with_value(description: Any, place: Sequence[Any], value: Any) -> Any:
         copied = at = copy.deepcopy(description)

@@ -38,7 +38,7 @@ X = np.array([[1, 2, 3], [-1, 0, 1]], "float32")
 
 
 class Blob(Module):
-    """A module that is its bytes."""
+    """A module that saves arbitrary bytes."""
 
     type_key = "test.blob"
 
@@ -73,7 +73,7 @@ def _manifest(path):
 
 
 def _rewrite(path, change):
-    """Changes the manifest of a file, keeping all else that leads to it right."""
+    """Change the manifest of a file and update its size and hash."""
     data = path.read_bytes()
     manifest = _manifest(path)
     change(manifest)
@@ -259,7 +259,7 @@ def test_bytes_after_the_end_are_noticed(saved):
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.binary(max_size=300))
-def test_any_other_file_is_foreign(saved, data):
+def test_other_files_are_rejected_as_foreign(saved, data):
     for content in (data, saved.read_bytes()[:64] + data):
         path = saved.with_name("foreign")
         path.write_bytes(content)
@@ -330,8 +330,8 @@ def _places(value, path=()):
     max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_a_manifest_with_any_other_value_is_rejected_or_means_something(saved, small, data):
-    """With its hash made right again, a field of another type or out of bounds is refused; nothing else is raised."""
+def test_a_manifest_with_a_changed_value_is_rejected_or_valid(saved, small, data):
+    """With a correct hash, fields of another type or out of bounds raise `ArtifactError` and nothing else."""
     path = data.draw(st.sampled_from(list(_places(_manifest(saved)))[1:]))
     value = data.draw(JSON)
 
@@ -389,7 +389,7 @@ GRAPH_FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "text"), GRAPH_FAULTS, ids=[text for _, text in GRAPH_FAULTS])
-def test_a_graph_that_means_nothing_is_rejected(small, fault, text):
+def test_an_invalid_graph_is_rejected(small, fault, text):
     graph = copy.deepcopy(small.graph())
     fault(graph)
     with pytest.raises(ArtifactError, match=text):
@@ -402,7 +402,7 @@ def test_an_unknown_kind_of_module_is_rejected(saved):
         load_model(saved)
 
 
-def test_what_a_loader_refuses_is_not_hidden(saved):
+def test_errors_of_a_loader_are_not_hidden(saved):
     def refuse(_):
         raise ArtifactError("compiled for a CPU with avx512f, which this one has not; compile for target 'llvm'")
 
@@ -499,7 +499,7 @@ sys.stdin.read()
 
 @pytest.mark.skipif(not _SMAPS.exists(), reason="the system does not tell which pages are shared: no /proc/self/smaps")
 def test_processes_that_run_an_artifact_share_its_weights(tmp_path):
-    """KiB: those of the file are in memory once, and neither process has copied them."""
+    """The pages of the mapped file are shared, and neither process has private copies."""
     path, weights = tmp_path / "m.relayc", 2048 * 2048 * 4 >> 10
     x = relay.var("x", (2, 2048))
     relay.build(relay.Function((x,), relay.nn.dense(x, relay.const(np.ones((2048, 2048), np.float32))))).save(path)
@@ -516,7 +516,7 @@ def test_processes_that_run_an_artifact_share_its_weights(tmp_path):
 
 
 def _mapped(pid, path):
-    """KiB of the mappings of a file into a process, of each kind."""
+    """KiB of a process's mappings of a file, by kind."""
     sums, inside = Counter(), False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         kind, *rest = line.split()

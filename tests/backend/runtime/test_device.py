@@ -11,7 +11,7 @@ from relayc.backend.runtime import Device, DeviceError, cpu, device, get_device_
 from relayc.backend.runtime.device_api import WORKSPACE_PAGE
 
 
-def test_spellings():
+def test_device_names():
     assert device("cpu") == device("cpu", 0) == device("cpu:0") == cpu() == device(cpu())
     assert device("llvm") == cpu()
     assert device("cuda", 1) == device("cuda:1") == Device("cuda", 1)
@@ -27,7 +27,7 @@ def test_spellings():
         (3, None, "device 3, .*expected such as"),
     ],
 )
-def test_what_is_no_device_is_rejected(kind, index, text):
+def test_invalid_device_names_are_rejected(kind, index, text):
     with pytest.raises(DeviceError, match=text):
         device(kind, index)
 
@@ -110,7 +110,7 @@ def test_large_memory_of_the_cpu_is_in_huge_pages_where_there_are_any():
 
 @pytest.mark.parametrize("nbytes", [4 << 20, (6 << 20) + 64])
 def test_large_memory_of_the_cpu_begins_with_a_huge_page_and_goes_back_when_freed(nbytes: int):
-    """Also where the C library's heap has room, of small pages, that was used before."""
+    """Even if the heap has free memory in small pages."""
     api = get_device_api("cpu")
     for handle in [api.alloc_data_space(cpu(), 3 << 20) for _ in range(4)]:
         api.free_data_space(cpu(), handle)

@@ -1,4 +1,4 @@
-"""How the messages of failed argument checks show their values."""
+"""Formatting of values in the messages of failed argument checks."""
 
 from __future__ import annotations
 

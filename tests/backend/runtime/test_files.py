@@ -1,4 +1,4 @@
-"""Files written whole: in one step, or not at all, with errors that name what the user named."""
+"""Atomic file writes, with errors that name the target."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_fails_or_is_interrupted_leaves_nothing(tmp_path: Path, error: type
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
 
 
-def test_a_full_disk_is_an_error_about_the_file_that_was_asked_for(tmp_path: Path) -> None:
+def test_a_full_disk_error_names_the_target_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
@@ -46,7 +46,7 @@ def test_a_full_disk_is_an_error_about_the_file_that_was_asked_for(tmp_path: Pat
     assert caught.value.filename == str(path) and os.listdir(tmp_path) == []
 
 
-def test_errors_name_the_path_that_was_given(tmp_path: Path) -> None:
+def test_errors_name_the_target_path(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         write(tmp_path / "no" / "file")
     assert caught.value.filename == str(tmp_path / "no" / "file")

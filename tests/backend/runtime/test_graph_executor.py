@@ -108,7 +108,7 @@ def test_unknown_outputs_are_rejected(fast):
             fast.get_output(key)
 
 
-def test_an_output_is_copied_where_asked(executor, small):
+def test_an_output_is_copied_into_the_out_argument(executor, small):
     executor.run(x=X)
     out, plain = nd.zeros((2, 4)), np.zeros((2, 4), "float32")
     assert executor.get_output(0, out) is out
@@ -128,8 +128,8 @@ def test_an_output_keeps_its_values_while_it_is_held(executor, small):
         np.testing.assert_array_equal(output.numpy(), small.expected(X * scale))
 
 
-def test_memory_of_an_output_that_grows_is_renewed_seldom():
-    """What a decoder does with its cache: each output is the next run's input, and longer."""
+def test_growing_outputs_are_reallocated_seldom():
+    """Like a decoder with a KV cache: each output is the next run's input, and longer."""
     buffer = OutputBuffer((1000, 8), "float32", device("cpu"))
     held, seen = buffer.lend(), set()
     for length in range(1001, 1501):

@@ -65,7 +65,7 @@ def test_imports_make_no_cycle(pair):
         device.import_module(host)
 
 
-def test_what_a_module_can_not_do_it_says(pair):
+def test_unsupported_module_operations_raise(pair):
     with pytest.raises(ModuleError, match="no source in format 'll'"):
         pair[0].get_source("ll")
     with pytest.raises(ModuleError, match="can't be saved"):
@@ -114,7 +114,7 @@ def test_time_evaluator_counts_its_calls():
     assert result.min <= result.median <= result.max and result.min <= result.mean <= result.max
 
 
-def test_a_repeat_lasts_as_long_as_asked():
+def test_a_repeat_lasts_at_least_min_repeat_ms():
     calls = []
     Table({"f": lambda: calls.append(0)}).time_evaluator("f", cpu(), number=1, min_repeat_ms=2)()
     assert len(calls) > 100

@@ -43,7 +43,7 @@ EVERY_DTYPE = [
 
 
 class Producer:
-    """A DLPack producer that notes how it was asked."""
+    """A DLPack producer that records the arguments of `__dlpack__`."""
 
     def __init__(self, values, legacy=False):
         self.values, self.legacy, self.asked = values, legacy, None
@@ -83,7 +83,7 @@ def test_every_dtype_round_trips(name, on_toy, toy):
     np.testing.assert_array_equal(x.copyto(cpu()).numpy().astype("f8"), values.astype("f8"))
 
 
-def test_facts_of_an_array():
+def test_attributes_of_an_array():
     x = nd.empty((2, 3, 4), "float16")
     assert (x.ndim, x.size, x.nbytes, x.strides, x.byte_offset) == (3, 24, 48, (12, 4, 1), 0)
     assert x.handle % 64 == 0 and x.is_contiguous and x.same_as(x)
@@ -195,7 +195,7 @@ def test_numpy_shares_memory_both_ways():
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_any_producer_is_taken_without_a_copy(legacy):
+def test_any_dlpack_producer_is_imported_without_a_copy(legacy):
     values = np.arange(6, dtype="int16").reshape(2, 3)
     producer = Producer(values, legacy)
     x = nd.from_dlpack(producer)
@@ -221,7 +221,7 @@ def test_dlpack_keeps_values_and_strides(values, data):
     np.testing.assert_array_equal(x.copyto(cpu()).numpy(), strided)
 
 
-def test_a_consumer_keeps_the_memory_alive_and_lets_go():
+def test_a_consumer_keeps_the_memory_alive_until_it_releases_it():
     x = nd.array(np.arange(4.0))
     alive = weakref.ref(x)
     seen = np.from_dlpack(x)
@@ -234,7 +234,7 @@ def test_a_consumer_keeps_the_memory_alive_and_lets_go():
 
 
 @pytest.mark.parametrize("max_version", [None, (1, 0), (1, 1)])
-def test_an_unused_capsule_lets_go(max_version):
+def test_an_unused_capsule_releases_memory(max_version):
     x = nd.zeros((2,))
     alive = weakref.ref(x)
     capsule = x.__dlpack__(max_version=max_version)
@@ -245,7 +245,7 @@ def test_an_unused_capsule_lets_go(max_version):
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "int4", "float8_e5m2"])
-def test_a_consumer_that_refuses_lets_go(name):
+def test_a_failing_dlpack_consumer_releases_memory(name):
     x = nd.zeros((4,), name)
     alive = weakref.ref(x)
     with pytest.raises((RuntimeError, BufferError)):
@@ -267,8 +267,8 @@ def test_a_capsule_comes_back_as_it_went(name, versioned):
     assert (y.handle, y.shape, y.dtype, y.device) == (x.handle, x.shape, x.dtype, x.device)
 
 
-def test_packed_elements_are_taken_apart(toy):
-    """A producer that has several elements in a byte, as an unversioned capsule or one without the padded flag says."""
+def test_packed_elements_are_unpacked(toy):
+    """Packed sub-byte elements come in unversioned capsules and in those without the padded flag."""
     for where in (cpu(), toy[0]):
         bytes_of = nd.array(np.array([0x21, 0xF3, 0x04], np.uint8), where)
         packed = DLTensor(bytes_of.handle, where.dlpack_type, where.index, 1, 0, 4, 1, (ctypes.c_int64 * 1)(5), None, 0)
@@ -276,7 +276,7 @@ def test_packed_elements_are_taken_apart(toy):
         assert (x.dtype, x.device) == ("int4", where) and x.numpy().tolist() == [1, 2, 3, -1, 4]
 
 
-def test_a_producer_is_let_go_when_the_array_dies():
+def test_the_producer_is_released_with_the_array():
     class Array(np.ndarray):
         pass
 

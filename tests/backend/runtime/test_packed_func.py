@@ -173,7 +173,7 @@ def test_a_parallel_region_runs_every_task(kernel, fresh_thread):
     assert out[1:].tolist() == [i * i for i in range(100)]
 
 
-def test_a_region_of_several_steps_runs_them_in_their_order(kernel, fresh_thread):
+def test_phases_of_a_parallel_region_run_in_order(kernel, fresh_thread):
     out = np.arange(64, dtype="int64")
     fresh_thread(lambda: kernel("steps", "buffer")(out))
     assert out.tolist() == [243 * i + 27 * 1 + 9 * 2 + 3 * 3 + 4 for i in range(64)]

@@ -1,4 +1,4 @@
-"""Regular expressions in RE2's syntax. What each case expects was compared with RE2 itself."""
+"""Regular expressions in RE2's syntax. The expected results were compared with RE2."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_is_not_in_the_syntax_is_rejected(pattern):
     ),
     st.text("abc", max_size=6),
 )  # fmt: skip
-def test_what_both_know_means_the_same_in_python(pattern, text):
+def test_common_syntax_agrees_with_python_re(pattern, text):
     assert Pattern(pattern).matches(text) == (re.fullmatch(pattern, text) is not None)
 
 
@@ -88,7 +88,7 @@ def test_time_is_linear_and_size_limited():
             Pattern(pattern)
 
 
-def test_the_operator_refuses_a_pattern_by_name():
+def test_the_operator_names_an_unsupported_pattern():
     node = helper.make_node("RegexFullMatch", ["x"], ["y"], pattern=r"(a)\1")
     graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", TensorProto.STRING, [1])],
                               [helper.make_tensor_value_info("y", TensorProto.BOOL, [1])])  # fmt: skip

@@ -45,11 +45,11 @@ SUBBYTE = ["int4", "uint4", "int2", "uint2", "float4_e2m1fn"]
 @pytest.mark.parametrize("name", SCALARS)
 @pytest.mark.parametrize("lanes", [1, 2, 16])
 def test_every_dtype_survives_numpy_and_dlpack(name, lanes):
-    spelling = name if lanes == 1 else f"{name}x{lanes}"
-    info = data_type(spelling)
+    dtype = name if lanes == 1 else f"{name}x{lanes}"
+    info = data_type(dtype)
     assert info.lanes == lanes
-    assert from_dlpack_triple(info.code, info.bits, info.lanes) == spelling
-    assert from_numpy(to_numpy(spelling)) == name
+    assert from_dlpack_triple(info.code, info.bits, info.lanes) == dtype
+    assert from_numpy(to_numpy(dtype)) == name
 
 
 def test_dlpack_codes_are_those_of_dlpack_h():
@@ -60,7 +60,7 @@ def test_dlpack_codes_are_those_of_dlpack_h():
 
 
 @pytest.mark.parametrize("bad", ["", "float", "float31", "int8x1", "x4", "float32x0", "Float32", "float32x4x4"])
-def test_a_spelling_that_names_no_type_is_rejected(bad):
+def test_an_unknown_dtype_name_is_rejected(bad):
     with pytest.raises(ArgumentError, match=r"unknown dtype .*known are bool"):
         data_type(bad)
 

@@ -1,4 +1,4 @@
-"""Strings at run time: the table of a run, actions, and damaged descriptions of them."""
+"""Runtime strings: the string table, string operations, and damaged descriptions of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def strings(*values: str) -> Any:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.text(max_size=2), max_size=6), max_size=5))
-def test_numbers_stand_for_strings(runs):
+def test_string_table_round_trips(runs):
     table = StringTable(["", "a"])
     for values in runs:
         table.forget()
@@ -90,7 +90,7 @@ def test_a_search_agrees_with_whole_matches_of_parts(pattern, text):
 
 
 def graph() -> dict[str, Any]:
-    """A graph that joins two strings, and an output of maps."""
+    """A graph that concatenates two strings, with an output of maps."""
     tensors = [
         {"name": "x", "shape": [3], "dtype": "int64", "storage": ["input", 0]},
         {"name": "y", "shape": [3], "dtype": "int64", "storage": ["value", 1]},
@@ -136,14 +136,14 @@ def test_damaged_descriptions_are_rejected(damaged, place, value, message):
     assert message in str(error.value)
 
 
-def test_a_pattern_that_is_none_is_a_damaged_description():
+def test_an_invalid_pattern_is_a_damaged_description():
     damaged = graph()
     damaged["steps"][0] |= {"action": "full_match", "settings": {"expression": "("}}
     with pytest.raises(ArtifactError, match="settings of the action 'full_match'"):
         Graph.from_json(damaged)
 
 
-def test_beginnings_that_lead_nowhere_take_linear_time():
+def test_failed_start_positions_take_linear_time():
     matcher, text = Pattern("a*b|c"), "a" * 20_000
     assert matcher.search(text + "c") == (20_000, 20_001) and matcher.search(text) is None
     assert matcher.search(text + "b") == (0, 20_001)
@@ -151,7 +151,7 @@ def test_beginnings_that_lead_nowhere_take_linear_time():
     assert efforts[1] < 4.2 * efforts[0]
 
 
-def test_what_is_remembered_of_an_expression_is_bounded():
+def test_the_dfa_cache_is_bounded():
     matcher = Pattern("[^a]*a")
     for number in range(200, 25_000):
         assert not matcher.matches(chr(number) if number != ord("a") else "b")

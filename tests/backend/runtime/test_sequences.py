@@ -1,4 +1,4 @@
-"""Lists of arrays at run time: values that never change and share what they can; moved bytes; damaged descriptions."""
+"""Runtime sequences: persistence and sharing, copied bytes, damaged descriptions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ HOST = device("cpu", 0)
 
 
 def number(value: int) -> Any:
-    """Stands for an array."""
+    """A stand-in for an array."""
     return value
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_any_sequence_of_changes_gives_what_a_python_list_gives(data):
-    """Every version stays what it was, whichever of them the next change starts from."""
+def test_sequences_behave_like_python_lists(data):
+    """All versions are persistent, whichever of them is changed next."""
     versions: list[tuple[ArraySequence, list[int]]] = [(ArraySequence([number(0)]), [0])]
     for step in range(data.draw(st.integers(1, 25))):
         old, expected = data.draw(st.sampled_from(versions))
@@ -51,7 +51,7 @@ def test_appending_shares_the_store_and_branching_off_copies():
     assert branch._store is not whole._store and branch[100] == -1 and longer[100] == 100
 
 
-def test_a_store_is_at_most_twice_its_list():
+def test_a_store_is_at_most_twice_its_sequence():
     queue = ArraySequence([number(i) for i in range(50)])
     for i in range(1000):
         queue = queue.inserted(50, number(i)).erased(0)
@@ -72,7 +72,7 @@ def test_a_position_outside_is_an_error():
     st.lists(st.integers(0, 4), min_size=1, max_size=4),
     st.sampled_from(["int8", "float64", "int4"]),
 )
-def test_joining_and_cutting_move_the_bytes(axis, sizes, dtype):
+def test_concatenation_and_splitting_copy_the_bytes(axis, sizes, dtype):
     random = np.random.default_rng(0)
     shapes = [[2, 3, 5] for _ in sizes]
     for shape, size in zip(shapes, sizes, strict=True):
@@ -89,7 +89,7 @@ def test_joining_and_cutting_move_the_bytes(axis, sizes, dtype):
 
 
 def graph() -> dict[str, Any]:
-    """A graph that appends its tensor to its list."""
+    """A graph that appends its tensor to its sequence."""
     tensors = [
         {"name": "xs", "shape": [], "dtype": "float32", "storage": ["input", 0], "is_list": True},
         {"name": "x", "shape": [3], "dtype": "float32", "storage": ["input", 1]},
@@ -131,7 +131,7 @@ def test_damaged_descriptions_are_rejected(damaged, place, value, message):
     assert message in str(error.value)
 
 
-def test_a_kernel_takes_no_lists():
+def test_a_kernel_takes_no_sequences():
     damaged = graph()
     damaged["nodes"] = [{"name": "n", "func": "f", "inputs": [0], "outputs": [1], "scratch": [], "ops": [],
                          "sources": [], "flops": 0, "bytes": 0}]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Graphs written node by node in the manner of an exporter, and their results checked at several sizes."""
+"""Builder of graphs in the style of exporters, and checks of their results at several sizes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Graph:
 
 
 def expected_outputs(model: ModelProto, inputs: Mapping[str, Array]) -> list[Any]:
-    """By onnxruntime; where it is not installed, by the operators' numpy references, which doubt no converter.
+    """Expected outputs by onnxruntime or, if it is not installed, the numpy references, which do not check converters.
 
     ONNX's reference evaluator knows no foreign domains, overloads of functions or older quantization.
     """
@@ -104,7 +104,7 @@ def expected_outputs(model: ModelProto, inputs: Mapping[str, Array]) -> list[Any
 
 
 def compiled_operators(model: ModelProto) -> Counter[str]:
-    """How often the compiled model computes each operator, views left out."""
+    """Counts of operators in the compiled model, without views."""
     mod, params = from_onnx(model)
     after = relay.optimize(mod, "llvm", params)
     calls = [e for e in relay.analysis.evaluation_order(after["main"]) if isinstance(e, relay.Call)]

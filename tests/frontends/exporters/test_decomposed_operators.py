@@ -1,6 +1,7 @@
-"""Norms, activations, softmax, rotary embeddings and attention in small operators, in the spellings of exporters.
+"""Fusion of decomposed norms, activations, softmax, rotary embeddings and attention, as exporters write them.
 
-All spellings of one operator are outputs of one model: each becomes that operator, and gives onnxruntime's numbers.
+All decompositions of one operator are outputs of one model: each is fused to that operator and agrees with
+onnxruntime.
 """
 
 from __future__ import annotations
@@ -218,17 +219,17 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Decomposition]]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_spellings(family: str):
-    name, spellings = FAMILIES[family]
+def test_decomposed_patterns_are_fused(family: str):
+    name, decompositions = FAMILIES[family]
     g = Graph(torchscript)
-    inputs = [g.input(f"x{i}", [2, 5, N]) for i in range(len(spellings))]
-    model = g.model([spelled(g, x) for spelled, x in zip(spellings.values(), inputs, strict=True)], 13)
-    assert compiled_operators(model) == {name: len(spellings)}
+    inputs = [g.input(f"x{i}", [2, 5, N]) for i in range(len(decompositions))]
+    model = g.model([decomposed(g, x) for decomposed, x in zip(decompositions.values(), inputs, strict=True)], 13)
+    assert compiled_operators(model) == {name: len(decompositions)}
     check(model, {x: 2 * normal(2, 5, N, seed=i) for i, x in enumerate(inputs)})
 
 
 def rows_group_norm(g: Graph, x: str) -> str:
-    """Of torch models: groups as rows, scaled and shifted by channels."""
+    """Group norm of torch models: groups as rows, scaled and shifted per channel."""
     rows = g("Reshape", x, g.constant([2, 4, -1]))
     normed = g("Reshape", torch_standardized(g, rows, [-1]), g.constant([2, N, 3, 5]))
     return g("Add", g("Mul", normed, g.weight(GAMMA[:, None, None])), g.weight(BETA[:, None, None]))
@@ -263,7 +264,7 @@ def cut(g: Graph, x: str, begin: int, end: int, step: int = 1) -> str:
     return g("Slice", x, g.constant([begin]), g.constant([end]), g.constant([-1]), g.constant([step]))
 
 
-def turned(g: Graph, first: str, second: str, c: str, s: str) -> tuple[str, str]:
+def rotated(g: Graph, first: str, second: str, c: str, s: str) -> tuple[str, str]:
     real = g("Sub", g("Mul", first, c), g("Mul", second, s))
     return real, g("Add", g("Mul", first, s), g("Mul", second, c))
 
@@ -280,7 +281,7 @@ def hugging_face_rotation(g: Graph, x: str, c: str, s: str) -> str:
 
 
 def halves_rotation(g: Graph, x: str, c: str, s: str) -> str:
-    return g("Concat", *turned(g, cut(g, x, 0, N // 2), cut(g, x, N // 2, N), c, s), axis=-1)
+    return g("Concat", *rotated(g, cut(g, x, 0, N // 2), cut(g, x, N // 2, N), c, s), axis=-1)
 
 
 def gptj_rotation(g: Graph, x: str, c: str, s: str) -> str:
@@ -294,7 +295,7 @@ def llama_rotation(g: Graph, x: str, c: str, s: str) -> str:
     """Complex numbers"""
     pairs = g("Reshape", x, g.constant([1, 2, 5, N // 2, 2]))
     first, second = (g("Gather", pairs, g.constant(np.int64(i)), axis=-1) for i in (0, 1))
-    return stacked(g, *turned(g, first, second, c, s))
+    return stacked(g, *rotated(g, first, second, c, s))
 
 
 @pytest.mark.parametrize("rotation", [hugging_face_rotation, halves_rotation, gptj_rotation, llama_rotation])
@@ -326,15 +327,15 @@ MASKS: dict[str, Callable[[Graph, str, str], str]] = {
 }
 
 
-@pytest.mark.parametrize("softmax", ["Softmax", "spelled"])
+@pytest.mark.parametrize("softmax", ["Softmax", "decomposed"])
 @pytest.mark.parametrize("computed", [False, True])
-@pytest.mark.parametrize("spelling", MASKS)
-def test_attention(spelling: str, computed: bool, softmax: str):
+@pytest.mark.parametrize("masking", MASKS)
+def test_attention(masking: str, computed: bool, softmax: str):
     g = Graph(tensorflow)
     q, k, v = [g.input(name, [2, HEADS, LENGTH, DEPTH]) for name in "qkv"]
     scores = g("Div", g("MatMul", q, g("Transpose", k, perm=[0, 1, 3, 2])), number(g, 2))
     mask = g("Cast", g("Less", g.input("limit", [1, 1, LENGTH, LENGTH]), number(g, 0.5)), to=1)
-    scores = MASKS[spelling](g, scores, mask if computed else g.weight(SEEN[None, None]))
+    scores = MASKS[masking](g, scores, mask if computed else g.weight(SEEN[None, None]))
     weights = g("Softmax", scores, axis=-1) if softmax == "Softmax" else softmax_less_maximum(g, scores)
     model = g.model([g("MatMul", weights, v)], 13)
     found = compiled_operators(model)

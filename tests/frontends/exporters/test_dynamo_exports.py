@@ -69,7 +69,7 @@ def test_attention_with_rotary_positions(opset):
         split = g("Reshape", product, dims(g, [batch, length, count, width]), allowzero=1)
         return g("Transpose", split, perm=[0, 2, 1, 3])
 
-    def turned(y: str) -> str:
+    def rotated(y: str) -> str:
         low, high = sliced(g, y, 0, width // 2, 3), sliced(g, y, width // 2, FAR, 3)
         return g("Add", g("Mul", y, cosine), g("Mul", g("Concat", g("Neg", high), low, axis=-1), sine))
 
@@ -77,7 +77,7 @@ def test_attention_with_rotary_positions(opset):
         wide = g("Expand", g("Unsqueeze", y, g.constant([2])), dims(g, [batch, groups, heads // groups, length, width]))
         return g("Reshape", wide, dims(g, [batch, heads, length, width]), allowzero=1)
 
-    query, key = turned(heads_of("q.weight", heads)), repeated(turned(heads_of("k.weight", groups)))
+    query, key = rotated(heads_of("q.weight", heads)), repeated(rotated(heads_of("k.weight", groups)))
     value = repeated(heads_of("v.weight", groups))
     seen = g("LessOrEqual", g("Unsqueeze", steps, g.constant([0])), g("Unsqueeze", steps, g.constant([1])))
     mask = g("Where", seen, g.constant(np.float32(0)), g.constant(np.float32(-3.4028235e38)))

@@ -58,7 +58,7 @@ HEADS, GROUPS, SIZE, HIDDEN, VOCABULARY = 4, 2, 16, 32, 24
 
 
 def decoder(kind: Any) -> Any:
-    """A layer of a language model: weights of four bits, the cache as inputs and outputs, sizes out of the mask."""
+    """A layer of a language model: 4-bit weights, the KV cache as inputs and outputs, sizes computed from the mask."""
     g = Graph(torchscript)
     ids = g.input("input_ids", ["batch_size", "sequence_length"], np.int64)
     mask = g.input("attention_mask", ["batch_size", "total_sequence_length"], np.int64)
@@ -77,8 +77,8 @@ def decoder(kind: Any) -> Any:
     counts = g("ReduceSum", mask, g.constant([1]), keepdims=0)
     lengths = g("Cast", g("Sub", counts, g.constant([1])), to=6)
     total = g("Cast", g("Gather", g("Shape", mask), g.constant(np.int64(1)), axis=0), to=6)
-    turn = np.arange(32)[:, None] / 10.0 ** np.linspace(0, 2, SIZE // 2)
-    angles = [weight(np.cos(turn)), weight(np.sin(turn))]
+    angle = np.arange(32)[:, None] / 10.0 ** np.linspace(0, 2, SIZE // 2)
+    angles = [weight(np.cos(angle)), weight(np.sin(angle))]
     embedded = g("Gather", weight(normal(VOCABULARY, HIDDEN)), ids)
     y = g("SimplifiedLayerNormalization", embedded, weight(normal(HIDDEN)), axis=-1, epsilon=1e-5, stash_type=1)
     query, key, value = (linear(y, HIDDEN, count * SIZE) for count in (HEADS, GROUPS, GROUPS))
@@ -97,7 +97,7 @@ def decoder(kind: Any) -> Any:
 
 @pytest.mark.parametrize(("kind", "tolerance"), [(np.float32, 1e-3), (np.float16, 3e-2)])
 def test_decoder_with_a_cache(kind, tolerance):
-    """One compiled model runs the prompt, then step after step on the cache that it gave."""
+    """One compiled model runs the prefill, then decodes step by step with its KV cache."""
     batch, names = 2, ("past_key_values.0.key", "past_key_values.0.value")
 
     def case(new: int, past: int) -> dict[str, np.ndarray[Any, Any]]:

@@ -80,14 +80,14 @@ def network(opset: int, kind: Any, per_channel: bool, domain: str = "") -> Any:
     ],
 )
 def test_pairs_around_every_operator(opset, kind, per_channel, domain):
-    """A value on the edge of two steps may fall to either side: one step apart."""
+    """Ties may round either way: results may differ by one step."""
     step = 0.05 / (1 << (np.iinfo(kind).bits - 8))
     check(network(opset, kind, per_channel, domain), {"x": normal(2, 3, 10, 10)}, {"x": normal(1, 3, 10, 10)},
           rtol=0.0, atol=1.01 * step if kind != np.uint16 else 5 * step)  # fmt: skip
 
 
 def test_operators_of_integers():
-    """The QOperator format: no floats between the first and the last node."""
+    """The QOperator format: only quantised values between the first and the last node."""
     g = Graph(torchscript)
 
     def params(scale: Any, zero: Any, kind: Any) -> list[str]:
@@ -130,7 +130,7 @@ def test_dynamic_quantization(signed):
 
 
 def test_weights_of_four_bits_in_blocks():
-    """DequantizeLinear of opset 21 with a block size, and the same as MatMulNBits."""
+    """DequantizeLinear of opset 21 with a block size, and MatMulNBits of the same weights."""
     depth, columns, block = 32, 6, 16
     codes = rng.integers(0, 16, (depth, columns))
     scales = rng.uniform(0.05, 0.2, (depth // block, columns)).astype(np.float32)

@@ -108,7 +108,7 @@ def test_expand_by_minus_one_and_masks(opset):
 
 @pytest.mark.parametrize("opset", [11, 17])
 def test_convolutional_network(opset):
-    """Folded batch norms: onnx::Conv_123; padding whose amounts are turned round by reshapes; resizing by sizes."""
+    """Folded batch norms (onnx::Conv_123), padding amounts reversed by reshapes, resizing by sizes."""
     g = Graph(torchscript)
     x = g.input("x", ["batch", 3, 16, 16])
     first = g("Conv", x, g.weight(normal(8, 3, 3, 3), "onnx::Conv_123"), g.weight(normal(8), "onnx::Conv_124"),
@@ -120,8 +120,8 @@ def test_convolutional_network(opset):
     # F.pad(y, (1, 2, 0, 1)): the last axis comes first in torch, the first one in ONNX.
     amounts = g("Concat", g.constant([1, 2, 0, 1]), g("ConstantOfShape", g.constant([4]), value=tensor([0])), axis=0)
     pairs = g("Reshape", amounts, g.constant([-1, 2]))
-    turned = g("Slice", pairs, g.constant([-1]), g.constant([-(2**63) + 1]), g.constant([0]), g.constant([-1]))
-    flat = g("Reshape", g("Transpose", turned, perm=[1, 0]), g.constant([-1]))
+    reversed_pairs = g("Slice", pairs, g.constant([-1]), g.constant([-(2**63) + 1]), g.constant([0]), g.constant([-1]))
+    flat = g("Reshape", g("Transpose", reversed_pairs, perm=[1, 0]), g.constant([-1]))
     padded = g("Pad", y, g("Cast", flat, to=7), g.constant(np.float32(0)), mode="constant")
     begin = g("Slice", g("Shape", padded), g.constant([0]), g.constant([2]), g.constant([0]))
     target = g("Concat", begin, g.constant([13, 7]), axis=0)

@@ -34,7 +34,7 @@ def softmax(scores):
 
 
 def attend(q, k, v, kept=None, bias=0.0, scale=None, causal=False, floor=-10000.0):
-    """[batch, heads, length, size]; `kept` says which keys count."""
+    """Reference attention of [batch, heads, length, size]; `kept` is the mask of valid keys."""
     scores = q @ k.swapaxes(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
     if kept is not None:
         scores = scores + np.where(kept, 0, np.float32(floor))
@@ -46,7 +46,7 @@ def attend(q, k, v, kept=None, bias=0.0, scale=None, causal=False, floor=-10000.
 
 
 def masks(total):
-    """Forms of a mask, and the keys that each keeps, as [batch, 1, 1 or length, total]."""
+    """Mask inputs of all forms, each with its mask of valid keys [batch, 1, 1 or length, total]."""
     ends, starts, at = np.array([total, total - 2], np.int32), np.array([1, 0], np.int32), np.arange(total)
     raw = np.array([[1] * total, [1, 0] * (total // 2) + [1] * (total % 2)], np.int32)
     square = (rng.uniform(size=(BATCH, LENGTH, total)) < 0.7).astype(np.int32)

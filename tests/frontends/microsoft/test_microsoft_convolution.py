@@ -20,7 +20,7 @@ def codes(*shape):
 
 
 def by_onnx(op, inputs, **attrs):
-    """What ONNX's own operator gives, which is tested on its own."""
+    """The result of ONNX's operator."""
     model, passed = node_model(op, inputs, domain="", **attrs)
     return np.asarray(RelayBackend.prepare(model).run(passed)[0])
 

@@ -1,4 +1,4 @@
-"""Steps of decoders of com.microsoft against numpy and onnxruntime."""
+"""Decoding operators of com.microsoft against numpy and onnxruntime."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_one_position_with_a_past(packed):
           [attention(query, key, value, added), key, value], outputs=3, num_heads=HEADS, peer=False)  # fmt: skip
 
 
-def test_one_position_with_a_past_that_has_room():
+def test_one_position_with_spare_cache_capacity():
     new, past, before = [normal(BATCH, 1, HEADS * SIZE) for _ in range(3)], [normal(BATCH, HEADS, PAST, SIZE)] * 2, 3
     key, value = past[0].copy(), past[1].copy()
     key[:, :, before], value[:, :, before] = split(new[1])[:, :, 0], split(new[2])[:, :, 0]
@@ -68,8 +68,8 @@ def test_rotation_by_three_positions(layout, sections, interleaved):
     source = np.repeat(np.arange(3), sections) if layout == 0 else np.array([0, 1, 2, 0])
     cosine, sine = (np.stack([t[positions[s], i] for i, s in enumerate(source)], -1)[:, None] for t in tables)
     first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :4], x[..., 4:])
-    turned = first * cosine - second * sine, second * cosine + first * sine
-    joined = np.stack(turned, -1).reshape(x.shape) if interleaved else np.concatenate(turned, -1)
+    rotated = first * cosine - second * sine, second * cosine + first * sine
+    joined = np.stack(rotated, -1).reshape(x.shape) if interleaved else np.concatenate(rotated, -1)
     check("MRotaryEmbedding", [x, positions, *tables], joined, weights=[2, 3], mrope_section=sections,
           mrope_layout=layout, interleaved=interleaved)  # fmt: skip
     flat = [v.transpose(0, 2, 1, 3).reshape(BATCH, 6, HEADS * SIZE) for v in (x, joined)]

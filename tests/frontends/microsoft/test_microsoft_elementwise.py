@@ -36,7 +36,7 @@ def test_gelu_and_its_kin():
     check("QuickGelu", [x], x / (1 + np.exp(-x)), alpha=1.0)
 
 
-def test_what_onnx_took_over():
+def test_operators_promoted_to_onnx():
     x = normal(2, 4, 4)
     check("Trilu", [x, np.array(1)], np.triu(x, 1), weights=[1], upper=1)
     check("Trilu", [x], np.tril(x), upper=0)
@@ -128,7 +128,7 @@ def test_embed_layer_normalization(with_segments, with_mask):
     check("EmbedLayerNormalization", inputs, expected, outputs=3, weights=kept, epsilon=EPSILON)
 
 
-def test_embeddings_at_given_positions():
+def test_embeddings_at_explicit_positions():
     words, positions = np.array([[1, 2, 3]], np.int32), np.array([[2, 0, 1]], np.int32)
     tables, scale, bias = [normal(5, 8), normal(4, 8)], normal(8), normal(8)
     total = tables[0][words] + tables[1][positions]
@@ -205,7 +205,7 @@ def test_group_norm(channels_last):
           activation=0, outputs=2, **how)  # fmt: skip
 
 
-# forerunners ----------------------------------------------------------------------------------------------------------
+# operators promoted to ONNX -------------------------------------------------------------------------------------------
 
 
 def test_ranges_pads_and_distances():

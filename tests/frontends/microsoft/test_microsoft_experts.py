@@ -1,4 +1,4 @@
-"""Mixtures of experts of com.microsoft against numpy and onnxruntime."""
+"""Mixture of experts (MoE) of com.microsoft against numpy and onnxruntime."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def mixture(x, scores, layers, chosen, activation, normalized):
 
 @pytest.mark.parametrize("tokens", [3, 40])
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_experts(name, tokens):
+def test_mixture_of_experts(name, tokens):
     fusion = {"interleaved": 1, "side by side": 2}.get(name, 0)
     extra = {**SWIGLU, "swiglu_limit": 1.0, "swiglu_fusion": fusion} if fusion else {"activation_type": name}
     x, scores = normal(tokens, WIDTH), normal(tokens, EXPERTS)
@@ -64,7 +64,7 @@ def test_experts(name, tokens):
           peer=fusion != 2, k=2, normalize_routing_weights=1, **extra)  # fmt: skip
 
 
-def test_experts_with_a_third_layer_for_any_number_of_tokens():
+def test_mixture_of_experts_with_a_third_layer_and_dynamic_tokens():
     first, third = normal(EXPERTS, HIDDEN, WIDTH), normal(EXPERTS, HIDDEN, WIDTH)
     second = normal(EXPERTS, WIDTH, HIDDEN)
     nothing = np.zeros((EXPERTS, HIDDEN)), np.zeros((EXPERTS, WIDTH))
@@ -81,7 +81,7 @@ def test_experts_with_a_third_layer_for_any_number_of_tokens():
 
 
 def quantized(columns, depth, bits, size, points):
-    """Bytes, scales, zero points (None: the middle) and the floats that they stand for."""
+    """Packed weights, scales, zero points (None: the middle) and the dequantised weights."""
     codes = rng.integers(0, 1 << bits, (EXPERTS, columns, depth))
     blocks = depth // size if size else 1
     scales = rng.uniform(0.01, 0.03, (EXPERTS, columns, blocks)).astype(np.float32)
@@ -100,7 +100,7 @@ def pack(codes, bits):
 
 @pytest.mark.parametrize("tokens", [3, 40])
 @pytest.mark.parametrize(("bits", "size", "points"), [(4, 0, False), (4, 16, False), (4, 16, True), (8, 32, True)])
-def test_quantized_experts(bits, size, points, tokens):
+def test_quantized_mixture_of_experts(bits, size, points, tokens):
     x, scores = normal(tokens, WIDTH), normal(tokens, EXPERTS)
     first, second = quantized(HIDDEN * 2, WIDTH, bits, size, points), quantized(WIDTH, HIDDEN, bits, size, points)
     biases = normal(EXPERTS, HIDDEN * 2), normal(EXPERTS, WIDTH)
@@ -114,7 +114,7 @@ def test_quantized_experts(bits, size, points, tokens):
           **({"block_size": size} if size else {}), **SWIGLU)  # fmt: skip
 
 
-def test_what_experts_are_rejected():
+def test_invalid_mixtures_of_experts_are_rejected():
     x, scores, first, second = normal(3, 8), normal(3, 4), normal(4, 16, 8), normal(4, 8, 16)
     rejected("MoE", [x, scores, first, None, second], "SwiGLU of one product", activation_type="swiglu")
     rejected("MoE", [x, scores, first, None, second], "5 experts", k=5)
@@ -122,7 +122,7 @@ def test_what_experts_are_rejected():
     rejected("QMoE", [x, scores, first, None, None, second], "quant_type 'fp8'", quant_type="fp8")
 
 
-def test_few_tokens_read_the_weights_of_their_experts_only():
+def test_few_tokens_gather_the_weights_of_chosen_experts_only():
     first, second = normal(EXPERTS, HIDDEN, WIDTH), normal(EXPERTS, WIDTH, HIDDEN)
     inputs = [normal(1, WIDTH), normal(1, EXPERTS), first, None, second]
     text = str(from_onnx(node_model("MoE", inputs, weights=[2, 4])[0])[0])

@@ -1,4 +1,4 @@
-"""Grouped attention over a cache, and rotary positions, of com.microsoft against numpy and onnxruntime."""
+"""Grouped-query attention with a KV cache, and rotary embedding, of com.microsoft against numpy and onnxruntime."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def split(x, heads):
 
 
 def angles(most, pairs):
-    turn = np.arange(most)[:, None] / 10.0 ** np.linspace(0, 2, pairs)
-    return np.cos(turn).astype(np.float32), np.sin(turn).astype(np.float32)
+    angle = np.arange(most)[:, None] / 10.0 ** np.linspace(0, 2, pairs)
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
 def rotate(x, positions, cosine, sine, interleaved=False):
-    """x [batch, heads, length, size] at positions [batch, length]."""
+    """Rotary embedding of x [batch, heads, length, size] at positions [batch, length]."""
     pairs = cosine.shape[1]
     c, s = cosine[positions][:, None], sine[positions][:, None]
     first, second = (x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]) if interleaved else (
         x[..., :pairs], x[..., pairs : 2 * pairs])  # fmt: skip
     real, imaginary = c * first - s * second, s * first + c * second
-    turned = np.stack([real, imaginary], -1).reshape(*x.shape[:3], -1) if interleaved else np.concatenate(
+    rotated = np.stack([real, imaginary], -1).reshape(*x.shape[:3], -1) if interleaved else np.concatenate(
         [real, imaginary], -1)  # fmt: skip
-    return np.concatenate([turned, x[..., 2 * pairs :]], -1)
+    return np.concatenate([rotated, x[..., 2 * pairs :]], -1)
 
 
 @pytest.mark.parametrize("interleaved", [0, 1])
@@ -69,7 +69,7 @@ def softmax(scores, sink=None):
 
 def grouped(q, k, v, past, lengths, total, window=-1, cap=0.0, sink=None, tables=None, interleaved=False, bias=0.0,
             causal=True, scale=SIZE**-0.5):  # fmt: skip
-    """The specification, one row of the batch after the other. `past` is keys and values or None."""
+    """Reference implementation, row by row of the batch. `past` is keys and values or None."""
     batch, _, new, _ = q.shape
     room = 0 if past is None else past[0].shape[2]
     buffers = [np.zeros((batch, GROUPS, max(total, room), SIZE), np.float32) for _ in range(2)]
@@ -77,15 +77,15 @@ def grouped(q, k, v, past, lengths, total, window=-1, cap=0.0, sink=None, tables
     for b in range(batch):
         old = 0 if new == total else lengths[b] + 1 - new
         at = np.arange(old, old + new)
-        turned = [q[b : b + 1], k[b : b + 1]]
-        turned = turned if tables is None else [rotate(x, at[None], *tables, interleaved) for x in turned]
-        for i, (buffer, fresh) in enumerate(zip(buffers, (turned[1], v[b : b + 1]), strict=True)):
+        rotated = [q[b : b + 1], k[b : b + 1]]
+        rotated = rotated if tables is None else [rotate(x, at[None], *tables, interleaved) for x in rotated]
+        for i, (buffer, fresh) in enumerate(zip(buffers, (rotated[1], v[b : b + 1]), strict=True)):
             if past is not None:
                 buffer[b, :, :old] = past[i][b, :, :old]
             buffer[b, :, old : old + new] = fresh[0]
         for h in range(HEADS):
             keys, values = (buffer[b, h // (HEADS // GROUPS)] for buffer in buffers)
-            scores = turned[0][0, h] @ keys.T * scale
+            scores = rotated[0][0, h] @ keys.T * scale
             scores = cap * np.tanh(scores / cap) if cap else scores
             column = np.arange(len(keys))
             seen = column <= at[:, None] if causal else np.tile(column <= lengths[b], (new, 1))
@@ -108,7 +108,7 @@ def sizes(lengths, total):
 
 
 def coded(x, scale, bits):
-    """Values as codes, two of 4 bits in a byte."""
+    """Quantise values, packing two of 4 bits in a byte."""
     codes = np.clip(np.rint(x / scale), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1).astype(np.int8)
     if bits == 8:
         return codes
@@ -125,8 +125,8 @@ def decoded(codes, scale, bits):
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("kind", ["PER_TENSOR", "PER_CHANNEL"])
 @pytest.mark.parametrize("old", [0, 3])
-def test_a_quantized_cache(bits, kind, old):
-    """New keys and values go through the cache's codes, too."""
+def test_quantized_kv_cache(bits, kind, old):
+    """New keys and values are quantised too."""
     batch, new, room = 1, 2, 6
     shape = (1,) if kind == "PER_TENSOR" else (1, GROUPS, 1, SIZE)
     scales = [rng.uniform(0.1, 0.3, shape).astype(np.float32) for _ in range(2)]
@@ -160,7 +160,7 @@ def test_a_quantized_cache(bits, kind, old):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rotary", [False, True])
-def test_a_prompt(packed, rotary):
+def test_prefill(packed, rotary):
     q, k, v = tensors(2, 5)
     lengths, total = sizes([4, 4], 5)
     tables = angles(8, SIZE // 2) if rotary else (None, None)
@@ -187,8 +187,8 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("room", [6, 9])
-def test_one_position_more(form, room):
-    """Rows of different lengths; the cache has room for the new position or grows by it."""
+def test_decoding_one_position(form, room):
+    """Rows of different lengths; the cache has capacity for the new position or grows by it."""
     attrs = FORMS[form]
     q, k, v = tensors(2, 1)
     lengths, total = sizes([6, 3], 7)
@@ -204,7 +204,7 @@ def test_one_position_more(form, room):
     check("GroupQueryAttention", inputs, expected, weights=[6], **attrs, **ATTRS)
 
 
-def test_several_positions_more():
+def test_decoding_several_positions():
     q, k, v = tensors(1, 3)
     lengths, total = sizes([6], 7)
     past, tables = [normal(1, GROUPS, 4, SIZE) for _ in range(2)], angles(16, SIZE // 2)
@@ -212,7 +212,7 @@ def test_several_positions_more():
     check("GroupQueryAttention", [q, k, v, *past, lengths, total, *tables], expected, do_rotary=1, weights=[6], **ATTRS)
 
 
-def test_sinks_and_a_bias():
+def test_attention_sinks_and_bias():
     q, k, v = tensors(2, 1)
     lengths, total = sizes([6, 3], 7)
     past, sink, bias = [normal(2, GROUPS, 6, SIZE) for _ in range(2)], normal(HEADS), normal(1, 1, 1, 7)
@@ -236,8 +236,8 @@ def test_normalised_heads():
     check("GroupQueryAttention", inputs, expected, weights=[6], peer=False, **ATTRS)  # onnxruntime: on GPUs only
 
 
-def test_a_decoder_of_any_length():
-    """One compiled model for prompts and steps: batch, new positions and cache are known when it runs."""
+def test_decoder_of_dynamic_length():
+    """One compiled model for prefill and decoding: batch, new positions and cache length are dynamic."""
     tables = angles(32, SIZE // 2)
     lengths, total = sizes([4, 4], 5)
     dims = {0: ["batch", "new", HEADS * SIZE], 1: ["batch", "new", GROUPS * SIZE], 2: ["batch", "new", GROUPS * SIZE],
@@ -274,7 +274,7 @@ def test_what_is_not_supported_is_rejected_by_name():
 
 
 def compressed(layouts):
-    """Rows and columns of compressed matrices of blocks, columns filled up with -1."""
+    """Row pointers and column indices of CSR block layouts, columns padded with -1."""
     columns = [np.concatenate([np.flatnonzero(row) for row in layout]) for layout in layouts]
     table = np.full((len(layouts), max(map(len, columns))), -1, np.int32)
     for line, found in zip(table, columns, strict=True):
@@ -283,7 +283,7 @@ def compressed(layouts):
 
 
 def run_in_place(session, passed):
-    """The first output by onnxruntime, which wants the cache's old and new keys and values in one place."""
+    """The first output by onnxruntime, which requires past and present caches to share a buffer."""
     binding = session.io_binding()
     for name, x in passed.items():
         if name in ("x3", "x4"):

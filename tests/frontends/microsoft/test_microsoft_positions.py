@@ -1,4 +1,4 @@
-"""Biases of relative positions and rotations of com.microsoft against numpy; onnxruntime has them on GPUs only."""
+"""Relative position biases and rotary embeddings of com.microsoft against numpy (GPU only in onnxruntime)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_gated_biases() -> None:
     rejected("GatedRelativePositionBias", [*inputs, offsets], "rows of different lengths", num_heads=heads)
 
 
-def test_rotations_of_given_angles() -> None:
+def test_rotary_embedding_of_explicit_angles() -> None:
     angles, parts = normal(2, 5, 8), [normal(2, heads, 5, 8) for heads in (4, 4, 1, 1)]
     cosine, sine = np.cos(angles)[:, None], np.sin(angles)[:, None]
     expected = [parts[i] * cosine + parts[i + 1] * sine for i in (0, 2)]

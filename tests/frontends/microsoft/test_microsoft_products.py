@@ -88,11 +88,11 @@ def test_activations_that_are_not_known_are_rejected_by_name():
     rejected("FusedGemm", [normal(2, 3), normal(3, 4), normal(4)], "'Swirl'", activation="Swirl")
 
 
-# weights of few bits --------------------------------------------------------------------------------------------------
+# low-bit weights ------------------------------------------------------------------------------------------------------
 
 
 def packed(codes, bits):
-    """Codes [.., n] as bytes, from the low bits on."""
+    """Pack values [.., n] into bytes, lowest bits first."""
     per_byte = 8 // bits
     padded = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % per_byte)])
     fields = padded.reshape(*codes.shape[:-1], -1, per_byte).astype(np.uint8)
@@ -120,7 +120,7 @@ def test_mat_mul_n_bits(bits, zeros, depth, block):
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("with_zeros", [True, False])
-def test_rows_of_a_table_of_few_bits(bits, with_zeros):
+def test_gather_block_quantized(bits, with_zeros):
     rows, depth, block = 10, 40, 16
     codes = rng.integers(0, 1 << bits, (rows, depth))
     scales = rng.uniform(0.1, 1.0, (rows, 3)).astype(np.float32)
@@ -135,7 +135,7 @@ def test_rows_of_a_table_of_few_bits(bits, with_zeros):
     check("GatherBlockQuantized", [inputs[0], outside, *inputs[2:]], expected, weights=[0, 2, 3], **attrs)
 
 
-def test_mat_mul_n_bits_refuses_what_makes_no_sense():
+def test_invalid_mat_mul_n_bits_are_rejected():
     x, codes, scales = normal(2, 32), np.zeros((4, 1, 16), np.uint8), np.ones((4, 1), np.float32)
     attrs = {"bits": 4, "block_size": 32, "N": 4, "K": 32}
     for inputs, changed, text in [

@@ -1,4 +1,4 @@
-"""Attention of com.microsoft with attributes, forms and sizes at random: the references against onnxruntime."""
+"""Attention of com.microsoft with random attributes, layouts and sizes: numpy references against onnxruntime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Case = tuple[list[Any], dict[str, Any]]
 
 
 class Dice:
-    """Choices and arrays by a seed."""
+    """Seeded random choices and arrays."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -83,8 +83,8 @@ def grouped_attention(dice: Dice) -> Case:
     cache = [dice.normal(batch, groups, room, size) for _ in range(2)]
     attrs = dice.options(softcap=(1.5,), scale=(0.4,), smooth_softmax=(1,), do_rotary=(1,), rotary_interleaved=(1,),
                          local_window_size=(1, 2, 3, 100))  # fmt: skip
-    turn = np.arange(32)[:, None] / 10.0 ** np.linspace(0, 1, size // 2)
-    tables = [np.cos(turn).astype(np.float32), np.sin(turn).astype(np.float32)]
+    angle = np.arange(32)[:, None] / 10.0 ** np.linspace(0, 1, size // 2)
+    tables = [np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)]
     angles = tables if "do_rotary" in attrs else [None, None]
     query = dice.normal(batch, new, heads * size)
     key, value = (dice.normal(batch, new, groups * size) for _ in range(2))

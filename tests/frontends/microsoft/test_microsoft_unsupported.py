@@ -1,4 +1,4 @@
-"""Every operator of com.microsoft on inputs that make no sense: an error that names node, operator and shapes."""
+"""Every operator of com.microsoft on invalid inputs: an error that names node, operator and shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = sorted({name for domain, name, _ in registered_operators() if domain == 
 ELEMENTWISE = {
     "FastGelu", "GatedAdd", "Gelu", "IsAllFinite", "MulInteger", "QuickGelu", "Range", "ScaledSiLU",
 }  # fmt: skip
-"""What takes a scalar as well as any other tensor."""
+"""Operators that accept scalars."""
 
 
 @pytest.mark.parametrize("name", NAMES)
