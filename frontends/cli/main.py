@@ -156,32 +156,6 @@ def run(
         err.print(f"wrote {output}", soft_wrap=True)
 
 
-def _arrays(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Flatten an output: elements of a sequence by name and number, those of maps by name and key."""
-    if not isinstance(value, list):
-        array = value.numpy()
-        yield name, array.astype(str) if array.dtype == object else array
-    elif value and isinstance(value[0], dict):
-        for key in value[0]:
-            yield f"{name}[{key}]", np.array([row[key] for row in value], np.float32)
-    else:
-        for number, item in enumerate(value):
-            yield from _arrays(f"{name}[{number}]", item)
-
-
-def _set_inputs(
-    executor: GraphModule, texts: list[str] | None, fill: str | None, seed: int, shape: list[str] | None
-) -> None:
-    """Set inputs from files or by filling; `shape` fixes the symbolic dimensions of inputs that are filled."""
-    shapes, dtypes = executor.get_input_info()
-    passed, sizes = typed(read_inputs(texts or []), dtypes), parse_shapes(shape or [])
-    wanted = {
-        name: (passed[name].shape if name in passed else resolved(shapes[name], sizes), dtypes[name]) for name in shapes
-    }
-    for name, value in fill_inputs(wanted, passed, fill, seed).items():
-        executor.set_input(name, value)
-
-
 @app.command()
 @guarded
 def bench(
