@@ -353,7 +353,7 @@ class DynamicRunner:
             results = self._text_actions[id(step)](*values)
         except ArgumentError as error:
             raise ArgumentError(f"model {self._graph.name!r}: {step.source}: {error}") from error
-        pairs = zip(results, action.gives, strict=True)
+        pairs = zip(results, action.returns, strict=True)
         return [array(string_table.numbers(x) if kind == "t" else x, self._device) for x, kind in pairs]
 
     def _store_results(self, outputs: Sequence[int], results: Sequence[Value], source: str) -> None:

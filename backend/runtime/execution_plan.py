@@ -211,8 +211,8 @@ def _text(record: Record, last: int) -> StringStep:
         raise damaged(f"{record.where}.action", name, f"one of {', '.join(TEXT_ACTIONS)}")
     action, passed = TEXT_ACTIONS[name], record.record("settings")
     inputs, outputs = record.numbers("inputs", 0, last), record.numbers("outputs", 0, last)
-    if (len(inputs), len(outputs)) != (len(action.takes), len(action.gives)):
-        found, expected = f"{len(inputs)} to {len(outputs)} tensors", f"{len(action.takes)} to {len(action.gives)}"
+    if (len(inputs), len(outputs)) != (len(action.takes), len(action.returns)):
+        found, expected = f"{len(inputs)} to {len(outputs)} tensors", f"{len(action.takes)} to {len(action.returns)}"
         raise damaged(f"{record.where}.inputs", found, expected)
     passed.only(*action.settings)
     settings = {key: passed.strings(key) if kind is tuple else passed.get(key, kind)

@@ -204,7 +204,7 @@ class StringAction:
 
     prepare: Callable[[Settings], Prepared]
     takes: str
-    gives: str
+    returns: str
     settings: Mapping[str, type] = field(default_factory=dict[str, type])
 
 

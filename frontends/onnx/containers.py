@@ -56,8 +56,7 @@ class Maybe:
 
 
 Form = int | None | list[Any] | Maybe
-"""How an output is assembled: a result of the compiled model by number, nothing, a list of forms, or a result's
-element."""
+"""Recipe of an output: a result of the compiled model by number, nothing, a list of forms, or a result's element."""
 
 
 @attributes_of_operator

@@ -22,7 +22,7 @@ __all__ = ["has_function", "most_inputs", "schema_defaults", "schema_function"]
 
 
 def _schema(domain: str, name: str, opset: int) -> Any:  # the stubs of onnx lack most of OpSchema
-    is_text = isinstance(domain, str) and isinstance(name, str)  # protobuf gives bytes for text that is none
+    is_text = isinstance(domain, str) and isinstance(name, str)  # protobuf returns bytes for invalid UTF-8
     if not is_text or not 0 < opset < 1 << 31:
         return None
     try:

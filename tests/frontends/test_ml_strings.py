@@ -95,7 +95,7 @@ def test_maps_from_labels_to_scores():
 
 
 def test_names_taken_by_position_and_moved_about():
-    """As nearest neighbours, votes and networks name their classes."""
+    """Class names selected by index, as in nearest-neighbour, voting and network models."""
     nodes = [
         helper.make_node("ArgMax", ["x"], ["i"], axis=1, keepdims=0),
         helper.make_node("ArrayFeatureExtractor", ["classes", "i"], ["row"], domain=ML),

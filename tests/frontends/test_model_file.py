@@ -125,7 +125,7 @@ def test_unusual_layouts_are_parsed_whole(tmp_path: Path, case: str) -> None:
 
 _WHOLE = make(weights(70, 1)).SerializeToString()
 _HEADERS = [*range(120), *range(len(_WHOLE) - 420, len(_WHOLE))]
-"""Where sizes, tags and names are, but for those of the second tensor."""
+"""Byte positions of sizes, tags and names, except those of the second tensor."""
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

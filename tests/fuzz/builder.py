@@ -143,7 +143,7 @@ def operator(*names: str, weight: int = 1) -> Callable[[Callable[..., Value | No
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """How to make the array of a graph input, for any sizes."""
+    """Generator of the array of a graph input, for any sizes."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -93,7 +93,7 @@ def _allowed(value: Value) -> float:
 
 
 def _conditioning(sample: Sample, run: int, name: str, want: Array) -> float:
-    """How far rounding errors alone can move an element: sums that cancel leave little else."""
+    """The largest change of an element by rounding errors alone, which dominate in sums that cancel."""
     moved = [evaluate(sample, sample.runs[run], unit_noise(seed))[name] for seed in range(3)]
     finite = [d for value in moved if np.isfinite(d := _difference(np.asarray(value), want))]
     return max(*finite, _rounding_of_operands(sample, run, name, want), 0.0)

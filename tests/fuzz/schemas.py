@@ -87,7 +87,7 @@ def has_attribute(op: str, opset: int, attribute: str) -> bool:
 
 
 def input_count(op: str, opset: int) -> int:
-    """How many inputs it takes at most."""
+    """Maximum number of inputs."""
     return _known(op, opset).inputs
 
 

@@ -62,10 +62,10 @@ def if_(node: OnnxNode) -> Sequence[Expr]:
         with node.attempt():
             return _if_dynamic(node, graphs)
     except ValueNeededError:
-        asked = _must_be_one(node, node[0])
-        if asked is None:
+        compared = _must_be_one(node, node[0])
+        if compared is None:
             raise
-        size, is_one = asked
+        size, is_one = compared
         node.check_equal(is_one_as_size(size), 0, f"compiled for sizes {size} other than 1 (or give shape=)")
         return node.convert_graph(graphs[1 if is_one else 0], [])
 

@@ -178,7 +178,7 @@ def _index(position: Expr, last: Expr) -> Expr:
 
 
 def _source(coordinates: str, extent: Dim, out: Dim, scale: Expr, roi: tuple[float, float]) -> Expr:
-    """Where in the input each output element lies: float64[out]."""
+    """Input coordinate of each output element: float64[out]."""
     i, n = op.cast(counted(out), "float64"), real(extent)
     last = op.subtract(n, _f(1.0))
     width = op.multiply(scale, n)  # not rounded to the whole number of outputs

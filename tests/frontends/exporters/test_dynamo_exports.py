@@ -41,7 +41,7 @@ def sliced(g: Graph, x: str, begin: int, end: int, axis: int) -> str:
 
 
 def with_metadata(model: ModelProto) -> ModelProto:
-    """What the exporter notes of a graph and of its nodes, which means nothing to a compiler."""
+    """Add the exporter's metadata, which the importer ignores, to a model."""
     for i, node in enumerate(model.graph.node):
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"['', 'layers.{i}']")
         node.doc_string = "File model.py, line 1, in forward"

@@ -21,7 +21,7 @@ def normal(*shape: int) -> np.ndarray[Any, Any]:
 
 
 def check_all(model: ModelProto, inputs: dict[str, Any]) -> list[Any]:
-    """As `check`, through the backend: with strings and maps among the inputs and outputs."""
+    """Check a model with string and map inputs and outputs through the ONNX backend."""
     results = list(RelayBackend.prepare(model).run(inputs))
     if onnxruntime is None:
         return results
