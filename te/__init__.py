@@ -1,9 +1,8 @@
 """Tensor expressions, schedules, the loop IR and its lowering, device-independent. (TVM: `tvm.te`, `tvm.tir`.)"""
 
-from relayc.te.deprecation import deprecated_alias
+from relayc.te.deprecation import deprecated_names as _deprecated_names
 from relayc.te.lower import lower as lower
 from relayc.te.math import *
-from relayc.te.math import dot2 as dot2, dot4 as dot4, dot8 as dot8
 from relayc.te.operation import *
 from relayc.te.reduction import *
 from relayc.te.schedule import *
@@ -34,6 +33,4 @@ from relayc.te.tir.ops import (
     truncmod as truncmod,
 )
 
-dot_pairs = deprecated_alias("te.dot_pairs", "te.dot2", dot2)
-dot_quads = deprecated_alias("te.dot_quads", "te.dot4", dot4)
-dot_octets = deprecated_alias("te.dot_octets", "te.dot8", dot8)
+__getattr__ = _deprecated_names(__name__, {"dot_pairs": "dot2", "dot_quads": "dot4", "dot_octets": "dot8"})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["deprecated_alias"]
+__all__ = ["deprecated_alias", "deprecated_names"]
 
 _Result = TypeVar("_Result")
 
@@ -24,3 +25,18 @@ def deprecated_alias(old: str, new: str, function: Callable[..., _Result], **ren
     alias.__name__ = alias.__qualname__ = old.rpartition(".")[2]
     alias.__doc__ = f"Deprecated alias of `{new}`; it will be removed in the next release."
     return alias
+
+
+def deprecated_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of `module`: gives what an old name is called today, with a DeprecationWarning.
+
+    `names`: old name to new name. Raises AttributeError for all others.
+    """
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(f"{module}.{name} is deprecated; use {module}.{names[name]}", DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[module], names[name])
+
+    return find

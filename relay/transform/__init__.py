@@ -43,6 +43,7 @@ from relayc.relay.transform.trim_kernels import TrimKernels
 from relayc.relay.transform.unpack_weights import UnpackWeights
 from relayc.relay.transform.update_kv_cache_in_place import UpdateKVCacheInPlace, find_kv_caches
 from relayc.relay.transform.widen_products import WidenProducts
+from relayc.te.deprecation import deprecated_names as _deprecated_names
 from relayc.te.ir import DumpInstrument, Pass, PassContext, PassInstrument, Sequential, TimingInstrument
 
 __all__ = [
@@ -98,3 +99,14 @@ __all__ = [
     "default_pipeline",
     "find_kv_caches",
 ]
+
+__getattr__ = _deprecated_names(__name__, {
+    "FoldCodeScales": "FoldQuantizationScales",
+    "KeepCaches": "UpdateKVCacheInPlace",
+    "MapBeforeJoining": "PushElementwiseThroughConcat",
+    "MovePointwise": "CommutePointwiseConv",
+    "SplitTaps": "ConvolveByShiftedGemm",
+    "StoreInOrder": "FoldTransposeIntoStore",
+    "TabulateBytes": "TabulateInt8Activations",
+    "find_caches": "find_kv_caches",
+})  # fmt: skip

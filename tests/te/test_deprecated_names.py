@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relayc import te
+from relayc import relay, te, topi
 from relayc.te.ir import structural_equal
 from relayc.te.schedule import Schedule
 
@@ -21,7 +21,7 @@ def _schedule() -> tuple[Schedule, te.Tensor, te.Tensor, te.Tensor]:
 )
 def test_functions(old: str, new: str, operands: int) -> None:
     args = [te.var(f"x{i}") for i in range(operands)]
-    with pytest.warns(DeprecationWarning, match=f"te.{old} is deprecated; use te.{new}") as caught:
+    with pytest.warns(DeprecationWarning, match=f"te.{old} is deprecated; use relayc.te.{new}") as caught:
         made = getattr(te, old)(*args)
     assert caught[0].filename == __file__
     assert structural_equal(made, getattr(te, new)(*args))
@@ -52,3 +52,23 @@ def test_when_small() -> None:
     with pytest.warns(DeprecationWarning, match=r"Schedule\.when_small is deprecated; use Schedule\.specialize_small"):
         s.when_small(other)
     assert s.small is other
+
+
+@pytest.mark.parametrize(("package", "old", "new"), [
+    (topi, "sizes", "size_tensor"), (topi.nn, "dense_quads", "dense_dot4"),
+    (topi.nn, "dense_quad_groups", "dense_dot4_groups"), (topi.nn, "conv2d_quads", "conv2d_dot4"),
+    (topi.nn, "window_quad_groups", "window_dot4_groups"), (relay.transform, "KeepCaches", "UpdateKVCacheInPlace"),
+    (relay.transform, "FoldCodeScales", "FoldQuantizationScales"), (relay.transform, "find_caches", "find_kv_caches"),
+    (relay.transform, "MapBeforeJoining", "PushElementwiseThroughConcat"),
+    (relay.transform, "MovePointwise", "CommutePointwiseConv"), (relay.transform, "SplitTaps", "ConvolveByShiftedGemm"),
+    (relay.transform, "StoreInOrder", "FoldTransposeIntoStore"),
+    (relay.transform, "TabulateBytes", "TabulateInt8Activations"),
+], ids=lambda value: value if isinstance(value, str) else value.__name__)  # fmt: skip
+def test_names_of_operators_and_passes(package, old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"{old} is deprecated; use .*{new}"):
+        assert getattr(package, old) is getattr(package, new)
+
+
+def test_other_names_are_unknown() -> None:
+    with pytest.raises(AttributeError, match="module 'relayc.te' has no attribute 'dot_pears'"):
+        _ = te.dot_pears

@@ -1,5 +1,6 @@
 """Compute definitions of neural-network operators (TVM: `topi.nn`)."""
 
+from relayc.te.deprecation import deprecated_names as _deprecated_names
 from relayc.topi.nn.activation import *
 from relayc.topi.nn.attention import *
 from relayc.topi.nn.blocked_attention import *
@@ -18,3 +19,10 @@ from relayc.topi.nn.rotary import *
 from relayc.topi.nn.softmax import *
 from relayc.topi.nn.unfold import *
 from relayc.topi.nn.winograd import *
+
+__getattr__ = _deprecated_names(__name__, {
+    "dense_quads": "dense_dot4",
+    "dense_quad_groups": "dense_dot4_groups",
+    "conv2d_quads": "conv2d_dot4",
+    "window_quad_groups": "window_dot4_groups",
+})  # fmt: skip
