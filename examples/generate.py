@@ -3,7 +3,7 @@
     python examples/generate.py [--tokens N] [--temperature T] [--threads N]
 
 The decoder is a small one with random weights, written in ONNX as exporters write them: the keys and values of earlier
-tokens are inputs ("past"), those of all tokens are outputs ("present"), and their lengths are known at run time only.
+tokens are inputs ("past"), those of all tokens are outputs ("present"), and their lengths are dynamic.
 `caches` has the executor keep them: a step writes what is new behind what is there, and nothing is copied. In the end
 the tokens are generated again without, each from the whole text before it, which must choose the same ones.
 """

@@ -20,7 +20,7 @@ ROOMS = ("te", "backend", "topi", "relay", "frontends")
 RUNTIME = ("numpy", "ml_dtypes")
 """What a compiled model needs to run."""
 MOST_MEGABYTES = 100
-"""Of the runtime-only environment: relayc, numpy and ml_dtypes, without pip."""
+"""The size limit of the runtime-only environment: relayc, numpy and ml_dtypes, without pip."""
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 
 

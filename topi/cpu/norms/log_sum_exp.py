@@ -90,9 +90,9 @@ def _sum_flattened(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.T
         s.recompute(old, te.compute(old.shape, lambda *i, t=new: t(*i[: x.ndim - 1]), name=old.op.name, tag=ELEMWISE))
         s[s.current(old)].compute_inline()
     exponentials = te.compute(x.shape, lambda *i: exponential_of(element(*i)), name="log_sum_exp_exponential")
-    guess = sums_of(exponentials, exponentials, maxima)
+    unshifted = sums_of(exponentials, exponentials, maxima)
     zero = no_largest(maxima, "log_sum_exp_zero")
-    s.speculate([maxima, sums], [zero, guess], is_valid_sum)
+    s.speculate([maxima, sums], [zero, unshifted], is_valid_sum)
     out = s.outputs[0].output(0)
     row, rest = s[out].op.axis[x.ndim - 2], s[out].op.axis[x.ndim - 1 :]
     group, lane = s[out].split(row, factor=line.lanes, tail="shift")
@@ -106,5 +106,5 @@ def _sum_flattened(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.T
     s[zero].vectorize(zero.op.axis[-1])
     line.schedule_exponentials(s, exponentials, along="memory_strides" not in x.op.attrs)
     s[exponentials].set_scope("local")
-    s[exponentials].compute_at(s[guess], line.add_up(s, guess))
+    s[exponentials].compute_at(s[unshifted], line.add_up(s, unshifted))
     line.vectorize_fallback(s, (maxima, lanes_of_maxima), (sums, lanes_of_sums))

@@ -84,7 +84,7 @@ def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan
         return None
     rows, columns, steps = [constant_size([d]) for d in extents]
     panel, depth = amx_panel(target, rows, columns, steps)
-    if panel != panel_width(anchor) or not choose("matrix unit", True, (True, False)):
+    if panel != panel_width(anchor) or not choose("AMX", True, (True, False)):
         return None
     if not isinstance(extents[0], int):
         return TilePlan(2 * _ROWS, depth)
