@@ -26,7 +26,7 @@ lint: $(VENV)/.installed
 	cp -rs $(addprefix $(CURDIR)/,te backend topi relay frontends) build/typecheck/relayc
 	$(BIN)/basedpyright
 
-# The wheel, tried in environments of its own: beside packages of our folders' names, and with the runtime alone.
+# The wheel, tried in environments of its own: beside packages named like the folders, and with the runtime alone.
 wheel: $(VENV)/.installed
 	rm -rf dist build/lib build/bdist*
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .

@@ -2,12 +2,13 @@
 
 from setuptools import find_packages, setup
 
-ROOMS = ("te", "backend", "topi", "relay", "frontends")
+PACKAGES = ("te", "backend", "topi", "relay", "frontends")
 
 setup(
-    package_dir={"relayc": "relayc", **{f"relayc.{room}": room for room in ROOMS}},
+    package_dir={"relayc": "relayc", **{f"relayc.{package}": package for package in PACKAGES}},
     packages=[
         "relayc",
-        *(f"relayc.{name}" for room in ROOMS for name in (room, *(f"{room}.{sub}" for sub in find_packages(room)))),
+        *(f"relayc.{name}" for package in PACKAGES
+          for name in (package, *(f"{package}.{sub}" for sub in find_packages(package)))),
     ],
 )

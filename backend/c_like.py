@@ -352,7 +352,7 @@ class CLikeGenerator(Visitor[Any]):
         raise CompileError(f"{self.language} code has no intrinsic {node.op!r}, in {node}")
 
     def float_call(self, function: str, of: DType, args: list[str]) -> str:
-        """A mathematical function of values of type `of`; narrow floats are computed in float32."""
+        """A mathematical function of values of type `of`; low-precision floats are computed in float32."""
         if of.bits == 64:
             return f"{function}({', '.join(args)})"
         single = dtype("float32")

@@ -6,7 +6,7 @@ written to a temporary file and renamed atomically, so readers see complete entr
 cache. Beyond its size limit the cache evicts the least recently used entries. A failure of the cache, such as a full
 disk or a read-only folder, never fails a compilation.
 
-`RELAYC_CACHE_DIR` names another folder; "off" (or "0") disables caching.
+`RELAYC_CACHE_DIR` names another folder; "off", "0" or "none" disables caching.
 """
 
 from __future__ import annotations

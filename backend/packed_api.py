@@ -1,10 +1,10 @@
 """Argument checks: makes a raw kernel and a host function that checks and calls it from a function of the loop IR.
 
-The host function `f__packed(args, type_codes, num_args, error)` sees arguments as Python passes them: 8-byte values
-(scalars, or addresses of DLPack's `DLTensor`) with a type code each. It checks all of them, takes symbolic sizes from
-the shapes, and calls the kernel. Each check is an `AssertStmt`; if the k-th of them in textual order fails, the
-function stores its values to `error` and returns k. Its message, with a placeholder for each value, is
-``attrs["messages"][k - 1]``. TVM: MakePackedAPI and ArgBinder.
+The host function `int32 f__packed(Ctx*, void* args, int32* type_codes, int32 num_args, int64* error)` sees arguments as
+Python passes them: 8-byte values (scalars, or addresses of DLPack's `DLTensor`) with a type code each. It checks all of
+them, takes symbolic sizes from the shapes, and calls the kernel. Each check is an `AssertStmt`; if the k-th of them in
+textual order fails, the function stores its values to `error` and returns k. Its message, with a placeholder for each
+value, is ``attrs["messages"][k - 1]``. TVM: MakePackedAPI and ArgBinder.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python examples/gpu_model.py [MODEL.onnx] [--arch sm_90] [--precision float32|float16|bfloat16]
 
-Needs `pip install 'relayc[cuda]'`. Prints what the kernels use of the GPU, and where there is one, the time of a run.
+Needs `pip install '.[cuda]'`. Prints what the kernels use of the GPU, and where there is one, the time of a run.
 """
 
 from __future__ import annotations

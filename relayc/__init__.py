@@ -1,8 +1,8 @@
-"""A deep-learning compiler: ONNX models to native code. This package is the face of the rooms below it.
+"""A deep-learning compiler: ONNX models to native code. This package gives access to the subpackages.
 
     from relayc import relay, te, topi, backend, runtime, frontends
 
-Each room is imported when it is first used: importing `relayc` alone reads no other file.
+Each subpackage is imported when it is first used: importing `relayc` alone reads no other file.
 """
 
 from typing import TYPE_CHECKING
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import relayc.topi as topi
 
     __version__: str
-else:  # a type checker that saw a function for any name would take each room for Any
+else:  # hidden from type checkers, for which each subpackage would be Any
 
     def __getattr__(name):
-        """The room `name`, or the version of the installed distribution. Raises AttributeError for other names."""
+        """The subpackage `name`, or the installed distribution's version. Raises AttributeError for other names."""
         from importlib import import_module
 
         if name == "__version__":

@@ -1,4 +1,4 @@
-"""Old public names that keep working for one release."""
+"""Old public names that keep working, with a warning, until 1.0."""
 
 from __future__ import annotations
 

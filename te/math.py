@@ -216,7 +216,7 @@ def dot8(x: Any, y: Any, z: Any, w: Any) -> PrimExpr:
     """An 8-way dot product, ``dot4(x, y) + dot4(z, w)``.
 
     The four products of the lower halves, and those of the upper halves, must add up to 16-bit values: processors
-    without VNNI then widen the 16-bit sums once for eight products.
+    without VNNI then extend the 16-bit sums once for eight products.
     """
     x, y = ops.match_types(convert(x), convert(y))
     z, w = ops.match_types(convert(z), convert(w))

@@ -382,7 +382,7 @@ class Stage:
     # -- annotations ---------------------------------------------------------------------------------------------
 
     def pragma(self, axis: IterVar, pragma_type: str, pragma_value: Any = None) -> None:
-        """Annotate the loop: "auto_unroll_max_step", "loop_partition_hint", "most_threads", "import_llvm", ..."""
+        """Annotate the loop: "auto_unroll_max_step", "loop_partition_hint", "most_threads", ..."""
         self._check_leaf("pragma", axis)
         self.loop_attrs.setdefault(axis, LoopAttrs()).pragmas[pragma_type] = pragma_value
 

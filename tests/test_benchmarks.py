@@ -75,6 +75,15 @@ def test_the_front_page_has_the_measured_means() -> None:
     assert [re.findall(r"[\d.]+", row)[1:] for row in rows] == measured
 
 
+def test_the_front_page_has_the_measured_means_of_the_gpu() -> None:
+    head, *_, means = report.gpu_models()
+    measured = dict(zip(head[1:], means[1:], strict=True))
+    page = (ROOT / "README.md").read_text()
+    for precision in ("float32", "float16"):
+        row = f"| {precision} | " + " | ".join(measured[f"batch {batch}, {precision}"] for batch in (1, 8)) + " |\n"
+        assert row in page
+
+
 def test_the_page_of_benchmarks_is_what_the_figures_give() -> None:
     report.main(["--check"])
     assert re.findall(r"<!-- table: (.+) -->", report.PAGE.read_text()) == list(report.TABLES)

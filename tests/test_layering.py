@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-STOREYS = ("te", "backend", "topi", "relay", "frontends")
+LAYERS = ("te", "backend", "topi", "relay", "frontends")
 
 THIRD_PARTY = {
-    "numpy": STOREYS,
-    "ml_dtypes": STOREYS,
+    "numpy": LAYERS,
+    "ml_dtypes": LAYERS,
     "llvmlite": ("backend/llvm",),
     "cuda": ("backend/cuda",),
     "networkx": ("relay",),
@@ -66,12 +66,12 @@ def imports_of(path: Path) -> Iterator[Import]:
         stack += [(child, inside, typing or guard) for child in ast.iter_child_nodes(node)]
 
 
-FILES = sorted(path for storey in STOREYS for path in (ROOT / storey).rglob("*.py"))
+FILES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 IMPORTS = [found for path in FILES for found in imports_of(path)]
 
 
 def is_own(name: str) -> bool:
-    return name.split(".")[0] in STOREYS
+    return name.split(".")[0] in LAYERS
 
 
 def complain(wrong: list[Import], rule: str) -> None:
@@ -80,20 +80,20 @@ def complain(wrong: list[Import], rule: str) -> None:
 
 def test_there_is_something_to_check():
     assert len(FILES) > 50 and len(IMPORTS) > 500
-    assert {path.relative_to(ROOT).parts[0] for path in FILES} == set(STOREYS)
+    assert {path.relative_to(ROOT).parts[0] for path in FILES} == set(LAYERS)
 
 
 def test_layers_import_downwards_only():
-    storey = {name: i for i, name in enumerate(STOREYS)}
-    wrong = [i for i in IMPORTS if storey.get(i.name.split(".")[0], 0) > storey[i.path.split("/")[0]]]
-    complain(wrong, "a lower storey may not import a higher one")
+    level = {name: i for i, name in enumerate(LAYERS)}
+    wrong = [i for i in IMPORTS if level.get(i.name.split(".")[0], 0) > level[i.path.split("/")[0]]]
+    complain(wrong, "a lower layer may not import a higher one")
 
 
 def test_imports_are_absolute():
     complain([i for i in IMPORTS if i.name.startswith(".")], "imports name their package in full")
 
 
-def test_the_runtime_imports_nothing_else_of_ours():
+def test_the_runtime_imports_nothing_else_of_the_project():
     wrong = [i for i in IMPORTS if i.path.startswith("backend/runtime/") and is_own(i.name)
              and not (i.name + ".").startswith("backend.runtime.")]  # fmt: skip
     complain(wrong, "backend.runtime ships alone")
@@ -105,7 +105,7 @@ RUN_HALVES = [path for path in FILES if path.name == "runtime.py" and path.paren
 @pytest.mark.parametrize("path", RUN_HALVES, ids=lambda path: path.parent.name)
 def test_the_run_half_of_a_backend_needs_no_compiler(path):
     half = path.relative_to(ROOT).as_posix()
-    room = f"backend.{path.parent.name}."
+    package = f"backend.{path.parent.name}."
     reached, pending = set(), [half]
     wrong: list[Import] = []
     while pending:
@@ -116,11 +116,11 @@ def test_the_run_half_of_a_backend_needs_no_compiler(path):
                 continue
             file = found.name.replace(".", "/")
             file = f"{file}/__init__.py" if (ROOT / file).is_dir() else f"{file}.py"
-            if not found.name.startswith(room):
+            if not found.name.startswith(package):
                 wrong.append(found)
             elif file not in reached and file not in pending:
                 pending.append(file)
-    complain(wrong, "the run half of a backend imports backend.runtime, its own package, and nothing else of ours")
+    complain(wrong, "the run half of a backend imports only backend.runtime and its own package")
 
 
 def test_third_party_packages_are_imported_where_allowed():
@@ -129,21 +129,21 @@ def test_third_party_packages_are_imported_where_allowed():
         head = found.name.split(".")[0]
         if head in sys.stdlib_module_names or is_own(head) or head.startswith(".") or head == "":
             continue
-        rooms = THIRD_PARTY.get(head, ())
-        if not any((found.path + "/").startswith(room + "/") for room in rooms):
+        folders = THIRD_PARTY.get(head, ())
+        if not any((found.path + "/").startswith(folder + "/") for folder in folders):
             wrong.append(found)
-    complain(wrong, "a third-party package is imported outside its room (see THIRD_PARTY)")
+    complain(wrong, "a third-party package is imported outside its folders (see THIRD_PARTY)")
 
 
 def test_own_imports_stand_at_the_top():
-    complain([i for i in IMPORTS if i.inside and is_own(i.name)], "no import inside a function to break a circle")
+    complain([i for i in IMPORTS if i.inside and is_own(i.name)], "no import inside a function to break a cycle")
 
 
 def test_no_cycles_between_modules():
     """Modules import each other in one order; imports for type checkers only don't count."""
     modules = {path: path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
                for path in (file.relative_to(ROOT).as_posix() for file in FILES)}  # fmt: skip
-    faces = {name for path, name in modules.items() if path.endswith("__init__.py")}
+    packages = {name for path, name in modules.items() if path.endswith("__init__.py")}
     edges: dict[str, set[str]] = {name: set() for name in modules.values()}
     for found in IMPORTS:
         if found.name in edges and not found.inside and not found.typing:
@@ -153,16 +153,16 @@ def test_no_cycles_between_modules():
     def walk(name: str, trail: tuple[str, ...]) -> None:
         assert name not in trail, "import cycle: " + " -> ".join((*trail[trail.index(name) :], name))
         if name not in done:
-            for target in sorted(edges[name] - faces):
+            for target in sorted(edges[name] - packages):
                 walk(target, (*trail, name))
             done.add(name)
 
-    for name in sorted(set(edges) - faces):
+    for name in sorted(set(edges) - packages):
         walk(name, ())
 
 
 def test_tests_have_no_packages():
-    """The tests are collected with import mode importlib: a package in tests/ would hide one of ours."""
+    """The tests are collected with import mode importlib: a package in tests/ would hide one of the project's."""
     assert not list((ROOT / "tests").rglob("__init__.py"))
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names)), "file names of tests are unique"

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-STOREYS = ("te", "backend", "topi", "relay", "frontends")
+LAYERS = ("te", "backend", "topi", "relay", "frontends")
 
 
 def module_names() -> list[str]:
     names = []
-    for storey in STOREYS:
-        for path in sorted((ROOT / storey).rglob("*.py")):
+    for layer in LAYERS:
+        for path in sorted((ROOT / layer).rglob("*.py")):
             names.append("relayc." + ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
     return names
 
@@ -77,11 +77,11 @@ def test_unknown_names_are_rejected():
     assert {"build", "Target", "nd"} <= set(dir(backend))
 
 
-@pytest.mark.parametrize("storey", STOREYS)
-def test_every_file_is_installed(storey):
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_file_is_installed(layer):
     """Files that are no code are named in the packaging; `make wheel` (tests/packaging) tries the wheel itself."""
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    for path in (ROOT / storey).rglob("*"):
+    for path in (ROOT / layer).rglob("*"):
         if path.is_dir() or path.suffix in (".py", ".pyc"):
             continue
         package = ".".join(("relayc", *path.parent.relative_to(ROOT).parts))

@@ -1,6 +1,6 @@
 """Elementwise functions of one tensor (TVM: `topi.math`).
 
-Narrow floats (float16, bfloat16) are computed in float32 and rounded once.
+Low-precision floats (float16, bfloat16) are computed in float32 and rounded once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reductions over axes (TVM: `topi.reduction`).
 
-`axis`: an int, a tuple of them, or None for all; negative ones count from the back. Sums and extrema of narrow floats
-are kept in float32.
+`axis`: an int, a tuple of them, or None for all; negative ones count from the back. Sums and extrema of low-precision
+floats are kept in float32.
 """
 
 from __future__ import annotations

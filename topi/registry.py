@@ -1,13 +1,14 @@
 """The registry of schedules, by the tag of a group's main operation and the target's keys.
 
-A schedule is a function from output tensors and target to a `te.Schedule`, registered for a tag and a target key::
+A schedule is a function from output tensors, anchor operation and target to a `te.Schedule`, registered for a tag and
+a target key::
 
     @register_schedule("conv2d_nhwc_packed", "cpu")
-    def conv2d_nhwc_packed(outs, target): ...
+    def conv2d_nhwc_packed(outs, anchor, target): ...
 
 `schedule_for` looks at every operation behind the outputs, takes the one whose tag has a schedule of the highest rank
-for one of the target's keys (the *anchor*), and calls that schedule. Tags such as "injective" have the lowest rank:
-they apply when the group has nothing heavier. `schedules_for` continues with further ones.
+for one of the target's keys, or else for "generic" (the *anchor*), and calls that schedule. Tags such as "injective"
+have the lowest rank: they apply when the group has nothing heavier. `schedules_for` continues with further ones.
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ _WORTH_SHARING = 1 << 16
 class _Lines:
     """Running results along the last axis: of long rows by vectors, of several short ones interleaved.
 
-    Results of narrow floats are rounded only when they are stored.
+    Results of low-precision floats are rounded only when they are stored.
     """
 
     def __init__(

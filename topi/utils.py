@@ -116,13 +116,13 @@ def broadcast_index(index: Index, shape: Sequence[Dim]) -> list[Any]:
 
 
 def accumulator_type(dtype: str) -> str:
-    """The type that long sums of `dtype` values are kept in: float32 for the narrow floats, else `dtype`."""
+    """The type that long sums of `dtype` values are kept in: float32 for the low-precision floats, else `dtype`."""
     kind = te.const(0, dtype).dtype
     return "float32" if kind.is_float and kind.bits < 32 else dtype
 
 
 def full_precision(f: Callable[..., PrimExpr], *args: PrimExpr) -> PrimExpr:
-    """``f(*args)`` computed in float32 when the arguments are narrower floats, and rounded once."""
+    """``f(*args)`` computed in float32 when the arguments are low-precision floats, and rounded once."""
     kind = args[0].dtype
     if not kind.is_float or kind.bits >= 32:
         return f(*args)

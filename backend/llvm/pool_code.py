@@ -72,10 +72,10 @@ done:
 }
 """
 
-# A mailbox is the pool's state of one thread; the first is the caller's. Field 0 is 1 while the thread sleeps in the
-# futex, field 1 marks a suspended worker, the following fields belong to `PLACEMENT`. Field 9 is the progress in the
-# thread's partition: the number of the last step, and in the lowest 8 bits the number of its chunks started. All
-# regions write it, so it has a cache line of its own.
+# %mailbox is the per-worker state block of the pool, one for each thread; the first is the caller's. Field 0 is 1 while
+# the thread sleeps in the futex, field 1 marks a suspended worker, the following fields belong to `PLACEMENT`. Field 9
+# is the progress in the thread's partition: the number of the last step, and in the lowest 8 bits the number of its
+# chunks started. All regions write it, so it has a cache line of its own.
 _POOL = """
 %mailbox = type {{ i32, i32, i32, i32, i32, i32, i64, i64, [88 x i8], i64, [120 x i8] }}
 ; The current or last region: number of its first step, or -1 while the other fields are being written; ctx, task,

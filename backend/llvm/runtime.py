@@ -1,6 +1,7 @@
 """The run-time part of the llvm backend: `LLVMModule` loads object code and looks up its functions.
 
-It imports only backend.runtime, so that a compiled model runs without the compiler. The serialised form is a JSON
+It imports only backend.runtime and the parts of this package that link and run code, which need no llvmlite; that is
+imported only for functions that the process does not provide. The serialised form is a JSON
 header (format, triple, features, functions) and the object files; it is validated before any of it is run.
 """
 

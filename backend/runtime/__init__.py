@@ -1,4 +1,4 @@
-"""The runtime: what ships with a compiled model. It needs no compiler, and nothing of ours outside this package."""
+"""The runtime: what ships with a compiled model. It needs no compiler, and nothing else of the project."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ _FLOAT64_TOO = {
 def expand(call: Call, has: Instructions, rounded: DType | None = None) -> PrimExpr:
     """A call of a function of `EXPANSIONS` as arithmetic; the call itself when its type has no expansion.
 
-    `has` describes the target's instructions; `rounded` is a narrower type that the result is rounded to, possibly
-    after multiplications and divisions.
+    `has` describes the target's instructions; `rounded` is a lower-precision type that the result is rounded to,
+    possibly after multiplications and divisions.
     """
     of = call.dtype
     through = dtype("float32").with_lanes(of.lanes) if of.bits == 16 else of

@@ -295,7 +295,7 @@ class _Importer:
     ) -> tuple[Function, list[Expr]]:
         """A subgraph as a function of `params` and of the values it captures.
 
-        `owner` identifies the node for `fresh_size`.
+        `owner` names the node that the sizes of the body belong to.
         """
         around = {id(e) for e in scope.values.values() if not isinstance(e, Constant | Tuple)}
         with self.session.body_of(owner):

@@ -1,8 +1,9 @@
 """The execution graph of a fused function: kernels in order, tensors with their placement in memory.
 
-The result is plain data (see `backend.runtime.graph_executor` for the format), made in steps: number the values and the
-kernel calls and note which tensors share memory (views); add the kernels' scratch; place the tensors: inputs, outputs
-and parameters at addresses of the caller, everything else in the arena.
+The result is an `ExecutionGraph`, from which `relay.lowering` makes the `backend.runtime.graph.Graph` of the compiled
+model. It is made in steps: number the values and the kernel calls and note which tensors share memory (views); add the
+kernels' scratch; place the tensors: inputs, outputs and parameters at addresses of the caller, everything else in the
+arena.
 """
 
 from __future__ import annotations

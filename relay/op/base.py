@@ -60,8 +60,8 @@ class MixedPrecision(Enum):
     """The element type of an operator in a program of mixed precision (TVM: FTVMMixedPrecisionConversionType)."""
 
     ALWAYS = "always"
-    """The narrow type: contractions, which it makes twice as fast and half as large, and which accumulate in float32
-    anyway."""
+    """The low-precision type: contractions, which it makes twice as fast and half as large, and which accumulate in
+    float32 anyway."""
     FOLLOW = "follow"
     """The type of the inputs: operators that move values, or map them to values of about their magnitude."""
     NEVER = "never"

@@ -118,7 +118,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def widened(f: Callable[..., Array], *arrays: Array) -> Array:
-    """``f(*arrays)`` with narrow floats computed in float32 and rounded once; without numpy's warnings."""
+    """``f(*arrays)`` with low-precision floats computed in float32 and rounded once; without numpy's warnings."""
     kind = arrays[0].dtype
     with np.errstate(all="ignore"):
         if kind.itemsize < 4 and kind.kind in "fV":

@@ -31,7 +31,7 @@ __all__ = [
 class Unary(OpDef):
     """Base of elementwise operators: `define` is the compute, `evaluate` its meaning in numpy.
 
-    Narrow floats are evaluated in float32. (C1) the element type is one of `domain`.
+    Low-precision floats are evaluated in float32. (C1) the element type is one of `domain`.
     """
 
     domain: ClassVar[tuple[str, ...]] = ("float",)

@@ -1,4 +1,4 @@
-"""Passes on graphs, one per file, and the frame they run in."""
+"""Passes on graphs, one per file; `Pass`, `Sequential`, `PassContext` and instruments, re-exported from `te.ir`."""
 
 from relayc.relay.transform.absorb_shuffles import AbsorbShuffles
 from relayc.relay.transform.align_channels import AlignChannels

@@ -3,7 +3,7 @@
 Convolutions on channels last get weights with the output channels innermost, (spatial..., I, O): the columns of the
 implicit matrix product are contiguous, whole vectors of them are copied at once, and the channels of a depthwise
 convolution are those of its data. Likewise a constant matrix of a float32 product is stored (K, N); tensor cores read
-narrower types along the depth, (N, K), the order of dense layers. The weights are transposed here, once.
+smaller types along the depth, (N, K), the order of dense layers. The weights are transposed here, once.
 """
 
 from __future__ import annotations

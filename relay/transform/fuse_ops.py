@@ -13,8 +13,8 @@ a single result, so nothing is computed twice and nothing inside is needed outsi
 - Concatenations (`joins_inputs`) read their inputs and do not compute them in each branch; nor is work repeated inside
   an operator that broadcasts its input.
 - With `permutes_into_products`, transposes and slices (`permutes_elements`) become part of the product that reads them.
-- Conversions of bytes to floats become part of a depthwise or Winograd convolution that reads them, and of the epilogue
-  of a heavy operator, so that memory between kernels holds bytes.
+- Conversions of int8 and uint8 to floats become part of a depthwise or Winograd convolution that reads them, and of the
+  epilogue of a heavy operator, so that memory between kernels holds 8-bit integers.
 - Data movement and elementwise operators become part of the operator that copies its input anyway
   (`num_copied_inputs`).
 - Views at the edge of a group stay outside: there they cost nothing, inside they would complicate every index.
@@ -41,7 +41,8 @@ _MOST_REPETITION = 4
 """Maximum number of times that an elementwise operator may be recomputed to save writing its result."""
 
 _CHEAP = 4
-"""Maximum number of operators of a conversion from bytes to floats that is fused, so that bytes are read."""
+"""Maximum number of operators of a conversion from int8 or uint8 to floats that is fused, so that 8-bit data is
+read."""
 
 Admits = Callable[[OpPattern, "_Group", bool], bool]
 
@@ -203,7 +204,7 @@ class _Partition:
         return group is not target and not closed and group.size < self.max_size
 
     def _read_bytes(self) -> None:
-        """Fuse conversions of bytes that only a depthwise or Winograd convolution reads into it."""
+        """Fuse conversions of 8-bit integers that only a depthwise or Winograd convolution reads into it."""
         for sink, e in enumerate(self.flow.nodes):
             if not _reads_bytes(e):
                 continue

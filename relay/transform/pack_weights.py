@@ -79,7 +79,7 @@ _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
 _SINGLE = as_dtype("float32")
 _WORD_BYTES = 4
-"""Minimum bytes read of a row in a step of a product: one element, or several narrow ones."""
+"""Minimum bytes read of a row in a step of a product: one element, or several smaller ones."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class PackWeights(FunctionPass):
     """Convolutions (channels last) and products take packed weights; computed right operands are packed too.
 
     Products of half precision are computed in float32, in which they accumulated before, and quantised ones in int32.
-    Their weights keep their narrow type: kernels widen a panel at a time, and use it for all rows.
+    Their weights keep their 8- or 16-bit type: kernels convert a panel at a time, and use it for all rows.
     """
 
     target: Target
@@ -166,7 +166,7 @@ class _Packer:
     ) -> int:  # fmt: skip
         """Columns of a panel of `dtype`; consecutive rows are read `row_stride` elements apart.
 
-        Narrow floats are widened.
+        Low-precision floats are converted to float32.
         """
         per_step = {"fma": 1, "dot2": 2, "dot4": 4}[form]
         target, spare = at_precision_of(self.target, dtype), spare_registers(self.target, form)
@@ -522,7 +522,7 @@ def _in_panels(b: Expr, width: int, columns: Dim, *, transposed: bool) -> Expr:
 def _with_panels(
     call: Call, op: DensePacked | Conv1DNWCPacked | Conv2DNHWCPacked | Conv3DNDHWCPacked, panels: Constant
 ) -> Expr:
-    """The product `op` of the call's data, in the type that it is computed in, with panels that may have a narrower
+    """The product `op` of the call's data, in the type that it is computed in, with panels that may have a smaller
     type."""
     if op.pairs:
         quantized, zero_point = _quantized_and_constant(call.args[0])
@@ -549,7 +549,7 @@ def _quantized_and_constant(data: Expr) -> tuple[Expr, int]:
 
 
 def _narrowest(weight: Array) -> Array:
-    """Integers in the narrowest type that holds them; kernels widen a panel at a time."""
+    """Integers in the smallest type that holds them; kernels convert a panel at a time."""
     if weight.dtype != np.int32 or weight.size == 0:
         return weight
     low, high = int(weight.min()), int(weight.max())

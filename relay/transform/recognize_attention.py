@@ -41,7 +41,7 @@ class RecognizeAttention(FunctionPass):
     attention. Heads that share keys and values (`broadcast_to` between views, or a product whose rows are those of all
     heads of a group) are read in place. Numbers of heads and channels must be static, positions may be dynamic.
 
-    With narrower types, the softmax may be computed in float32. Their scores are rounded after the masks, as in the
+    With lower precision, the softmax may be computed in float32. Their scores are rounded after the masks, as in the
     model (the lowest value of a mask absorbs a score); other intermediate roundings are dropped.
     """
 
@@ -188,7 +188,7 @@ class _Scores:
 
     The scores have the shape `scores`, with batch and heads separate, and the shape `level` at the current expression:
     views on the way merge batch and heads, or split windows from a batch entry. They are `rounded` if they have the
-    type `kind`, narrower than float32, before the softmax.
+    type `kind`, of lower precision than float32, before the softmax.
     """
 
     softmax: Call

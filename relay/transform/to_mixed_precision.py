@@ -1,9 +1,9 @@
 """ToMixedPrecision: float32 programs compute in half precision where that is safe and pays.
 
-Each operator declares its type (`OpDef.mixed_precision`): contractions always take the narrow type, operators whose
-values leave its range never do, and all others follow their inputs. Casts are made where the two meet, one for each
-value and type; a value keeps the type it was computed in, so two casts never follow each other. Constants are rounded
-here, once.
+Each operator declares its type (`OpDef.mixed_precision`): contractions always take the low-precision type, operators
+whose values leave its range never do, and all others follow their inputs. Casts are made where the two meet, one for
+each value and type; a value keeps the type it was computed in, so two casts never follow each other. Constants are
+rounded here, once.
 
 Sums stay in float32: contractions, reductions and normalisations accumulate in float32 and round their results. The
 pass costs one rounding (2^-11 relative for float16, 2^-8 for bfloat16) of each stored value and weight. TVM:
@@ -97,7 +97,7 @@ class _Converter:
         return e.rebuild(lambda child: self.restored(child) if isinstance(child, Expr) else child)
 
     def takes_narrow(self, call: Call, op: OpDef) -> bool:
-        """Should the call be computed in the narrow type?"""
+        """Should the call be computed in the low-precision type?"""
         precision = self.settings.precision_of(op)
         if precision is MixedPrecision.NEVER or not any(_holds(a.ty, _WIDE) for a in call.args):
             return False

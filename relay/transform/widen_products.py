@@ -25,7 +25,7 @@ class WidenProducts(FunctionPass):
 
     Accumulation is in float32 as before; operands are converted once, while they are packed, and not at each use. A
     softmax whose only user is such a product is not rounded in between. Operands that a few rows read in place, once,
-    stay narrow, as does a constant matrix: its cost is memory bandwidth.
+    keep their type, as does a constant matrix: its cost is memory bandwidth.
     """
 
     target: Target

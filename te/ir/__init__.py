@@ -1,4 +1,4 @@
-"""The IR kit: nodes, visitors, modules and passes, shared by every IR of the project."""
+"""Infrastructure of the IRs: nodes, visitors, modules and passes, shared by every IR of the project."""
 
 from relayc.te.ir.abstract import Abstract
 from relayc.te.ir.depth import deep_trees

@@ -72,7 +72,7 @@ class DumpInstrument(PassInstrument):
 class PassContext:
     """Settings that passes read: optimisation level, forced and disabled passes, options, instruments.
 
-    `config` holds options by name, such as ``{"relay.winograd": False}``; an unknown name is an error. Options are
+    `config` holds options by name, such as ``{"relay.winograd": "off"}``; an unknown name is an error. Options are
     declared with `PassContext.declare_option` beside the code that reads them.
     """
 

@@ -1,10 +1,10 @@
 """Statements of the loop IR.
 
     stmt = For(loop_var, min, extent, kind, body) | While(condition, body)
-         | IfThenElse(condition, then_case, else_case) | SeqStmt(stmts) | Let(var, value, body)
+         | IfThenElse(condition, then_case, else_case) | SeqStmt(stmts) | LetStmt(var, value, body)
          | Allocate(buffer, body)                    memory that lives while body runs
          | BufferStore(buffer, value, indices, predicate) | Evaluate(value)
-         | AttrStmt(key, subject, value, body)       a fact about body: thread extents, pragmas, barriers
+         | AttrStmt(key, subject, value, body)       a fact about body: thread extents, regions, scopes
          | AssertStmt(condition, message, args, body)
 """
 
@@ -145,9 +145,11 @@ class Evaluate(Stmt):
 class AttrStmt(Stmt):
     """A fact about `body`: `key` says which, `subject` (an IterVar, a Buffer, a Var or None) whom it is about.
 
-    Keys: "thread_extent" (subject: thread IterVar; value: extent), "virtual_thread", "double_buffer_scope" and
-    "storage_scope" (subject: Buffer), "pragma_<name>", "prefetch_scope", "tensorize" facts left by the schedule;
-    "region": parallel loops in the body are one parallel region; "independent": they don't depend on each other.
+    Keys: "thread_extent" and "virtual_thread" (subject: thread IterVar; value: extent); "double_buffer_scope" and
+    "pipeline_scope" (subject: Buffer; value of the latter: stages), "fill_behind", "async_scope" and "explicit_sync",
+    about software pipelines; "reduce_scope" (subject: combiner of a reduction across threads); "region": parallel
+    loops in the body are one parallel region; "independent": they don't depend on each other. Pragmas of the schedule
+    are `For.annotations`; only of an axis bound to a thread or of extent 1 do they become "pragma_<name>".
     """
 
     key: str

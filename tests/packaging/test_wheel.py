@@ -16,7 +16,7 @@ from relayc import relay
 from relayc.te.ir import IRModule
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("te", "backend", "topi", "relay", "frontends")
+PACKAGES = ("te", "backend", "topi", "relay", "frontends")
 RUNTIME = ("numpy", "ml_dtypes")
 """What a compiled model needs to run."""
 MOST_MEGABYTES = 100
@@ -56,9 +56,9 @@ def runtime_only(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A user's project that has packages with the names of our folders."""
-    for room in ROOMS:
-        (tmp_path / room).mkdir()
-        (tmp_path / room / "__init__.py").write_text(f"OWNER = {room!r}\n")
+    for package in PACKAGES:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(f"OWNER = {package!r}\n")
     return tmp_path
 
 
@@ -69,7 +69,7 @@ def test_it_has_one_top_level_name(wheel: Path) -> None:
 
 def test_every_file_of_the_folders_is_in_it(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    files = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.*")]
+    files = [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.*")]
     missing = [str(f) for f in files if f.suffix in (".py", ".cuh") and f"relayc/{f.as_posix()}" not in names]
     assert len(files) > 300 and not missing
     assert {"relayc/__init__.py", "relayc/__main__.py", "relayc/runtime.py", "relayc/py.typed"} <= names
@@ -77,8 +77,8 @@ def test_every_file_of_the_folders_is_in_it(wheel: Path) -> None:
 
 def test_the_readme_runs_in_a_project_with_packages_of_our_names(installed: Path, project: Path) -> None:
     blocks = BLOCK.findall((ROOT / "README.md").read_text())
-    own = "".join(f"import {room}\nassert {room}.OWNER == {room!r}\n" for room in ROOMS)
-    later = "import sys\n" + "".join(f"assert sys.modules[{room!r}].OWNER == {room!r}\n" for room in ROOMS)
+    own = "".join(f"import {package}\nassert {package}.OWNER == {package!r}\n" for package in PACKAGES)
+    later = "import sys\n" + "".join(f"assert sys.modules[{package!r}].OWNER == {package!r}\n" for package in PACKAGES)
     assert len(blocks) >= 2
     (project / "program.py").write_text(own + "\n".join(blocks) + later)
     assert "(1, 1000" in run(installed, "program.py", cwd=project)

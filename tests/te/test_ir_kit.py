@@ -1,4 +1,4 @@
-"""The IR kit: construction, rebuilding, dispatch, equality."""
+"""Infrastructure of the IRs: construction, rebuilding, dispatch, equality."""
 
 from __future__ import annotations
 

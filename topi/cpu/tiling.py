@@ -140,7 +140,7 @@ each for it to be faster than vectors."""
 
 
 def has_amx(target: Target) -> bool:
-    """Whether the processor multiplies tiles of bytes (AMX)."""
+    """Whether the processor multiplies tiles of 8-bit integers (AMX)."""
     return target.features >= _AMX
 
 
@@ -246,7 +246,7 @@ def _cost(
 ) -> float:
     """Cycles of the whole problem; a last partial tile costs as much as a full one.
 
-    `widened` weights are widened while a tile of all rows reads them, or in a panel of their own.
+    `widened` weights are converted while a tile of all rows reads them, or in a panel of their own.
     """
     row_tiles, panels = math.ceil(rows / tile.rows), math.ceil(columns / tile.columns)
     partial = _PARTIAL_PANEL if columns % tile.columns else 1.0
@@ -371,7 +371,8 @@ def tile_rows(
 
 
 _WIDENING_CYCLES = (1.0, 3.0)
-"""Cycles of widening a vector of weights: where it is used, or with storing it in a panel and reading it from there."""
+"""Cycles of converting a vector of weights to the computed type: where it is used, or with storing it in a panel and
+reading it from there."""
 _PARTIAL_PANEL = 1.1
 """A last panel that is not full costs a second copy of the code and a less favourable order of the loops."""
 

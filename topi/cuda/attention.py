@@ -68,7 +68,7 @@ def _contraction(op: te.Operation) -> Contraction:
 
 
 def _rounded_weights(s: te.Schedule, anchor: te.Operation, weight: te.Tensor, total: te.Tensor) -> te.Tensor:
-    """Make sums and weighted values read the weights in the values' type, where that is narrower; returns the new
+    """Make sums and weighted values read the weights in the values' type, where that is smaller; returns the new
     weights."""
     value = next(t for t in anchor.input_tensors if t is not weight)
     if value.dtype == weight.dtype:
@@ -85,7 +85,7 @@ def _rounded_weights(s: te.Schedule, anchor: te.Operation, weight: te.Tensor, to
 
 
 def _reading(op: te.ComputeOp, old: te.Tensor, new: te.Tensor) -> te.Tensor:
-    """The sum `op`, reading `new`, widened, in place of `old`."""
+    """The sum `op`, reading `new`, converted, in place of `old`."""
     reduction = op.body[0]
     assert isinstance(reduction, Reduce)
     (axis,) = op.reduce_axis

@@ -3,7 +3,7 @@
 A convolution is a border stage (tag "pad", a schedule may inline it or compute it at an outer axis) and a reduction
 over kernel positions and the input channels of a group. Tags name what a schedule can be written for:
 "conv2d_nhwc", "depthwise_conv2d_nhwc", "conv2d_nchw", "conv2d_nhwc_packed", ...; attributes carry strides, dilation
-and groups. Sums of narrow floats are kept in float32.
+and groups. Sums of low-precision floats are kept in float32.
 """
 
 from __future__ import annotations

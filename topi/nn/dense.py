@@ -1,4 +1,4 @@
-"""Matrix products. Sums of narrow floats are kept in float32."""
+"""Matrix products. Sums of low-precision floats are kept in float32."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Byte products by 4-way dot products: unsigned data by signed weights, summed in int32.
+"""8-bit products by 4-way dot products: unsigned data by signed weights, summed in int32.
 
-Both operands hold four bytes in an int32, which `te.dot4` multiplies. With VNNI instructions weights are used as they
-are. Elsewhere weights that would overflow 16-bit sums are split into several words when they are packed, and two words
-whose sums fit together may share them (`te.dot8`). A table gives the data that each step reads, for each panel.
+Both operands hold four 8-bit integers in an int32, which `te.dot4` multiplies. With VNNI instructions weights are used
+as they are. Elsewhere weights that would overflow 16-bit sums are split into several words when they are packed, and
+two words whose sums fit together may share them (`te.dot8`). A table gives the data that each step reads, for each
+panel.
 """
 
 from __future__ import annotations

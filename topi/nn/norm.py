@@ -1,4 +1,4 @@
-"""Normalisations: several stages, one kernel. Statistics are kept in float32 for narrow floats.
+"""Normalisations: several stages, one kernel. Statistics are kept in float32 for low-precision floats.
 
 Stages: "<name>_mean", "<name>_variance" (mean of the squared difference from the mean: two passes, no cancellation),
 "<name>_scale" (1 / sqrt(variance + epsilon), one for each row), and the anchor.

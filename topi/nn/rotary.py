@@ -18,7 +18,7 @@ def rotary_embedding(x: Tensor, cosine: Tensor, sine: Tensor, interleaved: bool 
 
     The channels of a pair are half of the channels apart or, `interleaved`, adjacent. `cosine` and `sine` broadcast to
     x with one value for each channel, or for each pair. The first of a pair becomes first * cosine - second * sine, the
-    second becomes second * cosine + first * sine. Narrow floats are rounded once.
+    second becomes second * cosine + first * sine. Low-precision floats are rounded once.
     """
     channels, columns = x.shape[-1], cosine.shape[-1]
     by_pair = not same_dim(columns, channels)

@@ -18,8 +18,8 @@ __all__ = ["log_softmax", "softmax"]
 def _row_stages(x: Tensor, axis: int, power: Callable[[PrimExpr], PrimExpr]) -> tuple[Tensor, Tensor, Tensor]:
     """The maximum of each row along `axis`, power(x - maximum), and its sum (rows: the other dimensions).
 
-    The maximum may ignore NaN, which makes the sum NaN anyway. Narrow floats are converted first: processors without
-    comparisons for them would otherwise convert the running maximum each time, too.
+    The maximum may ignore NaN, which makes the sum NaN anyway. Low-precision floats are converted first: processors
+    without comparisons for them would otherwise convert the running maximum each time, too.
     """
     wide = accumulator_type(x.dtype)
     rows = (*x.shape[:axis], *x.shape[axis + 1 :])

@@ -5,7 +5,10 @@
     expr.py    values
     memory.py  loads and stores, scalar and vector, masked or not
     calls.py   intrinsics, one function each
-    stmt.py    statements, parallel regions
+    dots.py, amx.py, lookups.py, permuted.py, bfloats.py, nontemporal_stores.py   special instructions, for those
+    stmt.py    statements; regions.py, work_partition.py: parallel regions
+    accumulators.py, unroll_factor.py, nontemporal.py   decisions about loops and results
+    legalize.py splits vectors into what the processor supports
     module.py  functions and modules
 """
 

@@ -16,7 +16,8 @@ _MULTIPLY_BYTES = {
     8: ("avx2", "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
     4: ("ssse3", "llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
 }
-"""Lanes of int32 -> (feature, instruction multiplying bytes with 16-bit sums, instruction adding pairs of these)."""
+"""Lanes of int32 -> (feature, instruction multiplying uint8 by int8 with 16-bit sums, instruction adding pairs of
+these)."""
 _VNNI = {
     16: (frozenset({"avx512vnni"}),),
     8: (frozenset({"avx512vnni", "avx512vl"}), frozenset({"avxvnni"})),
@@ -48,7 +49,7 @@ class DotEmitter(PermutedLoadEmitter):
     emit_dot8 = emit_dot4
 
     def visit_Add(self, expr: Add) -> str:
-        """Add a dot product of bytes to an accumulator, which is one instruction with VNNI."""
+        """Add a dot product of 8-bit integers to an accumulator, which is one instruction with VNNI."""
         for product, other in ((expr.b, expr.a), (expr.a, expr.b)):
             if isinstance(product, Call) and product.op in ("dot4", "dot8"):
                 return self._dot4_parts(product, other)
@@ -104,7 +105,7 @@ class DotEmitter(PermutedLoadEmitter):
         return value if total is None else self._added([total, value], kind)
 
     def _product_of_parts(self, x: str, y: str, lanes: int, parts: int, *signs: str) -> str:
-        """The products of the packed fields of int32 vectors, `parts` per lane, widened to int32."""
+        """The products of the packed fields of int32 vectors, `parts` per lane, sign- or zero-extended to int32."""
         kind, bits, wide = word_vector(lanes), 32 // parts, f"<{parts * lanes} x i32>"
         fields = f"<{parts * lanes} x i{bits}>"
         extended = [

@@ -1,4 +1,4 @@
-"""Loads of elements of one vector in any order: one instruction loads or widens, another permutes."""
+"""Loads of elements of one vector in any order: one instruction loads or converts, another permutes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class PermutedLoadEmitter(MemoryEmitter):
         return super().visit_Cast(expr) if widened is None else widened
 
     def _load_widened(self, load: BufferLoad, of: DType) -> str | None:
-        """Load float16, widened before it is permuted. That is done once if the vector is also loaded in order, or if
-        lanes share elements. On x86, widening takes longer than permuting; for few registers each is one instruction.
+        """Load float16, converted to float32 before it is permuted. That is done once if the vector is also loaded in
+        order, or if lanes share elements. On x86, converting takes longer than permuting; for few registers each is one
+        instruction.
         """
         index, narrow = load.indices[-1], load.dtype
         is_widened = (narrow.element, of.element) == ("float16", "float32") and "f16c" in self.machine.features

@@ -1,4 +1,4 @@
-"""Unroll factors of loops of multiply-adds, of floats or of 4-way dot products of bytes.
+"""Unroll factors of loops of multiply-adds, of floats or of 4-way dot products of 8-bit integers.
 
 On Intel's processors the two ports that execute vector multiply-adds also do integer arithmetic, so that address and
 counter updates contend with them. A loop of few multiply-adds loses a tenth to its overhead; AMD has separate ports.
@@ -82,7 +82,7 @@ def broadcast_factor(store: BufferStore) -> PrimExpr:
 
 
 def _factors(product: PrimExpr | None) -> tuple[PrimExpr, ...]:
-    """The factors of a float product or of a 4-way dot product of bytes; () otherwise."""
+    """The factors of a float product or of a 4-way dot product of 8-bit integers; () otherwise."""
     if isinstance(product, Mul) and product.dtype.is_float:
         return product.a, product.b
     if isinstance(product, Call) and product.op == "dot4":

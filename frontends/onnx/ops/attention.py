@@ -43,7 +43,7 @@ def attention(node: OnnxNode) -> list[Expr | None]:
         scores = shown = op.multiply(op.tanh(op.divide(scores, limit)), limit)
     scores = masks.applied(scores)
     shown = scores if mode == BIASED_SCORES else shown
-    # Rounding probabilities of narrow floats to their type would cost precision.
+    # Rounding probabilities of low-precision floats to their type would cost precision.
     narrow = query.dtype.bits < 32 and precision is None
     wide = "float32" if narrow else str(query.dtype) if precision is None else dtype_name(precision, node.where)
     weights = masks.without_blind_rows(op.nn.softmax(cast_to(scores, wide), axis=-1))
@@ -75,7 +75,8 @@ def _cached(node: OnnxNode, index: int, x: Expr) -> Expr:
 
 
 def _scores(node: OnnxNode, query: Expr, key: Expr) -> Expr:
-    """Q * K' * scale: [batch, query heads, queries, keys]. Narrow floats scale both operands, against overflow."""
+    """Q * K' * scale: [batch, query heads, queries, keys]. Low-precision floats scale both operands, against
+    overflow."""
     passed, size = node.attrs.get_float("scale"), query.shape[3]
     narrow = query.dtype.bits < 32
     if passed is None:

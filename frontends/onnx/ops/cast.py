@@ -47,7 +47,7 @@ def _parsed(x: Expr, to: str) -> Expr:
 
 
 def _formatted(x: Expr) -> Expr:
-    """Format numbers as onnxruntime does: 8 significant digits for float32 and narrower, 17 for float64."""
+    """Format values as onnxruntime does: 8 significant digits for float32 and below, 17 for float64."""
     if x.dtype.is_float and x.dtype not in ("float32", "float64"):
         x = op.cast(x, "float32")
     elif x.dtype.bits < 8 and not x.dtype.is_bool:

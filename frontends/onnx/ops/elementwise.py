@@ -1,4 +1,4 @@
-"""Elementwise and broadcasting operators: arithmetic, comparison, logic, activations, casts."""
+"""Elementwise and broadcasting operators: arithmetic, comparison, logic, selection, activations."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _by_panels(weight: Array, table: Array, units: int, read: Callable[[Array], 
 
 
 def _macs_of_rows(data: Type, result: Type) -> int:
-    """Multiplications of bytes for rows of `data`, four for each element."""
+    """Multiplications of 8-bit integers for rows of `data`, four for each element."""
     assert isinstance(data, TensorType) and isinstance(result, TensorType)
     depth = data.shape[-1]
     return result.size * depth * 4 if result.size is not None and isinstance(depth, int) else 0

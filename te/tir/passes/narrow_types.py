@@ -1,4 +1,4 @@
-"""Lowering of types of up to a byte (float8, float4, int4, int2) to bytes and bit arithmetic.
+"""Lowering of narrow types, those of up to 8 bits (float8, float4, int4, int2), to uint8 and bit arithmetic.
 
 No supported processor computes in them, so every code generator for hardware runs this pass: memory and variables hold
 a value's bits in the low bits of a uint8, conversions are written out, and arithmetic happens in float32 or int32 and
@@ -70,7 +70,7 @@ def is_narrow(of: DType) -> bool:
 
 
 def decode(of: DType, code: PrimExpr) -> PrimExpr:
-    """The value of the bytes `code` of the narrow type `of`: float32, or int8 and uint8 for integers."""
+    """The value of the uint8 `code` of the narrow type `of`: float32, or int8 and uint8 for integers."""
     if of.is_uint:
         return code
     if of.is_int:
@@ -101,7 +101,7 @@ def _decode_float(of: DType, code: PrimExpr) -> PrimExpr:
 
 
 def encode(of: DType, value: PrimExpr) -> PrimExpr:
-    """The bytes of `value`, of any type, as the narrow type `of`."""
+    """`value`, of any type, as uint8 that encodes the narrow type `of`."""
     bytes_ = _BYTE.with_lanes(of.lanes)
     if of.is_integral:
         whole = ops.cast(INT32.with_lanes(of.lanes), value) if value.dtype.is_float else value
@@ -194,7 +194,7 @@ class _Lowering(Mutator):
         self.vars: dict[Var, Var] = {}
 
     def buffer(self, old: Buffer) -> Buffer:
-        """The buffer of bytes that `old` becomes; `old` itself when its type is not narrow."""
+        """The uint8 buffer that `old` becomes; `old` itself when its type is not narrow."""
         if not is_narrow(old.dtype):
             return old
         return self.buffers.setdefault(old, old.with_(dtype=_BYTE))
@@ -284,7 +284,7 @@ class _Lowering(Mutator):
 
 
 def lower_narrow_types(func: PrimFunc) -> PrimFunc:
-    """The function on bytes wherever it had values of a narrow type: see `LowerNarrowTypes`."""
+    """The function on uint8 wherever it had values of a narrow type: see `LowerNarrowTypes`."""
     arguments = [argument.dtype for argument in (*func.params, *func.buffer_map.values())]
     if not any(is_narrow(of) or of.element == "float64" for of in (*arguments, *dtypes_of(func.body))):
         return func

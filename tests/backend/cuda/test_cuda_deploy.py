@@ -27,9 +27,9 @@ executor = graph_executor.GraphModule(model["default"](device("cuda", 0)))
 for _ in range(3):
     (y,) = executor(np.arange(-8, 8, dtype="float32").reshape(2, 8))
 print(y.numpy().tolist())
-rooms = ("relayc.te", "relayc.topi", "relayc.relay", "relayc.frontends", "onnx", "networkx",
+packages = ("relayc.te", "relayc.topi", "relayc.relay", "relayc.frontends", "onnx", "networkx",
          "relayc.backend.target", "relayc.backend.driver")
-heavy = [m for m in sys.modules if m in rooms or m in ("relayc.backend.cuda.codegen", "relayc.backend.cuda.nvrtc")]
+heavy = [m for m in sys.modules if m in packages or m in ("relayc.backend.cuda.codegen", "relayc.backend.cuda.nvrtc")]
 assert not heavy, heavy
 """
 TRY = """

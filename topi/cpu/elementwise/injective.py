@@ -48,7 +48,7 @@ _STRIDED_COST = 5
 _MOST_UNROLLED = 8
 """Most vectors of a line that are unrolled where conditions on lanes become static by that."""
 _COMPUTED_BYTES = 4
-"""Least bytes of computed elements: narrower ones are converted to float32."""
+"""Least bytes of computed elements: smaller ones are converted to float32."""
 
 
 def _is_flat(outs: Sequence[te.Tensor]) -> bool:

@@ -1,4 +1,4 @@
-"""Products of bytes with AMX tiles, which have eight times the multipliers of two vector units.
+"""Products of int8 and uint8 with AMX tiles, which have eight times the multipliers of two vector units.
 
 A tile of sums is 16 rows by 16 columns of int32. An instruction adds to it the product of a tile of the left operand,
 16 rows of 64 unsigned bytes, by one of the right: 16 rows of 16 groups of four signed bytes, as they lie in a panel.

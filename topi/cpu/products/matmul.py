@@ -1,8 +1,9 @@
 """Matrix products on CPUs: one register tile per step of the outer loops, the whole reduction inside it.
 
 The right operand is packed in panels, [N/NR][K][NR]. A panel stays in the first two cache levels while the row tiles
-pass over it, so panels are the outer loop. Rows that do not divide are covered by a last tile that is shifted inwards:
-every tile runs the same unguarded code.
+pass over it, so panels are outside of rows where `ProductPlan` finds nothing better; large products have blocks of rows
+outside of the panels. Rows that do not divide are covered by a last tile that is shifted inwards: every tile runs the
+same unguarded code.
 """
 
 from __future__ import annotations
@@ -211,7 +212,7 @@ _LINES = 8
 def _place_widened(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
-    """Widen the weights that are stored narrow: each panel once for all rows.
+    """Convert weights stored in a smaller type: each panel once for all rows.
 
     Where one row tile is all that reads them there is no copy, or one of the few lines that a tile reads next where
     lines in a "block" share their scales.

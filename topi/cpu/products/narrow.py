@@ -1,4 +1,4 @@
-"""Products with weights that are stored narrow: widened panel by panel, or multiplied as 2-way dot products."""
+"""Products with weights stored in 8 or 16 bits: converted panel by panel, or multiplied as 2-way dot products."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def schedule_pairs(s: te.Schedule, pairs: te.Operation, target: Target) -> None:
 
 
 def widened_weights(anchor: te.Operation) -> list[te.Operation]:
-    """The stage that widens the product's weights, if there is one."""
+    """The stage that converts the product's weights to the computed type, if there is one."""
     return [t.op for t in anchor.input_tensors if t.op.tag == "widened_weights"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["PrefetchSchedule", "stream_panels", "stream_results", "stream_widened"]
 
 _MOST_STEPS_APART, _FEWEST_OF_WIDENED = 64, 4
-"""Most steps of the reduction between prefetches, and fewest where what is prefetched is widened."""
+"""Most steps of the reduction between prefetches, and fewest where what is prefetched is converted."""
 _FEWEST_STEPS_PER_LINE = 4
 """Fewest steps for each line of a step, where as many tiles read a panel: otherwise the reduction has no good
 divisor."""
@@ -146,7 +146,8 @@ def _position_in_panel(
 def stream_widened(
     s: te.Schedule, accumulator: te.Tensor, widened: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
-    """Prefetch narrow weights, which are widened a panel at a time: the next panel while this one is multiplied.
+    """Prefetch 8- or 16-bit weights, which are converted a panel at a time: the next panel while this one is
+    multiplied.
 
     Where weights are made of several tensors the quantised values are the first.
     """

@@ -172,7 +172,7 @@ class _Product:
         self.target, self.groups = target, anchor.attrs["groups"]
         self.left, weights = operands(anchor)
         self.element = anchor.output(0).dtype.nbytes
-        """bytes of an element of the operands; narrow ones are widened first"""
+        """bytes of an element of the operands; smaller ones are converted first"""
         self.weight_bytes = constant_size(weights.shape) * weights.dtype.nbytes
         self.has_wide_groups = has_wide_groups(anchor)
         in_panels = self.groups == 1 or self.has_wide_groups

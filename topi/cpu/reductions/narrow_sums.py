@@ -1,6 +1,6 @@
-"""Sums of bytes along a strided axis: 16-bit partial sums of as many lines as can't overflow, then wide sums of those.
+"""Sums of int8 or uint8 along a strided axis: 16-bit partial sums of as many rows as can't overflow, then 32-bit sums.
 
-A vector of the result's type holds only a quarter of a vector of bytes, and widening costs as much as adding.
+A 32-bit vector holds only a quarter of the elements of an 8-bit vector, and converting costs as much as adding.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["sum_bytes_in_parts"]
 
 _LINES = 256
-"""Most lines of bytes that 16-bit sums hold: 256 * -128 is the least int16, 256 * 255 fits uint16."""
+"""Most rows of 8-bit integers that 16-bit sums hold: 256 * -128 is the least int16, 256 * 255 fits uint16."""
 _FEWEST_LINES = 16
-"""Fewest lines for which 16-bit partial sums are used."""
+"""Fewest rows for which 16-bit partial sums are used."""
 
 
 def sum_bytes_in_parts(s: te.Schedule, anchor: te.Operation) -> te.Tensor | None:
-    """Rewrite `anchor` as a sum of 16-bit sums; returns those, or None if it is no sum of many lines of bytes."""
+    """Rewrite `anchor` as a sum of 16-bit sums; returns those, or None if it is no sum of many rows of int8 or
+    uint8."""
     assert isinstance(anchor, te.ComputeOp)
     reduction = anchor.body[0]
     assert isinstance(reduction, Reduce)
@@ -67,7 +68,7 @@ def sum_bytes_in_parts(s: te.Schedule, anchor: te.Operation) -> te.Tensor | None
 
 
 def _narrow(value: PrimExpr) -> PrimExpr | None:
-    """Return the 8-bit expression that is widened to `value`; None where there is none."""
+    """Return the 8-bit expression that is converted to `value`; None where there is none."""
     if isinstance(value, ProducerLoad):
         op = value.producer.op
         if not isinstance(op, te.ComputeOp) or not is_injective(op):
