@@ -23,7 +23,7 @@ def deprecated_alias(old: str, new: str, function: Callable[..., _Result], **ren
         return function(*args, **{renamed.get(key, key): value for key, value in kwargs.items()})
 
     alias.__name__ = alias.__qualname__ = old.rpartition(".")[2]
-    alias.__doc__ = f"Deprecated alias of `{new}`; it will be removed in the next release."
+    alias.__doc__ = f"Deprecated alias of `{new}`; it will be removed in 1.0."
     return alias
 
 

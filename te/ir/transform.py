@@ -57,7 +57,7 @@ class TimingInstrument(PassInstrument):
 
 
 class DumpInstrument(PassInstrument):
-    """Keeps the text of the module after each pass that changed it: a list of (pass name, text)."""
+    """Keeps the text of the module after the first pass and each that changed it: a list of (pass name, text)."""
 
     def __init__(self) -> None:
         self.dumps: list[tuple[str, str]] = []

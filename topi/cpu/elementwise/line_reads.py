@@ -1,7 +1,8 @@
-"""Analysis of how an operation reads its large inputs line by line, and prefetches of them in memory order.
+"""Analysis of how an operation reads its large inputs row by row, and prefetches of them in memory order.
 
-Hardware prefetchers follow sequential reads. They fail where a line is read in several parts at once (halves of a gated
-unit), and run too short a distance ahead where other inputs come from L2 or arithmetic spaces reads out.
+Hardware prefetchers follow sequential reads. They fail where a row (innermost dimension) is read in several parts at
+once (halves of a gated unit), and run too short a distance ahead where other inputs come from L2 or arithmetic spaces
+reads out.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ __all__ = ["LineRead", "line_reads", "prefetch_lines_read", "prefetch_runs", "pr
 _LARGE_PARTS = 4
 """Inputs of at least this fraction (1/n) of the output's elements are taken to come from memory."""
 _PART_OF_L1 = 4
-"""Divisor of the L1 size: inputs up to that, read again for each line, cost nothing."""
+"""Divisor of the L1 size: inputs up to that, read again for each row, cost nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineRead:
-    """A large tensor, read at `index`, in terms of the `axes` of an output, line by line.
+    """A large tensor, read at `index`, in terms of the `axes` of an output, row by row.
 
-    Successive lines start `stride` elements apart. From `index` on, `parts` times the length of an output line is read
-    of each: adjacent parts that one output line reads together.
+    Successive rows start `stride` elements apart. From `index` on, `parts` times the length of an output row is read of
+    each: adjacent parts that one output row reads together.
     """
 
     tensor: te.Tensor
@@ -56,7 +57,7 @@ class LineRead:
 
 
 def line_reads(op: te.ComputeOp) -> list[LineRead] | None:
-    """Return the reads of large inputs, parts of a line merged; None if one is not read in the output's order."""
+    """Return the reads of large inputs, parts of a row merged; None if one is not read in the output's order."""
     elements, width = constant_size(op.output(0).shape), constant_size([extent_of(op.axis[-1])])
     found: dict[te.Tensor, list[tuple[tuple[PrimExpr, ...], int]]] = {}
     for tensor, index in reads(op):
@@ -71,7 +72,7 @@ def line_reads(op: te.ComputeOp) -> list[LineRead] | None:
 def _together(
     op: te.ComputeOp, tensor: te.Tensor, places: Sequence[tuple[tuple[PrimExpr, ...], int]], width: int
 ) -> list[LineRead]:
-    """Merge the reads of one tensor if they cover whole lines; others stay separate."""
+    """Merge the reads of one tensor if they cover whole rows; others stay separate."""
     first, stride = places[0]
     distances = [_distance(op, tensor, first, index) for index, _ in places]
     if len({stride for _, stride in places}) == 1 and stride % width == 0:
@@ -100,7 +101,7 @@ def _distance(
 
 
 def _stride(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -> int | None:
-    """Return the distance, in elements of `tensor`, between the reads of successive lines of `op`.
+    """Return the distance, in elements of `tensor`, between the reads of successive rows of `op`.
 
     None where it isn't read in the order of the output; elements of pairs may be swapped.
     """
@@ -119,9 +120,9 @@ def _stride(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -> i
 
 
 def prefetch_lines_read(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> None:
-    """Prefetch later inputs in each iteration of `loop`, which computes so many `elements` of a line.
+    """Prefetch later inputs in each iteration of `loop`, which computes so many `elements` of a row.
 
-    Prefetches go in memory order, through all parts of a line. Where lines are not whole cache lines, so that stores
+    Prefetches go in memory order, through all parts of a row. Where rows are not whole cache lines, so that stores
     can't be non-temporal and read before they write, the output is prefetched for writing, too; with little
     arithmetic only for 64-byte vectors, whose stores cross cache lines.
     """
@@ -142,7 +143,7 @@ def prefetch_lines_read(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elemen
 
 
 def prefetch_runs(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> bool:
-    """Prefetch later lines of inputs of which only a part of each line is read; returns whether there are any.
+    """Prefetch later rows of inputs of which only a part of each row is read; returns whether there are any.
 
     Hardware prefetchers fetch what lies between such runs, too, or stop at each. On cores with few line-fill buffers
     only what is read is prefetched, to L2.
@@ -179,7 +180,7 @@ def _reads_by_masks(op: te.ComputeOp, target: Target) -> bool:
 
 
 def _are_fetched(op: te.ComputeOp, inputs: Sequence[LineRead], target: Target) -> bool:
-    """True if the hardware prefetcher covers the inputs: sequential lines, with little other work.
+    """True if the hardware prefetcher covers the inputs: sequential rows, with little other work.
 
     It detects no streams in masked loads, by which 64-byte vectors that are selected from are read (Zen 5).
     """
@@ -200,7 +201,7 @@ def _lines(tensor: te.Tensor, elements: int) -> int:
 
 
 def _later(read: LineRead, width: int, target: Target) -> Callable[..., list[PrimExpr]]:
-    """Return the place of a read some kilobytes later, through all parts of its lines."""
+    """Return the place of a read some kilobytes later, through all parts of its rows."""
     size, in_order = read.tensor.dtype.nbytes, read.stride == width
     ahead = elements_ahead(size, target) if in_order else rows_ahead(read.stride * size) * read.stride
     return lambda *first: [read.place(first) + (read.parts - 1) * first[-1] + ahead]

@@ -38,9 +38,9 @@ def vectorize_rows(
 ) -> tuple[te.IterVar, int]:
     """Vectorise rows of an output, its last `axes`; returns the loop outside of vectors and its elements.
 
-    Beyond the caches, whole cache lines inside of unaligned rows get non-temporal stores; plain stores would read each
-    line before writing it, three bytes of traffic for two. The ends of a row must not touch those lines: a cached line
-    has to be evicted before a non-temporal store, which stalls later stores.
+    In outputs larger than the LLC, whole cache lines inside of unaligned rows get non-temporal stores; plain stores
+    would read each cache line before writing it, three bytes of traffic for two. The ends of a row must not touch those
+    cache lines: a cached one has to be evicted before a non-temporal store, which stalls later stores.
     """
     length, line = constant_size([extent_of(a) for a in axes]), LINE_BYTES // out.dtype.nbytes
     row, extent = s[out].fuse(*axes), length if len(axes) > 1 else extent_of(axes[0])
@@ -57,9 +57,9 @@ def vectorize_rows(
 
 
 def even_tile(length: int, line: int) -> int:
-    """Return the elements of a tile of whole lines such that the last tile, which ends with its row, repeats few.
+    """Return the elements of a tile of whole cache lines such that the last tile, which ends with its row, repeats few.
 
-    The last tile keeps at least a line of its own, so that the row's end touches no line already stored.
+    The last tile keeps at least a cache line of its own, so that the row's end touches none already stored.
     """
     rest = length - line
     sizes = [n * line for n in range(3 * _MOST_LINES, 0, -1) if n * line <= rest]

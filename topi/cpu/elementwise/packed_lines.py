@@ -1,7 +1,8 @@
-"""Outputs beyond the caches whose lines are not whole cache lines: chunks of several lines are packed into whole ones.
+"""Outputs larger than the LLC whose rows are not whole cache lines: chunks of several rows are packed into whole ones.
 
-Padded planes have such lines, and concatenations and broadcasts may: each shares cache lines with the next one, so its
-stores can't be non-temporal. So chunks of lines that make whole cache lines are packed in a buffer in L1 or L2, and
+A row is the innermost, contiguous dimension; the names in this module call it a line. Padded planes have such rows, and
+concatenations and broadcasts may: each shares cache lines with the next one, so its stores can't be non-temporal. So
+chunks of rows that make whole cache lines are packed in a buffer in L1 or L2, and
 stored from there by cache lines, while the inputs of the next chunks are prefetched.
 """
 
@@ -29,21 +30,21 @@ if TYPE_CHECKING:
 __all__ = ["PackedLines"]
 
 _PART_OF_L2 = 16
-"""Divisor of the L2 size: the largest chunk; the ends of longer lines matter little."""
+"""Divisor of the L2 size: the largest chunk; the ends of longer rows matter little."""
 _SHORTEST_BYTES, _SHORTEST_MASKED, _LEAST_BYTES = 32, 16, 1024
-"""Shortest lines that are packed, in bytes; shortest ones with masked loads, which are slow without prefetches; and the
-least bytes of a chunk where lines are shorter than cache lines."""
+"""Shortest rows that are packed, in bytes; shortest ones with masked loads, which are slow without prefetches; and the
+least bytes of a chunk where rows are shorter than cache lines."""
 _PLANES_BYTES = 8192
 """Least bytes of chunks of whole planes."""
 _SHORT_CHUNK, _SHORT_LINE = 48, 768
 """For cores with few line-fill buffers: most cache lines of a chunk whose stores overlap with packing of the next one
-(an out-of-order window of some 300 instructions), and the length in bytes below which padded lines of larger chunks are
+(an out-of-order window of some 300 instructions), and the length in bytes below which padded rows of larger chunks are
 stored unpacked; for longer ones the shared cache lines cost more than the stalls."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLines:
-    """Chunks of `count` lines or planes of `out`, whose dimensions are its last `behind`; the others are collapsed.
+    """Chunks of `count` rows or planes of `out`, whose dimensions are its last `behind`; the others are collapsed.
 
     `inputs`: the large inputs, which are read in memory order. `to_l1`: they are prefetched to L1, else to L2.
     """
@@ -56,7 +57,7 @@ class PackedLines:
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PackedLines | None:
-        """Match an output; None if caches hold it, its lines are whole cache lines, or chunks would be too large.
+        """Match an output; None if caches hold it, its rows are whole cache lines, or chunks would be too large.
 
         Large inputs must be read in memory order.
         """
@@ -82,7 +83,7 @@ class PackedLines:
         return PackedLines(out, *found, inputs, to_l1=not are_separate)
 
     def apply(self, s: te.Schedule) -> tuple[te.Tensor, list[te.IterVar], te.Tensor]:
-        """Schedule the output; returns it, the loop over chunks, and the stage of lines or planes computed there."""
+        """Schedule the output; returns it, the loop over chunks, and the stage of rows or planes computed there."""
         lines = self._collapse(s)
         out = s.outputs[0].output(0)
         axes = s[out].op.axis
@@ -97,7 +98,7 @@ class PackedLines:
         return out, [chunk], lines
 
     def _collapse(self, s: te.Schedule) -> te.Tensor:
-        """Recompute the output from a stage with all dimensions in front of lines or planes collapsed; returns that."""
+        """Recompute the output from a stage with all dimensions in front of rows or planes collapsed; returns that."""
         op, shape = self.out.op, self._outer
         assert isinstance(op, te.ComputeOp)
         outer, behind = op.axis[: len(shape)], op.axis[len(shape) :]
@@ -121,7 +122,7 @@ class PackedLines:
     def _place(self, read: LineRead) -> Callable[..., list[PrimExpr]]:
         """Return the approximate place of the same read in a later chunk; padding shifts it by a few elements.
 
-        It is computed once per chunk, for its first line.
+        It is computed once per chunk, for its first row.
         """
         behind = [constant_size([d]) for d in self.out.shape[-self.behind :]]
         size, width = self.count * math.prod(behind), behind[-1]
@@ -139,12 +140,12 @@ class PackedLines:
 
     @property
     def _outer(self) -> list[int]:
-        """Sizes of the dimensions in front of lines or planes."""
+        """Sizes of the dimensions in front of rows or planes."""
         return [constant_size([d]) for d in self.out.shape[: -self.behind]]
 
 
 def _lines(line: int, shortest: int, target: Target) -> tuple[int, int] | None:
-    """Return how many lines of `line` bytes make whole cache lines, and 1 dimension; None if too many or one."""
+    """Return how many rows of `line` bytes make whole cache lines, and 1 dimension; None if too many or one."""
     count = LINE_BYTES // math.gcd(line, LINE_BYTES)
     count *= -(-_LEAST_BYTES // (count * line)) if line < LINE_BYTES else 1
     fits = shortest <= line and count * line <= target.cache_bytes.l2 // _PART_OF_L2
@@ -152,9 +153,9 @@ def _lines(line: int, shortest: int, target: Target) -> tuple[int, int] | None:
 
 
 def _planes(shape: Sequence[int], size: int, target: Target) -> tuple[int, int] | None:
-    """Return how many planes of short lines make whole cache lines, and 2 dimensions; None if lines suit better.
+    """Return how many planes of short rows make whole cache lines, and 2 dimensions; None if rows suit better.
 
-    With collapsed lines the line of a plane would take divisions; inside of planes it is a loop.
+    With collapsed rows the row of a plane would take divisions; inside of planes it is a loop.
     """
     line, plane = shape[-1] * size, math.prod(shape[-2:]) * size
     count = LINE_BYTES // math.gcd(plane, LINE_BYTES)

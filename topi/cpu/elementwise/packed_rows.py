@@ -1,4 +1,4 @@
-"""Permutations of rows beyond the caches: attention heads, windows, rows gathered by a table.
+"""Permutations of rows of tensors larger than the LLC: attention heads, windows, rows gathered by a table.
 
 Scattered short rows are slow to read, since the hardware prefetcher finds no stream, and slow to write if unaligned,
 since their stores can't be non-temporal. So the output is computed in chunks in the input's order, where a cache line
@@ -66,7 +66,7 @@ class PackedRows:
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PackedRows | None:
-        """Match an output beyond the caches whose rows are rows of one input in another order; else None."""
+        """Match an output larger than the LLC whose rows are rows of one input in another order; else None."""
         op, size, shape = out.op, out.dtype.nbytes, [d for d in out.shape if isinstance(d, int)]
         assert isinstance(op, te.ComputeOp)
         elements = constant_size(out.shape)

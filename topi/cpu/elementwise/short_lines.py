@@ -1,4 +1,4 @@
-"""Lines shorter than cache lines: vectors of whole cache lines that span several of them."""
+"""Rows (the innermost dimension) shorter than cache lines: vectors of whole cache lines that span several rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["FEWEST_LINES", "lines_of_vectors", "places_are_known", "vectorize_lines"]
 
 _MOST_LINES = 16
-"""Most cache lines of a vector that spans several lines of the output."""
+"""Most cache lines of a vector that spans several rows of the output."""
 
 
 FEWEST_LINES = 4
@@ -27,7 +27,7 @@ FEWEST_LINES = 4
 
 
 def lines_of_vectors(out: te.Tensor, *, least: int = 1) -> int:
-    """Return how many lines shorter than a cache line make whole cache lines; 0 if the vector would be too long.
+    """Return how many rows shorter than a cache line make whole cache lines; 0 if the vector would be too long.
 
     `least`: fewest cache lines of such a vector.
     """
@@ -43,9 +43,9 @@ def lines_of_vectors(out: te.Tensor, *, least: int = 1) -> int:
 
 
 def places_are_known(out: te.Tensor) -> bool:
-    """True if the elements that a vector of whole lines reads have static distances from each other.
+    """True if the elements that a vector of whole rows reads have static distances from each other.
 
-    Indices may depend in any way on the position in a line, but not on data, and must be affine in the line.
+    Indices may depend in any way on the position in a row, but not on data, and must be affine in the row.
     """
     op = out.op
     assert isinstance(op, te.ComputeOp)
@@ -60,9 +60,9 @@ def places_are_known(out: te.Tensor) -> bool:
 
 
 def vectorize_lines(s: te.Schedule, out: te.Tensor, count: int, target: Target) -> list[te.IterVar]:
-    """Vectorise `count` lines at a time, so that the position of each lane within its line is static.
+    """Vectorise `count` rows at a time, so that the position of each lane within its row is static.
 
-    The lines of a last vector that is not full are masked, by loop partitioning, or computed twice where the loop over
+    The rows of a last vector that is not full are masked, by loop partitioning, or computed twice where the loop over
     vectors will be part of a fused parallel loop, which can't be partitioned: masks of hundreds of lanes in its body
     took LLVM minutes.
     """

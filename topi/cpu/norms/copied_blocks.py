@@ -1,4 +1,4 @@
-"""Norms along a strided axis, beyond the caches, on CPUs: each column block is packed into a buffer as it is read.
+"""Norms along a strided axis, larger than the LLC, on CPUs: each column block is packed into a buffer as it is read.
 
 The buffer holds up to 512 bytes of each row contiguously, so cache-set conflicts between rows don't matter. While a
 block is copied, the results of the block before are stored row by row, which keeps memory reads and writes overlapped.

@@ -175,7 +175,7 @@ def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, first: int, targe
 
 
 def _are_long(out: te.Tensor, anchor: te.Operation, target: Target) -> bool:
-    """True for a softmax of long rows, beyond the caches, whose exponentials are faster recomputed than kept.
+    """True for a softmax of long rows, larger than the LLC, whose exponentials are faster recomputed than kept.
 
     Where a vector is a cache line, an exponential takes less time than the line takes to arrive, so this holds for rows
     that exceed L1; elsewhere for rows that would evict their own exponentials from L2.

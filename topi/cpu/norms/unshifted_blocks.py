@@ -1,4 +1,4 @@
-"""Unshifted softmax along a strided axis, beyond the caches, on CPUs: column blocks, without row maxima.
+"""Unshifted softmax along a strided axis, larger than the LLC, on CPUs: column blocks, without row maxima.
 
 Exponentials of unshifted elements are computed and added up row by row as they are read, interleaved with stores of the
 results of the block before. Maxima, which take a pass of their own, are computed only where the speculation fails.
