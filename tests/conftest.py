@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -67,3 +68,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("all_combinations"):
         items[:], left_out = pairwise(items)
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded and collected by now is no garbage: collections of it during the tests take time for nothing."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
