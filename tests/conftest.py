@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.pairwise import pairwise
 
 pytest_plugins = ["tests.cuda_emulation.plugin"]
 os.environ["RELAYC_CACHE_DIR"] = "off"  # the tests are about what the compiler makes now, not what it made before
@@ -25,9 +28,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--random-graphs",
         type=int,
-        default=300,
+        default=160,
         metavar="N",
-        help="how many random ONNX graphs tests/fuzz tries (default 300)",
+        help="how many random ONNX graphs tests/fuzz tries (default 160)",
     )
     parser.addoption(
         "--suite",
@@ -42,6 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="how many damaged models tests/fuzz tries, of each kind of damage (default 200)",
     )
+    parser.addoption(
+        "--all-combinations",
+        action="store_true",
+        help="run all combinations of three or more parametrisations of a test, not only each pair of values",
+    )
     parser.addoption("--wheel", metavar="FILE", help="a built wheel, which tests/packaging is run with (`make wheel`)")
     parser.addoption("--update-docs", action="store_true", help="write what the pages' code prints into the pages")
 
@@ -53,3 +61,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             count, batch = metafunc.config.getoption(option), 20
             ranges = [range(start, min(start + batch, count)) for start in range(0, count, batch)]
             metafunc.parametrize(fixture, ranges, ids=[f"{r.start}-{r.stop - 1}" for r in ranges])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("all_combinations"):
+        items[:], left_out = pairwise(items)
+        config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded and collected by now is no garbage: collections of it during the tests take time for nothing."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

@@ -9,6 +9,7 @@ outside a buffer are errors, reads of uninitialised memory are too, on request; 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -253,7 +254,7 @@ class Interpreter(Visitor[Any]):
     def _place(self, buffer: Buffer, indices: tuple[PrimExpr, ...], mask: Any) -> tuple[Memory, Any]:
         """The memory behind a buffer and the positions of the elements in its typed view, checked."""
         pointer = self.visit_Var(buffer.data)
-        shape = [self._dim(dim) for dim in buffer.shape]
+        shape = tuple([self._dim(dim) for dim in buffer.shape])
         if len(indices) != len(shape):
             raise InterpreterError(f"{buffer.name} has {len(shape)} axes and is accessed with {len(indices)} indices")
         strides = _compact_strides(shape) if buffer.strides is None else [self._dim(s) for s in buffer.strides]
@@ -515,7 +516,8 @@ _CALLS: dict[str, Callable[[Interpreter, Call], Any]] = {
 }  # fmt: skip
 
 
-def _compact_strides(shape: list[int]) -> list[int]:
+@lru_cache(maxsize=256)
+def _compact_strides(shape: tuple[int, ...]) -> list[int]:
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import ml_dtypes  # pyright: ignore[reportMissingImports]
@@ -15,6 +16,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+@cache
 def numpy_dtype(kind: DType) -> np.dtype[Any]:
     """The numpy type of one lane, with ml_dtypes for bfloat16, float8 and 4-bit types."""
     name = str(kind.element)
@@ -63,13 +65,13 @@ def memory_of(array: np.ndarray) -> Memory:
 
 def wrapped(kind: DType, value: Any) -> Any:
     """The result of scalar integer arithmetic wrapped to its type; floats and vectors are returned as they are."""
-    if not isinstance(value, int) or not kind.is_integral:
+    if not isinstance(value, int):
         return value
     bits = kind.bits
     if kind.is_int:
         half = 1 << (bits - 1)
         return value if -half <= value < half else ((value + half) & ((1 << bits) - 1)) - half
-    return value & ((1 << bits) - 1)
+    return value & ((1 << bits) - 1) if kind.is_uint else value
 
 
 def scalar(kind: DType, value: Any) -> Any:
@@ -81,7 +83,9 @@ def scalar(kind: DType, value: Any) -> Any:
             return wrapped(kind, value)
         exact = float(value) if not isinstance(value, np.integer) else value
         return wrapped(kind, int(exact)) if np.isfinite(exact) else kind.min_value()
-    return convert_array(np.asarray(value), kind)[()] if kind.is_float else value
+    if not kind.is_float or (isinstance(value, np.generic) and value.dtype == numpy_dtype(kind)):
+        return value
+    return convert_array(np.asarray(value), kind)[()]
 
 
 def typed(kind: DType, value: Any) -> Any:

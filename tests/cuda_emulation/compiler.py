@@ -1,7 +1,7 @@
-"""Compiles CUDA C++ text to an image for the emulated driver: every kernel by g++, after device/emulation.h.
+"""Compiles CUDA C++ text to an image for the emulated driver: its kernels by g++, after device/emulation.h.
 
-Kernels are compiled one by one, in parallel, and cached by the hash of their text: a kernel that two models share is
-compiled once.
+Some kernels at a time are a translation unit, since g++ takes longer to start than to compile a small one. Units are
+compiled in parallel and cached by the hash of their text.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import os
 import re
 import struct
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ FLAGS = (
     "-std=c++20", "-O2", "-march=native", "-fno-strict-aliasing", "-fno-math-errno", "-fPIC", "-w",
     "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
 )  # fmt: skip
+_UNIT = 16
+"""Kernels of a translation unit."""
 _KERNEL = re.compile(r'^extern "C" __global__', re.MULTILINE)
 _SIGNATURE = re.compile(r'extern "C" __global__\s+void\s+(?:__launch_bounds__\((\d+)[^)]*\)\s+)?(\w+)\s*\(')
 
@@ -52,22 +55,28 @@ def _precompiled_headers() -> Path:
     return folder
 
 
-def _compile_kernel(head: str, kernel: str) -> Path:
+def _compile_unit(head: str, kernels: Sequence[str]) -> Path:
+    body = "".join([_with_entry(kernel) for kernel in kernels])
+    text = f'#include "emulation.h"\n{head}\n{body}'.replace("#pragma unroll\n", "#pragma GCC unroll 64\n")
+    folders = (f"-I{_precompiled_headers()}", f"-I{HERE / 'device'}")
+    return build("kernels.o", (*FLAGS, *folders, "-c", "-x", "c++", "-"), _headers(), text)
+
+
+def _with_entry(kernel: str) -> str:
+    """A kernel, whose lines are numbered from 1, and what the driver calls it by."""
     signature = _SIGNATURE.search(kernel)
     if signature is None:
         raise ValueError(f"no kernel's signature in:\n{kernel[:200]}")
     bound, name = signature.groups()
-    body = f'{head}\n#line 1 "{name}"\n{kernel}'.replace("#pragma unroll\n", "#pragma GCC unroll 64\n")
-    text = f'#include "emulation.h"\n{body}\nRELAYC_KERNEL({name}, {bound or 1024})\n'
-    folders = (f"-I{_precompiled_headers()}", f"-I{HERE / 'device'}")
-    return build("kernel.o", (*FLAGS, *folders, "-c", "-x", "c++", "-"), _headers(), text)
+    return f'#line 1 "{name}"\n{kernel}\nRELAYC_KERNEL({name}, {bound or 1024})\n'
 
 
 def compile_cuda(source: str, arch: str) -> bytes:
     """An image for the emulated driver; `arch` is ignored. Raises RuntimeError with g++'s messages."""
     head, kernels = split_kernels(source)
+    units = [kernels[start : start + _UNIT] for start in range(0, len(kernels), _UNIT)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = [str(path) for path in pool.map(lambda kernel: _compile_kernel(head, kernel), kernels)]
+        objects = [str(path) for path in pool.map(lambda unit: _compile_unit(head, unit), units)]
     library = build("module.so", ("-shared", "-Wl,--allow-multiple-definition", *objects), "")
     data = library.read_bytes()
     return MAGIC + struct.pack("<Q", len(data)) + data
