@@ -159,7 +159,8 @@ PROCESSORS += ["x86-64-v4"] if "avx512vl" in Target("llvm").features else []
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_transposes_larger_than_the_caches(name, kind, processor) -> None:
     shape, axes = LARGE[name]
-    target = Target(f"llvm -mcpu={processor} -l2-bytes=49152 -l3-bytes=49152" if processor != "generic" else "llvm")
+    caches = "-l2-bytes=49152 -l3-bytes=49152 -num-cores=2"
+    target = Target(f"llvm -mcpu={processor} {caches}" if processor != "generic" else "llvm")
     a = (np.arange(np.prod(shape)) * 7919 % 251).reshape(shape).astype(kind)
     x = te.placeholder(shape, kind, "x")
     out = topi.add(topi.transpose(x, axes), te.compute((1,), lambda i: te.const(1, kind), tag="elemwise"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from relayc import relay
-from relayc.backend.llvm.codegen.work_partition import shares
+from relayc.backend.llvm.codegen.work_partition import partition
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.target import Target
@@ -228,7 +228,7 @@ def test_merged_branches_are_load_balanced_at_least_as_well_as_single_kernels(co
 def busiest(loops: list[tuple[int, int]], threads: int) -> int:
     work: list[int] = []
     for thread in range(threads):
-        own = shares(loops, *[IntImm(INT32, n) for n in (thread, threads, threads)])
+        own = partition(loops, *[IntImm(INT32, n) for n in (thread, threads, threads)])
         bounds = [(as_int(a), as_int(b)) for a, b in own]
         work.append(sum((b - a) * cycles for (a, b), (_, cycles) in zip(bounds, loops, strict=True)
                         if a is not None and b is not None))  # fmt: skip
