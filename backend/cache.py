@@ -1,6 +1,7 @@
 """The on-disk cache of compiled code, shared between processes.
 
-A cache lives in the user's cache folder, readable by its owner only. Entries are found by a hash of their key and hold the whole key, which is
+A cache lives in the user's cache folder, readable by its owner only. A folder or an entry that another user may have
+written is not used (`backend.private_files`). Entries are found by a hash of their key and hold the whole key, which is
 compared, and a hash of their value; a corrupt or foreign entry counts as a miss, and so does one whose value the caller
 can't decode. Entries are written to a temporary file and renamed atomically, so readers see complete entries only and
 processes may share a cache. Beyond its size limit the cache evicts the least recently used entries. A failure of the
@@ -24,6 +25,7 @@ from typing import Any, TypeVar
 
 from platformdirs import user_cache_path
 
+from relayc.backend.private_files import NotPrivateError, is_private, read_private, warn_once
 from relayc.backend.runtime.errors import RelaycError
 from relayc.backend.runtime.files import replacing
 
@@ -79,18 +81,29 @@ class DiskCache:
         path = self._path(key)
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not is_private(self.folder):
+                return
             path.parent.mkdir(exist_ok=True, mode=0o700)
+            if not is_private(path.parent):
+                return
             with replacing(path, private=True) as file:
                 file.write(_encode(key.encode(), value))
             if self._is_time_to_trim(key, len(value)):
                 self._trim()
 
     def _read(self, path: Path) -> bytes:
-        """The file of an entry; empty if there is none."""
+        """The file of an entry; empty if there is none that the user, and nobody else, can have written."""
         try:
-            return path.read_bytes()
+            if is_private(self.folder) and is_private(path.parent):
+                return read_private(path)
+        except NotPrivateError:
+            warn_once(
+                f"cache entries in {self.folder} that another user may have written are not used; remove them with "
+                "relayc cache --clear"
+            )
         except OSError:
-            return b""
+            pass
+        return b""
 
     def usage(self) -> tuple[int, int]:
         """(Number of entries, their bytes.)"""
@@ -103,7 +116,12 @@ class DiskCache:
             path.unlink(missing_ok=True)
 
     def _entries(self) -> list[tuple[float, int, Path]]:
-        """(Time of last use, bytes, path) of every entry; entries removed by other processes meanwhile are skipped."""
+        """(Time of last use, bytes, path) of every entry; entries removed by other processes meanwhile are skipped.
+
+        None in a folder that another user may have written: its links may lead anywhere.
+        """
+        if not is_private(self.folder):
+            return []
         found: list[tuple[float, int, Path]] = []
         for path in self.folder.glob("??/*"):
             with suppress(FileNotFoundError):
