@@ -1,10 +1,11 @@
 """The on-disk cache of compiled code, shared between processes.
 
-A cache lives in the user's cache folder, readable by its owner only. Entries are found by a hash of their key and hold
-the whole key, which is compared, and a hash of their value; a corrupt or foreign entry counts as a miss. Entries are
-written to a temporary file and renamed atomically, so readers see complete entries only and processes may share a
-cache. Beyond its size limit the cache evicts the least recently used entries. A failure of the cache, such as a full
-disk or a read-only folder, never fails a compilation.
+A cache lives in the user's cache folder, readable by its owner only. A folder or an entry that another user may have
+written is not used (`backend.private_files`). Entries are found by a hash of their key and hold the whole key, which is
+compared, and a hash of their value; a corrupt or foreign entry counts as a miss, and so does one whose value the caller
+can't decode. Entries are written to a temporary file and renamed atomically, so readers see complete entries only and
+processes may share a cache. Beyond its size limit the cache evicts the least recently used entries. A failure of the
+cache, such as a full disk or a read-only folder, never fails a compilation.
 
 `RELAYC_CACHE_DIR` names another folder; "off", "0" or "none" disables caching.
 """
@@ -15,18 +16,27 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from platformdirs import user_cache_path
 
+from relayc.backend.private_files import NotPrivateError, is_private, read_private, warn_once
+from relayc.backend.runtime.errors import RelaycError
 from relayc.backend.runtime.files import replacing
 
-__all__ = ["DiskCache", "default_cache", "has_source_version", "source_version"]
+__all__ = ["UNDECODABLE", "DiskCache", "default_cache", "has_source_version", "source_version"]
+
+Decoded = TypeVar("Decoded")
+
+UNDECODABLE = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, struct.error, RelaycError,
+)  # fmt: skip
+"""The errors by which a decoder of a cache entry rejects it."""
 
 _VARIABLE = "RELAYC_CACHE_DIR"
 _LIMIT_BYTES = 1 << 30
@@ -48,31 +58,52 @@ class DiskCache:
 
     def get(self, key: str) -> bytes | None:
         """The value stored under `key`, or None."""
-        path, name = self._path(key), key.encode()
+        return self.decoded(key, bytes)
+
+    def decoded(self, key: str, decode: Callable[[bytes], Decoded]) -> Decoded | None:
+        """The value stored under `key`, decoded; None if there is none, or if `decode` raises one of `UNDECODABLE`."""
+        path = self._path(key)
+        value = _decode(self._read(path), key.encode())
         try:
-            data = path.read_bytes()
-        except OSError:
-            self.misses += 1
-            return None
-        value = _decode(data, name)
-        if value is None:
+            found = None if value is None else decode(value)
+        except UNDECODABLE:
+            found = None
+        if found is None:
             self.misses += 1
             return None
         self.hits += 1
         with suppress(OSError):
             os.utime(path)  # update the time of last use, which `_trim` evicts by
-        return value
+        return found
 
     def put(self, key: str, value: bytes) -> None:
         """Store `value` under `key`. Does nothing when the folder is not writable."""
         path = self._path(key)
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not is_private(self.folder):
+                return
             path.parent.mkdir(exist_ok=True, mode=0o700)
+            if not is_private(path.parent):
+                return
             with replacing(path, private=True) as file:
                 file.write(_encode(key.encode(), value))
             if self._is_time_to_trim(key, len(value)):
                 self._trim()
+
+    def _read(self, path: Path) -> bytes:
+        """The file of an entry; empty if there is none that the user, and nobody else, can have written."""
+        try:
+            if is_private(self.folder) and is_private(path.parent):
+                return read_private(path)
+        except NotPrivateError:
+            warn_once(
+                f"cache entries in {self.folder} that another user may have written are not used; remove them with "
+                "relayc cache --clear"
+            )
+        except OSError:
+            pass
+        return b""
 
     def usage(self) -> tuple[int, int]:
         """(Number of entries, their bytes.)"""
@@ -85,7 +116,12 @@ class DiskCache:
             path.unlink(missing_ok=True)
 
     def _entries(self) -> list[tuple[float, int, Path]]:
-        """(Time of last use, bytes, path) of every entry; entries removed by other processes meanwhile are skipped."""
+        """(Time of last use, bytes, path) of every entry; entries removed by other processes meanwhile are skipped.
+
+        None in a folder that another user may have written: its links may lead anywhere.
+        """
+        if not is_private(self.folder):
+            return []
         found: list[tuple[float, int, Path]] = []
         for path in self.folder.glob("??/*"):
             with suppress(FileNotFoundError):

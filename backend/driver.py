@@ -82,7 +82,7 @@ class PartBuilder(Protocol):
         ...
 
     def add(self, functions: Sequence[PrimFunc], key: str = "", note: str = "") -> None:
-        """Compile functions together as one part."""
+        """Compile functions together as one part, in place of what was reused under `key`, if anything was."""
         ...
 
     def finish(self) -> Module:
@@ -124,7 +124,8 @@ class ModuleBuilder:
         The parts are functions that it calls, found by name in the result.
         """
         functions = {f.name: f for f in (function, *parts)}
-        self._names.append(function.name)
+        if function.name not in self._names:  # reused before, with a note that the caller can't read
+            self._names.append(function.name)
         if self._parts is None:
             self._collected.update(functions)
             return

@@ -32,28 +32,41 @@ class Builder:
         self._cache = default_cache()
         self._prefix = "\0".join([_FORMAT, source_version(), str(target), ""])
         self._sources: list[Source] = []
+        self._reused: dict[str, int] = {}  # key -> position in `_sources`
 
     def reuse(self, key: str) -> str | None:
         """Add the code that an earlier `add` with this key made, in any process; returns its note, or None on a
         miss."""
-        stored = None if self._cache is None else self._cache.get(self._prefix + key)
+        stored = None if self._cache is None else self._cache.decoded(self._prefix + key, _stored_source)
         if stored is None:
             return None
-        record = json.loads(stored)
-        launches = tuple(Launch(*launch) for launch in record["launches"])
-        self._sources.append(Source(record["text"], record["functions"], launches))
-        return record["note"]
+        self._reused[key] = len(self._sources)
+        self._sources.append(stored[0])
+        return stored[1]
 
     def add(self, functions: Sequence[PrimFunc], key: str = "", note: str = "") -> None:
-        """Print functions as CUDA code. Raises CompileError as `emit` does."""
+        """Print functions as CUDA code, in place of what was reused under `key`. Raises CompileError as `emit` does."""
         source = emit(IRModule({function.name: function for function in functions}), self._target)
-        self._sources.append(source)
+        at = self._reused.pop(key, len(self._sources))
+        self._sources[at : at + 1] = [source]
         if key and self._cache is not None:
             self._cache.put(self._prefix + key, json.dumps({"note": note, **asdict(source)}).encode())
 
     def finish(self) -> CUDAModule:
         """Compile everything added as one translation unit. Raises CompileError with the compiler's output."""
         return assemble(self._sources, self._target)
+
+
+def _stored_source(data: bytes) -> tuple[Source, str]:
+    record = json.loads(data)
+    text, functions, note = record["text"], record["functions"], record["note"]
+    launches = tuple(Launch(*launch) for launch in record["launches"])
+    if not (isinstance(text, str) and isinstance(functions, dict) and isinstance(note, str)):
+        raise ValueError("a cached GPU kernel has fields of wrong types")
+    for kernel, *numbers in launches:
+        if not isinstance(kernel, str) or not all(isinstance(number, int) for number in numbers):
+            raise ValueError("a cached GPU kernel has launch parameters of wrong types")
+    return Source(text, functions, launches), note
 
 
 def broken_limits(function: PrimFunc, target: Target) -> list[str]:

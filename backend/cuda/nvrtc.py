@@ -87,14 +87,22 @@ def compile_source(source: str, arch: str, flags: Sequence[str]) -> Image:
     if replacement is not None:
         return Image(bytes(replacement(source, arch)), "cubin", "")
     cache, key = default_cache(), "\n".join(["nvrtc", *map(str, nvrtc_version()), *flags, source])
-    stored = None if cache is None else cache.get(key)
+    stored = None if cache is None else cache.decoded(key, _stored_image)
     if stored is not None:
-        head, _, code = stored.partition(b"\n")
-        return Image(code=code, **json.loads(head))
+        return stored
     image = _compile(source, flags)
     if cache is not None:
         head = {name: value for name, value in asdict(image).items() if name != "code"}
         cache.put(key, json.dumps(head).encode() + b"\n" + image.code)
+    return image
+
+
+def _stored_image(data: bytes) -> Image:
+    head, _, code = data.partition(b"\n")
+    image = Image(code=code, **json.loads(head))
+    is_code = code.startswith(b"\x7fELF") if image.format == "cubin" else image.format == "ptx" and bool(code)
+    if not is_code or not isinstance(image.log, str):
+        raise ValueError("a cached image of a GPU program is no image")
     return image
 
 

@@ -45,12 +45,14 @@ class Builder:
         self._queue: compiler.CompileQueue | None = None
         self._parts: list[Future[ObjectCode] | ObjectCode] = []
         self._texts: list[str | None] = []
+        self._reused: dict[str, int] = {}  # key -> position in `_parts`
 
     def reuse(self, key: str) -> str | None:
         """Add the object that an earlier `add` with this `key` compiled; returns its note, or None on a miss."""
         found = self._cache.find(self._cache.key_of(key))
         if found is None:
             return None
+        self._reused[key] = len(self._parts)
         self._parts.append(found[0])
         self._texts.append(None)
         return found[1]
@@ -58,14 +60,16 @@ class Builder:
     def add(self, functions: Sequence[PrimFunc], key: str = "", note: str = "") -> None:
         """Compile functions together. `key` covers everything that determines their code, for `reuse`; "" if unknown.
 
+        What was reused under `key` before is replaced: the caller could not use its note.
         Raises CompileError for unsupported code.
         """
         if self._queue is None:
             queue: compiler.CompileQueue = _compiler_module().CompileQueue(self._target, self._cache)
             self._queue = queue
         text, part = self._queue.submit(functions, key, note)
-        self._parts.append(part)
-        self._texts.append(text)
+        at = self._reused.pop(key, len(self._parts))
+        self._parts[at : at + 1] = [part]
+        self._texts[at : at + 1] = [text]
 
     def finish(self) -> LLVMModule:
         """Wait for LLVM and return the module of everything added."""

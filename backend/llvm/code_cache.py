@@ -13,7 +13,7 @@ from relayc.backend.llvm.installed import installed_llvm
 from relayc.backend.llvm.runtime import ObjectCode
 from relayc.backend.target import Target
 
-__all__ = ["CodeCache"]
+__all__ = ["CodeCache", "checked_object"]
 
 _FORMAT = "llvm objects 2"  # to be changed with the format that `CodeCache.put` writes
 _SIZE = struct.Struct("<Q")
@@ -24,6 +24,7 @@ class CodeCache:
 
     def __init__(self, target: Target) -> None:
         self._cache = default_cache()
+        self._triple = str(target.get("mtriple"))
         self._prefix = "\0".join([_FORMAT, installed_llvm().version, str(target), ""])
 
     def key_of(self, what: str) -> str:
@@ -36,16 +37,25 @@ class CodeCache:
 
     def find(self, key: str) -> tuple[ObjectCode, str] | None:
         """(code, note) stored under `key`, in this process or an earlier one; None on a miss."""
-        data = None if self._cache is None else self._cache.get(key)
-        if data is None:
-            return None
-        (size,) = _SIZE.unpack_from(data)
-        body = _SIZE.size + size
-        header = json.loads(data[_SIZE.size : body])
-        return ObjectCode.from_description(header["part"], data[body:]), header["note"]
+        return None if self._cache is None else self._cache.decoded(key, self._decode)
 
     def put(self, key: str, code: ObjectCode, note: str) -> None:
         """Store code; failures are ignored."""
         if self._cache is not None:
             header = json.dumps({"note": note, "part": code.describe()}).encode()
             self._cache.put(key, b"".join([_SIZE.pack(len(header)), header, code.code]))
+
+    def _decode(self, data: bytes) -> tuple[ObjectCode, str]:
+        (size,) = _SIZE.unpack_from(data)
+        body = _SIZE.size + size
+        header = json.loads(data[_SIZE.size : body])
+        if not isinstance(header["note"], str):
+            raise ValueError("the note of cached object code is no text")
+        return ObjectCode.from_description(header["part"], checked_object(data[body:], self._triple)), header["note"]
+
+
+def checked_object(code: bytes, triple: str) -> bytes:
+    """`code`, an object file for `triple`. Raises ValueError for what is visibly none (checked on Linux only)."""
+    if "-linux" in triple and not code.startswith(b"\x7fELF"):
+        raise ValueError(f"cached code for {triple} begins with {code[:4]!r}, not as an ELF file does")
+    return code

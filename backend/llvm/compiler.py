@@ -139,7 +139,7 @@ class CompileQueue:
         self, emitted: EmittedModule, functions: tuple[PrimFunc, ...], full_key: str, note: str
     ) -> ObjectCode:
         found = self._cache.find(full_key)
-        if found is not None:
+        if found is not None and found[1] == note:
             return found[0]
         made = self._compiler.object_code(emitted, functions)
         self._cache.put(full_key, made, note)

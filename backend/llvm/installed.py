@@ -35,13 +35,21 @@ class InstalledLLVM:
 def installed_llvm() -> InstalledLLVM:
     """LLVM's answer, cached in the process and on disk."""
     cache, key = default_cache(), _key()
-    found = None if cache is None or not key else cache.get(key)
+    found = None if cache is None or not key else cache.decoded(key, _from_json)
     if found is not None:
-        return InstalledLLVM(**json.loads(found))
+        return found
     answer = _query_llvm()
     if cache is not None and key:
         cache.put(key, json.dumps(asdict(answer)).encode())
     return answer
+
+
+def _from_json(data: bytes) -> InstalledLLVM:
+    found = InstalledLLVM(**json.loads(data))
+    texts = (found.version, found.triple, found.processor, *found.features)
+    if not all(isinstance(t, str) for t in texts) or not all(isinstance(f, bool) for f in found.features.values()):
+        raise ValueError("cached properties of LLVM have fields of wrong types")
+    return found
 
 
 def _query_llvm() -> InstalledLLVM:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from relayc.backend.cache import default_cache
+from relayc.backend.llvm.code_cache import checked_object
 from relayc.backend.llvm.installed import installed_llvm
 from relayc.backend.llvm.pool_steps import STEPS, job_constants
 from relayc.backend.llvm.worker_placement import PLACEMENT, placement_constants
@@ -376,7 +377,7 @@ def pool_object(triple: str) -> bytes:
     architecture, *rest = triple.split("-")
     source = pool_source("linux" if any(word.startswith("linux") for word in rest) else "other", architecture)
     cache, key = default_cache(), "\0".join(["llvm pool 1", installed_llvm().version, triple, source])
-    code = None if cache is None else cache.get(key)
+    code = None if cache is None else cache.decoded(key, lambda data: checked_object(data, triple))
     if code is None:
         code = _compiled(source, triple)
         if cache is not None:

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 __all__ = ["replacing"]
 
+_DESCRIPTORS = "/proc/self/fd"
 _NAME_KEPT = 40
 """Characters of the target's name kept in the temporary file's name, to stay below file-system limits."""
 
@@ -20,9 +21,11 @@ def replacing(
 ) -> Generator[BinaryIO]:
     """A file to write in a `with` block, which atomically replaces `path` when the block ends.
 
-    When the block fails or is interrupted, `path` stays unchanged and the temporary file is removed. `durable` waits
-    for fsync, `private` restricts reading to the owner. A symbolic link is followed; a device or a pipe is written to
-    directly. Raises OSError, which names `path`.
+    When the block fails or is interrupted, `path` stays unchanged and no temporary file is left. Where the file system
+    has files without a name (O_TMPFILE on Linux), that holds for a killed process, too, except in the last moment, when
+    the file has a name already; elsewhere the temporary file stays then. `durable` waits for fsync, `private` restricts
+    reading to the owner. A symbolic link is followed; a device or a pipe is written to directly. Raises OSError, which
+    names `path`.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
@@ -31,18 +34,45 @@ def replacing(
         return
     scratch = target.parent / f".{target.name[:_NAME_KEPT]}.{os.urandom(6).hex()}.tmp"
     with _naming(path, scratch):
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+        mode = 0o600 if private else 0o666
+        unnamed = _open_unnamed(target.parent, mode)
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) if unnamed is None else unnamed
         try:
             with open(descriptor, "wb") as file:
                 yield file
                 file.flush()
                 if durable:
                     os.fsync(descriptor)
+                if unnamed is not None:
+                    _link(descriptor, scratch)
+                    if durable:  # Btrfs keeps the size only of files that had a name; the contents are written already
+                        os.fsync(descriptor)
             os.replace(scratch, target)
         finally:
             scratch.unlink(missing_ok=True)
         if durable:
             _sync_folder(target.parent)
+
+
+def _open_unnamed(folder: Path, mode: int) -> int | None:
+    """A file without a name in `folder`, which ends with the process unless it is linked; None if there is no such."""
+    if not hasattr(os, "O_TMPFILE") or not os.path.isdir(_DESCRIPTORS):
+        return None
+    try:
+        return os.open(folder, os.O_WRONLY | os.O_TMPFILE, mode)
+    except OSError:  # the file system has none, or `folder` can't be written to, which the next attempt reports
+        return None
+
+
+def _link(descriptor: int, path: Path) -> None:
+    """Give a file without a name the name `path`. (A link can't replace a file: hence the temporary name.)"""
+    folder = os.open(path.parent, os.O_PATH)  # also where the folder can't be listed
+    try:  # with the descriptor of a folder Python calls linkat, which follows the link below /proc
+        os.link(f"{_DESCRIPTORS}/{descriptor}", path.name, dst_dir_fd=folder)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+    finally:
+        os.close(folder)
 
 
 @contextmanager

@@ -35,7 +35,10 @@ def tune_onnx(
     Raises UsageError when there is no file for the tuning records.
     """
     if records is None and default_records_path() is None:
-        raise UsageError("the cache is turned off (RELAYC_CACHE_DIR); say where to keep what is found: --records FILE")
+        raise UsageError(
+            "there is no cache folder (RELAYC_CACHE_DIR=off, or see `relayc doctor`); say where to keep what is found: "
+            "--records FILE"
+        )
     with steps.step("import"):
         module, params = from_onnx(path, shape=how.shapes)
     with steps.step("tune") as step, PassContext(opt_level=how.opt_level, config=how.config):

@@ -11,6 +11,7 @@ from importlib import metadata, util
 
 from relayc.backend.cache import default_cache
 from relayc.backend.cpu import host_cpu
+from relayc.backend.private_files import fault_of_folder
 from relayc.backend.runtime import device
 from relayc.backend.runtime.errors import RelaycError
 from relayc.backend.runtime.threads import num_threads
@@ -81,6 +82,9 @@ def _cache() -> Finding:
     cache = default_cache()
     if cache is None:
         return Finding("cache", False, "off (RELAYC_CACHE_DIR=off): every compilation starts from nothing")
+    fault = fault_of_folder(cache.folder)
+    if fault is not None:
+        return Finding("cache", False, f"not used: {fault}")
     there = next(folder for folder in (cache.folder, *cache.folder.parents) if os.path.exists(folder))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         return Finding("cache", False, f"{cache.folder} can't be written; name another folder: RELAYC_CACHE_DIR=folder")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from relayc.backend.cache import has_source_version
+from relayc.backend.cache import UNDECODABLE, has_source_version
 from relayc.backend.driver import ModuleBuilder
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.size_json import size_to_json
@@ -108,6 +108,18 @@ class _KernelMetadata:
         workspaces = [(size_from_json(count, variables), element) for count, element in record["workspaces"]]
         steps = [KernelStep(*step) for step in record["steps"]]
         return _KernelMetadata(workspaces, record["in_place"], tuple(record["sizes"]), steps)
+
+    @staticmethod
+    def from_cache(text: str, variables: Mapping[str, SizeVariable]) -> _KernelMetadata | None:
+        """What `to_json` gave; None for anything else, which a cache may hold."""
+        try:
+            found = _KernelMetadata.from_json(text, variables)
+            elements = [element for _, element in found.workspaces]
+            numbers = [*found.in_place, *[number for step in found.steps for number in step]]
+        except UNDECODABLE:
+            return None
+        known = all(isinstance(text, str) for text in (*elements, *found.sizes))
+        return found if known and all(isinstance(number, int) for number in numbers) else None
 
 
 def bind_params_by_name(function: Function, params: Mapping[str, Any]) -> Function:
@@ -324,14 +336,16 @@ def _lower_all(
         # The key determines the code only if the compiler's own sources do.
         known = schedules_known and all(map(has_source_version, workload.operator_classes))
         key = f"{workload.name}\n{settings}{tuned}\n{workload.key}" if known else ""
+        variables = sizes_of(workload.function)
         note = builder.reuse(workload.name, key) if known else None
-        if note is None:
+        metadata = None if note is None else _KernelMetadata.from_cache(note, variables)
+        if metadata is None:
             kernel = lower(workload, builder.target, config)
             function, parts, steps = split_steps(kernel.function, builder.target)
             note = _KernelMetadata(list(kernel.workspaces), list(kernel.in_place), kernel.sizes, steps).to_json()
             builder.add(function, key, note, parts=parts)
-        variables = sizes_of(workload.function)
-        notes[workload.name] = _KernelMetadata.from_json(note, variables)
+            metadata = _KernelMetadata.from_json(note, variables)
+        notes[workload.name] = metadata
     return notes
 
 

@@ -5,19 +5,23 @@ subject match exactly, and each of its values as long as the cost model's defaul
 as a whole, so that readers never see a partial one; concurrent additions of others are kept.
 
 Builds read the file that the option ``relay.tuning.records`` of the `PassContext` names; by default the user's own,
-which `relayc tune` writes to: ``tuning.json`` in the cache folder. "off" reads none.
+which `relayc tune` writes to: ``tuning.json`` in the cache folder. "off" reads none. A file that is named has to be
+readable and whole; the user's own counts as absent otherwise, or if another user may have written it, and a warning
+says so once: nobody asked for it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from contextvars import ContextVar, Token
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from relayc.backend.cache import default_cache
+from relayc.backend.private_files import is_private, read_private, warn_once
 from relayc.backend.runtime.device import cpu
 from relayc.backend.runtime.files import replacing
 from relayc.backend.target import Target
@@ -75,19 +79,24 @@ class TuningRecords:
 
     @staticmethod
     def load(path: Path) -> TuningRecords:
-        """The records of a file; none if there is no such file. Raises CompileError for one that is damaged."""
+        """The records of a file; none if there is no such file.
+
+        Raises CompileError for one that can't be read or is damaged, unless it is the user's own: that one gives a
+        warning, once, and no records.
+        """
+        own = path == default_records_path()
         try:
-            text = path.read_text(encoding="utf-8")
+            return _parsed(path, read_private(path) if own else path.read_bytes())
         except FileNotFoundError:
             return TuningRecords()
-        try:
-            whole = json.loads(text)
-            if whole["format"] != _FORMAT:
-                found = whole["format"]
-                raise CompileError(f"{path}: tuning records of format {found}; expected {_FORMAT}: tune again")
-            return TuningRecords.of(map(_checked, whole["records"]))
-        except (ValueError, TypeError, KeyError) as error:
-            raise CompileError(f"{path}: no file of tuning records ({error!r}); delete it and tune again") from error
+        except OSError as error:
+            fault = CompileError(f"{path}: can't read tuning records: {error.strerror or error}; mend or delete it")
+        except CompileError as error:
+            fault = error
+        if not own:
+            raise fault
+        warn_once(f"no tuning records are used: {fault}")
+        return TuningRecords()
 
     @staticmethod
     def of(records: Iterable[Record]) -> TuningRecords:
@@ -95,12 +104,20 @@ class TuningRecords:
         return TuningRecords({(r.target, r.cpu, r.subject): r for r in records})
 
     def save(self, path: Path) -> None:
-        """Write the records to a file atomically, merged with those already in it."""
+        """Write the records to a file atomically, merged with those already in it.
+
+        The user's own file is kept as ``tuning.json.damaged`` if no records can be read from it. Raises CompileError
+        for another damaged file, and OSError if the file can't be written.
+        """
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         from filelock import FileLock  # 7 ms, for a process that tunes
 
         with FileLock(f"{path}.lock"):
-            known = {**TuningRecords.load(path).records, **self.records}
+            found = TuningRecords.load(path).records
+            if not found and path.exists():
+                with suppress(OSError):
+                    path.replace(f"{path}.damaged")
+            known = {**found, **self.records}
             records = [asdict(record) for _, record in sorted(known.items())]
             text = json.dumps({"format": _FORMAT, "records": records}, indent=1)
             with replacing(path, durable=True, private=True) as file:
@@ -142,9 +159,9 @@ def processor() -> str:
 
 
 def default_records_path() -> Path | None:
-    """The default file of `relay.tune`; None if the cache is disabled."""
+    """The default file of `relay.tune`; None if the cache is disabled, or others may write to its folder."""
     cache = default_cache()
-    return None if cache is None else cache.folder / "tuning.json"
+    return cache.folder / "tuning.json" if cache is not None and is_private(cache.folder) else None
 
 
 _read: dict[Path, tuple[tuple[int, int], TuningRecords]] = {}
@@ -154,7 +171,7 @@ _read: dict[Path, tuple[tuple[int, int], TuningRecords]] = {}
 def current_records() -> TuningRecords:
     """The records of the innermost context, those that the current `PassContext` names, or the user's own.
 
-    Raises CompileError for a file that is named and missing.
+    Raises CompileError for a file that is named and missing or damaged.
     """
     entered = TuningRecords._current.get()
     if entered is not None:
@@ -177,9 +194,27 @@ def current_records() -> TuningRecords:
     return _read[path][1]
 
 
+def _parsed(path: Path, text: bytes) -> TuningRecords:
+    """The records in the contents of a file. Raises CompileError for anything else."""
+    try:
+        whole = json.loads(text.decode())
+        if whole["format"] != _FORMAT:
+            found = f"tuning records of format {whole['format']}; expected {_FORMAT}"
+            raise CompileError(f"{path}: {found}: delete it and tune again")
+        return TuningRecords.of(map(_checked, whole["records"]))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CompileError(f"{path}: no file of tuning records ({error!r}); delete it and tune again") from error
+
+
 def _checked(entry: Any) -> Record:
     record = Record(**entry)
     strings, tables = (record.target, record.cpu, record.subject), (record.values, record.defaults)
-    if not all(isinstance(text, str) for text in strings) or not all(isinstance(table, dict) for table in tables):
+    numbers = (record.us, record.default_us, record.threads)
+    if (
+        not all(isinstance(text, str) for text in strings)
+        or not all(isinstance(table, dict) for table in tables)
+        or not all(isinstance(value, int | str) for table in tables for value in table.values())
+        or not all(isinstance(number, int | float) for number in numbers)
+    ):
         raise TypeError(f"record of {record.subject!r} has fields of wrong types")
     return record

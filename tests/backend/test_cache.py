@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relayc.backend.cache import DiskCache, default_cache, source_version
+from relayc.backend.cache import UNDECODABLE, DiskCache, default_cache, source_version
 
 
 def test_entries_are_shared_between_caches(tmp_path):
@@ -143,3 +143,14 @@ def test_the_environment_selects_or_disables_the_cache(tmp_path, monkeypatch):
 
 def test_the_sources_have_a_version():
     assert len(source_version()) == 64
+
+
+@pytest.mark.parametrize("error", UNDECODABLE)
+def test_a_value_that_can_t_be_decoded_is_a_miss(tmp_path, error):
+    def reject(value):
+        raise error("nonsense")
+
+    cache = DiskCache(tmp_path)
+    cache.put("key", b"value")
+    assert cache.decoded("key", reject) is None and (cache.hits, cache.misses) == (0, 1)
+    assert cache.decoded("key", bytes.decode) == "value"

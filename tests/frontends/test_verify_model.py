@@ -206,12 +206,14 @@ def test_doctor_reports_on_every_subject() -> None:
 
 def test_doctor_says_whether_the_cache_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
     for place, mark, text in ((tmp_path / "new", "yes", "new"), (tmp_path / "file", "no", "can't be written"),
-                              ("off", "no", "every compilation")):  # fmt: skip
+                              (tmp_path / "shared", "no", "chmod -R"), ("off", "no", "every compilation")):  # fmt: skip
         monkeypatch.setenv("RELAYC_CACHE_DIR", str(place))
         (line,) = [line for line in CliRunner().invoke(app, ["doctor"]).output.splitlines() if "  cache  " in line]
         assert line.startswith(mark) and text in line
-    assert os.listdir(tmp_path) == ["file"]
+    assert sorted(os.listdir(tmp_path)) == ["file", "shared"]
 
 
 def test_cache_says_what_it_holds_and_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

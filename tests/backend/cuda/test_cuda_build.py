@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from relayc import backend, te
+from relayc.backend.cache import default_cache
+from relayc.backend.cuda import nvrtc
 from relayc.backend.cuda.build import generate_source, prepare
 from relayc.backend.cuda.disassemble import instruction_counts
 from relayc.backend.cuda.nvrtc import _bytes, compile_flags, compile_source
@@ -161,6 +163,25 @@ def test_compiled_code_is_cached(tmp_path, monkeypatch):
     monkeypatch.setattr("relayc.backend.cuda.nvrtc._compile", lambda *_: pytest.fail("compiled twice"))
     second = built(*programs.vector_add(64))
     assert (second.image, second.report) == (first.image, first.report)
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"\n", b"[]\n", b'{"format": "cubin", "log": ""}\nnonsense',
+              b'{"format": "other", "log": ""}\n\x7fELF',
+              b'{"format": "cubin", "log": 1}\n\x7fELF'],
+)  # fmt: skip
+def test_cached_nonsense_is_compiled_anew(tmp_path, monkeypatch, value):
+    """NVRTC is replaced: what it would return does not matter here."""
+    made = nvrtc.Image(b"\x7fELF code", "cubin", "log")
+    monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: (13, 0))
+    monkeypatch.setattr(nvrtc, "_compile", lambda *_: made)
+    key = "\n".join(["nvrtc", "13", "0", "--flag", "text"])
+    default_cache().put(key, value)
+    assert nvrtc.compile_source("text", "sm_90", ["--flag"]) == made
+    assert default_cache().get(key) != value
+    monkeypatch.setattr(nvrtc, "_compile", lambda *_: pytest.fail("compiled twice"))
+    assert nvrtc.compile_source("text", "sm_90", ["--flag"]) == made
 
 
 def test_an_empty_log_does_not_overwrite_shared_bytes_objects():

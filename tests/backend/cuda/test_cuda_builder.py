@@ -47,6 +47,27 @@ def test_earlier_parts_are_reused(cache):
     assert (a.source, a.functions, a.report, a.image) == (b.source, b.functions, b.report, b.image)
 
 
+@pytest.mark.parametrize(
+    "value", [b"", b"[]", b"{}", b"\xff", b'{"text": 1, "functions": {}, "launches": [], "note": ""}',
+              b'{"text": "", "functions": {}, "launches": [["f", "g", 0]], "note": ""}'],
+)  # fmt: skip
+def test_cached_nonsense_is_printed_anew(cache, value):
+    parts = Builder(TARGET)
+    parts._cache.put(parts._prefix + "key", value)
+    assert parts.reuse("key") is None
+    parts.add([function("f")], "key", "note")
+    assert Builder(TARGET).reuse("key") == "note"
+
+
+def test_a_kernel_added_under_a_reused_key_replaces_it(cache):
+    first = Builder(TARGET)
+    first.add([function("f")], "key", "nonsense")
+    again = Builder(TARGET)
+    assert again.reuse("key") == "nonsense"
+    again.add([function("f")], "key", "note")
+    assert again._sources == first._sources and Builder(TARGET).reuse("key") == "note"
+
+
 def test_without_a_cache_nothing_is_reused(monkeypatch):
     monkeypatch.setenv("RELAYC_CACHE_DIR", "off")
     parts = Builder(TARGET)

@@ -7,6 +7,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import pytest
 
+from relayc.backend.cache import default_cache
 from relayc.backend.llvm import installed
 from relayc.backend.llvm.installed import InstalledLLVM, installed_llvm
 
@@ -41,6 +42,17 @@ def test_another_processor_or_library_is_queried(
         monkeypatch.setattr(installed, changed, lambda: "another")
     installed.installed_llvm()
     assert len(answers_of_llvm) == 2
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"[]", b"{}", b'{"version": "1"}', b'{"version": 1, "triple": "", "processor": "", "features": {}}',
+              b'{"version": "1", "triple": "", "processor": "", "features": []}'],
+)  # fmt: skip
+def test_cached_nonsense_is_queried_anew(value: bytes, answers_of_llvm: list[InstalledLLVM]) -> None:
+    cache = default_cache()
+    assert cache is not None
+    cache.put(installed._key(), value)
+    assert [installed.installed_llvm() for _ in range(2)] == 2 * answers_of_llvm and len(answers_of_llvm) == 1
 
 
 def test_without_a_processor_description_nothing_is_cached(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import struct
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from relayc.backend.cache import default_cache
 from relayc.backend.llvm.build import Builder, build
-from relayc.backend.llvm.runtime import LLVMModule, check_machine, load_from_bytes
+from relayc.backend.llvm.code_cache import CodeCache
+from relayc.backend.llvm.pool_code import pool_object
+from relayc.backend.llvm.runtime import LLVMModule, ObjectCode, check_machine, load_from_bytes
 from relayc.backend.runtime import nd
 from relayc.backend.runtime.errors import ArtifactError, ModuleError
 from relayc.backend.target import Target
@@ -131,6 +135,50 @@ def test_a_builder_reuses_compiled_code(tmp_path, monkeypatch, host):
     with pytest.raises(ModuleError, match="RELAYC_CACHE_DIR=off"):
         module.get_source()
     assert Builder(host.with_attrs(opt_level=1)).reuse("scale by 2") is None
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"short", struct.pack("<Q", 1 << 63) + b"{}", struct.pack("<Q", 2) + b"{}",
+              struct.pack("<Q", 2) + b"[]",
+              struct.pack("<Q", 40_000) + b"[" * 40_000],
+)  # fmt: skip
+def test_cached_nonsense_is_compiled_anew(tmp_path, monkeypatch, host, value):
+    monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
+    default_cache().put(CodeCache(host).key_of("key"), value)
+    builder = Builder(host)
+    assert builder.reuse("key") is None
+    builder.add([scale("double", 2.0)], "key", "note")
+    np.testing.assert_array_equal(run(builder.finish(), "double"), np.arange(8) * 2)
+    assert Builder(host).reuse("key") == "note"
+
+
+def test_cached_code_that_is_no_object_file_is_compiled_anew(tmp_path, monkeypatch, host):
+    monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
+    cache = CodeCache(host)
+    cache.put(cache.key_of("key"), ObjectCode(b"nonsense", ()), "note")
+    assert Builder(host).reuse("key") is None
+    code = pool_object.__wrapped__("x86_64-unknown-linux-gnu")
+    (key,) = [key for key in map(_key_of, tmp_path.glob("??/*")) if key.startswith("llvm pool")]
+    default_cache().put(key, b"nonsense")
+    assert pool_object.__wrapped__("x86_64-unknown-linux-gnu") == code and code.startswith(b"\x7fELF")
+
+
+def _key_of(path):
+    data = path.read_bytes()
+    (size,) = struct.unpack_from("<Q", data, 40)
+    return data[56 : 56 + size].decode()
+
+
+def test_code_added_under_a_reused_key_replaces_it(tmp_path, monkeypatch, host):
+    monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
+    first = Builder(host)
+    first.add([scale("double", 2.0)], "key", note="nonsense")
+    first.finish()
+    for note in ("nonsense", "note"):
+        again = Builder(host)
+        assert again.reuse("key") == note
+        again.add([scale("double", 2.0)], "key", note="note")
+        np.testing.assert_array_equal(run(again.finish(), "double"), np.arange(8) * 2)
 
 
 def test_what_was_compiled_and_loaded_is_freed(host):

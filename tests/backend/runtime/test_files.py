@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from relayc.backend.runtime.files import replacing
+from relayc.backend.runtime import files
+from relayc.backend.runtime.files import _open_unnamed, replacing
 
 
 def write(path: Path | str, data: bytes = b"new", **options: bool) -> None:
@@ -32,6 +36,69 @@ def test_what_fails_or_is_interrupted_leaves_nothing(tmp_path: Path, error: type
         file.write(b"half")
         raise error
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+
+
+KILLED = """
+import os, signal, sys
+from relayc.backend.runtime.files import replacing
+with replacing(sys.argv[1]) as file:
+    file.write(bytes(100_000))
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def has_unnamed_files(folder: Path) -> bool:
+    descriptor = _open_unnamed(folder, 0o600)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is not None
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_killed_process_leaves_nothing(tmp_path: Path, there: bool) -> None:
+    if not has_unnamed_files(tmp_path):
+        pytest.skip("the file system has no files without a name")
+    path = tmp_path / "file"
+    if there:
+        path.write_bytes(b"old")
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert os.listdir(tmp_path) == ["file"] * there and (not there or path.read_bytes() == b"old")
+
+
+@pytest.mark.parametrize("lacking", ["the system", "the file system", "/proc"])
+def test_without_unnamed_files_there_is_a_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    if lacking == "the system":
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    elif lacking == "/proc":
+        monkeypatch.setattr(files, "_DESCRIPTORS", str(tmp_path / "none"))
+    else:
+        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY, raising=False)  # as kernels that do not know the flag
+    assert not has_unnamed_files(tmp_path)
+    write(tmp_path / "file", durable=True)
+    assert (tmp_path / "file").read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_that_can_t_be_named_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_unnamed_files(tmp_path):
+        pytest.skip("the file system has no files without a name")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted", "/proc/self/fd/3")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(PermissionError) as caught:
+        write(tmp_path / "file")
+    assert caught.value.filename == str(tmp_path / "file") and os.listdir(tmp_path) == []
+
+
+def test_the_mode_is_that_of_new_files(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+    write(tmp_path / "file")
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_a_full_disk_error_names_the_target_file(tmp_path: Path) -> None:

@@ -123,6 +123,26 @@ def test_damaged_entries_are_compiled_anew_and_mended(work: Counter[str], tmp_pa
     assert not work
 
 
+@pytest.mark.parametrize(
+    "note", ["", "[]", "{}", '{"workspaces": [[["?", 1, 2], 3]], "in_place": [], "sizes": [], "steps": []}',
+             '{"workspaces": [], "in_place": [], "sizes": [], "steps": [[1]]}',
+             '{"workspaces": [], "in_place": ["x"], "sizes": [], "steps": []}'],
+)  # fmt: skip
+def test_kernels_with_unreadable_metadata_are_lowered_anew(
+    work: Counter[str], monkeypatch: pytest.MonkeyPatch, note: str
+) -> None:
+    with monkeypatch.context() as patch:
+        put = code_cache.CodeCache.put
+        patch.setattr(code_cache.CodeCache, "put", lambda self, key, code, _: put(self, key, code, note))
+        first = result(model())
+    work.clear()
+    np.testing.assert_array_equal(result(model()), first)
+    assert work["lowered"] > 0
+    work.clear()
+    np.testing.assert_array_equal(result(model()), first)
+    assert not work
+
+
 def test_processes_share_a_cache(tmp_path: Path) -> None:
     """Started at once, they compile the same kernels concurrently; a third process uses the cache they leave."""
     program = """
