@@ -22,14 +22,23 @@ from relayc.topi.utils import broadcast_index
 __all__ = ["SCATTER_REDUCTIONS", "gather", "gather_nd", "scatter_elements", "scatter_nd", "take",
            "write_rows"]  # fmt: skip
 
+
+def _added(old: PrimExpr, new: PrimExpr) -> PrimExpr:
+    return te.any(old, new) if old.dtype.is_bool else old + new
+
+
+def _multiplied(old: PrimExpr, new: PrimExpr) -> PrimExpr:
+    return te.all(old, new) if old.dtype.is_bool else old * new
+
+
 SCATTER_REDUCTIONS: dict[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
     "update": lambda old, new: new,
-    "add": lambda old, new: old + new,
-    "mul": lambda old, new: old * new,
+    "add": _added,
+    "mul": _multiplied,
     "min": te.minimum,
     "max": te.maximum,
 }
-"""The combination of a scattered value with the old one, by the name of the reduction."""
+"""The combination of a scattered value with the old one, by the name of the reduction. Bools are added by `or`."""
 
 
 def inside(position: PrimExpr, size: Dim, mode: str) -> PrimExpr:

@@ -30,8 +30,9 @@ FunctionKey = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A parsed model: its graph, versions by domain (the default domain is ``""``), local functions and folder.
+    """A parsed model: its graph, versions by domain (the default domain is ``""``), local functions and folders.
 
+    `folders` may hold external data: the folder of the model file and, where that is a symbolic link, its target's.
     `raw_data` has the bytes of initializers of the graph that were read apart from the message.
     """
 
@@ -39,7 +40,7 @@ class Model:
     graph: GraphProto
     opsets: Mapping[str, int]
     functions: Mapping[FunctionKey, FunctionProto]
-    folder: Path | None
+    folders: tuple[Path, ...]
     raw_data: RawData = field(default_factory=dict)
 
 
@@ -49,9 +50,9 @@ def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[
     Raises `OnnxImportError` for anything that is not a whole ONNX model.
     """
     if isinstance(model, ModelProto):
-        return _checked(model, model.graph.name or "model", None)
+        return _checked(model, model.graph.name or "model", ())
     if isinstance(model, bytes | bytearray | memoryview):
-        return _checked(_parse(bytes(model), "model"), "model", None)
+        return _checked(_parse(bytes(model), "model"), "model", ())
     if not isinstance(model, (str, os.PathLike)):
         raise OnnxImportError(
             f"from_onnx got a {type(model).__name__}; expected a path, a ModelProto or the bytes of a model file"
@@ -64,7 +65,8 @@ def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise fault(str(path), f"the model file can't be read: {reason}") from error
-    return _checked(proto, path.name, path.parent, raw_data)
+    folders = (path.parent, Path(os.path.realpath(path)).parent)
+    return _checked(proto, path.name, folders, raw_data)
 
 
 def _parse(data: bytes, where: str) -> ModelProto:
@@ -93,7 +95,7 @@ def _no_model(where: str, size: int, error: Exception, is_pointer: bool = False)
     )
 
 
-def _checked(proto: ModelProto, name: str, folder: Path | None, raw_data: RawData | None = None) -> Model:
+def _checked(proto: ModelProto, name: str, folders: tuple[Path, ...], raw_data: RawData | None = None) -> Model:
     if not proto.HasField("graph") or proto.ir_version < 1:
         raise fault(
             name,
@@ -114,7 +116,7 @@ def _checked(proto: ModelProto, name: str, folder: Path | None, raw_data: RawDat
         if key in functions:
             raise fault(name, f"two local functions are named {function.domain}::{function.name}")
         functions[key] = function
-    return Model(name, proto.graph, opsets, functions, folder, raw_data or {})
+    return Model(name, proto.graph, opsets, functions, folders, raw_data or {})
 
 
 def _domain(name: str) -> str:

@@ -207,7 +207,7 @@ class Session:
         """A TensorProto as a constant whose values stay in the model's files; None if they are not stored there."""
         if isinstance(proto, SparseTensorProto):
             return None
-        return stored_tensor(proto, self.model.folder, where, raw_data, self._weight_file, span)
+        return stored_tensor(proto, self.model.folders, where, raw_data, self._weight_file, span)
 
     def _weight_file(self, path: Path) -> WeightFile:
         found = self._files.get(path)
@@ -219,5 +219,5 @@ class Session:
     def tensor(self, proto: Any, where: str, raw_data: np.ndarray | StoredBytes | None = None) -> np.ndarray:
         """The value of a TensorProto or SparseTensorProto; `raw_data` has the data that was read apart."""
         if isinstance(proto, SparseTensorProto):
-            return sparse_to_numpy(proto, self.model.folder, where)
-        return to_numpy(proto, self.model.folder, where, raw_data)
+            return sparse_to_numpy(proto, self.model.folders, where)
+        return to_numpy(proto, self.model.folders, where, raw_data)

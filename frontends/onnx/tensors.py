@@ -1,14 +1,15 @@
 """Conversion of TensorProto to numpy, with all sizes checked.
 
 Element types beyond numpy's own (bfloat16, float8, 4-bit and 2-bit types) are those of `ml_dtypes`. External data is
-read only from regular files inside the model's own folder.
+read only from regular files inside the model's own folder, or, where model and data are symbolic links, inside the
+folder that the model's link leads to.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ Open = Callable[[Path], WeightFile]
 
 
 def stored_tensor(
-    tensor: TensorProto, folder: Path | None, where: str, raw_data: np.ndarray | StoredBytes | None, opened: Open,
+    tensor: TensorProto, folders: Sequence[Path], where: str, raw_data: np.ndarray | StoredBytes | None, opened: Open,
     span: Span,
 ) -> StoredConstant | None:  # fmt: skip
     """`tensor` as a constant whose values stay in their file, opened by `opened`; None for small or inline data.
@@ -160,7 +161,7 @@ def stored_tensor(
         return None
     expected = _packed_bytes(count, element.bits)
     if external:
-        path, offset = _external_place(tensor, expected, folder, where)
+        path, offset = _external_place(tensor, expected, folders, where)
         try:
             raw_data = StoredBytes(opened(path), offset, expected)
         except OSError as error:
@@ -171,9 +172,11 @@ def stored_tensor(
 
 
 def to_numpy(
-    tensor: TensorProto, folder: Path | None, where: str, raw_data: np.ndarray | StoredBytes | None = None
+    tensor: TensorProto, folders: Sequence[Path], where: str, raw_data: np.ndarray | StoredBytes | None = None
 ) -> np.ndarray:
-    """The value of `tensor`. `folder` is the model's folder, for external data; `where` names the tensor in errors.
+    """The value of `tensor`. `where` names the tensor in errors.
+
+    `folders` is for external data: the model's folder and, if the model is a symbolic link, the folder of its target.
 
     `raw_data`, uint8, replaces the tensor's own `raw_data` where that was read apart.
 
@@ -188,7 +191,7 @@ def to_numpy(
     if tensor.HasField("segment"):
         raise unsupported(where, "a tensor stored in segments is not supported", missing="segments")
     if tensor.data_location == TensorProto.EXTERNAL:
-        raw = _read_external(tensor, _packed_bytes(count, element.bits), folder, where)
+        raw = _read_external(tensor, _packed_bytes(count, element.bits), folders, where)
     elif tensor.HasField("raw_data"):
         raw = np.frombuffer(tensor.raw_data, dtype=np.uint8) if raw_data is None else raw_data
         raw = raw.read() if isinstance(raw, StoredBytes) else raw
@@ -260,9 +263,9 @@ def _from_field(tensor: TensorProto, element: _ElementType, count: int, where: s
     return words.astype(np.uint16 if element.bits == 16 else np.uint8).view(element.dtype)
 
 
-def _read_external(tensor: TensorProto, nbytes: int, folder: Path | None, where: str) -> np.ndarray:
+def _read_external(tensor: TensorProto, nbytes: int, folders: Sequence[Path], where: str) -> np.ndarray:
     """The bytes of an externally stored tensor: uint8[nbytes]."""
-    path, offset = _external_place(tensor, nbytes, folder, where)
+    path, offset = _external_place(tensor, nbytes, folders, where)
     try:
         return np.fromfile(path, dtype=np.uint8, count=nbytes, offset=offset)
     except OSError as error:
@@ -273,16 +276,16 @@ def _unreadable(path: Path, where: str, error: OSError) -> OnnxImportError:
     return fault(where, f"external data file {path.name!r} can't be read: {error}")
 
 
-def _external_place(tensor: TensorProto, nbytes: int, folder: Path | None, where: str) -> tuple[Path, int]:
+def _external_place(tensor: TensorProto, nbytes: int, folders: Sequence[Path], where: str) -> tuple[Path, int]:
     """The file and byte offset of the `nbytes` bytes of an externally stored tensor."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    if folder is None:
+    if not folders:
         raise fault(
             where,
             f"its data is in the external file {entries.get('location', '')!r}, and the model has no folder",
             remedy="pass the path of the .onnx file instead of a loaded model, or load it with its external data",
         )
-    path = _external_path(entries.get("location", ""), folder, where)
+    path = _external_path(entries.get("location", ""), folders, where)
     offset = _entry_number(entries, "offset", 0, where)
     length = _entry_number(entries, "length", nbytes, where)
     if length != nbytes:
@@ -297,20 +300,25 @@ def _external_place(tensor: TensorProto, nbytes: int, folder: Path | None, where
     return path, offset
 
 
-def _external_path(location: str, folder: Path, where: str) -> Path:
-    """The regular file `location` inside `folder`: neither absolute nor outside by `..` or a symbolic link."""
+def _external_path(location: str, folders: Sequence[Path], where: str) -> Path:
+    """The regular file `location` inside the first of `folders`: neither absolute nor outside by `..`.
+
+    A symbolic link there may lead to a file inside any of `folders`: Hugging Face's cache keeps a model and its data as
+    links into one folder.
+    """
     expected = "a relative path of a file inside the model's folder"
     if not location or "\x00" in location or os.path.isabs(location) or Path(location).drive or "\\" in location:
         raise fault(where, f"external data location {location!r}", expected=expected)
-    root = Path(os.path.realpath(folder))
-    path = Path(os.path.realpath(root / location))
-    if not path.is_relative_to(root):
+    roots = [Path(os.path.realpath(folder)) for folder in folders]
+    path = Path(os.path.realpath(roots[0] / location))
+    climbs = os.path.normpath(location).split(os.sep)[0] == os.pardir
+    if not any(path.is_relative_to(root) for root in (roots[:1] if climbs else roots)):
         raise fault(where, f"external data location {location!r} leads out of the model's folder", expected=expected)
     if not os.path.isfile(path):
         raise fault(
             where,
             f"external data file {location!r} is not there",
-            expected=f"a file in {root}",
+            expected=f"a file in {roots[0]}",
             remedy="keep the data file beside the .onnx file, under the name it was exported with",
         )
     return path
@@ -325,12 +333,12 @@ def _entry_number(entries: dict[str, str], key: str, default: int, where: str) -
     return int(text)
 
 
-def sparse_to_numpy(sparse: SparseTensorProto, folder: Path | None, where: str) -> np.ndarray:
+def sparse_to_numpy(sparse: SparseTensorProto, folders: Sequence[Path], where: str) -> np.ndarray:
     """The dense value of a sparse tensor, whose indices are int64[nnz] (linear) or int64[nnz, rank]."""
     dims = tuple(sparse.dims)
     count = check_shape(dims, where)
-    values = to_numpy(sparse.values, folder, where)
-    indices = to_numpy(sparse.indices, folder, where)
+    values = to_numpy(sparse.values, folders, where)
+    indices = to_numpy(sparse.indices, folders, where)
     check_computed(dims, where)
     if indices.dtype != np.int64 or indices.shape not in ((values.size,), (values.size, len(dims))):
         raise fault(

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.frontends.onnx import from_onnx
-from relayc.frontends.onnx.ops.resample import Resampling, resample
+from relayc.frontends.onnx.ops.resample import Resampling, output_extent, resample
 from relayc.relay.interpreter import evaluate
 
 COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
@@ -102,3 +102,64 @@ def test_whole_scales_of_dynamic_images_become_repeats_or_strides(
         (y,) = executor(x)
         expected = evaluate(from_onnx(model(list(sides)))[0]["main"], [x])
         np.testing.assert_allclose(y.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def by_scales(opset: int, side: int | str, scale: float | None, **attrs: object) -> onnx.ModelProto:
+    """Upsample or Resize of [1, side] by [1, scale], which is an input of the model if it is None."""
+    names = ["x", "scales"] if opset < 11 else ["x", "roi" if opset == 11 else "", "scales"]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, side])]
+    fixed = [helper.make_tensor("roi", TensorProto.FLOAT, [0], [])] if opset == 11 else []
+    if scale is None:
+        inputs.append(helper.make_tensor_value_info("scales", TensorProto.FLOAT, [2]))
+    else:
+        fixed.append(helper.make_tensor("scales", TensorProto.FLOAT, [2], [1, scale]))
+    node = helper.make_node("Upsample" if opset < 10 else "Resize", names, ["y"], **attrs)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([node], "g", inputs, [y], fixed)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+
+
+def executor_of(model: onnx.ModelProto) -> graph_executor.GraphModule:
+    module, params = from_onnx(model)
+    return graph_executor.GraphModule(relay.build(module, target="llvm", params=params)["default"](device("cpu", 0)))
+
+
+def test_the_extent_is_that_of_float32() -> None:
+    for extent, out in itertools.product(range(1, 65), range(1, 257)):
+        scale = np.float32(out) / np.float32(extent)
+        assert output_extent(extent, float(scale)) == int(np.float32(extent) * scale)
+
+
+@pytest.mark.parametrize("opset", [9, 10, 11, 13, 18, 19])
+def test_a_scale_computed_in_float32_gives_the_target(opset: int) -> None:
+    for extent, out in ((13, 25), (3, 7)):
+        scale = float(np.float32(out / extent))
+        module, _ = from_onnx(by_scales(opset, extent, scale))
+        assert evaluate(module["main"], [np.zeros((1, extent), np.float32)]).shape == (1, out)
+    x = np.arange(13, dtype=np.float32)[None]
+    (y,) = executor_of(by_scales(opset, "n", float(np.float32(25 / 13)), mode="linear"))(x)
+    assert y.numpy().shape == (1, 25)
+    (y,) = executor_of(by_scales(opset, "n", None))(x, np.array([1, 25 / 13], np.float32))
+    assert y.numpy().shape == (1, 25)
+
+
+TARGETS = [
+    ("asymmetric", "floor", 6, 8, [0, 0, 1, 2, 3, 3, 4, 5]),
+    ("asymmetric", "round_prefer_ceil", 7, 4, [0, 2, 4, 5]),
+    ("half_pixel", "round_prefer_floor", 14, 19, [0, 1, 1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 9, 9, 10, 11, 12, 12, 13]),
+    ("half_pixel", "floor", 7, 9, [0, 0, 1, 2, 3, 3, 4, 5, 6]),
+    ("align_corners", "floor", 3, 4, [0, 0, 1, 2]),
+    ("half_pixel_symmetric", "floor", 3, 1, [0]),
+]  # fmt: skip
+"""Mode, extent, target, and the positions that onnxruntime 1.32 takes."""
+
+
+@pytest.mark.parametrize(("coordinates", "nearest", "extent", "out", "expected"), TARGETS)
+def test_nearest_positions_by_computed_scales(
+    coordinates: str, nearest: str, extent: int, out: int, expected: list[int]
+) -> None:
+    attrs = {"mode": "nearest", "coordinate_transformation_mode": coordinates, "nearest_mode": nearest}
+    x, scale = np.arange(extent, dtype=np.float32)[None], np.float32(out / extent)
+    assert evaluate(from_onnx(by_scales(19, extent, float(scale), **attrs))[0]["main"], [x]).tolist() == [expected]
+    (y,) = executor_of(by_scales(19, "n", None, **attrs))(x, np.array([1, scale], np.float32))
+    assert y.numpy().tolist() == [expected]

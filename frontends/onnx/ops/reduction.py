@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.registry import convert_with, converter
 from relayc.relay import op
-from relayc.relay.expr import Expr
+from relayc.relay.expr import Expr, const
 
 Reducer = Callable[[Expr, tuple[int, ...], bool], Expr]
 
@@ -16,10 +18,18 @@ def _square_sum(x: Expr, axis: tuple[int, ...], keepdims: bool) -> Expr:
     return op.sum(op.multiply(x, x), axis=axis, keepdims=keepdims)
 
 
+def _norm(x: Expr, axis: tuple[int, ...], keepdims: bool) -> Expr:
+    return op.sqrt(_square_sum(x, axis, keepdims))
+
+
+def _log_sum(x: Expr, axis: tuple[int, ...], keepdims: bool) -> Expr:
+    return op.log(op.sum(x, axis=axis, keepdims=keepdims))
+
+
 _REDUCERS: dict[str, Reducer] = {
     "ReduceL1": lambda x, axis, keep: op.sum(op.abs(x), axis=axis, keepdims=keep),
-    "ReduceL2": lambda x, axis, keep: op.sqrt(_square_sum(x, axis, keep)),
-    "ReduceLogSum": lambda x, axis, keep: op.log(op.sum(x, axis=axis, keepdims=keep)),
+    "ReduceL2": _norm,
+    "ReduceLogSum": _log_sum,
     "ReduceLogSumExp": lambda x, axis, keep: op.log_sum_exp(x, axis=axis, keepdims=keep),
     "ReduceMax": lambda x, axis, keep: op.max(x, axis=axis, keepdims=keep),
     "ReduceMean": lambda x, axis, keep: op.mean(x, axis=axis, keepdims=keep),
@@ -28,6 +38,40 @@ _REDUCERS: dict[str, Reducer] = {
     "ReduceSum": lambda x, axis, keep: op.sum(x, axis=axis, keepdims=keep),
     "ReduceSumSquare": _square_sum,
 }
+
+
+def _whole_norm(x: Expr, axis: tuple[int, ...], keepdims: bool) -> Expr:
+    """The norm of integers, rounded towards zero; at most the largest value of a 32-bit type."""
+    norm = _norm(op.cast(x, "float64"), axis, keepdims)
+    limit = float(np.iinfo(str(x.dtype)).max)
+    return op.cast(op.minimum(norm, const(limit, "float64")) if x.dtype.bits <= 32 else norm, x.dtype)
+
+
+def _whole_log_sum(x: Expr, axis: tuple[int, ...], keepdims: bool) -> Expr:
+    """The logarithm of a sum of integers, rounded towards zero; the lowest value for a sum of 0 or less."""
+    total = op.sum(op.cast(x, "float64"), axis=axis, keepdims=keepdims)
+    return op.cast(op.log(op.maximum(total, const(0.0, "float64"))), x.dtype)
+
+
+def _whole_log_sum_exp(x: Expr, axis: tuple[int, ...], keepdims: bool) -> Expr:
+    """The logarithm of the sum of e^x, rounded towards zero.
+
+    Of signed integers the largest counts only, as in onnxruntime: each e^(x - largest) is rounded towards zero there.
+    """
+    if x.dtype.is_uint:
+        return op.cast(op.log_sum_exp(op.cast(x, "float64"), axis=axis, keepdims=keepdims), x.dtype)
+    largest = op.equal(x, op.max(x, axis=axis, keepdims=True))
+    count = op.sum(op.cast(largest, "float64"), axis=axis, keepdims=keepdims)
+    top = op.cast(op.max(x, axis=axis, keepdims=keepdims), "float64")
+    return op.cast(op.add(op.log(count), top), x.dtype)
+
+
+_WHOLE: dict[str, Reducer] = {
+    "ReduceL2": _whole_norm,
+    "ReduceLogSum": _whole_log_sum,
+    "ReduceLogSumExp": _whole_log_sum_exp,
+}
+"""Reductions of integers whose results are real numbers, rounded towards zero."""
 
 _BOOLEAN = {"ReduceMax": op.any, "ReduceMin": op.all}
 
@@ -43,7 +87,11 @@ def _reduce(node: OnnxNode, axes: Sequence[int] | None) -> Expr:
     x = node[0]
     if x.dtype.is_bool and node.op_type in _BOOLEAN:
         return _BOOLEAN[node.op_type](x, axis=chosen, keepdims=keepdims)
-    return _REDUCERS[node.op_type](x, chosen, keepdims)
+    return _reducer(node.op_type, x)(x, chosen, keepdims)
+
+
+def _reducer(op_type: str, x: Expr) -> Reducer:
+    return _REDUCERS[op_type] if x.dtype.is_float else _WHOLE.get(op_type, _REDUCERS[op_type])
 
 
 def _pointwise(node: OnnxNode) -> Expr:
@@ -53,7 +101,7 @@ def _pointwise(node: OnnxNode) -> Expr:
         return op.abs(x)
     if node.op_type == "ReduceSumSquare":
         return op.multiply(x, x)
-    return op.log(x) if node.op_type == "ReduceLogSum" else x
+    return _reducer(node.op_type, x)(x, (), False) if node.op_type == "ReduceLogSum" else x
 
 
 def _reduce_attribute(node: OnnxNode) -> Expr:

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Resampling", "Taps", "output_extent", "resample"]
+__all__ = ["NEAR_HALF", "ROUNDING", "Resampling", "Taps", "output_extent", "resample"]
+
+ROUNDING = 2.0**-23
+"""Relative difference of extent * scale from a whole number that rounding to float32, of both, makes at most."""
+
+NEAR_HALF = 1e-6
+"""Largest distance of a coordinate from the middle of two elements that counts as none, in elements, as in onnxruntime
+1.32: in float32, (9 + 0.5) / (19 / 14) - 0.5 is 6.5000005."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +42,16 @@ class Taps:
 
 
 def output_extent(extent: int, scale: float) -> int:
-    """The output extent for `scale`: floor(extent * scale)."""
-    return math.floor(extent * scale)
+    """The output extent for `scale`: floor(extent * scale) in float32, as onnxruntime and PyTorch compute it.
+
+    So a scale that was computed as target / extent in float32 gives the target in nearly all cases.
+    """
+    return math.floor(np.float32(extent) * np.float32(scale))
 
 
 def resample(how: Resampling, extent: int, out: int, scale: float, roi: tuple[float, float] = (0.0, 1.0)) -> Taps:
     """The taps that resample an axis of `extent` elements to `out`."""
-    x = _source(how.coordinates, extent, out, scale, roi)
+    x = _source(how, extent, out, scale, roi)
     outside = (x < 0) | (x > extent - 1)
     if how.mode == "nearest":
         index = np.clip(_rounded(x, how.nearest), 0, extent - 1)
@@ -62,26 +72,39 @@ def resample(how: Resampling, extent: int, out: int, scale: float, roi: tuple[fl
     return Taps(np.clip(positions, 0, extent - 1)[kept], weights[kept], outside)
 
 
-def _source(coordinates: str, extent: int, out: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
-    """Input coordinate of each output element: float64[out]."""
-    i = np.arange(out, dtype=np.float64)
-    width = scale * extent  # not rounded to the whole number of outputs
+def _source(how: Resampling, extent: int, out: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
+    """Input coordinate of each output element: float64[out].
+
+    Those of nearest elements are computed in float32, as onnxruntime and PyTorch do: 4 / float32(4 / 3) is 3 there, and
+    rounded down in float64 it would be 2.
+    """
+    real = np.float32 if how.mode == "nearest" else np.float64
+    return np.asarray(_coordinates(how.coordinates, real(extent), out, real(scale), roi), np.float64)
+
+
+def _coordinates(
+    coordinates: str, extent: np.floating, out: int, scale: np.floating, roi: tuple[float, float]
+) -> np.ndarray:
+    """Input coordinate of each output element, in the type of `scale`."""
+    real = type(scale)
+    i, half = np.arange(out, dtype=real), real(0.5)
+    exact = scale * extent
+    width = real(out) if abs(exact - out) <= ROUNDING * out else exact  # not the whole number, except for rounding
     if coordinates == "asymmetric":
         return i / scale
     if coordinates == "align_corners":
         return i * (extent - 1) / (width - 1) if out > 1 else np.zeros(out)
     if coordinates == "pytorch_half_pixel":
-        return (i + 0.5) / scale - 0.5 if out > 1 else np.zeros(out)
+        return (i + half) / scale - half if out > 1 else np.zeros(out)
     if coordinates == "tf_half_pixel_for_nn":
-        return (i + 0.5) / scale
+        return (i + half) / scale
     if coordinates == "tf_crop_and_resize":
-        start, end = roi[0] * (extent - 1), roi[1] * (extent - 1)
-        return start + i * (end - start) / (width - 1) if out > 1 else np.full(out, 0.5 * (start + end))
-    half_pixel = (i + 0.5) / scale - 0.5
+        start, end = real(roi[0]) * (extent - 1), real(roi[1]) * (extent - 1)
+        return start + i * (end - start) / (width - 1) if out > 1 else np.full(out, half * (start + end))
     if coordinates == "half_pixel_symmetric":
-        adjustment = out / width
-        return extent / 2 * (1 - adjustment) + half_pixel
-    return half_pixel
+        offset = extent / 2 * (1 - out / exact)
+        return (offset + (i.astype(np.float64) + 0.5) / np.float64(scale) - 0.5).astype(real)
+    return (i + half) / scale - half
 
 
 def _rounded(x: np.ndarray, mode: str) -> np.ndarray:
@@ -89,7 +112,7 @@ def _rounded(x: np.ndarray, mode: str) -> np.ndarray:
         return np.floor(x)
     if mode == "ceil":
         return np.ceil(x)
-    return np.ceil(x - 0.5) if mode == "round_prefer_floor" else np.floor(x + 0.5)
+    return np.ceil(x - 0.5 - NEAR_HALF) if mode == "round_prefer_floor" else np.floor(x + 0.5 + NEAR_HALF)
 
 
 def _triangle(distance: np.ndarray) -> np.ndarray:

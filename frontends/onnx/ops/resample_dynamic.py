@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from relayc.frontends.onnx.ops.common import counted, float_const
-from relayc.frontends.onnx.ops.resample import Resampling, resample
+from relayc.frontends.onnx.ops.resample import NEAR_HALF, ROUNDING, Resampling, resample
 from relayc.relay import op
 from relayc.relay.expr import Expr, const
 from relayc.relay.transform.repeat_elements import times_and_first
@@ -72,8 +72,8 @@ def real(d: Dim) -> Expr:
 
 
 def scaled(extent: Dim, scale: Expr) -> Expr:
-    """floor(extent * scale) as an int64 scalar."""
-    return op.cast(op.floor(op.multiply(real(extent), scale)), "int64")
+    """`output_extent` of a float32 scale as an int64 scalar."""
+    return op.cast(op.floor(op.multiply(op.cast(real(extent), "float32"), scale)), "int64")
 
 
 def resample_dynamic(
@@ -162,9 +162,10 @@ def _places(
     how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float]
 ) -> tuple[Expr, Expr, Expr]:
     """Input coordinates of the output elements, the last input position, and a mask of those outside the input."""
-    factor = scale if isinstance(scale, Expr) else const(scale, "float64")
+    kind = "float32" if how.mode == "nearest" else "float64"
+    factor = op.cast(scale, kind) if isinstance(scale, Expr) else const(scale, kind)
     last = op.subtract(real(extent), _f(1.0))
-    x = _source(how.coordinates, extent, out, factor, roi)
+    x = op.cast(_source(how.coordinates, extent, out, factor, roi), "float64")
     return x, last, op.logical_or(op.less(x, _f(0.0)), op.greater(x, last))
 
 
@@ -178,35 +179,45 @@ def _index(position: Expr, last: Expr) -> Expr:
 
 
 def _source(coordinates: str, extent: Dim, out: Dim, scale: Expr, roi: tuple[float, float]) -> Expr:
-    """Input coordinate of each output element: float64[out]."""
-    i, n = op.cast(counted(out), "float64"), real(extent)
-    last = op.subtract(n, _f(1.0))
-    width = op.multiply(scale, n)  # not rounded to the whole number of outputs
+    """Input coordinate of each output element, in the type of `scale`: [out]."""
+    kind = str(scale.dtype)
+    i, n, count = op.cast(counted(out), kind), op.cast(real(extent), kind), op.cast(real(out), kind)
+    one, half = const(1.0, kind), const(0.5, kind)
+    last = op.subtract(n, one)
     several = op.greater(op.size_tensor((out,), ()), const(1, "int64"))
     if coordinates == "asymmetric":
         return op.divide(i, scale)
     if coordinates == "align_corners":
-        return op.where(several, op.divide(op.multiply(i, last), op.subtract(width, _f(1.0))), _f(0.0))
-    centres = op.divide(op.add(i, _f(0.5)), scale)
+        width = _width(n, count, scale)
+        return op.where(several, op.divide(op.multiply(i, last), op.subtract(width, one)), const(0.0, kind))
+    centres = op.divide(op.add(i, half), scale)
     if coordinates == "tf_half_pixel_for_nn":
         return centres
     if coordinates == "tf_crop_and_resize":
-        start, end = (op.multiply(_f(r), last) for r in roi)
-        step = op.divide(op.multiply(i, op.subtract(end, start)), op.subtract(width, _f(1.0)))
-        return op.where(several, op.add(start, step), op.multiply(_f(0.5), op.add(start, end)))
-    half_pixel = op.subtract(centres, _f(0.5))
-    if coordinates == "pytorch_half_pixel":
-        return op.where(several, half_pixel, _f(0.0))
+        start, end = (op.multiply(const(r, kind), last) for r in roi)
+        step = op.divide(op.multiply(i, op.subtract(end, start)), op.subtract(_width(n, count, scale), one))
+        return op.where(several, op.add(start, step), op.multiply(half, op.add(start, end)))
     if coordinates == "half_pixel_symmetric":
-        adjustment = op.subtract(_f(1.0), op.divide(real(out), width))
-        return op.add(op.multiply(op.multiply(n, _f(0.5)), adjustment), half_pixel)
-    return half_pixel
+        adjustment = op.subtract(one, op.divide(count, op.multiply(scale, n)))
+        offset = op.cast(op.multiply(op.multiply(n, half), adjustment), "float64")
+        exact = op.divide(op.add(op.cast(i, "float64"), _f(0.5)), op.cast(scale, "float64"))
+        return op.cast(op.subtract(op.add(offset, exact), _f(0.5)), kind)
+    half_pixel = op.subtract(centres, half)
+    return op.where(several, half_pixel, const(0.0, kind)) if coordinates == "pytorch_half_pixel" else half_pixel
+
+
+def _width(extent: Expr, out: Expr, scale: Expr) -> Expr:
+    """extent * scale, not rounded to the whole number of outputs, except where it differs by rounding only."""
+    width = op.multiply(scale, extent)
+    bound = op.multiply(out, const(ROUNDING, str(scale.dtype)))
+    return op.where(op.less_equal(op.abs(op.subtract(width, out)), bound), out, width)
 
 
 def _rounded(x: Expr, mode: str) -> Expr:
     if mode in ("floor", "ceil"):
         return op.floor(x) if mode == "floor" else op.ceil(x)
-    return op.ceil(op.subtract(x, _f(0.5))) if mode == "round_prefer_floor" else op.floor(op.add(x, _f(0.5)))
+    half = _f(0.5 + NEAR_HALF)
+    return op.ceil(op.subtract(x, half)) if mode == "round_prefer_floor" else op.floor(op.add(x, half))
 
 
 def _triangle(distance: Expr) -> Expr:

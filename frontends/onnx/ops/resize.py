@@ -217,10 +217,10 @@ def _scaled_target(
         count = len(shape) if passed is None else len(passed)
         node.count(index, count, "the scales")
         axes = _checked_axes(node, count, passed)
-        factors = op.cast(node[index], "float64")
+        factors = op.cast(node[index], "float32")
         scales = [op.take(factors, const(k, "int64"), axis=0, mode="clip") for k in range(count)]
         whole = op.stack([scaled(shape[axis], scale) for axis, scale in zip(axes, scales, strict=True)], axis=0)
-        return _Target(axes, node.bind(whole, "the sizes"), scales)
+        return _Target(axes, node.bind(whole, "the sizes"), [op.cast(scale, "float64") for scale in scales])
     axes = _checked_axes(node, len(known), passed)
     _check_scales(node, known)
     return _Target(axes, [_scaled(node, shape[axis], s) for axis, s in zip(axes, known, strict=True)], known)
@@ -231,13 +231,13 @@ _EXACT = 1 << 10
 
 
 def _scaled(node: OnnxNode, extent: Dim, scale: float) -> Dim:
-    """The size floor(extent * scale)."""
+    """The `output_extent`, possibly symbolic."""
     if isinstance(extent, int):
         return output_extent(extent, scale)
     exact = Fraction(scale)
     if max(exact.numerator, exact.denominator) <= _EXACT:
         return floor_divide(product((extent, exact.numerator)), exact.denominator)
-    return node.bind(op.reshape(scaled(extent, const(scale, "float64")), (1,)), "the size")[0]
+    return node.bind(op.reshape(scaled(extent, const(scale, "float32")), (1,)), "the size")[0]
 
 
 def _checked_axes(node: OnnxNode, count: int, passed: Sequence[int] | None) -> tuple[int, ...]:

@@ -230,6 +230,12 @@ INDEXING = [
         row("scatter_elements", f32(4), i32(6, low=0, high=4), f32(6), reduction=reduction)
         for reduction in ("mul", "min", "max")
     ],
+    *[
+        row(name, np.arange(6) % 2 > 0, np.array([0, 1, 0, 1, 2, 3, 4, 4]).reshape(lead), np.arange(8) % 3 > 0,
+            reduction=reduction)
+        for name, lead in (("scatter_elements", (8,)), ("scatter_nd", (1, 8)))
+        for reduction in ("update", "add", "mul", "min", "max")
+    ],
     row("scatter_nd", f32(4, 3), i32(2, 3, low=0, high=3), f32(3)),
     row("scatter_nd", f32(4, 3), i32(1, 3, low=-4, high=4), f32(3, 3), reduction="add"),
     row("one_hot", i64(0, 2, -1, 3, -4), np.float32(5), np.float32(-1), depth=3),
