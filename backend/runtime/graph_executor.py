@@ -106,6 +106,8 @@ class GraphModule:
         self._specials: dict[int, GraphModule] = {}
         self._special: GraphModule | None = None
         """executor of the specialisation for the last run's sizes, if there is one"""
+        self._has_run = False
+        """did the last run end without an error?"""
         if graph.is_dynamic:
             self._dynamic = DynamicRunner(graph, self.module, self._context, where, self._params, self._strings.table)
         else:
@@ -167,12 +169,17 @@ class GraphModule:
         """An output of the last run by position or name; with `out`, copied into it, and `out` is returned.
 
         An NDArray; for strings a `StringArray`; for a sequence, or an optional value (a sequence of at most one
-        element), a list of them; for maps a list of dictionaries. Raises `ArgumentError` for an unknown output, or
-        an `out` of another shape or dtype.
+        element), a list of them; for maps a list of dictionaries. Raises `ArgumentError` for an unknown output, an
+        `out` of another shape or dtype, before the first run, and after one that failed.
         """
         with self._lock:
             position = self._output_position(index)
             tensor = self._graph.tensors[self._graph.outputs[position]]
+            if not self._has_run:
+                raise ArgumentError(
+                    f"output {tensor.name!r} of model {self._graph.name!r} has no value: the executor has not run yet, "
+                    "or its last run failed; set the inputs and call run() first"
+                )
             if self._special is not None:
                 return self._special.get_output(position, out)
             if position in self._strings.outputs:
@@ -339,9 +346,11 @@ class GraphModule:
         """
         with self._lock:
             self.set_input(**inputs)
+            self._has_run, self._special = False, None
             self._prepare()
             calls = self._time_nodes(repeat)
             self._context.check()
+            self._has_run = True
         graph = self._graph
         facts = {"model": graph.name, "target": graph.target, "device": str(self.device), "threads": self.num_threads}
         return Report(calls, facts)
@@ -478,6 +487,7 @@ class GraphModule:
         self._context.refresh()
 
     def _run(self) -> None:
+        self._has_run = False
         self._prepare()
         self._special = self._find_special() if self._graph.variants else None
         if self._special is not None:
@@ -496,6 +506,7 @@ class GraphModule:
         else:
             self._runner()
         self._context.check()
+        self._has_run = True
 
     def _find_special(self) -> GraphModule | None:
         """The executor of the specialisation for the sizes of the inputs, if there is one."""

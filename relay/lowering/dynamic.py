@@ -87,7 +87,7 @@ class _Rounds:
             self.known |= _sizes_from_outside(graph)
         self.known |= set(size_variables([length for _, _, length, _ in graph.attrs.get("caches", ())]))
         self.known -= late
-        self.known_at = dict.fromkeys(self.known, 0)
+        self.known_at = dict.fromkeys(sorted(self.known), 0)
         self.nodes: list[GraphNode] = []
         self.controls = list(graph.control_nodes)
         self.inherited = {id(c): set[str]().union(*map(_sizes_from_outside, c.graphs)) for c in self.controls}

@@ -341,7 +341,7 @@ class Forms:
                 if isinstance(d, int) and c % d == 0 and not x.vars.isdisjoint(form.without(atom).vars):
                     yield form.without(atom).plus(x, c // d).plus(self.floormod(x, d), -(c // d))
                 yield from self._rounded_difference(form, atom, c)
-            for factor in set(_factors(atom)):
+            for factor in dict.fromkeys(_factors(atom)):
                 bound = factor.lower if c > 0 else factor.upper
                 others = list(_factors(atom))
                 others.remove(factor)

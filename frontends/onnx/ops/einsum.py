@@ -72,7 +72,7 @@ def _parse(node: OnnxNode) -> tuple[list[str], str]:
 
 def _diagonal(node: OnnxNode, term: _Term) -> _Term:
     """`term` with axes of the same label reduced to their diagonal."""
-    for label in set(term.labels):
+    for label in dict.fromkeys(term.labels):
         while term.labels.count(label) > 1:
             first = term.labels.index(label)
             second = term.labels.index(label, first + 1)

@@ -184,10 +184,10 @@ def _settled(
                 return _finished(node, function, outside, outputs, [*types, *passed[len(types) :]], first)
             forget()
         types = wider
-        for k in {k for k, _ in changed}:
+        for k in sorted({k for k, _ in changed}):
             old, new = types[k], passed[k]
             assert isinstance(old, TensorType) and isinstance(new, TensorType)
-            axes = [a for number, a in changed if number == k]
+            axes = sorted(a for number, a in changed if number == k)
             types[k] = node.fresh_sizes(old, axes, f"#carried{k}", inside=True, ones=ones(node, old, new))
         changing |= changed
 

@@ -108,6 +108,17 @@ def test_unknown_outputs_are_rejected(fast):
             fast.get_output(key)
 
 
+def test_there_is_no_output_before_a_run(executor, small):
+    executor.set_input("x", X)
+    for each in (executor, executor.clone()):
+        with pytest.raises(ArgumentError, match=r"output 'y' of model 'small' has no value: .* call run"):
+            each.get_output(0)
+    executor.run()
+    with pytest.raises(ArgumentError, match="got shape"):
+        executor.run(x=X[:, :2])
+    np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(X))  # nothing has run since
+
+
 def test_an_output_is_copied_into_the_out_argument(executor, small):
     executor.run(x=X)
     out, plain = nd.zeros((2, 4)), np.zeros((2, 4), "float32")
@@ -272,6 +283,8 @@ def test_an_exception_of_a_python_function_reaches_the_caller(small, c_library):
         for _ in range(2):
             with pytest.raises(RuntimeError, match="loud"):
                 executor.run(x=X)
+            with pytest.raises(ArgumentError, match="its last run failed"):
+                executor.get_output(0)
     finally:
         remove_global_func("test.executor.shout")
 

@@ -47,6 +47,21 @@ def test_one_model_runs_at_any_batch_size(target):
         np.testing.assert_allclose(result, expected(x), rtol=1e-4, atol=1e-6)
 
 
+def test_a_dynamic_model_has_no_output_before_a_run_and_after_a_failed_one():
+    n = SizeVar("n")
+    x, y = relay.var("x", (n, 64)), relay.var("y", (n, 64))
+    module = executor(relay.Function((x, y), op.add(x, y)))
+    with pytest.raises(ArgumentError, match=r"output .* of model .* has no value"):
+        module.get_output(0)
+    ones = np.ones((2, 64), np.float32)
+    module.run(x=ones, y=ones)
+    np.testing.assert_array_equal(module.get_output(0).numpy(), ones + ones)
+    with pytest.raises(ArgumentError, match="axis 0 is 2; expected 3"):
+        module.run(x=np.ones((3, 64), np.float32))
+    with pytest.raises(ArgumentError, match="its last run failed"):
+        module.get_output(0)
+
+
 def test_outputs_keep_their_values_while_they_are_held():
     module = executor(network(SizeVar("n")))
     x = RNG.standard_normal((2, 64), dtype=np.float32)
