@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -25,7 +26,7 @@ def reduction(op: str, x: np.ndarray, opset: int, **attrs: object) -> onnx.Model
 
 
 def results(model: onnx.ModelProto, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Those of the interpreter and of the compiled model."""
+    """The results of the interpreter and of the compiled model."""
     module, params = from_onnx(model)
     lib = relay.build(module, target="llvm", params=params)
     (y,) = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(x)
@@ -70,3 +71,44 @@ def test_the_logarithm_of_integers_over_no_axes() -> None:
     x = np.array([[1, 8, 30]], np.int64)
     for y in results(reduction("ReduceLogSum", x, 18, noop_with_empty_axes=1), x):
         assert y.tolist() == [[0, 2, 3]]
+
+
+def normalized(x: np.ndarray) -> np.ndarray:
+    return (x - x.mean()) / x.std()
+
+
+SIGNS = np.where(np.arange(256) % 3 > 0, 300.0, -300.0).reshape(1, 1, 16, 16)
+LONG = {
+    "ReduceL2": ({}, lambda x: np.sqrt((x * x).sum())),
+    "ReduceLogSum": ({}, lambda x: np.log(x.sum())),
+    "GlobalLpPool": ({}, lambda x: np.sqrt((x * x).sum())),
+    "MeanVarianceNormalization": ({}, normalized),
+    "LpNormalization": ({"p": 1, "axis": 1}, lambda x: x / np.abs(x).sum()),
+    "BatchNormalization": ({"training_mode": 1, "epsilon": 0.0}, normalized),
+    "NegativeLogLikelihoodLoss": ({}, lambda x: -x[:, 0].mean()),
+}
+"""Operators whose results are moderate and whose intermediate sums are not, with their attributes and formulas."""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", LONG)
+def test_narrow_floats_are_summed_in_float32(op: str, dtype: str) -> None:
+    kind = TensorProto.FLOAT16 if dtype == "float16" else TensorProto.BFLOAT16
+    shape = {"LpNormalization": (1, 256), "NegativeLogLikelihoodLoss": (256, 1)}.get(op, SIGNS.shape)
+    attrs, formula = LONG[op]
+    x = (np.abs(SIGNS) if op in ("ReduceLogSum", "NegativeLogLikelihoodLoss") else SIGNS).reshape(shape)
+    constants = {
+        "BatchNormalization": {"scale": [1.0], "bias": [0.0], "mean": [0.0], "variance": [1.0]},
+        "NegativeLogLikelihoodLoss": {"weights": [1.0]},
+    }.get(op, {})
+    fixed = [helper.make_tensor(name, kind, [1], value) for name, value in constants.items()]
+    names = ["x", *constants]
+    if op == "NegativeLogLikelihoodLoss":
+        fixed.append(helper.make_tensor("target", TensorProto.INT64, [256], [0] * 256))
+        names.insert(1, "target")
+    infos = [helper.make_tensor_value_info("x", kind, shape)], [helper.make_tensor_value_info("y", kind, None)]
+    graph = helper.make_graph([helper.make_node(op, names, ["y"], **attrs)], "g", *infos, fixed)
+    narrow = x.astype(np.float16 if dtype == "float16" else ml_dtypes.bfloat16)
+    for y in results(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), narrow):
+        tolerance = 1e-3 if dtype == "float16" else 8e-3
+        np.testing.assert_allclose(y.astype(np.float64).reshape(-1), np.reshape(formula(x), -1), rtol=tolerance)

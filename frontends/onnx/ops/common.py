@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = [
     "broadcast_pair",
     "counted",
     "float_const",
+    "in_float32",
     "is_one_as_size",
     "legacy_broadcast",
     "like",
@@ -40,6 +41,13 @@ MICROSOFT = "com.microsoft"
 def float_const(value: float, like: Expr) -> Constant:
     """A scalar constant of the element type of `like`."""
     return const(value, like.dtype)
+
+
+def in_float32(function: Callable[[Expr], Expr], x: Expr) -> Expr:
+    """``function(x)``; of float16 and bfloat16, computed in float32 and rounded once, so no step overflows."""
+    if not x.dtype.is_float or x.dtype.bits >= 32:
+        return function(x)
+    return op.cast(function(op.cast(x, "float32")), x.dtype)
 
 
 def like(scalar: np.ndarray, shape: Sequence[int]) -> Constant:

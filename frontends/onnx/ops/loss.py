@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import in_float32
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr, const
@@ -36,7 +37,9 @@ def _loss(node: OnnxNode, logarithms: Expr) -> Expr:
         return loss
     if reduction == "sum":
         return op.sum(loss)
-    return op.mean(loss) if weight is None else op.divide(op.sum(loss), op.sum(weight))
+    if weight is None:
+        return op.mean(loss)
+    return in_float32(lambda v: op.divide(op.sum(v), op.sum(op.cast(weight, v.dtype))), loss)
 
 
 def _inside(target: Expr, ignored: int | None) -> Expr:

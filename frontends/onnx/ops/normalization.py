@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
-from relayc.frontends.onnx.ops.common import float_const, reshape_to, zeros
+from relayc.frontends.onnx.ops.common import float_const, in_float32, reshape_to, zeros
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Expr
@@ -37,20 +37,20 @@ def batch_normalization(node: OnnxNode) -> list[Expr | None]:
 
 
 def _batch_norm_training(node: OnnxNode, epsilon: float, momentum: float) -> list[Expr | None]:
-    x = node[0]
+    x = _wide(node[0])
     axes = tuple(i for i in range(node.rank(0)) if i != 1)
     mean = op.mean(x, axis=axes, keepdims=True)
     centred = op.subtract(x, mean)
     variance = op.mean(op.multiply(centred, centred), axis=axes, keepdims=True)
     shape = tuple(n if i == 1 else 1 for i, n in enumerate(node.type(0).shape))
-    scaled = op.multiply(_normalised(centred, variance, epsilon), reshape_to(node[1], shape))
-    result = op.add(scaled, reshape_to(node[2], shape))
+    scaled = op.multiply(_normalised(centred, variance, epsilon), reshape_to(_as(node[1], x), shape))
+    result = op.add(scaled, reshape_to(_as(node[2], x), shape))
 
     def running(old: Expr, new: Expr) -> Expr:
         kept = op.multiply(old, float_const(momentum, old))
-        return op.add(kept, op.multiply(reshape_to(new, old.shape), float_const(1.0 - momentum, old)))
+        return op.add(kept, op.multiply(reshape_to(_as(new, old), old.shape), float_const(1.0 - momentum, old)))
 
-    return [result, running(node[3], mean), running(node[4], variance)]
+    return [_as(result, node[0]), running(node[3], mean), running(node[4], variance)]
 
 
 def _as(value: Expr, x: Expr) -> Expr:
@@ -161,11 +161,14 @@ def _centred_and_scaled(x: Expr, axes: tuple[int, ...], epsilon: float) -> Expr:
 @converter("MeanVarianceNormalization", since=9)
 def mean_variance_normalization(node: OnnxNode) -> Expr:
     """(x - mean) / (deviation + 1e-9) over the axes."""
-    x = node[0]
     axes = node.axes(node.attr_ints("axes", (0, 2, 3)), node.rank(0))
-    centred = op.subtract(x, op.mean(x, axis=axes, keepdims=True))
-    deviation = op.sqrt(op.mean(op.multiply(centred, centred), axis=axes, keepdims=True))
-    return op.divide(centred, op.add(deviation, float_const(1e-9, x)))
+
+    def normalized(x: Expr) -> Expr:
+        centred = op.subtract(x, op.mean(x, axis=axes, keepdims=True))
+        deviation = op.sqrt(op.mean(op.multiply(centred, centred), axis=axes, keepdims=True))
+        return op.divide(centred, op.add(deviation, float_const(1e-9, x)))
+
+    return in_float32(normalized, node[0])
 
 
 @converter("LpNormalization")
@@ -178,9 +181,13 @@ def lp_normalization(node: OnnxNode) -> Expr:
     if p == 2:
         least = np.finfo(np.float64 if x.dtype == "float64" else np.float32).smallest_subnormal
         return op.nn.l2_normalize(x, eps=float(least), axis=axis)
+    return in_float32(lambda v: _by_sum(v, axis), x)
+
+
+def _by_sum(x: Expr, axis: tuple[int, ...]) -> Expr:
+    """x divided by the sum of absolute values along `axis`; 0 where that is 0."""
     norm = op.sum(op.abs(x), axis=axis, keepdims=True)
-    zero = float_const(0.0, x)
-    safe = op.where(op.equal(norm, zero), float_const(1.0, x), norm)
+    safe = op.where(op.equal(norm, float_const(0.0, x)), float_const(1.0, x), norm)
     return op.divide(x, safe)
 
 

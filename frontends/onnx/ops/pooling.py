@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from relayc.frontends.onnx.node import OnnxNode
-from relayc.frontends.onnx.ops.common import bordered, float_const, reshape_to, transposed, zeros
+from relayc.frontends.onnx.ops.common import bordered, float_const, in_float32, reshape_to, transposed, zeros
 from relayc.frontends.onnx.ops.window import Window, read_window
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
@@ -177,9 +177,13 @@ def global_max_pool(node: OnnxNode) -> Expr:
 
 @converter("GlobalLpPool", since=1)
 def global_lp_pool(node: OnnxNode) -> Expr:
-    x, p = op.abs(node[0]), _norm_order(node)
-    total = op.sum(op.power(x, float_const(float(p), x)), axis=_spatial(node), keepdims=True)
-    return op.power(total, float_const(1.0 / p, x))
+    p, axes = _norm_order(node), _spatial(node)
+
+    def norm(x: Expr) -> Expr:
+        total = op.sum(op.power(op.abs(x), float_const(float(p), x)), axis=axes, keepdims=True)
+        return op.power(total, float_const(1.0 / p, x))
+
+    return in_float32(norm, node[0])
 
 
 def _spatial(node: OnnxNode) -> tuple[int, ...]:

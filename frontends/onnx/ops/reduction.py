@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.common import in_float32
 from relayc.frontends.onnx.registry import convert_with, converter
 from relayc.relay import op
 from relayc.relay.expr import Expr, const
@@ -15,15 +16,15 @@ Reducer = Callable[[Expr, tuple[int, ...], bool], Expr]
 
 
 def _square_sum(x: Expr, axis: tuple[int, ...], keepdims: bool) -> Expr:
-    return op.sum(op.multiply(x, x), axis=axis, keepdims=keepdims)
+    return in_float32(lambda v: op.sum(op.multiply(v, v), axis=axis, keepdims=keepdims), x)
 
 
 def _norm(x: Expr, axis: tuple[int, ...], keepdims: bool) -> Expr:
-    return op.sqrt(_square_sum(x, axis, keepdims))
+    return in_float32(lambda v: op.sqrt(_square_sum(v, axis, keepdims)), x)
 
 
 def _log_sum(x: Expr, axis: tuple[int, ...], keepdims: bool) -> Expr:
-    return op.log(op.sum(x, axis=axis, keepdims=keepdims))
+    return in_float32(lambda v: op.log(op.sum(v, axis=axis, keepdims=keepdims)), x)
 
 
 _REDUCERS: dict[str, Reducer] = {
