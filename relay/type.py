@@ -20,6 +20,7 @@ from relayc.te.ir.structural import StructuralEqual
 from relayc.te.tir import Dim, PrimExpr, Var as TirVar, as_dim
 
 __all__ = [
+    "MAX_RANK",
     "FuncType",
     "TensorType",
     "TupleType",
@@ -31,6 +32,10 @@ __all__ = [
     "shapes_equal",
     "shapes_match",
 ]
+
+
+MAX_RANK = 64
+"""Most dimensions of a tensor, which is numpy's limit. The time to compile a kernel grows faster than its rank."""
 
 
 class Type:
@@ -55,6 +60,8 @@ class TensorType(Type):
         found = cls._interned.get((shape, dtype_))
         if found is not None:
             return found
+        if len(shape) > MAX_RANK:
+            raise TypeInferenceError(f"a tensor of {len(shape)} dimensions; expected at most {MAX_RANK}")
         shape = tuple([normal(as_dim(d)) for d in shape])
         for d in shape:
             if isinstance(d, int) and d < 0:

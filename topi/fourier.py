@@ -20,7 +20,7 @@ from relayc.te.tir import Buffer, PrimExpr, Stmt, as_int, ir_builder
 from relayc.te.tir.ir_builder import BufferView, IRBuilder
 from relayc.topi.utils import ceil_div
 
-__all__ = ["dft", "dft_roots"]
+__all__ = ["dft", "dft_roots", "largest_factor"]
 
 _SCRATCH = 1 << 18
 """The most bytes of the rows in flight: about a second-level cache."""
@@ -48,6 +48,11 @@ def _radices(length: int) -> list[int]:
             length //= factor
         factor += 2
     return [*factors, length] if length > 1 else factors
+
+
+def largest_factor(length: int) -> int:
+    """The largest radix of a transform; the time for each element is proportional to the sum of the radices."""
+    return max(_radices(length), default=1)
 
 
 def dft_roots(length: int) -> Roots:

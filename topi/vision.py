@@ -30,7 +30,8 @@ def roi_align(
 
     `rois` (R, 4) are x1, y1, x2, y2 in units of 1 / `spatial_scale` pixels, `batches` (R,) their images. A bin of the
     result is the mean ("avg") or maximum ("max") of its samples, `sampling_ratio` along each axis, or with 0 about one
-    for each pixel. `half_pixel` shifts by half a pixel; without, regions are at least one pixel large.
+    for each pixel, but no more than MAX_SAMPLES. `half_pixel` shifts by half a pixel; without, regions are at least one
+    pixel large.
     """
     shape = (rois.shape[0], x.shape[1], *size)
 
@@ -49,6 +50,10 @@ def roi_align(
         return ib.get()
 
     return te.extern(shape, [x, rois, batches], fill, name="roi_align", dtype=x.dtype, tag="default")
+
+
+MAX_SAMPLES = 1024
+"""Most samples of a bin along an axis: a region may be as large as floats are, and the time must not be."""
 
 
 class _Bins:
@@ -75,7 +80,10 @@ class _Bins:
         length = edge(column + 2) - self.start
         length = ib.let("length", length if half_pixel else te.maximum(length, te.const(1.0, "float32")))
         self.size = ib.let("size", length / te.const(float(count), "float32"))
-        self.samples = ib.let("samples", te.const(ratio) if ratio else te.cast("int32", te.ceil(self.size)))
+        most = te.const(float(MAX_SAMPLES), "float32")
+        zero = te.const(0.0, "float32")
+        per_pixel = te.select(self.size > zero, te.minimum(te.ceil(self.size), most), zero)  # 0 for NaN
+        self.samples = ib.let("samples", te.const(ratio) if ratio else te.cast("int32", per_pixel))
 
     def sample(self, bin_: PrimExpr, at: PrimExpr) -> _Sample:
         """The position of sample `at` of a bin, between two pixels."""
@@ -84,6 +92,7 @@ class _Bins:
         position = ib.let("position", self.start + te.cast("float32", bin_) * self.size + step)
         inside = te.all(position >= te.const(-1.0, "float32"), position <= te.cast("float32", self.extent))
         clipped = te.minimum(te.maximum(position, te.const(0.0, "float32")), te.cast("float32", last))
+        clipped = te.select(inside, clipped, te.const(0.0, "float32"))  # a NaN is no index
         low = ib.let("low", te.cast("int32", clipped))
         return _Sample(low, te.minimum(low + 1, last), clipped - te.cast("float32", low), inside)
 

@@ -29,6 +29,9 @@ EAGER_ELEMENTS = 1 << 14
 ON_DEMAND_ELEMENTS = 1 << 24
 """Most elements of results that are evaluated when a converter needs their value."""
 
+TOTAL_ELEMENTS = 1 << 27
+"""Most elements of all results together that one import evaluates; later ones are left to run time."""
+
 
 class Folder:
     """Finishes the expressions of a converter: sets their spans and folds constant calls."""
@@ -37,6 +40,7 @@ class Folder:
         self._done: dict[Expr, Expr] = {}
         self._unknown: set[Expr] = set()
         """expressions known to have no constant value"""
+        self._left = TOTAL_ELEMENTS
 
     def finish(self, expr: Expr, span: Span) -> Expr:
         """Set the span of the new nodes of `expr` and fold small constant calls."""
@@ -45,7 +49,7 @@ class Folder:
                 node.span = span  # type: ignore[misc]  # born in this converter and not shared yet
             new = node.rebuild(lambda child: self._done.get(child, child))
             _check_size(new.ty)
-            folded = _sizes_or_value(new)
+            folded = self._counted(_sizes_or_value(new, min(EAGER_ELEMENTS, self._left)), new)
             self._done[node] = self._done[folded] = folded
         return self._done[expr]
 
@@ -55,10 +59,17 @@ class Folder:
             return expr.data
         memo: dict[Expr, Expr] = {}
         for node in _post_order(expr, self._unknown.__contains__):
-            memo[node] = _folded(node.rebuild(lambda child: memo.get(child, child)), ON_DEMAND_ELEMENTS)
+            new = node.rebuild(lambda child: memo.get(child, child))
+            memo[node] = self._counted(_folded(new, min(ON_DEMAND_ELEMENTS, self._left)), new)
         self._unknown.update(node for node, found in memo.items() if not isinstance(found, Constant | Tuple))
         result = memo.get(expr)
         return result.data if isinstance(result, Constant) else None
+
+    def _counted(self, folded: Expr, call: Expr) -> Expr:
+        """`folded`, a value of `call`, whose elements are taken from what may still be evaluated."""
+        if folded is not call and isinstance(folded, Constant):
+            self._left -= folded.data.size
+        return folded
 
 
 def graph_inputs_of(expr: Expr) -> list[str]:
@@ -135,13 +146,13 @@ def _folded(node: Expr, limit: int) -> Expr:
     return Constant(result, span=node.span)
 
 
-def _sizes_or_value(node: Expr) -> Expr:
+def _sizes_or_value(node: Expr, limit: int) -> Expr:
     """Fold `node` to a constant or to symbolic sizes if its operands are known; else return `node`."""
     if isinstance(node, Call) and isinstance(node.op, Dequantize):
         return node  # quantised constants are kept for integer products
     sizes = fold_sizes(node) if isinstance(node, Call) else None
     if sizes is None:
-        return _folded(node, EAGER_ELEMENTS)
+        return _folded(node, limit)
     return Tuple(sizes, span=node.span) if isinstance(sizes, tuple) else sizes
 
 

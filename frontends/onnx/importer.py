@@ -44,6 +44,10 @@ __all__ = ["from_onnx"]
 MAX_NODES = 2_000_000
 """Most nodes converted in one import; functions and subgraphs count at each use."""
 
+MAX_EXPANDED = 100_000
+"""Most nodes of functions and subgraphs converted in one import, each counted at each use: functions that call others
+twice are exponentially larger than their file."""
+
 MAX_NESTING = 48
 """Greatest nesting depth of function calls and subgraphs."""
 
@@ -122,7 +126,7 @@ class _Importer:
         self.freeze_params = freeze_params
         self.params: Params = {}
         self.param_vars: list[Var] = []
-        self.converted = 0
+        self.converted = self.expanded = 0
         self.on_host: dict[tuple[str, str], str] = {}
         """why a node is evaluated on the host, by operator and name"""
 
@@ -196,9 +200,7 @@ class _Importer:
 
     def _convert(self, node: NodeProto, scope: _Scope) -> None:
         """Convert one node and put its outputs into `scope`."""
-        self.converted += 1
-        if self.converted > MAX_NODES:
-            raise fault(scope.where, f"more than {MAX_NODES} nodes", remedy="split the model")
+        self._count(scope)
         domain = "" if node.domain == "ai.onnx" else node.domain
         place = f"{scope.where}: {describe(node)}"
         self.session.at(place)
@@ -221,6 +223,16 @@ class _Importer:
         if why:
             self.on_host[node.op_type, span_name(node)] = why
         self._store(node, finished, scope, place)
+
+    def _count(self, scope: _Scope) -> None:
+        """Count a node that is converted. Raises for too many of them."""
+        self.converted += 1
+        self.expanded += scope.depth > 0
+        if self.converted > MAX_NODES:
+            raise fault(scope.where, f"more than {MAX_NODES} nodes", remedy="split the model")
+        if self.expanded > MAX_EXPANDED:
+            problem = "the functions and subgraphs of the model, each counted at each use, have too many nodes"
+            raise fault(scope.where, problem, expected=f"at most {MAX_EXPANDED}", remedy="split the model")
 
     def _call_converter(
         self,

@@ -11,7 +11,7 @@ from onnx import GraphProto, ValueInfoProto
 from relayc.frontends.onnx.errors import fault, unsupported
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.tensors import check_shape, dtype_name
-from relayc.relay.type import TensorType
+from relayc.relay.type import MAX_RANK, TensorType
 from relayc.te.dtype import dtype as parse_dtype
 from relayc.te.tir import Dim, Var
 
@@ -153,6 +153,8 @@ class _Inputs:
                 remedy=f"give its shape: shape={{{value.name!r}: (1, 3, 224, 224)}}, or in the relayc command "
                 f"--shape {value.name}:1,3,224,224",
             )
+        if len(dims) > MAX_RANK:
+            raise fault(where, f"{len(dims)} dimensions", expected=f"at most {MAX_RANK} dimensions")
         sizes = tuple(self._dim(d, f"{value.name}_{axis}") for axis, d in enumerate(dims))
         check_shape(tuple(s for s in sizes if isinstance(s, int)), where)
         return TensorType(sizes, self._dtype(value, where))

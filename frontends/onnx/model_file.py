@@ -10,6 +10,7 @@ that protobuf defines its meaning and reports its faults.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,9 +119,9 @@ class _Stripped:
 def read_model(path: Path) -> tuple[ModelProto, RawData]:
     """Parse a file: the message, and the data of initializers whose `raw_data` was left empty in it.
 
-    Raises OSError if the file can't be read, DecodeError if it is not a valid message.
+    Raises OSError if the file can't be read or is no regular file, DecodeError if it is not a valid message.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=_open_regular) as file:
         whole = WeightFile(path.name, os.dup(file.fileno()))
         stripped = _strip_file(file.fileno())
         proto = ModelProto()
@@ -141,6 +142,15 @@ def read_model(path: Path) -> tuple[ModelProto, RawData]:
             start, stop = places.pop(name)
             weights[name] = StoredBytes(whole, start, stop - start)
         return proto, {**weights, **_read_all(file.fileno(), places)}
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a regular file: reading from a pipe or a device may block, or never end."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would block already here
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "it is not a regular file, but a folder, a pipe, a socket or a device")
+    return descriptor
 
 
 def _strip_file(descriptor: int) -> _Stripped | None:

@@ -21,6 +21,7 @@ from onnx import SparseTensorProto, TensorProto
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
 from relayc.frontends.onnx.model_file import STORED, StoredBytes, WeightFile
 from relayc.relay.stored import StoredConstant
+from relayc.relay.type import MAX_RANK
 from relayc.te.ir import Span
 
 __all__ = [
@@ -121,8 +122,8 @@ def check_shape(dims: tuple[int, ...], where: str) -> int:
     """The number of elements of shape `dims`; an error if a dimension is negative or the tensor too large."""
     if any(d < 0 for d in dims):
         raise fault(where, f"shape {list(dims)} has a negative dimension")
-    if len(dims) > 64:
-        raise fault(where, f"{len(dims)} dimensions", expected="at most 64 dimensions")
+    if len(dims) > MAX_RANK:
+        raise fault(where, f"{len(dims)} dimensions", expected=f"at most {MAX_RANK} dimensions")
     count = math.prod(dims)
     if count > MAX_ELEMENTS:
         raise fault(where, f"shape {list(dims)} has {count} elements", expected=f"at most {MAX_ELEMENTS} elements")

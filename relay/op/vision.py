@@ -22,7 +22,7 @@ class RoiAlign(OpDef):
     `rois` (R, 4) are x1, y1, x2, y2 in units of 1 / `spatial_scale` pixels, `batch_indices` (R,) their images. A bin is
     the "avg" or "max" of `sample_ratio` samples along each axis (0: about one for each pixel). `half_pixel` shifts by
     half a pixel. (C1) x has four dimensions and floats as elements; (C2) rois are (R, 4) floats, batch_indices (R,)
-    integers; (C3) the mode is avg or max, sizes are positive.
+    integers; (C3) the mode is avg or max, sizes are positive; (C4) sample_ratio is from 0 to 1024.
     """
 
     mixed_precision = MixedPrecision.NEVER
@@ -39,8 +39,11 @@ class RoiAlign(OpDef):
         regions = rois.ndim == 2 and dims_match(rois.shape[1], 4) and rois.dtype.is_float
         fits = regions and batch_indices.dtype.is_integral and shapes_match(rois.shape[:1], batch_indices.shape)
         require(bool(fits), f"(C2) {rois} and {batch_indices} must be floats (R, 4) and integers (R,)")
-        valid = self.mode in ("avg", "max") and min(self.pooled_size) >= 1 and self.sample_ratio >= 0
-        require(valid, f"(C3) mode {self.mode!r}, size {self.pooled_size}, {self.sample_ratio} samples")
+        valid = self.mode in ("avg", "max") and min(self.pooled_size) >= 1
+        require(valid, f"(C3) mode {self.mode!r}, size {self.pooled_size}")
+        most = topi.vision.MAX_SAMPLES
+        samples = f"(C4) {self.sample_ratio} samples along each axis of a bin; expected 0 to {most}"
+        require(0 <= self.sample_ratio <= most, samples)
         return x.with_shape((rois.shape[0], x.shape[1], *self.pooled_size))
 
     def compute(self, x: te.Tensor, rois: te.Tensor, batch_indices: te.Tensor) -> te.Tensor:
@@ -64,7 +67,7 @@ class RoiAlign(OpDef):
         """For each bin of an axis its samples: pixels and weight of the second one, None outside of the image."""
         length = end - start if self.half_pixel else max(end - start, 1.0)
         size = length / bins
-        count = self.sample_ratio or max(math.ceil(size), 0)
+        count = self.sample_ratio or math.ceil(min(max(size, 0.0), topi.vision.MAX_SAMPLES))
         result: list[list[tuple[int, int, float] | None]] = []
         for b in range(bins):
             positions = [start + b * size + (k + 0.5) * size / count for k in range(count)]

@@ -18,6 +18,8 @@ _PART = 5
 _LARGE = 81
 """Elements of a window (9 x 9) from which on the chain needs fewer operations: for 9 x 9 14 instead of 17, for 7 x 7 12
 either way."""
+_WIDEST = 257
+"""Most elements of a window along an axis: 64 poolings in a row."""
 
 
 class ChainPools(RewritePass):
@@ -32,7 +34,8 @@ class ChainPools(RewritePass):
         if not is_call_of(call, "nn.max_pool") or not isinstance(call.op, MaxPool):
             return call
         op, rank, result = call.op, len(call.op.pool_size), call.args[0]
-        if math.prod(op.pool_size) < _LARGE or {*op.strides, *op.dilation} != {1}:
+        suits = math.prod(op.pool_size) >= _LARGE and max(op.pool_size) <= _WIDEST
+        if not suits or {*op.strides, *op.dilation} != {1}:
             return call
         sizes = [_parts(size) for size in op.pool_size]
         borders = [_shared(border, sizes[k % rank]) for k, border in enumerate(op.padding)]

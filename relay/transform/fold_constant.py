@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -10,9 +11,10 @@ from relayc.relay.expr import Call, Constant, Expr, Function, If, Tuple, TupleGe
 from relayc.relay.interpreter import apply_reference
 from relayc.relay.op.base import OpDef
 from relayc.relay.sizes import size_variables
+from relayc.relay.stored import StoredConstant
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.type import TensorType, TupleType, Type
-from relayc.te.ir import PassContext, rewrite_dag
+from relayc.te.ir import PassContext, post_order, rewrite_dag
 
 __all__ = ["FoldConstant"]
 
@@ -21,6 +23,12 @@ PassContext.declare_option(
 )
 PassContext.declare_option("relay.FoldConstant.max_macs", 1 << 31, "contractions larger than this are not folded")
 
+_HUGE = 1 << 26
+"""Bytes of results from which on inputs count by the memory that they take."""
+
+_LEAST_TOTAL, _MOST_GROWTH = 1 << 28, 16
+"""Most bytes of all large results of a function, at least, and as a multiple of the bytes of its constants."""
+
 
 class FoldConstant(FunctionPass):
     """Calls of pure operators on constants become constants, by the operators' references.
@@ -28,6 +36,10 @@ class FoldConstant(FunctionPass):
     A call is folded if its result is small, at most twice as large as its inputs, or has no more elements than they
     have: a broadcast of a scalar stays a broadcast, while quantised weights become floats. A result without elements is
     a constant for any operands. Fields of known tuples and branches of constant conditions are selected.
+
+    The cost of folding is bounded by the memory of the constants: a result over 64 MiB is at most twice as large as
+    what its inputs store (a broadcast scalar stores one element), and all large results together take at most 16 times
+    what the constants of the function store, or 256 MiB if that is more. Other calls stay.
     """
 
     opt_level: ClassVar[int] = 2
@@ -36,9 +48,16 @@ class FoldConstant(FunctionPass):
         max_bytes: int = context.option("relay.FoldConstant.max_bytes")
         max_macs: int = context.option("relay.FoldConstant.max_macs")
 
+        constants = [c for c in post_order(function) if isinstance(c, Constant)]
+        left = max(_LEAST_TOTAL, _MOST_GROWTH * sum(map(_stored_bytes, constants)))
+
         def fold(e: Expr) -> Expr:
+            nonlocal left
             if isinstance(e, Call):
-                return _fold_call(e, max_bytes, max_macs)
+                large = _nbytes(e.ty) if _nbytes(e.ty) > max_bytes else 0
+                folded = _fold_call(e, max_bytes, max_macs) if large <= left else e
+                left -= large if folded is not e else 0
+                return folded
             if isinstance(e, TupleGetItem) and isinstance(e.tuple_value, Tuple):
                 return e.tuple_value.fields[e.index]
             if isinstance(e, If) and isinstance(e.cond, Constant):
@@ -60,7 +79,8 @@ def _fold_call(call: Call, max_bytes: int, max_macs: int) -> Expr:
         return call
     nbytes, result = sum(_nbytes(a.ty) for a in args), _nbytes(call.ty)
     grows = result > max(max_bytes, 2 * nbytes) and _elements(call.ty) > sum(_elements(a.ty) for a in args)
-    if grows or op.macs([a.ty for a in args], call.ty) > max_macs:
+    stored = sum(_stored_bytes(cast(Constant, a)) for a in args)
+    if grows or result > max(_HUGE, 2 * stored) or op.macs([a.ty for a in args], call.ty) > max_macs:
         return call
     value = apply_reference(op, [cast(Constant, a).data for a in args], call.ty)
     return _as_expr(value, call)
@@ -70,6 +90,14 @@ def _as_expr(value: Any, call: Call) -> Expr:
     if isinstance(value, tuple):
         return Tuple(tuple([Constant(v, span=call.span) for v in value]), span=call.span)
     return Constant(value, span=call.span)
+
+
+def _stored_bytes(constant: Constant) -> int:
+    """The memory of a constant; a broadcast one has that of its elements that are stored."""
+    if isinstance(constant, StoredConstant):
+        return constant.nbytes
+    data = constant.data
+    return data.itemsize * math.prod([n for n, stride in zip(data.shape, data.strides, strict=True) if stride])
 
 
 def _is_of_tensors(ty: Type) -> bool:

@@ -7,7 +7,7 @@ then cost as much as a single branch, even if they were exported in their traini
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any, ClassVar, TypeGuard, cast
 
@@ -27,6 +27,9 @@ __all__ = ["SumParallelConvolutions"]
 _Array = np.ndarray[Any, Any]
 _Conv = Conv1D | Conv2D | Conv3D
 
+_MAX_ADDITIONS = 256
+"""Most additions of one sum that are looked at, so that the time is linear in the length of a chain of them."""
+
 
 class SumParallelConvolutions(FunctionPass):
     """conv(x, w1) + conv(x, w2) = conv(x, w1 + w2), if the kernels have the same size, or one surrounds the other.
@@ -44,7 +47,7 @@ class SumParallelConvolutions(FunctionPass):
 def _rewritten(call: Call, is_shared: Sharing) -> Expr:
     if not is_call_of(call, "add") or not call.tensor_type.dtype.is_float:
         return call
-    terms = list(_terms(call, call, is_shared))
+    terms = _terms(call, is_shared)
     layers = [t for t in terms if _is_layer(t) and not is_shared(t) and t.ty is call.ty]
     for layer in sorted(layers, key=lambda e: math.prod(_taps(e)), reverse=True):
         others = [t for t in terms if t is not layer and not (_is_layer(t) and is_shared(t))]
@@ -58,13 +61,20 @@ def _rewritten(call: Call, is_shared: Sharing) -> Expr:
     return call
 
 
-def _terms(e: Expr, total: Call, is_shared: Sharing) -> Iterator[Expr]:
-    """The operands of the sum `total`."""
-    if isinstance(e, Call) and is_call_of(e, "add") and (e is total or not is_shared(e)):
-        for arg in e.args:
-            yield from _terms(arg, total, is_shared)
-    else:
-        yield e
+def _terms(total: Call, is_shared: Sharing) -> list[Expr]:
+    """The operands of the sum `total`, from left to right; a sum of many additions is taken apart only in part."""
+    found: list[Expr] = []
+    stack: list[Expr] = [total]
+    additions = 0
+    while stack:
+        e = stack.pop()
+        is_sum = additions < _MAX_ADDITIONS and isinstance(e, Call) and is_call_of(e, "add")
+        if is_sum and (e is total or not is_shared(e)):
+            additions += 1
+            stack.extend(reversed(cast(Call, e).args))
+        else:
+            found.append(e)
+    return found
 
 
 def _sum(terms: Sequence[Expr], total: Call) -> Expr:

@@ -17,6 +17,10 @@ from relayc.topi.utils import accumulator_type, num_elements, ravel_index, unrav
 __all__ = ["Windows", "adaptive_pool", "avg_pool", "lp_pool", "max_pool", "max_pool_with_argmax"]
 
 
+_MAX_FACTORS = 8
+"""Greatest exponent of a power that is written as a product."""
+
+
 @dataclass(frozen=True)
 class Windows:
     """The windows of a pooling, along the dimensions `axes` of its input, with one entry for each.
@@ -196,7 +200,8 @@ def lp_pool(x: Tensor, windows: Windows, p: int) -> Tensor:
 
     def power(*i: Any) -> PrimExpr:
         value = te.abs(te.cast(wide, bordered(*taps.source(i))))
-        return te.sum(_integer_power(value, p), axis=taps.axes)
+        raised = _integer_power(value, p) if p <= _MAX_FACTORS else te.power(value, te.const(float(p), wide))
+        return te.sum(raised, axis=taps.axes)
 
     total = te.compute(taps.shape, power, name="pool_sum", tag="pool", attrs=taps.attrs)
 

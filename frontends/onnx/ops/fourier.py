@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import counted, require_rank, reshape_to, transposed
 from relayc.frontends.onnx.ops.fourier_dynamic import dft_dynamic, resized
 from relayc.frontends.onnx.registry import converter
+from relayc.frontends.onnx.tensors import check_computed
 from relayc.relay import op
 from relayc.relay.expr import Expr, const
 from relayc.relay.op.common import at_least
 from relayc.relay.sizes import add_sizes, floor_divide, is_at_least, product
 from relayc.te.tir import Dim
+from relayc.topi.fourier import largest_factor
+
+_LARGE_FACTOR = 4096
+"""Least prime factor whose butterfly, of that many FMAs for each element, is avoided."""
+
+_BLUESTEIN_COST = 45
+"""FMAs of `dft_dynamic` for each element, in units of the square root of the length."""
 
 
 def _transformed(node: OnnxNode, x: Expr, length: Dim, inverse: bool, onesided: bool) -> Expr:
@@ -21,11 +31,19 @@ def _transformed(node: OnnxNode, x: Expr, length: Dim, inverse: bool, onesided: 
     *lead, extent, parts = x.shape
     rows = reshape_to(op.cast(x, dtype), (product(lead), extent, parts))
     if isinstance(length, int):
+        check_computed((2, length), node.where)
+    if isinstance(length, int) and not _is_slow(length):
         known = rows if isinstance(extent, int) else resized(rows, length // 2 + 1 if inverse and onesided else length)
         result: Expr = op.dft(known, length, inverse, onesided)
     else:
         result = dft_dynamic(node, rows, length, inverse, onesided)
     return op.cast(reshape_to(result, (*lead, *result.shape[1:])), str(x.dtype))
+
+
+def _is_slow(length: int) -> bool:
+    """Does the butterfly of a large prime factor cost more than Bluestein's algorithm?"""
+    largest = largest_factor(length)
+    return largest > _LARGE_FACTOR and largest > _BLUESTEIN_COST * math.isqrt(length)
 
 
 @converter("DFT", since=17)

@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms of dynamic length, by matrix products.
+"""Discrete Fourier transforms of dynamic length, or with a large prime factor, by matrix products.
 
 A transform of any length is a convolution of the signal, modulated by a chirp, with the conjugate chirp (L. I.
 Bluestein, "A linear filtering approach to the computation of discrete Fourier transform", 1970). The convolution is
@@ -100,6 +100,15 @@ def _roots(phases: Expr, of: Expr, dtype: str) -> _Complex:
     return _Complex(op.cast(op.cos(angle), dtype), op.cast(op.sin(angle), dtype))
 
 
+def _side(node: OnnxNode, wanted: Dim) -> Dim:
+    """The side of a square of at least 2 * wanted - 1."""
+    if isinstance(wanted, int):
+        return math.isqrt(2 * wanted) + 1
+    root = op.floor(op.sqrt(_number(product((2, wanted)))))
+    above = op.cast(op.add(root, const(1.0, "float64")), "int64")
+    return node.bind(op.expand_dims(above, 0), "the side of a square for its length")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class _Square:
     """Circular convolutions of side * side elements, for transforms of `wanted`."""
@@ -114,9 +123,7 @@ class _Square:
     @staticmethod
     def of(node: OnnxNode, wanted: Dim, dtype: str) -> _Square:
         """The plan whose length holds all differences of two positions below `wanted`."""
-        root = op.floor(op.sqrt(_number(product((2, wanted)))))
-        above = op.cast(op.add(root, const(1.0, "float64")), "int64")
-        (side,) = node.bind(op.expand_dims(above, 0), "the side of a square for its length")
+        side = _side(node, wanted)
         at = counted(side)
         both = op.multiply(op.expand_dims(at, 1), at)
         table = _roots(op.floor_mod(both, op.size_tensor((side,), ())), _number(side), dtype).conjugate()

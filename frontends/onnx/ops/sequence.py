@@ -139,14 +139,16 @@ def split_to_sequence(node: OnnxNode) -> list[Expr]:
 
 
 def _known_parts(node: OnnxNode, axis: int, extent: int) -> list[int] | None:
-    """The sizes of the parts, if they are static."""
+    """The sizes of the parts, if they are static and few enough to be separate tensors."""
     if node.get(1) is None:
-        return [1] * extent
+        return [1] * extent if extent <= _MAX_TENSOR_PARTS else None
     if node.known_value(1) is None:
         return None
     known = node.constant_ints(1, "the sizes")
     if node.rank(1) == 0 and known[0] < 1:
         raise node.error(f"parts of {known[0]} elements", expected="1 or more")
+    if node.rank(1) == 0 and extent > known[0] * _MAX_TENSOR_PARTS:
+        return None
     sizes = [min(known[0], extent - start) for start in range(0, extent, known[0])] if node.rank(1) == 0 else [*known]
     if sum(sizes) != extent or min(sizes, default=0) < 0:
         raise node.error(f"parts of {sizes} of axis {axis}", expected=f"sizes that add up to {extent}")

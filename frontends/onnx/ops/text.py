@@ -17,13 +17,16 @@ from relayc.relay import op
 from relayc.relay.expr import Constant, Expr
 from relayc.relay.sizes import add_sizes
 
+MAX_SKIPS = 256
+"""Most skipped elements of an n-gram, where rows are longer than that."""
+
 
 @converter("TfIdfVectorizer", since=9)
 def tf_idf_vectorizer(node: OnnxNode) -> Expr:
     """Counts of n-grams per row, with up to max_skip_count skipped elements."""
     mode = node.attr_choice("mode", ("TF", "IDF", "TFIDF"), "TF")
     shortest, longest = node.attr_int("min_gram_length"), node.attr_int("max_gram_length")
-    skips, columns = node.attr_int("max_skip_count"), np.array(node.attr_ints("ngram_indexes"), np.int64)
+    skips, columns = _skips(node), np.array(node.attr_ints("ngram_indexes"), np.int64)
     pool, numbers = _pool_and_numbers(node)
     if len(columns) != sum(len(grams) for grams in pool.values()) or not columns.size or columns.min() < 0:
         raise node.error(f"{len(columns)} indexes for {sum(len(grams) for grams in pool.values())} n-grams")
@@ -48,6 +51,15 @@ def tf_idf_vectorizer(node: OnnxNode) -> Expr:
         total = op.strided_slice(counts, (0,), (width,), axes=(1,))
     result = _weighted(node, total, mode, columns, width)
     return op.squeeze(result, axis=(0,)) if vector else result
+
+
+def _skips(node: OnnxNode) -> int:
+    """The attribute max_skip_count, as far as a row is long enough for it: each skip is a lookup of its own."""
+    skips, extent = node.attr_int("max_skip_count"), node.type(0).shape[-1] if node.rank(0) else 1
+    possible = min(skips, max(extent, 1) - 1) if isinstance(extent, int) else skips
+    if skips < 0 or possible > MAX_SKIPS:
+        raise node.error(f"max_skip_count is {skips}", expected=f"0 to {MAX_SKIPS}")
+    return possible
 
 
 def _pool_and_numbers(node: OnnxNode) -> tuple[dict[int, np.ndarray], Expr]:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import bordered
+from relayc.frontends.onnx.tensors import MAX_COMPUTED
 from relayc.relay.expr import Expr
 from relayc.relay.sizes import add_sizes, floor_divide, larger, product
 from relayc.te.tir import Dim
 
 __all__ = ["Window", "reaches", "read_window"]
+
+_MAX_EXTENT = 2**31 - 1
+"""Greatest size, stride and dilation of a window: indices are int32."""
+
+_MAX_GROWTH = 64
+"""Greatest ratio of the elements of a large padded input to those of the input."""
 
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
@@ -54,11 +62,14 @@ def read_window(node: OnnxNode, kernel: Sequence[Dim], spatial: Sequence[Dim]) -
     rank = len(spatial)
     if len(kernel) != rank or any(isinstance(size, int) and size < 1 for size in kernel):
         raise node.error(f"a kernel of {list(kernel)} over {rank} spatial axes", expected=f"{rank} sizes of 1 or more")
+    if any(isinstance(size, int) and size > _MAX_EXTENT for size in kernel):
+        raise node.error(f"a kernel of {list(kernel)}", expected=f"sizes of at most {_MAX_EXTENT}")
     strides = _positive(node, "strides", rank)
     dilations = _positive(node, "dilations", rank)
     pads = node.attr_ints("pads", (0,) * (2 * rank))
     if len(pads) != 2 * rank or min(pads, default=0) < 0:
         raise node.error(f"pads are {list(pads)}", expected=f"{2 * rank} numbers of 0 or more")
+    _check_border(node, spatial, pads)
     auto = node.attr_choice("auto_pad", _AUTO_PADS, "NOTSET")
     if auto == "VALID":
         pads = (0,) * (2 * rank)
@@ -73,9 +84,18 @@ def read_window(node: OnnxNode, kernel: Sequence[Dim], spatial: Sequence[Dim]) -
 
 def _positive(node: OnnxNode, name: str, rank: int) -> tuple[int, ...]:
     values = node.attr_ints(name, (1,) * rank)
-    if len(values) != rank or min(values, default=1) < 1:
-        raise node.error(f"{name} are {list(values)}", expected=f"{rank} numbers of 1 or more")
+    if len(values) != rank or min(values, default=1) < 1 or max(values, default=1) > _MAX_EXTENT:
+        raise node.error(f"{name} are {list(values)}", expected=f"{rank} numbers from 1 to {_MAX_EXTENT}")
     return values
+
+
+def _check_border(node: OnnxNode, spatial: Sequence[Dim], pads: Sequence[int]) -> None:
+    """Raise the node's error for a padded input that is large only because of the attribute `pads`."""
+    extents = [d if isinstance(d, int) else 1 for d in spatial]
+    padded = math.prod([max(d, 1) + pads[a] + pads[a + len(extents)] for a, d in enumerate(extents)])
+    if padded > max(MAX_COMPUTED, _MAX_GROWTH * math.prod(extents)):
+        problem = f"pads are {list(pads)}, which makes {padded} elements of each channel"
+        raise node.error(problem, expected=f"at most {MAX_COMPUTED}, or {_MAX_GROWTH} times those of the input")
 
 
 def _same_padding(
