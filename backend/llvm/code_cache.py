@@ -10,10 +10,11 @@ import struct
 
 from relayc.backend.cache import default_cache, source_version
 from relayc.backend.llvm.installed import installed_llvm
+from relayc.backend.llvm.linking import checked_object
 from relayc.backend.llvm.runtime import ObjectCode
 from relayc.backend.target import Target
 
-__all__ = ["CodeCache", "checked_object"]
+__all__ = ["CodeCache"]
 
 _FORMAT = "llvm objects 2"  # to be changed with the format that `CodeCache.put` writes
 _SIZE = struct.Struct("<Q")
@@ -52,10 +53,3 @@ class CodeCache:
         if not isinstance(header["note"], str):
             raise ValueError("the note of cached object code is no text")
         return ObjectCode.from_description(header["part"], checked_object(data[body:], self._triple)), header["note"]
-
-
-def checked_object(code: bytes, triple: str) -> bytes:
-    """`code`, an object file for `triple`. Raises ValueError for what is visibly none (checked on Linux only)."""
-    if "-linux" in triple and not code.startswith(b"\x7fELF"):
-        raise ValueError(f"cached code for {triple} begins with {code[:4]!r}, not as an ELF file does")
-    return code

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from relayc.backend.llvm.elf import ElfImage, UnsupportedObject
 
-__all__ = ["Image", "link", "process_triple"]
+__all__ = ["Image", "checked_object", "link", "process_triple"]
 
 
 class Image(Protocol):
@@ -43,3 +43,10 @@ def process_triple() -> str:
     machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
     system = {"linux": "unknown-linux-gnu", "darwin": "apple-darwin", "win32": "pc-windows-msvc"}.get(sys.platform)
     return f"{machine}-{system or sys.platform}"
+
+
+def checked_object(code: bytes, triple: str) -> bytes:
+    """`code`, an object file for `triple`. Raises ValueError for what is visibly none (checked on Linux only)."""
+    if "-linux" in triple and not code.startswith(b"\x7fELF"):
+        raise ValueError(f"cached code for {triple} begins with {code[:4]!r}, not as an ELF file does")
+    return code

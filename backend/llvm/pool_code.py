@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from relayc.backend.cache import default_cache
-from relayc.backend.llvm.code_cache import checked_object
 from relayc.backend.llvm.installed import installed_llvm
+from relayc.backend.llvm.linking import checked_object
 from relayc.backend.llvm.pool_steps import STEPS, job_constants
 from relayc.backend.llvm.worker_placement import PLACEMENT, placement_constants
 

@@ -141,7 +141,7 @@ def test_detection_agrees_with_llvm():
 @pytest.mark.parametrize("allowed", [True, False])
 def test_amx_is_detected_if_the_system_permits_it(monkeypatch, allowed: bool):
     reported = {"flags": "sse2 avx512f avx512_vnni amx_tile amx_int8 amx_bf16"}
-    monkeypatch.setattr(cpu_features, "_told", lambda: reported)
+    monkeypatch.setattr(cpu_features, "_cpuinfo", lambda: reported)
     monkeypatch.setattr(cpu_features, "_may_use_tiles", lambda: allowed)
     found = cpu_features.host_features.__wrapped__()
     assert {"sse2", "avx512f", "avx512vnni"} <= found
