@@ -8,7 +8,7 @@ from typing import Any
 from relayc.te.errors import CompileError
 from relayc.te.ir import Span
 
-__all__ = ["MalformedGraphError", "ParseError", "TypeInferenceError", "UnknownOperatorError"]
+__all__ = ["GradientError", "MalformedGraphError", "ParseError", "TypeInferenceError", "UnknownOperatorError"]
 
 
 class TypeInferenceError(CompileError):
@@ -41,6 +41,19 @@ class TypeInferenceError(CompileError):
 
 class UnknownOperatorError(CompileError):
     """No operator is registered under this name."""
+
+
+class GradientError(CompileError):
+    """A program that can't be differentiated: an operator without a rule, control flow, an unknown broadcast."""
+
+    def __init__(self, problem: str, span: Span | None = None) -> None:
+        self.problem = problem
+        self.span = span
+        super().__init__(problem if span is None else f"{problem}\n  at {span}")
+
+    def located(self, span: Span | None) -> GradientError:
+        """This error with the source location filled in; unchanged if it has one."""
+        return self if self.span is not None else GradientError(self.problem, span)
 
 
 class MalformedGraphError(CompileError):

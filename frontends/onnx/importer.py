@@ -21,6 +21,7 @@ from relayc.frontends.onnx.containers import constant_of, form_of, is_tensor, ot
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
 from relayc.frontends.onnx.fold import free_expressions, rewrite_free
 from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema_function
+from relayc.frontends.onnx.gradient_bodies import with_gradient_bodies
 from relayc.frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
 from relayc.frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_passed
 from relayc.frontends.onnx.model import load, opset_table
@@ -190,7 +191,8 @@ class _Importer:
         if scope.depth > MAX_NESTING:
             raise fault(scope.where, f"graphs nested more than {MAX_NESTING} deep")
         initializers = _Initializers(self, graph, scope)
-        for node in ordered_nodes(graph.node, initializers, outputs, scope.where):
+        nodes = with_gradient_bodies(graph.node, scope.where)
+        for node in ordered_nodes(nodes, initializers, outputs, scope.where):
             for name in names_read(node):
                 initializers.materialise(name)
             self._convert(node, scope)
@@ -338,7 +340,8 @@ class _Importer:
         values = {n: x for n, x in zip(function.input, inputs, strict=False) if x is not None}
         body = _Scope(values, opsets, {**defaults, **attributes}, where, scope.depth + 1)
         absent = set(function.input) - set(values)
-        for node in ordered_nodes(function.node, {*values, *absent}, function.output, where):
+        nodes = with_gradient_bodies(function.node, where)
+        for node in ordered_nodes(nodes, {*values, *absent}, function.output, where):
             self._convert(without_inputs(node, absent), body)
         return [body.values.get(name) for name in function.output]
 

@@ -78,6 +78,7 @@ _OPERATORS: dict[str, dict[str, str]] = {
         "ml_trees": "TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor",
     },
     "ai.onnx.preview.training": {
+        "gradient": "Gradient",
         "optimizer": "Adagrad Adam Momentum",
     },
     "com.microsoft": {
