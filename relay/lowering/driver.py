@@ -41,8 +41,8 @@ from relayc.relay.lowering.parallel_regions import plan_regions
 from relayc.relay.lowering.process import compiling
 from relayc.relay.lowering.tuning_records import current_records
 from relayc.relay.lowering.workspace import Workspace
+from relayc.relay.op.host import OnHost
 from relayc.relay.op.sequence import SequenceOperator
-from relayc.relay.op.strings import OnHost
 from relayc.relay.sizes import assuming, dims_equal, size_from_json, size_variables
 from relayc.relay.transform import UpdateKVCacheInPlace, default_pipeline
 from relayc.relay.type import TensorType
@@ -371,5 +371,5 @@ def _host_operation(control: ControlNode) -> str:
     if isinstance(control.operator, SequenceOperator):
         return f"{control.source} (sequences)"
     if isinstance(control.operator, OnHost):
-        return f"{control.source} (strings)"
+        return f"{control.source} ({control.operator.operator.name.partition('.')[0]})"
     return f"{control.operator.name} {control.source!r} (control flow)"
