@@ -28,8 +28,8 @@ _FAMILIES = {
 
 _PLACES = {
     "ImageDecoder": "host", "StringConcat": "host", "StringNormalizer": "host", "StringSplit": "host",
-    "RegexFullMatch": "host", "Tokenizer": "host", "Cast": "compiled, strings: host", "CastLike": "compiled, strings: host",
-    "Unique": "compiled, strings: host", "ZipMap": "compiled, maps: host",
+    "RegexFullMatch": "host", "Tokenizer": "host", "Cast": "compiled, strings: host",
+    "CastLike": "compiled, strings: host", "Unique": "compiled, strings: host", "ZipMap": "compiled, maps: host",
 }  # fmt: skip
 """Where operators run that are not compiled, or not as a whole."""
 
