@@ -151,7 +151,7 @@ class _Forward(_Convolution):
                 raise GradientError(f"operator {self.name} has no gradient rule where {data.ty} has dynamic sizes")
             rest.append(left)
         attributes = {**self.attributes(), "kernel_layout": _with_roles_swapped(self.kernel_layout)}
-        return make_call(f"{self.name}_transpose", (grad, weight), **attributes, output_padding=tuple(rest))
+        return get_op(f"{self.name}_transpose")(**attributes, output_padding=tuple(rest))(grad, weight)
 
 
 def _with_roles_swapped(kernel_layout: str) -> str:
@@ -179,7 +179,7 @@ def weight_gradient(op: _Convolution, data: Expr, weight: Expr, grad: Expr) -> E
         "strides": op.dilation, "dilation": op.strides, "padding": op.padding, "groups": op.groups,
         "data_layout": "NC" + letters, "kernel_layout": "OI" + letters,
     }  # fmt: skip
-    found = make_call(op.name, (images, filters), **attributes)
+    found = get_op(op.name)(**attributes)(images, filters)
     taps = [kernel.axis_sizes(weight.shape)[a] for a in spatial]
     made = ("I", "O", *spatial)
     inside = leading(found, (*found.shape[:2], *taps))

@@ -431,10 +431,10 @@ class LRN(OpDef):
         sums = make_call("cumsum", (squares,), axis=axis, dtype=str(x.dtype))
         grown = tuple([(1, 0) if a == axis else (0, 0) for a in range(len(x.shape))])
         sums = make_call("nn.pad", (sums,), pad_width=grown)
-        along = {"strides": (1,), "axes": (axis,)}
-        end = as_dim(self.size + x.shape[axis])
-        first = make_call("strided_slice", (sums,), begin=(0,), end=(x.shape[axis],), **along)
-        last = make_call("strided_slice", (sums,), begin=(self.size,), end=(end,), **along)
+        ends = [(b, as_dim(b + x.shape[axis])) for b in (0, self.size)]
+        first, last = (
+            make_call("strided_slice", (sums,), begin=(b,), end=(e,), strides=(1,), axes=(axis,)) for b, e in ends
+        )
         scale = (last - first) * (self.alpha / self.size) + self.bias
         return x / make_call("power", (scale, as_expr(self.beta, x)))
 
