@@ -15,11 +15,11 @@ from onnx import SparseTensorProto
 from relayc.frontends.onnx.errors import NothingInsideError
 from relayc.frontends.onnx.fold import Folder, graph_inputs_of
 from relayc.frontends.onnx.model import Model
-from relayc.frontends.onnx.model_file import StoredBytes, WeightFile
 from relayc.frontends.onnx.size_producers import SizeProducers
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.symbolic import sizes_in
 from relayc.frontends.onnx.tensors import sparse_to_numpy, stored_tensor, to_numpy
+from relayc.frontends.onnx.weights import StoredBytes, WeightFile
 from relayc.relay.expr import Call, Constant, Expr
 from relayc.relay.op.creation import Sizes
 from relayc.relay.op.transform import Concatenate
