@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from onnx import ModelProto, SparseTensorProto, TensorProto
 
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
 from relayc.frontends.onnx.model_file import MANY, STORED
-from relayc.frontends.onnx.weights import RawData, StoredBytes, WeightFile, WeightMessage
+from relayc.frontends.onnx.weights import RawData, StoredBytes, StoredWeights, WeightMessage
 from relayc.relay.stored import StoredConstant
 from relayc.relay.type import MAX_RANK
 from relayc.te.ir import Span
@@ -143,9 +143,6 @@ def check_computed(dims: tuple[int, ...], where: str) -> None:
         )
 
 
-Open = Callable[[Path], WeightFile]
-
-
 def message_weights(proto: ModelProto) -> RawData:
     """The data of large initializers of a large model, which stays in the message until it is needed."""
     sizes = {t.name: _inline_bytes(t) for t in proto.graph.initializer}
@@ -164,10 +161,10 @@ def _inline_bytes(tensor: TensorProto) -> int:
 
 
 def stored_tensor(
-    tensor: TensorProto, folders: Sequence[Path], where: str, raw_data: np.ndarray | StoredBytes | None, opened: Open,
-    span: Span,
+    tensor: TensorProto, folders: Sequence[Path], where: str, raw_data: np.ndarray | StoredBytes | None,
+    weights: StoredWeights, span: Span,
 ) -> StoredConstant | None:  # fmt: skip
-    """`tensor` as a constant whose values stay in their file, opened by `opened`; None for small or inline data.
+    """`tensor` as a constant whose values are among the stored `weights`; None for small or inline data.
 
     Raises like `to_numpy`.
     """
@@ -183,12 +180,12 @@ def stored_tensor(
     if external:
         path, offset = _external_place(tensor, expected, folders, where)
         try:
-            raw_data = StoredBytes(opened(path), offset, expected)
+            raw_data = StoredBytes(weights.open(path), offset, expected)
         except OSError as error:
             raise _unreadable(path, where, error) from error
     assert isinstance(raw_data, StoredBytes)
     _check_size(raw_data.size, expected, dims, element, where)
-    return StoredConstant(dims, element.dtype, raw_data.fill, span=span)
+    return StoredConstant(dims, element.dtype, weights.first(raw_data).fill, span=span)
 
 
 def to_numpy(

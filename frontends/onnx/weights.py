@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from relayc.frontends.onnx.errors import fault
 __all__ = [
     "RawData",
     "StoredBytes",
+    "StoredWeights",
     "WeightBytes",
     "WeightFile",
     "WeightMessage",
@@ -26,6 +28,8 @@ __all__ = [
 
 _READ_AT_ONCE = 4 << 20
 """Bytes that one thread reads at a time."""
+_SAMPLED = 64
+"""Bytes of each of the samples by which weights are compared first."""
 
 
 class WeightSource(Protocol):
@@ -36,6 +40,10 @@ class WeightSource(Protocol):
 
         Raises OnnxImportError if the source was changed after import.
         """
+        ...
+
+    def sample(self, begin: int, size: int) -> Hashable:
+        """Something cheap that is equal for equal bytes."""
         ...
 
 
@@ -67,6 +75,10 @@ class WeightFile:
             problem = f"weights can't be read from the file any more: {error.strerror}"
             raise fault(self._name, problem, remedy="import the model again") from error
 
+    def sample(self, begin: int, size: int) -> Hashable:
+        """See `WeightSource`."""
+        return _sample(self, begin, size)
+
 
 class WeightBytes:
     """The bytes of a model in memory, which are not copied."""
@@ -77,6 +89,10 @@ class WeightBytes:
     def read(self, begin: int, into: np.ndarray) -> None:
         """See `WeightSource`."""
         into[:] = self._data[begin : begin + len(into)]
+
+    def sample(self, begin: int, size: int) -> Hashable:
+        """See `WeightSource`."""
+        return _sample(self, begin, size)
 
 
 class WeightMessage:
@@ -102,6 +118,10 @@ class WeightMessage:
             if self._left <= 0:
                 self._data = None
         into[:] = data[begin : begin + len(into)]
+
+    def sample(self, begin: int, size: int) -> Hashable:
+        """The checksum of the whole data, as any other sample would copy it."""
+        return self._sums
 
     def _copied(self) -> np.ndarray:
         data = self._tensor.raw_data
@@ -135,6 +155,52 @@ class StoredBytes:
         data, begin = array.reshape(-1).view(np.uint8), self.begin + start * array.itemsize
         for at in range(0, len(data), _READ_AT_ONCE):
             yield begin + at, data[at : at + _READ_AT_ONCE]
+
+
+class StoredWeights:
+    """The weights of one import that stay where they are: equal ones are read from one place."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, WeightFile] = {}
+        self._known: dict[Hashable, list[StoredBytes]] = {}
+        """by size and sample"""
+
+    def open(self, path: Path) -> WeightFile:
+        """The file at `path`, opened once. Raises OSError."""
+        found = self._files.get(path)
+        if found is None:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            found = self._files[path] = WeightFile(path.name, descriptor)
+        return found
+
+    def first(self, stored: StoredBytes) -> StoredBytes:
+        """The first of the equal bytes that were passed."""
+        known = self._known.setdefault((stored.size, stored.source.sample(stored.begin, stored.size)), [])
+        found = next((other for other in known if other == stored or _equal(other, stored)), None)
+        if found is None:
+            known.append(stored)
+            found = stored
+        return found
+
+
+def _sample(source: WeightSource, begin: int, size: int) -> bytes:
+    """Some bytes of the start, the middle and the end."""
+    some = np.zeros((3, min(size, _SAMPLED)), np.uint8)
+    for into, at in zip(some, (0, (size - len(some[0])) // 2, size - len(some[0])), strict=True):
+        source.read(begin + at, into)
+    return some.tobytes()
+
+
+def _equal(a: StoredBytes, b: StoredBytes) -> bool:
+    """Compare all bytes, some at a time, to the end: a message's copy is dropped when it was read."""
+    x, y = np.empty((2, min(a.size, _READ_AT_ONCE)), np.uint8)
+    same = True
+    for at in range(0, a.size, len(x)):
+        some = slice(0, min(a.size - at, len(x)))
+        a.source.read(a.begin + at, x[some])
+        b.source.read(b.begin + at, y[some])
+        same = same and np.array_equal(x[some], y[some])
+    return same
 
 
 RawData = dict[str, np.ndarray | StoredBytes]

@@ -121,6 +121,39 @@ def test_a_weight_is_copied_out_of_a_message_once_for_each_use_and_dropped(monke
     assert not any(source._data is not None for source in copied)
 
 
+@pytest.mark.parametrize("form", ["file", "external", "bytes", "message"])
+def test_equal_weights_are_read_from_one_place(tmp_path: Path, form: str) -> None:
+    model = layers()
+    q, k, v, *_ = model.graph.initializer
+    k.raw_data = q.raw_data
+    almost = numpy_helper.to_array(q).copy()
+    almost[WIDTH // 3] += 1  # between the samples
+    v.raw_data = almost.tobytes()
+    found = stored(from_onnx(form_of(model, form, tmp_path))[0])
+    assert found["q"].place == found["k"].place != found["v"].place
+    np.testing.assert_array_equal(found["v"].data, almost.T)
+
+
+def test_branches_share_the_weights_that_they_capture() -> None:
+    weight = numpy_helper.from_array(np.eye(WIDTH, dtype=np.float32), "w")
+    branches = [
+        helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node(operator, ["p"], ["z"])],
+            operator, [], [helper.make_tensor_value_info("z", TensorProto.FLOAT, [4, WIDTH])],
+        )
+        for operator in ("Tanh", "Exp")
+    ]  # fmt: skip
+    node = helper.make_node("If", ["choice"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, WIDTH]),
+              helper.make_tensor_value_info("choice", TensorProto.BOOL, [])]  # fmt: skip
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, WIDTH])
+    graph = helper.make_graph([node], "branches", inputs, [output], [weight])
+    model = relay.build(from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))[0])
+    assert [values.nbytes for values in model.params.values()] == [WIDTH * WIDTH * 4]
+    executor = graph_executor.GraphModule(model["default"](device("cpu", 0)))
+    np.testing.assert_allclose(executor(ROWS, np.array(False))[0].numpy(), np.exp(ROWS), rtol=1e-5)
+
+
 def test_a_message_must_not_change_before_it_is_compiled() -> None:
     model = layers()
     module, _ = from_onnx(model)
