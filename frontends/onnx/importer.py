@@ -25,13 +25,13 @@ from relayc.frontends.onnx.gradient_bodies import with_gradient_bodies
 from relayc.frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
 from relayc.frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_passed
 from relayc.frontends.onnx.model import load, opset_table
-from relayc.frontends.onnx.model_file import RawData
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.registry import Result, find_converter
 from relayc.frontends.onnx.session import Session
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.tensors import dtype_name
 from relayc.frontends.onnx.unsupported import list_unsupported
+from relayc.frontends.onnx.weights import RawData
 from relayc.relay import op
 from relayc.relay.container_type import OptionalType
 from relayc.relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +13,11 @@ from onnx import SparseTensorProto
 from relayc.frontends.onnx.errors import NothingInsideError
 from relayc.frontends.onnx.fold import Folder, graph_inputs_of
 from relayc.frontends.onnx.model import Model
-from relayc.frontends.onnx.model_file import StoredBytes, WeightFile
 from relayc.frontends.onnx.size_producers import SizeProducers
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.symbolic import sizes_in
 from relayc.frontends.onnx.tensors import sparse_to_numpy, stored_tensor, to_numpy
+from relayc.frontends.onnx.weights import StoredBytes, StoredWeights
 from relayc.relay.expr import Call, Constant, Expr
 from relayc.relay.op.creation import Sizes
 from relayc.relay.op.transform import Concatenate
@@ -55,8 +53,7 @@ class Session:
         """sizes assumed to be equal in this graph"""
         self._bodies: tuple[str, ...] = ()
         """the nodes whose bodies are being converted, outermost first: the nesting of the current graph"""
-        self._files: dict[Path, WeightFile] = {}
-        """files with external data, by path"""
+        self._weights = StoredWeights()
         self._met: Counter[str] = Counter()
         """number of size variables created per place"""
 
@@ -207,14 +204,7 @@ class Session:
         """A TensorProto as a constant whose values stay in the model's files; None if they are not stored there."""
         if isinstance(proto, SparseTensorProto):
             return None
-        return stored_tensor(proto, self.model.folders, where, raw_data, self._weight_file, span)
-
-    def _weight_file(self, path: Path) -> WeightFile:
-        found = self._files.get(path)
-        if found is None:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            found = self._files[path] = WeightFile(path.name, descriptor)
-        return found
+        return stored_tensor(proto, self.model.folders, where, raw_data, self._weights, span)
 
     def tensor(self, proto: Any, where: str, raw_data: np.ndarray | StoredBytes | None = None) -> np.ndarray:
         """The value of a TensorProto or SparseTensorProto; `raw_data` has the data that was read apart."""

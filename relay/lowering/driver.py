@@ -29,10 +29,10 @@ from relayc.relay.lowering.entry import ENTRY_NAME, make_dynamic_entry, make_ent
 from relayc.relay.lowering.graph import (
     ControlNode,
     ExecutionGraph,
+    Params,
     add_workspaces,
     make_graph,
     place_tensors,
-    share_params,
 )
 from relayc.relay.lowering.kernel_steps import KernelStep, split_steps
 from relayc.relay.lowering.kv_cache import place_kv_caches
@@ -200,12 +200,12 @@ def build(
         special = [(sizes, optimize(_specialized(mod, sizes), target, params)) for sizes in _combinations(specialize)]
     with report.step("plan"):
         prepare = partial(_prepared, target=target)
-        graph = make_graph(module["main"], prepare)
+        shared = Params()
+        graph = make_graph(module["main"], prepare, shared)
         _name_outputs(graph, module.attrs)
         for sizes, variant in special:
-            graph.variants.append((sizes, make_graph(variant["main"], prepare)))
+            graph.variants.append((sizes, make_graph(variant["main"], prepare, shared)))
             _name_outputs(graph.variants[-1][1], module.attrs)
-            share_params(graph, graph.variants[-1][1])
         place_kv_caches(graph)
         report.aliasing = arrange(graph, target)
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
