@@ -34,6 +34,7 @@ from relayc.frontends.onnx.unsupported import list_unsupported
 from relayc.frontends.onnx.weights import RawData
 from relayc.relay import op
 from relayc.relay.container_type import OptionalType
+from relayc.relay.errors import InternalCompileError, raise_if_internal, reports_internal_errors
 from relayc.relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.sizes import smaller
 from relayc.relay.type import TensorType, TupleType
@@ -58,6 +59,7 @@ CONVERSION_FAULTS = (CompileError, ValueError, TypeError, IndexError, KeyError, 
 Params = dict[str, np.ndarray]
 
 
+@reports_internal_errors("importing the model")
 def from_onnx(
     model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str],
     shape: ShapeOverride | None = None,
@@ -218,8 +220,13 @@ class _Importer:
             else:
                 results = self._expand(node, domain, inputs, attributes, scope, place)
             finished = [None if r is None else self.session.folder.finish(r, span) for r in results]
+        except InternalCompileError:
+            raise
         except CONVERSION_FAULTS as error:
             raise _located(error, place, inputs) from error
+        except Exception as error:
+            raise_if_internal(error, place)
+            raise
         self.session.size_producers.note(finished)
         why = why_on_host(inputs, finished) if inputs else ""
         if why:

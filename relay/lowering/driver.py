@@ -17,9 +17,11 @@ import numpy as np
 from relayc.backend.cache import UNDECODABLE, has_source_version
 from relayc.backend.driver import ModuleBuilder
 from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.runtime.errors import of_user
 from relayc.backend.size_json import size_to_json
 from relayc.backend.target import Target
 from relayc.relay.bind_sizes import bind_sizes
+from relayc.relay.errors import reports_internal_errors
 from relayc.relay.expr import Constant, Expr, Function, Var
 from relayc.relay.lowering.arrange import arrange
 from relayc.relay.lowering.buffer_aliasing import AliasReport
@@ -170,6 +172,7 @@ def optimize(
         return Sequential(passes, "optimize")(module)
 
 
+@reports_internal_errors("compiling the model")
 @compiling()
 def build(
     mod: IRModule | Function,
@@ -193,6 +196,7 @@ def build(
     """
     target = Target(target)
     report = BuildReport()
+    progress = None if progress is None else of_user(progress)
     if caches:
         mod = _with_caches(mod, caches, target, specialize)
     with report.step("optimize"):
