@@ -38,7 +38,10 @@ __all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Method", "Section", "map_fil
 
 Method = Literal["sha256", "sums"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Format version that is written. Code in a file of version 2 reads the context's `shortage`, which runtimes that read
+only version 1 lack."""
+_OLDEST_VERSION = 1
 AGAIN = "The file is damaged; copy it again or compile the model again"
 
 _MAGIC = b"\x89RLYC\r\n\x1a"  # like PNG's: shows damage by text-mode transfers
@@ -136,9 +139,9 @@ def _read_manifest(data: memoryview, where: str) -> tuple[Record, int]:
             "It is no model compiled by relayc, or was damaged by a transfer in text mode"
         )
     version = int.from_bytes(data[8:12], "little")
-    if version != FORMAT_VERSION:
+    if not _OLDEST_VERSION <= version <= FORMAT_VERSION:
         raise ArtifactError(
-            f"{where} has format version {version}; this runtime reads version {FORMAT_VERSION}. "
+            f"{where} has format version {version}; this runtime reads versions {_OLDEST_VERSION} to {FORMAT_VERSION}. "
             "Compile the model again, or install the relayc that wrote it"
         )
     end = _HEADER + int.from_bytes(data[12:16], "little")

@@ -331,6 +331,7 @@ class DynamicRunner:
         entry = self._entries.get(step)
         if entry is not None and record is None:
             entry(*self._tables)
+            self._context.check()
             return
         nodes = self._graph.nodes[step.first : step.last]
 

@@ -89,6 +89,7 @@ class GraphModule:
         self._requested_threads = num_threads
         self._context = Context(num_threads)
         self._context.find_function = bound.model.module.find_function
+        self._context.user = f"a kernel of model {graph.name!r}"
         self._lock = threading.RLock()
         self._positions = {graph.tensors[index].name: position for position, index in enumerate(graph.inputs)}
         self._tensors_in: dict[tuple[str, int | str], list[int]] = defaultdict(list)

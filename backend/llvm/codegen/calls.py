@@ -15,9 +15,9 @@ from relayc.te.errors import CompileError
 from relayc.te.ir import collect
 from relayc.te.tir import LT, BufferLoad, Call, Cast, PrimExpr, StringImm, as_int
 
-__all__ = ["CTX_CALL_PACKED", "CTX_FREE", "CTX_PARALLEL", "CTX_WORKSPACE", "CallEmitter"]
+__all__ = ["CTX_CALL_PACKED", "CTX_FREE", "CTX_PARALLEL", "CTX_SHORTAGE", "CTX_WORKSPACE", "CallEmitter"]
 
-CTX_PARALLEL, CTX_DRAWS, CTX_WORKSPACE, CTX_FREE, CTX_CALL_PACKED = 0, 12, 16, 24, 32
+CTX_PARALLEL, CTX_DRAWS, CTX_WORKSPACE, CTX_FREE, CTX_CALL_PACKED, CTX_SHORTAGE = 0, 12, 16, 24, 32, 40
 """Byte offsets of the function pointers in the execution context (see backend/runtime/context.py)."""
 
 DLPACK_FIELDS: dict[str, tuple[int, str]] = {
@@ -381,6 +381,10 @@ class CallEmitter(TileEmitter):
         one = self.index(call.args[-1])
         self.call_range(call, one, self.sum(one, Index(None, 1, 0)))
         return "0"
+
+    def may_exhaust(self, call: Call) -> bool:
+        """May the kernel that is called run out of workspace? One of another module may."""
+        return _name(call) not in self.text.module.finishing
 
     def call_range(self, call: Call, first: Index, last: Index) -> None:
         """Run the iterations [first, last) of the function that a "call_step" names."""

@@ -276,7 +276,7 @@ def test_messages_say_what_where_and_what_to_do(saved, tmp_path):
         load_model(tmp_path / "empty")
     data = saved.read_bytes()
     with pytest.raises(
-        ArtifactError, match=r"has format version 9; this runtime reads version 1. Compile the model again"
+        ArtifactError, match=r"has format version 9; this runtime reads versions 1 to 2. Compile the model again"
     ):
         CompiledModel.from_bytes(data[:8] + (9).to_bytes(4, "little") + data[12:])
     with pytest.raises(ArtifactError, match="manifest does not match its hash"):
