@@ -108,6 +108,7 @@ def owner_of(graph: Graph, tensor: GraphTensor) -> int:
 
 
 def tensor_bytes(shape: tuple[Any, ...], dtype: str, sizes: dict[str, int]) -> int:
+    """The bytes of a tensor. Raises `ArgumentError` for a negative dimension, and for too many elements."""
     dims = [evaluate(d, sizes) for d in shape]
     if min(dims, default=0) < 0:
         raise ArgumentError(f"the sizes {sizes} make a tensor of shape {tuple(dims)}; the inputs are too small for it")
