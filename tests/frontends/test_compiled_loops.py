@@ -72,7 +72,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                "r = Add (p2, p1) }", "x", "y, counts") + "}",
         {"n": FIVE, "x": X3},
     ),
-    "a scan in a loop over sizes known at run time": (
+    "a scan in a loop over symbolic sizes": (
         "g (int64 n, float[t, m] x) => (float[m] y, float[k, t, m] all) {"
         "axes = Constant <value_ints = [0]> () start = ReduceSum <keepdims = 0> (x, axes)"
         + loop("b (int64 i, bool c, float[m] p) => (bool d, float[m] r, float[t, m] rows) { d = Identity (c)"
@@ -156,7 +156,7 @@ def test_the_c_target(name):
 
 
 def test_sizes_may_change_between_runs():
-    text, feeds = MODELS["a scan in a loop over sizes known at run time"]
+    text, feeds = MODELS["a scan in a loop over symbolic sizes"]
     module = compiled(text)
     for rows, columns in ((20, 3), (17, 40), (20, 3), (30, 1)):
         feeds["x"] = np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
