@@ -1,11 +1,12 @@
 """Frames: what the compiled functions of loops know of the graphs they run. A frame is a table of 64-bit words.
 
-    addresses of the tensors | values of the size variables | addresses of the results | spare addresses of the results
-    | limit | stage | address of the turns that are left | frames of the graphs inside
+    addresses of the tensors | values of the size variables | their capacities | addresses of the results
+    | spare addresses of the results | limit | stage | address of the turns that are left | frames of the graphs inside
 
 Compiled code (`relay.lowering.compiled_loops`) exchanges addresses in it: that of a carried value with the one of the
 result that becomes the next carried value, and the result's with its spare one. The iterations of a loop end at the
-limit. The stage tells how far a run of the graph came that was left because no turns were left, 0 for none.
+limit. The stage tells how far a run of the graph came that was left because no turns were left, 0 for none. Where
+iterations change size variables, memory is laid out for their capacities; a larger value uses up the turns.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from relayc.backend.runtime.execution_plan import Check, IfStep, LoopStep
 from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.layouts import ALIGNMENT, Stage, bind_sizes, tensor_bytes
 from relayc.backend.runtime.ndarray import NDArray, empty
-from relayc.backend.runtime.sizes import evaluate
+from relayc.backend.runtime.sizes import Size, evaluate
 
 __all__ = ["WORD_BYTES", "Frame", "FrameLayout", "FrameMemory"]
 
@@ -46,8 +47,12 @@ class FrameLayout:
         return self.tensor_count
 
     @property
-    def results(self) -> int:
+    def capacities(self) -> int:
         return self.sizes + self.size_count
+
+    @property
+    def results(self) -> int:
+        return self.capacities + self.size_count
 
     @property
     def spares(self) -> int:
@@ -86,10 +91,9 @@ class FrameMemory:
         self._placed.append((words, which, self._nbytes + offsets))
         self._nbytes += -(-nbytes // ALIGNMENT) * ALIGNMENT
 
-    def allocate(self, before: NDArray | None, where: Device) -> NDArray:
-        """The arena, that of the layout `before` if it is large enough."""
-        arena = before if before is not None and before.nbytes >= self._nbytes else None
-        arena = empty((max(self._nbytes, 1),), "uint8", where) if arena is None else arena
+    def allocate(self, where: Device) -> NDArray:
+        """The arena."""
+        arena = empty((max(self._nbytes, 1),), "uint8", where)
         for words, which, offsets in self._placed:
             words[which] = arena.handle + offsets
         return arena
@@ -108,6 +112,9 @@ class Frame:
         self.words = np.zeros(self.layout.words, np.int64)
         self.address = int(self.words.ctypes.data)
         self.sizes: dict[str, int] = {}
+        self._growing = () if loop is None else loop.growing
+        self._room: dict[str, int] = {}
+        """the sizes that memory is laid out for"""
         self.children = [Frame(each.graph, each.step if isinstance(each.step, LoopStep) else None, params, turns)
                          for each in self._inside]  # fmt: skip
         self._slots = Stage(graph, [i for i, t in enumerate(graph.tensors) if t.storage == "slot"], ())
@@ -121,30 +128,55 @@ class Frame:
 
     def shape(self, tensor: int) -> tuple[int, ...]:
         """The shape of a tensor of the graph."""
-        return tuple([evaluate(d, self.sizes) for d in self.graph.tensors[tensor].shape])
+        return tuple([evaluate(d, self.sizes) for d in self._dims(tensor)])
 
     def nbytes(self, tensor: int) -> int:
         return nbytes_of(self.graph.tensors[tensor].dtype, math.prod(self.shape(tensor)))
 
-    def lay_out(self, shapes: Sequence[tuple[int, ...]], inherited: Mapping[str, int], memory: FrameMemory) -> bool:
+    def lay_out(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        inherited: Mapping[str, int],
+        memory: FrameMemory,
+        room: int = 1,
+    ) -> bool:
         """Place all tensors for inputs of these shapes; false where a check of sizes fails, or results have other
         shapes than expected.
 
-        Raises `ArgumentError` for sizes that the graph, or one inside of it, can't have.
+        The sizes that a loop changes may grow by the factor `room`. Raises `ArgumentError` for sizes that the graph, or
+        one inside of it, can't have.
         """
-        graph, layout = self.graph, self.layout
-        self.sizes = bind_sizes(graph, shapes, inherited)
-        self.words[layout.sizes : layout.results] = [self.sizes.get(name, 0) for name in graph.sizes]
+        self.sizes = bind_sizes(self.graph, shapes, inherited)
+        self.set_sizes()
+        capacities = {name: room * self.sizes[name] + room - 1 for name in self._growing}
+        self._room = {**self.sizes, **capacities}
+        start = self.layout.capacities
+        for name, capacity in capacities.items():
+            self.words[start + self.graph.sizes.index(name)] = capacity
         if any(evaluate(check.left, self.sizes) != evaluate(check.right, self.sizes) for check in self._checks):
             return False
-        offsets, total = self._slots.layout(self.sizes)
+        offsets, total = self._slots.layout(self._room)
         memory.place(self.words, self._slots.numbers, total, offsets)
         for i in self._buffers:
-            memory.place(self.words, i, self._checked_bytes(i))
+            memory.place(self.words, i, self._room_for(i))
         if self.loop is not None:
             self._lay_out_loop(self.loop, memory)
         pairs = zip(self.children, self._inside, strict=True)
         return self._keeps_shapes() and all(self._lay_out_child(child, inside, memory) for child, inside in pairs)
+
+    def set_sizes(self) -> None:
+        """Set the size variables to `sizes`."""
+        self.words[self.layout.sizes : self.layout.capacities] = [self.sizes.get(n, 0) for n in self.graph.sizes]
+
+    def read_sizes(self) -> None:
+        """Update `sizes` by those that iterations changed."""
+        for name in self._growing:
+            self.sizes[name] = int(self.words[self.layout.sizes + self.graph.sizes.index(name)])
+
+    @property
+    def is_outgrown(self) -> bool:
+        """Did sizes get larger than the memory was laid out for? Asked after `read_sizes`."""
+        return any(self.sizes[name] > self._room[name] for name in self._growing)
 
     def _lay_out_child(self, child: Frame, inside: _Inside, memory: FrameMemory) -> bool:
         fits = child.lay_out([self.shape(i) for i in inside.arguments], self.sizes, memory)
@@ -153,10 +185,14 @@ class Frame:
         return fits and all(shape[len(shape) - len(part) :] == part for shape, part in shapes)  # part of a stack
 
     def _keeps_shapes(self) -> bool:
-        """Does a body give carried values of the shapes that it takes?"""
+        """Does a body give carried values of the shapes that it takes, but for the sizes that it changes?"""
         carried = 0 if self.loop is None else len(self.loop.carried)
         pairs = zip(self.graph.inputs[2:], self.graph.outputs[1 : 1 + carried], strict=False)
-        return all(self.shape(a) == self.shape(b) for a, b in pairs)
+        dims = [each for a, b in pairs for each in zip(self._dims(a), self.shape(a), self.shape(b), strict=True)]
+        return all(taken == given or name in self._growing for name, taken, given in dims)
+
+    def _dims(self, tensor: int) -> tuple[Size, ...]:
+        return self.graph.tensors[tensor].shape
 
     def _lay_out_loop(self, loop: LoopStep, memory: FrameMemory) -> None:
         """Place what the loop itself writes: iteration, condition, and two buffers for every carried value."""
@@ -165,14 +201,14 @@ class Frame:
             memory.place(self.words, i, WORD_BYTES)
         memory.place(self.words, layout.results, WORD_BYTES)
         for k, number in enumerate(graph.outputs[1:], start=1):
-            nbytes = self._checked_bytes(number)
+            nbytes = self._room_for(number)
             if k <= len(loop.carried):
                 memory.place(self.words, layout.results + k, nbytes)
                 memory.place(self.words, layout.spares + k, nbytes)
 
-    def _checked_bytes(self, tensor: int) -> int:
+    def _room_for(self, tensor: int) -> int:
         of = self.graph.tensors[tensor]
-        return tensor_bytes(of.shape, of.dtype, self.sizes)
+        return tensor_bytes(of.shape, of.dtype, self._room)
 
     def begin(self) -> None:
         """Set the conditions that bodies are passed, and forget a run that was left."""

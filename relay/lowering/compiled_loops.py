@@ -11,7 +11,7 @@ to know is in the frames: how many iterations of each loop are done, and the sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,21 +22,32 @@ from relayc.relay.lowering.graph import ControlNode, ExecutionGraph
 from relayc.relay.op.control import ControlFlow, WhileLoop
 from relayc.relay.sizes import dims_equal, product, size_variables
 from relayc.relay.type import TensorType
-from relayc.te.dtype import HANDLE
+from relayc.te.dtype import HANDLE, dtype
+from relayc.te.ir import collect
 from relayc.te.tir import (
     EQ,
     GE,
     GT,
     LT,
+    Add,
     And,
+    Cast,
+    Dim,
+    Div,
     Evaluate,
+    FloorDiv,
     IfThenElse,
+    IntImm,
+    LetStmt,
+    Max,
     Min,
+    Mul,
     Not,
     PrimExpr,
     PrimFunc,
     Stmt,
     StringImm,
+    Sub,
     Var,
     While,
     call_intrin,
@@ -53,30 +64,56 @@ LOOP_NAME, BODY_NAME = "relayc_loop", "relayc_body"
 def compile_loops(graph: ExecutionGraph, number: int) -> list[PrimFunc]:
     """The functions of the settled loops in a graph and in the graphs inside of it, numbered from `number` on.
 
-    Notes the names of those that the executor calls in the steps. All graphs are planned.
+    Notes their names in the steps of those that the executor calls, and the sizes that may change from one iteration to
+    the next. All graphs are planned.
     """
     made = _Compiled(number)
     for part in graph.all_graphs():
         for step in part.steps:
             control = step.get("control")
-            if control is not None and isinstance(control.operator, WhileLoop) and _is_settled_loop(control):
-                step["entry"] = made.loop(control)
+            if control is None or not isinstance(control.operator, WhileLoop) or not _is_settled(control.graphs[0]):
+                continue
+            growing = _growing(control)
+            if not growing or _may_grow(control, set(growing)):
+                step["entry"], step["growing"] = made.loop(control), list(growing)
     return made.functions
 
 
-def _is_settled_loop(control: ControlNode) -> bool:
-    """Are the sizes of all tensors of a loop known when it begins, as no iteration changes the shape of a carried
-    value?"""
+def _growing(control: ControlNode) -> dict[str, Dim]:
+    """The size variables that stand for dimensions of carried values, and their values in the next iteration, where
+    those may differ."""
     assert isinstance(control.operator, WhileLoop)
-    (body,) = control.graphs
-    carried = control.operator.carried
+    (body,), carried = control.graphs, control.operator.carried
     pairs = zip(body.inputs[2 : 2 + carried], body.outputs[1 : 1 + carried], strict=True)
-    return _is_settled(body) and all(_same_shape(body, a, b) for a, b in pairs)
+    dims = [each for a, b in pairs for each in zip(body.tensors[a].shape, body.tensors[b].shape, strict=True)]
+    return {name: e for d, e in dims if not dims_equal(d, e) for name in size_variables((d,))}
 
 
-def _same_shape(graph: ExecutionGraph, a: int, b: int) -> bool:
-    shapes = [graph.tensors[i].shape for i in (a, b)]
-    return all(dims_equal(d, e) for d, e in zip(*shapes, strict=True))
+def _may_grow(control: ControlNode, growing: Set[str]) -> bool:
+    """Can compiled code run a loop in which these sizes change?
+
+    The memory that is enough for the largest of them has to be enough for all, and nothing but kernels depend on them.
+    """
+    assert isinstance(control.operator, WhileLoop)
+    (body,), carried = control.graphs, control.operator.carried
+    stacked = [body.tensors[i].shape for i in body.outputs[1 + carried :]]
+    checked = [check[:2] for check in body.attrs.get("size_checks", ())]
+    if body.control_nodes or not growing.isdisjoint(size_variables([*stacked, *checked])):
+        return False
+    return all(_is_monotonic(d, growing) for tensor in body.tensors for d in tensor.shape)
+
+
+def _is_monotonic(size: Dim, growing: Set[str]) -> bool:
+    """Does a size surely not get smaller when these variables get larger?"""
+    if growing.isdisjoint(size_variables((size,))) or isinstance(size, Var):
+        return True
+    if isinstance(size, Cast):
+        return _is_monotonic(size.value, growing)
+    if isinstance(size, Sub | FloorDiv | Div):
+        return _is_monotonic(size.a, growing) and growing.isdisjoint(size_variables((size.b,)))
+    if isinstance(size, Add | Mul | Max | Min) and not any(part.value < 0 for part in collect(size, IntImm)):
+        return _is_monotonic(size.a, growing) and _is_monotonic(size.b, growing)
+    return False
 
 
 def _is_settled(graph: ExecutionGraph) -> bool:
@@ -93,9 +130,9 @@ def _is_settled(graph: ExecutionGraph) -> bool:
 
 
 def _is_settled_inside(control: ControlNode) -> bool:
-    if isinstance(control.operator, WhileLoop):
-        return _is_settled_loop(control)
-    return isinstance(control.operator, ControlFlow) and all(map(_is_settled, control.graphs))
+    if not isinstance(control.operator, ControlFlow) or not all(map(_is_settled, control.graphs)):
+        return False
+    return not isinstance(control.operator, WhileLoop) or not _growing(control)
 
 
 def _has_loop(graph: ExecutionGraph) -> bool:
@@ -197,8 +234,8 @@ class _Compiled:
     def loop(self, control: ControlNode) -> str:
         """The function that runs a settled loop, whose frame is that of the body: ``relayc_loop_<number>(frame)``."""
         assert isinstance(control.operator, WhileLoop)
-        (body,), carried = control.graphs, control.operator.carried
-        return self._function(LOOP_NAME, id(control), body, lambda frame: self._turns(frame, carried))
+        (body,), carried, growing = control.graphs, control.operator.carried, _growing(control)
+        return self._function(LOOP_NAME, id(control), body, lambda frame: self._turns(frame, carried, growing))
 
     def _body(self, graph: ExecutionGraph) -> str:
         """The function that runs a graph with control flow: ``relayc_body_<number>(frame)``."""
@@ -214,13 +251,13 @@ class _Compiled:
 
     # -- a loop
 
-    def _turns(self, frame: _Frame, carried: int) -> Stmt:
+    def _turns(self, frame: _Frame, carried: int, growing: Mapping[str, Dim]) -> Stmt:
         layout, graph = frame.layout, frame.graph
         iteration, limit = _number(frame.tensor(graph.inputs[0])), frame.word(layout.limit, "int64")
         goes_on = And(LT(iteration, limit), GT(_number(frame.word(layout.turns)), const(0, "int64")))
         written = [k for k in range(len(graph.outputs)) if frame.is_written(k)]
         begin = [frame.place(graph.outputs[k], frame.word(layout.results + k)) for k in written]
-        end = seq(self._end_of_turn(frame, carried, written))
+        end = seq([*self._end_of_turn(frame, carried, written), *_change_sizes(frame, growing)])
         return While(goes_on, seq([*begin, *self._run(frame), _where_finished(frame, end)]))
 
     def _end_of_turn(self, frame: _Frame, carried: int, written: Sequence[int]) -> Iterator[Stmt]:
@@ -303,6 +340,24 @@ class _Compiled:
                   for k, (number, own) in enumerate(zip(results, inner.graph.outputs, strict=True))
                   if k not in written]  # fmt: skip
         return seq([*begin, *self._run(inner), *([_where_finished(inner, seq(copied))] if copied else [])])
+
+
+def _change_sizes(frame: _Frame, growing: Mapping[str, Dim]) -> Iterator[Stmt]:
+    """Give size variables their values of the next iteration; there are no turns left if the memory is too small."""
+    if not growing:
+        return
+    layout, zero = frame.layout, const(0, "int64")
+    values = [Var(f"next{i}", dtype("int64")) for i in range(len(growing))]
+    places = [frame.graph.sizes.index(name) for name in growing]
+    stores: list[Stmt] = []
+    for place, value in zip(places, values, strict=True):
+        leave = _store(frame.word(layout.turns), zero)
+        stores += [frame.put(layout.sizes + place, value),
+                   IfThenElse(GT(value, frame.word(layout.capacities + place, "int64")), leave)]  # fmt: skip
+    body = seq(stores)
+    for value, size in zip(values, growing.values(), strict=True):  # all are computed before one is stored
+        body = LetStmt(value, size_value(size, frame.sizes, frame.graph.sizes), body)
+    yield body
 
 
 def _is_invariant(graph: ExecutionGraph, output: int, carried: int) -> bool:

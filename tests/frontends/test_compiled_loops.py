@@ -81,6 +81,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                "start", "y, all") + "}",
         {"n": FIVE, "x": np.linspace(-1, 1, 20 * 3, dtype=np.float32).reshape(20, 3)},
     ),
+    "states that grow, one by what the other was": (
+        "g (int64 n, float[1, 3] x) => (float[a, 3] y, float[e, 3] z, float[k] sums) {"
+        + loop("b (int64 i, bool c, float[p, 3] u, float[q, 3] v) => (bool c, float[p2, 3] w, float[p, 3] u, float s) {"
+               "w0 = Concat <axis = 0> (x, v, u) w = Tanh (w0) s = ReduceSum <keepdims = 0> (x) }",
+               "x, x", "y, z, sums") + "}",
+        {"n": FIVE, "x": X3[None]},
+    ),
+    "a state that doubles": (
+        "g (int64 n, float[m] x) => (float[e] z) {"
+        + loop("b (int64 i, bool c, float[q] v) => (bool c, float[q2] r) {"
+               "r0 = Concat <axis = 0> (v, v) r = Add (r0, r0) }", "x", "z") + "}",
+        {"n": FIVE, "x": np.arange(9, dtype=np.float32)},
+    ),
     "a loop that its condition ends": (
         "g (int64 n, float x) => (float y, float[k] all, bool[k] flags) {"
         "y, all, flags = Loop (, , x) <body = b (int64 i, bool c, float p) => (bool d, float r, float r, bool d) {"
@@ -102,7 +115,7 @@ def reference(text: str, feeds: dict[str, Any]) -> list[np.ndarray]:
     named = {**feeds, **params}
     order = [p.name for p in module["main"].params]
     values = create_executor("debug", module).evaluate()(*[np.asarray(named[name]) for name in order])
-    return list(values)[: len(model_of(text).graph.output)]
+    return list(values)[: len(model_of(text).graph.output)] if isinstance(values, tuple) else [values]
 
 
 def model_of(text: str) -> Any:

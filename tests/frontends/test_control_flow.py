@@ -292,7 +292,7 @@ def test_growing_loop_values_are_reallocated_seldom(monkeypatch):
         arenas.extend([shape[0]] if dtype == "uint8" else [])
         return make(shape, dtype, *args)
 
-    monkeypatch.setattr(dynamic, "empty", counting)
+    monkeypatch.setattr(frames, "empty", counting)
     nodes = [helper.make_node("Concat", ["list", "x"], ["twice"], axis=0),
              helper.make_node("CumSum", ["twice", "axis"], ["sums"]),
              helper.make_node("Neg", ["sums"], ["longer"])]  # fmt: skip
