@@ -26,6 +26,7 @@ from relayc.relay.expr import Constant, Expr, Function, Var
 from relayc.relay.lowering.arrange import arrange
 from relayc.relay.lowering.buffer_aliasing import AliasReport
 from relayc.relay.lowering.canonical_sizes import sizes_of
+from relayc.relay.lowering.compiled_loops import compile_loops
 from relayc.relay.lowering.dynamic import plan_dynamic
 from relayc.relay.lowering.entry import ENTRY_NAME, make_dynamic_entry, make_entry
 from relayc.relay.lowering.graph import (
@@ -225,6 +226,8 @@ def build(
                 node.sizes = tuple([node.names[name] for name in own])
         for part in graph.all_graphs():
             entries += _plan(part, kernels, target, len(entries))
+        if target.device_kind == "cpu":
+            entries += compile_loops(graph, len(entries))
     with report.step("compile"):
         for entry in entries:
             key = str(entry)  # the program consists of calls and constants

@@ -292,6 +292,19 @@ class CallEmitter(TileEmitter):
         value = self.text.value(f"load {memory_type(call.dtype)}, ptr {address}, align {align}")
         return self.from_memory(value, call.dtype)
 
+    def emit_store_at(self, call: Call) -> str:
+        of, value = call.args[2].dtype, self.visit(call.args[2])
+        address = self.byte_offset(self.visit(call.args[0]), self.operand(self.index(call.args[1])))
+        self.text.effect(f"store {register_type(of)} {value}, ptr {address}, align {element_bytes(of)}")
+        return "0"
+
+    def emit_copy_bytes(self, call: Call) -> str:
+        self.text.module.declare("llvm.memcpy.p0.p0.i64", "void", "ptr, ptr, i64, i1 immarg")
+        to, source = self.visit(call.args[0]), self.visit(call.args[1])
+        count = self.operand(self.index(call.args[2]))
+        self.text.effect(f"call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {source}, i64 {count}, i1 false)")
+        return "0"
+
     def emit_dlpack_field(self, call: Call) -> str:
         offset, dtype_name = DLPACK_FIELDS[_string(call.args[1], call)]
         stored = dtype(dtype_name)
