@@ -84,7 +84,8 @@ def from_onnx(
 
     The module's attributes "input_names" and "output_names" hold the model's names, in order; "output_forms" describes
     how non-tensor outputs are assembled (`frontends.onnx.containers.assembled`); "output_maps" has the keys of outputs
-    whose rows are maps, by number; "host_nodes", if any, the nodes evaluated during import: operator, name, reason.
+    whose rows are maps, by number; "host_nodes", if any, the nodes evaluated during import: operator, name, reason;
+    "metadata" is the model's `ModelMetadata`.
 
     Raises `OnnxImportError` for a model that is damaged or breaks a rule, `UnsupportedOperatorError` listing every
     operator without a converter, and `ValueNeededError` naming the inputs whose shape or value is needed.
@@ -168,7 +169,8 @@ class _Importer:
         leaves: list[Expr] = []
         maps: dict[int, tuple[Any, ...]] = {}
         result_forms = [form_of(expr, leaves, maps) for expr in outputs]
-        names: dict[str, Any] = {"input_names": [v.name for v in inputs], "output_names": output_names}
+        names: dict[str, Any] = {"input_names": [v.name for v in inputs], "output_names": output_names,
+                                 "metadata": self.model.metadata}  # fmt: skip
         if not all(isinstance(form, int) for form in result_forms):
             names = {**names, "output_forms": result_forms, "output_names": [f"output_{i}" for i in range(len(leaves))]}
         if maps:

@@ -14,7 +14,9 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from onnx import FunctionProto, GraphProto, ModelProto
 
+from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
+from relayc.frontends.onnx.metadata import metadata_of
 from relayc.frontends.onnx.model_file import read_message, read_model
 from relayc.frontends.onnx.tensors import message_weights
 from relayc.frontends.onnx.weights import RawData
@@ -44,6 +46,7 @@ class Model:
     functions: Mapping[FunctionKey, FunctionProto]
     folders: tuple[Path, ...]
     raw_data: RawData
+    metadata: ModelMetadata
 
 
 def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]) -> Model:
@@ -117,7 +120,7 @@ def _checked(proto: ModelProto, name: str, folders: tuple[Path, ...], raw_data: 
         if key in functions:
             raise fault(name, f"two local functions are named {function.domain}::{function.name}")
         functions[key] = function
-    return Model(name, proto.graph, opsets, functions, folders, raw_data)
+    return Model(name, proto.graph, opsets, functions, folders, raw_data, metadata_of(proto))
 
 
 def _domain(name: str) -> str:

@@ -208,6 +208,7 @@ def build(
         shared = Params()
         graph = make_graph(module["main"], prepare, shared)
         _name_outputs(graph, module.attrs)
+        graph.metadata = module.attrs.get("metadata", graph.metadata)
         for sizes, variant in special:
             graph.variants.append((sizes, make_graph(variant["main"], prepare, shared)))
             _name_outputs(graph.variants[-1][1], module.attrs)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.size_json import size_to_json
 from relayc.relay.analysis import evaluation_order, outer_order
 from relayc.relay.container_type import ContainerType
@@ -152,6 +153,7 @@ class ExecutionGraph:
     """specialisations of this graph to certain sizes, which the executor prefers if the inputs match"""
     maps: Mapping[int, Sequence[str | int]] = field(default_factory=dict[int, Sequence[str | int]])
     """outputs, matrices, of which each row is a map from these keys"""
+    metadata: ModelMetadata = field(default_factory=ModelMetadata)
 
     @property
     def is_static(self) -> bool:
@@ -228,6 +230,7 @@ class ExecutionGraph:
             **({"texts": self._strings_json()} if "texts" in self.attrs else {}),
             **({"maps": [[position, list(keys)] for position, keys in self.maps.items()]} if self.maps else {}),
             **({"caches": self._caches_json()} if self.attrs.get("caches") else {}),
+            **({"metadata": self.metadata.to_json()} if self.metadata != ModelMetadata() else {}),
         }
 
     def _strings_json(self) -> dict[str, Any]:
