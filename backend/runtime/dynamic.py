@@ -19,6 +19,8 @@ from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.errors import ArgumentError, ModuleError
 from relayc.backend.runtime.execution_plan import Bind, Check, IfStep, LoopStep, RunNodes, SequenceStep, StringStep
 from relayc.backend.runtime.graph import Graph, GraphNode, GraphTensor
+from relayc.backend.runtime.host_action import Prepared
+from relayc.backend.runtime.host_actions import HOST_ACTIONS
 from relayc.backend.runtime.layouts import MAX_ELEMENTS, Stage, bind_sizes, owner_of, shapes_of, tensor_bytes
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, array, empty
@@ -26,7 +28,6 @@ from relayc.backend.runtime.packed_func import KernelFunc, PackedFunc
 from relayc.backend.runtime.runners import OutputBuffer, Recordings
 from relayc.backend.runtime.sequences import ArraySequence, Value, run_sequence_action
 from relayc.backend.runtime.sizes import evaluate, variables
-from relayc.backend.runtime.string_actions import TEXT_ACTIONS, Prepared
 from relayc.backend.runtime.strings import StringTable
 
 __all__ = ["RESULT_SIZE", "DynamicRunner"]
@@ -53,7 +54,7 @@ class DynamicRunner:
         self._graph, self._module, self._context, self._device = graph, module, context, where
         self._params, self._string_table = params, string_table
         self._text_actions: dict[int, Prepared] = {
-            id(step): TEXT_ACTIONS[step.action].prepare(step.settings)
+            id(step): HOST_ACTIONS[step.action].prepare(step.settings)
             for step in graph.steps if isinstance(step, StringStep)
         }  # fmt: skip
         self._addresses = np.zeros(max(len(graph.tensors), 1), np.int64)
@@ -268,7 +269,7 @@ class DynamicRunner:
 
     def _run_string_action(self, step: StringStep) -> list[Value]:
         """The results of a string operation; strings are passed as positions in the string table."""
-        action, string_table = TEXT_ACTIONS[step.action], self._string_table
+        action, string_table = HOST_ACTIONS[step.action], self._string_table
         arrays = [self.array(index).numpy() for index in step.inputs]
         values = [string_table.strings(x) if kind == "t" else x for x, kind in zip(arrays, action.takes, strict=True)]
         try:

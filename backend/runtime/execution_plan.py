@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from relayc.backend.runtime.fields import Record, damaged
+from relayc.backend.runtime.host_actions import HOST_ACTIONS
 from relayc.backend.runtime.regex import PatternError
 from relayc.backend.runtime.sizes import Size, read_size
-from relayc.backend.runtime.string_actions import TEXT_ACTIONS
 
 __all__ = [
     "SEQUENCE_ACTIONS",
@@ -108,7 +108,7 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class StringStep:
-    """Apply `action`, one of `TEXT_ACTIONS`, with its `settings` to the tensors `inputs`; `outputs` are its results.
+    """Apply `action`, one of `HOST_ACTIONS`, with its `settings` to the tensors `inputs`; `outputs` are its results.
 
     Strings are passed as positions in the executor's string table.
     """
@@ -210,9 +210,9 @@ def _list(record: Record, last: int) -> SequenceStep:
 def _text(record: Record, last: int) -> StringStep:
     record.only("step", "action", "inputs", "outputs", "settings", "source")
     name = record.get("action", str)
-    if name not in TEXT_ACTIONS:
-        raise damaged(f"{record.where}.action", name, f"one of {', '.join(TEXT_ACTIONS)}")
-    action, passed = TEXT_ACTIONS[name], record.record("settings")
+    if name not in HOST_ACTIONS:
+        raise damaged(f"{record.where}.action", name, f"one of {', '.join(HOST_ACTIONS)}")
+    action, passed = HOST_ACTIONS[name], record.record("settings")
     inputs, outputs = record.numbers("inputs", 0, last), record.numbers("outputs", 0, last)
     if (len(inputs), len(outputs)) != (len(action.takes), len(action.returns)):
         found, expected = f"{len(inputs)} to {len(outputs)} tensors", f"{len(action.takes)} to {len(action.returns)}"

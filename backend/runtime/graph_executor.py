@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,12 @@ import numpy.typing as npt
 
 from relayc.backend.runtime.arguments import as_argument, as_sequence, as_string_arrays, check_type
 from relayc.backend.runtime.artifact import BoundModel, CompiledModel
+from relayc.backend.runtime.checks import position_of, positive
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT
 from relayc.backend.runtime.dynamic import DynamicRunner
-from relayc.backend.runtime.errors import ArgumentError, ArtifactError
+from relayc.backend.runtime.errors import ArgumentError, ArtifactError, raise_if_foreign
 from relayc.backend.runtime.graph import GraphTensor
 from relayc.backend.runtime.kv_cache import KVCaches
 from relayc.backend.runtime.layouts import bind_sizes, shapes_of
@@ -92,6 +93,8 @@ class GraphModule:
         self._context.user = f"a kernel of model {graph.name!r}"
         self._lock = threading.RLock()
         self._positions = {graph.tensors[index].name: position for position, index in enumerate(graph.inputs)}
+        outputs = reversed([*enumerate(graph.outputs)])  # of several with one name the first counts
+        self._output_positions = {graph.tensors[index].name: position for position, index in outputs}
         self._tensors_in: dict[tuple[str, int | str], list[int]] = defaultdict(list)
         for index, tensor in enumerate(graph.tensors):
             self._tensors_in[tensor.storage, tensor.place].append(index)
@@ -120,15 +123,16 @@ class GraphModule:
 
     # -- inputs and outputs
 
-    def set_input(self, key: int | str | None = None, value: Any = None, **inputs: Any) -> None:
+    def set_input(self, key: int | str | None = None, value: Any = None, /, **inputs: Any) -> None:
         """Copies values into inputs: `set_input("x", x)`, `set_input(0, x)`, `set_input(x=x, mask=m)`.
 
         A value is a numpy array, an NDArray, any DLPack object, or nested lists of numbers; for strings a numpy array
         of them (of dtype object or of numpy's own), or nested lists; for a sequence a list of these. Raises
-        `ArgumentError` for an unknown input, or one of another shape or dtype.
+        `ArgumentError` for an unknown input, one that is passed twice, or one of another shape or dtype.
         """
         with self._lock:
-            if key is not None:
+            if key is not None or value is not None:
+                self._check_passed_once([key], inputs)
                 self._set_input(key, value)
             for name, passed in inputs.items():
                 self._set_input(name, passed)
@@ -182,30 +186,40 @@ class GraphModule:
                     f"output {tensor.name!r} of model {self._graph.name!r} has no value: the executor has not run yet, "
                     "or its last run failed; set the inputs and call run() first"
                 )
-            if self._special is not None:
-                return self._special.get_output(position, out)
-            if position in self._strings.outputs:
-                if out is not None:
-                    raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is of strings, no out=")
-                return self._strings.strings(self._result(position, None))
-            if position in self._graph.maps and out is None:
-                keys = self._graph.maps[position]
-                rows = self._result(position, None).numpy().tolist()
-                return [dict(zip(keys, row, strict=True)) for row in rows]
-            return self._result(position, out)
+            try:
+                return self._fetch(position, out)
+            except Exception as error:
+                raise_if_foreign(error, f"fetching output {tensor.name!r} of model {self._graph.name!r}")
+                raise
+
+    def _fetch(self, position: int, out: NDArray | npt.NDArray[Any] | None) -> Any:
+        """An output of the last run; strings and maps in the form for users."""
+        if self._special is not None:
+            return self._special.get_output(position, out)
+        if position in self._strings.outputs:
+            if out is not None:
+                name = self._graph.tensors[self._graph.outputs[position]].name
+                raise ArgumentError(f"output {name!r} of model {self._graph.name!r} is of strings, no out=")
+            return self._strings.strings(self._result(position, None))
+        if position in self._graph.maps and out is None:
+            keys = self._graph.maps[position]
+            rows = self._result(position, None).numpy().tolist()
+            return [dict(zip(keys, row, strict=True)) for row in rows]
+        return self._result(position, out)
 
     def _result(self, position: int, out: NDArray | npt.NDArray[Any] | None) -> Any:
         """An output of the last run as an array, or a list of arrays."""
         tensor = self._graph.tensors[self._graph.outputs[position]]
-        if self._dynamic is not None:
-            result = self._dynamic.output(position)
-            if out is not None and tensor.is_sequence:
-                raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is a list of arrays")
-            return result if out is None else result.copyto(out if isinstance(out, NDArray) else from_dlpack(out))
         if out is not None:
+            if tensor.is_sequence:
+                raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is a list, no out=")
             target = out if isinstance(out, NDArray) else from_dlpack(out)
             check_type(tensor, target.shape, target.dtype, self._graph.name)
-            return self._array_of(self._graph.outputs[position]).copyto(target)
+            index = self._graph.outputs[position]
+            (self._array_of(index) if self._dynamic is None else self._dynamic.array(index)).copyto(target)
+            return out
+        if self._dynamic is not None:
+            return self._dynamic.output(position)
         buffer = self._outputs[position]
         if buffer is not None:
             return buffer.lend()
@@ -220,16 +234,15 @@ class GraphModule:
 
     def get_input_index(self, key: int | str) -> int:
         """The position of an input. Raises `ArgumentError` listing the inputs for an unknown one."""
-        position = self._positions.get(key, -1) if isinstance(key, str) else int(key)
+        position = position_of(key, self._positions)
         if position in self._caches:
             raise ArgumentError(
                 f"input {self._input_tensor(position).name!r} of model {self._graph.name!r} is a cache, which the "
                 "executor keeps; truncate_caches() makes it shorter"
             )
         if not 0 <= position < len(self._graph.inputs):
-            hint = (
-                f"; {key!r} is a weight, bound when the model was compiled" if key in self._bound.model.params else ""
-            )
+            is_weight = isinstance(key, str) and key in self._bound.model.params
+            hint = f"; {key!r} is a weight, bound when the model was compiled" if is_weight else ""
             raise ArgumentError(
                 f"model {self._graph.name!r} has no input {key!r}{hint}. Its inputs are: {self._signature()}"
             )
@@ -248,7 +261,7 @@ class GraphModule:
 
     # -- running
 
-    def run(self, **inputs: Any) -> None:
+    def run(self, /, **inputs: Any) -> None:
         """Sets `inputs`, then runs the model. Raises `ArgumentError` naming inputs that were never set."""
         with self._lock:
             for name, value in inputs.items():
@@ -266,9 +279,11 @@ class GraphModule:
         with self._lock:
             self._caches.truncate(length)
 
-    def __call__(self, *args: Any, **inputs: Any) -> list[Any]:
+    def __call__(self, /, *args: Any, **inputs: Any) -> list[Any]:
         """Sets inputs by position and by name, runs, and returns all outputs, atomically."""
         with self._lock:
+            if args and inputs:
+                self._check_passed_once(range(len(args)), inputs)
             for position, value in enumerate(args):
                 self._set_input(position, value)
             self.run(**inputs)
@@ -304,6 +319,7 @@ class GraphModule:
         self,
         dev: Device | None = None,
         func_name: str = "run",
+        /,
         repeat: int = 5,
         number: int = 5,
         min_repeat_ms: float = 0,
@@ -314,7 +330,8 @@ class GraphModule:
     ) -> BenchmarkResult:
         """Times `run` (see `timing.measure`); with `end_to_end`, with setting the inputs and fetching the outputs.
 
-        `dev` and `func_name`, from TVM's method, may only be the executor's device and "run".
+        `dev` and `func_name`, from TVM's method, may only be the executor's device and "run". Inputs that are named
+        like one of the other options are set by `set_input` before.
         """
         if func_name != "run" or (dev is not None and dev != self.device):
             raise ArgumentError(f"benchmark of {func_name!r} on {dev}: expected 'run' on {self.device}")
@@ -341,11 +358,12 @@ class GraphModule:
             self._caches.truncate(length)
             return result
 
-    def profile(self, repeat: int = 5, **inputs: Any) -> Report:
+    def profile(self, /, repeat: int = 5, **inputs: Any) -> Report:
         """Runs node by node, `repeat` times after a warm-up, and reports the median time of every node.
 
         Slower than `run`: every node is followed by a synchronisation or, where devices have events, by an event.
         """
+        positive(repeat, "repeat")
         with self._lock:
             self.set_input(**inputs)
             self._has_run, self._special = False, None
@@ -381,14 +399,25 @@ class GraphModule:
 
     # -- inner workings; the lock is held
 
+    def _check_passed_once(self, keys: Iterable[int | str], named: Mapping[str, Any]) -> None:
+        """Raise `ArgumentError` if one of `keys` is an input that is passed by its name, too."""
+        twice = {self.get_input_index(key) for key in keys} & {self.get_input_index(name) for name in named}
+        if twice:
+            names = [self._input_tensor(position).name for position in sorted(twice)]
+            raise ArgumentError(f"model {self._graph.name!r}: inputs {names} are passed twice; expected one value")
+
     def _set_input(self, key: int | str, value: Any) -> None:
         position = self.get_input_index(key)
         tensor = self._input_tensor(position)
-        if position in self._strings.inputs:
-            self._strings.set(position, as_string_arrays(tensor, value, self._graph.name))
-            self._unset.discard(position)
-        else:
-            self._copy_input(position, tensor, value)
+        try:
+            if position in self._strings.inputs:
+                self._strings.set(position, as_string_arrays(tensor, value, self._graph.name))
+                self._unset.discard(position)
+            else:
+                self._copy_input(position, tensor, value)
+        except Exception as error:
+            raise_if_foreign(error, f"setting input {tensor.name!r} of model {self._graph.name!r}")
+            raise
 
     def _copy_input(self, position: int, tensor: GraphTensor, value: Any) -> None:
         if tensor.is_sequence:
@@ -412,9 +441,9 @@ class GraphModule:
         self._moved("input", position)
 
     def _output_position(self, key: int | str) -> int:
-        names = [self._graph.tensors[index].name for index in self._graph.outputs]
-        position = (names.index(key) if key in names else -1) if isinstance(key, str) else key
-        if not 0 <= position < len(names):
+        position = position_of(key, self._output_positions)
+        if not 0 <= position < len(self._graph.outputs):
+            names = [self._graph.tensors[index].name for index in self._graph.outputs]
             raise ArgumentError(
                 f"model {self._graph.name!r} has no output {key!r}. Its {len(names)} outputs are: {names}"
             )
@@ -490,25 +519,33 @@ class GraphModule:
 
     def _run(self) -> None:
         self._has_run = False
-        self._prepare()
-        self._special = self._find_special() if self._graph.variants else None
-        if self._special is not None:
-            self._strings.copy_to(self._special._strings)
-            for position, passed in enumerate(self._inputs):
-                if position in self._strings.inputs:
-                    self._special._unset.discard(position)
-                elif isinstance(passed, NDArray):
-                    self._special.set_input_zero_copy(position, passed)
-                else:
-                    self._special._inputs[position] = passed
-                    self._special._unset.discard(position)
-            self._special._run()
-        elif self._dynamic is not None:
-            self._dynamic.run(self._inputs, self._kept_sizes)
-        else:
-            self._runner()
+        try:
+            self._prepare()
+            self._special = self._find_special() if self._graph.variants else None
+            if self._special is not None:
+                self._run_special(self._special)
+            elif self._dynamic is not None:
+                self._dynamic.run(self._inputs, self._kept_sizes)
+            else:
+                self._runner()
+        except Exception as error:
+            raise_if_foreign(error, f"running model {self._graph.name!r}")
+            raise
         self._context.check()
         self._has_run = True
+
+    def _run_special(self, special: GraphModule) -> None:
+        """Run the specialisation on the inputs, without a copy of arrays."""
+        self._strings.copy_to(special._strings)
+        for position, passed in enumerate(self._inputs):
+            if position in self._strings.inputs:
+                special._unset.discard(position)
+            elif isinstance(passed, NDArray):
+                special.set_input_zero_copy(position, passed)
+            else:
+                special._inputs[position] = passed
+                special._unset.discard(position)
+        special._run()
 
     def _find_special(self) -> GraphModule | None:
         """The executor of the specialisation for the sizes of the inputs, if there is one."""

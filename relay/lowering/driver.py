@@ -17,9 +17,11 @@ import numpy as np
 from relayc.backend.cache import UNDECODABLE, has_source_version
 from relayc.backend.driver import ModuleBuilder
 from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.runtime.errors import of_user
 from relayc.backend.size_json import size_to_json
 from relayc.backend.target import Target
 from relayc.relay.bind_sizes import bind_sizes
+from relayc.relay.errors import reports_internal_errors
 from relayc.relay.expr import Constant, Expr, Function, Var
 from relayc.relay.lowering.arrange import arrange
 from relayc.relay.lowering.buffer_aliasing import AliasReport
@@ -30,10 +32,10 @@ from relayc.relay.lowering.entry import ENTRY_NAME, make_dynamic_entry, make_ent
 from relayc.relay.lowering.graph import (
     ControlNode,
     ExecutionGraph,
+    Params,
     add_workspaces,
     make_graph,
     place_tensors,
-    share_params,
 )
 from relayc.relay.lowering.kernel_steps import KernelStep, split_steps
 from relayc.relay.lowering.kv_cache import place_kv_caches
@@ -42,8 +44,8 @@ from relayc.relay.lowering.parallel_regions import plan_regions
 from relayc.relay.lowering.process import compiling
 from relayc.relay.lowering.tuning_records import current_records
 from relayc.relay.lowering.workspace import Workspace
+from relayc.relay.op.host import OnHost
 from relayc.relay.op.sequence import SequenceOperator
-from relayc.relay.op.strings import OnHost
 from relayc.relay.sizes import assuming, dims_equal, size_from_json, size_variables
 from relayc.relay.transform import UpdateKVCacheInPlace, default_pipeline
 from relayc.relay.type import TensorType
@@ -171,6 +173,7 @@ def optimize(
         return Sequential(passes, "optimize")(module)
 
 
+@reports_internal_errors("compiling the model")
 @compiling()
 def build(
     mod: IRModule | Function,
@@ -194,6 +197,7 @@ def build(
     """
     target = Target(target)
     report = BuildReport()
+    progress = None if progress is None else of_user(progress)
     if caches:
         mod = _with_caches(mod, caches, target, specialize)
     with report.step("optimize"):
@@ -201,12 +205,13 @@ def build(
         special = [(sizes, optimize(_specialized(mod, sizes), target, params)) for sizes in _combinations(specialize)]
     with report.step("plan"):
         prepare = partial(_prepared, target=target)
-        graph = make_graph(module["main"], prepare)
+        shared = Params()
+        graph = make_graph(module["main"], prepare, shared)
         _name_outputs(graph, module.attrs)
+        graph.metadata = module.attrs.get("metadata", graph.metadata)
         for sizes, variant in special:
-            graph.variants.append((sizes, make_graph(variant["main"], prepare)))
+            graph.variants.append((sizes, make_graph(variant["main"], prepare, shared)))
             _name_outputs(graph.variants[-1][1], module.attrs)
-            share_params(graph, graph.variants[-1][1])
         place_kv_caches(graph)
         report.aliasing = arrange(graph, target)
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
@@ -374,5 +379,5 @@ def _host_operation(control: ControlNode) -> str:
     if isinstance(control.operator, SequenceOperator):
         return f"{control.source} (sequences)"
     if isinstance(control.operator, OnHost):
-        return f"{control.source} (strings)"
+        return f"{control.source} ({control.operator.operator.name.partition('.')[0]})"
     return f"{control.operator.name} {control.source!r} (control flow)"

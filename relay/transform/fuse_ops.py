@@ -414,7 +414,9 @@ def _fuse_function(function: Function, max_size: int, permutes_into_products: bo
     return function.with_body(rewriter.outer(function.body))
 
 
-PassContext.declare_option("relay.FuseOps.max_size", 256, "most operators in one fused function; 1 turns fusion off")
+PassContext.declare_option(
+    "relay.FuseOps.max_size", 256, "most operators in one fused function; 1 turns fusion off", least=1
+)
 
 
 @dataclass(frozen=True)
