@@ -10,6 +10,7 @@ from onnx import GraphProto
 from relayc.frontends.onnx.containers import joined_type, value_type
 from relayc.frontends.onnx.errors import NothingInsideError, UnsupportedOperatorError, ValueNeededError
 from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.appended import appended_sequences, stacking_body
 from relayc.frontends.onnx.ops.common import is_one_as_size
 from relayc.frontends.onnx.ops.embedding_bag import embedding_bag_loop
 from relayc.frontends.onnx.ops.flow import (
@@ -28,11 +29,12 @@ from relayc.frontends.onnx.ops.flow import (
 )
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
-from relayc.relay.container_type import ContainerType
+from relayc.relay.container_type import ContainerType, ElementType, SequenceType
 from relayc.relay.expr import Call, Constant, Expr, Function, const
 from relayc.relay.op.base import OpDef
 from relayc.relay.sizes import dims_equal, size_variables
 from relayc.relay.type import TensorType
+from relayc.te.errors import CompileError
 from relayc.te.tir import Dim
 
 MAX_ITERATIONS = 1024
@@ -167,6 +169,34 @@ def loop(node: OnnxNode) -> Sequence[Expr]:
 
 def _loop_dynamic(node: OnnxNode) -> Sequence[Expr]:
     body, carried = _body_and_carried(node)
+    appended = appended_sequences(body, carried)
+    if appended:
+        try:
+            with node.attempt():
+                return _loop_of_stacks(node, body, carried, appended)
+        except CompileError:  # elements that can't be stacked
+            pass
+    return _loop_of(node, body, carried)
+
+
+def _loop_of_stacks(
+    node: OnnxNode, body: GraphProto, carried: Sequence[Expr], appended: Sequence[int]
+) -> Sequence[Expr]:
+    """A loop whose sequences `appended` are stacked, and cut into sequences after it."""
+    kept = [value for k, value in enumerate(carried) if k not in appended]
+    results = list(_loop_of(node, stacking_body(body, appended), kept))
+    stacks = results[len(results) - len(appended) :]
+    del results[len(results) - len(appended) :]
+    for k, stack in zip(appended, stacks, strict=True):
+        ty = stack.tensor_type
+        if unsettled(ty) != [0]:
+            raise node.unsupported(f"the elements of carried value {k}, whose sizes differ, as a stack")
+        sequence = SequenceType(ElementType(ty.shape[1:], ty.dtype))
+        results.insert(k, op.sequence.cut(stack, None, 0, False, sequence))
+    return results
+
+
+def _loop_of(node: OnnxNode, body: GraphProto, carried: Sequence[Expr]) -> Sequence[Expr]:
     settled = settled_body(node, body, carried, before=loop_variables(), first=1)
     _check_containers(node, settled, len(carried))
     inputs = contained(node, carried, settled.types)
