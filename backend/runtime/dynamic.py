@@ -25,7 +25,7 @@ from relayc.backend.runtime.ndarray import NDArray, array, empty
 from relayc.backend.runtime.packed_func import KernelFunc, PackedFunc
 from relayc.backend.runtime.runners import OutputBuffer, Recordings
 from relayc.backend.runtime.sequences import ArraySequence, Value, run_sequence_action
-from relayc.backend.runtime.sizes import evaluate, variables
+from relayc.backend.runtime.sizes import MAX_ELEMENTS, evaluate, extent, variables
 from relayc.backend.runtime.string_actions import TEXT_ACTIONS, Prepared
 from relayc.backend.runtime.strings import StringTable
 
@@ -38,8 +38,6 @@ RESULT_SIZE = "#result"
 """Prefix of size variables that are bound by the shapes of control-flow results."""
 _MAX_LAYOUTS = 256
 _MAX_RECORDINGS = 16  # by sizes and addresses
-_MAX_ELEMENTS = (1 << 31) - 1
-"""Elements of the largest tensor: kernels index with int32."""
 
 
 def bind_sizes(
@@ -130,10 +128,12 @@ def _nbytes(shape: tuple[Any, ...], dtype: str, sizes: dict[str, int]) -> int:
     dims = [evaluate(d, sizes) for d in shape]
     if min(dims, default=0) < 0:
         raise ArgumentError(f"the sizes {sizes} make a tensor of shape {tuple(dims)}; the inputs are too small for it")
-    count = math.prod(dims)
-    if count > _MAX_ELEMENTS:
-        raise ArgumentError(f"the sizes {sizes} make a tensor of {count} elements; expected at most {_MAX_ELEMENTS}")
-    return nbytes_of(dtype, count)
+    if extent(dims) > MAX_ELEMENTS:
+        raise ArgumentError(
+            f"the sizes {sizes} make a tensor of shape {tuple(dims)}; expected at most {MAX_ELEMENTS} elements, "
+            "dimensions of size 0 not counted"
+        )
+    return nbytes_of(dtype, math.prod(dims))
 
 
 class DynamicRunner:
@@ -326,11 +326,11 @@ class DynamicRunner:
     def _bind(self, step: Bind) -> None:
         values = self.array(step.tensor).numpy().reshape(-1)
         value = int(values[step.element])
-        if not 0 <= value <= _MAX_ELEMENTS:
+        if not 0 <= value <= MAX_ELEMENTS:
             among = f" among {values.tolist()}" if len(values) > 1 else ""
             raise ArgumentError(
                 f"model {self._graph.name!r}: {step.source} computes the size {value}{among}; expected 0 to "
-                f"{_MAX_ELEMENTS}"
+                f"{MAX_ELEMENTS}"
             )
         self.sizes[step.name] = value
         self._note_sizes()

@@ -16,6 +16,7 @@ from onnx import FunctionProto, GraphProto, ModelProto
 
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
 from relayc.frontends.onnx.model_file import RawData, read_model
+from relayc.frontends.onnx.names import with_names_as_text
 
 __all__ = ["NEWEST_OPSET", "Model", "load", "opset_table"]
 
@@ -50,9 +51,10 @@ def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[
     Raises `OnnxImportError` for anything that is not a whole ONNX model.
     """
     if isinstance(model, ModelProto):
+        model = with_names_as_text(model)
         return _checked(model, model.graph.name or "model", ())
     if isinstance(model, bytes | bytearray | memoryview):
-        return _checked(_parse(bytes(model), "model"), "model", ())
+        return _checked(with_names_as_text(_parse(bytes(model), "model")), "model", ())
     if not isinstance(model, (str, os.PathLike)):
         raise OnnxImportError(
             f"from_onnx got a {type(model).__name__}; expected a path, a ModelProto or the bytes of a model file"
@@ -66,7 +68,7 @@ def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[
         reason = error.strerror if isinstance(error, OSError) else error
         raise fault(str(path), f"the model file can't be read: {reason}") from error
     folders = (path.parent, Path(os.path.realpath(path)).parent)
-    return _checked(proto, path.name, folders, raw_data)
+    return _checked(with_names_as_text(proto), path.name, folders, raw_data)
 
 
 def _parse(data: bytes, where: str) -> ModelProto:
