@@ -21,13 +21,13 @@ from relayc.backend.runtime.execution_plan import Bind, Check, IfStep, LoopStep,
 from relayc.backend.runtime.graph import Graph, GraphNode, GraphTensor
 from relayc.backend.runtime.host_action import Prepared
 from relayc.backend.runtime.host_actions import HOST_ACTIONS
-from relayc.backend.runtime.layouts import MAX_ELEMENTS, Stage, bind_sizes, owner_of, shapes_of, tensor_bytes
+from relayc.backend.runtime.layouts import Stage, bind_sizes, owner_of, shapes_of, tensor_bytes
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, array, empty
 from relayc.backend.runtime.packed_func import KernelFunc, PackedFunc
 from relayc.backend.runtime.runners import OutputBuffer, Recordings
 from relayc.backend.runtime.sequences import ArraySequence, Value, run_sequence_action
-from relayc.backend.runtime.sizes import evaluate, variables
+from relayc.backend.runtime.sizes import MAX_ELEMENTS, evaluate, variables
 from relayc.backend.runtime.strings import StringTable
 
 __all__ = ["RESULT_SIZE", "DynamicRunner"]

@@ -35,7 +35,7 @@ from relayc.backend.runtime.execution_plan import (
 )
 from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.metadata import ModelMetadata
-from relayc.backend.runtime.sizes import Size, is_static, read_shape, size_text
+from relayc.backend.runtime.sizes import Size, extent, is_static, read_shape, size_text
 
 __all__ = ["GRAPH_VERSION", "Graph", "GraphKVCache", "GraphNode", "GraphTensor"]
 
@@ -335,7 +335,7 @@ def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTens
         if tensor.storage in ("arena", "param"):
             raise damaged(f"{record.where}.storage", pair, "storage that may hold dynamic shapes")
         return tensor
-    if tensor.nbytes > _MAX_BYTES:
+    if nbytes_of(dtype, extent(tensor.static_shape)) > _MAX_BYTES:
         raise damaged(f"{record.where}.shape", list(shape), f"a tensor of at most {_MAX_BYTES} bytes")
     if tensor.storage == "arena" and not 0 <= int(tensor.place) <= arena_bytes - tensor.span_bytes:
         raise damaged(f"{record.where}.storage", pair, f"{tensor.span_bytes} bytes inside an arena of {arena_bytes}")

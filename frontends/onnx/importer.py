@@ -20,7 +20,7 @@ from relayc.frontends.onnx.attributes import Attributes, Bindings, bind
 from relayc.frontends.onnx.containers import constant_of, form_of, is_tensor, other_inputs, why_on_host
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
 from relayc.frontends.onnx.fold import free_expressions, rewrite_free
-from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema_function
+from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema_function, string_inputs
 from relayc.frontends.onnx.gradient_bodies import with_gradient_bodies
 from relayc.frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
 from relayc.frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_passed
@@ -38,6 +38,7 @@ from relayc.relay.errors import InternalCompileError, raise_if_internal, reports
 from relayc.relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.sizes import smaller
 from relayc.relay.type import TensorType, TupleType
+from relayc.relay.user_arguments import check_names, named_values
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, Span
 
@@ -60,6 +61,7 @@ Params = dict[str, np.ndarray]
 
 
 @reports_internal_errors("importing the model")
+@np.errstate(all="ignore")
 def from_onnx(
     model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str],
     shape: ShapeOverride | None = None,
@@ -91,12 +93,14 @@ def from_onnx(
     operator without a converter, and `ValueNeededError` naming the inputs whose shape or value is needed.
     """
     loaded, table = load(model), SizeTable()
+    constants = named_values(constants, "constants", '{"shape": array}')
+    outputs = None if outputs is None else check_names(outputs, "outputs")
     while True:
         session = Session(loaded, table)
         importer = _Importer(session, freeze_params)
         try:
             with session.assuming(loaded.name):
-                result = importer.run(shape, dtype, {} if constants is None else constants, outputs)
+                result = importer.run(shape, dtype, constants, outputs)
         except CompileError:  # size equalities learned so far may provide the value
             if session.learn():
                 continue
@@ -275,6 +279,7 @@ class _Importer:
         most = most_inputs(domain, node.op_type, opset)
         if most is not None and len(inputs) > most and any(x is not None for x in inputs[most:]):
             raise view.error(f"{len(inputs)} inputs of an operator that has {most} at opset {opset}")
+        _check_strings(view)
         results = _as_sequence(convert(view))
         unread = attrs.unread()
         if unread:
@@ -382,7 +387,7 @@ class _Importer:
                 raise fault(
                     self.model.name, f"constants= names {name!r}, which is no input", expected=f"one of {known}"
                 )
-            constant = constant_of(value, Span(self.model.name, name))
+            constant = constant_of(value, Span(self.model.name, name), f"{self.model.name}: input {name!r}")
             ty = types[name]
             fits = constant.ty.ndim == ty.ndim and all(
                 not isinstance(want, int) or want == got for want, got in zip(ty.shape, constant.ty.shape, strict=True)
@@ -474,6 +479,16 @@ class _Initializers:
         dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
         if len(dims) != len(shape) or any(d is not None and d != n for d, n in zip(dims, shape, strict=True)):
             raise fault(where, f"its shape is {list(shape)}", expected=f"{dims}, as the input says")
+
+
+def _check_strings(node: OnnxNode) -> None:
+    """Check which inputs are strings before a converter computes with known ones."""
+    wanted = string_inputs(node.domain, node.op_type, node.opset)
+    for i, (x, is_text) in enumerate(zip(node.inputs, wanted, strict=False)):
+        if x is None or is_text is None or not isinstance(x.ty, TensorType):
+            continue
+        if (x.ty.dtype == "string") != is_text:
+            raise node.error(f"input {i} is {x.ty}", expected="strings" if is_text else "no strings")
 
 
 def _located(error: Exception, place: str, inputs: Sequence[Expr | None]) -> CompileError:
