@@ -242,6 +242,7 @@ class DynamicRunner:
 
     def _control(self, step: IfStep | LoopStep, record: Record | None) -> None:
         """Run a branch or a loop; store its results and bind sizes from their shapes."""
+        self._context.check()  # a loop of steps that compile to nothing can be cancelled, too
         if isinstance(step, IfStep):
             results = run_if(step, self._runners_of(step, step.graphs), self.read, self.sizes, record)
         else:

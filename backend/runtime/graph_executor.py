@@ -25,7 +25,7 @@ from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT
 from relayc.backend.runtime.dynamic import DynamicRunner
-from relayc.backend.runtime.errors import ArgumentError, ArtifactError, raise_if_foreign
+from relayc.backend.runtime.errors import ArgumentError, ArtifactError, RunCancelledError, raise_if_foreign
 from relayc.backend.runtime.graph import GraphTensor
 from relayc.backend.runtime.kv_cache import KVCaches
 from relayc.backend.runtime.layouts import bind_sizes, shapes_of
@@ -111,8 +111,8 @@ class GraphModule:
         self._specials: dict[int, GraphModule] = {}
         self._special: GraphModule | None = None
         """executor of the specialisation for the last run's sizes, if there is one"""
-        self._has_run = False
-        """did the last run end without an error?"""
+        self._has_run = self._is_running = False
+        """did the last run end without an error, and is one in progress?"""
         if graph.is_dynamic:
             self._dynamic = DynamicRunner(graph, self.module, self._context, where, self._params, self._strings.table)
         else:
@@ -259,6 +259,11 @@ class GraphModule:
         dtypes = ["string" if i in self._strings.outputs else t.dtype for i, t in enumerate(tensors)]
         return {t.name: t.shape for t in tensors}, dict(zip([t.name for t in tensors], dtypes, strict=True))
 
+    def sequence_names(self) -> frozenset[str]:
+        """The names of the inputs and outputs that are sequences or optional values."""
+        tensors = [self._graph.tensors[index] for index in (*self._graph.inputs, *self._graph.outputs)]
+        return frozenset(tensor.name for tensor in tensors if tensor.is_sequence)
+
     # -- running
 
     def run(self, /, **inputs: Any) -> None:
@@ -268,6 +273,19 @@ class GraphModule:
                 self._set_input(name, value)
             self._run()
             self._caches.keep()
+
+    def cancel(self) -> None:
+        """Ends the run in progress, from another thread: it raises `RunCancelledError`. Nothing happens if there is none.
+
+        A loop ends within 10 ms or one iteration, anything else when the call of compiled code returns that is in
+        progress. The executor can be used again.
+        """
+        if self._is_running:
+            error = RunCancelledError(f"the run of model {self._graph.name!r} was cancelled")
+            self._context.fail(error)
+            special = self._special
+            if special is not None:
+                special._context.fail(error)
 
     @property
     def cache_length(self) -> int:
@@ -518,7 +536,8 @@ class GraphModule:
         self._context.refresh()
 
     def _run(self) -> None:
-        self._has_run = False
+        self._has_run, self._is_running = False, True
+        self._context.forget_failure()
         try:
             self._prepare()
             self._special = self._find_special() if self._graph.variants else None
@@ -531,6 +550,8 @@ class GraphModule:
         except Exception as error:
             raise_if_foreign(error, f"running model {self._graph.name!r}")
             raise
+        finally:
+            self._is_running = False
         self._context.check()
         self._has_run = True
 

@@ -87,7 +87,7 @@ def preload_dlls(cuda: bool = True, cudnn: bool = True, msvc: bool = True, direc
 
 def set_seed(seed: int) -> None:
     """Refused: random operators take the seeds that the model has."""
-    raise NotImplemented(f"a seed for all models, {seed}; write seeds into the model")
+    raise NotImplementedError(f"a seed for all models, {seed}; write seeds into the model")
 
 
 def install() -> None:

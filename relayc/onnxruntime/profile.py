@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from relayc.backend.runtime.profiler import Report
 from relayc.runtime import GraphModule
 
 __all__ = ["RunLog"]
@@ -43,11 +44,19 @@ class RunLog:
         with self._lock:
             events, last = list(self._events), self._last
         at = time.perf_counter_ns()
-        for node in [] if last is None else last[0].clone().profile(repeat=1, **last[1]):
+        for node in () if last is None else _nodes(*last):
             duration = node.seconds * 1e9
-            events.append(self._event(node.name, "Node", at, duration, operators=list(node.operators)))
+            events.append(self._event(node.name, "Node", at, duration, operators=node.ops, shapes=node.shapes))
             at += int(duration)
         name = f"{self._prefix}{datetime.now():%Y-%m-%d_%H-%M-%S}.json"
         with open(name, "w", encoding="utf-8") as file:
             json.dump(events, file)
         return name
+
+
+def _nodes(executor: GraphModule, feed: Mapping[str, Any]) -> Report:
+    """The times of the nodes in one more run of `feed`, by an executor of its own."""
+    own = executor.clone()
+    for name, value in feed.items():
+        own.set_input(name, value)
+    return own.profile(repeat=1)

@@ -15,11 +15,20 @@ from typing import Any
 
 import numpy as np
 
+from relayc.backend.runtime.container import is_container
+from relayc.backend.runtime.dtype import to_numpy
 from relayc.onnxruntime.binding import IOBinding
-from relayc.onnxruntime.errors import Fail, InvalidArgument, InvalidGraph, InvalidProtobuf, NoSuchFile, OrtError
-from relayc.onnxruntime.errors import NotImplemented as Unsupported
-from relayc.onnxruntime.errors import RuntimeException
-from relayc.onnxruntime.options import GraphOptimizationLevel, RunOptions, SessionOptions, log, note_ignored
+from relayc.onnxruntime.errors import (
+    Fail,
+    InvalidArgument,
+    InvalidGraph,
+    InvalidProtobuf,
+    NoSuchFile,
+    NotImplemented as Unsupported,
+    OrtError,
+    RuntimeException,
+)
+from relayc.onnxruntime.options import RunOptions, SessionOptions, log, note_ignored
 from relayc.onnxruntime.profile import RunLog
 from relayc.onnxruntime.values import NodeArg, OrtValue, dtype_name, numpy_of, value_type
 from relayc.runtime import (
@@ -31,9 +40,7 @@ from relayc.runtime import (
     RelaycError,
     RunCancelledError,
     device,
-    is_artifact,
     load_model,
-    to_numpy,
 )
 
 __all__ = ["InferenceSession", "get_available_providers"]
@@ -43,7 +50,7 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 def get_available_providers() -> list[str]:
     """The devices that sessions can use here, by onnxruntime's names, best first."""
-    return [CUDA, CPU] if device("cuda").exists else [CPU]
+    return [CUDA, CPU] if device("cuda").exist else [CPU]
 
 
 class InferenceSession:
@@ -95,11 +102,9 @@ class InferenceSession:
             threads = self._options.intra_op_num_threads or None
             executor = GraphModule(model["default"](device(where)), threads)
         self._pool = _ExecutorPool(executor)
-        self._metadata = model.metadata
-        self._inputs = _described(executor.get_input_info(), model.metadata.input_shapes, executor.sequence_inputs())
-        self._outputs = _described(
-            executor.get_output_info(), model.metadata.output_shapes, executor.sequence_outputs()
-        )
+        self._metadata, sequences = model.metadata, executor.sequence_names()
+        self._inputs = _described(executor.get_input_info(), model.metadata.input_shapes, sequences)
+        self._outputs = _described(executor.get_output_info(), model.metadata.output_shapes, sequences)
         self._dtypes = executor.get_input_info()[1]
 
     def _made(self, target: str) -> CompiledModel:
@@ -109,7 +114,7 @@ class InferenceSession:
             if not Path(self._model_path).exists():
                 missing = f"Load model from {self._model_path} failed: file doesn't exist"
                 raise NoSuchFile(missing)
-            if is_artifact(self._model_path):
+            if is_container(self._model_path):
                 return load_model(self._model_path)
         compiler = import_module("relayc.frontends.onnx.compile")  # a compiled model needs no compiler
         return compiler.compile_onnx(
@@ -349,12 +354,11 @@ def _described(
 ) -> dict[str, NodeArg]:
     """Inputs or outputs by name, with the shapes that the model declares."""
     shapes, dtypes = info
-    return {
-        name: NodeArg(name, list(declared.get(name, ())), value_type(dtype, name in sequences))
-        if name in declared
-        else NodeArg(name, [d if isinstance(d, int) else None for d in shapes[name]], value_type(dtype, name in sequences))
-        for name, dtype in dtypes.items()
-    }
+    found: dict[str, NodeArg] = {}
+    for name, dtype in dtypes.items():
+        compiled = [d if isinstance(d, int) else None for d in shapes[name]]
+        found[name] = NodeArg(name, list(declared.get(name, compiled)), value_type(dtype, name in sequences))
+    return found
 
 
 def _known(table: Mapping[str, NodeArg], name: str, problem: str) -> NodeArg:
@@ -426,7 +430,7 @@ def _reported(path: str | None) -> Generator[None]:
     except RelaycError as error:
         raise Fail(str(error)) from error
     except Exception as error:
-        kind = {"UnsupportedOperatorError": Unsupported, "NoModelError": InvalidProtobuf}.get(type(error).__name__)
+        kind = {"UnsupportedOperatorError": Unsupported, "NotAModelError": InvalidProtobuf}.get(type(error).__name__)
         if kind is None and not _is_compile_error(error):
             raise
         log.debug("the model %s", path, exc_info=True)

@@ -9,8 +9,7 @@ from typing import Any
 import ml_dtypes  # pyright: ignore[reportMissingImports]
 import numpy as np
 
-from relayc.onnxruntime.errors import InvalidArgument
-from relayc.onnxruntime.errors import NotImplemented as Unsupported
+from relayc.onnxruntime.errors import InvalidArgument, NotImplemented as Unsupported
 from relayc.runtime import NDArray
 
 __all__ = ["NodeArg", "OrtDevice", "OrtValue", "numpy_of", "onnx_name", "value_type"]
@@ -46,10 +45,15 @@ def value_type(dtype: str, is_sequence: bool = False) -> str:
 def numpy_of(value: Any) -> Any:
     """A result as onnxruntime returns it: numpy arrays, lists of them, lists of dictionaries."""
     if isinstance(value, NDArray):
-        return np.asarray(value)
+        return np.asarray(value, copy=False if value.device.api.addressable and not _is_packed(value) else None)
     if isinstance(value, list):
         return [numpy_of(item) if isinstance(item, NDArray) else item for item in value]
     return np.asarray(value, object) if hasattr(value, "shape") else value
+
+
+def _is_packed(array: NDArray) -> bool:
+    """Do several elements share a byte?"""
+    return array.nbytes < array.size
 
 
 def element_dtype(element_type: Any) -> np.dtype[Any]:
