@@ -11,6 +11,7 @@ from relayc.te.errors import CompileError
 from relayc.te.ir import Span
 
 __all__ = [
+    "GradientError",
     "InternalCompileError",
     "MalformedGraphError",
     "ParseError",
@@ -54,6 +55,19 @@ class TypeInferenceError(CompileError):
 
 class UnknownOperatorError(CompileError):
     """No operator is registered under this name."""
+
+
+class GradientError(CompileError):
+    """A program that can't be differentiated: an operator without a rule, control flow, an unknown broadcast."""
+
+    def __init__(self, problem: str, span: Span | None = None) -> None:
+        self.problem = problem
+        self.span = span
+        super().__init__(problem if span is None else f"{problem}\n  at {span}")
+
+    def located(self, span: Span | None) -> GradientError:
+        """This error with the source location filled in; unchanged if it has one."""
+        return self if self.span is not None else GradientError(self.problem, span)
 
 
 class MalformedGraphError(CompileError):

@@ -8,6 +8,7 @@ the importer) or checked at run time (by the executor).
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -170,6 +171,16 @@ def _computed(how: Callable[[_Sizes, Poly, Poly], Poly], a: Dim, b: Dim) -> Dim:
 def floor_divide(a: Dim, b: Dim) -> Dim:
     """a / b rounded down, for b > 0."""
     return _computed(_Sizes.floordiv, a, b)
+
+
+def square_root(d: Dim) -> Dim | None:
+    """The size whose square is `d`, where that is a number or a product of squares; else None."""
+    if isinstance(d, int):
+        return math.isqrt(d) if d >= 0 and math.isqrt(d) ** 2 == d else None
+    with _lock:
+        arithmetic = _arithmetic_of(d)
+        root = arithmetic.dim(d).square_root()
+        return arithmetic.as_dim(root) if root is not None and arithmetic.nonneg(root) else None
 
 
 def is_at_least(a: Dim, b: Dim) -> bool:

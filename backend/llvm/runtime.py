@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from relayc.backend.llvm.elf import process_symbol
 from relayc.backend.llvm.linking import Image, link, process_triple
 from relayc.backend.llvm.pool import offer
 from relayc.backend.runtime.cpu_features import host_features
@@ -138,21 +137,9 @@ class LLVMModule(Module):
         with self._loading:
             if self._image is None:
                 check_machine(self._triple, self._features)
-                self._check_externals()
-                self._image = link([part.code for part in self._parts])
+                externals = {name for part in self._parts for name in part.externals} - set(self._entries)
+                self._image = link([part.code for part in self._parts], sorted(externals))
             return self._image
-
-    def _check_externals(self) -> None:
-        """Raise for unresolved functions, over which LLVM's linker would abort the process."""
-        wanted = sorted({name for part in self._parts for name in part.externals if name not in self._entries})
-        missing = [name for name in wanted if process_symbol(name) is None]
-        if missing:
-            missing = [name for name in missing if not import_module("relayc.backend.llvm.jit").has_symbol(name)]
-        if missing:
-            raise ModuleError(
-                f"this code calls {', '.join(missing)}, which neither the module nor the process has; load the library "
-                "that has it first: ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)"
-            )
 
 
 def check_machine(triple: str, features: Iterable[str]) -> None:

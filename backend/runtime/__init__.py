@@ -24,6 +24,7 @@ from relayc.backend.runtime.errors import (
     RelaycError,
 )
 from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.module import Module, load_module, load_module_bytes, register_module_loader
 from relayc.backend.runtime.ndarray import NDArray
 from relayc.backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc, PythonFunc, convert
@@ -53,6 +54,7 @@ __all__ = [
     "GraphModule",
     "HostFunc",
     "KernelFunc",
+    "ModelMetadata",
     "Module",
     "ModuleError",
     "NDArray",

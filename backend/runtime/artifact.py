@@ -29,6 +29,7 @@ from relayc.backend.runtime.dtype import data_type, from_numpy, nbytes
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError, DeviceError
 from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.graph import Graph
+from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.module import Module, load_tree, tree_sections
 from relayc.backend.runtime.ndarray import NDArray, array, wrap_numpy
 
@@ -105,6 +106,11 @@ class CompiledModel:
                 if where.kind == "cpu":
                     self.params = {name: np.asarray(placed, copy=False) for name, placed in found.items()}
             return found
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """What the imported model says about itself, and the shapes that it declares."""
+        return self.graph.metadata
 
     def get_graph_json(self) -> str:
         """The graph as JSON text."""

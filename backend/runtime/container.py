@@ -34,11 +34,14 @@ from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.files import replacing
 from relayc.backend.runtime.threads import in_threads
 
-__all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Method", "Section", "map_file", "to_bytes", "write_file"]
+__all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Method", "Section", "map_file", "sums", "to_bytes", "write_file"]
 
 Method = Literal["sha256", "sums"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Format version that is written. Code in a file of version 2 reads the context's `shortage`, which runtimes that read
+only version 1 lack."""
+_OLDEST_VERSION = 1
 AGAIN = "The file is damaged; copy it again or compile the model again"
 
 _MAGIC = b"\x89RLYC\r\n\x1a"  # like PNG's: shows damage by text-mode transfers
@@ -136,9 +139,9 @@ def _read_manifest(data: memoryview, where: str) -> tuple[Record, int]:
             "It is no model compiled by relayc, or was damaged by a transfer in text mode"
         )
     version = int.from_bytes(data[8:12], "little")
-    if version != FORMAT_VERSION:
+    if not _OLDEST_VERSION <= version <= FORMAT_VERSION:
         raise ArtifactError(
-            f"{where} has format version {version}; this runtime reads version {FORMAT_VERSION}. "
+            f"{where} has format version {version}; this runtime reads versions {_OLDEST_VERSION} to {FORMAT_VERSION}. "
             "Compile the model again, or install the relayc that wrote it"
         )
     end = _HEADER + int.from_bytes(data[12:16], "little")
@@ -197,7 +200,7 @@ def _sha256(chunk: memoryview) -> str:
     return hashlib.sha256(chunk).hexdigest()
 
 
-def _sums(chunk: memoryview) -> str:
+def sums(chunk: memoryview) -> str:
     """A hash of the sums modulo 2^64 of the chunk's rows and columns of 64-bit words, and of the remaining tail."""
     full = len(chunk) // _ROW * _ROW
     words = np.frombuffer(chunk[:full], "<u8").reshape(-1, _ROW // 8) if full else np.zeros((0, _ROW // 8), "<u8")
@@ -205,4 +208,4 @@ def _sums(chunk: memoryview) -> str:
     return hashlib.sha256(columns.tobytes() + rows.tobytes() + bytes(chunk[full:])).hexdigest()
 
 
-_METHODS: dict[Method, Callable[[memoryview], str]] = {"sha256": _sha256, "sums": _sums}
+_METHODS: dict[Method, Callable[[memoryview], str]] = {"sha256": _sha256, "sums": sums}

@@ -15,7 +15,7 @@ from typing import Any
 from relayc.backend.runtime.device import Device, cpu, device_kind_of, get_device_api
 from relayc.backend.runtime.dlpack import DLTensor
 from relayc.backend.runtime.dtype import from_dlpack_triple
-from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.errors import ArgumentError, DeviceError
 from relayc.backend.runtime.ndarray import NDArray
 from relayc.backend.runtime.registry import get_global_func
 from relayc.backend.runtime.threads import (
@@ -68,9 +68,12 @@ class Ctx(ctypes.Structure):
         each phase calls task(ctx, closure, i, n, step, threads) once for every i < n on up to num_threads threads,
         1 <= n <= max_tasks, n the same in all phases. Tasks are partitioned into `threads` contiguous chunks.
     draws: counter of the random draws made with this context; functions increment it.
-    alloc_workspace(ctx, nbytes): workspace of the calling thread, aligned to 64 bytes, freed in reverse order.
+    alloc_workspace(ctx, nbytes): workspace of the calling thread, aligned to 64 bytes, freed in reverse order; null,
+        and `shortage` set, when memory is exhausted.
     call_packed(ctx, name, args, kinds, n): calls the global function `name` with n 8-byte values of kinds `ARG_*`;
         0, or -1 when it raised. The exception is raised again where compiled code was entered.
+    shortage: bytes that `alloc_workspace` could not get, 0 if there was enough. Compiled code that finds it set returns
+        at once, its results undefined; the error is raised where compiled code was entered.
     """
 
     _fields_ = (
@@ -80,6 +83,7 @@ class Ctx(ctypes.Structure):
         ("alloc_workspace", ctypes.c_void_p),
         ("free_workspace", ctypes.c_void_p),
         ("call_packed", ctypes.c_void_p),
+        ("shortage", ctypes.c_int64),
     )
 
 
@@ -87,10 +91,12 @@ class Context:
     """Owner of a `Ctx`, at `address`. Not for concurrent calls.
 
     `requested` is the number of threads (None: as many as allowed, see `backend.runtime.threads`). `find_function`
-    resolves the names that compiled code calls: by default to global functions.
+    resolves the names that compiled code calls: by default to global functions. `user` names whose kernels run, in
+    errors.
     """
 
     find_function: Callable[[str], Callable[..., Any]]
+    user = "a kernel"
 
     def __init__(self, requested: int | None = None) -> None:
         pool, workspace = parallel_address(), workspace_addresses()
@@ -106,6 +112,7 @@ class Context:
             alloc,
             free,
             _address_of(_call_packed),
+            0,
         )
         self.address = ctypes.addressof(self._ctx)
         _contexts[self.address] = self
@@ -133,7 +140,16 @@ class Context:
             self._failure = error
 
     def check(self) -> None:
-        """Re-raise an exception that a Python function raised during the call that just returned."""
+        """Re-raise an exception that a Python function raised during the call that just returned.
+
+        Raises `DeviceError` when memory for a kernel's workspace was exhausted during that call.
+        """
+        nbytes, self._ctx.shortage = self._ctx.shortage, 0
+        if nbytes:
+            self.fail(DeviceError(
+                f"out of memory: {self.user} could not allocate {nbytes} bytes of workspace, and did not finish; free "
+                "memory, pass smaller inputs, or set fewer threads, each of which may need a workspace of its own"
+            ))  # fmt: skip
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -162,8 +178,12 @@ def _serial_parallel(
 
 
 @_AllocWorkspace
-def _alloc_workspace(_ctx: int, nbytes: int) -> int:
-    return get_device_api("cpu").alloc_workspace(_host, nbytes)
+def _alloc_workspace(ctx: int, nbytes: int) -> int | None:
+    try:
+        return get_device_api("cpu").alloc_workspace(_host, nbytes)
+    except (DeviceError, MemoryError):
+        Ctx.from_address(ctx).shortage = max(nbytes, 1)
+        return None
 
 
 @_FreeWorkspace

@@ -18,7 +18,7 @@ from relayc.backend.runtime.graph import GraphNode
 from relayc.backend.runtime.ndarray import NDArray, array
 from relayc.backend.runtime.sequences import Value, joined
 
-__all__ = ["BodyRunner", "Record", "run_if", "run_loop"]
+__all__ = ["BodyRunner", "Record", "run_if", "run_loop", "tensor_of"]
 
 
 Record = Callable[[GraphNode, float], None]
@@ -68,7 +68,7 @@ def run_loop(
     record: Record | None = None,
 ) -> list[Value]:
     """Run a loop: the final carried values, then the stacked outputs (`empty(k)` after zero iterations)."""
-    trips, alive = int(_tensor(read(step.trips)).numpy().reshape(-1)[0]), _flag(read(step.condition))
+    trips, alive = int(tensor_of(read(step.trips)).numpy().reshape(-1)[0]), _flag(read(step.condition))
     carried, outside = [read(i) for i in step.carried], [read(i) for i in step.outside]
     stacks: list[list[NDArray]] = [[] for _ in step.outputs[len(carried) :]]
     goes_on = array(np.array(True), where)
@@ -78,14 +78,15 @@ def run_loop(
         alive = _flag(runner.value(0))
         carried = [runner.value(1 + k) for k in range(len(carried))]
         for k, stack in enumerate(stacks, start=1 + len(carried)):
-            stack.append(_tensor(runner.value(k)))
+            stack.append(tensor_of(runner.value(k)))
         iteration += 1
     runner.release()
     numbers = step.outputs[len(carried) :]
     return [*carried, *[_stacked(step, s, where) if s else empty(i) for s, i in zip(stacks, numbers, strict=True)]]
 
 
-def _tensor(value: Value) -> NDArray:
+def tensor_of(value: Value) -> NDArray:
+    """The value, which is a tensor."""
     assert isinstance(value, NDArray), "a graph that was checked has a tensor here"
     return value
 

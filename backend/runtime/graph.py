@@ -34,6 +34,7 @@ from relayc.backend.runtime.execution_plan import (
     step_to_json,
 )
 from relayc.backend.runtime.fields import Record, damaged
+from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.sizes import Size, extent, is_static, read_shape, size_text
 
 __all__ = ["GRAPH_VERSION", "Graph", "GraphKVCache", "GraphNode", "GraphTensor"]
@@ -151,6 +152,7 @@ class Graph:
     maps: Mapping[int, tuple[str | int, ...]] = field(default_factory=dict[int, tuple[str | int, ...]])
     """output position -> keys, for matrices whose rows are maps from the keys to elements (ONNX: ZipMap)"""
     caches: tuple[GraphKVCache, ...] = ()
+    metadata: ModelMetadata = field(default_factory=ModelMetadata)
 
     @property
     def is_dynamic(self) -> bool:
@@ -215,6 +217,7 @@ class Graph:
             **dynamic,
             **({} if self.strings is None else {"texts": self._strings_json(self.strings)}),
             **({"maps": [[position, list(keys)] for position, keys in self.maps.items()]} if self.maps else {}),
+            **({"metadata": self.metadata.to_json()} if self.metadata != ModelMetadata() else {}),
         }
 
     @staticmethod
@@ -227,7 +230,7 @@ class Graph:
         record = Record(value, where)
         record.only(
             "version", "name", "device", "target", "tensors", "nodes", "inputs", "outputs", "arena_bytes", "entry",
-            "sizes", "steps", "variants", "texts", "maps", "caches",
+            "sizes", "steps", "variants", "texts", "maps", "caches", "metadata",
         )  # fmt: skip
         version = record.number("version")
         if version != GRAPH_VERSION:
@@ -260,6 +263,8 @@ class Graph:
         _check_places(graph, where)
         _check_sequences(graph, where)
         graph = replace(graph, strings=_strings(graph, record), maps=_maps(graph, record))
+        if "metadata" in record.value:
+            graph = replace(graph, metadata=ModelMetadata.from_json(record.record("metadata")))
         variants = record.records("variants") if "variants" in record.value else []
         return replace(graph, variants=tuple([_variant(graph, item) for item in variants]))
 

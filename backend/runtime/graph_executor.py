@@ -24,10 +24,11 @@ from relayc.backend.runtime.checks import position_of, positive
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT
-from relayc.backend.runtime.dynamic import DynamicRunner, bind_sizes, shapes_of
+from relayc.backend.runtime.dynamic import DynamicRunner
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError, raise_if_foreign
 from relayc.backend.runtime.graph import GraphTensor
 from relayc.backend.runtime.kv_cache import KVCaches
+from relayc.backend.runtime.layouts import bind_sizes, shapes_of
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, empty, from_dlpack
 from relayc.backend.runtime.profiler import NodeTiming, Report, dynamic_timings, node_timings
@@ -89,6 +90,7 @@ class GraphModule:
         self._requested_threads = num_threads
         self._context = Context(num_threads)
         self._context.find_function = bound.model.module.find_function
+        self._context.user = f"a kernel of model {graph.name!r}"
         self._lock = threading.RLock()
         self._positions = {graph.tensors[index].name: position for position, index in enumerate(graph.inputs)}
         outputs = reversed([*enumerate(graph.outputs)])  # of several with one name the first counts

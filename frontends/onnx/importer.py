@@ -21,16 +21,17 @@ from relayc.frontends.onnx.containers import constant_of, form_of, is_tensor, ot
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
 from relayc.frontends.onnx.fold import free_expressions, rewrite_free
 from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema_function, string_inputs
+from relayc.frontends.onnx.gradient_bodies import with_gradient_bodies
 from relayc.frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
 from relayc.frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_passed
 from relayc.frontends.onnx.model import load, opset_table
-from relayc.frontends.onnx.model_file import RawData
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.registry import Result, find_converter
 from relayc.frontends.onnx.session import Session
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.tensors import dtype_name
 from relayc.frontends.onnx.unsupported import list_unsupported
+from relayc.frontends.onnx.weights import RawData
 from relayc.relay import op
 from relayc.relay.container_type import OptionalType
 from relayc.relay.errors import InternalCompileError, raise_if_internal, reports_internal_errors
@@ -85,7 +86,8 @@ def from_onnx(
 
     The module's attributes "input_names" and "output_names" hold the model's names, in order; "output_forms" describes
     how non-tensor outputs are assembled (`frontends.onnx.containers.assembled`); "output_maps" has the keys of outputs
-    whose rows are maps, by number; "host_nodes", if any, the nodes evaluated during import: operator, name, reason.
+    whose rows are maps, by number; "host_nodes", if any, the nodes evaluated during import: operator, name, reason;
+    "metadata" is the model's `ModelMetadata`.
 
     Raises `OnnxImportError` for a model that is damaged or breaks a rule, `UnsupportedOperatorError` listing every
     operator without a converter, and `ValueNeededError` naming the inputs whose shape or value is needed.
@@ -171,7 +173,8 @@ class _Importer:
         leaves: list[Expr] = []
         maps: dict[int, tuple[Any, ...]] = {}
         result_forms = [form_of(expr, leaves, maps) for expr in outputs]
-        names: dict[str, Any] = {"input_names": [v.name for v in inputs], "output_names": output_names}
+        names: dict[str, Any] = {"input_names": [v.name for v in inputs], "output_names": output_names,
+                                 "metadata": self.model.metadata}  # fmt: skip
         if not all(isinstance(form, int) for form in result_forms):
             names = {**names, "output_forms": result_forms, "output_names": [f"output_{i}" for i in range(len(leaves))]}
         if maps:
@@ -196,7 +199,8 @@ class _Importer:
         if scope.depth > MAX_NESTING:
             raise fault(scope.where, f"graphs nested more than {MAX_NESTING} deep")
         initializers = _Initializers(self, graph, scope)
-        for node in ordered_nodes(graph.node, initializers, outputs, scope.where):
+        nodes = with_gradient_bodies(graph.node, scope.where)
+        for node in ordered_nodes(nodes, initializers, outputs, scope.where):
             for name in names_read(node):
                 initializers.materialise(name)
             self._convert(node, scope)
@@ -350,7 +354,8 @@ class _Importer:
         values = {n: x for n, x in zip(function.input, inputs, strict=False) if x is not None}
         body = _Scope(values, opsets, {**defaults, **attributes}, where, scope.depth + 1)
         absent = set(function.input) - set(values)
-        for node in ordered_nodes(function.node, {*values, *absent}, function.output, where):
+        nodes = with_gradient_bodies(function.node, where)
+        for node in ordered_nodes(nodes, {*values, *absent}, function.output, where):
             self._convert(without_inputs(node, absent), body)
         return [body.values.get(name) for name in function.output]
 

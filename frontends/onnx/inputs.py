@@ -9,6 +9,7 @@ import numpy as np
 from onnx import GraphProto, ValueInfoProto
 
 from relayc.backend.runtime.checks import as_integer
+from relayc.backend.runtime.metadata import DeclaredShape
 from relayc.frontends.onnx.errors import fault, unsupported
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.tensors import check_shape, dtype_name
@@ -16,7 +17,7 @@ from relayc.relay.type import MAX_RANK, TensorType
 from relayc.te.dtype import dtype as parse_dtype
 from relayc.te.tir import Dim, Var
 
-__all__ = ["DtypeOverride", "ShapeOverride", "input_types", "shapes_passed"]
+__all__ = ["DtypeOverride", "ShapeOverride", "declared_shape", "graph_inputs", "input_types", "shapes_passed"]
 
 ShapeOverride = Mapping[str, Sequence[int | str | Var | None] | int]
 """Shape by input name, or size by the name of a symbolic dimension.
@@ -97,24 +98,14 @@ class _Inputs:
             self._fix_sizes(name, dims)
         return {value.name: self._type(value) for value in self.inputs}
 
-    def _declared(self, value: ValueInfoProto) -> list[int | str | None] | None:
-        """The declared dimensions: sizes, names, or None; None for an unknown rank."""
+    def _declared(self, value: ValueInfoProto) -> DeclaredShape | None:
         where = f"{self.where}: input {value.name!r}"
         if not value.type.HasField("tensor_type"):
             kind = value.type.WhichOneof("value")
             if kind is None:
                 raise fault(where, "it has no type", expected="a tensor type")
             raise unsupported(where, f"inputs of kind {kind} are not supported", missing=kind.removesuffix("_type"))
-        tensor = value.type.tensor_type
-        if not tensor.HasField("shape"):
-            return None
-        dims: list[int | str | None] = []
-        for dim in tensor.shape.dim:
-            if dim.HasField("dim_value") and dim.dim_value >= 0:
-                dims.append(dim.dim_value)
-            else:
-                dims.append(dim.dim_param if dim.dim_param else None)
-        return dims
+        return declared_shape(value)
 
     def _check_names(self) -> None:
         symbols = {d for dims in self.declared.values() if dims is not None for d in dims if isinstance(d, str)}
@@ -134,7 +125,7 @@ class _Inputs:
                         self.where, f"dtype= names {name!r}, which is no input", expected=f"names among {known}"
                     )
 
-    def _fix_sizes(self, name: str, dims: list[int | str | None] | None) -> None:
+    def _fix_sizes(self, name: str, dims: DeclaredShape | None) -> None:
         """Record the sizes of named dimensions that the user's shape of an input fixes."""
         passed = self.shape.get(name)
         if passed is None or isinstance(passed, int):
@@ -160,7 +151,7 @@ class _Inputs:
         dims, passed = self.declared[value.name], self.shape.get(value.name)
         if isinstance(passed, Sequence):
             names = [g.name if isinstance(g, Var) else g for g in passed]
-            dims = [d if g is None else g for g, d in zip(names, dims or [None] * len(passed), strict=True)]
+            dims = tuple([d if g is None else g for g, d in zip(names, dims or [None] * len(passed), strict=True)])
         if dims is None:
             raise fault(
                 where,
@@ -197,6 +188,17 @@ class _Inputs:
 
 def _shape_text(dims: Sequence[int | str | None]) -> str:
     return "(" + ", ".join("?" if d is None else str(d) for d in dims) + ")"
+
+
+def declared_shape(value: ValueInfoProto) -> DeclaredShape | None:
+    """The declared dimensions of a tensor; None for an unknown rank, and for what is no tensor."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return tuple([
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
+        for dim in tensor.shape.dim
+    ])  # fmt: skip
 
 
 def graph_inputs(graph: GraphProto) -> list[ValueInfoProto]:

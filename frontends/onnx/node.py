@@ -222,6 +222,10 @@ class OnnxNode:
     def attr_ints(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         return self._required(self.attrs.get_ints(name), default, name)
 
+    def attr_strs(self, name: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
+        """A list of strings; required if there is no default."""
+        return self._required(self.attrs.get_strings(name), default, name)
+
     def attr_choice(self, name: str, choices: Sequence[str], default: str) -> str:
         """A string attribute out of `choices`."""
         value = self.attr_str(name, default)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,13 @@ from onnx import SparseTensorProto
 from relayc.frontends.onnx.errors import NothingInsideError
 from relayc.frontends.onnx.fold import Folder, graph_inputs_of
 from relayc.frontends.onnx.model import Model
-from relayc.frontends.onnx.model_file import StoredBytes, WeightFile
+from relayc.frontends.onnx.size_elements import Unknown
 from relayc.frontends.onnx.size_producers import SizeProducers
 from relayc.frontends.onnx.sizes import SizeTable
-from relayc.frontends.onnx.symbolic import sizes_in
 from relayc.frontends.onnx.tensors import sparse_to_numpy, stored_tensor, to_numpy
+from relayc.frontends.onnx.weights import StoredBytes, StoredWeights
 from relayc.relay.expr import Call, Constant, Expr
 from relayc.relay.op.creation import Sizes
-from relayc.relay.op.transform import Concatenate
 from relayc.relay.sizes import Assumptions, assuming, dims_equal, size_variables
 from relayc.relay.stored import StoredConstant
 from relayc.relay.type import TensorType
@@ -36,6 +34,20 @@ MAX_BOUND = 64
 """Most elements of a tensor whose values are bound to size variables at run time."""
 
 
+@dataclass
+class _Bound:
+    """A computed integer tensor of a node (`source`) and the size variables bound to its elements, by index."""
+
+    tensor: Expr
+    source: str
+    number: int
+    names: dict[int, str] = field(default_factory=dict)
+
+    def name_of(self, element: int) -> str:
+        """The variable of an element, bound from now on."""
+        return self.names.setdefault(element, f"#size{self.number}_{element}")
+
+
 class Session:
     """State of one conversion of a model, and of the graph being converted: main, or a nested body."""
 
@@ -46,8 +58,8 @@ class Session:
         self.size_producers = SizeProducers()
         self.unreached: list[list[NothingInsideError]] = []
         """for each enclosing loop under type inference, outermost first: branches dropped as unreachable so far"""
-        self._bound: list[tuple[Expr, str, tuple[str, ...]]] = []
-        """computed integer tensors, their source, and the size variables bound to their elements"""
+        self._bound: list[_Bound] = []
+        """computed integer tensors to whose elements size variables are bound"""
         self._checks: list[tuple[Dim, Dim, str]] = []
         self._assumed_inside: list[tuple[Dim, Dim]] = []
         """sizes assumed to be equal in bodies"""
@@ -55,8 +67,7 @@ class Session:
         """sizes assumed to be equal in this graph"""
         self._bodies: tuple[str, ...] = ()
         """the nodes whose bodies are being converted, outermost first: the nesting of the current graph"""
-        self._files: dict[Path, WeightFile] = {}
-        """files with external data, by path"""
+        self._weights = StoredWeights()
         self._met: Counter[str] = Counter()
         """number of size variables created per place"""
 
@@ -91,12 +102,12 @@ class Session:
     def finish(self, outputs: Sequence[Expr]) -> tuple[list[Expr], dict[str, Any]]:
         """The graph's outputs followed by the tensors that bind sizes, and the attributes that describe them."""
         own = [name for name, (_, bodies) in self.table.computed.items() if bodies == self._bodies]
-        bound = [x for x, _, _ in self._bound]
+        bound = [x.tensor for x in self._bound]
         kept = self.size_producers.lost([*outputs, *bound], own)
         checks = [*self._checks, *self.table.open(self._assumptions), *self._solved()]
         records: list[tuple[str, int, int, str]] = []
-        for output, (_, source, names) in enumerate(self._bound, len(outputs)):
-            records += [(name, output, element, source) for element, name in enumerate(names)]
+        for output, x in enumerate(self._bound, len(outputs)):
+            records += [(name, output, element, x.source) for element, name in x.names.items()]
         for output, (name, x, axis) in enumerate(kept, len(outputs) + len(bound)):
             records.append((name, output, -1 - axis, str(x.span)))
         attrs = {"bound_sizes": tuple(records), "size_checks": tuple(checks)} if records or checks else {}
@@ -104,8 +115,8 @@ class Session:
 
     def _solved(self) -> list[tuple[Dim, Dim, str]]:
         """Checks for computed sizes that were solved as equal to others."""
-        return [(self.table.dim(name), self.table.variable(name), source)
-                for _, source, names in self._bound for name in names if name in self.table.solved]  # fmt: skip
+        return [(self.table.dim(name), self.table.variable(name), x.source)
+                for x in self._bound for name in x.names.values() if name in self.table.solved]  # fmt: skip
 
     # for converters ---------------------------------------------------------------------------------------------------
 
@@ -136,8 +147,10 @@ class Session:
     def sizes_of(self, expr: Expr) -> tuple[Dim, ...] | None:
         """The elements of an integer tensor, static or symbolic; None when they are computed at run time."""
         value = self.folder.value(expr)
-        found = sizes_in(expr if value is None else Constant(value))
-        return None if found is None else tuple(d if isinstance(d, PrimExpr) else int(d) for d in found.reshape(-1))
+        found = self.folder.elements.of(expr if value is None else Constant(value))
+        if found is None or not expr.dtype.is_integral or any(isinstance(d, Unknown) for d in found.flat):
+            return None
+        return tuple(d if isinstance(d, PrimExpr) else int(d) for d in found.flat)
 
     def bind_sizes(self, expr: Expr, source: str) -> tuple[Dim, ...] | None:
         """Size variables bound to the elements of a computed integer tensor; None if that is impossible."""
@@ -150,26 +163,30 @@ class Session:
         known = self.sizes_of(finished)
         if known is not None:
             return known
-        if isinstance(finished, Call) and isinstance(finished.op, Concatenate) and ty.ndim == 1:
-            parts = [self.bind_sizes(part, source) for part in finished.args]
-            return None if None in parts else tuple([d for part in parts if part is not None for d in part])
-        number = self._number(source)
-        names = tuple(f"#size{number}_{element}" for element in range(ty.size))
-        self._bound.append((finished, source, names))
-        return tuple(self.table.compute(name, self._bodies) for name in names)
+        elements = self.folder.elements.of(finished)
+        assert elements is not None, "small tensors have elements"
+        return tuple([self._bound_element(d, source) if isinstance(d, Unknown) else d for d in elements.flat])
+
+    def _bound_element(self, element: Unknown, source: str) -> Dim:
+        """The size variable bound to one element of a computed integer tensor, which all its uses share."""
+        known = next((bound for bound in self._bound if bound.tensor is element.source), None)
+        if known is None:
+            known = _Bound(element.source, source, self._number(source))
+            self._bound.append(known)
+        return self.table.compute(known.name_of(element.index), self._bodies)
 
     def name_size(self, d: Dim, source: str) -> Dim:
         """A size variable bound to the expression `d`, shared by equal expressions."""
         if isinstance(d, int | SizeVar):
             return d
-        for x, _, names in self._bound:
-            if isinstance(x, Call) and isinstance(x.op, Sizes) and dims_equal(x.op.values[0], d):
-                return self.table.dim(names[0])
-        name = f"#size{self._number(source)}_0"
+        for x in self._bound:
+            if isinstance(x.tensor, Call) and isinstance(x.tensor.op, Sizes) and dims_equal(x.tensor.op.values[0], d):
+                return self.table.dim(x.names[0])
         value = Sizes(values=(d,), shape=(1,))(span=Span(self.model.name, source))
-        self._bound.append((value, source, (name,)))
-        self.table.named.add(name)
-        return self.table.compute(name, self._bodies)
+        named = _Bound(value, source, self._number(source))
+        self._bound.append(named)
+        self.table.named.add(named.name_of(0))
+        return self.table.compute(named.name_of(0), self._bodies)
 
     def _number(self, place: str) -> int:
         """A number for the next size variable of `place`, stable across conversions."""
@@ -198,7 +215,7 @@ class Session:
     def inputs_behind(self, expr: Expr) -> list[str]:
         """Names of the graph inputs whose values or sizes `expr` depends on."""
         used = size_variables(expr.ty.shape) if isinstance(expr.ty, TensorType) else {}
-        sources = [x for x, _, names in self._bound if not used.keys().isdisjoint(names)]
+        sources = [x.tensor for x in self._bound if not used.keys().isdisjoint(x.names.values())]
         return list(dict.fromkeys([name for x in (expr, *sources) for name in graph_inputs_of(x)]))
 
     def stored(
@@ -207,14 +224,7 @@ class Session:
         """A TensorProto as a constant whose values stay in the model's files; None if they are not stored there."""
         if isinstance(proto, SparseTensorProto):
             return None
-        return stored_tensor(proto, self.model.folders, where, raw_data, self._weight_file, span)
-
-    def _weight_file(self, path: Path) -> WeightFile:
-        found = self._files.get(path)
-        if found is None:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            found = self._files[path] = WeightFile(path.name, descriptor)
-        return found
+        return stored_tensor(proto, self.model.folders, where, raw_data, self._weights, span)
 
     def tensor(self, proto: Any, where: str, raw_data: np.ndarray | StoredBytes | None = None) -> np.ndarray:
         """The value of a TensorProto or SparseTensorProto; `raw_data` has the data that was read apart."""

@@ -28,15 +28,16 @@ from relayc.relay.expr import Constant, Expr, Function, Var
 from relayc.relay.lowering.arrange import arrange
 from relayc.relay.lowering.buffer_aliasing import AliasReport
 from relayc.relay.lowering.canonical_sizes import sizes_of
+from relayc.relay.lowering.compiled_loops import compile_loops
 from relayc.relay.lowering.dynamic import plan_dynamic
 from relayc.relay.lowering.entry import ENTRY_NAME, make_dynamic_entry, make_entry
 from relayc.relay.lowering.graph import (
     ControlNode,
     ExecutionGraph,
+    Params,
     add_workspaces,
     make_graph,
     place_tensors,
-    share_params,
 )
 from relayc.relay.lowering.kernel_steps import KernelStep, split_steps
 from relayc.relay.lowering.kv_cache import place_kv_caches
@@ -45,8 +46,8 @@ from relayc.relay.lowering.parallel_regions import plan_regions
 from relayc.relay.lowering.process import compiling
 from relayc.relay.lowering.tuning_records import current_records
 from relayc.relay.lowering.workspace import Workspace
+from relayc.relay.op.host import OnHost
 from relayc.relay.op.sequence import SequenceOperator
-from relayc.relay.op.strings import OnHost
 from relayc.relay.sizes import assuming, dims_equal, size_from_json, size_variables
 from relayc.relay.transform import UpdateKVCacheInPlace, default_pipeline
 from relayc.relay.type import TensorType
@@ -210,12 +211,13 @@ def build(
         special = [(sizes, optimize(_specialized(mod, sizes), target, params)) for sizes in _combinations(specialize)]
     with report.step("plan"):
         prepare = partial(_prepared, target=target)
-        graph = make_graph(module["main"], prepare)
+        shared = Params()
+        graph = make_graph(module["main"], prepare, shared)
         _name_outputs(graph, module.attrs)
+        graph.metadata = module.attrs.get("metadata", graph.metadata)
         for sizes, variant in special:
-            graph.variants.append((sizes, make_graph(variant["main"], prepare)))
+            graph.variants.append((sizes, make_graph(variant["main"], prepare, shared)))
             _name_outputs(graph.variants[-1][1], module.attrs)
-            share_params(graph, graph.variants[-1][1])
         place_kv_caches(graph)
         report.aliasing = arrange(graph, target)
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
@@ -231,6 +233,8 @@ def build(
                 node.sizes = tuple([node.names[name] for name in own])
         for part in graph.all_graphs():
             entries += _plan(part, kernels, target, len(entries))
+        if target.device_kind == "cpu":
+            entries += compile_loops(graph, len(entries))
     with report.step("compile"):
         for entry in entries:
             key = str(entry)  # the program consists of calls and constants
@@ -396,5 +400,5 @@ def _host_operation(control: ControlNode) -> str:
     if isinstance(control.operator, SequenceOperator):
         return f"{control.source} (sequences)"
     if isinstance(control.operator, OnHost):
-        return f"{control.source} (strings)"
+        return f"{control.source} ({control.operator.operator.name.partition('.')[0]})"
     return f"{control.operator.name} {control.source!r} (control flow)"

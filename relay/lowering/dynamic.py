@@ -27,8 +27,8 @@ from relayc.relay.lowering.graph import (
     share_storage,
 )
 from relayc.relay.op.control import IfElse, WhileLoop
+from relayc.relay.op.host import OnHost
 from relayc.relay.op.sequence import Cut, Join, SequenceOperator
-from relayc.relay.op.strings import OnHost
 from relayc.relay.sizes import likely, product, size_variables
 from relayc.te.errors import CompileError
 from relayc.te.tir import Dim
@@ -190,7 +190,7 @@ def _control_step(control: ControlNode) -> dict[str, Any]:
     if isinstance(op, SequenceOperator):
         return _sequence_step(control, op)
     if isinstance(op, OnHost):
-        return _string_step(control, op)
+        return _action_step(control, op)
     common = {"outputs": control.outputs, "source": control.source or op.name, "control": control}
     if isinstance(op, IfElse):
         split = 1 + len(op.then_branch.params)
@@ -212,7 +212,7 @@ def _sequence_step(control: ControlNode, op: SequenceOperator) -> dict[str, Any]
             "new_axis": new_axis, "source": control.source or op.name, "control": control}  # fmt: skip
 
 
-def _string_step(control: ControlNode, op: OnHost) -> dict[str, Any]:
+def _action_step(control: ControlNode, op: OnHost) -> dict[str, Any]:
     settings = {name: list(v) if isinstance(v, tuple) else v for name, v in op.operator.settings().items()}
     return {"step": "text", "action": op.operator.action, "inputs": control.inputs, "outputs": control.outputs,
             "settings": settings, "source": control.source or op.operator.name, "control": control}  # fmt: skip

@@ -376,7 +376,9 @@ def expand(node: OnnxNode) -> Expr:
         (rank,) = node.static(node[1], "the shape of the shape")
         aligned = [1] * (rank - len(source)) + list(source[max(len(source) - rank, 0) :])
         passed = op.cast(node[1], "int64")
-        wanted = node.bind(op.where(op.equal(passed, const(1, "int64")), op.size_tensor(aligned), passed), "the shape")
+        if any(not isinstance(d, int) or d != 1 for d in aligned):  # a size of 1 keeps that of the input
+            passed = op.where(op.equal(passed, const(1, "int64")), op.size_tensor(aligned), passed)
+        wanted = node.bind(passed, "the shape")
     try:
         shape = broadcast_shapes(source, wanted)
     except TypeInferenceError:
