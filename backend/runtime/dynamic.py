@@ -17,7 +17,7 @@ from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.control import Record, run_if, run_loop
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.dtype import nbytes as nbytes_of
-from relayc.backend.runtime.errors import ArgumentError, ModuleError
+from relayc.backend.runtime.errors import ArgumentError, ModuleError, SizeMismatchError
 from relayc.backend.runtime.execution_plan import Bind, Check, IfStep, LoopStep, RunNodes, SequenceStep, StringStep
 from relayc.backend.runtime.graph import Graph, GraphNode, GraphTensor
 from relayc.backend.runtime.module import Module
@@ -66,7 +66,7 @@ def bind_sizes(
             wanted = evaluate(dim, sizes)
             if wanted != passed:
                 why = "".join(f"; {name} is {sizes[name]} by {size_producer[name]}" for name in variables(dim))
-                raise ArgumentError(
+                raise SizeMismatchError(
                     f"input {tensor.name!r} of model {graph.name!r}: got shape {shape}, whose axis {axis} is {passed}; "
                     f"expected {wanted} in {tensor.shape_text}{why}"
                 )
@@ -398,7 +398,7 @@ class DynamicRunner:
     def _check(self, step: Check) -> None:
         left, right = evaluate(step.left, self.sizes), evaluate(step.right, self.sizes)
         if left != right:
-            raise ArgumentError(
+            raise SizeMismatchError(
                 f"model {self._graph.name!r}: {step.source} needs two equal sizes and gets {left} and {right}, with "
                 f"{', '.join(f'{name} = {value}' for name, value in self.sizes.items())}"
             )

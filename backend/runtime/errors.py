@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["ArgumentError", "ArtifactError", "DeviceError", "ModuleError", "RegistryError", "RelaycError"]
+__all__ = [
+    "ArgumentError", "ArtifactError", "DeviceError", "ModuleError", "RegistryError", "RelaycError", "SizeMismatchError",
+]  # fmt: skip
 
 
 class RelaycError(Exception):
@@ -11,6 +13,10 @@ class RelaycError(Exception):
 
 class ArgumentError(RelaycError, ValueError):
     """A value passed to the runtime or to a compiled function is invalid."""
+
+
+class SizeMismatchError(ArgumentError):
+    """The sizes of the inputs contradict each other, or what an operator of the model requires."""
 
 
 class DeviceError(RelaycError):

@@ -17,6 +17,9 @@ from relayc.te.tir import Dim, Var
 
 __all__ = ["DtypeOverride", "ShapeOverride", "input_types", "shapes_passed"]
 
+_NO_NAMES = frozenset({"", "?", "-1", "None"})
+"""What exporters write for dimensions without a name: Paddle writes "?" for all of them."""
+
 ShapeOverride = Mapping[str, Sequence[int | str | Var | None] | int]
 """Shape by input name, or size by the name of a symbolic dimension.
 
@@ -98,7 +101,7 @@ class _Inputs:
             if dim.HasField("dim_value") and dim.dim_value >= 0:
                 dims.append(dim.dim_value)
             else:
-                dims.append(dim.dim_param if dim.dim_param else None)
+                dims.append(None if dim.dim_param in _NO_NAMES else dim.dim_param)
         return dims
 
     def _check_names(self) -> None:
