@@ -89,7 +89,10 @@ class CompiledModel:
         return BoundModel(self, chosen)
 
     def variant(self, sizes: Mapping[str, int]) -> CompiledModel | None:
-        """The specialisation for these values of symbolic dimensions, sharing weights and code; None without one."""
+        """The first specialisation for these values of symbolic dimensions, sharing weights and code, or None.
+
+        One for no values in particular is for sizes that it does not reject (`SizeMismatchError`) when it is run.
+        """
         for number, (wanted, graph) in enumerate(self.graph.variants):
             if all(sizes.get(name) == size for name, size in wanted.items()):
                 if number not in self._variants:

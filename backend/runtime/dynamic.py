@@ -16,7 +16,7 @@ from relayc.backend.runtime.compiled_loop import CompiledLoop
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.control import Record, run_if, run_loop, tensor_of
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.errors import ArgumentError, ModuleError
+from relayc.backend.runtime.errors import ArgumentError, ModuleError, SizeMismatchError
 from relayc.backend.runtime.execution_plan import Bind, Check, IfStep, LoopStep, RunNodes, SequenceStep, StringStep
 from relayc.backend.runtime.graph import Graph, GraphNode, GraphTensor
 from relayc.backend.runtime.host_action import Prepared
@@ -321,7 +321,7 @@ class DynamicRunner:
     def _check(self, step: Check) -> None:
         left, right = evaluate(step.left, self.sizes), evaluate(step.right, self.sizes)
         if left != right:
-            raise ArgumentError(
+            raise SizeMismatchError(
                 f"model {self._graph.name!r}: {step.source} needs two equal sizes and gets {left} and {right}, with "
                 f"{', '.join(f'{name} = {value}' for name, value in self.sizes.items())}"
             )
