@@ -135,6 +135,19 @@ CASES: dict[str, Case] = {
         }""",
         {"n": _count(300), "x": _random(8)}, 300,
     ),
+    "elements": Case(
+        """g (int64 n, float[300, 8] x) => (float[8] y) {
+            none = Constant <value_ints = [1]> ()
+            s = SplitToSequence <axis = 0, keepdims = 0> (x)
+            start = Constant <value_floats = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]> ()
+            y = Loop (n, , start) <body = b (int64 i, bool c, float[8] v) => (bool d, float[8] w) {
+                z = SequenceAt (s, i)
+                w = Add (v, z)
+                d = Identity (c)
+            }>
+        }""",
+        {"n": _count(300), "x": _random(300, 8)}, 300,
+    ),
     "decoder": Case(
         """g (int64 n, int64 first, float[1, 64] h0, float[256, 64] embedding, float[64, 64] u, float[64, 256] head)
             => (int64[m] tokens) {

@@ -15,6 +15,7 @@ __all__ = [
     "RegistryError",
     "RelaycError",
     "RunCancelledError",
+    "SizeMismatchError",
     "of_user",
     "raise_if_foreign",
 ]
@@ -29,6 +30,10 @@ class RelaycError(Exception):
 
 class ArgumentError(RelaycError, ValueError):
     """A value passed to the runtime or to a compiled function is invalid."""
+
+
+class SizeMismatchError(ArgumentError):
+    """The sizes of the inputs contradict each other, or what an operator of the model requires."""
 
 
 class DeviceError(RelaycError):

@@ -24,7 +24,7 @@ from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema
 from relayc.frontends.onnx.gradient_bodies import with_gradient_bodies
 from relayc.frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
 from relayc.frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_passed
-from relayc.frontends.onnx.model import load, opset_table
+from relayc.frontends.onnx.model import Model, load, opset_table
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.registry import Result, find_converter
 from relayc.frontends.onnx.session import Session
@@ -39,6 +39,7 @@ from relayc.relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.sizes import smaller
 from relayc.relay.type import TensorType, TupleType
 from relayc.relay.user_arguments import check_names, named_values
+from relayc.relay.versions import EQUAL_SIZES
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, Span
 
@@ -84,6 +85,10 @@ def from_onnx(
     determine shapes, to values. `outputs` names tensors of the main graph to return instead of the model's outputs;
     nodes that they don't need are dropped.
 
+    Sizes of different names are independent: where an operator broadcasts them, either may be 1 when the model runs.
+    The module's function "equal_sizes", if there is one, is the model with such sizes taken to be equal, which is
+    faster; the executor runs it where they are.
+
     The module's attributes "input_names" and "output_names" hold the model's names, in order; "output_forms" describes
     how non-tensor outputs are assembled (`frontends.onnx.containers.assembled`); "output_maps" has the keys of outputs
     whose rows are maps, by number; "host_nodes", if any, the nodes evaluated during import: operator, name, reason;
@@ -92,21 +97,53 @@ def from_onnx(
     Raises `OnnxImportError` for a model that is damaged or breaks a rule, `UnsupportedOperatorError` listing every
     operator without a converter, and `ValueNeededError` naming the inputs whose shape or value is needed.
     """
-    loaded, table = load(model), SizeTable()
-    constants = named_values(constants, "constants", '{"shape": array}')
-    outputs = None if outputs is None else check_names(outputs, "outputs")
-    while True:
-        session = Session(loaded, table)
-        importer = _Importer(session, freeze_params)
-        try:
-            with session.assuming(loaded.name):
-                result = importer.run(shape, dtype, constants, outputs)
-        except CompileError:  # size equalities learned so far may provide the value
-            if session.learn():
-                continue
+    passed = named_values(constants, "constants", '{"shape": array}')
+    wanted = None if outputs is None else check_names(outputs, "outputs")
+    how = _Conversion(load(model), shape, dtype, passed, wanted, freeze_params)
+    table = SizeTable()
+    try:
+        equal, params = how.convert(table)
+    except CompileError as error:
+        if not table.assumes_broadcasts_equal():
             raise
-        if not session.learn():
-            return importer.with_sizes(result)
+        try:
+            return how.convert(SizeTable(broadcasting=True))
+        except CompileError:
+            raise error from None
+    if not table.assumes_broadcasts_equal():
+        return equal, params
+    try:
+        module, params = how.convert(SizeTable(broadcasting=True))
+    except CompileError:
+        return equal, params
+    return module.with_functions({**module.functions, EQUAL_SIZES: equal["main"]}), params
+
+
+@dataclass(frozen=True)
+class _Conversion:
+    """A model, and how it is converted: the arguments of `from_onnx`."""
+
+    model: Model
+    shape: ShapeOverride | None
+    dtype: DtypeOverride | None
+    constants: Mapping[str, np.ndarray]
+    outputs: Sequence[str] | None
+    freeze_params: bool
+
+    def convert(self, table: SizeTable) -> tuple[IRModule, Params]:
+        """Convert the model again and again, until nothing new is learned of its sizes."""
+        while True:
+            session = Session(self.model, table)
+            importer = _Importer(session, self.freeze_params)
+            try:
+                with session.assuming(self.model.name):
+                    result = importer.run(self.shape, self.dtype, self.constants, self.outputs)
+            except CompileError:  # size equalities learned so far may provide the value
+                if session.learn():
+                    continue
+                raise
+            if not session.learn():
+                return importer.with_sizes(result)
 
 
 @dataclass(slots=True)

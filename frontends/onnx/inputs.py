@@ -19,6 +19,9 @@ from relayc.te.tir import Dim, Var
 
 __all__ = ["DtypeOverride", "ShapeOverride", "declared_shape", "graph_inputs", "input_types", "shapes_passed"]
 
+_NO_NAMES = frozenset({"", "?", "-1", "None"})
+"""What exporters write for dimensions without a name: Paddle writes "?" for all of them."""
+
 ShapeOverride = Mapping[str, Sequence[int | str | Var | None] | int]
 """Shape by input name, or size by the name of a symbolic dimension.
 
@@ -105,7 +108,8 @@ class _Inputs:
             if kind is None:
                 raise fault(where, "it has no type", expected="a tensor type")
             raise unsupported(where, f"inputs of kind {kind} are not supported", missing=kind.removesuffix("_type"))
-        return declared_shape(value)
+        declared = declared_shape(value)
+        return None if declared is None else tuple([None if d in _NO_NAMES else d for d in declared])
 
     def _check_names(self) -> None:
         symbols = {d for dims in self.declared.values() if dims is not None for d in dims if isinstance(d, str)}

@@ -73,7 +73,7 @@ def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[
         reason = error.strerror if isinstance(error, OSError) else error
         raise fault(str(path), f"the model file can't be read: {reason}") from error
     folders = (path.parent, Path(os.path.realpath(path)).parent)
-    return _checked(with_names_as_text(proto), path.name, folders, raw_data)
+    return _checked(proto, path.name, folders, raw_data)
 
 
 def _from_bytes(data: bytes, where: str) -> Model:

@@ -8,12 +8,27 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 
 from relayc.onnxruntime.binding import IOBinding
-from relayc.onnxruntime.errors import *
-from relayc.onnxruntime.errors import __all__ as _errors
+from relayc.onnxruntime.errors import (
+    EngineError,
+    EPFail,
+    Fail,
+    InvalidArgument,
+    InvalidGraph,
+    InvalidProtobuf,
+    ModelLoadCanceled,
+    ModelLoaded,
+    ModelRequiresCompilation,
+    NoModel,
+    NoSuchFile,
+    NotFound,
+    NotImplemented,
+    OrtError,
+    RuntimeException,
+)
 from relayc.onnxruntime.options import (
     ExecutionMode,
     ExecutionOrder,
@@ -27,9 +42,11 @@ from relayc.onnxruntime.session import InferenceSession, get_available_providers
 from relayc.onnxruntime.values import NodeArg, OrtDevice, OrtValue
 from relayc.runtime import ModelMetadata
 
-__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
-    *_errors, "ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "IOBinding", "InferenceSession",
-    "ModelMetadata", "NodeArg", "OrtDevice", "OrtValue", "RunOptions", "SessionIOBinding", "SessionOptions",
+__all__ = [
+    "EPFail", "EngineError", "ExecutionMode", "ExecutionOrder", "Fail", "GraphOptimizationLevel", "IOBinding",
+    "InferenceSession", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "ModelLoadCanceled", "ModelLoaded",
+    "ModelMetadata", "ModelRequiresCompilation", "NoModel", "NoSuchFile", "NodeArg", "NotFound", "NotImplemented",
+    "OrtDevice", "OrtError", "OrtValue", "RunOptions", "RuntimeException", "SessionIOBinding", "SessionOptions",
     "disable_telemetry_events", "enable_telemetry_events", "get_all_providers", "get_available_providers",
     "get_build_info", "get_device", "get_version_string", "install", "preload_dlls", "set_default_logger_severity",
     "set_default_logger_verbosity", "set_seed",
@@ -94,8 +111,6 @@ def install() -> None:
     """Make ``import onnxruntime``, in this process and from now on, give this module."""
     installed: dict[str, ModuleType] = {}
     prefix = "relayc.onnxruntime"
-    from importlib import import_module
-
     for name in ("", ".capi", ".capi.onnxruntime_pybind11_state", ".capi._pybind_state",
                  ".capi.onnxruntime_inference_collection"):  # fmt: skip
         installed["onnxruntime" + name] = import_module(prefix + name)
@@ -103,6 +118,3 @@ def install() -> None:
     if original is not None and original is not installed["onnxruntime"]:
         log.warning("onnxruntime was imported before install(); modules that have it keep it")
     sys.modules.update(installed)
-
-
-Callback = Callable[[list[object], object, str], None]

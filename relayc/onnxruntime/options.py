@@ -1,7 +1,7 @@
 """Options of sessions and runs, by onnxruntime's names.
 
-Options that only tell onnxruntime how to work are accepted, and noted once in the log; options that would change results
-and are not supported are refused when the session is made.
+Options that only tell onnxruntime how to work are accepted, and noted once in the log; options that would change
+results and are not supported are refused when the session is made.
 """
 
 from __future__ import annotations

@@ -175,8 +175,8 @@ class InferenceSession:
     ) -> list[Any]:
         """The outputs named, by default all: numpy arrays, lists of them, lists of dictionaries.
 
-        `timeout` is in seconds. Raises ValueError for missing inputs, InvalidArgument for wrong ones, and Fail for a run
-        that `cancel`, `run_options.terminate` or the timeout ended.
+        `timeout` is in seconds. Raises ValueError for missing inputs, InvalidArgument for wrong ones, and Fail for a
+        run that `cancel`, `run_options.terminate` or the timeout ended.
         """
         names = list(self._outputs) if not output_names else [self.output(name).name for name in output_names]
         feed = self._checked(input_feed)

@@ -20,8 +20,9 @@ _NAMES = {"float32": "float", "float64": "double"}
 """onnxruntime's names of element types that differ from numpy's."""
 
 _NUMBERS = (
-    "", "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "float64", "uint32",
-    "uint64", "", "", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "uint4", "int4",
+    "", "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "float64",
+    "uint32", "uint64", "", "", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
+    "uint4", "int4",
 )  # fmt: skip
 """numpy's names of element types by their number in ONNX's TensorProto.DataType."""
 

@@ -95,6 +95,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                "r0 = Concat <axis = 0> (v, v) r = Add (r0, r0) }", "x", "z") + "}",
         {"n": FIVE, "x": np.arange(9, dtype=np.float32)},
     ),
+    "stacks of inner loops of known trip counts": (
+        "g (int64 n, float[m] x) => (float[m] y, float[k, 20, m] all, float[k, m, m] more) {"
+        "twenty = Constant <value_int = 20> () shape = Shape (x) none = Constant <value_ints = [0]> ()"
+        "m0 = Squeeze (shape, none)"
+        + loop("b (int64 i, bool c, float[m] p) => (bool c, float[m] r, float[20, m] rows, float[m, m] square) {"
+               "r, rows = Loop (twenty, , p) <body = s (int64 j, bool e, float[m] u)"
+               "  => (bool e, float[m] v, float[m] w) { v = Tanh (u) w = Mul (v, x) }>"
+               "last, square = Loop (m0, , p) <body = t (int64 j, bool e, float[m] u)"
+               "  => (bool e, float[m] v, float[m] v) { v = Sub (u, x) }> }", "x", "y, all, more") + "}",
+        {"n": FIVE, "x": np.linspace(-1, 1, 7, dtype=np.float32)},
+    ),
     "a loop that its condition ends": (
         "g (int64 n, float x) => (float y, float[k] all, bool[k] flags) {"
         "y, all, flags = Loop (, , x) <body = b (int64 i, bool c, float p) => (bool d, float r, float r, bool d) {"

@@ -24,7 +24,9 @@ def _value(name: str, kind: int, shape: Any) -> Any:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def _model(nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: dict[str, np.ndarray] | None = None) -> bytes:
+def _model(
+    nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: dict[str, np.ndarray] | None = None
+) -> bytes:
     tensors = [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()]
     graph = helper.make_graph(nodes, "small", inputs, outputs, tensors, doc_string="a graph")
     model = helper.make_model(
