@@ -29,10 +29,10 @@ from typing import Any, ClassVar, TypeGuard, cast
 
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.op.base import OpDef, OpPattern
+from relayc.relay.op.broadcast import Where
 from relayc.relay.op.elementwise import Cast
 from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd
-from relayc.relay.op.broadcast import Where
 from relayc.relay.sizes import likely, product
 from relayc.relay.transform.fused_formula import MAX_DEPTH, is_small_formula
 from relayc.relay.type import TensorType, shapes_equal
