@@ -18,7 +18,10 @@ from relayc.relay.expr import Constant, numpy_dtype_name
 from relayc.relay.type import TensorType
 from relayc.te.ir import Span
 
-__all__ = ["StoredConstant", "place_of"]
+__all__ = ["StoredConstant", "content_of", "place_of"]
+
+_FEW_BYTES = 4096
+"""Most bytes of constants that are compared by their values."""
 
 Array = np.ndarray[Any, Any]
 Fill = Callable[[Array, int], None]
@@ -163,6 +166,13 @@ def place_of(constant: Constant) -> Hashable:
         return constant.place
     array = constant.data
     return array.__array_interface__["data"][0], array.dtype.str, array.shape, array.strides
+
+
+def content_of(constant: Constant) -> Hashable:
+    """The values of a constant, if they are few, else their place: constants of equal contents are the same tensor."""
+    if isinstance(constant, StoredConstant) or constant.data.nbytes > _FEW_BYTES or constant.data.dtype.kind in "OSUT":
+        return place_of(constant)
+    return constant.ty, constant.data.tobytes()
 
 
 def _multiply(a: Array, b: Array, out: Array) -> None:

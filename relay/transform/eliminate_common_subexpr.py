@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from relayc.relay.analysis import scopes
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem
 from relayc.relay.op.base import OpDef
-from relayc.relay.stored import StoredConstant
+from relayc.relay.stored import StoredConstant, content_of
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.te.ir import PassContext, post_order
 
 __all__ = ["EliminateCommonSubexpr"]
-
-_MERGED_CONSTANT_BYTES = 4096
 
 
 class EliminateCommonSubexpr(FunctionPass):
@@ -51,8 +49,4 @@ def _key(e: Expr) -> Hashable | None:
         return (Tuple, *[id(f) for f in e.fields])
     if isinstance(e, StoredConstant):
         return None
-    if isinstance(e, Constant):
-        data: Any = e.data
-        small = data.nbytes <= _MERGED_CONSTANT_BYTES and data.dtype.kind not in "OSUT"
-        return (Constant, e.ty, data.tobytes() if small else id(data))
-    return None
+    return content_of(e) if isinstance(e, Constant) else None
