@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import ChainMap
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,11 +146,25 @@ class _Conversion:
                 return importer.with_sizes(result)
 
 
+class _Values(ChainMap[str, Expr]):
+    """The expressions of a scope by name, and those of the scopes around it; `ids` has the id of each that is computed
+    or an input."""
+
+    def __init__(self, outer: _Values | None = None) -> None:
+        super().__init__({}, *([] if outer is None else [outer]))
+        self.ids: ChainMap[int, None] = ChainMap({}, *([] if outer is None else [outer.ids]))
+
+    def __setitem__(self, name: str, value: Expr) -> None:
+        super().__setitem__(name, value)
+        if not isinstance(value, Constant | Tuple):
+            self.ids[id(value)] = None
+
+
 @dataclass(slots=True)
 class _Scope:
     """The names visible to a node, and the attribute bindings and opsets of a function body."""
 
-    values: MutableMapping[str, Expr]
+    values: _Values
     opsets: Mapping[str, int]
     bindings: Bindings
     where: str
@@ -158,8 +172,7 @@ class _Scope:
 
     def inner(self, where: str) -> _Scope:
         """The scope of a subgraph, which sees these names and may shadow them."""
-        values: MutableMapping[str, Expr] = ChainMap({}, self.values)
-        return _Scope(values, self.opsets, self.bindings, where, self.depth + 1)
+        return _Scope(_Values(self.values), self.opsets, self.bindings, where, self.depth + 1)
 
 
 class _Importer:
@@ -194,7 +207,7 @@ class _Importer:
         if not graph.output:
             raise fault(where, "the graph has no outputs", remedy="the file is cut short or damaged")
         list_unsupported(self.model)
-        scope = _Scope({}, self.model.opsets, {}, where)
+        scope = _Scope(_Values(), self.model.opsets, {}, where)
         inputs = [Var(name=name, ty=ty, span=Span(where, name)) for name, ty in types.items() if name not in constants]
         scope.values.update({var.name: var for var in inputs})
         scope.values.update(other_values)
@@ -362,12 +375,11 @@ class _Importer:
 
         `owner` names the node that the sizes of the body belong to.
         """
-        around = {id(e) for e in scope.values.values() if not isinstance(e, Constant | Tuple)}
         with self.session.body_of(owner):
             with self.session.assuming(place):
                 outputs = self._subgraph(graph, params, scope, place)
             roots, attrs = self.session.finish(outputs)
-        taken = free_expressions(Tuple(tuple(roots)), around)
+        taken = free_expressions(Tuple(tuple(roots)), scope.values.ids)
         inner = {id(x): Var(f"outside{i}", x.ty, span=x.span) for i, x in enumerate(taken)}
         return Function((*params, *inner.values()), rewrite_free(Tuple(tuple(roots)), inner), attrs), taken
 
@@ -388,7 +400,8 @@ class _Importer:
             )
         defaults = {a.name: a for a in function.attribute_proto}
         opsets = opset_table(function.opset_import, where) if len(function.opset_import) else scope.opsets
-        values = {n: x for n, x in zip(function.input, inputs, strict=False) if x is not None}
+        values = _Values()
+        values.update({n: x for n, x in zip(function.input, inputs, strict=False) if x is not None})
         body = _Scope(values, opsets, {**defaults, **attributes}, where, scope.depth + 1)
         absent = set(function.input) - set(values)
         nodes = with_gradient_bodies(function.node, where)
