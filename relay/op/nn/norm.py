@@ -325,7 +325,7 @@ class GroupNorm(OpDef):
 
 @attributes_of_operator
 class _OverAxes(OpDef):
-    """A normalisation over dimensions `axis`. (C1) the element type is a float; (C2) axes are in range, and not none."""
+    """A normalisation over dimensions `axis`. (C1) the element type is a float; (C2) axes are in range, one or more."""
 
     axis: tuple[int, ...]
     reads_inputs_once = True
