@@ -20,7 +20,6 @@ from relayc.te.ir import Span
 
 __all__ = ["StoredConstant", "place_of"]
 
-
 Array = np.ndarray[Any, Any]
 Fill = Callable[[Array, int], None]
 """Writes the values from a certain element on into an array in C order.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relayc.backend.runtime import graph_executor, nd
 from relayc.backend.runtime.artifact import BoundModel, CompiledModel, load_model
-from relayc.backend.runtime.context import Context, Ctx
+from relayc.backend.runtime.context import Context, Ctx, set_random_seed
 from relayc.backend.runtime.device import (
     Device,
     DeviceAttrKind,
@@ -86,5 +86,6 @@ __all__ = [
     "remove_global_func",
     "save_param_dict",
     "set_num_threads",
+    "set_random_seed",
     "sign_artifact",
 ]

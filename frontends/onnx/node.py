@@ -281,6 +281,10 @@ class OnnxNode:
         """Is the size defined in the graph that contains this node, not only in its subgraphs?"""
         return self._session.known_here(d)
 
+    def count_random(self) -> int:
+        """The number of random nodes converted before this one."""
+        return next(self._session.random_nodes)
+
     def attempt(self) -> AbstractContextManager[Callable[[], None]]:
         """A context that rolls back size equalities on an error, or when the returned function is called."""
         return self._session.attempt()

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,8 @@ class Session:
         self.size_producers = SizeProducers()
         self.unreached: list[list[NothingInsideError]] = []
         """for each enclosing loop under type inference, outermost first: branches dropped as unreachable so far"""
+        self.random_nodes = count()
+        """numbers for random nodes, in the order of conversion"""
         self._bound: list[_Bound] = []
         """computed integer tensors to whose elements size variables are bound"""
         self._checks: list[tuple[Dim, Dim, str]] = []
