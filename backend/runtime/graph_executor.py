@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,7 @@ class GraphModule:
         """executor of the specialisation that ran last, None if the model itself did"""
         self._last_special: GraphModule | None = None
         self._passed: list[Value] = []
-        """the specialisation for the sizes of the last run, if there is one, and the inputs that it was given"""
+        """the specialisation that has the inputs, if there is one, and these inputs"""
         self._has_run = False
         """did the last run end without an error?"""
         if graph.is_dynamic:
@@ -153,7 +153,7 @@ class GraphModule:
                 kind = "a sequence" if tensor.is_sequence else "of strings"
                 raise ArgumentError(f"input {tensor.name!r} of model {self._graph.name!r} is {kind}; use set_input")
             passed = value if isinstance(value, NDArray) else from_dlpack(value)
-            check_type(tensor, passed.shape, passed.dtype, self._graph.name)
+            self._check_input(tensor, passed)
             misplaced = passed.device != self._bound.device or not passed.is_contiguous
             if misplaced or (passed.device.api.addressable and passed.handle % ALLOC_ALIGNMENT):
                 raise ArgumentError(
@@ -433,7 +433,7 @@ class GraphModule:
             self._unset.discard(position)
             return
         passed = as_argument(tensor, value, self._graph.name)
-        check_type(tensor, passed.shape, passed.dtype, self._graph.name)
+        self._check_input(tensor, passed)
         own = self._own_inputs[position]
         assert isinstance(own, NDArray)
         if own.shape != passed.shape:
@@ -442,6 +442,11 @@ class GraphModule:
         if self._inputs[position] is not own:
             self._place_input(position, own)
         self._unset.discard(position)
+
+    def _check_input(self, tensor: GraphTensor, passed: Any, any_sizes: bool | None = None) -> None:
+        """Check the type of an input. Its sizes are those of the model or of a version, which a run finds out."""
+        lenient = bool(self._graph.variants) if any_sizes is None else any_sizes
+        check_type(tensor, passed.shape, passed.dtype, self._graph.name, lenient)
 
     def _place_input(self, position: int, array: NDArray) -> None:
         self._inputs[position] = array
@@ -530,54 +535,66 @@ class GraphModule:
         try:
             self._prepare()
             self._special = self._run_special() if self._graph.variants else None
-            if self._special is not None:
-                pass
-            elif self._dynamic is not None:
-                self._dynamic.run(self._inputs, self._kept_sizes)
-            else:
-                self._runner()
+            if self._special is None:
+                self._run_model()
         except Exception as error:
             raise_if_foreign(error, f"running model {self._graph.name!r}")
             raise
         self._context.check()
         self._has_run = True
 
+    def _run_model(self) -> None:
+        """Run the model itself, not a version of it."""
+        if self._dynamic is not None:
+            self._dynamic.run(self._inputs, self._kept_sizes)
+            return
+        if self._graph.variants:
+            for position, passed in enumerate(self._inputs):
+                self._check_input(self._input_tensor(position), passed, any_sizes=False)
+        self._runner()
+
     def _run_special(self) -> GraphModule | None:
-        """Run the specialisation for the sizes of the inputs; None if there is none, or if it does not take them."""
+        """Run the first specialisation that takes the inputs; None if there is none.
+
+        The one that ran last is tried first where the inputs have the same buffers.
+        """
+        last = self._last_special
         same = len(self._passed) == len(self._inputs) and all(map(operator.is_, self._passed, self._inputs))
-        special = self._last_special if same else self._find_special()
-        self._last_special, self._passed = special, self._inputs[:]
-        if special is None:
-            return None
+        if same and last is not None and self._takes_inputs(last):
+            return last
+        for model in self._bound.model.variants(self._sizes_of_inputs()):
+            if id(model) not in self._specials:
+                self._specials[id(model)] = GraphModule(model.bind(self.device), self._requested_threads)
+            special = self._specials[id(model)]
+            if not (same and special is last) and self._takes_inputs(special, self._inputs):
+                self._last_special, self._passed = special, self._inputs[:]
+                return special
+        self._last_special, self._passed = None, []
+        return None
+
+    def _sizes_of_inputs(self) -> dict[str, int]:
+        """The sizes of the model for the inputs; none if it rejects them, as versions of it may not."""
+        try:
+            return bind_sizes(self._graph, shapes_of(self._inputs))
+        except SizeMismatchError:
+            return {}
+
+    def _takes_inputs(self, special: GraphModule, inputs: Sequence[Value] = ()) -> bool:
+        """Run a specialisation, on new `inputs` if there are any; False if it rejects their sizes."""
         self._strings.copy_to(special._strings)
         try:
-            if not same:
-                self._pass_inputs(special)
+            for position, passed in enumerate(inputs):
+                if position in self._strings.inputs:
+                    special._unset.discard(position)
+                elif isinstance(passed, NDArray):
+                    special.set_input_zero_copy(position, passed)
+                else:
+                    special._inputs[position] = passed
+                    special._unset.discard(position)
             special._run()
         except SizeMismatchError:
-            self._passed = []
-            return None
-        return special
-
-    def _pass_inputs(self, special: GraphModule) -> None:
-        for position, passed in enumerate(self._inputs):
-            if position in self._strings.inputs:
-                special._unset.discard(position)
-            elif isinstance(passed, NDArray):
-                special.set_input_zero_copy(position, passed)
-            else:
-                special._inputs[position] = passed
-                special._unset.discard(position)
-
-    def _find_special(self) -> GraphModule | None:
-        """The executor of the specialisation for the sizes of the inputs, if there is one."""
-        sizes = bind_sizes(self._graph, shapes_of(self._inputs))
-        model = self._bound.model.variant(sizes)
-        if model is None:
-            return None
-        if id(model) not in self._specials:
-            self._specials[id(model)] = GraphModule(model.bind(self.device), self._requested_threads)
-        return self._specials[id(model)]
+            return False
+        return True
 
     def _input_tensor(self, position: int) -> GraphTensor:
         return self._graph.tensors[self._graph.inputs[position]]

@@ -28,7 +28,7 @@ from relayc.frontends.onnx.model import Model, load, opset_table
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.registry import Result, find_converter
 from relayc.frontends.onnx.session import Session
-from relayc.frontends.onnx.sizes import SizeTable
+from relayc.frontends.onnx.sizes import SizeTable, other_answers
 from relayc.frontends.onnx.tensors import dtype_name
 from relayc.frontends.onnx.unsupported import list_unsupported
 from relayc.frontends.onnx.weights import RawData
@@ -39,7 +39,7 @@ from relayc.relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.sizes import smaller
 from relayc.relay.type import TensorType, TupleType
 from relayc.relay.user_arguments import check_names, named_values
-from relayc.relay.versions import EQUAL_SIZES
+from relayc.relay.versions import EQUAL_SIZES, with_versions
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, Span
 
@@ -87,7 +87,7 @@ def from_onnx(
 
     Sizes of different names are independent: where an operator broadcasts them, either may be 1 when the model runs.
     The module's function "equal_sizes", if there is one, is the model with such sizes taken to be equal, which is
-    faster; the executor runs it where they are.
+    faster; the executor runs it where they are. Others take other branches than "main" (see `relay.versions`).
 
     The module's attributes "input_names" and "output_names" hold the model's names, in order; "output_forms" describes
     how non-tensor outputs are assembled (`frontends.onnx.containers.assembled`); "output_maps" has the keys of outputs
@@ -100,23 +100,28 @@ def from_onnx(
     passed = named_values(constants, "constants", '{"shape": array}')
     wanted = None if outputs is None else check_names(outputs, "outputs")
     how = _Conversion(load(model), shape, dtype, passed, wanted, freeze_params)
-    table = SizeTable()
-    try:
-        equal, params = how.convert(table)
-    except CompileError as error:
-        if not table.assumes_broadcasts_equal():
-            raise
-        try:
-            return how.convert(SizeTable(broadcasting=True))
-        except CompileError:
-            raise error from None
-    if not table.assumes_broadcasts_equal():
-        return equal, params
-    try:
-        module, params = how.convert(SizeTable(broadcasting=True))
-    except CompileError:
-        return equal, params
-    return module.with_functions({**module.functions, EQUAL_SIZES: equal["main"]}), params
+    table, versions = SizeTable(), dict[str, IRModule]()
+    main = how.converted(table)
+    if table.assumes_broadcasts_equal():
+        cautious = SizeTable(broadcasting=True)
+        general = how.converted(cautious)
+        if not isinstance(general, CompileError):
+            if not isinstance(main, CompileError):
+                versions[EQUAL_SIZES] = main[0]
+            main, table = general, cautious
+    if isinstance(main, CompileError):
+        raise main
+    for number, answers in enumerate(other_answers(table.asked)):
+        other = how.converted(SizeTable(broadcasting=table.broadcasting, answers=answers))
+        if not isinstance(other, CompileError):
+            versions[f"branches_{number}"] = other[0]
+    module, params = main
+    return with_versions(module, {name: v["main"] for name, v in versions.items() if _same_params(v, module)}), params
+
+
+def _same_params(a: IRModule, b: IRModule) -> bool:
+    """Have both modules the same inputs and weights, in the same order?"""
+    return [p.name for p in a["main"].params] == [p.name for p in b["main"].params]
 
 
 @dataclass(frozen=True)
@@ -130,9 +135,17 @@ class _Conversion:
     outputs: Sequence[str] | None
     freeze_params: bool
 
-    def convert(self, table: SizeTable) -> tuple[IRModule, Params]:
+    def converted(self, table: SizeTable) -> tuple[IRModule, Params] | CompileError:
+        """The converted model, or why it can't be converted."""
+        try:
+            return self._convert(table)
+        except CompileError as error:
+            return error
+
+    def _convert(self, table: SizeTable) -> tuple[IRModule, Params]:
         """Convert the model again and again, until nothing new is learned of its sizes."""
         while True:
+            table.asked.clear()
             session = Session(self.model, table)
             importer = _Importer(session, self.freeze_params)
             try:
@@ -324,7 +337,7 @@ class _Importer:
             span=Span(self.model.name, span_name(node), node.op_type),
             session=self.session,
             subgraph=lambda graph, args: self._subgraph(graph, args, scope, place),
-            close=lambda graph, params: self._closed(graph, params, scope, place, where),
+            close=lambda graph, params, may_not_run: self._closed(graph, params, scope, place, where, may_not_run),
         )
         most = most_inputs(domain, node.op_type, opset)
         if most is not None and len(inputs) > most and any(x is not None for x in inputs[most:]):
@@ -369,13 +382,19 @@ class _Importer:
         return self._graph(graph, inner, [output.name for output in graph.output])
 
     def _closed(
-        self, graph: GraphProto, params: Sequence[Var], scope: _Scope, place: str, owner: str
+        self,
+        graph: GraphProto,
+        params: Sequence[Var],
+        scope: _Scope,
+        place: str,
+        owner: str,
+        may_not_run: bool,
     ) -> tuple[Function, list[Expr]]:
         """A subgraph as a function of `params` and of the values it captures.
 
         `owner` names the node that the sizes of the body belong to.
         """
-        with self.session.body_of(owner):
+        with self.session.body_of(owner, may_not_run):
             with self.session.assuming(place):
                 outputs = self._subgraph(graph, params, scope, place)
             roots, attrs = self.session.finish(outputs)

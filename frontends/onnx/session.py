@@ -87,13 +87,19 @@ class Session:
             yield
 
     @contextmanager
-    def body_of(self, owner: str) -> Generator[None]:
-        """A context in which a body of the node `owner` is converted and finished."""
+    def body_of(self, owner: str, may_not_run: bool) -> Generator[None]:
+        """A context in which a body of the node `owner` is converted and finished.
+
+        What a body that `may_not_run` requires is not required of the model.
+        """
+        met = len(self._assumed_inside)
         outer = self._bound, self._checks, self._bodies, self._assumptions
         self._bound, self._checks, self._bodies = [], [], (*self._bodies, owner)
         try:
             yield
             self._assumed_inside.append(self._assumptions)
+            for inside in self._assumed_inside[met:] if may_not_run else ():
+                inside.required[:] = [False] * len(inside.required)
         finally:
             self._bound, self._checks, self._bodies, self._assumptions = outer
 
@@ -229,6 +235,14 @@ class Session:
     def known_here(self, d: Dim) -> bool:
         """Is the size defined in the graph being converted, not only in a nested one?"""
         return self.table.known_in(d, self._bodies)
+
+    def answer(self, question: str) -> bool | None:
+        """What this version of the model takes for the value of a condition; None if it does not decide it."""
+        return self.table.answers.get(question)
+
+    def ask(self, question: str, taken: bool) -> None:
+        """Note that the model is converted for one value of a condition only."""
+        self.table.asked[question] = taken
 
     def check_equal(self, a: Dim, b: Dim, source: str) -> None:
         """Add a run-time check that two sizes are equal."""
