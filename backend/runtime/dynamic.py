@@ -17,18 +17,18 @@ from relayc.backend.runtime.compiled_loop import CompiledLoop
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.control import Record, run_if, run_loop, tensor_of
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.errors import ArgumentError, ModuleError
+from relayc.backend.runtime.errors import ArgumentError, ModuleError, SizeMismatchError
 from relayc.backend.runtime.execution_plan import Bind, Check, IfStep, LoopStep, RunNodes, SequenceStep, StringStep
 from relayc.backend.runtime.graph import Graph, GraphNode, GraphTensor
 from relayc.backend.runtime.host_action import Prepared
 from relayc.backend.runtime.host_actions import HOST_ACTIONS
-from relayc.backend.runtime.layouts import MAX_ELEMENTS, Stage, bind_sizes, owner_of, shapes_of, tensor_bytes
+from relayc.backend.runtime.layouts import Stage, bind_sizes, owner_of, shapes_of, tensor_bytes
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, array, empty
 from relayc.backend.runtime.packed_func import KernelFunc, PackedFunc
 from relayc.backend.runtime.runners import OutputBuffer, Recordings
 from relayc.backend.runtime.sequences import ArraySequence, Value, run_sequence_action
-from relayc.backend.runtime.sizes import evaluate, variables
+from relayc.backend.runtime.sizes import MAX_ELEMENTS, evaluate, variables
 from relayc.backend.runtime.strings import StringTable
 
 __all__ = ["RESULT_SIZE", "DynamicRunner"]
@@ -331,7 +331,7 @@ class DynamicRunner:
     def _check(self, step: Check) -> None:
         left, right = evaluate(step.left, self.sizes), evaluate(step.right, self.sizes)
         if left != right:
-            raise ArgumentError(
+            raise SizeMismatchError(
                 f"model {self._graph.name!r}: {step.source} needs two equal sizes and gets {left} and {right}, with "
                 f"{', '.join(f'{name} = {value}' for name, value in self.sizes.items())}"
             )

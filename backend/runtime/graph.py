@@ -35,7 +35,7 @@ from relayc.backend.runtime.execution_plan import (
 )
 from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.metadata import ModelMetadata
-from relayc.backend.runtime.sizes import Size, is_static, read_shape, size_text
+from relayc.backend.runtime.sizes import Size, extent, is_static, read_shape, size_text
 
 __all__ = ["GRAPH_VERSION", "Graph", "GraphKVCache", "GraphNode", "GraphTensor"]
 
@@ -335,7 +335,7 @@ def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTens
         if tensor.storage in ("arena", "param"):
             raise damaged(f"{record.where}.storage", pair, "storage that may hold dynamic shapes")
         return tensor
-    if tensor.nbytes > _MAX_BYTES:
+    if nbytes_of(dtype, extent(tensor.static_shape)) > _MAX_BYTES:
         raise damaged(f"{record.where}.shape", list(shape), f"a tensor of at most {_MAX_BYTES} bytes")
     if tensor.storage == "arena" and not 0 <= int(tensor.place) <= arena_bytes - tensor.span_bytes:
         raise damaged(f"{record.where}.storage", pair, f"{tensor.span_bytes} bytes inside an arena of {arena_bytes}")
@@ -368,8 +368,11 @@ def _check_places(graph: Graph, where: str) -> None:
     names = [graph.tensors[index].name for index in graph.inputs]
     if len(set(names)) != len(names):
         raise damaged(f"{where}.inputs", names, "distinct names")
+    kinds = ("input", "output", "param", *(("slot", "value", "own") if graph.is_dynamic else ("arena",)))
     for index, tensor in enumerate(graph.tensors):
         count = len(graph.tensors)
+        if tensor.storage not in kinds:
+            raise damaged(f"{where}.tensors[{index}].storage", tensor.storage, f"among {', '.join(kinds)}")
         ranks = {"input": len(graph.inputs), "output": len(graph.outputs), "own": count, "value": count}
         rank = ranks.get(tensor.storage)
         if rank is not None and not (isinstance(tensor.place, int) and 0 <= tensor.place < rank):

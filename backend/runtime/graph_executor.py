@@ -8,6 +8,7 @@ node where the model has none. Weights are shared by all executors of the model.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import threading
 import weakref
@@ -25,7 +26,7 @@ from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT
 from relayc.backend.runtime.dynamic import DynamicRunner
-from relayc.backend.runtime.errors import ArgumentError, ArtifactError, raise_if_foreign
+from relayc.backend.runtime.errors import ArgumentError, ArtifactError, SizeMismatchError, raise_if_foreign
 from relayc.backend.runtime.graph import GraphTensor
 from relayc.backend.runtime.kv_cache import KVCaches
 from relayc.backend.runtime.layouts import bind_sizes, shapes_of
@@ -110,7 +111,10 @@ class GraphModule:
         self._dynamic: DynamicRunner | None = None
         self._specials: dict[int, GraphModule] = {}
         self._special: GraphModule | None = None
-        """executor of the specialisation for the last run's sizes, if there is one"""
+        """executor of the specialisation that ran last, None if the model itself did"""
+        self._last_special: GraphModule | None = None
+        self._passed: list[Value] = []
+        """the specialisation for the sizes of the last run, if there is one, and the inputs that it was given"""
         self._has_run = False
         """did the last run end without an error?"""
         if graph.is_dynamic:
@@ -366,6 +370,10 @@ class GraphModule:
         positive(repeat, "repeat")
         with self._lock:
             self.set_input(**inputs)
+            if self._graph.variants:
+                self._run()
+                if self._special is not None:
+                    return self._special.profile(repeat)
             self._has_run, self._special = False, None
             self._prepare()
             calls = self._time_nodes(repeat)
@@ -521,9 +529,9 @@ class GraphModule:
         self._has_run = False
         try:
             self._prepare()
-            self._special = self._find_special() if self._graph.variants else None
+            self._special = self._run_special() if self._graph.variants else None
             if self._special is not None:
-                self._run_special(self._special)
+                pass
             elif self._dynamic is not None:
                 self._dynamic.run(self._inputs, self._kept_sizes)
             else:
@@ -534,9 +542,24 @@ class GraphModule:
         self._context.check()
         self._has_run = True
 
-    def _run_special(self, special: GraphModule) -> None:
-        """Run the specialisation on the inputs, without a copy of arrays."""
+    def _run_special(self) -> GraphModule | None:
+        """Run the specialisation for the sizes of the inputs; None if there is none, or if it does not take them."""
+        same = len(self._passed) == len(self._inputs) and all(map(operator.is_, self._passed, self._inputs))
+        special = self._last_special if same else self._find_special()
+        self._last_special, self._passed = special, self._inputs[:]
+        if special is None:
+            return None
         self._strings.copy_to(special._strings)
+        try:
+            if not same:
+                self._pass_inputs(special)
+            special._run()
+        except SizeMismatchError:
+            self._passed = []
+            return None
+        return special
+
+    def _pass_inputs(self, special: GraphModule) -> None:
         for position, passed in enumerate(self._inputs):
             if position in self._strings.inputs:
                 special._unset.discard(position)
@@ -545,7 +568,6 @@ class GraphModule:
             else:
                 special._inputs[position] = passed
                 special._unset.discard(position)
-        special._run()
 
     def _find_special(self) -> GraphModule | None:
         """The executor of the specialisation for the sizes of the inputs, if there is one."""

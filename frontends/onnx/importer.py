@@ -20,11 +20,11 @@ from relayc.frontends.onnx.attributes import Attributes, Bindings, bind
 from relayc.frontends.onnx.containers import constant_of, form_of, is_tensor, other_inputs, why_on_host
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
 from relayc.frontends.onnx.fold import free_expressions, rewrite_free
-from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema_function
+from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema_function, string_inputs
 from relayc.frontends.onnx.gradient_bodies import with_gradient_bodies
 from relayc.frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
 from relayc.frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_passed
-from relayc.frontends.onnx.model import load, opset_table
+from relayc.frontends.onnx.model import Model, load, opset_table
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.registry import Result, find_converter
 from relayc.frontends.onnx.session import Session
@@ -38,6 +38,8 @@ from relayc.relay.errors import InternalCompileError, raise_if_internal, reports
 from relayc.relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.sizes import smaller
 from relayc.relay.type import TensorType, TupleType
+from relayc.relay.user_arguments import check_names, named_values
+from relayc.relay.versions import EQUAL_SIZES
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, Span
 
@@ -60,6 +62,7 @@ Params = dict[str, np.ndarray]
 
 
 @reports_internal_errors("importing the model")
+@np.errstate(all="ignore")
 def from_onnx(
     model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str],
     shape: ShapeOverride | None = None,
@@ -82,6 +85,10 @@ def from_onnx(
     determine shapes, to values. `outputs` names tensors of the main graph to return instead of the model's outputs;
     nodes that they don't need are dropped.
 
+    Sizes of different names are independent: where an operator broadcasts them, either may be 1 when the model runs.
+    The module's function "equal_sizes", if there is one, is the model with such sizes taken to be equal, which is
+    faster; the executor runs it where they are.
+
     The module's attributes "input_names" and "output_names" hold the model's names, in order; "output_forms" describes
     how non-tensor outputs are assembled (`frontends.onnx.containers.assembled`); "output_maps" has the keys of outputs
     whose rows are maps, by number; "host_nodes", if any, the nodes evaluated during import: operator, name, reason;
@@ -90,19 +97,53 @@ def from_onnx(
     Raises `OnnxImportError` for a model that is damaged or breaks a rule, `UnsupportedOperatorError` listing every
     operator without a converter, and `ValueNeededError` naming the inputs whose shape or value is needed.
     """
-    loaded, table = load(model), SizeTable()
-    while True:
-        session = Session(loaded, table)
-        importer = _Importer(session, freeze_params)
-        try:
-            with session.assuming(loaded.name):
-                result = importer.run(shape, dtype, {} if constants is None else constants, outputs)
-        except CompileError:  # size equalities learned so far may provide the value
-            if session.learn():
-                continue
+    passed = named_values(constants, "constants", '{"shape": array}')
+    wanted = None if outputs is None else check_names(outputs, "outputs")
+    how = _Conversion(load(model), shape, dtype, passed, wanted, freeze_params)
+    table = SizeTable()
+    try:
+        equal, params = how.convert(table)
+    except CompileError as error:
+        if not table.assumes_broadcasts_equal():
             raise
-        if not session.learn():
-            return importer.with_sizes(result)
+        try:
+            return how.convert(SizeTable(broadcasting=True))
+        except CompileError:
+            raise error from None
+    if not table.assumes_broadcasts_equal():
+        return equal, params
+    try:
+        module, params = how.convert(SizeTable(broadcasting=True))
+    except CompileError:
+        return equal, params
+    return module.with_functions({**module.functions, EQUAL_SIZES: equal["main"]}), params
+
+
+@dataclass(frozen=True)
+class _Conversion:
+    """A model, and how it is converted: the arguments of `from_onnx`."""
+
+    model: Model
+    shape: ShapeOverride | None
+    dtype: DtypeOverride | None
+    constants: Mapping[str, np.ndarray]
+    outputs: Sequence[str] | None
+    freeze_params: bool
+
+    def convert(self, table: SizeTable) -> tuple[IRModule, Params]:
+        """Convert the model again and again, until nothing new is learned of its sizes."""
+        while True:
+            session = Session(self.model, table)
+            importer = _Importer(session, self.freeze_params)
+            try:
+                with session.assuming(self.model.name):
+                    result = importer.run(self.shape, self.dtype, self.constants, self.outputs)
+            except CompileError:  # size equalities learned so far may provide the value
+                if session.learn():
+                    continue
+                raise
+            if not session.learn():
+                return importer.with_sizes(result)
 
 
 @dataclass(slots=True)
@@ -275,6 +316,7 @@ class _Importer:
         most = most_inputs(domain, node.op_type, opset)
         if most is not None and len(inputs) > most and any(x is not None for x in inputs[most:]):
             raise view.error(f"{len(inputs)} inputs of an operator that has {most} at opset {opset}")
+        _check_strings(view)
         results = _as_sequence(convert(view))
         unread = attrs.unread()
         if unread:
@@ -382,7 +424,7 @@ class _Importer:
                 raise fault(
                     self.model.name, f"constants= names {name!r}, which is no input", expected=f"one of {known}"
                 )
-            constant = constant_of(value, Span(self.model.name, name))
+            constant = constant_of(value, Span(self.model.name, name), f"{self.model.name}: input {name!r}")
             ty = types[name]
             fits = constant.ty.ndim == ty.ndim and all(
                 not isinstance(want, int) or want == got for want, got in zip(ty.shape, constant.ty.shape, strict=True)
@@ -474,6 +516,16 @@ class _Initializers:
         dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
         if len(dims) != len(shape) or any(d is not None and d != n for d, n in zip(dims, shape, strict=True)):
             raise fault(where, f"its shape is {list(shape)}", expected=f"{dims}, as the input says")
+
+
+def _check_strings(node: OnnxNode) -> None:
+    """Check which inputs are strings before a converter computes with known ones."""
+    wanted = string_inputs(node.domain, node.op_type, node.opset)
+    for i, (x, is_text) in enumerate(zip(node.inputs, wanted, strict=False)):
+        if x is None or is_text is None or not isinstance(x.ty, TensorType):
+            continue
+        if (x.ty.dtype == "string") != is_text:
+            raise node.error(f"input {i} is {x.ty}", expected="strings" if is_text else "no strings")
 
 
 def _located(error: Exception, place: str, inputs: Sequence[Expr | None]) -> CompileError:

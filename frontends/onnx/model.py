@@ -18,6 +18,7 @@ from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
 from relayc.frontends.onnx.metadata import metadata_of
 from relayc.frontends.onnx.model_file import read_message, read_model
+from relayc.frontends.onnx.names import with_names_as_text
 from relayc.frontends.onnx.tensors import message_weights
 from relayc.frontends.onnx.weights import RawData
 
@@ -55,6 +56,7 @@ def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[
     Raises `OnnxImportError` for anything that is not a whole ONNX model.
     """
     if isinstance(model, ModelProto):
+        model = with_names_as_text(model)
         return _checked(model, model.graph.name or "model", (), message_weights(model))
     if isinstance(model, bytes | bytearray | memoryview):
         return _from_bytes(bytes(model), "model")
@@ -79,7 +81,7 @@ def _from_bytes(data: bytes, where: str) -> Model:
         proto, raw_data = read_message(data)
     except (DecodeError, ValueError, RecursionError) as error:
         raise _no_model(where, len(data), error) from error
-    return _checked(proto, where, (), raw_data)
+    return _checked(with_names_as_text(proto), where, (), raw_data)
 
 
 def _is_pointer(path: Path) -> bool:

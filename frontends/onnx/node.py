@@ -269,6 +269,10 @@ class OnnxNode:
         """For each enclosing loop under type inference, outermost first: branches dropped as unreachable so far."""
         return self._session.unreached
 
+    def broadcast(self, x: Expr, shape: Sequence[Dim]) -> tuple[Expr, tuple[Dim, ...]]:
+        """`x`, and the shape that it broadcasts to with `shape`; repeated along axes that may be 1 at run time."""
+        return self._session.broadcast(x, shape)
+
     def may_be_one(self, d: Dim) -> bool:
         """May the size be 1 on one path through the model and not on another?"""
         return self._session.may_be_one(d)

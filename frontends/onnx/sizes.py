@@ -23,17 +23,22 @@ MOST_SIZES = 16
 class SizeTable:
     """Size variables: `solved` maps variables to expressions of others; `unnamed` have no name in the model.
 
-    Names that begin with "#" are the importer's. `computed` are bound by the program, in that order, with the bodies
-    (of loops and branches) that they belong to; `may_be_one` may be 1 on one path through the model and not on another,
-    so that they may broadcast. No equalities are solved for them, nor for those `named` for an expression.
+    With `broadcasting`, sizes that an operator broadcasts are not assumed to be equal where one may be 1; otherwise
+    `broadcast` lists those that are, and `required` those that must be equal. Names that begin with "#" are the
+    importer's. `computed` are bound by the program, in that order, with the bodies (of loops and branches) that they
+    belong to; `may_be_one` may be 1 on one path through the model and not on another, so that they may broadcast. No
+    equalities are solved for them, nor for those `named` for an expression.
     """
 
+    broadcasting: bool = False
     variables: dict[str, SizeVar] = field(default_factory=dict)
     solved: dict[str, Dim] = field(default_factory=dict)
     unnamed: set[str] = field(default_factory=set)
     computed: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     may_be_one: set[str] = field(default_factory=set)
     named: set[str] = field(default_factory=set)
+    required: set[tuple[Dim, Dim]] = field(default_factory=set)
+    broadcast: set[tuple[Dim, Dim]] = field(default_factory=set)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
 
     def number(self, key: Hashable) -> int:
@@ -59,7 +64,28 @@ class SizeTable:
         """Substitute solved variables in a size."""
         return evaluate(d, self.solved)
 
-    def solve(self, equal: Iterable[tuple[Dim, Dim]]) -> bool:
+    def learn(self, assumed: Assumptions) -> bool:
+        """Solve what one conversion assumed. False when there was nothing new."""
+        for pair, required in zip(assumed.equal, assumed.required, strict=True):
+            (self.required if required else self.broadcast).add(pair)
+        return self._solve(assumed.equal)
+
+    def assumes_broadcasts_equal(self) -> bool:
+        """Were sizes that broadcast taken to be equal, which nothing else requires?"""
+        roots: dict[Dim, Dim] = {}
+
+        def root(d: Dim) -> Dim:
+            while d in roots:
+                d = roots[d]
+            return d
+
+        for a, b in self.required:
+            x, y = root(a), root(b)
+            if x is not y and x != y:
+                roots[x] = y
+        return any(root(a) != root(b) for a, b in self.broadcast)
+
+    def _solve(self, equal: Iterable[tuple[Dim, Dim]]) -> bool:
         """Solve equalities for variables. False when there was nothing new."""
         before = len(self.solved)
         for pair in equal:

@@ -169,7 +169,7 @@ def test_a_carried_value_of_size_1_broadcasts():
 
 
 def test_sizes_of_an_iteration_are_checked_in_the_body():
-    """The body adds its first i + 1 elements to a carried value: right only where there are as many."""
+    """The body adds its first i + 1 elements to a carried value: right only where there are as many, or one."""
     one = constant("one", np.array([1], np.int64))
     nodes = [
         helper.make_node("Unsqueeze", ["i", "zero"], ["at"]),
@@ -183,10 +183,10 @@ def test_sizes_of_an_iteration_are_checked_in_the_body():
     )  # fmt: skip
     x = np.arange(6, dtype=np.float32)
     np.testing.assert_array_equal(module(np.array(1), np.ones(1, np.float32), x)[0].numpy(), [-1])
+    np.testing.assert_array_equal(module(np.array(2), np.ones(2, np.float32), x)[0].numpy(), [-1, -2])
+    np.testing.assert_array_equal(module(np.array(2), np.ones(1, np.float32), x)[0].numpy(), [-1, -2])
     with pytest.raises(ArgumentError, match="grow"):
-        module(np.array(1), np.ones(2, np.float32), x)
-    with pytest.raises(ArgumentError, match="grow"):
-        module(np.array(2), np.ones(1, np.float32), x)
+        module(np.array(2), np.ones(3, np.float32), x)
 
 
 def test_branches_of_which_one_gives_size_1_broadcast():

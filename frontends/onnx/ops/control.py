@@ -11,7 +11,6 @@ from relayc.frontends.onnx.containers import joined_type, value_type
 from relayc.frontends.onnx.errors import NothingInsideError, UnsupportedOperatorError, ValueNeededError
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.appended import appended_sequences, stacking_body
-from relayc.frontends.onnx.ops.common import is_one_as_size
 from relayc.frontends.onnx.ops.embedding_bag import embedding_bag_loop
 from relayc.frontends.onnx.ops.flow import (
     Body,
@@ -32,7 +31,7 @@ from relayc.relay import op
 from relayc.relay.container_type import ContainerType, ElementType, SequenceType
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, const
 from relayc.relay.op.base import OpDef
-from relayc.relay.sizes import dims_equal, size_variables
+from relayc.relay.sizes import dims_equal, is_one, size_variables
 from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
 from relayc.te.tir import Dim, Var as SizeVariable
@@ -67,19 +66,19 @@ def if_(node: OnnxNode) -> Sequence[Expr]:
         compared = _must_be_one(node, node[0])
         if compared is None:
             raise
-        size, is_one = compared
-        node.check_equal(is_one_as_size(size), 0, f"compiled for sizes {size} other than 1 (or give shape=)")
-        return node.convert_graph(graphs[1 if is_one else 0], [])
+        size, equality = compared
+        node.check_equal(is_one(size), 0, f"compiled for sizes {size} other than 1 (or give shape=)")
+        return node.convert_graph(graphs[1 if equality else 0], [])
 
 
 def _must_be_one(node: OnnxNode, condition: Expr) -> tuple[Dim, bool] | None:
     """The size that a condition compares with 1, and whether for equality; None for other conditions."""
-    is_one = True
+    equality = True
     while isinstance(condition, Call) and isinstance(condition.op, OpDef):
         name = condition.op.name
         if name not in ("cast", "reshape", "squeeze", "expand_dims", "logical_not"):
             break
-        is_one ^= name == "logical_not"
+        equality ^= name == "logical_not"
         condition = condition.args[0]
     if not isinstance(condition, Call) or not isinstance(condition.op, OpDef) or condition.op.name != "equal":
         return None
@@ -87,7 +86,7 @@ def _must_be_one(node: OnnxNode, condition: Expr) -> tuple[Dim, bool] | None:
     sizes = [d[0] for d in known if d is not None and len(d) == 1]
     if len(sizes) != 2 or 1 not in [d for d in sizes if isinstance(d, int)]:
         return None
-    return next(((d, is_one) for d in sizes if not isinstance(d, int)), None)
+    return next(((d, equality) for d in sizes if not isinstance(d, int)), None)
 
 
 def _if_dynamic(node: OnnxNode, graphs: Sequence[GraphProto]) -> Sequence[Expr]:

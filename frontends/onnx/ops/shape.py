@@ -27,7 +27,7 @@ from relayc.relay.sizes import (
     size_variables,
     smaller,
 )
-from relayc.relay.type import broadcast_shapes, shape_text, shapes_equal
+from relayc.relay.type import shape_text, shapes_equal
 from relayc.te.tir import Dim
 
 __all__ = ["take_ranges"]
@@ -380,10 +380,10 @@ def expand(node: OnnxNode) -> Expr:
             passed = op.where(op.equal(passed, const(1, "int64")), op.size_tensor(aligned), passed)
         wanted = node.bind(passed, "the shape")
     try:
-        shape = broadcast_shapes(source, wanted)
+        x, shape = node.broadcast(node[0], wanted)
     except TypeInferenceError:
         raise node.error(f"shape {shape_text(source)} does not broadcast with {shape_text(wanted)}") from None
-    return node[0] if shapes_equal(shape, source) else op.broadcast_to(node[0], shape)
+    return x if shapes_equal(shape, x.shape) else op.broadcast_to(x, shape)
 
 
 @converter("Tile", since=1)
