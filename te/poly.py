@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, isqrt
 from typing import Any
 
 from relayc.te.tir.expr import PrimExpr, Var
@@ -71,6 +71,16 @@ class Poly:
         for m, c in self.terms.items():
             result = result + Poly({tuple(sorted((*m, *n), key=_serial)): c * d for n, d in other.terms.items()})
         return result
+
+    def square_root(self) -> Poly | None:
+        """The polynomial with a positive factor whose square is this one, where it is one product; else None."""
+        if len(self.terms) != 1:
+            return None
+        ((monomial, factor),) = self.terms.items()
+        root = isqrt(max(factor, 0))
+        if root * root != factor or monomial[::2] != monomial[1::2]:
+            return None
+        return Poly({monomial[::2]: root})
 
     def atoms(self) -> set[Atom]:
         """The atoms of all products."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relayc.backend.runtime import graph_executor, nd
 from relayc.backend.runtime.artifact import BoundModel, CompiledModel, load_model
-from relayc.backend.runtime.context import Context, Ctx
+from relayc.backend.runtime.context import Context, Ctx, set_random_seed
 from relayc.backend.runtime.device import (
     Device,
     DeviceAttrKind,
@@ -24,6 +24,7 @@ from relayc.backend.runtime.errors import (
     RelaycError,
 )
 from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.module import Module, load_module, load_module_bytes, register_module_loader
 from relayc.backend.runtime.ndarray import NDArray
 from relayc.backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc, PythonFunc, convert
@@ -54,6 +55,7 @@ __all__ = [
     "GraphModule",
     "HostFunc",
     "KernelFunc",
+    "ModelMetadata",
     "Module",
     "ModuleError",
     "NDArray",
@@ -84,5 +86,6 @@ __all__ = [
     "remove_global_func",
     "save_param_dict",
     "set_num_threads",
+    "set_random_seed",
     "sign_artifact",
 ]

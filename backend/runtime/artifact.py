@@ -21,7 +21,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ from relayc.backend.runtime.dtype import data_type, from_numpy, nbytes
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError, DeviceError
 from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.graph import Graph
+from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.module import Module, load_tree, tree_records, tree_sections
 from relayc.backend.runtime.ndarray import NDArray, array, wrap_numpy
 
@@ -87,15 +88,17 @@ class CompiledModel:
             module.check_device(chosen)
         return BoundModel(self, chosen)
 
-    def variant(self, sizes: Mapping[str, int]) -> CompiledModel | None:
-        """The specialisation for these values of symbolic dimensions, sharing weights and code; None without one."""
+    def variants(self, sizes: Mapping[str, int]) -> Iterator[CompiledModel]:
+        """The specialisations for these values of symbolic dimensions, sharing weights and code, in order.
+
+        One for no values in particular may reject the inputs (`SizeMismatchError`) when it is run.
+        """
         for number, (wanted, graph) in enumerate(self.graph.variants):
             if all(sizes.get(name) == size for name, size in wanted.items()):
                 if number not in self._variants:
                     made = self._variants[number] = CompiledModel(graph, self.params, self.module)
                     made._on_device, made._placing = self._on_device, self._placing
-                return self._variants[number]
-        return None
+                yield self._variants[number]
 
     def params_on(self, where: Device) -> dict[str, NDArray]:
         """The weights on a device, copied there on first use.
@@ -111,6 +114,11 @@ class CompiledModel:
                 if where.kind == "cpu":
                     self.params = {name: np.asarray(placed, copy=False) for name, placed in found.items()}
             return found
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """What the imported model says about itself, and the shapes that it declares."""
+        return self.graph.metadata
 
     def get_graph_json(self) -> str:
         """The graph as JSON text."""

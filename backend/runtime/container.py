@@ -36,7 +36,8 @@ from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.files import replacing
 from relayc.backend.runtime.threads import in_threads
 
-__all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Method", "Section", "digest", "map_file", "to_bytes", "write_file"]
+__all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Method", "Section", "digest", "map_file", "sums", "to_bytes",
+           "write_file"]  # fmt: skip
 
 Method = Literal["sha256", "sums"]
 
@@ -208,7 +209,7 @@ def _sha256(chunk: memoryview) -> str:
     return hashlib.sha256(chunk).hexdigest()
 
 
-def _sums(chunk: memoryview) -> str:
+def sums(chunk: memoryview) -> str:
     """A hash of the sums modulo 2^64 of the chunk's rows and columns of 64-bit words, and of the remaining tail."""
     full = len(chunk) // _ROW * _ROW
     words = np.frombuffer(chunk[:full], "<u8").reshape(-1, _ROW // 8) if full else np.zeros((0, _ROW // 8), "<u8")
@@ -216,4 +217,4 @@ def _sums(chunk: memoryview) -> str:
     return hashlib.sha256(columns.tobytes() + rows.tobytes() + bytes(chunk[full:])).hexdigest()
 
 
-_METHODS: dict[Method, Callable[[memoryview], str]] = {"sha256": _sha256, "sums": _sums}
+_METHODS: dict[Method, Callable[[memoryview], str]] = {"sha256": _sha256, "sums": sums}

@@ -8,11 +8,12 @@ node where the model has none. Weights are shared by all executors of the model.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,15 @@ import numpy.typing as npt
 
 from relayc.backend.runtime.arguments import as_argument, as_sequence, as_string_arrays, check_type
 from relayc.backend.runtime.artifact import BoundModel, CompiledModel
+from relayc.backend.runtime.checks import position_of, positive
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT
-from relayc.backend.runtime.dynamic import DynamicRunner, bind_sizes, shapes_of
-from relayc.backend.runtime.errors import ArgumentError, ArtifactError
+from relayc.backend.runtime.dynamic import DynamicRunner
+from relayc.backend.runtime.errors import ArgumentError, ArtifactError, SizeMismatchError, raise_if_foreign
 from relayc.backend.runtime.graph import GraphTensor
 from relayc.backend.runtime.kv_cache import KVCaches
+from relayc.backend.runtime.layouts import bind_sizes, shapes_of
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, empty, from_dlpack
 from relayc.backend.runtime.profiler import NodeTiming, Report, dynamic_timings, node_timings
@@ -91,6 +94,8 @@ class GraphModule:
         self._context.user = f"a kernel of model {graph.name!r}"
         self._lock = threading.RLock()
         self._positions = {graph.tensors[index].name: position for position, index in enumerate(graph.inputs)}
+        outputs = reversed([*enumerate(graph.outputs)])  # of several with one name the first counts
+        self._output_positions = {graph.tensors[index].name: position for position, index in outputs}
         self._tensors_in: dict[tuple[str, int | str], list[int]] = defaultdict(list)
         for index, tensor in enumerate(graph.tensors):
             self._tensors_in[tensor.storage, tensor.place].append(index)
@@ -106,7 +111,10 @@ class GraphModule:
         self._dynamic: DynamicRunner | None = None
         self._specials: dict[int, GraphModule] = {}
         self._special: GraphModule | None = None
-        """executor of the specialisation for the last run's sizes, if there is one"""
+        """executor of the specialisation that ran last, None if the model itself did"""
+        self._last_special: GraphModule | None = None
+        self._passed: list[Value] = []
+        """the specialisation that has the inputs, if there is one, and these inputs"""
         self._has_run = False
         """did the last run end without an error?"""
         if graph.is_dynamic:
@@ -119,15 +127,16 @@ class GraphModule:
 
     # -- inputs and outputs
 
-    def set_input(self, key: int | str | None = None, value: Any = None, **inputs: Any) -> None:
+    def set_input(self, key: int | str | None = None, value: Any = None, /, **inputs: Any) -> None:
         """Copies values into inputs: `set_input("x", x)`, `set_input(0, x)`, `set_input(x=x, mask=m)`.
 
         A value is a numpy array, an NDArray, any DLPack object, or nested lists of numbers; for strings a numpy array
         of them (of dtype object or of numpy's own), or nested lists; for a sequence a list of these. Raises
-        `ArgumentError` for an unknown input, or one of another shape or dtype.
+        `ArgumentError` for an unknown input, one that is passed twice, or one of another shape or dtype.
         """
         with self._lock:
-            if key is not None:
+            if key is not None or value is not None:
+                self._check_passed_once([key], inputs)
                 self._set_input(key, value)
             for name, passed in inputs.items():
                 self._set_input(name, passed)
@@ -144,7 +153,7 @@ class GraphModule:
                 kind = "a sequence" if tensor.is_sequence else "of strings"
                 raise ArgumentError(f"input {tensor.name!r} of model {self._graph.name!r} is {kind}; use set_input")
             passed = value if isinstance(value, NDArray) else from_dlpack(value)
-            check_type(tensor, passed.shape, passed.dtype, self._graph.name)
+            self._check_input(tensor, passed)
             misplaced = passed.device != self._bound.device or not passed.is_contiguous
             if misplaced or (passed.device.api.addressable and passed.handle % ALLOC_ALIGNMENT):
                 raise ArgumentError(
@@ -181,30 +190,40 @@ class GraphModule:
                     f"output {tensor.name!r} of model {self._graph.name!r} has no value: the executor has not run yet, "
                     "or its last run failed; set the inputs and call run() first"
                 )
-            if self._special is not None:
-                return self._special.get_output(position, out)
-            if position in self._strings.outputs:
-                if out is not None:
-                    raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is of strings, no out=")
-                return self._strings.strings(self._result(position, None))
-            if position in self._graph.maps and out is None:
-                keys = self._graph.maps[position]
-                rows = self._result(position, None).numpy().tolist()
-                return [dict(zip(keys, row, strict=True)) for row in rows]
-            return self._result(position, out)
+            try:
+                return self._fetch(position, out)
+            except Exception as error:
+                raise_if_foreign(error, f"fetching output {tensor.name!r} of model {self._graph.name!r}")
+                raise
+
+    def _fetch(self, position: int, out: NDArray | npt.NDArray[Any] | None) -> Any:
+        """An output of the last run; strings and maps in the form for users."""
+        if self._special is not None:
+            return self._special.get_output(position, out)
+        if position in self._strings.outputs:
+            if out is not None:
+                name = self._graph.tensors[self._graph.outputs[position]].name
+                raise ArgumentError(f"output {name!r} of model {self._graph.name!r} is of strings, no out=")
+            return self._strings.strings(self._result(position, None))
+        if position in self._graph.maps and out is None:
+            keys = self._graph.maps[position]
+            rows = self._result(position, None).numpy().tolist()
+            return [dict(zip(keys, row, strict=True)) for row in rows]
+        return self._result(position, out)
 
     def _result(self, position: int, out: NDArray | npt.NDArray[Any] | None) -> Any:
         """An output of the last run as an array, or a list of arrays."""
         tensor = self._graph.tensors[self._graph.outputs[position]]
-        if self._dynamic is not None:
-            result = self._dynamic.output(position)
-            if out is not None and tensor.is_sequence:
-                raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is a list of arrays")
-            return result if out is None else result.copyto(out if isinstance(out, NDArray) else from_dlpack(out))
         if out is not None:
+            if tensor.is_sequence:
+                raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is a list, no out=")
             target = out if isinstance(out, NDArray) else from_dlpack(out)
             check_type(tensor, target.shape, target.dtype, self._graph.name)
-            return self._array_of(self._graph.outputs[position]).copyto(target)
+            index = self._graph.outputs[position]
+            (self._array_of(index) if self._dynamic is None else self._dynamic.array(index)).copyto(target)
+            return out
+        if self._dynamic is not None:
+            return self._dynamic.output(position)
         buffer = self._outputs[position]
         if buffer is not None:
             return buffer.lend()
@@ -219,16 +238,15 @@ class GraphModule:
 
     def get_input_index(self, key: int | str) -> int:
         """The position of an input. Raises `ArgumentError` listing the inputs for an unknown one."""
-        position = self._positions.get(key, -1) if isinstance(key, str) else int(key)
+        position = position_of(key, self._positions)
         if position in self._caches:
             raise ArgumentError(
                 f"input {self._input_tensor(position).name!r} of model {self._graph.name!r} is a cache, which the "
                 "executor keeps; truncate_caches() makes it shorter"
             )
         if not 0 <= position < len(self._graph.inputs):
-            hint = (
-                f"; {key!r} is a weight, bound when the model was compiled" if key in self._bound.model.params else ""
-            )
+            is_weight = isinstance(key, str) and key in self._bound.model.params
+            hint = f"; {key!r} is a weight, bound when the model was compiled" if is_weight else ""
             raise ArgumentError(
                 f"model {self._graph.name!r} has no input {key!r}{hint}. Its inputs are: {self._signature()}"
             )
@@ -247,7 +265,7 @@ class GraphModule:
 
     # -- running
 
-    def run(self, **inputs: Any) -> None:
+    def run(self, /, **inputs: Any) -> None:
         """Sets `inputs`, then runs the model. Raises `ArgumentError` naming inputs that were never set."""
         with self._lock:
             for name, value in inputs.items():
@@ -265,9 +283,11 @@ class GraphModule:
         with self._lock:
             self._caches.truncate(length)
 
-    def __call__(self, *args: Any, **inputs: Any) -> list[Any]:
+    def __call__(self, /, *args: Any, **inputs: Any) -> list[Any]:
         """Sets inputs by position and by name, runs, and returns all outputs, atomically."""
         with self._lock:
+            if args and inputs:
+                self._check_passed_once(range(len(args)), inputs)
             for position, value in enumerate(args):
                 self._set_input(position, value)
             self.run(**inputs)
@@ -303,6 +323,7 @@ class GraphModule:
         self,
         dev: Device | None = None,
         func_name: str = "run",
+        /,
         repeat: int = 5,
         number: int = 5,
         min_repeat_ms: float = 0,
@@ -313,7 +334,8 @@ class GraphModule:
     ) -> BenchmarkResult:
         """Times `run` (see `timing.measure`); with `end_to_end`, with setting the inputs and fetching the outputs.
 
-        `dev` and `func_name`, from TVM's method, may only be the executor's device and "run".
+        `dev` and `func_name`, from TVM's method, may only be the executor's device and "run". Inputs that are named
+        like one of the other options are set by `set_input` before.
         """
         if func_name != "run" or (dev is not None and dev != self.device):
             raise ArgumentError(f"benchmark of {func_name!r} on {dev}: expected 'run' on {self.device}")
@@ -340,13 +362,18 @@ class GraphModule:
             self._caches.truncate(length)
             return result
 
-    def profile(self, repeat: int = 5, **inputs: Any) -> Report:
+    def profile(self, /, repeat: int = 5, **inputs: Any) -> Report:
         """Runs node by node, `repeat` times after a warm-up, and reports the median time of every node.
 
         Slower than `run`: every node is followed by a synchronisation or, where devices have events, by an event.
         """
+        positive(repeat, "repeat")
         with self._lock:
             self.set_input(**inputs)
+            if self._graph.variants:
+                self._run()
+                if self._special is not None:
+                    return self._special.profile(repeat)
             self._has_run, self._special = False, None
             self._prepare()
             calls = self._time_nodes(repeat)
@@ -380,14 +407,25 @@ class GraphModule:
 
     # -- inner workings; the lock is held
 
+    def _check_passed_once(self, keys: Iterable[int | str], named: Mapping[str, Any]) -> None:
+        """Raise `ArgumentError` if one of `keys` is an input that is passed by its name, too."""
+        twice = {self.get_input_index(key) for key in keys} & {self.get_input_index(name) for name in named}
+        if twice:
+            names = [self._input_tensor(position).name for position in sorted(twice)]
+            raise ArgumentError(f"model {self._graph.name!r}: inputs {names} are passed twice; expected one value")
+
     def _set_input(self, key: int | str, value: Any) -> None:
         position = self.get_input_index(key)
         tensor = self._input_tensor(position)
-        if position in self._strings.inputs:
-            self._strings.set(position, as_string_arrays(tensor, value, self._graph.name))
-            self._unset.discard(position)
-        else:
-            self._copy_input(position, tensor, value)
+        try:
+            if position in self._strings.inputs:
+                self._strings.set(position, as_string_arrays(tensor, value, self._graph.name))
+                self._unset.discard(position)
+            else:
+                self._copy_input(position, tensor, value)
+        except Exception as error:
+            raise_if_foreign(error, f"setting input {tensor.name!r} of model {self._graph.name!r}")
+            raise
 
     def _copy_input(self, position: int, tensor: GraphTensor, value: Any) -> None:
         if tensor.is_sequence:
@@ -395,7 +433,7 @@ class GraphModule:
             self._unset.discard(position)
             return
         passed = as_argument(tensor, value, self._graph.name)
-        check_type(tensor, passed.shape, passed.dtype, self._graph.name)
+        self._check_input(tensor, passed)
         own = self._own_inputs[position]
         assert isinstance(own, NDArray)
         if own.shape != passed.shape:
@@ -405,15 +443,20 @@ class GraphModule:
             self._place_input(position, own)
         self._unset.discard(position)
 
+    def _check_input(self, tensor: GraphTensor, passed: Any, any_sizes: bool | None = None) -> None:
+        """Check the type of an input. Its sizes are those of the model or of a version, which a run finds out."""
+        lenient = bool(self._graph.variants) if any_sizes is None else any_sizes
+        check_type(tensor, passed.shape, passed.dtype, self._graph.name, lenient)
+
     def _place_input(self, position: int, array: NDArray) -> None:
         self._inputs[position] = array
         self._unset.discard(position)
         self._moved("input", position)
 
     def _output_position(self, key: int | str) -> int:
-        names = [self._graph.tensors[index].name for index in self._graph.outputs]
-        position = (names.index(key) if key in names else -1) if isinstance(key, str) else key
-        if not 0 <= position < len(names):
+        position = position_of(key, self._output_positions)
+        if not 0 <= position < len(self._graph.outputs):
+            names = [self._graph.tensors[index].name for index in self._graph.outputs]
             raise ArgumentError(
                 f"model {self._graph.name!r} has no output {key!r}. Its {len(names)} outputs are: {names}"
             )
@@ -489,35 +532,69 @@ class GraphModule:
 
     def _run(self) -> None:
         self._has_run = False
-        self._prepare()
-        self._special = self._find_special() if self._graph.variants else None
-        if self._special is not None:
-            self._strings.copy_to(self._special._strings)
-            for position, passed in enumerate(self._inputs):
-                if position in self._strings.inputs:
-                    self._special._unset.discard(position)
-                elif isinstance(passed, NDArray):
-                    self._special.set_input_zero_copy(position, passed)
-                else:
-                    self._special._inputs[position] = passed
-                    self._special._unset.discard(position)
-            self._special._run()
-        elif self._dynamic is not None:
-            self._dynamic.run(self._inputs, self._kept_sizes)
-        else:
-            self._runner()
+        try:
+            self._prepare()
+            self._special = self._run_special() if self._graph.variants else None
+            if self._special is None:
+                self._run_model()
+        except Exception as error:
+            raise_if_foreign(error, f"running model {self._graph.name!r}")
+            raise
         self._context.check()
         self._has_run = True
 
-    def _find_special(self) -> GraphModule | None:
-        """The executor of the specialisation for the sizes of the inputs, if there is one."""
-        sizes = bind_sizes(self._graph, shapes_of(self._inputs))
-        model = self._bound.model.variant(sizes)
-        if model is None:
-            return None
-        if id(model) not in self._specials:
-            self._specials[id(model)] = GraphModule(model.bind(self.device), self._requested_threads)
-        return self._specials[id(model)]
+    def _run_model(self) -> None:
+        """Run the model itself, not a version of it."""
+        if self._dynamic is not None:
+            self._dynamic.run(self._inputs, self._kept_sizes)
+            return
+        if self._graph.variants:
+            for position, passed in enumerate(self._inputs):
+                self._check_input(self._input_tensor(position), passed, any_sizes=False)
+        self._runner()
+
+    def _run_special(self) -> GraphModule | None:
+        """Run the first specialisation that takes the inputs; None if there is none.
+
+        The one that ran last is tried first where the inputs have the same buffers.
+        """
+        last = self._last_special
+        same = len(self._passed) == len(self._inputs) and all(map(operator.is_, self._passed, self._inputs))
+        if same and last is not None and self._takes_inputs(last):
+            return last
+        for model in self._bound.model.variants(self._sizes_of_inputs()):
+            if id(model) not in self._specials:
+                self._specials[id(model)] = GraphModule(model.bind(self.device), self._requested_threads)
+            special = self._specials[id(model)]
+            if not (same and special is last) and self._takes_inputs(special, self._inputs):
+                self._last_special, self._passed = special, self._inputs[:]
+                return special
+        self._last_special, self._passed = None, []
+        return None
+
+    def _sizes_of_inputs(self) -> dict[str, int]:
+        """The sizes of the model for the inputs; none if it rejects them, as versions of it may not."""
+        try:
+            return bind_sizes(self._graph, shapes_of(self._inputs))
+        except SizeMismatchError:
+            return {}
+
+    def _takes_inputs(self, special: GraphModule, inputs: Sequence[Value] = ()) -> bool:
+        """Run a specialisation, on new `inputs` if there are any; False if it rejects their sizes."""
+        self._strings.copy_to(special._strings)
+        try:
+            for position, passed in enumerate(inputs):
+                if position in self._strings.inputs:
+                    special._unset.discard(position)
+                elif isinstance(passed, NDArray):
+                    special.set_input_zero_copy(position, passed)
+                else:
+                    special._inputs[position] = passed
+                    special._unset.discard(position)
+            special._run()
+        except SizeMismatchError:
+            return False
+        return True
 
     def _input_tensor(self, position: int) -> GraphTensor:
         return self._graph.tensors[self._graph.inputs[position]]

@@ -13,7 +13,7 @@ from relayc.backend.runtime.roofline import roofline_svg
 from relayc.frontends.cli.console import Steps, err, guarded, out, print_latency, print_top, settings
 from relayc.frontends.cli.inputs import results_of, set_inputs
 from relayc.frontends.cli.kernels import code_module, kernel_lines
-from relayc.frontends.cli.models import executor_for, is_onnx, open_model
+from relayc.frontends.cli.models import open_model
 from relayc.frontends.cli.options import (
     Build,
     Form,
@@ -23,6 +23,7 @@ from relayc.frontends.cli.options import (
     parse_shapes,
     write_archive,
 )
+from relayc.frontends.cli.plain import executor_for, is_onnx, output_line
 
 __all__ = ["app"]
 
@@ -148,7 +149,7 @@ def run(
     executor.run()
     results = results_of(executor, compiled)
     for name, value in results.items():
-        out.print(f"{name}: {'string' if value.dtype.kind == 'U' else value.dtype}{list(value.shape)}")
+        out.print(output_line(name, value))
         if print_count:
             print_top(name, value, print_count)
     if output is not None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Container, Mapping
 
 import numpy as np
 
+from relayc.backend.runtime.sizes import MAX_ELEMENTS, extent
 from relayc.frontends.onnx.errors import OnnxImportError
-from relayc.frontends.onnx.symbolic import fold_sizes
-from relayc.frontends.onnx.tensors import MAX_ELEMENTS
+from relayc.frontends.onnx.symbolic import KnownElements
 from relayc.relay.expr import Call, Constant, Expr, Function, GlobalVar, Tuple, TupleGetItem, Var
 from relayc.relay.interpreter import apply_reference
 from relayc.relay.op.base import OpDef
@@ -41,6 +41,7 @@ class Folder:
         self._unknown: set[Expr] = set()
         """expressions known to have no constant value"""
         self._left = TOTAL_ELEMENTS
+        self.elements = KnownElements()
 
     def finish(self, expr: Expr, span: Span) -> Expr:
         """Set the span of the new nodes of `expr` and fold small constant calls."""
@@ -49,7 +50,7 @@ class Folder:
                 node.span = span  # type: ignore[misc]  # born in this converter and not shared yet
             new = node.rebuild(lambda child: self._done.get(child, child))
             _check_size(new.ty)
-            folded = self._counted(_sizes_or_value(new, min(EAGER_ELEMENTS, self._left)), new)
+            folded = self._counted(self._sizes_or_value(new, min(EAGER_ELEMENTS, self._left)), new)
             self._done[node] = self._done[folded] = folded
         return self._done[expr]
 
@@ -64,6 +65,15 @@ class Folder:
         self._unknown.update(node for node, found in memo.items() if not isinstance(found, Constant | Tuple))
         result = memo.get(expr)
         return result.data if isinstance(result, Constant) else None
+
+    def _sizes_or_value(self, node: Expr, limit: int) -> Expr:
+        """Fold `node` to a constant or to symbolic sizes if its operands are known; else return `node`."""
+        if isinstance(node, Call) and isinstance(node.op, Dequantize):
+            return node  # quantised constants are kept for integer products
+        sizes = self.elements.fold(node) if isinstance(node, Call) else None
+        if sizes is None:
+            return _folded(node, limit)
+        return Tuple(sizes, span=node.span) if isinstance(sizes, tuple) else sizes
 
     def _counted(self, folded: Expr, call: Expr) -> Expr:
         """`folded`, a value of `call`, whose elements are taken from what may still be evaluated."""
@@ -103,10 +113,9 @@ def rewrite_free(root: Expr, replaced: Mapping[int, Expr]) -> Expr:
 
 
 def _check_size(ty: Type) -> None:
-    if isinstance(ty, TensorType) and ty.size is not None and ty.size > MAX_ELEMENTS:
-        raise OnnxImportError(
-            f"it makes a tensor of {ty.size} elements, {ty}; expected at most {MAX_ELEMENTS} elements"
-        )
+    if isinstance(ty, TensorType) and extent([d for d in ty.shape if isinstance(d, int)]) > MAX_ELEMENTS:
+        count = "too many" if ty.size is None else ty.size
+        raise OnnxImportError(f"it makes a tensor of {count} elements, {ty}; expected at most {MAX_ELEMENTS} elements")
 
 
 def _post_order(root: Expr, stops: Callable[[Expr], bool]) -> list[Expr]:
@@ -144,16 +153,6 @@ def _folded(node: Expr, limit: int) -> Expr:
     if isinstance(node.ty, TupleType):
         return Tuple(tuple(Constant(field, span=node.span) for field in result), span=node.span)
     return Constant(result, span=node.span)
-
-
-def _sizes_or_value(node: Expr, limit: int) -> Expr:
-    """Fold `node` to a constant or to symbolic sizes if its operands are known; else return `node`."""
-    if isinstance(node, Call) and isinstance(node.op, Dequantize):
-        return node  # quantised constants are kept for integer products
-    sizes = fold_sizes(node) if isinstance(node, Call) else None
-    if sizes is None:
-        return _folded(node, limit)
-    return Tuple(sizes, span=node.span) if isinstance(sizes, tuple) else sizes
 
 
 def _fits(ty: Type, limit: int) -> bool:

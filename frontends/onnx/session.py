@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
 from onnx import SparseTensorProto
 
+from relayc.frontends.onnx.broadcasting import Broadcasting
 from relayc.frontends.onnx.errors import NothingInsideError
 from relayc.frontends.onnx.fold import Folder, graph_inputs_of
 from relayc.frontends.onnx.model import Model
-from relayc.frontends.onnx.model_file import StoredBytes, WeightFile
+from relayc.frontends.onnx.size_elements import Unknown
 from relayc.frontends.onnx.size_producers import SizeProducers
 from relayc.frontends.onnx.sizes import SizeTable
-from relayc.frontends.onnx.symbolic import sizes_in
 from relayc.frontends.onnx.tensors import sparse_to_numpy, stored_tensor, to_numpy
+from relayc.frontends.onnx.weights import StoredBytes, StoredWeights
 from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.base import aligning
 from relayc.relay.op.creation import Sizes
-from relayc.relay.op.transform import Concatenate
-from relayc.relay.sizes import Assumptions, assuming, dims_equal, size_variables
+from relayc.relay.sizes import Assumptions, assuming, dims_equal, may_be_one, size_variables
 from relayc.relay.stored import StoredConstant
 from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
@@ -36,6 +37,20 @@ MAX_BOUND = 64
 """Most elements of a tensor whose values are bound to size variables at run time."""
 
 
+@dataclass
+class _Bound:
+    """A computed integer tensor of a node (`source`) and the size variables bound to its elements, by index."""
+
+    tensor: Expr
+    source: str
+    number: int
+    names: dict[int, str] = field(default_factory=dict)
+
+    def name_of(self, element: int) -> str:
+        """The variable of an element, bound from now on."""
+        return self.names.setdefault(element, f"#size{self.number}_{element}")
+
+
 class Session:
     """State of one conversion of a model, and of the graph being converted: main, or a nested body."""
 
@@ -46,17 +61,19 @@ class Session:
         self.size_producers = SizeProducers()
         self.unreached: list[list[NothingInsideError]] = []
         """for each enclosing loop under type inference, outermost first: branches dropped as unreachable so far"""
-        self._bound: list[tuple[Expr, str, tuple[str, ...]]] = []
-        """computed integer tensors, their source, and the size variables bound to their elements"""
+        self.random_nodes = count()
+        """numbers for random nodes, in the order of conversion"""
+        self._bound: list[_Bound] = []
+        """computed integer tensors to whose elements size variables are bound"""
         self._checks: list[tuple[Dim, Dim, str]] = []
-        self._assumed_inside: list[tuple[Dim, Dim]] = []
+        self._assumed_inside: list[Assumptions] = []
         """sizes assumed to be equal in bodies"""
+        self._broadcasting = Broadcasting(self.may_be_one, self._common_size, self._check_broadcast)
         self._assumptions = Assumptions()
         """sizes assumed to be equal in this graph"""
         self._bodies: tuple[str, ...] = ()
         """the nodes whose bodies are being converted, outermost first: the nesting of the current graph"""
-        self._files: dict[Path, WeightFile] = {}
-        """files with external data, by path"""
+        self._weights = StoredWeights()
         self._met: Counter[str] = Counter()
         """number of size variables created per place"""
 
@@ -65,18 +82,24 @@ class Session:
     @contextmanager
     def assuming(self, place: str) -> Generator[None]:
         """A context in which sizes that operators require to be equal are assumed to be; for the node at `place`."""
-        with assuming() as self._assumptions:
+        with assuming() as self._assumptions, aligning(self._broadcasting.align):
             self.at(place)
             yield
 
     @contextmanager
-    def body_of(self, owner: str) -> Generator[None]:
-        """A context in which a body of the node `owner` is converted and finished."""
+    def body_of(self, owner: str, may_not_run: bool) -> Generator[None]:
+        """A context in which a body of the node `owner` is converted and finished.
+
+        What a body that `may_not_run` requires is not required of the model.
+        """
+        met = len(self._assumed_inside)
         outer = self._bound, self._checks, self._bodies, self._assumptions
         self._bound, self._checks, self._bodies = [], [], (*self._bodies, owner)
         try:
             yield
-            self._assumed_inside += self._assumptions.equal
+            self._assumed_inside.append(self._assumptions)
+            for inside in self._assumed_inside[met:] if may_not_run else ():
+                inside.required[:] = [False] * len(inside.required)
         finally:
             self._bound, self._checks, self._bodies, self._assumptions = outer
 
@@ -86,26 +109,29 @@ class Session:
 
     def learn(self) -> bool:
         """Turn assumed equalities of sizes into known ones for the next conversion. False if there was nothing new."""
-        return self.table.solve([*self._assumptions.equal, *self._assumed_inside])
+        learned = [self.table.learn(assumed) for assumed in (self._assumptions, *self._assumed_inside)]
+        return any(learned)
 
     def finish(self, outputs: Sequence[Expr]) -> tuple[list[Expr], dict[str, Any]]:
         """The graph's outputs followed by the tensors that bind sizes, and the attributes that describe them."""
         own = [name for name, (_, bodies) in self.table.computed.items() if bodies == self._bodies]
-        bound = [x for x, _, _ in self._bound]
+        bound = [x.tensor for x in self._bound]
         kept = self.size_producers.lost([*outputs, *bound], own)
         checks = [*self._checks, *self.table.open(self._assumptions), *self._solved()]
+        different = {(a, b): source for a, b, source in reversed(checks)}
         records: list[tuple[str, int, int, str]] = []
-        for output, (_, source, names) in enumerate(self._bound, len(outputs)):
-            records += [(name, output, element, source) for element, name in enumerate(names)]
+        for output, x in enumerate(self._bound, len(outputs)):
+            records += [(name, output, element, x.source) for element, name in x.names.items()]
         for output, (name, x, axis) in enumerate(kept, len(outputs) + len(bound)):
             records.append((name, output, -1 - axis, str(x.span)))
-        attrs = {"bound_sizes": tuple(records), "size_checks": tuple(checks)} if records or checks else {}
+        unique = tuple([(a, b, source) for (a, b), source in reversed(different.items())])
+        attrs = {"bound_sizes": tuple(records), "size_checks": unique} if records or checks else {}
         return [*outputs, *bound, *[x for _, x, _ in kept]], attrs
 
     def _solved(self) -> list[tuple[Dim, Dim, str]]:
         """Checks for computed sizes that were solved as equal to others."""
-        return [(self.table.dim(name), self.table.variable(name), source)
-                for _, source, names in self._bound for name in names if name in self.table.solved]  # fmt: skip
+        return [(self.table.dim(name), self.table.variable(name), x.source)
+                for x in self._bound for name in x.names.values() if name in self.table.solved]  # fmt: skip
 
     # for converters ---------------------------------------------------------------------------------------------------
 
@@ -114,7 +140,7 @@ class Session:
         """A context that rolls back size equalities on an error, or when the function that it returns is called."""
         assumed = self._assumptions
         notes: tuple[list[Any], ...] = (
-            self._bound, self._checks, self._assumed_inside, assumed.equal, assumed.places,
+            self._bound, self._checks, self._assumed_inside, assumed.equal, assumed.required, assumed.places,
         )  # fmt: skip
         lengths, met = [len(note) for note in notes], self._met.copy()
 
@@ -136,8 +162,10 @@ class Session:
     def sizes_of(self, expr: Expr) -> tuple[Dim, ...] | None:
         """The elements of an integer tensor, static or symbolic; None when they are computed at run time."""
         value = self.folder.value(expr)
-        found = sizes_in(expr if value is None else Constant(value))
-        return None if found is None else tuple(d if isinstance(d, PrimExpr) else int(d) for d in found.reshape(-1))
+        found = self.folder.elements.of(expr if value is None else Constant(value))
+        if found is None or not expr.dtype.is_integral or any(isinstance(d, Unknown) for d in found.flat):
+            return None
+        return tuple(d if isinstance(d, PrimExpr) else int(d) for d in found.flat)
 
     def bind_sizes(self, expr: Expr, source: str) -> tuple[Dim, ...] | None:
         """Size variables bound to the elements of a computed integer tensor; None if that is impossible."""
@@ -150,26 +178,30 @@ class Session:
         known = self.sizes_of(finished)
         if known is not None:
             return known
-        if isinstance(finished, Call) and isinstance(finished.op, Concatenate) and ty.ndim == 1:
-            parts = [self.bind_sizes(part, source) for part in finished.args]
-            return None if None in parts else tuple([d for part in parts if part is not None for d in part])
-        number = self._number(source)
-        names = tuple(f"#size{number}_{element}" for element in range(ty.size))
-        self._bound.append((finished, source, names))
-        return tuple(self.table.compute(name, self._bodies) for name in names)
+        elements = self.folder.elements.of(finished)
+        assert elements is not None, "small tensors have elements"
+        return tuple([self._bound_element(d, source) if isinstance(d, Unknown) else d for d in elements.flat])
+
+    def _bound_element(self, element: Unknown, source: str) -> Dim:
+        """The size variable bound to one element of a computed integer tensor, which all its uses share."""
+        known = next((bound for bound in self._bound if bound.tensor is element.source), None)
+        if known is None:
+            known = _Bound(element.source, source, self._number(source))
+            self._bound.append(known)
+        return self.table.compute(known.name_of(element.index), self._bodies)
 
     def name_size(self, d: Dim, source: str) -> Dim:
         """A size variable bound to the expression `d`, shared by equal expressions."""
         if isinstance(d, int | SizeVar):
             return d
-        for x, _, names in self._bound:
-            if isinstance(x, Call) and isinstance(x.op, Sizes) and dims_equal(x.op.values[0], d):
-                return self.table.dim(names[0])
-        name = f"#size{self._number(source)}_0"
+        for x in self._bound:
+            if isinstance(x.tensor, Call) and isinstance(x.tensor.op, Sizes) and dims_equal(x.tensor.op.values[0], d):
+                return self.table.dim(x.names[0])
         value = Sizes(values=(d,), shape=(1,))(span=Span(self.model.name, source))
-        self._bound.append((value, source, (name,)))
-        self.table.named.add(name)
-        return self.table.compute(name, self._bodies)
+        named = _Bound(value, source, self._number(source))
+        self._bound.append(named)
+        self.table.named.add(named.name_of(0))
+        return self.table.compute(named.name_of(0), self._bodies)
 
     def _number(self, place: str) -> int:
         """A number for the next size variable of `place`, stable across conversions."""
@@ -184,12 +216,33 @@ class Session:
         return self.table.compute(unique, (*self._bodies, place) if inside else self._bodies)
 
     def may_be_one(self, d: Dim) -> bool:
-        """May the size be 1 on one path through the model and not on another?"""
+        """May an operator have to broadcast the size, or is it taken to equal those that it is broadcast with?"""
+        if self.table.broadcasting:
+            return not isinstance(d, int) and may_be_one(d)
         return isinstance(d, SizeVar) and d.name in self.table.may_be_one
+
+    def broadcast(self, x: Expr, shape: Sequence[Dim]) -> tuple[Expr, tuple[Dim, ...]]:
+        """`x`, and the shape that it broadcasts to with `shape`; repeated along axes that may be 1 at run time."""
+        common = self._broadcasting.shape(x.shape, shape)
+        return self._broadcasting.broadcast(x, common[len(common) - len(x.shape) :]), common
+
+    def _common_size(self, d: Dim) -> Dim:
+        return self.name_size(d, f"{self._assumptions.place}, a broadcast size")
+
+    def _check_broadcast(self, a: Dim, b: Dim) -> None:
+        self.check_equal(a, b, f"{self._assumptions.place}, broadcasting,")
 
     def known_here(self, d: Dim) -> bool:
         """Is the size defined in the graph being converted, not only in a nested one?"""
         return self.table.known_in(d, self._bodies)
+
+    def answer(self, question: str) -> bool | None:
+        """What this version of the model takes for the value of a condition; None if it does not decide it."""
+        return self.table.answers.get(question)
+
+    def ask(self, question: str, taken: bool) -> None:
+        """Note that the model is converted for one value of a condition only."""
+        self.table.asked[question] = taken
 
     def check_equal(self, a: Dim, b: Dim, source: str) -> None:
         """Add a run-time check that two sizes are equal."""
@@ -198,7 +251,7 @@ class Session:
     def inputs_behind(self, expr: Expr) -> list[str]:
         """Names of the graph inputs whose values or sizes `expr` depends on."""
         used = size_variables(expr.ty.shape) if isinstance(expr.ty, TensorType) else {}
-        sources = [x for x, _, names in self._bound if not used.keys().isdisjoint(names)]
+        sources = [x.tensor for x in self._bound if not used.keys().isdisjoint(x.names.values())]
         return list(dict.fromkeys([name for x in (expr, *sources) for name in graph_inputs_of(x)]))
 
     def stored(
@@ -207,14 +260,7 @@ class Session:
         """A TensorProto as a constant whose values stay in the model's files; None if they are not stored there."""
         if isinstance(proto, SparseTensorProto):
             return None
-        return stored_tensor(proto, self.model.folders, where, raw_data, self._weight_file, span)
-
-    def _weight_file(self, path: Path) -> WeightFile:
-        found = self._files.get(path)
-        if found is None:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            found = self._files[path] = WeightFile(path.name, descriptor)
-        return found
+        return stored_tensor(proto, self.model.folders, where, raw_data, self._weights, span)
 
     def tensor(self, proto: Any, where: str, raw_data: np.ndarray | StoredBytes | None = None) -> np.ndarray:
         """The value of a TensorProto or SparseTensorProto; `raw_data` has the data that was read apart."""

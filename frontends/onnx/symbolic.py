@@ -1,25 +1,38 @@
 """Symbolic evaluation of shape arithmetic.
 
-Exporters compute shapes with tensor operators: Shape, Gather, Concat, Mul, Slice ... Such small integer tensors are
-evaluated symbolically, element by element, so that Reshape or Expand see symbolic sizes and the arithmetic disappears.
-Anything else is computed by the program, and its result bound to a size variable.
+Exporters compute shapes with tensor operators: Shape, Gather, Concat, Mul, Slice ... Such small tensors are evaluated
+symbolically, element by element, so that Reshape or Expand see symbolic sizes and the arithmetic disappears. An element
+that can't be followed is computed by the program, and bound to a size variable where a shape needs it; the elements
+beside it stay known.
 """
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from relayc.frontends.onnx.size_elements import (
+    FLOAT_RULES,
+    INTEGER_RULES,
+    REDUCTIONS,
+    Element,
+    Unknown,
+    cast_element,
+    float_element,
+)
 from relayc.relay import sizes
-from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.expr import Call, Constant, Expr, TupleGetItem
 from relayc.relay.op.base import OpDef
 from relayc.relay.op.creation import Sizes
-from relayc.te.tir import Dim, PrimExpr
+from relayc.relay.op.indexing import CumSum
+from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.dtype import DType
+from relayc.te.tir import PrimExpr
 
-__all__ = ["fold_sizes", "sizes_in"]
+__all__ = ["KnownElements"]
 
 _MAX_ELEMENTS = 256
 """Most elements of tensors that are evaluated symbolically."""
@@ -32,133 +45,177 @@ _MOVING = frozenset({
 
 _JOINING = frozenset({"concatenate", "stack"})
 
+_FLOATS = frozenset({"float32", "float64"})
+_SIGNED = frozenset({"int32", "int64"})
+_UNSIGNED = frozenset({"uint32", "uint64"})
+_FOLLOWED = {*_FLOATS, *_SIGNED, *_UNSIGNED, "bool"}
+"""Element types that hold sizes exactly."""
 
-def sizes_in(expr: Expr) -> np.ndarray | None:
-    """The elements of an integer tensor as sizes (an object array), if they are static or symbolic."""
-    if isinstance(expr, Constant):
-        return expr.data.astype(object) if expr.data.dtype.kind in "iu" and expr.data.size <= _MAX_ELEMENTS else None
-    if isinstance(expr, Call) and isinstance(expr.op, Sizes):
-        values = np.empty(len(expr.op.values), object)
-        values[:] = expr.op.values
-        return values.reshape(expr.op.shape)
-    return None
+_WRAPPING = frozenset({"subtract", "negative"})
+"""Operators whose results on unsigned integers are not those on sizes."""
 
 
-def fold_sizes(call: Call) -> Expr | tuple[Expr, ...] | None:
-    """Evaluate an operator on sizes, to sizes or a constant; None if that is impossible."""
-    op = call.op
-    if not isinstance(op, OpDef) or not any(isinstance(a, Call) and isinstance(a.op, Sizes) for a in call.args):
+class KnownElements:
+    """The elements of the tensors of one import, as far as they are known: see `size_elements`."""
+
+    def __init__(self) -> None:
+        self._found: dict[Expr, tuple[np.ndarray, ...]] = {}
+        """the elements of computed tensors (of each result) some of which are known, or come from other tensors"""
+        self._computed: dict[Expr, np.ndarray] = {}
+        """the elements of other computed tensors, none of which is known"""
+
+    def of(self, expr: Expr) -> np.ndarray | None:
+        """The elements of a small tensor, an object array of `Element`; None for other values."""
+        if isinstance(expr, Constant):
+            return _constant_elements(expr.data)
+        if isinstance(expr, Call) and isinstance(expr.op, Sizes):
+            return _array(expr.op.values, expr.op.shape)
+        if isinstance(expr, TupleGetItem) and expr.tuple_value in self._found:
+            return self._found[expr.tuple_value][expr.index]
+        if expr in self._found:
+            return self._found[expr][0]
+        if not _is_small(expr.ty):
+            return None
+        if expr not in self._computed:
+            self._computed[expr] = _unknown(expr, expr.tensor_type.static_shape)
+        return self._computed[expr]
+
+    def fold(self, call: Call) -> Expr | tuple[Expr, ...] | None:
+        """Evaluate an operator to sizes or a constant; None where an element is not known, with the others noted."""
+        if not isinstance(call.op, OpDef) or not self._follows(call):
+            return None
+        results = self._evaluate(call)
+        if results is None:
+            return None
+        fields = call.ty.fields if isinstance(call.ty, TupleType) else (call.ty,)
+        folded = [_as_expr(part, ty) for part, ty in zip(results, fields, strict=True)]
+        known = tuple([x for x in folded if x is not None])
+        if len(known) == len(folded):
+            return known if isinstance(call.ty, TupleType) else known[0]
+        if any(not isinstance(v, Unknown) or v.source is not call for part in results for v in part.flat):
+            self._found[call] = results
         return None
-    passed = [sizes_in(a) for a in call.args]
-    if op.name in _MOVING:
-        movable = len(passed) if op.name in _JOINING else 1
-        if any(g is None for g in passed[:movable]) or not all(isinstance(a, Constant) for a in call.args[movable:]):
+
+    def _follows(self, call: Call) -> bool:
+        """May something be known of the results?"""
+        if not all(map(_is_small, call.ty.fields if isinstance(call.ty, TupleType) else (call.ty,))):
+            return False
+        if call.operator.name in _JOINING and call.dtype.is_int:
+            return True
+        return any((isinstance(a, Call) and isinstance(a.op, Sizes)) or self._is_noted(a) for a in call.args)
+
+    def _is_noted(self, expr: Expr) -> bool:
+        return expr in self._found or (isinstance(expr, TupleGetItem) and expr.tuple_value in self._found)
+
+    def _evaluate(self, call: Call) -> tuple[np.ndarray, ...] | None:
+        """The elements of each result; None for an operator that is not followed."""
+        op = call.operator
+        passed = [self.of(a) for a in call.args]
+        if op.name in _MOVING:
+            return _moved(call, passed)
+        arrays = [a for a in passed if a is not None]
+        if len(arrays) < len(passed):
             return None
-        if sizes.size_variables(op.attributes().values()):
+        if op.name == "where":
+            return (_elementwise(call, arrays, _selected),)
+        if op.name in ("copy", "cast"):
+            return (_elementwise(call, arrays, lambda v: _cast(v, call.args[0].dtype, call.dtype)),)
+        if op.name in REDUCTIONS:
+            return _reduced(call, arrays[0])
+        dtype = str(call.args[0].dtype)
+        rules = FLOAT_RULES if dtype in _FLOATS else INTEGER_RULES
+        if op.name not in rules or dtype not in _FOLLOWED or (dtype in _UNSIGNED and op.name in _WRAPPING):
             return None
-        indices = [a.data for a in call.args[movable:] if isinstance(a, Constant)]
-        return _as_result(op.reference(*passed[:movable], *indices), str(call.args[0].dtype))
-    if op.name == "where":
-        condition = call.args[0]
-        if not isinstance(condition, Constant) or passed[1] is None or passed[2] is None:
-            return None
-        return _as_expr(np.where(condition.data, passed[1], passed[2]), str(call.dtype))
-    if any(g is None for g in passed):
+        return (_elementwise(call, arrays, _of_known(rules[op.name])),)
+
+
+def _is_small(ty: Type) -> bool:
+    return isinstance(ty, TensorType) and ty.size is not None and ty.size <= _MAX_ELEMENTS
+
+
+def _array(values: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
+    elements = np.empty(len(values), object)
+    elements[:] = values
+    return elements.reshape(shape)
+
+
+def _unknown(source: Expr, shape: Sequence[int]) -> np.ndarray:
+    count = int(np.prod(shape, dtype=np.int64))
+    return _array([Unknown(source, k) for k in range(count)], shape)
+
+
+def _constant_elements(data: np.ndarray) -> np.ndarray | None:
+    if data.size > _MAX_ELEMENTS or data.dtype.kind not in "iubf":
         return None
-    arrays = [g for g in passed if g is not None]
-    if op.name in _REDUCTIONS:
-        return _reduce(call, arrays[0])
-    return _elementwise(op, arrays, str(call.dtype)) if op.name in _ELEMENTWISE else None
+    if data.dtype.kind != "f":
+        return data.astype(object)
+    source = Constant(data)
+    values = [float_element(float(v)) for v in data.reshape(-1)]
+    return _array([Unknown(source, k) if v is None else v for k, v in enumerate(values)], data.shape)
 
 
-def _as_result(result: Any, dtype: str) -> Expr | tuple[Expr, ...]:
-    if isinstance(result, tuple):
-        return tuple([_as_expr(part, dtype) for part in result])
-    return _as_expr(np.asarray(result, object), dtype)
-
-
-def _as_expr(values: np.ndarray, dtype: str) -> Expr:
+def _as_expr(values: np.ndarray, ty: Type) -> Expr | None:
+    """Known integers or bools as an expression; None for others."""
+    assert isinstance(ty, TensorType)
     flat = list(values.reshape(-1))
-    if any(isinstance(v, PrimExpr) for v in flat):
-        return Sizes(values=tuple(flat), shape=values.shape, dtype=dtype)()
-    return Constant(np.array([int(v) for v in flat], dtype).reshape(values.shape))
-
-
-def _elementwise(op: OpDef, arrays: Sequence[np.ndarray], dtype: str) -> Expr | None:
-    if op.name == "cast" and dtype not in ("int32", "int64"):
+    if any(isinstance(v, Unknown) for v in flat) or str(ty.dtype) not in (*_SIGNED, "bool"):
         return None
+    if any(isinstance(v, PrimExpr) for v in flat):
+        return Sizes(values=tuple(flat), shape=values.shape, dtype=str(ty.dtype))()
+    return Constant(np.array([int(v) for v in flat], str(ty.dtype)).reshape(values.shape))
+
+
+def _moved(call: Call, passed: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...] | None:
+    op = call.operator
+    movable = len(passed) if op.name in _JOINING else 1
+    moved, indices = passed[:movable], [a.data for a in call.args[movable:] if isinstance(a, Constant)]
+    if any(a is None for a in moved) or len(indices) < len(passed) - movable:
+        return None
+    if sizes.size_variables(op.attributes().values()):
+        return None
+    result = op.reference(*moved, *indices)
+    parts = result if isinstance(result, tuple | list) else (result,)
+    return tuple([np.asarray(part, object) for part in parts])
+
+
+def _elementwise(call: Call, arrays: Sequence[np.ndarray], rule: Callable[..., Element | None]) -> np.ndarray:
     shape = np.broadcast_shapes(*[a.shape for a in arrays])
     operands = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
-    results = [_ELEMENTWISE[op.name](*pair) for pair in zip(*operands, strict=True)]
-    if any(r is None for r in results):
+    results = [rule(*values) for values in zip(*operands, strict=True)]
+    return _array([Unknown(call, k) if v is None else v for k, v in enumerate(results)], shape)
+
+
+def _of_known(rule: Callable[..., Element | None]) -> Callable[..., Element | None]:
+    return lambda *values: None if any(isinstance(v, Unknown) for v in values) else rule(*values)
+
+
+def _selected(condition: Element, x: Element, y: Element) -> Element | None:
+    if isinstance(condition, bool | np.bool_):
+        return x if condition else y
+    return x if x is y or (isinstance(x, int) and x == y) else None
+
+
+def _cast(value: Element, of: DType, to: DType) -> Element | None:
+    if isinstance(value, Unknown):
+        return value if str(of) in _SIGNED and str(to) in _SIGNED else None
+    return cast_element(value, to) if str(to) in _FOLLOWED else None
+
+
+def _reduced(call: Call, values: np.ndarray) -> tuple[np.ndarray, ...] | None:
+    """A reduction, or the running sums, of a vector of sizes."""
+    op = call.operator
+    if values.ndim != 1 or not values.size or not call.dtype.is_int:
         return None
-    values = np.empty(len(results), object)
-    values[:] = results
-    return _as_expr(values.reshape(shape), dtype)
-
-
-def _reduce(call: Call, values: np.ndarray) -> Expr | None:
-    """Reduce a vector of sizes."""
-    if values.ndim != 1 or not values.size:
+    combine = _of_known(REDUCTIONS[op.name])
+    if not isinstance(op, CumSum):
+        shape = call.tensor_type.static_shape
+        return (_array([Unknown(call, 0) if (v := _combined(combine, values)) is None else v], [1]).reshape(shape),)
+    if op.exclusive or op.reverse:
         return None
-    result = np.empty(call.tensor_type.static_shape, object)
-    result[...] = functools.reduce(_REDUCTIONS[call.operator.name], values)
-    return _as_expr(result, str(call.dtype))
+    sums = [_combined(combine, values[: k + 1]) for k in range(len(values))]
+    return (_array([Unknown(call, k) if v is None else v for k, v in enumerate(sums)], values.shape),)
 
 
-def _divide(a: Dim, b: Dim) -> Dim | None:
-    """Divide sizes. Floor and truncation agree for a >= 0, which is assumed of a size minus a constant."""
-    if not sizes.is_at_least(b, 1 if isinstance(b, int) else 0):
-        return None
-    if sizes.is_at_least(a, 0) or (isinstance(b, int) and sizes.dims_match(a, sizes.larger(a, 0))):
-        return sizes.floor_divide(a, b)
-    return None
-
-
-def _modulo(a: Dim, b: Dim) -> Dim | None:
-    quotient = _divide(a, b)
-    return None if quotient is None else sizes.add_sizes(a, sizes.product((-1, b, quotient)))
-
-
-def _decided(holds: Callable[[Dim, Dim], bool], fails: Callable[[Dim, Dim], bool]) -> Callable[[Dim, Dim], bool | None]:
-    """A comparison that is decided where it holds, or fails, for all sizes."""
-    return lambda a, b: True if holds(a, b) else (False if fails(a, b) else None)
-
-
-def _above(a: Dim, b: Dim) -> bool:
-    return sizes.is_at_least(a, sizes.add_sizes(b, 1))
-
-
-def _differ(a: Dim, b: Dim) -> bool:
-    return _above(a, b) or _above(b, a)
-
-
-_ELEMENTWISE: dict[str, Callable[..., Any]] = {
-    "add": sizes.add_sizes,
-    "subtract": lambda a, b: sizes.add_sizes(a, sizes.product((-1, b))),
-    "multiply": lambda a, b: sizes.product((a, b)),
-    "divide": _divide,
-    "trunc_divide": _divide,
-    "floor_divide": _divide,
-    "floor_mod": _modulo,
-    "trunc_mod": _modulo,
-    "minimum": sizes.smaller,
-    "maximum": sizes.larger,
-    "negative": lambda a: sizes.product((-1, a)),
-    "abs": lambda a: a if sizes.is_at_least(a, 0) else None,
-    "copy": lambda a: a,
-    "cast": lambda a: a,
-    "equal": _decided(sizes.dims_equal, _differ),
-    "not_equal": _decided(_differ, sizes.dims_equal),
-    "less": _decided(lambda a, b: _above(b, a), sizes.is_at_least),
-    "less_equal": _decided(lambda a, b: sizes.is_at_least(b, a), _above),
-    "greater": _decided(_above, lambda a, b: sizes.is_at_least(b, a)),
-    "greater_equal": _decided(sizes.is_at_least, lambda a, b: _above(b, a)),
-}
-
-_REDUCTIONS: dict[str, Callable[[Dim, Dim], Dim]] = {
-    "prod": lambda a, b: sizes.product((a, b)),
-    "sum": sizes.add_sizes,
-    "max": sizes.larger,
-    "min": sizes.smaller,
-}
+def _combined(combine: Callable[..., Element | None], values: np.ndarray) -> Element | None:
+    *_, last = itertools.accumulate(values, lambda a, b: None if a is None else combine(a, b))
+    return None if isinstance(last, Unknown) else last

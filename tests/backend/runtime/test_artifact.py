@@ -29,7 +29,7 @@ from relayc.backend.runtime import (
     save_param_dict,
 )
 from relayc.backend.runtime.artifact import CompiledModel
-from relayc.backend.runtime.container import Section, _sums, digest
+from relayc.backend.runtime.container import Section, digest, sums
 from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.backend.runtime.module import register_module_loader
@@ -304,12 +304,12 @@ def test_messages_say_what_where_and_what_to_do(saved, tmp_path):
 def test_sums_tell_what_was_moved(data):
     size = data.draw(st.integers(2, 3 * 4096))
     chunk = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-    before = _sums(memoryview(chunk.tobytes()))
+    before = sums(memoryview(chunk.tobytes()))
     i, j = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, size - 1))
     same = chunk[i] == chunk[j]
     chunk[[i, j]] = chunk[[j, i]]
-    assert (_sums(memoryview(chunk.tobytes())) == before) == bool(same)
-    assert _sums(memoryview(chunk[:-1].tobytes())) != before
+    assert (sums(memoryview(chunk.tobytes())) == before) == bool(same)
+    assert sums(memoryview(chunk[:-1].tobytes())) != before
 
 
 def test_code_verification_leaves_the_weights_out(small, tmp_path):

@@ -15,7 +15,8 @@ from relayc.relay import op
 from relayc.relay.expr import Constant, Expr, Function, Tuple
 from relayc.relay.interpreter import evaluate
 from relayc.relay.op import list_op_names, strings
-from relayc.relay.op.strings import Format, Normalize, OnHost, Parse, Split, Tokenize
+from relayc.relay.op.host import OnHost
+from relayc.relay.op.strings import Format, Normalize, Parse, Split, Tokenize
 from relayc.relay.transform import EncodeStrings
 from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
