@@ -20,7 +20,7 @@ from relayc.frontends.onnx.size_producers import SizeProducers
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.symbolic import sizes_in
 from relayc.frontends.onnx.tensors import sparse_to_numpy, stored_tensor, to_numpy
-from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.expr import Call, Expr
 from relayc.relay.op.creation import Sizes
 from relayc.relay.op.transform import Concatenate
 from relayc.relay.sizes import Assumptions, assuming, dims_equal, size_variables
@@ -136,7 +136,9 @@ class Session:
     def sizes_of(self, expr: Expr) -> tuple[Dim, ...] | None:
         """The elements of an integer tensor, static or symbolic; None when they are computed at run time."""
         value = self.folder.value(expr)
-        found = sizes_in(expr if value is None else Constant(value))
+        if value is not None and value.dtype.kind in "iu":
+            return tuple(value.reshape(-1).tolist())
+        found = sizes_in(expr)
         return None if found is None else tuple(d if isinstance(d, PrimExpr) else int(d) for d in found.reshape(-1))
 
     def bind_sizes(self, expr: Expr, source: str) -> tuple[Dim, ...] | None:
