@@ -17,7 +17,10 @@ from onnx import FunctionProto, GraphProto, ModelProto
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
 from relayc.frontends.onnx.model_file import RawData, read_model
 
-__all__ = ["NEWEST_OPSET", "Model", "load", "opset_table"]
+__all__ = ["NEWEST_OPSET", "Model", "ModelSource", "load", "opset_table"]
+
+ModelSource = ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]
+"""A model as a message, as the bytes of its file, or as the path of it."""
 
 NEWEST_OPSET = 28
 """The newest supported opset of the default domain."""
@@ -44,7 +47,7 @@ class Model:
     raw_data: RawData = field(default_factory=dict)
 
 
-def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]) -> Model:
+def load(model: ModelSource) -> Model:
     """Parse `model`, a path, the bytes of a file, or a ModelProto, and check its top-level fields.
 
     Raises `OnnxImportError` for anything that is not a whole ONNX model.
