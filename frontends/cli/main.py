@@ -256,7 +256,7 @@ def tune(
     if not is_onnx(model):
         raise UsageError(f"{model}: expected an .onnx file")
     how = _build(target, shape, opt_level, precision)
-    report = import_module("relayc.frontends.cli.compiling").tune_onnx(model, how, Steps(), minutes, records, threads)
+    report = import_module("relayc.frontends.cli.tuning").tune_onnx(model, how, Steps(), minutes, records, threads)
     out.print(str(report), soft_wrap=True)
 
 
