@@ -6,6 +6,7 @@ from relayc.relay.transform.arrange_weights import ArrangeWeights
 from relayc.relay.transform.block_attention import BlockAttention
 from relayc.relay.transform.canonicalize_ops import CanonicalizeOps
 from relayc.relay.transform.chain_pools import ChainPools
+from relayc.relay.transform.check_indices import CheckIndices
 from relayc.relay.transform.combine_parallel_conv2d import CombineParallelConv2D
 from relayc.relay.transform.combine_parallel_dense import CombineParallelDense
 from relayc.relay.transform.commute_pointwise_conv import CommutePointwiseConv
@@ -55,6 +56,7 @@ __all__ = [
     "BlockAttention",
     "CanonicalizeOps",
     "ChainPools",
+    "CheckIndices",
     "CombineParallelConv2D",
     "CombineParallelDense",
     "CommutePointwiseConv",

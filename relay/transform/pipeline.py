@@ -12,6 +12,7 @@ from relayc.relay.transform.block_attention import BlockAttention
 from relayc.relay.transform.canonicalize_ops import CanonicalizeOps
 from relayc.relay.transform.canonicalize_quantization import CanonicalizeQuantization
 from relayc.relay.transform.chain_pools import ChainPools
+from relayc.relay.transform.check_indices import CheckIndices
 from relayc.relay.transform.combine_parallel_conv2d import CombineParallelConv2D
 from relayc.relay.transform.combine_parallel_dense import CombineParallelDense
 from relayc.relay.transform.commute_pointwise_conv import CommutePointwiseConv
@@ -80,6 +81,7 @@ def default_pipeline(
     elif "gpu" in target.keys:
         arrange, unpack = (AlignChannels(), ArrangeWeights()), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (
+        CheckIndices(),
         EncodeStrings(),
         *unpack,
         *integers,
