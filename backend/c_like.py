@@ -474,6 +474,13 @@ class CLikeGenerator(Visitor[Any]):
         base, offset = (self.visit(a) for a in node.args)
         return f"(*({self.type_name(node.dtype)}*)((char*){base} + {offset}))"
 
+    def call_store_at(self, node: Call) -> str:
+        base, offset, value = (self.visit(a) for a in node.args)
+        return f"(*({self.type_name(node.args[2].dtype)}*)((char*){base} + {offset}) = {value})"
+
+    def call_copy_bytes(self, node: Call) -> str:
+        return f"memcpy({', '.join([self.visit(a) for a in node.args])})"
+
     def call_assume(self, node: Call) -> str:
         return "((void)0)"
 

@@ -55,6 +55,8 @@ class DiskCache:
         self.limit = limit
         self.hits = 0
         self.misses = 0
+        self._private: set[Path] = set()
+        """folders found to be the user's alone"""
 
     def get(self, key: str) -> bytes | None:
         """The value stored under `key`, or None."""
@@ -81,10 +83,10 @@ class DiskCache:
         path = self._path(key)
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not is_private(self.folder):
+            if not self._may_use(self.folder):
                 return
             path.parent.mkdir(exist_ok=True, mode=0o700)
-            if not is_private(path.parent):
+            if not self._may_use(path.parent):
                 return
             with replacing(path, private=True) as file:
                 file.write(_encode(key.encode(), value))
@@ -94,7 +96,7 @@ class DiskCache:
     def _read(self, path: Path) -> bytes:
         """The file of an entry; empty if there is none that the user, and nobody else, can have written."""
         try:
-            if is_private(self.folder) and is_private(path.parent):
+            if self._may_use(self.folder) and self._may_use(path.parent):
                 return read_private(path)
         except NotPrivateError:
             warn_once(
@@ -104,6 +106,17 @@ class DiskCache:
         except OSError:
             pass
         return b""
+
+    def _may_use(self, folder: Path) -> bool:
+        """Can nobody but the user have written to `folder`? Looked up once for a folder that there is; the files in it
+        are checked whenever one is read."""
+        if folder in self._private:
+            return True
+        exists = folder.is_dir()
+        private = is_private(folder)
+        if exists and private:
+            self._private.add(folder)
+        return private
 
     def usage(self) -> tuple[int, int]:
         """(Number of entries, their bytes.)"""
@@ -120,7 +133,7 @@ class DiskCache:
 
         None in a folder that another user may have written: its links may lead anywhere.
         """
-        if not is_private(self.folder):
+        if not self._may_use(self.folder):
             return []
         found: list[tuple[float, int, Path]] = []
         for path in self.folder.glob("??/*"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -68,8 +68,11 @@ def evaluation_order(root: Expr) -> Iterator[Expr]:
         stack.extend([(child, False) for child in children if id(child) not in done])  # type: ignore[misc]
 
 
-def outer_order(body: Expr) -> Iterator[Expr]:
-    """Expressions of a body, once each, operands first, without those inside functions that are called."""
+def outer_order(body: Expr, leaves: Container[int] = ()) -> Iterator[Expr]:
+    """Expressions of a body, once each, operands first, without those inside functions that are called.
+
+    The operands of expressions whose id is in `leaves` are left out.
+    """
     done: set[int] = set()
     stack: list[tuple[Expr, bool]] = [(body, False)]
     while stack:
@@ -81,7 +84,8 @@ def outer_order(body: Expr) -> Iterator[Expr]:
             yield expr
             continue
         stack.append((expr, True))
-        stack.extend((operand, False) for operand in reversed(outer_operands(expr)) if id(operand) not in done)
+        if id(expr) not in leaves:
+            stack.extend((operand, False) for operand in reversed(outer_operands(expr)) if id(operand) not in done)
 
 
 def outer_operands(expr: Expr) -> Sequence[Expr]:

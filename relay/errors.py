@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
+from relayc.backend.runtime.errors import raise_if_foreign
 from relayc.te.errors import CompileError
 from relayc.te.ir import Span
 
-__all__ = ["MalformedGraphError", "ParseError", "TypeInferenceError", "UnknownOperatorError"]
+__all__ = [
+    "GradientError",
+    "InternalCompileError",
+    "MalformedGraphError",
+    "ParseError",
+    "TypeInferenceError",
+    "UnknownOperatorError",
+    "raise_if_internal",
+    "reports_internal_errors",
+]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class TypeInferenceError(CompileError):
@@ -43,9 +57,48 @@ class UnknownOperatorError(CompileError):
     """No operator is registered under this name."""
 
 
+class GradientError(CompileError):
+    """A program that can't be differentiated: an operator without a rule, control flow, an unknown broadcast."""
+
+    def __init__(self, problem: str, span: Span | None = None) -> None:
+        self.problem = problem
+        self.span = span
+        super().__init__(problem if span is None else f"{problem}\n  at {span}")
+
+    def located(self, span: Span | None) -> GradientError:
+        """This error with the source location filled in; unchanged if it has one."""
+        return self if self.span is not None else GradientError(self.problem, span)
+
+
 class MalformedGraphError(CompileError):
     """A graph that breaks an invariant of the IR: a cycle, a free variable, an ill-typed call."""
 
 
 class ParseError(CompileError):
     """Text that is not a program of the graph IR; the message shows line and column."""
+
+
+class InternalCompileError(CompileError):
+    """A fault of the compiler: an exception that it should not have raised. The cause is that exception."""
+
+
+def raise_if_internal(error: Exception, doing: str) -> None:
+    """Raise InternalCompileError from an exception that no code of the compiler means to raise; `doing` says where."""
+    raise_if_foreign(error, doing, CompileError, InternalCompileError)
+
+
+def reports_internal_errors(doing: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """A decorator of the compiler's outermost functions: see `raise_if_internal`."""
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                raise_if_internal(error, doing)
+                raise
+
+        return call
+
+    return decorate

@@ -255,6 +255,9 @@ class DebugExecutor:
         names = [p.name for p in main.params]
 
         def run(*args: Any, **named: Any) -> Value:
+            unknown = sorted(named.keys() - set(names))
+            if unknown:
+                raise CompileError(f"no input is named {', '.join(unknown)}; the inputs are: {', '.join(names)}")
             inputs = {**self.params, **named}
             free = [n for n in names if n not in inputs]
             if len(args) != len(free):

@@ -22,6 +22,7 @@ from benchmarks.light import write_light
 from relayc import te
 from relayc.backend.driver import build
 from relayc.backend.llvm.ceilings import FmaLoop
+from relayc.backend.llvm.object_file import MalformedObject
 from relayc.backend.runtime.ceilings import Ceilings
 from relayc.backend.runtime.profiler import NodeTiming, Report
 
@@ -238,7 +239,7 @@ def test_the_fingerprint_of_machine_code_has_no_names_but_all_constants(target: 
 
 
 def test_a_fingerprint_is_of_an_elf_file() -> None:
-    with pytest.raises(ValueError, match="no ELF file of 64 bits"):
+    with pytest.raises(MalformedObject, match="no ELF file of 64 bits"):
         fingerprint(b"MZ")
 
 

@@ -27,6 +27,7 @@ THIRD_PARTY = {
     "typer": ("frontends/cli",),
     "rich": ("frontends/cli",),
     "onnxruntime": ("frontends/cli",),
+    "PIL": ("backend/runtime",),  # optional: decodes images
     "platformdirs": ("backend", "relay", "frontends"),
     "filelock": ("backend", "relay", "frontends"),
 }

@@ -14,6 +14,7 @@ from relayc.topi.reduction import *
 from relayc.topi.registry import *
 from relayc.topi.selection import *
 from relayc.topi.sort import *
+from relayc.topi.suppression import *
 from relayc.topi.transform import *
 from relayc.topi.trees import *
 

@@ -14,6 +14,7 @@ from relayc.te.tir.ir_builder import BufferView, IRBuilder
 from relayc.te.tir.ops import broadcast, ramp
 from relayc.topi.counting import MOST_COUNTED, Row, first_of_row
 from relayc.topi.groups import constant_size
+from relayc.topi.heap import Heap
 from relayc.topi.loops import loop_nest
 from relayc.topi.tag import INJECTIVE
 from relayc.topi.utils import num_elements, same_dim, unravel_index
@@ -92,6 +93,10 @@ class _Keys:
         """Must value a stand before b?"""
         return comes_before(a, b, self.ascending)
 
+    def comes_after(self, a: PrimExpr, place: Any, b: PrimExpr, other: Any) -> PrimExpr:
+        """Must value a at position `place` stand after b at position `other`? Equal values keep their order."""
+        return te.any(self.comes_before(b, a), te.all(~self.comes_before(a, b), other < place))
+
 
 def _sort(ib: IRBuilder, n: Dim, count: Dim, keys: _Keys) -> BufferView:
     """All positions of a row in order."""
@@ -112,13 +117,11 @@ def _select(ib: IRBuilder, n: Dim, count: Dim, keys: _Keys) -> BufferView:
     room = te.max(count, 1) if not isinstance(count, int) else max(count, 1)
     values = ib.allocate(keys.buffer.buffer.dtype, room, "values", scope="global")
     places = ib.allocate("int32", room, "places", scope="global")
-    heap = _Heap(ib, values, places, keys.comes_before)
+    heap = Heap(ib, values, places, keys.comes_after)
     with ib.for_range(0, count, "k") as k:
         values[k] = keys[k]
         places[k] = k
-    with ib.for_range(0, count // 2, "k") as k:
-        parent = ib.let("parent", count // 2 - 1 - k)
-        heap.sink(parent, values[parent], places[parent], count)
+    heap.build(count)
     _meet_the_rest(ib, n, count, keys, lambda: values[0], lambda value, place: heap.sink(0, value, place, count))
     with ib.for_range(1, count, "k") as k:
         end = ib.let("end", count - k)
@@ -156,35 +159,6 @@ def _meet_the_rest(
         with ib.if_scope(call_intrin("int32", "vector_reduce_max", chosen) > 0):
             meet(begin, begin + _TOGETHER)
     meet(count + blocks * _TOGETHER, n)
-
-
-class _Heap:
-    """A heap of values and their positions in a row, the last one on top; equal values are ordered by position."""
-
-    def __init__(self, ib: IRBuilder, values: BufferView, places: BufferView, comes_before: Compare) -> None:
-        self.ib, self.values, self.places, self.comes_before = ib, values, places, comes_before
-        self.hole, self.last = ib.allocate("int32", 1, "hole"), ib.allocate("int32", 1, "last")
-
-    def _later(self, a: PrimExpr, place: Any, b: PrimExpr, other: Any) -> PrimExpr:
-        """Does `a` at `place` come after `b` at the position `other`?"""
-        return te.any(self.comes_before(b, a), te.all(~self.comes_before(a, b), other < place))
-
-    def sink(self, at: Any, value: PrimExpr, place: Any, size: Any) -> None:
-        """Sift a value down from `at`; the heap has `size` elements."""
-        ib, values, places, hole, last = self.ib, self.values, self.places, self.hole, self.last
-        value, place = ib.let("sunk", value), ib.let("sunk_place", place)
-        hole[0], last[0] = at, size
-        with ib.while_loop(2 * hole[0] + 1 < last[0]):
-            parent = ib.let("parent", hole[0])
-            left, right = ib.let("left", 2 * parent + 1), ib.let("right", te.min(2 * parent + 2, last[0] - 1))
-            right_later = self._later(values[right], places[right], values[left], places[left])
-            child = ib.let("child", te.if_then_else(right_later, right, left))
-            with ib.if_scope(self._later(values[child], places[child], value, place)):
-                values[parent], places[parent] = values[child], places[child]
-                hole[0] = child
-            with ib.else_scope():
-                last[0] = 0
-        values[hole[0]], places[hole[0]] = value, place
 
 
 def _merge_passes(ib: IRBuilder, n: Dim, order: BufferView, merged: BufferView, comes_before: Compare) -> None:

@@ -18,6 +18,7 @@ from relayc.te.tir import (
     Allocate,
     AssertStmt,
     Call,
+    Evaluate,
     For,
     ForKind,
     IntImm,
@@ -50,6 +51,7 @@ class CGenerator(CLikeGenerator):
         self.symbols = symbols
         self.tasks = 0
         self.in_task = False
+        self.workspaces: list[str] = []  # allocated at this point of the function, in the order of allocation
         self.checks: int | None = None  # of a host function: number of assertions emitted so far
 
     def emit_function(self, function: PrimFunc) -> str:
@@ -92,11 +94,14 @@ class CGenerator(CLikeGenerator):
             self.line("if (closure_.extent_ > 0)")
             tasks = f"rc_least(closure_.extent_, {loop.most_threads})"
             self.line(f"  ctx->parallel(ctx, {task}, &closure_, {tasks}, 1);")
+        self.leave_if("ctx->shortage")
         outer, self.lines, depth, self.depth = self.lines, [], self.depth, 0
+        workspaces, self.workspaces = self.workspaces, []
         self.in_task = True
         self.line(f"typedef struct {{ int64_t low_, extent_; {' '.join(f'{t} {n};' for t, n in fields)} }} {closure};")
         numbers = "int32_t task_, int32_t tasks_, int64_t step_, int32_t threads_"
         with self.block(f"static void {task}(Ctx* ctx, void* closure_, {numbers})"):
+            self.leave_if("ctx->shortage")
             self.line(f"{closure}* shared_ = ({closure}*)closure_;")
             for kind, name in fields:
                 self.line(f"{kind} {name} = shared_->{name};")
@@ -107,7 +112,7 @@ class CGenerator(CLikeGenerator):
                 self.visit(loop.body)
         self.in_task = False
         self.forward.append("\n".join(self.lines))
-        self.lines, self.depth = outer, depth
+        self.lines, self.depth, self.workspaces = outer, depth, workspaces
 
     def captured_type(self, var: Var) -> str:
         """The type of a captured variable in a closure; a vector is captured by pointer to the waiting caller's
@@ -125,8 +130,16 @@ class CGenerator(CLikeGenerator):
         with self.block(""):
             count = str(size) if isinstance(size, int) else f"(int64_t)({self.scalar(size)})"
             self.line(f"void* {name} = ctx->alloc_workspace(ctx, INT64_C({element}) * {count});")
+            self.leave_if(f"!{name}")
+            self.workspaces.append(name)
             self.visit(node.body)
-            self.line(f"ctx->free_workspace(ctx, {name});")
+            self.line(f"ctx->free_workspace(ctx, {self.workspaces.pop()});")
+
+    def leave_if(self, condition: str) -> None:
+        """Free the function's workspace and return if a condition holds: memory is exhausted, so that what was just
+        called did not finish."""
+        frees = "".join([f"ctx->free_workspace(ctx, {name}); " for name in reversed(self.workspaces)])
+        self.line(f"if ({condition}) {{ {frees}return; }}")
 
     def declare_array(self, node: Allocate, size: int) -> str:
         return f"__attribute__((aligned(64))) {super().declare_array(node, size)}"
@@ -144,6 +157,12 @@ class CGenerator(CLikeGenerator):
             self.visit(node.body)
 
     # -- calls
+
+    def visit_Evaluate(self, node: Evaluate) -> None:
+        super().visit_Evaluate(node)
+        called = node.value.op if isinstance(node.value, Call) else ""
+        if called in ("call_kernel", "call_step") and self.checks is None:
+            self.leave_if("ctx->shortage")
 
     def call_call_kernel(self, node: Call) -> str:
         name = self.called(node)
@@ -203,7 +222,7 @@ class CGenerator(CLikeGenerator):
         return f"__builtin_prefetch({address}, {write}, {locality})"
 
     def call_next_draw(self, node: Call) -> str:
-        return "ctx->draws++"
+        return f"ctx->stream_draws[{self.visit(node.args[0])}]++"
 
     def call_storage_sync(self, node: Call) -> str:
         return "((void)0)"

@@ -15,6 +15,8 @@ struct Ctx {
   void* (*alloc_workspace)(Ctx*, int64_t);
   void (*free_workspace)(Ctx*, void*);
   int32_t (*call_packed)(Ctx*, const char*, int64_t*, int32_t*, int32_t);
+  int64_t shortage;
+  uint32_t stream_draws[128];
 };
 
 typedef uint16_t rc_bfloat16;

@@ -21,6 +21,8 @@ class ModuleText:
 
     def __init__(self) -> None:
         self.functions: list[str] = []
+        self.finishing: set[str] = set()
+        """Names of kernels that need no workspace, and so can't run out of it."""
         self._declarations: dict[str, str] = {}
         self._strings: dict[str, str] = {}
         self._byte_constants: dict[tuple[bytes, int], str] = {}

@@ -7,12 +7,12 @@ from functools import lru_cache
 
 import llvmlite.binding as llvm
 
-__all__ = ["JitImage", "has_symbol", "missing_features"]
+__all__ = ["JitImage", "address_of", "missing_features"]
 
 
 class JitImage:
     """An `Image` (`backend.llvm.linking`) linked by LLVM. An undefined function would abort the process: check
-    `has_symbol`."""
+    `address_of`."""
 
     def __init__(self, objects: Sequence[bytes]) -> None:
         self._engine = _new_engine()
@@ -45,10 +45,10 @@ def _initialize_llvm() -> None:
     llvm.initialize_native_asmprinter()
 
 
-def has_symbol(name: str) -> bool:
-    """Can LLVM's linker resolve this function in the process?"""
+def address_of(name: str) -> int | None:
+    """The address of a function of the process that LLVM's linker can resolve; None for others."""
     _new_engine()  # LLVM registers the process's symbols once an engine exists
-    return bool(llvm.address_of_symbol(name))
+    return llvm.address_of_symbol(name)
 
 
 def missing_features(features: Sequence[str]) -> list[str]:

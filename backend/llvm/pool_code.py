@@ -25,10 +25,18 @@ _MEMORY = """
 declare ptr @malloc(i64)
 declare void @free(ptr)
 
-; Scratch memory, aligned to 64 bytes; the word before it holds the address to free.
+; Scratch memory, aligned to 64 bytes; the word before it holds the address to free. When memory is exhausted, null, and
+; the bytes wanted in the context's `shortage`, at offset 40.
 define ptr @relayc_alloc_workspace(ptr %ctx, i64 %nbytes) {
   %size = add i64 %nbytes, 72
   %raw = call ptr @malloc(i64 %size)
+  %failed = icmp eq ptr %raw, null
+  br i1 %failed, label %exhausted, label %allocated
+exhausted:
+  %shortage = getelementptr i8, ptr %ctx, i64 40
+  store atomic i64 %size, ptr %shortage monotonic, align 8
+  ret ptr null
+allocated:
   %raw.bits = ptrtoint ptr %raw to i64
   %above = add i64 %raw.bits, 71
   %aligned.bits = and i64 %above, -64

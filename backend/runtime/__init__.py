@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relayc.backend.runtime import graph_executor, nd
 from relayc.backend.runtime.artifact import BoundModel, CompiledModel, load_model
-from relayc.backend.runtime.context import Context, Ctx
+from relayc.backend.runtime.context import Context, Ctx, set_random_seed
 from relayc.backend.runtime.device import (
     Device,
     DeviceAttrKind,
@@ -24,6 +24,7 @@ from relayc.backend.runtime.errors import (
     RelaycError,
 )
 from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.module import Module, load_module, load_module_bytes, register_module_loader
 from relayc.backend.runtime.ndarray import NDArray
 from relayc.backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc, PythonFunc, convert
@@ -35,6 +36,7 @@ from relayc.backend.runtime.registry import (
     remove_global_func,
 )
 from relayc.backend.runtime.safetensors import load_param_dict, save_param_dict
+from relayc.backend.runtime.signing import check_signature, sign_artifact
 from relayc.backend.runtime.threads import num_threads, set_num_threads
 from relayc.backend.runtime.timing import BenchmarkResult
 
@@ -53,6 +55,7 @@ __all__ = [
     "GraphModule",
     "HostFunc",
     "KernelFunc",
+    "ModelMetadata",
     "Module",
     "ModuleError",
     "NDArray",
@@ -61,6 +64,7 @@ __all__ = [
     "RegistryError",
     "RelaycError",
     "WorkspacePool",
+    "check_signature",
     "convert",
     "cpu",
     "cuda",
@@ -82,4 +86,6 @@ __all__ = [
     "remove_global_func",
     "save_param_dict",
     "set_num_threads",
+    "set_random_seed",
+    "sign_artifact",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.dtype import to_numpy
+from relayc.backend.runtime.dtype import data_type, to_numpy
 from relayc.backend.runtime.errors import ArgumentError, SizeMismatchError
 from relayc.backend.runtime.graph import GraphTensor
 from relayc.backend.runtime.ndarray import NDArray, empty, from_dlpack
@@ -26,7 +26,13 @@ def as_argument(tensor: GraphTensor, value: Any, model: str) -> Any:
     """Convert an input: arrays unchanged, any DLPack object to an NDArray, nested lists to a numpy array."""
     if isinstance(value, (NDArray, np.ndarray)):
         return value
-    return from_dlpack(value) if hasattr(value, "__dlpack__") else _as_array(tensor, value, model)
+    if not hasattr(value, "__dlpack__"):
+        return _as_array(tensor, value, model)
+    try:
+        return from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # of the library that made the array
+        kind = type(value).__name__
+        raise ArgumentError(f"{_place(tensor, model)}: the {kind} can't be exported by DLPack: {error}") from error
 
 
 def as_sequence(tensor: GraphTensor, value: Any, model: str, where: Device) -> ArraySequence:
@@ -76,12 +82,29 @@ def check_type(
 
 
 def _as_array(tensor: GraphTensor, value: Any, model: str) -> npt.NDArray[Any]:
+    """Nested lists as an array of the input's type. Raises `ArgumentError` for values that it can't hold."""
     if value is None:
         raise ArgumentError(f"{_place(tensor, model)}: got None; expected an array or numbers")
     try:
-        return np.asarray(value, dtype=to_numpy(tensor.dtype))
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{_place(tensor, model)}: no array of numbers: {error}") from error
+        with np.errstate(all="ignore"):
+            items, array = np.asarray(value, dtype=object), np.asarray(value, dtype=to_numpy(tensor.dtype))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(f"{_place(tensor, model)}: no array of {tensor.dtype}: {error}") from error
+    rank = data_type(tensor.dtype).rank
+    lost = [kind for kind in {type(item) for item in items.flat} if _rank_of(kind) > rank]
+    if lost:
+        raise ArgumentError(
+            f"{_place(tensor, model)}: got a list that holds a {lost[0].__name__}; expected {tensor.dtype}. To convert "
+            f"it all the same, pass an array: numpy.asarray(...).astype({tensor.dtype!r})"
+        )
+    return array
+
+
+def _rank_of(kind: type) -> int:
+    """The rank (see `DataType.rank`) of numbers of a Python type; that of text and complex numbers is above all."""
+    if issubclass(kind, bool | np.bool_):
+        return 0
+    return 1 if hasattr(kind, "__index__") else 2 if hasattr(kind, "__float__") else 3
 
 
 def _place(tensor: GraphTensor, model: str) -> str:

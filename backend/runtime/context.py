@@ -10,12 +10,14 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable
+from random import Random, SystemRandom
 from typing import Any
 
+from relayc.backend.runtime.checks import as_integer
 from relayc.backend.runtime.device import Device, cpu, device_kind_of, get_device_api
 from relayc.backend.runtime.dlpack import DLTensor
 from relayc.backend.runtime.dtype import from_dlpack_triple
-from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.errors import ArgumentError, DeviceError
 from relayc.backend.runtime.ndarray import NDArray
 from relayc.backend.runtime.registry import get_global_func
 from relayc.backend.runtime.threads import (
@@ -32,9 +34,11 @@ __all__ = [
     "ARG_NULL",
     "ARG_STR",
     "ARG_TENSOR",
+    "RANDOM_STREAMS",
     "Context",
     "Ctx",
     "current_context",
+    "set_random_seed",
 ]
 
 # Kinds of the 8-byte argument values of packed functions; the numbers are TVM's.
@@ -61,16 +65,46 @@ _CallPacked = ctypes.CFUNCTYPE(
 )
 
 
+RANDOM_STREAMS = 64
+"""Streams of random keys of each half: those with a seed, which start at draw 0, and those without."""
+
+_random_seed: int | None = None
+
+
+def set_random_seed(seed: int | None) -> None:
+    """Makes executors created from now on draw the same numbers each time where the model gives no seed.
+
+    With None, the default, each draws others (onnxruntime: `set_seed`). Raises `ArgumentError` for anything but
+    integers. On GPUs it has no effect: nodes without a seed draw the same numbers in each process.
+    """
+    global _random_seed  # noqa: PLW0603 - a setting of the process
+    number = None if seed is None else as_integer(seed)
+    if number is None and seed is not None:
+        raise ArgumentError(f"set_random_seed is {seed!r}; expected an integer, or None")
+    _random_seed = number
+
+
+def _random_starts() -> list[int]:
+    """The first draws of the streams without a seed."""
+    source = SystemRandom() if _random_seed is None else Random(_random_seed)
+    return [source.getrandbits(32) for _ in range(RANDOM_STREAMS)]
+
+
 class Ctx(ctypes.Structure):
     """The C struct of the context. All functions take the `Ctx*` first.
 
     parallel(ctx, task, closure, max_tasks, steps): a fork-join region of `steps` phases with a barrier between them. In
         each phase calls task(ctx, closure, i, n, step, threads) once for every i < n on up to num_threads threads,
         1 <= n <= max_tasks, n the same in all phases. Tasks are partitioned into `threads` contiguous chunks.
-    draws: counter of the random draws made with this context; functions increment it.
-    alloc_workspace(ctx, nbytes): workspace of the calling thread, aligned to 64 bytes, freed in reverse order.
+    draws: counter of the random draws that artifacts of earlier versions make.
+    alloc_workspace(ctx, nbytes): workspace of the calling thread, aligned to 64 bytes, freed in reverse order; null,
+        and `shortage` set, when memory is exhausted.
     call_packed(ctx, name, args, kinds, n): calls the global function `name` with n 8-byte values of kinds `ARG_*`;
         0, or -1 when it raised. The exception is raised again where compiled code was entered.
+    shortage: bytes that `alloc_workspace` could not get, 0 if there was enough. Compiled code that finds it set returns
+        at once, its results undefined; the error is raised where compiled code was entered.
+    stream_draws: counters of random draws, one for each stream of keys; functions increment them. Those of the second
+        half of the streams start at random (see `set_random_seed`).
     """
 
     _fields_ = (
@@ -80,6 +114,8 @@ class Ctx(ctypes.Structure):
         ("alloc_workspace", ctypes.c_void_p),
         ("free_workspace", ctypes.c_void_p),
         ("call_packed", ctypes.c_void_p),
+        ("shortage", ctypes.c_int64),
+        ("stream_draws", ctypes.c_uint32 * (2 * RANDOM_STREAMS)),
     )
 
 
@@ -87,10 +123,12 @@ class Context:
     """Owner of a `Ctx`, at `address`. Not for concurrent calls.
 
     `requested` is the number of threads (None: as many as allowed, see `backend.runtime.threads`). `find_function`
-    resolves the names that compiled code calls: by default to global functions.
+    resolves the names that compiled code calls: by default to global functions. `user` names whose kernels run, in
+    errors.
     """
 
     find_function: Callable[[str], Callable[..., Any]]
+    user = "a kernel"
 
     def __init__(self, requested: int | None = None) -> None:
         pool, workspace = parallel_address(), workspace_addresses()
@@ -106,6 +144,8 @@ class Context:
             alloc,
             free,
             _address_of(_call_packed),
+            0,
+            (ctypes.c_uint32 * (2 * RANDOM_STREAMS))(*[0] * RANDOM_STREAMS, *_random_starts()),
         )
         self.address = ctypes.addressof(self._ctx)
         _contexts[self.address] = self
@@ -128,12 +168,24 @@ class Context:
             self._ctx.num_threads = num_threads(self._requested)
 
     def fail(self, error: BaseException) -> None:
-        """Record the first exception of a Python function called from compiled code."""
+        """Record the first exception of a Python function called from compiled code.
+
+        Called from another thread, it ends a run that is in a compiled loop.
+        """
         if self._failure is None:
             self._failure = error
 
     def check(self) -> None:
-        """Re-raise an exception that a Python function raised during the call that just returned."""
+        """Re-raise an exception that a Python function raised during the call that just returned.
+
+        Raises `DeviceError` when memory for a kernel's workspace was exhausted during that call.
+        """
+        nbytes, self._ctx.shortage = self._ctx.shortage, 0
+        if nbytes:
+            self.fail(DeviceError(
+                f"out of memory: {self.user} could not allocate {nbytes} bytes of workspace, and did not finish; free "
+                "memory, pass smaller inputs, or set fewer threads, each of which may need a workspace of its own"
+            ))  # fmt: skip
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -162,8 +214,12 @@ def _serial_parallel(
 
 
 @_AllocWorkspace
-def _alloc_workspace(_ctx: int, nbytes: int) -> int:
-    return get_device_api("cpu").alloc_workspace(_host, nbytes)
+def _alloc_workspace(ctx: int, nbytes: int) -> int | None:
+    try:
+        return get_device_api("cpu").alloc_workspace(_host, nbytes)
+    except (DeviceError, MemoryError):
+        Ctx.from_address(ctx).shortage = max(nbytes, 1)
+        return None
 
 
 @_FreeWorkspace

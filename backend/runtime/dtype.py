@@ -69,6 +69,11 @@ class DataType:
     numpy: np.dtype[Any]
 
     @property
+    def rank(self) -> int:
+        """0 for bool, 1 for integers, 2 for floats; converting to a type of lower rank loses values."""
+        return {_BOOL: 0, _INT: 1, _UINT: 1}.get(self.code, 2)
+
+    @property
     def is_subbyte(self) -> bool:
         """True for types of less than a byte, which are stored one per byte."""
         return self.bits < 8

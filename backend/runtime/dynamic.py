@@ -7,135 +7,37 @@ assignment of sizes and cached for the next run.
 
 from __future__ import annotations
 
-import math
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from relayc.backend.runtime.compiled_loop import CompiledLoop
 from relayc.backend.runtime.context import Context
-from relayc.backend.runtime.control import Record, run_if, run_loop
+from relayc.backend.runtime.control import Record, run_if, run_loop, tensor_of
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.dtype import nbytes as nbytes_of
 from relayc.backend.runtime.errors import ArgumentError, ModuleError, SizeMismatchError
 from relayc.backend.runtime.execution_plan import Bind, Check, IfStep, LoopStep, RunNodes, SequenceStep, StringStep
 from relayc.backend.runtime.graph import Graph, GraphNode, GraphTensor
+from relayc.backend.runtime.host_action import Prepared
+from relayc.backend.runtime.host_actions import HOST_ACTIONS
+from relayc.backend.runtime.layouts import Stage, bind_sizes, owner_of, shapes_of, tensor_bytes
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, array, empty
 from relayc.backend.runtime.packed_func import KernelFunc, PackedFunc
 from relayc.backend.runtime.runners import OutputBuffer, Recordings
 from relayc.backend.runtime.sequences import ArraySequence, Value, run_sequence_action
-from relayc.backend.runtime.sizes import evaluate, variables
-from relayc.backend.runtime.string_actions import TEXT_ACTIONS, Prepared
+from relayc.backend.runtime.sizes import MAX_ELEMENTS, evaluate, variables
 from relayc.backend.runtime.strings import StringTable
 
-__all__ = ["DynamicRunner", "bind_sizes", "shapes_of"]
+__all__ = ["RESULT_SIZE", "DynamicRunner"]
 
-_ALIGNMENT = 64
 _FROM_INPUTS = -1
 """Stage of tensors whose sizes follow from the inputs; other stages are numbered by the instruction they precede."""
 RESULT_SIZE = "#result"
 """Prefix of size variables that are bound by the shapes of control-flow results."""
-_MAX_LAYOUTS = 256
 _MAX_RECORDINGS = 16  # by sizes and addresses
-_MAX_ELEMENTS = (1 << 31) - 1
-"""Elements of the largest tensor: kernels index with int32."""
-
-
-def bind_sizes(
-    graph: Graph, shapes: Sequence[tuple[int, ...]], inherited: Mapping[str, int] | None = None
-) -> dict[str, int]:
-    """Bind size variables from the input shapes, in addition to `inherited` ones.
-
-    Raises `ArgumentError` naming the input and axis whose size contradicts the other inputs or the model.
-    """
-    sizes: dict[str, int] = dict(inherited or {})
-    size_producer: dict[str, str] = dict.fromkeys(sizes, "the graph around")
-    tensors = [graph.tensors[index] for index in graph.inputs]
-    for tensor, shape in zip(tensors, shapes, strict=True):
-        for axis, (dim, passed) in enumerate(zip(tensor.shape, shape, strict=True)):
-            if isinstance(dim, str) and dim not in sizes:
-                sizes[dim], size_producer[dim] = passed, f"input {tensor.name!r}, axis {axis}"
-    for tensor, shape in zip(tensors, shapes, strict=True):
-        for axis, (dim, passed) in enumerate(zip(tensor.shape, shape, strict=True)):
-            if isinstance(dim, str) and sizes[dim] == passed:
-                continue
-            unknown = [name for name in variables(dim) if name not in sizes]
-            if unknown:
-                raise ArgumentError(f"model {graph.name!r}: no input has the size {unknown[0]!r} as a dimension")
-            wanted = evaluate(dim, sizes)
-            if wanted != passed:
-                why = "".join(f"; {name} is {sizes[name]} by {size_producer[name]}" for name in variables(dim))
-                if isinstance(dim, str):
-                    why += ". If the two may differ, compile the model with another name for one: from_onnx(shape=...)"
-                raise SizeMismatchError(
-                    f"input {tensor.name!r} of model {graph.name!r}: got shape {shape}, whose axis {axis} is {passed}; "
-                    f"expected {wanted} in {tensor.shape_text}{why}"
-                )
-    return sizes
-
-
-def shapes_of(values: Sequence[Value]) -> list[tuple[int, ...]]:
-    """The shapes of arrays; () for sequences, whose elements may have any shape."""
-    return [value.shape if isinstance(value, NDArray) else () for value in values]
-
-
-class _Stage:
-    """Tensors whose sizes become known at one point of a run, and their memory layout."""
-
-    def __init__(self, graph: Graph, tensors: Sequence[int], views: Sequence[int]) -> None:
-        """`views` alias memory of this stage under shapes that may be known later."""
-        owners = [i for i in tensors if graph.tensors[i].storage == "slot"]
-        self.tensors = [*owners, *views]
-        self.numbers = np.array(self.tensors, np.intp)
-        places = [int(graph.tensors[i].place) for i in self.tensors]
-        slots = {place: k for k, place in enumerate(sorted(set(places)))}
-        self._slot_of = np.array([slots[place] for place in places], np.intp)
-        self._kinds: dict[tuple[Any, str], int] = {}
-        kind_of = [self._kinds.setdefault((graph.tensors[i].shape, graph.tensors[i].dtype), len(self._kinds))
-                   for i in owners]  # fmt: skip
-        self._kind_of = np.array(kind_of, np.intp)
-        self._count = len(slots)
-        self.buffers = [i for i in tensors if graph.tensors[i].storage in ("output", "own")]
-        self.owners = [i for i in self.buffers if _owner(graph, graph.tensors[i]) == i]
-        """tensors with memory of their own, which others may alias"""
-        self.variables = sorted({v for i in owners for d in graph.tensors[i].shape for v in variables(d)})
-        self.arena: NDArray | None = None
-        self.placed: dict[str, int] | None = None
-        """the sizes that the current addresses were computed for"""
-        self.layouts: dict[tuple[int, ...], tuple[np.ndarray[Any, Any], int]] = {}
-
-    def layout(self, sizes: dict[str, int]) -> tuple[np.ndarray[Any, Any], int]:
-        """(Byte offset of each tensor, total bytes) for these sizes."""
-        key = tuple([sizes[name] for name in self.variables])
-        found = self.layouts.get(key)
-        if found is None:
-            nbytes = np.array([_nbytes(shape, dtype, sizes) for shape, dtype in self._kinds], np.int64)
-            slots = np.ones(self._count, np.int64)
-            np.maximum.at(slots, self._slot_of[: len(self._kind_of)], nbytes[self._kind_of])
-            slots = -(-slots // _ALIGNMENT) * _ALIGNMENT
-            ends = np.cumsum(slots)
-            total = int(ends[-1]) if self._count else 0
-            if len(self.layouts) >= _MAX_LAYOUTS:
-                self.layouts.pop(next(iter(self.layouts)))
-            found = self.layouts[key] = ((ends - slots)[self._slot_of], total)
-        return found
-
-
-def _owner(graph: Graph, tensor: GraphTensor) -> int:
-    """The tensor that owns the buffer of a graph output or of a tensor stored as "own"."""
-    place = int(tensor.place)
-    return graph.outputs[place] if tensor.storage == "output" else place
-
-
-def _nbytes(shape: tuple[Any, ...], dtype: str, sizes: dict[str, int]) -> int:
-    dims = [evaluate(d, sizes) for d in shape]
-    if min(dims, default=0) < 0:
-        raise ArgumentError(f"the sizes {sizes} make a tensor of shape {tuple(dims)}; the inputs are too small for it")
-    count = math.prod(dims)
-    if count > _MAX_ELEMENTS:
-        raise ArgumentError(f"the sizes {sizes} make a tensor of {count} elements; expected at most {_MAX_ELEMENTS}")
-    return nbytes_of(dtype, count)
 
 
 class DynamicRunner:
@@ -153,7 +55,7 @@ class DynamicRunner:
         self._graph, self._module, self._context, self._device = graph, module, context, where
         self._params, self._string_table = params, string_table
         self._text_actions: dict[int, Prepared] = {
-            id(step): TEXT_ACTIONS[step.action].prepare(step.settings)
+            id(step): HOST_ACTIONS[step.action].prepare(step.settings)
             for step in graph.steps if isinstance(step, StringStep)
         }  # fmt: skip
         self._addresses = np.zeros(max(len(graph.tensors), 1), np.int64)
@@ -165,18 +67,23 @@ class DynamicRunner:
         self._lying_in: dict[int, list[int]] = {}
         for index, tensor in enumerate(graph.tensors):
             if tensor.storage in ("output", "own"):
-                self._lying_in.setdefault(_owner(graph, tensor), []).append(index)
+                self._lying_in.setdefault(owner_of(graph, tensor), []).append(index)
         self._buffers: dict[int, OutputBuffer] = {}
         """buffers of outputs and of arrays that sequences may reference, by owning tensor"""
         self._functions: dict[str, PackedFunc] = {}
         self._recordings = Recordings(where, _MAX_RECORDINGS)
-        self._entries = {step: self._entry(step.entry) for step in graph.steps
+        self._entries = {position: self._entry(step.entry) for position, step in enumerate(graph.steps)
                          if isinstance(step, RunNodes) and step.entry is not None}  # fmt: skip
+        self._static_shapes = [tensor.static_shape if tensor.is_static else None for tensor in graph.tensors]
+        self._kept_values = {int(graph.tensors[i].place) for i in graph.outputs if graph.tensors[i].storage == "value"}
         self.sizes: dict[str, int] = {}
+        self._noted: dict[str, int] = {}
+        """the sizes in the table"""
         self._last_bound: tuple[list[tuple[int, ...]], dict[str, int] | None, dict[str, int]] | None = None
         self._values: dict[int, Value] = {}
         """results of control flow and of sequence operations, by tensor"""
         self._runners: dict[int, list[DynamicRunner]] = {}
+        self._compiled_loops: dict[int, CompiledLoop] = {}
         self._shown: dict[int, list[int]] = {}
         """reshaped views of such results, by the result's tensor"""
         self._in_inputs: list[tuple[int, int]] = []
@@ -189,7 +96,7 @@ class DynamicRunner:
             elif tensor.storage == "value" and int(tensor.place) != index:
                 self._shown.setdefault(int(tensor.place), []).append(index)
 
-    def _make_stages(self) -> dict[int, _Stage]:
+    def _make_stages(self) -> dict[int, Stage]:
         known = self._known_before()
         groups: dict[int, list[int]] = {_FROM_INPUTS: []}
         views: dict[int, list[int]] = {}
@@ -203,7 +110,7 @@ class DynamicRunner:
             stage = stage_of[index]
             first = of_slot[tensor.place] if tensor.storage == "slot" else stage
             (groups if first == stage else views).setdefault(first, []).append(index)
-        return {stage: _Stage(self._graph, tensors, views.get(stage, ())) for stage, tensors in groups.items()}
+        return {stage: Stage(self._graph, tensors, views.get(stage, ())) for stage, tensors in groups.items()}
 
     def _known_before(self) -> dict[str, int]:
         """For each size variable bound by an instruction, the next instruction that runs kernels.
@@ -228,12 +135,13 @@ class DynamicRunner:
 
     def _home(self, tensor: GraphTensor) -> GraphTensor:
         """The owner of a tensor's buffer, or the tensor itself."""
-        return self._graph.tensors[_owner(self._graph, tensor)] if tensor.storage in ("output", "own") else tensor
+        return self._graph.tensors[owner_of(self._graph, tensor)] if tensor.storage in ("output", "own") else tensor
 
-    def _entry(self, name: str) -> Any:
+    def _entry(self, name: str, pointers: int = 2) -> Any:
         entry = self._module.get_function(name, query_imports=True)
-        if not isinstance(entry, KernelFunc) or len(entry.params) != 2:
-            raise ModuleError(f"entry {name!r} of model {self._graph.name!r} is {entry!r}; expected two pointers")
+        if not isinstance(entry, KernelFunc) or len(entry.params) != pointers:
+            expected = f"a kernel of {pointers} pointers"
+            raise ModuleError(f"entry {name!r} of model {self._graph.name!r} is {entry!r}; expected {expected}")
         return entry.raw
 
     # -- a run
@@ -259,7 +167,12 @@ class DynamicRunner:
         for position, step in enumerate(graph.steps):
             if isinstance(step, RunNodes):
                 self._place(position)
-                self._run_nodes(step, record)
+                entry = self._entries.get(position)
+                if entry is None or record is not None:
+                    self._run_nodes(step, record)
+                else:
+                    entry(*self._tables)
+                    self._context.check()
             elif isinstance(step, Bind):
                 self._bind(step)
             elif isinstance(step, Check):
@@ -272,8 +185,7 @@ class DynamicRunner:
                 self._control(step, record)
         self._place(len(graph.steps))
         if self._values:
-            kept = {int(graph.tensors[i].place) for i in graph.outputs if graph.tensors[i].storage == "value"}
-            self._values = {index: value for index, value in self._values.items() if index in kept}
+            self._values = {index: value for index, value in self._values.items() if index in self._kept_values}
 
     def _bound_sizes(self, shapes: list[tuple[int, ...]], inherited: Mapping[str, int] | None) -> dict[str, int]:
         """`bind_sizes` with the last result cached, as the shapes of loop-carried values seldom change."""
@@ -288,8 +200,9 @@ class DynamicRunner:
         self._inputs, self._values = [], {}
 
     def _note_sizes(self) -> None:
-        for i, name in enumerate(self._graph.sizes):
-            self._size_table[i] = self.sizes.get(name, 0)
+        if self._noted != self.sizes:
+            self._size_table[: len(self._graph.sizes)] = [self.sizes.get(name, 0) for name in self._graph.sizes]
+            self._noted = dict(self.sizes)
 
     def _place(self, number: int) -> None:
         """Assign memory to the tensors of a stage."""
@@ -313,12 +226,11 @@ class DynamicRunner:
         stage.placed = dict(self.sizes)
 
     def _place_buffer(self, index: int, renew: bool = False) -> None:
-        owner = _owner(self._graph, self._graph.tensors[index])
-        home = self._graph.tensors[owner]
-        shape = tuple([evaluate(d, self.sizes) for d in home.shape])
+        owner = owner_of(self._graph, self._graph.tensors[index])
+        home, shape = self._graph.tensors[owner], self._shape(owner)
         buffer = self._buffers.get(owner)
         if buffer is None or buffer.array.shape != shape:
-            _nbytes(shape, home.dtype, self.sizes)
+            tensor_bytes(shape, home.dtype, self.sizes)
         if buffer is None:
             buffer = self._buffers[owner] = OutputBuffer(shape, home.dtype, self._device)
         elif renew or buffer.array.shape != shape:
@@ -328,11 +240,11 @@ class DynamicRunner:
     def _bind(self, step: Bind) -> None:
         values = self.array(step.tensor).numpy().reshape(-1)
         value = int(values[step.element])
-        if not 0 <= value <= _MAX_ELEMENTS:
+        if not 0 <= value <= MAX_ELEMENTS:
             among = f" among {values.tolist()}" if len(values) > 1 else ""
             raise ArgumentError(
                 f"model {self._graph.name!r}: {step.source} computes the size {value}{among}; expected 0 to "
-                f"{_MAX_ELEMENTS}"
+                f"{MAX_ELEMENTS}"
             )
         self.sizes[step.name] = value
         self._note_sizes()
@@ -342,13 +254,31 @@ class DynamicRunner:
         if isinstance(step, IfStep):
             results = run_if(step, self._runners_of(step, step.graphs), self.read, self.sizes, record)
         else:
-            (runner,) = self._runners_of(step, (step.graph,))
-            results = run_loop(step, runner, self.read, self.sizes, self._device, self._empty, record)
+            compiled = None if record is not None else self._run_compiled(step)
+            results = self._run_loop(step, record) if compiled is None else compiled
         self._store_results(step.outputs, results, step.source)
+
+    def _run_loop(self, step: LoopStep, record: Record | None) -> list[Value]:
+        (runner,) = self._runners_of(step, (step.graph,))
+        return run_loop(step, runner, self.read, self.sizes, self._device, self._empty, record)
+
+    def _run_compiled(self, step: LoopStep) -> list[Value] | None:
+        """The results of a loop by its compiled function; None if it has none, or can't for these sizes."""
+        if step.entry is None:
+            return None
+        trips, begins = (self.array(i).numpy().item() for i in (step.trips, step.condition))
+        if trips <= 0 or not begins:
+            return None
+        loop = self._compiled_loops.get(id(step))
+        if loop is None:
+            entry = self._entry(step.entry, pointers=1)
+            loop = CompiledLoop(step, entry, self._context, self._params, self._device)
+            self._compiled_loops[id(step)] = loop
+        return loop.run(trips, [tensor_of(self.read(i)) for i in (*step.carried, *step.outside)], self.sizes)
 
     def _run_string_action(self, step: StringStep) -> list[Value]:
         """The results of a string operation; strings are passed as positions in the string table."""
-        action, string_table = TEXT_ACTIONS[step.action], self._string_table
+        action, string_table = HOST_ACTIONS[step.action], self._string_table
         arrays = [self.array(index).numpy() for index in step.inputs]
         values = [string_table.strings(x) if kind == "t" else x for x, kind in zip(arrays, action.takes, strict=True)]
         try:
@@ -370,10 +300,11 @@ class DynamicRunner:
                     f"model {self._graph.name!r}: {source} gives {result.dtype} of shape {result.shape}; "
                     f"expected {tensor.dtype} of shape {tensor.shape_text}"
                 )
-            for d, n in zip(tensor.shape, result.shape, strict=True):
-                if isinstance(d, str):
-                    self.sizes.setdefault(d, n)
-            wanted = tuple([evaluate(d, self.sizes) for d in tensor.shape])
+            if self._static_shapes[index] is None:
+                for d, n in zip(tensor.shape, result.shape, strict=True):
+                    if isinstance(d, str):
+                        self.sizes.setdefault(d, n)
+            wanted = self._shape(index)
             if wanted != result.shape:
                 raise ArgumentError(
                     f"model {self._graph.name!r}: {source} gives shape {result.shape}; expected {wanted}"
@@ -408,10 +339,6 @@ class DynamicRunner:
     # -- kernels
 
     def _run_nodes(self, step: RunNodes, record: Record | None) -> None:
-        entry = self._entries.get(step)
-        if entry is not None and record is None:
-            entry(*self._tables)
-            return
         nodes = self._graph.nodes[step.first : step.last]
 
         def submit() -> None:
@@ -457,15 +384,18 @@ class DynamicRunner:
             return self._inputs[int(tensor.place)] if tensor.storage == "input" else self._values[int(tensor.place)]
         if tensor.storage not in ("output", "own"):
             return self.array(index)
-        owner = _owner(self._graph, tensor)
+        owner = owner_of(self._graph, tensor)
         lent = self._buffers[owner].lend()
-        shape = tuple([evaluate(d, self.sizes) for d in tensor.shape])
-        return lent if owner == index else lent._create_view(shape, tensor.dtype)
+        return lent if owner == index else lent._create_view(self._shape(index), tensor.dtype)
+
+    def _shape(self, index: int) -> tuple[int, ...]:
+        """The shape of a tensor in this run."""
+        static = self._static_shapes[index]
+        return tuple([evaluate(d, self.sizes) for d in self._graph.tensors[index].shape]) if static is None else static
 
     def array(self, index: int) -> NDArray:
         """The array of a tensor of the graph in this run."""
-        tensor = self._graph.tensors[index]
-        shape = tuple([evaluate(d, self.sizes) for d in tensor.shape])
+        tensor, shape = self._graph.tensors[index], self._shape(index)
         if tensor.storage == "slot":
             stage, k = self._places[index]
             offset = int(stage.layout(self.sizes)[0][k])
@@ -479,9 +409,16 @@ class DynamicRunner:
         elif tensor.storage == "value":
             home = self._values[int(tensor.place)]
         else:
-            home = self._buffers[_owner(self._graph, tensor)].array
+            home = self._buffers[owner_of(self._graph, tensor)].array
         assert isinstance(home, NDArray), "kernels take no lists"
         return home if (home.shape, home.dtype) == (shape, tensor.dtype) else home._create_view(shape, tensor.dtype)
+
+    def buffer(self, position: int) -> OutputBuffer | None:
+        """The buffer of an output of the last run; None for one that aliases other memory, and for a sequence."""
+        index = self._graph.outputs[position]
+        tensor = self._graph.tensors[index]
+        is_own = (tensor.storage, tensor.place) == ("output", position) and not tensor.is_sequence
+        return self._buffers[index] if is_own else None
 
     def output(self, position: int) -> Any:
         """An output of the last run, owned by the caller; a copy where it aliases an input or a weight.
@@ -492,15 +429,21 @@ class DynamicRunner:
         tensor = self._graph.tensors[index]
         if tensor.is_sequence:
             return self._own_copies(self.read(index))
-        if (tensor.storage, tensor.place) == ("output", position):
-            return self._buffers[index].lend()
-        return self.array(index).copyto(self._device)
+        buffer = self.buffer(position)
+        return self.array(index).copyto(self._device) if buffer is None else buffer.lend()
 
     def _own_copies(self, value: Value) -> Any:
         """A sequence as a list of arrays that nothing else aliases."""
         if isinstance(value, NDArray):
             return value.copyto(self._device)
         return [self._own_copies(item) for item in value]
+
+    def flag(self, position: int) -> bool:
+        """A bool that is an output of the last run."""
+        index = self._graph.outputs[position]
+        if self._device.api.host_accessible:
+            return ctypes.c_bool.from_address(int(self._addresses[index])).value
+        return bool(self.array(index).numpy().reshape(-1)[0])
 
     def value(self, position: int) -> Value:
         """An output of the last run, read-only: not copied where it aliases an input or a weight."""

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 __all__ = [
-    "ArgumentError", "ArtifactError", "DeviceError", "ModuleError", "RegistryError", "RelaycError", "SizeMismatchError",
-]  # fmt: skip
+    "ArgumentError",
+    "ArtifactError",
+    "DeviceError",
+    "InternalError",
+    "ModuleError",
+    "RegistryError",
+    "RelaycError",
+    "SizeMismatchError",
+    "of_user",
+    "raise_if_foreign",
+]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class RelaycError(Exception):
@@ -33,3 +49,41 @@ class ModuleError(RelaycError, AttributeError):
 
 class RegistryError(RelaycError, LookupError):
     """A name is missing from a registry or is taken in it already."""
+
+
+class InternalError(RelaycError):
+    """A fault of this package while loading or running a model: an exception that it should not have raised."""
+
+
+def raise_if_foreign(
+    error: Exception, doing: str, own: type[Exception] = RelaycError, internal: type[Exception] = InternalError
+) -> None:
+    """Raise `internal` from `error` if that is an exception that no code of the package means to raise.
+
+    The last net, in the package's outermost functions, which say what they were `doing` and re-raise any other `error`:
+    the package's own (`own` and RelaycError), MemoryError, and what a function of the user raised (see `of_user`).
+    """
+    if isinstance(error, own | RelaycError | MemoryError) or getattr(error, _OF_USER, False):
+        return
+    notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+    raise internal(
+        f"{doing}: {type(error).__name__}: {error}{notes}\n  a fault of relayc, not of the model or its inputs; please "
+        "report it with the model and the traceback"
+    ) from error
+
+
+_OF_USER = "_raised_by_user"
+
+
+def of_user(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function of the user, called by the package: its exceptions reach the user as they are."""
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            setattr(error, _OF_USER, True)
+            raise
+
+    return call

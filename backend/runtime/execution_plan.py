@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from relayc.backend.runtime.fields import Record, damaged
+from relayc.backend.runtime.host_actions import HOST_ACTIONS
 from relayc.backend.runtime.regex import PatternError
 from relayc.backend.runtime.sizes import Size, read_size
-from relayc.backend.runtime.string_actions import TEXT_ACTIONS
 
 __all__ = [
     "SEQUENCE_ACTIONS",
@@ -76,7 +76,8 @@ class LoopStep:
     """Run `graph` at most `trips` times while the condition, initially `condition`, then its first output, is true.
 
     Its inputs are the iteration number, the condition, the loop-carried tensors, initially `carried`, and the captured
-    tensors `outside`; its outputs after the carried ones are stacked.
+    tensors `outside`; its outputs after the carried ones are stacked. `entry` names the compiled function of the loop,
+    if there is one (`backend.runtime.frames`), and `growing` the size variables whose values its iterations change.
     """
 
     trips: int
@@ -86,6 +87,8 @@ class LoopStep:
     graph: Any
     outputs: tuple[int, ...]
     source: str
+    entry: str | None = None
+    growing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class StringStep:
-    """Apply `action`, one of `TEXT_ACTIONS`, with its `settings` to the tensors `inputs`; `outputs` are its results.
+    """Apply `action`, one of `HOST_ACTIONS`, with its `settings` to the tensors `inputs`; `outputs` are its results.
 
     Strings are passed as positions in the executor's string table.
     """
@@ -149,7 +152,7 @@ def step_to_json(step: Step) -> dict[str, Any]:
     if isinstance(step, LoopStep):
         return {"step": "loop", "trips": step.trips, "condition": step.condition, "carried": list(step.carried),
                 "outside": list(step.outside), "graph": step.graph.to_json(), "outputs": list(step.outputs),
-                "source": step.source}  # fmt: skip
+                "source": step.source, "entry": step.entry, "growing": list(step.growing)}  # fmt: skip
     if isinstance(step, SequenceStep):
         return {"step": "list", "action": step.action, "inputs": list(step.inputs), "output": step.output,
                 "axis": step.axis, "new_axis": step.new_axis, "source": step.source}  # fmt: skip
@@ -207,9 +210,9 @@ def _list(record: Record, last: int) -> SequenceStep:
 def _text(record: Record, last: int) -> StringStep:
     record.only("step", "action", "inputs", "outputs", "settings", "source")
     name = record.get("action", str)
-    if name not in TEXT_ACTIONS:
-        raise damaged(f"{record.where}.action", name, f"one of {', '.join(TEXT_ACTIONS)}")
-    action, passed = TEXT_ACTIONS[name], record.record("settings")
+    if name not in HOST_ACTIONS:
+        raise damaged(f"{record.where}.action", name, f"one of {', '.join(HOST_ACTIONS)}")
+    action, passed = HOST_ACTIONS[name], record.record("settings")
     inputs, outputs = record.numbers("inputs", 0, last), record.numbers("outputs", 0, last)
     if (len(inputs), len(outputs)) != (len(action.takes), len(action.returns)):
         found, expected = f"{len(inputs)} to {len(outputs)} tensors", f"{len(action.takes)} to {len(action.returns)}"
@@ -237,11 +240,26 @@ def _control(record: Record, kind: str, last: int, read_graph: ReadGraph) -> Ste
         for branch, part in zip(branches, taken, strict=True):
             _check_counts(record, branch, len(part), len(outputs))
         return IfStep(condition, (branches[0], branches[1]), (taken[0], taken[1]), outputs, source)
-    record.only("step", "trips", "condition", "carried", "outside", "graph", "outputs", "source")
+    record.only("step", "trips", "condition", "carried", "outside", "graph", "outputs", "source", "entry", "growing")
     carried, outside = record.numbers("carried", 0, last), record.numbers("outside", 0, last)
     graph = read_graph(record.value.get("graph"), f"{record.where}.graph")
     _check_counts(record, graph, 2 + len(carried) + len(outside), 1 + len(outputs))
-    return LoopStep(record.number("trips", 0, last), condition, carried, outside, graph, outputs, source)
+    entry = None if record.value.get("entry") is None else record.get("entry", str)
+    if entry is not None and not _can_be_compiled(graph):
+        raise damaged(f"{record.where}.entry", entry, "no compiled function of a loop that the executor has to run")
+    growing = record.strings("growing") if "growing" in record.value else ()
+    if not set(growing) <= set(graph.sizes):
+        raise damaged(f"{record.where}.growing", list(growing), f"some of the sizes {list(graph.sizes)}")
+    trips = record.number("trips", 0, last)
+    return LoopStep(trips, condition, carried, outside, graph, outputs, source, entry, growing)
+
+
+def _can_be_compiled(graph: Any) -> bool:
+    """Does a body consist of kernels with entries, checks, branches and loops?"""
+    for step in graph.steps:
+        if isinstance(step, Bind | SequenceStep | StringStep) or (isinstance(step, RunNodes) and step.entry is None):
+            return False
+    return all(_can_be_compiled(inside) for inside, _ in graph.bodies())
 
 
 def _check_counts(record: Record, graph: Any, inputs: int, outputs: int) -> None:

@@ -34,7 +34,8 @@ from relayc.backend.runtime.execution_plan import (
     step_to_json,
 )
 from relayc.backend.runtime.fields import Record, damaged
-from relayc.backend.runtime.sizes import Size, is_static, read_shape, size_text
+from relayc.backend.runtime.metadata import ModelMetadata
+from relayc.backend.runtime.sizes import Size, extent, is_static, read_shape, size_text
 
 __all__ = ["GRAPH_VERSION", "Graph", "GraphKVCache", "GraphNode", "GraphTensor"]
 
@@ -151,6 +152,7 @@ class Graph:
     maps: Mapping[int, tuple[str | int, ...]] = field(default_factory=dict[int, tuple[str | int, ...]])
     """output position -> keys, for matrices whose rows are maps from the keys to elements (ONNX: ZipMap)"""
     caches: tuple[GraphKVCache, ...] = ()
+    metadata: ModelMetadata = field(default_factory=ModelMetadata)
 
     @property
     def is_dynamic(self) -> bool:
@@ -215,6 +217,7 @@ class Graph:
             **dynamic,
             **({} if self.strings is None else {"texts": self._strings_json(self.strings)}),
             **({"maps": [[position, list(keys)] for position, keys in self.maps.items()]} if self.maps else {}),
+            **({"metadata": self.metadata.to_json()} if self.metadata != ModelMetadata() else {}),
         }
 
     @staticmethod
@@ -227,7 +230,7 @@ class Graph:
         record = Record(value, where)
         record.only(
             "version", "name", "device", "target", "tensors", "nodes", "inputs", "outputs", "arena_bytes", "entry",
-            "sizes", "steps", "variants", "texts", "maps", "caches",
+            "sizes", "steps", "variants", "texts", "maps", "caches", "metadata",
         )  # fmt: skip
         version = record.number("version")
         if version != GRAPH_VERSION:
@@ -260,6 +263,8 @@ class Graph:
         _check_places(graph, where)
         _check_sequences(graph, where)
         graph = replace(graph, strings=_strings(graph, record), maps=_maps(graph, record))
+        if "metadata" in record.value:
+            graph = replace(graph, metadata=ModelMetadata.from_json(record.record("metadata")))
         variants = record.records("variants") if "variants" in record.value else []
         return replace(graph, variants=tuple([_variant(graph, item) for item in variants]))
 
@@ -330,7 +335,7 @@ def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTens
         if tensor.storage in ("arena", "param"):
             raise damaged(f"{record.where}.storage", pair, "storage that may hold dynamic shapes")
         return tensor
-    if tensor.nbytes > _MAX_BYTES:
+    if nbytes_of(dtype, extent(tensor.static_shape)) > _MAX_BYTES:
         raise damaged(f"{record.where}.shape", list(shape), f"a tensor of at most {_MAX_BYTES} bytes")
     if tensor.storage == "arena" and not 0 <= int(tensor.place) <= arena_bytes - tensor.span_bytes:
         raise damaged(f"{record.where}.storage", pair, f"{tensor.span_bytes} bytes inside an arena of {arena_bytes}")
@@ -363,8 +368,11 @@ def _check_places(graph: Graph, where: str) -> None:
     names = [graph.tensors[index].name for index in graph.inputs]
     if len(set(names)) != len(names):
         raise damaged(f"{where}.inputs", names, "distinct names")
+    kinds = ("input", "output", "param", *(("slot", "value", "own") if graph.is_dynamic else ("arena",)))
     for index, tensor in enumerate(graph.tensors):
         count = len(graph.tensors)
+        if tensor.storage not in kinds:
+            raise damaged(f"{where}.tensors[{index}].storage", tensor.storage, f"among {', '.join(kinds)}")
         ranks = {"input": len(graph.inputs), "output": len(graph.outputs), "own": count, "value": count}
         rank = ranks.get(tensor.storage)
         if rank is not None and not (isinstance(tensor.place, int) and 0 <= tensor.place < rank):

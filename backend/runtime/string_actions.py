@@ -7,32 +7,22 @@ semantics of the operators of `relay.op.strings`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.host_action import HostAction, Prepared, Settings
 from relayc.backend.runtime.regex import Pattern
 from relayc.backend.runtime.strings import Strings
 
-__all__ = ["TEXT_ACTIONS", "Prepared", "Settings", "StringAction", "prepared"]
+__all__ = ["STRING_ACTIONS"]
 
 Array = np.ndarray[Any, Any]
-Settings = Mapping[str, Any]
-Prepared = Callable[..., tuple[Array, ...]]
 
 _START, _END = "\x02", "\x03"
 """Start and end markers of the tokenizer."""
-
-
-def prepared(action: str, settings: Settings) -> Prepared:
-    """Bind an action to its settings: a function from arrays to a tuple of arrays.
-
-    The function raises `ArgumentError` for invalid strings.
-    """
-    return TEXT_ACTIONS[action].prepare(settings)
 
 
 def _each(x: Array, function: Callable[[Any], Any]) -> Strings:
@@ -198,27 +188,17 @@ def _rank(settings: Settings) -> Prepared:
     return rank
 
 
-@dataclass(frozen=True, slots=True)
-class StringAction:
-    """Signature of an action, "t" for strings and "n" for numbers, and the types of its settings."""
-
-    prepare: Callable[[Settings], Prepared]
-    takes: str
-    returns: str
-    settings: Mapping[str, type] = field(default_factory=dict[str, type])
-
-
 _TOKENIZE = {"separators": tuple, "token": str, "mark": bool, "least": int, "fill": str}
 
-TEXT_ACTIONS: dict[str, StringAction] = {
-    "concat": StringAction(_concat, "tt", "t"),
-    "format": StringAction(_format, "n", "t", {"digits": int}),
-    "full_match": StringAction(_full_match, "t", "n", {"expression": str}),
-    "index": StringAction(_index, "t", "n", {"table": tuple}),
-    "normalize": StringAction(_normalize, "t", "t", {"case": str, "is_case_sensitive": bool, "stop_words": tuple}),
-    "parse": StringAction(_parse, "t", "n", {"dtype": str}),
-    "rank": StringAction(_rank, "t", "n"),
-    "split": StringAction(_split, "t", "tn", {"delimiter": str, "most": int}),
-    "tokenize": StringAction(_tokenize, "t", "t", _TOKENIZE),
+STRING_ACTIONS: dict[str, HostAction] = {
+    "concat": HostAction(_concat, "tt", "t"),
+    "format": HostAction(_format, "n", "t", {"digits": int}),
+    "full_match": HostAction(_full_match, "t", "n", {"expression": str}),
+    "index": HostAction(_index, "t", "n", {"table": tuple}),
+    "normalize": HostAction(_normalize, "t", "t", {"case": str, "is_case_sensitive": bool, "stop_words": tuple}),
+    "parse": HostAction(_parse, "t", "n", {"dtype": str}),
+    "rank": HostAction(_rank, "t", "n"),
+    "split": HostAction(_split, "t", "tn", {"delimiter": str, "most": int}),
+    "tokenize": HostAction(_tokenize, "t", "t", _TOKENIZE),
 }
-"""Actions by name. A setting of type tuple holds strings."""
+"""Actions by name."""

@@ -7,7 +7,6 @@ fractional CPU of the quota is not used: its thread would be throttled and delay
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 from collections import deque
@@ -16,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+from relayc.backend.runtime.checks import positive
 from relayc.backend.runtime.errors import ArgumentError
 from relayc.backend.runtime.registry import get_global_func
 
@@ -48,15 +48,8 @@ def num_threads(requested: int | None = None) -> int:
 
     Raises `ArgumentError` for a request or a `RELAYC_NUM_THREADS` that is not a positive integer.
     """
-    counts = [available_cpus()]
-    variable = os.environ.get(_VARIABLE)
-    if variable is not None:
-        counts.append(_positive(variable, f"environment variable {_VARIABLE}"))
-    if _limit is not None:
-        counts.append(_limit)
-    if requested is not None:
-        counts.append(_positive(requested, "num_threads"))
-    return min(counts)
+    asked = None if requested is None else positive(requested, "num_threads")
+    return min([limit for limit in (available_cpus(), _variable_limit(), _limit, asked) if limit is not None])
 
 
 def set_num_threads(count: int | None) -> None:
@@ -65,7 +58,7 @@ def set_num_threads(count: int | None) -> None:
     Raises `ArgumentError` for a count that is not a positive integer.
     """
     global _limit, _version  # noqa: PLW0603 - a setting of the process
-    _limit = None if count is None else _positive(count, "set_num_threads")
+    _limit = None if count is None else positive(count, "set_num_threads")
     _version += 1
 
 
@@ -166,11 +159,12 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _positive(value: int | str, what: str) -> int:
+def _variable_limit() -> int | None:
+    """The limit that the environment sets."""
+    text = os.environ.get(_VARIABLE)
+    if text is None:
+        return None
     try:
-        count = int(value) if isinstance(value, str) else operator.index(value)
-    except (TypeError, ValueError):
-        count = 0
-    if count < 1:
-        raise ArgumentError(f"{what} is {value!r}; expected a positive integer")
-    return count
+        return positive(int(text), "its value")
+    except ValueError as error:
+        raise ArgumentError(f"environment variable {_VARIABLE} is {text!r}; expected a positive integer") from error

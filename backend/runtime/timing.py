@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from relayc.backend.runtime.checks import positive
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.errors import ArgumentError
 
 __all__ = ["BenchmarkResult", "measure"]
 
@@ -67,10 +67,8 @@ def measure(
     `number` grows until a repeat lasts `min_repeat_ms`. After every `repeats_to_cooldown` repeats there is a pause of
     `cooldown_interval_ms`. Raises `ArgumentError` for counts below 1.
     """
-    if number < 1 or repeat < 1 or repeats_to_cooldown < 1:
-        raise ArgumentError(
-            f"number={number}, repeat={repeat}, repeats_to_cooldown={repeats_to_cooldown}: expected 1 or more of each"
-        )
+    number, repeat = positive(number, "number"), positive(repeat, "repeat")
+    positive(repeats_to_cooldown, "repeats_to_cooldown")
     _timed(call, devices, 1)
     results: list[float] = []
     for index in range(repeat):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -19,17 +17,13 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from relayc.backend.runtime import RelaycError
 from relayc.frontends.cli.options import UsageError
+from relayc.frontends.cli.plain import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Latency, failure
 
 __all__ = ["Progress", "Steps", "err", "guarded", "out", "print_latency", "print_top", "settings"]
 
 out = Console(highlight=False, markup=False)  # names of files and tensors may hold brackets
 err = Console(stderr=True, highlight=False, markup=False)
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -46,7 +40,7 @@ settings = Settings()
 
 
 def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Print known errors as one block on stderr and set the exit code: 1 failed, 2 wrong usage, 130 interrupted."""
+    """Print errors as one block on stderr and set the exit code: 1 failed, 2 wrong usage, 130 interrupted."""
 
     @wraps(command)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -58,22 +52,15 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
         except KeyboardInterrupt:
             err.print("interrupted")
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        except BrokenPipeError:
+        except (BrokenPipeError, typer.Exit):
             raise  # whoever read the output has enough of it; the command line's frame ends quietly
-        except _failures() as error:
+        except Exception as error:
             if settings.traceback:
                 raise
-            _report(type(error).__name__, "\n".join([str(error), *getattr(error, "__notes__", [])]))
+            _report(*failure(error))
             raise typer.Exit(EXIT_FAILED) from error
 
     return run
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    """Exceptions that are reported without a traceback; the compiler's are included if it is loaded."""
-    compiler = sys.modules.get("relayc.te.errors")
-    own = () if compiler is None else (compiler.CompileError,)
-    return (*own, RelaycError, OSError, MemoryError)
 
 
 def _report(kind: str, text: str) -> None:
@@ -134,7 +121,8 @@ def print_top(name: str, values: np.ndarray, count: int) -> None:
 
 def print_latency(seconds: Sequence[float], threads: int) -> None:
     """Print median, 10th and 90th percentile of the run time in milliseconds."""
-    low, median, high = (float(v) * 1e3 for v in np.percentile(seconds, [10, 50, 90]))
+    latency = Latency.of(seconds)
     table = Table("median (ms)", "p10 (ms)", "p90 (ms)", "runs", "threads")
-    table.add_row(f"{median:.3f}", f"{low:.3f}", f"{high:.3f}", str(len(seconds)), str(threads))
+    figures = [f"{value:.3f}" for value in (latency.median, latency.p10, latency.p90)]
+    table.add_row(*figures, str(len(seconds)), str(threads))
     out.print(table)

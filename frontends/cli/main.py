@@ -1,4 +1,4 @@
-"""The `relayc` command: compile, run, bench, profile, tune, show and verify models."""
+"""The `relayc` command: compile, run, bench, profile, tune, show, verify and sign models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relayc.backend.runtime.roofline import roofline_svg
 from relayc.frontends.cli.console import Steps, err, guarded, out, print_latency, print_top, settings
 from relayc.frontends.cli.inputs import results_of, set_inputs
 from relayc.frontends.cli.kernels import code_module, kernel_lines
-from relayc.frontends.cli.models import executor_for, is_onnx, open_model
+from relayc.frontends.cli.models import open_model
 from relayc.frontends.cli.options import (
     Build,
     Form,
@@ -23,6 +23,7 @@ from relayc.frontends.cli.options import (
     parse_shapes,
     write_archive,
 )
+from relayc.frontends.cli.plain import executor_for, is_onnx, output_line
 
 __all__ = ["app"]
 
@@ -148,7 +149,7 @@ def run(
     executor.run()
     results = results_of(executor, compiled)
     for name, value in results.items():
-        out.print(f"{name}: {'string' if value.dtype.kind == 'U' else value.dtype}{list(value.shape)}")
+        out.print(output_line(name, value))
         if print_count:
             print_top(name, value, print_count)
     if output is not None:
@@ -317,6 +318,25 @@ def verify(
     shapes = parse_shapes(shape or [])
     if not check(model, inputs, fill, seed, shapes, against, target, opt_level, tolerance, listed):
         raise typer.Exit(1)
+
+
+@app.command()
+@guarded
+def sign(
+    artifact: Annotated[Path, typer.Argument(help="an artifact that `relayc compile` wrote")],
+    key: Annotated[Path, typer.Option("--key", help="PEM file of an Ed25519 key: private, with --check public")],
+    check: Annotated[bool, typer.Option("--check", help="check that the artifact was signed with this key")] = False,
+) -> None:
+    """Sign an artifact, or check its signature, which is beside it in artifact.sig.
+
+    Example: relayc sign model.relayc --key private.pem, and relayc sign model.relayc --check --key public.pem, which
+    prints the SHA-256 that load_model takes as expect_sha256. Exit code 1 when the signature is another's.
+    """
+    signing = import_module("relayc.backend.runtime.signing")
+    if check:
+        out.print(f"{signing.check_signature(artifact, key)}  {artifact}", soft_wrap=True)
+    else:
+        out.print(f"wrote {signing.sign_artifact(artifact, key)}", soft_wrap=True)
 
 
 @app.command()

@@ -5,18 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from relayc.backend.runtime import device, load_model
+from relayc.backend.runtime import load_model
 from relayc.backend.runtime.artifact import CompiledModel
-from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.frontends.cli.console import Steps
 from relayc.frontends.cli.options import Build
+from relayc.frontends.cli.plain import is_onnx
 
-__all__ = ["executor_for", "is_onnx", "open_model"]
-
-
-def is_onnx(path: Path) -> bool:
-    """Is this an ONNX model, by its suffix? Everything else is taken for an artifact."""
-    return path.suffix.lower() in (".onnx", ".pb")
+__all__ = ["open_model"]
 
 
 def open_model(path: Path, how: Build, steps: Steps) -> CompiledModel:
@@ -26,11 +21,3 @@ def open_model(path: Path, how: Build, steps: Steps) -> CompiledModel:
         return compiler.compile_onnx(path, how, steps)
     with steps.step("load"):
         return load_model(path)
-
-
-def executor_for(model: CompiledModel, where: str | None, threads: int | None) -> GraphModule:
-    """An executor of `model` on device `where`, "cpu" or "cuda:0"; by default on the kind it was compiled for.
-
-    Raises DeviceError when there is no such device, saying why.
-    """
-    return GraphModule(model["default"](device(model.graph.device if where is None else where)), threads)

@@ -7,18 +7,25 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from relayc.backend.runtime import RelaycError, device, load_model
+from relayc.backend.runtime import load_model
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.frontends.cli.inputs import results_of, set_inputs
 from relayc.frontends.cli.options import UsageError, check_writable, write_archive
+from relayc.frontends.cli.plain import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    Latency,
+    executor_for,
+    failure,
+    is_onnx,
+    output_line,
+)
 
 __all__ = ["main"]
 
@@ -29,23 +36,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command of `arguments`, by default the process's; returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        compiled, executor = _opened(options)
+        if is_onnx(options.model):
+            raise UsageError(f"{options.model}: expected an artifact; {_COMPILER}")
+        compiled = load_model(options.model)
+        executor = executor_for(compiled, options.device, options.threads)
         set_inputs(executor, options.input, options.fill, options.seed, options.shape)
         if options.command == "bench":
             _bench(executor, options.repeat, options.number)
         else:
             _run(executor, compiled, options.output)
     except UsageError as error:
-        return _failed(error, 2)
-    except (RelaycError, OSError, MemoryError) as error:
-        return _failed(error, 1)
+        return _failed("usage", str(error), EXIT_USAGE)
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if options.traceback:
+            raise
+        return _failed(*failure(error), EXIT_FAILED)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="relayc", description=f"Run compiled models ({_COMPILER}).")
+    parser.add_argument("--traceback", action="store_true", help="on an error, show the Python traceback")
     commands = parser.add_subparsers(dest="command", required=True, metavar="{run,bench}")
     for name, text in (("run", "run an artifact once"), ("bench", "measure its latency")):
         command = commands.add_parser(name, help=text)
@@ -64,31 +77,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _opened(options: argparse.Namespace) -> tuple[CompiledModel, GraphModule]:
-    if options.model.suffix.lower() in (".onnx", ".pb"):
-        raise UsageError(f"{options.model}: expected an artifact; {_COMPILER}")
-    compiled = load_model(options.model)
-    where = device(compiled.graph.device if options.device is None else options.device)
-    return compiled, GraphModule(compiled["default"](where), options.threads)
-
-
 def _run(executor: GraphModule, compiled: CompiledModel, output: Path | None) -> None:
     check_writable(output)
     executor.run()
     results = results_of(executor, compiled)
     for name, value in results.items():
-        print(f"{name}: {'string' if value.dtype.kind == 'U' else value.dtype}{list(value.shape)}")
+        print(output_line(name, value))
     if output is not None:
         write_archive(output, results)
 
 
 def _bench(executor: GraphModule, repeat: int, number: int) -> None:
     seconds = executor.benchmark(repeat=repeat, number=number).results
-    low, median, high = (float(v) * 1e3 for v in np.percentile(seconds, [10, 50, 90]))
-    print(f"median {median:.3f} ms, p10 {low:.3f} ms, p90 {high:.3f} ms, {len(seconds)} runs, "
+    latency = Latency.of(seconds)
+    print(f"median {latency.median:.3f} ms, p10 {latency.p10:.3f} ms, p90 {latency.p90:.3f} ms, {len(seconds)} runs, "
           f"{executor.num_threads} threads")  # fmt: skip
 
 
-def _failed(error: Exception, code: int) -> int:
-    print(f"error: {type(error).__name__}\n{error}", file=sys.stderr)
+def _failed(kind: str, text: str, code: int) -> int:
+    print(f"error: {kind}\n{text}", file=sys.stderr)
     return code

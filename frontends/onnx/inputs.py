@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
+import numpy as np
 from onnx import GraphProto, ValueInfoProto
 
+from relayc.backend.runtime.checks import as_integer
+from relayc.backend.runtime.metadata import DeclaredShape
 from relayc.frontends.onnx.errors import fault, unsupported
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.tensors import check_shape, dtype_name
@@ -15,7 +17,7 @@ from relayc.relay.type import MAX_RANK, TensorType
 from relayc.te.dtype import dtype as parse_dtype
 from relayc.te.tir import Dim, Var
 
-__all__ = ["DtypeOverride", "ShapeOverride", "input_types", "shapes_passed"]
+__all__ = ["DtypeOverride", "ShapeOverride", "declared_shape", "graph_inputs", "input_types", "shapes_passed"]
 
 _NO_NAMES = frozenset({"", "?", "-1", "None"})
 """What exporters write for dimensions without a name: Paddle writes "?" for all of them."""
@@ -49,19 +51,33 @@ def shapes_passed(shape: Any, where: str) -> dict[str, Any]:
         return {}
     if not isinstance(shape, Mapping):
         raise fault(where, f"shape= is {shape!r}", expected="a dictionary such as {'x': (1, 3, 224, 224), 'batch': 8}")
-    return {name: _shape_passed(passed, name, where) for name, passed in shape.items()}
+    found: dict[str, Any] = {}
+    for name, passed in shape.items():
+        try:
+            found[name] = _shape_passed(passed)
+        except TypeError as error:
+            expected = "numbers, names of sizes, or None"
+            raise fault(where, f"shape={{{name!r}: {passed!r}}}: {error}", expected=expected) from error
+    return found
 
 
-def _shape_passed(passed: Any, name: str, where: str) -> Any:
-    """Normalise a size or a shape; lists of shapes and None are unchanged."""
-    if isinstance(passed, Integral):
-        return int(passed)
-    if not isinstance(passed, list | tuple) or any(isinstance(d, list | tuple) for d in passed):
-        return passed
-    for d in passed:
-        if d is not None and not isinstance(d, Integral | str | Var):
-            raise fault(where, f"shape={{{name!r}: {passed!r}}}", expected="numbers, names of sizes, or None")
-    return type(passed)([int(d) if isinstance(d, Integral) else d for d in passed])
+def _shape_passed(passed: Any) -> Any:
+    """Normalise a size, a shape, or a list of shapes for a sequence; None is unchanged. Raises TypeError."""
+    if isinstance(passed, list | tuple | np.ndarray):
+        parts = [d if isinstance(d, str) else _shape_passed(d) for d in passed]
+        return parts if isinstance(passed, list) else tuple(parts)
+    number = as_integer(passed)
+    if number is None and passed is not None and not isinstance(passed, Var):
+        raise TypeError(f"{passed!r} is no size")
+    return passed if number is None else number
+
+
+def _dtypes_passed(dtype: Any, where: str) -> str | Mapping[str, str] | None:
+    """The user's element types. Raises `OnnxImportError` for anything but names of types."""
+    names = dtype.values() if isinstance(dtype, Mapping) else () if dtype is None else (dtype,)
+    if not all(isinstance(name, str) for name in names):
+        raise fault(where, f"dtype= is {dtype!r}", expected="'float16', or a dictionary such as {'x': 'float16'}")
+    return dtype
 
 
 class _Inputs:
@@ -75,7 +91,7 @@ class _Inputs:
     ) -> None:
         self.inputs, self.where, self.table = inputs, where, table
         self.shape = shape
-        self.dtype = dtype
+        self.dtype = _dtypes_passed(dtype, where)
         self.sizes: dict[str, int] = {}
         self.declared = {value.name: self._declared(value) for value in inputs}
 
@@ -85,24 +101,15 @@ class _Inputs:
             self._fix_sizes(name, dims)
         return {value.name: self._type(value) for value in self.inputs}
 
-    def _declared(self, value: ValueInfoProto) -> list[int | str | None] | None:
-        """The declared dimensions: sizes, names, or None; None for an unknown rank."""
+    def _declared(self, value: ValueInfoProto) -> DeclaredShape | None:
         where = f"{self.where}: input {value.name!r}"
         if not value.type.HasField("tensor_type"):
             kind = value.type.WhichOneof("value")
             if kind is None:
                 raise fault(where, "it has no type", expected="a tensor type")
             raise unsupported(where, f"inputs of kind {kind} are not supported", missing=kind.removesuffix("_type"))
-        tensor = value.type.tensor_type
-        if not tensor.HasField("shape"):
-            return None
-        dims: list[int | str | None] = []
-        for dim in tensor.shape.dim:
-            if dim.HasField("dim_value") and dim.dim_value >= 0:
-                dims.append(dim.dim_value)
-            else:
-                dims.append(None if dim.dim_param in _NO_NAMES else dim.dim_param)
-        return dims
+        declared = declared_shape(value)
+        return None if declared is None else tuple([None if d in _NO_NAMES else d for d in declared])
 
     def _check_names(self) -> None:
         symbols = {d for dims in self.declared.values() if dims is not None for d in dims if isinstance(d, str)}
@@ -122,7 +129,7 @@ class _Inputs:
                         self.where, f"dtype= names {name!r}, which is no input", expected=f"names among {known}"
                     )
 
-    def _fix_sizes(self, name: str, dims: list[int | str | None] | None) -> None:
+    def _fix_sizes(self, name: str, dims: DeclaredShape | None) -> None:
         """Record the sizes of named dimensions that the user's shape of an input fixes."""
         passed = self.shape.get(name)
         if passed is None or isinstance(passed, int):
@@ -148,7 +155,7 @@ class _Inputs:
         dims, passed = self.declared[value.name], self.shape.get(value.name)
         if isinstance(passed, Sequence):
             names = [g.name if isinstance(g, Var) else g for g in passed]
-            dims = [d if g is None else g for g, d in zip(names, dims or [None] * len(passed), strict=True)]
+            dims = tuple([d if g is None else g for g, d in zip(names, dims or [None] * len(passed), strict=True)])
         if dims is None:
             raise fault(
                 where,
@@ -185,6 +192,17 @@ class _Inputs:
 
 def _shape_text(dims: Sequence[int | str | None]) -> str:
     return "(" + ", ".join("?" if d is None else str(d) for d in dims) + ")"
+
+
+def declared_shape(value: ValueInfoProto) -> DeclaredShape | None:
+    """The declared dimensions of a tensor; None for an unknown rank, and for what is no tensor."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return tuple([
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
+        for dim in tensor.shape.dim
+    ])  # fmt: skip
 
 
 def graph_inputs(graph: GraphProto, passed: Container[str] = ()) -> list[ValueInfoProto]:

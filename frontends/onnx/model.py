@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 from onnx import FunctionProto, GraphProto, ModelProto
 
+from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
-from relayc.frontends.onnx.model_file import RawData, read_model
+from relayc.frontends.onnx.metadata import metadata_of
+from relayc.frontends.onnx.model_file import read_message, read_model
+from relayc.frontends.onnx.names import with_names_as_text
+from relayc.frontends.onnx.tensors import message_weights
+from relayc.frontends.onnx.weights import RawData
 
 __all__ = ["NEWEST_OPSET", "Model", "load", "opset_table"]
 
@@ -33,7 +38,7 @@ class Model:
     """A parsed model: its graph, versions by domain (the default domain is ``""``), local functions and folders.
 
     `folders` may hold external data: the folder of the model file and, where that is a symbolic link, its target's.
-    `raw_data` has the bytes of initializers of the graph that were read apart from the message.
+    `raw_data` has the bytes of initializers of the graph that were read apart from the message, or stay in it.
     """
 
     name: str
@@ -41,7 +46,8 @@ class Model:
     opsets: Mapping[str, int]
     functions: Mapping[FunctionKey, FunctionProto]
     folders: tuple[Path, ...]
-    raw_data: RawData = field(default_factory=dict)
+    raw_data: RawData
+    metadata: ModelMetadata
 
 
 def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]) -> Model:
@@ -50,9 +56,10 @@ def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[
     Raises `OnnxImportError` for anything that is not a whole ONNX model.
     """
     if isinstance(model, ModelProto):
-        return _checked(model, model.graph.name or "model", ())
+        model = with_names_as_text(model)
+        return _checked(model, model.graph.name or "model", (), message_weights(model))
     if isinstance(model, bytes | bytearray | memoryview):
-        return _checked(_parse(bytes(model), "model"), "model", ())
+        return _from_bytes(bytes(model), "model")
     if not isinstance(model, (str, os.PathLike)):
         raise OnnxImportError(
             f"from_onnx got a {type(model).__name__}; expected a path, a ModelProto or the bytes of a model file"
@@ -69,13 +76,12 @@ def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[
     return _checked(proto, path.name, folders, raw_data)
 
 
-def _parse(data: bytes, where: str) -> ModelProto:
-    proto = ModelProto()
+def _from_bytes(data: bytes, where: str) -> Model:
     try:
-        proto.ParseFromString(data)
+        proto, raw_data = read_message(data)
     except (DecodeError, ValueError, RecursionError) as error:
         raise _no_model(where, len(data), error) from error
-    return proto
+    return _checked(with_names_as_text(proto), where, (), raw_data)
 
 
 def _is_pointer(path: Path) -> bool:
@@ -95,7 +101,7 @@ def _no_model(where: str, size: int, error: Exception, is_pointer: bool = False)
     )
 
 
-def _checked(proto: ModelProto, name: str, folders: tuple[Path, ...], raw_data: RawData | None = None) -> Model:
+def _checked(proto: ModelProto, name: str, folders: tuple[Path, ...], raw_data: RawData) -> Model:
     if not proto.HasField("graph") or proto.ir_version < 1:
         raise fault(
             name,
@@ -116,7 +122,7 @@ def _checked(proto: ModelProto, name: str, folders: tuple[Path, ...], raw_data: 
         if key in functions:
             raise fault(name, f"two local functions are named {function.domain}::{function.name}")
         functions[key] = function
-    return Model(name, proto.graph, opsets, functions, folders, raw_data or {})
+    return Model(name, proto.graph, opsets, functions, folders, raw_data, metadata_of(proto))
 
 
 def _domain(name: str) -> str:

@@ -1,17 +1,18 @@
-"""Reading a model file with its weights apart, so that each byte of a weight is copied once, on several threads.
+"""Parsing a model with its weights apart, so that each byte of a weight is copied once, on several threads.
 
 Parsing the whole file as one message would copy the weights three times (into bytes, into the message, out of it), each
 time into fresh memory, and dominate the import time. So the encoded message is walked down to the initializers of the
 main graph; protobuf parses it with large `raw_data` left empty, and these bytes are read directly to their final place.
-In large files, large weights stay in the file until they are needed. A file with an unusual layout is parsed whole, so
-that protobuf defines its meaning and reports its faults.
+In large models, large weights stay in the file, or in the bytes, until they are needed. A
+model with an unusual layout is parsed whole, so that protobuf defines its meaning and reports its faults.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, overload
@@ -20,68 +21,16 @@ import numpy as np
 from onnx import ModelProto
 
 from relayc.backend.runtime.threads import in_threads
-from relayc.frontends.onnx.errors import fault
+from relayc.frontends.onnx.names import with_names_as_text
+from relayc.frontends.onnx.weights import RawData, StoredBytes, WeightBytes, WeightFile, WeightSource
 from relayc.relay.arrays import Arena
 
-__all__ = ["RawData", "StoredBytes", "WeightFile", "read_model"]
+__all__ = ["LARGE", "MANY", "STORED", "read_message", "read_model"]
 
 STORED = 1 << 20
-"""Smallest weight in bytes that may stay in its file."""
-_MANY = 64 << 20
-"""Total bytes of a file's weights from which on they stay in it; fewer are read eagerly, on several threads."""
-
-
-class WeightFile:
-    """An open file with weights, closed with its last reference. It must not change."""
-
-    def __init__(self, name: str, descriptor: int) -> None:
-        self._name, self._descriptor = name, descriptor
-        self._state = self._current_state()
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
-
-    def _current_state(self) -> tuple[int, int]:
-        found = os.fstat(self._descriptor)
-        return found.st_size, found.st_mtime_ns
-
-    def read(self, begin: int, into: np.ndarray) -> None:
-        """Fill a C-contiguous array with the bytes from `begin` on. Raises OnnxImportError if the file was changed."""
-        data = into.reshape(-1).view(np.uint8)
-
-        def read(at: int) -> None:
-            _read_into(self._descriptor, data[at : at + _READ_AT_ONCE], begin + at)
-
-        try:
-            in_threads(read, range(0, len(data), _READ_AT_ONCE), len(data))
-            if self._current_state() != self._state:
-                raise OSError(0, "it was changed")
-        except OSError as error:
-            problem = f"weights can't be read from the file any more: {error.strerror}"
-            raise fault(self._name, problem, remedy="import the model again") from error
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBytes:
-    """`size` bytes at `begin` of a file."""
-
-    file: WeightFile
-    begin: int
-    size: int
-
-    def read(self) -> np.ndarray:
-        """The bytes: uint8[size]."""
-        data = np.empty(self.size, np.uint8)
-        self.file.read(self.begin, data)
-        return data
-
-    def fill(self, array: np.ndarray, start: int = 0) -> None:
-        """Read the elements from `start` on into a C-contiguous array."""
-        self.file.read(self.begin + start * array.itemsize, array)
-
-
-RawData = dict[str, np.ndarray | StoredBytes]
-"""The bytes (uint8) of initializers of the main graph, by name."""
+"""Smallest weight in bytes that may stay in its file or message."""
+MANY = 64 << 20
+"""Total bytes of a model's weights from which on they stay there; fewer are read eagerly, on several threads."""
 
 LARGE = 1 << 14
 """Smallest tensor data in bytes that is read apart from the message."""
@@ -89,7 +38,6 @@ LARGE = 1 << 14
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA = 7, 5, 9  # field numbers in onnx.proto
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
-_READ_AT_ONCE = 4 << 20
 _WALKED_AT_ONCE = 4 << 10
 
 
@@ -122,26 +70,46 @@ def read_model(path: Path) -> tuple[ModelProto, RawData]:
     Raises OSError if the file can't be read or is no regular file, DecodeError if it is not a valid message.
     """
     with open(path, "rb", opener=_open_regular) as file:
-        whole = WeightFile(path.name, os.dup(file.fileno()))
-        stripped = _strip_file(file.fileno())
-        proto = ModelProto()
-        if stripped is None:
-            proto.ParseFromString(file.read())
-            return proto, {}
+        descriptor = file.fileno()
+        source = WeightFile(path.name, os.dup(descriptor))
+        return _split(_FileBytes(descriptor), os.fstat(descriptor).st_size, source, file.read)
+
+
+def read_message(data: bytes) -> tuple[ModelProto, RawData]:
+    """Parse the bytes of a file as `read_model` does. Raises DecodeError if they are not a valid message."""
+    return _split(data, len(data), WeightBytes(data), lambda: data)
+
+
+def _split(data: _Encoded, size: int, source: WeightSource, whole: Callable[[], bytes]) -> tuple[ModelProto, RawData]:
+    """Parse `size` bytes of an encoded message, which `source` and `whole` read too."""
+    proto = ModelProto()
+    stripped = _strip(data, size)
+    if stripped is not None:
         proto.ParseFromString(stripped.message)
+        proto = with_names_as_text(proto)
         names = [tensor.name for tensor in proto.graph.initializer]
-        if len(set(names)) < len(names):  # duplicates are left to the importer's error
-            file.seek(0)
-            proto.ParseFromString(file.read())
-            return proto, {}
-        places = {names[index]: place for index, place in stripped.places.items()}
-        many = sum([stop - start for start, stop in places.values()]) >= _MANY
-        stored = [name for name, (start, stop) in places.items() if many and stop - start >= STORED]
-        weights: RawData = {}
-        for name in stored:
-            start, stop = places.pop(name)
-            weights[name] = StoredBytes(whole, start, stop - start)
-        return proto, {**weights, **_read_all(file.fileno(), places)}
+        if len(set(names)) == len(names):  # duplicates are left to the importer's error
+            places = {names[index]: place for index, place in stripped.places.items()}
+            return proto, _raw_data_at(places, source)
+    proto.ParseFromString(whole())
+    return with_names_as_text(proto), {}
+
+
+def _raw_data_at(places: dict[str, tuple[int, int]], source: WeightSource) -> RawData:
+    """The data at some places of a source: if it is much, large tensors are read later."""
+    sizes = {name: stop - start for name, (start, stop) in places.items()}
+    least = STORED if sum(sizes.values()) >= MANY else math.inf
+    stored = {name: StoredBytes(source, start, sizes[name]) for name, (start, _) in places.items()}
+    eager = sum([size for size in sizes.values() if size < least])
+    arena, pieces, data = Arena(eager), list[tuple[int, np.ndarray]](), dict[str, np.ndarray]()
+    for name, place in stored.items():
+        if place.size < least:
+            data[name] = arena.empty((place.size,), np.dtype(np.uint8))
+            pieces += place.pieces(data[name])
+    in_threads(lambda piece: source.read(*piece), pieces, eager)
+    for array in data.values():
+        array.flags.writeable = False
+    return {**stored, **data}
 
 
 def _open_regular(path: str, flags: int) -> int:
@@ -153,12 +121,10 @@ def _open_regular(path: str, flags: int) -> int:
     return descriptor
 
 
-def _strip_file(descriptor: int) -> _Stripped | None:
-    size = os.fstat(descriptor).st_size
-    if size < LARGE:
-        return None
+def _strip(data: _Encoded, size: int) -> _Stripped | None:
+    """The message without its weights; None if it is small, or is to be parsed whole."""
     try:
-        return _strip_model(_FileBytes(descriptor), size)
+        return None if size < LARGE else _strip_model(data, size)
     except _NotSplittable:
         return None
 
@@ -193,7 +159,10 @@ class _FileBytes:
         return found
 
 
-def _strip_model(data: _FileBytes, size: int) -> _Stripped:
+_Encoded = _FileBytes | bytes
+
+
+def _strip_model(data: _Encoded, size: int) -> _Stripped:
     graphs = [f for f in _fields(data, 0, size) if f.number == _MODEL_GRAPH]
     if len(graphs) != 1 or graphs[0].wire_type != _BYTES:
         raise _NotSplittable
@@ -204,7 +173,7 @@ def _strip_model(data: _FileBytes, size: int) -> _Stripped:
     return inner
 
 
-def _strip_graph(data: _FileBytes, graph: _Field) -> _Stripped:
+def _strip_graph(data: _Encoded, graph: _Field) -> _Stripped:
     pieces: list[bytes] = []
     places: dict[int, tuple[int, int]] = {}
     kept, number = graph.payload, 0
@@ -221,7 +190,7 @@ def _strip_graph(data: _FileBytes, graph: _Field) -> _Stripped:
     return _Stripped(b"".join([*pieces, data[kept : graph.stop]]), places)
 
 
-def _raw_data(data: _FileBytes, tensor: _Field) -> _Field | None:
+def _raw_data(data: _Encoded, tensor: _Field) -> _Field | None:
     """The `raw_data` field of a tensor, if it is large."""
     found = [f for f in _fields(data, tensor.payload, tensor.stop) if f.number == _TENSOR_RAW_DATA]
     if len(found) > 1 or (found and found[0].wire_type != _BYTES):
@@ -229,7 +198,7 @@ def _raw_data(data: _FileBytes, tensor: _Field) -> _Field | None:
     return found[0] if found and found[0].stop - found[0].payload >= LARGE else None
 
 
-def _fields(data: _FileBytes, position: int, end: int) -> Iterator[_Field]:
+def _fields(data: _Encoded, position: int, end: int) -> Iterator[_Field]:
     """The fields of the encoded message at `position` to `end`."""
     while position < end:
         start = position
@@ -249,7 +218,7 @@ def _fields(data: _FileBytes, position: int, end: int) -> Iterator[_Field]:
         yield _Field(number, wire_type, start, payload, position)
 
 
-def _varint(data: _FileBytes, position: int, end: int) -> tuple[int, int]:
+def _varint(data: _Encoded, position: int, end: int) -> tuple[int, int]:
     """Decode a varint: (value, end position)."""
     value = shift = 0
     while position < end and shift < 64:
@@ -270,26 +239,3 @@ def _prefix(number: int, size: int) -> bytes:
         size >>= 7
     encoded.append(size)
     return bytes(encoded)
-
-
-def _read_all(descriptor: int, places: dict[str, tuple[int, int]]) -> dict[str, np.ndarray]:
-    """The bytes at `places`, read on several threads."""
-    arena = Arena(sum(stop - start for start, stop in places.values()))
-    data = {name: arena.empty((stop - start,), np.dtype(np.uint8)) for name, (start, stop) in places.items()}
-    jobs = [
-        (data[name][at : at + _READ_AT_ONCE], start + at)
-        for name, (start, stop) in places.items()
-        for at in range(0, stop - start, _READ_AT_ONCE)
-    ]
-    in_threads(lambda job: _read_into(descriptor, *job), jobs, sum(len(array) for array in data.values()))
-    for array in data.values():
-        array.flags.writeable = False
-    return data
-
-
-def _read_into(descriptor: int, into: np.ndarray, offset: int) -> None:
-    while len(into):
-        count = os.preadv(descriptor, [into.data], offset)
-        if count == 0:
-            raise OSError(0, "it became shorter while it was read")
-        into, offset = into[count:], offset + count

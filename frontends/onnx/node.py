@@ -222,6 +222,10 @@ class OnnxNode:
     def attr_ints(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         return self._required(self.attrs.get_ints(name), default, name)
 
+    def attr_strs(self, name: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
+        """A list of strings; required if there is no default."""
+        return self._required(self.attrs.get_strings(name), default, name)
+
     def attr_choice(self, name: str, choices: Sequence[str], default: str) -> str:
         """A string attribute out of `choices`."""
         value = self.attr_str(name, default)
@@ -289,6 +293,10 @@ class OnnxNode:
     def known_here(self, d: Dim) -> bool:
         """Is the size defined in the graph that contains this node, not only in its subgraphs?"""
         return self._session.known_here(d)
+
+    def count_random(self) -> int:
+        """The number of random nodes converted before this one."""
+        return next(self._session.random_nodes)
 
     def attempt(self) -> AbstractContextManager[Callable[[], None]]:
         """A context that rolls back size equalities on an error, or when the returned function is called."""

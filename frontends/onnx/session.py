@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,11 @@ from relayc.frontends.onnx.broadcasting import Broadcasting
 from relayc.frontends.onnx.errors import NothingInsideError
 from relayc.frontends.onnx.fold import Folder, graph_inputs_of
 from relayc.frontends.onnx.model import Model
-from relayc.frontends.onnx.model_file import StoredBytes, WeightFile
 from relayc.frontends.onnx.size_elements import Unknown
 from relayc.frontends.onnx.size_producers import SizeProducers
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.tensors import sparse_to_numpy, stored_tensor, to_numpy
+from relayc.frontends.onnx.weights import StoredBytes, StoredWeights
 from relayc.relay.expr import Call, Constant, Expr
 from relayc.relay.op.base import aligning
 from relayc.relay.op.creation import Sizes
@@ -62,6 +61,8 @@ class Session:
         self.size_producers = SizeProducers()
         self.unreached: list[list[NothingInsideError]] = []
         """for each enclosing loop under type inference, outermost first: branches dropped as unreachable so far"""
+        self.random_nodes = count()
+        """numbers for random nodes, in the order of conversion"""
         self._bound: list[_Bound] = []
         """computed integer tensors to whose elements size variables are bound"""
         self._checks: list[tuple[Dim, Dim, str]] = []
@@ -72,8 +73,7 @@ class Session:
         """sizes assumed to be equal in this graph"""
         self._bodies: tuple[str, ...] = ()
         """the nodes whose bodies are being converted, outermost first: the nesting of the current graph"""
-        self._files: dict[Path, WeightFile] = {}
-        """files with external data, by path"""
+        self._weights = StoredWeights()
         self._met: Counter[str] = Counter()
         """number of size variables created per place"""
 
@@ -260,14 +260,7 @@ class Session:
         """A TensorProto as a constant whose values stay in the model's files; None if they are not stored there."""
         if isinstance(proto, SparseTensorProto):
             return None
-        return stored_tensor(proto, self.model.folders, where, raw_data, self._weight_file, span)
-
-    def _weight_file(self, path: Path) -> WeightFile:
-        found = self._files.get(path)
-        if found is None:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            found = self._files[path] = WeightFile(path.name, descriptor)
-        return found
+        return stored_tensor(proto, self.model.folders, where, raw_data, self._weights, span)
 
     def tensor(self, proto: Any, where: str, raw_data: np.ndarray | StoredBytes | None = None) -> np.ndarray:
         """The value of a TensorProto or SparseTensorProto; `raw_data` has the data that was read apart."""

@@ -13,8 +13,7 @@ from relayc.backend.runtime.dynamic import RESULT_SIZE
 from relayc.relay.expr import Call, Expr, Tuple, Var
 from relayc.relay.op.base import OpDef
 from relayc.relay.op.control import ControlFlow
-from relayc.relay.op.host import HostOperator
-from relayc.relay.op.strings import StringOperator
+from relayc.relay.op.host import ActionOperator, HostOperator
 from relayc.relay.sizes import size_variables
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.ir import post_order
@@ -61,7 +60,7 @@ def _sizes_of_results(roots: Sequence[Expr]) -> tuple[set[str], set[str]]:
         if not isinstance(e, Call) or not isinstance(e.op, OpDef):
             continue
         used.update(size_variables(e.op.attributes().values()))
-        if isinstance(e.op, ControlFlow | HostOperator | StringOperator):
+        if isinstance(e.op, ControlFlow | HostOperator | ActionOperator):
             passed |= _names(e.ty)
         if isinstance(e.op, ControlFlow):
             for body in e.op.bodies():

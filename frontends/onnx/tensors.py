@@ -9,36 +9,34 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-from onnx import SparseTensorProto, TensorProto
+from onnx import ModelProto, SparseTensorProto, TensorProto
 
+from relayc.backend.runtime.sizes import MAX_ELEMENTS, extent
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
-from relayc.frontends.onnx.model_file import STORED, StoredBytes, WeightFile
+from relayc.frontends.onnx.model_file import MANY, STORED
+from relayc.frontends.onnx.weights import RawData, StoredBytes, StoredWeights, WeightMessage
 from relayc.relay.stored import StoredConstant
 from relayc.relay.type import MAX_RANK
 from relayc.te.ir import Span
 
 __all__ = [
-    "MAX_ELEMENTS",
     "check_computed",
     "check_shape",
     "dtype_name",
     "element_type",
+    "message_weights",
     "numpy_dtype",
     "sparse_to_numpy",
     "stored_tensor",
     "to_numpy",
 ]
-
-MAX_ELEMENTS = 2**31 - 1
-"""Most elements of a tensor: the compiler indexes with int32."""
-
 
 MAX_COMPUTED = 1 << 26
 """Most elements of a constant that import computes from a few numbers (a range, a mask, a table)."""
@@ -124,10 +122,10 @@ def check_shape(dims: tuple[int, ...], where: str) -> int:
         raise fault(where, f"shape {list(dims)} has a negative dimension")
     if len(dims) > MAX_RANK:
         raise fault(where, f"{len(dims)} dimensions", expected=f"at most {MAX_RANK} dimensions")
-    count = math.prod(dims)
-    if count > MAX_ELEMENTS:
-        raise fault(where, f"shape {list(dims)} has {count} elements", expected=f"at most {MAX_ELEMENTS} elements")
-    return count
+    if extent(dims) > MAX_ELEMENTS:
+        count = f"{math.prod(dims)} elements" if all(dims) else "no elements, and sizes that are too large"
+        raise fault(where, f"shape {list(dims)} has {count}", expected=f"at most {MAX_ELEMENTS} elements")
+    return math.prod(dims)
 
 
 def check_computed(dims: tuple[int, ...], where: str) -> None:
@@ -141,14 +139,28 @@ def check_computed(dims: tuple[int, ...], where: str) -> None:
         )
 
 
-Open = Callable[[Path], WeightFile]
+def message_weights(proto: ModelProto) -> RawData:
+    """The data of large initializers of a large model, which stays in the message until it is needed."""
+    sizes = {t.name: _inline_bytes(t) for t in proto.graph.initializer}
+    if len(sizes) < len(proto.graph.initializer) or sum(sizes.values()) < MANY:  # duplicates are the importer's error
+        return {}
+    sources = {t.name: WeightMessage(proto.graph.name, t) for t in proto.graph.initializer if sizes[t.name] >= STORED}
+    return {name: StoredBytes(source, 0, source.size) for name, source in sources.items()}
+
+
+def _inline_bytes(tensor: TensorProto) -> int:
+    """Bytes of raw data in the message, by the tensor's shape."""
+    element = _TYPES.get(tensor.data_type)
+    if element is None or not tensor.HasField("raw_data") or tensor.data_location == TensorProto.EXTERNAL:
+        return 0
+    return _packed_bytes(math.prod(tensor.dims), element.bits)
 
 
 def stored_tensor(
-    tensor: TensorProto, folders: Sequence[Path], where: str, raw_data: np.ndarray | StoredBytes | None, opened: Open,
-    span: Span,
+    tensor: TensorProto, folders: Sequence[Path], where: str, raw_data: np.ndarray | StoredBytes | None,
+    weights: StoredWeights, span: Span,
 ) -> StoredConstant | None:  # fmt: skip
-    """`tensor` as a constant whose values stay in their file, opened by `opened`; None for small or inline data.
+    """`tensor` as a constant whose values are among the stored `weights`; None for small or inline data.
 
     Raises like `to_numpy`.
     """
@@ -164,12 +176,12 @@ def stored_tensor(
     if external:
         path, offset = _external_place(tensor, expected, folders, where)
         try:
-            raw_data = StoredBytes(opened(path), offset, expected)
+            raw_data = StoredBytes(weights.open(path), offset, expected)
         except OSError as error:
             raise _unreadable(path, where, error) from error
     assert isinstance(raw_data, StoredBytes)
     _check_size(raw_data.size, expected, dims, element, where)
-    return StoredConstant(dims, element.dtype, raw_data.fill, span=span)
+    return StoredConstant(dims, element.dtype, weights.first(raw_data).fill, span=span)
 
 
 def to_numpy(

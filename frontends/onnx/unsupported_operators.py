@@ -7,8 +7,6 @@ __all__ = ["UNSUPPORTED"]
 _MAPS = "its input or output is a map, which is no tensor; leave it out of the exported model"
 
 UNSUPPORTED: dict[tuple[str, str], str] = {
-    ("", "ImageDecoder"): "image formats are not decoded; decode images before the model, and give it their pixels",
-    ("ai.onnx.preview.training", "Gradient"): "graphs are not differentiated; export the gradient as a graph",
     ("ai.onnx.ml", "CastMap"): _MAPS,
     ("ai.onnx.ml", "DictVectorizer"): _MAPS,
 }

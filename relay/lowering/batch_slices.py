@@ -29,7 +29,6 @@ from relayc.relay.op.nn.pool import AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, L
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
 from relayc.relay.op.transform import Concatenate, StridedSlice, Transpose
 from relayc.relay.type import TensorType
-from relayc.te.errors import CompileError
 from relayc.te.ir import PassContext
 from relayc.topi.cpu.tiling import (
     CACHE_BYTES_PER_CYCLE,
@@ -48,6 +47,7 @@ __all__ = ["slice_batches", "sliced_function"]
 PassContext.declare_option(
     "relay.batch_slices", "auto",
     "layers whose activations exceed the caches run for a part of a batch at a time: 'auto' or 'off'",
+    choices=("auto", "off"),
 )  # fmt: skip
 
 _CALL_CYCLES = 4000.0
@@ -60,8 +60,6 @@ _MOST_SLICES = 64
 def slice_batches(graph: ExecutionGraph, target: Target) -> None:
     """Replace runs of nodes of `graph`, whose tensors are not placed yet, by slices of the batch where that pays."""
     option = PassContext.current().option("relay.batch_slices")
-    if option not in ("auto", "off"):
-        raise CompileError(f"option relay.batch_slices is {option!r}; expected 'auto' or 'off'")
     if option == "off" or "cpu" not in target.keys or not graph.is_static or graph.attrs.get("nested"):
         return
     flow = _Flow(graph, target)

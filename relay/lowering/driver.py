@@ -17,22 +17,27 @@ import numpy as np
 from relayc.backend.cache import UNDECODABLE, has_source_version
 from relayc.backend.driver import ModuleBuilder
 from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.runtime.checks import as_integer
+from relayc.backend.runtime.errors import of_user
+from relayc.backend.runtime.sizes import MAX_ELEMENTS
 from relayc.backend.size_json import size_to_json
 from relayc.backend.target import Target
 from relayc.relay.bind_sizes import bind_sizes
+from relayc.relay.errors import reports_internal_errors
 from relayc.relay.expr import Constant, Expr, Function, Var
 from relayc.relay.lowering.arrange import arrange
 from relayc.relay.lowering.buffer_aliasing import AliasReport
 from relayc.relay.lowering.canonical_sizes import sizes_of
+from relayc.relay.lowering.compiled_loops import compile_loops
 from relayc.relay.lowering.dynamic import plan_dynamic
 from relayc.relay.lowering.entry import ENTRY_NAME, make_dynamic_entry, make_entry
 from relayc.relay.lowering.graph import (
     ControlNode,
     ExecutionGraph,
+    Params,
     add_workspaces,
     make_graph,
     place_tensors,
-    share_params,
 )
 from relayc.relay.lowering.kernel_steps import KernelStep, split_steps
 from relayc.relay.lowering.kv_cache import place_kv_caches
@@ -41,11 +46,12 @@ from relayc.relay.lowering.parallel_regions import plan_regions
 from relayc.relay.lowering.process import compiling
 from relayc.relay.lowering.tuning_records import current_records
 from relayc.relay.lowering.workspace import Workspace
+from relayc.relay.op.host import OnHost
 from relayc.relay.op.sequence import SequenceOperator
-from relayc.relay.op.strings import OnHost
 from relayc.relay.sizes import assuming, dims_equal, size_from_json, size_variables
 from relayc.relay.transform import UpdateKVCacheInPlace, default_pipeline
 from relayc.relay.type import TensorType
+from relayc.relay.user_arguments import check_text, named_values
 from relayc.relay.versions import EQUAL_SIZES, version_for, versions_of, without_versions
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, PassContext, Sequential, rewrite_dag
@@ -144,6 +150,7 @@ def bind_params_by_name(function: Function, params: Mapping[str, Any]) -> Functi
     return Function(tuple(p for p in function.params if id(p) not in constants), body, function.attrs)
 
 
+@np.errstate(all="ignore")
 def optimize(
     mod: IRModule | Function, target: str | Target = "llvm", params: Mapping[str, Any] | None = None
 ) -> IRModule:
@@ -171,6 +178,8 @@ def optimize(
         return Sequential(passes, "optimize")(module)
 
 
+@reports_internal_errors("compiling the model")
+@np.errstate(all="ignore")
 @compiling()
 def build(
     mod: IRModule | Function,
@@ -193,7 +202,9 @@ def build(
     what can't be compiled.
     """
     target = Target(target)
+    _check_arguments(params, mod_name, progress, specialize, caches)
     report = BuildReport()
+    progress = None if progress is None else of_user(progress)
     if caches:
         mod = _with_caches(mod, caches, target, specialize)
     source = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
@@ -204,12 +215,13 @@ def build(
         special += [({}, optimize(version, target, params)) for version in versions_of(source).values()]
     with report.step("plan"):
         prepare = partial(_prepared, target=target)
-        graph = make_graph(module["main"], prepare)
+        shared = Params()
+        graph = make_graph(module["main"], prepare, shared)
         _name_outputs(graph, module.attrs)
+        graph.metadata = module.attrs.get("metadata", graph.metadata)
         for sizes, variant in special:
-            graph.variants.append((sizes, make_graph(variant["main"], prepare)))
+            graph.variants.append((sizes, make_graph(variant["main"], prepare, shared)))
             _name_outputs(graph.variants[-1][1], module.attrs)
-            share_params(graph, graph.variants[-1][1])
         place_kv_caches(graph)
         report.aliasing = arrange(graph, target)
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
@@ -225,6 +237,8 @@ def build(
                 node.sizes = tuple([node.names[name] for name in own])
         for part in graph.all_graphs():
             entries += _plan(part, kernels, target, len(entries))
+        if target.device_kind == "cpu":
+            entries += compile_loops(graph, len(entries))
     with report.step("compile"):
         for entry in entries:
             key = str(entry)  # the program consists of calls and constants
@@ -238,6 +252,21 @@ def build(
     compiled = CompiledModel(description, graph.params, library)
     compiled.build_report = report
     return compiled
+
+
+def _check_arguments(
+    params: Any, mod_name: Any, progress: Any, specialize: Any, caches: Any
+) -> None:
+    named_values(params, "params", '{"weight": array}')
+    check_text(mod_name, "mod_name")
+    if progress is not None and not callable(progress):
+        raise CompileError(f"progress= is {progress!r}; expected a function")
+    for name, sizes in named_values(specialize, "specialize", '{"batch": [1, 8]}').items():
+        numbers = [as_integer(size) for size in sizes] if isinstance(sizes, list | tuple) else [None]
+        if not all(number is not None and 0 <= number <= MAX_ELEMENTS for number in numbers):
+            raise CompileError(f"specialize={{{name!r}: {sizes!r}}}; expected a list of sizes, 0 to {MAX_ELEMENTS}")
+    for name, output in named_values(caches, "caches", '{"past": "present"}').items():
+        check_text(output, f"the output of the cache {name!r}")
 
 
 def _with_caches(
@@ -260,7 +289,7 @@ def _combinations(specialize: Mapping[str, Sequence[int]] | None) -> list[dict[s
     """Every choice of one size for each name."""
     if not specialize:
         return []
-    return [dict(zip(specialize, sizes, strict=True)) for sizes in itertools.product(*specialize.values())]
+    return [dict(zip(specialize, map(int, sizes), strict=True)) for sizes in itertools.product(*specialize.values())]
 
 
 def _specialized(module: IRModule, sizes: Mapping[str, int]) -> IRModule:
@@ -375,5 +404,5 @@ def _host_operation(control: ControlNode) -> str:
     if isinstance(control.operator, SequenceOperator):
         return f"{control.source} (sequences)"
     if isinstance(control.operator, OnHost):
-        return f"{control.source} (strings)"
+        return f"{control.source} ({control.operator.operator.name.partition('.')[0]})"
     return f"{control.operator.name} {control.source!r} (control flow)"

@@ -26,7 +26,7 @@ from relayc.te.tir import (
     seq,
 )  # fmt: skip
 
-__all__ = ["ENTRY_NAME", "make_dynamic_entry", "make_entry"]
+__all__ = ["ENTRY_NAME", "make_dynamic_entry", "make_entry", "size_value"]
 
 ENTRY_NAME = "relayc_run"
 _POINTER_BYTES = 8
@@ -85,21 +85,22 @@ def make_dynamic_entry(graph: ExecutionGraph, number: int, first: int, last: int
     def address(tensor: int) -> PrimExpr:
         return call_intrin("handle", "load_at", table, const(graph.base_of(tensor) * _POINTER_BYTES, "int64"))
 
-    def value(size: Dim) -> PrimExpr:
-        """A size in 64 bits."""
-        if isinstance(size, Var):
-            offset = const(graph.sizes.index(size.name) * _POINTER_BYTES, "int64")
-            return call_intrin("int64", "load_at", sizes, offset)
-        if isinstance(size, Binary):
-            return size.__class__(value(size.a), value(size.b))
-        if isinstance(size, Cast):
-            return value(size.value)
-        assert isinstance(size, int | IntImm)
-        return const(int(size), "int64")
-
     calls: list[Stmt] = []
     for node in graph.nodes[first:last]:
-        arguments = [*map(address, (*node.inputs, *node.outputs)), *[cast(INT32, value(size)) for size in node.sizes]]
+        values = [cast(INT32, size_value(size, sizes, graph.sizes)) for size in node.sizes]
+        arguments = [*map(address, (*node.inputs, *node.outputs)), *values]
         calls.append(Evaluate(call_intrin("int32", "call_kernel", StringImm(node.workload.name), *arguments)))
     attrs = {"global_symbol": f"{ENTRY_NAME}_{number}", "packed_api": False}
     return PrimFunc((table, sizes), seq(calls), {}, attrs)
+
+
+def size_value(size: Dim, table: PrimExpr, names: Sequence[str]) -> PrimExpr:
+    """A size in 64 bits, where `table` is the address of the values of the size variables `names`."""
+    if isinstance(size, Var):
+        return call_intrin("int64", "load_at", table, const(names.index(size.name) * _POINTER_BYTES, "int64"))
+    if isinstance(size, Binary):
+        return size.__class__(size_value(size.a, table, names), size_value(size.b, table, names))
+    if isinstance(size, Cast):
+        return size_value(size.value, table, names)
+    assert isinstance(size, int | IntImm)
+    return const(int(size), "int64")

@@ -8,21 +8,23 @@ arena.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.size_json import size_to_json
 from relayc.relay.analysis import evaluation_order, outer_order
 from relayc.relay.container_type import ContainerType
+from relayc.relay.equal_constants import EqualConstants
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.lowering.canonical_sizes import CanonicalSizes
 from relayc.relay.lowering.lower import Workload
 from relayc.relay.lowering.memory_plan import Lifetime, MemoryPlan, plan_memory
 from relayc.relay.lowering.workspace import Workspace
+from relayc.relay.op.base import OpDef
 from relayc.relay.op.control import ControlFlow
 from relayc.relay.op.host import HostOperator
 from relayc.relay.sizes import evaluate, product
@@ -152,6 +154,7 @@ class ExecutionGraph:
     """specialisations of this graph to certain sizes, which the executor prefers if the inputs match"""
     maps: Mapping[int, Sequence[str | int]] = field(default_factory=dict[int, Sequence[str | int]])
     """outputs, matrices, of which each row is a map from these keys"""
+    metadata: ModelMetadata = field(default_factory=ModelMetadata)
 
     @property
     def is_static(self) -> bool:
@@ -165,13 +168,16 @@ class ExecutionGraph:
         return self.is_static and not self.attrs.get("nested")
 
     def all_graphs(self) -> Iterator[ExecutionGraph]:
-        """This graph and those inside its control flow."""
-        yield self
-        for _, variant in self.variants:
-            yield from variant.all_graphs()
-        for control in self.control_nodes:
-            for graph in control.graphs:
-                yield from graph.all_graphs()
+        """This graph and those inside its control flow, once each: equal bodies have one graph."""
+        seen: set[int] = set()
+        stack = [self]
+        while stack:
+            graph = stack.pop()
+            if id(graph) not in seen:
+                seen.add(id(graph))
+                yield graph
+                variants = [variant for _, variant in graph.variants]
+                stack += [*variants, *[body for control in graph.control_nodes for body in control.graphs]][::-1]
 
     def base_of(self, tensor: int) -> int:
         """The tensor that owns the memory of this one."""
@@ -228,6 +234,7 @@ class ExecutionGraph:
             **({"texts": self._strings_json()} if "texts" in self.attrs else {}),
             **({"maps": [[position, list(keys)] for position, keys in self.maps.items()]} if self.maps else {}),
             **({"caches": self._caches_json()} if self.attrs.get("caches") else {}),
+            **({"metadata": self.metadata.to_json()} if self.metadata != ModelMetadata() else {}),
         }
 
     def _strings_json(self) -> dict[str, Any]:
@@ -286,19 +293,84 @@ class ExecutionGraph:
         }
 
 
+class Params:
+    """Parameters of a graph, of its variants and of the graphs in its control flow: equal values are stored once."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, np.ndarray[Any, Any]] = {}
+        self._equal = EqualConstants()
+        self._names: dict[int, str] = {}
+        """by the id of the first constant of the values"""
+
+    def name(self, constant: Constant) -> str:
+        """The name of the parameter with these values."""
+        first = self._equal.first(Constant(constant.data))
+        name = self._names.setdefault(id(first), f"p{len(self.values)}")
+        self.values.setdefault(name, first.data)
+        return name
+
+
+class _Bodies:
+    """The graphs of the functions inside control flow; those of equal functions are one.
+
+    The names of operators in the user's model are those of the first of them.
+    """
+
+    def __init__(self, prepare: Callable[[Function], Function], params: Params) -> None:
+        self.prepare, self.params = prepare, params
+        self._equal = EqualConstants()
+        self.graphs: dict[int, ExecutionGraph] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._seen: dict[Function, int] = {}
+
+    def graph_of(self, body: Function) -> ExecutionGraph:
+        """The graph of a function, whose parameters are among `params`."""
+        number = self._number(body)
+        if number not in self.graphs:
+            graph = self.graphs[number] = _Numbering(self.prepare(body), self).graph
+            graph.attrs = {**graph.attrs, "nested": True}
+        return self.graphs[number]
+
+    def _number(self, body: Function) -> int:
+        """Equal for functions that compute the same, down to the constants, whatever their parameters are called."""
+        if body not in self._seen:
+            values = {id(p): i for i, p in enumerate(body.params)}
+            rows: list[Hashable] = [p.ty for p in body.params]
+            for e in evaluation_order(body.body):
+                if id(e) not in values:
+                    rows.append((self._content(e), *[values[id(child)] for child in e.node_children()]))
+                    values[id(e)] = len(values)
+            key = (*rows, values[id(body.body)], repr(body.attrs))
+            self._seen[body] = self._numbers.setdefault(key, len(self._numbers))
+        return self._seen[body]
+
+    def _content(self, e: Expr) -> Hashable:
+        """What an expression is, without its operands."""
+        match e:
+            case Call(op=ControlFlow() as op):
+                attributes = op.attributes().values()
+                return type(op), *[self._number(v) if isinstance(v, Function) else v for v in attributes]
+            case Call(op=OpDef() as op):
+                return op
+            case Constant():
+                return id(self._equal.first(e))
+            case TupleGetItem():
+                return TupleGetItem, e.index
+            case _:
+                return Tuple if isinstance(e, Tuple) else e
+
+
 class _Numbering:
     """Walks the function once and numbers its values."""
 
-    def __init__(
-        self, function: Function, prepare: Callable[[Function], Function], params: dict[str, Any] | None = None
-    ) -> None:
-        self.prepare = prepare
-        self.graph = ExecutionGraph(inputs=[], attrs=function.attrs, params={} if params is None else params)
+    def __init__(self, function: Function, bodies: _Bodies) -> None:
+        self.bodies, self.params = bodies, bodies.params
+        self.graph = ExecutionGraph(inputs=[], attrs=function.attrs, params=self.params.values)
         self.values: dict[int, Value] = {}
         self.workloads: dict[str, Workload] = {}
         self.by_function: dict[int, tuple[Workload, Mapping[str, Dim]]] = {}
         self.canonical_sizes = CanonicalSizes()
-        self.params_by_data: dict[int, int] = {}
+        self.param_numbers: dict[str, int] = {}
         for i, param in enumerate(function.params):
             (ty,) = _value_types(param.ty)
             number = self.add(param.name, ty, ("input", i))
@@ -334,13 +406,10 @@ class _Numbering:
                                    "expected calls of fused functions, tuples and constants")  # fmt: skip
 
     def visit_constant(self, constant: Constant) -> int:
-        number = self.params_by_data.get(id(constant.data))
-        if number is None:
-            name = f"p{len(self.graph.params)}"
-            self.graph.params[name] = constant.data
-            number = self.add(name, constant.ty, ("param", name))
-            self.params_by_data[id(constant.data)] = number
-        return number
+        name = self.params.name(constant)
+        if name not in self.param_numbers:
+            self.param_numbers[name] = self.add(name, constant.ty, ("param", name))
+        return self.param_numbers[name]
 
     def visit_kernel(self, call: Call, function: Function) -> Value:
         inputs = [number for a in call.args for number in _flatten(self.values[id(a)])]
@@ -367,9 +436,7 @@ class _Numbering:
         for number in outputs:
             self.graph.tensors[number].storage = ("value", number)
         bodies = op.bodies() if isinstance(op, ControlFlow) else ()
-        graphs = [_Numbering(self.prepare(body), self.prepare, self.graph.params).graph for body in bodies]
-        for graph in graphs:
-            graph.attrs = {**graph.attrs, "nested": True}
+        graphs = [self.bodies.graph_of(body) for body in bodies]
         label = "" if span is None else span.name if graphs else f"{span.op} {span.name!r}"
         self.graph.control_nodes.append(ControlNode(op, inputs, outputs, label, graphs))
         return tuple(outputs) if isinstance(call.ty, TupleType) else outputs[0]
@@ -492,31 +559,15 @@ def _place_arena(graph: ExecutionGraph) -> None:
         graph.tensors[number].storage = ("arena", offset)
 
 
-def make_graph(function: Function, prepare: Callable[[Function], Function] = lambda f: f) -> ExecutionGraph:
+def make_graph(
+    function: Function, prepare: Callable[[Function], Function] = lambda f: f, params: Params | None = None
+) -> ExecutionGraph:
     """The execution graph of a function whose body calls fused functions; `place_tensors` comes next.
 
-    `prepare` optimises and fuses the functions inside control flow. Raises CompileError for expressions that can't be
-    executed.
+    `prepare` optimises and fuses the functions inside control flow; `params` are shared with other graphs. Raises
+    CompileError for expressions that can't be executed.
     """
-    return _Numbering(function, prepare).graph
-
-
-def share_params(graph: ExecutionGraph, other: ExecutionGraph) -> None:
-    """Merge the parameters of `other` into those of `graph`, equal data under one name."""
-    names = {_content(data): name for name, data in graph.params.items()}
-    renamed: dict[str, str] = {}
-    for name, data in other.params.items():
-        content = _content(data)
-        renamed[name] = names.setdefault(content, f"p{len(graph.params)}")
-        graph.params.setdefault(renamed[name], data)
-    for tensor in other.tensors:
-        if tensor.storage is not None and tensor.storage[0] == "param":
-            tensor.storage = ("param", renamed[str(tensor.storage[1])])
-    other.params = graph.params
-
-
-def _content(data: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-    return data.dtype.str, data.shape, hashlib.blake2b(np.ascontiguousarray(data).tobytes()).digest()
+    return _Numbering(function, _Bodies(prepare, Params() if params is None else params)).graph
 
 
 def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[Workspace]]) -> None:

@@ -195,7 +195,7 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
             outputs = in_one_loop(outputs)
         with config if config is not None else Config():
             function, workspaces = _first_that_fits(workload, inputs, outputs, target)
-    except CompileError as error:
+    except Exception as error:
         error.add_note(f"while lowering the fused group {workload.operators} of type {workload.function.ty}")
         raise
     in_place = in_place_inputs(function, len(inputs)) if len(outputs) == 1 and "gpu" not in target.keys else ()

@@ -18,7 +18,6 @@ from itertools import groupby
 from relayc.backend.target import Target
 from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, plan_arena, time_steps
 from relayc.relay.lowering.kernel_steps import KernelStep
-from relayc.te.errors import CompileError
 from relayc.te.ir import PassContext
 from relayc.topi.cpu.tiling import CACHE_BYTES_PER_CYCLE, cache_share, vector_lanes
 
@@ -27,6 +26,7 @@ __all__ = ["plan_regions"]
 PassContext.declare_option(
     "relay.shared_regions", "auto",
     "small kernels in a row, and branches, share the threads' region, on CPUs: 'auto' or 'off'",
+    choices=("auto", "off"),
 )  # fmt: skip
 
 _OPT_LEVEL = 2
@@ -50,8 +50,6 @@ def plan_regions(graph: ExecutionGraph, steps: Steps, target: Target) -> None:
     """Note which nodes share a region and which run concurrently; changes their order. Tensors are placed later."""
     context = PassContext.current()
     option = context.option("relay.shared_regions")
-    if option not in ("auto", "off"):
-        raise CompileError(f"option relay.shared_regions is {option!r}; expected 'auto' or 'off'")
     if option == "off" or context.opt_level < _OPT_LEVEL or not graph.is_placed_statically or not any(steps.values()):
         return
     for node in graph.nodes:

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from dataclasses import asdict, dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,7 +37,8 @@ _GRAPH = "graph: "
 """The prefix of subjects that are parameters of graph passes; all others are the texts of fused functions."""
 
 PassContext.declare_option(
-    "relay.tuning.records", None, 'file of tuning records that builds use; None: the user\'s own; "off": none'
+    "relay.tuning.records", None, 'file of tuning records that builds use; None: the user\'s own; "off": none',
+    types=(str, PathLike, type(None)),
 )
 
 

@@ -4,6 +4,7 @@ from types import ModuleType
 
 from relayc.relay.op import (
     cache as cache,
+    image as image,
     nn as nn,
     qnn as qnn,
     random as random,

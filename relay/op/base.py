@@ -26,7 +26,7 @@ from contextvars import ContextVar
 from enum import Enum, IntEnum
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
-from relayc.relay.errors import TypeInferenceError, UnknownOperatorError
+from relayc.relay.errors import GradientError, TypeInferenceError, UnknownOperatorError
 from relayc.relay.expr import Call, Expr
 from relayc.relay.type import TensorType, Type
 from relayc.te.errors import CompileError
@@ -143,6 +143,19 @@ class OpDef(Abstract):
     def reference(self, *arrays: Any, **_: Any) -> Any:
         """The result by numpy: an array (or a tuple), of the type `infer` gives. Serves tests and constant folding."""
         raise CompileError(f"operator {self.name} has no reference implementation")
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        """One gradient for each argument of `call`, from the gradient `grad` of its result; None where there is none.
+
+        A gradient is that of a scalar function of the program, and has the type of the tensor it belongs to; if the
+        result is a tuple, `grad` is one. `relay.transform.gradient` calls it for float results that need one. Raises
+        GradientError by default. (TVM: FPrimalGradient.)
+        """
+        raise GradientError(f"operator {self.name} has no gradient rule (relay.op.base.OpDef.gradient)")
+
+    def decomposed(self, *args: Expr) -> Expr | None:
+        """The same result by simpler operators, whose gradient rules serve this one; None if there is no need."""
+        return None
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
         """Multiply-accumulates of one evaluation; 0 for operators that are not contractions."""

@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from relayc import te, topi
-from relayc.relay.errors import TypeInferenceError
+from relayc.relay.errors import GradientError, TypeInferenceError
 from relayc.relay.expr import OPERATIONS, Call, Expr
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, make_call, register_op
 from relayc.relay.op.common import Array, as_expr, require, require_same_dtype, widened
 from relayc.relay.op.elementwise import negative
+from relayc.relay.op.gradients import choose, sum_to
 from relayc.relay.type import TensorType, Type, broadcast_shapes, broadcasts_to
 from relayc.te.tir import Dim
 
@@ -58,6 +59,15 @@ class Binary(OpDef):
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
         return _moves_with(self, perm, types)
 
+    def partials(self, a: Expr, b: Expr, y: Call, grad: Expr) -> tuple[Expr | None, Expr | None]:
+        """`grad` times the derivatives by a and b where the result is y; None if it is 0 wherever there is one."""
+        raise GradientError(f"operator {self.name} has no gradient rule (partials)")
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        a, b = call.args
+        parts = zip(self.partials(a, b, call, grad), call.args, strict=True)
+        return [None if part is None else sum_to(part, x.shape) for part, x in parts]
+
 
 def _broadcast(number: int, *types: TensorType) -> tuple[Dim, ...]:
     try:
@@ -101,6 +111,9 @@ class Add(Binary):
     define = staticmethod(topi.add)
     evaluate = staticmethod(np.add)
 
+    def partials(self, a: Expr, b: Expr, y: Call, grad: Expr) -> tuple[Expr, Expr]:
+        return grad, grad
+
 
 @register_op("subtract", pattern=OpPattern.BROADCAST)
 class Subtract(Binary):
@@ -108,6 +121,9 @@ class Subtract(Binary):
 
     define = staticmethod(topi.subtract)
     evaluate = staticmethod(np.subtract)
+
+    def partials(self, a: Expr, b: Expr, y: Call, grad: Expr) -> tuple[Expr, Expr]:
+        return grad, -grad
 
 
 @register_op("multiply", pattern=OpPattern.BROADCAST)
@@ -119,6 +135,9 @@ class Multiply(Binary):
 
     def is_specialized_on(self, operand: int, value: Array) -> bool:
         return super().is_specialized_on(operand, value) or (value.dtype.kind in "iu" and _is_power_of_two(value))
+
+    def partials(self, a: Expr, b: Expr, y: Call, grad: Expr) -> tuple[Expr, Expr]:
+        return grad * b, grad * a
 
 
 def _is_power_of_two(value: Array) -> bool:
@@ -152,6 +171,9 @@ class Divide(Quotient):
     def evaluate(a: Array, b: Array) -> Array:
         return np.divide(a, b) if a.dtype.kind not in "iu" else _integer_quotient(a, b, rounded_down=False)
 
+    def partials(self, a: Expr, b: Expr, y: Call, grad: Expr) -> tuple[Expr, Expr]:
+        return grad / b, -(grad * y / b)
+
 
 @register_op("trunc_divide", pattern=OpPattern.BROADCAST)
 class TruncDivide(Quotient):
@@ -162,6 +184,9 @@ class TruncDivide(Quotient):
     @staticmethod
     def evaluate(a: Array, b: Array) -> Array:
         return np.trunc(np.divide(a, b)) if a.dtype.kind not in "iu" else _integer_quotient(a, b, rounded_down=False)
+
+    def partials(self, a: Expr, b: Expr, y: Call, grad: Expr) -> tuple[None, None]:
+        return None, None
 
 
 @register_op("floor_divide", pattern=OpPattern.BROADCAST)
@@ -174,6 +199,9 @@ class FloorDivide(Quotient):
     def evaluate(a: Array, b: Array) -> Array:
         return np.floor(np.divide(a, b)) if a.dtype.kind not in "iu" else _integer_quotient(a, b, rounded_down=True)
 
+    def partials(self, a: Expr, b: Expr, y: Call, grad: Expr) -> tuple[None, None]:
+        return None, None
+
 
 @register_op("trunc_mod", pattern=OpPattern.BROADCAST)
 class TruncMod(Quotient):
@@ -182,6 +210,9 @@ class TruncMod(Quotient):
     define = staticmethod(topi.trunc_mod)
     evaluate = staticmethod(np.fmod)
 
+    def partials(self, a: Expr, b: Expr, y: Call, grad: Expr) -> tuple[Expr, Expr]:
+        return grad, -(grad * make_call("trunc", (a / b,)))
+
 
 @register_op("floor_mod", pattern=OpPattern.BROADCAST)
 class FloorMod(Quotient):
@@ -189,6 +220,9 @@ class FloorMod(Quotient):
 
     define = staticmethod(topi.floor_mod)
     evaluate = staticmethod(np.mod)
+
+    def partials(self, a: Expr, b: Expr, y: Call, grad: Expr) -> tuple[Expr, Expr]:
+        return grad, -(grad * make_call("floor", (a / b,)))
 
 
 @register_op("power", pattern=OpPattern.BROADCAST)
@@ -205,6 +239,12 @@ class Power(Binary):
     def is_specialized_on(self, operand: int, value: Array) -> bool:
         return True
 
+    def partials(self, a: Expr, b: Expr, y: Call, grad: Expr) -> tuple[Expr, Expr]:
+        by_a = grad * b * power(a, b - 1.0)
+        positive = greater(a, as_expr(0, a))
+        logarithm = make_call("log", (choose(positive, a, 1, a),))
+        return by_a, choose(positive, grad * y * logarithm, 0, a)
+
 
 @register_op("maximum", pattern=OpPattern.BROADCAST)
 class Maximum(Binary):
@@ -213,6 +253,10 @@ class Maximum(Binary):
     define = staticmethod(topi.maximum)
     evaluate = staticmethod(np.maximum)
 
+    def partials(self, a: Expr, b: Expr, y: Call, grad: Expr) -> tuple[Expr, Expr]:
+        chosen = greater_equal(a, b)
+        return choose(chosen, grad, 0, grad), choose(chosen, 0, grad, grad)
+
 
 @register_op("minimum", pattern=OpPattern.BROADCAST)
 class Minimum(Binary):
@@ -220,6 +264,10 @@ class Minimum(Binary):
 
     define = staticmethod(topi.minimum)
     evaluate = staticmethod(np.minimum)
+
+    def partials(self, a: Expr, b: Expr, y: Call, grad: Expr) -> tuple[Expr, Expr]:
+        chosen = less_equal(a, b)
+        return choose(chosen, grad, 0, grad), choose(chosen, 0, grad, grad)
 
 
 @register_op("left_shift", pattern=OpPattern.BROADCAST)
@@ -362,6 +410,11 @@ class Where(OpDef):
     def reference(self, condition: Array, x: Array, y: Array) -> Array:
         return np.where(condition, x, y)
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        condition, x, y = call.args
+        first, second = choose(condition, grad, 0, grad), choose(condition, 0, grad, grad)
+        return None, sum_to(first, x.shape), sum_to(second, y.shape)
+
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
         return _moves_with(self, perm, types)
 
@@ -382,6 +435,9 @@ class BroadcastTo(OpDef):
 
     def reference(self, x: Array) -> Array:
         return np.broadcast_to(x, tuple([int(d) for d in self.shape])).copy()  # type: ignore[arg-type]
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        return (sum_to(grad, call.args[0].shape),)
 
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
         if _moves_with(self, perm, types) is None or len(self.shape) != len(perm):

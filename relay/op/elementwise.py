@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from relayc import te, topi
-from relayc.relay.errors import TypeInferenceError
+from relayc.relay.errors import GradientError, TypeInferenceError
 from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, make_call, register_op
 from relayc.relay.op.common import Array, numpy_dtype, require, widened
+from relayc.relay.op.gradients import choose, greater
 from relayc.relay.type import TensorType
 from relayc.te.dtype import dtype as parse_dtype
 from relayc.te.tir.values import convert_array
@@ -51,6 +52,14 @@ class Unary(OpDef):
     def reference(self, x: Array) -> Array:
         return np.asarray(widened(type(self).evaluate, x))
 
+    def derivative(self, x: Expr, y: Expr) -> Expr | None:
+        """The derivative at x, where the result is y; None if it is 0 wherever there is one."""
+        raise GradientError(f"operator {self.name} has no gradient rule (derivative)")
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        slope = self.derivative(call.args[0], call)
+        return (None if slope is None else grad * slope,)
+
 
 def unary_helper(operator: type[Unary]) -> Callable[[Expr], Call]:
     """A function that makes calls of an operator without attributes."""
@@ -74,6 +83,9 @@ class Abs(Unary):
     define = staticmethod(topi.abs)
     evaluate = staticmethod(np.abs)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return make_call("sign", (x,))
+
 
 @register_op("acos", pattern=OpPattern.ELEMWISE)
 class Acos(Unary):
@@ -81,6 +93,9 @@ class Acos(Unary):
 
     define = staticmethod(topi.acos)
     evaluate = staticmethod(np.arccos)
+
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return -make_call("rsqrt", (1.0 - x * x,))
 
 
 @register_op("acosh", pattern=OpPattern.ELEMWISE)
@@ -91,6 +106,9 @@ class Acosh(Unary):
     define = staticmethod(topi.acosh)
     evaluate = staticmethod(np.arccosh)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return make_call("rsqrt", (x * x - 1.0,))
+
 
 @register_op("asin", pattern=OpPattern.ELEMWISE)
 class Asin(Unary):
@@ -98,6 +116,9 @@ class Asin(Unary):
 
     define = staticmethod(topi.asin)
     evaluate = staticmethod(np.arcsin)
+
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return make_call("rsqrt", (1.0 - x * x,))
 
 
 @register_op("asinh", pattern=OpPattern.ELEMWISE)
@@ -107,6 +128,9 @@ class Asinh(Unary):
     define = staticmethod(topi.asinh)
     evaluate = staticmethod(np.arcsinh)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return make_call("rsqrt", (x * x + 1.0,))
+
 
 @register_op("atan", pattern=OpPattern.ELEMWISE)
 class Atan(Unary):
@@ -114,6 +138,9 @@ class Atan(Unary):
 
     define = staticmethod(topi.atan)
     evaluate = staticmethod(np.arctan)
+
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return 1.0 / (x * x + 1.0)
 
 
 @register_op("atanh", pattern=OpPattern.ELEMWISE)
@@ -123,6 +150,9 @@ class Atanh(Unary):
     define = staticmethod(topi.atanh)
     evaluate = staticmethod(np.arctanh)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return 1.0 / (1.0 - x * x)
+
 
 @register_op("ceil", pattern=OpPattern.ELEMWISE)
 class Ceil(Unary):
@@ -130,6 +160,9 @@ class Ceil(Unary):
 
     define = staticmethod(topi.ceil)
     evaluate = staticmethod(np.ceil)
+
+    def derivative(self, x: Expr, y: Expr) -> None:
+        return None
 
 
 @register_op("cos", pattern=OpPattern.ELEMWISE)
@@ -139,6 +172,9 @@ class Cos(Unary):
     define = staticmethod(topi.cos)
     evaluate = staticmethod(np.cos)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return -make_call("sin", (x,))
+
 
 @register_op("cosh", pattern=OpPattern.ELEMWISE)
 class Cosh(Unary):
@@ -147,6 +183,9 @@ class Cosh(Unary):
     mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.cosh)
     evaluate = staticmethod(np.cosh)
+
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return make_call("sinh", (x,))
 
 
 @register_op("erf", pattern=OpPattern.ELEMWISE)
@@ -159,6 +198,9 @@ class Erf(Unary):
     def evaluate(x: Array) -> Array:
         return np.asarray(np.frompyfunc(math.erf, 1, 1)(x.astype(np.float64)), x.dtype)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return make_call("exp", (-(x * x),)) * (2 / math.sqrt(math.pi))
+
 
 @register_op("exp", pattern=OpPattern.ELEMWISE)
 class Exp(Unary):
@@ -168,6 +210,9 @@ class Exp(Unary):
     define = staticmethod(topi.exp)
     evaluate = staticmethod(np.exp)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return y
+
 
 @register_op("floor", pattern=OpPattern.ELEMWISE)
 class Floor(Unary):
@@ -175,6 +220,9 @@ class Floor(Unary):
 
     define = staticmethod(topi.floor)
     evaluate = staticmethod(np.floor)
+
+    def derivative(self, x: Expr, y: Expr) -> None:
+        return None
 
 
 @register_op("log", pattern=OpPattern.ELEMWISE)
@@ -185,6 +233,9 @@ class Log(Unary):
     define = staticmethod(topi.log)
     evaluate = staticmethod(np.log)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return 1.0 / x
+
 
 @register_op("log1p", pattern=OpPattern.ELEMWISE)
 class Log1p(Unary):
@@ -193,6 +244,9 @@ class Log1p(Unary):
     mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.log1p)
     evaluate = staticmethod(np.log1p)
+
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return 1.0 / (x + 1.0)
 
 
 @register_op("log2", pattern=OpPattern.ELEMWISE)
@@ -203,6 +257,9 @@ class Log2(Unary):
     define = staticmethod(topi.log2)
     evaluate = staticmethod(np.log2)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return (1 / math.log(2)) / x
+
 
 @register_op("log10", pattern=OpPattern.ELEMWISE)
 class Log10(Unary):
@@ -211,6 +268,9 @@ class Log10(Unary):
     mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.log10)
     evaluate = staticmethod(np.log10)
+
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return (1 / math.log(10)) / x
 
 
 @register_op("negative", pattern=OpPattern.ELEMWISE)
@@ -221,6 +281,9 @@ class Negative(Unary):
     define = staticmethod(topi.negative)
     evaluate = staticmethod(np.negative)
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        return (-grad,)
+
 
 @register_op("round", pattern=OpPattern.ELEMWISE)
 class Round(Unary):
@@ -228,6 +291,9 @@ class Round(Unary):
 
     define = staticmethod(topi.round)
     evaluate = staticmethod(np.rint)
+
+    def derivative(self, x: Expr, y: Expr) -> None:
+        return None
 
 
 @register_op("rsqrt", pattern=OpPattern.ELEMWISE)
@@ -241,6 +307,9 @@ class Rsqrt(Unary):
     def evaluate(x: Array) -> Array:
         return np.reciprocal(np.sqrt(x))
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return y * y * y * -0.5
+
 
 @register_op("sigmoid", pattern=OpPattern.ELEMWISE)
 class Sigmoid(Unary):
@@ -252,6 +321,9 @@ class Sigmoid(Unary):
     def evaluate(x: Array) -> Array:
         return np.reciprocal(1 + np.exp(-x))
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return y * (1.0 - y)
+
 
 @register_op("sign", pattern=OpPattern.ELEMWISE)
 class Sign(Unary):
@@ -261,6 +333,9 @@ class Sign(Unary):
     define = staticmethod(topi.sign)
     evaluate = staticmethod(np.sign)
 
+    def derivative(self, x: Expr, y: Expr) -> None:
+        return None
+
 
 @register_op("sin", pattern=OpPattern.ELEMWISE)
 class Sin(Unary):
@@ -268,6 +343,9 @@ class Sin(Unary):
 
     define = staticmethod(topi.sin)
     evaluate = staticmethod(np.sin)
+
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return make_call("cos", (x,))
 
 
 @register_op("sinh", pattern=OpPattern.ELEMWISE)
@@ -278,6 +356,9 @@ class Sinh(Unary):
     define = staticmethod(topi.sinh)
     evaluate = staticmethod(np.sinh)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return make_call("cosh", (x,))
+
 
 @register_op("sqrt", pattern=OpPattern.ELEMWISE)
 class Sqrt(Unary):
@@ -285,6 +366,9 @@ class Sqrt(Unary):
 
     define = staticmethod(topi.sqrt)
     evaluate = staticmethod(np.sqrt)
+
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return 0.5 / y
 
 
 @register_op("tan", pattern=OpPattern.ELEMWISE)
@@ -295,6 +379,9 @@ class Tan(Unary):
     define = staticmethod(topi.tan)
     evaluate = staticmethod(np.tan)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return y * y + 1.0
+
 
 @register_op("tanh", pattern=OpPattern.ELEMWISE)
 class Tanh(Unary):
@@ -303,6 +390,9 @@ class Tanh(Unary):
     define = staticmethod(topi.tanh)
     evaluate = staticmethod(np.tanh)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return 1.0 - y * y
+
 
 @register_op("trunc", pattern=OpPattern.ELEMWISE)
 class Trunc(Unary):
@@ -310,6 +400,9 @@ class Trunc(Unary):
 
     define = staticmethod(topi.trunc)
     evaluate = staticmethod(np.trunc)
+
+    def derivative(self, x: Expr, y: Expr) -> None:
+        return None
 
 
 @register_op("bitwise_not", pattern=OpPattern.ELEMWISE)
@@ -339,6 +432,9 @@ class Copy(Unary):
 
     def reference(self, x: Array) -> Array:
         return x.copy()
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        return (grad,)
 
 
 class _Predicate(Unary):
@@ -399,6 +495,9 @@ class Cast(OpDef):
         with np.errstate(all="ignore"):
             return convert_array(x, parse_dtype(self.dtype))
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        return (make_call("cast", (grad,), dtype=str(call.args[0].dtype)),)
+
 
 @register_op("reinterpret", pattern=OpPattern.ELEMWISE)
 class Reinterpret(OpDef):
@@ -440,6 +539,14 @@ class Clip(OpDef):
     def reference(self, x: Array) -> Array:
         low = x if self.a_min is None else np.maximum(x, np.asarray(self.a_min, x.dtype))
         return low if self.a_max is None else np.minimum(low, np.asarray(self.a_max, x.dtype))
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        x = call.args[0]
+        if self.a_max is not None:
+            grad = choose(greater(x, self.a_max), 0, grad, x)
+        if self.a_min is not None:
+            grad = choose(greater(-x, -self.a_min), 0, grad, x)
+        return (grad,)
 
 
 abs = unary_helper(Abs)

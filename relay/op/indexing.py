@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from relayc import te, topi
-from relayc.relay.expr import Call, Expr, TupleGetItem
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.errors import GradientError
+from relayc.relay.expr import Call, Expr, Tuple, TupleGetItem
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, make_call, register_op
 from relayc.relay.op.common import (
     Array,
     as_expr,
@@ -20,6 +21,7 @@ from relayc.relay.op.common import (
     require_same_dtype,
     with_dim,
 )
+from relayc.relay.op.gradients import reshaped, zeros_of
 from relayc.relay.type import TensorType, TupleType, Type, dims_match, shapes_match
 from relayc.te.tir import Dim
 
@@ -96,6 +98,29 @@ class Take(OpDef):
         moves = indices.ndim == 1 and self.batch_dims == 0
         return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm)))) if moves else None
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        x, indices = call.args
+        if self.batch_dims:
+            raise GradientError(f"operator {self.name} with batch dimensions has no gradient rule")
+        axis, size = check_axis(2, self.axis, len(x.shape)), x.shape[self.axis]
+        kept, tuples = len(x.shape) - 1, len(indices.shape)
+        grad_first = (*range(axis, axis + tuples), *range(axis), *range(axis + tuples, kept + tuples))
+        rows = make_call("transpose", (grad,), axes=grad_first)
+        empty = zeros_of(x, (size, *x.shape[:axis], *x.shape[axis + 1 :]))
+        at = reshaped(self._inside(indices, size), (1, *indices.shape))
+        total = ScatterND(reduction="add")(empty, at, rows)
+        back = (*range(1, axis + 1), 0, *range(axis + 1, kept + 1))
+        return make_call("transpose", (total,), axes=back), None
+
+    def _inside(self, indices: Expr, size: Dim) -> Expr:
+        """`indices` as ScatterND takes them: negative ones count from the end, others are limited to `size`."""
+        if self.mode in ("numpy", "fast"):
+            return indices
+        if self.mode == "clip":
+            return make_call("maximum", (indices, as_expr(0, indices)))
+        length = make_call("sizes", (), values=(size,), shape=(), dtype=str(indices.dtype))
+        return make_call("floor_mod", (indices, length))
+
 
 @register_op("gather", pattern=OpPattern.INJECTIVE)
 class Gather(OpDef):
@@ -136,6 +161,11 @@ class Gather(OpDef):
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
         return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        x, indices = call.args
+        at = make_call("broadcast_to", (indices,), shape=tuple(grad.shape)) if self.broadcasts else indices
+        return ScatterElements(axis=self.axis, reduction="add")(zeros_of(x, x.shape), at, grad), None
+
 
 @register_op("gather_nd", pattern=OpPattern.INJECTIVE)
 class GatherND(OpDef):
@@ -169,6 +199,12 @@ class GatherND(OpDef):
         grid = np.indices(indices.shape[1:])[:batch]
         return np.asarray(x[(*grid, *at)]) if at or batch else np.broadcast_to(x, (*indices.shape[1:], *x.shape)).copy()
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        x, indices = call.args
+        if self.batch_dims:
+            raise GradientError(f"operator {self.name} with batch dimensions has no gradient rule")
+        return ScatterND(reduction="add")(zeros_of(x, x.shape), indices, grad), None
+
 
 _REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "update": lambda old, new: new, "add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
@@ -178,6 +214,11 @@ _REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 def _require_reduction(number: int, reduction: str) -> None:
     known = ", ".join(_REDUCTIONS)
     require(reduction in _REDUCTIONS, f"(C{number}) reduction {reduction!r} is unknown; known are {known}")
+
+
+def _require_differentiable(op: OpDef, reduction: str) -> None:
+    if reduction not in ("update", "add"):
+        raise GradientError(f"operator {op.name} with reduction {reduction!r} has no gradient rule")
 
 
 @register_op("scatter_elements", pattern=OpPattern.OPAQUE)
@@ -215,6 +256,12 @@ class ScatterElements(OpDef):
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
         return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        _, indices, updates = call.args
+        _require_differentiable(self, self.reduction)
+        kept = self(grad, indices, zeros_of(updates, updates.shape)) if self.reduction == "update" else grad
+        return kept, None, Gather(axis=self.axis)(grad, indices)
+
 
 @register_op("scatter_nd", pattern=OpPattern.OPAQUE)
 class ScatterND(OpDef):
@@ -248,6 +295,12 @@ class ScatterND(OpDef):
             at = tuple([int(p[index]) for p in places])
             result[at] = _REDUCTIONS[self.reduction](result[at], updates[index])
         return result
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        _, indices, updates = call.args
+        _require_differentiable(self, self.reduction)
+        kept = self(grad, indices, zeros_of(updates, updates.shape)) if self.reduction == "update" else grad
+        return kept, None, GatherND()(grad, indices)
 
 
 @register_op("one_hot", pattern=OpPattern.INJECTIVE)
@@ -334,6 +387,10 @@ class Sort(OpDef):
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
         return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
 
+    def decomposed(self, *args: Expr) -> Expr:
+        (x,) = args
+        return Gather(axis=self.axis)(x, ArgSort(axis=self.axis, is_ascend=self.is_ascend)(x))
+
 
 @register_op("searchsorted", pattern=OpPattern.OPAQUE)
 class SearchSorted(OpDef):
@@ -390,6 +447,12 @@ class TopK(OpDef):
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
         return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        assert isinstance(grad, Tuple)
+        (x,) = call.args
+        places = TupleGetItem(call, 1)
+        return (ScatterElements(axis=self.axis, reduction="add")(zeros_of(x, x.shape), places, grad.fields[0]),)
+
 
 @attributes_of_operator
 class Running(OpDef):
@@ -437,6 +500,10 @@ class CumSum(Running):
     define = staticmethod(topi.cumsum)
     evaluate = staticmethod(np.cumsum)
     start = 0
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        total = self.replace(reverse=not self.reverse, dtype=str(grad.dtype))(grad)
+        return (make_call("cast", (total,), dtype=str(call.args[0].dtype)),)
 
 
 @register_op("cumprod", pattern=OpPattern.OPAQUE)

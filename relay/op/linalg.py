@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from relayc import te, topi
 from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, make_call, register_op
 from relayc.relay.op.common import Array, require, require_float
+from relayc.relay.op.gradients import restored, swapped
 from relayc.relay.type import TensorType, dims_match
 
 __all__ = ["Det", "Inverse", "det", "inverse"]
@@ -38,6 +41,12 @@ class Det(OpDef):
     def reference(self, x: Array) -> Array:
         return np.asarray(np.linalg.det(x.astype(np.float64))).astype(x.dtype)
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        (x,) = call.args
+        ndim = len(x.shape)
+        scale = restored(grad * call, x.shape, (ndim - 2, ndim - 1))
+        return (scale * swapped(make_call("inverse", (x,))),)
+
 
 def det(data: Expr) -> Call:
     """Determinants of the matrices in the last two dimensions of `data`."""
@@ -65,6 +74,10 @@ class Inverse(OpDef):
         singular = np.linalg.det(wide) == 0 if x.size else np.zeros(x.shape[:-2], bool)
         safe = np.where(singular[..., None, None], np.eye(x.shape[-1]), wide)
         return np.where(singular[..., None, None], np.nan, np.linalg.inv(safe)).astype(x.dtype)
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        left = make_call("nn.batch_matmul", (call, grad), transpose_a=True, transpose_b=False)
+        return (-make_call("nn.batch_matmul", (left, call), transpose_b=True),)
 
 
 def inverse(data: Expr) -> Call:

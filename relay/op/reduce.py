@@ -11,8 +11,10 @@ import numpy as np
 from relayc import te, topi
 from relayc.relay.errors import TypeInferenceError
 from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, make_call, register_op
 from relayc.relay.op.common import Array, check_axes, require, widened
+from relayc.relay.op.gradients import choose, restored
+from relayc.relay.sizes import product
 from relayc.relay.type import TensorType, Type
 from relayc.topi.reduction import reduced_shape
 
@@ -58,6 +60,10 @@ class Reduction(OpDef):
             return None
         return self.replace(axis=tuple([perm.index(a) for a in self.axes(len(perm))]))
 
+    def restored(self, reduced: Expr, x: Expr) -> Expr:
+        """A reduced tensor with the reduced dimensions of `x` again, of size 1."""
+        return restored(reduced, x.shape, self.axes(len(x.shape)))
+
 
 @register_op("sum", pattern=OpPattern.COMM_REDUCE)
 class Sum(Reduction):
@@ -69,6 +75,10 @@ class Sum(Reduction):
     @staticmethod
     def evaluate(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
         return np.sum(x, axis, dtype=x.dtype, keepdims=keepdims)
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        (x,) = call.args
+        return (make_call("broadcast_to", (self.restored(grad, x),), shape=tuple(x.shape)),)
 
 
 @register_op("prod", pattern=OpPattern.COMM_REDUCE)
@@ -82,6 +92,10 @@ class Prod(Reduction):
     def evaluate(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
         return np.prod(x, axis, dtype=x.dtype, keepdims=keepdims)
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        (x,) = call.args
+        return (self.restored(grad * call, x) / x,)
+
 
 @register_op("max", pattern=OpPattern.COMM_REDUCE)
 class Max(Reduction):
@@ -93,6 +107,9 @@ class Max(Reduction):
     def evaluate(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
         return np.max(x, axis=axis, keepdims=keepdims, initial=_extreme(x.dtype, highest=False))
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        return _to_extremes(self, call, grad)
+
 
 @register_op("min", pattern=OpPattern.COMM_REDUCE)
 class Min(Reduction):
@@ -103,6 +120,18 @@ class Min(Reduction):
     @staticmethod
     def evaluate(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
         return np.min(x, axis=axis, keepdims=keepdims, initial=_extreme(x.dtype, highest=True))
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        return _to_extremes(self, call, grad)
+
+
+def _to_extremes(op: Reduction, call: Call, grad: Expr) -> tuple[Expr]:
+    """The gradient goes to the elements equal to the extreme value, in equal parts."""
+    (x,) = call.args
+    chosen = make_call("equal", (x, op.restored(call, x)))
+    ones = choose(chosen, 1, 0, x)
+    share = grad / make_call("sum", (ones,), axis=op.axis, keepdims=op.keepdims)
+    return (ones * op.restored(share, x),)
 
 
 def _extreme(kind: np.dtype[Any], highest: bool) -> Any:
@@ -125,6 +154,12 @@ class Mean(Reduction):
             return np.trunc(total / count).astype(x.dtype) if count else np.zeros_like(total)
         return (total / count).astype(x.dtype)
 
+    def decomposed(self, *args: Expr) -> Expr:
+        (x,) = args
+        total = make_call("sum", (x,), axis=self.axis, keepdims=self.keepdims)
+        count = make_call("sizes", (), values=(product([x.shape[a] for a in self.axes(len(x.shape))]),), shape=())
+        return total / make_call("cast", (count,), dtype=str(x.dtype))
+
 
 @register_op("variance", pattern=OpPattern.COMM_REDUCE)
 class Variance(Reduction):
@@ -134,6 +169,11 @@ class Variance(Reduction):
     domain = ("float",)
     define = staticmethod(topi.variance)
     evaluate = staticmethod(np.var)
+
+    def decomposed(self, *args: Expr) -> Expr:
+        (x,) = args
+        distance = x - make_call("mean", (x,), axis=self.axis, keepdims=True)
+        return make_call("mean", (distance * distance,), axis=self.axis, keepdims=self.keepdims)
 
 
 @register_op("log_sum_exp", pattern=OpPattern.COMM_REDUCE)
@@ -149,6 +189,10 @@ class LogSumExp(Reduction):
         top = np.max(x, axis=axis, keepdims=True, initial=-np.inf)
         total = np.log(np.sum(np.exp(x - np.where(np.isfinite(top), top, 0)), axis=axis, keepdims=keepdims))
         return total + np.where(np.isfinite(top), top, 0).reshape(total.shape)
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        (x,) = call.args
+        return (self.restored(grad, x) * make_call("exp", (x - self.restored(call, x),)),)
 
 
 @register_op("all", pattern=OpPattern.COMM_REDUCE)

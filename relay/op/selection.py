@@ -5,13 +5,15 @@ A model binds the count to a size variable and slices the results to it (see `re
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from relayc import te, topi
 from relayc.relay.expr import Call, Expr, TupleGetItem
 from relayc.relay.op.base import OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, require
-from relayc.relay.sizes import product
+from relayc.relay.sizes import product, smaller
 from relayc.relay.type import TensorType, TupleType, dims_match
 
 __all__ = ["NonMaxSuppression", "NonZero", "non_max_suppression", "nonzero"]
@@ -41,18 +43,17 @@ class NonMaxSuppression(OpDef):
     """Rows (image, class, box) of the boxes kept, best first within a class, and how many there are.
 
     (ONNX: NonMaxSuppression.) boxes (B, N, 4) float32 are corners y1, x1, y2, x2, or with `center` x, y, width, height;
-    scores (B, C, N) float32; order (B, C, N) integers are positions by falling score; `limit` int64 (1,), `iou` and
-    `least` float32 (1,) as in `topi.non_max_suppression`. Gives int64 (B * C * N, 3), zeros past the count, and
-    int64 (1,). (C1) boxes are (B, N, 4), scores (B, C, N).
+    scores (B, C, N) float32; `limit` int64 (1,), `iou` and `least` float32 (1,) as in `topi.non_max_suppression`. Gives
+    int64 (B * C * min(N, `most`), 3), zeros past the count, and int64 (1,). (C1) boxes are (B, N, 4), scores (B, C, N).
     """
 
     center: bool = False
+    most: int | None = None
 
     def infer(
         self,
         boxes: TensorType,
         scores: TensorType,
-        order: TensorType,
         limit: TensorType,
         iou: TensorType,
         least: TensorType,
@@ -60,24 +61,29 @@ class NonMaxSuppression(OpDef):
         fits = boxes.ndim == scores.ndim == 3 and dims_match(boxes.shape[2], 4)
         fits = fits and dims_match(boxes.shape[0], scores.shape[0]) and dims_match(boxes.shape[1], scores.shape[2])
         require(fits, f"(C1) boxes must be (B, N, 4), scores (B, C, N); got {boxes} and {scores}")
-        return TupleType([TensorType((product(scores.shape), 3), "int64"), TensorType((1,), "int64")])
+        *classes, count = scores.shape
+        room = count if self.most is None else smaller(count, self.most)
+        return TupleType([TensorType((product((*classes, room)), 3), "int64"), TensorType((1,), "int64")])
 
     def compute(self, *inputs: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
-        boxes, scores, order, limit, iou, least = inputs
-        return topi.non_max_suppression(boxes, scores, order, limit, iou, least, self.center)
+        boxes, scores, limit, iou, least = inputs
+        return topi.non_max_suppression(boxes, scores, limit, iou, least, self.center, self.most)
 
     def reference(
-        self, boxes: Array, scores: Array, order: Array, limit: Array, iou: Array, least: Array
+        self, boxes: Array, scores: Array, limit: Array, iou: Array, least: Array
     ) -> tuple[Array, Array]:
         rows: list[tuple[int, int, int]] = []
-        for image, cls in np.ndindex(*scores.shape[:2]):
+        *classes, count = scores.shape
+        room = count if self.most is None else min(count, self.most)
+        for image, cls in np.ndindex(*classes):
             kept: list[int] = []
-            for at in map(int, order[image, cls]):
+            for at in map(int, np.argsort(-scores[image, cls], kind="stable")):
                 overlaps = [_overlap(boxes[image, at], boxes[image, other], self.center) for other in kept]
-                if scores[image, cls, at] > least[0] and len(kept) < limit[0] and all(o <= iou[0] for o in overlaps):
+                fits = len(kept) < min(room, limit[0]) and all(o <= iou[0] for o in overlaps)
+                if scores[image, cls, at] > least[0] and fits:
                     kept.append(at)
             rows.extend((image, cls, at) for at in kept)
-        result = np.zeros((scores.size, 3), np.int64)
+        result = np.zeros((math.prod(classes) * room, 3), np.int64)
         result[: len(rows)] = np.array(rows, np.int64).reshape(-1, 3)
         return result, np.array([len(rows)], np.int64)
 
@@ -101,8 +107,8 @@ def nonzero(data: Expr) -> tuple[TupleGetItem, TupleGetItem]:
 
 
 def non_max_suppression(
-    boxes: Expr, scores: Expr, order: Expr, limit: Expr, iou: Expr, least: Expr, center: bool = False
+    boxes: Expr, scores: Expr, limit: Expr, iou: Expr, least: Expr, center: bool = False, most: int | None = None
 ) -> tuple[TupleGetItem, TupleGetItem]:
-    """Rows (image, class, box) of the boxes kept, and how many there are."""
-    call: Call = NonMaxSuppression(center=center)(boxes, scores, order, limit, iou, least)
+    """Rows (image, class, box) of the boxes kept, and how many there are; `most` bounds `limit`."""
+    call: Call = NonMaxSuppression(center=center, most=most)(boxes, scores, limit, iou, least)
     return TupleGetItem(call, 0), TupleGetItem(call, 1)

@@ -1,59 +1,25 @@
 """Operators on strings: tensors of element type "string".
 
 Strings are moved, selected and compared by the general operators. `EncodeStrings` replaces all strings by integers
-before anything is compiled; the remaining string operators are calls of `OnHost`, which the executor runs by
-`backend.runtime.string_actions`.
+before anything is compiled; the remaining string operators are calls of `relay.op.host.OnHost`, which the executor runs
+by `backend.runtime.string_actions`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
 
-from relayc.backend.runtime.errors import ArgumentError
-from relayc.backend.runtime.string_actions import TEXT_ACTIONS, prepared
 from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relayc.relay.op.common import Array, require
-from relayc.relay.op.host import HostOperator
+from relayc.relay.op.base import OpPattern, register_op
+from relayc.relay.op.common import require
+from relayc.relay.op.host import ActionOperator
 from relayc.relay.type import TensorType, TupleType, broadcast_shapes, dims_match
-from relayc.te.dtype import dtype as parse_dtype
-from relayc.te.errors import CompileError
 
-__all__ = ["OnHost", "StringOperator", "concat", "full_match", "index", "rank"]
-
-
-@attributes_of_operator
-class StringOperator(OpDef):
-    """Base of the operators that read or make strings; `action` names the executor's function.
-
-    (C1) inputs are strings, or numbers, as the action takes them. An attribute `result` is the type of a result whose
-    size depends on the strings.
-    """
-
-    mixed_precision = MixedPrecision.NEVER
-    action: ClassVar[str]
-
-    def settings(self) -> dict[str, Any]:
-        """The attributes that the action takes."""
-        return {name: getattr(self, name) for name in TEXT_ACTIONS[self.action].settings}
-
-    def check(self, *types: TensorType) -> None:
-        """Raise TypeInferenceError unless inputs are strings where the action takes them."""
-        for number, (ty, kind) in enumerate(zip(types, TEXT_ACTIONS[self.action].takes, strict=True)):
-            wanted = "strings" if kind == "t" else "numbers"
-            require((ty.dtype == "string") == (kind == "t"), f"(C1) input {number} must be {wanted}; got {ty}")
-
-    def reference(self, *arrays: Array) -> Any:
-        try:
-            results = prepared(self.action, self.settings())(*arrays)
-        except ArgumentError as error:
-            raise CompileError(str(error)) from error
-        return results[0] if len(results) == 1 else results
+__all__ = ["concat", "full_match", "index", "rank"]
 
 
 @register_op("strings.concat", pattern=OpPattern.OPAQUE)
-class Concat(StringOperator):
+class Concat(ActionOperator):
     """a and b concatenated, element by element (ONNX: StringConcat). (C2) the shapes broadcast."""
 
     action = "concat"
@@ -64,7 +30,7 @@ class Concat(StringOperator):
 
 
 @register_op("strings.full_match", pattern=OpPattern.OPAQUE)
-class FullMatch(StringOperator):
+class FullMatch(ActionOperator):
     """Does the whole of each string match the regular expression, which is RE2's (ONNX: RegexFullMatch)?"""
 
     action = "full_match"
@@ -77,7 +43,7 @@ class FullMatch(StringOperator):
 
 
 @register_op("strings.split", pattern=OpPattern.OPAQUE)
-class Split(StringOperator):
+class Split(ActionOperator):
     """Each string cut at a delimiter, `most` times or, below 0, as often as it occurs (ONNX: StringSplit).
 
     The parts are along a new last axis, padded with empty strings; the second result says how many there are.
@@ -97,7 +63,7 @@ class Split(StringOperator):
 
 
 @register_op("strings.normalize", pattern=OpPattern.OPAQUE)
-class Normalize(StringOperator):
+class Normalize(ActionOperator):
     """Stop words left out, the case of the others changed to "LOWER", "UPPER" or not, "NONE" (ONNX: StringNormalizer).
 
     Where nothing is left there is one empty string. (C2) input and `result` are a vector, or one row.
@@ -118,7 +84,7 @@ class Normalize(StringOperator):
 
 
 @register_op("strings.tokenize", pattern=OpPattern.OPAQUE)
-class Tokenize(StringOperator):
+class Tokenize(ActionOperator):
     """Each string cut into tokens along a new last axis, padded with `fill` (onnxruntime: Tokenizer).
 
     Tokens are what matches `token`, or what is between matches of the `separators`, of `least` characters or more;
@@ -142,7 +108,7 @@ class Tokenize(StringOperator):
 
 
 @register_op("strings.parse", pattern=OpPattern.OPAQUE)
-class Parse(StringOperator):
+class Parse(ActionOperator):
     """The numbers that strings represent, as float64 or int64; "inf" and "nan" among floats (ONNX: Cast).
 
     (C2) `dtype` is one of these.
@@ -159,7 +125,7 @@ class Parse(StringOperator):
 
 
 @register_op("strings.format", pattern=OpPattern.OPAQUE)
-class Format(StringOperator):
+class Format(ActionOperator):
     """Numbers as strings, floats with so many significant digits (ONNX: Cast)."""
 
     action = "format"
@@ -172,7 +138,7 @@ class Format(StringOperator):
 
 
 @register_op("strings.index", pattern=OpPattern.OPAQUE)
-class Index(StringOperator):
+class Index(ActionOperator):
     """The position in `table` that each string has first, else the table's length; int64. It is compiled."""
 
     action = "index"
@@ -185,7 +151,7 @@ class Index(StringOperator):
 
 
 @register_op("strings.rank", pattern=OpPattern.OPAQUE)
-class Rank(StringOperator):
+class Rank(ActionOperator):
     """The rank of each string among the distinct ones in order of their bytes; int64."""
 
     action = "rank"
@@ -193,27 +159,6 @@ class Rank(StringOperator):
     def infer(self, x: TensorType) -> TensorType:
         self.check(x)
         return x.with_dtype("int64")
-
-
-@register_op("strings.on_host", pattern=OpPattern.OPAQUE)
-class OnHost(HostOperator):
-    """An operator on strings run by the executor, with strings encoded as integers.
-
-    `results` are the types of its results, int64 for strings. (C1) it takes as many inputs as the operator.
-    """
-
-    has_side_effect = True  # encoded strings mean nothing without the executor's table: not to be folded
-
-    operator: StringOperator
-    results: tuple[TensorType, ...]
-
-    def infer(self, *types: TensorType) -> TensorType | TupleType:
-        action = TEXT_ACTIONS[self.operator.action]
-        require(len(types) == len(action.takes), f"(C1) {len(types)} inputs for {self.operator}")
-        for number, (ty, kind) in enumerate(zip(types, action.takes, strict=True)):
-            fits = kind == "n" or ty.dtype == parse_dtype("int64")
-            require(fits, f"(C1) input {number} must be numbers of strings; got {ty}")
-        return self.results[0] if len(self.results) == 1 else TupleType(self.results)
 
 
 def concat(a: Expr, b: Expr) -> Call:

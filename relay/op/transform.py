@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from relayc import te, topi
-from relayc.relay.errors import TypeInferenceError
-from relayc.relay.expr import Call, Expr, TupleGetItem
-from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.errors import GradientError, TypeInferenceError
+from relayc.relay.expr import Call, Expr, Tuple, TupleGetItem
+from relayc.relay.op.base import OpDef, OpPattern, make_call, register_op
 from relayc.relay.op.common import Array, at_least, check_axes, check_axis, require, require_same_dtype, with_dim
+from relayc.relay.op.gradients import reshaped
 from relayc.relay.op.slicing import slice_axis
 from relayc.relay.sizes import product, quotient
 from relayc.relay.type import TensorType, TupleType, Type, dims_match, shape_text
@@ -80,6 +81,9 @@ class Reshape(OpDef):
     def reference(self, x: Array) -> Array:
         return x.reshape([int(d) for d in self.newshape])  # type: ignore[arg-type]
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        return (reshaped(grad, call.args[0].shape),)
+
 
 @register_op("transpose", pattern=OpPattern.INJECTIVE)
 class Transpose(OpDef):
@@ -99,6 +103,10 @@ class Transpose(OpDef):
 
     def reference(self, x: Array) -> Array:
         return x.transpose(self.axes)
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        inverse = tuple([self.axes.index(a) for a in range(len(self.axes))])
+        return (Transpose(axes=inverse)(grad),)
 
 
 @register_op("expand_dims", pattern=OpPattern.INJECTIVE)
@@ -122,6 +130,9 @@ class ExpandDims(OpDef):
 
     def reference(self, x: Array) -> Array:
         return x.reshape(self.infer(TensorType(x.shape)).static_shape)
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        return (reshaped(grad, call.args[0].shape),)
 
 
 @register_op("squeeze", pattern=OpPattern.INJECTIVE)
@@ -149,6 +160,9 @@ class Squeeze(OpDef):
 
     def reference(self, x: Array) -> Array:
         return x.reshape(self.infer(TensorType(x.shape)).static_shape)
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        return (reshaped(grad, call.args[0].shape),)
 
 
 @register_op("concatenate", pattern=OpPattern.INJECTIVE)
@@ -183,6 +197,16 @@ class Concatenate(OpDef):
     def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
         return self.replace(axis=perm.index(check_axis(3, self.axis, len(perm))))
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        axis = check_axis(3, self.axis, len(grad.shape))
+        parts: list[Expr] = []
+        begin: Dim = 0
+        for x in call.args:
+            end = as_dim(begin + x.shape[axis])
+            parts.append(StridedSlice(begin=(begin,), end=(end,), strides=(1,), axes=(axis,))(grad))
+            begin = end
+        return parts
+
 
 @register_op("stack", pattern=OpPattern.INJECTIVE)
 class Stack(OpDef):
@@ -201,6 +225,11 @@ class Stack(OpDef):
 
     def reference(self, *xs: Array) -> Array:
         return np.stack(xs, self.axis)
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        axis = check_axis(2, self.axis, len(grad.shape))
+        rows = Split(indices_or_sections=len(call.args), axis=axis)(grad)
+        return [reshaped(TupleGetItem(rows, k), x.shape) for k, x in enumerate(call.args)]
 
 
 @register_op("split", pattern=OpPattern.INJECTIVE)
@@ -240,6 +269,10 @@ class Split(OpDef):
 
     def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
         return self.replace(axis=perm.index(check_axis(1, self.axis, len(perm))))
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        assert isinstance(grad, Tuple)
+        return (Concatenate(axis=self.axis)(*grad.fields),)
 
 
 @register_op("strided_slice", pattern=OpPattern.INJECTIVE)
@@ -287,6 +320,39 @@ class StridedSlice(OpDef):
     def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
         return self.replace(axes=tuple([perm.index(a) for a in check_axes(1, self.axes, len(perm))]))
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        (x,) = call.args
+        first, steps, sizes = self.resolved(x.shape)
+        for axis, (begin, step, size) in enumerate(zip(first, steps, sizes, strict=True)):
+            if size == 0:
+                return (None,)
+            if step < 0:
+                grad = Reverse(axis=(axis,))(grad)
+                begin, step = as_dim(begin + step * (size - 1)), -step
+            grad = _placed(grad, axis, begin, step, x.shape[axis])
+        return (grad,)
+
+
+def _placed(x: Expr, axis: int, begin: Dim, step: int, size: Dim) -> Expr:
+    """Zeros of `size` along `axis`, but for x in places `begin`, `begin` + `step`, ..."""
+    count = x.shape[axis]
+    if step > 1:
+        apart = reshaped(x, (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :]))
+        widths = tuple([(0, step - 1 if a == axis + 1 else 0) for a in range(len(apart.shape))])
+        spread = make_call("nn.pad", (apart,), pad_width=widths)
+        x = reshaped(spread, with_dim(x.shape, axis, as_dim(count * step)))
+    before, after = begin, as_dim(size - begin - x.shape[axis])
+    if isinstance(before, int) and isinstance(after, int):
+        widths = tuple([(before, after) if a == axis else (0, 0) for a in range(len(x.shape))])
+        return make_call("nn.pad", (x,), pad_width=widths)
+    if step > 1:
+        raise GradientError(f"a slice of a dynamic size {size} with stride {step} has no gradient rule")
+    zeros = [
+        make_call("full", (), shape=with_dim(x.shape, axis, d), dtype=str(x.dtype), fill_value=0)
+        for d in (before, after)
+    ]
+    return Concatenate(axis=axis)(zeros[0], x, zeros[1])
+
 
 @register_op("reverse", pattern=OpPattern.INJECTIVE)
 class Reverse(OpDef):
@@ -306,6 +372,9 @@ class Reverse(OpDef):
 
     def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
         return self.replace(axis=tuple([perm.index(a) for a in check_axes(1, self.axis, len(perm))]))
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        return (self(grad),)
 
 
 @register_op("roll", pattern=OpPattern.INJECTIVE)
@@ -333,6 +402,9 @@ class Roll(OpDef):
 
     def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
         return self.replace(axes=tuple([perm.index(a) for a in check_axes(1, self.axes, len(perm))]))
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        return (self.replace(shifts=tuple([-s for s in self.shifts]))(grad),)
 
 
 @register_op("reverse_sequence", pattern=OpPattern.INJECTIVE)
@@ -369,6 +441,9 @@ class ReverseSequence(OpDef):
         seq, batch = check_axes(1, (self.seq_axis, self.batch_axis), len(perm))
         return self.replace(seq_axis=perm.index(seq), batch_axis=perm.index(batch))
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        return self(grad, call.args[1]), None
+
 
 @register_op("tile", pattern=OpPattern.INJECTIVE)
 class Tile(OpDef):
@@ -398,6 +473,14 @@ class Tile(OpDef):
         reps = self._full(len(perm))
         return self.replace(reps=tuple([reps[p] for p in perm])) if len(reps) == len(perm) else None
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        (x,) = call.args
+        reps = self._full(len(x.shape))
+        shape = (*[1] * (len(reps) - len(x.shape)), *x.shape)
+        split = reshaped(grad, [d for pair in zip(reps, shape, strict=True) for d in pair])
+        summed = make_call("sum", (split,), axis=tuple(range(0, 2 * len(reps), 2)))
+        return (reshaped(summed, x.shape),)
+
 
 @register_op("repeat", pattern=OpPattern.INJECTIVE)
 class Repeat(OpDef):
@@ -420,6 +503,12 @@ class Repeat(OpDef):
     def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
         return self.replace(axis=perm.index(check_axis(1, self.axis, len(perm))))
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        (x,) = call.args
+        axis = check_axis(1, self.axis, len(x.shape))
+        split = reshaped(grad, (*x.shape[: axis + 1], self.repeats, *x.shape[axis + 1 :]))
+        return (make_call("sum", (split,), axis=(axis + 1,)),)
+
 
 @register_op("trilu", pattern=OpPattern.INJECTIVE)
 class Trilu(OpDef):
@@ -440,6 +529,9 @@ class Trilu(OpDef):
 
     def reference(self, x: Array) -> Array:
         return np.triu(x, self.k) if self.upper else np.tril(x, self.k)
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        return (self(grad),)
 
 
 def reshape(data: Expr, newshape: Sequence[Dim]) -> Call:

@@ -24,6 +24,7 @@ from relayc.relay.transform.fold_transpose_into_store import FoldTransposeIntoSt
 from relayc.relay.transform.function_pass import FunctionPass, RewritePass
 from relayc.relay.transform.fuse_ops import FuseOps
 from relayc.relay.transform.fuse_siblings import FuseSiblings
+from relayc.relay.transform.gradient import gradient
 from relayc.relay.transform.join_slices import JoinSlices
 from relayc.relay.transform.pack_narrow_constants import PackNarrowConstants
 from relayc.relay.transform.pack_weights import PackWeights
@@ -98,6 +99,7 @@ __all__ = [
     "WidenProducts",
     "default_pipeline",
     "find_kv_caches",
+    "gradient",
 ]
 
 __getattr__ = _deprecated_names(__name__, {

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from relayc.relay.analysis import scopes
+from relayc.relay.equal_constants import EqualConstants
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem
 from relayc.relay.op.base import OpDef
-from relayc.relay.stored import StoredConstant
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.te.ir import PassContext, post_order
 
 __all__ = ["EliminateCommonSubexpr"]
 
-_MERGED_CONSTANT_BYTES = 4096
-
 
 class EliminateCommonSubexpr(FunctionPass):
-    """Calls of one pure operator on the same arguments in the same scope become one; so do equal small constants.
+    """Calls of one pure operator on the same arguments in the same scope become one; so do equal constants.
 
     Calls in different branches of an `If` stay apart: merging them would evaluate one that is not needed.
     """
@@ -29,12 +27,14 @@ class EliminateCommonSubexpr(FunctionPass):
         placed, _ = scopes(function)
         done: dict[int, Expr] = {}
         known: dict[Hashable, Expr] = {}
+        constants = EqualConstants()
         for e in cast("list[Expr]", list(post_order(function))):
             new = e.rebuild(lambda child: done[id(child)])
             key = _key(new)
-            if key is not None:
-                where = 0 if isinstance(e, Constant) else id(placed[id(e)])
-                new = known.setdefault((where, key), new)
+            if isinstance(new, Constant):
+                new = constants.first(new)
+            elif key is not None:
+                new = known.setdefault((id(placed[id(e)]), key), new)
             done[id(e)] = new
         return cast(Function, done[id(function)])
 
@@ -49,10 +49,4 @@ def _key(e: Expr) -> Hashable | None:
         return (TupleGetItem, id(e.tuple_value), e.index)
     if isinstance(e, Tuple):
         return (Tuple, *[id(f) for f in e.fields])
-    if isinstance(e, StoredConstant):
-        return None
-    if isinstance(e, Constant):
-        data: Any = e.data
-        small = data.nbytes <= _MERGED_CONSTANT_BYTES and data.dtype.kind not in "OSUT"
-        return (Constant, e.ty, data.tobytes() if small else id(data))
     return None

@@ -11,8 +11,9 @@ from relayc.relay.container_type import ContainerType, ElementType, SequenceType
 from relayc.relay.expr import Call, Constant, Expr, Function, Var
 from relayc.relay.op.base import OpDef
 from relayc.relay.op.broadcast import Minimum
+from relayc.relay.op.host import ActionOperator, OnHost
 from relayc.relay.op.indexing import Take
-from relayc.relay.op.strings import Index, OnHost, StringOperator
+from relayc.relay.op.strings import Index
 from relayc.relay.sizes import assuming
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.type import TensorType, TupleType, Type
@@ -117,7 +118,7 @@ class _Encoder:
     def _call(self, call: Call, operator: OpDef, args: list[Expr]) -> Expr:
         if isinstance(operator, Index):
             return self._looked_up(args[0], operator.table, call)
-        if isinstance(operator, StringOperator):
+        if isinstance(operator, ActionOperator):
             results = tuple([cast(TensorType, _numbered(ty)) for ty in _flat(call.ty)])
             return OnHost(operator=operator, results=results)(*args, span=call.span)
         changed = {name: self._attribute(value) for name, value in operator.attributes().items()}

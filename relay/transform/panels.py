@@ -211,8 +211,9 @@ class PanelPacker:
         self._work.append(replace(work, source=self._sources.get(id(of))))
 
     def run(self) -> None:
-        """Pack all weights."""
-        work, self._work, self._sources = self._work, [], {}
+        """Pack all weights, the largest first: threads end together, and copies of fetched weights are small once most
+        panels are there."""
+        work, self._work, self._sources = sorted(self._work, key=lambda w: -w.packed.nbytes), [], {}
         nbytes: Counter[_Form] = Counter()
         for w in work:
             if w.form is not None:

@@ -33,7 +33,8 @@ MIXED_PRECISION_TYPES = ("float16", "bfloat16")
 _WIDE = dtype("float32")
 
 PassContext.declare_option(
-    "relay.ToMixedPrecision.dtype", "", "float16 or bfloat16: relay.build converts models to mixed precision"
+    "relay.ToMixedPrecision.dtype", "", "float16 or bfloat16: relay.build converts models to mixed precision",
+    choices=("", "float16", "bfloat16"),
 )
 
 

@@ -9,7 +9,6 @@ from relayc.backend.target import Target
 from relayc.relay.expr import Call
 from relayc.relay.op.nn.conv import Conv2D, Conv3D
 from relayc.relay.sizes import LIKELY_SIDE, likely
-from relayc.te.errors import CompileError
 from relayc.te.ir import PassContext
 from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
 from relayc.topi.layout import Layout
@@ -25,15 +24,13 @@ _WINOGRAD: dict[str, frozenset[int]] = {
 PassContext.declare_option(
     "relay.winograd", "auto",
     "convolutions by Winograd's algorithm where it pays: 'auto'; 'f2' or 'f4', tiles of 2 or 4 only; 'off'",
+    choices=tuple(_WINOGRAD),
 )  # fmt: skip
 
 
 def winograd_tiles(context: PassContext) -> frozenset[int]:
-    """Sides of the output tiles that the option "relay.winograd" allows. Raises CompileError for an unknown value."""
-    chosen = context.option("relay.winograd")
-    if chosen not in _WINOGRAD:
-        raise CompileError(f"option relay.winograd is {chosen!r}; expected one of {', '.join(_WINOGRAD)}")
-    return _WINOGRAD[chosen]
+    """Sides of the output tiles that the option "relay.winograd" allows."""
+    return _WINOGRAD[context.option("relay.winograd")]
 
 
 def winograd_shape(call: Call, op: Conv2D | Conv3D) -> WinogradShape | None:

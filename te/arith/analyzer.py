@@ -138,7 +138,8 @@ class Analyzer(Canonical):
         if isinstance(condition, And):
             return self._facts_of(condition.a) + self._facts_of(condition.b)
         if isinstance(condition, Not):
-            simple = self.simplify(condition)
+            marked = isinstance(condition.a, Call) and condition.a.op == "likely"
+            simple = self.simplify(Not(condition.a.args[0]) if marked else condition)
             return [] if isinstance(simple, Not) else self._facts_of(simple)
         if not isinstance(condition, Compare) or condition.a.dtype not in (INT32, INT64):
             return []

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from inspect import isabstract
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from relayc.te.errors import CompileError
 from relayc.te.ir.module import IRModule
@@ -69,14 +69,65 @@ class DumpInstrument(PassInstrument):
         self._seen = module
 
 
+_T = TypeVar("_T")
+
+
+def _all_of(what: str, values: Iterable[_T], kind: type[_T]) -> tuple[_T, ...]:
+    """The argument `what` as a tuple. Raises CompileError unless it is a collection of `kind`."""
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes):
+        raise CompileError(f"{what} is {values!r}; expected a list of {kind.__name__}")
+    listed = tuple(values)
+    wrong = [value for value in listed if not isinstance(value, kind)]
+    if wrong:
+        raise CompileError(f"{what} holds {wrong[0]!r}; expected a list of {kind.__name__}")
+    return listed
+
+
+def _names(what: str, names: Iterable[str]) -> frozenset[str]:
+    return frozenset(_all_of(what, names, str))
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A declared option; see `PassContext.declare_option`."""
+
+    default: Any
+    doc: str
+    choices: tuple[Any, ...]
+    types: tuple[type, ...]
+    least: int
+
+    @property
+    def expected(self) -> str:
+        """The legal values, for errors."""
+        if self.choices:
+            return f"one of {', '.join(map(str, filter(None, self.choices)))}"
+        if int in self.types:
+            return f"an integer of {self.least} or more"
+        return " or ".join(["None" if t is type(None) else t.__name__ for t in self.types])
+
+    def allows(self, value: Any) -> bool:
+        """Is it a legal value?"""
+        if self.choices:
+            return isinstance(value, str) and value in self.choices
+        if isinstance(value, bool):
+            return bool in self.types or not self.types
+        return not self.types or (isinstance(value, self.types) and (not isinstance(value, int) or value >= self.least))
+
+
+LEVELS = range(5)
+"""The optimisation levels."""
+
+
 class PassContext:
     """Settings that passes read: optimisation level, forced and disabled passes, options, instruments.
 
-    `config` holds options by name, such as ``{"relay.winograd": "off"}``; an unknown name is an error. Options are
-    declared with `PassContext.declare_option` beside the code that reads them.
+    `config` holds options by name, such as ``{"relay.winograd": "off"}``. Options are declared with
+    `PassContext.declare_option` beside the code that reads them. Raises CompileError for a level that there is not, an
+    unknown option or one of another kind, and instruments and names of passes that are none.
     """
 
-    _options: ClassVar[dict[str, tuple[Any, str]]] = {}
+    _options: ClassVar[dict[str, _Option]] = {}
 
     def __init__(
         self,
@@ -86,36 +137,55 @@ class PassContext:
         instruments: Iterable[PassInstrument] = (),
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(opt_level, int):
-            raise CompileError(f"opt_level is {opt_level!r}; expected a number, 0 to 4")
+        if isinstance(opt_level, bool) or not isinstance(opt_level, int) or opt_level not in LEVELS:
+            raise CompileError(f"opt_level is {opt_level!r}; expected a number, {LEVELS[0]} to {LEVELS[-1]}")
         self.opt_level = opt_level
-        self.required_pass = frozenset(required_pass)
-        self.disabled_pass = frozenset(disabled_pass)
-        self.instruments = tuple(instruments)
+        self.required_pass = _names("required_pass", required_pass)
+        self.disabled_pass = _names("disabled_pass", disabled_pass)
+        self.instruments = _all_of("instruments", instruments, PassInstrument)
+        if config is not None and not isinstance(config, Mapping):
+            raise CompileError(f"config is {config!r}; expected a dictionary of options by name")
         self.config: dict[str, Any] = dict(config or {})
-        for key in self.config:
-            self._require_declared(key)
+        for key, value in self.config.items():
+            option = self._declared(key)
+            if not option.allows(value):
+                raise CompileError(f"option {key} is {value!r}; expected {option.expected}: {option.doc}")
         self._tokens: list[Token[PassContext]] = []
 
     @classmethod
-    def declare_option(cls, key: str, default: Any, doc: str) -> None:
-        """Make `key` a legal option with a default and one line of meaning."""
-        cls._options[key] = (default, doc)
+    def declare_option(
+        cls,
+        key: str,
+        default: Any,
+        doc: str,
+        *,
+        choices: Sequence[str] = (),
+        types: Sequence[type] = (),
+        least: int = 0,
+    ) -> None:
+        """Make `key` a legal option with a default and one line of meaning.
+
+        Its values are `choices` if there are any, else of one of `types`, by default that of the default; None has any.
+        Integers are not below `least`.
+        """
+        known = types or ([] if default is None else [type(default)])
+        cls._options[key] = _Option(default, doc, tuple(choices), tuple(known), least)
 
     @classmethod
     def list_options(cls) -> dict[str, tuple[Any, str]]:
         """Every declared option: name -> (default, meaning)."""
-        return dict(cls._options)
+        return {key: (option.default, option.doc) for key, option in cls._options.items()}
 
     @classmethod
-    def _require_declared(cls, key: str) -> None:
+    def _declared(cls, key: str) -> _Option:
         if key not in cls._options:
             raise CompileError(f"unknown pass option {key!r}; known are: {', '.join(sorted(cls._options))}")
+        return cls._options[key]
 
     def option(self, key: str) -> Any:
         """The value of a declared option in this context."""
-        self._require_declared(key)
-        return self.config[key] if key in self.config else self._options[key][0]
+        option = self._declared(key)
+        return self.config.get(key, option.default)
 
     def enables(self, pass_: Pass) -> bool:
         """Does this context run the pass, by level and by the forced and disabled lists?"""
@@ -202,7 +272,7 @@ class Sequential(Pass):
         for pass_ in self.passes:
             try:
                 module = pass_(module)
-            except CompileError as error:
+            except Exception as error:
                 error.add_note(f"in pass {pass_.name}, after: {', '.join(done) or 'none'}")
                 raise
             done.append(pass_.name)

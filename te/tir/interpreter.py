@@ -8,6 +8,7 @@ outside a buffer are errors, reads of uninitialised memory are too, on request; 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -100,7 +101,7 @@ class Interpreter(Visitor[Any]):
         self.check_uninitialized = check_uninitialized
         self.env: dict[Var, Any] = {}
         self._thread_index: dict[str, int] = {}
-        self.draws = 0
+        self.draws: Counter[int] = Counter()
 
     # ---- calling
 
@@ -365,6 +366,17 @@ class Interpreter(Visitor[Any]):
         lanes = pointer.memory.data[start : start + dtype.itemsize * node.dtype.lanes].view(dtype)
         return lanes.copy() if node.dtype.lanes > 1 else scalar(node.dtype, lanes[0])
 
+    def _call_store_at(self, node: Call) -> int:
+        pointer, offset, value = (self.visit(a) for a in node.args)
+        start, dtype = pointer.offset + offset, numpy_dtype(node.args[2].dtype)
+        pointer.memory.data[start : start + dtype.itemsize].view(dtype)[0] = value
+        return 0
+
+    def _call_copy_bytes(self, node: Call) -> int:
+        to, source, count = (self.visit(a) for a in node.args)
+        to.memory.data[to.offset :][:count] = source.memory.data[source.offset :][:count]
+        return 0
+
     def _call_atomic(self, node: Call) -> Any:
         pointer, value = self.visit(node.args[0]), self.visit(node.args[1])
         kind = node.args[1].dtype
@@ -423,8 +435,9 @@ class Interpreter(Visitor[Any]):
         return 0
 
     def _call_next_draw(self, node: Call) -> int:
-        self.draws += 1
-        return self.draws - 1
+        stream = int(self.visit(node.args[0]))
+        self.draws[stream] += 1
+        return self.draws[stream] - 1
 
     def _call_nothing(self, node: Call) -> int:
         return 0
@@ -505,7 +518,8 @@ _CALLS: dict[str, Callable[[Interpreter, Call], Any]] = {
     "if_then_else": Interpreter._call_if_then_else, "likely": Interpreter._call_likely,
     "reinterpret": Interpreter._call_reinterpret, "popcount": Interpreter._call_bits, "clz": Interpreter._call_bits,
     "address_of": Interpreter._call_address_of, "handle_add_byte_offset": Interpreter._call_handle_add_byte_offset,
-    "load_at": Interpreter._call_load_at, "atomic_add": Interpreter._call_atomic,
+    "load_at": Interpreter._call_load_at, "store_at": Interpreter._call_store_at,
+    "copy_bytes": Interpreter._call_copy_bytes, "atomic_add": Interpreter._call_atomic,
     "atomic_max": Interpreter._call_atomic, "call_kernel": Interpreter._call_kernel,
     "call_step": Interpreter._call_step,
     "call_extern": Interpreter._call_function, "call_packed": Interpreter._call_function,

@@ -129,6 +129,8 @@ intrinsic("vector_reduce_min", 1, np.min, doc="smallest lane")
 intrinsic("address_of", 1, pure=True, doc="the address of a BufferLoad's element, as a handle")
 intrinsic("handle_add_byte_offset", 2, doc="a pointer moved by bytes")
 intrinsic("load_at", 2, pure=False, doc="the value of the call's type at (handle, byte offset)")
+intrinsic("store_at", 3, pure=False, doc="(handle, byte offset, value): stores the value there")
+intrinsic("copy_bytes", 3, pure=False, doc="(to, from, n): copies n bytes between handles that do not overlap")
 intrinsic("call_extern", None, pure=False, doc="(name, args...): a C function")
 intrinsic("call_kernel", None, pure=False, doc="(name, args...): a function of the same module, raw convention")
 intrinsic("call_step", None, pure=False, doc="(name, args..., i): call_kernel with the bounds i and i + 1 of a range")
@@ -151,6 +153,6 @@ intrinsic("atomic_max", 2, pure=False, doc="(address, value): atomic maximum wit
 intrinsic("warp_shuffle_xor", 4, pure=False,
           doc="(mask of participating lanes, value, flip, width): the value of lane ^ flip")  # fmt: skip
 intrinsic("thread_allreduce", None, pure=False, doc="cross-thread reduction; lowered by the device passes")
-intrinsic("next_draw", 0, pure=False, doc="the count of earlier random draws in this execution: 0, 1, 2, ...")
+intrinsic("next_draw", 1, pure=False, doc="(stream): the count of earlier random draws of the stream: 0, 1, 2, ...")
 intrinsic("assume", 1, pure=False, doc="the argument is true; a hint")
 intrinsic("dlpack_field", 2, pure=False, doc="(packed argument handle, field name): a field of a DLTensor argument")

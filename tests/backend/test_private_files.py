@@ -46,6 +46,8 @@ def test_an_entry_that_another_user_may_have_written_is_a_miss(
     cache, path = cached(tmp_path / "cache")
     assert cache.get("key") == b"value" and not warnings.records
     change({"folder": cache.folder, "folder of the entry": path.parent, "entry": path}[which])
+    if which != "entry":
+        cache = DiskCache(cache.folder)  # a folder is looked at once
     assert cache.get("key") is None and cache.get("key") is None
     (record,) = warnings.records
     assert str(cache.folder) in record.getMessage()
@@ -54,9 +56,32 @@ def test_an_entry_that_another_user_may_have_written_is_a_miss(
     assert cache.get("key") == (b"new" if which == "entry" else None)
 
 
-def test_nothing_is_written_to_or_removed_from_another_user_s_folder(tmp_path: Path) -> None:
-    cache, path = cached(tmp_path / "cache")
+def test_a_folder_is_looked_at_once_and_an_absent_one_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Path] = []
+
+    def look(folder: Path) -> str | None:
+        looked.append(folder)
+        return fault_of_folder(folder)
+
+    monkeypatch.setattr(private_files, "fault_of_folder", look)
+    cache = DiskCache(tmp_path / "cache")
+    assert cache.get("key") is None and not cache.folder.exists()
+    cache.folder.mkdir()
     cache.folder.chmod(0o777)
+    assert cache.get("key") is None
+    assert looked.count(cache.folder) == 2
+    cache.folder.chmod(0o700)
+    for _ in range(20):
+        cache.put("key", b"value")
+        assert cache.get("key") == b"value"
+    assert looked.count(cache.folder) == 3
+    assert len(looked) == 5  # the entry's folder as well, before and after it was made
+
+
+def test_nothing_is_written_to_or_removed_from_another_user_s_folder(tmp_path: Path) -> None:
+    folder, path = cached(tmp_path / "cache")[0].folder, next((tmp_path / "cache").glob("??/*"))
+    folder.chmod(0o777)
+    cache = DiskCache(folder)
     cache.put("other", b"value")
     cache.clear()
     assert cache.usage() == (0, 0) and path.exists() and list(cache.folder.iterdir()) == [path.parent]

@@ -12,7 +12,8 @@ from onnx import GraphProto, ModelProto, TensorProto, helper
 from relayc import relay
 from relayc.frontends.onnx import from_onnx
 from relayc.frontends.onnx.operators_page import operators
-from relayc.relay.op.strings import Index, StringOperator
+from relayc.relay.op.host import ActionOperator
+from relayc.relay.op.strings import Index
 from relayc.te.ir import IRModule, post_order
 from tests.conformance.suite import Suite
 from tests.reference_backend import ReferenceBackend
@@ -80,7 +81,7 @@ class Recorder(ReferenceBackend):
     def compile_module(cls, mod: IRModule, device: str) -> Callable[[Mapping[str, Any]], list[Any]]:
         cls.found |= {(op, why) for op, _, why in mod.attrs.get("host_nodes", ())}
         calls = [e for e in post_order(mod["main"]) if isinstance(e, relay.Call) and e.span is not None]
-        readers = [e for e in calls if isinstance(e.op, StringOperator) and not isinstance(e.op, Index)]
+        readers = [e for e in calls if isinstance(e.op, ActionOperator) and not isinstance(e.op, Index)]
         cls.found |= {(e.span.op, "strings") for e in readers}
         return super().compile_module(mod, device)
 

@@ -1,9 +1,10 @@
-"""Large weights stay in the model's file until they are compiled; results agree with a model read whole."""
+"""Large weights stay in the file, bytes or message until they are compiled; results agree with a model read whole."""
 
 from __future__ import annotations
 
 import os
 import pickle
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
-from relayc.frontends.onnx import OnnxImportError, from_onnx, model_file, tensors
+from relayc.frontends.onnx import OnnxImportError, from_onnx, model_file, tensors, weights
 from relayc.relay.analysis import evaluation_order
 from relayc.relay.expr import Constant
 from relayc.relay.stored import StoredConstant
@@ -27,10 +28,10 @@ ROWS = np.random.default_rng(0).standard_normal((4, WIDTH), dtype=np.float32)
 @pytest.fixture(autouse=True)
 def few_bytes_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat the small weights of these tests as large ones, read a few rows at a time."""
-    monkeypatch.setattr(model_file, "_MANY", 1 << 12)
-    monkeypatch.setattr(model_file, "STORED", 1 << 12)
+    for module in (model_file, tensors):
+        monkeypatch.setattr(module, "MANY", 1 << 12)
+        monkeypatch.setattr(module, "STORED", 1 << 12)
     monkeypatch.setattr(model_file, "LARGE", 1 << 10)
-    monkeypatch.setattr(tensors, "STORED", 1 << 12)
     monkeypatch.setattr(panels, "_PIECE", 1 << 12)
 
 
@@ -73,24 +74,93 @@ def stored(module: IRModule) -> dict[str, StoredConstant]:
     return {e.span.name: e for e in found if e.span is not None}
 
 
-@pytest.mark.parametrize("external", [False, True])
-def test_the_results_are_those_of_a_model_in_memory(tmp_path: Path, external: bool) -> None:
-    expected = results(from_onnx(layers())[0])
-    path = tmp_path / "model.onnx"
-    onnx.save(layers(), path, save_as_external_data=external, location="weights.bin", size_threshold=0)
-    module, _ = from_onnx(path)
+def form_of(model: ModelProto, form: str, folder: Path) -> ModelProto | bytes | Path:
+    """The model in one of the forms that are imported."""
+    if form == "message":
+        return model
+    if form == "bytes":
+        return model.SerializeToString()
+    path = folder / "model.onnx"
+    onnx.save(model, path, save_as_external_data=form == "external", location="weights.bin", size_threshold=0)
+    return path
+
+
+@pytest.mark.parametrize("form", ["file", "external", "bytes", "message"])
+def test_the_results_are_those_of_a_small_model(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as small:
+        small.setattr(tensors, "MANY", 1 << 20)
+        eager, _ = from_onnx(layers())
+    assert not stored(eager)
+    expected = results(eager)
+    module, _ = from_onnx(form_of(layers(), form, tmp_path))
     assert stored(module).keys() == {"q", "k", "v", "rows", "back"}
     for found in (results(module), results(module), results(pickle.loads(pickle.dumps(module)))):
         for y, whole in zip(found, expected, strict=True):
             np.testing.assert_array_equal(y, whole)
 
 
-def test_only_what_is_not_packed_is_kept_in_memory(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(layers(), path)
-    module, _ = from_onnx(path)
+@pytest.mark.parametrize("form", ["file", "bytes", "message"])
+def test_only_what_is_not_packed_is_kept_in_memory(tmp_path: Path, form: str) -> None:
+    module, _ = from_onnx(form_of(layers(), form, tmp_path))
     results(module)
     assert [name for name, constant in stored(module).items() if constant.is_loaded] == ["back"]
+
+
+def test_a_weight_is_copied_out_of_a_message_once_for_each_use_and_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[weights.WeightMessage] = []
+    copy = weights.WeightMessage._copied
+
+    def counted(self: weights.WeightMessage) -> np.ndarray:
+        copied.append(self)
+        return copy(self)
+
+    monkeypatch.setattr(weights.WeightMessage, "_copied", counted)
+    results(from_onnx(layers())[0])
+    uses = Counter(source._tensor.name for source in copied)
+    assert uses == {"q": 1, "k": 1, "v": 1, "rows": 1, "back": 2}  # packed, and looked up as it is
+    assert not any(source._data is not None for source in copied)
+
+
+@pytest.mark.parametrize("form", ["file", "external", "bytes", "message"])
+def test_equal_weights_are_read_from_one_place(tmp_path: Path, form: str) -> None:
+    model = layers()
+    q, k, v, *_ = model.graph.initializer
+    k.raw_data = q.raw_data
+    almost = numpy_helper.to_array(q).copy()
+    almost[WIDTH // 3] += 1  # between the samples
+    v.raw_data = almost.tobytes()
+    found = stored(from_onnx(form_of(model, form, tmp_path))[0])
+    assert found["q"].place == found["k"].place != found["v"].place
+    np.testing.assert_array_equal(found["v"].data, almost.T)
+
+
+def test_branches_share_the_weights_that_they_capture() -> None:
+    weight = numpy_helper.from_array(np.eye(WIDTH, dtype=np.float32), "w")
+    branches = [
+        helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node(operator, ["p"], ["z"])],
+            operator, [], [helper.make_tensor_value_info("z", TensorProto.FLOAT, [4, WIDTH])],
+        )
+        for operator in ("Tanh", "Exp")
+    ]  # fmt: skip
+    node = helper.make_node("If", ["choice"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, WIDTH]),
+              helper.make_tensor_value_info("choice", TensorProto.BOOL, [])]  # fmt: skip
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, WIDTH])
+    graph = helper.make_graph([node], "branches", inputs, [output], [weight])
+    model = relay.build(from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))[0])
+    assert [values.nbytes for values in model.params.values()] == [WIDTH * WIDTH * 4]
+    executor = graph_executor.GraphModule(model["default"](device("cpu", 0)))
+    np.testing.assert_allclose(executor(ROWS, np.array(False))[0].numpy(), np.exp(ROWS), rtol=1e-5)
+
+
+def test_a_message_must_not_change_before_it_is_compiled() -> None:
+    model = layers()
+    module, _ = from_onnx(model)
+    (rows,) = [w for w in model.graph.initializer if w.name == "rows"]
+    rows.raw_data = numpy_helper.to_array(rows).T.tobytes()
+    with pytest.raises(OnnxImportError, match="layers: initializer 'rows': its data was changed after the import"):
+        relay.build(module)
 
 
 def test_values_are_read_on_demand_and_again_after_release(tmp_path: Path) -> None:

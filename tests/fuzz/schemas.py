@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from onnx import defs, helper
 
-__all__ = ["NARROW", "as_dtype", "exists", "has_attribute", "input_count", "kind_of", "types_of"]
+__all__ = ["NARROW", "as_dtype", "exists", "has_attribute", "input_count", "kind_of", "types_of", "types_of_schema"]
 
 _ELEMENTS = {
     "float": "float32", "double": "float64", "float16": "float16", "bfloat16": "bfloat16", "int8": "int8",
@@ -60,9 +60,13 @@ def _signature(op: str, opset: int, domain: str = "") -> _Signature | None:
 @cache
 def _signature_since(op: str, version: int, domain: str) -> _Signature:
     schema = defs.get_schema(op, version, domain)
+    return _Signature(schema.max_input, frozenset(schema.attributes), types_of_schema(schema))
+
+
+def types_of_schema(schema: defs.OpSchema) -> tuple[tuple[str, ...], ...]:
+    """The element types that each input may have."""
     allowed = {t.type_param_str: t.allowed_type_strs for t in schema.type_constraints}
-    types = tuple([_elements(allowed.get(x.type_str, [x.type_str])) for x in schema.inputs])
-    return _Signature(schema.max_input, frozenset(schema.attributes), types)
+    return tuple([_elements(allowed.get(x.type_str, [x.type_str])) for x in schema.inputs])
 
 
 def _elements(allowed: Sequence[str]) -> tuple[str, ...]:

@@ -15,9 +15,9 @@ from relayc.te.errors import CompileError
 from relayc.te.ir import collect
 from relayc.te.tir import LT, BufferLoad, Call, Cast, PrimExpr, StringImm, as_int
 
-__all__ = ["CTX_CALL_PACKED", "CTX_FREE", "CTX_PARALLEL", "CTX_WORKSPACE", "CallEmitter"]
+__all__ = ["CTX_CALL_PACKED", "CTX_FREE", "CTX_PARALLEL", "CTX_SHORTAGE", "CTX_WORKSPACE", "CallEmitter"]
 
-CTX_PARALLEL, CTX_DRAWS, CTX_WORKSPACE, CTX_FREE, CTX_CALL_PACKED = 0, 12, 16, 24, 32
+CTX_PARALLEL, CTX_WORKSPACE, CTX_FREE, CTX_CALL_PACKED, CTX_SHORTAGE, CTX_DRAWS = 0, 16, 24, 32, 40, 48
 """Byte offsets of the function pointers in the execution context (see backend/runtime/context.py)."""
 
 DLPACK_FIELDS: dict[str, tuple[int, str]] = {
@@ -292,6 +292,19 @@ class CallEmitter(TileEmitter):
         value = self.text.value(f"load {memory_type(call.dtype)}, ptr {address}, align {align}")
         return self.from_memory(value, call.dtype)
 
+    def emit_store_at(self, call: Call) -> str:
+        of, value = call.args[2].dtype, self.visit(call.args[2])
+        address = self.byte_offset(self.visit(call.args[0]), self.operand(self.index(call.args[1])))
+        self.text.effect(f"store {register_type(of)} {value}, ptr {address}, align {element_bytes(of)}")
+        return "0"
+
+    def emit_copy_bytes(self, call: Call) -> str:
+        self.text.module.declare("llvm.memcpy.p0.p0.i64", "void", "ptr, ptr, i64, i1 immarg")
+        to, source = self.visit(call.args[0]), self.visit(call.args[1])
+        count = self.operand(self.index(call.args[2]))
+        self.text.effect(f"call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {source}, i64 {count}, i1 false)")
+        return "0"
+
     def emit_dlpack_field(self, call: Call) -> str:
         offset, dtype_name = DLPACK_FIELDS[_string(call.args[1], call)]
         stored = dtype(dtype_name)
@@ -348,7 +361,9 @@ class CallEmitter(TileEmitter):
         return "0"
 
     def emit_next_draw(self, call: Call) -> str:
-        place = self.byte_offset("%ctx", CTX_DRAWS)
+        stream = as_int(call.args[0])
+        assert stream is not None, "streams are constants"
+        place = self.byte_offset("%ctx", CTX_DRAWS + 4 * stream)
         drawn = self.text.value(f"load i32, ptr {place}, align 4")
         after = self.text.pure(f"add i32 {drawn}, 1")
         self.text.effect(f"store i32 {after}, ptr {place}, align 4")
@@ -368,6 +383,10 @@ class CallEmitter(TileEmitter):
         one = self.index(call.args[-1])
         self.call_range(call, one, self.sum(one, Index(None, 1, 0)))
         return "0"
+
+    def may_exhaust(self, call: Call) -> bool:
+        """May the kernel that is called run out of workspace? One of another module may."""
+        return _name(call) not in self.text.module.finishing
 
     def call_range(self, call: Call, first: Index, last: Index) -> None:
         """Run the iterations [first, last) of the function that a "call_step" names."""

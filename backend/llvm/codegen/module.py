@@ -12,7 +12,8 @@ from relayc.backend.llvm.codegen.nontemporal import LINE_BYTES, nontemporal_buff
 from relayc.backend.llvm.codegen.stmt import AssertMessages, StmtEmitter
 from relayc.backend.llvm.types import element_bytes, register_type
 from relayc.te.errors import CompileError
-from relayc.te.tir import Buffer, PrimFunc, SizeVar, Var
+from relayc.te.ir import collect
+from relayc.te.tir import Buffer, Call, PrimFunc, SizeVar, StringImm, Var
 
 __all__ = ["EmittedModule", "emit_module"]
 
@@ -36,19 +37,28 @@ def emit_module(functions: Iterable[PrimFunc], machine: Machine) -> EmittedModul
 
     Raises CompileError for unsupported code.
     """
-    module, names, messages = ModuleText(), [], {}
-    for function in functions:
+    module, functions, messages = ModuleText(), list(functions), {}
+    names, texts = [function.name for function in functions], dict[str, list[str]]()
+    steps = _called_steps(functions)
+    for function in sorted(functions, key=lambda function: function.name not in steps):
         try:
             own = _emit_function(module, function, machine)
         except CompileError as error:
             error.add_note(f"in function {function.name}")
             raise
-        names.append(function.name)
+        texts[function.name], module.functions = module.functions, []
         if own is not None:
             messages[function.name] = own
+    module.functions = [text for name in names for text in texts[name]]
     attributes = ["attributes #0 = { nounwind noinline }", "attributes #1 = { nounwind noinline }"]
     text = "\n".join([module.text(set(names)), *attributes, ""])
     return EmittedModule(text, tuple(names), messages, module.externals(set(names)))
+
+
+def _called_steps(functions: Iterable[PrimFunc]) -> set[str]:
+    """Names of the kernels' steps, which come first: callers have to know whether they allocate workspace."""
+    calls = [call for function in functions for call in collect(function.body, Call) if call.op == "call_step"]
+    return {call.args[0].value for call in calls if isinstance(call.args[0], StringImm)}
 
 
 def _emit_function(module: ModuleText, function: PrimFunc, machine: Machine) -> AssertMessages | None:
@@ -65,6 +75,8 @@ def _emit_function(module: ModuleText, function: PrimFunc, machine: Machine) -> 
     emitter.visit(function.body)
     text.effect("ret i32 0" if is_host else "ret void")
     text.finish()
+    if not emitter.may_leave:
+        module.finishing.add(function.name)
     return emitter.messages
 
 

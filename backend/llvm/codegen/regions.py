@@ -85,6 +85,8 @@ def outline(outer: StmtEmitter, steps: Sequence[Step], around: For | None = None
     parameters = "ptr %ctx, ptr %closure, i32 %task, i32 %tasks, i64 %step, i32 %threads"
     signature = f"internal void @{name}({parameters}) #0"
     text = FunctionText(outer.text.module, name, signature)
+    if outer.may_leave:
+        outer.child(text).leave_if_exhausted()  # in another task or an earlier step
     bounds = [[_bounds(outer, loop) for loop in step] for step in steps]
     begin: _Captured = [] if around is None else [("i64", outer.operand(outer.index(around.min)))]
     wanted = [begin, *[used for outlined in bodies for _, used in outlined], *[b for step in bounds for b in step]]
@@ -122,6 +124,7 @@ def _outlined(outer: StmtEmitter, loop: For, around: For | None) -> tuple[_Run, 
     call = called_step(loop)
     if call is None or around is not None:
         return _outline_body(outer, loop, around)
+    outer.may_leave |= outer.may_exhaust(call)
     used = [var for var in free_variables(call) if var is not loop.loop_var]
     captured = [(register_type(var.dtype), outer.visit(var)) for var in used]
 
@@ -166,6 +169,7 @@ def _outline_body(outer: StmtEmitter, loop: For, around: For | None) -> tuple[_R
     inner.text.set_signature(f"internal void @{body_name}({', '.join(parameters)}, i64 %first, i64 %last) #1")
     inner.unaliased = outer.unaliased
     inner.loop(loop, Index("%first", 0), Index("%last", 0))
+    outer.may_leave |= inner.may_leave
     inner.end_nontemporal()
     inner.text.effect("ret void")
     inner.text.finish()

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from relayc.backend.llvm.assembly import FunctionText
 from relayc.backend.llvm.codegen.accumulators import AccumulatorEmitter
-from relayc.backend.llvm.codegen.calls import CTX_FREE, CTX_PARALLEL, CTX_WORKSPACE
+from relayc.backend.llvm.codegen.calls import CTX_FREE, CTX_PARALLEL, CTX_SHORTAGE, CTX_WORKSPACE
 from relayc.backend.llvm.codegen.convert import Machine
 from relayc.backend.llvm.codegen.index import Index, is_nonnegative
 from relayc.backend.llvm.codegen.regions import (
@@ -28,6 +28,7 @@ from relayc.te.tir import (
     Allocate,
     AssertStmt,
     AttrStmt,
+    Call,
     Evaluate,
     For,
     ForKind,
@@ -69,6 +70,10 @@ class StmtEmitter(AccumulatorEmitter):
         self.unaliased: set[Var] = set()
         """Pointers to memory that no other live pointer aliases."""
         self.stack_left = STACK_TOTAL
+        self.workspaces: list[str] = []
+        """Addresses of the workspace allocated at this point of the function, in the order of allocation."""
+        self.may_leave = False
+        """Does the code emitted so far return early when memory for workspace is exhausted?"""
 
     # Control flow
 
@@ -81,8 +86,11 @@ class StmtEmitter(AccumulatorEmitter):
                     self.visit(each)
 
     def visit_Evaluate(self, stmt: Evaluate) -> None:
-        if not isinstance(stmt.value, IntImm):
-            self.visit(stmt.value)
+        if isinstance(stmt.value, IntImm):
+            return
+        self.visit(stmt.value)
+        if isinstance(stmt.value, Call) and stmt.value.op in ("call_kernel", "call_step"):
+            self._leave_after(stmt.value)
 
     def visit_LetStmt(self, stmt: LetStmt) -> None:
         self.bind(stmt.var, stmt.value)
@@ -183,6 +191,7 @@ class StmtEmitter(AccumulatorEmitter):
         """Emit the body for each position in [low, high)."""
         if (call := called_step(loop)) is not None:
             self.call_range(call, low, high)
+            self._leave_after(call)
             return
         factor = unroll_factor(loop, self.machine.vector_bits)
         if factor > 1 and low.value is None and high.value is None:
@@ -255,11 +264,41 @@ class StmtEmitter(AccumulatorEmitter):
         text = self.text
         allocate = text.value(f"load ptr, ptr {self.byte_offset('%ctx', CTX_WORKSPACE)}, align 8")
         pointer = text.value(f"call noalias ptr {allocate}(ptr %ctx, i64 {nbytes})")
+        self._leave_unless(text.value(f"icmp ne ptr {pointer}, null"))
         self.env[buffer.data] = pointer
         self.unaliased.add(buffer.data)
+        self.workspaces.append(pointer)
         self.visit(stmt.body)
-        release = text.value(f"load ptr, ptr {self.byte_offset('%ctx', CTX_FREE)}, align 8")
-        text.effect(f"call void {release}(ptr %ctx, ptr {pointer})")
+        self._free(self.workspaces.pop())
+
+    def _free(self, pointer: str) -> None:
+        release = self.text.value(f"load ptr, ptr {self.byte_offset('%ctx', CTX_FREE)}, align 8")
+        self.text.effect(f"call void {release}(ptr %ctx, ptr {pointer})")
+
+    def leave_if_exhausted(self) -> None:
+        """Return if what was just called ran out of workspace: what it should have computed is undefined. A host
+        function calls nothing after its kernel."""
+        if self.messages is None:
+            place = self.byte_offset("%ctx", CTX_SHORTAGE)
+            nbytes = self.text.value(f"load atomic i64, ptr {place} monotonic, align 8")
+            self._leave_unless(self.text.value(f"icmp eq i64 {nbytes}, 0"))
+
+    def _leave_after(self, call: Call) -> None:
+        """Return if the kernel just called ran out of workspace, unless it is known to need none."""
+        if self.may_exhaust(call):
+            self.leave_if_exhausted()
+
+    def _leave_unless(self, condition: str) -> None:
+        """Free the function's workspace and return, unless a condition holds."""
+        text, self.may_leave = self.text, True
+        leave, stay = text.label("leave"), text.label("stay")
+        text.branch(condition, stay, leave, likely=True)
+        text.place(leave)
+        with text.region():
+            for pointer in reversed(self.workspaces):
+                self._free(pointer)
+            text.effect("ret void")
+        text.place(stay)
 
     # Parallel regions
 
@@ -276,11 +315,15 @@ class StmtEmitter(AccumulatorEmitter):
         count = Index(None, len(steps), 0)
         if around is not None:
             count = self.product(self.index(around.extent), count)
+        before, self.may_leave = self.may_leave, False
         task, closure = outline(self, steps, around)
         tasks = [most_tasks(self, step) for step in steps]
         most = text.value(f"trunc i64 {reduce(lambda a, b: self.intrinsic('smax', INT64, a, b), tasks)} to i32")
         run = text.value(f"load ptr, ptr {self.byte_offset('%ctx', CTX_PARALLEL)}, align 8")
         text.effect(f"call void {run}(ptr %ctx, ptr @{task}, ptr {closure}, i32 {most}, i64 {self.operand(count)})")
+        if self.may_leave:
+            self.leave_if_exhausted()
+        self.may_leave |= before
 
     def child(self, text: FunctionText) -> StmtEmitter:
         """An emitter for a function outlined from this one, for the same target; parallel loops in it run serially."""

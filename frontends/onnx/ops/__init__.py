@@ -31,6 +31,7 @@ _OPERATORS: dict[str, dict[str, str]] = {
             "CumProd CumSum Gather GatherElements GatherND OneHot ReverseSequence Scatter ScatterElements "
             "ScatterND TensorScatter TopK"
         ),
+        "image": "ImageDecoder",
         "grid": "AffineGrid CenterCropPad GridSample",
         "linear": "Det Gemm MatMul",
         "linear_attention": "LinearAttention",
@@ -78,6 +79,7 @@ _OPERATORS: dict[str, dict[str, str]] = {
         "ml_trees": "TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor",
     },
     "ai.onnx.preview.training": {
+        "gradient": "Gradient",
         "optimizer": "Adagrad Adam Momentum",
     },
     "com.microsoft": {

@@ -11,6 +11,7 @@ from onnx import GraphProto
 from relayc.frontends.onnx.containers import joined_type, value_type
 from relayc.frontends.onnx.errors import NothingInsideError, UnsupportedOperatorError, ValueNeededError
 from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.appended import appended_sequences, stacking_body
 from relayc.frontends.onnx.ops.common import question_of_one, take_as_one
 from relayc.frontends.onnx.ops.embedding_bag import embedding_bag_loop
 from relayc.frontends.onnx.ops.flow import (
@@ -29,13 +30,13 @@ from relayc.frontends.onnx.ops.flow import (
 )
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
-from relayc.relay.container_type import ContainerType
-from relayc.relay.expr import Call, Constant, Expr, Function, const
+from relayc.relay.container_type import ContainerType, ElementType, SequenceType
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, const
 from relayc.relay.op.base import OpDef
 from relayc.relay.sizes import dims_equal, size_variables
 from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
-from relayc.te.tir import Dim
+from relayc.te.tir import Dim, Var as SizeVariable
 
 MAX_ITERATIONS = 1024
 """Most iterations of a loop that has to be unrolled."""
@@ -219,6 +220,34 @@ def loop(node: OnnxNode) -> Sequence[Expr]:
 
 def _loop_dynamic(node: OnnxNode) -> Sequence[Expr]:
     body, carried = _body_and_carried(node)
+    appended = appended_sequences(body, carried)
+    if appended:
+        try:
+            with node.attempt():
+                return _loop_of_stacks(node, body, carried, appended)
+        except CompileError:  # elements that can't be stacked
+            pass
+    return _loop_of(node, body, carried)
+
+
+def _loop_of_stacks(
+    node: OnnxNode, body: GraphProto, carried: Sequence[Expr], appended: Sequence[int]
+) -> Sequence[Expr]:
+    """A loop whose sequences `appended` are stacked, and cut into sequences after it."""
+    kept = [value for k, value in enumerate(carried) if k not in appended]
+    results = list(_loop_of(node, stacking_body(body, appended), kept))
+    stacks = results[len(results) - len(appended) :]
+    del results[len(results) - len(appended) :]
+    for k, stack in zip(appended, stacks, strict=True):
+        ty = stack.tensor_type
+        if unsettled(ty) != [0]:
+            raise node.unsupported(f"the elements of carried value {k}, whose sizes differ, as a stack")
+        sequence = SequenceType(ElementType(ty.shape[1:], ty.dtype))
+        results.insert(k, op.sequence.cut(stack, None, 0, False, sequence))
+    return results
+
+
+def _loop_of(node: OnnxNode, body: GraphProto, carried: Sequence[Expr]) -> Sequence[Expr]:
     settled = settled_body(node, body, carried, before=loop_variables(), first=1)
     _check_containers(node, settled, len(carried))
     inputs = contained(node, carried, settled.types)
@@ -243,15 +272,31 @@ def _body_and_carried(node: OnnxNode) -> tuple[GraphProto, list[Expr]]:
 def loop_results(node: OnnxNode, body: Body, carried: int) -> list[ValueType]:
     """The types of the final carried values and of the stacked outputs."""
     results: list[ValueType] = []
+    iterations = _known_iterations(node, body.function)
     for k, ty in enumerate(body.types):
         if isinstance(ty, ContainerType):
             results.append(ty)
         elif k < carried:
             results.append(node.fresh_sizes(ty, unsettled(ty), f"#result{k}", ones=may_be_ones(node, ty)))
         else:
-            stack = ty.with_shape((1, *ty.shape))
-            results.append(node.fresh_sizes(stack, [0, *unsettled(stack)], f"#result{k}"))
+            stack = ty.with_shape((1 if iterations is None else iterations, *ty.shape))
+            late = [0] if iterations is None else []
+            results.append(node.fresh_sizes(stack, [*late, *unsettled(stack)], f"#result{k}"))
     return results
+
+
+def _known_iterations(node: OnnxNode, body: Function) -> Dim | None:
+    """The number of iterations of a loop that no condition ends, and whose trip count is a number or a dimension."""
+    trips = None if node.get(0) is None else node.sizes_or_none(0)
+    assert isinstance(body.body, Tuple)
+    conditions = [body.body.fields[0], *([] if node.get(1) is None else [node[1]])]
+    if trips is None or len(trips) != 1 or not all(x is body.params[1] or _is_true(x) for x in conditions):
+        return None
+    return max(trips[0], 0) if isinstance(trips[0], int) else trips[0] if isinstance(trips[0], SizeVariable) else None
+
+
+def _is_true(x: Expr) -> bool:
+    return isinstance(x, Constant) and bool(x.data.all())
 
 
 def _check_containers(node: OnnxNode, body: Body, carried: int) -> None:

@@ -137,9 +137,10 @@ def non_max_suppression(node: OnnxNode) -> Expr:
     boxes, scores = node[0], node[1]
     limit = _one(node, 2, const(0, "int64"), "int64")
     iou, least = _one(node, 3, const(0.0), "float32"), _one(node, 4, const(float("-inf")), "float32")
-    order = op.argsort(scores, axis=2, is_ascend=False, dtype="int64")
     center = node.attr_int("center_point_box", 0) == 1
-    rows, count = op.non_max_suppression(boxes, scores, order, limit, iou, least, center)
+    known = node.known_value(2) if node.get(2) is not None else np.zeros(1, np.int64)
+    most = None if known is None else max(int(known.reshape(-1)[0]), 0)
+    rows, count = op.non_max_suppression(boxes, scores, limit, iou, least, center, most)
     (size,) = node.bind(count, "the number of boxes kept")
     node.check_equal(size, smaller(size, rows.shape[0]), "the number of boxes kept")
     return op.strided_slice(rows, (0,), (size,), (1,), axes=(0,))

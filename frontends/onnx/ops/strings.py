@@ -12,7 +12,8 @@ from relayc.frontends.onnx.ops.flow import fields_of
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr
-from relayc.relay.op.strings import Normalize, Split, StringOperator
+from relayc.relay.op.host import ActionOperator
+from relayc.relay.op.strings import Normalize, Split
 from relayc.relay.type import TensorType, TupleType
 from relayc.te.tir import Dim
 
@@ -20,7 +21,7 @@ __all__ = ["require_pattern", "sized_by_strings"]
 
 
 def sized_by_strings(
-    node: OnnxNode, shape: tuple[Dim, ...], axis: int, what: str, make: Callable[[TensorType], StringOperator]
+    node: OnnxNode, shape: tuple[Dim, ...], axis: int, what: str, make: Callable[[TensorType], ActionOperator]
 ) -> list[Expr]:
     """Results of a string operator on input 0; the first has `shape`, with a data-dependent size along `axis`.
 
@@ -31,7 +32,9 @@ def sized_by_strings(
     if known is None:
         result = make(node.fresh_sizes(ty, [axis], f"#result_{what}"))(node[0])
         return fields_of(result) if isinstance(result.ty, TupleType) else [result]
-    found = make(ty).reference(known)
+    operator = make(ty)
+    operator.check(node.type(0))
+    found = operator.reference(known)
     return [Constant(x) for x in (found if isinstance(found, tuple) else (found,))]
 
 

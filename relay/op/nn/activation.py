@@ -9,9 +9,10 @@ import numpy as np
 
 from relayc import te, topi
 from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, make_call, register_op
 from relayc.relay.op.common import Array, check_axis, require, require_float, require_same_dtype, widened
 from relayc.relay.op.elementwise import Erf, Unary, unary_helper
+from relayc.relay.op.gradients import along_axis, choose, greater
 from relayc.relay.type import TensorType, Type, dims_match
 
 __all__ = [
@@ -32,6 +33,9 @@ class Relu(Unary):
     def evaluate(x: Array) -> Array:
         return np.maximum(x, np.zeros((), x.dtype))
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return choose(greater(x, 0), 1, 0, x)
+
 
 @register_op("nn.silu", pattern=OpPattern.ELEMWISE)
 class Silu(Unary):
@@ -42,6 +46,10 @@ class Silu(Unary):
     @staticmethod
     def evaluate(x: Array) -> Array:
         return x / (1 + np.exp(-x))
+
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        s = make_call("sigmoid", (x,))
+        return s * (x * (1.0 - s) + 1.0)
 
 
 @register_op("nn.mish", pattern=OpPattern.ELEMWISE)
@@ -55,6 +63,10 @@ class Mish(Unary):
     def evaluate(x: Array) -> Array:
         return x * np.tanh(np.logaddexp(x, np.zeros((), x.dtype)))
 
+    def decomposed(self, *args: Expr) -> Expr:
+        (x,) = args
+        return x * make_call("tanh", (make_call("nn.softplus", (x,)),))
+
 
 @register_op("nn.softplus", pattern=OpPattern.ELEMWISE)
 class Softplus(Unary):
@@ -67,6 +79,9 @@ class Softplus(Unary):
     def evaluate(x: Array) -> Array:
         return np.logaddexp(x, np.zeros((), x.dtype))
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return make_call("sigmoid", (x,))
+
 
 @register_op("nn.softsign", pattern=OpPattern.ELEMWISE)
 class Softsign(Unary):
@@ -78,6 +93,10 @@ class Softsign(Unary):
     def evaluate(x: Array) -> Array:
         return x / (1 + np.abs(x))
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        margin = make_call("abs", (x,)) + 1.0
+        return 1.0 / (margin * margin)
+
 
 @register_op("nn.hard_swish", pattern=OpPattern.ELEMWISE)
 class HardSwish(Unary):
@@ -88,6 +107,10 @@ class HardSwish(Unary):
     @staticmethod
     def evaluate(x: Array) -> Array:
         return x * np.clip(x / 6 + 0.5, 0, 1).astype(x.dtype)
+
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        linear = choose(greater(x, 3), 1, x / 3.0 + 0.5, x)
+        return choose(greater(x, -3), linear, 0, x)
 
 
 @attributes_of_operator
@@ -105,6 +128,13 @@ class _Parametric(OpDef):
     def reference(self, x: Array) -> Array:
         return np.asarray(widened(self.evaluate, x), x.dtype)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        """The derivative at x, where the result is y."""
+        raise NotImplementedError
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        return (grad * self.derivative(call.args[0], call),)
+
 
 @register_op("nn.leaky_relu", pattern=OpPattern.ELEMWISE)
 class LeakyRelu(_Parametric):
@@ -118,6 +148,9 @@ class LeakyRelu(_Parametric):
     def evaluate(self, x: Array) -> Array:
         return np.where(x > 0, x, self.alpha * x)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return choose(greater(x, 0), 1, self.alpha, x)
+
 
 @register_op("nn.elu", pattern=OpPattern.ELEMWISE)
 class Elu(_Parametric):
@@ -130,6 +163,9 @@ class Elu(_Parametric):
 
     def evaluate(self, x: Array) -> Array:
         return np.where(x > 0, x, self.alpha * np.expm1(x))
+
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return choose(greater(x, 0), 1, y + self.alpha, x)
 
 
 @register_op("nn.celu", pattern=OpPattern.ELEMWISE)
@@ -148,6 +184,9 @@ class Celu(_Parametric):
     def evaluate(self, x: Array) -> Array:
         return np.where(x > 0, x, self.alpha * np.expm1(x / self.alpha))
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return choose(greater(x, 0), 1, make_call("exp", (x / self.alpha,)), x)
+
 
 @register_op("nn.selu", pattern=OpPattern.ELEMWISE)
 class Selu(_Parametric):
@@ -161,6 +200,9 @@ class Selu(_Parametric):
 
     def evaluate(self, x: Array) -> Array:
         return self.gamma * np.where(x > 0, x, self.alpha * np.expm1(x))
+
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return choose(greater(x, 0), self.gamma, y + self.alpha * self.gamma, x)
 
 
 @register_op("nn.gelu", pattern=OpPattern.ELEMWISE)
@@ -180,6 +222,12 @@ class Gelu(_Parametric):
             return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
         return 0.5 * x * (1 + Erf.evaluate(x * math.sqrt(0.5)))
 
+    def decomposed(self, *args: Expr) -> Expr:
+        (x,) = args
+        if self.approximate:
+            return x * 0.5 * (make_call("tanh", ((x + x * x * x * 0.044715) * math.sqrt(2 / math.pi),)) + 1.0)
+        return x * 0.5 * (make_call("erf", (x * math.sqrt(0.5),)) + 1.0)
+
 
 @register_op("nn.hard_sigmoid", pattern=OpPattern.ELEMWISE)
 class HardSigmoid(_Parametric):
@@ -194,6 +242,10 @@ class HardSigmoid(_Parametric):
     def evaluate(self, x: Array) -> Array:
         return np.clip(self.alpha * x + self.beta, 0, 1)
 
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        inside = greater(y * (1.0 - y), 0)
+        return choose(inside, self.alpha, 0, x)
+
 
 @register_op("nn.thresholded_relu", pattern=OpPattern.ELEMWISE)
 class ThresholdedRelu(_Parametric):
@@ -206,6 +258,9 @@ class ThresholdedRelu(_Parametric):
 
     def evaluate(self, x: Array) -> Array:
         return np.where(x > self.alpha, x, 0)
+
+    def derivative(self, x: Expr, y: Expr) -> Expr:
+        return choose(greater(x, self.alpha), 1, 0, x)
 
 
 @register_op("nn.prelu", pattern=OpPattern.BROADCAST)
@@ -233,6 +288,11 @@ class PRelu(OpDef):
         axis = check_axis(3, self.axis, x.ndim)
         along = slope.reshape([-1 if a == axis else 1 for a in range(x.ndim)])
         return np.where(x > 0, x, along * x).astype(x.dtype)
+
+    def decomposed(self, *args: Expr) -> Expr:
+        x, slope = args
+        ndim = len(x.shape)
+        return choose(greater(x, 0), x, along_axis(slope, check_axis(3, self.axis, ndim), ndim) * x, x)
 
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
         return self.replace(axis=perm.index(check_axis(3, self.axis, len(perm)))) if len(perm) > 1 else None

@@ -8,6 +8,7 @@ from relayc import te, topi
 from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, check_axis, require, require_same_dtype
+from relayc.relay.op.gradients import along_axis
 from relayc.relay.type import TensorType, Type, dims_match
 
 __all__ = ["BiasAdd", "bias_add"]
@@ -39,6 +40,11 @@ class BiasAdd(OpDef):
 
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
         return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm)))) if len(perm) > 1 else None
+
+    def decomposed(self, *args: Expr) -> Expr:
+        x, bias = args
+        ndim = len(x.shape)
+        return x + along_axis(bias, check_axis(2, self.axis, ndim), ndim)
 
 
 def bias_add(data: Expr, bias: Expr, axis: int = 1) -> Call:

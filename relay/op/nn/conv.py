@@ -9,10 +9,19 @@ from typing import ClassVar
 import numpy as np
 
 from relayc import te, topi
-from relayc.relay.errors import TypeInferenceError
+from relayc.relay.errors import GradientError, TypeInferenceError
 from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.base import (
+    MixedPrecision,
+    OpDef,
+    OpPattern,
+    attributes_of_operator,
+    get_op,
+    make_call,
+    register_op,
+)
 from relayc.relay.op.common import Array, at_least, ints, numpy_dtype, padding_pairs, require, require_same_dtype
+from relayc.relay.op.gradients import leading
 from relayc.relay.op.nn.windows import window_view
 from relayc.relay.type import TensorType, Type, dims_match
 from relayc.te.errors import CompileError
@@ -126,6 +135,56 @@ class _Forward(_Convolution):
             return 0
         return result.size * (weight.size // max(outputs, 1))
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        data, weight = call.args
+        return self._data_gradient(data, weight, grad), weight_gradient(self, data, weight, grad)
+
+    def _data_gradient(self, data: Expr, weight: Expr, grad: Expr) -> Expr:
+        layout, kernel, spatial = self._layouts()
+        sizes, results = layout.axis_sizes(data.shape), layout.axis_sizes(grad.shape)
+        taps = kernel.axis_sizes(weight.shape)
+        rest: list[int] = []
+        for k, a in enumerate(spatial):
+            reach = (results[a] - 1) * self.strides[k] + (taps[a] - 1) * self.dilation[k] + 1
+            left = as_dim(sizes[a] + self.padding[k] + self.padding[k + self.rank] - reach)
+            if not isinstance(left, int):
+                raise GradientError(f"operator {self.name} has no gradient rule where {data.ty} has dynamic sizes")
+            rest.append(left)
+        attributes = {**self.attributes(), "kernel_layout": _with_roles_swapped(self.kernel_layout)}
+        return get_op(f"{self.name}_transpose")(**attributes, output_padding=tuple(rest))(grad, weight)
+
+
+def _with_roles_swapped(kernel_layout: str) -> str:
+    """The layout of the same weights for the adjoint convolution, whose inputs are the outputs."""
+    return kernel_layout.translate(str.maketrans("OI", "IO"))
+
+
+def weight_gradient(op: _Convolution, data: Expr, weight: Expr, grad: Expr) -> Expr:
+    """The gradient of the weights of the convolution `op` of `data`, from that of its result.
+
+    A convolution, too: of the data with `grad` as weights, summed over the batch; strides and dilation trade places.
+    """
+    layout, kernel = Layout(op.data_layout), Layout(op.kernel_layout)
+    spatial = [a for a in layout.axes if a not in "NC"]
+    plain = ("N", "C", *spatial)
+    x, y = (make_call("transpose", (e,), axes=tuple([layout.index(a) for a in plain])) for e in (data, grad))
+    batch, _, *sizes = x.shape
+    group = kernel.axis_sizes(weight.shape)["I"]
+    grouped = make_call("reshape", (x,), newshape=(batch, op.groups, group, *sizes))
+    swapped = make_call("transpose", (grouped,), axes=(2, 1, 0, *range(3, 3 + op.rank)))
+    images = make_call("reshape", (swapped,), newshape=(group, as_dim(batch * op.groups), *sizes))
+    filters = make_call("transpose", (y,), axes=(1, 0, *range(2, 2 + op.rank)))
+    letters = "".join(spatial)
+    attributes = {
+        "strides": op.dilation, "dilation": op.strides, "padding": op.padding, "groups": op.groups,
+        "data_layout": "NC" + letters, "kernel_layout": "OI" + letters,
+    }  # fmt: skip
+    found = get_op(op.name)(**attributes)(images, filters)
+    taps = [kernel.axis_sizes(weight.shape)[a] for a in spatial]
+    made = ("I", "O", *spatial)
+    inside = leading(found, (*found.shape[:2], *taps))
+    return make_call("transpose", (inside,), axes=tuple([made.index(a) for a in kernel.axes]))
+
 
 def convolve(
     x: Array, w: Array, strides: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
@@ -234,6 +293,16 @@ class _Transposed(_Convolution):
         inputs = Layout(self.kernel_layout).axis_sizes(weight.shape)["I"]
         assert isinstance(inputs, int)
         return data.size * (weight.size // max(inputs, 1))
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        data, weight = call.args
+        attributes = {**self.attributes(), "kernel_layout": _with_roles_swapped(self.kernel_layout)}
+        del attributes["output_padding"]
+        forward = get_op(self.name.removesuffix("_transpose"))(**attributes)
+        assert isinstance(forward, _Convolution)
+        windows = forward(grad, weight)
+        # Output padding of a stride or more makes room for more windows than data has elements.
+        return leading(windows, data.shape), weight_gradient(forward, grad, weight, data)
 
 
 def _scatter_taps(x: Array, w: Array, out: Sequence[int], op: _Transposed) -> Array:

@@ -12,7 +12,9 @@ from relayc.relay.errors import TypeInferenceError
 from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, numpy_dtype, require, require_pairs, require_same_dtype, require_weights_of
+from relayc.relay.op.gradients import reshaped, sum_to, swapped
 from relayc.relay.op.indexing import TAKE_MODES, positions_inside
+from relayc.relay.sizes import product
 from relayc.relay.type import TensorType, Type, broadcast_shapes, dims_match
 from relayc.te.tir import Dim
 from relayc.topi.utils import ceil_div
@@ -65,6 +67,12 @@ class Dense(OpDef):
         weight = types[1]
         assert isinstance(weight, TensorType)
         return _macs(result, weight.shape[1])
+
+    def decomposed(self, *args: Expr) -> Expr:
+        data, weight = args
+        matrix = reshaped(data, (product(data.shape[:-1]), data.shape[-1]))
+        result = BatchMatmul(transpose_b=True, out_dtype=self.out_dtype)(matrix, weight)
+        return reshaped(result, (*data.shape[:-1], weight.shape[0]))
 
 
 @register_op("nn.dense_packed", pattern=OpPattern.OUT_FUSABLE)
@@ -156,6 +164,14 @@ class BatchMatmul(OpDef):
         a = types[0]
         assert isinstance(a, TensorType)
         return _macs(result, a.shape[-2] if self.transpose_a else a.shape[-1])
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        a, b = call.args
+        left = BatchMatmul(transpose_b=not self.transpose_b)(grad, b)
+        right = BatchMatmul(transpose_a=not self.transpose_a, transpose_b=False)(a, grad)
+        by_a = swapped(left) if self.transpose_a else left
+        by_b = swapped(right) if self.transpose_b else right
+        return sum_to(by_a, a.shape), sum_to(by_b, b.shape)
 
 
 @register_op("nn.pack_panels", pattern=OpPattern.INJECTIVE)

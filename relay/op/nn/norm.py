@@ -8,9 +8,12 @@ import numpy as np
 
 from relayc import te, topi
 from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relayc.relay.op.common import Array, check_axes, check_axis, require, require_float, require_same_dtype
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, make_call, register_op
+from relayc.relay.op.common import Array, as_expr, check_axes, check_axis, require, require_float, require_same_dtype
+from relayc.relay.op.gradients import along_axis, reshaped
+from relayc.relay.sizes import quotient
 from relayc.relay.type import TensorType, Type, dims_match, shapes_match
+from relayc.te.tir import as_dim
 
 __all__ = [
     "LRN",
@@ -54,6 +57,13 @@ def _standardized(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
     return (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + epsilon)
 
 
+def _standardize(x: Expr, axes: Sequence[int], epsilon: float) -> Expr:
+    """(x - mean) / sqrt(variance + epsilon) over `axes`, by simple operators."""
+    distance = x - make_call("mean", (x,), axis=tuple(axes), keepdims=True)
+    variance = make_call("mean", (distance * distance,), axis=tuple(axes), keepdims=True)
+    return distance * make_call("rsqrt", (variance + epsilon,))
+
+
 @attributes_of_operator
 class _AlongAxis(OpDef):
     """Base of softmax and its logarithm: the result has the type of the input. (C1) float; (C2) axis is in range."""
@@ -83,6 +93,11 @@ class Softmax(_AlongAxis):
             e = np.exp(wide - wide.max(self.axis, keepdims=True))
             return (e / e.sum(self.axis, keepdims=True)).astype(x.dtype)
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        weighted = grad * call
+        total = make_call("sum", (weighted,), axis=(self.axis,), keepdims=True)
+        return (weighted - call * total,)
+
 
 @register_op("nn.log_softmax", pattern=OpPattern.OUT_FUSABLE)
 class LogSoftmax(_AlongAxis):
@@ -96,6 +111,10 @@ class LogSoftmax(_AlongAxis):
         with np.errstate(all="ignore"):
             shifted = wide - wide.max(self.axis, keepdims=True)
             return (shifted - np.log(np.exp(shifted).sum(self.axis, keepdims=True))).astype(x.dtype)
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        total = make_call("sum", (grad,), axis=(self.axis,), keepdims=True)
+        return (grad - make_call("exp", (call,)) * total,)
 
 
 @register_op("nn.layer_norm", pattern=OpPattern.OUT_FUSABLE)
@@ -127,6 +146,11 @@ class LayerNorm(OpDef):
             x.dtype
         )
 
+    def decomposed(self, *args: Expr) -> Expr:
+        x, gamma, beta = args
+        ndim = len(x.shape)
+        return _standardize(x, range(check_axis(3, self.axis, ndim), ndim), self.epsilon) * gamma + beta
+
 
 @register_op("nn.rms_norm", pattern=OpPattern.OUT_FUSABLE)
 class RMSNorm(OpDef):
@@ -155,6 +179,12 @@ class RMSNorm(OpDef):
         wide = x.astype(np.float64)
         squares = np.square(wide).mean(axes, keepdims=True)
         return (wide / np.sqrt(squares + self.epsilon) * gamma.astype(np.float64)).astype(x.dtype)
+
+    def decomposed(self, *args: Expr) -> Expr:
+        x, gamma = args
+        ndim = len(x.shape)
+        squares = make_call("mean", (x * x,), axis=tuple(range(check_axis(3, self.axis, ndim), ndim)), keepdims=True)
+        return x * make_call("rsqrt", (squares + self.epsilon,)) * gamma
 
 
 @register_op("nn.batch_norm", pattern=OpPattern.BROADCAST)
@@ -194,6 +224,12 @@ class BatchNorm(OpDef):
     def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
         return self.replace(axis=perm.index(check_axis(3, self.axis, len(perm)))) if len(perm) > 1 else None
 
+    def decomposed(self, *args: Expr) -> Expr:
+        ndim = len(args[0].shape)
+        axis = check_axis(3, self.axis, ndim)
+        gamma, beta, mean, variance = [along_axis(p, axis, ndim) for p in args[1:]]
+        return (args[0] - mean) * make_call("rsqrt", (variance + self.epsilon,)) * gamma + beta
+
 
 @register_op("nn.instance_norm", pattern=OpPattern.OUT_FUSABLE)
 class InstanceNorm(OpDef):
@@ -228,6 +264,13 @@ class InstanceNorm(OpDef):
     def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
         batch_first = len(perm) > 1 and perm[0] == 0
         return self.replace(axis=perm.index(check_axis(3, self.axis, len(perm)))) if batch_first else None
+
+    def decomposed(self, *args: Expr) -> Expr:
+        x, gamma, beta = args
+        ndim = len(x.shape)
+        axis = check_axis(3, self.axis, ndim)
+        normal = _standardize(x, [a for a in range(1, ndim) if a != axis], self.epsilon)
+        return normal * along_axis(gamma, axis, ndim) + along_axis(beta, axis, ndim)
 
 
 @register_op("nn.group_norm", pattern=OpPattern.OUT_FUSABLE)
@@ -269,17 +312,27 @@ class GroupNorm(OpDef):
         batch_first = len(perm) > 1 and perm[0] == 0
         return self.replace(axis=perm.index(check_axis(3, self.axis, len(perm)))) if batch_first else None
 
+    def decomposed(self, *args: Expr) -> Expr:
+        x, gamma, beta = args
+        ndim = len(x.shape)
+        axis = check_axis(3, self.axis, ndim)
+        size = quotient((x.shape[axis],), (self.num_groups,))
+        assert size is not None
+        grouped = reshaped(x, (*x.shape[:axis], self.num_groups, size, *x.shape[axis + 1 :]))
+        normal = _standardize(grouped, [a for a in range(1, ndim + 1) if a != axis], self.epsilon)
+        return reshaped(normal, x.shape) * along_axis(gamma, axis, ndim) + along_axis(beta, axis, ndim)
+
 
 @attributes_of_operator
 class _OverAxes(OpDef):
-    """A normalisation over dimensions `axis`. (C1) the element type is a float; (C2) axes are in range."""
+    """A normalisation over dimensions `axis`. (C1) the element type is a float; (C2) axes are in range, one or more."""
 
     axis: tuple[int, ...]
     reads_inputs_once = True
 
     def infer(self, x: TensorType) -> TensorType:
         require_float(1, x)
-        check_axes(2, self.axis, x.ndim)
+        require(len(check_axes(2, self.axis, x.ndim)) > 0, "(C2) there must be an axis")
         return x
 
     def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
@@ -299,6 +352,11 @@ class L2Normalize(_OverAxes):
         wide = x.astype(np.float64)
         total = np.square(wide).sum(check_axes(2, self.axis, x.ndim), keepdims=True)
         return (wide / np.sqrt(np.maximum(total, self.eps))).astype(x.dtype)
+
+    def decomposed(self, *args: Expr) -> Expr:
+        (x,) = args
+        total = make_call("sum", (x * x,), axis=self.axis, keepdims=True)
+        return x * make_call("rsqrt", (make_call("maximum", (total, as_expr(self.eps, x))),))
 
 
 @register_op("nn.standardize", pattern=OpPattern.OUT_FUSABLE)
@@ -322,6 +380,12 @@ class Standardize(_OverAxes):
         distance = wide - wide.mean(axes, keepdims=True) if self.centred else wide
         deviation = np.sqrt(np.square(distance).mean(axes, keepdims=True) + self.epsilon)
         return (distance / (deviation + self.margin)).astype(x.dtype)
+
+    def decomposed(self, *args: Expr) -> Expr:
+        (x,) = args
+        distance = x - make_call("mean", (x,), axis=self.axis, keepdims=True) if self.centred else x
+        squares = make_call("mean", (distance * distance,), axis=self.axis, keepdims=True)
+        return distance / (make_call("sqrt", (squares + self.epsilon,)) + self.margin)
 
 
 @register_op("nn.lrn", pattern=OpPattern.OUT_FUSABLE)
@@ -357,6 +421,22 @@ class LRN(OpDef):
 
     def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
         return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
+
+    def decomposed(self, *args: Expr) -> Expr:
+        (x,) = args
+        axis = check_axis(2, self.axis, len(x.shape))
+        before, after = (self.size - 1) // 2, self.size // 2
+        widths = tuple([(before, after) if a == axis else (0, 0) for a in range(len(x.shape))])
+        squares = make_call("nn.pad", (x * x,), pad_width=widths)
+        sums = make_call("cumsum", (squares,), axis=axis, dtype=str(x.dtype))
+        grown = tuple([(1, 0) if a == axis else (0, 0) for a in range(len(x.shape))])
+        sums = make_call("nn.pad", (sums,), pad_width=grown)
+        ends = [(b, as_dim(b + x.shape[axis])) for b in (0, self.size)]
+        first, last = (
+            make_call("strided_slice", (sums,), begin=(b,), end=(e,), strides=(1,), axes=(axis,)) for b, e in ends
+        )
+        scale = (last - first) * (self.alpha / self.size) + self.bias
+        return x / make_call("power", (scale, as_expr(self.beta, x)))
 
 
 def softmax(data: Expr, axis: int = -1) -> Call:

@@ -8,8 +8,8 @@ import numpy as np
 
 from relayc import te, topi
 from relayc.relay.errors import TypeInferenceError
-from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.base import OpDef, OpPattern, make_call, register_op
 from relayc.relay.op.common import Array, require
 from relayc.relay.type import TensorType, Type
 from relayc.te.tir import as_dim
@@ -61,6 +61,25 @@ class Pad(OpDef):
 
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
         return self.replace(pad_width=tuple([self.pad_width[p] for p in perm]))
+
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        if self.pad_mode == "constant":
+            widths = tuple([(-before, -after) for before, after in self.pad_width])
+            return (self.replace(pad_width=widths, pad_value=0)(grad),)
+        return super().gradient(call, grad)
+
+    def decomposed(self, *args: Expr) -> Expr | None:
+        (x,) = args
+        if self.pad_mode == "constant":
+            return None
+        for axis, (before, after) in enumerate(self.pad_width):
+            size = x.shape[axis]
+            if not isinstance(size, int):
+                return None
+            position = np.arange(-before, size + after)
+            inside = _continued(position, size, self.pad_mode) if max(before, after) > 0 else position
+            x = make_call("take", (x, Constant(inside)), axis=axis)
+        return x
 
 
 def _with_constant(x: Array, widths: Sequence[tuple[int, int]], value: float) -> Array:

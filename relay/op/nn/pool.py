@@ -8,13 +8,16 @@ from typing import ClassVar
 import numpy as np
 
 from relayc import te, topi
-from relayc.relay.errors import TypeInferenceError
-from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relayc.relay.op.common import Array, at_least, ints, padding_pairs, require, require_float
+from relayc.relay.errors import GradientError, TypeInferenceError
+from relayc.relay.expr import Call, Constant, Expr, Tuple, TupleGetItem
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, make_call, register_op
+from relayc.relay.op.common import Array, as_expr, at_least, ints, numpy_dtype, padding_pairs, require, require_float
+from relayc.relay.op.gradients import reshaped, zeros_of
 from relayc.relay.op.nn.windows import window_view
+from relayc.relay.sizes import product
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.errors import CompileError
+from relayc.te.tir import as_dim
 from relayc.topi.layout import Layout
 from relayc.topi.nn.pool import Windows
 
@@ -104,6 +107,22 @@ class _Pool(OpDef):
         order = [plain.index(a) for a in layout.axes]
         return kept, lambda y: np.ascontiguousarray(y.transpose(order))
 
+    def sums(self, x: Expr) -> Expr | None:
+        """The sum of each window as a convolution with ones; None in other layouts than NC..., or of dynamic sizes."""
+        sizes, rank = x.shape[2:], len(self.pool_size)
+        if not self.layout.startswith("NC") or not all(isinstance(d, int) for d in sizes):
+            return None
+        results = self.spec(len(x.shape)).pooled(x.shape)[2:]
+        widths = [(0, 0), (0, 0)]
+        for k, (size, result) in enumerate(zip(sizes, results, strict=True)):
+            reach = as_dim((result - 1) * self.strides[k] + (self.pool_size[k] - 1) * self.dilation[k] + 1)
+            widths.append((self.padding[k], int(reach - size - self.padding[k])))  # type: ignore[arg-type]
+        images = reshaped(x, (product(x.shape[:2]), 1, *sizes))
+        bordered = make_call("nn.pad", (images,), pad_width=tuple(widths))
+        ones = Constant(np.ones((1, 1, *self.pool_size), numpy_dtype(str(x.dtype))))
+        found = make_call(f"nn.conv{rank}d", (bordered, ones), strides=self.strides, dilation=self.dilation)
+        return reshaped(found, (*x.shape[:2], *results))
+
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
         new = transposed_layout(self.layout, perm)
         old_order = [a for a in self.layout if a not in "NC"]
@@ -138,6 +157,11 @@ class MaxPool(_Pool):
         lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
         windows, back = self.windows(x, lowest)
         return back(windows.max(_kernel_axes(windows)))
+
+    def decomposed(self, *args: Expr) -> Expr | None:
+        if not self.layout.startswith("NC"):
+            return None
+        return TupleGetItem(MaxPoolWithArgmax(**self.attributes())(*args), 0)
 
 
 @register_op("nn.max_pool_with_argmax", pattern=OpPattern.OPAQUE)
@@ -175,6 +199,19 @@ class MaxPoolWithArgmax(_Pool):
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
         return None
 
+    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
+        assert isinstance(grad, Tuple)
+        (x,) = call.args
+        if self.column_major:
+            raise GradientError(f"operator {self.name} with column_major has no gradient rule")
+        values, places = grad.fields[0], TupleGetItem(call, 1)
+        count, total = product(values.shape), product(x.shape)
+        empty = zeros_of(x, (total,))
+        flat = make_call(
+            "scatter_nd", (empty, reshaped(places, (1, count)), reshaped(values, (count,))), reduction="add"
+        )
+        return (reshaped(flat, x.shape),)
+
 
 @register_op("nn.avg_pool", pattern=OpPattern.OUT_FUSABLE)
 class AvgPool(_Pool):
@@ -207,6 +244,16 @@ class AvgPool(_Pool):
         taps = _kernel_axes(windows)
         return back(windows.sum(taps) / counted.sum(taps)).astype(x.dtype)
 
+    def decomposed(self, *args: Expr) -> Expr | None:
+        (x,) = args
+        sums = self.sums(x)
+        if sums is None:
+            return None
+        ones = np.ones((1, 1, *x.shape[2:]), "float64")  # type: ignore[arg-type]
+        windows, _ = self.windows(ones, 0)
+        counted = windows.sum(_kernel_axes(windows)) / self.reference(ones)
+        return sums / Constant(counted.astype(numpy_dtype(str(x.dtype))))
+
 
 @register_op("nn.lp_pool", pattern=OpPattern.OUT_FUSABLE)
 class LpPool(_Pool):
@@ -227,6 +274,11 @@ class LpPool(_Pool):
     def reference(self, x: Array) -> Array:
         windows, back = self.windows(np.abs(x.astype(np.float64)) ** self.p, 0)
         return back(windows.sum(_kernel_axes(windows)) ** (1 / self.p)).astype(x.dtype)
+
+    def decomposed(self, *args: Expr) -> Expr | None:
+        (x,) = args
+        sums = self.sums(make_call("power", (make_call("abs", (x,)), as_expr(self.p, x))))
+        return None if sums is None else make_call("power", (sums, as_expr(1 / self.p, x)))
 
 
 @attributes_of_operator
@@ -267,6 +319,12 @@ class _AdaptivePool(OpDef):
         new = transposed_layout(self.layout, perm)
         order = [[a for a in self.layout if a not in "NC"].index(a) for a in new if a not in "NC"]
         return self.replace(layout=new, output_size=tuple([self.output_size[o] for o in order]))
+
+    def decomposed(self, *args: Expr) -> Expr | None:
+        if set(self.output_size) != {1}:
+            return None
+        axes = spatial_axes(1, self.layout, len(args[0].shape))
+        return make_call("mean" if self.mode == "avg" else "max", args, axis=axes, keepdims=True)
 
 
 @register_op("nn.adaptive_avg_pool", pattern=OpPattern.OUT_FUSABLE)

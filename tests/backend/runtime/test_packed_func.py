@@ -12,12 +12,15 @@ import pytest
 
 from relayc.backend.runtime import (
     ArgumentError,
+    DeviceError,
     HostFunc,
     KernelFunc,
     NDArray,
     PackedFunc,
     RegistryError,
+    context,
     convert,
+    get_device_api,
     nd,
     num_threads,
     register_func,
@@ -129,7 +132,21 @@ def test_the_struct_is_laid_out_as_in_c():
         "alloc_workspace": 16,
         "free_workspace": 24,
         "call_packed": 32,
+        "shortage": 40,
     }
+
+
+def test_a_refused_workspace_is_an_error_of_the_call(monkeypatch):
+    where = Context()
+
+    def refuse(_device, nbytes):
+        raise DeviceError(f"no {nbytes} bytes")
+
+    monkeypatch.setattr(get_device_api("cpu"), "alloc_workspace", refuse)
+    assert context._alloc_workspace(where.address, 100) is None
+    with pytest.raises(DeviceError, match="a kernel could not allocate 100 bytes of workspace"):
+        where.check()
+    where.check()  # once
 
 
 def test_a_kernel_takes_arrays_and_scalars(kernel):

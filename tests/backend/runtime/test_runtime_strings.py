@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError
 from relayc.backend.runtime.execution_plan import StringStep
 from relayc.backend.runtime.graph import Graph
+from relayc.backend.runtime.host_actions import prepared
 from relayc.backend.runtime.regex import Pattern
-from relayc.backend.runtime.string_actions import prepared
 from relayc.backend.runtime.strings import StringTable, as_strings
 from tests.effort import lines_run
 

@@ -544,9 +544,9 @@ SPECIAL = [
     row("nonzero", i32(20, low=0, high=2)),
     row("nonzero", bools(9)),
     *[
-        row("vision.non_max_suppression", _BOXES, _SCORES, np.argsort(-_SCORES, axis=2, kind="stable"), i64(4),
-            np.array([iou], np.float32), np.array([0.2], np.float32), center=center)
-        for iou, center in ((0.3, False), (0.5, True), (1.0, False))
+        row("vision.non_max_suppression", _BOXES, _SCORES, i64(4),
+            np.array([iou], np.float32), np.array([0.2], np.float32), center=center, most=most)
+        for iou, center, most in ((0.3, False, None), (0.5, True, 3), (1.0, False, 30))
     ],
     row("det", f32(3, 4, 4), tolerance=1e-5),
     row("det", f32(2, 2), tolerance=1e-5),

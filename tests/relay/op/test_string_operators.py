@@ -15,7 +15,8 @@ from relayc.relay import op
 from relayc.relay.expr import Constant, Expr, Function, Tuple
 from relayc.relay.interpreter import evaluate
 from relayc.relay.op import list_op_names, strings
-from relayc.relay.op.strings import Format, Normalize, OnHost, Parse, Split, Tokenize
+from relayc.relay.op.host import OnHost
+from relayc.relay.op.strings import Format, Normalize, Parse, Split, Tokenize
 from relayc.relay.transform import EncodeStrings
 from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
@@ -130,7 +131,7 @@ def test_runs_are_independent(first, second):
         concatenated, place = module(x, x)
         assert concatenated.numpy().tolist() == [w + w for w in words]
         assert place.numpy().tolist() == [NAMES.index(w + w) if w + w in NAMES else 4 for w in words]
-    assert len(module._strings.table) <= len(set(NAMES)) + 2 * len(set(first)) + 1
+    assert len(module._inputs.strings.table) <= len(set(NAMES)) + 2 * len(set(first)) + 1
 
 
 _ENCODER = compiled(Tuple((strings.concat(X, Y), strings.index(strings.concat(X, Y), NAMES))))

@@ -1,0 +1,120 @@
+"""Sizes and memory layouts of graphs with dynamic shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from relayc.backend.runtime.dtype import nbytes as nbytes_of
+from relayc.backend.runtime.errors import ArgumentError, SizeMismatchError
+from relayc.backend.runtime.graph import Graph, GraphTensor
+from relayc.backend.runtime.ndarray import NDArray
+from relayc.backend.runtime.sequences import Value
+from relayc.backend.runtime.sizes import MAX_ELEMENTS, evaluate, extent, variables
+
+__all__ = ["ALIGNMENT", "Stage", "bind_sizes", "owner_of", "shapes_of", "tensor_bytes"]
+
+ALIGNMENT = 64
+_MAX_LAYOUTS = 256
+
+
+def bind_sizes(
+    graph: Graph, shapes: Sequence[tuple[int, ...]], inherited: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Bind size variables from the input shapes, in addition to `inherited` ones.
+
+    Raises `ArgumentError` naming the input and axis whose size contradicts the other inputs or the model.
+    """
+    sizes: dict[str, int] = dict(inherited or {})
+    size_producer: dict[str, str] = dict.fromkeys(sizes, "the graph around")
+    tensors = [graph.tensors[index] for index in graph.inputs]
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        for axis, (dim, passed) in enumerate(zip(tensor.shape, shape, strict=True)):
+            if isinstance(dim, str) and dim not in sizes:
+                sizes[dim], size_producer[dim] = passed, f"input {tensor.name!r}, axis {axis}"
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        for axis, (dim, passed) in enumerate(zip(tensor.shape, shape, strict=True)):
+            if isinstance(dim, str) and sizes[dim] == passed:
+                continue
+            unknown = [name for name in variables(dim) if name not in sizes]
+            if unknown:
+                raise ArgumentError(f"model {graph.name!r}: no input has the size {unknown[0]!r} as a dimension")
+            wanted = evaluate(dim, sizes)
+            if wanted != passed:
+                why = "".join(f"; {name} is {sizes[name]} by {size_producer[name]}" for name in variables(dim))
+                if isinstance(dim, str):
+                    why += ". If the two may differ, compile the model with another name for one: from_onnx(shape=...)"
+                raise SizeMismatchError(
+                    f"input {tensor.name!r} of model {graph.name!r}: got shape {shape}, whose axis {axis} is {passed}; "
+                    f"expected {wanted} in {tensor.shape_text}{why}"
+                )
+    return sizes
+
+
+def shapes_of(values: Sequence[Value]) -> list[tuple[int, ...]]:
+    """The shapes of arrays; () for sequences, whose elements may have any shape."""
+    return [value.shape if isinstance(value, NDArray) else () for value in values]
+
+
+class Stage:
+    """Tensors whose sizes become known at one point of a run, and their memory layout."""
+
+    def __init__(self, graph: Graph, tensors: Sequence[int], views: Sequence[int]) -> None:
+        """`views` alias memory of this stage under shapes that may be known later."""
+        owners = [i for i in tensors if graph.tensors[i].storage == "slot"]
+        self.tensors = [*owners, *views]
+        self.numbers = np.array(self.tensors, np.intp)
+        places = [int(graph.tensors[i].place) for i in self.tensors]
+        slots = {place: k for k, place in enumerate(sorted(set(places)))}
+        self._slot_of = np.array([slots[place] for place in places], np.intp)
+        self._kinds: dict[tuple[Any, str], int] = {}
+        kind_of = [self._kinds.setdefault((graph.tensors[i].shape, graph.tensors[i].dtype), len(self._kinds))
+                   for i in owners]  # fmt: skip
+        self._kind_of = np.array(kind_of, np.intp)
+        self._count = len(slots)
+        self.buffers = [i for i in tensors if graph.tensors[i].storage in ("output", "own")]
+        self.owners = [i for i in self.buffers if owner_of(graph, graph.tensors[i]) == i]
+        """tensors with memory of their own, which others may alias"""
+        self.variables = sorted({v for i in owners for d in graph.tensors[i].shape for v in variables(d)})
+        self.arena: NDArray | None = None
+        self.placed: dict[str, int] | None = None
+        """the sizes that the current addresses were computed for"""
+        self.layouts: dict[tuple[int, ...], tuple[np.ndarray[Any, Any], int]] = {}
+
+    def layout(self, sizes: dict[str, int]) -> tuple[np.ndarray[Any, Any], int]:
+        """(Byte offset of each tensor, total bytes) for these sizes."""
+        key = tuple([sizes[name] for name in self.variables])
+        found = self.layouts.get(key)
+        if found is None:
+            nbytes = np.array([tensor_bytes(shape, dtype, sizes) for shape, dtype in self._kinds], np.int64)
+            slots = np.ones(self._count, np.int64)
+            np.maximum.at(slots, self._slot_of[: len(self._kind_of)], nbytes[self._kind_of])
+            slots = -(-slots // ALIGNMENT) * ALIGNMENT
+            ends = np.cumsum(slots)
+            total = int(ends[-1]) if self._count else 0
+            if len(self.layouts) >= _MAX_LAYOUTS:
+                self.layouts.pop(next(iter(self.layouts)))
+            found = self.layouts[key] = ((ends - slots)[self._slot_of], total)
+        return found
+
+
+def owner_of(graph: Graph, tensor: GraphTensor) -> int:
+    """The tensor that owns the buffer of a graph output or of a tensor stored as "own"."""
+    place = int(tensor.place)
+    return graph.outputs[place] if tensor.storage == "output" else place
+
+
+def tensor_bytes(shape: tuple[Any, ...], dtype: str, sizes: dict[str, int]) -> int:
+    """The bytes of a tensor. Raises `ArgumentError` for a negative dimension, and for too many elements."""
+    dims = [evaluate(d, sizes) for d in shape]
+    if min(dims, default=0) < 0:
+        raise ArgumentError(f"the sizes {sizes} make a tensor of shape {tuple(dims)}; the inputs are too small for it")
+    if extent(dims) > MAX_ELEMENTS:
+        raise ArgumentError(
+            f"the sizes {sizes} make a tensor of shape {tuple(dims)}; expected at most {MAX_ELEMENTS} elements, "
+            "dimensions of size 0 not counted"
+        )
+    return nbytes_of(dtype, math.prod(dims))

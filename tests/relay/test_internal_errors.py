@@ -1,0 +1,128 @@
+"""The last net: an exception that is none of the package's becomes an internal error, which says where it happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from relayc import relay
+from relayc.backend.runtime import ArgumentError, RelaycError, device
+from relayc.backend.runtime.errors import InternalError
+from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.frontends.onnx import from_onnx
+from relayc.relay.errors import InternalCompileError
+from relayc.relay.op.elementwise import Tanh
+from relayc.te.errors import CompileError
+
+X = np.ones((2, 3), np.float32)
+
+
+class Strange(Exception):
+    """No error of the package."""
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise Strange("out of order")
+
+
+def model(op: str = "Tanh") -> Any:
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], ["y"], name="squash")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def build() -> Any:
+    return relay.build(from_onnx(model())[0])
+
+
+def test_a_fault_of_a_converter_names_the_node(monkeypatch):
+    monkeypatch.setattr(Tanh, "infer", fails)
+    with pytest.raises(InternalCompileError, match=r"node 'squash' \(Tanh\): Strange: out of order") as caught:
+        from_onnx(model())
+    assert isinstance(caught.value, CompileError) and isinstance(caught.value.__cause__, Strange)
+    assert "please report it" in str(caught.value)
+
+
+def test_a_fault_outside_of_nodes_is_an_internal_error(monkeypatch):
+    monkeypatch.setattr("relayc.frontends.onnx.importer.graph_inputs", fails)
+    with pytest.raises(InternalCompileError, match="importing the model: Strange: out of order"):
+        from_onnx(model())
+
+
+def test_a_fault_of_lowering_names_the_fused_group(monkeypatch):
+    module, _ = from_onnx(model())
+    monkeypatch.setattr(Tanh, "compute", fails)
+    monkeypatch.setenv("RELAYC_CACHE_DIR", "off")
+    with pytest.raises(InternalCompileError, match=r"(?s)Strange.*while lowering the fused group \('tanh',\)"):
+        relay.build(module)
+
+
+def test_a_fault_of_a_pass_names_it(monkeypatch):
+    module, _ = from_onnx(model())
+    monkeypatch.setattr("relayc.relay.transform.fuse_ops.FuseOps.run", fails)
+    with pytest.raises(InternalCompileError, match=r"(?s)Strange.*in pass FuseOps, after: "):
+        relay.build(module)
+
+
+def test_faults_of_the_executor_are_internal_errors(monkeypatch):
+    executor = GraphModule(build()["default"](device("cpu")))
+    for name, action, doing in (
+        ("_copy_input", lambda: executor.set_input("x", X), "setting input 'x' of model 'default'"),
+        ("_prepare", executor.run, "running model 'default'"),
+        ("_result", lambda: executor.get_output(0), "fetching output 'y' of model 'default'"),
+    ):
+        executor.run(x=X)
+        with monkeypatch.context() as patch:
+            patch.setattr(GraphModule, name, fails)
+            with pytest.raises(InternalError, match=f"{doing}: Strange: out of order") as caught:
+                action()
+        assert isinstance(caught.value, RelaycError) and isinstance(caught.value.__cause__, Strange)
+    executor.run(x=X)
+
+
+@pytest.mark.parametrize("passing", [MemoryError, KeyboardInterrupt, ArgumentError])
+def test_what_passes_the_net(monkeypatch, passing):
+    def raises(*_: Any) -> None:
+        raise passing
+
+    executor = GraphModule(build()["default"](device("cpu")))
+    executor.set_input("x", X)
+    with monkeypatch.context() as patch:
+        patch.setattr(GraphModule, "_prepare", raises)
+        with pytest.raises(passing):
+            executor.run()
+
+
+def test_exceptions_of_a_progress_function_reach_its_owner():
+    module, _ = from_onnx(model())
+    with pytest.raises(Strange, match="out of order"):
+        relay.build(module, progress=fails)
+
+
+def test_an_array_that_cannot_be_exported_is_an_error_of_the_argument():
+    class Locked:
+        def __dlpack__(self, **_: Any) -> Any:
+            raise BufferError("it requires grad")
+
+    executor = GraphModule(build()["default"](device("cpu")))
+    with pytest.raises(ArgumentError, match=r"input 'x' .*: the Locked can't be exported by DLPack: it requires grad"):
+        executor.set_input("x", Locked())
+
+
+def test_a_fault_is_one_block_of_the_command_line(monkeypatch, tmp_path):
+    typer_testing = pytest.importorskip("typer.testing")
+    from relayc.frontends.cli.main import app
+
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model().SerializeToString())
+    monkeypatch.setattr("relayc.frontends.cli.main.executor_for", fails)
+    result = typer_testing.CliRunner().invoke(app, ["run", str(path), "--fill", "ones"])
+    assert result.exit_code == 1
+    assert "error: InternalError\nStrange: out of order" in result.output and "--traceback" in result.output
