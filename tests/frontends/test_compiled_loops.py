@@ -89,6 +89,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                "x, x", "y, z, sums") + "}",
         {"n": FIVE, "x": X3[None]},
     ),
+    "a state that grows beside a branch and a loop": (
+        "g (int64 n, float[1, 3] x) => (float[a, 3] y, float[1, 3] z) {"
+        + loop("b (int64 i, bool c, float[p, 3] u, float[1, 3] v) => (bool c, float[p2, 3] w, float[1, 3] q) {"
+               "two = Constant <value_int = 2> () h = Mod (i, two) even = Cast <to = 9> (h)"
+               "v2 = Loop (i, , v) <body = inner (int64 j, bool e, float[1, 3] s) => (bool e, float[1, 3] t)"
+               "  { t = Add (s, x) }>"
+               "q = If (even) <then_branch = t () => (float[1, 3] t1) { t1 = Neg (v2) },"
+               "  else_branch = e () => (float[1, 3] e1) { e1 = Identity (v2) }>"
+               "w = Concat <axis = 0> (u, q) }", "x, x", "y, z") + "}",
+        {"n": FIVE, "x": X3[None]},
+    ),
     "a state that doubles": (
         "g (int64 n, float[m] x) => (float[e] z) {"
         + loop("b (int64 i, bool c, float[q] v) => (bool c, float[q2] r) {"
