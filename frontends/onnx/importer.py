@@ -79,11 +79,11 @@ def from_onnx(
     ``{"batch": 1}``; a name in a shape makes it symbolic. Named dimensions of the model stay symbolic, one variable for
     a name, and so do unknown ones: the compiled model runs at any size of them. With a list of shapes, a sequence input
     becomes separate tensors; so does an optional input with a shape or None. Otherwise it is a sequence, of at most one
-    tensor if it is optional. `dtype` overrides element types of inputs: one for all, or by input
-    name. With `freeze_params` the weights are constants of the function and the returned dictionary is empty; without,
-    they are parameters of it, and the dictionary holds their values. `constants` binds inputs, such as those that
-    determine shapes, to values. `outputs` names tensors of the main graph to return instead of the model's outputs;
-    nodes that they don't need are dropped.
+    tensor if it is optional. `dtype` overrides element types of inputs: one for all, or by input name. With
+    `freeze_params` the weights are constants of the function and the returned dictionary is empty; without, they are
+    parameters of it, and the dictionary holds their values. `constants` binds inputs, such as those that determine
+    shapes, to values. An input that has an initializer has its value, unless `shape` or `constants` names it. `outputs`
+    names tensors of the main graph to return instead of the model's outputs; nodes that they don't need are dropped.
 
     Sizes of different names are independent: where an operator broadcasts them, either may be 1 when the model runs.
     The module's function "equal_sizes", if there is one, is the model with such sizes taken to be equal, which is
@@ -210,10 +210,10 @@ class _Importer:
     ) -> tuple[IRModule, Params]:
         graph, where = self.model.graph, self.model.name
         self._check_unique(graph)
-        declared = graph_inputs(graph)
+        forms = shapes_passed(shape, where)
+        declared = graph_inputs(graph, {*forms, *constants})
         tensors = [value for value in declared if is_tensor(value)]
         others = [value for value in declared if not is_tensor(value)]
-        forms = shapes_passed(shape, where)
         other_values, other_params = other_inputs(others, forms, constants, where)
         of_tensors = {k: v for k, v in forms.items() if k not in other_values}
         types = input_types(tensors, of_tensors, dtype, where, self.session.table)
@@ -504,6 +504,8 @@ class _Initializers:
             if name in self.protos:
                 raise fault(scope.where, f"two initializers are named {name!r}")
             self.protos[name] = proto
+        if graph is importer.model.graph:  # an input that `shape` or `constants` names is the user's
+            self.protos = {name: proto for name, proto in self.protos.items() if name not in scope.values}
         self.declared = {value.name: value.type for value in graph.input if value.name in self.protos}
         self.raw_data: RawData = importer.model.raw_data if graph is importer.model.graph else {}
 

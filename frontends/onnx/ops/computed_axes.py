@@ -8,7 +8,7 @@ from relayc.frontends.onnx.node import OnnxNode
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr, const
 
-__all__ = ["bounds_of_all_axes", "squeezed_at_run_time", "unsqueezed_at_run_time"]
+__all__ = ["bounds_of_all_axes", "squeezed", "unsqueezed"]
 
 _END = np.iinfo(np.int64).max
 """An end of a slice that reaches the end of any axis."""
@@ -30,7 +30,7 @@ def _chosen(matches: Expr) -> Expr:
     return op.sum(op.cast(matches, "int64"), axis=0)
 
 
-def squeezed_at_run_time(node: OnnxNode) -> Expr:
+def squeezed(node: OnnxNode) -> Expr:
     """Input 0 without the axes of input 1."""
     rank = node.rank(0)
     left = rank - _count(node, 1)
@@ -44,7 +44,7 @@ def squeezed_at_run_time(node: OnnxNode) -> Expr:
     return op.reshape(node[0], node.bind(shape, "the shape without the axes"))
 
 
-def unsqueezed_at_run_time(node: OnnxNode) -> Expr:
+def unsqueezed(node: OnnxNode) -> Expr:
     """Input 0 with the axes of input 1, which are positions in the result."""
     source = node.type(0).shape
     rank = len(source) + _count(node, 1)

@@ -9,7 +9,7 @@ import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import counted, question_of_one, reshape_to, take_as_one, transposed
-from relayc.frontends.onnx.ops.computed_axes import bounds_of_all_axes, squeezed_at_run_time, unsqueezed_at_run_time
+from relayc.frontends.onnx.ops.computed_axes import bounds_of_all_axes, squeezed, unsqueezed
 from relayc.frontends.onnx.registry import converter
 from relayc.frontends.onnx.sizes import MOST_SIZES
 from relayc.relay import op
@@ -117,7 +117,7 @@ def unsqueeze_1(node: OnnxNode) -> Expr:
 @converter("Unsqueeze", since=13)
 def unsqueeze(node: OnnxNode) -> Expr:
     if node.known_value(1) is None:
-        return unsqueezed_at_run_time(node)
+        return unsqueezed(node)
     return _unsqueeze(node, node.constant_ints(1, "the axes"))
 
 
@@ -137,7 +137,7 @@ def squeeze_1(node: OnnxNode) -> Expr:
 @converter("Squeeze", since=13)
 def squeeze(node: OnnxNode) -> Expr:
     if node.get(1) is not None and node.known_value(1) is None:
-        return squeezed_at_run_time(node)
+        return squeezed(node)
     return _squeeze(node, node.constant_ints(1, "the axes") if node.get(1) is not None else None)
 
 
