@@ -27,6 +27,7 @@ __all__ = [
     "TupleType",
     "Type",
     "broadcast_shapes",
+    "broadcasts_to",
     "dims_equal",
     "dims_match",
     "scalar_type",
@@ -224,12 +225,20 @@ def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
                 continue
             elif _is_assumed_one(current):
                 result[axis] = d
-            elif not dims_match(current, d):
+            elif not dims_match(current, d, broadcast=True):
                 listed = " and ".join(shape_text(s) for s in shapes)
                 raise TypeInferenceError(f"shapes {listed} do not broadcast: {current} against {d} on axis {axis}")
             elif isinstance(d, int):
                 result[axis] = d
     return tuple(result)
+
+
+def broadcasts_to(shape: Sequence[Dim], target: Sequence[Dim]) -> bool:
+    """Does a shape broadcast to `target`, or, in an `assuming` scope, is it not known that it does not?"""
+    if len(shape) > len(target):
+        return False
+    pairs = zip(shape, target[len(target) - len(shape) :], strict=True)
+    return all(_is_one(d) or _is_assumed_one(d) or dims_match(d, t, broadcast=True) for d, t in pairs)
 
 
 def _is_assumed_one(d: Dim) -> bool:

@@ -36,6 +36,7 @@ from relayc.backend.runtime.registry import (
     remove_global_func,
 )
 from relayc.backend.runtime.safetensors import load_param_dict, save_param_dict
+from relayc.backend.runtime.signing import check_signature, sign_artifact
 from relayc.backend.runtime.threads import num_threads, set_num_threads
 from relayc.backend.runtime.timing import BenchmarkResult
 
@@ -63,6 +64,7 @@ __all__ = [
     "RegistryError",
     "RelaycError",
     "WorkspacePool",
+    "check_signature",
     "convert",
     "cpu",
     "cuda",
@@ -85,4 +87,5 @@ __all__ = [
     "save_param_dict",
     "set_num_threads",
     "set_random_seed",
+    "sign_artifact",
 ]

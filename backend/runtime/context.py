@@ -168,7 +168,10 @@ class Context:
             self._ctx.num_threads = num_threads(self._requested)
 
     def fail(self, error: BaseException) -> None:
-        """Record the first exception of a Python function called from compiled code."""
+        """Record the first exception of a Python function called from compiled code.
+
+        Called from another thread, it ends a run that is in a compiled loop.
+        """
         if self._failure is None:
             self._failure = error
 

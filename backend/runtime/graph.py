@@ -368,8 +368,11 @@ def _check_places(graph: Graph, where: str) -> None:
     names = [graph.tensors[index].name for index in graph.inputs]
     if len(set(names)) != len(names):
         raise damaged(f"{where}.inputs", names, "distinct names")
+    kinds = ("input", "output", "param", *(("slot", "value", "own") if graph.is_dynamic else ("arena",)))
     for index, tensor in enumerate(graph.tensors):
         count = len(graph.tensors)
+        if tensor.storage not in kinds:
+            raise damaged(f"{where}.tensors[{index}].storage", tensor.storage, f"among {', '.join(kinds)}")
         ranks = {"input": len(graph.inputs), "output": len(graph.outputs), "own": count, "value": count}
         rank = ranks.get(tensor.storage)
         if rank is not None and not (isinstance(tensor.place, int) and 0 <= tensor.place < rank):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from relayc.backend.runtime.dtype import nbytes as nbytes_of
-from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.errors import ArgumentError, SizeMismatchError
 from relayc.backend.runtime.graph import Graph, GraphTensor
 from relayc.backend.runtime.ndarray import NDArray
 from relayc.backend.runtime.sequences import Value
@@ -45,7 +45,9 @@ def bind_sizes(
             wanted = evaluate(dim, sizes)
             if wanted != passed:
                 why = "".join(f"; {name} is {sizes[name]} by {size_producer[name]}" for name in variables(dim))
-                raise ArgumentError(
+                if isinstance(dim, str):
+                    why += ". If the two may differ, compile the model with another name for one: from_onnx(shape=...)"
+                raise SizeMismatchError(
                     f"input {tensor.name!r} of model {graph.name!r}: got shape {shape}, whose axis {axis} is {passed}; "
                     f"expected {wanted} in {tensor.shape_text}{why}"
                 )

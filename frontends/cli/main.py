@@ -1,4 +1,4 @@
-"""The `relayc` command: compile, run, bench, profile, tune, show and verify models."""
+"""The `relayc` command: compile, run, bench, profile, tune, show, verify and sign models."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def tune(
     if not is_onnx(model):
         raise UsageError(f"{model}: expected an .onnx file")
     how = _build(target, shape, opt_level, precision)
-    report = import_module("relayc.frontends.cli.compiling").tune_onnx(model, how, Steps(), minutes, records, threads)
+    report = import_module("relayc.frontends.cli.tuning").tune_onnx(model, how, Steps(), minutes, records, threads)
     out.print(str(report), soft_wrap=True)
 
 
@@ -328,6 +328,25 @@ def verify(
     shapes = parse_shapes(shape or [])
     if not check(model, inputs, fill, seed, shapes, against, target, opt_level, tolerance, listed):
         raise typer.Exit(1)
+
+
+@app.command()
+@guarded
+def sign(
+    artifact: Annotated[Path, typer.Argument(help="an artifact that `relayc compile` wrote")],
+    key: Annotated[Path, typer.Option("--key", help="PEM file of an Ed25519 key: private, with --check public")],
+    check: Annotated[bool, typer.Option("--check", help="check that the artifact was signed with this key")] = False,
+) -> None:
+    """Sign an artifact, or check its signature, which is beside it in artifact.sig.
+
+    Example: relayc sign model.relayc --key private.pem, and relayc sign model.relayc --check --key public.pem, which
+    prints the SHA-256 that load_model takes as expect_sha256. Exit code 1 when the signature is another's.
+    """
+    signing = import_module("relayc.backend.runtime.signing")
+    if check:
+        out.print(f"{signing.check_signature(artifact, key)}  {artifact}", soft_wrap=True)
+    else:
+        out.print(f"wrote {signing.sign_artifact(artifact, key)}", soft_wrap=True)
 
 
 @app.command()

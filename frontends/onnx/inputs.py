@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ from relayc.te.dtype import dtype as parse_dtype
 from relayc.te.tir import Dim, Var
 
 __all__ = ["DtypeOverride", "ShapeOverride", "declared_shape", "graph_inputs", "input_types", "shapes_passed"]
+
+_NO_NAMES = frozenset({"", "?", "-1", "None"})
+"""What exporters write for dimensions without a name: Paddle writes "?" for all of them."""
 
 ShapeOverride = Mapping[str, Sequence[int | str | Var | None] | int]
 """Shape by input name, or size by the name of a symbolic dimension.
@@ -105,7 +108,8 @@ class _Inputs:
             if kind is None:
                 raise fault(where, "it has no type", expected="a tensor type")
             raise unsupported(where, f"inputs of kind {kind} are not supported", missing=kind.removesuffix("_type"))
-        return declared_shape(value)
+        declared = declared_shape(value)
+        return None if declared is None else tuple([None if d in _NO_NAMES else d for d in declared])
 
     def _check_names(self) -> None:
         symbols = {d for dims in self.declared.values() if dims is not None for d in dims if isinstance(d, str)}
@@ -201,7 +205,7 @@ def declared_shape(value: ValueInfoProto) -> DeclaredShape | None:
     ])  # fmt: skip
 
 
-def graph_inputs(graph: GraphProto) -> list[ValueInfoProto]:
-    """The graph's inputs without an initializer of the same name."""
+def graph_inputs(graph: GraphProto, passed: Container[str] = ()) -> list[ValueInfoProto]:
+    """The graph's inputs, without those that have an initializer and are not among the `passed` ones."""
     provided = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
-    return [value for value in graph.input if value.name not in provided]
+    return [value for value in graph.input if value.name not in provided or value.name in passed]

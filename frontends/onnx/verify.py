@@ -277,11 +277,8 @@ class _Compiled:
         module, params = from_onnx(self.model, shape=self.shape, outputs=names)
         built = relay.build(module, self.target, params)
         executor = graph_executor.GraphModule(built["default"](device(self.where)))
-        for name in module.attrs["input_names"]:
-            executor.set_input(name, self.inputs[name])
-        executor.run()
-        results = [_as_numpy(executor.get_output(i)) for i in range(executor.get_num_outputs())]
-        return _by_name(names, results, module.attrs)
+        results = executor.infer({name: self.inputs[name] for name in module.attrs["input_names"]})
+        return _by_name(names, [_as_numpy(result) for result in results], module.attrs)
 
 
 def _as_numpy(value: Any) -> Any:

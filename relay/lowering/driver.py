@@ -52,6 +52,7 @@ from relayc.relay.sizes import assuming, dims_equal, size_from_json, size_variab
 from relayc.relay.transform import UpdateKVCacheInPlace, default_pipeline
 from relayc.relay.type import TensorType
 from relayc.relay.user_arguments import check_text, named_values
+from relayc.relay.versions import EQUAL_SIZES, version_for, versions_of, without_versions
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, PassContext, Sequential, rewrite_dag
 from relayc.te.tir import PrimFunc, Var as SizeVariable
@@ -206,9 +207,12 @@ def build(
     progress = None if progress is None else of_user(progress)
     if caches:
         mod = _with_caches(mod, caches, target, specialize)
+    source = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
     with report.step("optimize"):
-        module = optimize(mod, target, params)
-        special = [(sizes, optimize(_specialized(mod, sizes), target, params)) for sizes in _combinations(specialize)]
+        module = optimize(source, target, params)
+        special = [(sizes, optimize(_specialized(source, sizes), target, params))
+                   for sizes in _combinations(specialize)]  # fmt: skip
+        special += [({}, optimize(version, target, params)) for version in versions_of(source).values()]
     with report.step("plan"):
         prepare = partial(_prepared, target=target)
         shared = Params()
@@ -272,7 +276,8 @@ def _with_caches(
         raise CompileError(f"caches are kept on CPUs only; the target is {target}")
     if specialize:
         raise CompileError("caches grow with every run: a model that keeps them is not specialized as well")
-    return UpdateKVCacheInPlace(caches)(IRModule.from_expr(mod) if isinstance(mod, Function) else mod)
+    module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
+    return UpdateKVCacheInPlace(caches)(versions_of(module).get(EQUAL_SIZES, module))
 
 
 def _prepared(body: Function, target: Target) -> Function:
@@ -287,18 +292,17 @@ def _combinations(specialize: Mapping[str, Sequence[int]] | None) -> list[dict[s
     return [dict(zip(specialize, map(int, sizes), strict=True)) for sizes in itertools.product(*specialize.values())]
 
 
-def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule:
+def _specialized(module: IRModule, sizes: Mapping[str, int]) -> IRModule:
     """The model specialised to these sizes.
 
     Raises CompileError unless they are sizes of the model, and make it static.
     """
-    module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
     known = size_variables(ty.shape for p in module["main"].params if isinstance(ty := p.ty, TensorType))
     strange = [name for name in sizes if name not in known]
     if strange:
         raise CompileError(f"specialize={dict(sizes)} names {', '.join(strange)}; the dynamic sizes of the "
                            f"inputs are: {', '.join(known) or 'none'}")  # fmt: skip
-    main = bind_sizes(module["main"], sizes)
+    main = bind_sizes(*version_for(module, sizes))
     left = size_variables(ty.shape for p in main.params if isinstance(ty := p.ty, TensorType))
     records = main.attrs.get("bound_sizes", ())
     bound = [str(name) for name, _, element, _ in records if element >= 0]
@@ -309,7 +313,7 @@ def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule
         if not dims_equal(a, b):
             raise CompileError(f"specialize={dict(sizes)}: {source} needs two equal sizes and gets {a} and {b}")
     attrs = {"bound_sizes": records} if records else {}
-    return module.with_functions({**module.functions, "main": main.replace(attrs=attrs)})
+    return without_versions(module).with_functions({"main": main.replace(attrs=attrs)})
 
 
 def _plan(

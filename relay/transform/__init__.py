@@ -27,6 +27,7 @@ from relayc.relay.transform.fuse_ops import FuseOps
 from relayc.relay.transform.fuse_siblings import FuseSiblings
 from relayc.relay.transform.gradient import gradient
 from relayc.relay.transform.join_slices import JoinSlices
+from relayc.relay.transform.limit_parts import LimitParts
 from relayc.relay.transform.pack_narrow_constants import PackNarrowConstants
 from relayc.relay.transform.pack_weights import PackWeights
 from relayc.relay.transform.pipeline import default_pipeline
@@ -76,6 +77,7 @@ __all__ = [
     "FuseOps",
     "FuseSiblings",
     "JoinSlices",
+    "LimitParts",
     "PackNarrowConstants",
     "PackWeights",
     "Pass",

@@ -31,6 +31,7 @@ from relayc.relay.transform.fold_transpose_into_store import FoldTransposeIntoSt
 from relayc.relay.transform.fuse_ops import FuseOps
 from relayc.relay.transform.fuse_siblings import FuseSiblings
 from relayc.relay.transform.join_slices import JoinSlices
+from relayc.relay.transform.limit_parts import LimitParts
 from relayc.relay.transform.pack_narrow_constants import PackNarrowConstants
 from relayc.relay.transform.pack_weights import PackWeights
 from relayc.relay.transform.push_elementwise_through_concat import PushElementwiseThroughConcat
@@ -111,6 +112,7 @@ def default_pipeline(
         SimplifyExpr(),
         EliminateCommonSubexpr(),
         PackNarrowConstants(),
+        LimitParts(),
         FuseOps(permutes_into_products="gpu" in target.keys),
         *fusions,
     )
