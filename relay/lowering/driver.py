@@ -209,7 +209,7 @@ def build(
         mod = _with_caches(mod, caches, target, specialize)
     source = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
     with report.step("optimize"):
-        module = optimize(source, target, params)
+        module = optimize(without_versions(source), target, params)
         special = [(sizes, optimize(_specialized(source, sizes), target, params))
                    for sizes in _combinations(specialize)]  # fmt: skip
         special += [({}, optimize(version, target, params)) for version in versions_of(source).values()]

@@ -416,8 +416,10 @@ class _Numbering:
         types = _value_types(call.ty)
         label = call.span.name if call.span is not None else ""
         if is_view(function):
-            source = self.graph.tensors[inputs[0]]
-            return self.add(label, types[0], source.storage, self.graph.base_of(inputs[0]))
+            source, ty = self.graph.tensors[inputs[0]], types[0]
+            is_weight = source.storage is not None and source.storage[0] == "param"
+            if not is_weight or (isinstance(ty, TensorType) and ty.is_static):  # weights have static shapes
+                return self.add(label, ty, source.storage, self.graph.base_of(inputs[0]))
         inner = function.body
         if isinstance(inner, Call) and isinstance(inner.op, ControlFlow | HostOperator):
             return self.visit_control(inner, inner.op, dict(zip(function.params, inputs, strict=True)), call.span)
