@@ -1,7 +1,8 @@
-"""Versions of a model that hold for some sizes only, and are faster there.
+"""Versions of a model that hold for some inputs only.
 
-A module's "main" is the model. Its function "equal_sizes", of the same parameters, is the model with sizes taken to be
-equal that an operator broadcasts: it holds for inputs whose sizes agree with its parameters and pass its checks.
+A module's "main" is the model. Its attribute "versions" names functions of the same parameters, in the order in which
+an executor tries them: each holds for inputs whose sizes agree with its parameters and pass its checks. "equal_sizes"
+takes sizes to be equal that an operator broadcasts, and is faster; others take other branches than "main" does.
 """
 
 from __future__ import annotations
@@ -14,39 +15,47 @@ from relayc.relay.sizes import dims_equal, evaluate
 from relayc.relay.type import TensorType, shapes_equal
 from relayc.te.ir import IRModule
 
-__all__ = ["EQUAL_SIZES", "version_for", "with_equal_sizes", "without_versions"]
+__all__ = ["EQUAL_SIZES", "version_for", "versions_of", "with_versions", "without_versions"]
 
 EQUAL_SIZES = "equal_sizes"
 
 
-def with_equal_sizes(module: IRModule) -> IRModule | None:
-    """The module whose "main" is the version for equal sizes; None if there is none."""
-    if EQUAL_SIZES not in module:
-        return None
-    return module.with_functions({**without_versions(module).functions, "main": module[EQUAL_SIZES]})
+def with_versions(module: IRModule, versions: Mapping[str, Function]) -> IRModule:
+    """The module with these functions as versions of "main"."""
+    if not versions:
+        return module
+    return module.with_functions({**module.functions, **versions}).with_attr("versions", tuple(versions))
+
+
+def versions_of(module: IRModule) -> dict[str, IRModule]:
+    """By name, the modules whose "main" is a version, in order; functions that a pass dropped are left out."""
+    names = [name for name in module.attrs.get("versions", ()) if name in module]
+    rest = without_versions(module)
+    return {name: rest.with_functions({**rest.functions, "main": module[name]}) for name in names}
 
 
 def without_versions(module: IRModule) -> IRModule:
     """The module without other versions than "main"."""
-    if EQUAL_SIZES not in module:
-        return module
-    return module.with_functions({name: f for name, f in module.functions.items() if name != EQUAL_SIZES})
+    names = module.attrs.get("versions", ())
+    return module.with_functions({n: f for n, f in module.functions.items() if n not in names}) if names else module
 
 
 def version_for(module: IRModule, sizes: Mapping[str, int]) -> tuple[Function, Mapping[str, int]]:
-    """The fastest version that holds for these sizes of "main", and the sizes by the names that it has for them."""
+    """The first version that holds for these sizes of "main", and the sizes by the names that it has for them."""
     main: Function = module["main"]
-    if EQUAL_SIZES not in module:
-        return main, sizes
-    equal: Function = module[EQUAL_SIZES]
-    types = [p.ty for p in main.params if isinstance(p.ty, TensorType)]
-    shapes = [[evaluate(d, sizes) for d in ty.shape] for ty in types]
-    if not all(isinstance(d, int) for shape in shapes for d in shape):
-        return main, sizes
-    known = [[int(d) for d in shape if isinstance(d, int)] for shape in shapes]
-    found = sizes_of_inputs(equal, known)
-    special = bind_sizes(equal, found)
-    wanted = [p.ty.shape for p in special.params if isinstance(p.ty, TensorType)]
-    agree = all(map(shapes_equal, wanted, known))
-    checks = all(dims_equal(a, b) for a, b, _ in special.attrs.get("size_checks", ()))
-    return (equal, found) if agree and checks else (main, sizes)
+    shapes = [[evaluate(d, sizes) for d in p.ty.shape] for p in main.params if isinstance(p.ty, TensorType)]
+    known = [[d for d in shape if isinstance(d, int)] for shape in shapes]
+    if known == shapes:
+        for version in versions_of(module).values():
+            function: Function = version["main"]
+            found = sizes_of_inputs(function, known)
+            if _holds(bind_sizes(function, found), known):
+                return function, found
+    return main, sizes
+
+
+def _holds(function: Function, shapes: list[list[int]]) -> bool:
+    """Does a function of static sizes take these shapes, and pass its checks?"""
+    wanted = [p.ty.shape for p in function.params if isinstance(p.ty, TensorType)]
+    checks = function.attrs.get("size_checks", ())
+    return all(map(shapes_equal, wanted, shapes)) and all(dims_equal(a, b) for a, b, _ in checks)

@@ -65,11 +65,13 @@ def as_string_arrays(tensor: GraphTensor, value: Any, model: str) -> Any:
         raise ArgumentError(f"{_place(tensor, model)}: {error}; expected strings") from error
 
 
-def check_type(tensor: GraphTensor, shape: tuple[int, ...], dtype: object, model: str) -> None:
-    """Raise `ArgumentError` unless shape and dtype are those of the graph's input or output."""
+def check_type(
+    tensor: GraphTensor, shape: tuple[int, ...], dtype: object, model: str, any_sizes: bool = False
+) -> None:
+    """Raise `ArgumentError` unless shape (with `any_sizes`, its rank) and dtype are those of the graph's tensor."""
     wanted = tensor.dtype if isinstance(dtype, str) else to_numpy(tensor.dtype)
     fits = len(shape) == len(tensor.shape) and all(
-        not isinstance(d, int) or d == n for d, n in zip(tensor.shape, shape, strict=True)
+        any_sizes or not isinstance(d, int) or d == n for d, n in zip(tensor.shape, shape, strict=True)
     )
     if not fits or dtype != wanted:
         kind = ArgumentError if fits else SizeMismatchError

@@ -21,7 +21,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -88,18 +88,17 @@ class CompiledModel:
             module.check_device(chosen)
         return BoundModel(self, chosen)
 
-    def variant(self, sizes: Mapping[str, int]) -> CompiledModel | None:
-        """The first specialisation for these values of symbolic dimensions, sharing weights and code, or None.
+    def variants(self, sizes: Mapping[str, int]) -> Iterator[CompiledModel]:
+        """The specialisations for these values of symbolic dimensions, sharing weights and code, in order.
 
-        One for no values in particular is for sizes that it does not reject (`SizeMismatchError`) when it is run.
+        One for no values in particular may reject the inputs (`SizeMismatchError`) when it is run.
         """
         for number, (wanted, graph) in enumerate(self.graph.variants):
             if all(sizes.get(name) == size for name, size in wanted.items()):
                 if number not in self._variants:
                     made = self._variants[number] = CompiledModel(graph, self.params, self.module)
                     made._on_device, made._placing = self._on_device, self._placing
-                return self._variants[number]
-        return None
+                yield self._variants[number]
 
     def params_on(self, where: Device) -> dict[str, NDArray]:
         """The weights on a device, copied there on first use.

@@ -413,6 +413,13 @@ class DynamicRunner:
         assert isinstance(home, NDArray), "kernels take no lists"
         return home if (home.shape, home.dtype) == (shape, tensor.dtype) else home._create_view(shape, tensor.dtype)
 
+    def buffer(self, position: int) -> OutputBuffer | None:
+        """The buffer of an output of the last run; None for one that aliases other memory, and for a sequence."""
+        index = self._graph.outputs[position]
+        tensor = self._graph.tensors[index]
+        is_own = (tensor.storage, tensor.place) == ("output", position) and not tensor.is_sequence
+        return self._buffers[index] if is_own else None
+
     def output(self, position: int) -> Any:
         """An output of the last run, owned by the caller; a copy where it aliases an input or a weight.
 
@@ -422,9 +429,8 @@ class DynamicRunner:
         tensor = self._graph.tensors[index]
         if tensor.is_sequence:
             return self._own_copies(self.read(index))
-        if (tensor.storage, tensor.place) == ("output", position):
-            return self._buffers[index].lend()
-        return self.array(index).copyto(self._device)
+        buffer = self.buffer(position)
+        return self.array(index).copyto(self._device) if buffer is None else buffer.lend()
 
     def _own_copies(self, value: Value) -> Any:
         """A sequence as a list of arrays that nothing else aliases."""

@@ -1,8 +1,8 @@
 """The graph executor: runs a compiled model on one device. The API follows TVM's `graph_executor`.
 
-Memory is allocated when the executor is created: one arena for intermediate tensors, a buffer for every input and
-output, a table of their addresses. A run is then a single call of the model's compiled entry function, or one call per
-node where the model has none. Weights are shared by all executors of the model.
+Memory is allocated when the executor is created: one arena for intermediate tensors, a buffer for every output, a table
+of addresses; buffers of inputs follow when values are first copied there. A run is then a single call of the model's
+compiled entry function, or one call per node where the model has none. All executors of a model share its weights.
 """
 
 from __future__ import annotations
@@ -13,36 +13,30 @@ import os
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from relayc.backend.runtime.arguments import as_argument, as_sequence, as_string_arrays, check_type
+from relayc.backend.runtime.arguments import check_type
 from relayc.backend.runtime.artifact import BoundModel, CompiledModel
 from relayc.backend.runtime.checks import position_of, positive
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT
 from relayc.backend.runtime.dynamic import DynamicRunner
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError, SizeMismatchError, raise_if_foreign
-from relayc.backend.runtime.graph import GraphTensor
-from relayc.backend.runtime.kv_cache import KVCaches
+from relayc.backend.runtime.input_ports import InputPorts
 from relayc.backend.runtime.layouts import bind_sizes, shapes_of
 from relayc.backend.runtime.module import Module
-from relayc.backend.runtime.ndarray import NDArray, empty, from_dlpack
+from relayc.backend.runtime.ndarray import NDArray, from_dlpack
 from relayc.backend.runtime.profiler import NodeTiming, Report, dynamic_timings, node_timings
-from relayc.backend.runtime.runners import CapturingRunner, EntryRunner, NodeRunner, OutputBuffer
-from relayc.backend.runtime.sequences import ArraySequence, Value
-from relayc.backend.runtime.sizes import Size, size_text
-from relayc.backend.runtime.string_ports import StringPorts
+from relayc.backend.runtime.runners import CapturingRunner
+from relayc.backend.runtime.sequences import Value
+from relayc.backend.runtime.sizes import Size
+from relayc.backend.runtime.static import StaticRunner
 from relayc.backend.runtime.timing import BenchmarkResult, measure
 
 __all__ = ["GraphModule", "create"]
-
-_Runner = EntryRunner | NodeRunner | CapturingRunner
-
 
 def create(
     graph: str | dict[str, Any],
@@ -93,37 +87,45 @@ class GraphModule:
         self._context.find_function = bound.model.module.find_function
         self._context.user = f"a kernel of model {graph.name!r}"
         self._lock = threading.RLock()
-        self._positions = {graph.tensors[index].name: position for position, index in enumerate(graph.inputs)}
         outputs = reversed([*enumerate(graph.outputs)])  # of several with one name the first counts
         self._output_positions = {graph.tensors[index].name: position for position, index in outputs}
-        self._tensors_in: dict[tuple[str, int | str], list[int]] = defaultdict(list)
-        for index, tensor in enumerate(graph.tensors):
-            self._tensors_in[tensor.storage, tensor.place].append(index)
-        self._own_inputs = [_buffer(graph.tensors[i], where) for i in graph.inputs]
-        self._inputs = list(self._own_inputs)
-        self._strings = StringPorts(graph)
-        self._caches = KVCaches(graph, where)
-        self._kept_sizes: dict[str, int] = {}
-        """the sizes of the KV caches"""
-        self._unset = {position for position in range(len(graph.inputs)) if position not in self._caches}
+        self._inputs = InputPorts(graph, where)
         self._params = bound.model.params_on(where)
-        self._node_runner: NodeRunner | None = None
+        self._decoded = self._inputs.strings.outputs | graph.maps.keys()
+        """outputs, by position, that are no numbers to users"""
+        self._static: StaticRunner | None = None
         self._dynamic: DynamicRunner | None = None
         self._specials: dict[int, GraphModule] = {}
         self._special: GraphModule | None = None
         """executor of the specialisation that ran last, None if the model itself did"""
         self._last_special: GraphModule | None = None
         self._passed: list[Value] = []
-        """the specialisation for the sizes of the last run, if there is one, and the inputs that it was given"""
+        """the specialisation that has the inputs, if there is one, and these inputs"""
         self._has_run = False
         """did the last run end without an error?"""
-        if graph.is_dynamic:
-            self._dynamic = DynamicRunner(graph, self.module, self._context, where, self._params, self._strings.table)
-        else:
-            self._outputs = [self._output_buffer(position) for position in range(len(graph.outputs))]
-            self._arena = empty((max(graph.arena_bytes, 1),), "uint8", where)
-            self._runner: _Runner = self._make_runner()
+        self._allocate()
         _executors.add(self)
+
+    def _allocate(self) -> None:
+        """Create the runner, with all memory whose size is known."""
+        around = self._graph, self.module, self._context, self.device, self._params
+        if self._graph.is_dynamic:
+            self._dynamic = DynamicRunner(*around, self._inputs.strings.table)
+        else:
+            self._static = StaticRunner(*around, self._inputs)
+
+    def release_memory(self) -> None:
+        """Frees the memory of intermediate tensors and the executor's references to inputs and outputs.
+
+        The next run allocates it again, and needs its inputs set. Outputs that you hold keep their values; weights,
+        which executors share, and KV caches stay.
+        """
+        with self._lock:
+            self._has_run, self._special = False, None
+            self._static = self._dynamic = self._last_special = None
+            self._passed = []
+            self._specials.clear()
+            self._inputs.release()
 
     # -- inputs and outputs
 
@@ -136,7 +138,7 @@ class GraphModule:
         """
         with self._lock:
             if key is not None or value is not None:
-                self._check_passed_once([key], inputs)
+                self._inputs.check_passed_once([self.get_input_index(key)], map(self.get_input_index, inputs))
                 self._set_input(key, value)
             for name, passed in inputs.items():
                 self._set_input(name, passed)
@@ -147,33 +149,12 @@ class GraphModule:
         It must be contiguous, aligned to 64 bytes and on the executor's device; otherwise `ArgumentError`.
         """
         with self._lock:
-            position = self.get_input_index(key)
-            tensor = self._input_tensor(position)
-            if tensor.is_sequence or position in self._strings.inputs:
-                kind = "a sequence" if tensor.is_sequence else "of strings"
-                raise ArgumentError(f"input {tensor.name!r} of model {self._graph.name!r} is {kind}; use set_input")
-            passed = value if isinstance(value, NDArray) else from_dlpack(value)
-            check_type(tensor, passed.shape, passed.dtype, self._graph.name)
-            misplaced = passed.device != self._bound.device or not passed.is_contiguous
-            if misplaced or (passed.device.api.addressable and passed.handle % ALLOC_ALIGNMENT):
-                raise ArgumentError(
-                    f"input {tensor.name!r} of model {self._graph.name!r}: memory on {passed.device} with strides "
-                    f"{passed.strides} at {passed.handle:#x} can't be used in place; expected contiguous memory on "
-                    f"{self._bound.device} aligned to {ALLOC_ALIGNMENT} bytes. Use set_input, which copies"
-                )
-            self._place_input(position, passed)
+            self._inputs.set_zero_copy(self.get_input_index(key), value)
 
     def get_input(self, key: int | str) -> NDArray:
         """The buffer that runs read the input from. Writing into it sets the input."""
         with self._lock:
-            position = self.get_input_index(key)
-            passed = self._inputs[position]
-            if not isinstance(passed, NDArray) or position in self._strings.inputs:
-                name = self._input_tensor(position).name
-                kind = "of strings" if isinstance(passed, NDArray) else "a sequence"
-                raise ArgumentError(f"input {name!r} of model {self._graph.name!r} is {kind}, which has no buffer")
-            self._unset.discard(position)
-            return passed
+            return self._inputs.buffer(self.get_input_index(key))
 
     def get_output(self, index: int | str, out: NDArray | npt.NDArray[Any] | None = None) -> Any:
         """An output of the last run by position or name; with `out`, copied into it, and `out` is returned.
@@ -200,11 +181,12 @@ class GraphModule:
         """An output of the last run; strings and maps in the form for users."""
         if self._special is not None:
             return self._special.get_output(position, out)
-        if position in self._strings.outputs:
+        strings = self._inputs.strings
+        if position in strings.outputs:
             if out is not None:
                 name = self._graph.tensors[self._graph.outputs[position]].name
                 raise ArgumentError(f"output {name!r} of model {self._graph.name!r} is of strings, no out=")
-            return self._strings.strings(self._result(position, None))
+            return strings.strings(self._result(position, None))
         if position in self._graph.maps and out is None:
             keys = self._graph.maps[position]
             rows = self._result(position, None).numpy().tolist()
@@ -219,15 +201,16 @@ class GraphModule:
                 raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is a list, no out=")
             target = out if isinstance(out, NDArray) else from_dlpack(out)
             check_type(tensor, target.shape, target.dtype, self._graph.name)
-            index = self._graph.outputs[position]
-            (self._array_of(index) if self._dynamic is None else self._dynamic.array(index)).copyto(target)
+            self._runner.array(self._graph.outputs[position]).copyto(target)
             return out
-        if self._dynamic is not None:
-            return self._dynamic.output(position)
-        buffer = self._outputs[position]
-        if buffer is not None:
-            return buffer.lend()
-        return self._array_of(self._graph.outputs[position]).copyto(self.device)
+        return self._runner.output(position)
+
+    @property
+    def _runner(self) -> StaticRunner | DynamicRunner:
+        """The runner of the last run."""
+        runner = self._dynamic if self._static is None else self._static
+        assert runner is not None, "the executor has run"
+        return runner
 
     def get_num_inputs(self) -> int:
         """Number of inputs, weights and caches not counted."""
@@ -238,29 +221,17 @@ class GraphModule:
 
     def get_input_index(self, key: int | str) -> int:
         """The position of an input. Raises `ArgumentError` listing the inputs for an unknown one."""
-        position = position_of(key, self._positions)
-        if position in self._caches:
-            raise ArgumentError(
-                f"input {self._input_tensor(position).name!r} of model {self._graph.name!r} is a cache, which the "
-                "executor keeps; truncate_caches() makes it shorter"
-            )
-        if not 0 <= position < len(self._graph.inputs):
-            is_weight = isinstance(key, str) and key in self._bound.model.params
-            hint = f"; {key!r} is a weight, bound when the model was compiled" if is_weight else ""
-            raise ArgumentError(
-                f"model {self._graph.name!r} has no input {key!r}{hint}. Its inputs are: {self._signature()}"
-            )
-        return position
+        return self._inputs.index(key, self._bound.model.params)
 
     def get_input_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
         """(name -> shape, name -> dtype) of the inputs, in order; size variables by name. TVM: `get_input_info`."""
-        passed = self._passed_inputs()
+        passed = self._inputs.passed()
         return {t.name: t.shape for t, _ in passed}, {t.name: dtype for t, dtype in passed}
 
     def get_output_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
         """(name -> shape, name -> dtype) of the outputs, in order."""
         tensors = [self._graph.tensors[index] for index in self._graph.outputs]
-        dtypes = ["string" if i in self._strings.outputs else t.dtype for i, t in enumerate(tensors)]
+        dtypes = ["string" if i in self._inputs.strings.outputs else t.dtype for i, t in enumerate(tensors)]
         return {t.name: t.shape for t in tensors}, dict(zip([t.name for t in tensors], dtypes, strict=True))
 
     # -- running
@@ -271,27 +242,43 @@ class GraphModule:
             for name, value in inputs.items():
                 self._set_input(name, value)
             self._run()
-            self._caches.keep()
+            self._inputs.caches.keep()
 
     @property
     def cache_length(self) -> int:
         """Number of positions in the KV caches, appended by the runs since the last truncation."""
-        return self._caches.length
+        return self._inputs.caches.length
 
     def truncate_caches(self, length: int = 0) -> None:
         """Keeps only the first `length` positions of the KV caches: for a new prompt, or to roll tokens back."""
         with self._lock:
-            self._caches.truncate(length)
+            self._inputs.caches.truncate(length)
 
     def __call__(self, /, *args: Any, **inputs: Any) -> list[Any]:
         """Sets inputs by position and by name, runs, and returns all outputs, atomically."""
         with self._lock:
             if args and inputs:
-                self._check_passed_once(range(len(args)), inputs)
+                self._inputs.check_passed_once(range(len(args)), map(self.get_input_index, inputs))
             for position, value in enumerate(args):
                 self._set_input(position, value)
             self.run(**inputs)
             return [self.get_output(index) for index in range(len(self._graph.outputs))]
+
+    def infer(self, inputs: Mapping[str, Any], outputs: Sequence[int | str] | None = None) -> list[Any]:
+        """Sets inputs by name, runs, and returns outputs as numpy arrays, atomically (ONNX Runtime: `run`).
+
+        `outputs` are positions or names; None: all. Strings are object arrays, sequences lists of arrays, maps lists of
+        dictionaries. The shortest way through an executor: small models take little longer than their kernels.
+        """
+        with self._lock:
+            copy_array = self._inputs.copy_array
+            for name, value in inputs.items():
+                if not copy_array(name, value):
+                    self._set_input(name, value)
+            self._run()
+            self._inputs.caches.keep()
+            wanted = range(len(self._graph.outputs)) if outputs is None else map(self._output_position, outputs)
+            return self._numpy_outputs(wanted)
 
     def set_num_threads(self, num_threads: int | None) -> None:
         """Limits the threads of later runs; None: as many as the process may use."""
@@ -347,9 +334,9 @@ class GraphModule:
                     if isinstance(result, NDArray):  # all else is on the host already, or fetched with it
                         result.numpy()
 
-            if self._dynamic is None and isinstance(self._runner, CapturingRunner):
+            if self._static is not None and isinstance(self._static.runner, CapturingRunner):
                 self._run()  # and once more to warm up, which records
-            length = self._caches.length
+            length = self._inputs.caches.length
             result = measure(
                 everything if end_to_end else self._run,
                 [self.device],
@@ -359,7 +346,7 @@ class GraphModule:
                 cooldown_interval_ms=cooldown_interval_ms,
                 repeats_to_cooldown=repeats_to_cooldown,
             )
-            self._caches.truncate(length)
+            self._inputs.caches.truncate(length)
             return result
 
     def profile(self, /, repeat: int = 5, **inputs: Any) -> Report:
@@ -385,15 +372,15 @@ class GraphModule:
 
     def _time_nodes(self, repeat: int) -> list[NodeTiming]:
         """The median time of each node in `repeat` runs after a warm-up."""
-        if self._dynamic is None:
-            seconds = self._by_node().time(self.device, repeat)
-            medians = np.median(np.array(seconds).reshape(repeat, len(self._graph.nodes)), axis=0)
-            return node_timings(self._graph, medians.tolist())
+        if self._static is not None:
+            return node_timings(self._graph, self._static.time_nodes(repeat))
+        assert self._dynamic is not None
+        inputs = self._inputs.values
         runs: list[dict[int, list[float]]] = []
         for _ in range(repeat + 1):
             run: dict[int, list[float]] = defaultdict(list)
             self._dynamic.run(
-                self._inputs, self._kept_sizes, lambda node, seconds, run=run: run[id(node)].append(seconds)
+                inputs, self._inputs.kept_sizes, lambda node, seconds, run=run: run[id(node)].append(seconds)
             )
             runs.append(run)
         return dynamic_timings(self._graph, runs[1:])
@@ -403,50 +390,13 @@ class GraphModule:
         return _revive, (self._bound.model, self._bound.device, self._requested_threads)
 
     def __repr__(self) -> str:
-        return f"<GraphModule {self._graph.name!r} on {self.device}({self._signature()})>"
+        return f"<GraphModule {self._graph.name!r} on {self.device}({self._inputs.signature()})>"
 
     # -- inner workings; the lock is held
 
-    def _check_passed_once(self, keys: Iterable[int | str], named: Mapping[str, Any]) -> None:
-        """Raise `ArgumentError` if one of `keys` is an input that is passed by its name, too."""
-        twice = {self.get_input_index(key) for key in keys} & {self.get_input_index(name) for name in named}
-        if twice:
-            names = [self._input_tensor(position).name for position in sorted(twice)]
-            raise ArgumentError(f"model {self._graph.name!r}: inputs {names} are passed twice; expected one value")
-
     def _set_input(self, key: int | str, value: Any) -> None:
-        position = self.get_input_index(key)
-        tensor = self._input_tensor(position)
-        try:
-            if position in self._strings.inputs:
-                self._strings.set(position, as_string_arrays(tensor, value, self._graph.name))
-                self._unset.discard(position)
-            else:
-                self._copy_input(position, tensor, value)
-        except Exception as error:
-            raise_if_foreign(error, f"setting input {tensor.name!r} of model {self._graph.name!r}")
-            raise
-
-    def _copy_input(self, position: int, tensor: GraphTensor, value: Any) -> None:
-        if tensor.is_sequence:
-            self._inputs[position] = as_sequence(tensor, value, self._graph.name, self.device)
-            self._unset.discard(position)
-            return
-        passed = as_argument(tensor, value, self._graph.name)
-        check_type(tensor, passed.shape, passed.dtype, self._graph.name)
-        own = self._own_inputs[position]
-        assert isinstance(own, NDArray)
-        if own.shape != passed.shape:
-            own = self._own_inputs[position] = empty(passed.shape, tensor.dtype, self.device)
-        own.copyfrom(passed)
-        if self._inputs[position] is not own:
-            self._place_input(position, own)
-        self._unset.discard(position)
-
-    def _place_input(self, position: int, array: NDArray) -> None:
-        self._inputs[position] = array
-        self._unset.discard(position)
-        self._moved("input", position)
+        if not self._inputs.copy_array(key, value):
+            self._inputs.set(self.get_input_index(key), value)
 
     def _output_position(self, key: int | str) -> int:
         position = position_of(key, self._output_positions)
@@ -457,72 +407,19 @@ class GraphModule:
             )
         return position
 
-    def _output_buffer(self, position: int) -> OutputBuffer | None:
-        """The buffer of an output; None for one that aliases other memory."""
-        tensor = self._graph.tensors[self._graph.outputs[position]]
-        own = (tensor.storage, tensor.place) == ("output", position)
-        return OutputBuffer(tensor.static_shape, tensor.dtype, self.device) if own else None
-
-    def _make_runner(self) -> _Runner:
-        graph = self._graph
-        if graph.entry is None:
-            nodes = NodeRunner(graph, self.module, self._context)
-            runner = CapturingRunner(nodes, self.device) if nodes.is_queued else nodes
-            self._node_runner = nodes
-        else:
-            runner = EntryRunner(graph, self.module, self._context, self._arena)
-        for index, tensor in enumerate(graph.tensors):
-            if graph.entry is None or tensor.storage != "arena":  # the entry knows the places in the arena
-                runner.move(index, self._array_of(index))
-        return runner
-
-    def _by_node(self) -> NodeRunner:
-        """The node-by-node runner, created on first use."""
-        if self._node_runner is None:
-            self._node_runner = NodeRunner(self._graph, self.module, self._context)
-            for index in range(len(self._graph.tensors)):
-                self._node_runner.move(index, self._array_of(index))
-        return self._node_runner
-
-    def _array_of(self, index: int) -> NDArray:
-        """The array that currently holds a tensor of the graph."""
-        tensor = self._graph.tensors[index]
-        if tensor.storage == "arena":
-            return self._arena._create_view(tensor.static_shape, tensor.dtype, int(tensor.place))
-        if tensor.storage == "param":
-            home = self._params[str(tensor.place)]
-        elif tensor.storage == "input":
-            home = self._inputs[int(tensor.place)]
-        else:
-            buffer = self._outputs[int(tensor.place)]
-            assert buffer is not None, "a graph's output buffers are those of its outputs"
-            home = buffer.array
-        assert isinstance(home, NDArray), "a graph with lists has a runner of its own"
-        same = (home.shape, home.dtype) == (tensor.shape, tensor.dtype)
-        return home if same else home._create_view(tensor.static_shape, tensor.dtype)
-
-    def _moved(self, storage: str, place: int) -> None:
-        """Notifies the runners that an input or output has another buffer."""
-        if self._dynamic is not None:
-            return  # it is given the inputs at every run
-        runners = [runner for runner in dict.fromkeys((self._runner, self._node_runner)) if runner is not None]
-        for index in self._tensors_in[storage, place]:
-            for runner in runners:
-                runner.move(index, self._array_of(index))
+    def _numpy_outputs(self, positions: Iterable[int]) -> list[Any]:
+        """Outputs of the last run as `infer` returns them."""
+        if self._special is not None:
+            return self._special._numpy_outputs(positions)
+        runner, decoded = self._runner, self._decoded
+        buffers = [(p, None if p in decoded else runner.buffer(p)) for p in positions]
+        return [_as_numpy(self.get_output(p)) if buffer is None else buffer.array.numpy() for p, buffer in buffers]
 
     def _prepare(self) -> None:
-        """Checks that all inputs are set, and replaces output buffers that users still reference."""
-        if self._unset:
-            missing = [self._input_tensor(position).name for position in sorted(self._unset)]
-            raise ArgumentError(
-                f"model {self._graph.name!r}: inputs {missing} were never set. Its inputs are: {self._signature()}"
-            )
-        for position, numbers in self._strings.numbers().items():
-            self._copy_input(position, self._input_tensor(position), numbers)
-        self._kept_sizes = self._caches.lay_out(self._inputs) if self._caches else {}
-        for position, buffer in enumerate(() if self._dynamic is not None else self._outputs):
-            if buffer is not None and buffer.renew():
-                self._moved("output", position)
+        """Complete the inputs, and have memory to run."""
+        if self._static is None and self._dynamic is None:
+            self._allocate()
+        self._inputs.prepare()
         self._context.refresh()
 
     def _run(self) -> None:
@@ -533,9 +430,10 @@ class GraphModule:
             if self._special is not None:
                 pass
             elif self._dynamic is not None:
-                self._dynamic.run(self._inputs, self._kept_sizes)
-            else:
-                self._runner()
+                self._dynamic.run(self._inputs.values, self._inputs.kept_sizes)
+            elif self._static is not None:
+                self._inputs.check_sizes()
+                self._static.run()
         except Exception as error:
             raise_if_foreign(error, f"running model {self._graph.name!r}")
             raise
@@ -543,63 +441,46 @@ class GraphModule:
         self._has_run = True
 
     def _run_special(self) -> GraphModule | None:
-        """Run the specialisation for the sizes of the inputs; None if there is none, or if it does not take them."""
-        same = len(self._passed) == len(self._inputs) and all(map(operator.is_, self._passed, self._inputs))
-        special = self._last_special if same else self._find_special()
-        self._last_special, self._passed = special, self._inputs[:]
-        if special is None:
-            return None
-        self._strings.copy_to(special._strings)
+        """Run the first specialisation that takes the inputs; None if there is none.
+
+        The one that ran last is tried first where the inputs are in the same memory.
+        """
+        values, last = self._inputs.values, self._last_special
+        same = len(self._passed) == len(values) and all(map(operator.is_, self._passed, values))
+        if same and last is not None and self._takes_inputs(last):
+            return last
+        for model in self._bound.model.variants(self._sizes_of(values)):
+            if id(model) not in self._specials:
+                self._specials[id(model)] = GraphModule(model.bind(self.device), self._requested_threads)
+            special = self._specials[id(model)]
+            if not (same and special is last) and self._takes_inputs(special):
+                self._last_special, self._passed = special, values
+                return special
+        self._last_special, self._passed = None, []
+        return None
+
+    def _sizes_of(self, values: Sequence[Value]) -> dict[str, int]:
+        """The sizes of the model for these inputs; none if it rejects them, as versions of it may not."""
         try:
-            if not same:
-                self._pass_inputs(special)
+            return bind_sizes(self._graph, shapes_of(values))
+        except SizeMismatchError:
+            return {}
+
+    def _takes_inputs(self, special: GraphModule) -> bool:
+        """Run a specialisation on the inputs; False if it rejects their sizes."""
+        try:
+            special._inputs.share(self._inputs)
             special._run()
         except SizeMismatchError:
-            self._passed = []
-            return None
-        return special
-
-    def _pass_inputs(self, special: GraphModule) -> None:
-        for position, passed in enumerate(self._inputs):
-            if position in self._strings.inputs:
-                special._unset.discard(position)
-            elif isinstance(passed, NDArray):
-                special.set_input_zero_copy(position, passed)
-            else:
-                special._inputs[position] = passed
-                special._unset.discard(position)
-
-    def _find_special(self) -> GraphModule | None:
-        """The executor of the specialisation for the sizes of the inputs, if there is one."""
-        sizes = bind_sizes(self._graph, shapes_of(self._inputs))
-        model = self._bound.model.variant(sizes)
-        if model is None:
-            return None
-        if id(model) not in self._specials:
-            self._specials[id(model)] = GraphModule(model.bind(self.device), self._requested_threads)
-        return self._specials[id(model)]
-
-    def _input_tensor(self, position: int) -> GraphTensor:
-        return self._graph.tensors[self._graph.inputs[position]]
-
-    def _passed_inputs(self) -> list[tuple[GraphTensor, str]]:
-        """The inputs that users pass (all but KV caches), with their element types."""
-        positions = [i for i in range(len(self._graph.inputs)) if i not in self._caches]
-        tensors = [(i, self._input_tensor(i)) for i in positions]
-        return [(t, "string" if i in self._strings.inputs else t.dtype) for i, t in tensors]
-
-    def _signature(self) -> str:
-        return ", ".join(
-            f"{t.name}: {'a list of ' if t.is_sequence else ''}{dtype}[{', '.join(map(size_text, t.shape))}]"
-            for t, dtype in self._passed_inputs()
-        )
+            return False
+        return True
 
 
-def _buffer(tensor: GraphTensor, where: Device) -> Value:
-    """The initial buffer of an input; symbolic dimensions have size 0."""
-    if tensor.is_sequence:
-        return ArraySequence()
-    return empty(tuple([d if isinstance(d, int) else 0 for d in tensor.shape]), tensor.dtype, where)
+def _as_numpy(value: Any) -> Any:
+    """An output as numpy, a sequence as a list of arrays; maps are unchanged."""
+    if isinstance(value, list):
+        return [_as_numpy(item) for item in value]
+    return value if isinstance(value, dict) else value.numpy()
 
 
 _executors: weakref.WeakSet[GraphModule] = weakref.WeakSet()

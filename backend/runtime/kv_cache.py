@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ class KVCaches:
     def __bool__(self) -> bool:
         return bool(self._caches)
 
-    def lay_out(self, inputs: list[Value]) -> dict[str, int]:
+    def lay_out(self, inputs: MutableMapping[int, Value]) -> dict[str, int]:
         """Insert the caches into the inputs of the next run; returns their length variables.
 
         Raises `ArgumentError` when the other inputs contradict the shapes of the caches.
@@ -71,11 +71,11 @@ class KVCaches:
             raise ArgumentError(f"caches of {self.length} rows can't be truncated to {length}")
         self.length = length
 
-    def _sizes(self, inputs: Sequence[Value]) -> dict[str, int]:
+    def _sizes(self, inputs: Mapping[int, Value]) -> dict[str, int]:
         """The sizes bound by the other inputs."""
         sizes: dict[str, int] = {}
         for position, index in enumerate(self._graph.inputs):
-            passed, shape = inputs[position], self._graph.tensors[index].shape
+            passed, shape = inputs.get(position), self._graph.tensors[index].shape
             if position not in self._caches and isinstance(passed, NDArray):
                 sizes.update({d: n for d, n in zip(shape, passed.shape, strict=True) if isinstance(d, str)})
         return sizes

@@ -45,6 +45,8 @@ def bind_sizes(
             wanted = evaluate(dim, sizes)
             if wanted != passed:
                 why = "".join(f"; {name} is {sizes[name]} by {size_producer[name]}" for name in variables(dim))
+                if isinstance(dim, str):
+                    why += ". If the two may differ, compile the model with another name for one: from_onnx(shape=...)"
                 raise SizeMismatchError(
                     f"input {tensor.name!r} of model {graph.name!r}: got shape {shape}, whose axis {axis} is {passed}; "
                     f"expected {wanted} in {tensor.shape_text}{why}"

@@ -84,6 +84,7 @@ class NDArray:
     __slots__ = (
         "__weakref__",
         "_owner",
+        "_seen",
         "_strides",
         "_tensor",
         "byte_offset",
@@ -124,6 +125,8 @@ class NDArray:
         self._strides = strides
         self._owner = owner
         self._tensor: DLTensor | None = None
+        self._seen: npt.NDArray[Any] | None = None
+        """the memory as numpy, for copies only: it does not keep the owner alive"""
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -188,9 +191,10 @@ class NDArray:
 
         Waits for the device's current stream. Raises `DeviceError` for a strided array off the host.
         """
+        seen = self._seen if self._seen is not None else self._look()
+        if seen is not None:
+            return seen.copy()
         info = data_type(self.dtype)
-        if get_device_api(self.device.kind).host_accessible:
-            return self._host_view().copy()
         result = np.empty(_numpy_shape(self.shape, info), info.numpy)
         self._copy_bytes(self._dense_handle(), result.ctypes.data, cpu(), to_host=True)
         return result
@@ -307,8 +311,24 @@ class NDArray:
 
     # -- inner workings
 
+    def owned_by(self, owner: object) -> NDArray:
+        """An array over the same memory, which another owner keeps alive. Internal."""
+        made = NDArray(self.handle, self.shape, self.dtype, self.device, owner, byte_offset=self.byte_offset)
+        made._seen = self._seen if self._seen is not None else self._look()
+        return made
+
+    def _look(self) -> npt.NDArray[Any] | None:
+        """Set `_seen`, if the memory is the host's."""
+        if get_device_api(self.device.kind).host_accessible:
+            self._seen = self._view_for(None)
+        return self._seen
+
     def _host_view(self) -> npt.NDArray[Any]:
         """This host array's memory as numpy."""
+        return self._view_for(self)
+
+    def _view_for(self, owner: object) -> npt.NDArray[Any]:
+        """This host array's memory as numpy, which keeps `owner` alive."""
         info = data_type(self.dtype)
         kind, width = info.numpy, info.numpy.itemsize
         native = kind.kind in "biuf" and kind.isbuiltin == 1
@@ -321,7 +341,7 @@ class NDArray:
         if not self.is_contiguous:
             lanes = (width,) if info.lanes > 1 else ()
             interface["strides"] = tuple(stride * width * info.lanes for stride in self.strides) + lanes
-        view = np.asarray(_HostMemory(self, interface))
+        view = np.asarray(_HostMemory(owner, interface))
         return view if native else view.view(kind)
 
     def _copy_from_numpy(self, values: npt.NDArray[Any]) -> None:

@@ -211,17 +211,23 @@ class OutputBuffer:
     def _shaped(self, shape: tuple[int, ...], dtype: str) -> NDArray:
         return NDArray(self._memory.handle, shape, dtype, self._device, self._memory)
 
+    @property
+    def is_lent(self) -> bool:
+        """Was the current memory lent since it was renewed? The user may have returned it."""
+        return self._lease is not None
+
     def lend(self) -> NDArray:
         """Lend the current buffer to the user as an array."""
         lease = self._lease() if self._lease is not None else None
         if lease is None:
             lease = _Lease(self._memory)
             self._lease = weakref.ref(lease)
-        array = self.array
-        return NDArray(array.handle, array.shape, array.dtype, self._device, lease, byte_offset=array.byte_offset)
+        return self.array.owned_by(lease)
 
     def renew(self, shape: tuple[int, ...] | None = None) -> bool:
         """Make `array` an unshared array of `shape`; true when its memory changed."""
+        if self._lease is None and (shape is None or shape == self.array.shape):
+            return False
         shape = self.array.shape if shape is None else shape
         dtype, before = self.array.dtype, self._memory
         needed = nbytes_of(dtype, math.prod(shape))

@@ -22,6 +22,8 @@ class StringPorts:
 
     def __init__(self, graph: Graph) -> None:
         strings = graph.strings
+        self.are_used = strings is not None
+        """does the graph have strings?"""
         self.inputs = frozenset(() if strings is None else strings.inputs)
         self.outputs = frozenset(() if strings is None else strings.outputs)
         self.table = StringTable(("",) if strings is None else strings.table)
@@ -30,6 +32,14 @@ class StringPorts:
     def set(self, position: int, value: StringValue) -> None:
         """Store the value of an input for later runs."""
         self._passed[position] = value
+
+    def is_set(self, position: int) -> bool:
+        """Was a value of an input set?"""
+        return position in self._passed
+
+    def release(self) -> None:
+        """Drop the values of all inputs."""
+        self._passed = {}
 
     def copy_to(self, other: StringPorts) -> None:
         """Copy the inputs to another executor of the same model."""

@@ -123,13 +123,6 @@ def _array(value: Any) -> Any:
     return [_array(item) for item in value] if isinstance(value, list | tuple) else np.asarray(value)
 
 
-def _as_numpy(value: Any) -> Any:
-    """Convert a result to numpy, a sequence to a list of arrays; maps are unchanged."""
-    if isinstance(value, list):
-        return [_as_numpy(item) for item in value]
-    return value if isinstance(value, dict) else value.numpy()
-
-
 def _flattened(arrays: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
     """Arrays by name, elements of sequences by name and number."""
     for name, value in arrays.items():
@@ -226,13 +219,10 @@ class RelayBackend(Backend):
         optional = {var.name for var in mod["main"].params if isinstance(var.ty, OptionalType)}
 
         def execute(arrays: Arrays) -> list[np.ndarray]:
-            for input_name in mod.attrs["input_names"]:
-                value: Any = arrays[input_name]
-                if input_name in optional:  # a sequence of at most one element for the executor
-                    value = [] if value is None else [value]
-                module.set_input(input_name, value)
-            module.run()
-            return [_as_numpy(module.get_output(i)) for i in range(module.get_num_outputs())]
+            inputs: dict[str, Any] = {name: arrays[name] for name in mod.attrs["input_names"]}
+            for name in optional & inputs.keys():  # a sequence of at most one element for the executor
+                inputs[name] = [] if inputs[name] is None else [inputs[name]]
+            return module.infer(inputs)
 
         return execute
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -205,7 +205,7 @@ def declared_shape(value: ValueInfoProto) -> DeclaredShape | None:
     ])  # fmt: skip
 
 
-def graph_inputs(graph: GraphProto) -> list[ValueInfoProto]:
-    """The graph's inputs without an initializer of the same name."""
+def graph_inputs(graph: GraphProto, passed: Container[str] = ()) -> list[ValueInfoProto]:
+    """The graph's inputs, without those that have an initializer and are not among the `passed` ones."""
     provided = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
-    return [value for value in graph.input if value.name not in provided]
+    return [value for value in graph.input if value.name not in provided or value.name in passed]

@@ -22,7 +22,10 @@ from relayc.frontends.onnx.names import with_names_as_text
 from relayc.frontends.onnx.tensors import message_weights
 from relayc.frontends.onnx.weights import RawData
 
-__all__ = ["NEWEST_OPSET", "Model", "load", "opset_table"]
+__all__ = ["NEWEST_OPSET", "Model", "ModelSource", "load", "opset_table"]
+
+ModelSource = ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]
+"""A model as a message, as the bytes of its file, or as the path of it."""
 
 NEWEST_OPSET = 28
 """The newest supported opset of the default domain."""
@@ -50,7 +53,7 @@ class Model:
     metadata: ModelMetadata
 
 
-def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]) -> Model:
+def load(model: ModelSource) -> Model:
     """Parse `model`, a path, the bytes of a file, or a ModelProto, and check its top-level fields.
 
     Raises `OnnxImportError` for anything that is not a whole ONNX model.

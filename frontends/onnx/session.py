@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from relayc.frontends.onnx.size_producers import SizeProducers
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.tensors import sparse_to_numpy, stored_tensor, to_numpy
 from relayc.frontends.onnx.weights import StoredBytes, StoredWeights
-from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import aligning
 from relayc.relay.op.creation import Sizes
 from relayc.relay.sizes import Assumptions, assuming, dims_equal, may_be_one, size_variables
@@ -60,6 +61,8 @@ class Session:
         self.size_producers = SizeProducers()
         self.unreached: list[list[NothingInsideError]] = []
         """for each enclosing loop under type inference, outermost first: branches dropped as unreachable so far"""
+        self.random_nodes = count()
+        """numbers for random nodes, in the order of conversion"""
         self._bound: list[_Bound] = []
         """computed integer tensors to whose elements size variables are bound"""
         self._checks: list[tuple[Dim, Dim, str]] = []
@@ -84,13 +87,19 @@ class Session:
             yield
 
     @contextmanager
-    def body_of(self, owner: str) -> Generator[None]:
-        """A context in which a body of the node `owner` is converted and finished."""
+    def body_of(self, owner: str, may_not_run: bool) -> Generator[None]:
+        """A context in which a body of the node `owner` is converted and finished.
+
+        What a body that `may_not_run` requires is not required of the model.
+        """
+        met = len(self._assumed_inside)
         outer = self._bound, self._checks, self._bodies, self._assumptions
         self._bound, self._checks, self._bodies = [], [], (*self._bodies, owner)
         try:
             yield
             self._assumed_inside.append(self._assumptions)
+            for inside in self._assumed_inside[met:] if may_not_run else ():
+                inside.required[:] = [False] * len(inside.required)
         finally:
             self._bound, self._checks, self._bodies, self._assumptions = outer
 
@@ -153,7 +162,9 @@ class Session:
     def sizes_of(self, expr: Expr) -> tuple[Dim, ...] | None:
         """The elements of an integer tensor, static or symbolic; None when they are computed at run time."""
         value = self.folder.value(expr)
-        found = self.folder.elements.of(expr if value is None else Constant(value))
+        if value is not None and value.dtype.kind in "iu":
+            return tuple(value.reshape(-1).tolist())
+        found = self.folder.elements.of(expr)
         if found is None or not expr.dtype.is_integral or any(isinstance(d, Unknown) for d in found.flat):
             return None
         return tuple(d if isinstance(d, PrimExpr) else int(d) for d in found.flat)
@@ -226,6 +237,14 @@ class Session:
     def known_here(self, d: Dim) -> bool:
         """Is the size defined in the graph being converted, not only in a nested one?"""
         return self.table.known_in(d, self._bodies)
+
+    def answer(self, question: str) -> bool | None:
+        """What this version of the model takes for the value of a condition; None if it does not decide it."""
+        return self.table.answers.get(question)
+
+    def ask(self, question: str, taken: bool) -> None:
+        """Note that the model is converted for one value of a condition only."""
+        self.table.asked[question] = taken
 
     def check_equal(self, a: Dim, b: Dim, source: str) -> None:
         """Add a run-time check that two sizes are equal."""

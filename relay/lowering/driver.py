@@ -52,7 +52,7 @@ from relayc.relay.sizes import assuming, dims_equal, size_from_json, size_variab
 from relayc.relay.transform import UpdateKVCacheInPlace, default_pipeline
 from relayc.relay.type import TensorType
 from relayc.relay.user_arguments import check_text, named_values
-from relayc.relay.versions import version_for, with_equal_sizes, without_versions
+from relayc.relay.versions import EQUAL_SIZES, version_for, versions_of, without_versions
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, PassContext, Sequential, rewrite_dag
 from relayc.te.tir import PrimFunc, Var as SizeVariable
@@ -212,9 +212,7 @@ def build(
         module = optimize(source, target, params)
         special = [(sizes, optimize(_specialized(source, sizes), target, params))
                    for sizes in _combinations(specialize)]  # fmt: skip
-        equal = with_equal_sizes(source)
-        if equal is not None:
-            special.append(({}, optimize(equal, target, params)))
+        special += [({}, optimize(version, target, params)) for version in versions_of(source).values()]
     with report.step("plan"):
         prepare = partial(_prepared, target=target)
         shared = Params()
@@ -279,7 +277,7 @@ def _with_caches(
     if specialize:
         raise CompileError("caches grow with every run: a model that keeps them is not specialized as well")
     module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
-    return UpdateKVCacheInPlace(caches)(with_equal_sizes(module) or module)
+    return UpdateKVCacheInPlace(caches)(versions_of(module).get(EQUAL_SIZES, module))
 
 
 def _prepared(body: Function, target: Target) -> Function:

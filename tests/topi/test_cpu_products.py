@@ -15,7 +15,7 @@ from relayc.relay.lowering.lower import lower
 from relayc.relay.op.base import make_call
 from relayc.relay.op.nn.conv import convolve
 from relayc.te.ir import IRModule, PassContext, collect
-from relayc.te.tir import For
+from relayc.te.tir import BufferStore, For
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
 
@@ -174,6 +174,22 @@ def test_fewer_pixels_than_a_tile_has_are_computed_one_by_one(stride: int):
         data = rng.standard_normal((1, 8, *size), dtype=np.float32)
         expected = convolve(data, weight, (stride, stride), (1, 1, 1, 1), (1, 1), 1)
         np.testing.assert_allclose(executor(data)[0].numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_tiles_begin_on_lines_also_where_an_image_is_one_column():
+    """Rows of a tile on two lines would each need an address of its own."""
+    found: list[int] = []
+    for is_column in (False, True):
+        kernel, size = ((3, 1), (500, 1)) if is_column else ((1, 3), (1, 500))
+        weight = relay.const(np.ones((64, 64, *kernel), np.float32))
+        x = relay.var("x", shape=(te.size_var("n"), 64, *size))
+        function = relay.Function((x,), relay.nn.conv2d(x, weight, padding=(1, 0, 1, 0) if is_column else (0, 1, 0, 1)))
+        with PassContext(config={"relay.winograd": "off"}):
+            optimized = relay.optimize(IRModule({"main": function}), SERVER)
+        workloads = [node.workload for node in make_graph(optimized["main"]).nodes]
+        (main,) = [lower(w, SERVER).function for w in workloads if "nn.conv2d_nhwc_packed" in w.operators]
+        found.append(len(collect(main.body, BufferStore)))
+    assert found[0] == found[1] > 20
 
 
 @pytest.mark.parametrize(("transpose_a", "transpose_b"), [(False, False), (False, True), (True, False)])

@@ -10,6 +10,7 @@ from relayc.frontends.onnx.node import OnnxNode
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr, const
 from relayc.relay.op.common import with_dim
+from relayc.relay.sizes import dims_match, is_one
 from relayc.relay.stored import StoredConstant
 from relayc.relay.type import shapes_equal, shapes_match
 from relayc.te.tir import Dim
@@ -23,8 +24,10 @@ __all__ = [
     "in_float32",
     "legacy_broadcast",
     "like",
+    "question_of_one",
     "require_rank",
     "reshape_to",
+    "take_as_one",
     "transposed",
     "zeros",
 ]
@@ -99,6 +102,21 @@ def broadcast_pair(x: Expr, y: Expr) -> tuple[Expr, Expr]:
     """`y` with leading axes added so that it has the rank of `x`."""
     missing = len(x.shape) - len(y.shape)
     return x, (op.expand_dims(y, 0, missing) if missing > 0 else y)
+
+
+def question_of_one(d: Dim) -> str:
+    """The question whether a size is 1, which has one answer in a version of the model (`OnnxNode.answer`)."""
+    return f"{d} == 1"
+
+
+def take_as_one(node: OnnxNode, d: Dim, answer: bool, why: str = "") -> None:
+    """From now on, and checked at run time, a symbolic size is 1, or else it is not; an error says `why`."""
+    node.ask(question_of_one(d), answer)
+    if answer:
+        dims_match(d, 1)
+        node.check_equal(d, 1, f"compiled for sizes {d} of 1{why},")
+    else:
+        node.check_equal(is_one(d), 0, f"compiled for sizes {d} other than 1{why},")
 
 
 def legacy_broadcast(node: OnnxNode) -> tuple[Expr, Expr]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from onnx import GraphProto
@@ -11,6 +12,7 @@ from relayc.frontends.onnx.containers import joined_type, value_type
 from relayc.frontends.onnx.errors import NothingInsideError, UnsupportedOperatorError, ValueNeededError
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.appended import appended_sequences, stacking_body
+from relayc.frontends.onnx.ops.common import question_of_one, take_as_one
 from relayc.frontends.onnx.ops.embedding_bag import embedding_bag_loop
 from relayc.frontends.onnx.ops.flow import (
     Body,
@@ -31,7 +33,7 @@ from relayc.relay import op
 from relayc.relay.container_type import ContainerType, ElementType, SequenceType
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, const
 from relayc.relay.op.base import OpDef
-from relayc.relay.sizes import dims_equal, is_one, size_variables
+from relayc.relay.sizes import dims_equal, size_variables
 from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
 from relayc.te.tir import Dim, Var as SizeVariable
@@ -49,8 +51,9 @@ MOST_TRIPS = (1 << 62) - 1
 def if_(node: OnnxNode) -> Sequence[Expr]:
     """A constant condition selects the branch at compile time.
 
-    Exporters test whether a size is 1 before they squeeze its axis. Compiled models can't have results of two ranks, so
-    for a symbolic size such a model assumes, and checks, that it is not 1.
+    Compiled models can't have results of two ranks, as of exporters' test whether a size is 1 before a squeeze, nor a
+    branch that can't be typed. The model is then compiled for one branch, which is checked, and has another version for
+    the other one.
     """
     known = node.known_value(0)
     graphs = [node.attr_graph("then_branch"), node.attr_graph("else_branch")]
@@ -59,16 +62,65 @@ def if_(node: OnnxNode) -> Sequence[Expr]:
     if len(graphs[0].output) != len(graphs[1].output):
         counts = f"{len(graphs[0].output)} and {len(graphs[1].output)}"
         raise node.error(f"branches of {counts} outputs", expected="as many of each")
+    question = _Question.of(node)
+    answer = node.answer(question.key)
+    if answer is not None:
+        return _branch(node, graphs, question, answer, "")
     try:
         with node.attempt():
             return _if_dynamic(node, graphs)
-    except ValueNeededError:
+    except NothingInsideError:
+        raise
+    except CompileError as error:
+        return _one_branch(node, graphs, question, error)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What decides an If: whether `size` is 1, if that is known, else its condition.
+
+    Nodes with equal keys have one answer in a version of the model. The condition is the answer, or with `negated` its
+    opposite.
+    """
+
+    key: str
+    size: Dim | None
+    negated: bool
+
+    @staticmethod
+    def of(node: OnnxNode) -> _Question:
         compared = _must_be_one(node, node[0])
         if compared is None:
-            raise
-        size, equality = compared
-        node.check_equal(is_one(size), 0, f"compiled for sizes {size} other than 1 (or give shape=)")
-        return node.convert_graph(graphs[1 if equality else 0], [])
+            return _Question(node.where, None, False)
+        return _Question(question_of_one(compared[0]), compared[0], not compared[1])
+
+
+def _one_branch(
+    node: OnnxNode, graphs: Sequence[GraphProto], question: _Question, error: CompileError
+) -> Sequence[Expr]:
+    """The branch for sizes other than 1, or the first one, if it can be converted, else the other one."""
+    why = f" (the branches don't fit together: {str(error).splitlines()[0]})"
+    for answer in (question.size is None, question.size is not None):
+        try:
+            with node.attempt():
+                return _branch(node, graphs, question, answer, why)
+        except CompileError:
+            continue
+    raise error
+
+
+def _branch(
+    node: OnnxNode, graphs: Sequence[GraphProto], question: _Question, answer: bool, why: str
+) -> Sequence[Expr]:
+    """The branch for one answer, which is checked at run time; the error then says `why`."""
+    results = node.convert_graph(graphs[0 if answer != question.negated else 1], [])
+    if question.size is not None:
+        take_as_one(node, question.size, answer, why)
+        return results
+    node.ask(question.key, answer)
+    (passed,) = node.bind(op.cast(op.reshape(node[0], (1,)), "int64"), "the condition")
+    node.check_equal(passed, int(answer), f"compiled for {answer} as the condition{why},")
+    return results
 
 
 def _must_be_one(node: OnnxNode, condition: Expr) -> tuple[Dim, bool] | None:
@@ -110,7 +162,7 @@ def _branches(node: OnnxNode, graphs: Sequence[GraphProto]) -> list[tuple[Functi
     for graph in graphs:
         try:
             with node.attempt():
-                closed.append(node.close_graph(graph, []))
+                closed.append(node.close_graph(graph, [], may_not_run=True))
         except NothingInsideError as error:
             closed.append(error)
     reached = [branch for branch in closed if not isinstance(branch, NothingInsideError)]

@@ -21,6 +21,7 @@ from relayc.backend.runtime import (
 )
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.graph_executor import GraphModule, create
+from relayc.backend.runtime.input_ports import InputPorts
 from relayc.backend.runtime.runners import OutputBuffer
 
 X = np.array([[1, 2, 3], [-1, 0, 1]], "float32")
@@ -47,6 +48,73 @@ def test_a_model_runs(executor, small):
     np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(X))
     executor.run(x=-X)
     np.testing.assert_array_equal(executor.get_output("y").numpy(), small.expected(-X))
+
+
+def test_infer_gives_numpy_arrays_and_keeps_nothing(executor, small):
+    (y,) = executor.infer({"x": X})
+    assert type(y) is np.ndarray and y.flags.owndata
+    (again,) = executor.infer({"x": -X}, ["y"])
+    np.testing.assert_array_equal(y, small.expected(X))
+    np.testing.assert_array_equal(again, small.expected(-X))
+    assert executor.infer({}, []) == []  # inputs stay set
+    np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(-X))
+    with pytest.raises(ArgumentError, match="no output 'z'"):
+        executor.infer({"x": X}, ["z"])
+    with pytest.raises(ArgumentError, match="expected shape"):
+        executor.infer({"x": X[:, :2]})
+
+
+def test_arrays_of_the_last_type_are_copied_without_further_checks(fast, small, monkeypatch):
+    """Small models are dominated by the cost of a run; what it must not do is counted."""
+    fast.infer({"x": X})
+    calls = []
+    for name in ("set", "_copy", "_place"):
+        inner = getattr(InputPorts, name)
+        monkeypatch.setattr(InputPorts, name, lambda self, *a, f=inner, n=name: (calls.append(n), f(self, *a))[1])
+    for value in (X, -X):
+        np.testing.assert_array_equal(fast.infer({"x": value})[0], small.expected(value))
+    fast.set_input(0, X)
+    assert not calls
+    for other in (X.view(type("Sub", (np.ndarray,), {})), nd.array(X), X.tolist()):
+        fast.run(x=other)
+        np.testing.assert_array_equal(fast.get_output(0).numpy(), small.expected(X))
+    assert calls.count("set") == 3
+    in_place = nd.array(-X)
+    fast.set_input_zero_copy("x", in_place)
+    np.testing.assert_array_equal(fast.infer({})[0], small.expected(-X))
+    np.testing.assert_array_equal(fast.infer({"x": X})[0], small.expected(X))
+    np.testing.assert_array_equal(in_place.numpy(), -X)
+
+
+def test_memory_is_released_and_taken_again(executor, small):
+    executor.run(x=X)
+    held = executor.get_output(0)
+    executor.release_memory()
+    np.testing.assert_array_equal(held.numpy(), small.expected(X))
+    with pytest.raises(ArgumentError, match="has not run yet"):
+        executor.get_output(0)
+    with pytest.raises(ArgumentError, match=r"inputs \['x'\] were never set"):
+        executor.run()
+    executor.run(x=-X)
+    np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(-X))
+    executor.release_memory()
+    executor.get_input("x")[:] = X
+    executor.run()
+    np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(X))
+
+
+def test_released_memory_goes_back_to_the_device(small, toy):
+    where, api = toy
+    executor = GraphModule(CompiledModel(small.graph(None, "toy"), small.weights, small.Python())["default"](where))
+    gc.collect()
+    executor(X)
+    used = len(api.spaces)
+    gc.disable()
+    executor.release_memory()
+    gc.enable()
+    assert len(api.spaces) == len(small.weights) < used
+    executor(X)
+    assert len(api.spaces) == used
 
 
 @pytest.mark.parametrize("give", ["numpy", "ndarray", "list", "dlpack", "strided", "position"])

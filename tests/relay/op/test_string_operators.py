@@ -131,7 +131,7 @@ def test_runs_are_independent(first, second):
         concatenated, place = module(x, x)
         assert concatenated.numpy().tolist() == [w + w for w in words]
         assert place.numpy().tolist() == [NAMES.index(w + w) if w + w in NAMES else 4 for w in words]
-    assert len(module._strings.table) <= len(set(NAMES)) + 2 * len(set(first)) + 1
+    assert len(module._inputs.strings.table) <= len(set(NAMES)) + 2 * len(set(first)) + 1
 
 
 _ENCODER = compiled(Tuple((strings.concat(X, Y), strings.index(strings.concat(X, Y), NAMES))))

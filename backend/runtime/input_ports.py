@@ -1,0 +1,222 @@
+"""The inputs of an executor: the memory that runs read, and the copies of users' values into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from relayc.backend.runtime.arguments import as_argument, as_sequence, as_string_arrays, check_type
+from relayc.backend.runtime.checks import position_of
+from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT
+from relayc.backend.runtime.errors import ArgumentError, raise_if_foreign
+from relayc.backend.runtime.graph import Graph, GraphTensor
+from relayc.backend.runtime.kv_cache import KVCaches
+from relayc.backend.runtime.ndarray import NDArray, empty, from_dlpack
+from relayc.backend.runtime.sequences import Value
+from relayc.backend.runtime.sizes import size_text
+from relayc.backend.runtime.string_ports import StringPorts
+
+__all__ = ["InputPorts"]
+
+
+class InputPorts:
+    """The inputs of one executor by position or name. Buffers are allocated when values are first copied into them."""
+
+    def __init__(self, graph: Graph, where: Device) -> None:
+        self._graph, self._device = graph, where
+        self._tensors = [graph.tensors[index] for index in graph.inputs]
+        self._any_sizes = bool(graph.variants)
+        """sizes may be those of a specialisation, not of this graph"""
+        self._positions = {tensor.name: position for position, tensor in enumerate(self._tensors)}
+        self.strings = StringPorts(graph)
+        self.caches = KVCaches(graph, where)
+        self.kept_sizes: dict[str, int] = {}
+        """the sizes of the KV caches"""
+        self.moved: set[int] = set()
+        """the inputs whose memory changed since a runner cleared this"""
+        self.release()
+
+    def release(self) -> None:
+        """Drop all values and their memory, but for KV caches."""
+        self._values: dict[int, Value] = {}
+        self._own: dict[int, NDArray] = {}
+        self._views: dict[int | str, tuple[npt.NDArray[Any], tuple[int, ...], np.dtype[Any]]] = {}
+        """buffers of `_own` that runs read, as numpy with shape and type, by position and by name"""
+        self.strings.release()
+
+    # -- facts
+
+    def tensor(self, position: int) -> GraphTensor:
+        """The graph's tensor of an input."""
+        return self._tensors[position]
+
+    def index(self, key: int | str, weights: Mapping[str, Any]) -> int:
+        """The position of an input. Raises `ArgumentError` listing the inputs for an unknown one."""
+        position = position_of(key, self._positions)
+        if position in self.caches:
+            raise ArgumentError(
+                f"input {self.tensor(position).name!r} of model {self._graph.name!r} is a cache, which the "
+                "executor keeps; truncate_caches() makes it shorter"
+            )
+        if not 0 <= position < len(self._tensors):
+            is_weight = isinstance(key, str) and key in weights
+            hint = f"; {key!r} is a weight, bound when the model was compiled" if is_weight else ""
+            raise ArgumentError(
+                f"model {self._graph.name!r} has no input {key!r}{hint}. Its inputs are: {self.signature()}"
+            )
+        return position
+
+    def passed(self) -> list[tuple[GraphTensor, str]]:
+        """The inputs that users pass (all but KV caches), with their element types."""
+        inputs = [(i, tensor) for i, tensor in enumerate(self._tensors) if i not in self.caches]
+        return [(tensor, "string" if i in self.strings.inputs else tensor.dtype) for i, tensor in inputs]
+
+    def signature(self) -> str:
+        """The inputs as text, for errors."""
+        return ", ".join(
+            f"{t.name}: {'a list of ' if t.is_sequence else ''}{dtype}[{', '.join(map(size_text, t.shape))}]"
+            for t, dtype in self.passed()
+        )
+
+    def check_passed_once(self, positions: Iterable[int], others: Iterable[int]) -> None:
+        """Raise `ArgumentError` if an input is in both lists."""
+        names = [self.tensor(position).name for position in sorted(set(positions) & set(others))]
+        if names:
+            raise ArgumentError(f"model {self._graph.name!r}: inputs {names} are passed twice; expected one value")
+
+    # -- values
+
+    def copy_array(self, key: int | str, value: Any) -> bool:
+        """Copy a numpy array of the shape and type of the last one; false, and nothing is done, for all else."""
+        found = self._views.get(key)
+        if found is None or type(value) is not np.ndarray:
+            return False
+        view, shape, dtype = found
+        if value.shape != shape or value.dtype != dtype:
+            return False
+        view[...] = value
+        return True
+
+    def set(self, position: int, value: Any) -> None:
+        """Copy a value of any form."""
+        tensor = self.tensor(position)
+        try:
+            if position in self.strings.inputs:
+                self.strings.set(position, as_string_arrays(tensor, value, self._graph.name))
+            else:
+                self._copy(position, value)
+        except Exception as error:
+            raise_if_foreign(error, f"setting input {tensor.name!r} of model {self._graph.name!r}")
+            raise
+
+    def set_zero_copy(self, position: int, value: Any) -> None:
+        """Make runs read the memory of `value`. Raises `ArgumentError` unless its type and placement allow that."""
+        tensor = self.tensor(position)
+        if tensor.is_sequence or position in self.strings.inputs:
+            kind = "a sequence" if tensor.is_sequence else "of strings"
+            raise ArgumentError(f"input {tensor.name!r} of model {self._graph.name!r} is {kind}; use set_input")
+        passed = value if isinstance(value, NDArray) else from_dlpack(value)
+        self._check(position, passed)
+        misplaced = passed.device != self._device or not passed.is_contiguous
+        if misplaced or (passed.device.api.addressable and passed.handle % ALLOC_ALIGNMENT):
+            raise ArgumentError(
+                f"input {tensor.name!r} of model {self._graph.name!r}: memory on {passed.device} with strides "
+                f"{passed.strides} at {passed.handle:#x} can't be used in place; expected contiguous memory on "
+                f"{self._device} aligned to {ALLOC_ALIGNMENT} bytes. Use set_input, which copies"
+            )
+        self._place(position, passed)
+
+    def share(self, other: InputPorts) -> None:
+        """Read the values of another executor's inputs, without a copy of arrays. Raises `ArgumentError` as `set`."""
+        other.strings.copy_to(self.strings)
+        for position, value in other._values.items():
+            if position not in self.strings.inputs and self._values.get(position) is not value:
+                if isinstance(value, NDArray):
+                    self._check(position, value)
+                self._place(position, value)
+
+    def buffer(self, position: int) -> NDArray:
+        """The array that runs read an input from, allocated if no value was set yet."""
+        name, kind = self.tensor(position).name, "of strings" if position in self.strings.inputs else "a sequence"
+        if position in self.strings.inputs or self.tensor(position).is_sequence:
+            raise ArgumentError(f"input {name!r} of model {self._graph.name!r} is {kind}, which has no buffer")
+        if position not in self._values:
+            shape = tuple([d if isinstance(d, int) else 0 for d in self.tensor(position).shape])
+            self._place(position, self._own_buffer(position, shape))
+        return self.array(position)
+
+    def array(self, position: int) -> NDArray:
+        """The array of an input that has one."""
+        found = self._values[position]
+        assert isinstance(found, NDArray), "a graph with lists has a runner of its own"
+        return found
+
+    def has_value(self, position: int) -> bool:
+        """Will the next run read a value that is there already?"""
+        return position in self._values
+
+    def prepare(self) -> None:
+        """Complete the values of the next run. Raises `ArgumentError` naming inputs that were never set."""
+        if len(self._values) < len(self._tensors):
+            self._check_all_set()
+        if self.strings.are_used:
+            for position, numbers in self.strings.numbers().items():
+                self._copy(position, numbers)
+        if self.caches:
+            self.kept_sizes = self.caches.lay_out(self._values)
+
+    @property
+    def values(self) -> list[Value]:
+        """The values of the next run, once it is prepared."""
+        return [self._values[position] for position in range(len(self._tensors))]
+
+    def check_sizes(self) -> None:
+        """Raise `SizeMismatchError` for values that have been set for a specialisation, and have other sizes."""
+        if self._any_sizes:
+            for position, value in self._values.items():
+                if isinstance(value, NDArray):
+                    check_type(self.tensor(position), value.shape, value.dtype, self._graph.name)
+
+    def _check(self, position: int, passed: Any) -> None:
+        """Raise `ArgumentError` for a value of another type or, unless a specialisation may have it, shape."""
+        check_type(self.tensor(position), passed.shape, passed.dtype, self._graph.name, self._any_sizes)
+
+    def _check_all_set(self) -> None:
+        positions = [i for i in range(len(self._tensors)) if i not in self._values and i not in self.caches]
+        missing = [self.tensor(i).name for i in positions if not self.strings.is_set(i)]
+        if missing:
+            raise ArgumentError(
+                f"model {self._graph.name!r}: inputs {missing} were never set. Its inputs are: {self.signature()}"
+            )
+
+    def _copy(self, position: int, value: Any) -> None:
+        tensor = self.tensor(position)
+        if tensor.is_sequence:
+            self._values[position] = as_sequence(tensor, value, self._graph.name, self._device)
+            return
+        passed = as_argument(tensor, value, self._graph.name)
+        self._check(position, passed)
+        self._place(position, self._own_buffer(position, passed.shape).copyfrom(passed))
+
+    def _own_buffer(self, position: int, shape: tuple[int, ...]) -> NDArray:
+        own = self._own.get(position)
+        if own is None or own.shape != shape:
+            own = self._own[position] = empty(shape, self.tensor(position).dtype, self._device)
+        return own
+
+    def _place(self, position: int, value: Value) -> None:
+        """Make runs read `value`."""
+        if self._values.get(position) is value:
+            return
+        self._values[position] = value
+        copied = position not in self.strings.inputs and value is self._own.get(position)
+        for key in (position, self.tensor(position).name):
+            self._views.pop(key, None)
+            if copied and isinstance(value, NDArray) and self._device.api.host_accessible:
+                view = np.asarray(value, copy=False)
+                self._views[key] = view, view.shape, view.dtype
+        self.moved.add(position)
