@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import relayc
 from relayc.backend.runtime.container import is_container
 from relayc.backend.runtime.dtype import to_numpy
 from relayc.onnxruntime.binding import IOBinding
@@ -30,7 +30,7 @@ from relayc.onnxruntime.errors import (
 )
 from relayc.onnxruntime.options import RunOptions, SessionOptions, log, note_ignored
 from relayc.onnxruntime.profile import RunLog
-from relayc.onnxruntime.values import NodeArg, OrtValue, dtype_name, numpy_of, value_type
+from relayc.onnxruntime.values import NodeArg, OrtValue, dtype_name, value_type
 from relayc.runtime import (
     ArgumentError,
     CompiledModel,
@@ -58,7 +58,7 @@ class InferenceSession:
 
     `path_or_bytes` is the path of an ONNX file or of a compiled model, the bytes of an ONNX file, or a ModelProto. The
     model is compiled here, its kernels taken from the cache where it has them. Of `providers` the first that is
-    available is the device. `disabled_optimizers` names passes that are left out.
+    available is the device.
 
     Any number of threads may call `run` at once: each has an executor of its own over the same weights.
     """
@@ -75,9 +75,9 @@ class InferenceSession:
     ) -> None:
         self._options = SessionOptions() if sess_options is None else sess_options
         self._options.refuse_unsupported()
-        for name in options:
+        for name in (*options, *(["disabled_optimizers"] if disabled_optimizers else [])):
             note_ignored(f"the argument {name} of InferenceSession")
-        self._source, self._disabled = path_or_bytes, tuple(disabled_optimizers or ())
+        self._source = path_or_bytes
         self._model_path = os.fspath(path_or_bytes) if isinstance(path_or_bytes, str | os.PathLike) else None
         self._run_log = RunLog(self._options.profile_file_prefix) if self._options.enable_profiling else None
         self._workers: ThreadPoolExecutor | None = None
@@ -116,14 +116,8 @@ class InferenceSession:
                 raise NoSuchFile(missing)
             if is_container(self._model_path):
                 return load_model(self._model_path)
-        compiler = import_module("relayc.frontends.onnx.compile")  # a compiled model needs no compiler
-        return compiler.compile_onnx(
-            source,
-            target=target,
-            shape=self._options.dimensions or None,
-            opt_level=min(int(self._options.graph_optimization_level), 3),
-            disabled_pass=self._disabled,
-        )
+        level = min(int(self._options.graph_optimization_level), 3)
+        return relayc.compile_onnx(source, target, shape=self._options.dimensions or None, opt_level=level)
 
     def get_inputs(self) -> list[NodeArg]:
         return list(self._inputs.values())
@@ -193,10 +187,7 @@ class InferenceSession:
     ) -> list[Any]:
         started = time.perf_counter_ns()
         with _reported(self._model_path), _stoppable(executor, run_options, timeout):
-            for name, value in feed.items():
-                executor.set_input(name, value)
-            executor.run()
-            results = [numpy_of(executor.get_output(name)) for name in names]
+            results = executor.infer(feed, names)
         if self._run_log is not None:
             self._run_log.add_run(started, executor, feed)
         return results

@@ -10,9 +10,8 @@ import ml_dtypes  # pyright: ignore[reportMissingImports]
 import numpy as np
 
 from relayc.onnxruntime.errors import InvalidArgument, NotImplemented as Unsupported
-from relayc.runtime import NDArray
 
-__all__ = ["NodeArg", "OrtDevice", "OrtValue", "numpy_of", "onnx_name", "value_type"]
+__all__ = ["NodeArg", "OrtDevice", "OrtValue", "onnx_name", "value_type"]
 
 Shape = list[int | str | None]
 
@@ -41,20 +40,6 @@ def value_type(dtype: str, is_sequence: bool = False) -> str:
     """A type as onnxruntime prints it: "tensor(float)"."""
     tensor = f"tensor({onnx_name(dtype)})"
     return f"seq({tensor})" if is_sequence else tensor
-
-
-def numpy_of(value: Any) -> Any:
-    """A result as onnxruntime returns it: numpy arrays, lists of them, lists of dictionaries."""
-    if isinstance(value, NDArray):
-        return np.asarray(value, copy=False if value.device.api.addressable and not _is_packed(value) else None)
-    if isinstance(value, list):
-        return [numpy_of(item) if isinstance(item, NDArray) else item for item in value]
-    return np.asarray(value, object) if hasattr(value, "shape") else value
-
-
-def _is_packed(array: NDArray) -> bool:
-    """Do several elements share a byte?"""
-    return array.nbytes < array.size
 
 
 def element_dtype(element_type: Any) -> np.dtype[Any]:

@@ -13,6 +13,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import relayc.onnxruntime as ours
+from relayc import compile_onnx
 from relayc.runtime import ArgumentError, RelaycError
 
 theirs = pytest.importorskip("onnxruntime")
@@ -93,8 +94,6 @@ def test_sources_of_a_model(dense: bytes, tmp_path: Path) -> None:
     path.write_bytes(dense)
     expected = ours.InferenceSession(dense).run(None, {"x": X})
     compiled = tmp_path / "model.relayc"
-    from relayc.frontends.onnx.compile import compile_onnx
-
     compile_onnx(path).save(compiled)
     for source in (path, str(path), ModelProto.FromString(dense), compiled):
         session = ours.InferenceSession(source)
