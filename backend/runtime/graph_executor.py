@@ -138,8 +138,9 @@ class GraphModule:
         """
         with self._lock:
             if key is not None or value is not None:
-                self._inputs.check_passed_once([self.get_input_index(key)], map(self.get_input_index, inputs))
-                self._set_input(key, value)
+                first: Any = key  # None is no input, and reported as such
+                self._inputs.check_passed_once([self.get_input_index(first)], map(self.get_input_index, inputs))
+                self._set_input(first, value)
             for name, passed in inputs.items():
                 self._set_input(name, passed)
 
