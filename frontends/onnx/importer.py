@@ -28,7 +28,7 @@ from relayc.frontends.onnx.model import Model, load, opset_table
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.registry import Result, find_converter
 from relayc.frontends.onnx.session import Session
-from relayc.frontends.onnx.sizes import SizeTable, other_answers
+from relayc.frontends.onnx.sizes import MOST_CHOICES, SizeTable, other_answers
 from relayc.frontends.onnx.tensors import dtype_name
 from relayc.frontends.onnx.unsupported import list_unsupported
 from relayc.frontends.onnx.weights import RawData
@@ -100,11 +100,10 @@ def from_onnx(
     passed = named_values(constants, "constants", '{"shape": array}')
     wanted = None if outputs is None else check_names(outputs, "outputs")
     how = _Conversion(load(model), shape, dtype, passed, wanted, freeze_params)
-    table, versions = SizeTable(), dict[str, IRModule]()
-    main = how.converted(table)
+    versions = dict[str, IRModule]()
+    main, table = how.settled(broadcasting=False)
     if table.assumes_broadcasts_equal():
-        cautious = SizeTable(broadcasting=True)
-        general = how.converted(cautious)
+        general, cautious = how.settled(broadcasting=True)
         if not isinstance(general, CompileError):
             if not isinstance(main, CompileError):
                 versions[EQUAL_SIZES] = main[0]
@@ -134,6 +133,24 @@ class _Conversion:
     constants: Mapping[str, np.ndarray]
     outputs: Sequence[str] | None
     freeze_params: bool
+
+    def settled(self, *, broadcasting: bool) -> tuple[tuple[IRModule, Params] | CompileError, SizeTable]:
+        """The model, converted for the first values of its conditions by which it can be, or why it can't be converted.
+
+        A branch may fit at its If and still compute what a later node refuses: exporters squeeze what has to lose an
+        axis only if its size is 1.
+        """
+        failed: list[tuple[CompileError, SizeTable]] = []
+        choices: list[Mapping[str, bool]] = [{}]
+        for answers in choices:  # which grow
+            table = SizeTable(broadcasting=broadcasting, answers=answers)
+            result = self.converted(table)
+            if not isinstance(result, CompileError):
+                return result, table
+            failed.append((result, table))
+            others = [other for other in other_answers(table.asked) if other not in choices]
+            choices += others[: MOST_CHOICES - len(choices)]
+        return failed[0]
 
     def converted(self, table: SizeTable) -> tuple[IRModule, Params] | CompileError:
         """The converted model, or why it can't be converted."""

@@ -13,10 +13,13 @@ from relayc.relay.sizes import Assumptions, dims_equal, evaluate, size_variables
 from relayc.te.ir import collect
 from relayc.te.tir import Dim, Max, Min, PrimExpr, SizeVar
 
-__all__ = ["MOST_SIZES", "SizeTable", "other_answers"]
+__all__ = ["MOST_CHOICES", "MOST_SIZES", "SizeTable", "other_answers"]
 
 MOST_SIZES = 16
 """Most variables in a size expression; larger expressions become a variable of their own, computed at run time."""
+
+MOST_CHOICES = 8
+"""Most values of its conditions for which the conversion of a model is tried until one fits."""
 
 _MOST_ANSWERS = 4
 """Most versions of a model for other values of conditions, each of which is compiled."""
