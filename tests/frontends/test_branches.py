@@ -133,13 +133,14 @@ def test_a_branch_that_contradicts_the_sizes_is_an_error_when_it_is_taken():
 def pooled(rate):
     """The largest of `rate` samples; an axis of size 1 is squeezed, and what follows takes no other."""
     name = "r{}_{}".format(rate, "{}").format
-    squeezed, kept = make("Squeeze", [name("p"), "last"], [name("t")]), make("Identity", [name("p")], [name("e")])
+    squeezed = branch(make("Squeeze", [name("p"), "last"], [name("t")]))
+    kept = branch(make("Identity", [name("p")], [name("e")]))
     return [
         make("MaxPool", ["x"], [name("p")], kernel_shape=[rate], strides=[rate]),
         make("Shape", [name("p")], [name("shape")]),
         make("Gather", [name("shape"), "last"], [name("size")], axis=0),
         make("Equal", [name("size"), "one"], [name("c")]),
-        make("If", [name("c")], [name("s")], then_branch=branch(squeezed), else_branch=branch(kept), name=name("squeeze")),
+        make("If", [name("c")], [name("s")], then_branch=squeezed, else_branch=kept, name=name("squeeze")),
         make("Gemm", [name("s"), "w"], [name("y")], name=name("gemm")),
     ]  # fmt: skip
 
