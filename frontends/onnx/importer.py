@@ -142,7 +142,7 @@ class _Conversion:
         """
         failed: list[tuple[CompileError, SizeTable]] = []
         choices: list[Mapping[str, bool]] = [{}]
-        for answers in choices:  # which grow
+        for answers in choices:  # that grow with each failure
             table = SizeTable(broadcasting=broadcasting, answers=answers)
             result = self.converted(table)
             if not isinstance(result, CompileError):
