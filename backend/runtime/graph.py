@@ -412,6 +412,7 @@ def _check_sizes(graph: Graph, inherited: frozenset[str], where: str) -> None:
     results = [index for step in graph.steps for index in results_of(step)]
     bound = {d for i in (*graph.inputs, *results) for d in graph.tensors[i].shape if isinstance(d, str)}
     bound |= {*inherited, *(step.name for step in graph.steps if isinstance(step, Bind))}
+    bound |= {cache.length for cache in graph.caches}
     for index, tensor in enumerate(graph.tensors):
         unbound = [name for dim in tensor.shape for name in variables(dim) if name not in bound]
         if unbound:
