@@ -1,9 +1,10 @@
 """The cost of an iteration of control flow: loops of ONNX with small bodies, next to onnxruntime.
 
-    python -m benchmarks.control_flow [--target llvm] [--models counter,nested] [--seconds 0.3] [--rounds 5]
+    python -m benchmarks.control_flow [--target llvm] [--models counter,nested] [--seconds 0.3] [--out FILE]
 
 A line gives the microseconds of CPU time per iteration (the innermost ones are counted) of both, medians of interleaved
-rounds. The bodies do so little that this is what the loop itself costs. One thread; results must agree.
+rounds. The bodies do so little that this is what the loop itself costs. One thread; results must agree. FILE gets a
+record of each case (`benchmarks.records`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
 from onnx import ModelProto, parser
 
+from benchmarks.records import append, machine
 from relayc import relay
 from relayc.backend.runtime import GraphModule, device
 from relayc.frontends.onnx import from_onnx
@@ -135,6 +138,19 @@ CASES: dict[str, Case] = {
         }""",
         {"n": _count(300), "x": _random(8)}, 300,
     ),
+    "elements": Case(
+        """g (int64 n, float[300, 8] x) => (float[8] y) {
+            none = Constant <value_ints = [1]> ()
+            s = SplitToSequence <axis = 0, keepdims = 0> (x)
+            start = Constant <value_floats = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]> ()
+            y = Loop (n, , start) <body = b (int64 i, bool c, float[8] v) => (bool d, float[8] w) {
+                z = SequenceAt (s, i)
+                w = Add (v, z)
+                d = Identity (c)
+            }>
+        }""",
+        {"n": _count(300), "x": _random(300, 8)}, 300,
+    ),
     "decoder": Case(
         """g (int64 n, int64 first, float[1, 64] h0, float[256, 64] embedding, float[64, 64] u, float[64, 256] head)
             => (int64[m] tokens) {
@@ -204,11 +220,16 @@ def main() -> None:
     options.add_argument("--models", default=",".join(CASES))
     options.add_argument("--seconds", type=float, default=0.3)
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--out", type=Path, help="file for the records")
     chosen = options.parse_args()
     print(f"{'case':<10} {'relayc us':>10} {'onnxruntime us':>15} {'ratio':>7}   target {chosen.target}")
     for name in chosen.models.split(","):
         ours, others = measure(name, chosen.target, chosen.seconds, chosen.rounds)
         print(f"{name:<10} {ours:10.3f} {others:15.3f} {ours / others:7.2f}")
+        if chosen.out is not None:
+            times = {"relayc_us": round(ours, 3), "onnxruntime_us": round(others, 3)}
+            measured = {"program": "benchmarks.control_flow", "machine": machine(), "date": time.strftime("%Y-%m-%d")}
+            append(chosen.out, {**measured, "case": name, "target": chosen.target, "threads": 1, **times})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from relayc.te.tir.substitute import substitute
 
 __all__ = [
     "LIKELY_SIDE", "Assumptions", "add_sizes", "assuming", "dims_equal", "dims_match", "evaluate", "floor_divide",
-    "likely", "normal", "product", "quotient", "size_from_json", "size_variables",
+    "is_one", "likely", "may_be_one", "normal", "one_or", "product", "quotient", "size_from_json", "size_variables",
 ]  # fmt: skip
 
 _serials = count()
@@ -192,6 +192,26 @@ def is_at_least(a: Dim, b: Dim) -> bool:
         return math.nonneg(math.dim(a) - math.dim(b))
 
 
+def may_be_one(d: Dim) -> bool:
+    """Is a size 1, or not known to differ from 1?"""
+    if isinstance(d, int):
+        return d == 1
+    with _lock:
+        math = _arithmetic_of(d)
+        low, high = math.bounds(math.dim(d))
+    return (low is None or low <= 1) and (high is None or high >= 1)
+
+
+def is_one(d: Dim) -> Dim:
+    """1 for a size of 1, 0 for others."""
+    return add_sizes(smaller(d, 1), product((-1, smaller(floor_divide(d, 2), 1))))
+
+
+def one_or(d: Dim, other: Dim) -> Dim:
+    """`other` for a size d of 1, else d."""
+    return add_sizes(d, product((is_one(d), add_sizes(other, -1))))
+
+
 def smaller(a: Dim, b: Dim) -> Dim:
     """min(a, b)"""
     return _computed(IndexMath.minimum, a, b)
@@ -291,15 +311,21 @@ class Assumptions:
 
     def __init__(self) -> None:
         self.equal: list[tuple[Dim, Dim]] = []
+        self.required: list[bool] = []
+        """of each: does an operator require it that does not broadcast?"""
         self.places: list[str] = []
         self.place = ""
         """the current place in the model, set by the caller"""
 
-    def note(self, a: Dim, b: Dim) -> None:
+    def note(self, a: Dim, b: Dim, required: bool) -> None:
         """Record the assumption a == b."""
-        if not any({id(a), id(b)} == {id(x), id(y)} for x, y in self.equal):
-            self.equal.append((a, b))
-            self.places.append(self.place)
+        for number, (x, y) in enumerate(self.equal):
+            if {id(a), id(b)} == {id(x), id(y)}:
+                self.required[number] |= required
+                return
+        self.equal.append((a, b))
+        self.required.append(required)
+        self.places.append(self.place)
 
 
 _scope: ContextVar[Assumptions | None] = ContextVar("relayc_assumptions", default=None)
@@ -316,8 +342,11 @@ def assuming() -> Generator[Assumptions]:
         _scope.reset(token)
 
 
-def dims_match(a: Dim, b: Dim) -> bool:
-    """Are two sizes equal, or, in an `assuming` scope, not known to differ?"""
+def dims_match(a: Dim, b: Dim, broadcast: bool = False) -> bool:
+    """Are two sizes equal, or, in an `assuming` scope, not known to differ?
+
+    With `broadcast` the operator takes sizes of 1 as well: if either may be 1, the assumption is not a requirement.
+    """
     if dims_equal(a, b):
         return True
     scope = _scope.get()
@@ -328,5 +357,5 @@ def dims_match(a: Dim, b: Dim) -> bool:
         low, high = math.bounds(math.dim(a) - math.dim(b))
     if (low is not None and low > 0) or (high is not None and high < 0):
         return False
-    scope.note(normal(a), normal(b))
+    scope.note(normal(a), normal(b), not broadcast or not (may_be_one(a) or may_be_one(b)))
     return True

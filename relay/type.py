@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
+from relayc.backend.runtime.sizes import MAX_EXTENT, extent
 from relayc.relay.errors import TypeInferenceError
 from relayc.relay.sizes import dims_equal, dims_match, is_at_least, normal
 from relayc.te.dtype import DType, dtype
@@ -26,6 +27,7 @@ __all__ = [
     "TupleType",
     "Type",
     "broadcast_shapes",
+    "broadcasts_to",
     "dims_equal",
     "dims_match",
     "scalar_type",
@@ -63,16 +65,17 @@ class TensorType(Type):
         if len(shape) > MAX_RANK:
             raise TypeInferenceError(f"a tensor of {len(shape)} dimensions; expected at most {MAX_RANK}")
         shape = tuple([normal(as_dim(d)) for d in shape])
-        for d in shape:
-            if isinstance(d, int) and d < 0:
-                raise TypeInferenceError(f"a dimension can't be negative: {shape_text(shape)}")
+        known = [d for d in shape if isinstance(d, int)]
+        if known and min(known) < 0:
+            raise TypeInferenceError(f"a dimension can't be negative: {shape_text(shape)}")
+        if extent(known) > MAX_EXTENT:
+            raise TypeInferenceError(f"a tensor of shape {shape_text(shape)}; expected at most {MAX_EXTENT} elements")
         element = dtype(dtype_)
         key = (shape, element)
         found = cls._interned.get(key)
         if found is None:
             found = object.__new__(cls)
             found.shape, found.dtype = shape, element
-            known = [d for d in shape if isinstance(d, int)]
             found.size = math.prod(known) if len(known) == len(shape) else None
             cls._interned[key] = found
         return found
@@ -222,12 +225,20 @@ def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
                 continue
             elif _is_assumed_one(current):
                 result[axis] = d
-            elif not dims_match(current, d):
+            elif not dims_match(current, d, broadcast=True):
                 listed = " and ".join(shape_text(s) for s in shapes)
                 raise TypeInferenceError(f"shapes {listed} do not broadcast: {current} against {d} on axis {axis}")
             elif isinstance(d, int):
                 result[axis] = d
     return tuple(result)
+
+
+def broadcasts_to(shape: Sequence[Dim], target: Sequence[Dim]) -> bool:
+    """Does a shape broadcast to `target`, or, in an `assuming` scope, is it not known that it does not?"""
+    if len(shape) > len(target):
+        return False
+    pairs = zip(shape, target[len(target) - len(shape) :], strict=True)
+    return all(_is_one(d) or _is_assumed_one(d) or dims_match(d, t, broadcast=True) for d, t in pairs)
 
 
 def _is_assumed_one(d: Dim) -> bool:

@@ -25,14 +25,14 @@ RANDOM_BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 """Random bits of a value in [0, 1): the precision of the element type just below 1."""
 
 
-def random_key(seed: int) -> Tensor:
-    """The uint32 vector [seed, draw]; `draw` differs each time it is computed."""
+def random_key(seed: int, stream: int = 0) -> Tensor:
+    """The uint32 vector [seed, draw]; `draw` counts how often a key of `stream` was computed before."""
 
     def fill(_: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = ir_builder.create()
         key = ib.buffer(outs[0])
         key[0] = te.const(seed, "uint32")
-        key[1] = call_intrin("uint32", "next_draw")
+        key[1] = call_intrin("uint32", "next_draw", stream)
         return ib.get()
 
     return te.extern((2,), [], fill, name="random_key", dtype="uint32", tag="default")

@@ -222,7 +222,7 @@ class CGenerator(CLikeGenerator):
         return f"__builtin_prefetch({address}, {write}, {locality})"
 
     def call_next_draw(self, node: Call) -> str:
-        return "ctx->draws++"
+        return f"ctx->stream_draws[{self.visit(node.args[0])}]++"
 
     def call_storage_sync(self, node: Call) -> str:
         return "((void)0)"

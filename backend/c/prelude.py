@@ -16,6 +16,7 @@ struct Ctx {
   void (*free_workspace)(Ctx*, void*);
   int32_t (*call_packed)(Ctx*, const char*, int64_t*, int32_t*, int32_t);
   int64_t shortage;
+  uint32_t stream_draws[128];
 };
 
 typedef uint16_t rc_bfloat16;

@@ -9,11 +9,11 @@ import struct
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from relayc.backend.runtime.errors import ArtifactError, ModuleError
+from relayc.backend.runtime.fields import Record
 from relayc.backend.runtime.module import HOST_SUFFIX, Module, exposed_names
-from relayc.backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc
+from relayc.backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc, read_messages, read_params
 
 __all__ = ["CFunction", "CModule", "load_from_bytes"]
 
@@ -54,7 +54,10 @@ class CModule(Module):
             return None
         if self._loaded is None:
             self._loaded = _load_library(self._library, self._features)
-        address = ctypes.cast(getattr(self._loaded, entry.symbol), ctypes.c_void_p).value
+        try:
+            address = ctypes.cast(self._loaded[entry.symbol], ctypes.c_void_p).value
+        except AttributeError as error:
+            raise ArtifactError(f"damaged c module: its library has no function {entry.symbol!r}") from error
         assert address is not None
         if entry.messages is None:
             return KernelFunc(name, address, entry.params, self)
@@ -86,16 +89,19 @@ def load_from_bytes(data: bytes | memoryview) -> CModule:
         parts.append(data[start : start + size])
         start += size
     try:
-        table: dict[str, Any] = json.loads(parts[0])
-        functions = [_function_of(row) for row in table["functions"]]
-        return CModule(parts[1].decode(), parts[2], functions, [str(f) for f in table["features"]])
-    except (ValueError, KeyError, TypeError) as error:
+        table, source = Record(json.loads(parts[0]), "c module"), parts[1].decode()
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"the table of a module of type 'c' is damaged: {error!r}; build it again") from error
+    table.only("features", "functions")
+    functions = [_function_of(row) for row in table.records("functions")]
+    return CModule(source, parts[2], functions, table.strings("features"))
 
 
-def _function_of(row: dict[str, Any]) -> CFunction:
-    messages = row["messages"]
-    return CFunction(row["name"], row["symbol"], tuple(row["params"]), None if messages is None else tuple(messages))
+def _function_of(row: Record) -> CFunction:
+    row.only("name", "symbol", "params", "messages")
+    messages = None if row.value.get("messages") is None else row.get("messages", list)
+    return CFunction(row.get("name", str), row.get("symbol", str), read_params(row.get("params", list), row.where),
+                     read_messages(messages, row.where))  # fmt: skip
 
 
 def _load_library(library: bytes, features: Sequence[str]) -> ctypes.CDLL:
@@ -113,6 +119,8 @@ def _load_library(library: bytes, features: Sequence[str]) -> ctypes.CDLL:
     finally:
         os.unlink(path)
     missing = int(loaded.relayc_missing_feature())
+    if not 0 <= missing <= len(features):
+        raise ArtifactError(f"damaged c module: it misses feature {missing} of {len(features)}; compile it again")
     if missing:
         raise ArtifactError(
             f"this code needs the instructions {features[missing - 1]}, which this processor lacks; compile it for "

@@ -257,7 +257,7 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         return f"rc_async_wait<{self.visit(node.args[0])}>()"
 
     def call_next_draw(self, node: Call) -> str:
-        return "(rc_draws++)"
+        return f"(rc_draws[{self.visit(node.args[0])}]++)"
 
     def call_call_extern(self, node: Call) -> str:
         name = node.args[0]

@@ -16,6 +16,7 @@ from relayc.backend.cuda.launch import CUDAFunc
 from relayc.backend.cuda.table import read_functions
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.errors import ArtifactError, DeviceError, ModuleError
+from relayc.backend.runtime.fields import Record
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.packed_func import PackedFunc
 
@@ -184,15 +185,16 @@ def load_from_bytes(data: bytes | memoryview) -> CUDAModule:
     table_end = _HEADER.size + sizes[0]
     source_end = table_end + sizes[1]
     try:
-        table: dict[str, Any] = json.loads(data[_HEADER.size : table_end])
+        table = Record(json.loads(data[_HEADER.size : table_end]), "cuda module")
         source = data[table_end:source_end].decode()
-        return CUDAModule(
-            data[source_end:],
-            str(table["format"]),
-            str(table["arch"]),
-            dict(table["functions"]),
-            source,
-            dict(table["report"]),
-        )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"the table of a cuda module is damaged: {error!r}; build it again") from error
+    table.only("format", "arch", "functions", "report")
+    return CUDAModule(
+        data[source_end:],
+        table.get("format", str),
+        table.get("arch", str),
+        table.get("functions", dict),
+        source,
+        table.get("report", dict),
+    )

@@ -28,8 +28,8 @@ RC_DEVICE float rc_float16_value(unsigned short bits) {
   return x;
 }
 
-// The number of random draws of the program so far.
-[[maybe_unused]] static __device__ unsigned int rc_draws;
+// The number of random draws of each stream so far.
+[[maybe_unused]] static __device__ unsigned int rc_draws[128];
 
 // Minimum and maximum; NaN if either operand is.
 RC_DEVICE float rc_min_f32(float a, float b) {

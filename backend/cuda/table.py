@@ -86,7 +86,8 @@ def read_functions(table: Mapping[str, Any], where: str = "function table") -> d
 def _read_function(name: str, record: Record) -> DeviceFunction:
     record.only("params", "workspaces", "kernels")
     described = record.records("params")
-    known = [extent for item in described for extent in item.value.get("shape", ()) if isinstance(extent, str)]
+    shapes = [item.get("shape", list) for item in described if "shape" in item.value]
+    known = [extent for shape in shapes for extent in shape if isinstance(extent, str)]
     known += [item.get("name", str) for item in described if "shape" not in item.value]
     params = tuple(_read_param(item, known) for item in described)
     workspaces = read_shape(record.get("workspaces", list), f"{record.where}.workspaces", known)

@@ -12,6 +12,7 @@ from relayc.backend.cache import default_cache, source_version
 from relayc.backend.llvm.installed import installed_llvm
 from relayc.backend.llvm.linking import checked_object
 from relayc.backend.llvm.runtime import ObjectCode
+from relayc.backend.runtime.fields import Record
 from relayc.backend.target import Target
 
 __all__ = ["CodeCache"]
@@ -49,7 +50,6 @@ class CodeCache:
     def _decode(self, data: bytes) -> tuple[ObjectCode, str]:
         (size,) = _SIZE.unpack_from(data)
         body = _SIZE.size + size
-        header = json.loads(data[_SIZE.size : body])
-        if not isinstance(header["note"], str):
-            raise ValueError("the note of cached object code is no text")
-        return ObjectCode.from_description(header["part"], checked_object(data[body:], self._triple)), header["note"]
+        header = Record(json.loads(data[_SIZE.size : body]), "cached object code")
+        code = checked_object(data[body:], self._triple)
+        return ObjectCode.from_description(header.record("part"), code), header.get("note", str)

@@ -67,10 +67,11 @@ def offer(code: bytes) -> None:
 
 
 def _load() -> _Pool:
-    global _pool  # noqa: PLW0603 - one pool for the process
+    global _pool, _offered  # noqa: PLW0603 - one pool for the process
     with _lock:
         if _pool is None:
-            _pool = None if _offered is None else _install_if_complete(_offered)
+            offered, _offered = _offered, None  # if it is malformed, the next one may be better
+            _pool = None if offered is None else _install_if_complete(offered)
             if _pool is None:
                 _pool = _install(import_module("relayc.backend.llvm.pool_code").pool_object(process_triple()))
         return _pool

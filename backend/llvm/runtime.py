@@ -21,8 +21,9 @@ from relayc.backend.llvm.pool import offer
 from relayc.backend.runtime.cpu_features import host_features
 from relayc.backend.runtime.device import cpu
 from relayc.backend.runtime.errors import ArtifactError, ModuleError
+from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.module import HOST_SUFFIX, Module, exposed_names
-from relayc.backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc
+from relayc.backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc, read_messages, read_params
 
 __all__ = ["FunctionEntry", "LLVMModule", "ObjectCode", "load_from_bytes"]
 
@@ -58,15 +59,22 @@ class ObjectCode:
         }
 
     @staticmethod
-    def from_description(part: Mapping[str, Any], code: bytes) -> ObjectCode:
+    def from_description(part: Record, code: bytes | memoryview) -> ObjectCode:
         """Code with its description by `describe`. Raises `ArtifactError` if they don't match."""
-        if len(code) != part["size"] or hashlib.sha256(code).hexdigest() != part["sha256"]:
-            raise ArtifactError("damaged llvm module: its object code differs from what was saved")
-        entries = tuple(
-            FunctionEntry(str(name), tuple(map(str, params)), None if texts is None else tuple(map(str, texts)))
-            for name, params, texts in part["functions"]
-        )
-        return ObjectCode(code, entries, tuple(map(str, part["externals"])))
+        part.only("size", "sha256", "functions", "externals")
+        if len(code) != part.number("size") or hashlib.sha256(code).hexdigest() != part.get("sha256", str):
+            raise ArtifactError(f"{part.where}: its object code differs from what was saved. Compile the model again")
+        entries = tuple([_entry(row, part.where) for row in part.get("functions", list)])
+        return ObjectCode(bytes(code), entries, part.strings("externals"))
+
+
+def _entry(row: Any, where: str) -> FunctionEntry:
+    match row:
+        case [str(name), list(params), (None | list()) as messages]:
+            place = f"{where}.{name}"
+            return FunctionEntry(name, read_params(params, place), read_messages(messages, place))
+        case _:
+            raise damaged(f"{where}.functions", row, "[name, parameter kinds, messages or null]")
 
 
 class LLVMModule(Module):
@@ -105,7 +113,10 @@ class LLVMModule(Module):
         """The address of a function's code. Raises `ModuleError` for an unknown one."""
         if name not in self._entries:
             raise ModuleError(f"llvm module has no function {name!r}; it has: {', '.join(self._entries)}")
-        return self._loaded().address(name)
+        try:
+            return self._loaded().address(name)
+        except KeyError as error:
+            raise ArtifactError(f"damaged llvm module: its code has no function {name!r}; compile it again") from error
 
     def get_source(self, fmt: str = "") -> str:
         """LLVM assembly after optimisation ("", "ll"), before it ("raw-ll"), or the processor's assembly ("asm")."""
@@ -168,28 +179,30 @@ def _platform(triple: str) -> tuple[str, str]:
 
 def load_from_bytes(data: bytes | memoryview) -> LLVMModule:
     """The module that `LLVMModule.save_to_bytes` saved. Raises `ArtifactError` for anything else."""
-    data = bytes(data)
+    data = memoryview(data)
+    magic, size = _HEADER.unpack(bytes(data[: _HEADER.size]).ljust(_HEADER.size, b"\0"))
+    if magic != _MAGIC and magic.startswith(_MAGIC[:-1]):
+        raise ArtifactError(f"llvm module of format {magic[-1]}; expected {_MAGIC[-1]}: compile the model again")
+    if magic != _MAGIC:
+        raise ArtifactError(f"not an llvm module: it begins with {bytes(data[:8])!r}, expected {_MAGIC!r}")
     try:
-        magic, size = _HEADER.unpack_from(data)
-        if magic != _MAGIC and magic.startswith(_MAGIC[:-1]):
-            raise ArtifactError(f"llvm module of format {magic[-1]}; expected {_MAGIC[-1]}: compile the model again")
-        if magic != _MAGIC:
-            raise ArtifactError(f"not an llvm module: it begins with {data[:8]!r}, expected {_MAGIC!r}")
-        header = json.loads(data[_HEADER.size : _HEADER.size + size])
-        *parts, shared = _read_parts([*header["parts"], header["pool"]], data, _HEADER.size + size)
-        triple = str(header["triple"])
-        if _platform(triple) == _platform(process_triple()):
-            offer(shared.code)
-        return LLVMModule(parts, triple, [str(f) for f in header["features"]], lambda: shared.code)
-    except (struct.error, KeyError, TypeError, ValueError) as error:
+        header = Record(json.loads(bytes(data[_HEADER.size : _HEADER.size + size])), "llvm module")
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"damaged llvm module of {len(data)} bytes: {error!r}; compile the model again") from error
+    header.only("triple", "features", "parts", "pool")
+    *parts, shared = _read_parts([*header.records("parts"), header.record("pool")], data[_HEADER.size + size :])
+    triple, features = header.get("triple", str), header.strings("features")
+    if _platform(triple) == _platform(process_triple()):
+        offer(shared.code)
+    return LLVMModule(parts, triple, features, lambda: shared.code)
 
 
-def _read_parts(described: list[dict[str, Any]], data: bytes, at: int) -> list[ObjectCode]:
+def _read_parts(described: list[Record], data: memoryview) -> list[ObjectCode]:
     parts: list[ObjectCode] = []
     for part in described:
-        parts.append(ObjectCode.from_description(part, data[at : at + part["size"]]))
-        at += part["size"]
-    if at != len(data):
-        raise ArtifactError(f"damaged llvm module: {len(data) - at} bytes too many")
+        size = part.number("size", 0, len(data))
+        parts.append(ObjectCode.from_description(part, data[:size]))
+        data = data[size:]
+    if len(data):
+        raise ArtifactError(f"damaged llvm module: {len(data)} bytes too many")
     return parts

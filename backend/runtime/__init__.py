@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relayc.backend.runtime import graph_executor, nd
 from relayc.backend.runtime.artifact import BoundModel, CompiledModel, load_model
-from relayc.backend.runtime.context import Context, Ctx
+from relayc.backend.runtime.context import Context, Ctx, set_random_seed
 from relayc.backend.runtime.device import (
     Device,
     DeviceAttrKind,
@@ -36,6 +36,7 @@ from relayc.backend.runtime.registry import (
     remove_global_func,
 )
 from relayc.backend.runtime.safetensors import load_param_dict, save_param_dict
+from relayc.backend.runtime.signing import check_signature, sign_artifact
 from relayc.backend.runtime.threads import num_threads, set_num_threads
 from relayc.backend.runtime.timing import BenchmarkResult
 
@@ -63,6 +64,7 @@ __all__ = [
     "RegistryError",
     "RelaycError",
     "WorkspacePool",
+    "check_signature",
     "convert",
     "cpu",
     "cuda",
@@ -84,4 +86,6 @@ __all__ = [
     "remove_global_func",
     "save_param_dict",
     "set_num_threads",
+    "set_random_seed",
+    "sign_artifact",
 ]

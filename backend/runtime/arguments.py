@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.dtype import data_type, to_numpy
-from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.errors import ArgumentError, SizeMismatchError
 from relayc.backend.runtime.graph import GraphTensor
 from relayc.backend.runtime.ndarray import NDArray, empty, from_dlpack
 from relayc.backend.runtime.sequences import ArraySequence
@@ -65,14 +65,17 @@ def as_string_arrays(tensor: GraphTensor, value: Any, model: str) -> Any:
         raise ArgumentError(f"{_place(tensor, model)}: {error}; expected strings") from error
 
 
-def check_type(tensor: GraphTensor, shape: tuple[int, ...], dtype: object, model: str) -> None:
-    """Raise `ArgumentError` unless shape and dtype are those of the graph's input or output."""
+def check_type(
+    tensor: GraphTensor, shape: tuple[int, ...], dtype: object, model: str, any_sizes: bool = False
+) -> None:
+    """Raise `ArgumentError` unless shape (with `any_sizes`, its rank) and dtype are those of the graph's tensor."""
     wanted = tensor.dtype if isinstance(dtype, str) else to_numpy(tensor.dtype)
     fits = len(shape) == len(tensor.shape) and all(
-        not isinstance(d, int) or d == n for d, n in zip(tensor.shape, shape, strict=True)
+        any_sizes or not isinstance(d, int) or d == n for d, n in zip(tensor.shape, shape, strict=True)
     )
     if not fits or dtype != wanted:
-        raise ArgumentError(
+        kind = ArgumentError if fits else SizeMismatchError
+        raise kind(
             f"{tensor.storage} {tensor.name!r} of model {model!r}: got shape {shape}, dtype {dtype}; "
             f"expected shape {tensor.shape_text}, dtype {tensor.dtype}"
         )

@@ -7,15 +7,21 @@ loading maps and does not copy.
 Loading checks the manifest's hash and the validity of its fields, the hash of the code, zero padding and the file size.
 The weights are checked as `verify` says: "quick", the default, compares checksums (about 5 GB/s per thread), which any
 flipped, missing or moved byte changes; "full" compares SHA-256 hashes (about 1 GB/s); "code" skips them, for trusted
-storage. These checks detect damage, not malice: artifacts hold machine code, so load only trusted files.
+storage. These checks detect damage, not malice: artifacts hold machine code, so load only trusted files. `load_model`
+takes the SHA-256 of the file that is trusted.
+
+Each section of code begins with the model's seal, the digest of everything that it was compiled for: graph, list of
+modules, hashes of the weights. So a graph and the code of another can't be put together, whatever the hashes say.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,14 +29,14 @@ import numpy as np
 import numpy.typing as npt
 
 from relayc.backend.runtime import safetensors
-from relayc.backend.runtime.container import AGAIN, Container, Section, map_file, to_bytes, write_file
+from relayc.backend.runtime.container import AGAIN, Container, Section, digest, map_file, to_bytes, write_file
 from relayc.backend.runtime.device import Device, device
 from relayc.backend.runtime.dtype import data_type, from_numpy, nbytes
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError, DeviceError
 from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.metadata import ModelMetadata
-from relayc.backend.runtime.module import Module, load_tree, tree_sections
+from relayc.backend.runtime.module import Module, load_tree, tree_records, tree_sections
 from relayc.backend.runtime.ndarray import NDArray, array, wrap_numpy
 
 __all__ = ["BoundModel", "CompiledModel", "Verify", "load_model"]
@@ -82,15 +88,17 @@ class CompiledModel:
             module.check_device(chosen)
         return BoundModel(self, chosen)
 
-    def variant(self, sizes: Mapping[str, int]) -> CompiledModel | None:
-        """The specialisation for these values of symbolic dimensions, sharing weights and code; None without one."""
+    def variants(self, sizes: Mapping[str, int]) -> Iterator[CompiledModel]:
+        """The specialisations for these values of symbolic dimensions, sharing weights and code, in order.
+
+        One for no values in particular may reject the inputs (`SizeMismatchError`) when it is run.
+        """
         for number, (wanted, graph) in enumerate(self.graph.variants):
             if all(sizes.get(name) == size for name, size in wanted.items()):
                 if number not in self._variants:
                     made = self._variants[number] = CompiledModel(graph, self.params, self.module)
                     made._on_device, made._placing = self._on_device, self._placing
-                return self._variants[number]
-        return None
+                yield self._variants[number]
 
     def params_on(self, where: Device) -> dict[str, NDArray]:
         """The weights on a device, copied there on first use.
@@ -159,13 +167,30 @@ class BoundModel:
     device: Device
 
 
-def load_model(path: str | os.PathLike[str], verify: Verify = "quick") -> CompiledModel:
+def load_model(
+    path: str | os.PathLike[str], verify: Verify = "quick", *, expect_sha256: str | None = None
+) -> CompiledModel:
     """Loads a model that `CompiledModel.save` wrote. Weights are mapped from the file, which must stay as it is.
 
     `verify`: "quick" checks the weights by sums, "full" by SHA-256, "code" takes them on trust (see the module's text).
-    Raises `ArtifactError` for a file that is damaged, foreign, of another version or for another machine.
+    `expect_sha256`: the SHA-256 of the trusted file, 64 hexadecimal digits, as `sha256sum` prints it; it is checked
+    before anything else, and makes `verify` superfluous. Raises `ArtifactError` for another file, and one that is
+    damaged, foreign, of another version or for another machine.
     """
-    return _read(map_file(path), os.fspath(path), verify)
+    data, where = map_file(path), os.fspath(path)
+    if expect_sha256 is not None:
+        _expect(data, expect_sha256, where)
+    return _read(data, where, verify if expect_sha256 is None else "code")
+
+
+def _expect(data: memoryview, sha256: str, where: str) -> None:
+    if re.fullmatch(r"[0-9a-fA-F]{64}", sha256) is None:
+        raise ArgumentError(f"expect_sha256={sha256!r}; expected 64 hexadecimal digits")
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256.lower():
+        raise ArtifactError(
+            f"{where} has the SHA-256 {found}, expected {sha256}: it is not the trusted file; copy that one again"
+        )
 
 
 def _short(target: str) -> str:
@@ -176,19 +201,23 @@ def _short(target: str) -> str:
 
 def _contents(model: CompiledModel) -> tuple[dict[str, Any], list[Section]]:
     """The manifest and sections of a model's file."""
-    records, sections = tree_sections(model.module)
     stored = {name: _stored(values) for name, values in model.params.items()}
-    weights = [safetensors.header_of(stored), *safetensors.pieces_of(stored.values())]
+    weights = Section([safetensors.header_of(stored), *safetensors.pieces_of(stored.values())], _PAGE)
     manifest = {
         "graph": model.graph.to_json(),
-        "modules": records,
+        "modules": tree_records(model.module),
         "retyped": {
             name: [from_numpy(values.dtype), list(values.shape)]
             for name, values in model.params.items()
             if from_numpy(values.dtype) not in safetensors.SAFETENSORS_DTYPES
         },
     }
-    return manifest, [*sections, Section(weights, _PAGE)]
+    return manifest, [*tree_sections(model.module, _seal(manifest, [weights.record])), weights]
+
+
+def _seal(manifest: Mapping[str, Any], weights: list[Any]) -> bytes:
+    """The digest of all that code is compiled for: the manifest, where `weights` are the sections, without the code."""
+    return digest({**manifest, "sections": weights})
 
 
 def _stored(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -202,18 +231,26 @@ def _stored(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _read(data: memoryview, where: str, verify: Verify) -> CompiledModel:
     if verify not in ("quick", "full", "code"):
         raise ArgumentError(f"verify={verify!r}; expected 'quick', 'full' or 'code'")
-    container = Container(data, where)
+    try:
+        return _parsed(Container(data, where), verify)
+    except RecursionError as error:
+        raise ArtifactError(f"{where}: the manifest is nested too deeply. {AGAIN}") from error
+
+
+def _parsed(container: Container, verify: Verify) -> CompiledModel:
     container.manifest.only("graph", "modules", "retyped", "sections")
     last = len(container.parts) - 1
-    module = load_tree(container, last)
-    arrays, header = safetensors.read(container.parts[last], f"{where}: weights")
+    fields = container.manifest.value
+    seal = _seal(fields, fields["sections"][last:]) if container.version > 1 else b""
+    module = load_tree(container, last, seal)
+    arrays, header = safetensors.read(container.parts[last], f"{container.where}: weights")
     container.check(last, "sums" if verify == "quick" else "sha256", header if verify == "code" else None)
     graph = Graph.from_json(container.manifest.get("graph", dict), f"{container.manifest.where}.graph")
     params = _retyped(arrays, container.manifest.record("retyped"))
     try:
         return CompiledModel(graph, params, module)
     except ArgumentError as error:
-        raise ArtifactError(f"{where}: {error}. {AGAIN}") from error
+        raise ArtifactError(f"{container.where}: {error}. {AGAIN}") from error
 
 
 def _retyped(arrays: dict[str, npt.NDArray[Any]], record: Record) -> dict[str, npt.NDArray[Any]]:

@@ -11,9 +11,10 @@ their alignment, padding holds zeros:
     64           manifest: JSON, the fields of whoever wrote it, and "sections": alignment, size, hashes of every 4 MiB
     ...          the sections, one after another
 
-Equal contents make equal bytes. Opening a file checks the manifest's hash and the sections' offsets, padding and end; a
-section's bytes are checked by `Container.check`, by SHA-256 or, six times as fast, by checksums: sums of the 64-bit
-words of each 4 KiB row and of each column. Both detect damage, not malice.
+The manifest's hash covers the sections, by their hashes. Equal contents make equal bytes. Opening a file checks the
+manifest's hash and the sections' offsets, padding and end; a section's bytes are checked by `Container.check`, by
+SHA-256 or, six times as fast, by checksums: sums of the 64-bit words of each 4 KiB row and of each column. Both detect
+damage, not malice: who changes a file can compute its hashes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
@@ -34,13 +36,14 @@ from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.files import replacing
 from relayc.backend.runtime.threads import in_threads
 
-__all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Method", "Section", "map_file", "sums", "to_bytes", "write_file"]
+__all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Method", "Section", "digest", "map_file", "sums", "to_bytes",
+           "write_file"]  # fmt: skip
 
 Method = Literal["sha256", "sums"]
 
 FORMAT_VERSION = 2
-"""Format version that is written. Code in a file of version 2 reads the context's `shortage`, which runtimes that read
-only version 1 lack."""
+"""Format version that is written. In version 2 code reads the context's `shortage`, which older runtimes lack, and
+begins with the seal of its model (`backend.runtime.artifact`)."""
 _OLDEST_VERSION = 1
 AGAIN = "The file is damaged; copy it again or compile the model again"
 
@@ -57,6 +60,17 @@ class Section:
 
     pieces: Sequence[bytes | memoryview]
     align: int = 64
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The manifest's entry: alignment, size, and by each method the hash of every 4 MiB."""
+        digests: dict[str, list[str]] = {method: [] for method in _METHODS}
+        size = 0
+        for chunk in _chunks(self.pieces):
+            size += len(chunk)
+            for method, hash_of in _METHODS.items():
+                digests[method].append(hash_of(chunk))
+        return {"align": self.align, "size": size, **digests}
 
 
 def write_file(path: str | os.PathLike[str], manifest: dict[str, Any], sections: Sequence[Section]) -> None:
@@ -85,14 +99,14 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
 
 
 class Container:
-    """An open container: its `manifest` and the bytes of its sections, `parts`.
+    """An open container: its format `version`, its `manifest` and the bytes of its sections, `parts`.
 
     Raises `ArtifactError` for a file that is foreign, of another version, truncated or damaged.
     """
 
     def __init__(self, data: memoryview, where: str) -> None:
         self.where = where
-        self.manifest, end = _read_manifest(data, where)
+        self.version, self.manifest, end = _read_manifest(data, where)
         self._sections = self.manifest.records("sections")
         self.parts: list[memoryview] = []
         for index, section in enumerate(self._sections):
@@ -116,13 +130,13 @@ class Container:
         Runs on several threads. Raises `ArtifactError` on a mismatch.
         """
         part, section = self.parts[index], self._sections[index]
-        expected, digest = section.strings(method), _METHODS[method]
+        expected, hash_of = section.strings(method), _METHODS[method]
         if len(expected) != -(-len(part) // _CHUNK):
             raise damaged(f"{section.where}.{method}", len(expected), f"one for every {_CHUNK} bytes")
         count = len(expected) if upto is None else min(len(expected), -(-upto // _CHUNK))
 
         def check(chunk: int) -> None:
-            if digest(part[chunk * _CHUNK : (chunk + 1) * _CHUNK]) != expected[chunk]:
+            if hash_of(part[chunk * _CHUNK : (chunk + 1) * _CHUNK]) != expected[chunk]:
                 raise ArtifactError(
                     f"{section.where}: bytes {chunk * _CHUNK} onward do not match their {method}. {AGAIN}"
                 )
@@ -131,8 +145,13 @@ class Container:
         return part
 
 
-def _read_manifest(data: memoryview, where: str) -> tuple[Record, int]:
-    """The manifest and its end offset."""
+def digest(value: object) -> bytes:
+    """The SHA-256 of a JSON value in a form that does not depend on how it was written."""
+    return hashlib.sha256(json.dumps(value, separators=(",", ":"), sort_keys=True).encode()).digest()
+
+
+def _read_manifest(data: memoryview, where: str) -> tuple[int, Record, int]:
+    """The format version, the manifest and its end offset."""
     if bytes(data[:8]) != _MAGIC:
         raise ArtifactError(
             f"{where} starts with {bytes(data[:8])!r}; a compiled model starts with {_MAGIC!r}. "
@@ -151,13 +170,13 @@ def _read_manifest(data: memoryview, where: str) -> tuple[Record, int]:
     if hashlib.sha256(text).digest() != bytes(data[16:48]) or any(data[48:_HEADER]):
         raise ArtifactError(f"{where}: the manifest does not match its hash. {AGAIN}")
     try:
-        return Record(json.loads(bytes(text)), f"{where}: manifest"), end
+        return version, Record(json.loads(bytes(text)), f"{where}: manifest"), end
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{where}: the manifest is no JSON ({error}). {AGAIN}") from error
 
 
 def _write(file: BinaryIO, manifest: dict[str, Any], sections: Sequence[Section]) -> None:
-    whole = {**manifest, "sections": [_describe(section) for section in sections]}
+    whole = {**manifest, "sections": [section.record for section in sections]}
     text = json.dumps(whole, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
     header = _MAGIC + FORMAT_VERSION.to_bytes(4, "little") + len(text).to_bytes(4, "little")
     position = file.write(header + hashlib.sha256(text).digest() + bytes(16) + text)
@@ -165,16 +184,6 @@ def _write(file: BinaryIO, manifest: dict[str, Any], sections: Sequence[Section]
         position += file.write(bytes(-position % section.align))
         for piece in section.pieces:
             position += file.write(piece)
-
-
-def _describe(section: Section) -> dict[str, Any]:
-    digests: dict[str, list[str]] = {method: [] for method in _METHODS}
-    size = 0
-    for chunk in _chunks(section.pieces):
-        size += len(chunk)
-        for method, digest in _METHODS.items():
-            digests[method].append(digest(chunk))
-    return {"align": section.align, "size": size, **digests}
 
 
 def _chunks(pieces: Sequence[bytes | memoryview]) -> Iterator[memoryview]:

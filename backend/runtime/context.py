@@ -10,8 +10,10 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable
+from random import Random, SystemRandom
 from typing import Any
 
+from relayc.backend.runtime.checks import as_integer
 from relayc.backend.runtime.device import Device, cpu, device_kind_of, get_device_api
 from relayc.backend.runtime.dlpack import DLTensor
 from relayc.backend.runtime.dtype import from_dlpack_triple
@@ -32,9 +34,11 @@ __all__ = [
     "ARG_NULL",
     "ARG_STR",
     "ARG_TENSOR",
+    "RANDOM_STREAMS",
     "Context",
     "Ctx",
     "current_context",
+    "set_random_seed",
 ]
 
 # Kinds of the 8-byte argument values of packed functions; the numbers are TVM's.
@@ -61,19 +65,46 @@ _CallPacked = ctypes.CFUNCTYPE(
 )
 
 
+RANDOM_STREAMS = 64
+"""Streams of random keys of each half: those with a seed, which start at draw 0, and those without."""
+
+_random_seed: int | None = None
+
+
+def set_random_seed(seed: int | None) -> None:
+    """Makes executors created from now on draw the same numbers each time where the model gives no seed.
+
+    With None, the default, each draws others (onnxruntime: `set_seed`). Raises `ArgumentError` for anything but
+    integers. On GPUs it has no effect: nodes without a seed draw the same numbers in each process.
+    """
+    global _random_seed  # noqa: PLW0603 - a setting of the process
+    number = None if seed is None else as_integer(seed)
+    if number is None and seed is not None:
+        raise ArgumentError(f"set_random_seed is {seed!r}; expected an integer, or None")
+    _random_seed = number
+
+
+def _random_starts() -> list[int]:
+    """The first draws of the streams without a seed."""
+    source = SystemRandom() if _random_seed is None else Random(_random_seed)
+    return [source.getrandbits(32) for _ in range(RANDOM_STREAMS)]
+
+
 class Ctx(ctypes.Structure):
     """The C struct of the context. All functions take the `Ctx*` first.
 
     parallel(ctx, task, closure, max_tasks, steps): a fork-join region of `steps` phases with a barrier between them. In
         each phase calls task(ctx, closure, i, n, step, threads) once for every i < n on up to num_threads threads,
         1 <= n <= max_tasks, n the same in all phases. Tasks are partitioned into `threads` contiguous chunks.
-    draws: counter of the random draws made with this context; functions increment it.
+    draws: counter of the random draws that artifacts of earlier versions make.
     alloc_workspace(ctx, nbytes): workspace of the calling thread, aligned to 64 bytes, freed in reverse order; null,
         and `shortage` set, when memory is exhausted.
     call_packed(ctx, name, args, kinds, n): calls the global function `name` with n 8-byte values of kinds `ARG_*`;
         0, or -1 when it raised. The exception is raised again where compiled code was entered.
     shortage: bytes that `alloc_workspace` could not get, 0 if there was enough. Compiled code that finds it set returns
         at once, its results undefined; the error is raised where compiled code was entered.
+    stream_draws: counters of random draws, one for each stream of keys; functions increment them. Those of the second
+        half of the streams start at random (see `set_random_seed`).
     """
 
     _fields_ = (
@@ -84,6 +115,7 @@ class Ctx(ctypes.Structure):
         ("free_workspace", ctypes.c_void_p),
         ("call_packed", ctypes.c_void_p),
         ("shortage", ctypes.c_int64),
+        ("stream_draws", ctypes.c_uint32 * (2 * RANDOM_STREAMS)),
     )
 
 
@@ -113,6 +145,7 @@ class Context:
             free,
             _address_of(_call_packed),
             0,
+            (ctypes.c_uint32 * (2 * RANDOM_STREAMS))(*[0] * RANDOM_STREAMS, *_random_starts()),
         )
         self.address = ctypes.addressof(self._ctx)
         _contexts[self.address] = self
@@ -135,7 +168,10 @@ class Context:
             self._ctx.num_threads = num_threads(self._requested)
 
     def fail(self, error: BaseException) -> None:
-        """Record the first exception of a Python function called from compiled code."""
+        """Record the first exception of a Python function called from compiled code.
+
+        Called from another thread, it ends a run that is in a compiled loop.
+        """
         if self._failure is None:
             self._failure = error
 

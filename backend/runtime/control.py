@@ -6,7 +6,8 @@ Loop-carried values are passed by reference, not copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +21,8 @@ from relayc.backend.runtime.sequences import Value, joined
 
 __all__ = ["BodyRunner", "Record", "run_if", "run_loop", "tensor_of"]
 
+_BLOCK = 32
+"""Iteration numbers in one array."""
 
 Record = Callable[[GraphNode, float], None]
 """Callback of profiling runs: takes each kernel's node and its time in seconds."""
@@ -33,6 +36,8 @@ class BodyRunner(Protocol):
     ) -> None: ...
 
     def value(self, position: int) -> Value: ...
+
+    def flag(self, position: int) -> bool: ...
 
     def release(self) -> None: ...
 
@@ -72,17 +77,26 @@ def run_loop(
     carried, outside = [read(i) for i in step.carried], [read(i) for i in step.outside]
     stacks: list[list[NDArray]] = [[] for _ in step.outputs[len(carried) :]]
     goes_on = array(np.array(True), where)
+    numbers = _numbers(where)
     iteration = 0
     while alive and iteration < trips:
-        runner.run([array(np.array(iteration, np.int64), where), goes_on, *carried, *outside], sizes, record)
-        alive = _flag(runner.value(0))
+        runner.run([next(numbers), goes_on, *carried, *outside], sizes, record)
+        alive = runner.flag(0)
         carried = [runner.value(1 + k) for k in range(len(carried))]
         for k, stack in enumerate(stacks, start=1 + len(carried)):
             stack.append(tensor_of(runner.value(k)))
         iteration += 1
     runner.release()
-    numbers = step.outputs[len(carried) :]
-    return [*carried, *[_stacked(step, s, where) if s else empty(i) for s, i in zip(stacks, numbers, strict=True)]]
+    stacked = zip(stacks, step.outputs[len(carried) :], strict=True)
+    return [*carried, *[_stacked(step, s, where) if s else empty(i) for s, i in stacked]]
+
+
+def _numbers(where: Device) -> Iterator[NDArray]:
+    """0, 1, 2, ..., of which `_BLOCK` are made at a time."""
+    for begin in count(0, _BLOCK):
+        block = array(np.arange(begin, begin + _BLOCK), where)
+        for i in range(_BLOCK):
+            yield block._create_view((), "int64", i * block.nbytes // _BLOCK)
 
 
 def tensor_of(value: Value) -> NDArray:

@@ -7,6 +7,7 @@ assignment of sizes and cached for the next run.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,18 +17,27 @@ from relayc.backend.runtime.compiled_loop import CompiledLoop
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.control import Record, run_if, run_loop, tensor_of
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.errors import ArgumentError, ModuleError
-from relayc.backend.runtime.execution_plan import Bind, Check, IfStep, LoopStep, RunNodes, SequenceStep, StringStep
+from relayc.backend.runtime.errors import ArgumentError, ModuleError, SizeMismatchError
+from relayc.backend.runtime.execution_plan import (
+    Bind,
+    Check,
+    IfStep,
+    LoopStep,
+    RunNodes,
+    SequenceStep,
+    StringStep,
+    results_of,
+)
 from relayc.backend.runtime.graph import Graph, GraphNode, GraphTensor
 from relayc.backend.runtime.host_action import Prepared
 from relayc.backend.runtime.host_actions import HOST_ACTIONS
-from relayc.backend.runtime.layouts import MAX_ELEMENTS, Stage, bind_sizes, owner_of, shapes_of, tensor_bytes
+from relayc.backend.runtime.layouts import Stage, bind_sizes, owner_of, shapes_of, tensor_bytes
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, array, empty
-from relayc.backend.runtime.packed_func import KernelFunc, PackedFunc
+from relayc.backend.runtime.packed_func import PackedFunc, takes_pointers
 from relayc.backend.runtime.runners import OutputBuffer, Recordings
 from relayc.backend.runtime.sequences import ArraySequence, Value, run_sequence_action
-from relayc.backend.runtime.sizes import evaluate, variables
+from relayc.backend.runtime.sizes import MAX_ELEMENTS, evaluate, variables
 from relayc.backend.runtime.strings import StringTable
 
 __all__ = ["RESULT_SIZE", "DynamicRunner"]
@@ -71,9 +81,13 @@ class DynamicRunner:
         """buffers of outputs and of arrays that sequences may reference, by owning tensor"""
         self._functions: dict[str, PackedFunc] = {}
         self._recordings = Recordings(where, _MAX_RECORDINGS)
-        self._entries = {step: self._entry(step.entry) for step in graph.steps
+        self._entries = {position: self._entry(step.entry) for position, step in enumerate(graph.steps)
                          if isinstance(step, RunNodes) and step.entry is not None}  # fmt: skip
+        self._static_shapes = [tensor.static_shape if tensor.is_static else None for tensor in graph.tensors]
+        self._kept_values = {int(graph.tensors[i].place) for i in graph.outputs if graph.tensors[i].storage == "value"}
         self.sizes: dict[str, int] = {}
+        self._noted: dict[str, int] = {}
+        """the sizes in the table"""
         self._last_bound: tuple[list[tuple[int, ...]], dict[str, int] | None, dict[str, int]] | None = None
         self._values: dict[int, Value] = {}
         """results of control flow and of sequence operations, by tensor"""
@@ -122,9 +136,8 @@ class DynamicRunner:
                 new = []
             elif isinstance(step, Bind):
                 new.append(step.name)
-            elif isinstance(step, IfStep | LoopStep | SequenceStep | StringStep):
-                results = (step.output,) if isinstance(step, SequenceStep) else step.outputs
-                names = [v for t in results for d in tensors[t].shape for v in variables(d)]
+            else:
+                names = [v for t in results_of(step) for d in tensors[t].shape for v in variables(d)]
                 new += [name for name in names if name.startswith(RESULT_SIZE) and name not in passed]
         return {**dict.fromkeys(new, len(steps)), **known}
 
@@ -134,7 +147,7 @@ class DynamicRunner:
 
     def _entry(self, name: str, pointers: int = 2) -> Any:
         entry = self._module.get_function(name, query_imports=True)
-        if not isinstance(entry, KernelFunc) or len(entry.params) != pointers:
+        if not takes_pointers(entry, pointers):
             expected = f"a kernel of {pointers} pointers"
             raise ModuleError(f"entry {name!r} of model {self._graph.name!r} is {entry!r}; expected {expected}")
         return entry.raw
@@ -162,7 +175,12 @@ class DynamicRunner:
         for position, step in enumerate(graph.steps):
             if isinstance(step, RunNodes):
                 self._place(position)
-                self._run_nodes(step, record)
+                entry = self._entries.get(position)
+                if entry is None or record is not None:
+                    self._run_nodes(step, record)
+                else:
+                    entry(*self._tables)
+                    self._context.check()
             elif isinstance(step, Bind):
                 self._bind(step)
             elif isinstance(step, Check):
@@ -175,8 +193,7 @@ class DynamicRunner:
                 self._control(step, record)
         self._place(len(graph.steps))
         if self._values:
-            kept = {int(graph.tensors[i].place) for i in graph.outputs if graph.tensors[i].storage == "value"}
-            self._values = {index: value for index, value in self._values.items() if index in kept}
+            self._values = {index: value for index, value in self._values.items() if index in self._kept_values}
 
     def _bound_sizes(self, shapes: list[tuple[int, ...]], inherited: Mapping[str, int] | None) -> dict[str, int]:
         """`bind_sizes` with the last result cached, as the shapes of loop-carried values seldom change."""
@@ -191,8 +208,9 @@ class DynamicRunner:
         self._inputs, self._values = [], {}
 
     def _note_sizes(self) -> None:
-        for i, name in enumerate(self._graph.sizes):
-            self._size_table[i] = self.sizes.get(name, 0)
+        if self._noted != self.sizes:
+            self._size_table[: len(self._graph.sizes)] = [self.sizes.get(name, 0) for name in self._graph.sizes]
+            self._noted = dict(self.sizes)
 
     def _place(self, number: int) -> None:
         """Assign memory to the tensors of a stage."""
@@ -217,8 +235,7 @@ class DynamicRunner:
 
     def _place_buffer(self, index: int, renew: bool = False) -> None:
         owner = owner_of(self._graph, self._graph.tensors[index])
-        home = self._graph.tensors[owner]
-        shape = tuple([evaluate(d, self.sizes) for d in home.shape])
+        home, shape = self._graph.tensors[owner], self._shape(owner)
         buffer = self._buffers.get(owner)
         if buffer is None or buffer.array.shape != shape:
             tensor_bytes(shape, home.dtype, self.sizes)
@@ -230,6 +247,10 @@ class DynamicRunner:
 
     def _bind(self, step: Bind) -> None:
         values = self.array(step.tensor).numpy().reshape(-1)
+        if step.element >= len(values):
+            raise ArgumentError(
+                f"model {self._graph.name!r}: {step.source} gives {len(values)} sizes, expected over {step.element}"
+            )
         value = int(values[step.element])
         if not 0 <= value <= MAX_ELEMENTS:
             among = f" among {values.tolist()}" if len(values) > 1 else ""
@@ -291,10 +312,11 @@ class DynamicRunner:
                     f"model {self._graph.name!r}: {source} gives {result.dtype} of shape {result.shape}; "
                     f"expected {tensor.dtype} of shape {tensor.shape_text}"
                 )
-            for d, n in zip(tensor.shape, result.shape, strict=True):
-                if isinstance(d, str):
-                    self.sizes.setdefault(d, n)
-            wanted = tuple([evaluate(d, self.sizes) for d in tensor.shape])
+            if self._static_shapes[index] is None:
+                for d, n in zip(tensor.shape, result.shape, strict=True):
+                    if isinstance(d, str):
+                        self.sizes.setdefault(d, n)
+            wanted = self._shape(index)
             if wanted != result.shape:
                 raise ArgumentError(
                     f"model {self._graph.name!r}: {source} gives shape {result.shape}; expected {wanted}"
@@ -321,7 +343,7 @@ class DynamicRunner:
     def _check(self, step: Check) -> None:
         left, right = evaluate(step.left, self.sizes), evaluate(step.right, self.sizes)
         if left != right:
-            raise ArgumentError(
+            raise SizeMismatchError(
                 f"model {self._graph.name!r}: {step.source} needs two equal sizes and gets {left} and {right}, with "
                 f"{', '.join(f'{name} = {value}' for name, value in self.sizes.items())}"
             )
@@ -329,11 +351,6 @@ class DynamicRunner:
     # -- kernels
 
     def _run_nodes(self, step: RunNodes, record: Record | None) -> None:
-        entry = self._entries.get(step)
-        if entry is not None and record is None:
-            entry(*self._tables)
-            self._context.check()
-            return
         nodes = self._graph.nodes[step.first : step.last]
 
         def submit() -> None:
@@ -381,13 +398,16 @@ class DynamicRunner:
             return self.array(index)
         owner = owner_of(self._graph, tensor)
         lent = self._buffers[owner].lend()
-        shape = tuple([evaluate(d, self.sizes) for d in tensor.shape])
-        return lent if owner == index else lent._create_view(shape, tensor.dtype)
+        return lent if owner == index else lent._create_view(self._shape(index), tensor.dtype)
+
+    def _shape(self, index: int) -> tuple[int, ...]:
+        """The shape of a tensor in this run."""
+        static = self._static_shapes[index]
+        return tuple([evaluate(d, self.sizes) for d in self._graph.tensors[index].shape]) if static is None else static
 
     def array(self, index: int) -> NDArray:
         """The array of a tensor of the graph in this run."""
-        tensor = self._graph.tensors[index]
-        shape = tuple([evaluate(d, self.sizes) for d in tensor.shape])
+        tensor, shape = self._graph.tensors[index], self._shape(index)
         if tensor.storage == "slot":
             stage, k = self._places[index]
             offset = int(stage.layout(self.sizes)[0][k])
@@ -429,6 +449,13 @@ class DynamicRunner:
         if isinstance(value, NDArray):
             return value.copyto(self._device)
         return [self._own_copies(item) for item in value]
+
+    def flag(self, position: int) -> bool:
+        """A bool that is an output of the last run."""
+        index = self._graph.outputs[position]
+        if self._device.api.host_accessible:
+            return ctypes.c_bool.from_address(int(self._addresses[index])).value
+        return bool(self.array(index).numpy().reshape(-1)[0])
 
     def value(self, position: int) -> Value:
         """An output of the last run, read-only: not copied where it aliases an input or a weight."""

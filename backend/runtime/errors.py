@@ -14,6 +14,7 @@ __all__ = [
     "ModuleError",
     "RegistryError",
     "RelaycError",
+    "SizeMismatchError",
     "of_user",
     "raise_if_foreign",
 ]
@@ -28,6 +29,10 @@ class RelaycError(Exception):
 
 class ArgumentError(RelaycError, ValueError):
     """A value passed to the runtime or to a compiled function is invalid."""
+
+
+class SizeMismatchError(ArgumentError):
+    """The sizes of the inputs contradict each other, or what an operator of the model requires."""
 
 
 class DeviceError(RelaycError):

@@ -8,6 +8,7 @@ compiled entry function, or one call per node where the model has none. All exec
 from __future__ import annotations
 
 import json
+import operator
 import os
 import threading
 import weakref
@@ -23,13 +24,14 @@ from relayc.backend.runtime.checks import position_of, positive
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.dynamic import DynamicRunner
-from relayc.backend.runtime.errors import ArgumentError, ArtifactError, raise_if_foreign
+from relayc.backend.runtime.errors import ArgumentError, ArtifactError, SizeMismatchError, raise_if_foreign
 from relayc.backend.runtime.input_ports import InputPorts
 from relayc.backend.runtime.layouts import bind_sizes, shapes_of
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, from_dlpack
 from relayc.backend.runtime.profiler import NodeTiming, Report, dynamic_timings, node_timings
 from relayc.backend.runtime.runners import CapturingRunner
+from relayc.backend.runtime.sequences import Value
 from relayc.backend.runtime.sizes import Size
 from relayc.backend.runtime.static import StaticRunner
 from relayc.backend.runtime.timing import BenchmarkResult, measure
@@ -95,7 +97,10 @@ class GraphModule:
         self._dynamic: DynamicRunner | None = None
         self._specials: dict[int, GraphModule] = {}
         self._special: GraphModule | None = None
-        """executor of the specialisation for the last run's sizes, if there is one"""
+        """executor of the specialisation that ran last, None if the model itself did"""
+        self._last_special: GraphModule | None = None
+        self._passed: list[Value] = []
+        """the specialisation that has the inputs, if there is one, and these inputs"""
         self._has_run = False
         """did the last run end without an error?"""
         self._allocate()
@@ -117,7 +122,8 @@ class GraphModule:
         """
         with self._lock:
             self._has_run, self._special = False, None
-            self._static = self._dynamic = None
+            self._static = self._dynamic = self._last_special = None
+            self._passed = []
             self._specials.clear()
             self._inputs.release()
 
@@ -352,6 +358,10 @@ class GraphModule:
         positive(repeat, "repeat")
         with self._lock:
             self.set_input(**inputs)
+            if self._graph.variants:
+                self._run()
+                if self._special is not None:
+                    return self._special.profile(repeat)
             self._has_run, self._special = False, None
             self._prepare()
             calls = self._time_nodes(repeat)
@@ -417,29 +427,54 @@ class GraphModule:
         self._has_run = False
         try:
             self._prepare()
-            self._special = self._find_special() if self._graph.variants else None
+            self._special = self._run_special() if self._graph.variants else None
             if self._special is not None:
-                self._special._inputs.share(self._inputs)
-                self._special._run()
-            elif self._static is not None:
-                self._static.run()
+                pass
             elif self._dynamic is not None:
                 self._dynamic.run(self._inputs.values, self._inputs.kept_sizes)
+            elif self._static is not None:
+                self._inputs.check_sizes()
+                self._static.run()
         except Exception as error:
             raise_if_foreign(error, f"running model {self._graph.name!r}")
             raise
         self._context.check()
         self._has_run = True
 
-    def _find_special(self) -> GraphModule | None:
-        """The executor of the specialisation for the sizes of the inputs, if there is one."""
-        sizes = bind_sizes(self._graph, shapes_of(self._inputs.values))
-        model = self._bound.model.variant(sizes)
-        if model is None:
-            return None
-        if id(model) not in self._specials:
-            self._specials[id(model)] = GraphModule(model.bind(self.device), self._requested_threads)
-        return self._specials[id(model)]
+    def _run_special(self) -> GraphModule | None:
+        """Run the first specialisation that takes the inputs; None if there is none.
+
+        The one that ran last is tried first where the inputs are in the same memory.
+        """
+        values, last = self._inputs.values, self._last_special
+        same = len(self._passed) == len(values) and all(map(operator.is_, self._passed, values))
+        if same and last is not None and self._takes_inputs(last):
+            return last
+        for model in self._bound.model.variants(self._sizes_of(values)):
+            if id(model) not in self._specials:
+                self._specials[id(model)] = GraphModule(model.bind(self.device), self._requested_threads)
+            special = self._specials[id(model)]
+            if not (same and special is last) and self._takes_inputs(special):
+                self._last_special, self._passed = special, values
+                return special
+        self._last_special, self._passed = None, []
+        return None
+
+    def _sizes_of(self, values: Sequence[Value]) -> dict[str, int]:
+        """The sizes of the model for these inputs; none if it rejects them, as versions of it may not."""
+        try:
+            return bind_sizes(self._graph, shapes_of(values))
+        except SizeMismatchError:
+            return {}
+
+    def _takes_inputs(self, special: GraphModule) -> bool:
+        """Run a specialisation on the inputs; False if it rejects their sizes."""
+        try:
+            special._inputs.share(self._inputs)
+            special._run()
+        except SizeMismatchError:
+            return False
+        return True
 
 
 def _as_numpy(value: Any) -> Any:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from relayc.backend.runtime.host_action import HostAction, Prepared, Settings
 from relayc.backend.runtime.image_actions import IMAGE_ACTIONS
+from relayc.backend.runtime.index_actions import INDEX_ACTIONS
 from relayc.backend.runtime.string_actions import STRING_ACTIONS
 
 __all__ = ["HOST_ACTIONS", "prepared"]
 
-HOST_ACTIONS: Mapping[str, HostAction] = {**STRING_ACTIONS, **IMAGE_ACTIONS}
+HOST_ACTIONS: Mapping[str, HostAction] = {**STRING_ACTIONS, **IMAGE_ACTIONS, **INDEX_ACTIONS}
 
 
 def prepared(action: str, settings: Settings) -> Prepared:

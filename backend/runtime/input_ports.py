@@ -29,6 +29,8 @@ class InputPorts:
     def __init__(self, graph: Graph, where: Device) -> None:
         self._graph, self._device = graph, where
         self._tensors = [graph.tensors[index] for index in graph.inputs]
+        self._any_sizes = bool(graph.variants)
+        """sizes may be those of a specialisation, not of this graph"""
         self._positions = {tensor.name: position for position, tensor in enumerate(self._tensors)}
         self.strings = StringPorts(graph)
         self.caches = KVCaches(graph, where)
@@ -118,7 +120,7 @@ class InputPorts:
             kind = "a sequence" if tensor.is_sequence else "of strings"
             raise ArgumentError(f"input {tensor.name!r} of model {self._graph.name!r} is {kind}; use set_input")
         passed = value if isinstance(value, NDArray) else from_dlpack(value)
-        check_type(tensor, passed.shape, passed.dtype, self._graph.name)
+        self._check(position, passed)
         misplaced = passed.device != self._device or not passed.is_contiguous
         if misplaced or (passed.device.api.addressable and passed.handle % ALLOC_ALIGNMENT):
             raise ArgumentError(
@@ -129,10 +131,12 @@ class InputPorts:
         self._place(position, passed)
 
     def share(self, other: InputPorts) -> None:
-        """Read the values of another executor's inputs, without a copy of arrays."""
+        """Read the values of another executor's inputs, without a copy of arrays. Raises `ArgumentError` as `set`."""
         other.strings.copy_to(self.strings)
         for position, value in other._values.items():
-            if position not in self.strings.inputs:
+            if position not in self.strings.inputs and self._values.get(position) is not value:
+                if isinstance(value, NDArray):
+                    self._check(position, value)
                 self._place(position, value)
 
     def buffer(self, position: int) -> NDArray:
@@ -170,6 +174,17 @@ class InputPorts:
         """The values of the next run, once it is prepared."""
         return [self._values[position] for position in range(len(self._tensors))]
 
+    def check_sizes(self) -> None:
+        """Raise `SizeMismatchError` for values that have been set for a specialisation, and have other sizes."""
+        if self._any_sizes:
+            for position, value in self._values.items():
+                if isinstance(value, NDArray):
+                    check_type(self.tensor(position), value.shape, value.dtype, self._graph.name)
+
+    def _check(self, position: int, passed: Any) -> None:
+        """Raise `ArgumentError` for a value of another type or, unless a specialisation may have it, shape."""
+        check_type(self.tensor(position), passed.shape, passed.dtype, self._graph.name, self._any_sizes)
+
     def _check_all_set(self) -> None:
         positions = [i for i in range(len(self._tensors)) if i not in self._values and i not in self.caches]
         missing = [self.tensor(i).name for i in positions if not self.strings.is_set(i)]
@@ -184,7 +199,7 @@ class InputPorts:
             self._values[position] = as_sequence(tensor, value, self._graph.name, self._device)
             return
         passed = as_argument(tensor, value, self._graph.name)
-        check_type(tensor, passed.shape, passed.dtype, self._graph.name)
+        self._check(position, passed)
         self._place(position, self._own_buffer(position, passed.shape).copyfrom(passed))
 
     def _own_buffer(self, position: int, shape: tuple[int, ...]) -> NDArray:

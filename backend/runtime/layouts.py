@@ -9,18 +9,16 @@ from typing import Any
 import numpy as np
 
 from relayc.backend.runtime.dtype import nbytes as nbytes_of
-from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.errors import ArgumentError, SizeMismatchError
 from relayc.backend.runtime.graph import Graph, GraphTensor
 from relayc.backend.runtime.ndarray import NDArray
 from relayc.backend.runtime.sequences import Value
-from relayc.backend.runtime.sizes import evaluate, variables
+from relayc.backend.runtime.sizes import MAX_ELEMENTS, evaluate, extent, variables
 
-__all__ = ["ALIGNMENT", "MAX_ELEMENTS", "Stage", "bind_sizes", "owner_of", "shapes_of", "tensor_bytes"]
+__all__ = ["ALIGNMENT", "Stage", "bind_sizes", "owner_of", "shapes_of", "tensor_bytes"]
 
 ALIGNMENT = 64
 _MAX_LAYOUTS = 256
-MAX_ELEMENTS = (1 << 31) - 1
-"""Elements of the largest tensor: kernels index with int32."""
 
 
 def bind_sizes(
@@ -47,7 +45,9 @@ def bind_sizes(
             wanted = evaluate(dim, sizes)
             if wanted != passed:
                 why = "".join(f"; {name} is {sizes[name]} by {size_producer[name]}" for name in variables(dim))
-                raise ArgumentError(
+                if isinstance(dim, str):
+                    why += ". If the two may differ, compile the model with another name for one: from_onnx(shape=...)"
+                raise SizeMismatchError(
                     f"input {tensor.name!r} of model {graph.name!r}: got shape {shape}, whose axis {axis} is {passed}; "
                     f"expected {wanted} in {tensor.shape_text}{why}"
                 )
@@ -112,7 +112,9 @@ def tensor_bytes(shape: tuple[Any, ...], dtype: str, sizes: dict[str, int]) -> i
     dims = [evaluate(d, sizes) for d in shape]
     if min(dims, default=0) < 0:
         raise ArgumentError(f"the sizes {sizes} make a tensor of shape {tuple(dims)}; the inputs are too small for it")
-    count = math.prod(dims)
-    if count > MAX_ELEMENTS:
-        raise ArgumentError(f"the sizes {sizes} make a tensor of {count} elements; expected at most {MAX_ELEMENTS}")
-    return nbytes_of(dtype, count)
+    if extent(dims) > MAX_ELEMENTS:
+        raise ArgumentError(
+            f"the sizes {sizes} make a tensor of shape {tuple(dims)}; expected at most {MAX_ELEMENTS} elements, "
+            "dimensions of size 0 not counted"
+        )
+    return nbytes_of(dtype, math.prod(dims))

@@ -23,6 +23,7 @@ __all__ = [
     "load_module_bytes",
     "load_tree",
     "register_module_loader",
+    "tree_records",
     "tree_sections",
 ]
 
@@ -85,8 +86,7 @@ class Module(abc.ABC):
 
         Raises `ModuleError` when one of them is of a kind that can't be saved.
         """
-        records, sections = tree_sections(self)
-        write_file(path, {"modules": records}, sections)
+        write_file(path, {"modules": tree_records(self)}, tree_sections(self))
 
     def get_function(self, name: str, query_imports: bool = False) -> PackedFunc:
         """The function `name`, looked for in the imported modules too if `query_imports`.
@@ -245,20 +245,24 @@ def load_module(path: str | os.PathLike[str]) -> Module:
     return load_tree(container, len(container.parts))
 
 
-def tree_sections(root: Module) -> tuple[list[dict[str, Any]], list[Section]]:
-    """The records and sections that store a module and its imports in a container; `root` comes first."""
+def tree_records(root: Module) -> list[dict[str, Any]]:
+    """The manifest's entries for a module and its imports; `root` comes first."""
     modules = root._tree()
-    records = [
+    return [
         {"kind": module.type_key, "imports": [modules.index(used) for used in module.imported_modules]}
         for module in modules
     ]
-    return records, [Section([module.save_to_bytes()]) for module in modules]
 
 
-def load_tree(container: Container, count: int) -> Module:
+def tree_sections(root: Module, seal: bytes = b"") -> list[Section]:
+    """The sections that store a module and its imports, in the same order, each behind `seal`."""
+    return [Section([seal, module.save_to_bytes()]) for module in root._tree()]
+
+
+def load_tree(container: Container, count: int, seal: bytes = b"") -> Module:
     """The module in the first `count` sections of a container, with all it imports.
 
-    Raises `ArtifactError` when code is damaged or can't be loaded here.
+    Raises `ArtifactError` when code is damaged, not behind `seal`, or can't be loaded here.
     """
     manifest, loaded = container.manifest, list[Module]()
     records = manifest.records("modules")
@@ -266,9 +270,14 @@ def load_tree(container: Container, count: int) -> Module:
         raise damaged(f"{manifest.where}.modules", len(records), f"one for each of {count} sections of code")
     for index, record in enumerate(records):
         record.only("kind", "imports")
-        code = bytes(container.check(index))
+        code = container.check(index)
+        if code[: len(seal)] != seal:
+            raise ArtifactError(
+                f"{container.where}: the code in section {index} was not compiled for this graph and these weights. "
+                "The file was changed or put together from several; compile the model again"
+            )
         try:
-            loaded.append(load_module_bytes(record.get("kind", str), code))
+            loaded.append(load_module_bytes(record.get("kind", str), bytes(code[len(seal) :])))
         except ModuleError as error:
             raise ArtifactError(f"{container.where}: {error}") from error
     for module, record in zip(loaded, records, strict=True):

@@ -26,6 +26,7 @@ from relayc.backend.runtime.dtype import (
     unpack,
 )
 from relayc.backend.runtime.errors import ArgumentError, DeviceError
+from relayc.backend.runtime.sizes import MAX_EXTENT, extent
 
 __all__ = ["NDArray", "array", "empty", "from_dlpack", "wrap_numpy", "zeros"]
 
@@ -383,8 +384,8 @@ def empty(shape: int | Sequence[int], dtype: str = "float32", device: Device | s
     if not all(isinstance(extent, _INTEGERS) for extent in extents):
         raise ArgumentError(f"shape {extents}: expected integers")
     extents = tuple(map(int, extents))
-    if min(extents, default=0) < 0:
-        raise ArgumentError(f"shape {extents}: expected no negative extent")
+    if min(extents, default=0) < 0 or extent(extents) > MAX_EXTENT:
+        raise ArgumentError(f"shape {extents}: expected sizes of 0 or more, and a product of at most {MAX_EXTENT}")
     space = _DataSpace(where, nbytes_of(dtype, math.prod(extents)), ALLOC_ALIGNMENT)
     return NDArray(space.handle, extents, dtype, where, space)
 
@@ -515,19 +516,19 @@ def _copy(source: NDArray, target: NDArray) -> None:
 def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides: list[int] = []
     step = 1
-    for extent in reversed(shape):
+    for size in reversed(shape):
         strides.append(step)
-        step *= extent
+        step *= size
     return tuple(reversed(strides))
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Is this a dense row-major layout? Strides of extents 1, and of empty arrays, don't matter."""
+    """Is this a dense row-major layout? Strides of sizes 1, and of empty arrays, don't matter."""
     step = 1
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if extent != 1 and stride != step:
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != step:
             return 0 in shape
-        step *= extent
+        step *= size
     return True
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import abc
 import ctypes
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -28,10 +29,12 @@ from relayc.backend.runtime.context import (
 from relayc.backend.runtime.device import device_kind_of
 from relayc.backend.runtime.dtype import from_dlpack_triple
 from relayc.backend.runtime.errors import ArgumentError, RelaycError
+from relayc.backend.runtime.fields import damaged
 from relayc.backend.runtime.ndarray import NDArray, array, from_dlpack
 from relayc.backend.runtime.registry import get_global_func
 
-__all__ = ["BUFFER", "HostFunc", "KernelFunc", "PackedFunc", "PythonFunc", "convert", "foreign_array"]
+__all__ = ["BUFFER", "HostFunc", "KernelFunc", "PackedFunc", "PythonFunc", "convert", "foreign_array",
+           "read_messages", "read_params", "takes_pointers"]  # fmt: skip
 
 BUFFER = "buffer"  # the kind of a kernel parameter that is a data pointer; a scalar's kind is its dtype
 
@@ -50,6 +53,8 @@ _C_TYPES: dict[str, Any] = {
     "float32": ctypes.c_float,
     "float64": ctypes.c_double,
 }
+_PLACEHOLDER = re.compile(r"\{(?::(dtype|device|kind))?\}")
+"""What the message of a check has for a value. Other braces stand for themselves: messages may come from anywhere."""
 _HostEntry = ctypes.CFUNCTYPE(
     ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p
 )
@@ -58,6 +63,20 @@ _INTEGERS = (int, np.integer, np.bool_)  # tuples: a union would be built at eve
 _REALS = (float, np.floating)
 _ARG_NAMES = {ARG_INT: "int", ARG_FLOAT: "float", ARG_HANDLE: "handle", ARG_NULL: "None", ARG_TENSOR: "tensor",
               ARG_STR: "str"}  # fmt: skip
+
+
+def read_params(values: list[Any], where: str) -> tuple[str, ...]:
+    """The parameter kinds of a function (see `KernelFunc`) from JSON. Raises `ArtifactError` for others."""
+    if not all(isinstance(kind, str) and kind in _C_TYPES for kind in values):
+        raise damaged(f"{where}: parameters", values, f"kinds among {', '.join(_C_TYPES)}")
+    return tuple(values)
+
+
+def read_messages(values: list[Any] | None, where: str) -> tuple[str, ...] | None:
+    """The messages of a function's checks (see `HostFunc`) from JSON. Raises `ArtifactError` for what is no text."""
+    if values is not None and not all(isinstance(text, str) for text in values):
+        raise damaged(f"{where}: messages", values, "texts")
+    return None if values is None else tuple(values)
 
 
 class PackedFunc(abc.ABC):
@@ -132,6 +151,12 @@ class KernelFunc(PackedFunc):
         return call
 
 
+def takes_pointers(function: PackedFunc, count: int) -> TypeGuard[KernelFunc]:
+    """Is this a raw kernel of so many pointers, as the functions are that run a graph?"""
+    pointers = isinstance(function, KernelFunc) and all(kind in (BUFFER, "handle") for kind in function.params)
+    return pointers and len(function.params) == count
+
+
 class HostFunc(PackedFunc):
     """A compiled function that checks its arguments.
 
@@ -178,7 +203,9 @@ class HostFunc(PackedFunc):
 
     def _explain(self, check: int, values: Sequence[int]) -> str:
         template = self._messages.get(check, f"argument check {check} failed with values {list(values)}")
-        return f"{self.name}: {template.format(*map(ErrorValue, values))}"
+        given = map(ErrorValue, values)
+        text = _PLACEHOLDER.sub(lambda found: format(next(given, ErrorValue()), found[1] or ""), template)
+        return f"{self.name}: {text}"
 
 
 class ErrorValue(int):

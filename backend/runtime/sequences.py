@@ -27,13 +27,31 @@ class ArraySequence:
     It is a window on a store shared by several versions: dropping an element at either end makes a smaller window,
     appending to the version at the end of the store extends the store. All other changes copy the references, and so
     does a window of less than half of its store, so that dropped elements are freed.
+
+    A sequence may be made of a `stack` of its elements, which are copied out of it when the first of them is needed.
     """
 
-    __slots__ = ("_start", "_stop", "_store")
+    __slots__ = ("_elements", "_start", "_stop", "stack")
 
     def __init__(self, items: Sequence[Value] = ()) -> None:
-        self._store: list[Value] = list(items)
-        self._start, self._stop = 0, len(self._store)
+        self._elements: list[Value] = list(items)
+        self.stack: NDArray | None = None
+        self._start, self._stop = 0, len(self._elements)
+
+    @staticmethod
+    def of_stack(stack: NDArray) -> ArraySequence:
+        """The slices of an array along its first axis."""
+        made = ArraySequence()
+        made.stack, made._stop = stack, stack.shape[0]
+        return made
+
+    @property
+    def _store(self) -> list[Value]:
+        if self.stack is not None:
+            parts = _parts(self.stack, [1] * len(self), 0, self.stack.device)
+            self._elements = [part._create_view(part.shape[1:]) for part in parts]
+            self.stack = None
+        return self._elements
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -67,9 +85,11 @@ class ArraySequence:
         return ArraySequence(items)
 
     def _window(self, start: int, stop: int) -> ArraySequence:
-        made = ArraySequence.__new__(ArraySequence)
-        made._store, made._start, made._stop = self._store, start, stop
-        return ArraySequence(self._store[start:stop]) if 2 * (stop - start) < len(self._store) else made
+        if 2 * (stop - start) < len(self._store):
+            return ArraySequence(self._store[start:stop])
+        made = ArraySequence()
+        made._elements, made._start, made._stop = self._store, start, stop
+        return made
 
 
 Value = NDArray | ArraySequence
@@ -114,9 +134,11 @@ def _length(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
 
 
 def _join(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
-    parts: list[NDArray] = list(values[0])
-    if not parts:
+    if not len(values[0]):
         raise ArgumentError(f"{step.source}: the sequence is empty; expected at least one element")
+    if step.new_axis and step.axis == 0 and values[0].stack is not None:
+        return values[0].stack
+    parts: list[NDArray] = list(values[0])
     shapes = dict.fromkeys(p.shape for p in parts)
     if len({shape if step.new_axis else (*shape[: step.axis], *shape[step.axis + 1 :]) for shape in shapes}) != 1:
         listed = ", ".join(map(str, shapes))
@@ -127,6 +149,8 @@ def _join(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
 def _cut(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
     x: NDArray = values[0]
     extent = x.shape[step.axis]
+    if len(values) == 1 and step.axis == 0 and step.new_axis:
+        return ArraySequence.of_stack(x)
     if len(values) == 1:
         sizes = [1] * extent
     elif values[1].ndim == 0:

@@ -8,12 +8,21 @@ empty tensors, gives 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from relayc.backend.runtime.fields import damaged
 
-__all__ = ["Size", "evaluate", "is_static", "read_shape", "size_text", "variables"]
+__all__ = [
+    "MAX_ELEMENTS", "MAX_EXTENT", "Size", "evaluate", "extent", "is_static", "read_shape", "size_text", "variables",
+]  # fmt: skip
+
+MAX_ELEMENTS = (1 << 31) - 1
+"""Most elements of a tensor, and the largest `extent` of its shape: kernels index with int32."""
+
+MAX_EXTENT = 1 << 44
+"""Largest `extent` of the shape of any array: with 8 bytes each, the address space of a process."""
 
 Size = int | str | tuple[str, "Size", "Size"]
 
@@ -48,6 +57,11 @@ def read_size(value: object, where: str, known: Sequence[str], depth: int = 0) -
 def read_shape(value: Sequence[object], where: str, known: Sequence[str]) -> tuple[Size, ...]:
     """Parse a shape from JSON values; see `read_size`."""
     return tuple([read_size(d, f"{where}[{i}]", known) for i, d in enumerate(value)])
+
+
+def extent(shape: Iterable[int]) -> int:
+    """The product of the sizes that are not 0, which strides and index arithmetic reach in empty arrays, too."""
+    return math.prod([size for size in shape if size])
 
 
 def evaluate(size: Size, sizes: Mapping[str, int]) -> int:

@@ -71,6 +71,10 @@ def _print(report: VerifyReport, listed: int) -> None:
     if worst:
         out.print(f"the {len(worst)} tensors furthest from {report.oracle}, as shares of their largest magnitude")
         out.print(table)
+    flipped = [found for found in report.tensors if found.steps]
+    if flipped:
+        count = sum(found.steps for found in flipped)
+        out.print(f"{count} elements of {len(flipped)} quantised tensors differ by one step")
     if report.departs is None:
         out.print(f"all {len(report.tensors)} tensors agree with {report.oracle}")
         return

@@ -146,13 +146,16 @@ def _constant(passed: Any, value: ValueInfoProto, place: str) -> Expr:
         return ABSENT
     if isinstance(passed, list | tuple):
         return Tuple(tuple([_constant(item, value, place) for item in passed]))
-    return constant_of(passed, Span(place, value.name))
+    return constant_of(passed, Span(place, value.name), place)
 
 
-def constant_of(passed: Any, span: Span) -> Constant:
-    """The constant that a user binds an input to. Raises ValueError for objects other than strings."""
-    data = np.asarray(passed)
-    return Constant(as_strings(data) if data.dtype.kind in "OSUT" else data, span=span)
+def constant_of(passed: Any, span: Span, place: str) -> Constant:
+    """The constant that a user binds an input to. Raises `OnnxImportError` for what is no array."""
+    try:
+        data = np.asarray(passed)
+        return Constant(as_strings(data) if data.dtype.kind in "OSUT" else data, span=span)
+    except ValueError as error:
+        raise fault(place, f"constants= gives no array: {error}") from error
 
 
 def _of_shape(shape: Any, name: str, of: TypeProto, place: str, params: list[Var]) -> Expr:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Container, Mapping
 
 import numpy as np
 
+from relayc.backend.runtime.sizes import MAX_ELEMENTS, extent
 from relayc.frontends.onnx.errors import OnnxImportError
 from relayc.frontends.onnx.symbolic import KnownElements
-from relayc.frontends.onnx.tensors import MAX_ELEMENTS
 from relayc.relay.expr import Call, Constant, Expr, Function, GlobalVar, Tuple, TupleGetItem, Var
 from relayc.relay.interpreter import apply_reference
 from relayc.relay.op.base import OpDef
@@ -113,10 +113,9 @@ def rewrite_free(root: Expr, replaced: Mapping[int, Expr]) -> Expr:
 
 
 def _check_size(ty: Type) -> None:
-    if isinstance(ty, TensorType) and ty.size is not None and ty.size > MAX_ELEMENTS:
-        raise OnnxImportError(
-            f"it makes a tensor of {ty.size} elements, {ty}; expected at most {MAX_ELEMENTS} elements"
-        )
+    if isinstance(ty, TensorType) and extent([d for d in ty.shape if isinstance(d, int)]) > MAX_ELEMENTS:
+        count = "too many" if ty.size is None else ty.size
+        raise OnnxImportError(f"it makes a tensor of {count} elements, {ty}; expected at most {MAX_ELEMENTS} elements")
 
 
 def _post_order(root: Expr, stops: Callable[[Expr], bool]) -> list[Expr]:

@@ -44,6 +44,15 @@ def most_inputs(domain: str, name: str, opset: int) -> int | None:
     return None if schema is None else schema.max_input
 
 
+@lru_cache(maxsize=1024)
+def string_inputs(domain: str, name: str, opset: int) -> tuple[bool | None, ...]:
+    """For each input that ONNX declares: True if it is a tensor of strings, False if never, None if both occur."""
+    schema = _schema(domain, name, opset)
+    kinds = [] if schema is None else [{kind for kind in x.types if kind.startswith("tensor(")} for x in schema.inputs]
+    text = "tensor(string)"
+    return tuple([None if not kind or (text in kind and len(kind) > 1) else text in kind for kind in kinds])
+
+
 def schema_defaults(domain: str, name: str, opset: int) -> dict[str, AttributeProto]:
     """Default values of an operator's attributes."""
     schema = _schema(domain, name, opset)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import ChainMap
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,15 +20,15 @@ from relayc.frontends.onnx.attributes import Attributes, Bindings, bind
 from relayc.frontends.onnx.containers import constant_of, form_of, is_tensor, other_inputs, why_on_host
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
 from relayc.frontends.onnx.fold import free_expressions, rewrite_free
-from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema_function
+from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema_function, string_inputs
 from relayc.frontends.onnx.gradient_bodies import with_gradient_bodies
 from relayc.frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
 from relayc.frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_passed
-from relayc.frontends.onnx.model import load, opset_table
+from relayc.frontends.onnx.model import Model, load, opset_table
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.registry import Result, find_converter
 from relayc.frontends.onnx.session import Session
-from relayc.frontends.onnx.sizes import SizeTable
+from relayc.frontends.onnx.sizes import SizeTable, other_answers
 from relayc.frontends.onnx.tensors import dtype_name
 from relayc.frontends.onnx.unsupported import list_unsupported
 from relayc.frontends.onnx.weights import RawData
@@ -38,6 +38,8 @@ from relayc.relay.errors import InternalCompileError, raise_if_internal, reports
 from relayc.relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.sizes import smaller
 from relayc.relay.type import TensorType, TupleType
+from relayc.relay.user_arguments import check_names, named_values
+from relayc.relay.versions import EQUAL_SIZES, with_versions
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, Span
 
@@ -60,6 +62,7 @@ Params = dict[str, np.ndarray]
 
 
 @reports_internal_errors("importing the model")
+@np.errstate(all="ignore")
 def from_onnx(
     model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str],
     shape: ShapeOverride | None = None,
@@ -76,11 +79,15 @@ def from_onnx(
     ``{"batch": 1}``; a name in a shape makes it symbolic. Named dimensions of the model stay symbolic, one variable for
     a name, and so do unknown ones: the compiled model runs at any size of them. With a list of shapes, a sequence input
     becomes separate tensors; so does an optional input with a shape or None. Otherwise it is a sequence, of at most one
-    tensor if it is optional. `dtype` overrides element types of inputs: one for all, or by input
-    name. With `freeze_params` the weights are constants of the function and the returned dictionary is empty; without,
-    they are parameters of it, and the dictionary holds their values. `constants` binds inputs, such as those that
-    determine shapes, to values. `outputs` names tensors of the main graph to return instead of the model's outputs;
-    nodes that they don't need are dropped.
+    tensor if it is optional. `dtype` overrides element types of inputs: one for all, or by input name. With
+    `freeze_params` the weights are constants of the function and the returned dictionary is empty; without, they are
+    parameters of it, and the dictionary holds their values. `constants` binds inputs, such as those that determine
+    shapes, to values. An input that has an initializer has its value, unless `shape` or `constants` names it. `outputs`
+    names tensors of the main graph to return instead of the model's outputs; nodes that they don't need are dropped.
+
+    Sizes of different names are independent: where an operator broadcasts them, either may be 1 when the model runs.
+    The module's function "equal_sizes", if there is one, is the model with such sizes taken to be equal, which is
+    faster; the executor runs it where they are. Others take other branches than "main" (see `relay.versions`).
 
     The module's attributes "input_names" and "output_names" hold the model's names, in order; "output_forms" describes
     how non-tensor outputs are assembled (`frontends.onnx.containers.assembled`); "output_maps" has the keys of outputs
@@ -90,26 +97,87 @@ def from_onnx(
     Raises `OnnxImportError` for a model that is damaged or breaks a rule, `UnsupportedOperatorError` listing every
     operator without a converter, and `ValueNeededError` naming the inputs whose shape or value is needed.
     """
-    loaded, table = load(model), SizeTable()
-    while True:
-        session = Session(loaded, table)
-        importer = _Importer(session, freeze_params)
+    passed = named_values(constants, "constants", '{"shape": array}')
+    wanted = None if outputs is None else check_names(outputs, "outputs")
+    how = _Conversion(load(model), shape, dtype, passed, wanted, freeze_params)
+    table, versions = SizeTable(), dict[str, IRModule]()
+    main = how.converted(table)
+    if table.assumes_broadcasts_equal():
+        cautious = SizeTable(broadcasting=True)
+        general = how.converted(cautious)
+        if not isinstance(general, CompileError):
+            if not isinstance(main, CompileError):
+                versions[EQUAL_SIZES] = main[0]
+            main, table = general, cautious
+    if isinstance(main, CompileError):
+        raise main
+    for number, answers in enumerate(other_answers(table.asked)):
+        other = how.converted(SizeTable(broadcasting=table.broadcasting, answers=answers))
+        if not isinstance(other, CompileError):
+            versions[f"branches_{number}"] = other[0]
+    module, params = main
+    return with_versions(module, {name: v["main"] for name, v in versions.items() if _same_params(v, module)}), params
+
+
+def _same_params(a: IRModule, b: IRModule) -> bool:
+    """Have both modules the same inputs and weights, in the same order?"""
+    return [p.name for p in a["main"].params] == [p.name for p in b["main"].params]
+
+
+@dataclass(frozen=True)
+class _Conversion:
+    """A model, and how it is converted: the arguments of `from_onnx`."""
+
+    model: Model
+    shape: ShapeOverride | None
+    dtype: DtypeOverride | None
+    constants: Mapping[str, np.ndarray]
+    outputs: Sequence[str] | None
+    freeze_params: bool
+
+    def converted(self, table: SizeTable) -> tuple[IRModule, Params] | CompileError:
+        """The converted model, or why it can't be converted."""
         try:
-            with session.assuming(loaded.name):
-                result = importer.run(shape, dtype, {} if constants is None else constants, outputs)
-        except CompileError:  # size equalities learned so far may provide the value
-            if session.learn():
-                continue
-            raise
-        if not session.learn():
-            return importer.with_sizes(result)
+            return self._convert(table)
+        except CompileError as error:
+            return error
+
+    def _convert(self, table: SizeTable) -> tuple[IRModule, Params]:
+        """Convert the model again and again, until nothing new is learned of its sizes."""
+        while True:
+            table.asked.clear()
+            session = Session(self.model, table)
+            importer = _Importer(session, self.freeze_params)
+            try:
+                with session.assuming(self.model.name):
+                    result = importer.run(self.shape, self.dtype, self.constants, self.outputs)
+            except CompileError:  # size equalities learned so far may provide the value
+                if session.learn():
+                    continue
+                raise
+            if not session.learn():
+                return importer.with_sizes(result)
+
+
+class _Values(ChainMap[str, Expr]):
+    """The expressions of a scope by name, and those of the scopes around it; `ids` has the id of each that is computed
+    or an input."""
+
+    def __init__(self, outer: _Values | None = None) -> None:
+        super().__init__({}, *([] if outer is None else [outer]))
+        self.ids: ChainMap[int, None] = ChainMap({}, *([] if outer is None else [outer.ids]))
+
+    def __setitem__(self, name: str, value: Expr) -> None:
+        super().__setitem__(name, value)
+        if not isinstance(value, Constant | Tuple):
+            self.ids[id(value)] = None
 
 
 @dataclass(slots=True)
 class _Scope:
     """The names visible to a node, and the attribute bindings and opsets of a function body."""
 
-    values: MutableMapping[str, Expr]
+    values: _Values
     opsets: Mapping[str, int]
     bindings: Bindings
     where: str
@@ -117,8 +185,7 @@ class _Scope:
 
     def inner(self, where: str) -> _Scope:
         """The scope of a subgraph, which sees these names and may shadow them."""
-        values: MutableMapping[str, Expr] = ChainMap({}, self.values)
-        return _Scope(values, self.opsets, self.bindings, where, self.depth + 1)
+        return _Scope(_Values(self.values), self.opsets, self.bindings, where, self.depth + 1)
 
 
 class _Importer:
@@ -143,17 +210,17 @@ class _Importer:
     ) -> tuple[IRModule, Params]:
         graph, where = self.model.graph, self.model.name
         self._check_unique(graph)
-        declared = graph_inputs(graph)
+        forms = shapes_passed(shape, where)
+        declared = graph_inputs(graph, {*forms, *constants})
         tensors = [value for value in declared if is_tensor(value)]
         others = [value for value in declared if not is_tensor(value)]
-        forms = shapes_passed(shape, where)
         other_values, other_params = other_inputs(others, forms, constants, where)
         of_tensors = {k: v for k, v in forms.items() if k not in other_values}
         types = input_types(tensors, of_tensors, dtype, where, self.session.table)
         if not graph.output:
             raise fault(where, "the graph has no outputs", remedy="the file is cut short or damaged")
         list_unsupported(self.model)
-        scope = _Scope({}, self.model.opsets, {}, where)
+        scope = _Scope(_Values(), self.model.opsets, {}, where)
         inputs = [Var(name=name, ty=ty, span=Span(where, name)) for name, ty in types.items() if name not in constants]
         scope.values.update({var.name: var for var in inputs})
         scope.values.update(other_values)
@@ -270,11 +337,12 @@ class _Importer:
             span=Span(self.model.name, span_name(node), node.op_type),
             session=self.session,
             subgraph=lambda graph, args: self._subgraph(graph, args, scope, place),
-            close=lambda graph, params: self._closed(graph, params, scope, place, where),
+            close=lambda graph, params, may_not_run: self._closed(graph, params, scope, place, where, may_not_run),
         )
         most = most_inputs(domain, node.op_type, opset)
         if most is not None and len(inputs) > most and any(x is not None for x in inputs[most:]):
             raise view.error(f"{len(inputs)} inputs of an operator that has {most} at opset {opset}")
+        _check_strings(view)
         results = _as_sequence(convert(view))
         unread = attrs.unread()
         if unread:
@@ -314,18 +382,23 @@ class _Importer:
         return self._graph(graph, inner, [output.name for output in graph.output])
 
     def _closed(
-        self, graph: GraphProto, params: Sequence[Var], scope: _Scope, place: str, owner: str
+        self,
+        graph: GraphProto,
+        params: Sequence[Var],
+        scope: _Scope,
+        place: str,
+        owner: str,
+        may_not_run: bool,
     ) -> tuple[Function, list[Expr]]:
         """A subgraph as a function of `params` and of the values it captures.
 
         `owner` names the node that the sizes of the body belong to.
         """
-        around = {id(e) for e in scope.values.values() if not isinstance(e, Constant | Tuple)}
-        with self.session.body_of(owner):
+        with self.session.body_of(owner, may_not_run):
             with self.session.assuming(place):
                 outputs = self._subgraph(graph, params, scope, place)
             roots, attrs = self.session.finish(outputs)
-        taken = free_expressions(Tuple(tuple(roots)), around)
+        taken = free_expressions(Tuple(tuple(roots)), scope.values.ids)
         inner = {id(x): Var(f"outside{i}", x.ty, span=x.span) for i, x in enumerate(taken)}
         return Function((*params, *inner.values()), rewrite_free(Tuple(tuple(roots)), inner), attrs), taken
 
@@ -346,7 +419,8 @@ class _Importer:
             )
         defaults = {a.name: a for a in function.attribute_proto}
         opsets = opset_table(function.opset_import, where) if len(function.opset_import) else scope.opsets
-        values = {n: x for n, x in zip(function.input, inputs, strict=False) if x is not None}
+        values = _Values()
+        values.update({n: x for n, x in zip(function.input, inputs, strict=False) if x is not None})
         body = _Scope(values, opsets, {**defaults, **attributes}, where, scope.depth + 1)
         absent = set(function.input) - set(values)
         nodes = with_gradient_bodies(function.node, where)
@@ -382,7 +456,7 @@ class _Importer:
                 raise fault(
                     self.model.name, f"constants= names {name!r}, which is no input", expected=f"one of {known}"
                 )
-            constant = constant_of(value, Span(self.model.name, name))
+            constant = constant_of(value, Span(self.model.name, name), f"{self.model.name}: input {name!r}")
             ty = types[name]
             fits = constant.ty.ndim == ty.ndim and all(
                 not isinstance(want, int) or want == got for want, got in zip(ty.shape, constant.ty.shape, strict=True)
@@ -430,6 +504,8 @@ class _Initializers:
             if name in self.protos:
                 raise fault(scope.where, f"two initializers are named {name!r}")
             self.protos[name] = proto
+        if graph is importer.model.graph:  # an input that `shape` or `constants` names is the user's
+            self.protos = {name: proto for name, proto in self.protos.items() if name not in scope.values}
         self.declared = {value.name: value.type for value in graph.input if value.name in self.protos}
         self.raw_data: RawData = importer.model.raw_data if graph is importer.model.graph else {}
 
@@ -474,6 +550,16 @@ class _Initializers:
         dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
         if len(dims) != len(shape) or any(d is not None and d != n for d, n in zip(dims, shape, strict=True)):
             raise fault(where, f"its shape is {list(shape)}", expected=f"{dims}, as the input says")
+
+
+def _check_strings(node: OnnxNode) -> None:
+    """Check which inputs are strings before a converter computes with known ones."""
+    wanted = string_inputs(node.domain, node.op_type, node.opset)
+    for i, (x, is_text) in enumerate(zip(node.inputs, wanted, strict=False)):
+        if x is None or is_text is None or not isinstance(x.ty, TensorType):
+            continue
+        if (x.ty.dtype == "string") != is_text:
+            raise node.error(f"input {i} is {x.ty}", expected="strings" if is_text else "no strings")
 
 
 def _located(error: Exception, place: str, inputs: Sequence[Expr | None]) -> CompileError:

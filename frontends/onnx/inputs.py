@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from numbers import Integral
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from onnx import GraphProto, ValueInfoProto
 
+from relayc.backend.runtime.checks import as_integer
 from relayc.backend.runtime.metadata import DeclaredShape
 from relayc.frontends.onnx.errors import fault, unsupported
 from relayc.frontends.onnx.sizes import SizeTable
@@ -17,6 +18,9 @@ from relayc.te.dtype import dtype as parse_dtype
 from relayc.te.tir import Dim, Var
 
 __all__ = ["DtypeOverride", "ShapeOverride", "declared_shape", "graph_inputs", "input_types", "shapes_passed"]
+
+_NO_NAMES = frozenset({"", "?", "-1", "None"})
+"""What exporters write for dimensions without a name: Paddle writes "?" for all of them."""
 
 ShapeOverride = Mapping[str, Sequence[int | str | Var | None] | int]
 """Shape by input name, or size by the name of a symbolic dimension.
@@ -47,19 +51,33 @@ def shapes_passed(shape: Any, where: str) -> dict[str, Any]:
         return {}
     if not isinstance(shape, Mapping):
         raise fault(where, f"shape= is {shape!r}", expected="a dictionary such as {'x': (1, 3, 224, 224), 'batch': 8}")
-    return {name: _shape_passed(passed, name, where) for name, passed in shape.items()}
+    found: dict[str, Any] = {}
+    for name, passed in shape.items():
+        try:
+            found[name] = _shape_passed(passed)
+        except TypeError as error:
+            expected = "numbers, names of sizes, or None"
+            raise fault(where, f"shape={{{name!r}: {passed!r}}}: {error}", expected=expected) from error
+    return found
 
 
-def _shape_passed(passed: Any, name: str, where: str) -> Any:
-    """Normalise a size or a shape; lists of shapes and None are unchanged."""
-    if isinstance(passed, Integral):
-        return int(passed)
-    if not isinstance(passed, list | tuple) or any(isinstance(d, list | tuple) for d in passed):
-        return passed
-    for d in passed:
-        if d is not None and not isinstance(d, Integral | str | Var):
-            raise fault(where, f"shape={{{name!r}: {passed!r}}}", expected="numbers, names of sizes, or None")
-    return type(passed)([int(d) if isinstance(d, Integral) else d for d in passed])
+def _shape_passed(passed: Any) -> Any:
+    """Normalise a size, a shape, or a list of shapes for a sequence; None is unchanged. Raises TypeError."""
+    if isinstance(passed, list | tuple | np.ndarray):
+        parts = [d if isinstance(d, str) else _shape_passed(d) for d in passed]
+        return parts if isinstance(passed, list) else tuple(parts)
+    number = as_integer(passed)
+    if number is None and passed is not None and not isinstance(passed, Var):
+        raise TypeError(f"{passed!r} is no size")
+    return passed if number is None else number
+
+
+def _dtypes_passed(dtype: Any, where: str) -> str | Mapping[str, str] | None:
+    """The user's element types. Raises `OnnxImportError` for anything but names of types."""
+    names = dtype.values() if isinstance(dtype, Mapping) else () if dtype is None else (dtype,)
+    if not all(isinstance(name, str) for name in names):
+        raise fault(where, f"dtype= is {dtype!r}", expected="'float16', or a dictionary such as {'x': 'float16'}")
+    return dtype
 
 
 class _Inputs:
@@ -73,7 +91,7 @@ class _Inputs:
     ) -> None:
         self.inputs, self.where, self.table = inputs, where, table
         self.shape = shape
-        self.dtype = dtype
+        self.dtype = _dtypes_passed(dtype, where)
         self.sizes: dict[str, int] = {}
         self.declared = {value.name: self._declared(value) for value in inputs}
 
@@ -90,7 +108,8 @@ class _Inputs:
             if kind is None:
                 raise fault(where, "it has no type", expected="a tensor type")
             raise unsupported(where, f"inputs of kind {kind} are not supported", missing=kind.removesuffix("_type"))
-        return declared_shape(value)
+        declared = declared_shape(value)
+        return None if declared is None else tuple([None if d in _NO_NAMES else d for d in declared])
 
     def _check_names(self) -> None:
         symbols = {d for dims in self.declared.values() if dims is not None for d in dims if isinstance(d, str)}
@@ -186,7 +205,7 @@ def declared_shape(value: ValueInfoProto) -> DeclaredShape | None:
     ])  # fmt: skip
 
 
-def graph_inputs(graph: GraphProto) -> list[ValueInfoProto]:
-    """The graph's inputs without an initializer of the same name."""
+def graph_inputs(graph: GraphProto, passed: Container[str] = ()) -> list[ValueInfoProto]:
+    """The graph's inputs, without those that have an initializer and are not among the `passed` ones."""
     provided = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
-    return [value for value in graph.input if value.name not in provided]
+    return [value for value in graph.input if value.name not in provided or value.name in passed]

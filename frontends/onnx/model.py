@@ -18,10 +18,14 @@ from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
 from relayc.frontends.onnx.metadata import metadata_of
 from relayc.frontends.onnx.model_file import read_message, read_model
+from relayc.frontends.onnx.names import with_names_as_text
 from relayc.frontends.onnx.tensors import message_weights
 from relayc.frontends.onnx.weights import RawData
 
-__all__ = ["NEWEST_OPSET", "Model", "load", "opset_table"]
+__all__ = ["NEWEST_OPSET", "Model", "ModelSource", "load", "opset_table"]
+
+ModelSource = ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]
+"""A model as a message, as the bytes of its file, or as the path of it."""
 
 NEWEST_OPSET = 28
 """The newest supported opset of the default domain."""
@@ -49,12 +53,13 @@ class Model:
     metadata: ModelMetadata
 
 
-def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]) -> Model:
+def load(model: ModelSource) -> Model:
     """Parse `model`, a path, the bytes of a file, or a ModelProto, and check its top-level fields.
 
     Raises `OnnxImportError` for anything that is not a whole ONNX model.
     """
     if isinstance(model, ModelProto):
+        model = with_names_as_text(model)
         return _checked(model, model.graph.name or "model", (), message_weights(model))
     if isinstance(model, bytes | bytearray | memoryview):
         return _from_bytes(bytes(model), "model")
@@ -79,7 +84,7 @@ def _from_bytes(data: bytes, where: str) -> Model:
         proto, raw_data = read_message(data)
     except (DecodeError, ValueError, RecursionError) as error:
         raise _no_model(where, len(data), error) from error
-    return _checked(proto, where, (), raw_data)
+    return _checked(with_names_as_text(proto), where, (), raw_data)
 
 
 def _is_pointer(path: Path) -> bool:

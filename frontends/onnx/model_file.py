@@ -21,6 +21,7 @@ import numpy as np
 from onnx import ModelProto
 
 from relayc.backend.runtime.threads import in_threads
+from relayc.frontends.onnx.names import with_names_as_text
 from relayc.frontends.onnx.weights import RawData, StoredBytes, WeightBytes, WeightFile, WeightSource
 from relayc.relay.arrays import Arena
 
@@ -85,12 +86,13 @@ def _split(data: _Encoded, size: int, source: WeightSource, whole: Callable[[], 
     stripped = _strip(data, size)
     if stripped is not None:
         proto.ParseFromString(stripped.message)
+        proto = with_names_as_text(proto)
         names = [tensor.name for tensor in proto.graph.initializer]
         if len(set(names)) == len(names):  # duplicates are left to the importer's error
             places = {names[index]: place for index, place in stripped.places.items()}
             return proto, _raw_data_at(places, source)
     proto.ParseFromString(whole())
-    return proto, {}
+    return with_names_as_text(proto), {}
 
 
 def _raw_data_at(places: dict[str, tuple[int, int]], source: WeightSource) -> RawData:

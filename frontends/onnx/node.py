@@ -30,7 +30,7 @@ __all__ = ["OnnxNode"]
 
 
 SubgraphConverter = Callable[[GraphProto, Sequence[Expr]], list[Expr]]
-GraphCloser = Callable[[GraphProto, Sequence[Var]], tuple[Function, list[Expr]]]
+GraphCloser = Callable[[GraphProto, Sequence[Var], bool], tuple[Function, list[Expr]]]
 
 
 class OnnxNode:
@@ -249,9 +249,22 @@ class OnnxNode:
         """Inline a subgraph attribute applied to `args`; it may capture names visible to this node."""
         return self._subgraph(graph, args)
 
-    def close_graph(self, graph: GraphProto, params: Sequence[Var]) -> tuple[Function, list[Expr]]:
-        """A subgraph attribute as a function of `params` and of the values it captures, and these values."""
-        return self._close(graph, params)
+    def close_graph(
+        self, graph: GraphProto, params: Sequence[Var], may_not_run: bool = False
+    ) -> tuple[Function, list[Expr]]:
+        """A subgraph attribute as a function of `params` and of the values it captures, and these values.
+
+        Of one that `may_not_run`, the sizes that it requires to be equal need not be so in other runs.
+        """
+        return self._close(graph, params, may_not_run)
+
+    def answer(self, question: str) -> bool | None:
+        """What this version of the model takes for the value of a condition; None if it does not decide it."""
+        return self._session.answer(question)
+
+    def ask(self, question: str, taken: bool) -> None:
+        """Note that the model is converted for one value of a condition only."""
+        self._session.ask(question, taken)
 
     def fresh_sizes(
         self, ty: TensorType, axes: Sequence[int], name: str, *, inside: bool = False, ones: Sequence[int] = ()
@@ -269,6 +282,10 @@ class OnnxNode:
         """For each enclosing loop under type inference, outermost first: branches dropped as unreachable so far."""
         return self._session.unreached
 
+    def broadcast(self, x: Expr, shape: Sequence[Dim]) -> tuple[Expr, tuple[Dim, ...]]:
+        """`x`, and the shape that it broadcasts to with `shape`; repeated along axes that may be 1 at run time."""
+        return self._session.broadcast(x, shape)
+
     def may_be_one(self, d: Dim) -> bool:
         """May the size be 1 on one path through the model and not on another?"""
         return self._session.may_be_one(d)
@@ -276,6 +293,10 @@ class OnnxNode:
     def known_here(self, d: Dim) -> bool:
         """Is the size defined in the graph that contains this node, not only in its subgraphs?"""
         return self._session.known_here(d)
+
+    def count_random(self) -> int:
+        """The number of random nodes converted before this one."""
+        return next(self._session.random_nodes)
 
     def attempt(self) -> AbstractContextManager[Callable[[], None]]:
         """A context that rolls back size equalities on an error, or when the returned function is called."""

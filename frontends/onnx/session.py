@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
 from onnx import SparseTensorProto
 
+from relayc.frontends.onnx.broadcasting import Broadcasting
 from relayc.frontends.onnx.errors import NothingInsideError
 from relayc.frontends.onnx.fold import Folder, graph_inputs_of
 from relayc.frontends.onnx.model import Model
@@ -19,9 +21,10 @@ from relayc.frontends.onnx.size_producers import SizeProducers
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.tensors import sparse_to_numpy, stored_tensor, to_numpy
 from relayc.frontends.onnx.weights import StoredBytes, StoredWeights
-from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.expr import Call, Expr
+from relayc.relay.op.base import aligning
 from relayc.relay.op.creation import Sizes
-from relayc.relay.sizes import Assumptions, assuming, dims_equal, size_variables
+from relayc.relay.sizes import Assumptions, assuming, dims_equal, may_be_one, size_variables
 from relayc.relay.stored import StoredConstant
 from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
@@ -58,11 +61,14 @@ class Session:
         self.size_producers = SizeProducers()
         self.unreached: list[list[NothingInsideError]] = []
         """for each enclosing loop under type inference, outermost first: branches dropped as unreachable so far"""
+        self.random_nodes = count()
+        """numbers for random nodes, in the order of conversion"""
         self._bound: list[_Bound] = []
         """computed integer tensors to whose elements size variables are bound"""
         self._checks: list[tuple[Dim, Dim, str]] = []
-        self._assumed_inside: list[tuple[Dim, Dim]] = []
+        self._assumed_inside: list[Assumptions] = []
         """sizes assumed to be equal in bodies"""
+        self._broadcasting = Broadcasting(self.may_be_one, self._common_size, self._check_broadcast)
         self._assumptions = Assumptions()
         """sizes assumed to be equal in this graph"""
         self._bodies: tuple[str, ...] = ()
@@ -76,18 +82,24 @@ class Session:
     @contextmanager
     def assuming(self, place: str) -> Generator[None]:
         """A context in which sizes that operators require to be equal are assumed to be; for the node at `place`."""
-        with assuming() as self._assumptions:
+        with assuming() as self._assumptions, aligning(self._broadcasting.align):
             self.at(place)
             yield
 
     @contextmanager
-    def body_of(self, owner: str) -> Generator[None]:
-        """A context in which a body of the node `owner` is converted and finished."""
+    def body_of(self, owner: str, may_not_run: bool) -> Generator[None]:
+        """A context in which a body of the node `owner` is converted and finished.
+
+        What a body that `may_not_run` requires is not required of the model.
+        """
+        met = len(self._assumed_inside)
         outer = self._bound, self._checks, self._bodies, self._assumptions
         self._bound, self._checks, self._bodies = [], [], (*self._bodies, owner)
         try:
             yield
-            self._assumed_inside += self._assumptions.equal
+            self._assumed_inside.append(self._assumptions)
+            for inside in self._assumed_inside[met:] if may_not_run else ():
+                inside.required[:] = [False] * len(inside.required)
         finally:
             self._bound, self._checks, self._bodies, self._assumptions = outer
 
@@ -97,7 +109,8 @@ class Session:
 
     def learn(self) -> bool:
         """Turn assumed equalities of sizes into known ones for the next conversion. False if there was nothing new."""
-        return self.table.solve([*self._assumptions.equal, *self._assumed_inside])
+        learned = [self.table.learn(assumed) for assumed in (self._assumptions, *self._assumed_inside)]
+        return any(learned)
 
     def finish(self, outputs: Sequence[Expr]) -> tuple[list[Expr], dict[str, Any]]:
         """The graph's outputs followed by the tensors that bind sizes, and the attributes that describe them."""
@@ -105,12 +118,14 @@ class Session:
         bound = [x.tensor for x in self._bound]
         kept = self.size_producers.lost([*outputs, *bound], own)
         checks = [*self._checks, *self.table.open(self._assumptions), *self._solved()]
+        different = {(a, b): source for a, b, source in reversed(checks)}
         records: list[tuple[str, int, int, str]] = []
         for output, x in enumerate(self._bound, len(outputs)):
             records += [(name, output, element, x.source) for element, name in x.names.items()]
         for output, (name, x, axis) in enumerate(kept, len(outputs) + len(bound)):
             records.append((name, output, -1 - axis, str(x.span)))
-        attrs = {"bound_sizes": tuple(records), "size_checks": tuple(checks)} if records or checks else {}
+        unique = tuple([(a, b, source) for (a, b), source in reversed(different.items())])
+        attrs = {"bound_sizes": tuple(records), "size_checks": unique} if records or checks else {}
         return [*outputs, *bound, *[x for _, x, _ in kept]], attrs
 
     def _solved(self) -> list[tuple[Dim, Dim, str]]:
@@ -125,7 +140,7 @@ class Session:
         """A context that rolls back size equalities on an error, or when the function that it returns is called."""
         assumed = self._assumptions
         notes: tuple[list[Any], ...] = (
-            self._bound, self._checks, self._assumed_inside, assumed.equal, assumed.places,
+            self._bound, self._checks, self._assumed_inside, assumed.equal, assumed.required, assumed.places,
         )  # fmt: skip
         lengths, met = [len(note) for note in notes], self._met.copy()
 
@@ -147,7 +162,9 @@ class Session:
     def sizes_of(self, expr: Expr) -> tuple[Dim, ...] | None:
         """The elements of an integer tensor, static or symbolic; None when they are computed at run time."""
         value = self.folder.value(expr)
-        found = self.folder.elements.of(expr if value is None else Constant(value))
+        if value is not None and value.dtype.kind in "iu":
+            return tuple(value.reshape(-1).tolist())
+        found = self.folder.elements.of(expr)
         if found is None or not expr.dtype.is_integral or any(isinstance(d, Unknown) for d in found.flat):
             return None
         return tuple(d if isinstance(d, PrimExpr) else int(d) for d in found.flat)
@@ -201,12 +218,33 @@ class Session:
         return self.table.compute(unique, (*self._bodies, place) if inside else self._bodies)
 
     def may_be_one(self, d: Dim) -> bool:
-        """May the size be 1 on one path through the model and not on another?"""
+        """May an operator have to broadcast the size, or is it taken to equal those that it is broadcast with?"""
+        if self.table.broadcasting:
+            return not isinstance(d, int) and may_be_one(d)
         return isinstance(d, SizeVar) and d.name in self.table.may_be_one
+
+    def broadcast(self, x: Expr, shape: Sequence[Dim]) -> tuple[Expr, tuple[Dim, ...]]:
+        """`x`, and the shape that it broadcasts to with `shape`; repeated along axes that may be 1 at run time."""
+        common = self._broadcasting.shape(x.shape, shape)
+        return self._broadcasting.broadcast(x, common[len(common) - len(x.shape) :]), common
+
+    def _common_size(self, d: Dim) -> Dim:
+        return self.name_size(d, f"{self._assumptions.place}, a broadcast size")
+
+    def _check_broadcast(self, a: Dim, b: Dim) -> None:
+        self.check_equal(a, b, f"{self._assumptions.place}, broadcasting,")
 
     def known_here(self, d: Dim) -> bool:
         """Is the size defined in the graph being converted, not only in a nested one?"""
         return self.table.known_in(d, self._bodies)
+
+    def answer(self, question: str) -> bool | None:
+        """What this version of the model takes for the value of a condition; None if it does not decide it."""
+        return self.table.answers.get(question)
+
+    def ask(self, question: str, taken: bool) -> None:
+        """Note that the model is converted for one value of a condition only."""
+        self.table.asked[question] = taken
 
     def check_equal(self, a: Dim, b: Dim, source: str) -> None:
         """Add a run-time check that two sizes are equal."""

@@ -6,34 +6,52 @@ is converted again with the solution; the others are checked at run time.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from relayc.relay.sizes import Assumptions, dims_equal, evaluate, size_variables
 from relayc.te.ir import collect
 from relayc.te.tir import Dim, Max, Min, PrimExpr, SizeVar
 
-__all__ = ["MOST_SIZES", "SizeTable"]
+__all__ = ["MOST_SIZES", "SizeTable", "other_answers"]
 
 MOST_SIZES = 16
 """Most variables in a size expression; larger expressions become a variable of their own, computed at run time."""
+
+_MOST_ANSWERS = 4
+"""Most versions of a model for other values of conditions, each of which is compiled."""
+
+
+def other_answers(asked: Mapping[str, bool]) -> list[dict[str, bool]]:
+    """Values of conditions for which to convert a model again: all of them changed, and each by itself."""
+    changes = [tuple(asked), *[(question,) for question in asked]]
+    different = list(dict.fromkeys(change for change in changes if change))
+    return [{q: taken != (q in change) for q, taken in asked.items()} for change in different[:_MOST_ANSWERS]]
 
 
 @dataclass
 class SizeTable:
     """Size variables: `solved` maps variables to expressions of others; `unnamed` have no name in the model.
 
-    Names that begin with "#" are the importer's. `computed` are bound by the program, in that order, with the bodies
-    (of loops and branches) that they belong to; `may_be_one` may be 1 on one path through the model and not on another,
-    so that they may broadcast. No equalities are solved for them, nor for those `named` for an expression.
+    With `broadcasting`, sizes that an operator broadcasts are not assumed to be equal where one may be 1; otherwise
+    `broadcast` lists those that are, and `required` those that must be equal. Names that begin with "#" are the
+    importer's. `computed` are bound by the program, in that order, with the bodies (of loops and branches) that they
+    belong to; `may_be_one` may be 1 on one path through the model and not on another, so that they may broadcast. No
+    equalities are solved for them, nor for those `named` for an expression. `answers` are the values that conditions
+    are taken to have in this version of the model, `asked` those for which it was converted.
     """
 
+    broadcasting: bool = False
     variables: dict[str, SizeVar] = field(default_factory=dict)
     solved: dict[str, Dim] = field(default_factory=dict)
     unnamed: set[str] = field(default_factory=set)
     computed: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     may_be_one: set[str] = field(default_factory=set)
     named: set[str] = field(default_factory=set)
+    answers: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    asked: dict[str, bool] = field(default_factory=dict)
+    required: set[tuple[Dim, Dim]] = field(default_factory=set)
+    broadcast: set[tuple[Dim, Dim]] = field(default_factory=set)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
 
     def number(self, key: Hashable) -> int:
@@ -59,7 +77,29 @@ class SizeTable:
         """Substitute solved variables in a size."""
         return evaluate(d, self.solved)
 
-    def solve(self, equal: Iterable[tuple[Dim, Dim]]) -> bool:
+    def learn(self, assumed: Assumptions) -> bool:
+        """Solve what one conversion assumed. False when there was nothing new."""
+        for pair, required in zip(assumed.equal, assumed.required, strict=True):
+            (self.required if required else self.broadcast).add(pair)
+        pairs = zip(assumed.equal, assumed.required, strict=True)
+        return self._solve([pair for pair, required in pairs if required or not self.broadcasting])
+
+    def assumes_broadcasts_equal(self) -> bool:
+        """Were sizes that broadcast taken to be equal, which nothing else requires?"""
+        roots: dict[Dim, Dim] = {}
+
+        def root(d: Dim) -> Dim:
+            while d in roots:
+                d = roots[d]
+            return d
+
+        for a, b in self.required:
+            x, y = root(a), root(b)
+            if x is not y and x != y:
+                roots[x] = y
+        return any(root(a) != root(b) for a, b in self.broadcast)
+
+    def _solve(self, equal: Iterable[tuple[Dim, Dim]]) -> bool:
         """Solve equalities for variables. False when there was nothing new."""
         before = len(self.solved)
         for pair in equal:

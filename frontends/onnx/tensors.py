@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 from onnx import ModelProto, SparseTensorProto, TensorProto
 
+from relayc.backend.runtime.sizes import MAX_ELEMENTS, extent
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
 from relayc.frontends.onnx.model_file import MANY, STORED
 from relayc.frontends.onnx.weights import RawData, StoredBytes, StoredWeights, WeightMessage
@@ -26,7 +27,6 @@ from relayc.relay.type import MAX_RANK
 from relayc.te.ir import Span
 
 __all__ = [
-    "MAX_ELEMENTS",
     "check_computed",
     "check_shape",
     "dtype_name",
@@ -37,10 +37,6 @@ __all__ = [
     "stored_tensor",
     "to_numpy",
 ]
-
-MAX_ELEMENTS = 2**31 - 1
-"""Most elements of a tensor: the compiler indexes with int32."""
-
 
 MAX_COMPUTED = 1 << 26
 """Most elements of a constant that import computes from a few numbers (a range, a mask, a table)."""
@@ -126,10 +122,10 @@ def check_shape(dims: tuple[int, ...], where: str) -> int:
         raise fault(where, f"shape {list(dims)} has a negative dimension")
     if len(dims) > MAX_RANK:
         raise fault(where, f"{len(dims)} dimensions", expected=f"at most {MAX_RANK} dimensions")
-    count = math.prod(dims)
-    if count > MAX_ELEMENTS:
-        raise fault(where, f"shape {list(dims)} has {count} elements", expected=f"at most {MAX_ELEMENTS} elements")
-    return count
+    if extent(dims) > MAX_ELEMENTS:
+        count = f"{math.prod(dims)} elements" if all(dims) else "no elements, and sizes that are too large"
+        raise fault(where, f"shape {list(dims)} has {count}", expected=f"at most {MAX_ELEMENTS} elements")
+    return math.prod(dims)
 
 
 def check_computed(dims: tuple[int, ...], where: str) -> None:

@@ -4,6 +4,9 @@ The model is compiled twice: fused as usual, to compare its outputs, and with ev
 these are compared in execution order, so that the first difference names the faulty node. When only the fused model is
 wrong, models truncated after one of the tensors are compiled, by bisection, to find the first that fails.
 
+Where a value lies between two quantised ones, rounding decides. So results of quantising nodes may differ by one step,
+and what is computed from one that does, by one step of its range.
+
 Oracles: "onnxruntime" (an optional dependency), without graph optimisations, which also checks the importer; and
 "reference", the operators' numpy references applied to the imported graph, which checks all later stages.
 """
@@ -25,7 +28,7 @@ from relayc.backend.runtime import device, graph_executor
 from relayc.backend.runtime.strings import as_strings
 from relayc.backend.target import Target
 from relayc.frontends.onnx.containers import Maybe, assembled
-from relayc.frontends.onnx.graph import describe, nested_graphs
+from relayc.frontends.onnx.graph import describe, names_read, nested_graphs
 from relayc.frontends.onnx.importer import from_onnx
 from relayc.frontends.onnx.inputs import ShapeOverride, graph_inputs
 from relayc.frontends.onnx.model import load
@@ -51,7 +54,7 @@ class Comparison:
     """One tensor: the node that computes it, its type, and its error.
 
     `error` is the largest difference relative to the oracle's largest magnitude; infinite if shape, type, or the
-    positions of NaN and infinity differ.
+    positions of NaN and infinity differ. `steps` counts the elements of a quantised tensor that differ by one step.
     """
 
     tensor: str
@@ -60,6 +63,7 @@ class Comparison:
     shape: tuple[int, ...]
     error: float
     tolerance: float
+    steps: int = 0
 
     @property
     def agrees(self) -> bool:
@@ -67,7 +71,8 @@ class Comparison:
         return self.error <= self.tolerance
 
     def __str__(self) -> str:
-        return f"{self.tensor} of {self.node}: {self.dtype}{list(self.shape)}, error {self.error:.2e}"
+        steps = f", {self.steps} elements by one step" if self.steps else ""
+        return f"{self.tensor} of {self.node}: {self.dtype}{list(self.shape)}, error {self.error:.2e}{steps}"
 
 
 @dataclass(slots=True)
@@ -120,14 +125,14 @@ def verify(
     names, outputs = ([name for name in some if name not in report.skipped] for some in (names, outputs))
     oracle = _OnnxRuntime(model, inputs) if against == "onnxruntime" else _References(model, inputs, shape)
     compiled = _Compiled(model, inputs, shape, target, where)
-    expected = oracle(names)
+    expected, steps = oracle(names), _Steps.of(graph)
 
     def compare(wanted: Sequence[str]) -> list[Comparison]:
         found = compiled(wanted)
-        return [_compare(part, producers.get(name, "the model"), value, right, tolerance)
+        return [steps.compare(name, part, producers.get(name, "the model"), value, right, tolerance)
                 for name in wanted for part, value, right in _pairs(name, found[name], expected[name])]  # fmt: skip
 
-    report.outputs, report.tensors = compare(outputs), compare(names)
+    report.tensors, report.outputs = compare(names), compare(outputs)
     report.departs = next((c for c in report.tensors if not c.agrees), None)
     if report.departs is None and not all(c.agrees for c in report.outputs):
         report.fused_only = True
@@ -167,12 +172,47 @@ def departure(value: Array, expected: Array) -> float:
     return float(difference / scale) if scale > 0 else (0.0 if difference == 0 else float("inf"))
 
 
-def _compare(
-    name: str, node: str, value: Array, expected: Array, tolerance: float | None
-) -> Comparison:
-    own = TOLERANCES.get(expected.dtype.name)
-    allowed = 0.0 if own is None else own if tolerance is None else tolerance
-    return Comparison(name, node, value.dtype.name, value.shape, departure(value, expected), allowed)
+_QUANTISING = ("QuantizeLinear", "DynamicQuantizeLinear", "QLinear", "QGemm")
+"""Beginnings of the names of operators whose results are quantised."""
+
+
+@dataclass(slots=True)
+class _Steps:
+    """Comparison of tensors in execution order, with the quantisation steps by which earlier ones differ.
+
+    `reads` has the names that a tensor is computed from, `quantised` the results of quantising nodes.
+    """
+
+    reads: Mapping[str, Sequence[str]]
+    quantised: set[str]
+    inherited: dict[str, float] = field(default_factory=dict)
+    """for each tensor, the largest step among the tensors before it that differ, as a share of the range"""
+
+    @staticmethod
+    def of(graph: GraphProto) -> _Steps:
+        """For the nodes of a graph."""
+        reads = {name: [*names_read(node)] for node in graph.node for name in node.output}
+        quantising = [node for node in graph.node if node.op_type.startswith(_QUANTISING)]  # to integers or float8
+        return _Steps(reads, {name for node in quantising for name in node.output})
+
+    def compare(
+        self, name: str, part: str, node: str, value: Array, expected: Array, tolerance: float | None
+    ) -> Comparison:
+        """Compare the tensor `name`, or `part` of it, made by `node`."""
+        step = max([self.inherited.get(read, 0.0) for read in self.reads.get(name, ())], default=0.0)
+        own = TOLERANCES.get(expected.dtype.name)
+        error, allowed, steps = departure(value, expected), 0.0, 0
+        if own is not None:
+            allowed = max(own, step) if tolerance is None else tolerance
+        elif error and name in self.quantised and value.shape == expected.shape and value.dtype == expected.dtype:
+            whole = expected.astype(np.int64)
+            difference = np.abs(value.astype(np.int64) - whole)
+            allowed = 1.0 / max(int(np.abs(whole).max()), 1)
+            if difference.max() <= 1 and expected.dtype.name.startswith(("int", "uint")):
+                error, steps = allowed, int(difference.sum())
+                step = max(step, 2.0 / max(int(np.ptp(whole)), 2))  # whatever the zero point is
+        self.inherited[name] = step
+        return Comparison(part, node, value.dtype.name, value.shape, error, allowed, steps)
 
 
 def _first_cut(

@@ -92,13 +92,16 @@ def _growing(control: ControlNode) -> dict[str, Dim]:
 def _may_grow(control: ControlNode, growing: Set[str]) -> bool:
     """Can compiled code run a loop in which these sizes change?
 
-    The memory that is enough for the largest of them has to be enough for all, and nothing but kernels depend on them.
+    The memory that is enough for the largest of them has to be enough for all, and nothing but kernels and carried
+    values may depend on them.
     """
     assert isinstance(control.operator, WhileLoop)
     (body,), carried = control.graphs, control.operator.carried
-    stacked = [body.tensors[i].shape for i in body.outputs[1 + carried :]]
+    inside = {name for graph in body.all_graphs() if graph is not body for name in graph.sizes}
+    passed = [i for node in body.control_nodes for i in (*node.inputs, *node.outputs)]
+    fixed = [body.tensors[i].shape for i in (*body.outputs[1 + carried :], *passed)]
     checked = [check[:2] for check in body.attrs.get("size_checks", ())]
-    if body.control_nodes or not growing.isdisjoint(size_variables([*stacked, *checked])):
+    if growing & (inside | set(size_variables([*fixed, *checked]))):
         return False
     return all(_is_monotonic(d, growing) for tensor in body.tensors for d in tensor.shape)
 
@@ -178,7 +181,7 @@ class _Frame:
 
     def nbytes(self, number: int) -> PrimExpr:
         tensor = self.graph.tensors[number].tensor_type
-        return size_value(product((*tensor.shape, tensor.dtype.nbytes)), self.sizes, self.graph.sizes)
+        return size_value(product((*tensor.shape, max(tensor.dtype.nbytes, 1))), self.sizes, self.graph.sizes)
 
     def is_written(self, position: int) -> bool:
         """Does the graph write an output where its frame says, or is it another tensor that has to be copied there?"""

@@ -17,7 +17,9 @@ import numpy as np
 from relayc.backend.cache import UNDECODABLE, has_source_version
 from relayc.backend.driver import ModuleBuilder
 from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.runtime.checks import as_integer
 from relayc.backend.runtime.errors import of_user
+from relayc.backend.runtime.sizes import MAX_ELEMENTS
 from relayc.backend.size_json import size_to_json
 from relayc.backend.target import Target
 from relayc.relay.bind_sizes import bind_sizes
@@ -49,6 +51,8 @@ from relayc.relay.op.sequence import SequenceOperator
 from relayc.relay.sizes import assuming, dims_equal, size_from_json, size_variables
 from relayc.relay.transform import UpdateKVCacheInPlace, default_pipeline
 from relayc.relay.type import TensorType
+from relayc.relay.user_arguments import check_text, named_values
+from relayc.relay.versions import EQUAL_SIZES, version_for, versions_of, without_versions
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, PassContext, Sequential, rewrite_dag
 from relayc.te.tir import PrimFunc, Var as SizeVariable
@@ -146,6 +150,7 @@ def bind_params_by_name(function: Function, params: Mapping[str, Any]) -> Functi
     return Function(tuple(p for p in function.params if id(p) not in constants), body, function.attrs)
 
 
+@np.errstate(all="ignore")
 def optimize(
     mod: IRModule | Function, target: str | Target = "llvm", params: Mapping[str, Any] | None = None
 ) -> IRModule:
@@ -174,6 +179,7 @@ def optimize(
 
 
 @reports_internal_errors("compiling the model")
+@np.errstate(all="ignore")
 @compiling()
 def build(
     mod: IRModule | Function,
@@ -196,13 +202,17 @@ def build(
     what can't be compiled.
     """
     target = Target(target)
+    _check_arguments(params, mod_name, progress, specialize, caches)
     report = BuildReport()
     progress = None if progress is None else of_user(progress)
     if caches:
         mod = _with_caches(mod, caches, target, specialize)
+    source = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
     with report.step("optimize"):
-        module = optimize(mod, target, params)
-        special = [(sizes, optimize(_specialized(mod, sizes), target, params)) for sizes in _combinations(specialize)]
+        module = optimize(without_versions(source), target, params)
+        special = [(sizes, optimize(_specialized(source, sizes), target, params))
+                   for sizes in _combinations(specialize)]  # fmt: skip
+        special += [({}, optimize(version, target, params)) for version in versions_of(source).values()]
     with report.step("plan"):
         prepare = partial(_prepared, target=target)
         shared = Params()
@@ -244,6 +254,21 @@ def build(
     return compiled
 
 
+def _check_arguments(
+    params: Any, mod_name: Any, progress: Any, specialize: Any, caches: Any
+) -> None:
+    named_values(params, "params", '{"weight": array}')
+    check_text(mod_name, "mod_name")
+    if progress is not None and not callable(progress):
+        raise CompileError(f"progress= is {progress!r}; expected a function")
+    for name, sizes in named_values(specialize, "specialize", '{"batch": [1, 8]}').items():
+        numbers = [as_integer(size) for size in sizes] if isinstance(sizes, list | tuple) else [None]
+        if not all(number is not None and 0 <= number <= MAX_ELEMENTS for number in numbers):
+            raise CompileError(f"specialize={{{name!r}: {sizes!r}}}; expected a list of sizes, 0 to {MAX_ELEMENTS}")
+    for name, output in named_values(caches, "caches", '{"past": "present"}').items():
+        check_text(output, f"the output of the cache {name!r}")
+
+
 def _with_caches(
     mod: IRModule | Function, caches: Mapping[str, str], target: Target, specialize: object
 ) -> IRModule:
@@ -251,7 +276,8 @@ def _with_caches(
         raise CompileError(f"caches are kept on CPUs only; the target is {target}")
     if specialize:
         raise CompileError("caches grow with every run: a model that keeps them is not specialized as well")
-    return UpdateKVCacheInPlace(caches)(IRModule.from_expr(mod) if isinstance(mod, Function) else mod)
+    module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
+    return UpdateKVCacheInPlace(caches)(versions_of(module).get(EQUAL_SIZES, module))
 
 
 def _prepared(body: Function, target: Target) -> Function:
@@ -263,21 +289,20 @@ def _combinations(specialize: Mapping[str, Sequence[int]] | None) -> list[dict[s
     """Every choice of one size for each name."""
     if not specialize:
         return []
-    return [dict(zip(specialize, sizes, strict=True)) for sizes in itertools.product(*specialize.values())]
+    return [dict(zip(specialize, map(int, sizes), strict=True)) for sizes in itertools.product(*specialize.values())]
 
 
-def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule:
+def _specialized(module: IRModule, sizes: Mapping[str, int]) -> IRModule:
     """The model specialised to these sizes.
 
     Raises CompileError unless they are sizes of the model, and make it static.
     """
-    module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
     known = size_variables(ty.shape for p in module["main"].params if isinstance(ty := p.ty, TensorType))
     strange = [name for name in sizes if name not in known]
     if strange:
         raise CompileError(f"specialize={dict(sizes)} names {', '.join(strange)}; the dynamic sizes of the "
                            f"inputs are: {', '.join(known) or 'none'}")  # fmt: skip
-    main = bind_sizes(module["main"], sizes)
+    main = bind_sizes(*version_for(module, sizes))
     left = size_variables(ty.shape for p in main.params if isinstance(ty := p.ty, TensorType))
     records = main.attrs.get("bound_sizes", ())
     bound = [str(name) for name, _, element, _ in records if element >= 0]
@@ -288,7 +313,7 @@ def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule
         if not dims_equal(a, b):
             raise CompileError(f"specialize={dict(sizes)}: {source} needs two equal sizes and gets {a} and {b}")
     attrs = {"bound_sizes": records} if records else {}
-    return module.with_functions({**module.functions, "main": main.replace(attrs=attrs)})
+    return without_versions(module).with_functions({"main": main.replace(attrs=attrs)})
 
 
 def _plan(

@@ -10,8 +10,9 @@ do not overlap may share a slot, which is as large as the largest of them at run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any
 
 from relayc.backend.runtime.dynamic import RESULT_SIZE
@@ -73,92 +74,134 @@ def plan_dynamic(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -
     return rounds
 
 
+class _Waiting:
+    """Items of one kind that wait for tensors (by number) and sizes (by name); those that are ready in order."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.missing: list[set[int | str]] = []
+        self.ready: list[int] = []
+        """the positions of items that wait for nothing: a heap"""
+
+    def __len__(self) -> int:
+        return len(self.ready) + sum(map(bool, self.missing))
+
+    def take(self) -> list[Any]:
+        """The items that are ready, which wait no longer."""
+        ready, self.ready = sorted(self.ready), []
+        return [self.items[i] for i in ready]
+
+
 class _Rounds:
-    """Orders nodes, bindings and checks so that every size is known before it is used."""
+    """Orders nodes, bindings and checks so that every size is known before it is used.
+
+    Each waits for the tensors and sizes that it needs; what becomes available is told to those that wait for it.
+    """
 
     def __init__(
         self, graph: ExecutionGraph, bound: list[BoundSize], tensors: list[int], checks: list[tuple[Dim, Dim, str]]
     ) -> None:
-        self.graph, self.waiting, self.checks = graph, list(zip(bound, tensors, strict=True)), checks
+        self.graph = graph
         late = {b.name for b in bound}
         late |= {v for control in graph.control_nodes for v in self._results(control) if v.startswith(RESULT_SIZE)}
-        self.known = set(size_variables(d for i in graph.inputs for d in graph.tensors[i].shape))
+        known = set(size_variables(d for i in graph.inputs for d in graph.tensors[i].shape))
         if graph.attrs.get("nested"):
-            self.known |= _sizes_from_outside(graph)
-        self.known |= set(size_variables([length for _, _, length, _ in graph.attrs.get("caches", ())]))
-        self.known -= late
-        self.known_at = dict.fromkeys(sorted(self.known), 0)
-        self.nodes: list[GraphNode] = []
-        self.controls = list(graph.control_nodes)
-        self.inherited = {id(c): set[str]().union(*map(_sizes_from_outside, c.graphs)) for c in self.controls}
-        results = {i for control in self.controls for i in control.outputs}
+            known |= _sizes_from_outside(graph)
+        known |= set(size_variables([length for _, _, length, _ in graph.attrs.get("caches", ())]))
+        known -= late
+        self.known_at = dict.fromkeys(sorted(known), 0)
+        self.stage = 0
+        results = {i for control in graph.control_nodes for i in control.outputs}
         placed = (graph.base_of(i) for i in range(len(graph.tensors)) if graph.tensors[graph.base_of(i)].storage)
-        self.written = {i for i in placed if i not in results}
+        self.available: set[int | str] = {*known, *[i for i in placed if i not in results]}
+        self.waiting_for: dict[int | str, list[tuple[_Waiting, int]]] = {}
+        self.nodes, self.controls, self.binds, self.checks = _Waiting(), _Waiting(), _Waiting(), _Waiting()
+        for node in graph.nodes:
+            self._wait(self.nodes, node, node.inputs, self._needs(node))
+        for control in graph.control_nodes:
+            inherited = set[str]().union(*map(_sizes_from_outside, control.graphs))
+            self._wait(self.controls, control, control.inputs, inherited | _variables(graph, control.inputs))
+        for b, tensor in zip(bound, tensors, strict=True):
+            self._wait(self.binds, (b, tensor), [tensor], ())
+        for check in checks:
+            self._wait(self.checks, check, [], size_variables(check[:2]))
+
+    def _wait(self, kind: _Waiting, item: Any, tensors: Iterable[int], sizes: Iterable[str]) -> None:
+        wanted: set[int | str] = {*map(self.graph.source_of, tensors), *sizes} - self.available
+        position = len(kind.items)
+        kind.items.append(item)
+        kind.missing.append(wanted)
+        for one in wanted:
+            self.waiting_for.setdefault(one, []).append((kind, position))
+        if not wanted:
+            heappush(kind.ready, position)
+
+    def _provide(self, available: Iterable[int | str]) -> None:
+        for one in available:
+            self.available.add(one)
+            for kind, position in self.waiting_for.pop(one, ()):
+                kind.missing[position].discard(one)
+                if not kind.missing[position]:
+                    heappush(kind.ready, position)
 
     def run(self) -> list[tuple[int, int]]:
         """Fill in the graph's nodes, sizes and steps."""
-        graph, left, rounds = self.graph, list(self.graph.nodes), list[tuple[int, int]]()
+        graph, done, rounds = self.graph, list[GraphNode](), list[tuple[int, int]]()
         steps = self._checks()
-        while left or self.waiting or self.controls:
-            first = len(self.nodes)
-            left = self._run_ready(left)
-            if len(self.nodes) > first:
-                rounds.append((first, len(self.nodes)))
-                steps.append({"step": "run", "first": first, "last": len(self.nodes), "entry": None})
+        left = len(self.nodes) + len(self.controls) + len(self.binds)
+        while left:
+            first = len(done)
+            done += self._run_ready()
+            if len(done) > first:
+                rounds.append((first, len(done)))
+                steps.append({"step": "run", "first": first, "last": len(done), "entry": None})
             binds = [*self._bind_ready(), *self._control_ready()]
-            if len(self.nodes) == first and not binds:
-                wanted = [*map(self._needs, left), *[self.inherited[id(c)] for c in self.controls]]
-                missing = sorted(set[str]().union(*wanted) - self.known)
-                raise CompileError(f"the sizes {', '.join(missing)} are determined by no input and no node")
+            left -= len(done) - first + len(binds)
+            if len(done) == first and not binds:
+                missing = {one for kind in (self.nodes, self.controls) for wanted in kind.missing for one in wanted}
+                names = ", ".join(sorted(one for one in missing if isinstance(one, str)))
+                raise CompileError(f"the sizes {names} are determined by no input and no node")
             steps += [*binds, *self._checks()]
-        graph.nodes, graph.sizes, graph.steps = self.nodes, tuple(self.known_at), steps
+        graph.nodes, graph.sizes, graph.steps = done, tuple(self.known_at), steps
         return rounds
 
     def _needs(self, node: GraphNode) -> set[str]:
         numbers = (*node.inputs, *node.outputs)
         return set(size_variables([node.sizes, *[self.graph.tensors[i].shape for i in numbers]]))
 
-    def _run_ready(self, left: list[GraphNode]) -> list[GraphNode]:
-        """Schedule the nodes that can run now; returns the others."""
-        rest: list[GraphNode] = []
-        for node in left:
-            there = all(self.graph.source_of(i) in self.written for i in node.inputs)
-            ready = there and self._needs(node) <= self.known
-            (self.nodes if ready else rest).append(node)
-            if ready:
-                self.written.update(self.graph.source_of(i) for i in node.outputs)
-        return rest
+    def _run_ready(self) -> Iterator[GraphNode]:
+        """The nodes that can run now, in order."""
+        while self.nodes.ready:
+            node: GraphNode = self.nodes.items[heappop(self.nodes.ready)]
+            yield node
+            self._provide(map(self.graph.source_of, node.outputs))
 
     def _bind_ready(self) -> list[dict[str, Any]]:
-        ready = [(b, t) for b, t in self.waiting if self.graph.source_of(t) in self.written]
-        self.waiting = [pair for pair in self.waiting if pair not in ready]
-        stage = max(self.known_at.values(), default=0) + 1
-        for b, _ in ready:
-            self.known.add(b.name)
-            self.known_at[b.name] = stage
+        ready: list[tuple[BoundSize, int]] = self.binds.take()
+        self._learn([b.name for b, _ in ready])
         return [{"step": "bind", "name": b.name, "tensor": t, "element": b.element, "source": b.source}
                 for b, t in ready]  # fmt: skip
+
+    def _learn(self, names: Sequence[str]) -> None:
+        """The sizes `names` become known at a new stage, unless they were known before."""
+        new = [name for name in names if name not in self.known_at]
+        if new:
+            self.stage += 1
+            self.known_at.update(dict.fromkeys(new, self.stage))
+        self._provide(names)
 
     def _results(self, control: ControlNode) -> dict[str, Any]:
         return size_variables(self.graph.tensors[i].shape for i in control.outputs)
 
     def _control_ready(self) -> list[dict[str, Any]]:
         """The control-flow nodes whose arguments are available."""
-        graph = self.graph
-        ready = [c for c in self.controls if all(graph.source_of(i) in self.written for i in c.inputs)
-                 and self.inherited[id(c)] | _variables(graph, c.inputs) <= self.known]  # fmt: skip
-        self.controls = [c for c in self.controls if c not in ready]
-        stage = max(self.known_at.values(), default=0) + 1
-        for control in ready:
-            self.written.update(control.outputs)
-            for name in self._results(control):
-                self.known.add(name)
-                self.known_at.setdefault(name, stage)
+        ready: list[ControlNode] = self.controls.take()
+        self._provide([i for control in ready for i in control.outputs])
+        self._learn([name for control in ready for name in self._results(control)])
         return [_control_step(c) for c in ready]
 
     def _checks(self) -> list[dict[str, Any]]:
-        ready = [c for c in self.checks if set(size_variables(c[:2])) <= self.known]
-        self.checks = [c for c in self.checks if c not in ready]
+        ready: list[tuple[Dim, Dim, str]] = self.checks.take()
         return [{"step": "check", "left": size_to_json(a), "right": size_to_json(b), "source": source}
                 for a, b, source in ready]  # fmt: skip
 
@@ -228,6 +271,31 @@ class _Slot:
     until: int
 
 
+class _Pool:
+    """The slots of tensors whose sizes become known at one stage."""
+
+    def __init__(self) -> None:
+        self.used: list[tuple[int, int, _Slot]] = []
+        """a heap, by the last step of their use"""
+        self.free: dict[int, _Slot] = {}
+
+    def use(self, slot: _Slot) -> None:
+        """The slot is in use until its last step."""
+        heappush(self.used, (slot.until, slot.number, slot))
+
+    def take(self, step: int, nbytes: Dim, estimate: int) -> _Slot | None:
+        """A slot that is free at `step` and suits a tensor of `nbytes` bytes, likely `estimate`; None if none does."""
+        while self.used and self.used[0][0] < step:
+            slot = heappop(self.used)[2]
+            self.free[slot.number] = slot
+        distance = ((slot.nbytes is not nbytes, abs(slot.likely - estimate), number)
+                    for number, slot in self.free.items())  # fmt: skip
+        other, _, nearest = min(distance, default=(True, 0, None))
+        if nearest is None or (other and not estimate / 4 <= self.free[nearest].likely <= estimate * 4):
+            return None
+        return self.free.pop(nearest)
+
+
 def _with_late_shapes(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]) -> set[int]:
     """Outputs that are views with a shape known only after the value is computed: the caller's buffer comes too late
     for them."""
@@ -242,7 +310,7 @@ def _place_slots(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]
     Tensors whose sizes become known at different stages do not share.
     """
     last = last_reads(graph)
-    slots: dict[int, list[_Slot]] = {}
+    pools: dict[int, _Pool] = {}
     count = 0
     for step, node in enumerate(graph.nodes):
         for number in dict.fromkeys(graph.base_of(i) for i in node.outputs):
@@ -251,12 +319,11 @@ def _place_slots(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]
                 continue
             nbytes = product((*tensor.shape, max(tensor.tensor_type.dtype.nbytes, 1)))
             estimate = likely(nbytes)
-            pool = slots.setdefault(stage_of(tensor.shape), [])
-            free = [s for s in pool if s.until < step]
-            slot = min(free, key=lambda s: (s.nbytes is not nbytes, abs(s.likely - estimate)), default=None)
-            if slot is None or (slot.nbytes is not nbytes and not estimate / 4 <= slot.likely <= estimate * 4):
+            pool = pools.setdefault(stage_of(tensor.shape), _Pool())
+            slot = pool.take(step, nbytes, estimate)
+            if slot is None:
                 slot = _Slot(count, nbytes, estimate, 0)
                 count += 1
-                pool.append(slot)
             slot.until, slot.likely = last[number], max(slot.likely, estimate)
+            pool.use(slot)
             tensor.storage = ("slot", slot.number)

@@ -8,7 +8,7 @@ arena.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from relayc.relay.lowering.canonical_sizes import CanonicalSizes
 from relayc.relay.lowering.lower import Workload
 from relayc.relay.lowering.memory_plan import Lifetime, MemoryPlan, plan_memory
 from relayc.relay.lowering.workspace import Workspace
+from relayc.relay.op.base import OpDef
 from relayc.relay.op.control import ControlFlow
 from relayc.relay.op.host import HostOperator
 from relayc.relay.sizes import evaluate, product
@@ -168,13 +169,16 @@ class ExecutionGraph:
         return self.is_static and not self.attrs.get("nested")
 
     def all_graphs(self) -> Iterator[ExecutionGraph]:
-        """This graph and those inside its control flow."""
-        yield self
-        for _, variant in self.variants:
-            yield from variant.all_graphs()
-        for control in self.control_nodes:
-            for graph in control.graphs:
-                yield from graph.all_graphs()
+        """This graph and those inside its control flow, once each: equal bodies have one graph."""
+        seen: set[int] = set()
+        stack = [self]
+        while stack:
+            graph = stack.pop()
+            if id(graph) not in seen:
+                seen.add(id(graph))
+                yield graph
+                variants = [variant for _, variant in graph.variants]
+                stack += [*variants, *[body for control in graph.control_nodes for body in control.graphs]][::-1]
 
     def base_of(self, tensor: int) -> int:
         """The tensor that owns the memory of this one."""
@@ -307,12 +311,62 @@ class Params:
         return name
 
 
+class _Bodies:
+    """The graphs of the functions inside control flow; those of equal functions are one.
+
+    The names of operators in the user's model are those of the first of them.
+    """
+
+    def __init__(self, prepare: Callable[[Function], Function], params: Params) -> None:
+        self.prepare, self.params = prepare, params
+        self._equal = EqualConstants()
+        self.graphs: dict[int, ExecutionGraph] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._seen: dict[Function, int] = {}
+
+    def graph_of(self, body: Function) -> ExecutionGraph:
+        """The graph of a function, whose parameters are among `params`."""
+        number = self._number(body)
+        if number not in self.graphs:
+            graph = self.graphs[number] = _Numbering(self.prepare(body), self).graph
+            graph.attrs = {**graph.attrs, "nested": True}
+        return self.graphs[number]
+
+    def _number(self, body: Function) -> int:
+        """Equal for functions that compute the same, down to the constants, whatever their parameters are called."""
+        if body not in self._seen:
+            values = {id(p): i for i, p in enumerate(body.params)}
+            rows: list[Hashable] = [p.ty for p in body.params]
+            for e in evaluation_order(body.body):
+                if id(e) not in values:
+                    rows.append((self._content(e), *[values[id(child)] for child in e.node_children()]))
+                    values[id(e)] = len(values)
+            key = (*rows, values[id(body.body)], repr(body.attrs))
+            self._seen[body] = self._numbers.setdefault(key, len(self._numbers))
+        return self._seen[body]
+
+    def _content(self, e: Expr) -> Hashable:
+        """What an expression is, without its operands."""
+        match e:
+            case Call(op=ControlFlow() as op):
+                attributes = op.attributes().values()
+                return type(op), *[self._number(v) if isinstance(v, Function) else v for v in attributes]
+            case Call(op=OpDef() as op):
+                return op
+            case Constant():
+                return id(self._equal.first(e))
+            case TupleGetItem():
+                return TupleGetItem, e.index
+            case _:
+                return Tuple if isinstance(e, Tuple) else e
+
+
 class _Numbering:
     """Walks the function once and numbers its values."""
 
-    def __init__(self, function: Function, prepare: Callable[[Function], Function], params: Params) -> None:
-        self.prepare, self.params = prepare, params
-        self.graph = ExecutionGraph(inputs=[], attrs=function.attrs, params=params.values)
+    def __init__(self, function: Function, bodies: _Bodies) -> None:
+        self.bodies, self.params = bodies, bodies.params
+        self.graph = ExecutionGraph(inputs=[], attrs=function.attrs, params=self.params.values)
         self.values: dict[int, Value] = {}
         self.workloads: dict[str, Workload] = {}
         self.by_function: dict[int, tuple[Workload, Mapping[str, Dim]]] = {}
@@ -363,8 +417,10 @@ class _Numbering:
         types = _value_types(call.ty)
         label = call.span.name if call.span is not None else ""
         if is_view(function):
-            source = self.graph.tensors[inputs[0]]
-            return self.add(label, types[0], source.storage, self.graph.base_of(inputs[0]))
+            source, ty = self.graph.tensors[inputs[0]], types[0]
+            is_weight = source.storage is not None and source.storage[0] == "param"
+            if not is_weight or (isinstance(ty, TensorType) and ty.is_static):  # weights have static shapes
+                return self.add(label, ty, source.storage, self.graph.base_of(inputs[0]))
         inner = function.body
         if isinstance(inner, Call) and isinstance(inner.op, ControlFlow | HostOperator):
             return self.visit_control(inner, inner.op, dict(zip(function.params, inputs, strict=True)), call.span)
@@ -383,9 +439,7 @@ class _Numbering:
         for number in outputs:
             self.graph.tensors[number].storage = ("value", number)
         bodies = op.bodies() if isinstance(op, ControlFlow) else ()
-        graphs = [_Numbering(self.prepare(body), self.prepare, self.params).graph for body in bodies]
-        for graph in graphs:
-            graph.attrs = {**graph.attrs, "nested": True}
+        graphs = [self.bodies.graph_of(body) for body in bodies]
         label = "" if span is None else span.name if graphs else f"{span.op} {span.name!r}"
         self.graph.control_nodes.append(ControlNode(op, inputs, outputs, label, graphs))
         return tuple(outputs) if isinstance(call.ty, TupleType) else outputs[0]
@@ -514,7 +568,7 @@ def make_graph(
     `prepare` optimises and fuses the functions inside control flow; `params` are shared with other graphs. Raises
     CompileError for expressions that can't be executed.
     """
-    return _Numbering(function, prepare, Params() if params is None else params).graph
+    return _Numbering(function, _Bodies(prepare, Params() if params is None else params)).graph
 
 
 def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[Workspace]]) -> None:

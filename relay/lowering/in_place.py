@@ -66,6 +66,8 @@ def in_place_inputs(function: PrimFunc, num_inputs: int) -> tuple[int, ...]:
         for i, b in enumerate(inputs)
         if b is not None and b.dtype == result.dtype and b.shape == result.shape and b.strides == result.strides
     }
+    if not alike:
+        return ()
     accesses = _Accesses(result.data, set(alike))
     accesses.visit(function.body)
     return () if accesses.unsure else tuple(sorted(alike[data] for data in accesses.safe))

@@ -20,7 +20,9 @@ import difflib
 import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum, IntEnum
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -31,7 +33,7 @@ from relayc.te.errors import CompileError
 from relayc.te.ir import Abstract, Span
 from relayc.te.ir.structural import StructuralEqual
 
-__all__ = ["MixedPrecision", "OpDef", "OpPattern", "get_op", "list_op_names", "make_call", "register_op"]
+__all__ = ["MixedPrecision", "OpDef", "OpPattern", "aligning", "get_op", "list_op_names", "make_call", "register_op"]
 
 _O = TypeVar("_O", bound="OpDef")
 Permutation = tuple[int, ...]
@@ -68,6 +70,26 @@ class MixedPrecision(Enum):
     """float32: results or intermediate values leave the range of float16, or lose their meaning when rounded."""
 
 
+Aligner = Callable[[Sequence[Expr], int], Sequence[Expr]]
+"""Broadcasts the operands of an operator, which has a number of last axes that it does not broadcast, to one shape."""
+
+_aligner: ContextVar[Aligner | None] = ContextVar("relayc_aligner", default=None)
+
+
+@contextmanager
+def aligning(align: Aligner) -> Generator[None]:
+    """Within this scope the operands of broadcasting operators pass through `align`, in this thread.
+
+    Types require symbolic sizes to be equal where they are not 1; an importer whose sizes may turn out to be 1 only
+    when the model runs broadcasts them explicitly.
+    """
+    token = _aligner.set(align)
+    try:
+        yield
+    finally:
+        _aligner.reset(token)
+
+
 class OpDef(Abstract):
     """Base of operators. Instances are values: equal when class and attributes are equal, usable as dictionary keys.
 
@@ -85,7 +107,8 @@ class OpDef(Abstract):
     shared memory itself, so that permuting their elements costs nothing: matrix products on GPUs); `num_copied_inputs`
     (the number of leading inputs that are packed before use, each element once, so that producers may be fused into the
     copy); `tiles_pixels` (a convolution whose register tiles on CPUs cover all pixels of an image as one dimension,
-    across rows); `takes_containers` (inputs may be sequences and optional values, too); `mixed_precision` (see
+    across rows); `takes_containers` (inputs may be sequences and optional values, too); `num_unbroadcast_axes` (the
+    number of last axes of an operator that broadcasts the others; None: it does not broadcast); `mixed_precision` (see
     `MixedPrecision`).
     """
 
@@ -104,6 +127,7 @@ class OpDef(Abstract):
     num_copied_inputs: ClassVar[int] = 0
     tiles_pixels: ClassVar[bool] = False
     takes_containers: ClassVar[bool] = False
+    num_unbroadcast_axes: ClassVar[int | None] = None
     mixed_precision: ClassVar[MixedPrecision] = MixedPrecision.FOLLOW
 
     # Type checkers let overrides of (*args: Any, **kwargs: Any) name their parameters; no keywords are ever passed.
@@ -196,6 +220,9 @@ class OpDef(Abstract):
         return self == other or equal(self.attributes(), other.attributes())
 
     def __call__(self, *args: Expr, span: Span | None = None) -> Call:
+        align = _aligner.get()
+        if align is not None and self.num_unbroadcast_axes is not None:
+            args = tuple(align(args, self.num_unbroadcast_axes))
         return Call(self, args, span=span)
 
     def __str__(self) -> str:
@@ -260,6 +287,11 @@ def get_op(name: str) -> type[OpDef]:
         hint = f"close are: {', '.join(close)}" if close else f"known are: {', '.join(sorted(_registry))}"
         raise UnknownOperatorError(f"unknown operator {name!r}; {hint}")
     return found
+
+
+def registered_definitions() -> list[type[OpDef]]:
+    """Every operator registered so far."""
+    return list(_registry.values())
 
 
 def list_op_names() -> list[str]:

@@ -15,7 +15,7 @@ from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, make_call, re
 from relayc.relay.op.common import Array, as_expr, require, require_same_dtype, widened
 from relayc.relay.op.elementwise import negative
 from relayc.relay.op.gradients import choose, sum_to
-from relayc.relay.type import TensorType, Type, broadcast_shapes, dims_match
+from relayc.relay.type import TensorType, Type, broadcast_shapes, broadcasts_to
 from relayc.te.tir import Dim
 
 __all__ = [
@@ -35,6 +35,7 @@ class Binary(OpDef):
     (C1) the element type is one of `domain`; (C2) both inputs have it; (C3) the shapes broadcast.
     """
 
+    num_unbroadcast_axes = 0
     domain: ClassVar[tuple[str, ...]] = ("float", "int", "uint")
     """Kinds of element types taken: "float", "int", "uint", "bool", "string"."""
     define: ClassVar[Callable[[te.Tensor, te.Tensor], te.Tensor]]
@@ -396,6 +397,8 @@ class Where(OpDef):
     (C1) condition is bool; (C2) x and y have one element type; (C3) the three shapes broadcast.
     """
 
+    num_unbroadcast_axes = 0
+
     def infer(self, condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
         require(condition.dtype.is_bool, f"(C1) the condition must be bool; got {condition.dtype}")
         require_same_dtype(2, x, y)
@@ -424,9 +427,7 @@ class BroadcastTo(OpDef):
 
     def infer(self, x: TensorType) -> TensorType:
         target = TensorType(self.shape, x.dtype)
-        result = _broadcast(1, x, target)
-        fits = len(result) == target.ndim and all(map(dims_match, result, target.shape))
-        require(fits, f"(C1) {x} does not broadcast to {target}")
+        require(broadcasts_to(x.shape, target.shape), f"(C1) {x} does not broadcast to {target}")
         return target
 
     def compute(self, x: te.Tensor) -> te.Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from relayc import te
+from relayc.backend.runtime.context import RANDOM_STREAMS
 from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relayc.relay.op.common import Array, numpy_dtype, require
@@ -21,20 +22,23 @@ __all__ = ["RandomKey", "RandomNormal", "RandomUniform", "key", "normal", "unifo
 class RandomKey(OpDef):
     """A key: the uint32 vector [seed, draw] (TVM: random.threefry_key and threefry_split).
 
-    `draw` counts the keys drawn by an executor, from 0 on: each run gets other values, and a new executor the same
-    sequence again. The reference gives the first key. (C1) the seed fits 32 bits.
+    `draw` counts the keys of the same `stream` that an executor drew: each run gets other values. Streams below
+    `RANDOM_STREAMS` start at 0, so that a new executor draws the same sequence again; as many others start at random.
+    The reference gives the first key of the former. (C1) the seed fits 32 bits; (C2) there is such a stream.
     """
 
     has_side_effect = True
 
     seed: int
+    stream: int = 0
 
     def infer(self) -> TensorType:
         require(0 <= self.seed < 2**32, f"(C1) the seed {self.seed} must fit 32 bits")
+        require(0 <= self.stream < 2 * RANDOM_STREAMS, f"(C2) there is no stream {self.stream}")
         return TensorType((2,), "uint32")
 
     def compute(self) -> te.Tensor:
-        return random_key(self.seed)
+        return random_key(self.seed, self.stream)
 
     def reference(self) -> Array:
         return np.array([self.seed, 0], np.uint32)
@@ -105,9 +109,9 @@ class RandomNormal(_Distribution):
         return (normal * self.scale + self.mean).astype(numpy_dtype(self.dtype))
 
 
-def key(seed: int) -> Call:
+def key(seed: int, stream: int = 0) -> Call:
     """A key drawn when the program runs; another one each time."""
-    return RandomKey(seed=seed)()
+    return RandomKey(seed=seed, stream=stream)()
 
 
 def uniform(key: Expr, shape: Sequence[Dim], dtype: str = "float32", low: float = 0.0, high: float = 1.0) -> Call:

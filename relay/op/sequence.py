@@ -193,6 +193,7 @@ class Cut(SequenceOperator):
     axis: int
     keepdims: bool = True
     ty: SequenceType
+    keeps = slice(0, 1)
 
     def infer(self, x: Type, *sizes: Type) -> SequenceType:
         require(isinstance(x, TensorType), f"(C1) input 0 must be a tensor; got {x}")

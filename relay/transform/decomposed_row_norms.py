@@ -47,10 +47,12 @@ def _normalized(
 ) -> Call | None:
     """The norm of `x` over `axes`: a norm of rows over last dimensions, or `nn.standardize`.
 
-    None if several dimensions are dynamic.
+    None if several dimensions are dynamic, and over none.
     """
     rank = len(x.shape)
-    if axes and not margin and axes == tuple(range(rank - len(axes), rank)):
+    if not axes:
+        return None
+    if not margin and axes == tuple(range(rank - len(axes), rank)):
         rows = _norm("nn.layer_norm" if centred else "nn.rms_norm", x, axes[0], epsilon, like)
         if rows is not None:
             return rows
@@ -235,7 +237,7 @@ class DecomposedL2Normalize(PatternRule):
         # the square of a value up to the root of the smallest float32 underflows, and 0 / 0 would be NaN
         lost = root > 0.0 and epsilon < np.finfo(np.float32).tiny and x.dtype != "float64"
         is_dynamic = len(axes) > 1 and not x.tensor_type.is_static
-        if x.ty is not call.ty or root < 0.0 or epsilon < 0.0 or lost or is_dynamic:
+        if x.ty is not call.ty or not axes or root < 0.0 or epsilon < 0.0 or lost or is_dynamic:
             return None
         if is_call_of(total, "sum"):
             return make_call("nn.l2_normalize", (x,), call.span, axis=axes, eps=epsilon)

@@ -18,6 +18,7 @@ a single result, so nothing is computed twice and nothing inside is needed outsi
 - Data movement and elementwise operators become part of the operator that copies its input anyway
   (`num_copied_inputs`).
 - Views at the edge of a group stay outside: there they cost nothing, inside they would complicate every index.
+- The formula of a group stays small: see `relay.transform.fused_formula`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from typing import Any, ClassVar, TypeGuard, cast
 
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.op.base import OpDef, OpPattern
+from relayc.relay.op.broadcast import Where
 from relayc.relay.op.elementwise import Cast
 from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd
 from relayc.relay.sizes import likely, product
+from relayc.relay.transform.fused_formula import MAX_DEPTH, is_small_formula
 from relayc.relay.type import TensorType, shapes_equal
 from relayc.te.ir import IRModule, Pass, PassContext, post_order
 
@@ -50,7 +53,8 @@ Admits = Callable[[OpPattern, "_Group", bool], bool]
 class _Group:
     """A set of nodes to fuse: union-find with the strongest pattern among them."""
 
-    __slots__ = ("anchor", "computes", "moves", "parent", "pattern", "reads_once", "size", "widens")
+    __slots__ = ("anchor", "computes", "is_elementwise", "last", "members", "moves", "parent", "pattern", "reads_once",
+                 "widens")  # fmt: skip
 
     def __init__(self, node: int, expr: Expr) -> None:
         pattern, reads_once, moves = _pattern(expr), _reads_once(expr), _moves(expr)
@@ -61,7 +65,14 @@ class _Group:
         self.reads_once = reads_once
         self.moves = moves  # does every node only move elements?
         self.computes = pattern <= OpPattern.BROADCAST  # is any node arithmetic?
-        self.size = 1
+        self.members = [node]
+        self.last = node  # the position of its result
+        self.is_elementwise = True  # does every node that reads another read one element of it for one of its own?
+
+    @property
+    def size(self) -> int:
+        """The number of nodes."""
+        return len(self.members)
 
     def find(self) -> _Group:
         """The representative of the set; paths are compressed."""
@@ -78,7 +89,8 @@ class _Group:
         child, root = self.find(), other.find()
         if child is not root:
             child.parent = root
-            root.size += child.size
+            root.members += child.members
+            root.last = max(root.last, child.last)
             root.moves = root.moves and child.moves
             root.computes = root.computes or child.computes
             root.widens = root.widens or child.widens
@@ -136,6 +148,12 @@ class _Dataflow:
             if isinstance(before, TensorType) and isinstance(after, TensorType):
                 return OpPattern.ELEMWISE if shapes_equal(before.shape, after.shape) else pattern
         return pattern
+
+    def reads_one_place(self, producer: int, user: int) -> bool:
+        """Does `user` always read one element of `producer` for an element of its own?"""
+        e = self.nodes[user]
+        chooses = isinstance(e, Call) and isinstance(e.op, Where)
+        return not chooses and self.edge_pattern(producer, user) == OpPattern.ELEMWISE
 
     def is_elementwise(self, source: int, path: list[int]) -> bool:
         """Do all nodes on the way from `source` through `path` read their operands element by element?"""
@@ -274,13 +292,13 @@ class _Partition:
 
     def _moved_operands(self, node: int, sink: int, path: list[int]) -> None:
         if not path and self.groups[node].find().moves and _reads_by_index(self.flow.nodes[sink]):
-            self.groups[node].merge_into(self.groups[sink])
+            self._merge((node,), sink)
 
     def _copied_operands(self, node: int, sink: int, path: list[int]) -> None:
         group = self.groups[node].find()
         copied = _is_copied(self.flow.nodes[node], self.flow.nodes[sink])
         if not path and copied and group.pattern <= OpPattern.INJECTIVE:
-            group.merge_into(self.groups[sink])
+            self._merge((node,), sink)
 
     def _reaches_concatenation(self, nodes: Sequence[int]) -> bool:
         return any(_joins_inputs(self.flow.nodes[i]) for i in nodes)
@@ -292,8 +310,21 @@ class _Partition:
         if size > self.max_size or not admits(target.pattern, target, True):
             return
         if all(admits(g.pattern, g, False) for g in groups):
-            for i in (node, *path):
-                self.groups[i].merge_into(self.groups[sink])
+            self._merge((node, *path), sink)
+
+    def _merge(self, nodes: Sequence[int], sink: int) -> None:
+        """Merge the groups of `nodes` into that of `sink`, unless its formula would be large."""
+        target = self.groups[sink].find()
+        groups = {id(group): group for group in [*[self.groups[i].find() for i in nodes], target]}.values()
+        sources = [group.last for group in groups if group is not target]
+        reads_elements = all(self.flow.reads_one_place(i, user) for i in sources for user in self.flow.users[i])
+        is_elementwise = reads_elements and all(group.is_elementwise for group in groups)
+        members = [i for group in groups for i in group.members]
+        is_short = is_elementwise and len(members) <= MAX_DEPTH
+        if is_short or is_small_formula(members, self.flow.users, self.flow.reads_one_place):
+            for i in nodes:
+                self.groups[i].merge_into(target)
+            target.is_elementwise = is_elementwise
 
     def members(self) -> Iterator[list[Expr]]:
         """The groups, each in evaluation order, ordered by their last node."""

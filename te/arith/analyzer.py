@@ -138,6 +138,9 @@ class Analyzer(Canonical):
         if isinstance(condition, And):
             return self._facts_of(condition.a) + self._facts_of(condition.b)
         if isinstance(condition, Not):
+            false = condition.a
+            if isinstance(false, Call) and false.op == "likely":
+                condition = Not(false.args[0])
             simple = self.simplify(condition)
             return [] if isinstance(simple, Not) else self._facts_of(simple)
         if not isinstance(condition, Compare) or condition.a.dtype not in (INT32, INT64):

@@ -66,6 +66,7 @@ class Canonical(Forms):
         super().__init__()
         self._forms: dict[PrimExpr, Linear] = {}
         self._simple: dict[PrimExpr, PrimExpr] = {}
+        self._keys: dict[tuple[Any, ...], int] = {}
 
     def linear(self, expr: PrimExpr) -> Linear:
         """The canonical form of an int32 or int64 scalar."""
@@ -128,20 +129,22 @@ class Canonical(Forms):
 
     def structural_key(self, expr: PrimExpr) -> Any:
         """Equal for expressions that are equal when simplified; an impure call equals only itself."""
-        if isinstance(expr, Var):
-            return expr
-        if isinstance(expr, Call) and not INTRINSICS[expr.op].pure:
+        return self._structural_key(expr, {})
+
+    def _structural_key(self, expr: PrimExpr, done: dict[PrimExpr, Any]) -> Any:
+        """The key of `expr`; `done` has those of shared operands, which as a tree are many times as large."""
+        if isinstance(expr, Var) or (isinstance(expr, Call) and not INTRINSICS[expr.op].pure):
             return expr
         if expr.dtype is INT32 or expr.dtype is INT64:
             form = self._forms.get(expr)
             if form is not None:
                 return form.key
-        data = [getattr(expr, name) for name in expr.data_fields]
-        children: list[Any] = []
-        for child in expr.node_children():
-            children.append(self.structural_key(cast(PrimExpr, child)))
-        return (expr.__class__, expr.dtype, *[d if isinstance(d, _VALUES) else id(d) for d in data],
-                *children)  # fmt: skip
+        if expr not in done:
+            data = [d if isinstance(d, _VALUES) else id(d) for d in [getattr(expr, n) for n in expr.data_fields]]
+            children = [self._structural_key(cast(PrimExpr, child), done) for child in expr.node_children()]
+            parts = (expr.__class__, expr.dtype, *data, *children)
+            done[expr] = self._keys.setdefault(parts, len(self._keys))
+        return done[expr]
 
     def _exact(self, form: Linear, dtype: DType) -> bool:
         """Does the form give the mathematical value, without overflow?"""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from relayc.te.ir.node import Node
 
 __all__ = ["StructuralData", "StructuralEqual", "first_difference", "structural_equal"]
+
+_Step = str | int | tuple[Any]
+"""Leads to a part of a node: the name of a field, a position in a sequence, or, in a tuple, the key of a mapping."""
+_Path = tuple["_Path", _Step] | None
+"""The steps from the root; written out only where programs differ."""
 
 
 class StructuralData(Protocol):
@@ -47,7 +52,7 @@ class StructuralEqual:
         return False
 
     def __call__(self, a: Any, b: Any) -> bool:
-        return self._compare(a, b, "")
+        return self._compare(a, b, None)
 
     def _bind_definitions(self, a: Any, b: Any) -> bool:
         """Bind a definition, or a tuple or mapping of them, and compare what the definitions say of themselves."""
@@ -58,34 +63,60 @@ class StructuralEqual:
             pairs = zip(a.items(), b.items(), strict=False)
             return len(a) == len(b) and all(self(k, m) and self._bind_definitions(v, w) for (k, v), (m, w) in pairs)
         self.bind(a, b)
-        return self._compare(a, b, "")
+        return self._compare(a, b, None)
 
-    def _fail(self, path: str) -> bool:
+    def _fail(self, path: _Path) -> bool:
         if not self.path:
-            self.path = path or "<root>"
+            self.path = _written(path) or "<root>"
         return False
 
-    def _compare(self, a: Any, b: Any, path: str) -> bool:
+    def _compare(self, a: Any, b: Any, path: _Path) -> bool:
+        if a is b and not self._forward and isinstance(a, Node):
+            return True
         if hasattr(a.__class__, "structural_equal_to"):
             same = a.__class__ is b.__class__ and a.structural_equal_to(b, self)
             return same or self._fail(path)
+        if isinstance(a, Node):
+            return self._compare_nodes(a, b, path)
         if isinstance(a, tuple | list):
             if not isinstance(b, tuple | list) or len(a) != len(b):
                 return self._fail(path)
-            return all(self._compare(x, y, f"{path}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True)))
+            return self._compare_pairs(zip(range(len(a)), a, b, strict=True), path)
         if isinstance(a, dict):
             if not isinstance(b, dict) or a.keys() != b.keys():
                 return self._fail(path)
-            return all(self._compare(a[k], b[k], f"{path}[{k!r}]") for k in a)
-        if not isinstance(a, Node):
-            same = a is b or (a.__class__ is b.__class__ and bool(a == b)) or (a == b and isinstance(a, str))
-            return same or self._fail(path)
+            return self._compare_pairs([((k,), a[k], b[k]) for k in a], path)
+        same = a is b or (a.__class__ is b.__class__ and bool(a == b)) or (a == b and isinstance(a, str))
+        return same or self._fail(path)
+
+    def _compare_pairs(self, pairs: Iterable[tuple[_Step, Any, Any]], path: _Path) -> bool:
+        return all(self._compare(x, y, (path, step)) for step, x, y in pairs)
+
+    def _compare_nodes(self, a: Any, b: Any, path: _Path) -> bool:
         if a.__class__ is not b.__class__:
             return self._fail(path)
-        if not all(self._bind_definitions(getattr(a, name), getattr(b, name)) for name in a.binders):
-            return self._fail(path)
-        names = (*a.data_fields, *a.child_fields)
-        return all(self._compare(getattr(a, n), getattr(b, n), f"{path}.{n}") for n in names)
+        for name in a.binders:
+            if not self._bind_definitions(getattr(a, name), getattr(b, name)):
+                return self._fail(path)
+        for name in (*a.data_fields, *a.child_fields):
+            x, y = getattr(a, name), getattr(b, name)
+            if (x is not y or self._forward) and not self._compare(x, y, (path, name)):
+                return False
+        return True
+
+
+def _written(path: _Path) -> str:
+    """A path as text, such as ``.body.args[1]``."""
+    if path is None:
+        return ""
+    outer, step = path
+    match step:
+        case str():
+            return f"{_written(outer)}.{step}"
+        case int():
+            return f"{_written(outer)}[{step}]"
+        case (key,):
+            return f"{_written(outer)}[{key!r}]"
 
 
 def structural_equal(a: Any, b: Any, map_free: bool = False) -> bool:

@@ -8,6 +8,7 @@ outside a buffer are errors, reads of uninitialised memory are too, on request; 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -100,7 +101,7 @@ class Interpreter(Visitor[Any]):
         self.check_uninitialized = check_uninitialized
         self.env: dict[Var, Any] = {}
         self._thread_index: dict[str, int] = {}
-        self.draws = 0
+        self.draws: Counter[int] = Counter()
 
     # ---- calling
 
@@ -434,8 +435,9 @@ class Interpreter(Visitor[Any]):
         return 0
 
     def _call_next_draw(self, node: Call) -> int:
-        self.draws += 1
-        return self.draws - 1
+        stream = int(self.visit(node.args[0]))
+        self.draws[stream] += 1
+        return self.draws[stream] - 1
 
     def _call_nothing(self, node: Call) -> int:
         return 0

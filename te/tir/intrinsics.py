@@ -153,6 +153,6 @@ intrinsic("atomic_max", 2, pure=False, doc="(address, value): atomic maximum wit
 intrinsic("warp_shuffle_xor", 4, pure=False,
           doc="(mask of participating lanes, value, flip, width): the value of lane ^ flip")  # fmt: skip
 intrinsic("thread_allreduce", None, pure=False, doc="cross-thread reduction; lowered by the device passes")
-intrinsic("next_draw", 0, pure=False, doc="the count of earlier random draws in this execution: 0, 1, 2, ...")
+intrinsic("next_draw", 1, pure=False, doc="(stream): the count of earlier random draws of the stream: 0, 1, 2, ...")
 intrinsic("assume", 1, pure=False, doc="the argument is true; a hint")
 intrinsic("dlpack_field", 2, pure=False, doc="(packed argument handle, field name): a field of a DLTensor argument")

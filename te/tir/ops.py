@@ -167,9 +167,9 @@ def match_types(a: Value, b: Value) -> tuple[PrimExpr, PrimExpr]:
         if a.dtype == b.dtype:
             return a, b
     if b_literal and not a_literal and _fits(b, a.dtype):
-        return a, cast(a.dtype, b)
+        return a, _as_literal(a.dtype, b)
     if a_literal and not b_literal and _fits(a, b.dtype):
-        return cast(b.dtype, a), b
+        return _as_literal(b.dtype, a), b
     to = _common_type(a.dtype, b.dtype)
     return cast(to, a), cast(to, b)
 
@@ -180,6 +180,14 @@ def _is_expr(value: Value) -> bool:
 
 def _fits(literal: PrimExpr, to: DType) -> bool:
     return to.is_float or (literal.dtype.is_integral and to.is_integral) or literal.dtype.is_bool
+
+
+def _as_literal(to: DType, literal: PrimExpr) -> PrimExpr:
+    """A literal in the type of the other operand. Raises CompileError for one with more bits than an index has."""
+    value = _const_value(literal)
+    if isinstance(value, int) and to.is_integral and to.bits >= 32 and not -(1 << to.bits - 1) <= value < 1 << to.bits:
+        raise CompileError(f"the number {value} does not fit into {to.element}, the type of the other operand")
+    return cast(to, literal)
 
 
 def _common_type(a: DType, b: DType) -> DType:

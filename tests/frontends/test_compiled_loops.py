@@ -11,8 +11,9 @@ import pytest
 from onnx import parser
 
 from relayc import relay
-from relayc.backend.runtime import compiled_loop, device
+from relayc.backend.runtime import compiled_loop, device, layouts
 from relayc.backend.runtime.dynamic import DynamicRunner
+from relayc.backend.runtime.errors import ArgumentError, DeviceError
 from relayc.backend.runtime.execution_plan import LoopStep
 from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.frontends.onnx import from_onnx
@@ -88,11 +89,33 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                "x, x", "y, z, sums") + "}",
         {"n": FIVE, "x": X3[None]},
     ),
+    "a state that grows beside a branch and a loop": (
+        "g (int64 n, float[1, 3] x) => (float[a, 3] y, float[1, 3] z) {"
+        + loop("b (int64 i, bool c, float[p, 3] u, float[1, 3] v) => (bool c, float[p2, 3] w, float[1, 3] q) {"
+               "two = Constant <value_int = 2> () h = Mod (i, two) even = Cast <to = 9> (h)"
+               "v2 = Loop (i, , v) <body = inner (int64 j, bool e, float[1, 3] s) => (bool e, float[1, 3] t)"
+               "  { t = Add (s, x) }>"
+               "q = If (even) <then_branch = t () => (float[1, 3] t1) { t1 = Neg (v2) },"
+               "  else_branch = e () => (float[1, 3] e1) { e1 = Identity (v2) }>"
+               "w = Concat <axis = 0> (u, q) }", "x, x", "y, z") + "}",
+        {"n": FIVE, "x": X3[None]},
+    ),
     "a state that doubles": (
         "g (int64 n, float[m] x) => (float[e] z) {"
         + loop("b (int64 i, bool c, float[q] v) => (bool c, float[q2] r) {"
                "r0 = Concat <axis = 0> (v, v) r = Add (r0, r0) }", "x", "z") + "}",
         {"n": FIVE, "x": np.arange(9, dtype=np.float32)},
+    ),
+    "stacks of inner loops of known trip counts": (
+        "g (int64 n, float[m] x) => (float[m] y, float[k, 20, m] all, float[k, m, m] more) {"
+        "twenty = Constant <value_int = 20> () shape = Shape (x) none = Constant <value_ints = [0]> ()"
+        "m0 = Squeeze (shape, none)"
+        + loop("b (int64 i, bool c, float[m] p) => (bool c, float[m] r, float[20, m] rows, float[m, m] square) {"
+               "r, rows = Loop (twenty, , p) <body = s (int64 j, bool e, float[m] u)"
+               "  => (bool e, float[m] v, float[m] w) { v = Tanh (u) w = Mul (v, x) }>"
+               "last, square = Loop (m0, , p) <body = t (int64 j, bool e, float[m] u)"
+               "  => (bool e, float[m] v, float[m] v) { v = Sub (u, x) }> }", "x", "y, all, more") + "}",
+        {"n": FIVE, "x": np.linspace(-1, 1, 7, dtype=np.float32)},
     ),
     "a loop that its condition ends": (
         "g (int64 n, float x) => (float y, float[k] all, bool[k] flags) {"
@@ -102,6 +125,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"n": FIVE, "x": np.array(1, np.float32)},
     ),
 }  # fmt: skip
+
+
+APPENDED = (
+    "g (int64 n, float[3] x, float[2] w) => (float[3, k] y, float[2] last, float[3] end, int64 count) {"
+    "none = SequenceEmpty () also = SequenceEmpty () at = Constant <value_int = -1> ()"
+    + loop("b (int64 i, bool c, seq(float[3]) p, float[3] v, seq(float[2]) q)"
+           "  => (bool c, seq(float[3]) p2, float[3] v2, seq(float[2]) q2) { f = Cast <to = 1> (i) z = Mul (x, f)"
+           "p2 = SequenceInsert (p, z) v2 = Add (v, z) u = Add (w, f) q2 = SequenceInsert (q, u) }",
+           "none, x, also", "s, end, t")
+    + "y = ConcatFromSequence <axis = 1, new_axis = 1> (s) last = SequenceAt (t, at) count = SequenceLength (s) }"
+)  # fmt: skip
+
+
+def test_sequences_that_are_only_appended_to_are_stacks():
+    module = compiled(APPENDED)
+    assert sum(isinstance(step, LoopStep) and step.entry is not None for step in module._graph.steps) == 1
+    w = np.array([1, 2], np.float32)
+    for trips in (4, 1):
+        y, last, end, count = outputs(module, {"n": np.array(trips), "x": X3, "w": w})
+        np.testing.assert_array_equal(y, X3[:, None] * np.arange(trips, dtype=np.float32))
+        np.testing.assert_array_equal(last, w + trips - 1)
+        np.testing.assert_array_equal(end, X3 * (1 + trips * (trips - 1) // 2))
+        assert count == trips
+    with pytest.raises(ArgumentError, match="the sequence is empty; expected at least one element"):
+        module(n=np.array(0), x=X3, w=w)
 
 
 def compiled(text: str, target: str = "llvm") -> GraphModule:
@@ -177,6 +225,20 @@ def test_sizes_may_change_between_runs():
             np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_state_grows_up_to_the_largest_tensor(monkeypatch):
+    """Near the limit there is no room to grow; beyond it the run fails, and the next one is right."""
+    monkeypatch.setattr(layouts, "MAX_ELEMENTS", 1000)
+    text, feeds = MODELS["a state that doubles"]
+    module = compiled(text)
+    for trips in (6, 7, 6):
+        feeds = {**feeds, "n": np.array(trips)}
+        if trips == 7:
+            with pytest.raises(ArgumentError, match=r"make a tensor of shape .1152,.; expected at most 1000"):
+                module(**feeds)
+        else:
+            np.testing.assert_array_equal(outputs(module, feeds)[0], reference(text, feeds)[0])
+
+
 def test_results_outlive_the_next_run():
     text, feeds = MODELS["exchanged states"]
     module = compiled(text)
@@ -229,8 +291,8 @@ def test_an_endless_loop_is_interrupted():
 
 def test_another_thread_may_end_a_run():
     module = compiled(ENDLESS)
-    stop = threading.Timer(0.2, lambda: module._context.fail(TimeoutError("out of time")))
+    stop = threading.Timer(0.2, lambda: module._context.fail(DeviceError("out of time")))
     stop.start()
-    with pytest.raises(TimeoutError, match="out of time"):
+    with pytest.raises(DeviceError, match="out of time"):
         module(n=np.array(1 << 62), x=np.array(1, np.float32))
     stop.join()

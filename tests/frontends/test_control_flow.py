@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from relayc import relay
 from relayc.backend.runtime import compiled_loop, device, dynamic, frames, graph_executor, runners
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.target import Target
 from relayc.frontends.onnx import from_onnx
+from relayc.relay.expr import Function
+from relayc.relay.lowering import driver
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
@@ -169,7 +172,7 @@ def test_a_carried_value_of_size_1_broadcasts():
 
 
 def test_sizes_of_an_iteration_are_checked_in_the_body():
-    """The body adds its first i + 1 elements to a carried value: right only where there are as many."""
+    """The body adds its first i + 1 elements to a carried value: right only where there are as many, or one."""
     one = constant("one", np.array([1], np.int64))
     nodes = [
         helper.make_node("Unsqueeze", ["i", "zero"], ["at"]),
@@ -183,10 +186,10 @@ def test_sizes_of_an_iteration_are_checked_in_the_body():
     )  # fmt: skip
     x = np.arange(6, dtype=np.float32)
     np.testing.assert_array_equal(module(np.array(1), np.ones(1, np.float32), x)[0].numpy(), [-1])
+    np.testing.assert_array_equal(module(np.array(2), np.ones(2, np.float32), x)[0].numpy(), [-1, -2])
+    np.testing.assert_array_equal(module(np.array(2), np.ones(1, np.float32), x)[0].numpy(), [-1, -2])
     with pytest.raises(ArgumentError, match="grow"):
-        module(np.array(1), np.ones(2, np.float32), x)
-    with pytest.raises(ArgumentError, match="grow"):
-        module(np.array(2), np.ones(1, np.float32), x)
+        module(np.array(2), np.ones(3, np.float32), x)
 
 
 def test_branches_of_which_one_gives_size_1_broadcast():
@@ -378,7 +381,7 @@ def test_a_body_waits_for_a_size_that_is_computed_around_it():
 
 @pytest.mark.parametrize("negated", [False, True])
 def test_an_axis_is_taken_away_where_its_size_is_one(negated):
-    """torch's export of `squeeze(1)`, compiled for sizes other than 1, or for a static size."""
+    """torch's export of `squeeze(1)`: one version of the model for a size of 1, one for others."""
     then = helper.make_graph([helper.make_node("Squeeze", ["x", "axis"], ["t"])], "then", [], [info("t", None)])
     other = helper.make_graph([helper.make_node("Identity", ["x"], ["e"])], "else", [], [info("e", None)])
     branches = dict(zip(("then_branch", "else_branch"), (other, then) if negated else (then, other), strict=True))
@@ -389,8 +392,52 @@ def test_an_axis_is_taken_away_where_its_size_is_one(negated):
              helper.make_node("Relu", ["z"], ["y"])]  # fmt: skip
     weights = [constant("second", np.array(1)), constant("axis", np.array([1]))]
     module = compiled(nodes, [info("x", ["a", "b"])], [info("y", None)], weights)
-    assert [module(np.ones((3, n), np.float32))[0].shape for n in (4, 2, 0)] == [(3, 4), (3, 2), (3, 0)]
-    with pytest.raises(ArgumentError, match=r"'maybe' \(If\).*compiled for sizes b other than 1.*b = 1"):
-        module(np.ones((3, 1), np.float32))
+    assert [module(np.ones((3, n), np.float32))[0].shape for n in (4, 1, 0, 1)] == [(3, 4), (3,), (3, 0), (3,)]
     module = compiled(nodes, [info("x", ["a", "b"])], [info("y", None)], weights, shape={"b": 1})
     assert module(np.ones((3, 1), np.float32))[0].shape == (3,)
+
+
+def test_equal_branches_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a chain of Ifs, and of a tree of them inside each other, each kind of branch is optimised once."""
+
+    def branch(name: str, nodes: list[NodeProto]) -> GraphProto:
+        return helper.make_graph(nodes, name, [], [info(nodes[-1].output[0], [2, 3])])
+
+    def scaled(x: str, y: str, factor: str) -> GraphProto:
+        return branch(y, [helper.make_node("Mul", [x, factor], [y])])
+
+    def choice(y: str, then: GraphProto, otherwise: GraphProto) -> NodeProto:
+        return helper.make_node("If", ["c"], [y], then_branch=then, else_branch=otherwise)
+
+    def tree(name: str, depth: int) -> NodeProto:
+        one, other = [
+            branch(name + side, [tree(name + side, depth - 1)]) if depth else scaled("x", name + side, factor)
+            for side, factor in (("a", "two"), ("b", "three"))
+        ]
+        return choice(name, one, other)
+
+    nodes = [tree("t", 4)]
+    for i in range(20):
+        x = nodes[-1].output[0]
+        nodes.append(choice(f"y{i}", scaled(x, f"a{i}", "two"), scaled(x, f"b{i}", "three")))
+    optimized = 0
+    prepared = driver._prepared
+
+    def counted(body: Function, target: Target) -> Function:
+        nonlocal optimized
+        optimized += 1
+        return prepared(body, target)
+
+    monkeypatch.setattr(driver, "_prepared", counted)
+    weights = [numpy_helper.from_array(np.float32(v), name) for v, name in ((2, "two"), (3, "three"))]
+    inputs = [info("x", [2, 3]), helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
+    graph = helper.make_graph(nodes, "g", inputs, [info("y19", [2, 3])], weights)
+    lib = relay.build(from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))[0])
+    assert optimized == 2 + 4  # the two products, and a branch of each depth of the tree
+    module = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    data = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for c in (True, False):
+        module.set_input("x", data)
+        module.set_input("c", np.array(c))
+        module.run()
+        np.testing.assert_allclose(module.get_output(0).numpy(), data * (2.0 if c else 3.0) ** 21, rtol=1e-5)

@@ -73,6 +73,15 @@ def test_an_initializer_that_is_also_listed_as_input_is_a_weight() -> None:
     assert mod.attrs["input_names"] == ["x"] and mod.attrs["output_names"] == ["y"]
 
 
+def test_an_initializer_that_is_also_listed_as_input_can_be_overridden() -> None:
+    weight = np.array([1.0, 2.0, 3.0], np.float32)
+    proto = model([node("Mul", ["x", "w"], ["y"])], weights={"w": weight})
+    proto.graph.input.append(info("w", [3]))
+    np.testing.assert_array_equal(run(proto, X), X * weight)
+    np.testing.assert_array_equal(run(proto, X, constants={"w": 2 * weight}), 2 * X * weight)
+    np.testing.assert_array_equal(run(proto, X, 3 * weight, shape={"w": (3,)}), 3 * X * weight)
+
+
 def test_several_outputs_and_outputs_that_are_inputs_or_weights() -> None:
     weight = np.ones(2, np.float32)
     proto = model([node("Neg", ["x"], ["n"])], outputs=["n", "x", "w", "n"], weights={"w": weight})

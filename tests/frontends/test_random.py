@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from relayc.frontends.onnx import OnnxImportError
+from relayc import relay
+from relayc.backend.runtime import ArgumentError, device, set_random_seed
+from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.frontends.onnx import OnnxImportError, from_onnx
 from relayc.frontends.onnx.backend import RelayBackend
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -64,6 +67,61 @@ def test_nodes_without_a_seed_draw_different_numbers():
     graph = helper.make_graph(nodes, "g", [], results)
     a, b = RelayBackend.run_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)]), [])
     assert not np.intersect1d(a, b).size
+
+
+def pair(op: str, seeds: tuple[float | None, float | None], **attributes: Any) -> ModelProto:
+    """Two nodes of one operator."""
+    inputs = [] if op in ("RandomNormal", "RandomUniform") else ["x"]
+    if op == "Dropout":
+        inputs = ["x", "", "training"]
+    nodes = [
+        helper.make_node(op, inputs, [name], **attributes, **({} if seed is None else {"seed": seed}))
+        for name, seed in zip("ab", seeds, strict=True)
+    ]
+    passed = [helper.make_tensor_value_info("x", FLOAT, [2, 64])] if inputs else []
+    graph = helper.make_graph(
+        nodes, "g", passed, [helper.make_tensor_value_info(name, 0, None) for name in "ab"],
+        [numpy_helper.from_array(np.array(True), "training")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)])
+
+
+NODES: list[tuple[str, dict[str, Any], Any]] = [
+    ("RandomNormal", {"shape": [64]}, 1.0), ("RandomUniform", {"shape": [64]}, 1.0), ("RandomNormalLike", {}, 1.0),
+    ("RandomUniformLike", {}, 1.0), ("Bernoulli", {}, 1.0), ("Multinomial", {"sample_size": 64}, 1.0),
+    ("Dropout", {}, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "attributes", "seed"), NODES, ids=[op for op, _, _ in NODES])
+def test_each_node_has_a_generator_of_its_own(op, attributes, seed):
+    """As in onnxruntime: equal seeds draw equal numbers, in each executor the same; without seeds all draw others."""
+    seeded = relay.build(from_onnx(pair(op, (seed, seed), **attributes))[0])
+    free = relay.build(from_onnx(pair(op, (None, None), **attributes))[0])
+
+    def runs(compiled: Any) -> list[Any]:
+        executor = GraphModule(compiled["default"](device("cpu")))
+        x = {} if op in ("RandomNormal", "RandomUniform") else {"x": np.full((2, 64), 0.5, np.float32)}
+        return [[y.numpy() for y in executor(**x)] for _ in range(2)]
+
+    (a, b), (later, _) = runs(seeded)
+    np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(a, later)
+    np.testing.assert_array_equal(runs(seeded)[1][0], later)
+    (a, b), (later, _) = runs(free)
+    assert not np.array_equal(a, b) and not np.array_equal(a, later)
+    assert not np.array_equal(runs(free)[0][0], a)
+    try:
+        set_random_seed(7)
+        np.testing.assert_array_equal(runs(free), runs(free))
+    finally:
+        set_random_seed(None)
+
+
+def test_a_seed_of_the_process_is_an_integer():
+    for wrong in ("7", 1.5, True):
+        with pytest.raises(ArgumentError, match="set_random_seed is"):
+            set_random_seed(wrong)
 
 
 def test_every_iteration_of_a_loop_draws_numbers_of_its_own():

@@ -441,7 +441,7 @@ def test_the_work_of_appending_is_linear(monkeypatch, trips):
     monkeypatch.setattr(sequences, "_move", counting_move)
     x = f(1000, 64)
     assert_same(compiled(n(trips), x), [np.tanh(x[:trips])])
-    assert counted == {"references": 0, "bytes": x[:trips].nbytes}
+    assert counted["references"] == 0 and counted["bytes"] <= x[:trips].nbytes
 
 
 def test_a_queue_keeps_only_what_is_in_it():

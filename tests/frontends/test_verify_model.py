@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from relayc import te
 from relayc.backend.cache import DiskCache
 from relayc.frontends.cli.main import app
+from relayc.frontends.onnx import verify as verify_module
 from relayc.frontends.onnx.verify import Comparison, _first_cut, departure, verify
 from relayc.relay.op.elementwise import Tanh
 from relayc.te.errors import CompileError
@@ -225,3 +226,51 @@ def test_cache_says_what_it_holds_and_is_cleared(tmp_path: Path, monkeypatch: py
     assert "0 entries" in CliRunner().invoke(app, ["cache"]).output
     monkeypatch.setenv("RELAYC_CACHE_DIR", "off")
     assert "off" in CliRunner().invoke(app, ["cache"]).output
+
+
+def quantised_model() -> onnx.ModelProto:
+    """x -> int8 -> float32 -> relu, and the place of the maximum."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], name="quantise"),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"], name="dequantise"),
+        helper.make_node("Relu", ["d"], ["y"], name="relu"),
+    ]
+    constants = {"scale": np.array(0.05, np.float32), "zero": np.array(0, np.int8)}
+    graph = helper.make_graph(
+        nodes,
+        "quantised",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 6])],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize(("step", "departs"), [(0, None), (1, None), (-1, None), (2, "q"), (-3, "q")])
+def test_quantised_tensors_may_differ_by_one_step(monkeypatch, step, departs):
+    class Flipped(verify_module._References):
+        def __call__(self, names):
+            found = super().__call__(names)
+            at = np.unravel_index(np.argmax(found["q"]), (2, 6))
+            found["q"][at] += step
+            for name in ("d", "y"):
+                found[name][at] += np.float32(step * 0.05)
+            return found
+
+    monkeypatch.setattr(verify_module, "_References", Flipped)
+    report = verify(quantised_model(), {"x": X}, against="reference")
+    assert (None if report.departs is None else report.departs.tensor) == departs
+    counts = {found.tensor: found.steps for found in report.tensors}
+    assert counts == {"q": abs(step) if abs(step) == 1 else 0, "d": 0, "y": 0}
+    assert step != 1 or "1 elements by one step" in str(report.tensors[0])
+
+
+def test_floats_far_from_quantised_ones_are_exact_still(monkeypatch):
+    class Wrong(verify_module._References):
+        def __call__(self, names):
+            found = super().__call__(names)
+            return {name: value + np.float32(0.03) if name == "y" else value for name, value in found.items()}
+
+    monkeypatch.setattr(verify_module, "_References", Wrong)
+    report = verify(quantised_model(), {"x": X}, against="reference")
+    assert report.departs is not None and report.departs.tensor == "y"

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from tests.fuzz.builder import FLOATS, INTEGERS, NUMBERS, GraphBuilder, Value, operator
-from tests.fuzz.dims import broadcast_shapes, is_symbolic
+from tests.fuzz.dims import broadcast_shapes, is_symbolic, rival
 from tests.fuzz.schemas import NARROW, as_dtype, kind_of
 
 __all__ = ["broadcast", "partner"]
@@ -89,6 +89,8 @@ def partner(g: GraphBuilder, x: Value, dtype: str | None = None, low: float = -2
     if g.chance(0.5):
         shape = [1 if g.chance(0.4) else d for d in shape]
         shape = shape[g.integer(0, len(shape)) :] if g.chance(0.3) else shape
+    if g.dynamic and g.chance(0.4):
+        shape = [rival(d) for d in shape]
     same = [v for v in g.values if v.shape == tuple(shape) and v.dtype == (dtype or x.dtype)]
     same = [v for v in same if [is_symbolic([d]) for d in v.shape] == [is_symbolic([d]) for d in shape]]
     same = [v for v in same if v is not x and low * 50 <= v.low and v.high <= high * 50 and (low < 0 or v.low >= low)]

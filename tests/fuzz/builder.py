@@ -5,7 +5,8 @@ shape, the interval its elements lie in, and whether it is *exact*, that is, the
 computed. Operators with jumps (Floor, Greater, ArgMax ...) take exact values only, for which every implementation must
 agree; intervals keep chains of operators away from overflow, and from where functions are undefined.
 
-A graph with named dimensions is run at several sizes of them, 1 among them.
+A graph with named dimensions is run at several sizes of them, 1 among them; two of the names broadcast, so that either
+may be 1 where the other is not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from tests.fuzz.dims import SYMBOLS, Symbolic, is_symbolic, shape_at
+from tests.fuzz.dims import RUNS, SYMBOLS, Symbolic, is_symbolic, shape_at
 from tests.fuzz.names import reads
 from tests.fuzz.schemas import as_dtype, exists, has_attribute, input_count, kind_of, types_of
 
@@ -203,7 +204,7 @@ class GraphBuilder:
         if smallest == 0 and dims and self.chance(0.05):
             dims[self.integer(0, len(dims) - 1)] = 0
         if self.dynamic and dims and self.chance(0.6):
-            dims[0] = Symbolic.named("batch")
+            dims[0] = Symbolic.named("wide" if self.chance(0.25) else "batch")
             if len(dims) > 1 and self.chance(0.4):
                 dims[1] = Symbolic.named("length")
         return tuple(dims)
@@ -404,14 +405,16 @@ class GraphBuilder:
         return Sample(seed, model, outputs, self._runs(seed, inputs), self.modern, self.dtypes)
 
     def _runs(self, seed: int, inputs: dict[str, _Input]) -> list[dict[str, Array]]:
-        runs = [{name: self.arrays[name] for name in inputs}]
-        if any(is_symbolic(x.shape) for x in inputs.values()):
-            for sizes in (dict.fromkeys(SYMBOLS, 1), {name: self.integer(1, 13) for name in SYMBOLS}):
-                numbers = np.random.default_rng([seed, *sizes.values()])
-                runs.append({
-                    name: x.array(numbers, shape_at(x.shape, sizes))
-                    for name, x in inputs.items()
-                })  # fmt: skip
+        if not any(is_symbolic(x.shape) for x in inputs.values()):
+            return [{name: self.arrays[name] for name in inputs}]
+        runs: list[dict[str, Array]] = []
+        for large in RUNS:
+            size = self.integer(2, 13)
+            sizes = {name: size if name in large else 1 for name in SYMBOLS}
+            if large:
+                sizes["length"] = self.integer(1, 13)
+            numbers = np.random.default_rng([seed, *sizes.values()])
+            runs.append({name: x.array(numbers, shape_at(x.shape, sizes)) for name, x in inputs.items()})
         return runs
 
     def _declare(self, name: str, x: _Input) -> ValueInfoProto:

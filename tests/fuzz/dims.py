@@ -6,12 +6,20 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["SYMBOLS", "Symbolic", "broadcast_shapes", "is_symbolic", "shape_at"]
+__all__ = ["RUNS", "SYMBOLS", "Symbolic", "broadcast_shapes", "is_symbolic", "rival", "shape_at"]
 
 Sizes = Mapping[str, int]
 
-SYMBOLS = {"batch": 7, "length": 11}
+SYMBOLS = {"batch": 7, "length": 11, "wide": 17}
 """Sizes of named dimensions while a graph is generated; other dimensions rarely have them."""
+
+_JOINED = 13
+"""The size that "batch" and "wide" broadcast to, while a graph is generated."""
+
+_FAMILY = frozenset((SYMBOLS["batch"], SYMBOLS["wide"], _JOINED))
+
+RUNS = (("batch", "wide"), (), ("batch",), ("wide",))
+"""For each run of a graph, those of the two names that broadcast whose size is not 1; it is one size."""
 
 
 class Symbolic(int):
@@ -70,8 +78,21 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     )
 
 
+def rival(d: int) -> int:
+    """A size of another name that broadcasts with a symbolic one; the size itself if there is none."""
+    if not isinstance(d, Symbolic) or int(d) not in _FAMILY:
+        return d
+    return Symbolic.named("batch" if int(d) == SYMBOLS["wide"] else "wide")
+
+
+def _joined() -> Symbolic:
+    return Symbolic(_JOINED, lambda sizes: max(sizes["batch"], sizes["wide"]))
+
+
 def _common(dims: Sequence[int]) -> int:
     wide = [d for d in dims if isinstance(d, Symbolic) or d != 1]
+    if len({int(d) for d in wide}) > 1 and all(isinstance(d, Symbolic) and int(d) in _FAMILY for d in wide):
+        return _joined()
     if len({int(d) for d in wide}) > 1 or len({isinstance(d, Symbolic) for d in wide}) > 1:
         raise LookupError("shapes that do not broadcast")
     return wide[0] if wide else 1

@@ -20,6 +20,8 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+
 from tests.fuzz.extremes import extreme_model
 from tests.fuzz.test_mutated_models import attempt
 
@@ -33,6 +35,9 @@ _STUCK = 120
 
 _MEMORY = 12 << 30
 """Bytes of address space."""
+
+_PROGRESS = 500
+"""Models between two lines of progress."""
 
 
 def outcome_of(seed: int) -> str:
@@ -65,6 +70,9 @@ def _try(seed: int, sender: int) -> None:
     warnings.simplefilter("ignore")
     try:
         model, feeds = extreme_model(seed)
+        if seed % 3 == 0:  # users' settings
+            np.seterr(all="raise")
+            warnings.simplefilter("error")
         found = attempt(model, feeds)
     except MemoryError:
         found = "rejected"
@@ -85,6 +93,10 @@ def _read(receiver: int, seconds: float) -> str | None:
         if not part:
             return found.decode("utf-8", "replace")
         found += part
+
+
+def _text(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
 
 
 def _share(seeds: range, until: float) -> Iterator[tuple[int, str]]:
@@ -110,7 +122,9 @@ def main(arguments: list[str] | None = None) -> int:
         counts[outcome if fine else "wrong"] += 1
         if not fine:
             print(f"seed {seed}: {outcome}", flush=True)
-    print(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
+        if counts.total() % _PROGRESS == 0:
+            print(_text(counts), flush=True)
+    print(_text(counts))
     return 1 if counts["wrong"] else 0
 
 

@@ -12,6 +12,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 from relayc.relay.op.elementwise import Tanh
 from tests.fuzz.builder import STRING, Sample, Value, generators, random_graph
 from tests.fuzz.compare import TOLERANCES, Finding, check, check_seed, compare_outputs
+from tests.fuzz.dims import RUNS
 from tests.fuzz.names import subgraphs
 from tests.fuzz.oracle import expected_outputs, onnxruntime_outputs, reference_outputs, unit_noise
 from tests.fuzz.schemas import exists
@@ -57,7 +58,7 @@ def test_a_planted_fault_is_found_and_shrunk_to_its_operator(monkeypatch: pytest
 
 
 def test_a_fault_at_one_size_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = next(s for s in map(_open_tanh, range(100)) if len(s.runs) == 3)
+    sample = next(s for s in map(_open_tanh, range(100)) if len(s.runs) == len(RUNS))
     check(sample)
     wrong = replace(sample, runs=[*sample.runs[:2], {n: a + np.float32(1) for n, a in sample.runs[2].items()}])
     monkeypatch.setattr("tests.fuzz.compare.expected_outputs", lambda s, inputs: expected_outputs(

@@ -10,8 +10,8 @@ import pytest
 from relayc import backend, te, topi
 from relayc.backend.target import Target
 from relayc.relay.op.nn.conv import convolve
-from relayc.te.ir import post_order
-from relayc.te.tir import Allocate
+from relayc.te.ir import collect, post_order
+from relayc.te.tir import Allocate, BufferStore
 from relayc.topi.registry import schedule_for
 
 RNG = np.random.default_rng(11)
@@ -52,7 +52,23 @@ CASES = [
     ((1, 5, 5, 4), (3, 3), 2, (1, 1), (1, 1, 1, 1), (1, 1)),
     ((1, 3, 2, 8), (5, 5), 1, (1, 1), (2, 2, 2, 2), (1, 1)),
     ((1, 9, 33, 8), (1, 3), 1, (1, 1), (0, 0, 0, 0), (1, 1)),
+    ((2, 61, 1, 20), (9, 1), 1, (2, 1), (4, 0, 4, 0), (1, 1)),
+    ((1, 43, 3, 8), (5, 3), 1, (1, 1), (2, 0, 2, 0), (1, 1)),
 ]
+
+
+def stores_of_a_tile(shape, kernel, strides, padding):
+    module, _ = scheduled(shape, kernel, 1, strides, padding, (1, 1))
+    main = module["main"]
+    return len([store for store in collect(main.body, BufferStore) if store.buffer.data is main.params[-1]])
+
+
+@pytest.mark.parametrize(("taps", "stride"), [(3, 1), (31, 1), (7, 2)])
+def test_an_image_of_one_column_has_tiles_of_its_lines(taps, stride):
+    pad = taps // 2
+    column = stores_of_a_tile((1, 200, 1, 32), (taps, 1), (stride, 1), (pad, 0, pad, 0))
+    line = stores_of_a_tile((1, 1, 200, 32), (1, taps), (1, stride), (0, pad, 0, pad))
+    assert column >= 8 and column >= line
 
 
 @pytest.mark.parametrize("width", [3, 7, 14, 28])

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from relayc import relay
+from relayc import relay, te
 from relayc.backend import Target
 from relayc.backend.runtime import device, graph_executor
 from relayc.relay.lowering.graph import make_graph
@@ -82,3 +82,21 @@ def test_panels_of_doubles_take_as_many_registers_as_floats():
     assert "vfmadd" in text and "pd" in text
     hot = max(text.split("\n.LBB"), key=lambda block: block.count("vfmadd"))
     assert hot.count("vfmadd") > 20 and "(%rsp)" not in hot, "no accumulator is spilled"
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_a_dynamic_depth_is_read_in_place_by_vectors(columns: int):
+    m, k = te.size_var("m"), te.size_var("k")
+    a, b = relay.var("a", (m, k)), relay.var("b", (k, 1) if columns == 1 else (columns, k))
+    function = relay.Function((a, b) if columns == 1 else (b, a), (
+        nn.batch_matmul(a, b, transpose_b=False) if columns == 1 else nn.batch_matmul(b, a, transpose_b=True)
+    ))  # fmt: skip
+    nodes = make_graph(relay.optimize(IRModule({"main": function}), SERVER)["main"]).nodes
+    loops = [str(lower(node.workload, SERVER).function) for node in nodes if node.workload is not None]
+    assert any("ramp(0, 1, 16)" in text for text in loops) and len(loops) == 1
+    module = graph_executor.GraphModule(relay.build(function)["default"](device("cpu", 0)))
+    for rows, depth in ((1, 1), (5, 7), (40, 64), (33, 300)):
+        x = np.random.default_rng(rows).standard_normal((rows, depth)).astype(np.float32)
+        y = np.random.default_rng(depth).standard_normal((columns, depth)).astype(np.float32)
+        result = module(x, y.T.copy())[0].numpy() if columns == 1 else module(y, x)[0].numpy().T
+        np.testing.assert_allclose(result, x @ y.T, rtol=1e-5, atol=1e-4)

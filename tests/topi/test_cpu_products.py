@@ -15,7 +15,7 @@ from relayc.relay.lowering.lower import lower
 from relayc.relay.op.base import make_call
 from relayc.relay.op.nn.conv import convolve
 from relayc.te.ir import IRModule, PassContext, collect
-from relayc.te.tir import For
+from relayc.te.tir import BufferStore, For
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
 
@@ -176,6 +176,22 @@ def test_fewer_pixels_than_a_tile_has_are_computed_one_by_one(stride: int):
         np.testing.assert_allclose(executor(data)[0].numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_tiles_begin_on_lines_also_where_an_image_is_one_column():
+    """Rows of a tile on two lines would each need an address of its own."""
+    found: list[int] = []
+    for is_column in (False, True):
+        kernel, size = ((3, 1), (500, 1)) if is_column else ((1, 3), (1, 500))
+        weight = relay.const(np.ones((64, 64, *kernel), np.float32))
+        x = relay.var("x", shape=(te.size_var("n"), 64, *size))
+        function = relay.Function((x,), relay.nn.conv2d(x, weight, padding=(1, 0, 1, 0) if is_column else (0, 1, 0, 1)))
+        with PassContext(config={"relay.winograd": "off"}):
+            optimized = relay.optimize(IRModule({"main": function}), SERVER)
+        workloads = [node.workload for node in make_graph(optimized["main"]).nodes]
+        (main,) = [lower(w, SERVER).function for w in workloads if "nn.conv2d_nhwc_packed" in w.operators]
+        found.append(len(collect(main.body, BufferStore)))
+    assert found[0] == found[1] > 20
+
+
 @pytest.mark.parametrize(("transpose_a", "transpose_b"), [(False, False), (False, True), (True, False)])
 def test_computed_matrices_of_dynamic_shapes_are_packed(transpose_a: bool, transpose_b: bool):
     batch, m, n, k = (te.size_var(name) for name in "bmnk")
@@ -242,3 +258,23 @@ def test_a_tile_is_unrolled_except_for_mathematical_functions():
         (node,) = make_graph(optimized["main"]).nodes
         loops.append(len(collect(lower(node.workload, HASWELL).function.body, For)))
     assert loops[1] == loops[0] + 1
+
+
+@pytest.mark.parametrize(("size", "kernel", "groups", "strides"), [
+    ((9, 11), (3, 3), 1, (2, 1)), ((13,), (5,), 1, (1,)), ((4, 5, 6), (3, 3, 3), 1, (1, 1, 1)),
+    ((9, 9), (3, 3), 4, (1, 1)), ((7, 20), (3, 3), 20, (1, 1)), ((9, 9), (1, 1), 1, (1, 1)),
+])  # fmt: skip
+def test_convolutions_of_float64_take_packed_weights(size, kernel, groups, strides):
+    rng, rank, channels = np.random.default_rng(5), len(size), 40
+    weight = rng.standard_normal((channels, channels // groups, *kernel))
+    x = relay.var("x", shape=(2, channels, *size), dtype="float64")
+    conv = (relay.nn.conv1d, relay.nn.conv2d, relay.nn.conv3d)[rank - 1]
+    made = conv(x, relay.const(weight), strides=strides, padding=tuple([1] * rank), groups=groups)
+    function = relay.Function((x,), made)
+    optimized = relay.optimize(IRModule({"main": function}), SERVER)
+    operators = [name for node in make_graph(optimized["main"]).nodes for name in node.workload.operators]
+    assert any("packed" in name for name in operators)
+    data = rng.standard_normal((2, channels, *size))
+    result = graph_executor.GraphModule(relay.build(function)["default"](device("cpu", 0)))(data)[0].numpy()
+    expected = convolve(data, weight, strides, (1,) * (2 * rank), (1,) * rank, groups)
+    np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)

@@ -10,7 +10,7 @@ import pytest
 from relayc import backend, te, topi
 from relayc.backend.target import Target
 from relayc.te.ir import collect
-from relayc.te.tir import BufferLoad, For, ForKind
+from relayc.te.tir import BufferLoad, For, ForKind, Ramp
 from relayc.topi.registry import schedule_for
 
 RNG = np.random.default_rng(12)
@@ -60,6 +60,38 @@ def test_dynamic_lines_are_vectors_with_scalar_tails(kind):
         result = backend.nd.empty(expected.shape, "float32")
         function(backend.nd.array(a), result)
         np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+LONG = [
+    ((100_000, 8), 0), ((300_001, 3), 0), ((1, 224, 224, 16), (1, 2)), ((2, 40_000, 30), 1), ((3, 100_000), 1),
+    ((20, 8, 5000), (0, 2)), ((200, 300, 7), (0, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "axes"), LONG, ids=str)
+@pytest.mark.parametrize(("kind", "dynamic"), [("mean", False), ("mean", True), ("var", False)])
+def test_rounding_errors_of_long_sums_stay_small(kind, dynamic, shape, axes):
+    """Added up in sequence, 100,000 values have an error of 50 units in the last place."""
+    a = RNG.random(shape, dtype=np.float32)
+    sizes = [te.size_var(f"n{k}") for k in range(len(shape))] if dynamic else shape
+    x = te.placeholder(sizes, "float32", "x")
+    out = (topi.variance if kind == "var" else getattr(topi, kind))(x, axes)
+    function = backend.build(te.lower(schedule_for([out], TARGETS[0]), [x, out]), target=TARGETS[0])
+    expected = getattr(np, kind)(a.astype("float64"), axes)
+    result = backend.nd.empty(expected.shape, "float32")
+    function(backend.nd.array(a), result)
+    np.testing.assert_allclose(result.numpy(), expected, rtol=3e-6 if dynamic else 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sum", "max"])
+@pytest.mark.parametrize(("shape", "axes"), [((60, 50, 30), (0, 2)), ((2, 60, 50, 3), (1, 3)), ((60, 9, 7), (0, 2))])
+def test_a_short_last_dimension_is_reduced_after_whole_lines(kind, shape, axes):
+    x = te.placeholder(shape, "float32", "x")
+    out, a = getattr(topi, kind)(x, axes), RNG.standard_normal(shape).astype("float32")
+    check(out, [x], [a], getattr(np, kind)(a.astype("float64"), axes), TARGETS[1])
+    main = te.lower(schedule_for([out], TARGETS[0]), [x, out])["main"]
+    loads = [load for load in collect(main.body, BufferLoad) if load.buffer.data is main.params[0]]
+    assert loads and all(isinstance(load.indices[0], Ramp) for load in loads)
 
 
 BYTES = [((1000, 200), 0), ((300, 33), 0), ((3, 521, 50), 1), ((2, 9, 31, 64), (1, 2)), ((20, 64), 0), ((257, 9), 0)]
@@ -446,3 +478,25 @@ def _reads_alone(loop, source):
     """True if a loop reads an argument, and no loop inside of it does."""
     inside = [other for other in collect(loop.body, For) if other.kind is not ForKind.VECTORIZED]
     return not inside and any(load.buffer.data is source for load in collect(loop.body, BufferLoad))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+@pytest.mark.parametrize("last", [False, True])
+def test_positions_of_extrema_along_a_dynamic_dimension(last, kind, axis):
+    x = te.placeholder([te.size_var(name) for name in "abc"], "float32", "x")
+    out = getattr(topi, kind)(x, axis, select_last_index=last)
+    main = te.lower(schedule_for([out], TARGETS[1]), [x, out])["main"]
+    loads = [load for load in collect(main.body, BufferLoad) if load.buffer.data is main.params[0]]
+    assert last or any(isinstance(load.indices[0], Ramp) for load in loads)
+    function = backend.build(main, target=TARGETS[1])
+    for shape in ((3, 40, 70), (67, 5, 3), (1, 1, 1), (2, 300, 1025)):
+        a = RNG.integers(-9, 9, shape).astype("float32")
+        if shape[0] == 3:
+            a[1, 7:9, 5] = a[2, 5, 3:8] = np.nan
+        along = np.flip(a, axis) if last else a
+        found = np.where(np.isnan(along), np.inf if kind == "argmax" else -np.inf, along)
+        expected = getattr(np, kind)(found, axis)
+        result = backend.nd.empty(expected.shape, out.dtype)
+        function(backend.nd.array(a), result)
+        np.testing.assert_array_equal(result.numpy(), shape[axis] - 1 - expected if last else expected)

@@ -411,10 +411,15 @@ def threads_worthwhile(operations: float, lanes: int) -> int:
 
 
 def reads_in_place(target: Target, rows: Dim, columns: Dim, steps: Dim, transpose_a: bool, transpose_b: bool) -> bool:
-    """Whether a product has so few rows that its right operand should be read in place, in memory order, not packed."""
+    """Whether a product has so few rows that its right operand should be read in place, in memory order, not packed.
+
+    Dynamic rows are taken to be many, and dynamic columns to be few; a dynamic depth is taken to be long.
+    """
     long, lanes = steps if transpose_b else columns, vector_lanes(target)
-    if not isinstance(rows, int) or not isinstance(long, int) or (transpose_a and transpose_b):
+    if not isinstance(rows, int) or (transpose_a and transpose_b):
         return False
+    if not isinstance(long, int):
+        return transpose_b and rows <= _FEW_ROWS
     if rows > _FEW_ROWS:
         near = transpose_b and rows <= _FEW_ROWS_ALONG and 4 * rows * long <= target.cache_bytes.l1
         return near and isinstance(columns, int) and columns >= lanes and long >= 2 * lanes

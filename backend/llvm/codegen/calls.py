@@ -17,7 +17,7 @@ from relayc.te.tir import LT, BufferLoad, Call, Cast, PrimExpr, StringImm, as_in
 
 __all__ = ["CTX_CALL_PACKED", "CTX_FREE", "CTX_PARALLEL", "CTX_SHORTAGE", "CTX_WORKSPACE", "CallEmitter"]
 
-CTX_PARALLEL, CTX_DRAWS, CTX_WORKSPACE, CTX_FREE, CTX_CALL_PACKED, CTX_SHORTAGE = 0, 12, 16, 24, 32, 40
+CTX_PARALLEL, CTX_WORKSPACE, CTX_FREE, CTX_CALL_PACKED, CTX_SHORTAGE, CTX_DRAWS = 0, 16, 24, 32, 40, 48
 """Byte offsets of the function pointers in the execution context (see backend/runtime/context.py)."""
 
 DLPACK_FIELDS: dict[str, tuple[int, str]] = {
@@ -361,7 +361,9 @@ class CallEmitter(TileEmitter):
         return "0"
 
     def emit_next_draw(self, call: Call) -> str:
-        place = self.byte_offset("%ctx", CTX_DRAWS)
+        stream = as_int(call.args[0])
+        assert stream is not None, "streams are constants"
+        place = self.byte_offset("%ctx", CTX_DRAWS + 4 * stream)
         drawn = self.text.value(f"load i32, ptr {place}, align 4")
         after = self.text.pure(f"add i32 {drawn}, 1")
         self.text.effect(f"store i32 {after}, ptr {place}, align 4")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 
 import numpy as np
 
@@ -11,24 +10,24 @@ from relayc.frontends.onnx.node import OnnxNode
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr, const
 from relayc.relay.op.common import with_dim
-from relayc.relay.sizes import add_sizes, dims_equal, floor_divide, larger, product, smaller
+from relayc.relay.sizes import dims_match, is_one
 from relayc.relay.stored import StoredConstant
 from relayc.relay.type import shapes_equal, shapes_match
 from relayc.te.tir import Dim
 
 __all__ = [
     "MICROSOFT",
-    "aligned",
     "bordered",
     "broadcast_pair",
     "counted",
     "float_const",
     "in_float32",
-    "is_one_as_size",
     "legacy_broadcast",
     "like",
+    "question_of_one",
     "require_rank",
     "reshape_to",
+    "take_as_one",
     "transposed",
     "zeros",
 ]
@@ -105,38 +104,19 @@ def broadcast_pair(x: Expr, y: Expr) -> tuple[Expr, Expr]:
     return x, (op.expand_dims(y, 0, missing) if missing > 0 else y)
 
 
-def aligned(node: OnnxNode, *operands: Expr) -> list[Expr]:
-    """Operands of a broadcasting operator, explicitly broadcast where sizes may be 1 at run time.
-
-    Symbolic sizes are assumed to be equal, which is wrong for a size that may be 1 on one path through the model
-    (`OnnxNode.may_be_one`): there the operands are broadcast to the common size.
-    """
-    xs = list(operands)
-    for back in range(1, max(len(x.shape) for x in xs) + 1):
-        dims = [x.shape[-back] for x in xs if len(x.shape) >= back and x.shape[-back] != 1]
-        if not any(node.may_be_one(d) for d in dims) or all(dims_equal(d, dims[0]) for d in dims):
-            continue
-        common = larger(reduce(_common_size, dims), 0)
-        positions = op.arange(0, common, 1, "int64")
-        for i, x in enumerate(xs):
-            if len(x.shape) >= back and x.shape[-back] != 1 and not dims_equal(x.shape[-back], common):
-                d = x.shape[-back]
-                fits = product((add_sizes(d, -1), add_sizes(d, product((-1, common)))))
-                node.check_equal(fits, 0, f"the sizes {d} and {common}")
-                xs[i] = op.take(x, positions, axis=len(x.shape) - back, mode="clip")
-    return xs
+def question_of_one(d: Dim) -> str:
+    """The question whether a size is 1, which has one answer in a version of the model (`OnnxNode.answer`)."""
+    return f"{d} == 1"
 
 
-def _common_size(a: Dim, b: Dim) -> Dim:
-    """The broadcast of two sizes, either of which may be 1."""
-    if isinstance(a, int) or isinstance(b, int):
-        return a if isinstance(a, int) else b
-    return add_sizes(a, product((is_one_as_size(a), add_sizes(b, -1))))
-
-
-def is_one_as_size(d: Dim) -> Dim:
-    """1 for a size of 1, 0 for others."""
-    return add_sizes(smaller(d, 1), product((-1, smaller(floor_divide(d, 2), 1))))
+def take_as_one(node: OnnxNode, d: Dim, answer: bool, why: str = "") -> None:
+    """From now on, and checked at run time, a symbolic size is 1, or else it is not; an error says `why`."""
+    node.ask(question_of_one(d), answer)
+    if answer:
+        dims_match(d, 1)
+        node.check_equal(d, 1, f"compiled for sizes {d} of 1{why},")
+    else:
+        node.check_equal(is_one(d), 0, f"compiled for sizes {d} other than 1{why},")
 
 
 def legacy_broadcast(node: OnnxNode) -> tuple[Expr, Expr]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from onnx import GraphProto
@@ -10,7 +11,8 @@ from onnx import GraphProto
 from relayc.frontends.onnx.containers import joined_type, value_type
 from relayc.frontends.onnx.errors import NothingInsideError, UnsupportedOperatorError, ValueNeededError
 from relayc.frontends.onnx.node import OnnxNode
-from relayc.frontends.onnx.ops.common import is_one_as_size
+from relayc.frontends.onnx.ops.appended import appended_sequences, stacking_body
+from relayc.frontends.onnx.ops.common import question_of_one, take_as_one
 from relayc.frontends.onnx.ops.embedding_bag import embedding_bag_loop
 from relayc.frontends.onnx.ops.flow import (
     Body,
@@ -28,12 +30,13 @@ from relayc.frontends.onnx.ops.flow import (
 )
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
-from relayc.relay.container_type import ContainerType
-from relayc.relay.expr import Call, Constant, Expr, Function, const
+from relayc.relay.container_type import ContainerType, ElementType, SequenceType
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, const
 from relayc.relay.op.base import OpDef
 from relayc.relay.sizes import dims_equal, size_variables
 from relayc.relay.type import TensorType
-from relayc.te.tir import Dim
+from relayc.te.errors import CompileError
+from relayc.te.tir import Dim, Var as SizeVariable
 
 MAX_ITERATIONS = 1024
 """Most iterations of a loop that has to be unrolled."""
@@ -48,8 +51,9 @@ MOST_TRIPS = (1 << 62) - 1
 def if_(node: OnnxNode) -> Sequence[Expr]:
     """A constant condition selects the branch at compile time.
 
-    Exporters test whether a size is 1 before they squeeze its axis. Compiled models can't have results of two ranks, so
-    for a symbolic size such a model assumes, and checks, that it is not 1.
+    Compiled models can't have results of two ranks, as of exporters' test whether a size is 1 before a squeeze, nor a
+    branch that can't be typed. The model is then compiled for one branch, which is checked, and has another version for
+    the other one.
     """
     known = node.known_value(0)
     graphs = [node.attr_graph("then_branch"), node.attr_graph("else_branch")]
@@ -58,26 +62,75 @@ def if_(node: OnnxNode) -> Sequence[Expr]:
     if len(graphs[0].output) != len(graphs[1].output):
         counts = f"{len(graphs[0].output)} and {len(graphs[1].output)}"
         raise node.error(f"branches of {counts} outputs", expected="as many of each")
+    question = _Question.of(node)
+    answer = node.answer(question.key)
+    if answer is not None:
+        return _branch(node, graphs, question, answer, "")
     try:
         with node.attempt():
             return _if_dynamic(node, graphs)
-    except ValueNeededError:
+    except NothingInsideError:
+        raise
+    except CompileError as error:
+        return _one_branch(node, graphs, question, error)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What decides an If: whether `size` is 1, if that is known, else its condition.
+
+    Nodes with equal keys have one answer in a version of the model. The condition is the answer, or with `negated` its
+    opposite.
+    """
+
+    key: str
+    size: Dim | None
+    negated: bool
+
+    @staticmethod
+    def of(node: OnnxNode) -> _Question:
         compared = _must_be_one(node, node[0])
         if compared is None:
-            raise
-        size, is_one = compared
-        node.check_equal(is_one_as_size(size), 0, f"compiled for sizes {size} other than 1 (or give shape=)")
-        return node.convert_graph(graphs[1 if is_one else 0], [])
+            return _Question(node.where, None, False)
+        return _Question(question_of_one(compared[0]), compared[0], not compared[1])
+
+
+def _one_branch(
+    node: OnnxNode, graphs: Sequence[GraphProto], question: _Question, error: CompileError
+) -> Sequence[Expr]:
+    """The branch for sizes other than 1, or the first one, if it can be converted, else the other one."""
+    why = f" (the branches don't fit together: {str(error).splitlines()[0]})"
+    for answer in (question.size is None, question.size is not None):
+        try:
+            with node.attempt():
+                return _branch(node, graphs, question, answer, why)
+        except CompileError:
+            continue
+    raise error
+
+
+def _branch(
+    node: OnnxNode, graphs: Sequence[GraphProto], question: _Question, answer: bool, why: str
+) -> Sequence[Expr]:
+    """The branch for one answer, which is checked at run time; the error then says `why`."""
+    results = node.convert_graph(graphs[0 if answer != question.negated else 1], [])
+    if question.size is not None:
+        take_as_one(node, question.size, answer, why)
+        return results
+    node.ask(question.key, answer)
+    (passed,) = node.bind(op.cast(op.reshape(node[0], (1,)), "int64"), "the condition")
+    node.check_equal(passed, int(answer), f"compiled for {answer} as the condition{why},")
+    return results
 
 
 def _must_be_one(node: OnnxNode, condition: Expr) -> tuple[Dim, bool] | None:
     """The size that a condition compares with 1, and whether for equality; None for other conditions."""
-    is_one = True
+    equality = True
     while isinstance(condition, Call) and isinstance(condition.op, OpDef):
         name = condition.op.name
         if name not in ("cast", "reshape", "squeeze", "expand_dims", "logical_not"):
             break
-        is_one ^= name == "logical_not"
+        equality ^= name == "logical_not"
         condition = condition.args[0]
     if not isinstance(condition, Call) or not isinstance(condition.op, OpDef) or condition.op.name != "equal":
         return None
@@ -85,7 +138,7 @@ def _must_be_one(node: OnnxNode, condition: Expr) -> tuple[Dim, bool] | None:
     sizes = [d[0] for d in known if d is not None and len(d) == 1]
     if len(sizes) != 2 or 1 not in [d for d in sizes if isinstance(d, int)]:
         return None
-    return next(((d, is_one) for d in sizes if not isinstance(d, int)), None)
+    return next(((d, equality) for d in sizes if not isinstance(d, int)), None)
 
 
 def _if_dynamic(node: OnnxNode, graphs: Sequence[GraphProto]) -> Sequence[Expr]:
@@ -109,7 +162,7 @@ def _branches(node: OnnxNode, graphs: Sequence[GraphProto]) -> list[tuple[Functi
     for graph in graphs:
         try:
             with node.attempt():
-                closed.append(node.close_graph(graph, []))
+                closed.append(node.close_graph(graph, [], may_not_run=True))
         except NothingInsideError as error:
             closed.append(error)
     reached = [branch for branch in closed if not isinstance(branch, NothingInsideError)]
@@ -167,6 +220,34 @@ def loop(node: OnnxNode) -> Sequence[Expr]:
 
 def _loop_dynamic(node: OnnxNode) -> Sequence[Expr]:
     body, carried = _body_and_carried(node)
+    appended = appended_sequences(body, carried)
+    if appended:
+        try:
+            with node.attempt():
+                return _loop_of_stacks(node, body, carried, appended)
+        except CompileError:  # elements that can't be stacked
+            pass
+    return _loop_of(node, body, carried)
+
+
+def _loop_of_stacks(
+    node: OnnxNode, body: GraphProto, carried: Sequence[Expr], appended: Sequence[int]
+) -> Sequence[Expr]:
+    """A loop whose sequences `appended` are stacked, and cut into sequences after it."""
+    kept = [value for k, value in enumerate(carried) if k not in appended]
+    results = list(_loop_of(node, stacking_body(body, appended), kept))
+    stacks = results[len(results) - len(appended) :]
+    del results[len(results) - len(appended) :]
+    for k, stack in zip(appended, stacks, strict=True):
+        ty = stack.tensor_type
+        if unsettled(ty) != [0]:
+            raise node.unsupported(f"the elements of carried value {k}, whose sizes differ, as a stack")
+        sequence = SequenceType(ElementType(ty.shape[1:], ty.dtype))
+        results.insert(k, op.sequence.cut(stack, None, 0, False, sequence))
+    return results
+
+
+def _loop_of(node: OnnxNode, body: GraphProto, carried: Sequence[Expr]) -> Sequence[Expr]:
     settled = settled_body(node, body, carried, before=loop_variables(), first=1)
     _check_containers(node, settled, len(carried))
     inputs = contained(node, carried, settled.types)
@@ -191,15 +272,31 @@ def _body_and_carried(node: OnnxNode) -> tuple[GraphProto, list[Expr]]:
 def loop_results(node: OnnxNode, body: Body, carried: int) -> list[ValueType]:
     """The types of the final carried values and of the stacked outputs."""
     results: list[ValueType] = []
+    iterations = _known_iterations(node, body.function)
     for k, ty in enumerate(body.types):
         if isinstance(ty, ContainerType):
             results.append(ty)
         elif k < carried:
             results.append(node.fresh_sizes(ty, unsettled(ty), f"#result{k}", ones=may_be_ones(node, ty)))
         else:
-            stack = ty.with_shape((1, *ty.shape))
-            results.append(node.fresh_sizes(stack, [0, *unsettled(stack)], f"#result{k}"))
+            stack = ty.with_shape((1 if iterations is None else iterations, *ty.shape))
+            late = [0] if iterations is None else []
+            results.append(node.fresh_sizes(stack, [*late, *unsettled(stack)], f"#result{k}"))
     return results
+
+
+def _known_iterations(node: OnnxNode, body: Function) -> Dim | None:
+    """The number of iterations of a loop that no condition ends, and whose trip count is a number or a dimension."""
+    trips = None if node.get(0) is None else node.sizes_or_none(0)
+    assert isinstance(body.body, Tuple)
+    conditions = [body.body.fields[0], *([] if node.get(1) is None else [node[1]])]
+    if trips is None or len(trips) != 1 or not all(x is body.params[1] or _is_true(x) for x in conditions):
+        return None
+    return max(trips[0], 0) if isinstance(trips[0], int) else trips[0] if isinstance(trips[0], SizeVariable) else None
+
+
+def _is_true(x: Expr) -> bool:
+    return isinstance(x, Constant) and bool(x.data.all())
 
 
 def _check_containers(node: OnnxNode, body: Body, carried: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
-from relayc.frontends.onnx.ops.common import aligned, broadcast_pair, float_const, legacy_broadcast
+from relayc.frontends.onnx.ops.common import broadcast_pair, float_const, legacy_broadcast
 from relayc.frontends.onnx.registry import convert_with, converter
 from relayc.relay import op
 from relayc.relay.expr import Expr
@@ -78,7 +78,7 @@ def _unary(function: Unary) -> Callable[[OnnxNode], Expr]:
 
 
 def _binary(function: Binary) -> Callable[[OnnxNode], Expr]:
-    return lambda node: function(*aligned(node, node[0], node[1]))
+    return lambda node: function(node[0], node[1])
 
 
 def _legacy_binary(function: Binary) -> Callable[[OnnxNode], Expr]:
@@ -111,7 +111,7 @@ def pow_1(node: OnnxNode) -> Expr:
 @converter("Pow", since=7)
 def pow_7(node: OnnxNode) -> Expr:
     """The result has the element type of the base."""
-    base, exponent = aligned(node, node[0], node[1])
+    base, exponent = node[0], node[1]
     if base.dtype == exponent.dtype:
         return op.power(base, exponent)
     wide = "float64" if base.dtype.bits > 32 or exponent.dtype.bits > 32 else "float32"
@@ -125,7 +125,7 @@ def pow_7(node: OnnxNode) -> Expr:
 @converter("Mod", since=10)
 def mod(node: OnnxNode) -> Expr:
     """`fmod` = 1 keeps the dividend's sign (C's fmod), 0 the divisor's (Python's %)."""
-    divided, divisor = aligned(node, node[0], node[1])
+    divided, divisor = node[0], node[1]
     return (op.trunc_mod if node.attr_bool("fmod", False) else op.floor_mod)(divided, divisor)
 
 
@@ -160,11 +160,11 @@ def identity(node: OnnxNode) -> list[Expr]:
 
 @converter("Where", since=9)
 def where(node: OnnxNode) -> Expr:
-    return op.where(*aligned(node, node[0], node[1], node[2]))
+    return op.where(node[0], node[1], node[2])
 
 
 def _fold_left(function: Binary) -> Callable[[OnnxNode], Expr]:
-    return lambda node: reduce(function, aligned(node, *node.all_inputs()))
+    return lambda node: reduce(function, node.all_inputs())
 
 
 convert_with(_fold_left(op.add), "Sum")
@@ -174,7 +174,7 @@ convert_with(_fold_left(op.minimum), "Min")
 
 @converter("Mean")
 def mean(node: OnnxNode) -> Expr:
-    inputs = aligned(node, *node.all_inputs())
+    inputs = node.all_inputs()
     total = reduce(op.add, inputs)
     return total if len(inputs) == 1 else op.divide(total, float_const(float(len(inputs)), total))
 

@@ -160,8 +160,8 @@ def _centred_and_scaled(x: Expr, axes: tuple[int, ...], epsilon: float) -> Expr:
 
 @converter("MeanVarianceNormalization", since=9)
 def mean_variance_normalization(node: OnnxNode) -> Expr:
-    """(x - mean) / (deviation + 1e-9) over the axes."""
-    axes = node.axes(node.attr_ints("axes", (0, 2, 3)), node.rank(0))
+    """(x - mean) / (deviation + 1e-9) over the axes; over all of them if none are named."""
+    axes = node.axes(node.attr_ints("axes", (0, 2, 3)) or range(node.rank(0)), node.rank(0))
 
     def normalized(x: Expr) -> Expr:
         centred = op.subtract(x, op.mean(x, axis=axes, keepdims=True))

@@ -1,7 +1,8 @@
 """Random number operators, by a counter-based generator in compiled code (`relay.op.random`).
 
-A node with the attribute "seed" is reproducible across executors; others derive a seed from their place in the model.
-Each run draws new numbers.
+As in onnxruntime, each node has a generator of its own. One with the attribute "seed" draws the same sequence in each
+executor, two with equal seeds draw equal numbers, and one without draws others in each executor. Each run draws new
+numbers.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 
+from relayc.backend.runtime.context import RANDOM_STREAMS
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import float_const
 from relayc.frontends.onnx.registry import converter
@@ -24,7 +26,8 @@ _FLOATS = ("float16", "float32", "float64", "bfloat16")
 def _key(node: OnnxNode) -> Call:
     seed = node.attrs.get_int("seed") if node.op_type == "Dropout" else node.attrs.get_float("seed")
     origin = node.where.encode() if seed is None else struct.pack("<d", seed)
-    return op.random.key(zlib.crc32(origin))
+    number = node.count_random() % RANDOM_STREAMS
+    return op.random.key(zlib.crc32(origin), number if seed is not None else RANDOM_STREAMS + number)
 
 
 def _dtype(node: OnnxNode, default: str) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
-from relayc.frontends.onnx.ops.common import counted, reshape_to, transposed
+from relayc.frontends.onnx.ops.common import counted, question_of_one, reshape_to, take_as_one, transposed
+from relayc.frontends.onnx.ops.computed_axes import bounds_of_all_axes, squeezed, unsqueezed
 from relayc.frontends.onnx.registry import converter
 from relayc.frontends.onnx.sizes import MOST_SIZES
 from relayc.relay import op
@@ -27,7 +28,7 @@ from relayc.relay.sizes import (
     size_variables,
     smaller,
 )
-from relayc.relay.type import broadcast_shapes, shape_text, shapes_equal
+from relayc.relay.type import shape_text, shapes_equal
 from relayc.te.tir import Dim
 
 __all__ = ["take_ranges"]
@@ -115,6 +116,8 @@ def unsqueeze_1(node: OnnxNode) -> Expr:
 
 @converter("Unsqueeze", since=13)
 def unsqueeze(node: OnnxNode) -> Expr:
+    if node.known_value(1) is None:
+        return unsqueezed(node)
     return _unsqueeze(node, node.constant_ints(1, "the axes"))
 
 
@@ -133,6 +136,8 @@ def squeeze_1(node: OnnxNode) -> Expr:
 
 @converter("Squeeze", since=13)
 def squeeze(node: OnnxNode) -> Expr:
+    if node.get(1) is not None and node.known_value(1) is None:
+        return squeezed(node)
     return _squeeze(node, node.constant_ints(1, "the axes") if node.get(1) is not None else None)
 
 
@@ -140,16 +145,22 @@ def _squeeze(node: OnnxNode, axes: Sequence[int] | None) -> Expr:
     """Drop `axes`, or all of size 1."""
     dims = node.type(0).shape
     if axes is None:
-        chosen = tuple(i for i, d in enumerate(dims) if isinstance(d, int) and d == 1)
-        for d in (d for d in dims if not isinstance(d, int)):  # the rank of the result depends on whether the size is 1
-            distance = product([add_sizes(d, -1)] * 2)
-            node.check_equal(smaller(distance, 1), 1, f"the size {d}, which is not 1 where no axes are given")
+        chosen = tuple(i for i, d in enumerate(dims) if _is_taken_as_one(node, d))
     else:
         chosen = node.axes(axes, len(dims))
         for axis in chosen:
             if isinstance(dims[axis], int) and dims[axis] != 1:
                 raise node.error(f"axis {axis} has extent {dims[axis]}", expected="extent 1")
     return op.squeeze(node[0], axis=chosen) if chosen else node[0]
+
+
+def _is_taken_as_one(node: OnnxNode, d: Dim) -> bool:
+    """Is a size 1 in this version of the model? It decides the rank of a Squeeze without axes."""
+    if isinstance(d, int):
+        return d == 1
+    answer = bool(node.answer(question_of_one(d)))
+    take_as_one(node, d, answer, " (the rank of a Squeeze without axes)")
+    return answer
 
 
 @converter("Concat", since=1)
@@ -246,6 +257,9 @@ def slice_1(node: OnnxNode) -> Expr:
 
 @converter("Slice", since=10)
 def slice_(node: OnnxNode) -> Expr:
+    if node.get(3) is not None and node.known_value(3) is None and _steps_are_one(node):
+        bounds = node.with_inputs([node[0], *bounds_of_all_axes(node)])
+        return _slice_dynamic(bounds, None, None, range(node.rank(0)), None)
     axes = node.constant_ints(3, "the axes") if node.get(3) is not None else None
     steps = node.constant_ints(4, "the steps") if node.get(4) is not None else None
     starts, ends = node.sizes_or_none(1), node.sizes_or_none(2)
@@ -255,6 +269,11 @@ def slice_(node: OnnxNode) -> Expr:
     if all(isinstance(v, int) for v in (*numbers, *(dims[axis] for axis in sliced))):
         return _slice(node, starts, ends, axes, steps)  # type: ignore[arg-type]
     return _slice_dynamic(node, starts, ends, sliced, steps)
+
+
+def _steps_are_one(node: OnnxNode) -> bool:
+    steps = node.known_value(4)
+    return node.get(4) is None or (steps is not None and bool((steps == 1).all()))
 
 
 def _slice_dynamic(
@@ -380,10 +399,10 @@ def expand(node: OnnxNode) -> Expr:
             passed = op.where(op.equal(passed, const(1, "int64")), op.size_tensor(aligned), passed)
         wanted = node.bind(passed, "the shape")
     try:
-        shape = broadcast_shapes(source, wanted)
+        x, shape = node.broadcast(node[0], wanted)
     except TypeInferenceError:
         raise node.error(f"shape {shape_text(source)} does not broadcast with {shape_text(wanted)}") from None
-    return node[0] if shapes_equal(shape, source) else op.broadcast_to(node[0], shape)
+    return x if shapes_equal(shape, x.shape) else op.broadcast_to(x, shape)
 
 
 @converter("Tile", since=1)

@@ -32,7 +32,9 @@ def sized_by_strings(
     if known is None:
         result = make(node.fresh_sizes(ty, [axis], f"#result_{what}"))(node[0])
         return fields_of(result) if isinstance(result.ty, TupleType) else [result]
-    found = make(ty).reference(known)
+    operator = make(ty)
+    operator.check(node.type(0))
+    found = operator.reference(known)
     return [Constant(x) for x in (found if isinstance(found, tuple) else (found,))]
 
 

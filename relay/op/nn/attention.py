@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from relayc import te, topi
-from relayc.relay.errors import TypeInferenceError
 from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, require, require_float, require_same_dtype
-from relayc.relay.type import TensorType, Type, broadcast_shapes, dims_match, shapes_match
+from relayc.relay.type import TensorType, Type, broadcasts_to, dims_match, shapes_match
 from relayc.te.tir import Dim
 from relayc.topi.nn.blocked_attention import AttentionForm
 
@@ -66,11 +65,7 @@ class Attention(OpDef):
             mask.dtype.is_bool or mask.dtype in (query.dtype, "float32"),
             f"(C4) a mask of {mask.dtype}; expected bool, float32 or {query.dtype}",
         )
-        try:
-            fits = shapes_match(broadcast_shapes(mask.shape, scores.shape), scores.shape)
-        except TypeInferenceError:
-            fits = False
-        require(fits, f"(C4) mask {mask} does not broadcast to {scores}")
+        require(broadcasts_to(mask.shape, scores.shape), f"(C4) mask {mask} does not broadcast to {scores}")
 
     def compute(
         self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None,

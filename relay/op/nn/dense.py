@@ -134,6 +134,7 @@ class BatchMatmul(OpDef):
 
     mixed_precision = MixedPrecision.ALWAYS
     reads_by_index = True
+    num_unbroadcast_axes = 2
 
     transpose_a: bool = False
     transpose_b: bool = True

@@ -325,14 +325,14 @@ class GroupNorm(OpDef):
 
 @attributes_of_operator
 class _OverAxes(OpDef):
-    """A normalisation over dimensions `axis`. (C1) the element type is a float; (C2) axes are in range."""
+    """A normalisation over dimensions `axis`. (C1) the element type is a float; (C2) axes are in range, one or more."""
 
     axis: tuple[int, ...]
     reads_inputs_once = True
 
     def infer(self, x: TensorType) -> TensorType:
         require_float(1, x)
-        check_axes(2, self.axis, x.ndim)
+        require(len(check_axes(2, self.axis, x.ndim)) > 0, "(C2) there must be an axis")
         return x
 
     def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:

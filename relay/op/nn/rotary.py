@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from relayc import te, topi
-from relayc.relay.errors import TypeInferenceError
 from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, require, require_float, require_same_dtype
 from relayc.relay.sizes import dims_equal, dims_match, product
-from relayc.relay.type import TensorType, broadcast_shapes, shapes_match
+from relayc.relay.type import TensorType, broadcasts_to, shapes_match
 
 __all__ = ["RotaryEmbedding", "rotary_embedding"]
 
@@ -36,11 +35,7 @@ class RotaryEmbedding(OpDef):
         require(shapes_match(cosine.shape, sine.shape) and cosine.ndim >= 1, expected)
         columns = cosine.shape[-1]
         require(dims_equal(columns, channels) or dims_match(product((2, columns)), channels), expected)
-        try:
-            fits = shapes_match(broadcast_shapes((*cosine.shape[:-1], channels), x.shape), x.shape)
-        except TypeInferenceError:
-            fits = False
-        require(fits, expected)
+        require(broadcasts_to((*cosine.shape[:-1], channels), x.shape), expected)
         return x
 
     def compute(self, x: te.Tensor, cosine: te.Tensor, sine: te.Tensor) -> te.Tensor:

@@ -65,8 +65,13 @@ class _Hoister(Mutator):
         self.divided: set[int] = set()
         """ids of nodes that contain a division by a size"""
         for node in post_order(func.body):
-            if _divides_by_size(node) or any(id(child) in self.divided for child in node.node_children()):
+            if node.__class__ in _DIVISIONS and _divides_by_size(node):
                 self.divided.add(id(node))
+                continue
+            for child in node.node_children():
+                if id(child) in self.divided:
+                    self.divided.add(id(node))
+                    break
             if isinstance(node, Let):
                 self.data.add(node.var)
 

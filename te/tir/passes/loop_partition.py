@@ -151,6 +151,8 @@ class _Partitioner(Mutator):
         self.analyzer = Analyzer()
         self.chosen: dict[BufferStore, list[PrimExpr]] = {}
         self.copies = 1
+        self.at_border = False
+        """inside the general version of a loop: its guards may fail, and sizes are open"""
         self.cut_vars: set[Var] = set()
         self.lane_vars: set[Var] = set()
         self.thread_vars: set[Var] = set()
@@ -176,14 +178,17 @@ class _Partitioner(Mutator):
             then_case = self.visit(node.then_case)
         if isinstance(node.condition, Call):  # likely: large and small extents have separate loops
             self.copies = copies
-        else_case = None if node.else_case is None else self.visit(node.else_case)
+        else_case = node.else_case
+        if else_case is not None:
+            with self.analyzer.constraint(Not(node.condition)):
+                else_case = self.visit(else_case)
         if then_case is node.then_case and else_case is node.else_case:
             return node
         return node.replace(then_case=then_case, else_case=else_case)
 
     def visit_For(self, node: For) -> Stmt:
         self.analyzer.bind(node.loop_var, Range(node.min, node.extent))
-        hinted = bool(node.annotations.get(_HINT))
+        hinted = bool(node.annotations.get(_HINT)) and not (self.at_border and ops.as_int(node.extent) is None)
         if node.annotations.get(_LAST_APART):
             before_last = ops.likely(node.loop_var + 1 < node.min + node.extent)
             last = substitute(fresh_copy(node.body), {node.loop_var: node.min + node.extent - 1})
@@ -347,8 +352,10 @@ class _Partitioner(Mutator):
         condition = ops.all(*tests)
         with self.analyzer.constraint(condition):
             then_case = self.visit(simplify_stmt(fresh_copy(hot), self.analyzer))
+        outside, self.at_border = self.at_border, True
         with self.analyzer.constraint(Not(condition)):
             else_case = self.visit(simplify_stmt(body, self.analyzer))
+        self.at_border = outside
         return IfThenElse(condition, then_case, else_case)
 
 
@@ -395,8 +402,9 @@ class LoopPartition(FunctionPass):
     Guards are the conditions marked `likely`; under a loop with "pragma_loop_partition_hint" also the comparisons in
     `if_then_else`, `Select` and branches (the masks of padding). A serial, unrolled or constant vectorized loop is cut
     in up to three; inner loops of the cold parts are cut again, so that tails become loops of smaller extent. Parallel
-    loops and block axes stay one loop with a fast and a general body. "pragma_last_apart" cuts off the last iteration
-    as if it had a guard: for one that is shifted inwards or shorter, for example. Extents may be symbolic. At most
+    loops and block axes stay one loop with a fast and a general body; in the general one, loops of symbolic extent are
+    not cut for the masks of padding, whose tests join others there. "pragma_last_apart" cuts off the last iteration as
+    if it had a guard: for one that is shifted inwards or shorter, for example. Extents may be symbolic. At most
     `max_copies` copies of code are made. (TVM: `LoopPartition`.)
     """
 

@@ -29,7 +29,7 @@ from relayc.backend.runtime import (
     save_param_dict,
 )
 from relayc.backend.runtime.artifact import CompiledModel
-from relayc.backend.runtime.container import sums
+from relayc.backend.runtime.container import Section, digest, sums
 from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.backend.runtime.module import register_module_loader
@@ -67,29 +67,43 @@ def saved(small, tmp_path):
     return path
 
 
-def _manifest(path):
-    data = path.read_bytes()
+def _manifest(data):
     return json.loads(data[64 : 64 + int.from_bytes(data[12:16], "little")])
 
 
-def _rewrite(path, change):
-    """Change the manifest of a file and update its size and hash."""
-    data = path.read_bytes()
-    manifest = _manifest(path)
-    change(manifest)
-    text = json.dumps(manifest).encode()
-    digest = hashlib.sha256(text).digest()
-    sections = _manifest(path)["sections"]
-    rest, begin = [], 64 + int.from_bytes(data[12:16], "little")
-    for i, section in enumerate(sections):
-        align = 4096 if i == len(sections) - 1 else 64
-        begin += -begin % align
-        rest.append((align, data[begin : begin + section["size"]]))
+def _sections(data):
+    """The alignments and contents of the sections of a file."""
+    manifest, begin = _manifest(data), 64 + int.from_bytes(data[12:16], "little")
+    found = []
+    for section in manifest["sections"]:
+        begin += -begin % section["align"]
+        found.append((section["align"], data[begin : begin + section["size"]]))
         begin += section["size"]
-    out = data[:12] + len(text).to_bytes(4, "little") + digest + bytes(16) + text
-    for align, part in rest:
+    return found
+
+
+def _rewrite(path, change, seal=True):
+    """Change the manifest of a file and update all hashes, those of small sections included; the seals if `seal`."""
+    data = path.read_bytes()
+    manifest, parts = _manifest(data), _sections(data)
+    change(manifest)
+    if seal and isinstance(sections := manifest.get("sections"), list) and len(sections) == len(parts):
+        made = digest({**manifest, "sections": sections[-1:]})
+        parts = [*[(align, made + part[len(made) :]) for align, part in parts[:-1]], parts[-1]]
+        for section, (align, part) in zip(sections[:-1], parts, strict=False):
+            if isinstance(section, dict) and len(part) < 1 << 22:
+                record = Section([part], align).record
+                section.update({name: record[name] for name in ("sha256", "sums") if name in section})
+    path.write_bytes(_file(data[:12], manifest, parts))
+
+
+def _file(head, manifest, parts):
+    """The bytes of a file with this head, manifest and sections."""
+    text = json.dumps(manifest).encode()
+    out = head + len(text).to_bytes(4, "little") + hashlib.sha256(text).digest() + bytes(16) + text
+    for align, part in parts:
         out += bytes(-len(out) % align) + part
-    path.write_bytes(out)
+    return out
 
 
 def test_a_model_survives_its_file(saved, small):
@@ -332,7 +346,7 @@ def _places(value, path=()):
 @given(data=st.data())
 def test_a_manifest_with_a_changed_value_is_rejected_or_valid(saved, small, data):
     """With a correct hash, fields of another type or out of bounds raise `ArtifactError` and nothing else."""
-    path = data.draw(st.sampled_from(list(_places(_manifest(saved)))[1:]))
+    path = data.draw(st.sampled_from(list(_places(_manifest(saved.read_bytes())))[1:]))
     value = data.draw(JSON)
 
     def change(manifest):

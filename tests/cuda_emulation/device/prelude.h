@@ -12,7 +12,7 @@ RC_DEVICE unsigned short rc_float16_bits(float x) { return emulation_bits<unsign
 RC_DEVICE unsigned short rc_float16_bits(double x) { return emulation_bits<unsigned short>((_Float16)x); }
 RC_DEVICE float rc_float16_value(unsigned short bits) { return (float)emulation_bits<_Float16>(bits); }
 
-[[maybe_unused]] static unsigned int rc_draws;
+[[maybe_unused]] static unsigned int rc_draws[128];
 
 RC_DEVICE float rc_min_f32(float a, float b) { return (a < b || a != a) ? a : b; }
 RC_DEVICE float rc_max_f32(float a, float b) { return (a > b || a != a) ? a : b; }

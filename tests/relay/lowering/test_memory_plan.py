@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, strategies as st
 
+from relayc.relay.lowering import memory_plan
 from relayc.relay.lowering.memory_plan import ALIGNMENT, Lifetime, plan_memory
 
 lifetimes = st.lists(
@@ -28,3 +30,32 @@ def test_living_tensors_do_not_overlap(tensors: list[Lifetime]):
 def test_a_chain_needs_two_buffers():
     chain = [Lifetime(i, 1000, i, i + 1) for i in range(10_000)]
     assert plan_memory(chain).arena_bytes == 2048
+
+
+@given(lifetimes)
+def test_a_tensor_lies_at_the_lowest_offset_that_is_free(tensors: list[Lifetime]):
+    plan = plan_memory(tensors)
+    placed: list[Lifetime] = []
+    for t in sorted(tensors, key=lambda t: (-t.nbytes, t.first, t.key)):
+        size = -(-max(t.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        taken = [(plan.offsets[p.key], -(-max(p.nbytes, 1) // ALIGNMENT) * ALIGNMENT)
+                 for p in placed if p.first <= t.last and t.first <= p.last]  # fmt: skip
+        free = [at for at in (0, *[start + n for start, n in taken])
+                if all(at + size <= start or start + n <= at for start, n in taken)]  # fmt: skip
+        assert plan.offsets[t.key] == min(free)
+        placed.append(t)
+
+
+def test_many_tensors_that_are_alive_together_are_placed_side_by_side(monkeypatch: pytest.MonkeyPatch):
+    looked_at = 0
+    first_free = memory_plan._Occupied.first_free
+
+    def counted(occupied: memory_plan._Occupied, size: int, offset: int) -> int:
+        nonlocal looked_at
+        looked_at += 1
+        return first_free(occupied, size, offset)
+
+    monkeypatch.setattr(memory_plan._Occupied, "first_free", counted)
+    plan = plan_memory([Lifetime(i, 64, i, 2000) for i in range(2000)])
+    assert plan.arena_bytes == 2000 * 64
+    assert looked_at < 2000 * 60

@@ -10,6 +10,7 @@ from relayc.relay.expr import Call, Expr, Function, If, Let, Tuple, const, var
 from relayc.relay.op import add, nn
 from relayc.relay.op.nn import relu, softmax
 from relayc.relay.transform.fuse_ops import FuseOps
+from relayc.relay.transform.fused_formula import MAX_DEPTH
 from relayc.te.ir import IRModule, PassContext
 
 
@@ -142,3 +143,29 @@ def test_bytes_lie_between_two_heavy_operators_whose_results_are_added():
     first, second = groups(fused)
     assert first == ["nn.dense", "multiply", "round", "clip", "cast"]
     assert second[0] == "nn.dense" and second.count("cast") == 3 and second[-2:] == ["add", "nn.relu"]
+
+
+def test_a_formula_stays_shallow():
+    x = var("x", (8,))
+    y: Expr = x
+    for _ in range(300):
+        y = op.tanh(y)
+    assert max(map(len, groups(fuse(y, params=[x])))) == MAX_DEPTH
+    for _ in range(300):
+        y = op.take(y, const(np.array([1, 0, 3, 2, 5, 4, 7, 6])), axis=0)
+    assert max(map(len, groups(fuse(y, params=[x])))) == MAX_DEPTH
+
+
+def test_a_formula_does_not_double_with_each_operator():
+    x, chosen = var("x", (8,), "int64"), var("chosen", (8,), "bool")
+    gathered: Expr = x
+    selected: Expr = x
+    for _ in range(60):
+        gathered = op.take(gathered, gathered, axis=0)
+        selected = op.where(chosen, selected, op.negative(selected))
+    assert max(map(len, groups(fuse(gathered, params=[x])))) <= 6
+    assert max(map(len, groups(fuse(selected, params=[chosen, x])))) <= 12
+    added: Expr = x
+    for _ in range(60):  # of a sum the operand is computed once
+        added = add(added, added)
+    assert len(groups(fuse(added, params=[x]))) == 1

@@ -279,6 +279,38 @@ def test_padding_is_partitioned_on_a_hint():
     ]
 
 
+def test_borders_of_images_of_any_size_are_not_cut_again():
+    """Rows inside have three loops over columns, those at the border one, whose tests ask for both."""
+    h, w = SizeVar("h"), SizeVar("w")
+    a, b = decl_buffer((h, w), name="A"), decl_buffer((h, w), name="B")
+    inside = all_of(i >= 1, i < h - 1, j >= 1, j < w - 1)
+    value = call_intrin("float32", "if_then_else", inside, BufferLoad(a, (i - 1, j - 1)), const(0.0))
+    columns = For(j, const(0), w, ForKind.SERIAL, BufferStore(b, value, (i, j)), {"pragma_loop_partition_hint": True})
+    rows = For(i, const(0), h, ForKind.PARALLEL, columns, {"pragma_loop_partition_hint": True})
+    cut = loop_partition(function(rows, a, b))
+    assert str(cut).count("B[") == 3 + 1
+    values, result = np.arange(20, dtype=np.float32).reshape(4, 5), np.ones((4, 5), np.float32)
+    interpret(cut, values, result)
+    expected = np.zeros((4, 5), np.float32)
+    expected[1:-1, 1:-1] = values[:-2, :-2]
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_small_extents_have_no_loop_for_the_middle():
+    n = SizeVar("n")
+    b = decl_buffer((n,), name="B")
+    value = call_intrin("float32", "if_then_else", all_of(i >= 1, i + 1 < n), const(1.0), const(2.0))
+    store = BufferStore(b, value, (i,))
+    guarded = For(i, const(0), n, ForKind.SERIAL, store, {"pragma_loop_partition_hint": True})
+    large = loop(i, 4, BufferStore(b, const(3.0), (i,)))
+    cut = simplify(loop_partition(function(IfThenElse(likely(n >= 2), large, guarded), b)))
+    assert "1.0" not in str(cut)
+    for size in (0, 1):
+        result = np.zeros(size, np.float32)
+        interpret(cut, result)
+        assert result.tolist() == [2.0] * size
+
+
 def test_unroll_respects_its_budget_and_pragmas():
     b = decl_buffer((64,), name="B")
     store = BufferStore(b, const(1.0), (i,))

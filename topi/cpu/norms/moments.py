@@ -10,8 +10,8 @@ from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
 from relayc.topi.cpu.norms.row_statistics import estimated_work, inline_others, uses_reduction
 from relayc.topi.cpu.prefetch import elements_ahead, is_streamed
+from relayc.topi.cpu.reductions.lines import add_up_lines, even_part
 from relayc.topi.cpu.reductions.reduction import (
-    add_up_lines,
     pass_across,
     pass_along,
     schedule_across,
@@ -90,15 +90,9 @@ def part_sizes(
         if length <= max(room, 1) or (not sizes and not isinstance(extent, int)):
             sizes[axis] = extent
         else:
-            sizes[axis] = _even_part(length, max(room, 1)) if isinstance(extent, int) else max(room, 1)
+            sizes[axis] = even_part(length, max(room, 1)) if isinstance(extent, int) else max(room, 1)
         room = room // length
     return dict(sorted(sizes.items()))
-
-
-def _even_part(length: int, most: int) -> int:
-    """Return the largest divisor of `length` up to `most`, or `most`, with a shorter last part, if that is far less."""
-    divisor = next(n for n in range(most, 0, -1) if length % n == 0)
-    return divisor if 2 * divisor >= most else most
 
 
 def _columns_per_step(target: Target) -> int:

@@ -20,7 +20,7 @@ from relayc.topi.cpu.norms.row_statistics import elements_of, is_worth_keeping, 
 from relayc.topi.cpu.norms.softmax_parts import softmax_by_parts
 from relayc.topi.cpu.norms.unshifted_blocks import unshifted_block_lines, unshifted_softmax_in_blocks
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed
-from relayc.topi.cpu.reductions.reduction import add_up_in_registers, add_up_lines, lines_per_step
+from relayc.topi.cpu.reductions.lines import add_up_in_registers, add_up_lines, lines_per_step
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.registry import operations_behind

@@ -15,7 +15,7 @@ from relayc.topi.cpu.elements import element_cost
 from relayc.topi.cpu.norms.packed_transpose import can_pack, pack_rows
 from relayc.topi.cpu.norms.row_statistics import is_worth_keeping, split_at, uses_reduction
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed
-from relayc.topi.cpu.reductions.reduction import add_up_in_registers
+from relayc.topi.cpu.reductions.lines import add_up_in_registers
 from relayc.topi.cpu.reductions.short_rows import prefetch_rows_read
 from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes

@@ -16,6 +16,8 @@ from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from relayc.backend.target import Target
 
 __all__ = ["MOST_TAPS", "tile_windows"]
@@ -43,16 +45,20 @@ def tile_windows(
     With `divide` the columns of a tile divide the width if a divisor is near. Tiles have `rows` lines and up to
     `vectors` vectors of channels. Padding is inlined. Windows, or lines of them, of up to `unrolled` taps are unrolled.
     `operations` is the work per window that decides on threads, by default two per tap. If not `alone`, another stage
-    has the loops over lines.
+    has the loops over lines. Of an image that is one column, as some exporters write signals, the lines are the columns
+    of a tile.
 
     Returns the loop over tiles of channels, the loop over the columns of a tile, and the channels of a tile.
     """
     channels = constant_size([extent_of(s[out].op.axis[-1])])
     lanes = vector_lanes(target)
     lanes *= next((n for n in (4, 2) if n <= vectors and channels % (n * lanes) == 0), 1)
-    window = s[accumulator].op.reduce_axis
+    is_column = _is_column(out)
+    window = _in_image_order(s[accumulator].op.reduce_axis, is_column)
     taps = constant_size([axis.extent for axis in window])
-    *line_axes, x, channel = s[out].op.axis
+    *line_axes, x = _in_image_order(s[out].op.axis[:-1], is_column)
+    channel = s[out].op.axis[-1]
+    rows = 1 if is_column else rows
     width = constant_size([x.extent], default=64)
     sizes = [_dividing(width, most) for most in range(1, min(width, target.vector_registers - 2) + 1)]
     likely = _dividing(width, columns) if divide else min(columns, width)
@@ -90,7 +96,8 @@ def tile_windows(
     s[out].vectorize(channel_inner)
 
     s[accumulator].compute_at(s[out], channel_outer)
-    *_, tile_row, tile_x, tile_channel = s[accumulator].op.axis
+    *_, tile_row, tile_x = _in_image_order(s[accumulator].op.axis[:-1], is_column)
+    tile_channel = s[accumulator].op.axis[-1]
     s[accumulator].reorder(tile_row, *window, tile_x, tile_channel)
     if rows > 1:
         s[accumulator].unroll(tile_row)
@@ -100,6 +107,16 @@ def tile_windows(
     s[accumulator].unroll(tile_x)
     s[accumulator].vectorize(tile_channel)
     return channel_outer, x_inner, lanes
+
+
+def _is_column(out: te.Tensor) -> bool:
+    """Are images (N, ..., H, W, C) one column wide, and higher than that?"""
+    return len(out.shape) > 3 and out.shape[-2] == 1 and out.shape[-3] != 1
+
+
+def _in_image_order(axes: Sequence[te.IterVar], is_column: bool) -> list[te.IterVar]:
+    """Return `axes` of lines and columns, with the last two swapped where an image is a column."""
+    return [*axes[:-2], *reversed(axes[-2:])] if is_column else list(axes)
 
 
 _EVENLY = 0.85

@@ -184,12 +184,12 @@ class _Product:
         one_by_one = len(extents) == 1 and anchor.attrs.get("form") != "dot8"
         self.is_matrix = one_by_one and all(isinstance(d, int) for d in (*out.shape, *extents))
         """whether it is a product of matrices, one element of each in a step, with static sizes"""
-        self.line = constant_size(row_dims[-1:]) if constant_size(extents[:-1]) > 1 else 0
-        """results on a line of an image; 0 where no window moves along it"""
-        stride = anchor.attrs.get("strides", (1,))[-1]
-        self.row_stride = (
-            stride * constant_size(self.left.shape[-1:]) * self.left.dtype.nbytes if self.groups == 1 else 0
-        )
+        along = max([n for n, d in enumerate(row_dims) if d != 1], default=len(row_dims) - 1)
+        self.line = constant_size([row_dims[along]]) if constant_size(extents[:-1]) > 1 else 0
+        """results on a line of an image, or in it if it is a column; 0 where no window moves along it"""
+        strides = (*[1] * len(row_dims), *anchor.attrs.get("strides", (1,)))
+        stride = strides[along - len(row_dims)] * constant_size(self.left.shape[along - len(row_dims) :])
+        self.row_stride = stride * self.left.dtype.nbytes if self.groups == 1 else 0
         """bytes between the inputs of neighbouring results; grouped products read copies without set conflicts"""
 
     @property

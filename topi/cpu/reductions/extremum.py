@@ -8,8 +8,8 @@ from relayc import te
 from relayc.te.tir import Dim, IterVar, PrimExpr
 from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.norms.moments import part_by_part, part_sizes
+from relayc.topi.cpu.reductions.lines import add_up_lines
 from relayc.topi.cpu.reductions.reduction import (
-    add_up_lines,
     pass_across,
     pass_along,
     schedule_across,
@@ -20,7 +20,7 @@ from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.reduction import largest_number, smallest_number
 from relayc.topi.registry import operations_behind, register_schedule
-from relayc.topi.utils import ravel_index, unravel_index
+from relayc.topi.utils import num_elements, ravel_index, unravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,8 @@ _COLUMNS = 512
 _SHARE_ALONG, _SHARE_ACROSS = 16, 2
 """Divisors of the L2 size, along memory and along a strided axis: the part reduced while the next arrives."""
 _MOST = 1 << 30
-"""Limit on positions: NaN are marked by positions shifted out of the valid range by the length."""
+"""Limit on positions: NaN are marked by positions shifted out of the valid range by the length. Of first positions,
+shifted downwards, any length is in the range of int32."""
 
 
 @register_schedule("comm_reduce_idx", "cpu")
@@ -50,8 +51,9 @@ def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: T
     lanes = vector_lanes(target)
     extents = [extent_of(axis) for axis in anchor.reduce_axis]
     length, last = constant_size(extents), constant_size([extent_of(a) for a in outs[0].op.axis[-1:]])
-    along = anchor.attrs["reduces_last_axis"]
-    worthwhile = all(isinstance(d, int) for d in extents) and (along or last >= lanes) and length < _MOST
+    along, is_static = anchor.attrs["reduces_last_axis"], all(isinstance(d, int) for d in extents)
+    in_range = length < _MOST if is_static else len(extents) == 1 and not anchor.attrs["last"]
+    worthwhile = in_range and (along or last >= lanes)
     positions = [op for op in operations_behind(outs) if anchor.output(0) in op.input_tensors]
     if not worthwhile or len(outs) > 1 or len(positions) != 1:
         return schedule_stagewise(outs, anchor, target)
@@ -59,7 +61,7 @@ def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: T
     s = te.create_schedule([outs[0].op])
     inline_injective(s, outs, keep=[anchor])
     search = _Search(anchor, target)
-    if len(extents) == 1 and search.fits and outs[0].op.axis:
+    if len(extents) == 1 and (search.fits or not is_static) and outs[0].op.axis:
         passes = search.at_once(s, positions[0].output(0))
         (pass_along if along else pass_across)(s, s.outputs[0].output(0), passes, length, target)
     elif along:
@@ -78,8 +80,8 @@ class _Search:
     def __init__(self, anchor: te.ComputeOp, target: Target) -> None:
         self.anchor, self.last = anchor, bool(anchor.attrs["last"])
         self.axes: tuple[int, ...] = anchor.attrs["axes"]
-        self.extents = [constant_size([extent_of(axis)]) for axis in anchor.reduce_axis]
-        self.length = constant_size(self.extents)
+        self.extents = [extent_of(axis) for axis in anchor.reduce_axis]
+        self.length = num_elements(self.extents)
         self.neutral = -1 if self.last else self.length  # a place that any other is preferred to
         self.value: PrimExpr = anchor.body[0].source[1]  # type: ignore[attr-defined]
         self.result_axes = self._result_axes()  # for each dimension of the input

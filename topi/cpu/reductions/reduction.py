@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.tir import Call, Cast, Max, Min, PrimExpr, Var
-from relayc.topi.cpu.accesses import only_variable, reads
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, inputs_of, is_streamed, prefetch_rows, rows_ahead
+from relayc.topi.cpu.reductions.interleaved import reduce_lines_first
+from relayc.topi.cpu.reductions.lines import add_up_lines
 from relayc.topi.cpu.reductions.narrow_extrema import compare_as_integers
 from relayc.topi.cpu.reductions.narrow_sums import sum_bytes_in_parts
 from relayc.topi.cpu.reductions.short_rows import reduce_short_rows, rows_are_short
@@ -30,19 +31,13 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
 
 __all__ = [
-    "add_up_in_registers", "add_up_lines", "lines_per_step", "pass_across", "pass_along", "schedule_across",
-    "schedule_along", "schedule_reduce", "vectorize_reduction",
+    "pass_across", "pass_along", "schedule_across", "schedule_along", "schedule_reduce", "vectorize_reduction",
 ]  # fmt: skip
 
 _ACCUMULATORS = 4
 """Vector accumulators of partial results: enough to hide the latency of an addition."""
 _FEW_LANES = 8
 """Most lanes of a vector that are added up sequentially; of wider vectors, quarters are added first."""
-_LINES = 8
-"""Lines that a reduction along a strided axis takes at once: partial results are loaded and stored once for all."""
-_APART_BYTES, _MOST_APART_BYTES = 8192, 32768
-"""Least and most bytes between the lines taken at once, where lines are shorter: the hardware prefetcher follows one
-stream per page."""
 _AHEAD_BYTES = 1024
 """Prefetch distance in bytes along each of these lines, where the hardware prefetcher doesn't keep up."""
 _NARROW_BYTES = 2
@@ -144,7 +139,10 @@ def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target)
     outs = [out.output(0) for out in s.outputs]
     inline_injective(s, outs, keep=[anchor])
     if _reduces_last_axis(anchor):
-        schedule_along(s, outs[0], anchor.output(0), target)
+        lines = reduce_lines_first(s, anchor, target)
+        if lines is not None:
+            schedule_across(s, lines, lines, target)
+        schedule_along(s, s.outputs[0].output(0), s.current(anchor.output(0)), target)
         return s
     narrow = sum_bytes_in_parts(s, anchor) if anchor.reduce_axis else None
     schedule_across(s, s.outputs[0].output(0), s.current(anchor.output(0)), target, narrow)
@@ -236,12 +234,7 @@ def schedule_across(
         accumulator = result
         s[accumulator].set_scope("local")
     *outer, last = s[out].op.axis
-    if isinstance(shape[-1], int) and shape[-1] > block:
-        part, within = s[out].split(last, factor=block, tail="shift")
-    elif isinstance(shape[-1], int):
-        part, within = s[out].split(last, nparts=1)
-    else:
-        part, within = s[out].split(last, factor=block)
+    part, within = _split_blocks(s, out, last, block)
     vectorize_elements(s, out, within, min(block, columns), lanes)
     group = s[out].fuse(*outer, part)
     parallel(s, out, group, work, lanes)
@@ -249,7 +242,7 @@ def schedule_across(
     s[accumulator].compute_at(s[out], group)
     if narrow is None:
         together = 2 * lanes if result.dtype.nbytes == 2 else lanes  # little arithmetic for each cache line
-        _prefetch_ahead(s, accumulator, add_up_lines(s, accumulator, together), target)
+        _prefetch_ahead(s, *add_up_lines(s, accumulator, together), target)
         return
     *data, column = s[accumulator].op.axis
     *before, part = s[accumulator].op.reduce_axis
@@ -261,21 +254,12 @@ def schedule_across(
     add_up_lines(s, narrow, vector_lanes(target, narrow.dtype.nbytes))
 
 
-def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
-    """Order the loops of a reduction along a strided axis: lines, a few at once, with vectors of columns inside.
-
-    Returns the loop over the lines that are taken at once.
-    """
-    *data, column = s[tensor].op.axis
-    *before, line = s[tensor].op.reduce_axis
-    at_once, apart = _lines_apart(extent_of(line), _line_bytes(s[tensor].op))
-    lines, group = s[tensor].split(line, factor=at_once * apart)
-    each, page = s[tensor].split(group, factor=apart)
-    vectors, lane = s[tensor].split(column, factor=lanes)
-    s[tensor].reorder(*data, *before, lines, page, vectors, each, lane)
-    s[tensor].unroll(each)
-    s[tensor].vectorize(lane)
-    return each
+def _split_blocks(s: te.Schedule, out: te.Tensor, columns: te.IterVar, block: int) -> tuple[te.IterVar, te.IterVar]:
+    """Split the loop over `columns` of `out` into blocks, of which there may be only one."""
+    count = extent_of(columns)
+    if isinstance(count, int) and count <= block:
+        return s[out].split(columns, nparts=1)
+    return s[out].split(columns, factor=block, tail="shift" if isinstance(count, int) else "guard")
 
 
 def _prefetch_ahead(
@@ -299,73 +283,6 @@ def _prefetch_ahead(
         if is_streamed(source, 1, target):
             ahead = _AHEAD_BYTES // source.dtype.nbytes
             s[tensor].prefetch_ahead(source, loop, ahead, to_l1=prefetches_to_l1(target))
-
-
-def _line_bytes(op: te.Operation) -> int:
-    """Return the stride in bytes of the last reduction axis, in the largest tensor that is read along it."""
-    assert isinstance(op, te.ComputeOp)
-    line, column = op.reduce_axis[-1].var, op.axis[-1].var
-    found = [
-        constant_size(tensor.shape[n + 1 :]) * tensor.dtype.nbytes
-        for tensor, index in reads(op)
-        for n, i in enumerate(index[:-1])
-        if only_variable(index[-1]) is column and line in post_order((i,))
-    ]
-    return max(found, default=_APART_BYTES)
-
-
-def _lines_apart(lines: te.Dim, nbytes: int) -> tuple[int, int]:
-    """Return how many lines to take at once, and their distance in lines."""
-    at_once = lines_per_step(lines)
-    if not isinstance(lines, int) or nbytes >= _APART_BYTES:
-        return at_once, 1
-    fitting = [
-        (n, apart)
-        for n in range(_LINES, 3, -1)
-        for apart in range(-(-_MOST_APART_BYTES // nbytes), 1, -1)
-        if lines % (n * apart) == 0 and nbytes * apart <= _MOST_APART_BYTES
-    ]
-    far = [(n, apart) for n, apart in fitting if nbytes * apart >= _APART_BYTES]
-    return max(far or fitting, default=(at_once, 1), key=lambda pair: (pair[0], pair[1] if not far else -pair[1]))
-
-
-def add_up_in_registers(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[te.Tensor]:
-    """Reduce a few vectors of columns along a strided axis in register accumulators; returns the stages that takes.
-
-    Even and odd lines have accumulators of their own, to hide the latency of additions.
-    """
-    stages, line = [tensor], s[tensor].op.reduce_axis[-1]
-    apart = lines_per_step(extent_of(line))
-    if len(s[tensor].op.reduce_axis) == 1 and s[tensor].op.num_outputs == 1 and apart % 2 == 0:
-        _, half = s[tensor].split(line, factor=2)
-        halves = s.rfactor(tensor, half)
-        assert isinstance(halves, te.Tensor)
-        s[tensor].unroll(s[tensor].op.reduce_axis[0])
-        stages.insert(0, halves)
-        apart //= 2
-    for stage in stages:
-        *data, column = s[stage].op.axis
-        vectors, lane = s[stage].split(column, factor=lanes)
-        s[stage].unroll(vectors)
-        s[stage].vectorize(lane)
-        if stage is stages[0]:
-            *before, line = s[stage].op.reduce_axis
-            lines, each = s[stage].split(line, factor=apart)
-            s[stage].reorder(*before, lines, each, *data, vectors, lane)
-            s[stage].unroll(each)
-            for axis in data:
-                s[stage].unroll(axis)
-        else:
-            (over,) = s[stage].op.reduce_axis
-            s[stage].reorder(*data, over, vectors, lane)
-    return stages
-
-
-def lines_per_step(lines: te.Dim) -> int:
-    """Return the unroll factor over lines: a divisor of `lines` if there is one, enough to hide latencies."""
-    if not isinstance(lines, int):
-        return _LINES
-    return next((n for n in range(_LINES, 3, -1) if lines % n == 0), min(lines, _LINES))
 
 
 def pass_along(
@@ -414,10 +331,7 @@ def pass_across(
     width = _columns_per_step(passes[0].op, columns, length, target)
     fitting = target.cache_bytes.l2 // 4 // (4 * length) // (2 * lanes) * 2 * lanes
     block = _BLOCK if width else min(max(fitting, _SMALLEST_BLOCK), _BLOCK)
-    if isinstance(columns, int) and columns > block:
-        part, within = s[out].split(last, factor=block, tail="shift")
-    else:
-        part, within = s[out].split(last, nparts=1)
+    part, within = _split_blocks(s, out, last, block)
     group = s[out].fuse(*outer, part)
     if width:
         block_loop, column = s[out].split(within, factor=width, tail="shift")
@@ -426,30 +340,33 @@ def pass_across(
     else:
         vectorize_elements(s, out, within, min(block, constant_size([columns])), lanes)
     parallel(s, out, group, work, lanes)
-    loops: list[te.IterVar] = []
+    loops: list[tuple[te.Tensor, te.IterVar]] = []
     for result in () if width else passes:
         s[result].set_scope("local")
         s[result].compute_at(s[out], group)
         loops.append(add_up_lines(s, result, lanes))
     if len(loops) > 1 and has_few_fill_buffers(target) and isinstance(columns, int) and columns <= block:
-        _prefetch_next_block(s, passes, loops, length * columns, target)
+        _prefetch_next_block(s, loops, length * columns, target)
     if speculation is not None and not width:
-        _prefetch_ahead(s, speculation, add_up_lines(s, speculation, lanes), target)
+        _prefetch_ahead(s, *add_up_lines(s, speculation, lanes), target)
 
 
 def _prefetch_next_block(
-    s: te.Schedule, passes: Sequence[te.Tensor], loops: Sequence[te.IterVar], elements: int, target: Target
+    s: te.Schedule, passes: Sequence[tuple[te.Tensor, te.IterVar]], elements: int, target: Target
 ) -> None:
     """Prefetch into L2: the next block, of so many elements, in the last pass, and a little ahead in the first.
+
+    `passes`: stages that read lines, with their loops.
 
     (Zen 4, argmax over 255, 1000 and 40 channels of planes of 13 x 13, 7 x 7 and 40 x 40, GB/s: 17 to 21, 19 to 23,
     15 to 17; with one of the two prefetches 15 to 19.)
     """
-    again = _read_from_memory(s[passes[-1]].op)
-    for tensor in _read_from_memory(s[passes[0]].op):
+    (first, first_loop), (last, last_loop) = passes[0], passes[-1]
+    again = _read_from_memory(s[last].op)
+    for tensor in _read_from_memory(s[first].op):
         if tensor in again and is_streamed(tensor, 1, target):
-            s[passes[0]].prefetch_ahead(tensor, loops[0], elements_ahead(tensor.dtype.nbytes, target), to_l1=False)
-            s[passes[-1]].prefetch_ahead(tensor, loops[-1], elements, to_l1=False)
+            s[first].prefetch_ahead(tensor, first_loop, elements_ahead(tensor.dtype.nbytes, target), to_l1=False)
+            s[last].prefetch_ahead(tensor, last_loop, elements, to_l1=False)
 
 
 def _columns_per_step(op: te.Operation, columns: te.Dim, lines: int, target: Target) -> int:

@@ -1,0 +1,55 @@
+"""Sequences that a Loop appends one element to in every iteration: stacked outputs, cut into a sequence afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from onnx import AttributeProto, GraphProto, NodeProto, ValueInfoProto
+
+from relayc.relay.expr import Expr, Tuple
+
+__all__ = ["appended_sequences", "stacking_body"]
+
+
+def appended_sequences(body: GraphProto, carried: Sequence[Expr]) -> list[int]:
+    """The carried values that are empty at first, and that the body does nothing with but append to."""
+    return [k for k, value in enumerate(carried)
+            if isinstance(value, Tuple) and not value.fields and _append(body, k) is not None]  # fmt: skip
+
+
+def stacking_body(body: GraphProto, positions: Sequence[int]) -> GraphProto:
+    """The body without these carried values; their elements are stacked outputs, after those that it has."""
+    made, names = GraphProto(), {body.output[1 + k].name for k in positions}
+    made.CopyFrom(body)
+    for k in sorted(positions, reverse=True):
+        del made.input[2 + k], made.output[1 + k]
+    nodes = [node for node in body.node if names.isdisjoint(node.output)]
+    del made.node[:]
+    made.node.extend(nodes)
+    for k in positions:
+        append = _append(body, k)
+        assert append is not None
+        made.output.append(ValueInfoProto(name=append.input[1]))
+    return made
+
+
+def _append(body: GraphProto, k: int) -> NodeProto | None:
+    """The node that appends an element to carried value `k`; None if that is not all that is done."""
+    before, after = body.input[2 + k].name, body.output[1 + k].name
+    producers = [node for node in body.node if after in node.output]
+    if len(producers) != 1 or (producers[0].domain, producers[0].op_type) != ("", "SequenceInsert"):
+        return None
+    used, outputs = list(_used(body)), [value.name for value in body.output]
+    operands = [name for name in producers[0].input if name]
+    alone = used.count(before) == 1 and used.count(after) == 0 and outputs.count(after) == 1
+    return producers[0] if alone and len(operands) == 2 and operands[0] == before and before not in outputs else None
+
+
+def _used(graph: GraphProto) -> Iterator[str]:
+    """The names that nodes of a graph read, those of its subgraphs included."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _used(attribute.g)
+                yield from [value.name for value in attribute.g.output]

@@ -1,0 +1,68 @@
+"""Squeeze, Unsqueeze and Slice along axes that a run computes: the sizes of the result are bound at run time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relayc.frontends.onnx.node import OnnxNode
+from relayc.relay import op
+from relayc.relay.expr import Constant, Expr, const
+
+__all__ = ["bounds_of_all_axes", "squeezed", "unsqueezed"]
+
+_END = np.iinfo(np.int64).max
+"""An end of a slice that reaches the end of any axis."""
+
+
+def _matches(node: OnnxNode, index: int, rank: int) -> Expr:
+    """Which of the axes in input `index` (rows) are which of `rank` axes (columns)."""
+    axes = op.reshape(op.cast(node[index], "int64"), (-1,))
+    axes = op.where(op.less(axes, const(0, "int64")), op.add(axes, const(rank, "int64")), axes)
+    return op.equal(op.expand_dims(axes, 1), Constant(np.arange(rank)))
+
+
+def _count(node: OnnxNode, index: int) -> int:
+    return int(np.prod(node.static(node[index], "the shape of the axes"), dtype=np.int64))
+
+
+def _chosen(matches: Expr) -> Expr:
+    """1 for axes that are named, 0 for others."""
+    return op.sum(op.cast(matches, "int64"), axis=0)
+
+
+def squeezed(node: OnnxNode) -> Expr:
+    """Input 0 without the axes of input 1."""
+    rank = node.rank(0)
+    left = rank - _count(node, 1)
+    if left < 0:
+        raise node.error(f"{rank - left} axes of a tensor of rank {rank}", expected="at most as many as the rank")
+    one = const(1, "int64")
+    kept = op.subtract(one, _chosen(_matches(node, 1, rank)))
+    place = op.where(op.equal(kept, one), op.subtract(op.cumsum(kept, 0), one), const(-1, "int64"))
+    sources = op.equal(Constant(np.arange(left)[:, None]), place)
+    shape = op.sum(op.where(sources, op.size_tensor(node.type(0).shape), const(0, "int64")), axis=1)
+    return op.reshape(node[0], node.bind(shape, "the shape without the axes"))
+
+
+def unsqueezed(node: OnnxNode) -> Expr:
+    """Input 0 with the axes of input 1, which are positions in the result."""
+    source = node.type(0).shape
+    rank = len(source) + _count(node, 1)
+    if not source:
+        return op.reshape(node[0], (1,) * rank)
+    one = const(1, "int64")
+    added = _chosen(_matches(node, 1, rank))
+    place = op.subtract(op.cumsum(op.subtract(one, added), 0), one)
+    shape = op.where(op.equal(added, one), one, op.take(op.size_tensor(source), place, 0, mode="clip"))
+    return op.reshape(node[0], node.bind(shape, "the shape with the axes"))
+
+
+def bounds_of_all_axes(node: OnnxNode) -> tuple[Expr, Expr]:
+    """The starts and ends of a Slice whose axes are input 3, as those of all axes in order."""
+    matches = _matches(node, 3, node.rank(0))
+    named = op.greater(_chosen(matches), const(0, "int64"))
+    passed = [
+        op.sum(op.where(matches, op.expand_dims(op.cast(node[index], "int64"), 1), const(0, "int64")), axis=0)
+        for index in (1, 2)
+    ]
+    return passed[0], op.where(named, passed[1], const(_END, "int64"))

@@ -1,0 +1,72 @@
+"""Squeeze, Unsqueeze and Slice along axes that are inputs of the model, and Squeeze without axes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from relayc import relay
+from relayc.backend.runtime import ArgumentError, device, graph_executor
+from relayc.frontends.onnx import from_onnx
+
+make = helper.make_node
+F32, INT64 = 1, 7
+
+
+def executor_of(op, shape, **integers):
+    """The node `op` on x and vectors of integers, by name and length, then Neg."""
+    names = ["x", *integers]
+    inputs = [helper.make_tensor_value_info("x", F32, shape)]
+    inputs += [helper.make_tensor_value_info(name, INT64, [length]) for name, length in integers.items()]
+    nodes = [make(op, names, ["z"], name="case"), make("Neg", ["z"], ["y"])]
+    graph = helper.make_graph(nodes, "axes", inputs, [helper.make_tensor_value_info("y", F32, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return graph_executor.GraphModule(relay.build(from_onnx(model)[0])["default"](device("cpu", 0)))
+
+
+def ints(*values):
+    return np.array(values, np.int64)
+
+
+def numbers(*shape):
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def test_squeeze():
+    executor = executor_of("Squeeze", ["a", "b", "c"], axes=1)
+    for shape, axis in (((1, 4, 5), 0), ((3, 1, 5), 1), ((3, 4, 1), -1), ((1, 1, 1), 1)):
+        x = numbers(*shape)
+        np.testing.assert_array_equal(executor(x, ints(axis))[0].numpy(), -np.squeeze(x, axis))
+    with pytest.raises(ArgumentError, match="case"):
+        executor(numbers(3, 4, 5), ints(1))
+    executor = executor_of("Squeeze", ["a", 1, 1, 4], axes=2)
+    for axes in ((1, 2), (0, -2)):
+        x = numbers(1 if 0 in axes else 3, 1, 1, 4)
+        np.testing.assert_array_equal(executor(x, ints(*axes))[0].numpy(), -np.squeeze(x, axes))
+
+
+def test_unsqueeze():
+    executor = executor_of("Unsqueeze", ["a", "b"], axes=2)
+    for axes in ((0, 1), (0, -1), (2, 1), (-1, -2)):
+        x = numbers(3, 4)
+        np.testing.assert_array_equal(executor(x, ints(*axes))[0].numpy(), -np.expand_dims(x, axes))
+
+
+def test_slice():
+    executor = executor_of("Slice", ["a", "b", 5], starts=2, ends=2, axes=2)
+    x = numbers(3, 4, 5)
+    for axes, starts, ends in (((0, 1), (1, 0), (3, 2)), ((2, 0), (-3, 0), (-1, 100)), ((-1, -2), (0, 3), (2, 4))):
+        index = [slice(None)] * 3
+        for axis, start, end in zip(axes, starts, ends, strict=True):
+            index[axis] = slice(start, end)
+        (y,) = executor(x, ints(*starts), ints(*ends), ints(*axes))
+        np.testing.assert_array_equal(y.numpy(), -x[tuple(index)])
+
+
+def test_squeeze_of_all_axes_of_size_one():
+    """One version of the model for each size that may be 1."""
+    executor = executor_of("Squeeze", ["a", "b", 1])
+    for shape in ((3, 4, 1), (1, 4, 1), (3, 1, 1), (1, 1, 1)):
+        x = numbers(*shape)
+        np.testing.assert_array_equal(executor(x)[0].numpy(), -np.squeeze(x))

@@ -1,0 +1,45 @@
+"""Faults that `tests.fuzz.isolated` found, each reduced to a small model; and some of its models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import AttributeProto, ModelProto, TensorProto, helper
+
+from relayc import relay
+from relayc.backend.runtime import device
+from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.frontends.onnx.backend import RelayBackend
+from tests.fuzz.extremes import extreme_model
+from tests.fuzz.test_mutated_models import attempt
+
+
+def one_node(op: str, shape: Any, opset: int = 18, **attributes: Any) -> ModelProto:
+    node = helper.make_node(op, ["x"], ["y"], name="node")
+    for name, value in attributes.items():
+        kind = AttributeProto.INTS if value == [] else None
+        node.attribute.append(helper.make_attribute(name, value, attr_type=kind))
+    x, y = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape), helper.make_empty_tensor_value_info("y")
+    graph = helper.make_graph([node], "g", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_extreme_models_are_compiled_or_rejected(seed):
+    assert attempt(*extreme_model(seed)) in ("runs", "rejected")
+
+
+def test_norms_over_no_axes():
+    """A norm over no axes was recognised, which no schedule computes. MeanVarianceNormalization names all by none."""
+    x = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
+    (y,) = RelayBackend.run_model(one_node("MeanVarianceNormalization", x.shape, 13, axes=[]), [x])
+    np.testing.assert_allclose(y, (x - x.mean()) / x.std(), rtol=1e-5, atol=1e-6)
+    v = relay.var("v", shape=(2, 3))
+    for norm in (
+        (v - relay.op.mean(v, axis=())) / relay.op.sqrt(relay.op.mean(v * v, axis=()) + relay.const(1e-5)),
+        v / relay.op.sqrt(relay.op.sum(v * v, axis=())),
+    ):
+        executor = GraphModule(relay.build(relay.Function((v,), norm))["default"](device("cpu")))
+        assert np.isfinite(executor(np.ones((2, 3), np.float32))[0].numpy()).all()
