@@ -408,10 +408,12 @@ def _check_places(graph: Graph, where: str) -> None:
 
 
 def _check_sizes(graph: Graph, inherited: frozenset[str], where: str) -> None:
-    """Check that inputs, instructions or the graph around bind all size variables, and that values are results."""
+    """Check that inputs, caches, instructions or the graph around bind all size variables, and that values are
+    results."""
     results = [index for step in graph.steps for index in results_of(step)]
     bound = {d for i in (*graph.inputs, *results) for d in graph.tensors[i].shape if isinstance(d, str)}
-    bound |= {*inherited, *(step.name for step in graph.steps if isinstance(step, Bind))}
+    bound |= {*inherited, *(cache.length for cache in graph.caches)}
+    bound |= {step.name for step in graph.steps if isinstance(step, Bind)}
     for index, tensor in enumerate(graph.tensors):
         unbound = [name for dim in tensor.shape for name in variables(dim) if name not in bound]
         if unbound:

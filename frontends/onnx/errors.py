@@ -5,8 +5,10 @@ from __future__ import annotations
 from relayc.te.errors import CompileError
 
 __all__ = [
+    "NotAModelError",
     "NothingInsideError",
     "OnnxImportError",
+    "UnknownRankError",
     "UnsupportedOperatorError",
     "ValueNeededError",
     "compose",
@@ -31,6 +33,10 @@ class UnsupportedOperatorError(OnnxImportError):
         self.operators = operators
 
 
+class NotAModelError(OnnxImportError):
+    """A file, or bytes, that hold no ONNX model."""
+
+
 class ValueNeededError(OnnxImportError):
     """An operand determines a shape (a Reshape's target, a Slice's ends) and is not known at compile time.
 
@@ -44,6 +50,10 @@ class ValueNeededError(OnnxImportError):
 
 class NothingInsideError(ValueNeededError):
     """An element is read from a container that, as far as inferred yet, is always empty."""
+
+
+class UnknownRankError(OnnxImportError):
+    """The model does not say how many dimensions an input has."""
 
 
 def compose(where: str, problem: str, *, found: str = "", expected: str = "", remedy: str = "") -> str:

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from onnx import FunctionProto, GraphProto, ModelProto
 
 from relayc.backend.runtime.metadata import ModelMetadata
-from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
+from relayc.frontends.onnx.errors import NotAModelError, OnnxImportError, compose, fault, unsupported
 from relayc.frontends.onnx.metadata import metadata_of
 from relayc.frontends.onnx.model_file import read_message, read_model
 from relayc.frontends.onnx.names import with_names_as_text
@@ -93,15 +93,17 @@ def _is_pointer(path: Path) -> bool:
         return file.read(len(_POINTER)) == _POINTER
 
 
-def _no_model(where: str, size: int, error: Exception, is_pointer: bool = False) -> OnnxImportError:
+def _no_model(where: str, size: int, error: Exception, is_pointer: bool = False) -> NotAModelError:
     if is_pointer:
-        return fault(where, "a pointer of Git LFS in the place of the model", remedy="fetch the model: git lfs pull")
-    return fault(
+        pointer = "a pointer of Git LFS in the place of the model"
+        return NotAModelError(compose(where, pointer, remedy="fetch the model: git lfs pull"))
+    text = compose(
         where,
         f"{size} bytes which are not an ONNX model ({error})",
         expected="a protobuf-encoded ONNX ModelProto",
         remedy="the file is damaged, cut short, or of another kind; export or download it again",
     )
+    return NotAModelError(text)
 
 
 def _checked(proto: ModelProto, name: str, folders: tuple[Path, ...], raw_data: RawData) -> Model:

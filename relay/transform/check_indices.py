@@ -65,6 +65,13 @@ class CheckIndices(RewritePass):
         return Call(call.op, (x, checked, *others), span=call.span)
 
 
+def _depth(call: Call) -> int:
+    """The length of the coordinate tuples, which is known."""
+    depth = call.args[1].shape[0]
+    assert isinstance(depth, int)
+    return depth
+
+
 def _axes(operator: OpDef, call: Call) -> tuple[int, ...]:
     """The dimensions of the first input that the positions in the second are for."""
     rank = len(call.args[0].shape)
@@ -72,8 +79,8 @@ def _axes(operator: OpDef, call: Call) -> tuple[int, ...]:
         case Take(mode="numpy") | Gather() | ScatterElements():
             return (operator.axis % rank,)
         case GatherND():
-            return tuple(range(operator.batch_dims, operator.batch_dims + int(call.args[1].shape[0])))
+            return tuple(range(operator.batch_dims, operator.batch_dims + _depth(call)))
         case ScatterND():
-            return tuple(range(int(call.args[1].shape[0])))
+            return tuple(range(_depth(call)))
         case _:
             return ()

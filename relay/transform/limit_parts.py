@@ -46,7 +46,7 @@ def _limited(e: Expr) -> Expr:
 
 
 def _concatenated(op: Concatenate, call: Call) -> Expr:
-    parts: Sequence[Expr] = call.args
+    parts = list(call.args)
     while len(parts) > 1:
         groups = [parts[i : i + _MOST_PARTS] for i in range(0, len(parts), _MOST_PARTS)]
         parts = [Call(op, tuple(group), span=call.span) if len(group) > 1 else group[0] for group in groups]

@@ -9,6 +9,7 @@ in turns with the original one; if it is slower, the findings are dropped.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -22,12 +23,13 @@ from relayc.backend.target import Target
 from relayc.relay.expr import Function
 from relayc.relay.lowering import build, optimize
 from relayc.relay.lowering.arrange import arrange
-from relayc.relay.lowering.graph import make_graph
+from relayc.relay.lowering.graph import ExecutionGraph, make_graph
 from relayc.relay.lowering.lower import Workload, lower
 from relayc.relay.lowering.tuning_records import Record, TuningRecords, default_records_path, graph_subject, processor
 from relayc.relay.tuning.bench import KernelBench, Variant
 from relayc.relay.tuning.selection import Choice, Timer, select
 from relayc.relay.type import TensorType
+from relayc.relay.versions import versions_of, without_versions
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule
 from relayc.topi.tuning import Config, Knob, Value
@@ -141,7 +143,8 @@ class _Search:
         self, mod: IRModule | Function, params: Mapping[str, Any] | None, target: Target, path: Path | None,
         end: float, clock: Callable[[], float], progress: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self.mod, self.params, self.target = mod, params, target
+        self.mod = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
+        self.params, self.target = params, target
         self.report = TuningReport(path)
         self.start, self.end, self.clock, self.progress = clock(), end, clock, progress
         self.records = TuningRecords() if path is None else TuningRecords.load(path)
@@ -163,11 +166,9 @@ class _Search:
     def subjects(self, config: Config) -> dict[str, _Subject]:
         """The kernels of static shapes in the model under these parameters of graph passes, by workload."""
         with self.records, config:
-            module = optimize(self.mod, self.target, self.params)
-            graph = make_graph(module["main"], lambda body: optimize(body, self.target)["main"])
-            arrange(graph, self.target)
+            graphs = [self.graph(version) for version in (without_versions(self.mod), *versions_of(self.mod).values())]
         found: dict[str, _Subject] = {}
-        for part in graph.all_graphs():
+        for part in itertools.chain.from_iterable(graph.all_graphs() for graph in graphs):
             for node in part.nodes:
                 inputs = [part.tensors[number] for number in node.inputs]
                 types = [t.ty for t in (*inputs, *(part.tensors[i] for i in node.outputs))]
@@ -177,6 +178,13 @@ class _Search:
                 made = _Subject(node.workload, tuple(weights), sum(inputs[i].nbytes for i in weights))
                 found.setdefault(node.workload.key, made).count += 1
         return found
+
+    def graph(self, module: IRModule) -> ExecutionGraph:
+        """The graph of kernels of a version of the model."""
+        optimized = optimize(module, self.target, self.params)
+        graph = make_graph(optimized["main"], lambda body: optimize(body, self.target)["main"])
+        arrange(graph, self.target)
+        return graph
 
     def tune_passes(self, knobs: Sequence[Knob], subjects: dict[str, _Subject]) -> dict[str, _Subject]:
         """Try other values of the parameters that graph passes requested; returns the kernels of the best."""

@@ -84,6 +84,10 @@ MODELS = {
         {"x": ("m", 4), "w": (4, "n"), "c": ("p", "q")}, {}, lambda x, w, c: x @ w + c,
         [(floats(2, 4), floats(4, 3), floats(p, q)) for p, q in ((2, 3), (1, 3), (2, 1), (1, 1))],
     ),
+    "Einsum": (
+        [make("Einsum", ["x", "w"], ["y"], equation="bij,bjk->bik")],
+        {"x": ("a", 2, 4), "w": ("b", 4, 3)}, {}, np.matmul, [(floats(3, 2, 4), floats(b, 4, 3)) for b in (3, 1)],
+    ),
     "a constant": (
         [make("Add", ["x", "c"], ["y"])],
         {"x": ("a", "b")}, {"c": np.arange(12, dtype=np.float32).reshape(3, 4)},

@@ -142,3 +142,27 @@ def test_square_roots_of_sizes():
     assert sizes.square_root(49) == 7
     assert sizes.square_root(sizes.product((n, m))) is None
     assert sizes.square_root(sizes.product((2, n, n))) is None and sizes.square_root(-4) is None
+
+
+def test_a_weight_is_reshaped_to_sizes_of_the_inputs():
+    """Weights have static shapes, so this one is copied. Without elements the product is a constant, too."""
+    weight = np.arange(12, dtype=F)
+    nodes = [
+        make("Shape", ["x"], ["sizes"]),
+        make("Reshape", ["w", "sizes"], ["r"]),
+        make("Add", ["r", "x"], ["s"]),
+        make("MatMul", ["e", "v"], ["p"]),
+        make("ReduceSum", ["p"], ["t"], keepdims=0),
+        make("Add", ["s", "t"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "weights", [helper.make_tensor_value_info("x", 1, ["a", "b"]),
+                           helper.make_tensor_value_info("e", 1, ["a", 0, 3])],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.ones(3, F), "v")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    executor = graph_executor.GraphModule(relay.build(from_onnx(model)[0])["default"](device("cpu", 0)))
+    for a, b in ((3, 4), (1, 12)):
+        (y,) = executor(np.ones((a, b), F), np.zeros((a, 0, 3), F))
+        np.testing.assert_array_equal(y.numpy(), weight.reshape(a, b) + 1)

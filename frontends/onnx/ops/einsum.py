@@ -103,8 +103,10 @@ def _product(node: OnnxNode, a: _Term, b: _Term, needed: set[str]) -> _Term:
     a, b = _summed(a, needed | set(b.labels)), _summed(b, needed | set(a.labels))
     shared = [label for label in a.labels if label in b.labels]
     for label in shared:
-        if not dims_match(a.extent(label), b.extent(label)):
-            raise node.error(f"the label {label!r} stands for {a.extent(label)} and for {b.extent(label)}")
+        extents = a.extent(label), b.extent(label)
+        if all(isinstance(d, int) for d in extents) and extents[0] != extents[1]:
+            raise node.error(f"the label {label!r} stands for {extents[0]} and for {extents[1]}")
+    a, b = _broadcast(node, a, b), _broadcast(node, b, a)
     batch = [label for label in shared if label in needed]
     inner = [label for label in shared if label not in needed]
     rows = [label for label in a.labels if label not in b.labels]
@@ -123,6 +125,11 @@ def _without_broadcasts(a: _Term, b: _Term) -> _Term:
     if not axes:
         return a
     return _Term(op.squeeze(a.value, axis=axes), "".join(n for i, n in enumerate(a.labels) if i not in axes))
+
+
+def _broadcast(node: OnnxNode, a: _Term, b: _Term) -> _Term:
+    """`a` repeated along the axes that may be shorter than those of `b`."""
+    return _Term(node.broadcast(a.value, [b.extent(n) if n in b.labels else 1 for n in a.labels])[0], a.labels)
 
 
 def _is_one(d: Dim) -> bool:

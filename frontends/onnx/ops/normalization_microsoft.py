@@ -53,8 +53,8 @@ def _with_skip(node: OnnxNode, bias: Expr | None) -> Expr:
     """input + skip + bias; the skip may lack leading axes or have size 1 there."""
     x, skip = node[0], node[1]
     lead = len(x.shape) - len(skip.shape)
-    fits = lead >= 0 and all(s == 1 or dims_match(s, d) for s, d in zip(skip.shape, x.shape[lead:], strict=True))
-    if not fits:
+    pairs = [] if lead < 0 else zip(skip.shape, x.shape[lead:], strict=True)
+    if lead < 0 or any(isinstance(s, int) and isinstance(d, int) and s not in (1, d) for s, d in pairs):
         raise node.error(f"a skip input {skip.ty} for {x.ty}", expected="the input's shape, without or with 1 batch")
     total = op.add(x, skip)
     return total if bias is None else op.add(total, bias)
