@@ -185,7 +185,8 @@ class Concatenate(OpDef):
             same = x.ndim == xs[0].ndim and all(
                 a == axis or dims_match(d, e) for a, (d, e) in enumerate(zip(x.shape, xs[0].shape, strict=True))
             )
-            require(same, f"(C4) {xs[0]} and {x} must have equal dimensions but for axis {axis}")
+            if not same:  # the message takes longer than the test
+                raise TypeInferenceError(f"(C4) {xs[0]} and {x} must have equal dimensions but for axis {axis}")
             total = as_dim(x.shape[axis] + total)
         return xs[0].with_shape(with_dim(xs[0].shape, axis, total))
 
