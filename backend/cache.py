@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from platformdirs import user_cache_path
 
-from relayc.backend.private_files import NotPrivateError, is_private, read_private, warn_once
+from relayc.backend.private_files import NotPrivateError, is_private, is_private_file, read_private, warn_once
 from relayc.backend.runtime.errors import RelaycError
 from relayc.backend.runtime.files import replacing
 
@@ -44,7 +44,7 @@ _CHECKS = 16
 """Number of size checks per limit's worth of bytes written."""
 _HEADER = struct.Struct("<8s32sQQ")  # magic, sha256 of key and value, their sizes
 _MAGIC = b"RLYCACH1"
-_PACKAGES = ("relayc.te", "relayc.backend", "relayc.topi", "relayc.relay")
+_PACKAGES = ("relayc.te", "relayc.backend", "relayc.topi", "relayc.relay", "relayc.frontends.onnx")
 
 
 class DiskCache:
@@ -82,16 +82,42 @@ class DiskCache:
         """Store `value` under `key`. Does nothing when the folder is not writable."""
         path = self._path(key)
         with suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not self._may_use(self.folder):
-                return
-            path.parent.mkdir(exist_ok=True, mode=0o700)
-            if not self._may_use(path.parent):
+            if not self._make_folders(path):
                 return
             with replacing(path, private=True) as file:
                 file.write(_encode(key.encode(), value))
             if self._is_time_to_trim(key, len(value)):
                 self._trim()
+
+    def file(self, key: str) -> Path | None:
+        """The file that `put_file` stored under `key`, to be mapped and checked; None if there is none to trust."""
+        path = self._path(key)
+        if not self._may_use(self.folder) or not self._may_use(path.parent) or not is_private_file(path):
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        return path
+
+    def put_file(self, key: str, save: Callable[[Path], None], size: int) -> bool:
+        """Let `save` write a file, of about `size` bytes, under `key`; False when the folder is not writable."""
+        path = self._path(key)
+        with suppress(OSError):
+            if not self._make_folders(path):
+                return False
+            save(path)
+            path.chmod(0o600)
+            if self._is_time_to_trim(key, size):
+                self._trim()
+            return True
+        return False
+
+    def _make_folders(self, path: Path) -> bool:
+        """Make the folders of an entry; False if another user may write to one."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not self._may_use(self.folder):
+            return False
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        return self._may_use(path.parent)
 
     def _read(self, path: Path) -> bytes:
         """The file of an entry; empty if there is none that the user, and nobody else, can have written."""

@@ -17,7 +17,7 @@ import stat
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["NotPrivateError", "fault_of_folder", "is_private", "read_private", "warn_once"]
+__all__ = ["NotPrivateError", "fault_of_folder", "is_private", "is_private_file", "read_private", "warn_once"]
 
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -47,6 +47,15 @@ def is_private(folder: Path) -> bool:
     if fault is not None:
         warn_once(f"no cache is used: {fault}")
     return fault is None
+
+
+def is_private_file(path: Path) -> bool:
+    """Is this a regular file that nobody but the user can have written, in a folder that `is_private`?"""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and (not hasattr(os, "geteuid") or _fault(found) is None)
 
 
 def read_private(path: Path) -> bytes:

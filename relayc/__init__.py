@@ -2,12 +2,13 @@
 
     from relayc import relay, te, topi, backend, runtime, frontends
 
-Each subpackage is imported when it is first used: importing `relayc` alone reads no other file.
+and to `compile_onnx`, from a model's file to a compiled model. Each is imported when it is first used: importing
+`relayc` alone reads no other file.
 """
 
 from typing import TYPE_CHECKING
 
-__all__ = ["backend", "frontends", "relay", "runtime", "te", "topi"]
+__all__ = ["backend", "compile_onnx", "frontends", "relay", "runtime", "te", "topi"]
 
 if TYPE_CHECKING:
     import relayc.backend as backend
@@ -16,18 +17,21 @@ if TYPE_CHECKING:
     import relayc.runtime as runtime
     import relayc.te as te
     import relayc.topi as topi
+    from relayc.frontends.compiling import compile_onnx
 
     __version__: str
 else:  # hidden from type checkers, for which each subpackage would be Any
 
     def __getattr__(name):
-        """The subpackage `name`, or the installed distribution's version. Raises AttributeError for other names."""
+        """The subpackage or function `name`, or the installed version. Raises AttributeError for other names."""
         from importlib import import_module
 
         if name == "__version__":
             return import_module("importlib.metadata").version("relayc")
         if name not in __all__:
             raise AttributeError(f"module 'relayc' has no attribute {name!r}; it has {', '.join(__all__)}")
+        if name == "compile_onnx":
+            return import_module("relayc.frontends.compiling").compile_onnx
         return import_module(f"relayc.{name}")
 
     def __dir__():

@@ -92,7 +92,7 @@ def test_names_of_ours_on_a_page_exist(page):
 
 def is_there(parts: list[str]) -> bool:
     """Does the dotted name lead to a module, or to something inside of one?"""
-    for at in range(len(parts), 0, -1):
+    for at in range(len(parts), -1, -1):
         with contextlib.suppress(ModuleNotFoundError, AttributeError):
             reduce(getattr, parts[at:], import_module(".".join(("relayc", *parts[:at]))))
             return True

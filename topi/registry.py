@@ -79,6 +79,11 @@ def registered_schedules(target: Target) -> list[ScheduleFunction]:
     return [entry.function for (_, key), entry in _schedules.items() if key in keys]
 
 
+def registered_definitions() -> list[ScheduleFunction]:
+    """Every schedule registered so far."""
+    return [entry.function for entry in _schedules.values()]
+
+
 def operations_behind(outs: Sequence[te.Tensor]) -> list[te.Operation]:
     """Every operation that the outputs need, each once, producers first."""
     order: list[te.Operation] = []

@@ -70,9 +70,9 @@ class ObjectCode:
 
 def _entry(row: Any, where: str) -> FunctionEntry:
     match row:
-        case [str(name), list(params), None | list()]:
-            kinds, messages = read_params(params, f"{where}.{name}"), read_messages(row[2], f"{where}.{name}")
-            return FunctionEntry(name, kinds, messages)
+        case [str(name), list(params), (None | list()) as messages]:
+            place = f"{where}.{name}"
+            return FunctionEntry(name, read_params(params, place), read_messages(messages, place))
         case _:
             raise damaged(f"{where}.functions", row, "[name, parameter kinds, messages or null]")
 

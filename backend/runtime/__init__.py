@@ -22,6 +22,7 @@ from relayc.backend.runtime.errors import (
     ModuleError,
     RegistryError,
     RelaycError,
+    RunCancelledError,
 )
 from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.backend.runtime.metadata import ModelMetadata
@@ -63,6 +64,7 @@ __all__ = [
     "PythonFunc",
     "RegistryError",
     "RelaycError",
+    "RunCancelledError",
     "WorkspacePool",
     "check_signature",
     "convert",

@@ -68,7 +68,7 @@ class CompiledLoop:
         """Lay out the memory of all graphs, unless it was for the same shapes."""
         shapes = shapes_of(arguments)
         if self._laid_out is None or self._laid_out != (shapes, sizes):
-            self._arena = None
+            self._arena = self._laid_out = None
             try:
                 self._fits = self._place(shapes, sizes)
             except ArgumentError:
@@ -130,6 +130,7 @@ class CompiledLoop:
         places = [int(frame.words[number]) for number in numbers]
         spares = range(frame.layout.spares + 1, frame.layout.spares + 1 + len(self._step.carried))
         moved = [place == frame.words[spare] for place, spare in zip(places, spares, strict=False)]
+        begun, self._laid_out = self._laid_out, None  # until it is whole again
         fits = self._place([frame.shape(number) for number in numbers], sizes)
         assert fits, "no check depends on what grows"
         frame.begin()
@@ -138,6 +139,7 @@ class CompiledLoop:
                 frame.words[number] = frame.words[spare]
                 ctypes.memmove(int(frame.words[spare]), place, frame.nbytes(number))
         del before  # only now: it held the values
+        self._laid_out = begun
         return self._set_iteration(done)
 
     def _result(self, number: int, begin: NDArray) -> NDArray:

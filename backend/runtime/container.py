@@ -36,8 +36,8 @@ from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.files import replacing
 from relayc.backend.runtime.threads import in_threads
 
-__all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Method", "Section", "digest", "map_file", "sums", "to_bytes",
-           "write_file"]  # fmt: skip
+__all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Method", "Section", "digest", "is_container", "map_file",
+           "sums", "to_bytes", "write_file"]  # fmt: skip
 
 Method = Literal["sha256", "sums"]
 
@@ -84,6 +84,12 @@ def to_bytes(manifest: dict[str, Any], sections: Sequence[Section]) -> bytes:
     file = io.BytesIO()
     _write(file, manifest, sections)
     return file.getvalue()
+
+
+def is_container(path: str | os.PathLike[str]) -> bool:
+    """Does the file begin like a compiled model? Raises `OSError` for one that can't be read."""
+    with open(path, "rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
 
 
 def map_file(path: str | os.PathLike[str]) -> memoryview:

@@ -167,6 +167,10 @@ class Context:
             self._version = setting_version()
             self._ctx.num_threads = num_threads(self._requested)
 
+    def forget_failure(self) -> None:
+        """Drop an exception that was recorded after the call it was meant for."""
+        self._failure = None
+
     def fail(self, error: BaseException) -> None:
         """Record the first exception of a Python function called from compiled code.
 

@@ -18,14 +18,23 @@ from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.control import Record, run_if, run_loop, tensor_of
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.errors import ArgumentError, ModuleError, SizeMismatchError
-from relayc.backend.runtime.execution_plan import Bind, Check, IfStep, LoopStep, RunNodes, SequenceStep, StringStep
+from relayc.backend.runtime.execution_plan import (
+    Bind,
+    Check,
+    IfStep,
+    LoopStep,
+    RunNodes,
+    SequenceStep,
+    StringStep,
+    results_of,
+)
 from relayc.backend.runtime.graph import Graph, GraphNode, GraphTensor
 from relayc.backend.runtime.host_action import Prepared
-from relayc.backend.runtime.host_actions import HOST_ACTIONS
+from relayc.backend.runtime.host_actions import HOST_ACTIONS, prepared
 from relayc.backend.runtime.layouts import Stage, bind_sizes, owner_of, shapes_of, tensor_bytes
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, array, empty
-from relayc.backend.runtime.packed_func import KernelFunc, PackedFunc
+from relayc.backend.runtime.packed_func import PackedFunc, takes_pointers
 from relayc.backend.runtime.runners import OutputBuffer, Recordings
 from relayc.backend.runtime.sequences import ArraySequence, Value, run_sequence_action
 from relayc.backend.runtime.sizes import MAX_ELEMENTS, evaluate, variables
@@ -55,7 +64,7 @@ class DynamicRunner:
         self._graph, self._module, self._context, self._device = graph, module, context, where
         self._params, self._string_table = params, string_table
         self._text_actions: dict[int, Prepared] = {
-            id(step): HOST_ACTIONS[step.action].prepare(step.settings)
+            id(step): prepared(step.action, step.settings)
             for step in graph.steps if isinstance(step, StringStep)
         }  # fmt: skip
         self._addresses = np.zeros(max(len(graph.tensors), 1), np.int64)
@@ -127,9 +136,8 @@ class DynamicRunner:
                 new = []
             elif isinstance(step, Bind):
                 new.append(step.name)
-            elif isinstance(step, IfStep | LoopStep | SequenceStep | StringStep):
-                results = (step.output,) if isinstance(step, SequenceStep) else step.outputs
-                names = [v for t in results for d in tensors[t].shape for v in variables(d)]
+            else:
+                names = [v for t in results_of(step) for d in tensors[t].shape for v in variables(d)]
                 new += [name for name in names if name.startswith(RESULT_SIZE) and name not in passed]
         return {**dict.fromkeys(new, len(steps)), **known}
 
@@ -139,7 +147,7 @@ class DynamicRunner:
 
     def _entry(self, name: str, pointers: int = 2) -> Any:
         entry = self._module.get_function(name, query_imports=True)
-        if not isinstance(entry, KernelFunc) or len(entry.params) != pointers:
+        if not takes_pointers(entry, pointers):
             expected = f"a kernel of {pointers} pointers"
             raise ModuleError(f"entry {name!r} of model {self._graph.name!r} is {entry!r}; expected {expected}")
         return entry.raw
@@ -239,6 +247,10 @@ class DynamicRunner:
 
     def _bind(self, step: Bind) -> None:
         values = self.array(step.tensor).numpy().reshape(-1)
+        if step.element >= len(values):
+            raise ArgumentError(
+                f"model {self._graph.name!r}: {step.source} gives {len(values)} sizes, expected over {step.element}"
+            )
         value = int(values[step.element])
         if not 0 <= value <= MAX_ELEMENTS:
             among = f" among {values.tolist()}" if len(values) > 1 else ""
@@ -251,6 +263,7 @@ class DynamicRunner:
 
     def _control(self, step: IfStep | LoopStep, record: Record | None) -> None:
         """Run a branch or a loop; store its results and bind sizes from their shapes."""
+        self._context.check()  # a loop of steps that compile to nothing can be cancelled, too
         if isinstance(step, IfStep):
             results = run_if(step, self._runners_of(step, step.graphs), self.read, self.sizes, record)
         else:

@@ -14,6 +14,7 @@ __all__ = [
     "ModuleError",
     "RegistryError",
     "RelaycError",
+    "RunCancelledError",
     "SizeMismatchError",
     "of_user",
     "raise_if_foreign",
@@ -49,6 +50,10 @@ class ModuleError(RelaycError, AttributeError):
 
 class RegistryError(RelaycError, LookupError):
     """A name is missing from a registry or is taken in it already."""
+
+
+class RunCancelledError(RelaycError):
+    """A run that another thread ended (`GraphModule.cancel`)."""
 
 
 class InternalError(RelaycError):

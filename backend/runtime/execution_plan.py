@@ -28,6 +28,7 @@ __all__ = [
     "Step",
     "StringStep",
     "read_steps",
+    "results_of",
     "step_to_json",
 ]
 
@@ -136,6 +137,13 @@ _MAX_AXES = 64
 
 Step = RunNodes | Bind | Check | IfStep | LoopStep | SequenceStep | StringStep
 ReadGraph = Callable[[object, str], Any]
+
+
+def results_of(step: Step) -> tuple[int, ...]:
+    """The tensors that hold an instruction's results; none for kernels, which write to storage of the graph."""
+    if isinstance(step, SequenceStep):
+        return (step.output,)
+    return step.outputs if isinstance(step, IfStep | LoopStep | StringStep) else ()
 
 
 def step_to_json(step: Step) -> dict[str, Any]:

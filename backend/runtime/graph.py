@@ -26,16 +26,18 @@ from relayc.backend.runtime.dtype import data_type, nbytes as nbytes_of
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError
 from relayc.backend.runtime.execution_plan import (
     SEQUENCE_ACTIONS,
+    Bind,
     IfStep,
     LoopStep,
     SequenceStep,
     Step,
     read_steps,
+    results_of,
     step_to_json,
 )
 from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.metadata import ModelMetadata
-from relayc.backend.runtime.sizes import Size, extent, is_static, read_shape, size_text
+from relayc.backend.runtime.sizes import Size, extent, is_static, read_shape, size_text, variables
 
 __all__ = ["GRAPH_VERSION", "Graph", "GraphKVCache", "GraphNode", "GraphTensor"]
 
@@ -159,14 +161,15 @@ class Graph:
         """Does the graph have dynamic shapes, control flow or sequences?"""
         return bool(self.steps or self.sizes) or any(tensor.is_sequence for tensor in self.tensors)
 
-    def bodies(self) -> Iterator[tuple[Graph, str]]:
-        """All nested control-flow bodies, each with its location in the user's model."""
+    def bodies(self, nested: bool = True) -> Iterator[tuple[Graph, str]]:
+        """The bodies of control flow, those in bodies included if `nested`, with their places in the user's model."""
         for step in self.steps:
             if not isinstance(step, IfStep | LoopStep):
                 continue
             for graph in step.graphs if isinstance(step, IfStep) else (step.graph,):
                 yield graph, step.source
-                yield from graph.bodies()
+                if nested:
+                    yield from graph.bodies()
 
     def to_json(self) -> dict[str, Any]:
         """Serialize as JSON values, for `from_json`."""
@@ -227,6 +230,13 @@ class Graph:
     @staticmethod
     def from_json(value: object, where: str = "graph") -> Graph:
         """Deserialize a graph. Raises `ArtifactError` naming the first invalid field."""
+        graph = Graph._read(value, where)
+        _check_sizes(graph, frozenset(), where)
+        return graph
+
+    @staticmethod
+    def _read(value: object, where: str) -> Graph:
+        """A graph, or a body of control flow, whose sizes may be those of the graph around it."""
         record = Record(value, where)
         record.only(
             "version", "name", "device", "target", "tensors", "nodes", "inputs", "outputs", "arena_bytes", "entry",
@@ -256,7 +266,7 @@ class Graph:
             arena_bytes=arena_bytes,
             entry=None if record.value.get("entry") is None else record.get("entry", str),
             sizes=sizes,
-            steps=read_steps(steps, sizes, len(nodes), len(tensors), Graph.from_json),
+            steps=read_steps(steps, sizes, len(nodes), len(tensors), Graph._read),
             caches=tuple(_cache(item, sizes) for item in caches),
         )
         _check_caches(graph, where)
@@ -373,6 +383,8 @@ def _check_places(graph: Graph, where: str) -> None:
         count = len(graph.tensors)
         if tensor.storage not in kinds:
             raise damaged(f"{where}.tensors[{index}].storage", tensor.storage, f"among {', '.join(kinds)}")
+        if not graph.is_dynamic and not tensor.is_static:
+            raise damaged(f"{where}.tensors[{index}].shape", tensor.shape_text, "integers in a graph without sizes")
         ranks = {"input": len(graph.inputs), "output": len(graph.outputs), "own": count, "value": count}
         rank = ranks.get(tensor.storage)
         if rank is not None and not (isinstance(tensor.place, int) and 0 <= tensor.place < rank):
@@ -393,6 +405,23 @@ def _check_places(graph: Graph, where: str) -> None:
                 raise damaged(f"{where}.nodes[{index}].outputs", output, "no write to an input or a weight")
         if any(graph.tensors[i].is_sequence for i in (*node.inputs, *node.outputs, *node.scratch)):
             raise damaged(f"{where}.nodes[{index}]", list(node.inputs), "tensors, no sequences")
+
+
+def _check_sizes(graph: Graph, inherited: frozenset[str], where: str) -> None:
+    """Check that inputs, caches, instructions or the graph around bind all size variables, and that values are
+    results."""
+    results = [index for step in graph.steps for index in results_of(step)]
+    bound = {d for i in (*graph.inputs, *results) for d in graph.tensors[i].shape if isinstance(d, str)}
+    bound |= {*inherited, *(cache.length for cache in graph.caches)}
+    bound |= {step.name for step in graph.steps if isinstance(step, Bind)}
+    for index, tensor in enumerate(graph.tensors):
+        unbound = [name for dim in tensor.shape for name in variables(dim) if name not in bound]
+        if unbound:
+            raise damaged(f"{where}.tensors[{index}].shape", tensor.shape_text, f"bound sizes; {unbound[0]!r} is not")
+        if tensor.storage == "value" and tensor.place not in results:
+            raise damaged(f"{where}.tensors[{index}].storage", tensor.place, "the number of an instruction's result")
+    for body, source in graph.bodies(nested=False):
+        _check_sizes(body, frozenset(bound), f"{where}: body of {source}")
 
 
 def _check_sequences(graph: Graph, where: str) -> None:

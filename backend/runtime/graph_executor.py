@@ -24,7 +24,13 @@ from relayc.backend.runtime.checks import position_of, positive
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.dynamic import DynamicRunner
-from relayc.backend.runtime.errors import ArgumentError, ArtifactError, SizeMismatchError, raise_if_foreign
+from relayc.backend.runtime.errors import (
+    ArgumentError,
+    ArtifactError,
+    RunCancelledError,
+    SizeMismatchError,
+    raise_if_foreign,
+)
 from relayc.backend.runtime.input_ports import InputPorts
 from relayc.backend.runtime.layouts import bind_sizes, shapes_of
 from relayc.backend.runtime.module import Module
@@ -101,8 +107,8 @@ class GraphModule:
         self._last_special: GraphModule | None = None
         self._passed: list[Value] = []
         """the specialisation that has the inputs, if there is one, and these inputs"""
-        self._has_run = False
-        """did the last run end without an error?"""
+        self._has_run = self._is_running = False
+        """did the last run end without an error, and is one in progress?"""
         self._allocate()
         _executors.add(self)
 
@@ -138,8 +144,9 @@ class GraphModule:
         """
         with self._lock:
             if key is not None or value is not None:
-                self._inputs.check_passed_once([self.get_input_index(key)], map(self.get_input_index, inputs))
-                self._set_input(key, value)
+                first: Any = key  # None is no input, and reported as such
+                self._inputs.check_passed_once([self.get_input_index(first)], map(self.get_input_index, inputs))
+                self._set_input(first, value)
             for name, passed in inputs.items():
                 self._set_input(name, passed)
 
@@ -234,6 +241,11 @@ class GraphModule:
         dtypes = ["string" if i in self._inputs.strings.outputs else t.dtype for i, t in enumerate(tensors)]
         return {t.name: t.shape for t in tensors}, dict(zip([t.name for t in tensors], dtypes, strict=True))
 
+    def sequence_names(self) -> frozenset[str]:
+        """The names of the inputs and outputs that are sequences or optional values."""
+        tensors = [self._graph.tensors[index] for index in (*self._graph.inputs, *self._graph.outputs)]
+        return frozenset(tensor.name for tensor in tensors if tensor.is_sequence)
+
     # -- running
 
     def run(self, /, **inputs: Any) -> None:
@@ -243,6 +255,17 @@ class GraphModule:
                 self._set_input(name, value)
             self._run()
             self._inputs.caches.keep()
+
+    def cancel(self) -> None:
+        """Ends the run in progress, from another thread: it raises `RunCancelledError`.
+
+        Nothing happens if there is none. A loop ends within 10 ms or one iteration, anything else when the call of
+        compiled code that is in progress returns. The executor can be used again.
+        """
+        if self._is_running:
+            self._context.fail(RunCancelledError(f"the run of model {self._graph.name!r} was cancelled"))
+            if self._last_special is not None:
+                self._last_special.cancel()
 
     @property
     def cache_length(self) -> int:
@@ -423,7 +446,8 @@ class GraphModule:
         self._context.refresh()
 
     def _run(self) -> None:
-        self._has_run = False
+        self._has_run, self._is_running = False, True
+        self._context.forget_failure()
         try:
             self._prepare()
             self._special = self._run_special() if self._graph.variants else None
@@ -437,6 +461,8 @@ class GraphModule:
         except Exception as error:
             raise_if_foreign(error, f"running model {self._graph.name!r}")
             raise
+        finally:
+            self._is_running = False
         self._context.check()
         self._has_run = True
 

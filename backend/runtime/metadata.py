@@ -47,12 +47,11 @@ class ModelMetadata:
         """Deserialize what `to_json` gave. Raises `ArtifactError` naming the first invalid field."""
         record.only(*_TEXTS, "version", "custom_metadata_map", *_SHAPES)
         custom = record.record("custom_metadata_map")
-        return ModelMetadata(
-            **{name: record.get(name, str) for name in _TEXTS},
-            version=record.number("version", *_INT64),
-            custom_metadata_map={key: custom.get(key, str) for key in custom.value},
-            **{name: _shapes(record.record(name)) for name in _SHAPES},
-        )
+        fields: dict[str, Any] = {name: record.get(name, str) for name in _TEXTS}
+        fields["version"] = record.number("version", *_INT64)
+        fields["custom_metadata_map"] = {key: custom.get(key, str) for key in custom.value}
+        fields |= {name: _shapes(record.record(name)) for name in _SHAPES}
+        return ModelMetadata(**fields)
 
 
 def _shapes(record: Record) -> dict[str, DeclaredShape]:

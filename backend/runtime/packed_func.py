@@ -12,7 +12,7 @@ import ctypes
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from relayc.backend.runtime.ndarray import NDArray, array, from_dlpack
 from relayc.backend.runtime.registry import get_global_func
 
 __all__ = ["BUFFER", "HostFunc", "KernelFunc", "PackedFunc", "PythonFunc", "convert", "foreign_array",
-           "read_messages", "read_params"]  # fmt: skip
+           "read_messages", "read_params", "takes_pointers"]  # fmt: skip
 
 BUFFER = "buffer"  # the kind of a kernel parameter that is a data pointer; a scalar's kind is its dtype
 
@@ -149,6 +149,13 @@ class KernelFunc(PackedFunc):
             where.check()
 
         return call
+
+
+def takes_pointers(function: PackedFunc, count: int) -> TypeGuard[KernelFunc]:
+    """Is this a raw kernel of so many pointers, as the functions are that run a graph?"""
+    if not isinstance(function, KernelFunc):
+        return False
+    return len(function.params) == count and all(kind in (BUFFER, "handle") for kind in function.params)
 
 
 class HostFunc(PackedFunc):

@@ -17,7 +17,7 @@ from relayc.backend.runtime.errors import ModuleError
 from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, empty
-from relayc.backend.runtime.packed_func import KernelFunc, PackedFunc
+from relayc.backend.runtime.packed_func import PackedFunc, takes_pointers
 
 __all__ = ["CapturingRunner", "EntryRunner", "NodeRunner", "OutputBuffer", "Recordings"]
 
@@ -37,7 +37,7 @@ class EntryRunner:
 
     def __init__(self, graph: Graph, module: Module, context: Context, arena: NDArray) -> None:
         entry = module.get_function(str(graph.entry), query_imports=True)
-        if not isinstance(entry, KernelFunc) or len(entry.params) != 2:
+        if not takes_pointers(entry, 2):
             raise ModuleError(
                 f"entry {graph.entry!r} of model {graph.name!r} is {entry!r}; expected a kernel of two pointers"
             )

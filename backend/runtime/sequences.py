@@ -28,7 +28,7 @@ class ArraySequence:
     appending to the version at the end of the store extends the store. All other changes copy the references, and so
     does a window of less than half of its store, so that dropped elements are freed.
 
-    A sequence may be made of a `stack` of its elements, which are copied out of it when the first of them is needed.
+    A sequence may be made of a `stack` of its elements, which are copied only when it changes or is iterated over.
     """
 
     __slots__ = ("_elements", "_start", "_stop", "stack")
@@ -60,6 +60,8 @@ class ArraySequence:
         """The element at a non-negative position."""
         if not 0 <= index < len(self):
             raise IndexError(index)
+        if self.stack is not None:
+            return self.stack._create_view(self.stack.shape[1:], None, index * _row(self.stack, 1))
         return self._store[self._start + index]
 
     def __iter__(self) -> Iterator[Value]:

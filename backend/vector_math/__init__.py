@@ -14,7 +14,8 @@ multiply-add:
               sin 1.5   cos 1.5   tan 3.7   asin 2.5   acos 1.5   atan 2.3   atan2 2.3   asinh 1.7   acosh 1.5
               atanh 1.7   rsqrt 1.5   fast_gelu 16000.0   fast_exp 500.0
     float64   exp 1.3   exp_nonpositive 1.3   exp2 1.3   expm1 1.7   log 1.0   log2 1.2   log10 2.5   log1p 1.5
-              log1p_fraction 1.5   fmod 0.0   tanh 2.5   sigmoid 3.0   sinh 2.5   cosh 1.7   rsqrt 1.5
+              log1p_fraction 1.5   pow 1.5   fmod 0.0   tanh 2.5   sigmoid 3.0   erf 1.0   sinh 2.5   cosh 1.7
+              sin 1.5   cos 1.5   tan 3.0   rsqrt 1.5
 
 fast_gelu is for 16-bit floats: it is accurate to 13 bits where float16 has as many, to 10 bits near -1e-7. So is
 fast_exp, for softmax whose exponentials are divided by their sum before rounding.
@@ -28,7 +29,7 @@ implementation of the exponential function in IEEE floating-point arithmetic", 1
 ...", 1990): those of exp_nonpositive (the hot function of softmax, attention and sigmoid), of natural logarithms and of
 pow. This halves the number of polynomial terms.
 
-The remaining functions of float64 call the C library, except pow with some constant exponents. 16-bit floats are
+The remaining functions of float64 call the C library. 16-bit floats are
 computed in float32. Results rounded to 16 bits, possibly after multiplications and divisions, have a relative error of
 2^-15 or less, which bounds the error in units in the last place of float16 by 3/5, or by 7/10 where sigmoid uses the
 processor's reciprocal estimate.
@@ -70,7 +71,7 @@ EXPANSIONS: dict[str, Callable[..., PrimExpr]] = {
 
 _FLOAT64_TOO = {
     "exp", "exp_nonpositive", "exp2", "expm1", "log", "log2", "log10", "log1p", "log1p_fraction", "tanh", "sigmoid",
-    "sinh", "cosh", "rsqrt", "pow", "fmod",
+    "sinh", "cosh", "erf", "sin", "cos", "tan", "rsqrt", "pow", "fmod",
 }  # fmt: skip
 
 

@@ -41,6 +41,14 @@ _ERF_P = (1.2824761867523193, 0.21997691690921783, 0.060353368520736694, 0.00441
 _ERF_Q = (1.1365649700164795, 0.5738035440444946, 0.13110268115997314, 0.017283916473388672, 0.0013474320294335485,
           4.252772851032205e-05)  # fmt: skip
 
+# float64: erf(x) / x - 1 in x^2 to 1, and e^(x^2) erfc(x) in 1 / (x + 5/2) from 1 to 6, beyond which erf(x) is 1
+_ERF_NEAR = (0.12837916709551256, -0.3761263890318352, 0.11283791670944185, -0.02686617064311144, 0.005223977606118201,
+             -0.0008548325929299105, 0.00012055293576377236, -1.4924712290815609e-05, 1.6447131419803634e-06,
+             -1.6206312501505267e-07, 1.3710974567104329e-08, -7.779456921471641e-10)  # fmt: skip
+_ERFC_FAR = (-4.8737517525736984e-05, 0.5666835005637173, 1.3526012441023727, 4.046951295135479, -0.6803415291182501,
+             58.86204299550432, -193.10734252287307, 652.669735153297, -1289.0216875682, 1263.8143857041202,
+             -498.4971193972685)  # fmt: skip
+
 
 def exp(b: Builder, x: PrimExpr) -> PrimExpr:
     if b.coarse and b.has_scaling():
@@ -153,6 +161,13 @@ def sigmoid(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def erf(b: Builder, x: PrimExpr) -> PrimExpr:
+    if b.of.bits == 64:
+        size = b.let(Min(b.magnitude(x), b.const(6.0)), "size")
+        square = b.let(size * size, "square")
+        near = b.fma(size, b.polynomial(square, _ERF_NEAR), size)
+        inverse = b.let(b.const(1.0) / (size + b.const(2.5)), "inverse")
+        far = b.fma(-exp_nonpositive(b, -square), b.polynomial(inverse, _ERFC_FAR), 1.0)
+        return b.with_sign_of(Select(size < b.const(1.0), near, far), x)
     square = b.let(Min(x * x, b.const(16.0)), "square")  # beyond 4 the ratio grows from 1 on
     ratio = x * b.polynomial(square, _ERF_P) / b.polynomial(square, _ERF_Q)
     return Min(Max(ratio, b.const(-1.0)), b.const(1.0))

@@ -12,14 +12,19 @@ from relayc.te.tir import Call, Cast, Max, PrimExpr, Select, Var
 from relayc.te.tir.ops import all as all_of
 
 # (atanh(s) / s - 1) / s^2 in s^2, to (sqrt(2) - 1) / (sqrt(2) + 1)
-_ATANH = (0.3333333134651184, 0.20000486075878143, 0.1424938589334488, 0.12139878422021866)
+_ATANH = {
+    32: (0.3333333134651184, 0.20000486075878143, 0.1424938589334488, 0.12139878422021866),
+    64: (0.3333333333333367, 0.19999999999707327, 0.14285714371195798, 0.11111099286420238, 0.09091782171110672,
+         0.07657025081128879, 0.07397976762542333),
+}  # fmt: skip
 # (2^r - 1) / r on [-1/2, 1/2]
 _EXP2 = (0.6931471824645996, 0.24022650718688965, 0.05550359562039375, 0.009618062525987625, 0.0013390984386205673,
          0.000154628767631948)  # fmt: skip
-_TWO_OVER_LN2 = (2.885390043258667, 3.851926067000022e-08)
-"""2 / ln(2) as an unevaluated sum of two float32 values."""
-_POWER_REACH = 125.0
-"""2^x is neither denormal nor infinite for |x| below this bound."""
+_TWO_OVER_LN2 = {32: (2.885390043258667, 3.851926067000022e-08), 64: (2.8853900817779268, 4.0710547481862066e-17)}
+"""2 / ln(2) as an unevaluated sum of two values, by the bits of their type."""
+_POWER_REACH, _WIDE_POWER_REACH = 125.0, 64.0
+"""2^x is neither denormal nor infinite for |x| below this bound, of float32; of float64, logarithms to base 2 times
+exponents have errors that don't matter."""
 _SHORT_EXPONENT = 4.0
 """Up to this exponent, pow uses single-precision logarithms."""
 _FLAT_EXPONENT = 0.75
@@ -49,13 +54,13 @@ def pow(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
 
     There are three paths, each falling back on the next: small exponents; all other exponents, by logarithms as
     unevaluated sums of two floats; and zero, negative or denormal bases, overflowing results and special values,
-    through float64.
+    through float64. Powers of float64 have the second path, also for a base of zero, or call the C library.
     """
     simple = _SIMPLE_POWERS.get(b.constant_of(y))
     if simple is not None:
         return simple(b, x)
     if b.of.bits == 64:
-        return Call(b.of, "pow", (x, y))
+        return _power_of_float64(b, x, y) if b.has.fused else Call(b.of, "pow", (x, y))
     if not b.has.fused:
         return _power_in_float64(b, x, y)
     constant = b.constant_of(y)
@@ -106,6 +111,16 @@ def _long_power(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
     return b.likely_branch(rank, math.inf, result, wide, above=b.format.smallest)
 
 
+def _power_of_float64(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
+    """x^y: by a logarithm as an unevaluated sum of two floats, or by the C library."""
+    vanishes = b.let(all_of(b.bits(x) == b.word(0), y > b.const(0.0)), "vanishes")
+    base = b.let(Select(vanishes, b.const(1.0), x), "base")
+    exponent, power = _power(b, base, y)
+    rank = Max(b.rank(base, b.format.smallest), _raised_rank(b, exponent, _WIDE_POWER_REACH))
+    result = b.let(Select(vanishes, b.const(0.0), power), "result")
+    return b.likely_branch(rank, math.inf, result, Call(b.of, "pow", (x, y)), above=b.format.smallest)
+
+
 def _root(b: Builder, x: PrimExpr, of_lowest: float, function: Callable[[PrimExpr], PrimExpr]) -> PrimExpr:
     """`function` of the root of x, corrected for minus infinity (not NaN) and -0 (not -0)."""
     root = b.let(b.unary("fabs", b.unary("sqrt", x)), "root")
@@ -137,6 +152,8 @@ def _power(b: Builder, x: PrimExpr, y: PrimExpr) -> tuple[Var, Var]:
     t = b.let(z + start, "t")
     r = b.let((z - (t - start)) + z_low, "r")
     power = b.let(b.power_of_two(t), "power")
+    if b.of.bits == 64:
+        return z, b.let(b.scaled_expm1(power, b.let(r * b.const(math.log(2)), "r"), power), "result")
     return z, b.let(b.fma(b.polynomial(r, _EXP2), r * power, power), "result")
 
 
@@ -150,9 +167,9 @@ def _log2_of_reduced(b: Builder, m: Var) -> tuple[Var, PrimExpr]:
     rest = b.fma(-s, d, f) - s * lost
     s_low = rest * b.fma(s, -0.5, 0.5)  # 1 / d = (1 - s) / 2
     square = b.let(s * s, "square")
-    whole, part = _TWO_OVER_LN2
+    whole, part = _TWO_OVER_LN2[b.of.bits]
     high = b.let(s * b.const(whole), "high")
-    tail = b.fma(square * b.polynomial(square, _ATANH), whole, part)
+    tail = b.fma(square * b.polynomial(square, _ATANH[b.of.bits]), whole, part)
     return high, b.fma(s, tail, b.fma(s_low, whole, b.fma(s, whole, -high)))
 
 

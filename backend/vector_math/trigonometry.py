@@ -12,24 +12,35 @@ from relayc.te.tir.ops import all as all_of, any as any_of
 _ATAN = (-0.33333322405815125, 0.19998681545257568, -0.14257045090198517, 0.1086575910449028, -0.08009681850671768,
          0.04891432076692581, -0.02002674713730812, 0.003866738872602582)  # fmt: skip
 _ASIN = (0.16666673123836517, 0.07498855143785477, 0.045001380145549774, 0.026554541662335396, 0.03808502480387688)
-_SIN = (-0.166666641831398, 0.008332747034728527, -0.00019587638962548226)
-_COS = (0.0416666641831398, -0.0013888301327824593, 2.4547689463361166e-05)
-_HALF_PI_PARTS = (1.57079637050628662109375, -4.371138828673793e-08, -1.7151245100058819e-15)
-"""pi/2 as an unevaluated sum of three float32 values."""
+_SIN = {
+    32: (-0.166666641831398, 0.008332747034728527, -0.00019587638962548226),
+    64: (-0.1666666666666663, 0.008333333333322118, -0.00019841269829589558, 2.7557313621376087e-06,
+         -2.505074775989765e-08, 1.589622993206412e-10),
+}  # fmt: skip
+_COS = {
+    32: (0.0416666641831398, -0.0013888301327824593, 2.4547689463361166e-05),
+    64: (0.0416666666666666, -0.001388888888887414, 2.4801587289492e-05, -2.755731435528728e-07, 2.087572369022855e-09,
+         -1.13596701553977e-11),
+}  # fmt: skip
+_HALF_PI_PARTS = {
+    32: (1.57079637050628662109375, -4.371138828673793e-08, -1.7151245100058819e-15),
+    64: (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33),
+}
+"""pi/2 as an unevaluated sum of three values, by the bits of their type."""
 _HALF_PI_LOW = 6.123233995736766e-17  # pi/2 - math.pi / 2
 _WIDE_PARTS = ((math.pi / 2, _HALF_PI_LOW), (1.5707963109016418, 1.5893254712295857e-08, _HALF_PI_LOW))
 """pi/2 as an unevaluated sum of float64 values: for multiples rounded once, and with few enough bits for exact
 multiples."""
-_REACH, _WIDE_REACH = 2.0**17, (2.0**48, 2.0**25)
-"""Largest arguments of the reduction by multiples of pi/2 in float32, and in float64 with and without fused
-multiply-add."""
+_REACH, _WIDE_REACH = {32: 2.0**17, 64: 2.0**30}, (2.0**48, 2.0**25)
+"""Largest arguments of the reduction by multiples of pi/2 in their own type, and of float32 values in float64 with and
+without fused multiply-add."""
 
 
 def _reduced(b: Builder, x: PrimExpr) -> tuple[PrimExpr, Var]:
-    """(n, r) with x = n pi/2 + r, |x| < `_REACH`; n is in the low bits. Requires fused multiply-add."""
+    """(n, r) with x = n pi/2 + r, |x| below `_REACH`; n is in the low bits. Requires fused multiply-add."""
     t = b.let(b.fma(x, 2 / math.pi, b.format.magic), "t")
     n, r = b.let(t - b.const(b.format.magic), "n"), x
-    for part in _HALF_PI_PARTS:
+    for part in _HALF_PI_PARTS[b.of.bits]:
         r = b.fma(n, -part, r)
     return b.bits(t), b.let(r, "r")
 
@@ -50,8 +61,8 @@ def _reduced_in_float64(b: Builder, x: PrimExpr) -> tuple[PrimExpr, Var]:
 def _sine_cosine(b: Builder, r: Var) -> tuple[Var, Var]:
     """The sine and the cosine of a reduced r."""
     square = b.let(r * r, "square")
-    sine = b.let(b.fma(r * square, b.polynomial(square, _SIN), r), "sine")
-    tail = b.fma(square * square, b.polynomial(square, _COS), square * b.const(-0.5))
+    sine = b.let(b.fma(r * square, b.polynomial(square, _SIN[b.of.bits]), r), "sine")
+    tail = b.fma(square * square, b.polynomial(square, _COS[b.of.bits]), square * b.const(-0.5))
     return sine, b.let(tail + b.const(1.0), "cosine")
 
 
@@ -69,13 +80,18 @@ def tan(b: Builder, x: PrimExpr) -> PrimExpr:
 
 def _by_reach(b: Builder, op: str, x: PrimExpr) -> PrimExpr:
     """The function at any argument: vectors with lanes beyond the largest reducible argument call the C library."""
+    beyond = Call(b.of, op, (x,))
+    if b.of.bits == 64 and not b.has.fused:
+        return beyond
     size = b.magnitude(x)
-    far = b.inner() if b.has.fused else b
-    wide = _of_reduced(far, op, x, *_reduced_in_float64(far, size))
-    wide = far.likely_branch(b.rank(size), _WIDE_REACH[not b.has.fused], wide, Call(b.of, op, (x,)))
-    if not b.has.fused:
-        return wide
-    return b.likely_branch(b.rank(size), _REACH, _of_reduced(b, op, x, *_reduced(b, size)), far.close(wide))
+    if b.of.bits == 32:
+        far = b.inner() if b.has.fused else b
+        wide = _of_reduced(far, op, x, *_reduced_in_float64(far, size))
+        beyond = far.likely_branch(b.rank(size), _WIDE_REACH[not b.has.fused], wide, beyond)
+        if not b.has.fused:
+            return beyond
+        beyond = far.close(beyond)
+    return b.likely_branch(b.rank(size), _REACH[b.of.bits], _of_reduced(b, op, x, *_reduced(b, size)), beyond)
 
 
 def _of_reduced(b: Builder, op: str, x: PrimExpr, n: PrimExpr, r: Var) -> PrimExpr:
@@ -86,7 +102,7 @@ def _of_reduced(b: Builder, op: str, x: PrimExpr, n: PrimExpr, r: Var) -> PrimEx
         return b.let(b.negated_by_sign_of(Select(odd, -cosine, sine) / Select(odd, sine, cosine), x), op)
     quarter = b.let(n + b.word(1) if op == "cos" else n, "quarter")
     odd = Call(b.words, "bitwise_and", (quarter, b.word(1))) != b.word(0)
-    sign = Call(b.words, "shift_left", (Call(b.words, "bitwise_and", (quarter, b.word(2))), b.word(30)))
+    sign = Call(b.words, "shift_left", (Call(b.words, "bitwise_and", (quarter, b.word(2))), b.word(b.of.bits - 2)))
     result = b.from_bits(Call(b.words, "bitwise_xor", (b.bits(Select(odd, cosine, sine)), sign)))
     return b.let(result if op == "cos" else b.negated_by_sign_of(result, x), op)
 

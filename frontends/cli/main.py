@@ -62,6 +62,9 @@ Device = Annotated[
 Records = Annotated[
     str | None, typer.Option("--records", help='tuning records to use: a file; "off": none; default: the user\'s own')
 ]
+CheckIndices = Annotated[
+    bool, typer.Option("--check-indices", help="positions out of range in gathers and scatters are errors, not limited")
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="seed of --fill random")]
 
 
@@ -88,9 +91,14 @@ def options(
 
 
 def _build(
-    target: str, shapes: list[str] | None, opt_level: int, precision: Precision, records: str | None = None
+    target: str,
+    shapes: list[str] | None,
+    opt_level: int,
+    precision: Precision,
+    records: str | None = None,
+    check_indices: bool = False,
 ) -> Build:
-    return Build(target, parse_shapes(shapes or []), opt_level, precision, records)
+    return Build(target, parse_shapes(shapes or []), opt_level, precision, records, check_indices)
 
 
 @app.command("compile")
@@ -105,6 +113,7 @@ def compile_(
     opt_level: OptLevel = 3,
     precision: InPrecision = Precision.FLOAT32,
     records: Records = None,
+    check_indices: CheckIndices = False,
 ) -> None:
     """Compile an ONNX model to an artifact, which runs without the compiler.
 
@@ -115,7 +124,7 @@ def compile_(
     path = model.with_suffix(".relayc") if output is None else output
     check_writable(path)
     steps = Steps()
-    compiled = open_model(model, _build(target, shape, opt_level, precision, records), steps)
+    compiled = open_model(model, _build(target, shape, opt_level, precision, records, check_indices), steps)
     with steps.step("save"):
         compiled.save(path)
     out.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
@@ -136,6 +145,7 @@ def run(
     precision: InPrecision = Precision.FLOAT32,
     threads: Threads = None,
     seed: Seed = 0,
+    check_indices: CheckIndices = False,
 ) -> None:
     """Run a model once: an artifact, or an .onnx file, which is compiled first.
 
@@ -143,7 +153,7 @@ def run(
     """
     check_writable(output)
     steps = Steps(quiet=not is_onnx(model))
-    compiled = open_model(model, _build(target, shape, opt_level, precision), steps)
+    compiled = open_model(model, _build(target, shape, opt_level, precision, None, check_indices), steps)
     executor = executor_for(compiled, device, threads)
     set_inputs(executor, inputs or [], fill, seed, shape or [])
     executor.run()
@@ -256,7 +266,7 @@ def tune(
     if not is_onnx(model):
         raise UsageError(f"{model}: expected an .onnx file")
     how = _build(target, shape, opt_level, precision)
-    report = import_module("relayc.frontends.cli.compiling").tune_onnx(model, how, Steps(), minutes, records, threads)
+    report = import_module("relayc.frontends.cli.tuning").tune_onnx(model, how, Steps(), minutes, records, threads)
     out.print(str(report), soft_wrap=True)
 
 

@@ -50,19 +50,24 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True)
 class Build:
-    """Build options: target, shapes, optimization level, precision, tuning records."""
+    """Build options: target, shapes, optimization level, precision, tuning records, checks of indices."""
 
     target: str
     shapes: Shapes
     opt_level: int
     precision: Precision
     records: str | None = None
+    check_indices: bool = False
 
     @property
-    def config(self) -> dict[str, str]:
+    def config(self) -> dict[str, str | bool]:
         """`PassContext` options."""
         precision = None if self.precision is Precision.FLOAT32 else self.precision.value
-        options = {"relay.ToMixedPrecision.dtype": precision, "relay.tuning.records": self.records}
+        options = {
+            "relay.ToMixedPrecision.dtype": precision,
+            "relay.tuning.records": self.records,
+            "relay.check_indices": self.check_indices or None,
+        }
         return {name: value for name, value in options.items() if value is not None}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from relayc.te.errors import CompileError
 
 __all__ = [
+    "NotAModelError",
     "NothingInsideError",
     "OnnxImportError",
     "UnknownRankError",
@@ -30,6 +31,10 @@ class UnsupportedOperatorError(OnnxImportError):
     def __init__(self, message: str, operators: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.operators = operators
+
+
+class NotAModelError(OnnxImportError):
+    """A file, or bytes, that hold no ONNX model."""
 
 
 class ValueNeededError(OnnxImportError):

@@ -15,14 +15,17 @@ from google.protobuf.message import DecodeError
 from onnx import FunctionProto, GraphProto, ModelProto
 
 from relayc.backend.runtime.metadata import ModelMetadata
-from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
+from relayc.frontends.onnx.errors import NotAModelError, OnnxImportError, compose, fault, unsupported
 from relayc.frontends.onnx.metadata import metadata_of
 from relayc.frontends.onnx.model_file import read_message, read_model
 from relayc.frontends.onnx.names import with_names_as_text
 from relayc.frontends.onnx.tensors import message_weights
 from relayc.frontends.onnx.weights import RawData
 
-__all__ = ["NEWEST_OPSET", "Model", "load", "opset_table"]
+__all__ = ["NEWEST_OPSET", "Model", "ModelSource", "load", "opset_table"]
+
+ModelSource = ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]
+"""A model as a message, as the bytes of its file, or as the path of it."""
 
 NEWEST_OPSET = 28
 """The newest supported opset of the default domain."""
@@ -50,7 +53,7 @@ class Model:
     metadata: ModelMetadata
 
 
-def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]) -> Model:
+def load(model: ModelSource) -> Model:
     """Parse `model`, a path, the bytes of a file, or a ModelProto, and check its top-level fields.
 
     Raises `OnnxImportError` for anything that is not a whole ONNX model.
@@ -90,15 +93,17 @@ def _is_pointer(path: Path) -> bool:
         return file.read(len(_POINTER)) == _POINTER
 
 
-def _no_model(where: str, size: int, error: Exception, is_pointer: bool = False) -> OnnxImportError:
+def _no_model(where: str, size: int, error: Exception, is_pointer: bool = False) -> NotAModelError:
     if is_pointer:
-        return fault(where, "a pointer of Git LFS in the place of the model", remedy="fetch the model: git lfs pull")
-    return fault(
+        pointer = "a pointer of Git LFS in the place of the model"
+        return NotAModelError(compose(where, pointer, remedy="fetch the model: git lfs pull"))
+    text = compose(
         where,
         f"{size} bytes which are not an ONNX model ({error})",
         expected="a protobuf-encoded ONNX ModelProto",
         remedy="the file is damaged, cut short, or of another kind; export or download it again",
     )
+    return NotAModelError(text)
 
 
 def _checked(proto: ModelProto, name: str, folders: tuple[Path, ...], raw_data: RawData) -> Model:

@@ -40,7 +40,7 @@ def _decode(model: ModelProto) -> None:
                 messages += value if repeated else [value]
             elif field.type == FieldDescriptor.TYPE_STRING and repeated:
                 value[:] = [_text(item) for item in value]
-            elif field.type == FieldDescriptor.TYPE_STRING:
+            elif field.type == FieldDescriptor.TYPE_STRING and isinstance(value, str | bytes):
                 setattr(message, field.name, _text(value))
 
 

@@ -76,6 +76,11 @@ def find_converter(domain: str, name: str, opset: int) -> Converter | None:
     return versions.find(opset) if versions is not None else None
 
 
+def registered_definitions() -> list[Converter]:
+    """Every converter registered so far."""
+    return [function for versions in _table.values() for function in versions.functions if function is not None]
+
+
 def registered_operators() -> list[tuple[str, str, int]]:
     """(domain, name, since) of every converter, sorted."""
     load_all_converters()

@@ -21,7 +21,7 @@ from relayc.frontends.onnx.size_producers import SizeProducers
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.tensors import sparse_to_numpy, stored_tensor, to_numpy
 from relayc.frontends.onnx.weights import StoredBytes, StoredWeights
-from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import aligning
 from relayc.relay.op.creation import Sizes
 from relayc.relay.sizes import Assumptions, assuming, dims_equal, may_be_one, size_variables
@@ -162,7 +162,9 @@ class Session:
     def sizes_of(self, expr: Expr) -> tuple[Dim, ...] | None:
         """The elements of an integer tensor, static or symbolic; None when they are computed at run time."""
         value = self.folder.value(expr)
-        found = self.folder.elements.of(expr if value is None else Constant(value))
+        if value is not None and value.dtype.kind in "iu":
+            return tuple(value.reshape(-1).tolist())
+        found = self.folder.elements.of(expr)
         if found is None or not expr.dtype.is_integral or any(isinstance(d, Unknown) for d in found.flat):
             return None
         return tuple(d if isinstance(d, PrimExpr) else int(d) for d in found.flat)

@@ -181,7 +181,7 @@ class _Frame:
 
     def nbytes(self, number: int) -> PrimExpr:
         tensor = self.graph.tensors[number].tensor_type
-        return size_value(product((*tensor.shape, tensor.dtype.nbytes)), self.sizes, self.graph.sizes)
+        return size_value(product((*tensor.shape, max(tensor.dtype.nbytes, 1))), self.sizes, self.graph.sizes)
 
     def is_written(self, position: int) -> bool:
         """Does the graph write an output where its frame says, or is it another tensor that has to be copied there?"""

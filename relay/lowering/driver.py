@@ -37,13 +37,13 @@ from relayc.relay.lowering.graph import (
     Params,
     add_workspaces,
     make_graph,
-    place_tensors,
 )
 from relayc.relay.lowering.kernel_steps import KernelStep, split_steps
 from relayc.relay.lowering.kv_cache import place_kv_caches
 from relayc.relay.lowering.lower import Workload, lower
 from relayc.relay.lowering.parallel_regions import plan_regions
 from relayc.relay.lowering.process import compiling
+from relayc.relay.lowering.static_memory import place_tensors
 from relayc.relay.lowering.tuning_records import current_records
 from relayc.relay.lowering.workspace import Workspace
 from relayc.relay.op.host import OnHost

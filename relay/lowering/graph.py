@@ -8,7 +8,7 @@ arena.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +21,10 @@ from relayc.relay.container_type import ContainerType
 from relayc.relay.equal_constants import EqualConstants
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.lowering.canonical_sizes import CanonicalSizes
+from relayc.relay.lowering.function_numbers import FunctionNumbers
 from relayc.relay.lowering.lower import Workload
 from relayc.relay.lowering.memory_plan import Lifetime, MemoryPlan, plan_memory
 from relayc.relay.lowering.workspace import Workspace
-from relayc.relay.op.base import OpDef
 from relayc.relay.op.control import ControlFlow
 from relayc.relay.op.host import HostOperator
 from relayc.relay.sizes import evaluate, product
@@ -39,12 +39,13 @@ __all__ = [
     "GraphTensor",
     "add_workspaces",
     "last_reads",
+    "lifetimes",
     "make_graph",
     "place_outputs",
-    "place_tensors",
     "plan_arena",
     "reuse_dying_buffer",
     "reuse_inputs",
+    "share_storage",
     "time_steps",
 ]  # fmt: skip
 
@@ -318,46 +319,16 @@ class _Bodies:
 
     def __init__(self, prepare: Callable[[Function], Function], params: Params) -> None:
         self.prepare, self.params = prepare, params
-        self._equal = EqualConstants()
         self.graphs: dict[int, ExecutionGraph] = {}
-        self._numbers: dict[Hashable, int] = {}
-        self._seen: dict[Function, int] = {}
+        self.number_of = FunctionNumbers()
 
     def graph_of(self, body: Function) -> ExecutionGraph:
         """The graph of a function, whose parameters are among `params`."""
-        number = self._number(body)
+        number = self.number_of(body)
         if number not in self.graphs:
             graph = self.graphs[number] = _Numbering(self.prepare(body), self).graph
             graph.attrs = {**graph.attrs, "nested": True}
         return self.graphs[number]
-
-    def _number(self, body: Function) -> int:
-        """Equal for functions that compute the same, down to the constants, whatever their parameters are called."""
-        if body not in self._seen:
-            values = {id(p): i for i, p in enumerate(body.params)}
-            rows: list[Hashable] = [p.ty for p in body.params]
-            for e in evaluation_order(body.body):
-                if id(e) not in values:
-                    rows.append((self._content(e), *[values[id(child)] for child in e.node_children()]))
-                    values[id(e)] = len(values)
-            key = (*rows, values[id(body.body)], repr(body.attrs))
-            self._seen[body] = self._numbers.setdefault(key, len(self._numbers))
-        return self._seen[body]
-
-    def _content(self, e: Expr) -> Hashable:
-        """What an expression is, without its operands."""
-        match e:
-            case Call(op=ControlFlow() as op):
-                attributes = op.attributes().values()
-                return type(op), *[self._number(v) if isinstance(v, Function) else v for v in attributes]
-            case Call(op=OpDef() as op):
-                return op
-            case Constant():
-                return id(self._equal.first(e))
-            case TupleGetItem():
-                return TupleGetItem, e.index
-            case _:
-                return Tuple if isinstance(e, Tuple) else e
 
 
 class _Numbering:
@@ -544,27 +515,25 @@ def reuse_inputs(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -
                 break
 
 
-def plan_arena(graph: ExecutionGraph) -> MemoryPlan:
-    """Offsets in the arena for the tensors that are not placed yet."""
+def lifetimes(graph: ExecutionGraph) -> dict[int, Lifetime]:
+    """The lifetimes of the tensors that nodes write and that own memory, by number."""
     last = last_reads(graph)
     first: dict[int, int] = {}
     for step, node in time_steps(graph.nodes):
         for number in node.outputs:
             first.setdefault(graph.base_of(number), step)
-    owned = [n for n in first if graph.tensors[n].storage is None]
-    return plan_memory([Lifetime(n, graph.tensors[n].nbytes, first[n], last[n]) for n in owned])
+    return {n: Lifetime(n, graph.tensors[n].nbytes, first[n], last[n]) for n in first}
 
 
-def _place_arena(graph: ExecutionGraph) -> None:
-    graph.plan = plan_arena(graph)
-    for number, offset in graph.plan.offsets.items():
-        graph.tensors[number].storage = ("arena", offset)
+def plan_arena(graph: ExecutionGraph) -> MemoryPlan:
+    """Offsets in the arena for the tensors that are not placed yet."""
+    return plan_memory([alive for n, alive in lifetimes(graph).items() if graph.tensors[n].storage is None])
 
 
 def make_graph(
     function: Function, prepare: Callable[[Function], Function] = lambda f: f, params: Params | None = None
 ) -> ExecutionGraph:
-    """The execution graph of a function whose body calls fused functions; `place_tensors` comes next.
+    """The execution graph of a function whose body calls fused functions; its tensors are placed next.
 
     `prepare` optimises and fuses the functions inside control flow; `params` are shared with other graphs. Raises
     CompileError for expressions that can't be executed.
@@ -590,15 +559,3 @@ def share_storage(graph: ExecutionGraph) -> None:
         if offset:
             assert tensor.storage is not None and tensor.storage[0] == "arena"
             tensor.storage = ("arena", int(tensor.storage[1]) + offset)
-
-
-def place_tensors(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]] | None = None) -> None:
-    """Decide where every tensor is placed; `in_place` names the inputs that kernels may overwrite, by the kernel's
-    name.
-
-    For graphs with symbolic sizes see `relay.lowering.dynamic`.
-    """
-    place_outputs(graph)
-    reuse_inputs(graph, in_place or {})
-    _place_arena(graph)
-    share_storage(graph)

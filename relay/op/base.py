@@ -289,6 +289,11 @@ def get_op(name: str) -> type[OpDef]:
     return found
 
 
+def registered_definitions() -> list[type[OpDef]]:
+    """Every operator registered so far."""
+    return list(_registry.values())
+
+
 def list_op_names() -> list[str]:
     """The names of all registered operators, sorted (TVM: `tvm.ir.Op.list_op_names`)."""
     return sorted(_registry)

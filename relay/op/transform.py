@@ -26,6 +26,7 @@ __all__ = [
     "Reverse",
     "ReverseSequence",
     "Roll",
+    "SliceAt",
     "Split",
     "Squeeze",
     "Stack",
@@ -184,7 +185,8 @@ class Concatenate(OpDef):
             same = x.ndim == xs[0].ndim and all(
                 a == axis or dims_match(d, e) for a, (d, e) in enumerate(zip(x.shape, xs[0].shape, strict=True))
             )
-            require(same, f"(C4) {xs[0]} and {x} must have equal dimensions but for axis {axis}")
+            if not same:  # the message takes longer than the test
+                raise TypeInferenceError(f"(C4) {xs[0]} and {x} must have equal dimensions but for axis {axis}")
             total = as_dim(x.shape[axis] + total)
         return xs[0].with_shape(with_dim(xs[0].shape, axis, total))
 
@@ -352,6 +354,43 @@ def _placed(x: Expr, axis: int, begin: Dim, step: int, size: Dim) -> Expr:
         for d in (before, after)
     ]
     return Concatenate(axis=axis)(zeros[0], x, zeros[1])
+
+
+@register_op("slice_at", pattern=OpPattern.INJECTIVE)
+class SliceAt(OpDef):
+    """A part of x of certain `sizes`, in `strides`, whose first element along each of `axes` a scalar operand gives.
+
+    It replaces slices that differ only in their positions, so that they share a kernel. The positions are not checked.
+    (C1) axes are different and in range, with a size, a stride and an int32 scalar for each of them.
+    """
+
+    num_data_inputs = 1
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    def infer(self, x: TensorType, *begins: TensorType) -> TensorType:
+        axes = check_axes(1, self.axes, x.ndim)
+        fits = len(self.sizes) == len(self.strides) == len(axes) == len(begins)
+        scalars = all(b.ndim == 0 and str(b.dtype) == "int32" for b in begins)
+        require(fits and scalars, f"(C1) {len(axes)} axes need sizes, strides and int32 scalars; got {begins}")
+        sizes = dict(zip(axes, self.sizes, strict=True))
+        return x.with_shape([sizes.get(a, d) for a, d in enumerate(x.shape)])
+
+    def compute(self, x: te.Tensor, *begins: te.Tensor) -> te.Tensor:
+        first, steps, sizes = list[Dim]([0] * x.ndim), [1] * x.ndim, list(x.shape)
+        for axis, size, stride, begin in zip(self.axes, self.sizes, self.strides, begins, strict=True):
+            first[axis], steps[axis], sizes[axis] = begin(), stride, size
+        return topi.strided_slice(x, first, steps, sizes)
+
+    def is_specialized_on(self, operand: int, value: object) -> bool:
+        return False
+
+    def reference(self, x: Array, *begins: Array) -> Array:
+        for axis, size, stride, begin in zip(self.axes, self.sizes, self.strides, begins, strict=True):
+            x = x.take(begin + stride * np.arange(size), axis)
+        return x
 
 
 @register_op("reverse", pattern=OpPattern.INJECTIVE)

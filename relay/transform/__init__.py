@@ -6,6 +6,7 @@ from relayc.relay.transform.arrange_weights import ArrangeWeights
 from relayc.relay.transform.block_attention import BlockAttention
 from relayc.relay.transform.canonicalize_ops import CanonicalizeOps
 from relayc.relay.transform.chain_pools import ChainPools
+from relayc.relay.transform.check_indices import CheckIndices
 from relayc.relay.transform.combine_parallel_conv2d import CombineParallelConv2D
 from relayc.relay.transform.combine_parallel_dense import CombineParallelDense
 from relayc.relay.transform.commute_pointwise_conv import CommutePointwiseConv
@@ -26,6 +27,7 @@ from relayc.relay.transform.fuse_ops import FuseOps
 from relayc.relay.transform.fuse_siblings import FuseSiblings
 from relayc.relay.transform.gradient import gradient
 from relayc.relay.transform.join_slices import JoinSlices
+from relayc.relay.transform.limit_parts import LimitParts
 from relayc.relay.transform.pack_narrow_constants import PackNarrowConstants
 from relayc.relay.transform.pack_weights import PackWeights
 from relayc.relay.transform.pipeline import default_pipeline
@@ -54,6 +56,7 @@ __all__ = [
     "BlockAttention",
     "CanonicalizeOps",
     "ChainPools",
+    "CheckIndices",
     "CombineParallelConv2D",
     "CombineParallelDense",
     "CommutePointwiseConv",
@@ -74,6 +77,7 @@ __all__ = [
     "FuseOps",
     "FuseSiblings",
     "JoinSlices",
+    "LimitParts",
     "PackNarrowConstants",
     "PackWeights",
     "Pass",

@@ -71,10 +71,7 @@ _COMPUTED_IN = {
     "float32": "float32", "float16": "float32", "bfloat16": "float32", "float64": "float64", "int32": "int32",
     "int64": "int64",
 }  # fmt: skip
-"""The type in which products with packed weights compute, by the weights' type; quantised ones compute in int32.
-
-Convolutions support the types of 32 bits only.
-"""
+"""The type in which products with packed weights compute, by the weights' type; quantised ones compute in int32."""
 _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
 _SINGLE = as_dtype("float32")
@@ -133,7 +130,7 @@ class _Packer:
             case BatchMatmul(transpose_a=False) if len(weight.shape) == 2:
                 return self._dense(call, weight, "NK" if call.op.transpose_b else "KN")
             case Conv1D(data_layout="NWC") | Conv2D(data_layout="NHWC") | Conv3D(data_layout="NDHWC"):
-                return call if call.dtype.nbytes > _WORD_BYTES else self._convolution(call, call.op, weight)
+                return self._convolution(call, call.op, weight)
             case _:
                 return call
 
@@ -151,7 +148,8 @@ class _Packer:
     def _groups(self, weight: Constant, outputs_first: Array, order: str, groups: int, rows: int) -> Constant:
         """Like `_packed`, with one or more panels for each group."""
         group = len(outputs_first) // groups
-        width = group_panel(self.target, rows, group, math.prod(outputs_first.shape[1:]))
+        target = at_precision_of(self.target, weight.dtype)
+        width = group_panel(target, rows, group, math.prod(outputs_first.shape[1:]))
         if width < group:
             return self._packed(weight, outputs_first, order, width)
         key = (id(weight), f"{order} in {groups} groups", width)
@@ -262,14 +260,16 @@ class _Packer:
         pairs = op.groups == 1 and group_size > 1 and _fit_16_bits(call.args[0], weight)
         across = self._across_groups(call, op, channels, kernel, group_size)
         if across:
-            packed = self._packed(weight, outputs_first, op.kernel_layout, vector_lanes(self.target))
+            lanes = vector_lanes(at_precision_of(self.target, weight.dtype))
+            packed = self._packed(weight, outputs_first, op.kernel_layout, lanes)
         elif op.groups > 1:
             packed = self._groups(weight, outputs_first, op.kernel_layout, op.groups, rows)
         else:
             row_size = call.shape[-2] if math.prod(kernel) > 1 else 0
             form = "dot2" if pairs else "fma"
             row_stride = group_size * op.strides[-1]
-            width = self._width(rows, channels, steps, row_stride, row_size if isinstance(row_size, int) else 0, form)
+            line = row_size if isinstance(row_size, int) else 0
+            width = self._width(rows, channels, steps, row_stride, line, form, weight.dtype)
             packed = self._packed(weight, outputs_first, op.kernel_layout, width)
         made = _PACKED[op.rank](
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels,
@@ -288,7 +288,7 @@ class _Packer:
             math.prod(sizes[:-1]), sizes[-1], math.prod(kernel[:-1]), kernel[-1], op.strides[-1], op.dilation[-1],
             op.groups, inputs, channels // op.groups, any(op.padding),
         )  # fmt: skip
-        return vectorizes_across_groups(self.target, windows)
+        return vectorizes_across_groups(at_precision_of(self.target, call.dtype), windows)
 
     def _computed_weights(self, call: Call, weight: Expr) -> Expr:
         """A convolution with computed weights, which are packed at run time."""

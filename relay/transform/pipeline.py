@@ -12,6 +12,7 @@ from relayc.relay.transform.block_attention import BlockAttention
 from relayc.relay.transform.canonicalize_ops import CanonicalizeOps
 from relayc.relay.transform.canonicalize_quantization import CanonicalizeQuantization
 from relayc.relay.transform.chain_pools import ChainPools
+from relayc.relay.transform.check_indices import CheckIndices
 from relayc.relay.transform.combine_parallel_conv2d import CombineParallelConv2D
 from relayc.relay.transform.combine_parallel_dense import CombineParallelDense
 from relayc.relay.transform.commute_pointwise_conv import CommutePointwiseConv
@@ -30,6 +31,7 @@ from relayc.relay.transform.fold_transpose_into_store import FoldTransposeIntoSt
 from relayc.relay.transform.fuse_ops import FuseOps
 from relayc.relay.transform.fuse_siblings import FuseSiblings
 from relayc.relay.transform.join_slices import JoinSlices
+from relayc.relay.transform.limit_parts import LimitParts
 from relayc.relay.transform.pack_narrow_constants import PackNarrowConstants
 from relayc.relay.transform.pack_weights import PackWeights
 from relayc.relay.transform.push_elementwise_through_concat import PushElementwiseThroughConcat
@@ -79,6 +81,7 @@ def default_pipeline(
     elif "gpu" in target.keys:
         arrange, unpack = (AlignChannels(), ArrangeWeights()), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (
+        CheckIndices(),
         EncodeStrings(),
         *unpack,
         *integers,
@@ -109,6 +112,7 @@ def default_pipeline(
         SimplifyExpr(),
         EliminateCommonSubexpr(),
         PackNarrowConstants(),
+        LimitParts(),
         FuseOps(permutes_into_products="gpu" in target.keys),
         *fusions,
     )

@@ -138,8 +138,10 @@ class Analyzer(Canonical):
         if isinstance(condition, And):
             return self._facts_of(condition.a) + self._facts_of(condition.b)
         if isinstance(condition, Not):
-            marked = isinstance(condition.a, Call) and condition.a.op == "likely"
-            simple = self.simplify(Not(condition.a.args[0]) if marked else condition)
+            false = condition.a
+            if isinstance(false, Call) and false.op == "likely":
+                condition = Not(false.args[0])
+            simple = self.simplify(condition)
             return [] if isinstance(simple, Not) else self._facts_of(simple)
         if not isinstance(condition, Compare) or condition.a.dtype not in (INT32, INT64):
             return []

@@ -15,7 +15,7 @@ from relayc.backend.llvm.build import build
 from relayc.backend.lower_intrin import LowerIntrin, lower_intrinsics
 from relayc.backend.runtime import nd
 from relayc.backend.target import Target
-from relayc.backend.vector_math import EXPANSIONS
+from relayc.backend.vector_math import EXPANSIONS, Instructions
 from relayc.te.dtype import dtype
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, collect
@@ -152,12 +152,36 @@ def pairs(op: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-@pytest.mark.parametrize("op", OF_TWO)
-def test_error_of_functions_of_two_values(op):
-    x, y = pairs(op, "float32")
-    check(op, run(op, 8, x, y), (x, y), STATED[op, "float32"])
-    grid = [g.ravel().astype("f4") for g in np.meshgrid(SPECIAL[:24], SPECIAL[:24])]
-    check(op, run(op, 8, *grid), tuple(grid), STATED[op, "float32"])
+@pytest.mark.parametrize(("op", "dtype"), [key for key in STATED if key[0] in OF_TWO and key != ("fmod", "float64")])
+def test_error_of_functions_of_two_values(op, dtype):
+    if dtype == "float64" and np.finfo(np.longdouble).nmant <= 52:
+        pytest.skip("needs a float type wider than float64 as reference")
+    x, y = pairs(op, dtype)
+    check(op, run(op, 8, x, y), (x, y), STATED[op, dtype])
+    grid = [g.ravel().astype(dtype) for g in np.meshgrid(SPECIAL[:24], SPECIAL[:24])]
+    check(op, run(op, 8, *grid), tuple(grid), STATED[op, dtype])
+
+
+def test_pow_of_float64_where_lanes_are_in_the_vectors_range():
+    if np.finfo(np.longdouble).nmant <= 52:
+        pytest.skip("needs a float type wider than float64 as reference")
+    rng = np.random.default_rng(3)
+    x, y = np.exp(rng.uniform(-20, 20, 1 << 14)), rng.uniform(-2, 2, 1 << 14)
+    near, steep = 1 + rng.uniform(-1e-3, 1e-3, 1 << 14), rng.uniform(-1000, 1000, 1 << 14)
+    zero = np.where(rng.random(1 << 14) < 0.3, 0.0, x)
+    for base, power in ((x, y), (near, steep), (zero, np.abs(y))):
+        check("pow", run("pow", 8, base, power), (base, power), STATED["pow", "float64"])
+
+
+@pytest.mark.parametrize("op", ["erf", "sin", "cos", "tan", "pow"])
+def test_functions_of_float64_are_vectors(op):
+    """The C library is called for lanes out of range only, in a branch of its own."""
+    module = IRModule({"f": function(op, "float64", 2 if op == "pow" else 1, 8, 64)})
+    has = Instructions(fused=True)
+    calls = [c for c in collect(LowerIntrin(has=has).run(module, None)["f"].body, Call) if c.op == op]
+    branches = [c for c in collect(LowerIntrin(has=has).run(module, None)["f"].body, Call) if c.op == "if_then_else"]
+    assert len(calls) == len(branches) == (0 if op == "erf" else 1)
+    assert all(c.args[2].op == op for c in branches)
 
 
 @pytest.mark.parametrize("op", ["log", "log2", "log10", "log1p"])
@@ -383,7 +407,7 @@ def test_no_library_call_is_left_but_the_kept_ones():
     ops = {c.op for c in collect(LowerIntrin().run(module, None)["f"].body, Call)}
     assert ops <= {"fma", "fabs", "reinterpret", "shift_left", "shift_right", "bitwise_and", "bitwise_or"}
     assert LowerIntrin(keep=("tanh",)).run(module, None) is module
-    wide = IRModule({"f": function("erf", "float64", 1, 8, 64)})
+    wide = IRModule({"f": function("atan", "float64", 1, 8, 64)})
     assert LowerIntrin().run(wide, None) is wide
 
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import parser
 
 from relayc import relay
-from relayc.backend.runtime import compiled_loop, device
+from relayc.backend.runtime import compiled_loop, device, layouts
 from relayc.backend.runtime.dynamic import DynamicRunner
 from relayc.backend.runtime.errors import ArgumentError, DeviceError
 from relayc.backend.runtime.execution_plan import LoopStep
@@ -223,6 +223,20 @@ def test_sizes_may_change_between_runs():
         feeds["x"] = np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
         for result, expected in zip(outputs(module, feeds), reference(text, feeds), strict=True):
             np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_grows_up_to_the_largest_tensor(monkeypatch):
+    """Near the limit there is no room to grow; beyond it the run fails, and the next one is right."""
+    monkeypatch.setattr(layouts, "MAX_ELEMENTS", 1000)
+    text, feeds = MODELS["a state that doubles"]
+    module = compiled(text)
+    for trips in (6, 7, 6):
+        feeds = {**feeds, "n": np.array(trips)}
+        if trips == 7:
+            with pytest.raises(ArgumentError, match=r"make a tensor of shape .1152,.; expected at most 1000"):
+                module(**feeds)
+        else:
+            np.testing.assert_array_equal(outputs(module, feeds)[0], reference(text, feeds)[0])
 
 
 def test_results_outlive_the_next_run():

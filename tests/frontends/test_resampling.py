@@ -163,3 +163,31 @@ def test_nearest_positions_by_computed_scales(
     assert evaluate(from_onnx(by_scales(19, extent, float(scale), **attrs))[0]["main"], [x]).tolist() == [expected]
     (y,) = executor_of(by_scales(19, "n", None, **attrs))(x, np.array([1, scale], np.float32))
     assert y.numpy().tolist() == [expected]
+
+
+FLOORED = [(7, 31), (23, 56), (25, 53)]
+"""Extents and targets of which target / extent, times extent, is less than the target in float32."""
+
+
+def aligned(opset: int, side: int | str, scale: float | None, mode: str) -> onnx.ModelProto:
+    attrs = {"mode": mode, "coordinate_transformation_mode": "align_corners", "nearest_mode": "floor"}
+    return by_scales(opset, side, scale, **attrs)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_corners_are_aligned_where_the_target_is_rounded_down(mode: str) -> None:
+    """As in onnxruntime, the last output is the last input, though the size is one less than the target."""
+    for opset, (extent, target) in itertools.product((11, 13, 18, 19), FLOORED):
+        x, scale = np.arange(extent, dtype=np.float32)[None], float(np.float32(target / extent))
+        y = evaluate(from_onnx(aligned(opset, extent, scale, mode))[0]["main"], [x])
+        assert y.shape == (1, target - 1)
+        np.testing.assert_allclose(y[0, [0, -1]], [0, extent - 1], atol=1e-5)
+
+
+def test_corners_are_aligned_at_run_time() -> None:
+    for mode, scale in (("linear", float(np.float32(56 / 23))), ("nearest", None)):
+        x = np.arange(23, dtype=np.float32)[None]
+        scales = [] if scale is not None else [np.array([1, np.float32(56 / 23)], np.float32)]
+        (y,) = executor_of(aligned(19, "n", scale, mode))(x, *scales)
+        assert y.numpy().shape == (1, 55)
+        np.testing.assert_allclose(y.numpy()[0, [0, -1]], [0, 22], atol=1e-5)

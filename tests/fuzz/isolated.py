@@ -36,6 +36,9 @@ _STUCK = 120
 _MEMORY = 12 << 30
 """Bytes of address space."""
 
+_PROGRESS = 500
+"""Models between two lines of progress."""
+
 
 def outcome_of(seed: int) -> str:
     """What becomes of the model of a seed: "runs", "rejected", or what is wrong."""
@@ -92,6 +95,10 @@ def _read(receiver: int, seconds: float) -> str | None:
         found += part
 
 
+def _text(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+
+
 def _share(seeds: range, until: float) -> Iterator[tuple[int, str]]:
     for seed in seeds:
         if time.monotonic() > until:
@@ -115,7 +122,9 @@ def main(arguments: list[str] | None = None) -> int:
         counts[outcome if fine else "wrong"] += 1
         if not fine:
             print(f"seed {seed}: {outcome}", flush=True)
-    print(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
+        if counts.total() % _PROGRESS == 0:
+            print(_text(counts), flush=True)
+    print(_text(counts))
     return 1 if counts["wrong"] else 0
 
 

@@ -12,6 +12,7 @@ from relayc import relay
 from relayc.backend.runtime import ArgumentError, RelaycError, device
 from relayc.backend.runtime.errors import InternalError
 from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.backend.runtime.input_ports import InputPorts
 from relayc.frontends.onnx import from_onnx
 from relayc.relay.errors import InternalCompileError
 from relayc.relay.op.elementwise import Tanh
@@ -73,14 +74,14 @@ def test_a_fault_of_a_pass_names_it(monkeypatch):
 
 def test_faults_of_the_executor_are_internal_errors(monkeypatch):
     executor = GraphModule(build()["default"](device("cpu")))
-    for name, action, doing in (
-        ("_copy_input", lambda: executor.set_input("x", X), "setting input 'x' of model 'default'"),
-        ("_prepare", executor.run, "running model 'default'"),
-        ("_result", lambda: executor.get_output(0), "fetching output 'y' of model 'default'"),
+    for place, name, action, doing in (
+        (InputPorts, "_copy", lambda: executor.set_input("x", X.tolist()), "setting input 'x' of model 'default'"),
+        (GraphModule, "_prepare", executor.run, "running model 'default'"),
+        (GraphModule, "_fetch", lambda: executor.get_output(0), "fetching output 'y' of model 'default'"),
     ):
         executor.run(x=X)
         with monkeypatch.context() as patch:
-            patch.setattr(GraphModule, name, fails)
+            patch.setattr(place, name, fails)
             with pytest.raises(InternalError, match=f"{doing}: Strange: out of order") as caught:
                 action()
         assert isinstance(caught.value, RelaycError) and isinstance(caught.value.__cause__, Strange)

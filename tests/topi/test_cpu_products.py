@@ -258,3 +258,23 @@ def test_a_tile_is_unrolled_except_for_mathematical_functions():
         (node,) = make_graph(optimized["main"]).nodes
         loops.append(len(collect(lower(node.workload, HASWELL).function.body, For)))
     assert loops[1] == loops[0] + 1
+
+
+@pytest.mark.parametrize(("size", "kernel", "groups", "strides"), [
+    ((9, 11), (3, 3), 1, (2, 1)), ((13,), (5,), 1, (1,)), ((4, 5, 6), (3, 3, 3), 1, (1, 1, 1)),
+    ((9, 9), (3, 3), 4, (1, 1)), ((7, 20), (3, 3), 20, (1, 1)), ((9, 9), (1, 1), 1, (1, 1)),
+])  # fmt: skip
+def test_convolutions_of_float64_take_packed_weights(size, kernel, groups, strides):
+    rng, rank, channels = np.random.default_rng(5), len(size), 40
+    weight = rng.standard_normal((channels, channels // groups, *kernel))
+    x = relay.var("x", shape=(2, channels, *size), dtype="float64")
+    conv = (relay.nn.conv1d, relay.nn.conv2d, relay.nn.conv3d)[rank - 1]
+    made = conv(x, relay.const(weight), strides=strides, padding=tuple([1] * rank), groups=groups)
+    function = relay.Function((x,), made)
+    optimized = relay.optimize(IRModule({"main": function}), SERVER)
+    operators = [name for node in make_graph(optimized["main"]).nodes for name in node.workload.operators]
+    assert any("packed" in name for name in operators)
+    data = rng.standard_normal((2, channels, *size))
+    result = graph_executor.GraphModule(relay.build(function)["default"](device("cpu", 0)))(data)[0].numpy()
+    expected = convolve(data, weight, strides, (1,) * (2 * rank), (1,) * rank, groups)
+    np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)

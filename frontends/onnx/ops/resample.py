@@ -89,7 +89,8 @@ def _coordinates(
     real = type(scale)
     i, half = np.arange(out, dtype=real), real(0.5)
     exact = scale * extent
-    width = real(out) if abs(exact - out) <= ROUNDING * out else exact  # not the whole number, except for rounding
+    is_whole = abs(exact - np.rint(exact)) <= ROUNDING * out  # even if `out`, rounded down, is one less
+    width = real(out) if is_whole else exact
     if coordinates == "asymmetric":
         return i / scale
     if coordinates == "align_corners":

@@ -207,10 +207,11 @@ def _source(coordinates: str, extent: Dim, out: Dim, scale: Expr, roi: tuple[flo
 
 
 def _width(extent: Expr, out: Expr, scale: Expr) -> Expr:
-    """extent * scale, not rounded to the whole number of outputs, except where it differs by rounding only."""
+    """extent * scale or, where that is a whole number except for rounding, the number of outputs."""
     width = op.multiply(scale, extent)
+    whole = op.floor(op.add(width, const(0.5, str(scale.dtype))))
     bound = op.multiply(out, const(ROUNDING, str(scale.dtype)))
-    return op.where(op.less_equal(op.abs(op.subtract(width, out)), bound), out, width)
+    return op.where(op.less_equal(op.abs(op.subtract(width, whole)), bound), out, width)
 
 
 def _rounded(x: Expr, mode: str) -> Expr:

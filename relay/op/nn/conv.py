@@ -151,7 +151,8 @@ class _Forward(_Convolution):
                 raise GradientError(f"operator {self.name} has no gradient rule where {data.ty} has dynamic sizes")
             rest.append(left)
         attributes = {**self.attributes(), "kernel_layout": _with_roles_swapped(self.kernel_layout)}
-        return get_op(f"{self.name}_transpose")(**attributes, output_padding=tuple(rest))(grad, weight)
+        transposed = f"{self.name}_transpose"
+        return make_call(transposed, (grad, weight), None, **attributes, output_padding=tuple(rest))
 
 
 def _with_roles_swapped(kernel_layout: str) -> str:

@@ -72,7 +72,7 @@ class _Hoister(Mutator):
                 if id(child) in self.divided:
                     self.divided.add(id(node))
                     break
-            if node.__class__ is Let:
+            if isinstance(node, Let):
                 self.data.add(node.var)
 
     def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:

@@ -17,10 +17,11 @@ from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.target import Target
 from relayc.relay import Expr, Function, IRModule, const, var
 from relayc.relay.lowering.arrange import arrange
-from relayc.relay.lowering.graph import ExecutionGraph, make_graph, place_tensors, time_steps
+from relayc.relay.lowering.graph import ExecutionGraph, make_graph, time_steps
 from relayc.relay.lowering.kernel_steps import KernelStep, split_steps
 from relayc.relay.lowering.lower import lower
 from relayc.relay.lowering.parallel_regions import plan_regions
+from relayc.relay.lowering.static_memory import place_tensors
 from relayc.relay.op import nn
 from relayc.te.dtype import INT32
 from relayc.te.errors import CompileError

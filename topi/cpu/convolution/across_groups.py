@@ -13,7 +13,7 @@ from relayc.topi.cpu.common import local_accumulator, operands, parallel_outer
 from relayc.topi.cpu.convolution.group_plan import GroupedWindows, plan_group_tile
 from relayc.topi.cpu.convolution.windows import feeding_pads, schedule_pad
 from relayc.topi.cpu.elements import functions_behind
-from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
+from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, at_precision_of, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.registry import register_schedule
 
@@ -43,6 +43,7 @@ def schedule_conv_across_groups(outs: list[te.Tensor], anchor: te.Operation, tar
     Weights that stay in the L2 cache are streamed for each line, others are read once.
     """
     s = te.create_schedule([out.op for out in outs])
+    target = at_precision_of(target, anchor.output(0).dtype)
     out, lanes, windows = outs[0], vector_lanes(target), _windows(anchor)
     tile = plan_group_tile(target, windows)
     pads = feeding_pads(outs, anchor)

@@ -15,7 +15,7 @@ from relayc.topi.cpu.products.matmul import tile_product
 from relayc.topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
 from relayc.topi.cpu.products.plan import ProductPlan, fewer_rows, plan_product
 from relayc.topi.cpu.products.store_order import StoreOrder
-from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS
+from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, at_precision_of
 from relayc.topi.groups import inline_injective
 from relayc.topi.registry import register_schedule
 
@@ -32,6 +32,7 @@ def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     A tile's pixels may lie on two lines: each has an address of its own, computed once for the whole reduction. Where
     the number of pixels is dynamic, fewer of them than a tile has are computed one by one.
     """
+    target = at_precision_of(target, anchor.output(0).dtype)
     tiles = plan_tiles(outs[0], anchor, target)
     if tiles is not None:
         return schedule_tiles(outs, anchor, target, tiles)

@@ -1,12 +1,10 @@
-"""Compilation and tuning for the commands. Imported only when there is something to compile."""
+"""Tuning for the commands. Imported only when there is something to tune."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from textwrap import indent
 
 from relayc import relay
-from relayc.backend.runtime.artifact import CompiledModel
 from relayc.frontends.cli.console import Steps
 from relayc.frontends.cli.options import Build, UsageError
 from relayc.frontends.onnx import from_onnx
@@ -14,17 +12,7 @@ from relayc.relay.lowering.tuning_records import default_records_path
 from relayc.relay.tuning import TuningReport
 from relayc.te.ir import PassContext
 
-__all__ = ["compile_onnx", "tune_onnx"]
-
-
-def compile_onnx(path: Path, how: Build, steps: Steps) -> CompiledModel:
-    """Import and compile the model at `path`, reporting each step."""
-    with steps.step("import"):
-        module, params = from_onnx(path, shape=how.shapes)
-    with steps.step("build") as step, PassContext(opt_level=how.opt_level, config=how.config):
-        compiled = relay.build(module, how.target, params, mod_name=path.stem, progress=step.show)
-    steps.report(indent(str(compiled.build_report), "  "))
-    return compiled
+__all__ = ["tune_onnx"]
 
 
 def tune_onnx(

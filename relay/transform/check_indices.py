@@ -1,0 +1,86 @@
+"""CheckIndices: positions out of range end a run with an error, in place of being brought inside."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.creation import size_tensor
+from relayc.relay.op.host import ActionOperator, OnHost
+from relayc.relay.op.indexing import Gather, GatherND, ScatterElements, ScatterND, Take
+from relayc.relay.transform.function_pass import RewritePass
+from relayc.relay.type import TensorType
+from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, PassContext
+from relayc.te.tir import Dim
+
+__all__ = ["CheckIndices"]
+
+PassContext.declare_option(
+    "relay.check_indices", False, "positions out of range in gathers and scatters are errors when the model runs"
+)
+
+
+@register_op("indices.check", pattern=OpPattern.OPAQUE)
+class IndexCheck(ActionOperator):
+    """The positions in input 0, unless one is outside of its axis. Input 1 has the sizes of the `axes`.
+
+    Positions for several axes are along dimension 0.
+    """
+
+    action = "check_indices"
+
+    axes: tuple[str, ...]
+
+    def infer(self, indices: TensorType, sizes: TensorType) -> TensorType:
+        self.check(indices, sizes)
+        return indices
+
+
+class CheckIndices(RewritePass):
+    """With the option "relay.check_indices", the executor checks the positions that gathers and scatters take.
+
+    Negative positions count from the end. Positions that operators limit by their definition are not checked. Raises
+    CompileError for constant ones out of range.
+    """
+
+    def run(self, module: IRModule, context: PassContext) -> IRModule:
+        return super().run(module, context) if context.option("relay.check_indices") else module
+
+    def rewrite(self, call: Call) -> Expr:
+        axes = _axes(call.op, call) if isinstance(call.op, OpDef) else ()
+        if not axes:
+            return call
+        x, indices, *others = call.args
+        sizes: list[Dim] = [x.shape[axis] for axis in axes]
+        check = IndexCheck(axes=tuple(map(str, axes)))
+        if isinstance(indices, Constant) and all(isinstance(size, int) for size in sizes):
+            try:
+                check.reference(indices.data, np.array(sizes))
+            except CompileError as error:
+                raise CompileError(f"{call.span}: {error}") from error
+            return call
+        checked = OnHost(operator=check, results=(indices.tensor_type,))(indices, size_tensor(sizes), span=call.span)
+        return Call(call.op, (x, checked, *others), span=call.span)
+
+
+def _depth(call: Call) -> int:
+    """The length of the coordinate tuples, which is known."""
+    depth = call.args[1].shape[0]
+    assert isinstance(depth, int)
+    return depth
+
+
+def _axes(operator: OpDef, call: Call) -> tuple[int, ...]:
+    """The dimensions of the first input that the positions in the second are for."""
+    rank = len(call.args[0].shape)
+    match operator:
+        case Take(mode="numpy") | Gather() | ScatterElements():
+            return (operator.axis % rank,)
+        case GatherND():
+            return tuple(range(operator.batch_dims, operator.batch_dims + _depth(call)))
+        case ScatterND():
+            return tuple(range(_depth(call)))
+        case _:
+            return ()

@@ -1,0 +1,1 @@
+"""Modules of onnxruntime's extension that programs import exceptions and classes from."""

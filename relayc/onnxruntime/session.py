@@ -1,0 +1,433 @@
+"""InferenceSession: onnxruntime's interface to a compiled model."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import relayc
+from relayc.backend.runtime.container import is_container
+from relayc.backend.runtime.dtype import to_numpy
+from relayc.onnxruntime.binding import IOBinding
+from relayc.onnxruntime.errors import (
+    Fail,
+    InvalidArgument,
+    InvalidGraph,
+    InvalidProtobuf,
+    NoSuchFile,
+    NotImplemented as Unsupported,
+    OrtError,
+    RuntimeException,
+)
+from relayc.onnxruntime.options import RunOptions, SessionOptions, log, note_ignored
+from relayc.onnxruntime.profile import RunLog
+from relayc.onnxruntime.values import NodeArg, OrtValue, dtype_name, value_type
+from relayc.runtime import (
+    ArgumentError,
+    CompiledModel,
+    DeviceError,
+    GraphModule,
+    ModelMetadata,
+    RelaycError,
+    RunCancelledError,
+    device,
+    load_model,
+)
+
+__all__ = ["InferenceSession", "get_available_providers"]
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def get_available_providers() -> list[str]:
+    """The devices that sessions can use here, by onnxruntime's names, best first."""
+    return [CUDA, CPU] if device("cuda").exist else [CPU]
+
+
+class InferenceSession:
+    """A model compiled for this machine, or a compiled one, behind onnxruntime's interface.
+
+    `path_or_bytes` is the path of an ONNX file or of a compiled model, the bytes of an ONNX file, or a ModelProto. The
+    model is compiled here, its kernels taken from the cache where it has them. Of `providers` the first that is
+    available is the device.
+
+    Any number of threads may call `run` at once: each has an executor of its own over the same weights.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: Any,
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        disabled_optimizers: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        self._options = SessionOptions() if sess_options is None else sess_options
+        self._options.refuse_unsupported()
+        for name in (*options, *(["disabled_optimizers"] if disabled_optimizers else [])):
+            note_ignored(f"the argument {name} of InferenceSession")
+        self._source = path_or_bytes
+        self._model_path = os.fspath(path_or_bytes) if isinstance(path_or_bytes, str | os.PathLike) else None
+        self._run_log = RunLog(self._options.profile_file_prefix) if self._options.enable_profiling else None
+        self._workers: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self.set_providers(providers, provider_options)
+
+    # -- the model
+
+    def set_providers(
+        self,
+        providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Choose the device, and make the model ready on it."""
+        self._providers = _chosen(providers, provider_options)
+        for options in self._providers.values():
+            for name in options:
+                note_ignored(f"the provider option {name}")
+        target, where = ("cuda", "cuda") if next(iter(self._providers)) == CUDA else ("llvm", "cpu")
+        with _reported(self._model_path):
+            model = self._made(target)
+            threads = self._options.intra_op_num_threads or None
+            executor = GraphModule(model["default"](device(where)), threads)
+        self._pool = _ExecutorPool(executor)
+        self._metadata, sequences = model.metadata, executor.sequence_names()
+        self._inputs = _described(executor.get_input_info(), model.metadata.input_shapes, sequences)
+        self._outputs = _described(executor.get_output_info(), model.metadata.output_shapes, sequences)
+        self._dtypes = executor.get_input_info()[1]
+
+    def _made(self, target: str) -> CompiledModel:
+        """The compiled model: loaded, or compiled from the ONNX model."""
+        source = self._source
+        if self._model_path is not None:
+            if not Path(self._model_path).exists():
+                missing = f"Load model from {self._model_path} failed: file doesn't exist"
+                raise NoSuchFile(missing)
+            if is_container(self._model_path):
+                return load_model(self._model_path)
+        level = min(int(self._options.graph_optimization_level), 3)
+        return relayc.compile_onnx(source, target, shape=self._options.dimensions or None, opt_level=level)
+
+    def get_inputs(self) -> list[NodeArg]:
+        return list(self._inputs.values())
+
+    def get_outputs(self) -> list[NodeArg]:
+        return list(self._outputs.values())
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """None: initializers are part of the compiled code."""
+        return []
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """What the model says about itself."""
+        return self._metadata
+
+    def get_session_options(self) -> SessionOptions:
+        return self._options
+
+    def get_providers(self) -> list[str]:
+        """The device in use, and the CPU."""
+        return list(self._providers)
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        return {name: {key: str(value) for key, value in options.items()} for name, options in self._providers.items()}
+
+    def enable_fallback(self) -> None:
+        """Nothing: a session runs on its device or raises an error."""
+
+    def disable_fallback(self) -> None:
+        """Nothing: a session runs on its device or raises an error."""
+
+    def input(self, name: str) -> NodeArg:
+        """The input `name`. Raises InvalidArgument for an unknown one."""
+        return _known(self._inputs, name, "Invalid input name")
+
+    def output(self, name: str) -> NodeArg:
+        """The output `name`. Raises InvalidArgument for an unknown one."""
+        return _known(self._outputs, name, "Invalid output name")
+
+    # -- runs
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: RunOptions | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """The outputs named, by default all: numpy arrays, lists of them, lists of dictionaries.
+
+        `timeout` is in seconds. Raises ValueError for missing inputs, InvalidArgument for wrong ones, and Fail for a
+        run that `cancel`, `run_options.terminate` or the timeout ended.
+        """
+        names = list(self._outputs) if not output_names else [self.output(name).name for name in output_names]
+        feed = self._checked(input_feed)
+        with self._pool.borrowed() as executor:
+            return self._run(executor, names, feed, run_options, timeout)
+
+    def _run(
+        self,
+        executor: GraphModule,
+        names: Sequence[str],
+        feed: Mapping[str, Any],
+        run_options: RunOptions | None,
+        timeout: float | None,
+    ) -> list[Any]:
+        started = time.perf_counter_ns()
+        with _reported(self._model_path), _stoppable(executor, run_options, timeout):
+            results = executor.infer(feed, names)
+        if self._run_log is not None:
+            self._run_log.add_run(started, executor, feed)
+        return results
+
+    def _checked(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs as arrays of the declared types; onnxruntime's errors for others."""
+        if not isinstance(feed, Mapping):
+            raise InvalidArgument(f"input_feed is a {type(feed).__name__}; expected a dictionary of inputs by name")
+        missing = [name for name in self._inputs if name not in feed]
+        if missing:
+            raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(feed)}).")
+        return {name: self._value(self.input(name), value) for name, value in feed.items()}
+
+    def _value(self, declared: NodeArg, value: Any) -> Any:
+        value = value.numpy() if isinstance(value, OrtValue) else value
+        if declared.type.startswith("seq") or value is None:
+            return [] if value is None else value
+        dtype = self._dtypes[declared.name]
+        if dtype == "string":
+            return value
+        if not hasattr(value, "dtype"):
+            try:
+                value = np.asarray(value, to_numpy(dtype))
+            except (TypeError, ValueError, OverflowError) as error:
+                raise InvalidArgument(f"input {declared.name!r}: {error}; expected {declared.type}") from error
+        elif isinstance(value, np.generic):
+            value = np.asarray(value)
+        if isinstance(value, np.ndarray):
+            _check_array(declared, value)
+        return value
+
+    def run_with_ort_values(
+        self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: RunOptions | None = None,
+    ) -> list[OrtValue]:  # fmt: skip
+        return [OrtValue(value) for value in self.run(output_names, input_dict_ort_values, run_options)]
+
+    def io_binding(self) -> IOBinding:
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
+        """Run on bound inputs, and write the outputs where they are bound."""
+        names = list(iobinding.targets)
+        results = self.run(names or None, iobinding.inputs, run_options)
+        bound: list[OrtValue] = []
+        for name, result in zip(names or self._outputs, results, strict=True):
+            target = iobinding.targets.get(name)
+            if target is not None:
+                if (target.shape, target.dtype) != (result.shape, result.dtype):
+                    found, expected = f"{target.dtype} {target.shape}", f"{result.dtype} {result.shape}"
+                    raise InvalidArgument(f"output {name!r} is bound to {found}; expected {expected}")
+                target[...] = result
+                result = target
+            bound.append(OrtValue(result))
+        iobinding.results = bound
+
+    def submit(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None = None
+    ) -> Future[list[Any]]:
+        """Like `run`, in another thread."""
+        with self._lock:
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(os.cpu_count() or 1, "relayc-session")
+        return self._workers.submit(self.run, output_names, input_feed, run_options)
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Any], Any, str], None],
+        user_data: Any,
+        run_options: RunOptions | None = None,
+    ) -> None:
+        """Like `run`, in another thread, which then calls ``callback(outputs, user_data, error message)``."""
+
+        def finished(future: Future[list[Any]]) -> None:
+            error = future.exception()
+            callback([] if error is not None else future.result(), user_data, "" if error is None else str(error))
+
+        self.submit(output_names, input_feed, run_options).add_done_callback(finished)
+
+    def cancel(self) -> None:
+        """End all runs of the session that are in progress; they raise Fail."""
+        self._pool.cancel()
+
+    # -- profiling
+
+    def end_profiling(self) -> str:
+        """Write the trace of the runs so far, in Chrome's format, and return the file's name; "" without profiling."""
+        return "" if self._run_log is None else self._run_log.write()
+
+    def get_profiling_start_time_ns(self) -> int:
+        return 0 if self._run_log is None else self._run_log.start
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{i.name}: {i.type} {i.shape}" for i in self._inputs.values())
+        return f"<InferenceSession {self._metadata.graph_name!r} on {next(iter(self._providers))}({inputs})>"
+
+
+class _ExecutorPool:
+    """Executors over one set of weights, made as threads need them."""
+
+    def __init__(self, first: GraphModule) -> None:
+        self._first, self._idle, self._busy = first, [first], set[GraphModule]()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def borrowed(self) -> Generator[GraphModule]:
+        """An executor that no other thread uses."""
+        with self._lock:
+            executor = self._idle.pop() if self._idle else None
+            if executor is not None:
+                self._busy.add(executor)
+        if executor is None:
+            executor = self._first.clone()
+            with self._lock:
+                self._busy.add(executor)
+        try:
+            yield executor
+        finally:
+            with self._lock:
+                self._busy.discard(executor)
+                self._idle.append(executor)
+
+    def cancel(self) -> None:
+        """Cancel the runs in progress."""
+        with self._lock:
+            for executor in self._busy:
+                executor.cancel()
+
+
+def _chosen(
+    providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None,
+    provider_options: Sequence[Mapping[str, Any]] | None,
+) -> dict[str, Mapping[str, Any]]:
+    """The available ones among `providers`, with their options; the CPU last."""
+    available = get_available_providers()
+    chosen: dict[str, Mapping[str, Any]] = {}
+    separate = list(provider_options or [])
+    for number, provider in enumerate([CPU] if providers is None else providers):
+        name, options = provider if isinstance(provider, tuple) else (provider, {})
+        if name not in available:
+            message = f"Specified provider {name!r} is not in available provider names. Available: {available}"
+            warnings.warn(message, UserWarning, stacklevel=4)
+            continue
+        chosen[name] = {**options, **(separate[number] if number < len(separate) else {})}
+    chosen.setdefault(CPU, {})
+    return chosen
+
+
+def _described(
+    info: tuple[Mapping[str, Sequence[Any]], Mapping[str, str]],
+    declared: Mapping[str, Sequence[int | str | None]],
+    sequences: frozenset[str],
+) -> dict[str, NodeArg]:
+    """Inputs or outputs by name, with the shapes that the model declares."""
+    shapes, dtypes = info
+    found: dict[str, NodeArg] = {}
+    for name, dtype in dtypes.items():
+        compiled = [d if isinstance(d, int) else None for d in shapes[name]]
+        found[name] = NodeArg(name, list(declared.get(name, compiled)), value_type(dtype, name in sequences))
+    return found
+
+
+def _known(table: Mapping[str, NodeArg], name: str, problem: str) -> NodeArg:
+    found = table.get(name)
+    if found is None:
+        raise InvalidArgument(f"{problem}: {name}; known are {', '.join(table)}")
+    return found
+
+
+def _check_array(declared: NodeArg, value: np.ndarray[Any, Any]) -> None:
+    """Raise InvalidArgument for an array of another type, rank or size than the model declares."""
+    found = value_type(dtype_name(value))
+    if found != declared.type:
+        raise InvalidArgument(
+            f"Unexpected input data type. Actual: ({found}) , expected: ({declared.type}), for input: {declared.name}; "
+            "convert the array with astype"
+        )
+    if not declared.shape and value.ndim == 0:
+        return
+    if declared.shape and value.ndim != len(declared.shape):
+        raise InvalidArgument(
+            f"Invalid rank for input: {declared.name} Got: {value.ndim} Expected: {len(declared.shape)} "
+            "Please fix either the inputs/outputs or the model."
+        )
+    wrong = [
+        f" index: {axis} Got: {size} Expected: {wanted}"
+        for axis, (size, wanted) in enumerate(zip(value.shape, declared.shape, strict=False))
+        if isinstance(wanted, int) and size != wanted
+    ]
+    if wrong:
+        places = "\n".join(wrong)
+        raise InvalidArgument(
+            f"Got invalid dimensions for input: {declared.name} for the following indices\n{places}\n"
+            " Please fix either the inputs/outputs or the model."
+        )
+
+
+@contextmanager
+def _stoppable(executor: GraphModule, options: RunOptions | None, timeout: float | None) -> Generator[None]:
+    """A context in which the run on `executor` can be ended by `options` and after `timeout` seconds."""
+    timer = None if timeout is None else threading.Timer(timeout, executor.cancel)
+    untie = None if options is None else options.started(executor)
+    try:
+        if options is not None and options.terminate:
+            raise RunCancelledError("terminate is set in the options of the run")
+        if timer is not None:
+            timer.start()
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
+        if untie is not None:
+            untie()
+
+
+@contextmanager
+def _reported(path: str | None) -> Generator[None]:
+    """A context whose errors are raised by onnxruntime's names."""
+    try:
+        yield
+    except OrtError:
+        raise
+    except RunCancelledError as error:
+        raise Fail(f"Exiting due to terminate flag being set to true: {error}") from error
+    except ArgumentError as error:
+        raise InvalidArgument(str(error)) from error
+    except DeviceError as error:
+        raise RuntimeException(str(error)) from error
+    except RelaycError as error:
+        raise Fail(str(error)) from error
+    except Exception as error:
+        kind = {"UnsupportedOperatorError": Unsupported, "NotAModelError": InvalidProtobuf}.get(type(error).__name__)
+        if kind is None and not _is_compile_error(error):
+            raise
+        log.debug("the model %s", path, exc_info=True)
+        raise (InvalidGraph if kind is None else kind)(f"Load model from {path} failed: {error}") from error
+
+
+def _is_compile_error(error: Exception) -> bool:
+    """Is it one of the compiler, which is not imported for compiled models?"""
+    return any(base.__name__ == "CompileError" for base in type(error).__mro__)

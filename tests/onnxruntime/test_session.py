@@ -1,0 +1,306 @@
+"""InferenceSession of relayc.onnxruntime, beside onnxruntime's own where it says what is right."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import relayc.onnxruntime as ours
+from relayc import compile_onnx
+from relayc.runtime import ArgumentError, RelaycError
+
+theirs = pytest.importorskip("onnxruntime")
+
+FLOAT, INT64, STRING, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING, TensorProto.BOOL
+
+
+def _value(name: str, kind: int, shape: Any) -> Any:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def _model(
+    nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: dict[str, np.ndarray] | None = None
+) -> bytes:
+    tensors = [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()]
+    graph = helper.make_graph(nodes, "small", inputs, outputs, tensors, doc_string="a graph")
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], producer_name="a test", ir_version=8, doc_string="a model"
+    )
+    model.model_version = 7
+    helper.set_model_props(model, {"alphabet": "abc"})
+    return model.SerializeToString()
+
+
+WEIGHT = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def dense() -> bytes:
+    """y = relu(x w), c = argmax of y."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Relu", ["h"], ["y"]),
+        helper.make_node("ArgMax", ["y"], ["c"], axis=1),
+    ]
+    outputs = [_value("y", FLOAT, ["batch", 3]), _value("c", INT64, ["batch", 1])]
+    return _model(nodes, [_value("x", FLOAT, ["batch", 4])], outputs, {"w": WEIGHT})
+
+
+@pytest.fixture(scope="module")
+def endless() -> bytes:
+    """A loop of n iterations, each of which adds x to a sum."""
+    body = helper.make_graph(
+        [helper.make_node("Add", ["sum", "x"], ["next"]), helper.make_node("Identity", ["go"], ["on"])],
+        "body",
+        [_value("i", INT64, []), _value("go", BOOL, []), _value("sum", FLOAT, [2])],
+        [_value("on", BOOL, []), _value("next", FLOAT, [2])],
+    )
+    nodes = [helper.make_node("Loop", ["n", "", "zero"], ["y"], body=body)]
+    inputs = [_value("n", INT64, []), _value("x", FLOAT, [2])]
+    return _model(nodes, inputs, [_value("y", FLOAT, [2])], {"zero": np.zeros(2, np.float32)})
+
+
+X = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+
+
+def test_results_and_descriptions_are_onnxruntimes(dense: bytes) -> None:
+    a, b = ours.InferenceSession(dense), theirs.InferenceSession(dense, providers=["CPUExecutionProvider"])
+    for mine, other in zip(
+        [*a.get_inputs(), *a.get_outputs()], [*b.get_inputs(), *b.get_outputs()], strict=True
+    ):
+        assert (mine.name, mine.type, mine.shape) == (other.name, other.type, other.shape)
+    for x in (X, X[:1], X[:0], X[::2], np.asfortranarray(X)):
+        for mine, other in zip(a.run(None, {"x": x}), b.run(None, {"x": x}), strict=True):
+            assert (type(mine), mine.dtype, mine.shape) == (type(other), other.dtype, other.shape)
+            np.testing.assert_allclose(mine, other, rtol=1e-6)
+    (only,) = a.run(["c"], {"x": X})
+    np.testing.assert_array_equal(only, b.run(["c"], {"x": X})[0])
+    texts = ("producer_name", "graph_name", "description", "graph_description", "domain")
+    for field in (*texts, "version", "custom_metadata_map"):
+        assert getattr(a.get_modelmeta(), field) == getattr(b.get_modelmeta(), field), field
+    assert a.get_providers() == b.get_providers() == ["CPUExecutionProvider"]
+    assert a.get_overridable_initializers() == []
+
+
+def test_sources_of_a_model(dense: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(dense)
+    expected = ours.InferenceSession(dense).run(None, {"x": X})
+    compiled = tmp_path / "model.relayc"
+    compile_onnx(path).save(compiled)
+    for source in (path, str(path), ModelProto.FromString(dense), compiled):
+        session = ours.InferenceSession(source)
+        for found, want in zip(session.run(None, {"x": X}), expected, strict=True):
+            np.testing.assert_array_equal(found, want)
+        assert session.get_modelmeta().custom_metadata_map == {"alphabet": "abc"}
+        assert session.get_inputs()[0].shape == ["batch", 4]
+
+
+@pytest.mark.parametrize(
+    ("feed", "names"),
+    [
+        ({}, None),
+        ({"x": X.astype(np.float64)}, None),
+        ({"x": X.astype(np.int32)}, None),
+        ({"x": X[0]}, None),
+        ({"x": X[:, :3]}, None),
+        ({"x": X, "z": X}, None),
+        ({"x": X}, ["nothing"]),
+    ],
+)
+def test_wrong_inputs_raise_what_onnxruntime_raises(
+    dense: bytes, feed: dict[str, Any], names: list[str] | None
+) -> None:
+    b = theirs.InferenceSession(dense, providers=["CPUExecutionProvider"])
+    with pytest.raises(Exception) as other:
+        b.run(names, feed)
+    with pytest.raises(Exception) as mine:
+        ours.InferenceSession(dense).run(names, feed)
+    assert type(mine.value).__name__ == type(other.value).__name__
+    first = str(other.value).split("\n")[0]
+    assert str(mine.value).startswith(first[:60])
+
+
+def test_wrong_models_raise_what_onnxruntime_raises(tmp_path: Path) -> None:
+    unknown = _model([helper.make_node("Unheard", ["x"], ["y"])], [_value("x", FLOAT, [1])], [_value("y", FLOAT, [1])])
+    with pytest.raises(ours.NoSuchFile, match="NO_SUCHFILE") as missing:
+        ours.InferenceSession(tmp_path / "none.onnx")
+    assert isinstance(missing.value, FileNotFoundError) and isinstance(missing.value, RelaycError)
+    with pytest.raises(ours.InvalidProtobuf, match="7 : INVALID_PROTOBUF"):
+        ours.InferenceSession(b"no model")
+    with pytest.raises(ours.NotImplemented, match="Unheard"):
+        ours.InferenceSession(unknown)
+    with pytest.raises(ours.InvalidArgument) as wrong:
+        ours.InferenceSession(_identity(FLOAT)).run(None, {"x": "text"})
+    assert isinstance(wrong.value, ArgumentError)
+
+
+def _identity(kind: int, shape: Any = ("n",)) -> bytes:
+    return _model([helper.make_node("Identity", ["x"], ["y"])], [_value("x", kind, shape)], [_value("y", kind, shape)])
+
+
+def test_lists_scalars_and_strings_as_inputs() -> None:
+    for kind, value in ((FLOAT, [1, 2.5]), (INT64, [1, 2]), (BOOL, [True, False])):
+        b = theirs.InferenceSession(_identity(kind), providers=["CPUExecutionProvider"]).run(None, {"x": value})[0]
+        a = ours.InferenceSession(_identity(kind)).run(None, {"x": value})[0]
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    scalar = ours.InferenceSession(_identity(FLOAT, []))
+    for value in (np.float32(3), np.array(3, np.float32), 3.0):
+        assert scalar.run(None, {"x": value})[0] == 3
+    text = np.array(["ä", "b"], object)
+    found = ours.InferenceSession(_identity(STRING)).run(None, {"x": text})[0]
+    assert found.dtype == object and found.tolist() == ["ä", "b"]
+
+
+def test_results_are_the_callers(dense: bytes) -> None:
+    session = ours.InferenceSession(dense)
+    first = session.run(["y"], {"x": X})[0]
+    before = first.copy()
+    session.run(["y"], {"x": -X})
+    np.testing.assert_array_equal(first, before)
+    first[:] = 0
+    np.testing.assert_array_equal(session.run(["y"], {"x": X})[0], before)
+
+
+def test_many_threads_share_a_session(dense: bytes) -> None:
+    session = ours.InferenceSession(dense)
+    inputs = [np.random.default_rng(k).normal(size=(1 + k % 7, 4)).astype(np.float32) for k in range(40)]
+    expected = [session.run(None, {"x": x})[0] for x in inputs]
+    wrong: list[int] = []
+
+    def work() -> None:
+        for k, x in enumerate(inputs):
+            if not np.array_equal(session.run(None, {"x": x})[0], expected[k]):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    futures = [session.submit(["y"], {"x": x}) for x in inputs]
+    for future, want in zip(futures, expected, strict=True):
+        np.testing.assert_array_equal(future.result()[0], want)
+
+
+def test_run_async_calls_back(dense: bytes) -> None:
+    session, calls, done = ours.InferenceSession(dense), [], threading.Event()
+
+    def finished(results: list[Any], data: Any, error: str) -> None:
+        calls.append((len(results), data, error))
+        if len(calls) == 2:
+            done.set()
+
+    session.run_async(None, {"x": X}, finished, "mine")
+    session.run_async(None, {"z": X}, finished, "wrong")
+    assert done.wait(30)
+    assert (2, "mine", "") in calls
+    assert any(data == "wrong" and "missing" in error for _, data, error in calls)
+
+
+@pytest.mark.parametrize("way", ["timeout", "cancel", "terminate"])
+def test_an_endless_run_is_ended(endless: bytes, way: str) -> None:
+    session, x = ours.InferenceSession(endless), np.ones(2, np.float32)
+    options = ours.RunOptions()
+    forever = {"n": np.array(2**62), "x": x}
+    if way == "timeout":
+        with pytest.raises(ours.Fail, match="terminate"):
+            session.run(None, forever, timeout=0.05)
+    else:
+        future = session.submit(None, forever, options)
+        while not session._pool._busy:
+            time.sleep(0.001)
+        time.sleep(0.05)
+        if way == "cancel":
+            session.cancel()
+        else:
+            options.terminate = True
+        with pytest.raises(ours.Fail, match="terminate"):
+            future.result(timeout=30)
+        if way == "terminate":
+            with pytest.raises(ours.Fail, match="terminate"):
+                session.run(None, {"n": np.array(3), "x": x}, options)
+    np.testing.assert_array_equal(session.run(None, {"n": np.array(3), "x": x})[0], 3 * x)
+
+
+def test_io_binding(dense: bytes) -> None:
+    session = ours.InferenceSession(dense)
+    expected = session.run(None, {"x": X})
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", X)
+    target = ours.OrtValue.ortvalue_from_shape_and_type((5, 3), np.float32)
+    binding.bind_ortvalue_output("y", target)
+    binding.bind_output("c")
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(target.numpy(), expected[0])
+    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[1], expected[1])
+    binding.clear_binding_inputs()
+    held = np.ascontiguousarray(X)
+    binding.bind_input("x", "cpu", 0, np.float32, held.shape, held.ctypes.data)
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(binding.get_outputs()[0].numpy(), expected[0])
+    with pytest.raises(ours.InvalidArgument, match="Invalid input name"):
+        binding.bind_cpu_input("z", X)
+    small = session.io_binding()
+    small.bind_cpu_input("x", X)
+    small.bind_ortvalue_output("y", ours.OrtValue.ortvalue_from_shape_and_type((2, 3), np.float32))
+    with pytest.raises(ours.InvalidArgument, match=r"bound to float32 \(2, 3\); expected float32 \(5, 3\)"):
+        session.run_with_iobinding(small)
+
+
+def test_values_describe_themselves_as_onnxruntimes() -> None:
+    for array in (X, np.arange(3), np.array([True]), X.astype(np.float16), np.zeros((0, 2), np.uint8)):
+        a, b = ours.OrtValue.ortvalue_from_numpy(array), theirs.OrtValue.ortvalue_from_numpy(array)
+        types = ("shape", "data_type", "element_type", "device_name")
+        for method in (*types, "is_tensor", "has_value", "tensor_size_in_bytes"):
+            assert getattr(a, method)() == getattr(b, method)(), method
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_options(dense: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = ours.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 3
+    options.graph_optimization_level = ours.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.execution_mode = ours.ExecutionMode.ORT_PARALLEL
+    options.enable_cpu_mem_arena = False
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_free_dimension_override_by_name("batch", 5)
+    session = ours.InferenceSession(dense, options, ["CPUExecutionProvider"])
+    assert session.run(["y"], {"x": X})[0].shape == (5, 3)
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    with pytest.raises(AttributeError):
+        options.intra_op_threads = 1  # type: ignore[attr-defined]  # a misspelt option
+    with pytest.raises(ours.NotImplemented, match="denormal"):
+        options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    with pytest.raises(ours.NotImplemented, match="custom operators"):
+        options.register_custom_ops_library("x.so")
+    options.optimized_model_filepath = str(tmp_path / "out.onnx")
+    with pytest.raises(ours.NotImplemented, match="optimized_model_filepath"):
+        ours.InferenceSession(dense, options)
+    with pytest.warns(UserWarning, match="'TensorrtExecutionProvider' is not in available"):
+        session = ours.InferenceSession(dense, providers=[("TensorrtExecutionProvider", {}), "CPUExecutionProvider"])
+    assert session.get_providers() == ["CPUExecutionProvider"]
+
+
+def test_a_trace_of_runs_and_nodes(dense: bytes, tmp_path: Path) -> None:
+    options = ours.SessionOptions()
+    options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "trace_")
+    session = ours.InferenceSession(dense, options)
+    for _ in range(3):
+        session.run(None, {"x": X})
+    events = json.loads(Path(session.end_profiling()).read_text())
+    assert sum(event["name"] == "model_run" for event in events) == 3
+    nodes = [event for event in events if event["cat"] == "Node"]
+    assert nodes and all(event["ph"] == "X" and event["dur"] >= 0 for event in events)
+    assert ours.InferenceSession(dense).end_profiling() == ""
