@@ -13,7 +13,7 @@ from typing import ClassVar, cast
 
 from relayc.relay.expr import Call, Expr, Function, Tuple, TupleGetItem
 from relayc.relay.op.common import check_axis
-from relayc.relay.op.transform import Concatenate, Split
+from relayc.relay.op.joining import Concatenate, Split
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.type import TensorType, TupleType
 from relayc.te.ir import PassContext, rewrite_dag
