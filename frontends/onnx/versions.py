@@ -24,6 +24,9 @@ Convert = Callable[[SizeTable], tuple[IRModule, Params]]
 _MOST_ANSWERS = 4
 """Most versions of a model for other values of conditions, each of which is compiled."""
 
+_MOST_CHOICES = 8
+"""Most values of its conditions for which the conversion of a model is tried until one fits."""
+
 _RANKS = (4, 3, 2, 1, 0)
 """Ranks that an input may have whose rank the model does not declare, in the order in which they are tried."""
 
@@ -47,11 +50,10 @@ def in_versions(convert: Convert) -> tuple[IRModule, Params]:
 
 def _of_one_rank(convert: Convert, rank: int | None) -> tuple[IRModule, Params]:
     """The converted model, and its versions for equal sizes and for other branches."""
-    table, versions = SizeTable(rank=rank), dict[str, IRModule]()
-    main = _attempted(lambda: convert(table))
+    versions = dict[str, IRModule]()
+    main, table = _settled(convert, rank, broadcasting=False)
     if table.assumes_broadcasts_equal():
-        cautious = SizeTable(rank=rank, broadcasting=True)
-        general = _attempted(lambda: convert(cautious))
+        general, cautious = _settled(convert, rank, broadcasting=True)
         if not isinstance(general, CompileError):
             if not isinstance(main, CompileError):
                 versions[EQUAL_SIZES] = main[0]
@@ -64,6 +66,27 @@ def _of_one_rank(convert: Convert, rank: int | None) -> tuple[IRModule, Params]:
         if not isinstance(other, CompileError):
             versions[f"branches_{number}"] = other[0]
     return _joined(main[0], versions), main[1]
+
+
+def _settled(
+    convert: Convert, rank: int | None, *, broadcasting: bool
+) -> tuple[tuple[IRModule, Params] | CompileError, SizeTable]:
+    """The model, converted for the first values of its conditions by which it can be, or why it can't be converted.
+
+    A branch may fit at its If and still compute what a later node refuses: exporters squeeze what has to lose an axis
+    only if its size is 1.
+    """
+    failed: list[tuple[CompileError, SizeTable]] = []
+    choices: list[Mapping[str, bool]] = [{}]
+    for answers in choices:  # which grow
+        table = SizeTable(rank=rank, broadcasting=broadcasting, answers=answers)
+        result = _attempted(lambda table=table: convert(table))
+        if not isinstance(result, CompileError):
+            return result, table
+        failed.append((result, table))
+        others = [other for other in _other_answers(table.asked) if other not in choices]
+        choices += others[: _MOST_CHOICES - len(choices)]
+    return failed[0]
 
 
 def _attempted(convert: Callable[[], tuple[IRModule, Params]]) -> tuple[IRModule, Params] | CompileError:

@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 from relayc import relay
 from relayc.backend.runtime import ArgumentError, device, graph_executor
 from relayc.backend.runtime.artifact import load_model
-from relayc.frontends.onnx import from_onnx
+from relayc.frontends.onnx import OnnxImportError, from_onnx
 
 make = helper.make_node
 RNG = np.random.default_rng(3)
@@ -143,3 +143,57 @@ def test_inputs_of_undeclared_rank_have_a_version_for_each():
     proto = model([make("Conv", ["x", "k"], ["y"])], [("x", F32, None)], {"k": floats(5, 3, 1, 1)})
     mod, _ = from_onnx(proto)
     assert list(mod) == ["main"] and mod["main"].ret_type.shape[1] == 5
+
+
+def pooled(rate):
+    """The largest of `rate` samples; an axis of size 1 is squeezed, and what follows takes no other."""
+    name = "r{}_{}".format(rate, "{}").format
+    squeezed = branch(make("Squeeze", [name("p"), "last"], [name("t")]))
+    kept = branch(make("Identity", [name("p")], [name("e")]))
+    return [
+        make("MaxPool", ["x"], [name("p")], kernel_shape=[rate], strides=[rate]),
+        make("Shape", [name("p")], [name("shape")]),
+        make("Gather", [name("shape"), "last"], [name("size")], axis=0),
+        make("Equal", [name("size"), "one"], [name("c")]),
+        make("If", [name("c")], [name("s")], then_branch=squeezed, else_branch=kept, name=name("squeeze")),
+        make("Gemm", [name("s"), "w"], [name("y")], name=name("gemm")),
+    ]  # fmt: skip
+
+
+POOLED = {"last": np.array([-1]), "one": np.array([1]), "w": floats(4, 3), "rate": np.array(16)}
+WAVE = ("x", F32, ["batch", 4, "n"])
+
+
+def test_a_branch_that_a_later_node_refuses_is_not_taken():
+    """Without its squeeze, the tensor is of a rank that Gemm does not take."""
+    nodes = [*pooled(16)[:-1], make("Gemm", ["r16_s", "w"], ["y"], name="gemm")]
+    executor = executor_of(from_onnx(model(nodes, [WAVE], POOLED))[0])
+    for batch, n in ((1, 16), (3, 31)):
+        x = floats(batch, 4, n)
+        np.testing.assert_allclose(executor(x)[0].numpy(), x[:, :, :16].max(2) @ POOLED["w"], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ArgumentError, match="sizes n // 16 of 1"):
+        executor(floats(1, 4, 32))
+
+
+def test_branches_inside_of_branches_that_later_nodes_refuse_are_not_taken():
+    def network(rate):
+        result = helper.make_tensor_value_info(f"r{rate}_y", F32, None)
+        return helper.make_graph(pooled(rate), f"of{rate}", [], [result])
+
+    nodes = [
+        make("Equal", ["sr", "rate"], ["c"]),
+        make("If", ["c"], ["y"], then_branch=network(16), else_branch=network(8), name="rates"),
+    ]
+    executor = executor_of(from_onnx(model(nodes, [WAVE, ("sr", INT64, [])], POOLED))[0])
+    for batch, rate, n in ((1, 16, 16), (2, 8, 8), (2, 16, 20), (1, 8, 9)):
+        x = floats(batch, 4, n)
+        wanted = x[:, :, :rate].max(2) @ POOLED["w"]
+        np.testing.assert_allclose(executor(x, np.array(rate))[0].numpy(), wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ArgumentError):
+        executor(floats(1, 4, 16), np.array(8))
+
+
+def test_a_model_that_no_branch_fits_is_refused_for_what_the_first_one_lacks():
+    nodes = [*pooled(16), make("Gemm", ["x", "w", "r16_y"], ["y"], name="after")]
+    with pytest.raises(OnnxImportError, match="r16_gemm"):
+        from_onnx(model(nodes, [WAVE], POOLED))
