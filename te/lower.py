@@ -100,9 +100,10 @@ def _loops(schedule: Schedule, arguments: Mapping[Tensor, Buffer]) -> Stmt:
             normalized[tensor].is_output = True
     bounds = Bounds(normalized)
     body = schedule_to_loops(bounds, buffers)
-    if not bounds.math.facts:
-        return body
     large = [bounds.math.expr(fact) >= 0 for fact in bounds.math.facts]
+    large += [] if schedule.large_if is None else [schedule.large_if]
+    if not large:
+        return body
     if schedule.small is not None:
         small = _loops(schedule.small, arguments)
     else:

@@ -30,6 +30,7 @@ class Schedule:
     def __init__(self, outputs: Sequence[Operation]) -> None:
         self.outputs = list(outputs)
         self.small: Schedule | None = None
+        self.large_if: PrimExpr | None = None
         self.speculations: list[Speculation] = []
         self.stages: list[Stage] = []
         self.stage_map: dict[Operation, Stage] = {}
@@ -126,14 +127,15 @@ class Schedule:
 
     guess = deprecated_alias("Schedule.guess", "Schedule.speculate", speculate, trusted="is_valid")
 
-    def specialize_small(self, other: Schedule) -> None:
-        """Compute by `other` where a split with tail="shift" finds a symbolic extent below its factor.
+    def specialize_small(self, other: Schedule, unless: PrimExpr | None = None) -> None:
+        """Compute by `other` where a split with tail="shift" finds a symbolic extent below its factor, or where the
+        condition `unless`, on symbolic sizes, is false.
 
         This multi-versions the code on a size. `other` is a schedule of the same outputs, and may be specialized for
         still smaller extents itself. Without one the splits are guarded there, which costs a test for each row of a
         register tile.
         """
-        self.small = other
+        self.small, self.large_if = other, unless
 
     when_small = deprecated_alias("Schedule.when_small", "Schedule.specialize_small", specialize_small)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -66,12 +67,13 @@ def as_string_arrays(tensor: GraphTensor, value: Any, model: str) -> Any:
 
 
 def check_type(
-    tensor: GraphTensor, shape: tuple[int, ...], dtype: object, model: str, any_sizes: bool = False
+    tensor: GraphTensor, shape: tuple[int, ...], dtype: object, model: str, ranks: Container[int] = ()
 ) -> None:
-    """Raise `ArgumentError` unless shape (with `any_sizes`, its rank) and dtype are those of the graph's tensor."""
+    """Raise `ArgumentError` unless shape and dtype are those of the graph's tensor; any shape of `ranks` will do."""
     wanted = tensor.dtype if isinstance(dtype, str) else to_numpy(tensor.dtype)
-    fits = len(shape) == len(tensor.shape) and all(
-        any_sizes or not isinstance(d, int) or d == n for d, n in zip(tensor.shape, shape, strict=True)
+    fits = len(shape) in ranks or (
+        len(shape) == len(tensor.shape)
+        and all(not isinstance(d, int) or d == n for d, n in zip(tensor.shape, shape, strict=True))
     )
     if not fits or dtype != wanted:
         kind = ArgumentError if fits else SizeMismatchError

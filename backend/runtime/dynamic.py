@@ -30,7 +30,7 @@ from relayc.backend.runtime.execution_plan import (
 )
 from relayc.backend.runtime.graph import Graph, GraphNode, GraphTensor
 from relayc.backend.runtime.host_action import Prepared
-from relayc.backend.runtime.host_actions import HOST_ACTIONS
+from relayc.backend.runtime.host_actions import HOST_ACTIONS, prepared
 from relayc.backend.runtime.layouts import Stage, bind_sizes, owner_of, shapes_of, tensor_bytes
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, array, empty
@@ -64,7 +64,7 @@ class DynamicRunner:
         self._graph, self._module, self._context, self._device = graph, module, context, where
         self._params, self._string_table = params, string_table
         self._text_actions: dict[int, Prepared] = {
-            id(step): HOST_ACTIONS[step.action].prepare(step.settings)
+            id(step): prepared(step.action, step.settings)
             for step in graph.steps if isinstance(step, StringStep)
         }  # fmt: skip
         self._addresses = np.zeros(max(len(graph.tensors), 1), np.int64)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from relayc.backend.runtime.host_action import HostAction, Prepared, Settings
 from relayc.backend.runtime.image_actions import IMAGE_ACTIONS
 from relayc.backend.runtime.index_actions import INDEX_ACTIONS
@@ -15,8 +17,8 @@ HOST_ACTIONS: Mapping[str, HostAction] = {**STRING_ACTIONS, **IMAGE_ACTIONS, **I
 
 
 def prepared(action: str, settings: Settings) -> Prepared:
-    """Bind an action to its settings: a function from arrays to a tuple of arrays.
+    """Bind an action to its settings: a function from arrays to a tuple of arrays, whatever numpy's error state is.
 
     The function raises `ArgumentError` for values that the action can't take.
     """
-    return HOST_ACTIONS[action].prepare(settings)
+    return np.errstate(all="ignore")(HOST_ACTIONS[action].prepare(settings))

@@ -29,8 +29,8 @@ class InputPorts:
     def __init__(self, graph: Graph, where: Device) -> None:
         self._graph, self._device = graph, where
         self._tensors = [graph.tensors[index] for index in graph.inputs]
-        self._any_sizes = bool(graph.variants)
-        """sizes may be those of a specialisation, not of this graph"""
+        self._ranks = [_ranks_of(graph, position) for position in range(len(self._tensors))]
+        """ranks that each input may have at any sizes, which are those of a specialisation"""
         self._positions = {tensor.name: position for position, tensor in enumerate(self._tensors)}
         self.strings = StringPorts(graph)
         self.caches = KVCaches(graph, where)
@@ -176,14 +176,14 @@ class InputPorts:
 
     def check_sizes(self) -> None:
         """Raise `SizeMismatchError` for values that have been set for a specialisation, and have other sizes."""
-        if self._any_sizes:
+        if any(self._ranks):
             for position, value in self._values.items():
                 if isinstance(value, NDArray):
                     check_type(self.tensor(position), value.shape, value.dtype, self._graph.name)
 
     def _check(self, position: int, passed: Any) -> None:
         """Raise `ArgumentError` for a value of another type or, unless a specialisation may have it, shape."""
-        check_type(self.tensor(position), passed.shape, passed.dtype, self._graph.name, self._any_sizes)
+        check_type(self.tensor(position), passed.shape, passed.dtype, self._graph.name, self._ranks[position])
 
     def _check_all_set(self) -> None:
         positions = [i for i in range(len(self._tensors)) if i not in self._values and i not in self.caches]
@@ -220,3 +220,9 @@ class InputPorts:
                 view = np.asarray(value, copy=False)
                 self._views[key] = view, view.shape, view.dtype
         self.moved.add(position)
+
+
+def _ranks_of(graph: Graph, position: int) -> set[int]:
+    """The ranks of an input in a graph and its specialisations; none if there are no specialisations."""
+    graphs = [graph, *[variant for _, variant in graph.variants]] if graph.variants else []
+    return {len(g.tensors[g.inputs[position]].shape) for g in graphs}

@@ -32,6 +32,10 @@ def bind_sizes(
     size_producer: dict[str, str] = dict.fromkeys(sizes, "the graph around")
     tensors = [graph.tensors[index] for index in graph.inputs]
     for tensor, shape in zip(tensors, shapes, strict=True):
+        if len(tensor.shape) != len(shape):
+            raise SizeMismatchError(
+                f"input {tensor.name!r} of model {graph.name!r}: got shape {shape}; expected {tensor.shape_text}"
+            )
         for axis, (dim, passed) in enumerate(zip(tensor.shape, shape, strict=True)):
             if isinstance(dim, str) and dim not in sizes:
                 sizes[dim], size_producer[dim] = passed, f"input {tensor.name!r}, axis {axis}"

@@ -50,7 +50,8 @@ class ModelMetadata:
         fields: dict[str, Any] = {name: record.get(name, str) for name in _TEXTS}
         fields["version"] = record.number("version", *_INT64)
         fields["custom_metadata_map"] = {key: custom.get(key, str) for key in custom.value}
-        return ModelMetadata(**fields, **{name: _shapes(record.record(name)) for name in _SHAPES})
+        fields |= {name: _shapes(record.record(name)) for name in _SHAPES}
+        return ModelMetadata(**fields)
 
 
 def _shapes(record: Record) -> dict[str, DeclaredShape]:

@@ -153,8 +153,9 @@ class KernelFunc(PackedFunc):
 
 def takes_pointers(function: PackedFunc, count: int) -> TypeGuard[KernelFunc]:
     """Is this a raw kernel of so many pointers, as the functions are that run a graph?"""
-    pointers = isinstance(function, KernelFunc) and all(kind in (BUFFER, "handle") for kind in function.params)
-    return pointers and len(function.params) == count
+    if not isinstance(function, KernelFunc):
+        return False
+    return len(function.params) == count and all(kind in (BUFFER, "handle") for kind in function.params)
 
 
 class HostFunc(PackedFunc):

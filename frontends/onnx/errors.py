@@ -8,6 +8,7 @@ __all__ = [
     "NotAModelError",
     "NothingInsideError",
     "OnnxImportError",
+    "UnknownRankError",
     "UnsupportedOperatorError",
     "ValueNeededError",
     "compose",
@@ -49,6 +50,10 @@ class ValueNeededError(OnnxImportError):
 
 class NothingInsideError(ValueNeededError):
     """An element is read from a container that, as far as inferred yet, is always empty."""
+
+
+class UnknownRankError(OnnxImportError):
+    """The model does not say how many dimensions an input has."""
 
 
 def compose(where: str, problem: str, *, found: str = "", expected: str = "", remedy: str = "") -> str:

@@ -28,9 +28,10 @@ from relayc.frontends.onnx.model import Model, load, opset_table
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.registry import Result, find_converter
 from relayc.frontends.onnx.session import Session
-from relayc.frontends.onnx.sizes import MOST_CHOICES, SizeTable, other_answers
+from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.tensors import dtype_name
 from relayc.frontends.onnx.unsupported import list_unsupported
+from relayc.frontends.onnx.versions import Params, in_versions
 from relayc.frontends.onnx.weights import RawData
 from relayc.relay import op
 from relayc.relay.container_type import OptionalType
@@ -39,7 +40,6 @@ from relayc.relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.sizes import smaller
 from relayc.relay.type import TensorType, TupleType
 from relayc.relay.user_arguments import check_names, named_values
-from relayc.relay.versions import EQUAL_SIZES, with_versions
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, Span
 
@@ -57,9 +57,6 @@ MAX_NESTING = 48
 
 CONVERSION_FAULTS = (CompileError, ValueError, TypeError, IndexError, KeyError, ArithmeticError, MemoryError)
 """Exceptions that a converter may raise on invalid attributes or constants; the node is added to the message."""
-
-Params = dict[str, np.ndarray]
-
 
 @reports_internal_errors("importing the model")
 @np.errstate(all="ignore")
@@ -100,27 +97,7 @@ def from_onnx(
     passed = named_values(constants, "constants", '{"shape": array}')
     wanted = None if outputs is None else check_names(outputs, "outputs")
     how = _Conversion(load(model), shape, dtype, passed, wanted, freeze_params)
-    versions = dict[str, IRModule]()
-    main, table = how.settled(broadcasting=False)
-    if table.assumes_broadcasts_equal():
-        general, cautious = how.settled(broadcasting=True)
-        if not isinstance(general, CompileError):
-            if not isinstance(main, CompileError):
-                versions[EQUAL_SIZES] = main[0]
-            main, table = general, cautious
-    if isinstance(main, CompileError):
-        raise main
-    for number, answers in enumerate(other_answers(table.asked)):
-        other = how.converted(SizeTable(broadcasting=table.broadcasting, answers=answers))
-        if not isinstance(other, CompileError):
-            versions[f"branches_{number}"] = other[0]
-    module, params = main
-    return with_versions(module, {name: v["main"] for name, v in versions.items() if _same_params(v, module)}), params
-
-
-def _same_params(a: IRModule, b: IRModule) -> bool:
-    """Have both modules the same inputs and weights, in the same order?"""
-    return [p.name for p in a["main"].params] == [p.name for p in b["main"].params]
+    return in_versions(how.convert)
 
 
 @dataclass(frozen=True)
@@ -134,32 +111,7 @@ class _Conversion:
     outputs: Sequence[str] | None
     freeze_params: bool
 
-    def settled(self, *, broadcasting: bool) -> tuple[tuple[IRModule, Params] | CompileError, SizeTable]:
-        """The model, converted for the first values of its conditions by which it can be, or why it can't be converted.
-
-        A branch may fit at its If and still compute what a later node refuses: exporters squeeze what has to lose an
-        axis only if its size is 1.
-        """
-        failed: list[tuple[CompileError, SizeTable]] = []
-        choices: list[Mapping[str, bool]] = [{}]
-        for answers in choices:  # that grow with each failure
-            table = SizeTable(broadcasting=broadcasting, answers=answers)
-            result = self.converted(table)
-            if not isinstance(result, CompileError):
-                return result, table
-            failed.append((result, table))
-            others = [other for other in other_answers(table.asked) if other not in choices]
-            choices += others[: MOST_CHOICES - len(choices)]
-        return failed[0]
-
-    def converted(self, table: SizeTable) -> tuple[IRModule, Params] | CompileError:
-        """The converted model, or why it can't be converted."""
-        try:
-            return self._convert(table)
-        except CompileError as error:
-            return error
-
-    def _convert(self, table: SizeTable) -> tuple[IRModule, Params]:
+    def convert(self, table: SizeTable) -> tuple[IRModule, Params]:
         """Convert the model again and again, until nothing new is learned of its sizes."""
         while True:
             table.asked.clear()

@@ -10,7 +10,7 @@ from onnx import GraphProto, ValueInfoProto
 
 from relayc.backend.runtime.checks import as_integer
 from relayc.backend.runtime.metadata import DeclaredShape
-from relayc.frontends.onnx.errors import fault, unsupported
+from relayc.frontends.onnx.errors import UnknownRankError, compose, fault, unsupported
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.tensors import check_shape, dtype_name
 from relayc.relay.type import MAX_RANK, TensorType
@@ -156,13 +156,14 @@ class _Inputs:
         if isinstance(passed, Sequence):
             names = [g.name if isinstance(g, Var) else g for g in passed]
             dims = tuple([d if g is None else g for g, d in zip(names, dims or [None] * len(passed), strict=True)])
+        if dims is None and self.table.rank is not None:
+            dims = (None,) * self.table.rank
         if dims is None:
-            raise fault(
-                where,
-                "the model does not say how many dimensions it has",
-                remedy=f"give its shape: shape={{{value.name!r}: (1, 3, 224, 224)}}, or in the relayc command "
-                f"--shape {value.name}:1,3,224,224",
+            remedy = (
+                f"give its shape: shape={{{value.name!r}: (1, 3, 224, 224)}}, or in the relayc command "
+                f"--shape {value.name}:1,3,224,224"
             )
+            raise UnknownRankError(compose(where, "the model does not say how many dimensions it has", remedy=remedy))
         if len(dims) > MAX_RANK:
             raise fault(where, f"{len(dims)} dimensions", expected=f"at most {MAX_RANK} dimensions")
         sizes = tuple(self._dim(d, f"{value.name}_{axis}") for axis, d in enumerate(dims))

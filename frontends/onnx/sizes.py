@@ -13,24 +13,10 @@ from relayc.relay.sizes import Assumptions, dims_equal, evaluate, size_variables
 from relayc.te.ir import collect
 from relayc.te.tir import Dim, Max, Min, PrimExpr, SizeVar
 
-__all__ = ["MOST_CHOICES", "MOST_SIZES", "SizeTable", "other_answers"]
+__all__ = ["MOST_SIZES", "SizeTable"]
 
 MOST_SIZES = 16
 """Most variables in a size expression; larger expressions become a variable of their own, computed at run time."""
-
-MOST_CHOICES = 8
-"""Most values of its conditions for which the conversion of a model is tried until one fits."""
-
-_MOST_ANSWERS = 4
-"""Most versions of a model for other values of conditions, each of which is compiled."""
-
-
-def other_answers(asked: Mapping[str, bool]) -> list[dict[str, bool]]:
-    """Values of conditions for which to convert a model again: all of them changed, and each by itself."""
-    changes = [tuple(asked), *[(question,) for question in asked]]
-    different = list(dict.fromkeys(change for change in changes if change))
-    return [{q: taken != (q in change) for q, taken in asked.items()} for change in different[:_MOST_ANSWERS]]
-
 
 @dataclass
 class SizeTable:
@@ -41,10 +27,12 @@ class SizeTable:
     importer's. `computed` are bound by the program, in that order, with the bodies (of loops and branches) that they
     belong to; `may_be_one` may be 1 on one path through the model and not on another, so that they may broadcast. No
     equalities are solved for them, nor for those `named` for an expression. `answers` are the values that conditions
-    are taken to have in this version of the model, `asked` those for which it was converted.
+    are taken to have in this version of the model, `asked` those for which it was converted. `rank` is that of inputs
+    which the model declares without one.
     """
 
     broadcasting: bool = False
+    rank: int | None = None
     variables: dict[str, SizeVar] = field(default_factory=dict)
     solved: dict[str, Dim] = field(default_factory=dict)
     unnamed: set[str] = field(default_factory=set)

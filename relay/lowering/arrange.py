@@ -6,7 +6,7 @@ from relayc.backend.target import Target
 from relayc.relay.lowering.batch_slices import slice_batches
 from relayc.relay.lowering.buffer_aliasing import AliasReport, alias_views
 from relayc.relay.lowering.graph import ExecutionGraph
-from relayc.relay.lowering.share_kernels import share_kernels
+from relayc.relay.lowering.share_kernels import share_kernels, share_slices
 
 __all__ = ["arrange"]
 
@@ -16,4 +16,6 @@ def arrange(graph: ExecutionGraph, target: Target) -> AliasReport:
     share_kernels(graph)
     for part in graph.all_graphs():
         slice_batches(part, target)
-    return alias_views(graph, target)
+    report = alias_views(graph, target)
+    share_slices(graph)
+    return report

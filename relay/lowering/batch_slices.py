@@ -23,11 +23,12 @@ from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, Var
 from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, GraphTensor
 from relayc.relay.lowering.lower import Workload
 from relayc.relay.op.base import OpPattern
+from relayc.relay.op.joining import Concatenate
 from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relayc.relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relayc.relay.op.nn.pool import AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, LpPool, MaxPool
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
-from relayc.relay.op.transform import Concatenate, StridedSlice, Transpose
+from relayc.relay.op.transform import StridedSlice, Transpose
 from relayc.relay.type import TensorType
 from relayc.te.ir import PassContext
 from relayc.topi.cpu.tiling import (

@@ -25,7 +25,8 @@ from relayc.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
 from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, GraphTensor, is_compact
 from relayc.relay.lowering.lower import Workload, tensor_types
 from relayc.relay.op.base import OpPattern
-from relayc.relay.op.transform import Concatenate, Split, StridedSlice
+from relayc.relay.op.joining import Concatenate, Split
+from relayc.relay.op.transform import StridedSlice
 from relayc.relay.type import TensorType
 from relayc.te.ir import PassContext
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from relayc.relay.analysis import evaluation_order
 from relayc.relay.expr import Call, Constant, Expr, Function, Var
 from relayc.relay.lowering.collapse_dimensions import rebuilt
+from relayc.relay.op.joining import Concatenate
 from relayc.relay.op.nn.pad import Pad
-from relayc.relay.op.transform import Concatenate
 from relayc.relay.type import TensorType
 
 __all__ = ["collapse_index_maps"]

@@ -8,7 +8,7 @@ arena.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +21,10 @@ from relayc.relay.container_type import ContainerType
 from relayc.relay.equal_constants import EqualConstants
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.lowering.canonical_sizes import CanonicalSizes
+from relayc.relay.lowering.function_numbers import FunctionNumbers
 from relayc.relay.lowering.lower import Workload
 from relayc.relay.lowering.memory_plan import Lifetime, MemoryPlan, plan_memory
 from relayc.relay.lowering.workspace import Workspace
-from relayc.relay.op.base import OpDef
 from relayc.relay.op.control import ControlFlow
 from relayc.relay.op.host import HostOperator
 from relayc.relay.sizes import evaluate, product
@@ -319,46 +319,16 @@ class _Bodies:
 
     def __init__(self, prepare: Callable[[Function], Function], params: Params) -> None:
         self.prepare, self.params = prepare, params
-        self._equal = EqualConstants()
         self.graphs: dict[int, ExecutionGraph] = {}
-        self._numbers: dict[Hashable, int] = {}
-        self._seen: dict[Function, int] = {}
+        self.number_of = FunctionNumbers()
 
     def graph_of(self, body: Function) -> ExecutionGraph:
         """The graph of a function, whose parameters are among `params`."""
-        number = self._number(body)
+        number = self.number_of(body)
         if number not in self.graphs:
             graph = self.graphs[number] = _Numbering(self.prepare(body), self).graph
             graph.attrs = {**graph.attrs, "nested": True}
         return self.graphs[number]
-
-    def _number(self, body: Function) -> int:
-        """Equal for functions that compute the same, down to the constants, whatever their parameters are called."""
-        if body not in self._seen:
-            values = {id(p): i for i, p in enumerate(body.params)}
-            rows: list[Hashable] = [p.ty for p in body.params]
-            for e in evaluation_order(body.body):
-                if id(e) not in values:
-                    rows.append((self._content(e), *[values[id(child)] for child in e.node_children()]))
-                    values[id(e)] = len(values)
-            key = (*rows, values[id(body.body)], repr(body.attrs))
-            self._seen[body] = self._numbers.setdefault(key, len(self._numbers))
-        return self._seen[body]
-
-    def _content(self, e: Expr) -> Hashable:
-        """What an expression is, without its operands."""
-        match e:
-            case Call(op=ControlFlow() as op):
-                attributes = op.attributes().values()
-                return type(op), *[self._number(v) if isinstance(v, Function) else v for v in attributes]
-            case Call(op=OpDef() as op):
-                return op
-            case Constant():
-                return id(self._equal.first(e))
-            case TupleGetItem():
-                return TupleGetItem, e.index
-            case _:
-                return Tuple if isinstance(e, Tuple) else e
 
 
 class _Numbering:

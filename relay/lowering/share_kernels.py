@@ -5,23 +5,35 @@ With the constants in the code each would be a kernel of its own, to be compiled
 model are compared without their constants. Where several are equal, the constants in which they differ become
 parameters: scalar tensors, which are loaded once before the loops (`relay.lowering.load_scalars`).
 
+Slices that differ only in their positions are compared likewise, if there are many: each part of a long split would be
+a kernel. The positions of few stay in the code, where they are known to be aligned and parts may be views.
+
 A constant stays in the code if the code is specialised on it (`OpDef.is_specialized_on`: an exponent, a divisor, a
 factor of 1), if it is the same in all equal functions, and in a function that equals no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from relayc.relay.analysis import evaluation_order
-from relayc.relay.expr import Call, Constant, Expr, Function, Var
+from relayc.relay.expr import Call, Constant, Expr, Function, Var, const
+from relayc.relay.expr_functor import rewrite_calls
+from relayc.relay.lowering.canonical_sizes import sizes_of
 from relayc.relay.lowering.graph import ExecutionGraph, GraphTensor
 from relayc.relay.lowering.lower import Workload
-from relayc.relay.op.base import OpDef
+from relayc.relay.op.base import OpDef, OpPattern, make_call
+from relayc.relay.op.transform import StridedSlice
 from relayc.relay.sizes import assuming
 
-__all__ = ["share_kernels"]
+__all__ = ["share_kernels", "share_slices"]
+
+_MANY_SLICES = 32
+"""The least different kernels that are replaced by one which takes the positions of its slices as data. A kernel
+compiles in 3 ms."""
 
 Scalar = tuple[str, bytes]
 """Type and bits of a scalar constant: equal for identical constants only."""
@@ -33,8 +45,23 @@ def share_kernels(graph: ExecutionGraph) -> None:
 
     The constants become parameters of the graphs. Tensors are not placed yet.
     """
+    _share(graph, lambda function: function, 2)
+
+
+def share_slices(graph: ExecutionGraph) -> None:
+    """Let nodes of `graph`, its variants and the graphs inside of it run the same kernel if only the positions of
+    slices differ, where this saves many kernels.
+
+    Slices that can be views are views already. Tensors are not placed yet.
+    """
+    _share(graph, _with_positions, _MANY_SLICES)
+
+
+def _share(graph: ExecutionGraph, form: Callable[[Function], Function | None], least: int) -> None:
+    """Let nodes share a kernel if in a certain form of their functions only constants differ, and at least so many
+    functions are alike."""
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
-    shared = _shared({node.workload.key: node.workload for node in nodes}.values())
+    shared = _shared({node.workload.key: node.workload for node in nodes}.values(), form, least)
     for part in graph.all_graphs() if shared else ():
         known: dict[Scalar, int] = {}
         for node in part.nodes:
@@ -54,14 +81,36 @@ def _parameter(graph: ExecutionGraph, number: Constant, known: dict[Scalar, int]
     return known[identity]
 
 
-def _shared(workloads: Iterable[Workload]) -> dict[str, tuple[Workload, list[Constant]]]:
+def _shared(
+    workloads: Iterable[Workload], form: Callable[[Function], Function | None], least: int
+) -> dict[str, tuple[Workload, list[Constant]]]:
     """Key of a workload -> the workload that replaces it, and the constants that are its last arguments."""
     alike: dict[str, list[_Abstracted]] = {}
     for workload in workloads:
-        abstracted = _Abstracted.of(workload)
+        function = form(workload.function)
+        abstracted = None if function is None else _Abstracted.of(workload.key, function)
         if abstracted is not None:
             alike.setdefault(abstracted.text, []).append(abstracted)
-    return {key: value for group in alike.values() if len(group) > 1 for key, value in _generalized(group)}
+    return {key: value for group in alike.values() if len(group) >= least for key, value in _generalized(group)}
+
+
+def _with_positions(function: Function) -> Function | None:
+    """The function with the positions of its slices as operands; None if it has none, or computes more than elements
+    one by one."""
+    calls = [call.op for call in _calls(function) if isinstance(call.op, OpDef)]
+    if not any(isinstance(op, StridedSlice) for op in calls) or any(op.pattern > OpPattern.INJECTIVE for op in calls):
+        return None
+    return None if sizes_of(function) or "strides" in function.attrs else rewrite_calls(function, _at_position)
+
+
+def _at_position(call: Call) -> Expr:
+    if not isinstance(call.op, StridedSlice):
+        return call
+    first, steps, sizes = call.op.resolved(call.args[0].shape)
+    axes = tuple([a for a, (d, size) in enumerate(zip(call.args[0].shape, sizes, strict=True)) if d != size])
+    begins = [const(np.array(first[a], np.int32)) for a in axes]
+    attributes = {"sizes": tuple([sizes[a] for a in axes]), "strides": tuple([steps[a] for a in axes]), "axes": axes}
+    return make_call("slice_at", (call.args[0], *begins), call.span, **attributes)
 
 
 def _generalized(group: Sequence[_Abstracted]) -> Iterator[tuple[str, tuple[Workload, list[Constant]]]]:
@@ -73,31 +122,31 @@ def _generalized(group: Sequence[_Abstracted]) -> Iterator[tuple[str, tuple[Work
             first.setdefault(column, place)
     common = group[0].with_parameters({place: first[column] for place, column in enumerate(columns) if column in first})
     for function in group:
-        yield function.workload.key, (common, [function.numbers[place] for place in first.values()])
+        yield function.key, (common, [function.numbers[place] for place in first.values()])
 
 
 @dataclass(frozen=True, slots=True)
 class _Abstracted:
-    """A function whose constants `numbers` may be parameters, in order of use; `text` is the function without them."""
+    """The function of the workload `key`, whose constants `numbers` may be parameters, in order of use; `text` is the
+    function without them."""
 
-    workload: Workload
+    key: str
+    function: Function
     numbers: list[Constant]
     text: str
 
     @staticmethod
-    def of(workload: Workload) -> _Abstracted | None:
+    def of(key: str, function: Function) -> _Abstracted | None:
         """The function of a workload; None if it has no such constants."""
-        numbers = [number for call in _calls(workload.function) for _, number in _numbers(call)]
+        numbers = [number for call in _calls(function) for _, number in _numbers(call)]
         if not numbers:
             return None
         places = range(len(numbers))
-        return _Abstracted(
-            workload, numbers, str(_parametrized(workload.function, dict(zip(places, places, strict=True))))
-        )
+        return _Abstracted(key, function, numbers, str(_parametrized(function, dict(zip(places, places, strict=True)))))
 
     def with_parameters(self, places: dict[int, int]) -> Workload:
         """The function in which the constant at place p is the parameter for place `places[p]`."""
-        return Workload.of(_parametrized(self.workload.function, places))
+        return Workload.of(_parametrized(self.function, places))
 
 
 def _parametrized(function: Function, places: dict[int, int]) -> Function:

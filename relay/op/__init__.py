@@ -20,6 +20,7 @@ from relayc.relay.op.creation import *
 from relayc.relay.op.elementwise import *
 from relayc.relay.op.fourier import *
 from relayc.relay.op.indexing import *
+from relayc.relay.op.joining import *
 from relayc.relay.op.layout import *
 from relayc.relay.op.linalg import *
 from relayc.relay.op.packing import *

@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
 from relayc import te, topi
 from relayc.relay.errors import GradientError, TypeInferenceError
-from relayc.relay.expr import Call, Expr, Tuple, TupleGetItem
+from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import OpDef, OpPattern, make_call, register_op
-from relayc.relay.op.common import Array, at_least, check_axes, check_axis, require, require_same_dtype, with_dim
+from relayc.relay.op.common import Array, at_least, check_axes, check_axis, require, with_dim
 from relayc.relay.op.gradients import reshaped
 from relayc.relay.op.slicing import slice_axis
 from relayc.relay.sizes import product, quotient
-from relayc.relay.type import TensorType, TupleType, Type, dims_match, shape_text
-from relayc.te.tir import Dim, PrimExpr, as_dim
+from relayc.relay.type import TensorType, Type, dims_match, shape_text
+from relayc.te.tir import Dim, as_dim
 
 __all__ = [
-    "Concatenate",
     "ExpandDims",
     "Repeat",
     "Reshape",
     "Reverse",
     "ReverseSequence",
     "Roll",
-    "Split",
+    "SliceAt",
     "Squeeze",
-    "Stack",
     "StridedSlice",
     "Tile",
     "Transpose",
     "Trilu",
-    "concatenate",
     "expand_dims",
     "repeat",
     "reshape",
     "reverse",
     "reverse_sequence",
     "roll",
-    "split",
     "squeeze",
-    "stack",
     "strided_slice",
     "tile",
     "transpose",
@@ -165,116 +159,6 @@ class Squeeze(OpDef):
         return (reshaped(grad, call.args[0].shape),)
 
 
-@register_op("concatenate", pattern=OpPattern.INJECTIVE)
-class Concatenate(OpDef):
-    """The inputs one after another along `axis` (ONNX: Concat).
-
-    (C1) at least one input; (C2) one element type; (C3) axis in [-ndim, ndim); (C4) the other dimensions are equal.
-    """
-
-    axis: int = 0
-    joins_inputs = True
-
-    def infer(self, *xs: TensorType) -> TensorType:
-        require(len(xs) > 0, "(C1) at least one input is needed")
-        require_same_dtype(2, *xs)
-        axis = check_axis(3, self.axis, xs[0].ndim)
-        total: Dim = 0
-        for x in xs:
-            same = x.ndim == xs[0].ndim and all(
-                a == axis or dims_match(d, e) for a, (d, e) in enumerate(zip(x.shape, xs[0].shape, strict=True))
-            )
-            require(same, f"(C4) {xs[0]} and {x} must have equal dimensions but for axis {axis}")
-            total = as_dim(x.shape[axis] + total)
-        return xs[0].with_shape(with_dim(xs[0].shape, axis, total))
-
-    def compute(self, *xs: te.Tensor) -> te.Tensor:
-        return topi.concatenate(xs, self.axis)
-
-    def reference(self, *xs: Array) -> Array:
-        return np.concatenate(xs, self.axis)
-
-    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
-        return self.replace(axis=perm.index(check_axis(3, self.axis, len(perm))))
-
-    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
-        axis = check_axis(3, self.axis, len(grad.shape))
-        parts: list[Expr] = []
-        begin: Dim = 0
-        for x in call.args:
-            end = as_dim(begin + x.shape[axis])
-            parts.append(StridedSlice(begin=(begin,), end=(end,), strides=(1,), axes=(axis,))(grad))
-            begin = end
-        return parts
-
-
-@register_op("stack", pattern=OpPattern.INJECTIVE)
-class Stack(OpDef):
-    """The inputs along a new dimension `axis`. (C1) they have one type; (C2) axis is in [-ndim - 1, ndim]."""
-
-    axis: int = 0
-
-    def infer(self, *xs: TensorType) -> TensorType:
-        require(len(set(xs)) == 1, "(C1) all inputs must have one type; got none, or several")
-        x = xs[0]
-        axis = check_axis(2, self.axis, x.ndim + 1)
-        return x.with_shape((*x.shape[:axis], len(xs), *x.shape[axis:]))
-
-    def compute(self, *xs: te.Tensor) -> te.Tensor:
-        return topi.stack(xs, check_axis(2, self.axis, xs[0].ndim + 1))
-
-    def reference(self, *xs: Array) -> Array:
-        return np.stack(xs, self.axis)
-
-    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
-        axis = check_axis(2, self.axis, len(grad.shape))
-        rows = Split(indices_or_sections=len(call.args), axis=axis)(grad)
-        return [reshaped(TupleGetItem(rows, k), x.shape) for k, x in enumerate(call.args)]
-
-
-@register_op("split", pattern=OpPattern.INJECTIVE)
-class Split(OpDef):
-    """x cut along `axis` (ONNX: Split). Gives a tuple.
-
-    `indices_or_sections`: a number of equal parts, or the positions of the cuts. (C1) axis in [-ndim, ndim);
-    (C2) the size divides into so many parts; (C3) cuts ascend within [0, size].
-    """
-
-    indices_or_sections: int | tuple[int, ...]
-    axis: int = 0
-
-    def _sizes(self, size: Dim) -> tuple[Dim, ...]:
-        if isinstance(self.indices_or_sections, int):
-            count = self.indices_or_sections
-            divides = count > 0 and (isinstance(size, PrimExpr) or size % count == 0)
-            require(divides, f"(C2) a size of {size} can't be cut into {count} equal parts")
-            return (as_dim(size // count),) * count
-        cuts: list[Dim] = [0, *self.indices_or_sections, size]
-        known = [c for c in cuts if isinstance(c, int)]
-        require(known == sorted(known), f"(C3) cuts {self.indices_or_sections} must ascend within [0, {size}]")
-        return tuple([as_dim(b - a) for a, b in itertools.pairwise(cuts)])
-
-    def infer(self, x: TensorType) -> TupleType:
-        axis = check_axis(1, self.axis, x.ndim)
-        return TupleType([x.with_shape(with_dim(x.shape, axis, s)) for s in self._sizes(x.shape[axis])])
-
-    def compute(self, x: te.Tensor) -> tuple[te.Tensor, ...]:
-        axis = check_axis(1, self.axis, x.ndim)
-        return topi.split(x, self._sizes(x.shape[axis]), axis)
-
-    def reference(self, x: Array) -> tuple[Array, ...]:
-        cuts = self.indices_or_sections
-        return tuple([np.ascontiguousarray(part) for part in np.split(x, cuts if isinstance(cuts, int) else list(cuts),
-                                                                      self.axis)])  # fmt: skip
-
-    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
-        return self.replace(axis=perm.index(check_axis(1, self.axis, len(perm))))
-
-    def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
-        assert isinstance(grad, Tuple)
-        return (Concatenate(axis=self.axis)(*grad.fields),)
-
-
 @register_op("strided_slice", pattern=OpPattern.INJECTIVE)
 class StridedSlice(OpDef):
     """x[begin : end : strides] along `axes`, as Python slices (ONNX: Slice): negative positions count from the end.
@@ -351,7 +235,44 @@ def _placed(x: Expr, axis: int, begin: Dim, step: int, size: Dim) -> Expr:
         make_call("full", (), shape=with_dim(x.shape, axis, d), dtype=str(x.dtype), fill_value=0)
         for d in (before, after)
     ]
-    return Concatenate(axis=axis)(zeros[0], x, zeros[1])
+    return make_call("concatenate", (zeros[0], x, zeros[1]), axis=axis)
+
+
+@register_op("slice_at", pattern=OpPattern.INJECTIVE)
+class SliceAt(OpDef):
+    """A part of x of certain `sizes`, in `strides`, whose first element along each of `axes` a scalar operand gives.
+
+    It replaces slices that differ only in their positions, so that they share a kernel. The positions are not checked.
+    (C1) axes are different and in range, with a size, a stride and an int32 scalar for each of them.
+    """
+
+    num_data_inputs = 1
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    def infer(self, x: TensorType, *begins: TensorType) -> TensorType:
+        axes = check_axes(1, self.axes, x.ndim)
+        fits = len(self.sizes) == len(self.strides) == len(axes) == len(begins)
+        scalars = all(b.ndim == 0 and str(b.dtype) == "int32" for b in begins)
+        require(fits and scalars, f"(C1) {len(axes)} axes need sizes, strides and int32 scalars; got {begins}")
+        sizes = dict(zip(axes, self.sizes, strict=True))
+        return x.with_shape([sizes.get(a, d) for a, d in enumerate(x.shape)])
+
+    def compute(self, x: te.Tensor, *begins: te.Tensor) -> te.Tensor:
+        first, steps, sizes = list[Dim]([0] * x.ndim), [1] * x.ndim, list(x.shape)
+        for axis, size, stride, begin in zip(self.axes, self.sizes, self.strides, begins, strict=True):
+            first[axis], steps[axis], sizes[axis] = begin(), stride, size
+        return topi.strided_slice(x, first, steps, sizes)
+
+    def is_specialized_on(self, operand: int, value: object) -> bool:
+        return False
+
+    def reference(self, x: Array, *begins: Array) -> Array:
+        for axis, size, stride, begin in zip(self.axes, self.sizes, self.strides, begins, strict=True):
+            x = x.take(begin + stride * np.arange(size), axis)
+        return x
 
 
 @register_op("reverse", pattern=OpPattern.INJECTIVE)
@@ -562,24 +483,6 @@ def expand_dims(data: Expr, axis: int, num_newaxis: int = 1) -> Call:
 def squeeze(data: Expr, axis: int | Sequence[int] | None = None) -> Call:
     """`data` without the dimensions `axis` of size 1; by default all of them."""
     return Squeeze(axis=(axis,) if isinstance(axis, int) else None if axis is None else tuple(axis))(data)
-
-
-def concatenate(data: Sequence[Expr], axis: int = 0) -> Call:
-    """The tensors one after another along `axis`."""
-    return Concatenate(axis=axis)(*data)
-
-
-def stack(data: Sequence[Expr], axis: int = 0) -> Call:
-    """The tensors along a new dimension `axis`."""
-    return Stack(axis=axis)(*data)
-
-
-def split(data: Expr, indices_or_sections: int | Sequence[int], axis: int = 0) -> tuple[TupleGetItem, ...]:
-    """`data` cut along `axis` into so many equal parts, or at so many positions."""
-    cuts = indices_or_sections if isinstance(indices_or_sections, int) else tuple(indices_or_sections)
-    call = Split(indices_or_sections=cuts, axis=axis)(data)
-    assert isinstance(call.ty, TupleType)
-    return tuple([TupleGetItem(call, i) for i in range(len(call.ty.fields))])
 
 
 def strided_slice(

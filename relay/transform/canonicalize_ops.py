@@ -8,7 +8,7 @@ from relayc.relay.expr import Call, Constant, Expr, Function, TupleGetItem
 from relayc.relay.op.base import OpDef, make_call
 from relayc.relay.transform.builders import is_call_of, reshaped, transposed
 from relayc.relay.transform.function_pass import RewritePass
-from relayc.relay.type import TensorType, TupleType
+from relayc.relay.type import TensorType
 from relayc.te.ir import PassContext, rewrite_dag
 
 __all__ = ["CanonicalizeOps"]
@@ -68,12 +68,14 @@ def _largest(e: TupleGetItem, topk: Call) -> Expr:
 def _field_as_slice(e: TupleGetItem, split: Call) -> Expr:
     """One part of a `split` as a slice, so that it can be read as a view."""
     source, axis = split.args[0], split.op.axis % len(e.shape)  # type: ignore[union-attr]
-    parts = cast(TupleType, split.ty).fields
-    sizes = [d for t in parts if isinstance(d := cast(TensorType, t).shape[axis], int)]
-    if len(sizes) < len(parts):
+    size, cuts = e.shape[axis], split.op.indices_or_sections  # type: ignore[union-attr]
+    if not isinstance(source.shape[axis], int):
         return e
-    begin = sum(sizes[: e.index])
-    bounds = {"begin": (begin,), "end": (begin + sizes[e.index],), "strides": (1,), "axes": (axis,)}
+    if isinstance(cuts, int):
+        begin = e.index * size
+    else:
+        begin = cuts[e.index - 1] if e.index else 0
+    bounds = {"begin": (begin,), "end": (begin + size,), "strides": (1,), "axes": (axis,)}
     return make_call("strided_slice", (source,), split.span, **bounds)
 
 

@@ -28,6 +28,9 @@ from relayc.topi.cpu.prefetch import LINE_BYTES
 
 __all__ = ["FuseSiblings"]
 
+_NEARBY = 64
+"""How many of the next readers of a tensor are looked at to join one of them: the time is linear in their number."""
+
 _MOST_TENSORS = 8
 """Maximum number of tensors that one loop reads and writes: the ways of small first-level caches, since tensors of one
 size tend to begin at the same offset in a page."""
@@ -57,6 +60,7 @@ class _Siblings:
         self.nodes = list(outer_order(body))
         self.index = {id(e): i for i, e in enumerate(self.nodes)}
         self.groups: list[list[int]] = []
+        self.grouped: set[int] = set()
         plain = all(isinstance(e, Call | Constant | Tuple | TupleGetItem | Var) for e in self.nodes)
         families = self._families(larger_than) if plain else []
         if families:
@@ -87,24 +91,25 @@ class _Siblings:
 
     def _group(self, family: Sequence[int]) -> None:
         """Group the members of a family that fit together and are in no group yet."""
-        grouped = {i for group in self.groups for i in group}
-        left = [i for i in family if i not in grouped]
-        while left:
-            group = [left[0]]
-            for i in left[1:]:
-                if self._fits(group, i):
+        for position, first in enumerate(family):
+            if first in self.grouped:
+                continue
+            group = [first]
+            for i in family[position + 1 : position + _NEARBY]:
+                if i not in self.grouped and self._fits(group, i):
                     group.append(i)
             if len(group) > 1:
                 self.groups.append(group)
+                self.grouped.update(group)
                 self._unite(group)
-            left = [i for i in left if i not in group]
 
     def _fits(self, group: Sequence[int], other: int) -> bool:
         """May a call join the group: they are independent, and one loop computes them all?"""
+        if len(group) + 1 >= _MOST_TENSORS or not shapes_equal(self.nodes[group[0]].shape, self.nodes[other].shape):
+            return False
         independent = not any(self.needs[i] >> other & 1 or self.needs[other] >> i & 1 for i in group)
         read = {id(a) for i in (*group, other) for a in outer_operands(self.nodes[i])}
-        alike = shapes_equal(self.nodes[group[0]].shape, self.nodes[other].shape)
-        return independent and alike and len(read) + len(group) + 1 <= _MOST_TENSORS
+        return independent and len(read) + len(group) + 1 <= _MOST_TENSORS
 
     def _unite(self, group: Sequence[int]) -> None:
         """Update dependencies: whatever depends on one call of a group depends on all of them."""

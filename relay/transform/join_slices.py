@@ -9,7 +9,8 @@ from typing import ClassVar, cast
 from relayc.relay.expr import Call, Expr, Function
 from relayc.relay.op.base import make_call
 from relayc.relay.op.common import check_axis
-from relayc.relay.op.transform import Concatenate, StridedSlice
+from relayc.relay.op.joining import Concatenate
+from relayc.relay.op.transform import StridedSlice
 from relayc.relay.pattern import Found, PatternRule, is_op, rewrite
 from relayc.relay.transform.builders import is_call_of, reshaped
 from relayc.relay.transform.function_pass import FunctionPass

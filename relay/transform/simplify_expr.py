@@ -16,6 +16,7 @@ from relayc.relay.pattern import Found, PatternRule, is_constant, is_op, rewrite
 from relayc.relay.sizes import add_sizes, dims_equal
 from relayc.relay.transform.builders import array_of, is_call_of, keeps_order, reshaped
 from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.transform.limit_parts import MOST_PARTS
 from relayc.relay.transform.repeated_operands import RULES_OF_REPETITION
 from relayc.relay.type import TensorType, broadcast_shapes, shapes_equal
 from relayc.te.dtype import DType
@@ -359,7 +360,7 @@ class ConcatenateOfOne(PatternRule):
 
 
 class ConcatenateOfConcatenate(PatternRule):
-    """concatenate(a, concatenate(b, c)) = concatenate(a, b, c) along one axis"""
+    """concatenate(a, concatenate(b, c)) = concatenate(a, b, c) along one axis, for as many as one kernel joins"""
 
     pattern = is_op("concatenate")
 
@@ -368,7 +369,8 @@ class ConcatenateOfConcatenate(PatternRule):
         for a in call.args:
             nested = isinstance(a, Call) and a.op == call.op and not found.shared(a)
             flat.extend(a.args if nested else (a,))  # type: ignore[union-attr]
-        return make_call(call.op, flat, call.span) if len(flat) > len(call.args) else None  # type: ignore[arg-type]
+        grows = len(call.args) < len(flat) <= MOST_PARTS
+        return make_call(call.op, flat, call.span) if grows else None  # type: ignore[arg-type]
 
 
 class ReshapeAfterUnary(PatternRule):

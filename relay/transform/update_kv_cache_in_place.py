@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, cast
 from relayc.relay.expr import Call, Expr, Function, Tuple, Var
 from relayc.relay.op import cache as cached
 from relayc.relay.op.common import with_dim
-from relayc.relay.op.transform import Concatenate
+from relayc.relay.op.joining import Concatenate
 from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag

@@ -91,5 +91,5 @@ def _at(address: int, device_type: str, element_type: Any, shape: Sequence[int])
         raise Unsupported(f"memory of the device {device_type!r} in a binding; bind memory of the host")
     dtype = element_dtype(element_type)
     size = int(np.prod([int(d) for d in shape], dtype=np.int64)) * dtype.itemsize
-    memory = (ctypes.c_char * size).from_address(address)
-    return np.frombuffer(memory, np.uint8).view(dtype).reshape(tuple(shape))
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+    return memory.view(dtype).reshape(tuple(shape))

@@ -6,7 +6,8 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,9 +97,9 @@ class InferenceSession:
         for options in self._providers.values():
             for name in options:
                 note_ignored(f"the provider option {name}")
-        target, where = ("cuda", "cuda") if next(iter(self._providers)) == CUDA else ("llvm", "cpu")
+        self._target, where = ("cuda", "cuda") if next(iter(self._providers)) == CUDA else ("llvm", "cpu")
         with _reported(self._model_path):
-            model = self._made(target)
+            model = self._made()
             threads = self._options.intra_op_num_threads or None
             executor = GraphModule(model["default"](device(where)), threads)
         self._pool = _ExecutorPool(executor)
@@ -106,18 +107,42 @@ class InferenceSession:
         self._inputs = _described(executor.get_input_info(), model.metadata.input_shapes, sequences)
         self._outputs = _described(executor.get_output_info(), model.metadata.output_shapes, sequences)
         self._dtypes = executor.get_input_info()[1]
+        self._shared_sizes = _sizes_of_one_name(self._inputs.values())
+        self._separate: _ExecutorPool | None = None
 
-    def _made(self, target: str) -> CompiledModel:
-        """The compiled model: loaded, or compiled from the ONNX model."""
-        source = self._source
-        if self._model_path is not None:
-            if not Path(self._model_path).exists():
-                missing = f"Load model from {self._model_path} failed: file doesn't exist"
-                raise NoSuchFile(missing)
-            if is_container(self._model_path):
-                return load_model(self._model_path)
+    def _pool_for(self, feed: Mapping[str, Any]) -> _ExecutorPool:
+        """The executors for these inputs: others where sizes of one name differ, which onnxruntime accepts."""
+        sizes: dict[str, int] = {}
+        for name, axis, size in self._shared_sizes:
+            found = feed[name].shape[axis]
+            if sizes.setdefault(size, found) != found and not self._is_compiled:
+                return self._separate_pool(size)
+        return self._pool
+
+    def _separate_pool(self, size: str) -> _ExecutorPool:
+        """Executors of the model compiled with sizes of its own for each input; compiled when it is first needed."""
+        with self._lock:
+            if self._separate is None:
+                log.warning("inputs differ in %r, a size that the model has once: it is compiled for both", size)
+                model = self._made({i.name: _with_own_sizes(i) for i in self._inputs.values() if i.shape})
+                first = self._pool.first
+                self._separate = _ExecutorPool(GraphModule(model["default"](first.device), first.num_threads))
+            return self._separate
+
+    @property
+    def _is_compiled(self) -> bool:
+        """Is the source a compiled model?"""
+        return self._model_path is not None and is_container(self._model_path)
+
+    def _made(self, shapes: Mapping[str, Any] | None = None) -> CompiledModel:
+        """The compiled model: loaded, or compiled from the ONNX model; `shapes` override those of inputs."""
+        if self._model_path is not None and not Path(self._model_path).exists():
+            raise NoSuchFile(f"Load model from {self._model_path} failed: file doesn't exist")
+        if self._is_compiled:
+            return load_model(str(self._model_path))
         level = min(int(self._options.graph_optimization_level), 3)
-        return relayc.compile_onnx(source, target, shape=self._options.dimensions or None, opt_level=level)
+        overrides = {**self._options.dimensions, **(shapes or {})}
+        return relayc.compile_onnx(self._source, self._target, shape=overrides or None, opt_level=level)
 
     def get_inputs(self) -> list[NodeArg]:
         return list(self._inputs.values())
@@ -174,7 +199,9 @@ class InferenceSession:
         """
         names = list(self._outputs) if not output_names else [self.output(name).name for name in output_names]
         feed = self._checked(input_feed)
-        with self._pool.borrowed() as executor:
+        with _reported(self._model_path):
+            pool = self._pool_for(feed) if self._shared_sizes else self._pool
+        with pool.borrowed() as executor:
             return self._run(executor, names, feed, run_options, timeout)
 
     def _run(
@@ -271,7 +298,9 @@ class InferenceSession:
 
     def cancel(self) -> None:
         """End all runs of the session that are in progress; they raise Fail."""
-        self._pool.cancel()
+        for pool in (self._pool, self._separate):
+            if pool is not None:
+                pool.cancel()
 
     # -- profiling
 
@@ -291,7 +320,7 @@ class _ExecutorPool:
     """Executors over one set of weights, made as threads need them."""
 
     def __init__(self, first: GraphModule) -> None:
-        self._first, self._idle, self._busy = first, [first], set[GraphModule]()
+        self.first, self._idle, self._busy = first, [first], set[GraphModule]()
         self._lock = threading.Lock()
 
     @contextmanager
@@ -302,7 +331,7 @@ class _ExecutorPool:
             if executor is not None:
                 self._busy.add(executor)
         if executor is None:
-            executor = self._first.clone()
+            executor = self.first.clone()
             with self._lock:
                 self._busy.add(executor)
         try:
@@ -350,6 +379,18 @@ def _described(
         compiled = [d if isinstance(d, int) else None for d in shapes[name]]
         found[name] = NodeArg(name, list(declared.get(name, compiled)), value_type(dtype, name in sequences))
     return found
+
+
+def _sizes_of_one_name(inputs: Iterable[NodeArg]) -> list[tuple[str, int, str]]:
+    """The dimensions whose name another one has, too: (input, axis, name)."""
+    named = [(i.name, axis, d) for i in inputs for axis, d in enumerate(i.shape) if isinstance(d, str)]
+    counts = Counter(name for _, _, name in named)
+    return [row for row in named if counts[row[2]] > 1]
+
+
+def _with_own_sizes(declared: NodeArg) -> list[int | str]:
+    """The shape of an input with names that no other dimension has."""
+    return [d if isinstance(d, int) else f"{declared.name}_{axis}" for axis, d in enumerate(declared.shape)]
 
 
 def _known(table: Mapping[str, NodeArg], name: str, problem: str) -> NodeArg:

@@ -130,6 +130,21 @@ def test_a_branch_that_contradicts_the_sizes_is_an_error_when_it_is_taken():
         executor(x, np.array(8000))
 
 
+def test_inputs_of_undeclared_rank_have_a_version_for_each():
+    """A product with a matrix rules out rank 0; the convolution all ranks but one."""
+    weight = floats(4, 2)
+    proto = model([make("MatMul", ["x", "w"], ["y"])], [("x", F32, None)], {"w": weight})
+    executor = executor_of(from_onnx(proto)[0])
+    for shape in ((4,), (3, 4), (2, 3, 4), (1, 4)):
+        x = floats(*shape)
+        np.testing.assert_allclose(executor(x)[0].numpy(), x @ weight, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ArgumentError, match="input 'x'"):
+        executor(floats(2, 2, 2, 2, 4))
+    proto = model([make("Conv", ["x", "k"], ["y"])], [("x", F32, None)], {"k": floats(5, 3, 1, 1)})
+    mod, _ = from_onnx(proto)
+    assert list(mod) == ["main"] and mod["main"].ret_type.shape[1] == 5
+
+
 def pooled(rate):
     """The largest of `rate` samples; an axis of size 1 is squeezed, and what follows takes no other."""
     name = "r{}_{}".format(rate, "{}").format

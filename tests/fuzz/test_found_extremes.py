@@ -11,6 +11,7 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper
 from relayc import relay
 from relayc.backend.runtime import device
 from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.frontends.onnx import OnnxImportError, from_onnx
 from relayc.frontends.onnx.backend import RelayBackend
 from tests.fuzz.extremes import extreme_model
 from tests.fuzz.test_mutated_models import attempt
@@ -43,3 +44,13 @@ def test_norms_over_no_axes():
     ):
         executor = GraphModule(relay.build(relay.Function((v,), norm))["default"](device("cpu")))
         assert np.isfinite(executor(np.ones((2, 3), np.float32))[0].numpy()).all()
+
+
+def test_a_new_shape_of_too_many_dimensions_is_named_at_once():
+    """Reshape went through the two thousand million dimensions that the declaration of its input announced."""
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"], name="node")
+    shape = helper.make_tensor_value_info("shape", TensorProto.INT64, [2**31 - 1])
+    x, y = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2]), helper.make_empty_tensor_value_info("y")
+    graph = helper.make_graph([node], "g", [x, shape], [y])
+    with pytest.raises(OnnxImportError, match=r"node 'node' .*: a new shape of 2147483647 dimensions"):
+        from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))

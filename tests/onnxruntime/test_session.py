@@ -304,3 +304,20 @@ def test_a_trace_of_runs_and_nodes(dense: bytes, tmp_path: Path) -> None:
     nodes = [event for event in events if event["cat"] == "Node"]
     assert nodes and all(event["ph"] == "X" and event["dur"] >= 0 for event in events)
     assert ours.InferenceSession(dense).end_profiling() == ""
+
+
+def test_sizes_of_one_name_may_differ(caplog: pytest.LogCaptureFixture) -> None:
+    """onnxruntime reports them and goes on; so does a session, with the model compiled once more."""
+    nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
+    model = _model(nodes, [_value("a", FLOAT, ["n", 2]), _value("b", FLOAT, ["n", 2])], [_value("y", FLOAT, ["n", 2])])
+    mine, other = ours.InferenceSession(model), theirs.InferenceSession(model, providers=["CPUExecutionProvider"])
+    sizes = [(3, 3), (1, 3), (3, 1), (4, 4), (1, 2)]
+    with caplog.at_level("WARNING", "relayc.onnxruntime"):
+        for first, second in sizes:
+            feed = {"a": np.full((first, 2), 2, np.float32), "b": np.full((second, 2), 3, np.float32)}
+            np.testing.assert_array_equal(mine.run(None, feed)[0], other.run(None, feed)[0])
+    assert [record.message for record in caplog.records if "'n'" in record.message] == [
+        "inputs differ in 'n', a size that the model has once: it is compiled for both"
+    ]
+    with pytest.raises(ours.InvalidArgument):
+        mine.run(None, {"a": np.zeros((2, 2), np.float32), "b": np.zeros((3, 2), np.float32)})

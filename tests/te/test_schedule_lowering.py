@@ -273,6 +273,21 @@ def test_specialize_small_selects_another_schedule_below_the_factor():
         check_matmul(s, a, b, c, size, 9, 5)
 
 
+def test_specialize_small_takes_a_condition_on_sizes():
+    m = te.size_var("m")
+    a, b, c = matmul(m, 9, 5)
+    s, other, by_tiles = te.create_schedule(c.op), te.create_schedule(c.op), te.create_schedule(c.op)
+    other[c].reorder(c.op.axis[1], c.op.axis[0])
+    s.specialize_small(other, unless=m >= 4)
+    by_tiles[c].split(c.op.axis[0], 2, tail="shift")
+    by_tiles.specialize_small(other, unless=m >= 4)
+    assert "if likely(m >= 4)" in str(te.lower(s, [a, b, c], simple_mode=True))
+    assert "if likely(m - 2 >= 0 and m >= 4)" in str(te.lower(by_tiles, [a, b, c], simple_mode=True))
+    for schedule in (s, by_tiles):
+        for size in (0, 1, 3, 4, 5):
+            check_matmul(schedule, a, b, c, size, 9, 5)
+
+
 @pytest.mark.parametrize("length", [1, 2, 5, 11])
 @pytest.mark.parametrize("aligned", [False, True])
 def test_common_first_statements_of_specialized_schedules_run_before_the_test(length, aligned):

@@ -92,6 +92,26 @@ def test_groups_and_filters_of_five_taps(kernel: int, groups: int):
     assert np.abs(result - exact).max() < 1.2e-5 * np.sqrt((exact**2).mean())
 
 
+def test_an_open_batch_has_a_version_planned_for_several_images():
+    """Weights of 1.2 MB are read once for one image, and from the cache for each block of several."""
+    n = te.size_var("n")
+    x, weight = var("x", (n, 128, 7, 7)), np.random.default_rng(0).standard_normal((128, 128, 3, 3), dtype=np.float32)
+    function = Function((x,), nn.conv2d(x, const(weight / 32), padding=1))
+    optimized = relay.optimize(IRModule({"main": function}), AVX512)
+    (text,) = [
+        str(lower(node.workload, AVX512).function)
+        for node in make_graph(optimized["main"]).nodes
+        if "nn.conv2d_nhwc_winograd" in node.workload.operators
+    ]
+    assert "#0 >= 4" in text
+    executor = graph_executor.GraphModule(relay.build(IRModule({"main": function}))["default"](device("cpu", 0)))
+    for images in (1, 3, 4, 5):
+        data = np.random.default_rng(images).standard_normal((images, 128, 7, 7), dtype=np.float32)
+        exact = exact_convolution(data, weight / 32, (1, 1), (1,) * 4, (1, 1), 1)
+        (result,) = executor.infer({"x": data})
+        assert np.abs(result - exact).max() < ERROR[4, 3] * np.sqrt((exact**2).mean())
+
+
 @pytest.mark.parametrize(("shape", "padding", "dilation"), [((1, 64, 28, 28), 2, 2), ((2, 64, 23, 17), 3, 4)])
 def test_dilated_convolutions_run_on_subsampled_images(shape: tuple[int, ...], padding: int, dilation: int):
     operators, result, exact = convolve("f4", shape, 64, padding=padding, dilation=dilation)

@@ -31,6 +31,7 @@ from relayc.frontends.onnx.ops.flow import (
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.container_type import ContainerType, ElementType, SequenceType
+from relayc.relay.errors import InternalCompileError
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, const
 from relayc.relay.op.base import OpDef
 from relayc.relay.sizes import dims_equal, size_variables
@@ -69,7 +70,7 @@ def if_(node: OnnxNode) -> Sequence[Expr]:
     try:
         with node.attempt():
             return _if_dynamic(node, graphs)
-    except NothingInsideError:
+    except (NothingInsideError, InternalCompileError):
         raise
     except CompileError as error:
         return _one_branch(node, graphs, question, error)
@@ -104,6 +105,8 @@ def _one_branch(
         try:
             with node.attempt():
                 return _branch(node, graphs, question, answer, why)
+        except InternalCompileError:
+            raise
         except CompileError:
             continue
     raise error

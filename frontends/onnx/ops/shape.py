@@ -28,7 +28,7 @@ from relayc.relay.sizes import (
     size_variables,
     smaller,
 )
-from relayc.relay.type import shape_text, shapes_equal
+from relayc.relay.type import MAX_RANK, shape_text, shapes_equal
 from relayc.te.tir import Dim
 
 __all__ = ["take_ranges"]
@@ -50,6 +50,8 @@ def _reshape_dynamic(node: OnnxNode, allow_zero: bool) -> Expr:
     """Reshape by a computed shape: the program resolves 0 and -1, then binds the sizes."""
     source, shape = node.type(0).shape, op.cast(node[1], "int64")
     (rank,) = node.static(shape, "the shape of the new shape")
+    if rank > MAX_RANK:
+        raise node.error(f"a new shape of {rank} dimensions", expected=f"at most {MAX_RANK} dimensions")
     zero, one = const(0, "int64"), const(1, "int64")
     if not allow_zero:
         kept = op.size_tensor([source[axis] if axis < len(source) else 0 for axis in range(rank)])

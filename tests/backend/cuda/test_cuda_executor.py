@@ -78,7 +78,7 @@ def test_a_replay_is_one_call(executor, captures, kernels):
     for _ in range(3):
         check(executor, some())
     replayed = captures[0]
-    executor._runner._nodes = None  # unused by a replay
+    executor._static.runner._nodes = None  # unused by a replay
     x = some()
     executor.set_input("x", x)
     replayed()

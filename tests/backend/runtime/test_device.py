@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from relayc.backend.runtime import Device, DeviceError, cpu, device, get_device_api, nd, register_device_kind
+from relayc.backend.runtime import (
+    ArgumentError,
+    Device,
+    DeviceError,
+    cpu,
+    device,
+    get_device_api,
+    nd,
+    register_device_kind,
+)
 from relayc.backend.runtime.device_api import WORKSPACE_PAGE
 
 
@@ -88,6 +97,8 @@ def test_an_impossible_allocation_is_an_error():
         with pytest.raises(DeviceError, match=f"out of memory: can't allocate {nbytes} bytes"):
             get_device_api("cpu").alloc_data_space(cpu(), nbytes)
     with pytest.raises(DeviceError, match="out of memory"):
+        nd.empty((1 << 43,), "float64")
+    with pytest.raises(ArgumentError, match="a product of at most"):
         nd.empty((1 << 32, 1 << 32), "uint8")
     with pytest.raises(DeviceError, match=r"aligned to 48 on cpu:0: expected 0 bytes or more, and a power of 2$"):
         get_device_api("cpu").alloc_data_space(cpu(), 64, 48)

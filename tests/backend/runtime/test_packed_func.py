@@ -133,6 +133,7 @@ def test_the_struct_is_laid_out_as_in_c():
         "free_workspace": 24,
         "call_packed": 32,
         "shortage": 40,
+        "stream_draws": 48,
     }
 
 

@@ -186,3 +186,22 @@ def test_in_place_kernels_load_their_scalars_once() -> None:
     kernel = lower(graph.nodes[0].workload, Target("llvm"))
     assert kernel.in_place == (0,)
     assert isinstance(kernel.function.body, LetStmt)
+
+
+@pytest.mark.parametrize("target", ["llvm", "c", "interp"])
+@pytest.mark.parametrize("stride", [1, -1])
+def test_many_slices_share_a_kernel_that_takes_their_positions(target: str, stride: int) -> None:
+    x = relay.var("x", (3, 40))
+
+    def sliced(i: int) -> relay.Expr:
+        first, last = (i, i + 4) if stride > 0 else (i + 3, i - 1 - 40 * (i == 0))
+        return op.tanh(relay.strided_slice(x, (first,), (last,), (stride,), axes=(1,)))
+
+    parts = [sliced(i) for i in range(36)]
+    lib = built(relay.Function((x,), relay.Tuple(parts)), target)
+    assert lib.build_report.kernels == 1
+    few = built(relay.Function((x,), relay.Tuple(parts[:4])), target)
+    assert few.build_report.kernels == 4
+    data = RNG.standard_normal((3, 40), dtype=np.float32)
+    for i, found in enumerate(run(lib, x=data)):
+        np.testing.assert_allclose(found, np.tanh(data[:, i : i + 4][:, ::stride]), rtol=1e-5, atol=1e-6)

@@ -163,6 +163,7 @@ TRANSFORM = [
     row("strided_slice", f32(5, 6), begin=(1, 5), end=(4, -7), strides=(2, -2), axes=(0, 1)),
     row("strided_slice", f32(5, 6), begin=(-3,), end=(100,), strides=(1,), axes=(-1,)),
     row("strided_slice", f32(5), begin=(4,), end=(2,), strides=(1,), axes=(0,)),
+    row("slice_at", f32(5, 6), np.int32(1), np.int32(5), sizes=(3, 2), strides=(1, -2), axes=(0, 1)),
     row("reverse", f32(3, 4), axis=(1,)),
     row("reverse", f32(3, 4), axis=(0, -1)),
     row("roll", f32(3, 4, 5), shifts=(-1, 7), axes=(0, -1)),

@@ -35,7 +35,8 @@ __all__ = ["schedule_conv_winograd"]
 def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Schedule the stages of `topi.nn.conv_winograd` as `plan_winograd` says.
 
-    Where the number of tiles is dynamic, more versions cover fewer of them than a block has.
+    Where the number of tiles is dynamic, more versions cover fewer of them than a block has; where only the number of
+    images is, another one is planned for several.
     """
     order = StoreOrder.of(outs[0])
     plan = _plan(target, anchor, order)
@@ -46,8 +47,19 @@ def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: 
     schedules = [_arranged(outs, anchor, target, p) for p in (plan, *fewer)]
     for s, smaller in pairwise(schedules):
         s.specialize_small(smaller)
-    return schedules[0]
+    batch = order.result.shape[0]
+    if isinstance(batch, int) or not (height and width):
+        return schedules[0]
+    for_several = _plan(target, anchor, order, likely_images=_SEVERAL_IMAGES)
+    if for_several == plan:
+        return schedules[0]
+    several = _arranged(outs, anchor, target, for_several)
+    several.specialize_small(schedules[0], unless=batch >= _SEVERAL_IMAGES)
+    return several
 
+
+_SEVERAL_IMAGES = 4
+"""Images from which on the version for several is used: with fewer the weights are read too seldom to pay for it."""
 
 _FEW_TILES = (4, 1)
 """Block sizes where the number of tiles is dynamic and less than planned for. One image of static sides has as many as
@@ -90,18 +102,20 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
     return s
 
 
-def _plan(target: Target, anchor: te.Operation, order: StoreOrder) -> WinogradPlan:
+def _plan(target: Target, anchor: te.Operation, order: StoreOrder, likely_images: int = 1) -> WinogradPlan:
     attrs, (images, *planes, height, width, channels) = anchor.attrs, order.result.shape
     likely = attrs["likely_sides"] or (_LIKELY_SIDE, _LIKELY_SIDE)
     sides = zip((height, width), likely, strict=True)
     lines, columns = [d if isinstance(d, int) else max(side, 1) for d, side in sides]
     inputs, outputs = constant_size([anchor.input_tensors[1].shape[-2]]), constant_size([channels])
-    images, filters = images if isinstance(images, int) else 1, (attrs["kernel"], attrs["groups"], attrs["dilation"])
+    images = images if isinstance(images, int) else likely_images
+    filters = attrs["kernel"], attrs["groups"], attrs["dilation"]
     shape = WinogradShape(images, lines, columns, inputs, outputs, *filters)
     if planes:
         results, depth = constant_size(planes), attrs["depth"]
         shape = replace(shape, images=images * results, depth=depth.taps, planes=images * depth.planes(results))
-    return plan_winograd(target, shape, attrs["tile"], panel_width(anchor), by_lines=order.is_transposed)
+    name = "Winograd plan" if likely_images == 1 else "Winograd plan for several images"
+    return plan_winograd(target, shape, attrs["tile"], panel_width(anchor), by_lines=order.is_transposed, name=name)
 
 
 _LIKELY_SIDE = 256

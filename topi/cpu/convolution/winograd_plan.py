@@ -121,18 +121,19 @@ _CONSIDERED = 12
 
 
 def plan_winograd(
-    target: Target, shape: WinogradShape, tile: int, panel: int | None = None, *, by_lines: bool = False
-) -> WinogradPlan:
+    target: Target, shape: WinogradShape, tile: int, panel: int | None = None, *, by_lines: bool = False,
+    name: str = "Winograd plan",
+) -> WinogradPlan:  # fmt: skip
     """The cheapest plan for F(tile, kernel); `panel` is fixed where the weights are packed already.
 
-    Blocks are whole lines of tiles of an image if `by_lines`.
+    Blocks are whole lines of tiles of an image if `by_lines`. Tuning knows the choice by its `name`.
     """
     blocks = list(_blocks_of_lines(shape, tile) if by_lines else _blocks(shape.tiles(tile)))
     plans = [plan for width in _panels(target, shape, panel) for plan in _plans(target, shape, tile, width, blocks)]
     plans.sort(key=lambda plan: (plan.cycles, -plan.block))
     if panel is None:
         return plans[0]
-    found = choose("Winograd plan", str(plans[0]), [str(plan) for plan in plans[:_CONSIDERED]])
+    found = choose(name, str(plans[0]), [str(plan) for plan in plans[:_CONSIDERED]])
     return next(plan for plan in plans if str(plan) == found)
 
 

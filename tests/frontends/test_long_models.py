@@ -1,0 +1,138 @@
+"""Models of thousands of nodes, operands or results, of the kinds that programs write: they compile and are right.
+
+No step recurses along the model, and the work is linear in it. Kernels are counted: equal parts share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import from_onnx
+
+INT64, BOOL = TensorProto.INT64, TensorProto.BOOL
+X = np.array([[0.5, -0.25, 1.5, 0.0, -2.0, 3.0]], np.float32)
+ORDER = np.array([1, 0, 3, 2, 5, 4])
+WEIGHTS = {
+    "one": np.float32([1.0]),
+    "half": np.float32([0.5]),
+    "order": ORDER,
+    "column": np.array([6, 1]),
+    "row": np.array([1, 6]),
+    "first": np.array([0]),
+    "last": np.array([6]),
+    "inner": np.array([1]),
+    "pads": np.array([0, 1, 0, 1]),
+    "seven": np.array([7]),
+    "sizes": np.ones(600, np.int64),
+    "chosen": np.array([[True, False, True, True, False, False]]),
+}  # fmt: skip
+
+
+def build(
+    nodes: Sequence[NodeProto], inputs: dict[str, np.ndarray], outputs: Sequence[str]
+) -> tuple[list[np.ndarray], int]:
+    """The outputs of a model and the number of its kernels."""
+    infos = [
+        helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in inputs.items()
+    ]
+    weights = [numpy_helper.from_array(v, k) for k, v in WEIGHTS.items()]
+    graph = helper.make_graph(nodes, "long", infos, [helper.make_empty_tensor_value_info(o) for o in outputs], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    lib = relay.build(from_onnx(model)[0])
+    module = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    for name, value in inputs.items():
+        module.set_input(name, value)
+    module.run()
+    return [module.get_output(i).numpy() for i in range(len(outputs))], lib.build_report.kernels
+
+
+Link = Callable[[str, str], list[NodeProto]]
+
+
+def one(op: str, *others: str, **attrs: object) -> Link:
+    return lambda x, y: [helper.make_node(op, [x, *others], [y], **attrs)]
+
+
+def two(first: Link, second: Link) -> Link:
+    return lambda x, y: [*first(x, y + "'"), *second(y + "'", y)]
+
+
+LINKS: dict[str, tuple[Link, Callable[[np.ndarray], np.ndarray]]] = {
+    "tanh": (one("Tanh"), np.tanh),
+    "add": (one("Add", "one"), lambda x: x + np.float32(1)),
+    "gather": (one("Gather", "order", axis=1), lambda x: x[:, ORDER]),
+    "transpose": (two(one("Transpose"), one("Reshape", "row")), lambda x: x),
+    "pad": (two(one("Pad", "pads", mode="reflect"), one("Slice", "inner", "seven", "inner")), lambda x: x),
+    "concat": (two(one("Concat", "x", axis=1), one("Slice", "first", "last", "inner")), lambda x: x),
+    "where": (lambda x, y: [helper.make_node("Where", ["chosen", x, "one"], [y])],
+              lambda x: np.where(WEIGHTS["chosen"], x, np.float32(1))),
+    "where twice": (lambda x, y: [helper.make_node("Neg", [x], [y + "'"]),
+                                  helper.make_node("Where", ["chosen", x, y + "'"], [y])],
+                    lambda x: np.where(WEIGHTS["chosen"], x, -x)),
+    "twice": (two(lambda x, y: [helper.make_node("Add", [x, x], [y])], one("Mul", "half")), lambda x: x),
+    "softmax": (one("Softmax"), lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum()),
+}  # fmt: skip
+
+
+def chain(links: Sequence[str]) -> tuple[list[NodeProto], str, np.ndarray]:
+    """The nodes of a chain, its last name, and what it computes of X."""
+    nodes: list[NodeProto] = []
+    name, value = "x", X
+    for i, link in enumerate(links):
+        make, compute = LINKS[link]
+        nodes += make(name, f"y{i}")
+        name, value = f"y{i}", compute(value)
+    return nodes, name, value
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_chain_of_one_operator(link: str) -> None:
+    nodes, name, expected = chain([link] * 300)
+    (found,), kernels = build(nodes, {"x": X}, [name])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert kernels <= 6
+
+
+@pytest.mark.slow
+def test_a_chain_of_twenty_thousand_nodes() -> None:
+    nodes, name, expected = chain([*LINKS] * 1334)
+    assert len(nodes) > 20_000
+    (found,), kernels = build(nodes, {"x": X}, [name])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert kernels <= 30
+
+
+def test_an_index_into_itself() -> None:
+    x = np.array([3, 5, 1, 0, 2, 4])
+    nodes = [helper.make_node("Gather", [f"y{i}" if i else "x"] * 2, [f"y{i + 1}"]) for i in range(200)]
+    (found,), kernels = build(nodes, {"x": x}, ["y200"])
+    for _ in range(200):
+        x = x[x]
+    np.testing.assert_array_equal(found, x)
+    assert kernels <= 2
+
+
+def test_many_inputs_and_outputs() -> None:
+    count = 600
+    inputs = {f"x{i}": X + np.float32(i) for i in range(count)}
+    nodes = [helper.make_node("Tanh", [x], [f"t{i}"]) for i, x in enumerate(inputs)]
+    outputs = [f"t{i}" for i in range(count)]
+    nodes.append(helper.make_node("Concat", outputs, ["joined"], axis=0))
+    found, kernels = build(nodes, inputs, ["joined", *outputs])
+    np.testing.assert_allclose(found[0], np.tanh(np.concatenate([*inputs.values()])), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(np.concatenate(found[1:]), found[0])
+    assert kernels <= 4
+
+
+def test_a_split_by_a_long_list_of_sizes() -> None:
+    x = np.arange(600, dtype=np.float32)
+    nodes = [helper.make_node("Split", ["x", "sizes"], [f"y{i}" for i in range(600)])]
+    found, kernels = build(nodes, {"x": x}, [f"y{i}" for i in range(600)])
+    np.testing.assert_array_equal(np.concatenate(found), x)
+    assert kernels == 1
