@@ -251,7 +251,7 @@ def test_a_kernel_that_begins_with_a_random_draw_is_not_split():
     out = decl_buffer((8,), "float32", "out")
     i, drawn = Variable("i", INT32), Variable("drawn", INT32)
     loop = For(i, IntImm(INT32, 0), IntImm(INT32, 8), ForKind.PARALLEL, BufferStore(out, cast("float32", drawn), (i,)))
-    body = LetStmt(drawn, call_intrin("int32", "next_draw"), loop)
+    body = LetStmt(drawn, call_intrin("int32", "next_draw", IntImm(INT32, 0)), loop)
     function = PrimFunc((out.data,), body, {out.data: out}, {"global_symbol": "draws"})
     assert split_steps(function, Target("llvm")) == (function, [], [])
     plain = function.with_body(LetStmt(drawn, IntImm(INT32, 3), loop))
