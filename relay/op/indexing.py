@@ -21,7 +21,8 @@ from relayc.relay.op.common import (
     require_same_dtype,
     with_dim,
 )
-from relayc.relay.op.gradients import reshaped, zeros_of
+from relayc.relay.op.gradients import choose, reshaped, zeros_of
+from relayc.relay.sizes import product
 from relayc.relay.type import TensorType, TupleType, Type, dims_match, shapes_match
 from relayc.te.tir import Dim
 
@@ -216,6 +217,12 @@ def _require_reduction(number: int, reduction: str) -> None:
     require(reduction in _REDUCTIONS, f"(C{number}) reduction {reduction!r} is unknown; known are {known}")
 
 
+def _numbered(shape: Sequence[Dim]) -> Expr:
+    """A tensor of `shape` that holds 0, 1, 2, ...: of several updates of one place the last one counts."""
+    count = make_call("arange", (), start=0, stop=product(shape), step=1, dtype="int64")
+    return reshaped(count, shape)
+
+
 def _require_differentiable(op: OpDef, reduction: str) -> None:
     if reduction not in ("update", "add"):
         raise GradientError(f"operator {op.name} with reduction {reduction!r} has no gradient rule")
@@ -257,10 +264,15 @@ class ScatterElements(OpDef):
         return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
 
     def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
-        _, indices, updates = call.args
+        x, indices, updates = call.args
         _require_differentiable(self, self.reduction)
-        kept = self(grad, indices, zeros_of(updates, updates.shape)) if self.reduction == "update" else grad
-        return kept, None, Gather(axis=self.axis)(grad, indices)
+        by_updates = Gather(axis=self.axis)(grad, indices)
+        if self.reduction == "add":
+            return grad, None, by_updates
+        order = _numbered(indices.shape)
+        last = Gather(axis=self.axis)(self(zeros_of(order, x.shape), indices, order), indices)
+        kept = self(grad, indices, zeros_of(updates, updates.shape))
+        return kept, None, choose(make_call("equal", (last, order)), by_updates, 0, grad)
 
 
 @register_op("scatter_nd", pattern=OpPattern.OPAQUE)
@@ -297,10 +309,17 @@ class ScatterND(OpDef):
         return result
 
     def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
-        _, indices, updates = call.args
+        x, indices, updates = call.args
         _require_differentiable(self, self.reduction)
-        kept = self(grad, indices, zeros_of(updates, updates.shape)) if self.reduction == "update" else grad
-        return kept, None, GatherND()(grad, indices)
+        by_updates = GatherND()(grad, indices)
+        if self.reduction == "add":
+            return grad, None, by_updates
+        places, tuples = x.shape[: len(x.shape) - len(updates.shape) + len(indices.shape) - 1], indices.shape[1:]
+        order = _numbered(tuples)
+        last = GatherND()(self(zeros_of(order, places), indices, order), indices)
+        is_last = reshaped(make_call("equal", (last, order)), (*tuples, *[1] * (len(updates.shape) - len(tuples))))
+        kept = self(grad, indices, zeros_of(updates, updates.shape))
+        return kept, None, choose(is_last, by_updates, 0, grad)
 
 
 @register_op("one_hot", pattern=OpPattern.INJECTIVE)

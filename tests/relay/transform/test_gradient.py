@@ -53,6 +53,7 @@ WITHOUT_RULE = {
     "gather_nd": _FORM,
     "one_hot": "its values are scalars",
     "scatter_elements": _FORM,
+    "slice_at": "positions known at run time only",
     "take": _FORM,
     "vision.roi_align": _FUSED,
     "vision.weighted_pixels": _FUSED,
