@@ -155,10 +155,7 @@ def optimize(
     mod: IRModule | Function, target: str | Target = "llvm", params: Mapping[str, Any] | None = None
 ) -> IRModule:
     """The module after all graph passes of the current `PassContext`: fused, ready to lower (TVM: `relay.optimize`)."""
-    module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
-    if not isinstance(module, IRModule):
-        hint = ": wrap it, relay.Function(params, body)" if isinstance(module, Expr) else ""
-        raise CompileError(f"an IRModule or a Function is compiled, not a {type(module).__name__}{hint}")
+    module = _as_module(mod)
     names = Counter(p.name for p in module["main"].params)
     if names and max(names.values()) > 1:
         twice = ", ".join(name for name, count in names.items() if count > 1)
@@ -207,7 +204,7 @@ def build(
     progress = None if progress is None else of_user(progress)
     if caches:
         mod = _with_caches(mod, caches, target, specialize)
-    source = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
+    source = _as_module(mod)
     with report.step("optimize"):
         module = optimize(without_versions(source), target, params)
         special = [(sizes, optimize(_specialized(source, sizes), target, params))
@@ -252,6 +249,15 @@ def build(
     compiled = CompiledModel(description, graph.params, library)
     compiled.build_report = report
     return compiled
+
+
+def _as_module(mod: Any) -> IRModule:
+    """The module that users pass, or that of the function that they pass. Raises CompileError for anything else."""
+    module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
+    if not isinstance(module, IRModule):
+        hint = ": wrap it, relay.Function(params, body)" if isinstance(module, Expr) else ""
+        raise CompileError(f"an IRModule or a Function is compiled, not a {type(module).__name__}{hint}")
+    return module
 
 
 def _check_arguments(

@@ -72,3 +72,8 @@ class OnHost(HostOperator):
             fits = kind == "n" or ty.dtype == parse_dtype("int64")
             require(fits, f"(C1) input {number} must be numbers of strings; got {ty}")
         return self.results[0] if len(self.results) == 1 else TupleType(self.results)
+
+    def reference(self, *arrays: Array) -> Any:
+        """Of an operator on numbers: strings, which are encoded, need the executor's table."""
+        action = HOST_ACTIONS[self.operator.action]
+        return super().reference(*arrays) if "t" in action.takes + action.returns else self.operator.reference(*arrays)

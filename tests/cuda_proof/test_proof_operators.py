@@ -42,7 +42,8 @@ def test_operators(cuda_device, rows):
 
 def follows_positions(row: Row) -> bool:
     """Does the operator use unchecked indices from an input, which the importer guarantees to be in bounds?"""
-    return row.op in ("ml.tree_ensemble", "nn.window_dot4_groups", "nn.dense_dot4_groups", "vision.weighted_pixels")
+    dot4 = ("nn.window_dot4_groups", "nn.dense_dot4_groups")
+    return row.op in ("slice_at", "ml.tree_ensemble", "vision.weighted_pixels", *dot4)
 
 
 @pytest.mark.parametrize("rows", BATCHES, ids=lambda rows: f"{rows[0].op} to {rows[-1].op}")

@@ -77,7 +77,7 @@ def test_max_roi_pool_agrees_with_onnxruntime():
 
 @pytest.mark.parametrize(
     ("op", "domain", "why"),
-    [("ImageDecoder", "", "decode images before the model"), ("CastMap", "ai.onnx.ml", "leave it out")],
+    [("DictVectorizer", "ai.onnx.ml", "leave it out"), ("CastMap", "ai.onnx.ml", "leave it out")],
 )
 def test_unsupported_operators_say_why(op, domain, why):
     opset = 1 if domain else 20

@@ -15,6 +15,7 @@ from relayc.backend.runtime import device, graph_executor
 from relayc.frontends.onnx import from_onnx
 from relayc.frontends.onnx.ops.resample import Resampling, output_extent, resample
 from relayc.relay.interpreter import evaluate
+from relayc.relay.versions import versions_of
 
 COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
@@ -94,7 +95,8 @@ def test_whole_scales_of_dynamic_images_become_repeats_or_strides(
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
 
     module, params = from_onnx(model(["height", "width"]))
-    assert "take(" not in str(module)
+    fastest = next(iter(versions_of(module).values()), module)
+    assert "take(" not in str(fastest["main"])
     lib = relay.build(module, target="llvm", params=params)
     executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
     for sides in ((1, 2) if scale > 1 else (2, 3), (5, 7), (9, 40)):

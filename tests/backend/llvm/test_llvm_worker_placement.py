@@ -35,7 +35,7 @@ class OpenPool:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         source = pool_source("linux", process_triple().split("-")[0])
-        source = source.replace("internal ", "").replace("private ", "")
+        source = source.replace("internal ", "hidden ").replace("private ", "hidden ")
         source += "define ptr @mailboxes_address() { ret ptr @mailboxes }\n"
         source += "define void @set_suspended() { store i32 1, ptr @suspended ret void }\n"
         image = assemble(source)
