@@ -44,6 +44,7 @@ from relayc.backend.runtime.timing import BenchmarkResult, measure
 
 __all__ = ["GraphModule", "create"]
 
+
 def create(
     graph: str | dict[str, Any],
     lib: Module,
@@ -78,9 +79,12 @@ class GraphModule:
 
     A model built with `caches` keeps its KV caches between runs: each run appends to them. `truncate_caches` shortens
     them; a clone starts with empty ones.
+
+    `context` is for the executor's own use: its specialisations run in its context, so that a cancelled run ends
+    whichever of them has it.
     """
 
-    def __init__(self, bound: BoundModel, num_threads: int | None = None) -> None:
+    def __init__(self, bound: BoundModel, num_threads: int | None = None, context: Context | None = None) -> None:
         if not isinstance(bound, BoundModel):
             raise ArgumentError(
                 f"GraphModule takes lib['default'](device), a model on a device; got {type(bound).__name__}"
@@ -89,9 +93,11 @@ class GraphModule:
         self._bound = bound
         self._graph = graph
         self._requested_threads = num_threads
-        self._context = Context(num_threads)
-        self._context.find_function = bound.model.module.find_function
-        self._context.user = f"a kernel of model {graph.name!r}"
+        if context is None:
+            context = Context(num_threads)
+            context.find_function = bound.model.module.find_function
+            context.user = f"a kernel of model {graph.name!r}"
+        self._context = context
         self._lock = threading.RLock()
         outputs = reversed([*enumerate(graph.outputs)])  # of several with one name the first counts
         self._output_positions = {graph.tensors[index].name: position for position, index in outputs}
@@ -264,8 +270,6 @@ class GraphModule:
         """
         if self._is_running:
             self._context.fail(RunCancelledError(f"the run of model {self._graph.name!r} was cancelled"))
-            if self._last_special is not None:
-                self._last_special.cancel()
 
     @property
     def cache_length(self) -> int:
@@ -307,8 +311,6 @@ class GraphModule:
         """Limits the threads of later runs; None: as many as the process may use."""
         with self._lock:
             self._context.set_num_threads(num_threads)
-            for special in self._specials.values():
-                special.set_num_threads(num_threads)
             self._requested_threads = num_threads
 
     @property
@@ -446,8 +448,17 @@ class GraphModule:
         self._context.refresh()
 
     def _run(self) -> None:
-        self._has_run, self._is_running = False, True
+        """Run the model; until it ends, `cancel` reaches it."""
         self._context.forget_failure()
+        self._is_running = True
+        try:
+            self._execute()
+        finally:
+            self._is_running = False
+
+    def _execute(self) -> None:
+        """Run the model, or the specialisation for the inputs, on the values that are set."""
+        self._has_run = False
         try:
             self._prepare()
             self._special = self._run_special() if self._graph.variants else None
@@ -461,8 +472,6 @@ class GraphModule:
         except Exception as error:
             raise_if_foreign(error, f"running model {self._graph.name!r}")
             raise
-        finally:
-            self._is_running = False
         self._context.check()
         self._has_run = True
 
@@ -477,7 +486,8 @@ class GraphModule:
             return last
         for model in self._bound.model.variants(self._sizes_of(values)):
             if id(model) not in self._specials:
-                self._specials[id(model)] = GraphModule(model.bind(self.device), self._requested_threads)
+                bound = model.bind(self.device)
+                self._specials[id(model)] = GraphModule(bound, self._requested_threads, self._context)
             special = self._specials[id(model)]
             if not (same and special is last) and self._takes_inputs(special):
                 self._last_special, self._passed = special, values
@@ -496,7 +506,7 @@ class GraphModule:
         """Run a specialisation on the inputs; False if it rejects their sizes."""
         try:
             special._inputs.share(self._inputs)
-            special._run()
+            special._execute()
         except SizeMismatchError:
             return False
         return True

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
 from relayc import relay
-from relayc.backend.runtime import ArgumentError, device, graph_executor
+from relayc.backend.runtime import ArgumentError, RunCancelledError, device, graph_executor
 from relayc.backend.runtime.artifact import load_model
 from relayc.frontends.onnx import from_onnx
 from relayc.te.ir import IRModule
@@ -199,3 +201,33 @@ def test_the_model_is_right_without_its_versions():
     executor = executor_of(IRModule({"main": mod["main"]}))
     for x, w in PAIRS:
         np.testing.assert_array_equal(executor(x, w)[0].numpy(), x + w)
+
+
+def test_a_version_is_cancelled_on_its_first_run():
+    body = helper.make_graph(
+        [make("Add", ["v", "s"], ["u"]), make("Identity", ["go"], ["on"])],
+        "body",
+        [helper.make_tensor_value_info(n, k, d) for n, k, d in (("k", INT64, []), ("go", 9, []), ("v", F32, ["r", 4]))],
+        [helper.make_tensor_value_info(n, k, d) for n, k, d in (("on", 9, []), ("u", F32, ["r", 4]))],
+    )
+    nodes = [make("Add", ["x", "w"], ["s"]), make("Loop", ["i", "", "s"], ["y"], body=body)]
+    mod, _ = from_onnx(model(nodes, {**ROWS, "i": []}))
+    assert len(list(mod)) > 1
+    executor = executor_of(mod)
+    x, w = floats(3, 4), floats(3, 4)
+    errors = []
+
+    def endless():
+        try:
+            executor(x, w, np.array(2**62))
+        except RunCancelledError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=endless, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while thread.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.01)
+        executor.cancel()
+    assert errors, "the run goes on"
+    np.testing.assert_allclose(executor(x, w, np.array(2))[0].numpy(), 3 * (x + w), rtol=1e-5)
