@@ -38,9 +38,9 @@ from relayc.onnxruntime.options import (
     log,
     note_ignored,
 )
-from relayc.onnxruntime.session import InferenceSession, get_available_providers
+from relayc.onnxruntime.session import CPU, CUDA, InferenceSession, get_available_providers
 from relayc.onnxruntime.values import NodeArg, OrtDevice, OrtValue
-from relayc.runtime import ModelMetadata
+from relayc.runtime import ModelMetadata, set_random_seed
 
 __all__ = [
     "EPFail", "EngineError", "ExecutionMode", "ExecutionOrder", "Fail", "GraphOptimizationLevel", "IOBinding",
@@ -60,7 +60,7 @@ SessionIOBinding = IOBinding
 
 def get_all_providers() -> list[str]:
     """All devices that relayc knows, by onnxruntime's names."""
-    return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    return [CUDA, CPU]
 
 
 def get_device() -> str:
@@ -103,8 +103,8 @@ def preload_dlls(cuda: bool = True, cudnn: bool = True, msvc: bool = True, direc
 
 
 def set_seed(seed: int) -> None:
-    """Refused: random operators take the seeds that the model has."""
-    raise NotImplementedError(f"a seed for all models, {seed}; write seeds into the model")
+    """Make sessions created from now on draw the same numbers each time where the model gives no seed."""
+    set_random_seed(seed)
 
 
 def install() -> None:

@@ -44,7 +44,7 @@ from relayc.runtime import (
     load_model,
 )
 
-__all__ = ["InferenceSession", "get_available_providers"]
+__all__ = ["CPU", "CUDA", "InferenceSession", "get_available_providers"]
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -97,11 +97,9 @@ class InferenceSession:
         for options in self._providers.values():
             for name in options:
                 note_ignored(f"the provider option {name}")
-        self._target, where = ("cuda", "cuda") if next(iter(self._providers)) == CUDA else ("llvm", "cpu")
         with _reported(self._model_path):
             model = self._made()
-            threads = self._options.intra_op_num_threads or None
-            executor = GraphModule(model["default"](device(where)), threads)
+            executor = self._executor(model)
         self._pool = _ExecutorPool(executor)
         self._metadata, sequences = model.metadata, executor.sequence_names()
         self._inputs = _described(executor.get_input_info(), model.metadata.input_shapes, sequences)
@@ -125,9 +123,12 @@ class InferenceSession:
             if self._separate is None:
                 log.warning("inputs differ in %r, a size that the model has once: it is compiled for both", size)
                 model = self._made({i.name: _with_own_sizes(i) for i in self._inputs.values() if i.shape})
-                first = self._pool.first
-                self._separate = _ExecutorPool(GraphModule(model["default"](first.device), first.num_threads))
+                self._separate = _ExecutorPool(self._executor(model))
             return self._separate
+
+    @property
+    def _uses_gpu(self) -> bool:
+        return next(iter(self._providers)) == CUDA
 
     @property
     def _is_compiled(self) -> bool:
@@ -142,7 +143,12 @@ class InferenceSession:
             return load_model(str(self._model_path))
         level = min(int(self._options.graph_optimization_level), 3)
         overrides = {**self._options.dimensions, **(shapes or {})}
-        return relayc.compile_onnx(self._source, self._target, shape=overrides or None, opt_level=level)
+        target = "cuda" if self._uses_gpu else "llvm"
+        return relayc.compile_onnx(self._source, target, shape=overrides or None, opt_level=level)
+
+    def _executor(self, model: CompiledModel) -> GraphModule:
+        where = device("cuda" if self._uses_gpu else "cpu")
+        return GraphModule(model["default"](where), self._options.intra_op_num_threads or None)
 
     def get_inputs(self) -> list[NodeArg]:
         return list(self._inputs.values())

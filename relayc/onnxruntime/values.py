@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes  # pyright: ignore[reportMissingImports]
 import numpy as np
 
+from relayc.backend.runtime.dtype import to_numpy
 from relayc.onnxruntime.errors import InvalidArgument, NotImplemented as Unsupported
 
 __all__ = ["NodeArg", "OrtDevice", "OrtValue", "onnx_name", "value_type"]
@@ -48,7 +48,7 @@ def element_dtype(element_type: Any) -> np.dtype[Any]:
         name = _NUMBERS[element_type] if 0 <= element_type < len(_NUMBERS) else ""
         if not name:
             raise InvalidArgument(f"element type {element_type} is not supported")
-        return np.dtype(object) if name == "string" else np.dtype(getattr(ml_dtypes, name, name))
+        return np.dtype(object) if name == "string" else to_numpy(name)
     return np.dtype(element_type)
 
 

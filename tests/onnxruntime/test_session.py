@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import relayc.onnxruntime as ours
 from relayc import compile_onnx
-from relayc.runtime import ArgumentError, RelaycError
+from relayc.runtime import ArgumentError, RelaycError, set_random_seed
 
 theirs = pytest.importorskip("onnxruntime")
 
@@ -321,3 +321,17 @@ def test_sizes_of_one_name_may_differ(caplog: pytest.LogCaptureFixture) -> None:
     ]
     with pytest.raises(ours.InvalidArgument):
         mine.run(None, {"a": np.zeros((2, 2), np.float32), "b": np.zeros((3, 2), np.float32)})
+
+
+def test_a_seed_of_the_process_is_onnxruntimes() -> None:
+    drawn = _model([helper.make_node("RandomNormal", [], ["y"], shape=[8])], [], [_value("y", FLOAT, [8])])
+
+    def draw() -> np.ndarray:
+        return ours.InferenceSession(drawn).run(None, {})[0]
+
+    try:
+        ours.set_seed(7)
+        np.testing.assert_array_equal(draw(), draw())
+    finally:
+        set_random_seed(None)
+    assert not np.array_equal(draw(), draw())
