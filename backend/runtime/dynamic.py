@@ -21,11 +21,11 @@ from relayc.backend.runtime.errors import ArgumentError, ModuleError, SizeMismat
 from relayc.backend.runtime.execution_plan import (
     Bind,
     Check,
+    HostStep,
     IfStep,
     LoopStep,
     RunNodes,
     SequenceStep,
-    StringStep,
     results_of,
 )
 from relayc.backend.runtime.graph import Graph, GraphNode, GraphTensor
@@ -63,9 +63,9 @@ class DynamicRunner:
     ) -> None:
         self._graph, self._module, self._context, self._device = graph, module, context, where
         self._params, self._string_table = params, string_table
-        self._text_actions: dict[int, Prepared] = {
+        self._host_actions: dict[int, Prepared] = {
             id(step): prepared(step.action, step.settings)
-            for step in graph.steps if isinstance(step, StringStep)
+            for step in graph.steps if isinstance(step, HostStep)
         }  # fmt: skip
         self._addresses = np.zeros(max(len(graph.tensors), 1), np.int64)
         self._size_table = np.zeros(max(len(graph.sizes), 1), np.int64)
@@ -187,8 +187,8 @@ class DynamicRunner:
                 self._check(step)
             elif isinstance(step, SequenceStep):
                 self._store_results((step.output,), [run_sequence_action(step, self.read, self._device)], step.source)
-            elif isinstance(step, StringStep):
-                self._store_results(step.outputs, self._run_string_action(step), step.source)
+            elif isinstance(step, HostStep):
+                self._store_results(step.outputs, self._run_host_action(step), step.source)
             else:
                 self._control(step, record)
         self._place(len(graph.steps))
@@ -289,13 +289,13 @@ class DynamicRunner:
             self._compiled_loops[id(step)] = loop
         return loop.run(trips, [tensor_of(self.read(i)) for i in (*step.carried, *step.outside)], self.sizes)
 
-    def _run_string_action(self, step: StringStep) -> list[Value]:
-        """The results of a string operation; strings are passed as positions in the string table."""
+    def _run_host_action(self, step: HostStep) -> list[Value]:
+        """The results of a host action; strings are passed as positions in the string table."""
         action, string_table = HOST_ACTIONS[step.action], self._string_table
         arrays = [self.array(index).numpy() for index in step.inputs]
         values = [string_table.strings(x) if kind == "t" else x for x, kind in zip(arrays, action.takes, strict=True)]
         try:
-            results = self._text_actions[id(step)](*values)
+            results = self._host_actions[id(step)](*values)
         except ArgumentError as error:
             raise ArgumentError(f"model {self._graph.name!r}: {step.source}: {error}") from error
         pairs = zip(results, action.returns, strict=True)

@@ -21,12 +21,12 @@ __all__ = [
     "SEQUENCE_ACTIONS",
     "Bind",
     "Check",
+    "HostStep",
     "IfStep",
     "LoopStep",
     "RunNodes",
     "SequenceStep",
     "Step",
-    "StringStep",
     "read_steps",
     "results_of",
     "step_to_json",
@@ -108,7 +108,7 @@ class SequenceStep:
 
 
 @dataclass(frozen=True, slots=True)
-class StringStep:
+class HostStep:
     """Apply `action`, one of `HOST_ACTIONS`, with its `settings` to the tensors `inputs`; `outputs` are its results.
 
     Strings are passed as positions in the executor's string table.
@@ -135,7 +135,7 @@ SEQUENCE_ACTIONS: dict[str, tuple[int, str | None, str]] = {
 
 _MAX_AXES = 64
 
-Step = RunNodes | Bind | Check | IfStep | LoopStep | SequenceStep | StringStep
+Step = RunNodes | Bind | Check | IfStep | LoopStep | SequenceStep | HostStep
 ReadGraph = Callable[[object, str], Any]
 
 
@@ -143,7 +143,7 @@ def results_of(step: Step) -> tuple[int, ...]:
     """The tensors that hold an instruction's results; none for kernels, which write to storage of the graph."""
     if isinstance(step, SequenceStep):
         return (step.output,)
-    return step.outputs if isinstance(step, IfStep | LoopStep | StringStep) else ()
+    return step.outputs if isinstance(step, IfStep | LoopStep | HostStep) else ()
 
 
 def step_to_json(step: Step) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def step_to_json(step: Step) -> dict[str, Any]:
     if isinstance(step, SequenceStep):
         return {"step": "list", "action": step.action, "inputs": list(step.inputs), "output": step.output,
                 "axis": step.axis, "new_axis": step.new_axis, "source": step.source}  # fmt: skip
-    if isinstance(step, StringStep):
+    if isinstance(step, HostStep):
         settings = {name: list(v) if isinstance(v, tuple) else v for name, v in step.settings.items()}
         return {"step": "text", "action": step.action, "inputs": list(step.inputs), "outputs": list(step.outputs),
                 "settings": settings, "source": step.source}  # fmt: skip
@@ -185,7 +185,7 @@ def _step(record: Record, sizes: Sequence[str], nodes: int, tensors: int, read_g
     if kind == "list":
         return _list(record, tensors - 1)
     if kind == "text":
-        return _text(record, tensors - 1)
+        return _host(record, tensors - 1)
     if kind == "run":
         record.only("step", "first", "last", "entry")
         first = record.number("first", 0, nodes)
@@ -215,7 +215,7 @@ def _list(record: Record, last: int) -> SequenceStep:
     return SequenceStep(action, inputs, output, axis, record.get("new_axis", bool), record.get("source", str))
 
 
-def _text(record: Record, last: int) -> StringStep:
+def _host(record: Record, last: int) -> HostStep:
     record.only("step", "action", "inputs", "outputs", "settings", "source")
     name = record.get("action", str)
     if name not in HOST_ACTIONS:
@@ -232,7 +232,7 @@ def _text(record: Record, last: int) -> StringStep:
         action.prepare(settings)
     except (PatternError, KeyError, ValueError) as error:
         raise damaged(passed.where, str(error), f"settings of the action {name!r}") from error
-    return StringStep(name, inputs, outputs, settings, record.get("source", str))
+    return HostStep(name, inputs, outputs, settings, record.get("source", str))
 
 
 def _control(record: Record, kind: str, last: int, read_graph: ReadGraph) -> Step:
@@ -265,7 +265,7 @@ def _control(record: Record, kind: str, last: int, read_graph: ReadGraph) -> Ste
 def _can_be_compiled(graph: Any) -> bool:
     """Does a body consist of kernels with entries, checks, branches and loops?"""
     for step in graph.steps:
-        if isinstance(step, Bind | SequenceStep | StringStep) or (isinstance(step, RunNodes) and step.entry is None):
+        if isinstance(step, Bind | SequenceStep | HostStep) or (isinstance(step, RunNodes) and step.entry is None):
             return False
     return all(_can_be_compiled(inside) for inside, _ in graph.bodies())
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError
-from relayc.backend.runtime.execution_plan import StringStep
+from relayc.backend.runtime.execution_plan import HostStep
 from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.host_actions import prepared
 from relayc.backend.runtime.regex import Pattern
@@ -107,7 +107,7 @@ def graph() -> dict[str, Any]:
 
 def test_a_description_is_read_as_it_was_written():
     read = Graph.from_json(graph())
-    assert isinstance(read.steps[0], StringStep) and read.strings is not None and read.maps == {1: ("no", 1)}
+    assert isinstance(read.steps[0], HostStep) and read.strings is not None and read.maps == {1: ("no", 1)}
     assert Graph.from_json(read.to_json()) == read
 
 
