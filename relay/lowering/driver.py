@@ -59,7 +59,7 @@ from relayc.te.tir import PrimFunc, Var as SizeVariable
 from relayc.topi.registry import registered_schedules
 from relayc.topi.tuning import Config
 
-__all__ = ["BuildReport", "bind_params_by_name", "build", "optimize"]
+__all__ = ["BuildReport", "as_module", "bind_params_by_name", "build", "optimize"]
 
 Progress = Callable[[str, int, int], None]
 """Called with the current activity, the number of kernels done and the number of all kernels."""
@@ -155,7 +155,7 @@ def optimize(
     mod: IRModule | Function, target: str | Target = "llvm", params: Mapping[str, Any] | None = None
 ) -> IRModule:
     """The module after all graph passes of the current `PassContext`: fused, ready to lower (TVM: `relay.optimize`)."""
-    module = _as_module(mod)
+    module = as_module(mod)
     names = Counter(p.name for p in module["main"].params)
     if names and max(names.values()) > 1:
         twice = ", ".join(name for name, count in names.items() if count > 1)
@@ -202,9 +202,9 @@ def build(
     _check_arguments(params, mod_name, progress, specialize, caches)
     report = BuildReport()
     progress = None if progress is None else of_user(progress)
+    source = as_module(mod)
     if caches:
-        mod = _with_caches(mod, caches, target, specialize)
-    source = _as_module(mod)
+        source = _with_caches(source, caches, target, specialize)
     with report.step("optimize"):
         module = optimize(without_versions(source), target, params)
         special = [(sizes, optimize(_specialized(source, sizes), target, params))
@@ -251,7 +251,7 @@ def build(
     return compiled
 
 
-def _as_module(mod: Any) -> IRModule:
+def as_module(mod: Any) -> IRModule:
     """The module that users pass, or that of the function that they pass. Raises CompileError for anything else."""
     module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
     if not isinstance(module, IRModule):
@@ -276,13 +276,12 @@ def _check_arguments(
 
 
 def _with_caches(
-    mod: IRModule | Function, caches: Mapping[str, str], target: Target, specialize: object
+    module: IRModule, caches: Mapping[str, str], target: Target, specialize: object
 ) -> IRModule:
     if target.device_kind != "cpu":
         raise CompileError(f"caches are kept on CPUs only; the target is {target}")
     if specialize:
         raise CompileError("caches grow with every run: a model that keeps them is not specialized as well")
-    module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
     return UpdateKVCacheInPlace(caches)(versions_of(module).get(EQUAL_SIZES, module))
 
 
@@ -319,7 +318,8 @@ def _specialized(module: IRModule, sizes: Mapping[str, int]) -> IRModule:
         if not dims_equal(a, b):
             raise CompileError(f"specialize={dict(sizes)}: {source} needs two equal sizes and gets {a} and {b}")
     attrs = {"bound_sizes": records} if records else {}
-    return without_versions(module).with_functions({"main": main.replace(attrs=attrs)})
+    rest = without_versions(module)
+    return rest.with_functions({**rest.functions, "main": main.replace(attrs=attrs)})
 
 
 def _plan(

@@ -23,6 +23,7 @@ from relayc.backend.target import Target
 from relayc.relay.expr import Function
 from relayc.relay.lowering import build, optimize
 from relayc.relay.lowering.arrange import arrange
+from relayc.relay.lowering.driver import as_module
 from relayc.relay.lowering.graph import ExecutionGraph, make_graph
 from relayc.relay.lowering.lower import Workload, lower
 from relayc.relay.lowering.tuning_records import Record, TuningRecords, default_records_path, graph_subject, processor
@@ -143,7 +144,7 @@ class _Search:
         self, mod: IRModule | Function, params: Mapping[str, Any] | None, target: Target, path: Path | None,
         end: float, clock: Callable[[], float], progress: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self.mod = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
+        self.mod = as_module(mod)
         self.params, self.target = params, target
         self.report = TuningReport(path)
         self.start, self.end, self.clock, self.progress = clock(), end, clock, progress
