@@ -16,6 +16,7 @@ from relayc.relay.lowering.graph import (
     reuse_inputs,
     share_storage,
 )
+from relayc.relay.lowering.memory_plan import MemoryPlan
 
 __all__ = ["place_tensors"]
 
@@ -28,22 +29,23 @@ def place_tensors(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]] |
     """
     place_outputs(graph)
     reuse_inputs(graph, in_place or {})
-    _store_in_outputs(graph)
-    graph.plan = plan_arena(graph)
+    graph.plan = _plan(graph)
     for number, offset in graph.plan.offsets.items():
         graph.tensors[number].storage = ("arena", offset)
     share_storage(graph)
 
 
-def _store_in_outputs(graph: ExecutionGraph) -> None:
-    """Place tensors as large as an output in its buffer while it is free, if the arena shrinks by that."""
-    before = plan_arena(graph).arena_bytes
-    guests = _guests(graph)
+def _plan(graph: ExecutionGraph) -> MemoryPlan:
+    """Plan the arena; tensors as large as an output use its buffer while it is free, if the arena shrinks by that."""
+    plan, guests = plan_arena(graph), _guests(graph)
     for number, output in guests.items():
         graph.tensors[number].storage = ("output", output)
-    if plan_arena(graph).arena_bytes == before:
-        for number in guests:
-            graph.tensors[number].storage = None
+    smaller = plan_arena(graph) if guests else plan
+    if smaller.arena_bytes < plan.arena_bytes:
+        return smaller
+    for number in guests:
+        graph.tensors[number].storage = None
+    return plan
 
 
 def _guests(graph: ExecutionGraph) -> dict[int, int]:
