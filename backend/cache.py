@@ -58,6 +58,11 @@ class DiskCache:
         self._private: set[Path] = set()
         """folders found to be the user's alone"""
 
+    @property
+    def tuning_records(self) -> Path:
+        """The file of the user's own tuning records, which is no entry and stays when the cache is trimmed."""
+        return self.folder / "tuning.json"
+
     def get(self, key: str) -> bytes | None:
         """The value stored under `key`, or None."""
         return self.decoded(key, bytes)

@@ -55,7 +55,7 @@ def is_private_file(path: Path) -> bool:
         found = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and (not hasattr(os, "geteuid") or _fault(found) is None)
+    return stat.S_ISREG(found.st_mode) and _fault(found) is None
 
 
 def read_private(path: Path) -> bytes:
@@ -66,7 +66,7 @@ def read_private(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(descriptor, "rb") as file:  # checked when open: it can't be exchanged between the check and the reading
         found = os.fstat(descriptor)
-        fault = _fault(found) if hasattr(os, "geteuid") else None
+        fault = _fault(found)
         if not stat.S_ISREG(found.st_mode):
             fault = "is no regular file"
         if fault is not None:
@@ -75,6 +75,9 @@ def read_private(path: Path) -> bytes:
 
 
 def _fault(found: os.stat_result) -> str | None:
+    """Why another user may have written to a file or folder; None if no other can have, or can't be told apart."""
+    if not hasattr(os, "geteuid"):
+        return None
     if found.st_uid != os.geteuid():
         return f"belongs to another user (number {found.st_uid}; this is {os.geteuid()})"
     if found.st_mode & _WRITABLE:

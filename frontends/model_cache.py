@@ -38,7 +38,6 @@ _REGISTRIES = ("relayc.topi.registry", "relayc.relay.op.base", "relayc.frontends
 _TUNING = "relay.tuning.records"
 
 
-
 @dataclass(frozen=True)
 class ModelEntry:
     """The place of one compiled model in the cache. `path` is the model's file, if it is one."""
@@ -150,7 +149,7 @@ def _stamp(package: str) -> tuple[str, int, int] | None:
 def _tuned(cache: DiskCache, options: Mapping[str, Any]) -> str:
     """The state of the file of tuning records that a build reads: the user's own, or the one that an option names."""
     named = options.get(_TUNING)
-    path = cache.folder / "tuning.json" if named is None else Path(named)
+    path = cache.tuning_records if named is None else Path(named)
     try:
         found = path.stat()
     except OSError:

@@ -13,7 +13,7 @@ from onnx import GraphProto, NodeProto
 
 from relayc.frontends.onnx.errors import OnnxImportError, fault
 
-__all__ = ["describe", "names_read", "nested_graphs", "ordered_nodes", "span_name", "without_inputs"]
+__all__ = ["describe", "names_read", "nested_graphs", "node_inputs", "ordered_nodes", "span_name", "without_inputs"]
 
 
 def describe(node: NodeProto, index: int | None = None) -> str:

@@ -84,7 +84,7 @@ def _from_bytes(data: bytes, where: str) -> Model:
         proto, raw_data = read_message(data)
     except (DecodeError, ValueError, RecursionError) as error:
         raise _no_model(where, len(data), error) from error
-    return _checked(with_names_as_text(proto), where, (), raw_data)
+    return _checked(proto, where, (), raw_data)
 
 
 def _is_pointer(path: Path) -> bool:

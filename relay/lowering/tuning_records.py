@@ -163,7 +163,7 @@ def processor() -> str:
 def default_records_path() -> Path | None:
     """The default file of `relay.tune`; None if the cache is disabled, or others may write to its folder."""
     cache = default_cache()
-    return cache.folder / "tuning.json" if cache is not None and is_private(cache.folder) else None
+    return cache.tuning_records if cache is not None and is_private(cache.folder) else None
 
 
 _read: dict[Path, tuple[tuple[int, int], TuningRecords]] = {}

@@ -34,7 +34,7 @@ _WIDE = dtype("float32")
 
 PassContext.declare_option(
     "relay.ToMixedPrecision.dtype", "", "float16 or bfloat16: relay.build converts models to mixed precision",
-    choices=("", "float16", "bfloat16"),
+    choices=("", *MIXED_PRECISION_TYPES),
 )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from onnx import AttributeProto, GraphProto, NodeProto, ValueInfoProto
+from onnx import GraphProto, NodeProto, ValueInfoProto
 
+from relayc.frontends.onnx.graph import names_read
 from relayc.relay.expr import Expr, Tuple
 
 __all__ = ["appended_sequences", "stacking_body"]
@@ -39,17 +40,7 @@ def _append(body: GraphProto, k: int) -> NodeProto | None:
     producers = [node for node in body.node if after in node.output]
     if len(producers) != 1 or (producers[0].domain, producers[0].op_type) != ("", "SequenceInsert"):
         return None
-    used, outputs = list(_used(body)), [value.name for value in body.output]
+    used, outputs = [name for node in body.node for name in names_read(node)], [value.name for value in body.output]
     operands = [name for name in producers[0].input if name]
     alone = used.count(before) == 1 and used.count(after) == 0 and outputs.count(after) == 1
     return producers[0] if alone and len(operands) == 2 and operands[0] == before and before not in outputs else None
-
-
-def _used(graph: GraphProto) -> Iterator[str]:
-    """The names that nodes of a graph read, those of its subgraphs included."""
-    for node in graph.node:
-        yield from node.input
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                yield from _used(attribute.g)
-                yield from [value.name for value in attribute.g.output]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from relayc.backend.runtime.sizes import MAX_ELEMENTS
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import bordered
 from relayc.frontends.onnx.tensors import MAX_COMPUTED
@@ -14,9 +15,6 @@ from relayc.relay.sizes import add_sizes, floor_divide, larger, product
 from relayc.te.tir import Dim
 
 __all__ = ["Window", "reaches", "read_window"]
-
-_MAX_EXTENT = 2**31 - 1
-"""Greatest size, stride and dilation of a window: indices are int32."""
 
 _MAX_GROWTH = 64
 """Greatest ratio of the elements of a large padded input to those of the input."""
@@ -62,8 +60,8 @@ def read_window(node: OnnxNode, kernel: Sequence[Dim], spatial: Sequence[Dim]) -
     rank = len(spatial)
     if len(kernel) != rank or any(isinstance(size, int) and size < 1 for size in kernel):
         raise node.error(f"a kernel of {list(kernel)} over {rank} spatial axes", expected=f"{rank} sizes of 1 or more")
-    if any(isinstance(size, int) and size > _MAX_EXTENT for size in kernel):
-        raise node.error(f"a kernel of {list(kernel)}", expected=f"sizes of at most {_MAX_EXTENT}")
+    if any(isinstance(size, int) and size > MAX_ELEMENTS for size in kernel):
+        raise node.error(f"a kernel of {list(kernel)}", expected=f"sizes of at most {MAX_ELEMENTS}")
     strides = _positive(node, "strides", rank)
     dilations = _positive(node, "dilations", rank)
     pads = node.attr_ints("pads", (0,) * (2 * rank))
@@ -84,8 +82,8 @@ def read_window(node: OnnxNode, kernel: Sequence[Dim], spatial: Sequence[Dim]) -
 
 def _positive(node: OnnxNode, name: str, rank: int) -> tuple[int, ...]:
     values = node.attr_ints(name, (1,) * rank)
-    if len(values) != rank or min(values, default=1) < 1 or max(values, default=1) > _MAX_EXTENT:
-        raise node.error(f"{name} are {list(values)}", expected=f"{rank} numbers from 1 to {_MAX_EXTENT}")
+    if len(values) != rank or min(values, default=1) < 1 or max(values, default=1) > MAX_ELEMENTS:
+        raise node.error(f"{name} are {list(values)}", expected=f"{rank} numbers from 1 to {MAX_ELEMENTS}")
     return values
 
 
