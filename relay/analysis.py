@@ -173,7 +173,6 @@ def scopes(root: Expr) -> tuple[dict[int, Scope], dict[tuple[int, str], Scope]]:
     return placed, opened
 
 
-
 def free_vars(expr: Expr) -> list[Var]:
     """Variables used in `expr` but bound nowhere in it, in order of first use."""
     order = list(evaluation_order(expr))

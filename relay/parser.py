@@ -403,7 +403,6 @@ class _Parser:
                 raise ValueError("expected numbers, strings, tuples or arithmetic of dimensions")
 
 
-
 def _names_dtype(word: str) -> bool:
     try:
         dtype(word)

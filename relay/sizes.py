@@ -8,12 +8,12 @@ the importer) or checked at run time (by the executor).
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
+from math import isqrt
 from typing import Any
 
 from relayc.te.index import IndexMath
@@ -176,11 +176,11 @@ def floor_divide(a: Dim, b: Dim) -> Dim:
 def square_root(d: Dim) -> Dim | None:
     """The size whose square is `d`, where that is a number or a product of squares; else None."""
     if isinstance(d, int):
-        return math.isqrt(d) if d >= 0 and math.isqrt(d) ** 2 == d else None
+        return isqrt(d) if d >= 0 and isqrt(d) ** 2 == d else None
     with _lock:
-        arithmetic = _arithmetic_of(d)
-        root = arithmetic.dim(d).square_root()
-        return arithmetic.as_dim(root) if root is not None and arithmetic.nonneg(root) else None
+        math = _arithmetic_of(d)
+        root = math.dim(d).square_root()
+        return math.as_dim(root) if root is not None and math.nonneg(root) else None
 
 
 def is_at_least(a: Dim, b: Dim) -> bool:

@@ -58,6 +58,7 @@ MAX_NESTING = 48
 CONVERSION_FAULTS = (CompileError, ValueError, TypeError, IndexError, KeyError, ArithmeticError, MemoryError)
 """Exceptions that a converter may raise on invalid attributes or constants; the node is added to the message."""
 
+
 @reports_internal_errors("importing the model")
 @np.errstate(all="ignore")
 def from_onnx(

@@ -18,6 +18,7 @@ __all__ = ["MOST_SIZES", "SizeTable"]
 MOST_SIZES = 16
 """Most variables in a size expression; larger expressions become a variable of their own, computed at run time."""
 
+
 @dataclass
 class SizeTable:
     """Size variables: `solved` maps variables to expressions of others; `unnamed` have no name in the model.

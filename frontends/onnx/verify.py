@@ -48,7 +48,6 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-
 """Largest difference allowed by element type, as a share of the tensor's largest magnitude; other types: none."""
 
 
-
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One tensor: the node that computes it, its type, and its error.

@@ -36,6 +36,7 @@ from relayc.te.tir import Dim
 
 __all__ = ["BoundSize", "plan_dynamic"]
 
+
 @dataclass(frozen=True)
 class BoundSize:
     """The size variable `name` is element `element` of output `output` of the function; `source` is its origin in the

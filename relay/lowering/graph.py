@@ -87,7 +87,6 @@ class GraphTensor:
         return mine.dtype.nbytes == theirs.dtype.nbytes and product(mine.shape) is product(theirs.shape)
 
 
-
 @dataclass
 class GraphNode:
     """One kernel call; the last `scratch` of its outputs are scratch memory.

@@ -466,7 +466,6 @@ class IterVar(ExprOperators):
         return f"iter_var({self.var.name}, {self.dom}, {self.thread_tag or self.kind})"
 
 
-
 class CommReducer:
     """An associative and commutative combination of tuples.
 

@@ -41,7 +41,6 @@ def target(request):
     return request.param
 
 
-
 def elementwise(shape, scalars=(), name="add", **attrs):
     """c[i] = a[i] + b[i] + sum of the scalars, over flat views of arguments of the given shape."""
     a, b, c = (decl_buffer(shape, "float32", buffer_name) for buffer_name in "ABC")

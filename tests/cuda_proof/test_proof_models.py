@@ -64,8 +64,6 @@ def model(request, tmp_path_factory):
     return MODELS[request.param](tmp_path_factory.mktemp("models"))
 
 
-
-
 @pytest.mark.parametrize("arch", proof.ARCHES)
 def test_machine_code_keeps_the_spill_budget(model, arch):
     module, params, _ = model

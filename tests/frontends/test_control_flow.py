@@ -148,6 +148,7 @@ def test_a_scan_over_a_thousand_rows(rows):
     np.testing.assert_array_equal(end.numpy(), x.sum(0))
     np.testing.assert_array_equal(y.numpy(), np.cumsum(x, 0) * w)
 
+
 def growing(first, step_nodes, inputs, outputs, shape=None, initializers=()):
     """A loop that carries one value, `list` -> `longer`, and stacks nothing."""
     body = helper.make_graph(

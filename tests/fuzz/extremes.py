@@ -33,6 +33,7 @@ STRINGS = (
 DIMS = (1, 2, 3, 4, 2, 3, 0, 5, 8)
 HUGE = (0, 1, 2**16, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)
 
+
 def extreme_model(seed: int) -> tuple[ModelProto, Feeds]:
     """A model, and values of its inputs."""
     rng = random.Random(seed)

@@ -93,9 +93,6 @@ def _size_of(inputs: dict[str, np.ndarray]) -> int:
     return sum(array.size for array in inputs.values())
 
 
-
-
-
 def test_the_oracles_agree() -> None:
     """Each operator's reference against onnxruntime, where it is installed."""
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")

@@ -10,6 +10,7 @@ from tests.fuzz.builder import STRING, WORDS, GraphBuilder, Value, operator
 
 __all__: list[str] = []
 
+
 def _text(g: GraphBuilder, low: int = 0, high: int = 3) -> Value:
     """A string tensor: computed, input or constant."""
     found = [v for v in g.values if v.dtype == STRING and low <= v.rank <= high]

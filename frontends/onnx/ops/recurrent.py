@@ -225,8 +225,6 @@ def lstm_of(node: OnnxNode, quantized: tuple[QuantizedWeights, QuantizedWeights]
     ])  # fmt: skip
 
 
-
-
 def _peepholes(common: _Recurrent, directions: range) -> Expr | None:
     """Peephole weights [directions, 3, hidden] (input, output, forget); None when absent or zero."""
     node = common.node

@@ -97,7 +97,6 @@ def _written_out(loop: For, extent: int) -> Stmt:
     return ops.seq(copies)
 
 
-
 @dataclass(frozen=True)
 class Unroll(FunctionPass):
     """Unrolls loops; an UNROLLED loop without constant extent becomes serial. (TVM: `UnrollLoop`.)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product"]
 
+
 def _tile_output(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, batch: list[te.IterVar], row: te.IterVar,
     column: te.IterVar, columns: te.Dim, plan: ProductPlan, work: float, lanes: int, *, chains: bool = False,
