@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, parser
 
+from benchmarks.dynamic import seconds_of
 from benchmarks.records import append, machine
 from relayc import relay
 from relayc.backend.runtime import GraphModule, device
@@ -193,15 +193,6 @@ def session(case: Case) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(case.model.SerializeToString(), options, ["CPUExecutionProvider"])
 
 
-def seconds_of(run: Callable[[], object], least: float) -> float:
-    """CPU seconds of a run, repeated for at least `least` seconds."""
-    runs, start = 0, time.thread_time()
-    while (spent := time.thread_time() - start) < least or not runs:
-        run()
-        runs += 1
-    return spent / runs
-
-
 def measure(name: str, target: str, seconds: float, rounds: int) -> tuple[float, float]:
     """Microseconds of an iteration, ours and onnxruntime's: medians. Raises AssertionError if results differ."""
     case = CASES[name]
@@ -209,7 +200,7 @@ def measure(name: str, target: str, seconds: float, rounds: int) -> tuple[float,
     for mine, theirs in zip(module(**case.feeds), peer.run(None, case.feeds), strict=True):
         np.testing.assert_allclose(mine.numpy(), theirs, rtol=2e-3, atol=2e-3)
     runs = [module.run, lambda: peer.run(None, case.feeds)]
-    pairs = [[seconds_of(run, seconds) for run in runs] for _ in range(rounds)]
+    pairs = [[seconds_of(run, seconds, time.thread_time) for run in runs] for _ in range(rounds)]
     ours, others = (1e6 * statistics.median(column) / case.turns for column in zip(*pairs, strict=True))
     return ours, others
 

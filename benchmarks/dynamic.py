@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from relayc import relay
 from relayc.backend.runtime import GraphModule, device
 from relayc.frontends.onnx import from_onnx
 
+Clock = Callable[[], float]
 Arrays = dict[str, np.ndarray]
 
 
@@ -130,22 +131,21 @@ def executor(model: onnx.ModelProto, shapes: dict[str, tuple[int | str, ...]], t
     return GraphModule(relay.build(mod, "llvm", params)["default"](device("cpu", 0)), threads)
 
 
-def seconds_of(model: GraphModule, seconds: float, clock: str) -> float:
-    """Seconds of one run, the mean over runs that take about `seconds` in all."""
-    now = time.thread_time if clock == "thread" else time.perf_counter
+def seconds_of(run: Callable[[], object], seconds: float, now: Clock) -> float:
+    """Seconds of one run by the clock `now`, the mean over runs that take about `seconds` in all."""
     begin, count = now(), 0
     while now() - begin < seconds or not count:
-        model.run()
+        run()
         count += 1
     return (now() - begin) / count
 
 
-def compare(dynamic: GraphModule, static: GraphModule, rounds: int, seconds: float, clock: str) -> tuple[float, float]:
+def compare(dynamic: GraphModule, static: GraphModule, rounds: int, seconds: float, now: Clock) -> tuple[float, float]:
     """(Median ratio dynamic / static, median milliseconds of the static model), interleaved."""
     ratios: list[float] = []
     times: list[float] = []
     for _ in range(rounds):
-        a, b, c = (seconds_of(model, seconds, clock) for model in (static, dynamic, static))
+        a, b, c = (seconds_of(model.run, seconds, now) for model in (static, dynamic, static))
         ratios.append(b / ((a + c) / 2))
         times += [a, c]
     return statistics.median(ratios), 1e3 * statistics.median(times)
@@ -166,7 +166,8 @@ def measure(case: Case, zoo: Path, threads: int, rounds: int, seconds: float) ->
         found, expected = ([y.numpy() for y in model(**inputs)] for model in (dynamic, static))
         for x, y in zip(found, expected, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3)
-        ratio, milliseconds = compare(dynamic, static, rounds, seconds, "thread" if threads == 1 else "wall")
+        clock = time.thread_time if threads == 1 else time.perf_counter
+        ratio, milliseconds = compare(dynamic, static, rounds, seconds, clock)
         yield f"| {case.model} | {case.name} | {size} | {milliseconds:.1f} | {ratio:.2f} |"
 
 
