@@ -24,7 +24,7 @@ from relayc.backend.runtime import GraphModule, device
 from relayc.backend.runtime.profiler import NodeTiming, Report
 from relayc.backend.runtime.roofline import roofline_svg
 from relayc.backend.target import Target
-from relayc.frontends.cli.profiling import profile_executor
+from relayc.cli.profiling import profile_executor
 from relayc.frontends.onnx import from_onnx
 
 FAMILIES: dict[str, Callable[[NodeTiming], bool]] = {

@@ -10,8 +10,8 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line of this process."""
     if find_spec("typer") is None or find_spec("rich") is None:
-        sys.exit(import_module("relayc.frontends.cli.runtime_only").main())
-    import_module("relayc.frontends.cli.main").app(prog_name="relayc")
+        sys.exit(import_module("relayc.cli.runtime_only").main())
+    import_module("relayc.cli.main").app(prog_name="relayc")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def test_the_command_runs_a_saved_model_without_the_compiler(tmp_path):
     relay.build(IRModule({"main": relay.Function((x,), relay.exp(x))}), target="llvm").save(path)
     code = """
 import sys
-from relayc.frontends.cli.main import app
+from relayc.cli.main import app
 app(["run", sys.argv[1]], standalone_mode=False)
 heavy = [m for m in ("relayc.te", "relayc.topi", "relayc.relay", "onnx", "networkx") if m in sys.modules]
 assert not heavy, f"running imported {heavy}"

@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 from relayc.backend.runtime import device, graph_executor, load_model
-from relayc.frontends.cli.main import app
+from relayc.cli.main import app
 from relayc.frontends.onnx import OnnxImportError, from_onnx
 from relayc.frontends.onnx.backend import RelayBackend
 from relayc.frontends.onnx.verify import verify

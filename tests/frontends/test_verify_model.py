@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from relayc import te
 from relayc.backend.cache import DiskCache
-from relayc.frontends.cli.main import app
+from relayc.cli.main import app
 from relayc.frontends.onnx import verify as verify_module
 from relayc.frontends.onnx.verify import Comparison, _first_cut, departure, verify
 from relayc.relay.op.elementwise import Tanh

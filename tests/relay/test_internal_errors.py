@@ -119,11 +119,11 @@ def test_an_array_that_cannot_be_exported_is_an_error_of_the_argument():
 
 def test_a_fault_is_one_block_of_the_command_line(monkeypatch, tmp_path):
     typer_testing = pytest.importorskip("typer.testing")
-    from relayc.frontends.cli.main import app
+    from relayc.cli.main import app
 
     path = tmp_path / "model.onnx"
     path.write_bytes(model().SerializeToString())
-    monkeypatch.setattr("relayc.frontends.cli.main.executor_for", fails)
+    monkeypatch.setattr("relayc.cli.running.executor_for", fails)
     result = typer_testing.CliRunner().invoke(app, ["run", str(path), "--fill", "ones"])
     assert result.exit_code == 1
     assert "error: InternalError\nStrange: out of order" in result.output and "--traceback" in result.output

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from relayc.backend.runtime import ArgumentError, ArtifactError, RelaycError, check_signature, load_model, sign_artifact
 from relayc.backend.runtime.artifact import CompiledModel
-from relayc.frontends.cli.main import app
+from relayc.cli.main import app
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from relayc import relay
-from relayc.frontends.cli.console import Steps
-from relayc.frontends.cli.options import Build, UsageError
+from relayc.cli.console import Steps
+from relayc.cli.options import Build, UsageError
 from relayc.frontends.onnx import from_onnx
 from relayc.relay.lowering.tuning_records import default_records_path
 from relayc.relay.tuning import TuningReport

@@ -8,8 +8,8 @@ import numpy as np
 from rich.table import Table
 
 from relayc.backend.target import Target
-from relayc.frontends.cli.console import Steps, out
-from relayc.frontends.cli.options import Shapes, fill_inputs, read_inputs, resolved, typed
+from relayc.cli.console import Steps, out
+from relayc.cli.options import Shapes, fill_inputs, read_inputs, resolved, typed
 from relayc.frontends.onnx.importer import from_onnx
 from relayc.frontends.onnx.verify import Comparison, VerifyReport, verify
 from relayc.relay.type import TensorType

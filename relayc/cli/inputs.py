@@ -9,7 +9,7 @@ import numpy as np
 
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.graph_executor import GraphModule
-from relayc.frontends.cli.options import fill_inputs, parse_shapes, read_inputs, resolved, typed
+from relayc.cli.options import fill_inputs, parse_shapes, read_inputs, resolved, typed
 
 __all__ = ["results_of", "set_inputs"]
 

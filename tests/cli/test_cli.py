@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 from relayc.backend.runtime import container, load_model
-from relayc.frontends.cli.main import app
+from relayc.cli.main import app
 from relayc.relay.lowering.tuning_records import TuningRecords
 
 runner = CliRunner()
@@ -252,7 +252,7 @@ def test_running_an_artifact_does_not_load_the_compiler(folder: Path) -> None:
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
-        "from relayc.frontends.cli.main import app\n"
+        "from relayc.cli.main import app\n"
         f"result = CliRunner().invoke(app, ['run', {str(folder / 'model.relayc')!r}, '--fill', 'random'])\n"
         "assert result.exit_code == 0, result.output\n"
         "loaded = [n for n in ('relay', 'topi', 'onnx', 'networkx') if n in sys.modules]\n"

@@ -17,8 +17,8 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from relayc.frontends.cli.options import UsageError
-from relayc.frontends.cli.plain import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Latency, failure
+from relayc.cli.options import UsageError
+from relayc.cli.plain import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Latency, failure
 
 __all__ = ["Progress", "Steps", "err", "guarded", "out", "print_latency", "print_top", "settings"]
 

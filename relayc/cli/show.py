@@ -8,9 +8,9 @@ from pathlib import Path
 from relayc import relay
 from relayc.backend import build as build_module
 from relayc.backend.target import Target
-from relayc.frontends.cli.console import out
-from relayc.frontends.cli.kernels import code_module
-from relayc.frontends.cli.options import Build, Form
+from relayc.cli.console import out
+from relayc.cli.kernels import code_module
+from relayc.cli.options import Build, Form
 from relayc.frontends.onnx import from_onnx
 from relayc.relay.lowering.arrange import arrange
 from relayc.relay.lowering.graph import make_graph

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relayc.frontends.cli.options import UsageError, fill_inputs, parse_shapes, read_inputs, write_archive
+from relayc.cli.options import UsageError, fill_inputs, parse_shapes, read_inputs, write_archive
 
 
 def test_shapes() -> None:

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
-from relayc.frontends.cli.main import app
+from relayc.cli.main import app
 
 pytest.importorskip("cuda.bindings.nvrtc")
 ROOT = Path(__file__).parents[2]

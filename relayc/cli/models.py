@@ -8,9 +8,9 @@ from textwrap import indent
 
 from relayc.backend.runtime import load_model
 from relayc.backend.runtime.artifact import CompiledModel
-from relayc.frontends.cli.console import Steps
-from relayc.frontends.cli.options import Build
-from relayc.frontends.cli.plain import is_onnx
+from relayc.cli.console import Steps
+from relayc.cli.options import Build
+from relayc.cli.plain import is_onnx
 
 __all__ = ["open_model"]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from relayc.backend.runtime import load_model
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.graph_executor import GraphModule
-from relayc.frontends.cli.inputs import results_of, set_inputs
-from relayc.frontends.cli.options import UsageError, check_writable, write_archive
-from relayc.frontends.cli.plain import (
+from relayc.cli.inputs import results_of, set_inputs
+from relayc.cli.options import UsageError, check_writable, write_archive
+from relayc.cli.plain import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USAGE,

@@ -1,0 +1,104 @@
+"""The commands `compile`, `tune`, `cache` and `sign`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relayc.cli.console import Steps, guarded, out
+from relayc.cli.models import open_model
+from relayc.cli.options import Precision, UsageError, check_writable
+from relayc.cli.parameters import CheckIndices, InPrecision, OptLevel, Records, Shape, Target, Threads, build_options
+from relayc.cli.plain import is_onnx
+
+__all__ = ["cache", "compile_", "sign", "tune"]
+
+
+@guarded
+def compile_(
+    model: Annotated[Path, typer.Argument(help="an .onnx model")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="default: the model's name with .relayc")
+    ] = None,
+    target: Target = "llvm",
+    shape: Shape = None,
+    opt_level: OptLevel = 3,
+    precision: InPrecision = Precision.FLOAT32,
+    records: Records = None,
+    check_indices: CheckIndices = False,
+) -> None:
+    """Compile an ONNX model to an artifact, which runs without the compiler.
+
+    Example: relayc compile resnet50.onnx -o resnet50.relayc --shape x:1,3,224,224
+    """
+    if not is_onnx(model):
+        raise UsageError(f"{model}: expected an .onnx file")
+    path = model.with_suffix(".relayc") if output is None else output
+    check_writable(path)
+    steps = Steps()
+    compiled = open_model(model, build_options(target, shape, opt_level, precision, records, check_indices), steps)
+    with steps.step("save"):
+        compiled.save(path)
+    out.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
+
+
+@guarded
+def tune(
+    model: Annotated[Path, typer.Argument(help="an .onnx model")],
+    minutes: Annotated[float, typer.Option("--minutes", min=0, help="how long to search, about")] = 5.0,
+    records: Annotated[
+        Path | None, typer.Option("--records", help="file of what is found; default: the user's own, which builds read")
+    ] = None,
+    target: Target = "llvm",
+    shape: Shape = None,
+    opt_level: OptLevel = 3,
+    precision: InPrecision = Precision.FLOAT32,
+    threads: Threads = None,
+) -> None:
+    """Search faster schedule parameters for the kernels of a model, by measuring them on this machine.
+
+    What is clearly faster than the default is kept, by kernel and processor, and used by later compilations; nothing
+    gets slower. Stop it at any time. Example: relayc tune resnet50.onnx --minutes 10 --shape x:1,3,224,224
+    """
+    if not is_onnx(model):
+        raise UsageError(f"{model}: expected an .onnx file")
+    how = build_options(target, shape, opt_level, precision)
+    report = import_module("relayc.cli.tuning").tune_onnx(model, how, Steps(), minutes, records, threads)
+    out.print(str(report), soft_wrap=True)
+
+
+@guarded
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="remove what is in it; tuning records stay")] = False,
+) -> None:
+    """Say what the cache of compiled code holds, and where it is: what was compiled once is found there again."""
+    found = import_module("relayc.backend.cache").default_cache()
+    if found is None:
+        out.print("the cache is off (RELAYC_CACHE_DIR=off)")
+        return
+    count, size = found.usage()
+    if clear:
+        found.clear()
+    held = f"{count} entries, {size / 1e6:.1f} MB of at most {found.limit / 1e6:.0f} MB"
+    out.print(f"{found.folder}: {'removed ' if clear else ''}{held}", soft_wrap=True)
+
+
+@guarded
+def sign(
+    artifact: Annotated[Path, typer.Argument(help="an artifact that `relayc compile` wrote")],
+    key: Annotated[Path, typer.Option("--key", help="PEM file of an Ed25519 key: private, with --check public")],
+    check: Annotated[bool, typer.Option("--check", help="check that the artifact was signed with this key")] = False,
+) -> None:
+    """Sign an artifact, or check its signature, which is beside it in artifact.sig.
+
+    Example: relayc sign model.relayc --key private.pem, and relayc sign model.relayc --check --key public.pem, which
+    prints the SHA-256 that load_model takes as expect_sha256. Exit code 1 when the signature is another's.
+    """
+    signing = import_module("relayc.backend.runtime.signing")
+    if check:
+        out.print(f"{signing.check_signature(artifact, key)}  {artifact}", soft_wrap=True)
+    else:
+        out.print(f"wrote {signing.sign_artifact(artifact, key)}", soft_wrap=True)
