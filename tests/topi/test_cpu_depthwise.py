@@ -135,3 +135,19 @@ def test_inner_tiles_have_no_guards():
     assert inner
     middle = text[inner.start() :]
     assert "if_then_else" not in middle[: middle.index("for i3.outer_2")]
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
+def test_maps_of_any_width(strides):
+    """One kernel for every height and width: narrower than a tile, with remainders, and of one column."""
+    h, w = te.var("h"), te.var("w")
+    x, weights = te.placeholder((1, h, w, 20), "float32", "x"), te.placeholder((3, 3, 1, 20), "float32", "w")
+    out = topi.nn.conv(x, weights, strides, (1, 1, 1, 1), (1, 1), 20, "NHWC", "HWIO")
+    run = backend.build(schedule_for([out], TARGET), [x, weights, out], TARGET)
+    kernel = RNG.standard_normal((3, 3, 1, 20)).astype("float32")
+    for height, width in [(1, 1), (2, 3), (3, 5), (5, 6), (4, 7), (3, 8), (6, 13), (7, 14), (9, 31)]:
+        data = RNG.standard_normal((1, height, width, 20)).astype("float32")
+        wanted = expected(data, kernel.reshape(3, 3, 20, 1), strides, (1, 1, 1, 1), (1, 1))
+        result = backend.nd.array(np.full_like(wanted, np.nan))
+        run(backend.nd.array(data), backend.nd.array(kernel), result)
+        np.testing.assert_allclose(result.numpy(), wanted, rtol=1e-5, atol=1e-5)

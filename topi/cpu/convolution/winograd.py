@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
@@ -35,35 +34,28 @@ __all__ = ["schedule_conv_winograd"]
 def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Schedule the stages of `topi.nn.conv_winograd` as `plan_winograd` says.
 
-    Where the number of tiles is dynamic, more versions cover fewer of them than a block has; where only the number of
-    images is, another one is planned for several.
+    Where the number of tiles is dynamic, a second version goes tile by tile, for images with fewer of them than a block
+    has; where only the number of images is, another one is planned for several.
     """
     order = StoreOrder.of(outs[0])
     plan = _plan(target, anchor, order)
     *images, height, width, _ = [isinstance(d, int) for d in order.result.shape]
-    few = () if all((*images, height, width)) else (1,) if height and width else _FEW_TILES
-    blocks = [n for n in few if n < plan.block]
-    fewer = [replace(plan, block=n, rows=min(n, plan.rows), weights_once=True) for n in blocks]
-    schedules = [_arranged(outs, anchor, target, p) for p in (plan, *fewer)]
-    for s, smaller in pairwise(schedules):
-        s.specialize_small(smaller)
+    s = _arranged(outs, anchor, target, plan)
+    if not all((*images, height, width)) and plan.block > 1:
+        s.specialize_small(_arranged(outs, anchor, target, replace(plan, block=1, rows=1, weights_once=True)))
     batch = order.result.shape[0]
     if isinstance(batch, int) or not (height and width):
-        return schedules[0]
+        return s
     for_several = _plan(target, anchor, order, likely_images=_SEVERAL_IMAGES)
     if for_several == plan:
-        return schedules[0]
+        return s
     several = _arranged(outs, anchor, target, for_several)
-    several.specialize_small(schedules[0], unless=batch >= _SEVERAL_IMAGES)
+    several.specialize_small(s, unless=batch >= _SEVERAL_IMAGES)
     return several
 
 
 _SEVERAL_IMAGES = 4
 """Images from which on the version for several is used: with fewer the weights are read too seldom to pay for it."""
-
-_FEW_TILES = (4, 1)
-"""Block sizes where the number of tiles is dynamic and less than planned for. One image of static sides has as many as
-that, and only for none the last is needed."""
 
 
 def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: WinogradPlan) -> te.Schedule:
