@@ -21,6 +21,7 @@ import numpy as np
 from relayc.te.dtype import DType, dtype
 from relayc.te.errors import CompileError
 from relayc.te.ir import Node, Visitor, collect, structural_equal
+from relayc.te.math import expand_dot2_bfloat16
 from relayc.te.tir import (
     Add,
     Allocate,
@@ -409,6 +410,9 @@ class CLikeGenerator(Visitor[Any]):
     def call_dot2(self, node: Call) -> str:
         x, y = [self.visit(a) for a in node.args]
         return f"(({x} << 16 >> 16) * ({y} << 16 >> 16) + ({x} >> 16) * ({y} >> 16))"
+
+    def call_dot2_bfloat16(self, node: Call) -> str:
+        return self.visit(expand_dot2_bfloat16(*node.args))
 
     def call_dot4(self, node: Call) -> str:
         x, y = [self.visit(a) for a in node.args]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from relayc.te.dtype import INT32
+from relayc.te.dtype import FLOAT32, INT32
 from relayc.te.errors import CompileError
 from relayc.te.tir import ops
 from relayc.te.tir.expr import PrimExpr
@@ -29,12 +29,14 @@ __all__ = [
     "cos",
     "cosh",
     "dot2",
+    "dot2_bfloat16",
     "dot4",
     "dot8",
     "erf",
     "exp",
     "exp2",
     "exp_nonpositive",
+    "expand_dot2_bfloat16",
     "expm1",
     "fast_exp",
     "fast_gelu",
@@ -198,6 +200,27 @@ def dot2(x: Any, y: Any) -> PrimExpr:
     if x.dtype.element != "int32":
         raise CompileError(f"dot2 takes int32 operands, got {x.dtype}")
     return call_intrin(x.dtype, "dot2", x, y)
+
+
+def dot2_bfloat16(x: Any, y: Any) -> PrimExpr:
+    """A 2-way dot product: the float32 sum of the products of the bfloat16 halves of int32 `x` and `y`.
+
+    On x86 it is vdpbf16ps, which rounds once for each product and treats denormals as 0.
+    """
+    x, y = ops.match_types(convert(x), convert(y))
+    if x.dtype.element != "int32":
+        raise CompileError(f"dot2_bfloat16 takes int32 operands, got {x.dtype}")
+    return call_intrin(FLOAT32.with_lanes(x.dtype.lanes), "dot2_bfloat16", x, y)
+
+
+def expand_dot2_bfloat16(x: PrimExpr, y: PrimExpr, onto: PrimExpr | None = None) -> PrimExpr:
+    """`dot2_bfloat16` by products of float32, added to `onto`: for processors without the instruction."""
+    kind, total = FLOAT32.with_lanes(x.dtype.lanes), onto
+    for half in (lambda v: ops.left_shift(v, 16), lambda v: ops.bitwise_and(v, -(1 << 16))):
+        product = call_intrin(kind, "reinterpret", half(x)) * call_intrin(kind, "reinterpret", half(y))
+        total = product if total is None else total + product
+    assert total is not None
+    return total
 
 
 def dot4(x: Any, y: Any) -> PrimExpr:

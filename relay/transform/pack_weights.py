@@ -29,7 +29,15 @@ from relayc.relay.op.elementwise import Cast
 from relayc.relay.op.layout import LayoutTransform
 from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relayc.relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
-from relayc.relay.op.nn.dot4 import Conv2DNHWCDot4, DenseDot4, DenseDot4Groups, WindowDot4Groups, Words
+from relayc.relay.op.nn.dot4 import (
+    Conv2DNHWCDot2Bfloat16,
+    Conv2DNHWCDot4,
+    DenseDot2Bfloat16,
+    DenseDot4,
+    DenseDot4Groups,
+    WindowDot4Groups,
+    Words,
+)
 from relayc.relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relayc.relay.op.nn.pad import pad
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
@@ -53,6 +61,7 @@ from relayc.topi.cpu.tiling import (
     amx_panel,
     at_precision_of,
     group_panel,
+    has_bfloat16_products,
     has_byte_products,
     packed_columns,
     reads_in_place,
@@ -72,6 +81,8 @@ _COMPUTED_IN = {
     "int64": "int64",
 }  # fmt: skip
 """The type in which products with packed weights compute, by the weights' type; quantised ones compute in int32."""
+_WIDE_RESULTS = {"bfloat16": "float32"}
+"""Types of the results that products may have besides their operands' type."""
 _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
 _SINGLE = as_dtype("float32")
@@ -115,15 +126,14 @@ class _Packer:
         if len(call.args) != 2 or not isinstance(call.ty, TensorType):
             return call
         data = call.args[0].ty
-        if not isinstance(data, TensorType) or data.dtype != call.ty.dtype:
+        if not isinstance(data, TensorType) or call.ty.dtype not in (data.dtype, _WIDE_RESULTS.get(str(data.dtype))):
             return call
-        wide = _COMPUTED_IN.get(str(call.ty.dtype))
-        weight = call.args[1]
+        wide, weight = _COMPUTED_IN.get(str(data.dtype)), call.args[1]
         many = not isinstance(weight, Constant) or len(weight.shape) > 2
-        if many and wide == call.ty.dtype and isinstance(call.op, BatchMatmul):
+        if many and wide == data.dtype and isinstance(call.op, BatchMatmul):
             return self._batch_matmul(call, call.op)
         if wide is None or not isinstance(weight, Constant):
-            return self._computed_weights(call, weight) if call.dtype == "float32" else call
+            return self._computed_weights(call, weight) if data.dtype == "float32" else call
         match call.op:
             case Dense():
                 return self._dense(call, weight, "NK")
@@ -166,7 +176,7 @@ class _Packer:
 
         Low-precision floats are converted to float32.
         """
-        per_step = {"fma": 1, "dot2": 2, "dot4": 4}[form]
+        per_step = {"fma": 1, "dot2": 2, "dot2_bfloat16": 2, "dot4": 4}[form]
         target, spare = at_precision_of(self.target, dtype), spare_registers(self.target, form)
         word = max(_WORD_BYTES, dtype.nbytes)
         return packed_columns(
@@ -189,8 +199,10 @@ class _Packer:
             dot4 = self._dot4_operands(call, weight, outputs_first, order, width)
             if dot4 is not None:
                 return dot4.product_of_rows(units, call)
+        if self._by_bfloat16(weight):
+            return self._dense_bfloat16(call, weight, outputs_first, order, rows)
         pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], weight)
-        width = self._width(rows, units, depth, depth, form="dot2" if pairs else "fma", dtype=call.dtype)
+        width = self._width(rows, units, depth, depth, form="dot2" if pairs else "fma", dtype=weight.dtype)
         packed = self._packed(weight, outputs_first, order, width)
         if order == "NK":
             self.matrices[place_of(weight)] = PackedMatrix(packed, units)
@@ -202,6 +214,47 @@ class _Packer:
         if untransposed is not None and weight.dtype == call.dtype == "float32":
             return Call(BatchMatmulPacked(columns=units, transpose_a=True), (untransposed, packed), span=call.span)
         return _with_panels(call, DensePacked(units=units, pairs=pairs), packed)
+
+    def _by_bfloat16(self, weight: Constant) -> bool:
+        """Are products with this weight made of pairs of bfloat16?"""
+        return weight.dtype == "bfloat16" and has_bfloat16_products(self.target)
+
+    def _dense_bfloat16(self, call: Call, weight: Constant, outputs_first: Array, order: str, rows: int) -> Expr:
+        """A product of rows by pairs of bfloat16; where their number is odd, 0 is added."""
+        units, depth = outputs_first.shape
+        width = self._width(rows, units, depth, depth, form="dot2_bfloat16")
+        panels = self._bfloat16_panels(weight, outputs_first, f"{order} in pairs", width)
+        *lead, _ = call.args[0].shape
+        matrix = reshaped(_whole_words(call.args[0], depth), (product(lead), depth + depth % 2))
+        made = DenseDot2Bfloat16(units=units, rows=None if len(lead) == 1 else tuple(call.shape[:-1]))
+        return _as_type(Call(made, (Call(Words(), (matrix,)), panels), span=call.span), call)
+
+    def _convolution_bfloat16(
+        self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, rows: int
+    ) -> Expr:
+        """A convolution by pairs of bfloat16 channels."""
+        channels, *kernel, inputs = outputs_first.shape
+        if math.prod(kernel) == 1 and not any(op.padding) and set(op.strides) == {1}:
+            return self._dense_bfloat16(call, weight, outputs_first.reshape(channels, inputs), op.kernel_layout, rows)
+        row_size = call.shape[-2] if isinstance(call.shape[-2], int) else 0
+        steps, row_stride = math.prod(kernel) * inputs, inputs * op.strides[-1]
+        width = self._width(rows, channels, steps, row_stride, row_size, "dot2_bfloat16")
+        panels = self._bfloat16_panels(weight, outputs_first, f"{op.kernel_layout} in pairs", width)
+        made = Conv2DNHWCDot2Bfloat16(
+            channels=channels, strides=op.strides, padding=op.padding, dilation=op.dilation
+        )
+        data = Call(Words(), (_whole_words(call.args[0], inputs),))
+        return _as_type(Call(made, (data, panels), span=call.span), call)
+
+    def _bfloat16_panels(self, weight: Constant, outputs_first: Array, order: str, width: int) -> Constant:
+        """Weights (N, ..., K) in panels of pairs (ceil(N / width), ..., ceil(K / 2), width)."""
+        key = (id(weight), order, width)
+        if key not in self.packed:
+            missing = outputs_first.shape[-1] % 2
+            whole = np.pad(outputs_first, [*[(0, 0)] * (outputs_first.ndim - 1), (0, missing)])
+            words = np.ascontiguousarray(whole).view("<i4")
+            self.packed[key] = Constant(self.panels.panels(words, width), span=weight.span)
+        return self.packed[key]
 
     def _before_transposition(self, a: Expr) -> Expr | None:
         """The left operand before its transposition, if a cache holds it; else None."""
@@ -247,11 +300,13 @@ class _Packer:
         channels, *kernel, group_size = outputs_first.shape
         if op.groups > 1 and group_size == 1:
             return _channels_last(call, op, Constant(weight.data.transpose(order), span=weight.span))
-        if isinstance(op, Conv2D | Conv3D):
+        if isinstance(op, Conv2D | Conv3D) and weight.dtype == call.dtype:
             winograd = self._winograd_plan(call, op)
             if winograd is not None:
                 return self._winograd(call, op, weight, outputs_first, winograd)
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
+        if isinstance(op, Conv2D) and op.groups == 1 and group_size > 1 and self._by_bfloat16(weight):
+            return self._convolution_bfloat16(call, op, weight, outputs_first, rows)
         steps = math.prod(kernel) * group_size
         if isinstance(op, Conv2D) and op.groups == 1 and weight.dtype == "int32":
             dot4 = self._convolution_dot4(call, op, weight, outputs_first, rows)
@@ -527,12 +582,22 @@ def _with_panels(
     if op.pairs:
         quantized, zero_point = _quantized_and_constant(call.args[0])
         return Call(op.replace(zero_point=zero_point), (quantized, panels), span=call.span)
-    wide = _COMPUTED_IN[str(call.dtype)]
-    if wide == call.dtype:
-        return Call(op, (call.args[0], panels), span=call.span)
-    data = make_call("cast", (call.args[0],), call.span, dtype=wide)
-    product = Call(op, (data, panels), span=call.span)
+    data, wide = call.args[0], _COMPUTED_IN[str(call.args[0].dtype)]
+    if wide != data.dtype:
+        data = make_call("cast", (data,), call.span, dtype=wide)
+    return _as_type(Call(op, (data, panels), span=call.span), call)
+
+
+def _as_type(product: Expr, call: Call) -> Expr:
+    """A product in the type of the call that it replaces."""
+    if product.dtype == call.dtype:
+        return product
     return make_call("cast", (product,), call.span, dtype=str(call.dtype))
+
+
+def _whole_words(data: Expr, last: int) -> Expr:
+    """Data of bfloat16 with 0 added to the last dimension, of size `last`, if it is odd."""
+    return pad(data, [*[(0, 0)] * (len(data.shape) - 1), (0, 1)]) if last % 2 else data
 
 
 def _quantized_and_constant(data: Expr) -> tuple[Expr, int]:

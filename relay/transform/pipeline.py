@@ -61,7 +61,8 @@ def default_pipeline(
     Passes above `opt_level` are left out except those named in `required`; `PassContext` may disable more. With
     `mixed_precision`, "float16" or "bfloat16", float32 models are converted once norms are folded into weights.
     """
-    in_half: tuple[Pass, ...] = (ToMixedPrecision(mixed_precision),) if mixed_precision else ()
+    of_weights = mixed_precision == "bfloat16" and "cpu" in target.keys
+    in_half: tuple[Pass, ...] = (ToMixedPrecision(mixed_precision, of_weights=of_weights),) if mixed_precision else ()
     arrange: tuple[Pass, ...] = ()
     attention: tuple[Pass, ...] = ()
     integers: tuple[Pass, ...] = ()

@@ -5,6 +5,9 @@ whose values leave its range never do, and all others follow their inputs. Casts
 each value and type; a value keeps the type it was computed in, so two casts never follow each other. Constants are
 rounded here, once.
 
+With `of_weights` only products with constant weights take the low-precision type, and give float32, as do all other
+operators: for processors whose gain is in the products (vdpbf16ps), and whose caches hold what is between them.
+
 Sums stay in float32: contractions, reductions and normalisations accumulate in float32 and round their results. The
 pass costs one rounding (2^-11 relative for float16, 2^-8 for bfloat16) of each stored value and weight. TVM:
 `relay.transform.ToMixedPrecision`.
@@ -21,6 +24,8 @@ import numpy as np
 
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, numpy_dtype
 from relayc.relay.op.base import MixedPrecision, OpDef, get_op, make_call
+from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
+from relayc.relay.op.nn.dense import BatchMatmul, Dense
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.dtype import DType, dtype
@@ -42,16 +47,17 @@ PassContext.declare_option(
 class ToMixedPrecision(FunctionPass):
     """float32 computations in `mixed_precision_type`, "float16" or "bfloat16".
 
-    `always` and `never` name operators whose declaration is overridden. Inputs keep their types, and so do outputs with
-    `keep_orig_output_dtype`. Run it after batch normalisations are folded and decomposed normalisations recognised, as
-    `default_pipeline` does with the option "relay.ToMixedPrecision.dtype". Raises CompileError for another type, and
-    for unknown operators.
+    `always` and `never` name operators whose declaration is overridden. With `of_weights` only products with constant
+    weights are converted, and give float32. Inputs keep their types, and so do outputs with `keep_orig_output_dtype`.
+    Run it after batch normalisations are folded and decomposed normalisations recognised, as `default_pipeline` does
+    with the option "relay.ToMixedPrecision.dtype". Raises CompileError for another type, and for unknown operators.
     """
 
     mixed_precision_type: str = "float16"
     always: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
     keep_orig_output_dtype: bool = True
+    of_weights: bool = False
 
     opt_level: ClassVar[int] = 0
 
@@ -94,6 +100,9 @@ class _Converter:
         if isinstance(e, Tuple | TupleGetItem):
             return e.rebuild(lambda child: self.done[id(child)])
         if isinstance(e, Call) and isinstance(e.op, OpDef) and self.takes_narrow(e, e.op):
+            if self.settings.of_weights:
+                operands = [self.as_narrow(self.done[id(a)]) for a in e.args]
+                return make_call(e.op.replace(out_dtype=str(_WIDE)), operands, e.span)
             return e.rebuild(lambda child: child if child is e.op else self.as_narrow(self.done[id(child)]))
         return e.rebuild(lambda child: self.restored(child) if isinstance(child, Expr) else child)
 
@@ -102,6 +111,8 @@ class _Converter:
         precision = self.settings.precision_of(op)
         if precision is MixedPrecision.NEVER or not any(_holds(a.ty, _WIDE) for a in call.args):
             return False
+        if self.settings.of_weights:
+            return _multiplies_weights(call, op)
         return precision is MixedPrecision.ALWAYS or any(_holds(self.done[id(a)].ty, self.narrow) for a in call.args)
 
     def as_narrow(self, e: Expr) -> Expr:
@@ -135,6 +146,20 @@ class _Converter:
             self.casts[key] = _rounded(e, target) if isinstance(e, Constant) else make_call(
                 "cast", (e,), e.span, dtype=str(target))  # fmt: skip
         return self.casts[key]
+
+
+def _multiplies_weights(call: Call, op: OpDef) -> bool:
+    """Is this a product of float32 with a constant matrix, or a convolution in one group with constant filters?"""
+    weight = call.args[1] if len(call.args) == 2 else None
+    if not isinstance(weight, Constant) or call.dtype != _WIDE:
+        return False
+    match op:
+        case Conv1D() | Conv2D() | Conv3D():
+            return op.groups == 1
+        case BatchMatmul():
+            return len(weight.shape) == 2 and not op.transpose_a
+        case _:
+            return isinstance(op, Dense)
 
 
 def _holds(ty: Type, element: DType) -> bool:

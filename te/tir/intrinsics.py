@@ -61,6 +61,12 @@ def _dot2(x: Any, y: Any) -> Any:
     return (low * other + (x >> 16) * (y >> 16)).astype(np.int32)
 
 
+def _dot2_bfloat16(x: Any, y: Any) -> Any:
+    words = [np.asarray(v, np.int64) & 0xFFFFFFFF for v in (x, y)]
+    halves = [[(h & 0xFFFFFFFF).astype(np.uint32).view(np.float32) for h in (w << 16, w & 0xFFFF0000)] for w in words]
+    return halves[0][0] * halves[1][0] + halves[0][1] * halves[1][1]
+
+
 def _dot4(x: Any, y: Any) -> Any:
     x, y = np.asarray(x, np.int64), np.asarray(y, np.int64)
     products = [(x >> s & 0xFF) * ((y >> s & 0xFF ^ 0x80) - 0x80) for s in range(0, 32, 8)]
@@ -112,6 +118,8 @@ intrinsic("byte_pairs", 1, _byte_pairs,
           doc="(x), two signed bytes in an int16: sign-extended to two 16-bit values in an int32")  # fmt: skip
 intrinsic("dot2", 2, _dot2,
           doc="(x, y), two signed 16-bit values in each int32: 2-way dot product, summed in int32")  # fmt: skip
+intrinsic("dot2_bfloat16", 2, _dot2_bfloat16,
+          doc="(x, y), two bfloat16 in each int32: 2-way dot product, summed in float32")  # fmt: skip
 intrinsic("dot4", 2, _dot4,
           doc="(x, y), four bytes in each int32: 4-way dot product, unsigned by signed; 16-bit pair sums")  # fmt: skip
 intrinsic("dot8", 4, _dot8,

@@ -1,10 +1,11 @@
-"""te.dot2, te.byte_pairs, te.dot4, te.dot8: equal results on all targets, also on overflow."""
+"""te.dot2, te.byte_pairs, te.dot4, te.dot8: equal results on all targets, also on overflow; te.dot2_bfloat16."""
 
 from __future__ import annotations
 
 import platform
 import shutil
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -112,6 +113,41 @@ def test_dot8_adds_two_dot4_products_in_16_bits(target, lanes, accumulate):
     np.testing.assert_array_equal(arrays[-1].numpy(), expected)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("lanes", [1, 4, 6, 8, 24, 32])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_dot2_bfloat16_multiplies_pairs(target, lanes, accumulate):
+    n = 48 * lanes
+    x, y = (RNG.standard_normal((n, 2)).astype(ml_dtypes.bfloat16) for _ in range(2))
+    before = RNG.standard_normal(n).astype(np.float32)
+    expected = (x.astype(np.float64) * y.astype(np.float64)).sum(1) + (before if accumulate else 0)
+    a, b = (te.placeholder((n,), dtype="int32", name=name) for name in "ab")
+    z = te.placeholder((n,), name="z")
+    both = te.compute((n,), lambda i: te.dot2_bfloat16(a[i], b[i]) + (z[i] if accumulate else 0.0), name="c")
+    s = te.create_schedule(both)
+    if lanes > 1:
+        _, inner = s[both].split(both.op.axis[0], factor=lanes)
+        s[both].vectorize(inner)
+    function = build(s, [a, b, z, both], target)
+    kind = device("interp" if target == "interp" else "cpu")
+    arrays = [nd.array(v, kind) for v in (x.view(np.int32)[:, 0], y.view(np.int32)[:, 0], before, before * 0)]
+    function(*arrays)
+    np.testing.assert_allclose(arrays[3].numpy(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("cpu", "has_it"), [("znver4", True), ("sapphirerapids", True), ("cascadelake", False)])
+def test_dot2_bfloat16_is_one_instruction_where_there_is_one(cpu, has_it):
+    n = 256
+    a, b = (te.placeholder((n,), dtype="int32", name=name) for name in "ab")
+    z = te.placeholder((n,), name="z")
+    c = te.compute((n,), lambda i: z[i] + te.dot2_bfloat16(a[i], b[i]), name="c")
+    s = te.create_schedule(c)
+    _, inner = s[c].split(c.op.axis[0], factor=16)
+    s[c].vectorize(inner)
+    assembly = build(s, [a, b, z, c], f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}").get_source("asm")
+    assert ("vdpbf16ps" in assembly) == has_it and ("vfmadd" in assembly) != has_it
+
+
 VNNI = [("cascadelake", "zmm"), ("icelake-server", "zmm"), ("znver4", "zmm"), ("alderlake", "ymm")]
 
 
@@ -128,7 +164,7 @@ def test_dot4_is_one_instruction_with_vnni(cpu, register):
     assert "vpmaddubsw" not in assembly
 
 
-@pytest.mark.parametrize(("dot", "operands"), [(te.dot2, 2), (te.dot4, 2), (te.dot8, 4)])
+@pytest.mark.parametrize(("dot", "operands"), [(te.dot2, 2), (te.dot2_bfloat16, 2), (te.dot4, 2), (te.dot8, 4)])
 def test_other_operand_types_are_an_error(dot, operands):
     with pytest.raises(CompileError, match="int32"):
         dot(*[te.const(1, "int16")] * operands)

@@ -39,6 +39,7 @@ __all__ = [
     "group_columns",
     "group_panel",
     "has_amx",
+    "has_bfloat16_products",
     "has_byte_products",
     "has_few_fill_buffers",
     "has_few_registers",
@@ -125,12 +126,17 @@ def spare_registers(target: Target, form: str) -> int:
     """
     if form == "dot4" and has_byte_products(target):
         return 0
-    return {"fma": 0, "dot2": 1, "dot4": 2, "dot8": 7}[form]
+    return {"fma": 0, "dot2_bfloat16": 0, "dot2": 1, "dot4": 2, "dot8": 7}[form]
 
 
 def has_byte_products(target: Target) -> bool:
     """Whether one instruction multiplies and adds four bytes (VNNI), whatever their values."""
     return not target.features.isdisjoint(("avx512vnni", "avxvnni"))
+
+
+def has_bfloat16_products(target: Target) -> bool:
+    """Whether one instruction multiplies and adds pairs of bfloat16 (vdpbf16ps)."""
+    return "avx512bf16" in target.features
 
 
 _AMX = frozenset({"amx-tile", "amx-int8", "avx512f"})

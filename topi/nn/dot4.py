@@ -3,18 +3,19 @@
 Both operands hold four 8-bit integers in an int32, which `te.dot4` multiplies. With VNNI instructions weights are used
 as they are. Elsewhere weights that would overflow 16-bit sums are split into several words when they are packed, and
 two words whose sums fit together may share them (`te.dot8`). A table gives the data that each step reads, for each
-panel.
+panel. Products of bfloat16, two in each int32, are like those of bytes, with sums of float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 from relayc import te
 from relayc.te import Tensor
 from relayc.te.tir import Dim, PrimExpr, as_dim
-from relayc.te.tir.ops import bitwise_or, left_shift
+from relayc.te.tir.ops import bitwise_or, call_intrin, left_shift
 from relayc.topi.nn.conv import kernel_axes, output_sizes, taps_at
 from relayc.topi.nn.dense import first_columns
 from relayc.topi.nn.pad import pad_spatial
@@ -27,31 +28,41 @@ REPEATED = 0x01010101
 """Multiplying a byte by this repeats it four times."""
 
 
+DOTS = {"dot4": te.dot4, "dot2_bfloat16": te.dot2_bfloat16}
+"""Products of two words, by the form of a product."""
+
+
 def words(x: Tensor) -> Tensor:
-    """Bytes (..., 4 n) packed as int32 (..., n), the first in the low bits."""
+    """Bytes (..., 4 n), or bfloat16 (..., 2 n), packed as int32 (..., n), the first in the low bits."""
+    count, bits = 4 // x.dtype.nbytes, x.dtype.bits
+
+    def element(value: PrimExpr) -> PrimExpr:
+        return te.cast("int32", value if bits == 8 else call_intrin("uint16", "reinterpret", value))
 
     def body(*i: Any) -> PrimExpr:
-        parts = [te.cast("int32", x(*i[:-1], i[-1] * 4 + k)) for k in range(4)]
-        low = bitwise_or(parts[0], left_shift(parts[1], 8))
-        return bitwise_or(low, bitwise_or(left_shift(parts[2], 16), left_shift(parts[3], 24)))
+        parts = [left_shift(element(x(*i[:-1], i[-1] * count + k)), k * bits) for k in range(count)]
+        return reduce(bitwise_or, parts)
 
-    return te.compute((*x.shape[:-1], as_dim(x.shape[-1] // 4)), body, name="words", tag=INJECTIVE)
+    return te.compute((*x.shape[:-1], as_dim(x.shape[-1] // count)), body, name="words", tag=INJECTIVE)
 
 
-def dense_dot4(data: Tensor, weight: Tensor, units: int, rows: Sequence[Dim] | None = None) -> Tensor:
+def dense_dot4(
+    data: Tensor, weight: Tensor, units: int, rows: Sequence[Dim] | None = None, form: str = "dot4"
+) -> Tensor:
     """data (..., K) times panels (ceil(N / NR), K, NR), both of four bytes: (..., N) with N = `units`.
 
-    The result is (*rows, N) with `rows`, whose product must be that of the data's leading dimensions.
+    The result is (*rows, N) with `rows`, whose product must be that of the data's leading dimensions. With the form
+    "dot2_bfloat16" elements hold two bfloat16.
     """
     lead = data.shape[:-1]
     panels, count, nr = weight.shape
     k = te.reduce_axis((0, count), name="k")
 
     def body(m: Any, n: Any) -> PrimExpr:
-        return te.sum(te.dot4(data(*unravel_index(m, lead), k), weight(n // nr, k, n % nr)), axis=k)
+        return te.sum(DOTS[form](data(*unravel_index(m, lead), k), weight(n // nr, k, n % nr)), axis=k)
 
     shape = (num_elements(lead), as_dim(panels * nr))
-    product = te.compute(shape, body, name="dense", tag="dense_packed", attrs=_attrs(nr, "dot4"))
+    product = te.compute(shape, body, name="dense", tag="dense_packed", attrs=_attrs(nr, form))
     return _rows(product, lead if rows is None else rows, units)
 
 
@@ -110,11 +121,12 @@ def conv2d_dot4(
     dilation: Sequence[int],
     border: int,
     kernel_size: Sequence[int] | None = None,
+    form: str = "dot4",
 ) -> Tensor:
     """Convolution of `data` (N, H, W, C) with weights (ceil(O / NR), KH, KW, C, NR), both of four bytes.
 
     `border` is the padding byte. With a `kernel_size` weights are (ceil(O / NR), KH * KW * C, NR), and windows become
-    rows of a matrix first (im2col, tag "windows").
+    rows of a matrix first (im2col, tag "windows"). With the form "dot2_bfloat16" elements hold two bfloat16.
     """
     *_, nr = weight.shape
     kernel, depth = (weight.shape[1:-2], weight.shape[-2]) if kernel_size is None else (kernel_size, data.shape[-1])
@@ -128,9 +140,9 @@ def conv2d_dot4(
     def body(p: Any, c: Any) -> PrimExpr:
         b, *position = unravel_index(p, grid)
         value = padded(b, *taps_at(position, taps, strides, dilation), rc)
-        return te.sum(te.dot4(value, weight(c // nr, *taps, rc, c % nr)), axis=[*taps, rc])
+        return te.sum(DOTS[form](value, weight(c // nr, *taps, rc, c % nr)), axis=[*taps, rc])
 
-    return _image(body, grid, channels, weight, "dot4")
+    return _image(body, grid, channels, weight, form)
 
 
 def _product_of_windows(

@@ -1,4 +1,4 @@
-"""Integer dot products `te.dot2`, `te.dot4` and `te.dot8`."""
+"""Dot products `te.dot2`, `te.dot4` and `te.dot8` of integers, and `te.dot2_bfloat16`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import reduce
 
 from relayc.backend.llvm.codegen.legalize import word_vector
 from relayc.backend.llvm.codegen.permuted import PermutedLoadEmitter
+from relayc.te.math import expand_dot2_bfloat16
 from relayc.te.tir import Add, Call, PrimExpr
 
 __all__ = ["DotEmitter"]
@@ -24,6 +25,8 @@ _VNNI = {
     4: (frozenset({"avx512vnni", "avx512vl"}), frozenset({"avxvnni"})),
 }
 """Lanes of int32 -> feature sets, any one of which provides vpdpbusd."""
+_BFLOAT16 = {16: {"avx512bf16"}, 8: {"avx512bf16", "avx512vl"}, 4: {"avx512bf16", "avx512vl"}}
+"""Lanes of float32 -> the features that provide vdpbf16ps."""
 
 
 class DotEmitter(PermutedLoadEmitter):
@@ -48,12 +51,40 @@ class DotEmitter(PermutedLoadEmitter):
 
     emit_dot8 = emit_dot4
 
+    def emit_dot2_bfloat16(self, call: Call) -> str:
+        return self._dot2_bfloat16_parts(call, None)
+
     def visit_Add(self, expr: Add) -> str:
-        """Add a dot product of 8-bit integers to an accumulator, which is one instruction with VNNI."""
+        """Add a dot product of 8-bit integers, or of bfloat16, to an accumulator: one instruction with VNNI, or
+        vdpbf16ps."""
         for product, other in ((expr.b, expr.a), (expr.a, expr.b)):
             if isinstance(product, Call) and product.op in ("dot4", "dot8"):
                 return self._dot4_parts(product, other)
+            if isinstance(product, Call) and product.op == "dot2_bfloat16":
+                return self._dot2_bfloat16_parts(product, other)
         return self.visit_Binary(expr)
+
+    def _dot2_bfloat16_parts(self, call: Call, onto: PrimExpr | None) -> str:
+        """Emit `call` added to `onto`, in vectors of the machine's widths."""
+        lanes = call.dtype.lanes
+        widths = [w for w, needed in _BFLOAT16.items() if needed <= self.machine.features]
+        if not widths or lanes % min(widths):
+            return self.visit(expand_dot2_bfloat16(*call.args, onto))
+        operands = [self.visit(arg) for arg in call.args]
+        total = f"<{lanes} x float> zeroinitializer" if onto is None else f"<{lanes} x float> {self.visit(onto)}"
+        words = self.text.pure(f"bitcast {total} to {word_vector(lanes)}")
+        sums = self.legalize(lanes, widths, [words, *operands], self._add_bfloat16_products)
+        return self.text.pure(f"bitcast {word_vector(lanes)} {sums} to <{lanes} x float>")
+
+    def _add_bfloat16_products(self, width: int, words: str, x: str, y: str) -> str:
+        """vdpbf16ps of vectors of words, whose bits are float32 sums and pairs of bfloat16."""
+        kind, of, pairs = word_vector(width), f"<{width} x float>", f"<{2 * width} x bfloat>"
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * width}"
+        self.text.module.declare(name, of, f"{of}, {pairs}, {pairs}")
+        total = self.text.pure(f"bitcast {kind} {words} to {of}")
+        a, b = [self.text.pure(f"bitcast {kind} {v} to {pairs}") for v in (x, y)]
+        sums = self.text.pure(f"call {of} @{name}({of} {total}, {pairs} {a}, {pairs} {b})")
+        return self.text.pure(f"bitcast {of} {sums} to {kind}")
 
     def _dot4_parts(self, call: Call, onto: PrimExpr | None) -> str:
         """Emit `call`, with one or two pairs of operands, added to `onto`, in vectors of the machine's widths."""

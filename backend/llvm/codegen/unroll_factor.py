@@ -82,9 +82,9 @@ def broadcast_factor(store: BufferStore) -> PrimExpr:
 
 
 def _factors(product: PrimExpr | None) -> tuple[PrimExpr, ...]:
-    """The factors of a float product or of a 4-way dot product of 8-bit integers; () otherwise."""
+    """The factors of a float product or of a dot product of 8-bit integers or bfloat16; () otherwise."""
     if isinstance(product, Mul) and product.dtype.is_float:
         return product.a, product.b
-    if isinstance(product, Call) and product.op == "dot4":
+    if isinstance(product, Call) and product.op in ("dot4", "dot2_bfloat16"):
         return product.args
     return ()

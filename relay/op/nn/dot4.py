@@ -1,10 +1,15 @@
-"""Products of 8-bit data with packed 8-bit weights by 4-way dot products (VNNI-style); `PackWeights` creates them."""
+"""Products with packed weights by dot products of words: of four 8-bit values (VNNI), or of two bfloat16.
+
+`PackWeights` creates them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
+import ml_dtypes  # pyright: ignore[reportMissingImports]
 import numpy as np
 
 from relayc import te, topi
@@ -16,23 +21,28 @@ from relayc.relay.type import TensorType, Type, dims_match
 from relayc.te.tir import Dim, as_dim
 from relayc.topi.nn.conv import output_sizes
 
-__all__ = ["Conv2DNHWCDot4", "DenseDot4", "DenseDot4Groups", "WindowDot4Groups", "Words"]
+__all__ = [
+    "Conv2DNHWCDot2Bfloat16", "Conv2DNHWCDot4", "DenseDot2Bfloat16", "DenseDot4", "DenseDot4Groups",
+    "WindowDot4Groups", "Words",
+]  # fmt: skip
 
 
 @register_op("nn.words", pattern=OpPattern.OPAQUE)
 class Words(OpDef):
-    """Bytes (..., 4 n) as int32 (..., n), the first in the low bits; a view.
+    """Bytes (..., 4 n), or bfloat16 (..., 2 n), as int32 (..., n), the first in the low bits; a view.
 
-    (C1) data is uint8 and has one dimension or more; (C2) the last is a multiple of 4.
+    (C1) data is uint8 or bfloat16 and has one dimension or more; (C2) the last is a multiple of 4, or of 2.
     """
 
     is_view = True
 
     def infer(self, x: TensorType) -> TensorType:
-        require(x.dtype == "uint8" and x.ndim >= 1, f"(C1) uint8 data (..., 4 n) expected; got {x}")
-        last = x.shape[-1]
-        require(isinstance(last, int) and last % 4 == 0, f"(C2) the last dimension of {x} is no multiple of 4")
-        return TensorType((*x.shape[:-1], as_dim(last // 4)), "int32")
+        known = x.dtype in ("uint8", "bfloat16") and x.ndim >= 1
+        require(known, f"(C1) uint8 data (..., 4 n), or bfloat16 (..., 2 n), expected; got {x}")
+        last, count = x.shape[-1], 4 // x.dtype.nbytes
+        whole = isinstance(last, int) and last % count == 0
+        require(whole, f"(C2) the last dimension of {x} is no multiple of {count}")
+        return TensorType((*x.shape[:-1], as_dim(last // count)), "int32")
 
     def compute(self, x: te.Tensor) -> te.Tensor:
         return topi.nn.words(x)
@@ -63,6 +73,17 @@ def _signed(weight: Array) -> Array:
     return np.moveaxis(values.reshape(*weight.shape, 4), -1, -2)
 
 
+def _bfloats(data: Array) -> Array:
+    """Words (...) of two bfloat16 as float64 (..., 2)."""
+    halves = np.ascontiguousarray(data).astype("<i4").view(ml_dtypes.bfloat16)
+    return halves.reshape(*data.shape, 2).astype(np.float64)
+
+
+def _bfloats_of_panels(weight: Array) -> Array:
+    """Panels (P, steps..., NR) of two bfloat16 as float64 (P, steps..., 2, NR)."""
+    return np.moveaxis(_bfloats(weight), -1, -2)
+
+
 @register_op("nn.dense_dot4", pattern=OpPattern.OUT_FUSABLE)
 class DenseDot4(OpDef):
     """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`, summed in int32.
@@ -72,6 +93,9 @@ class DenseDot4(OpDef):
     all are int32; (C2) data has one dimension or more, weights have three, and K fits; (C3) the panels hold `units`
     columns; (C4) the data has as many rows.
     """
+
+    form: ClassVar[str] = "dot4"
+    result: ClassVar[str] = "int32"
 
     units: int
     rows: tuple[Dim, ...] | None = None
@@ -83,19 +107,41 @@ class DenseDot4(OpDef):
         require(_holds(weight, self.units), f"(C3) {weight} does not hold {self.units} columns")
         lead = data.shape[:-1] if self.rows is None else self.rows
         require(dims_match(product(lead), product(data.shape[:-1])), f"(C4) {data} does not have the rows {lead}")
-        return TensorType((*lead, self.units), "int32")
+        return TensorType((*lead, self.units), self.result)
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        return topi.nn.dense_dot4(data, weight, self.units, self.rows)
+        return topi.nn.dense_dot4(data, weight, self.units, self.rows, self.form)
 
     def reference(self, data: Array, weight: Array) -> Array:
-        filters = _signed(weight).astype(np.int64)
-        columns = np.einsum("...ki,pkin->...pn", _unsigned(data).astype(np.int64), filters)
+        columns = np.einsum("...ki,pkin->...pn", *self._values(data, weight))
         lead = data.shape[:-1] if self.rows is None else self.rows
-        return columns.reshape(*lead, -1)[..., : self.units].astype(np.int32)
+        return columns.reshape(*lead, -1)[..., : self.units].astype(self.result)
+
+    def _values(self, data: Array, weight: Array) -> tuple[Array, Array]:
+        """Data (..., K, 4) and panels (P, K, 4, NR)."""
+        return _unsigned(data).astype(np.int64), _signed(weight).astype(np.int64)
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
         return _macs_of_rows(types[0], result)
+
+
+@register_op("nn.dense_dot2_bfloat16", pattern=OpPattern.OUT_FUSABLE)
+class DenseDot2Bfloat16(DenseDot4):
+    """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`, summed in float32.
+
+    An element of the data, or of the weights, is two bfloat16. The result is (*rows, N) if `rows` are set. (C1) all are
+    int32; (C2) data has one dimension or more, weights have three, and K fits; (C3) the panels hold `units` columns;
+    (C4) the data has as many rows.
+    """
+
+    form: ClassVar[str] = "dot2_bfloat16"
+    result: ClassVar[str] = "float32"
+
+    def _values(self, data: Array, weight: Array) -> tuple[Array, Array]:
+        return _bfloats(data), _bfloats_of_panels(weight)
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        return _macs_of_rows(types[0], result) // 2
 
 
 @register_op("nn.dense_dot4_groups", pattern=OpPattern.OUT_FUSABLE)
@@ -159,6 +205,9 @@ class Conv2DNHWCDot4(OpDef):
     columns; (C4) the dilated kernel fits into the padded input.
     """
 
+    form: ClassVar[str] = "dot4"
+    result: ClassVar[str] = "int32"
+
     channels: int
     strides: tuple[int, ...] = (1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0)
@@ -178,7 +227,7 @@ class Conv2DNHWCDot4(OpDef):
         taps = " x ".join(map(str, kernel))
         reaches = f"(C4) the {taps} kernel reaches over more than the padded input"
         require(all(at_least(size, 1) for size in results), reaches)
-        return TensorType((n, *results, self.channels), "int32")
+        return TensorType((n, *results, self.channels), self.result)
 
     def _window(self, weight: TensorType) -> tuple[tuple[int, ...], int]:
         """KH and KW, and how many 4-byte elements a window has."""
@@ -187,23 +236,47 @@ class Conv2DNHWCDot4(OpDef):
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         return topi.nn.conv2d_dot4(
-            data, weight, self.channels, self.strides, self.padding, self.dilation, self.border, self.kernel_size
-        )
+            data, weight, self.channels, self.strides, self.padding, self.dilation, self.border, self.kernel_size,
+            self.form,
+        )  # fmt: skip
 
     def reference(self, data: Array, weight: Array) -> Array:
-        x = _unsigned(data).reshape(*data.shape[:-1], -1)
+        x, w = self._values(data, weight)
+        x = x.reshape(*data.shape[:-1], -1)
         top, left, bottom, right = self.padding
         x = np.pad(x, [(0, 0), (top, bottom), (left, right), (0, 0)], constant_values=self.border)
         kernel = weight.shape[1:3] if self.kernel_size is None else self.kernel_size
-        w = _signed(weight).reshape(len(weight), *kernel, -1, weight.shape[-1]).transpose(0, 4, 3, 1, 2)
+        w = w.reshape(len(weight), *kernel, -1, weight.shape[-1]).transpose(0, 4, 3, 1, 2)
         filters = w.reshape(-1, *w.shape[2:])[: self.channels]
         y = convolve(np.moveaxis(x, -1, 1), filters, self.strides, (0, 0, 0, 0), self.dilation, 1)
-        return np.ascontiguousarray(np.moveaxis(y, 1, -1)).astype(np.int32)
+        return np.ascontiguousarray(np.moveaxis(y, 1, -1)).astype(self.result)
+
+    def _values(self, data: Array, weight: Array) -> tuple[Array, Array]:
+        """Data (N, H, W, C, 4) and panels (P, KH, KW, C, 4, NR)."""
+        return _unsigned(data), _signed(weight)
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
         weight = types[1]
         assert isinstance(weight, TensorType) and isinstance(result, TensorType)
         return 0 if result.size is None else result.size * self._window(weight)[1] * 4
+
+
+@register_op("nn.conv2d_nhwc_dot2_bfloat16", pattern=OpPattern.OUT_FUSABLE)
+class Conv2DNHWCDot2Bfloat16(Conv2DNHWCDot4):
+    """Convolution of data (N, H, W, C) with weights packed (ceil(O / NR), KH, KW, C, NR), O = `channels`, in float32.
+
+    Elements hold two bfloat16. (C1) all are int32; (C2) data has four dimensions, weights five, with one C; (C3) the
+    panels hold `channels` columns; (C4) the dilated kernel fits into the padded input.
+    """
+
+    form: ClassVar[str] = "dot2_bfloat16"
+    result: ClassVar[str] = "float32"
+
+    def _values(self, data: Array, weight: Array) -> tuple[Array, Array]:
+        return _bfloats(data), _bfloats_of_panels(weight)
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        return super().macs(types, result) // 2
 
 
 @register_op("nn.window_dot4_groups", pattern=OpPattern.OUT_FUSABLE)

@@ -68,6 +68,11 @@ def bf16(x: Array) -> Array:
     return x.astype(ml_dtypes.bfloat16)
 
 
+def bf16_words(*shape: int) -> Array:
+    """Two bfloat16 packed in each int32."""
+    return bf16(f32(*shape, 2)).view(np.int32)[..., 0]
+
+
 def row(op: str, *inputs: Array, tolerance: float = 1e-6, **attrs: Any) -> Row:
     return Row(op, inputs, attrs, tolerance)
 
@@ -661,6 +666,14 @@ LINEAR_ATTENTION = [
     row("nn.linear_attention", *[x.astype(np.float16) for x in _HEADS[:3]], _HEADS[3], scale=0.5, tolerance=2e-3),
 ]
 
+BFLOAT16 = [
+    row("nn.words", bf16(f32(3, 8))),
+    row("nn.dense_dot2_bfloat16", bf16_words(3, 5), bf16_words(2, 5, 4), units=7),
+    row("nn.dense_dot2_bfloat16", bf16_words(6, 5), bf16_words(1, 5, 16), units=16, rows=(2, 3)),
+    row("nn.conv2d_nhwc_dot2_bfloat16", bf16_words(1, 5, 6, 2), bf16_words(2, 3, 2, 2, 8), channels=13,
+        strides=(2, 1), padding=(1, 0, 1, 1), dilation=(1, 2)),
+]
+
 ROWS = [
     *ELEMENTWISE,
     *BROADCAST,
@@ -678,4 +691,5 @@ ROWS = [
     *FOURIER,
     *EMPTY,
     *LINEAR_ATTENTION,
+    *BFLOAT16,
 ]

@@ -8,6 +8,7 @@ import pytest
 
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
 from relayc.relay.expr import Constant
 from relayc.relay.interpreter import evaluate
 from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
@@ -15,6 +16,7 @@ from relayc.relay.transform import ToMixedPrecision
 from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, PassContext, structural_equal
+from relayc.topi.cpu.tiling import has_bfloat16_products
 
 _random = np.random.default_rng(3)
 
@@ -189,7 +191,7 @@ def convolutions() -> relay.Function:
     return relay.Function((x,), relay.nn.softmax(relay.nn.dense(pooled, weights(10, 16))))
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 4e-3), ("bfloat16", 3e-2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 4e-3), ("bfloat16", 5e-3)])
 @pytest.mark.parametrize("model", [encoder_layer, convolutions])
 def test_accuracy_of_compiled_models(model, dtype, tolerance):
     function = model()
@@ -197,7 +199,9 @@ def test_accuracy_of_compiled_models(model, dtype, tolerance):
     expected = evaluate(function, [x])
     with PassContext(config={"relay.ToMixedPrecision.dtype": dtype}):
         compiled = relay.build(function, "llvm")
-    assert {str(value.dtype) for value in compiled.params.values() if value.ndim > 1} == {dtype}
+    in_pairs = dtype == "bfloat16" and has_bfloat16_products(Target("llvm"))
+    kept = {str(value.dtype) for value in compiled.params.values() if value.size > 100}
+    assert kept == {"int32" if in_pairs else dtype}
     executor = graph_executor.GraphModule(compiled["default"](device("cpu")))
     executor.run(x=x)
     error = np.abs(executor.get_output(0).numpy() - expected).max() / np.abs(expected).max()
