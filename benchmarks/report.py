@@ -192,6 +192,15 @@ def products() -> Rows:
     return rows
 
 
+def bfloat16() -> Rows:
+    """Models in bfloat16 beside float32 and OpenVINO's bfloat16, and the errors of both, one thread."""
+    rows = [["model", "of float32's speed", "ratio to OpenVINO", "error", "OpenVINO's error"]]
+    for r in {r["case"]: r for r in read("bfloat16")}.values():
+        gain = r["relayc_float32_ms"] / r["relayc_ms"]
+        rows.append([r["case"], f"{gain:.2f}", f"{ratio(r):.2f}", f"{r['relayc_error']}", f"{r['openvino_error']}"])
+    return rows
+
+
 def gemm() -> Rows:
     """Matrix products and attention as shares of the multiply-add peak, one thread."""
     rows = [["product", "operands", "% of peak"]]
@@ -250,6 +259,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "model sets": model_sets,
     "segmentation": lambda: _by_threads(read("segmentation"), "model"),
     "quantised": lambda: _by_threads(read("quantised"), "model"),
+    "bfloat16": bfloat16,
     "dynamic": dynamic,
     "roofline": roofline,
     "bandwidth": bandwidth,

@@ -88,7 +88,7 @@ def test_the_front_page_has_the_measured_means_of_the_gpu() -> None:
 def test_the_page_of_benchmarks_is_what_the_figures_give() -> None:
     report.main(["--check"])
     assert re.findall(r"<!-- table: (.+) -->", report.PAGE.read_text()) == list(report.TABLES)
-    assert len(report.PAGE.read_text().split()) < 4500
+    assert len(report.PAGE.read_text().split()) < 5000
 
 
 def test_a_page_that_differs_from_the_figures_is_an_error_until_it_is_written(

@@ -23,7 +23,7 @@ Shape = Annotated[
     typer.Option("--shape", "-s", help="shape of an input, x:1,3,224,224, or size of a named dimension, batch=1"),
 ]
 InPrecision = Annotated[
-    Precision, typer.Option("--precision", help="half precision: weights and most values; sums stay float32")
+    Precision, typer.Option("--precision", help="half precision: weights, most values; on CPUs bfloat16 in products")
 ]
 OptLevel = Annotated[
     int, typer.Option("--opt-level", "-O", min=0, max=4, help="0: as written; 3: all passes; 4: fast math too")

@@ -66,11 +66,11 @@ class DotEmitter(PermutedLoadEmitter):
 
     def _dot2_bfloat16_parts(self, call: Call, onto: PrimExpr | None) -> str:
         """Emit `call` added to `onto`, in vectors of the machine's widths."""
-        lanes = call.dtype.lanes
+        lanes, (x, y) = call.dtype.lanes, call.args
         widths = [w for w, needed in _BFLOAT16.items() if needed <= self.machine.features]
         if not widths or lanes % min(widths):
-            return self.visit(expand_dot2_bfloat16(*call.args, onto))
-        operands = [self.visit(arg) for arg in call.args]
+            return self.visit(expand_dot2_bfloat16(x, y, onto))
+        operands = [self.visit(x), self.visit(y)]
         total = f"<{lanes} x float> zeroinitializer" if onto is None else f"<{lanes} x float> {self.visit(onto)}"
         words = self.text.pure(f"bitcast {total} to {word_vector(lanes)}")
         sums = self.legalize(lanes, widths, [words, *operands], self._add_bfloat16_products)
