@@ -1,4 +1,5 @@
-/* Runs the model once on inputs of zeros; dynamic dimensions are the first argument of the program, or 1. */
+/* Runs the model once. Arguments: the size of all dynamic dimensions, 1 by default, then for each input a file of its
+ * elements; inputs without one are zeros. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -15,6 +16,9 @@ int main(int argc, char **argv) {
       inputs[i].nbytes *= (size_t)inputs[i].shape[axis];
     }
     inputs[i].data = calloc(inputs[i].nbytes + 1, 1);
+    FILE *file = argc > i + 2 ? fopen(argv[i + 2], "rb") : NULL;
+    if (file && fread(inputs[i].data, 1, inputs[i].nbytes, file) != inputs[i].nbytes) puts("an input file is too short");
+    if (file) fclose(file);
   }
   model_context *context = NULL;
   int status = model_create(@weights@, &context);

@@ -12,7 +12,7 @@ from pathlib import Path
 from relayc.backend.c_library.model_source import ModelSource
 from relayc.backend.c_library.naming import check_name, usual_name
 from relayc.backend.c_library.toolchain import Toolchain, find_toolchain
-from relayc.backend.c_library.weights import WeightLayout, lay_out_weights, write_weights
+from relayc.backend.c_library.weights import lay_out_weights, write_weights
 from relayc.backend.llvm.runtime import LLVMModule
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.errors import ArgumentError, ModuleError

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from relayc.backend.c_library.loop_source import LoopSource
 from relayc.backend.c_library.naming import quoted, size_code
+from relayc.backend.c_library.shapes import counted, indented, shape_code, slot_lines, wrapped
 from relayc.backend.runtime.dtype import nbytes
 from relayc.backend.runtime.errors import ModuleError
 from relayc.backend.runtime.execution_plan import Bind, Check, HostStep, IfStep, LoopStep, RunNodes, SequenceStep, Step
@@ -37,6 +39,7 @@ class GraphSource:
         self._fields = [f"void *tensors[{max(len(graph.tensors), 1)}];", f"int64_t sizes[{max(len(graph.sizes), 1)}];"]
         self._memories: list[str] = []
         self._declared: dict[str, str] = {}
+        self._loops: list[LoopSource] = []
         self._run = self._dynamic() if graph.is_dynamic else self._static()
 
     # -- what the context of the model has to know
@@ -44,7 +47,7 @@ class GraphSource:
     def struct(self) -> list[str]:
         """The definition of the graph's struct."""
         memories = [f"struct memory {name};" for name in self._memories]
-        return [f"struct graph_{self._number} {{", *_indented([*self._fields, *memories]), "};"]
+        return [f"struct graph_{self._number} {{", *indented([*self._fields, *memories]), "};"]
 
     def declarations(self) -> list[str]:
         """Declarations of the functions of compiled code that the graph calls."""
@@ -73,8 +76,7 @@ class GraphSource:
 
     def _dims(self, tensor: GraphTensor) -> str:
         """The shape of a tensor as an array."""
-        dims = [self._size(d) for d in tensor.shape]
-        return f"(const int64_t[]){{{', '.join(dims) or '0'}}}"
+        return shape_code(tensor.shape, self._names)
 
     def _is_known(self, size: Size) -> bool:
         return all(name in self._bound for name in variables(size))
@@ -90,7 +92,7 @@ class GraphSource:
         """Constant tables: where the weights lie, and the static sizes of the inputs."""
         if rows := self._weights():
             yield f"static const struct placed_weight weights_{self._number}[] = {{"
-            yield from _indented(_wrapped([f"{{{tensor}, {offset}}}" for tensor, offset in rows]))
+            yield from indented(wrapped([f"{{{tensor}, {offset}}}" for tensor, offset in rows]))
             yield "};"
         if self._graph.inputs:
             shapes = [[d if isinstance(d, int) else -1 for d in t.shape] for t in self._inputs()]
@@ -117,7 +119,7 @@ class GraphSource:
         yield "  (void)inputs, (void)s;"
         if self._graph.inputs:
             yield f"  TRY(check_shapes(inputs, input_shapes_{self._number}));"
-        yield from _indented([*lines, "return MODEL_OK;"])
+        yield from indented([*lines, "return MODEL_OK;"])
         yield "}"
 
     def _shapes(self) -> Iterator[str]:
@@ -168,16 +170,20 @@ class GraphSource:
         tensor = self._graph.tensors[self._graph.outputs[position]]
         return (tensor.storage, tensor.place) == ("output", position)
 
-    def _place_outputs(self, indices: Iterable[int]) -> Iterator[str]:
-        """Place outputs, and the tensors that alias them, at the numbers `indices`."""
+    def _place_buffers(self, indices: Iterable[int]) -> Iterator[str]:
+        """Place outputs, tensors with memory of their own, and those that alias them, at the numbers `indices`."""
         tensors, aliases = self._graph.tensors, list[str]()
         for index in indices:
             owner = owner_of(self._graph, tensors[index])
-            if owner == index:
+            if owner != index:
+                aliases.append(f"  g->tensors[{index}] = g->tensors[{owner}];")
+            elif tensors[index].storage == "output":
                 arguments = f"{tensors[index].place}, {self._dims(tensors[index])}, &g->tensors[{index}]"
                 yield f"  TRY(place_output(run, inputs, outputs, {arguments}));"
             else:
-                aliases.append(f"  g->tensors[{index}] = g->tensors[{owner}];")
+                self._memories.append(f"own_{index}")
+                yield f"  {{ size_t nbytes; {counted(self._graph, index, self._names, 'nbytes')}"
+                yield f"    TRY(reserve(&g->own_{index}, nbytes)); g->tensors[{index}] = g->own_{index}.start; }}"
         yield from aliases
 
     def _entry(self, name: str | None, parameters: str, what: str) -> str:
@@ -191,8 +197,7 @@ class GraphSource:
         self._memories.append("arena")
         entry = self._entry(self._graph.entry, "char *, void **", "the graph")
         lines = self._begin_run()
-        outputs = [i for i, t in enumerate(self._graph.tensors) if t.storage == "output"]
-        lines += self._place_outputs(outputs)
+        lines += self._place_buffers([i for i, t in enumerate(self._graph.tensors) if t.storage == "output"])
         for index in set(self._graph.outputs):
             if self._graph.tensors[index].storage == "arena":
                 lines.append(f"  g->tensors[{index}] = g->arena.start + {self._graph.tensors[index].place};")
@@ -218,7 +223,8 @@ class GraphSource:
                 place(position)
             lines += self._step(step)
         place(len(self._graph.steps))
-        return [*places, *lines, *self._end_run()]
+        loops = [line for loop in self._loops for line in loop.functions(self._names)]
+        return [*places, *loops, *lines, *self._end_run()]
 
     def _step(self, step: Step) -> Iterator[str]:
         if isinstance(step, RunNodes):
@@ -232,8 +238,23 @@ class GraphSource:
         elif isinstance(step, Check):
             sides = f"{self._size(step.left)}, {self._size(step.right)}"
             yield f"  TRY(check_equal({sides}, {quoted(step.source)}));"
+        elif isinstance(step, LoopStep) and step.entry is not None and not step.growing:
+            yield from self._loop(step, step.entry)
         else:
             raise ModuleError(f"model {self._graph.name!r}: {step.source} is {_kind(step)}, which {_ADVICE}")
+
+    def _loop(self, step: LoopStep, entry: str) -> Iterator[str]:
+        bound = {name: self._names[name] for name in self._graph.sizes if name in self._bound}
+        loop = LoopSource(step, self._graph, f"{self._number}_{len(self._loops)}", bound, self._offsets)
+        self._loops.append(loop)
+        self._declared[entry] = "struct call_context *, int64_t *"
+        self._fields += loop.fields()
+        self._memories += loop.memories()
+        yield f"  TRY({loop.name}(run, g));"
+        for index, tensor in enumerate(self._graph.tensors):
+            if tensor.storage == "value" and tensor.place in step.outputs and tensor.place != index:
+                yield f"  g->tensors[{index}] = g->tensors[{tensor.place}];"
+        self._bound |= {d for i in step.outputs for d in self._graph.tensors[i].shape if isinstance(d, str)}
 
     def _bind_step(self, step: Bind) -> Iterator[str]:
         tensor = self._graph.tensors[step.tensor]
@@ -252,34 +273,18 @@ class GraphSource:
         """The function that places the tensors of a stage, and those that alias its slots under later shapes."""
         memory = f"arena_{len(self._memories)}"
         self._memories.append(memory)
-        in_slots = [i for i in tensors if self._graph.tensors[i].storage == "slot"]
-        slots = {p: n for n, p in enumerate(sorted({int(self._graph.tensors[i].place) for i in (*in_slots, *views)}))}
-        slot_of = {i: slots[int(self._graph.tensors[i].place)] for i in (*in_slots, *views)}
+        owners = [i for i in tensors if self._graph.tensors[i].storage == "slot"]
         lines = [
             f"static int {name}(struct run *run, struct graph_{self._number} *g, const model_tensor *inputs, "
             "model_tensor *outputs) {",
             "  int64_t *const s = g->sizes;",
             "  (void)run, (void)inputs, (void)outputs, (void)s;",
         ]
-        if slots:
-            rows = [f"{{{i}, {slot}}}" for i, slot in slot_of.items()]
-            lines += ["  static const struct in_slot placed[] = {", *_indented(_wrapped(rows), 2), "  };"]
-            lines += [f"  size_t slots[{len(slots)}] = {{{', '.join(['1'] * len(slots))}}};", "  size_t nbytes;"]
-            lines += self._widened({i: slot_of[i] for i in in_slots})
-            lines.append(f"  TRY(lay_out(&g->{memory}, slots, {len(slots)}, g->tensors, placed, {len(rows)}));")
-        outputs = [i for i in tensors if self._graph.tensors[i].storage == "output"]
-        yield from [*lines, *self._place_outputs(outputs), "  return MODEL_OK;", "}"]
-
-    def _widened(self, slot_of: Mapping[int, int]) -> Iterator[str]:
-        """Statements that make slots as large as their tensors; tensors of one shape are counted once."""
-        kinds: dict[tuple[tuple[Size, ...], int], list[int]] = {}
-        for index, slot in slot_of.items():
-            tensor = self._graph.tensors[index]
-            kinds.setdefault((tensor.shape, nbytes(tensor.dtype, 1)), []).append(index)
-        for (shape, item_bytes), indices in kinds.items():
-            dims = self._dims(self._graph.tensors[indices[0]])
-            yield f"  TRY(count_bytes({dims}, {len(shape)}, {item_bytes}, &nbytes));"
-            yield from [f"  widen(&slots[{slot}], nbytes);" for slot in sorted({slot_of[i] for i in indices})]
+        if owners or views:
+            lines += ["  size_t nbytes;", *indented(slot_lines(self._graph, owners, views, self._names))]
+            lines.append(f"  TRY(lay_out(&g->{memory}, slots, COUNT(slots), g->tensors, placed, COUNT(placed)));")
+        buffers = [i for i in tensors if self._graph.tensors[i].storage in ("output", "own")]
+        yield from [*lines, *self._place_buffers(buffers), "  return MODEL_OK;", "}"]
 
 
 _ADVICE = "only the executor in Python can run; run the model by relayc.runtime, or change it"
@@ -291,13 +296,6 @@ def _kind(step: IfStep | LoopStep | SequenceStep | HostStep) -> str:
         return f"the host operation {step.action!r}"
     if isinstance(step, SequenceStep):
         return f"the sequence operation {step.action!r}"
-    return "a branch" if isinstance(step, IfStep) else "a loop that is not compiled to one function"
-
-
-def _indented(lines: Iterable[str], levels: int = 1) -> list[str]:
-    return [f"{'  ' * levels}{line}" for line in lines]
-
-
-def _wrapped(items: Sequence[str], width: int = 8) -> list[str]:
-    """Items of an initialiser, so many in a line."""
-    return [", ".join(items[at : at + width]) + "," for at in range(0, len(items), width)]
+    if isinstance(step, IfStep):
+        return "a branch outside of a loop"
+    return "a loop of values that grow" if step.growing else "a loop that is not one compiled function"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 
-
 from relayc.backend.c.compiler import checked_features
 from relayc.backend.c_library.graph_source import GraphSource
 from relayc.backend.c_library.naming import comment, enumerators, quoted
@@ -71,18 +70,16 @@ class ModelSource:
             *[f"#include <{header}>" for header in _INCLUDES],
             f'#include "{self.name}.h"',
             "",
-            self._text("support.c", {}),
+            _template("support.c"),
             *self._infos("input", self._inputs),
             *self._infos("output", self._outputs),
             "",
             *self._processor_check(),
             "",
-            self._text("weights_in_library.c" if self.weights_file is None else "weights_in_file.c", {
-                "digest": ", ".join(str(byte) for byte in self.layout.digest), "nbytes": str(self.layout.nbytes),
-            }),
+            *self._weights(),
             *self._graphs(),
             *self._context(),
-            self._text("interface.c", {}),
+            _template("interface.c"),
         ]  # fmt: skip
         return self._renamed("\n".join(parts))
 
@@ -115,9 +112,7 @@ class ModelSource:
 
     def _text(self, file: str, values: Mapping[str, str]) -> str:
         """A file of this package with its `values` filled in, and the model's name for "model"."""
-        text = files("relayc.backend.c_library").joinpath(file).read_text(encoding="utf-8")
-        filled = {"name": self.name, **values}
-        return re.sub(r"@(\w+)@", lambda match: filled[match[1]], self._renamed(text))
+        return _filled(self._renamed(_template(file)), {"name": self.name, **values})
 
     def _renamed(self, code: str) -> str:
         """`code` with the library's name for the prefixes "model" and "MODEL" of the names in the header; strings stay
@@ -128,6 +123,13 @@ class ModelSource:
             return match[0] if match[1] is None else prefixes[match[1]]
 
         return re.sub(r'"(?:\\.|[^"\\\n])*"|\b(model|MODEL)(?=_)', replaced, code)
+
+    def _weights(self) -> list[str]:
+        """The functions that open the weights."""
+        if self.weights_file is None:
+            return [_template("weights_in_library.c")]
+        digest = ", ".join([str(byte) for byte in self.layout.digest])
+        return [_filled(_template("weights_in_file.c"), {"digest": digest, "nbytes": str(self.layout.nbytes)})]
 
     def _infos(self, kind: str, tensors: Iterable[GraphTensor]) -> list[str]:
         rows = [
@@ -199,6 +201,16 @@ class ModelSource:
             lines.append(f"    if ((status = {call}) != MODEL_SIZE_MISMATCH) return status;")
             lines.append("  }")
         return [*lines, f"  return {function}_0({arguments.format(0)}inputs, outputs);", "}", ""]
+
+
+def _template(file: str) -> str:
+    """The text of a file of this package."""
+    return files("relayc.backend.c_library").joinpath(file).read_text(encoding="utf-8")
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """Text with `values` for the names in it that stand between two "@"."""
+    return re.sub(r"@(\w+)@", lambda match: values[match[1]], text)
 
 
 def _described(tensor: GraphTensor) -> str:

@@ -11,12 +11,14 @@ from relayc.backend.runtime.sizes import Size
 __all__ = ["check_name", "comment", "enumerators", "quoted", "size_code", "usual_name"]
 
 _FUNCTIONS = {"+": "add", "-": "sub", "*": "mul", "//": "div", "%": "mod", "min": "min", "max": "max"}
-_RESERVED = frozenset(
-    "alignas alignof auto bool break case catch char class const constexpr continue default delete do double else enum "
-    "explicit export extern false float for friend goto if inline int long main mutable namespace new operator private "
-    "protected public register restrict return short signed sizeof static struct switch template this throw true try "
-    "typedef typename union unsigned using virtual void volatile while".split()
-)
+_RESERVED = frozenset({
+    "alignas", "alignof", "auto", "bool", "break", "case", "catch", "char", "class", "const", "constexpr", "continue",
+    "default", "delete", "do", "double", "else", "enum", "explicit", "export", "extern", "false", "float", "for",
+    "friend", "goto", "if", "inline", "int", "long", "main", "mutable", "namespace", "new", "operator", "private",
+    "protected", "public", "register", "restrict", "return", "short", "signed", "sizeof", "static", "struct", "switch",
+    "template", "this", "throw", "true", "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void",
+    "volatile", "while",
+})  # fmt: skip
 """Words that C or C++ give a meaning of their own."""
 _MOST_LETTERS = 60
 

@@ -11,6 +11,8 @@ enum { ALIGNMENT = 64, HUGE_FROM = 4 << 20, HUGE_PAGE = 2 << 20, RANDOM_STREAMS 
     if (status_ != MODEL_OK) return status_; \
   } while (0)
 
+#define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
+
 /* -- errors */
 
 static _Thread_local char error_text[512];
@@ -313,6 +315,84 @@ struct placed_weight {
   int64_t offset;
 };
 
-static void place_weights(void **tensors, const char *weights, const struct placed_weight *placed, int32_t count) {
+__attribute__((unused)) static void place_weights(void **tensors, const char *weights,
+                                                  const struct placed_weight *placed, int32_t count) {
   for (int32_t k = 0; k < count; ++k) tensors[placed[k].tensor] = (char *)(uintptr_t)weights + placed[k].offset;
+}
+
+/* -- loops that are compiled functions. Their frames are tables of words: addresses, sizes, frames inside. */
+
+/* Places a tensor at `*end` of memory that is not allocated yet; the word becomes its offset there. */
+__attribute__((unused)) static void place_word(int64_t *word, size_t *end, size_t nbytes) {
+  *word = (int64_t)*end;
+  *end += (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+__attribute__((unused)) static void place_slots(int64_t *frame, size_t *slots, int32_t slot_count,
+                                                const struct in_slot *placed, int32_t placed_count, size_t *end) {
+  for (int32_t k = 0; k < slot_count; ++k) {
+    int64_t offset;
+    place_word(&offset, end, slots[k]);
+    slots[k] = (size_t)offset;
+  }
+  for (int32_t k = 0; k < placed_count; ++k) frame[placed[k].tensor] = (int64_t)slots[placed[k].slot];
+}
+
+/* Makes addresses of the offsets in these words of a frame. */
+__attribute__((unused)) static void locate(int64_t *frame, const int32_t *words, int32_t count,
+                                           const struct memory *arena) {
+  for (int32_t k = 0; k < count; ++k) frame[words[k]] += (int64_t)(intptr_t)arena->start;
+}
+
+/* A stacked output of a loop: a result of each iteration, one after another; compiled code keeps the end in `word`. */
+struct stack {
+  struct memory *memory;
+  size_t nbytes; /* of one result */
+  int64_t *word;
+  int64_t room; /* results that fit */
+};
+
+/* Makes room for so many results behind the `filled` ones that there are. */
+static int make_room(struct stack *stack, int64_t filled, int64_t room) {
+  if (room <= stack->room && filled) return MODEL_OK;
+  struct memory larger = {0};
+  int64_t nbytes = size_mul(room, (int64_t)stack->nbytes);
+  if (stack->memory->start && (int64_t)stack->memory->nbytes >= nbytes)
+    larger = *stack->memory;
+  else
+    TRY(reserve(&larger, (size_t)nbytes));
+  if (larger.start != stack->memory->start) {
+    if (filled) memcpy(larger.start, stack->memory->start, (size_t)filled * stack->nbytes);
+    release(stack->memory);
+    *stack->memory = larger;
+  }
+  stack->room = room;
+  *stack->word = (int64_t)(intptr_t)(larger.start + (size_t)filled * stack->nbytes);
+  return MODEL_OK;
+}
+
+static int64_t first_room(const struct stack *stack, int64_t trips) {
+  int64_t room = (1 << 20) / (int64_t)(stack->nbytes ? stack->nbytes : 1);
+  return size_min(size_max(room, 1), trips);
+}
+
+/* Runs a loop whose frame is laid out, at most `trips` > 0 times; its iterations end at the limit in `limit_word`. */
+__attribute__((unused)) static int run_loop(struct run *run, void (*entry)(struct call_context *, int64_t *),
+                                            int64_t *frame, int32_t limit_word, int64_t *done, int64_t trips,
+                                            struct stack *stacks, int32_t stack_count) {
+  int64_t limit = trips;
+  for (int32_t k = 0; k < stack_count; ++k) {
+    TRY(make_room(&stacks[k], 0, first_room(&stacks[k], trips)));
+    limit = size_min(limit, stacks[k].room);
+  }
+  *done = 0;
+  for (;;) {
+    frame[limit_word] = limit;
+    entry(&run->call, frame);
+    TRY(check_call(run));
+    if (frame[limit_word] < limit || limit == trips) return MODEL_OK; /* by its condition, or all trips */
+    int64_t next = size_min(trips, size_mul(limit, 2));
+    for (int32_t k = 0; k < stack_count; ++k) TRY(make_room(&stacks[k], limit, size_mul(limit, 2)));
+    limit = next;
+  }
 }

@@ -16,6 +16,8 @@ __all__ = ["Toolchain", "find_toolchain"]
 _WARNINGS = ("-Wall", "-Wextra", "-Wno-missing-field-initializers")
 _LINK = ("-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,-z,noexecstack", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,--as-needed")
 """`nodelete`: threads of the pool sleep in the library's code until the process ends."""
+_MOST_TEXT = 4000
+"""Letters of a command, and of what it printed, that an error shows."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Toolchain:
     def _run(self, command: Sequence[str]) -> None:
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise CompileError(f"{' '.join(command)[:2000]} failed with status {done.returncode}:\n{done.stderr[-4000:].strip()}")
+            what = " ".join(command)[:_MOST_TEXT]
+            raise CompileError(f"{what} failed with status {done.returncode}:\n{done.stderr[:_MOST_TEXT].strip()}")
 
 
 def find_toolchain(compiler: str | None, triple: str, folder: Path) -> Toolchain:
