@@ -147,13 +147,14 @@ class _Frame:
 
 
 class LoopSource:
-    """The code of a loop with the compiled function `step.entry`, in a graph whose bound sizes have the `names`."""
+    """The code of a loop with the compiled function `step.entry`, in a graph with the struct `struct` whose bound sizes
+    have the `names`: the function `name`."""
 
     def __init__(
-        self, step: LoopStep, graph: Graph, number: str, names: Mapping[str, str], offsets: Mapping[str, int]
+        self, step: LoopStep, graph: Graph, name: str, struct: str, names: Mapping[str, str], offsets: Mapping[str, int]
     ) -> None:
-        self._step, self._graph, self._number, self._bound, self._offsets = step, graph, number, names, offsets
-        self.name = f"loop_{number}"
+        self._step, self._graph, self._struct, self._bound, self._offsets = step, graph, struct, names, offsets
+        self.name = name
         passed = [graph.tensors[i].shape for i in (*step.carried, *step.outside)]
         arguments = [[size_code(d, names) for d in shape] for shape in passed]
         self._frame = _Frame(step.graph, step, "frame", [[], [], *arguments], names, step.source)
@@ -170,10 +171,9 @@ class LoopSource:
 
     def functions(self, names: Mapping[str, str]) -> Iterator[str]:
         """The functions that lay out the frames and that run the loop; `names` has all sizes of the graph around."""
-        graph = f"struct graph_{self._number.split('_')[0]}"
         frames = [*self._frame.all_frames()]
         pointers = [f"  int64_t *const {f.word} = g->{self.name}_{f.word};" for f in frames]
-        yield f"static int lay_out_{self.name}(struct run *run, {graph} *g, int64_t *turns) {{"
+        yield f"static int lay_out_{self.name}(struct run *run, {self._struct} *g, int64_t *turns) {{"
         yield "  int64_t *const s = g->sizes;"
         yield from pointers
         yield "  size_t end = 0, nbytes = 0;"
@@ -191,7 +191,7 @@ class LoopSource:
                 yield f"  *(uint8_t *)(intptr_t){frame.word}[{frame.graph.inputs[1]}] = 1;"
         yield "  return MODEL_OK;"
         yield "}"
-        yield f"static int {self.name}(struct run *run, {graph} *g) {{"
+        yield f"static int {self.name}(struct run *run, {self._struct} *g) {{"
         yield "  int64_t *const s = g->sizes;"
         yield from pointers[:1]
         yield "  (void)s;"

@@ -179,8 +179,9 @@ class ModelSource:
         lines += [*[f"  struct graph_{k} graph_{k};" for k in range(count)], "};", ""]
         for name, kind in (("begin", "int"), ("end", "void")):
             lines.append(f"static {kind} {name}(model_context *context) {{")
-            for source in self._sources:
-                body = source.begin("context->run.weights->start") if name == "begin" else source.end()
+            for k, source in enumerate(self._sources):
+                place = f"context->graph_{k}"
+                body = source.begin(place, "context->run.weights->start") if name == "begin" else source.end(place)
                 lines += [f"  {line}" for line in body]
             lines += ["  (void)context;", *(["  return MODEL_OK;"] if name == "begin" else []), "}", ""]
         lines += self._chosen("static int find_shapes(const model_tensor *inputs, model_tensor *outputs)", "shapes", "")

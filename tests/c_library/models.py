@@ -122,6 +122,36 @@ MODELS: dict[str, Model] = {
         lambda rng: [{"n": np.int64(n), "x": floats(rng, 4, 4)} for n in (5, 0, 30000, 1)],
         lambda rng: {"w": floats(rng, 4, 4)},
     ),
+    "branches": Model(
+        """chosen (bool c, bool d, float[n,4] x) => (float[m,4] y, float[n,4] z, float[n,4] same) {
+          y, z, same = If (c) <
+            then_branch = yes () => (float[j,4] a, float[n,4] b, float[n,4] x1) {
+              a = Concat <axis = 0> (x, x)
+              h = MatMul (a, w)
+              total = ReduceSum <keepdims = 0> (h)
+              b = Add (x, total)
+              x1 = Identity (x)
+            },
+            else_branch = no () => (float[k,4] e, float[n,4] f, float[n,4] x2) {
+              e, f = If (d) <
+                then_branch = then2 () => (float[p,4] e1, float[n,4] f1) {
+                  e1 = Neg (x)
+                  f1 = MatMul (x, w)
+                },
+                else_branch = else2 () => (float[q,4] e2, float[n,4] f2) {
+                  e2 = Concat <axis = 0> (x, x, x)
+                  f2 = Loop (three, c, x) <body = step (int64 i, bool go, float[n,4] u) => (bool g, float[n,4] v) {
+                    g = Identity (go)
+                    v = Add (u, x)
+                  }>
+                }>
+              x2 = Exp (x)
+            }>
+        }""",
+        lambda rng: [{"c": np.bool_(c), "d": np.bool_(d), "x": floats(rng, n, 4)}
+                     for c, d, n in ((1, 0, 3), (0, 1, 3), (0, 0, 5), (1, 1, 1), (0, 0, 0))],
+        lambda rng: {"w": floats(rng, 4, 4), "three": np.int64(3)},
+    ),
     "int8": Model(
         """quantized (float[batch,64] x) => (float[batch,10] y, uint8[batch,64] codes) {
           codes, scale, zero = DynamicQuantizeLinear (x)

@@ -229,12 +229,13 @@ def test_names_of_inputs_may_be_anything(tmp_path):
     [
         (Model("g (string[2] words) => (string[2] upper) { upper = StringNormalizer <case_change_action = \"UPPER\"> "
                "(words) }", lambda rng: []), "'words' is of strings"),
-        (Model("g (float[4] x, bool c) => (float[4] y) { y = If (c) <then_branch = t () => (float[4] a) { a = Exp (x) "
-               "}, else_branch = e () => (float[4] b) { b = Neg (x) }> }", lambda rng: []), "y is a branch"),
+        (Model("g (int64 n, bool c, float[2] x) => (float[m] y) { y = Loop (n, c, x) <body = b (int64 i, bool d, "
+               "float[k] u) => (bool e, float[l] v) { e = Identity (d) v = Concat <axis = 0> (u, x) }> }",
+               lambda rng: []), "y is a loop of values that grow"),
         (Model("g (seq(float[2]) s) => (float[2] y) { k = Constant <value_int = 0> () y = SequenceAt (s, k) }",
                lambda rng: []), "'s' is a sequence"),
     ],
-    ids=["strings", "a branch", "a sequence"],
+    ids=["strings", "a growing loop", "a sequence"],
 )  # fmt: skip
 def test_what_only_the_executor_can_run_is_refused(model, text, tmp_path):
     with pytest.raises(ModuleError, match=text):
