@@ -20,15 +20,17 @@ _RESERVED = frozenset({
     "volatile", "while",
 })  # fmt: skip
 """Words that C or C++ give a meaning of their own."""
+_OF_THE_SYSTEM = frozenset({"c", "dl", "gcc", "m", "pthread", "rt", "sem", "timer"})
+"""Names of libraries that programs are linked with, and prefixes of functions such as timer_create."""
 _MOST_LETTERS = 60
 
 
 def check_name(name: str) -> str:
     """`name`, which prefixes the functions of a library. Raises `ArgumentError` unless C can have such names."""
-    if re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_]*", name) is None or name in _RESERVED or len(name) > _MOST_LETTERS:
+    if re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_]*", name) is None or not _is_free(name) or len(name) > _MOST_LETTERS:
         raise ArgumentError(
             f"name={name!r}; expected a C identifier of at most {_MOST_LETTERS} letters, digits and underscores that "
-            "begins with a letter and is no keyword, such as 'resnet50'"
+            "begins with a letter and is neither a keyword nor the system's, such as 'resnet50'"
         )
     return name
 
@@ -36,7 +38,11 @@ def check_name(name: str) -> str:
 def usual_name(model: str) -> str:
     """The name of the library of a model that is called `model`."""
     name = re.sub(r"[^a-zA-Z0-9]+", "_", model).strip("_").lower()[:_MOST_LETTERS]
-    return name if name and name[0].isalpha() and name not in _RESERVED else f"model_{name}".strip("_")
+    return name if name and name[0].isalpha() and _is_free(name) else f"model_{name}".strip("_")
+
+
+def _is_free(name: str) -> bool:
+    return name not in _RESERVED and name not in _OF_THE_SYSTEM
 
 
 def enumerators(prefix: str, names: Iterable[str]) -> list[str]:

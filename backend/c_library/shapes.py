@@ -44,6 +44,7 @@ def slot_lines(graph: Graph, owners: Iterable[int], views: Iterable[int], names:
 
 
 def indented(lines: Iterable[str], levels: int = 1) -> list[str]:
+    """Lines, so many levels of two blanks deeper."""
     return [f"{'  ' * levels}{line}" for line in lines]
 
 

@@ -14,7 +14,8 @@ from relayc.te.errors import CompileError
 __all__ = ["Toolchain", "find_toolchain"]
 
 _WARNINGS = ("-Wall", "-Wextra", "-Wno-missing-field-initializers")
-_LINK = ("-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,-z,noexecstack", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,--as-needed")
+_LINK = ("-static-libgcc", "-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,-z,noexecstack", "-Wl,-z,relro", "-Wl,-z,now",
+         "-Wl,--as-needed")  # fmt: skip
 """`nodelete`: threads of the pool sleep in the library's code until the process ends."""
 _MOST_TEXT = 4000
 """Letters of a command, and of what it printed, that an error shows."""
