@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from relayc.backend.target import Target
 from relayc.te.errors import CompileError
 
-__all__ = ["compile_shared_library", "compiler_flags", "feature_check", "find_compiler"]
+__all__ = ["checked_features", "compile_shared_library", "compiler_flags", "feature_check", "find_compiler"]
 
 _CANDIDATES = ("cc", "gcc", "clang")
 _FLAG_FEATURES = (
@@ -26,6 +27,10 @@ _CHECKED_FEATURES = frozenset({
     "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512ifma",
 })  # fmt: skip
 """Features that `__builtin_cpu_supports` of every GCC and Clang can query."""
+_CHECKED_BY_GCC_11 = frozenset({
+    "f16c", "lzcnt", "movbe", "avx512vnni", "avx512bf16", "avx512vbmi2", "avx512bitalg", "avx512vpopcntdq", "avxvnni",
+    "amx-tile", "amx-int8", "amx-bf16",
+})  # fmt: skip
 
 
 def feature_check(target: Target) -> tuple[str, tuple[str, ...]]:
@@ -41,17 +46,26 @@ def feature_check(target: Target) -> tuple[str, tuple[str, ...]]:
     return "\n".join(["int32_t relayc_missing_feature(void) {", *start, *tests, "  return 0;", "}"]), checked
 
 
-def find_compiler(target: Target) -> str:
-    """The path of the compiler named by the target, or of the first one found. Raises CompileError if there is none."""
-    wanted = target.get("compiler")
+def checked_features(features: Collection[str]) -> list[tuple[str, list[str]]]:
+    """The features of x86 processors among `features` that `__builtin_cpu_supports` can query, each group with the
+    condition of the preprocessor under which the compiler can, "" for every one."""
+    groups = (("", _CHECKED_FEATURES), ("!defined(__clang__) && __GNUC__ >= 11", _CHECKED_BY_GCC_11))
+    return [(condition, found) for condition, group in groups if (found := sorted(group.intersection(features)))]
+
+
+def find_compiler(wanted: str | None, user: str, advice: str) -> str:
+    """The path of the compiler `wanted`, or of the first one found.
+
+    Raises CompileError if there is none: `user` is what needs one, `advice` what else can be done.
+    """
     names = (wanted,) if wanted is not None else _CANDIDATES
     for name in names:
         found = shutil.which(name)
         if found is not None:
             return found
     raise CompileError(
-        f"target kind 'c' needs a C compiler: none of {', '.join(names)} is on the search path; install one "
-        "(for instance the package gcc), name it with -compiler=..., or use target llvm"
+        f"{user} needs a C compiler: none of {', '.join(names)} is on the search path; install one (for instance the "
+        f"package gcc), {advice}"
     )
 
 
@@ -71,7 +85,8 @@ def compile_shared_library(source: str, target: Target) -> bytes:
 
     Raises CompileError if there is no compiler, and with the compiler's output if it fails.
     """
-    compiler = find_compiler(target)
+    advice = "name it with -compiler=..., or use target llvm"
+    compiler = find_compiler(target.get("compiler"), "target kind 'c'", advice)
     with tempfile.TemporaryDirectory(prefix="relayc-") as folder:
         Path(folder, "module.c").write_text(source)
         command = [compiler, *compiler_flags(target), "module.c", "-o", "module.so", "-lm"]

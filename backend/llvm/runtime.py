@@ -106,6 +106,21 @@ class LLVMModule(Module):
         self._image: Image | None = None
         self._loading = threading.Lock()
 
+    @property
+    def triple(self) -> str:
+        """The LLVM triple of the machines that the code is for."""
+        return self._triple
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The instruction-set features that the code uses, by LLVM's names, sorted."""
+        return self._features
+
+    def object_files(self) -> list[bytes]:
+        """The object files of the functions, and last that of the thread pool and of workspace memory
+        (`backend.llvm.pool_code`): all that they call but functions of the C library."""
+        return [*[part.code for part in self._parts], self._pool()]
+
     def function_names(self) -> list[str]:
         return exposed_names(self._entries)
 

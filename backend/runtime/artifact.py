@@ -38,6 +38,7 @@ from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.module import Module, load_tree, tree_records, tree_sections
 from relayc.backend.runtime.ndarray import NDArray, array, wrap_numpy
+from relayc.backend.runtime.registry import get_global_func
 
 __all__ = ["BoundModel", "CompiledModel", "Verify", "load_model"]
 
@@ -142,6 +143,25 @@ class CompiledModel:
     def to_bytes(self) -> bytes:
         """The bytes that `save` writes."""
         return to_bytes(*_contents(self))
+
+    def export_c(
+        self,
+        folder: str | os.PathLike[str],
+        name: str | None = None,
+        *,
+        weights: Literal["library", "file"] = "library",
+        compiler: str | None = None,
+    ) -> None:
+        """Writes the model as a C library, which needs neither Python nor this package: `docs/c_library.md`.
+
+        The folder gets a header, a shared and a static library, an example, and files for CMake; it is replaced if an
+        earlier export made it. `name`, by default the model's, is that of the library and the prefix of its functions.
+        The `weights` are in the library, or in a file beside it. `compiler` is that of the system by default.
+
+        Raises `ModuleError`, which names the node, for what only the executor can run, `ArgumentError` for an invalid
+        name and a folder with other files, and te's `CompileError` when there is no C compiler, or it fails.
+        """
+        get_global_func("runtime.export_c")(self, folder, name, weights=weights, compiler=compiler)
 
     @staticmethod
     def from_bytes(data: bytes | memoryview, verify: Verify = "quick") -> CompiledModel:

@@ -26,12 +26,19 @@ from relayc.backend.runtime.execution_plan import (
     LoopStep,
     RunNodes,
     SequenceStep,
-    results_of,
 )
-from relayc.backend.runtime.graph import Graph, GraphNode, GraphTensor
+from relayc.backend.runtime.graph import Graph, GraphNode
 from relayc.backend.runtime.host_action import Prepared
 from relayc.backend.runtime.host_actions import HOST_ACTIONS, prepared
-from relayc.backend.runtime.layouts import Stage, bind_sizes, owner_of, shapes_of, tensor_bytes
+from relayc.backend.runtime.layouts import (
+    FROM_INPUTS,
+    Stage,
+    bind_sizes,
+    owner_of,
+    shapes_of,
+    stages_of,
+    tensor_bytes,
+)
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, array, empty
 from relayc.backend.runtime.packed_func import PackedFunc, takes_pointers
@@ -40,12 +47,8 @@ from relayc.backend.runtime.sequences import ArraySequence, Value, run_sequence_
 from relayc.backend.runtime.sizes import MAX_ELEMENTS, evaluate, variables
 from relayc.backend.runtime.strings import StringTable
 
-__all__ = ["RESULT_SIZE", "DynamicRunner"]
+__all__ = ["DynamicRunner"]
 
-_FROM_INPUTS = -1
-"""Stage of tensors whose sizes follow from the inputs; other stages are numbered by the instruction they precede."""
-RESULT_SIZE = "#result"
-"""Prefix of size variables that are bound by the shapes of control-flow results."""
 _MAX_RECORDINGS = 16  # by sizes and addresses
 
 
@@ -70,7 +73,7 @@ class DynamicRunner:
         self._addresses = np.zeros(max(len(graph.tensors), 1), np.int64)
         self._size_table = np.zeros(max(len(graph.sizes), 1), np.int64)
         self._tables = context.address, self._addresses.ctypes.data, self._size_table.ctypes.data
-        self._stages = self._make_stages()
+        self._stages = {stage: Stage(graph, *tensors) for stage, tensors in stages_of(graph).items()}
         self._places = {i: (stage, k) for stage in self._stages.values() for k, i in enumerate(stage.tensors)}
         self._inputs: list[Value] = []
         self._lying_in: dict[int, list[int]] = {}
@@ -105,46 +108,6 @@ class DynamicRunner:
             elif tensor.storage == "value" and int(tensor.place) != index:
                 self._shown.setdefault(int(tensor.place), []).append(index)
 
-    def _make_stages(self) -> dict[int, Stage]:
-        known = self._known_before()
-        groups: dict[int, list[int]] = {_FROM_INPUTS: []}
-        views: dict[int, list[int]] = {}
-        of_slot: dict[int | str, int] = {}
-        stage_of = [max([known.get(v, _FROM_INPUTS) for d in self._home(tensor).shape for v in variables(d)],
-                    default=_FROM_INPUTS) for tensor in self._graph.tensors]  # fmt: skip
-        for index, tensor in enumerate(self._graph.tensors):
-            if tensor.storage == "slot":
-                of_slot[tensor.place] = min(of_slot.get(tensor.place, stage_of[index]), stage_of[index])
-        for index, tensor in enumerate(self._graph.tensors):
-            stage = stage_of[index]
-            first = of_slot[tensor.place] if tensor.storage == "slot" else stage
-            (groups if first == stage else views).setdefault(first, []).append(index)
-        return {stage: Stage(self._graph, tensors, views.get(stage, ())) for stage, tensors in groups.items()}
-
-    def _known_before(self) -> dict[str, int]:
-        """For each size variable bound by an instruction, the next instruction that runs kernels.
-
-        Tensors whose sizes become known between the same kernels are planned together, so they may share memory.
-        """
-        tensors, steps = self._graph.tensors, self._graph.steps
-        passed = {d for i in self._graph.inputs for d in tensors[i].shape if isinstance(d, str)}
-        known: dict[str, int] = {}
-        new: list[str] = []
-        for i, step in enumerate(steps):
-            if isinstance(step, RunNodes):
-                known.update({name: i for name in new if name not in known})
-                new = []
-            elif isinstance(step, Bind):
-                new.append(step.name)
-            else:
-                names = [v for t in results_of(step) for d in tensors[t].shape for v in variables(d)]
-                new += [name for name in names if name.startswith(RESULT_SIZE) and name not in passed]
-        return {**dict.fromkeys(new, len(steps)), **known}
-
-    def _home(self, tensor: GraphTensor) -> GraphTensor:
-        """The owner of a tensor's buffer, or the tensor itself."""
-        return self._graph.tensors[owner_of(self._graph, tensor)] if tensor.storage in ("output", "own") else tensor
-
     def _entry(self, name: str, pointers: int = 2) -> Any:
         entry = self._module.get_function(name, query_imports=True)
         if not takes_pointers(entry, pointers):
@@ -171,7 +134,7 @@ class DynamicRunner:
             passed = inputs[position]
             self._addresses[index] = passed.handle if isinstance(passed, NDArray) else 0
         self._note_sizes()
-        self._place(_FROM_INPUTS)
+        self._place(FROM_INPUTS)
         for position, step in enumerate(graph.steps):
             if isinstance(step, RunNodes):
                 self._place(position)

@@ -10,15 +10,23 @@ import numpy as np
 
 from relayc.backend.runtime.dtype import nbytes as nbytes_of
 from relayc.backend.runtime.errors import ArgumentError, SizeMismatchError
+from relayc.backend.runtime.execution_plan import Bind, RunNodes, results_of
 from relayc.backend.runtime.graph import Graph, GraphTensor
 from relayc.backend.runtime.ndarray import NDArray
 from relayc.backend.runtime.sequences import Value
 from relayc.backend.runtime.sizes import MAX_ELEMENTS, evaluate, extent, variables
 
-__all__ = ["ALIGNMENT", "Stage", "bind_sizes", "owner_of", "shapes_of", "tensor_bytes"]
+__all__ = [
+    "ALIGNMENT", "FROM_INPUTS", "RESULT_SIZE", "Stage", "bind_sizes", "owner_of", "shapes_of", "stages_of",
+    "tensor_bytes",
+]  # fmt: skip
 
 ALIGNMENT = 64
 _MAX_LAYOUTS = 256
+FROM_INPUTS = -1
+"""Stage of tensors whose sizes follow from the inputs; other stages are numbered by the instruction they precede."""
+RESULT_SIZE = "#result"
+"""Prefix of size variables that are bound by the shapes of control-flow results."""
 
 
 def bind_sizes(
@@ -61,6 +69,50 @@ def bind_sizes(
 def shapes_of(values: Sequence[Value]) -> list[tuple[int, ...]]:
     """The shapes of arrays; () for sequences, whose elements may have any shape."""
     return [value.shape if isinstance(value, NDArray) else () for value in values]
+
+
+def stages_of(graph: Graph) -> dict[int, tuple[list[int], list[int]]]:
+    """The tensors that get their memory at each stage of a run of a graph with size variables, and those that alias
+    memory of that stage under shapes that may be known later."""
+    known = _known_before(graph)
+    groups: dict[int, tuple[list[int], list[int]]] = {FROM_INPUTS: ([], [])}
+    of_slot: dict[int | str, int] = {}
+    stage_of = [max([known.get(v, FROM_INPUTS) for d in _home(graph, tensor).shape for v in variables(d)],
+                default=FROM_INPUTS) for tensor in graph.tensors]  # fmt: skip
+    for index, tensor in enumerate(graph.tensors):
+        if tensor.storage == "slot":
+            of_slot[tensor.place] = min(of_slot.get(tensor.place, stage_of[index]), stage_of[index])
+    for index, tensor in enumerate(graph.tensors):
+        stage = stage_of[index]
+        first = of_slot[tensor.place] if tensor.storage == "slot" else stage
+        groups.setdefault(first, ([], []))[first != stage].append(index)
+    return groups
+
+
+def _known_before(graph: Graph) -> dict[str, int]:
+    """For each size variable bound by an instruction, the next instruction that runs kernels.
+
+    Tensors whose sizes become known between the same kernels are planned together, so they may share memory.
+    """
+    tensors, steps = graph.tensors, graph.steps
+    passed = {d for i in graph.inputs for d in tensors[i].shape if isinstance(d, str)}
+    known: dict[str, int] = {}
+    new: list[str] = []
+    for i, step in enumerate(steps):
+        if isinstance(step, RunNodes):
+            known.update({name: i for name in new if name not in known})
+            new = []
+        elif isinstance(step, Bind):
+            new.append(step.name)
+        else:
+            names = [v for t in results_of(step) for d in tensors[t].shape for v in variables(d)]
+            new += [name for name in names if name.startswith(RESULT_SIZE) and name not in passed]
+    return {**dict.fromkeys(new, len(steps)), **known}
+
+
+def _home(graph: Graph, tensor: GraphTensor) -> GraphTensor:
+    """The owner of a tensor's buffer, or the tensor itself."""
+    return graph.tensors[owner_of(graph, tensor)] if tensor.storage in ("output", "own") else tensor
 
 
 class Stage:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast
 
-from relayc.backend.runtime.dynamic import RESULT_SIZE
+from relayc.backend.runtime.layouts import RESULT_SIZE
 from relayc.relay.expr import Call, Expr, Tuple, Var
 from relayc.relay.op.base import OpDef
 from relayc.relay.op.control import ControlFlow

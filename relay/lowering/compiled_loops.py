@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from relayc.backend.runtime.dynamic import RESULT_SIZE
 from relayc.backend.runtime.frames import WORD_BYTES, FrameLayout
+from relayc.backend.runtime.layouts import RESULT_SIZE
 from relayc.relay.lowering.entry import size_value
 from relayc.relay.lowering.graph import ControlNode, ExecutionGraph
 from relayc.relay.op.control import ControlFlow, WhileLoop

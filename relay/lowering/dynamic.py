@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
-from relayc.backend.runtime.dynamic import RESULT_SIZE
+from relayc.backend.runtime.layouts import RESULT_SIZE
 from relayc.backend.size_json import size_to_json
 from relayc.relay.lowering.graph import (
     ControlNode,

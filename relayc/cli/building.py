@@ -10,7 +10,7 @@ import typer
 
 from relayc.cli.console import Steps, guarded, out
 from relayc.cli.models import open_model
-from relayc.cli.options import Precision, UsageError, check_writable
+from relayc.cli.options import Emit, Precision, UsageError, WeightsPlace, check_writable
 from relayc.cli.parameters import CheckIndices, InPrecision, OptLevel, Records, Shape, Target, Threads, build_options
 from relayc.cli.plain import is_onnx
 
@@ -21,8 +21,15 @@ __all__ = ["cache", "compile_", "sign", "tune"]
 def compile_(
     model: Annotated[Path, typer.Argument(help="an .onnx model")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="default: the model's name with .relayc")
+        Path | None,
+        typer.Option("--output", "-o", help="default: the model's name with .relayc, or of a C library without suffix"),
     ] = None,
+    emit: Annotated[
+        Emit, typer.Option("--emit", help="an artifact for relayc's runtime, or a folder with a C library")
+    ] = Emit.ARTIFACT,
+    weights: Annotated[
+        WeightsPlace, typer.Option("--weights", help="of a C library: in the library, or in a file beside it")
+    ] = WeightsPlace.LIBRARY,
     target: Target = "llvm",
     shape: Shape = None,
     opt_level: OptLevel = 3,
@@ -30,19 +37,25 @@ def compile_(
     records: Records = None,
     check_indices: CheckIndices = False,
 ) -> None:
-    """Compile an ONNX model to an artifact, which runs without the compiler.
+    """Compile an ONNX model to an artifact, which runs without the compiler, or to a C library.
 
     Example: relayc compile resnet50.onnx -o resnet50.relayc --shape x:1,3,224,224
     """
-    if not is_onnx(model):
-        raise UsageError(f"{model}: expected an .onnx file")
-    path = model.with_suffix(".relayc") if output is None else output
-    check_writable(path)
+    artifact = emit is Emit.ARTIFACT
+    if not (is_onnx(model) or (model.is_file() and not artifact)):
+        raise UsageError(f"{model}: expected an .onnx file{'' if artifact else ', or an artifact'}")
+    path = model.with_suffix(".relayc" if artifact else "") if output is None else output
+    if artifact:
+        check_writable(path)
     steps = Steps()
     compiled = open_model(model, build_options(target, shape, opt_level, precision, records, check_indices), steps)
-    with steps.step("save"):
-        compiled.save(path)
-    out.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
+    with steps.step("save" if artifact else "C library"):
+        if artifact:
+            compiled.save(path)
+        else:
+            compiled.export_c(path, weights=weights.value)
+    size = sum(file.stat().st_size for file in ([path] if artifact else path.iterdir()))
+    out.print(f"wrote {path} ({size / 1e6:.1f} MB)", soft_wrap=True)
 
 
 @guarded

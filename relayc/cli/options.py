@@ -17,8 +17,8 @@ import numpy as np
 from relayc.backend.runtime.files import replacing
 from relayc.backend.runtime.strings import as_strings
 
-__all__ = ["Build", "Form", "Precision", "UsageError", "check_writable", "fill_inputs", "parse_shapes", "read_inputs",
-           "resolved", "typed", "write_archive"]  # fmt: skip
+__all__ = ["Build", "Emit", "Form", "Precision", "UsageError", "WeightsPlace", "check_writable", "fill_inputs",
+           "parse_shapes", "read_inputs", "resolved", "typed", "write_archive"]  # fmt: skip
 
 Shapes = dict[str, tuple[int | str, ...] | int]
 
@@ -46,6 +46,20 @@ class Precision(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+
+
+class Emit(StrEnum):
+    """What a model is compiled to."""
+
+    ARTIFACT = "artifact"
+    C_LIBRARY = "c-library"
+
+
+class WeightsPlace(StrEnum):
+    """Where the weights of a C library are."""
+
+    LIBRARY = "library"
+    FILE = "file"
 
 
 @dataclass(frozen=True)

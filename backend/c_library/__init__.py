@@ -1,0 +1,1 @@
+"""Compiled models as C libraries, which need neither Python nor this package."""

@@ -1,0 +1,260 @@
+"""C code that runs a loop by its compiled function: what `backend.runtime.compiled_loop` and `frames` do in Python.
+
+The frames, one for the body and one for every graph inside of it, are tables of words in the struct of the graph
+around. They are laid out anew in each run: the sizes of all tensors are known when the loop begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from relayc.backend.c_library.naming import quoted, size_code
+from relayc.backend.c_library.shapes import counted, indented, slot_lines, wrapped
+from relayc.backend.runtime.errors import ModuleError
+from relayc.backend.runtime.execution_plan import Check, IfStep, LoopStep
+from relayc.backend.runtime.frames import WORD_BYTES, FrameLayout
+from relayc.backend.runtime.graph import Graph
+from relayc.backend.runtime.sizes import Size, variables
+
+__all__ = ["LoopSource"]
+
+_TURNS = "INT64_C(1) << 62"
+
+
+class _Frame:
+    """The frame `word` of a graph: that of the body of `loop`, or of a branch if there is none.
+
+    `arguments` are the shapes of what the graph is passed, in C, and `around` the names of the sizes of the graph
+    around. Raises `ModuleError` for shapes that the graph can't be passed.
+    """
+
+    def __init__(
+        self, graph: Graph, loop: LoopStep | None, word: str, arguments: Sequence[Sequence[str]],
+        around: Mapping[str, str], source: str,
+    ) -> None:  # fmt: skip
+        self.graph, self.loop, self.word, self.source = graph, loop, word, source
+        self._arguments = arguments
+        controls = [step for step in graph.steps if isinstance(step, IfStep | LoopStep)]
+        inside = [(g, step, i) for step in controls for g, i in _graphs_of(step)]
+        self.layout = FrameLayout(len(graph.tensors), len(graph.sizes), len(graph.outputs), len(inside))
+        own = {name: f"{word}[{self.layout.sizes + i}]" for i, name in enumerate(graph.sizes)}
+        self._around, self.names = around, {**around, **own}
+        self.children = [
+            (step, _Frame(g, step if isinstance(step, LoopStep) else None, f"{word}_{k}",
+                          [self.shape(i) for i in passed], self.names, step.source))
+            for k, (g, step, passed) in enumerate(inside)
+        ]  # fmt: skip
+
+    def all_frames(self) -> Iterator[_Frame]:
+        yield self
+        for _, child in self.children:
+            yield from child.all_frames()
+
+    def shape(self, tensor: int) -> list[str]:
+        """The shape of a tensor of the graph in C."""
+        return [size_code(d, self.names) for d in self.graph.tensors[tensor].shape]
+
+    def lines(self, offsets: Mapping[str, int]) -> Iterator[str]:
+        """Statements that lay out this frame and those inside: offsets in memory of `end` bytes."""
+        graph, layout, word = self.graph, self.layout, self.word
+        yield from self._bound_sizes()
+        for step in graph.steps:
+            if isinstance(step, Check):
+                sides = [size_code(side, self.names) for side in (step.left, step.right)]
+                yield f"TRY(check_equal({', '.join(sides)}, {quoted(step.source)}));"
+        if slots := [i for i, t in enumerate(graph.tensors) if t.storage == "slot"]:
+            yield "{"
+            yield from indented(slot_lines(graph, slots, (), self.names))
+            yield f"  place_slots({word}, slots, COUNT(slots), placed, COUNT(placed), &end);"
+            yield "}"
+        for i, tensor in enumerate(graph.tensors):
+            if tensor.storage in ("own", "value") and tensor.place == i:
+                yield from self._placed(i, (i,))
+            elif tensor.storage == "param":
+                yield f"{word}[{i}] = (int64_t)(intptr_t)(run->weights->start + {offsets[str(tensor.place)]});"
+        if self.loop is not None:
+            yield from self._loop_lines(self.loop)
+        yield f"{word}[{layout.turns}] = (int64_t)(intptr_t)turns;"
+        for k, (_, child) in enumerate(self.children):
+            yield f"{word}[{layout.children + k}] = (int64_t)(intptr_t){child.word};"
+        for step, child in self.children:
+            yield from child.lines(offsets)
+            yield from self._compared(step, child)
+
+    def _bound_sizes(self) -> Iterator[str]:
+        """Set the sizes from the graph around and from the arguments, and compare the others."""
+        bound = set(self._around)
+        for name in self.graph.sizes:
+            if name in bound:
+                yield f"{self.names[name]} = {self._around[name]};"
+        compared: list[str] = []
+        for index, passed in zip(self.graph.inputs, self._arguments, strict=True):
+            dims = self.graph.tensors[index].shape
+            if len(dims) != len(passed):
+                raise ModuleError(f"{self.source}: passes a tensor of rank {len(passed)}; expected {len(dims)}")
+            for dim, value in zip(dims, passed, strict=True):
+                if isinstance(dim, str) and dim not in bound:
+                    bound.add(dim)
+                    yield f"{self.names[dim]} = {value};"
+                else:
+                    compared += self._equal(dim, value)
+        yield from compared
+
+    def _equal(self, dim: Size, value: str) -> list[str]:
+        """The comparison of a dimension with a value, none for what is surely equal."""
+        wanted = size_code(dim, self.names)
+        around = size_code(dim, self._around) if set(variables(dim)) <= self._around.keys() else wanted
+        return [] if value in (wanted, around) else [f"TRY(check_equal({wanted}, {value}, {quoted(self.source)}));"]
+
+    def _placed(self, tensor: int, words: Sequence[int]) -> Iterator[str]:
+        yield counted(self.graph, tensor, self.names, "nbytes")
+        for number in words:
+            yield f"place_word(&{self.word}[{number}], &end, nbytes);"
+
+    def _loop_lines(self, loop: LoopStep) -> Iterator[str]:
+        """Place what the loop itself writes: iteration, condition, and two buffers for every carried value."""
+        graph, layout = self.graph, self.layout
+        for number in (*graph.inputs[:2], layout.results):
+            yield f"place_word(&{self.word}[{number}], &end, {WORD_BYTES});"
+        carried = len(loop.carried)
+        for k in range(1, 1 + carried):
+            yield from self._placed(graph.outputs[k], (layout.results + k, layout.spares + k))
+        for taken, given in zip(graph.inputs[2 : 2 + carried], graph.outputs[1 : 1 + carried], strict=True):
+            yield from self._same(self.shape(taken), self.shape(given))
+
+    def _compared(self, step: IfStep | LoopStep, child: _Frame) -> Iterator[str]:
+        """Compare the shapes of a step's outputs with what the graph inside gives, or with what is stacked."""
+        given = child.graph.outputs if child.loop is None else child.graph.outputs[1:]
+        for i, own in zip(step.outputs, given, strict=True):
+            whole, part = self.shape(i), child.shape(own)
+            yield from self._same(whole[len(whole) - len(part) :], part)
+
+    def _same(self, left: Sequence[str], right: Sequence[str]) -> Iterator[str]:
+        for a, b in zip(left, right, strict=True):
+            if a != b:
+                yield f"TRY(check_equal({a}, {b}, {quoted(self.source)}));"
+
+    def located(self) -> list[int]:
+        """The words that hold offsets."""
+        graph, layout = self.graph, self.layout
+        words = [i for i, t in enumerate(graph.tensors)
+                 if t.storage == "slot" or (t.storage in ("own", "value") and t.place == i)]  # fmt: skip
+        if self.loop is not None:
+            carried = range(1, 1 + len(self.loop.carried))
+            words += [*graph.inputs[:2], layout.results]
+            words += [start + k for k in carried for start in (layout.results, layout.spares)]
+        return words
+
+
+class LoopSource:
+    """The code of a loop with the compiled function `step.entry`, in a graph with the struct `struct` whose bound sizes
+    have the `names`: the function `name`."""
+
+    def __init__(
+        self, step: LoopStep, graph: Graph, name: str, struct: str, names: Mapping[str, str], offsets: Mapping[str, int]
+    ) -> None:
+        self._step, self._graph, self._struct, self._bound, self._offsets = step, graph, struct, names, offsets
+        self.name = name
+        passed = [graph.tensors[i].shape for i in (*step.carried, *step.outside)]
+        arguments = [[size_code(d, names) for d in shape] for shape in passed]
+        self._frame = _Frame(step.graph, step, "frame", [[], [], *arguments], names, step.source)
+        self._stacked = range(1 + len(step.carried), len(step.graph.outputs))
+
+    def fields(self) -> list[str]:
+        """Fields of the struct of the graph around."""
+        frames = self._frame.all_frames()
+        return [f"int64_t {self.name}_{frame.word}[{frame.layout.words}];" for frame in frames]
+
+    def memories(self) -> list[str]:
+        """Memory in the struct of the graph around."""
+        return [f"{self.name}_arena", *[f"{self.name}_stack_{k}" for k in self._stacked]]
+
+    def functions(self, names: Mapping[str, str]) -> Iterator[str]:
+        """The functions that lay out the frames and that run the loop; `names` has all sizes of the graph around."""
+        frames = [*self._frame.all_frames()]
+        pointers = [f"  int64_t *const {f.word} = g->{self.name}_{f.word};" for f in frames]
+        yield f"static int lay_out_{self.name}(struct run *run, {self._struct} *g, int64_t *turns) {{"
+        yield "  int64_t *const s = g->sizes;"
+        yield from pointers
+        yield "  size_t end = 0, nbytes = 0;"
+        yield "  (void)run, (void)s, (void)nbytes;"
+        yield from indented(self._frame.lines(self._offsets))
+        yield f"  TRY(reserve(&g->{self.name}_arena, end));"
+        for frame in frames:
+            yield f"  static const int32_t in_{frame.word}[] = {{"
+            yield from indented(wrapped([str(word) for word in frame.located()] or ["0"], 16), 2)
+            yield "  };"
+            count = f"COUNT(in_{frame.word})" if frame.located() else "0"
+            yield f"  locate({frame.word}, in_{frame.word}, {count}, &g->{self.name}_arena);"
+            yield f"  {frame.word}[{frame.layout.stage}] = 0;"
+            if frame.loop is not None:
+                yield f"  *(uint8_t *)(intptr_t){frame.word}[{frame.graph.inputs[1]}] = 1;"
+        yield "  return MODEL_OK;"
+        yield "}"
+        yield f"static int {self.name}(struct run *run, {self._struct} *g) {{"
+        yield "  int64_t *const s = g->sizes;"
+        yield from pointers[:1]
+        yield "  (void)s;"
+        yield from indented(self._run())
+        yield from indented(self._results(names))
+        yield "  return MODEL_OK;"
+        yield "}"
+
+    def _run(self) -> Iterator[str]:
+        """Statements that run the loop and set `iterations`."""
+        step, body, layout = self._step, self._step.graph, self._frame.layout
+        yield f"int64_t trips = *(const int64_t *)g->tensors[{step.trips}], iterations = 0, turns = {_TURNS};"
+        yield f"if (trips > 0 && *(const uint8_t *)g->tensors[{step.condition}]) {{"
+        yield f"  TRY(lay_out_{self.name}(run, g, &turns));"
+        for number, value in zip(body.inputs[2:], (*step.carried, *step.outside), strict=True):
+            yield f"  frame[{number}] = (int64_t)(intptr_t)g->tensors[{value}];"
+        yield f"  struct stack stacks[{len(self._stacked) + 1}] = {{{{0}}}};"
+        for n, k in enumerate(self._stacked):
+            yield f"  stacks[{n}].memory = &g->{self.name}_stack_{k};"
+            yield f"  stacks[{n}].word = &frame[{layout.results + k}];"
+            yield "  " + counted(body, body.outputs[k], self._frame.names, f"stacks[{n}].nbytes")
+        yield f"  int64_t *done = (int64_t *)(intptr_t)frame[{body.inputs[0]}];"
+        arguments = f"{layout.limit}, done, trips, stacks, {len(self._stacked)}"
+        yield f"  TRY(run_loop(run, {step.entry}, frame, {arguments}));"
+        yield "  iterations = *done;"
+        yield "}"
+
+    def _results(self, names: Mapping[str, str]) -> Iterator[str]:
+        """Statements that set the addresses of the results, and bind and compare their sizes."""
+        step, body, carried = self._step, self._step.graph, len(self._step.carried)
+        known = set(self._bound)
+        for k, (output, begin) in enumerate(zip(step.outputs, step.carried, strict=False)):
+            last = f"(void *)(intptr_t)frame[{body.inputs[2 + k]}]"
+            yield f"g->tensors[{output}] = iterations ? {last} : g->tensors[{begin}];"
+            values = [size_code(d, names) for d in self._graph.tensors[begin].shape]
+            yield from self._shaped(output, values, names, known, "")
+        for k in self._stacked:
+            output, memory = step.outputs[k - 1], f"g->{self.name}_stack_{k}"
+            yield f"if (!iterations) TRY(reserve(&{memory}, 0));"
+            yield f"g->tensors[{output}] = {memory}.start;"
+            values = ["iterations", *self._frame.shape(body.outputs[k])]
+            yield from self._shaped(output, values, names, known, "iterations")
+        assert len(step.outputs) == carried + len(self._stacked)
+
+    def _shaped(
+        self, output: int, values: Sequence[str], names: Mapping[str, str], known: set[str], condition: str
+    ) -> Iterator[str]:
+        """Bind and compare the sizes of a result; those but the first of a stack are known under a `condition`."""
+        dims = self._graph.tensors[output].shape
+        if len(dims) != len(values):
+            raise ModuleError(f"{self._step.source} gives rank {len(values)}; expected {len(dims)}")
+        for axis, (dim, value) in enumerate(zip(dims, values, strict=True)):
+            code = size_code(dim, names)
+            if isinstance(dim, str) and dim not in known:
+                known.add(dim)
+                yield f"{code} = {f'{condition} ? {value} : 0' if condition and axis else value};"
+            elif code != value:
+                test = f"if ({condition}) " if condition and axis else ""
+                yield f"{test}TRY(check_equal({code}, {value}, {quoted(self._step.source)}));"
+
+
+def _graphs_of(step: IfStep | LoopStep) -> list[tuple[Graph, Sequence[int]]]:
+    """The graphs of a step, with the tensors that each is passed."""
+    if isinstance(step, IfStep):
+        return list(zip(step.graphs, step.inputs, strict=True))
+    return [(step.graph, (step.trips, step.condition, *step.carried, *step.outside))]

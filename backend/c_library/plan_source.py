@@ -1,0 +1,325 @@
+"""C code that runs the plan of a graph: what the executor does in Python (`backend.runtime.static`, `dynamic`).
+
+A graph has a struct `graph_<k>` in the context, with the addresses of its tensors, its sizes and its memory, a function
+`run_<k>`, and functions `place_<k>_<n>`, which give the tensors of a stage their memory.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from relayc.backend.c_library.loop_source import LoopSource
+from relayc.backend.c_library.naming import quoted, size_code
+from relayc.backend.c_library.shapes import counted, indented, shape_code, slot_lines, wrapped
+from relayc.backend.runtime.dtype import nbytes
+from relayc.backend.runtime.errors import ModuleError
+from relayc.backend.runtime.execution_plan import Bind, Check, HostStep, IfStep, LoopStep, RunNodes, SequenceStep, Step
+from relayc.backend.runtime.graph import Graph, GraphTensor
+from relayc.backend.runtime.layouts import FROM_INPUTS, owner_of, stages_of
+from relayc.backend.runtime.sizes import Size
+
+__all__ = ["PlanSource"]
+
+_INTEGERS = {"int8": "int8_t", "int16": "int16_t", "int32": "int32_t", "int64": "int64_t", "bool": "uint8_t",
+             "uint8": "uint8_t", "uint16": "uint16_t", "uint32": "uint32_t", "uint64": "uint64_t"}  # fmt: skip
+
+
+class PlanSource(abc.ABC):
+    """The code for `graph`, whose functions have the `number` in their names, and whose weights lie at `offsets`, by
+    name.
+
+    Raises `ModuleError`, which names the node, for what only the executor can do.
+    """
+
+    arguments: str
+    """What functions of the graph are passed, beginning with ``run``; `parameters` declares it."""
+
+    def __init__(self, graph: Graph, number: str, offsets: Mapping[str, int]) -> None:
+        self._graph, self._number, self._offsets = graph, number, offsets
+        self._names = {name: f"s[{i}]" for i, name in enumerate(graph.sizes)}
+        self._bound: set[str] = set()
+        """the size variables that have a value at this point of the code"""
+        self._fields = [f"void *tensors[{max(len(graph.tensors), 1)}];", f"int64_t sizes[{max(len(graph.sizes), 1)}];"]
+        self._memories: list[str] = []
+        self._declared: dict[str, str] = {}
+        self._loops: list[LoopSource] = []
+        self._branches: list[BranchSource] = []
+
+    @property
+    @abc.abstractmethod
+    def parameters(self) -> str:
+        """The parameters of functions of the graph."""
+
+    @abc.abstractmethod
+    def _begin_run(self) -> list[str]:
+        """The beginning of the function that runs the graph: it sets the sizes and addresses of the inputs."""
+
+    @abc.abstractmethod
+    def _end_run(self) -> Iterator[str]:
+        """The end of that function."""
+
+    @abc.abstractmethod
+    def _place_output(self, index: int) -> Iterator[str]:
+        """Statements that set the address of the tensor `index`, which is an output."""
+
+    # -- what the graph around, or the context of the model, has to know
+
+    @property
+    def struct_name(self) -> str:
+        return f"struct graph_{self._number}"
+
+    def struct(self) -> list[str]:
+        """The definition of the graph's struct, behind those of its branches."""
+        inside = [line for branch in self._branches for line in branch.struct()]
+        memories = [f"struct memory {name};" for name in self._memories]
+        return [*inside, f"{self.struct_name} {{", *indented([*self._fields, *memories]), "};"]
+
+    def declarations(self) -> list[str]:
+        """Declarations of the functions of compiled code that the graph calls."""
+        inside = [line for branch in self._branches for line in branch.declarations()]
+        return [*inside, *[f"extern void {name}({parameters});" for name, parameters in self._declared.items()]]
+
+    def begin(self, place: str, weights: str) -> list[str]:
+        """Statements that set up the struct `place`, with the address of the weights."""
+        count = len(self._weights())
+        lines = [f"place_weights({place}.tensors, {weights}, weights_{self._number}, {count});"] if count else []
+        inside = [branch.begin(f"{place}.{branch.field}", weights) for branch in self._branches]
+        return [*lines, *[line for each in inside for line in each]]
+
+    def end(self, place: str) -> list[str]:
+        """Statements that free the memory of the struct `place`."""
+        inside = [branch.end(f"{place}.{branch.field}") for branch in self._branches]
+        return [*[f"release(&{place}.{name});" for name in self._memories], *[line for each in inside for line in each]]
+
+    def _weights(self) -> list[tuple[int, int]]:
+        tensors = enumerate(self._graph.tensors)
+        return [(i, self._offsets[str(t.place)]) for i, t in tensors if t.storage == "param"]
+
+    def weight_table(self) -> Iterator[str]:
+        """The constant table of where the weights lie."""
+        if rows := self._weights():
+            yield f"static const struct placed_weight weights_{self._number}[] = {{"
+            yield from indented(wrapped([f"{{{tensor}, {offset}}}" for tensor, offset in rows]))
+            yield "};"
+
+    # -- sizes and memory
+
+    def _size(self, size: Size) -> str:
+        return size_code(size, self._names)
+
+    def _dims(self, tensor: GraphTensor) -> str:
+        """The shape of a tensor as an array."""
+        return shape_code(tensor.shape, self._names)
+
+    def _inputs(self) -> list[GraphTensor]:
+        return [self._graph.tensors[index] for index in self._graph.inputs]
+
+    def _place_buffers(self, indices: Iterable[int]) -> Iterator[str]:
+        """Place outputs, tensors with memory of their own, and those that alias them, at the numbers `indices`."""
+        tensors, aliases = self._graph.tensors, list[str]()
+        for index in indices:
+            owner = owner_of(self._graph, tensors[index])
+            if owner != index:
+                aliases.append(f"  g->tensors[{index}] = g->tensors[{owner}];")
+            elif tensors[index].storage == "output":
+                yield from self._place_output(index)
+            else:
+                yield from self._place_own(index)
+        yield from aliases
+
+    def _place_own(self, index: int) -> Iterator[str]:
+        """Statements that give a tensor memory of its own."""
+        self._memories.append(f"own_{index}")
+        yield f"  {{ size_t nbytes; {counted(self._graph, index, self._names, 'nbytes')}"
+        yield f"    TRY(reserve(&g->own_{index}, nbytes)); g->tensors[{index}] = g->own_{index}.start; }}"
+
+    def _entry(self, name: str | None, parameters: str, what: str) -> str:
+        """The name of a compiled function, declared."""
+        if name is None:
+            raise ModuleError(f"model {self._graph.name!r}: {what} has no compiled function; compile the model again")
+        self._declared[name] = f"struct call_context *, {parameters}"
+        return name
+
+    # -- graphs with size variables
+
+    def _dynamic(self) -> list[str]:
+        """The functions that place the tensors and that run the graph, step by step."""
+        stages, places, lines = stages_of(self._graph), list[str](), self._begin_run()
+
+        def place(stage: int) -> None:
+            tensors, views = stages.pop(stage, ((), ()))
+            if any(self._graph.tensors[i].storage in ("slot", "output", "own") for i in (*tensors, *views)):
+                name = f"place_{self._number}_{len(self._memories)}"
+                places.extend(self._place(name, tensors, views))
+                lines.append(f"  TRY({name}({self.arguments}));")
+
+        place(FROM_INPUTS)
+        for position, step in enumerate(self._graph.steps):
+            if isinstance(step, RunNodes):
+                place(position)
+            lines += self._step(step)
+        place(len(self._graph.steps))
+        loops = [line for loop in self._loops for line in loop.functions(self._names)]
+        branches = [line for branch in self._branches for line in branch.functions]
+        return [*places, *loops, *branches, *lines, *self._end_run()]
+
+    def _step(self, step: Step) -> Iterator[str]:
+        if isinstance(step, RunNodes):
+            nodes = self._graph.nodes[step.first : step.last]
+            what = ", ".join(dict.fromkeys(source for node in nodes for source in node.sources))
+            entry = self._entry(step.entry, "void **, int64_t *", what)
+            yield f"  {entry}(&run->call, g->tensors, s);"
+            yield "  TRY(check_call(run));"
+        elif isinstance(step, Bind):
+            yield from self._bind_step(step)
+        elif isinstance(step, Check):
+            sides = f"{self._size(step.left)}, {self._size(step.right)}"
+            yield f"  TRY(check_equal({sides}, {quoted(step.source)}));"
+        elif isinstance(step, LoopStep) and step.entry is not None and not step.growing:
+            yield from self._loop(step, step.entry)
+        elif isinstance(step, IfStep):
+            yield from self._branch(step)
+        else:
+            raise ModuleError(f"model {self._graph.name!r}: {step.source} is {_kind(step)}, which {_ADVICE}")
+
+    def _loop(self, step: LoopStep, entry: str) -> Iterator[str]:
+        bound = {name: self._names[name] for name in self._graph.sizes if name in self._bound}
+        name = f"loop_{self._number}_{len(self._loops)}"
+        loop = LoopSource(step, self._graph, name, self.struct_name, bound, self._offsets)
+        self._loops.append(loop)
+        self._declared[entry] = "struct call_context *, int64_t *"
+        self._fields += loop.fields()
+        self._memories += loop.memories()
+        yield f"  TRY({loop.name}(run, g));"
+        yield from self._show(step)
+
+    def _branch(self, step: IfStep) -> Iterator[str]:
+        """Run the graph that a condition selects, and take the addresses and shapes of its results."""
+        around = {name: f"outer->sizes[{i}]" for i, name in enumerate(self._graph.sizes) if name in self._bound}
+        unbound = set(self._graph.sizes) - self._bound
+        for which, (graph, passed) in enumerate(zip(step.graphs, step.inputs, strict=True)):
+            branch = BranchSource(graph, f"{self._number}_{len(self._branches)}", self._offsets, self, passed, around)
+            self._branches.append(branch)
+            self._fields.append(f"{branch.struct_name} {branch.field};")
+            yield "  } else {" if which else f"  if (*(const uint8_t *)g->tensors[{step.condition}]) {{"
+            yield f"    TRY(run_{branch._number}(run, g, &g->{branch.field}));"
+            known = set(self._graph.sizes) - unbound
+            for output, result in zip(step.outputs, graph.outputs, strict=True):
+                yield f"    g->tensors[{output}] = g->{branch.field}.tensors[{result}];"
+                yield from indented(self._shaped(step.source, output, branch.result_shape(result), known), 2)
+        yield "  }"
+        yield from self._show(step)
+
+    def _shaped(self, source: str, output: int, shape: Sequence[str], known: set[str]) -> Iterator[str]:
+        """Bind the sizes of a result that are not `known`, and compare the others with its shape."""
+        dims = self._graph.tensors[output].shape
+        if len(dims) != len(shape):
+            raise ModuleError(f"model {self._graph.name!r}: {source} gives rank {len(shape)}; expected {len(dims)}")
+        for dim, value in zip(dims, shape, strict=True):
+            if isinstance(dim, str) and dim not in known:
+                known.add(dim)
+                yield f"{self._size(dim)} = {value};"
+            elif self._size(dim) != value:
+                yield f"TRY(check_equal({self._size(dim)}, {value}, {quoted(source)}));"
+
+    def _show(self, step: IfStep | LoopStep) -> Iterator[str]:
+        """Set the addresses of what aliases the results of a step, whose sizes are bound now."""
+        for index, tensor in enumerate(self._graph.tensors):
+            if tensor.storage == "value" and tensor.place in step.outputs and tensor.place != index:
+                yield f"  g->tensors[{index}] = g->tensors[{tensor.place}];"
+        self._bound |= {d for i in step.outputs for d in self._graph.tensors[i].shape if isinstance(d, str)}
+
+    def _bind_step(self, step: Bind) -> Iterator[str]:
+        tensor = self._graph.tensors[step.tensor]
+        kind = _INTEGERS.get(tensor.dtype)
+        if kind is None:
+            raise ModuleError(f"model {self._graph.name!r}: {step.source} computes a size as {tensor.dtype}")
+        value, source = f"((const {kind} *)g->tensors[{step.tensor}])[{step.element}]", quoted(step.source)
+        if not tensor.is_static or nbytes(tensor.dtype, 1) * step.element >= tensor.nbytes:
+            count = f"TRY(count_bytes({self._dims(tensor)}, {len(tensor.shape)}, 1, &count));"
+            yield f"  {{ size_t count; {count} if (count <= {step.element}) return fail(MODEL_SIZE_MISMATCH, "
+            yield f'    "%s gives %zu sizes, expected over {step.element}", {source}, count); }}'
+        yield f"  TRY(bind_size(&{self._names[step.name]}, (int64_t){value}, {source}));"
+        self._bound.add(step.name)
+
+    def _place(self, name: str, tensors: Sequence[int], views: Sequence[int]) -> Iterator[str]:
+        """The function that places the tensors of a stage, and those that alias its slots under later shapes."""
+        memory = f"arena_{len(self._memories)}"
+        self._memories.append(memory)
+        owners = [i for i in tensors if self._graph.tensors[i].storage == "slot"]
+        lines = [
+            f"static int {name}({self.parameters}) {{",
+            "  int64_t *const s = g->sizes;",
+            f"  {', '.join([f'(void){word}' for word in (*self.arguments.split(', '), 's')])};",
+        ]
+        if owners or views:
+            lines += ["  size_t nbytes;", *indented(slot_lines(self._graph, owners, views, self._names))]
+            lines.append(f"  TRY(lay_out(&g->{memory}, slots, COUNT(slots), g->tensors, placed, COUNT(placed)));")
+        buffers = [i for i in tensors if self._graph.tensors[i].storage in ("output", "own")]
+        yield from [*lines, *self._place_buffers(buffers), "  return MODEL_OK;", "}"]
+
+
+class BranchSource(PlanSource):
+    """The code for a branch in the graph of `outer`, whose tensors `passed` are its inputs; `around` are the bound
+    sizes there, in C."""
+
+    arguments = "run, outer, g"
+
+    def __init__(
+        self, graph: Graph, number: str, offsets: Mapping[str, int], outer: PlanSource, passed: Sequence[int],
+        around: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        super().__init__(graph, number, offsets)
+        self._outer, self._passed, self._around = outer, passed, around
+        self.field = f"branch_{number}"
+        self.functions = [*self.weight_table(), *self._dynamic()]
+
+    @property
+    def parameters(self) -> str:
+        return f"struct run *run, const {self._outer.struct_name} *outer, {self.struct_name} *g"
+
+    def result_shape(self, tensor: int) -> list[str]:
+        """The shape of a tensor in C, for the graph around."""
+        names = {name: f"g->{self.field}.sizes[{i}]" for i, name in enumerate(self._graph.sizes)}
+        return [size_code(d, names) for d in self._graph.tensors[tensor].shape]
+
+    def _begin_run(self) -> list[str]:
+        lines = [f"static int run_{self._number}({self.parameters}) {{", "  int64_t *const s = g->sizes;"]
+        lines += ["  (void)run, (void)outer;", "  memset(s, 0, sizeof g->sizes);"]
+        self._bound = {name for name in self._graph.sizes if name in self._around}
+        lines += [f"  {self._names[name]} = {self._around[name]};" for name in self._graph.sizes if name in self._bound]
+        compared: list[str] = []
+        for tensor, passed in zip(self._inputs(), self._passed, strict=True):
+            values = [size_code(d, self._around) for d in self._outer._graph.tensors[passed].shape]
+            if len(values) != len(tensor.shape):
+                raise ModuleError(f"model {self._graph.name!r}: a branch takes {tensor.name!r} of another rank")
+            for dim, value in zip(tensor.shape, values, strict=True):
+                if isinstance(dim, str) and dim not in self._bound:
+                    self._bound.add(dim)
+                    lines.append(f"  {self._names[dim]} = {value};")
+                elif self._size(dim) != value:
+                    compared.append(f"  TRY(check_equal({self._size(dim)}, {value}, {quoted(tensor.name)}));")
+        for index, tensor in enumerate(self._graph.tensors):
+            if tensor.storage == "input":
+                compared.append(f"  g->tensors[{index}] = outer->tensors[{self._passed[int(tensor.place)]}];")
+        return [*lines, *compared]
+
+    def _end_run(self) -> Iterator[str]:
+        yield "  return MODEL_OK;"
+        yield "}"
+
+    def _place_output(self, index: int) -> Iterator[str]:
+        return self._place_own(index)
+
+
+_ADVICE = "only the executor in Python can run; run the model by relayc.runtime, or change it"
+
+
+def _kind(step: LoopStep | SequenceStep | HostStep) -> str:
+    """What a step is, for errors."""
+    if isinstance(step, HostStep):
+        return f"the host operation {step.action!r}"
+    if isinstance(step, SequenceStep):
+        return f"the sequence operation {step.action!r}"
+    return "a loop of values that grow" if step.growing else "a loop that is not one compiled function"
