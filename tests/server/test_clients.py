@@ -48,6 +48,7 @@ def test_tritonclient(url, expected, is_binary, compression):
 @pytest.mark.parametrize("is_binary", [False, True])
 def test_kserve(url, expected, is_binary):
     kserve = pytest.importorskip("kserve", reason="pip install kserve")
+    infer_type = pytest.importorskip("kserve.protocol.infer_type", reason="pip install kserve")
 
     async def send() -> Any:
         client = kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v2"))
@@ -56,7 +57,7 @@ def test_kserve(url, expected, is_binary):
         x = kserve.InferInput("x", list(X.shape), "FP32")
         x.set_data_from_numpy(X, binary_data=is_binary)
         request = kserve.InferRequest("dense", [x], request_outputs=[
-            kserve.infer_type.RequestedOutput("y", {"binary_data": is_binary})
+            infer_type.RequestedOutput("y", {"binary_data": is_binary})
         ])  # fmt: skip
         return await client.infer(url, request, model_name="dense")
 
