@@ -160,17 +160,20 @@ class PartsResponse(Response):
         self, response: InferResponse, headers: Mapping[str, str], timeout: float, sent: Callable[[], object]
     ) -> None:
         super().__init__(headers={**headers, "content-length": str(response.nbytes)})
-        self._parts, self._timeout, self._sent = response.parts, timeout, sent
+        self._parts, self._nbytes, self._timeout, self._sent = response.parts, response.nbytes, timeout, sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with asyncio.timeout(self._timeout):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                if self._nbytes <= _PART:
+                    await send({"type": "http.response.body", "body": b"".join(self._parts)})
+                    return
                 for part in self._parts:
                     for at in range(0, len(part), _PART):
                         piece = bytes(part[at : at + _PART])
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await send({"type": "http.response.body", "body": b""})  # comes back when the others have gone
         except TimeoutError:
             pass
         finally:

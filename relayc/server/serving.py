@@ -42,15 +42,29 @@ def serve(
         server_header=False,
         ws="none",
         lifespan="on",
+        http="h11",  # httptools sets no limit to headers
         limit_concurrency=limits.connections,
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=math.ceil(limits.drain),
     )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family, backlog=config.backlog) as listening:
+    with _listening(host, port, config.backlog) as listening:
         bound = listening.getsockname()[1]
         url = f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
         _Server(config, service, lambda: None if started is None else started(url)).run(sockets=[listening])
+
+
+def _listening(host: str, port: int, backlog: int) -> socket.socket:
+    """A socket that listens. Its protocol is named: asyncio sets TCP_NODELAY only then, without which answers wait."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(backlog)
+    except OSError as error:
+        listening.close()
+        raise OSError(error.errno, f"{error.strerror}: {host}, port {port}; say another one, or 0 for any") from error
+    return listening
 
 
 class _Server(uvicorn.Server):

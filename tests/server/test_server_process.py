@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 httpx = pytest.importorskip("httpx", reason="pip install httpx")
 pytest.importorskip("uvicorn", reason="pip install 'relayc[serve]'")
 
+from relayc.server import serving  # noqa: E402
 from tests.server.requests_of import binary_body, json_body, output_of  # noqa: E402
 from tests.server.server_process import running  # noqa: E402
 
@@ -130,6 +132,26 @@ def test_bodies_that_are_none(url, headers, body, status):
     assert httpx.get(f"{url}/v2/health/ready").status_code == 200
 
 
+def test_headers_without_end_are_refused(url):
+    with connection(url) as client:
+        client.sendall(b"GET /v2 HTTP/1.1\r\n")
+        with pytest.raises(OSError):
+            for number in range(1_000_000):
+                client.sendall(b"x-header-%d: %b\r\n" % (number, bytes(1000).replace(b"\0", b"x")))
+
+
+def test_answers_are_sent_at_once():
+    """Without TCP_NODELAY the second packet of an answer waits for the acknowledgement of the first."""
+    with serving._listening("127.0.0.1", 0, 1) as listening:
+        assert listening.proto == socket.IPPROTO_TCP
+
+
+def test_a_port_that_is_taken(url):
+    port = int(url.rpartition(":")[2])
+    with pytest.raises(OSError, match=f"127.0.0.1, port {port}; say another one"):
+        serving._listening("127.0.0.1", port, 1)
+
+
 def test_a_body_without_end_is_refused(url):
     with connection(url) as client:
         client.sendall(request_text(b"", "transfer-encoding: chunked"))
@@ -190,6 +212,43 @@ def test_a_drain_has_an_end(models):
         eventually(lambda: metric(url, "relayc_held_bytes") == len(body))
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
+
+
+def test_requests_of_many_clients_are_joined(models, expected):
+    with running(models, max_batch_size=8, max_delay=0.02) as (url, _):
+        rows = np.random.default_rng(0).standard_normal((200, 1, 8)).astype("float32")
+        responses = from_connections(
+            url, 200, 16, lambda client, i: client.post("/v2/models/dense/infer", **binary_body(rows[i]))
+        )
+        for x, response in zip(rows, responses, strict=True):
+            np.testing.assert_allclose(output_of(response), expected(x), rtol=1e-5)
+        labels = '{model="dense",version="2"}'
+        assert metric(url, "relayc_batch_rows_sum" + labels) == 200
+        assert metric(url, "relayc_batch_rows_count" + labels) < 150
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "relayc", "serve", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.slow
+def test_the_command_refuses_what_it_can_not_serve(models, tmp_path):
+    artifact = tmp_path / "net.relayc"
+    artifact.write_bytes((models / "fixed/1/model.relayc").read_bytes())
+    done = run_command(str(artifact), str(artifact))
+    assert done.returncode == 1 and "there are two models 'net' of version 1; rename one: NAME=FILE" in done.stderr
+    done = run_command(str(tmp_path))
+    assert done.returncode == 1 and f"no model in {tmp_path}" in done.stderr
+    done = run_command(str(artifact), "--queue", "0")
+    assert done.returncode == 2 and "--queue" in done.stderr
+    openssl = pytest.importorskip("cryptography.hazmat.primitives.serialization", reason="pip install 'relayc[sign]'")
+    keys = import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
+    public = keys.Ed25519PrivateKey.generate().public_key()
+    key = tmp_path / "public.pem"
+    key.write_bytes(public.public_bytes(openssl.Encoding.PEM, openssl.PublicFormat.SubjectPublicKeyInfo))
+    done = run_command(str(artifact), "--key", str(key))
+    assert done.returncode == 1 and "net.relayc.sig" in done.stderr
 
 
 def test_the_command_serves(models):
