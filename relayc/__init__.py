@@ -2,13 +2,13 @@
 
     from relayc import relay, te, topi, backend, runtime, frontends
 
-and to `compile_onnx`, from a model's file to a compiled model. Each is imported when it is first used: importing
-`relayc` alone reads no other file.
+to `compile_onnx`, from a model's file to a compiled model, and to `map_batches`, from a compiled model to a function
+for Dask and Ray Data. Each is imported when it is first used: importing `relayc` alone reads no other file.
 """
 
 from typing import TYPE_CHECKING
 
-__all__ = ["backend", "compile_onnx", "frontends", "relay", "runtime", "te", "topi"]
+__all__ = ["backend", "compile_onnx", "frontends", "map_batches", "relay", "runtime", "te", "topi"]
 
 if TYPE_CHECKING:
     import relayc.backend as backend
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     import relayc.runtime as runtime
     import relayc.te as te
     import relayc.topi as topi
+    from relayc.batches import map_batches
     from relayc.frontends.compiling import compile_onnx
 
     __version__: str
 else:  # hidden from type checkers, for which each subpackage would be Any
+    _FUNCTIONS = {"compile_onnx": "relayc.frontends.compiling", "map_batches": "relayc.batches"}
 
     def __getattr__(name):
         """The subpackage or function `name`, or the installed version. Raises AttributeError for other names."""
@@ -30,8 +32,8 @@ else:  # hidden from type checkers, for which each subpackage would be Any
             return import_module("importlib.metadata").version("relayc")
         if name not in __all__:
             raise AttributeError(f"module 'relayc' has no attribute {name!r}; it has {', '.join(__all__)}")
-        if name == "compile_onnx":
-            return import_module("relayc.frontends.compiling").compile_onnx
+        if name in _FUNCTIONS:
+            return getattr(import_module(_FUNCTIONS[name]), name)
         return import_module(f"relayc.{name}")
 
     def __dir__():

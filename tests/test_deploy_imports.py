@@ -110,6 +110,11 @@ assert not heavy, f"running imported {heavy}"
     run_python(code + NO_LLVM, str(path))
 
 
+def test_the_server_and_functions_of_batches_need_no_compiler():
+    pytest.importorskip("uvicorn", reason="pip install 'relayc[serve]'")
+    run_python("import relayc.server, relayc.batches, relayc.cli.main" + REPORT + NO_LLVM)
+
+
 def test_importing_relay_imports_nothing_that_tunes():
     code = "import sys\nfrom relayc import relay\nassert not {'relayc.relay.tuning', 'statistics'} & set(sys.modules)\n"
     run_python(code + "assert relay.tune")

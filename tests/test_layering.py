@@ -31,6 +31,9 @@ THIRD_PARTY = {
     "typer": ("relayc/cli",),
     "rich": ("relayc/cli",),
     "onnxruntime": ("relayc/cli",),
+    "starlette": ("relayc/server",),
+    "uvicorn": ("relayc/server",),
+    "prometheus_client": ("relayc/server",),
     "PIL": ("backend/runtime",),  # optional: decodes images
     "platformdirs": ("backend", "relay", "frontends"),
     "filelock": ("backend", "relay", "frontends"),

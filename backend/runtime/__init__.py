@@ -24,6 +24,7 @@ from relayc.backend.runtime.errors import (
     RelaycError,
     RunCancelledError,
 )
+from relayc.backend.runtime.executor_pool import ExecutorPool
 from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.module import Module, load_module, load_module_bytes, register_module_loader
@@ -53,6 +54,7 @@ __all__ = [
     "DeviceAPI",
     "DeviceAttrKind",
     "DeviceError",
+    "ExecutorPool",
     "GraphModule",
     "HostFunc",
     "KernelFunc",

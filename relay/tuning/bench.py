@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -16,10 +17,11 @@ from relayc.backend.runtime.dtype import to_numpy
 from relayc.backend.target import Target
 from relayc.relay.lowering.lower import Workload, lower, tensor_types
 from relayc.relay.lowering.workspace import Workspace
+from relayc.relay.tuning.selection import Timer
 from relayc.relay.type import TensorType
 from relayc.topi.tuning import Config
 
-__all__ = ["KernelBench", "Variant"]
+__all__ = ["Bench", "KernelBench", "Variant"]
 
 _SAMPLE_SECONDS = 1e-3
 """Seconds of one sample: a timer repeats its kernel until a sample takes about this long."""
@@ -34,6 +36,17 @@ class Variant:
     workload: Workload
     config: Config
     weights: tuple[int, ...] = ()
+
+
+class Bench(Protocol):
+    """The interface for timing kernels and models: `KernelBench`, or a test's own."""
+
+    @property
+    def threads(self) -> int: ...
+
+    def timers(self, variants: Sequence[Variant]) -> list[Timer]: ...
+
+    def model_timer(self, model: CompiledModel) -> Timer: ...
 
 
 class KernelBench:

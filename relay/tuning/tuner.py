@@ -13,12 +13,12 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from relayc.backend.runtime import CompiledModel
 from relayc.backend.target import Target
 from relayc.relay.expr import Function
 from relayc.relay.lowering import build, optimize
@@ -27,32 +27,20 @@ from relayc.relay.lowering.driver import as_module
 from relayc.relay.lowering.graph import ExecutionGraph, make_graph
 from relayc.relay.lowering.lower import Workload, lower
 from relayc.relay.lowering.tuning_records import Record, TuningRecords, default_records_path, graph_subject, processor
-from relayc.relay.tuning.bench import KernelBench, Variant
+from relayc.relay.tuning.bench import Bench, KernelBench, Variant
+from relayc.relay.tuning.kernel_search import KernelResult, KernelTask, alternatives, search_kernel, try_timers
 from relayc.relay.tuning.selection import Choice, Timer, select
 from relayc.relay.type import TensorType
 from relayc.relay.versions import versions_of, without_versions
 from relayc.te.errors import CompileError
-from relayc.te.ir import IRModule
+from relayc.te.ir import IRModule, PassContext
 from relayc.topi.tuning import Config, Knob, Value
 
-__all__ = ["Bench", "Finding", "TuningReport", "tune"]
+__all__ = ["Finding", "TuningReport", "tune"]
 
 _GRAPH_SHARE = 0.4
 """Fraction of the time budget for the parameters of graph passes."""
-_MOST_ALTERNATIVES = 12
-"""Maximum number of values tried for one parameter: those next to the cost model's."""
 _MODEL_ROUNDS = 15
-
-
-class Bench(Protocol):
-    """The interface for timing kernels and models: `KernelBench`, or a test's own."""
-
-    @property
-    def threads(self) -> int: ...
-
-    def timers(self, variants: Sequence[Variant]) -> list[Timer]: ...
-
-    def model_timer(self, model: CompiledModel) -> Timer: ...
 
 
 @dataclass(frozen=True)
@@ -106,6 +94,7 @@ def tune(
     *,
     records: str | Path | None = None,
     threads: int | None = None,
+    executor: Executor | None = None,
     progress: Callable[[str], None] | None = None,
     bench: Bench | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -117,13 +106,17 @@ def tune(
     ``relay.tuning.records``. `threads` is the number of threads that kernels will run on: all by default. `progress` is
     called with messages. Kernels with dynamic shapes are not tuned. `bench` and `clock` measure times. Raises
     CompileError for a target that is no CPU.
+
+    `executor` is any of `concurrent.futures`, such as that of Dask's client: its workers search for the kernels at the
+    same time. Each has to be alone on a machine like this one; CompileError for another processor. The parameters of
+    graph passes and the whole model are measured here.
     """
     target = Target(target)
     if target.device_kind != "cpu":
         raise CompileError(f"relay.tune measures on this machine's CPU; it can't tune for {target}")
     path = Path(records) if records is not None else default_records_path()
     search = _Search(mod, params, target, path, clock() + 60 * minutes, clock, progress or (lambda _: None))
-    return search.run(bench, threads)
+    return search.run(bench, threads, executor)
 
 
 @dataclass
@@ -139,6 +132,18 @@ class _Subject:
         return Variant(self.workload, Config() if config is None else config, self.weights)
 
 
+@dataclass(frozen=True)
+class _Task:
+    """A kernel to search for, its parameters, and its fraction of the model's time."""
+
+    subject: _Subject
+    knobs: Sequence[Knob]
+    share: float
+
+    def __str__(self) -> str:
+        return f"{self.subject.workload.name}, {100 * self.share:.1f} % of the time"
+
+
 class _Search:
     def __init__(
         self, mod: IRModule | Function, params: Mapping[str, Any] | None, target: Target, path: Path | None,
@@ -151,14 +156,15 @@ class _Search:
         self.records = TuningRecords() if path is None else TuningRecords.load(path)
         self.before = TuningRecords(dict(self.records.records))
 
-    def run(self, bench: Bench | None, threads: int | None) -> TuningReport:
+    def run(self, bench: Bench | None, threads: int | None, executor: Executor | None) -> TuningReport:
         config = self.records.graph_config(self.target)
         subjects = self.subjects(config)
-        nbytes = sum(subject.bytes for subject in subjects.values())
-        self.bench: Bench = KernelBench(self.target, threads, nbytes) if bench is None else bench
+        self.model_bytes = sum(subject.bytes for subject in subjects.values())
+        self.given_bench = bench
+        self.bench: Bench = KernelBench(self.target, threads, self.model_bytes) if bench is None else bench
         try:
             subjects = self.tune_passes(list(config.knobs.values()), subjects)
-            self.tune_kernels(list(subjects.values()))
+            self.tune_kernels(list(subjects.values()), executor)
         finally:  # the findings are written down already when interrupted
             if self.report.findings:
                 self.check_model()
@@ -195,7 +201,7 @@ class _Search:
             if self.is_known(graph_subject(knob.name), [knob]):
                 self.report.known += 1
                 continue
-            for value in _alternatives(knob):
+            for value in alternatives(knob):
                 if self.clock() > end:
                     return subjects
                 self.progress(f"{knob.name}: {value}")
@@ -220,7 +226,7 @@ class _Search:
             return None
         return select([_total(timers[: len(old)], old), _total(timers[len(old) :], new)])
 
-    def tune_kernels(self, subjects: Sequence[_Subject]) -> None:
+    def tune_kernels(self, subjects: Sequence[_Subject], executor: Executor | None) -> None:
         """Tune every kernel that has parameters, the most expensive ones first."""
         self.report.kernels = len(subjects)
         known = [subject for subject in subjects if self.is_known(subject.workload.key, self.knobs(subject.workload))]
@@ -232,50 +238,66 @@ class _Search:
             return
         seconds = [timer() * subject.count for timer, subject in zip(timers, subjects, strict=True)]
         del timers  # and with them the kernels' arrays
+        tasks: list[_Task] = []
         for number in sorted(range(len(subjects)), key=lambda i: -seconds[i]):
-            if self.clock() > self.end:
-                return
             knobs = [knob for knob in bases[number].config.knobs.values() if len(knob.candidates) > 1]
             if knobs:
-                share = 100 * seconds[number] / sum(seconds)
-                self.progress(f"{subjects[number].workload.name}, {share:.1f} % of the time")
-                self.tune_kernel(subjects[number], knobs)
-                self.report.kernels_tuned += 1
+                tasks.append(_Task(subjects[number], knobs, seconds[number] / sum(seconds)))
             else:
                 self.note(self.record(subjects[number].workload.key, [], Choice(0, 0.0, 0.0), knobs))
+        for task, result in self.searched(tasks) if executor is None else self.searched_by(executor, tasks):
+            self.take(task, result)
 
-    def tune_kernel(self, subject: _Subject, knobs: Sequence[Knob]) -> None:
-        """Tune one parameter after the other, with the best values so far; finally compare them with the defaults."""
-        found: dict[str, tuple[Knob, Value]] = {}
-        for knob in knobs:
-            tried = _alternatives(knob)
-            values = {name: value for name, (_, value) in found.items()}
-            configs = [Config(values), *(Config({**values, knob.name: value}) for value in tried)]
-            timers = None if self.clock() > self.end else self.timers([subject.variant(c) for c in configs])
-            index = 0 if timers is None else select(timers).index
-            if index:
-                found[knob.name] = knob, tried[index - 1]
-        if not found:
-            if self.clock() <= self.end:
-                self.note(self.record(subject.workload.key, [], Choice(0, 0.0, 0.0), knobs))
+    def searched(self, tasks: Sequence[_Task]) -> Iterator[tuple[_Task, KernelResult]]:
+        """Search for one kernel after the other while there is time."""
+        for task in tasks:
+            if self.clock() > self.end:
+                return
+            self.progress(str(task))
+            subject = task.subject
+            yield task, search_kernel(subject.workload, subject.weights, task.knobs, self.bench, self.clock, self.end)
+
+    def searched_by(self, executor: Executor, tasks: Sequence[_Task]) -> Iterator[tuple[_Task, KernelResult]]:
+        """Let an executor search for all kernels, and give what it finds in the order in which it does."""
+        end = time.time() + self.end - self.clock()
+        context = PassContext.current()
+        futures: dict[Future[KernelResult], _Task] = {}
+        try:
+            for task in tasks:
+                own = PassContext(
+                    context.opt_level, context.required_pass, context.disabled_pass, config=context.config
+                )
+                search = KernelTask(
+                    task.subject.workload, task.subject.weights, tuple(task.knobs), self.target, self.bench.threads,
+                    self.model_bytes, self.given_bench, own, processor(), end,
+                )  # fmt: skip
+                futures[executor.submit(search)] = task
+            for future in as_completed(futures):
+                self.progress(str(futures[future]))
+                yield futures[future], future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def take(self, task: _Task, result: KernelResult) -> None:
+        """Report what was found for a kernel, and write it down."""
+        self.report.tried += result.tried
+        self.report.kernels_tuned += 1
+        for message in result.left_out:
+            self.progress(message)
+        if result.choice is None:
             return
-        best = Config({name: value for name, (_, value) in found.items()})
-        timers = self.timers([subject.variant(), subject.variant(best)])
-        choice = None if timers is None else select(timers)
-        if choice is not None and choice.index:
-            record = self.record(subject.workload.key, list(found.values()), choice, knobs)
+        subject = task.subject
+        record = self.record(subject.workload.key, result.found, result.choice, task.knobs)
+        if result.found:
             self.keep(Finding(subject.workload.name, record, subject.count))
-        elif choice is not None:
-            self.note(self.record(subject.workload.key, [], choice, knobs))
+        else:
+            self.note(record)
 
     def timers(self, variants: Sequence[Variant]) -> list[Timer] | None:
         """Timers of kernels; None, with a message, if one of them can't be compiled."""
         self.report.tried += len(variants)
-        try:
-            return self.bench.timers(variants)
-        except CompileError as error:
-            self.progress(f"left out: {error}")
-            return None
+        return try_timers(self.bench, variants, self.progress)
 
     def knobs(self, workload: Workload) -> list[Knob]:
         """The tunable parameters of a kernel according to its record; none without a record."""
@@ -334,14 +356,6 @@ class _Search:
         with records:
             lib = build(self.mod, self.target, self.params)
         return self.bench.model_timer(lib)
-
-
-def _alternatives(knob: Knob) -> list[Value]:
-    """The other values of a parameter, those next to the cost model's first."""
-    others = [value for value in knob.candidates if value != knob.default]
-    if isinstance(knob.default, int) and not isinstance(knob.default, bool):
-        others.sort(key=lambda value: abs(math.log(max(int(value), 1) / max(int(knob.default), 1))))
-    return others[:_MOST_ALTERNATIVES]
 
 
 def _without(subjects: Mapping[str, _Subject], others: Mapping[str, _Subject]) -> list[_Subject]:

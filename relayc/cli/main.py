@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from relayc.cli import building, inspecting, running
+from relayc.cli import building, inspecting, running, serving
 from relayc.cli.console import settings
 
 __all__ = ["app"]
@@ -51,6 +51,7 @@ for name, command in (
     ("profile", running.profile),
     ("tune", building.tune),
     ("show", inspecting.show),
+    ("serve", serving.serve),
     ("verify", inspecting.verify),
     ("sign", building.sign),
     ("doctor", inspecting.doctor),

@@ -36,6 +36,7 @@ from relayc.runtime import (
     ArgumentError,
     CompiledModel,
     DeviceError,
+    ExecutorPool,
     GraphModule,
     ModelMetadata,
     RelaycError,
@@ -100,15 +101,15 @@ class InferenceSession:
         with _reported(self._model_path):
             model = self._made()
             executor = self._executor(model)
-        self._pool = _ExecutorPool(executor)
+        self._pool = ExecutorPool(executor)
         self._metadata, sequences = model.metadata, executor.sequence_names()
         self._inputs = _described(executor.get_input_info(), model.metadata.input_shapes, sequences)
         self._outputs = _described(executor.get_output_info(), model.metadata.output_shapes, sequences)
         self._dtypes = executor.get_input_info()[1]
         self._shared_sizes = _sizes_of_one_name(self._inputs.values())
-        self._separate: _ExecutorPool | None = None
+        self._separate: ExecutorPool | None = None
 
-    def _pool_for(self, feed: Mapping[str, Any]) -> _ExecutorPool:
+    def _pool_for(self, feed: Mapping[str, Any]) -> ExecutorPool:
         """The executors for these inputs: others where sizes of one name differ, which onnxruntime accepts."""
         sizes: dict[str, int] = {}
         for name, axis, size in self._shared_sizes:
@@ -117,13 +118,13 @@ class InferenceSession:
                 return self._separate_pool(size)
         return self._pool
 
-    def _separate_pool(self, size: str) -> _ExecutorPool:
+    def _separate_pool(self, size: str) -> ExecutorPool:
         """Executors of the model compiled with sizes of its own for each input; compiled when it is first needed."""
         with self._lock:
             if self._separate is None:
                 log.warning("inputs differ in %r, a size that the model has once: it is compiled for both", size)
                 model = self._made({i.name: _with_own_sizes(i) for i in self._inputs.values() if i.shape})
-                self._separate = _ExecutorPool(self._executor(model))
+                self._separate = ExecutorPool(self._executor(model))
             return self._separate
 
     @property
@@ -320,38 +321,6 @@ class InferenceSession:
     def __repr__(self) -> str:
         inputs = ", ".join(f"{i.name}: {i.type} {i.shape}" for i in self._inputs.values())
         return f"<InferenceSession {self._metadata.graph_name!r} on {next(iter(self._providers))}({inputs})>"
-
-
-class _ExecutorPool:
-    """Executors over one set of weights, made as threads need them."""
-
-    def __init__(self, first: GraphModule) -> None:
-        self.first, self._idle, self._busy = first, [first], set[GraphModule]()
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def borrowed(self) -> Generator[GraphModule]:
-        """An executor that no other thread uses."""
-        with self._lock:
-            executor = self._idle.pop() if self._idle else None
-            if executor is not None:
-                self._busy.add(executor)
-        if executor is None:
-            executor = self.first.clone()
-            with self._lock:
-                self._busy.add(executor)
-        try:
-            yield executor
-        finally:
-            with self._lock:
-                self._busy.discard(executor)
-                self._idle.append(executor)
-
-    def cancel(self) -> None:
-        """Cancel the runs in progress."""
-        with self._lock:
-            for executor in self._busy:
-                executor.cancel()
 
 
 def _chosen(

@@ -13,6 +13,7 @@ from relayc.backend.runtime import (
     ArgumentError,
     ArtifactError,
     DeviceError,
+    ExecutorPool,
     ModuleError,
     device,
     nd,
@@ -312,6 +313,15 @@ def test_weights_are_shared_by_clones(compiled):
     first.run(x=X)
     second.run(x=-X)
     assert first.get_output(0).numpy().tolist() != second.get_output(0).numpy().tolist()
+
+
+def test_a_pool_gives_each_thread_an_executor_of_its_own(fast, small):
+    pool = ExecutorPool(fast)
+    with pool.borrowed() as first, pool.borrowed() as second:
+        assert first is not second and first._params["w"] is second._params["w"]
+        np.testing.assert_array_equal(second.infer({"x": X})[0], small.expected(X))
+    with pool.borrowed() as again:
+        assert again in (first, second)
 
 
 def test_a_model_runs_on_its_device_only(compiled, toy):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -59,8 +61,10 @@ class FakeBench:
         return partial(float, next(self.models))
 
 
-def tuned(bench: FakeBench, path: Path, clock: Callable[[], float] = lambda: 0.0) -> TuningReport:
-    return tune(model(), target=TARGET, minutes=1.0, records=path, bench=bench, clock=clock)
+def tuned(
+    bench: FakeBench, path: Path, clock: Callable[[], float] = lambda: 0.0, executor: Executor | None = None
+) -> TuningReport:
+    return tune(model(), target=TARGET, minutes=1.0, records=path, bench=bench, clock=clock, executor=executor)
 
 
 def test_the_best_parameters_of_a_kernel_are_kept_and_used_by_later_builds(tmp_path: Path) -> None:
@@ -167,6 +171,39 @@ def test_findings_that_make_the_whole_model_slower_are_dropped(tmp_path: Path, i
         assert "dropped" in str(report) and len(report.findings) == 1
     records = TuningRecords.load(path).records.values()
     assert records and not any(record.values for record in records)
+
+
+def test_an_executor_finds_what_is_found_here(tmp_path: Path) -> None:
+    def seconds(values: dict[str, object], panel: int) -> float:
+        return 1.0 - 0.3 * (values.get("rows") == 2) - 0.3 * (values.get("parallel") is True)
+
+    here = tuned(FakeBench(seconds), tmp_path / "here.json")
+    with ThreadPoolExecutor(2) as executor:
+        there = tuned(FakeBench(seconds), tmp_path / "there.json", executor=executor)
+    assert there.findings == here.findings and there.tried == here.tried and there.kernels_tuned == 1
+    assert TuningRecords.load(tmp_path / "there.json").records == TuningRecords.load(tmp_path / "here.json").records
+
+
+@pytest.mark.slow
+def test_kernels_are_searched_for_in_another_process(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    with ProcessPoolExecutor(1, get_context("spawn")) as executor, PassContext(opt_level=2):
+        report = tune(model(), minutes=0.5, records=path, threads=1, executor=executor)
+    assert report.kernels_tuned >= 1 and report.tried > 4
+    assert TuningRecords.load(path).records
+
+
+def test_workers_have_the_same_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relayc.relay.tuning.kernel_search.processor", lambda: "another one")
+    with ThreadPoolExecutor(1) as executor, pytest.raises(CompileError, match="a worker with the processor 'another"):
+        tuned(FakeBench(lambda values, panel: 1.0), tmp_path / "tuning.json", executor=executor)
+
+
+def test_workers_try_nothing_when_the_time_is_up(tmp_path: Path) -> None:
+    ticks = iter([0.0, 0.0, *[1e6] * 1000])
+    with ThreadPoolExecutor(1) as executor:
+        report = tuned(FakeBench(lambda values, panel: 1.0), tmp_path / "t.json", lambda: next(ticks), executor)
+    assert report.tried == 1  # the kernel as it is
 
 
 def test_a_variant_that_can_t_be_compiled_is_left_out(tmp_path: Path) -> None:

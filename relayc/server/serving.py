@@ -1,0 +1,85 @@
+"""`serve`: the application in a process of its own, until a signal ends it."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from relayc.server.app import Service
+from relayc.server.bodies import Limits
+from relayc.server.repository import Repository
+
+__all__ = ["serve"]
+
+_IDLE_SECONDS = 75
+"""Seconds after which a connection without requests is closed; clients that reuse connections close earlier."""
+
+
+def serve(
+    repository: Repository,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    limits: Limits | None = None,
+    started: Callable[[str], object] | None = None,
+) -> None:
+    """Serve the models of `repository` by HTTP until SIGTERM or SIGINT.
+
+    At the signal the server stops to be ready and to listen, finishes the requests that it has, within `limits.drain`
+    seconds, and returns. A second signal ends it at once. Port 0 is any free one: `started` is called with the URL.
+    Raises OSError when it can't listen there. Clients are not authenticated, nothing is encrypted: that is what a proxy
+    in front is for.
+    """
+    limits = Limits() if limits is None else limits
+    service = Service(repository, limits)
+    config = uvicorn.Config(
+        service.app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="on",
+        http="h11",  # httptools sets no limit to headers
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=math.ceil(limits.drain),
+    )
+    with _listening(host, port, config.backlog) as listening:
+        bound = listening.getsockname()[1]
+        url = f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
+        _Server(config, service, lambda: None if started is None else started(url)).run(sockets=[listening])
+
+
+def _listening(host: str, port: int, backlog: int) -> socket.socket:
+    """A socket that listens. Its protocol is named: asyncio sets TCP_NODELAY only then, without which answers wait."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(backlog)
+    except OSError as error:
+        listening.close()
+        raise OSError(error.errno, f"{error.strerror}: {host}, port {port}; say another one, or 0 for any") from error
+    return listening
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which drains at the first signal and whose process ends with exit code 0 then."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._service, self._started = service, started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Without a call of uvicorn's, which raises the signal again when all is done."""
+        self._service.is_draining = True
+        self.force_exit = self.should_exit
+        self.should_exit = True
