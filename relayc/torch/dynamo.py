@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from relayc.runtime import ArgumentError, RelaycError
 from relayc.te.errors import CompileError
@@ -25,6 +25,7 @@ from relayc.torch.execution import Execution
 from relayc.torch.exporting import Exported, export_graph
 from relayc.torch.fx_rewrites import decompositions
 from relayc.torch.options import Options
+from relayc.torch.partition import split, unsupported_operators
 
 __all__ = ["relayc_backend"]
 
@@ -59,26 +60,61 @@ def relayc_backend(
 
 
 def _inference(module: GraphModule, options: Options) -> Callable[..., Any]:
+    """A graph of aten operators, whose nodes have fake tensors; what is static comes from AOTAutograd."""
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
     static = [] if metadata is None else metadata.static_input_indices or []
     mutated = [] if metadata is None else metadata.mutated_inp_runtime_indices
+    constant = [at for at in static if at not in mutated]
+    reason = _foreign_tensor(module)
+    if reason is not None:
+        _warn_once(f"a graph runs as eager mode does: {reason}")
+        return _eager(module, ())
     try:
-        _check_devices(module)
-        exported = export_graph(module)
+        return _CompiledGraph(module, export_graph(module), constant, options)
     except TorchExportError as error:
-        return _refused(module, error)
-    return _CompiledGraph(module, exported, [at for at in static if at not in mutated], options)
+        return _in_parts(module, constant, options, error)
+
+
+def _in_parts(module: GraphModule, constant: Sequence[int], options: Options, error: Exception) -> Callable[..., Any]:
+    """The graph with compiled parts, and operators between them that torch runs."""
+    refused = unsupported_operators(module)
+    for name, reason in refused.items():
+        _warn_once(f"the operator {name} runs as eager mode does: {reason}")
+    if not refused:
+        _warn_once(f"a graph runs as eager mode does: {error}")
+        return _eager(module, ())
+    whole, parts = split(module, frozenset(refused))
+    inputs = [node for node in whole.graph.nodes if node.op == "placeholder"]
+    fixed = {inputs[at] for at in constant}
+    for call in [node for node in whole.graph.nodes if node.target in parts]:
+        part = whole.get_submodule(str(call.target))
+        assert isinstance(part, GraphModule), "the partitioner makes graphs"
+        static = [at for at, source in enumerate(call.args) if source in fixed]
+        whole.set_submodule(str(call.target), _Part(part, static, options))
+    return _eager(whole, ())
+
+
+class _Part(torch.nn.Module):
+    """A compiled part of a graph, called with its arguments."""
+
+    def __init__(self, module: GraphModule, static: Sequence[int], options: Options) -> None:
+        super().__init__()
+        self._is_single = isinstance(module.graph.output_node().args[0], Node)
+        try:
+            self._call: Callable[..., Any] = _CompiledGraph(module, export_graph(module), static, options)
+        except TorchExportError as error:
+            _warn_once(f"a part of a graph runs as eager mode does: {error}")
+            self._call, self._is_single = _eager(module, ()), False
+
+    def forward(self, *args: Any) -> Any:
+        results = self._call(list(args))
+        return results[0] if self._is_single else results
 
 
 def _training(module: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
     _warn_once("a call records gradients, and runs as eager mode does; use torch.no_grad() or torch.inference_mode()")
     return _eager(module, _)
-
-
-def _refused(module: GraphModule, error: Exception) -> Callable[..., Any]:
-    _warn_once(f"a graph runs as eager mode does: {error}")
-    return _eager(module, ())
 
 
 def _eager(module: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -137,12 +173,13 @@ def _is_tracked(tensor: torch.Tensor) -> bool:
     return not tensor.is_inference()
 
 
-def _check_devices(module: GraphModule) -> None:
-    """Raise `TorchExportError` for tensors that are not dense ones of the CPU."""
+def _foreign_tensor(module: GraphModule) -> str | None:
+    """A tensor of the graph that is not a dense one of the CPU, in words."""
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and (value.device.type != "cpu" or value.layout != torch.strided):
-            raise TorchExportError(f"a tensor of layout {value.layout} on {value.device}; expected dense ones on the CPU")
+            return f"it has a tensor of layout {value.layout} on {value.device}; expected dense ones on the CPU"
+    return None
 
 
 _warned: set[str] = set()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from relayc.runtime import RelaycError
+from relayc.te.errors import CompileError
 
 __all__ = ["TorchExportError"]
 
 
-class TorchExportError(RelaycError):
+class TorchExportError(CompileError):
     """Torch can't express the graph in ONNX; the text is torch's reason."""

@@ -29,7 +29,7 @@ class Execution:
     """
 
     def __init__(self, exported: Exported, values: Sequence[Any], constant: Sequence[int], options: Options) -> None:
-        self._results = exported.results
+        self._results, self._sizes = exported.results, exported.sizes
         count = len(exported.arguments)
         bound = {number: values[at] for number, at in enumerate(exported.arguments) if at in constant}
         self._constant = [exported.arguments[number] for number in bound]
@@ -61,9 +61,11 @@ class Execution:
             for name, at in zip(self._names, self._arguments, strict=True):
                 _set(executor, name, values[at])
             executor.run()
-            return [_result(executor, result, values) for result in self._results]
+            outputs = [torch.from_dlpack(executor.get_output(at)) for at in range(executor.get_num_outputs())]
         finally:
             self._idle.append(executor)
+        found = [int(tensor) if at in self._sizes else tensor for at, tensor in enumerate(outputs)]
+        return [_result(result, found, values) for result in self._results]
 
 
 def _set(executor: graph_executor.GraphModule, name: str, value: Any) -> None:
@@ -77,15 +79,13 @@ def _set(executor: graph_executor.GraphModule, name: str, value: Any) -> None:
         executor.set_input(name, value)
 
 
-def _result(executor: graph_executor.GraphModule, result: Passed | Computed, values: Sequence[Any]) -> Any:
+def _result(result: Passed | Computed, outputs: Sequence[Any], values: Sequence[Any]) -> Any:
     if isinstance(result, Passed):
         return result.constant if result.argument is None else values[result.argument]
-    tensor = torch.from_dlpack(executor.get_output(result.output))
-    if result.is_size:
-        return int(tensor)
-    if result.order is None:
-        return tensor
-    return tensor.permute([result.order.index(axis) for axis in range(len(result.order))])
+    found = outputs[result.output]
+    for view in result.views:
+        found = view(found)
+    return found
 
 
 def _with_constants(proto: ModelProto, bound: dict[int, torch.Tensor]) -> ModelParts:

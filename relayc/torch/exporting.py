@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from onnx import ModelProto
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
@@ -28,7 +30,7 @@ from torch.utils import _pytree as pytree
 from relayc.torch.errors import TorchExportError
 from relayc.torch.fx_rewrites import sizes_from_shapes, whole_operators
 
-__all__ = ["Computed", "Exported", "Passed", "export_graph"]
+__all__ = ["Computed", "Exported", "Passed", "View", "export_graph", "is_view"]
 
 OPSET = 20
 """The opset of exported models: the one that torch's own converters are written and tested for."""
@@ -43,16 +45,23 @@ class Passed:
 
 
 @dataclass(frozen=True)
-class Computed:
-    """A result that the model computes: its output of that number; an integer of Python if `is_size`.
+class View:
+    """An operator that makes a view of a tensor, and its other arguments."""
 
-    `order` are the axes from the outermost in memory to the innermost, for a tensor whose are not in order: the output
-    of the model is transposed by them, so that the tensor's strides are eager mode's.
-    """
+    operator: Callable[..., torch.Tensor]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.operator(tensor, *self.args, **self.kwargs)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A result that the model computes: views, innermost first, of its output of that number."""
 
     output: int
-    is_size: bool = False
-    order: tuple[int, ...] | None = None
+    views: tuple[View, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,13 +69,14 @@ class Exported:
     """An ONNX model without weights, and how a call of the graph is one of the model.
 
     `arguments` are the positions, among the graph's arguments, of the model's inputs in order. `constants` are inputs
-    behind those, tensors that the graph has itself.
+    behind those, tensors that the graph has itself. `sizes` are the outputs that are integers of Python to the graph.
     """
 
     proto: ModelProto
     arguments: tuple[int, ...]
     constants: tuple[torch.Tensor, ...]
     results: tuple[Passed | Computed, ...]
+    sizes: frozenset[int]
 
 
 def export_graph(module: GraphModule) -> Exported:
@@ -90,7 +100,8 @@ def export_graph(module: GraphModule) -> Exported:
         raise TorchExportError("the graph computes nothing")
     proto = _to_onnx(GraphModule(module, graph), used, outputs)
     kept = tuple(constants[position - count] for position in arguments if position >= count)
-    return Exported(proto, tuple(position for position in arguments if position < count), kept, tuple(results))
+    sizes = frozenset(at for at, node in enumerate(outputs) if not isinstance(node.meta["val"], torch.Tensor))
+    return Exported(proto, tuple(position for position in arguments if position < count), kept, tuple(results), sizes)
 
 
 def _constants_as_inputs(graph: Graph, module: GraphModule) -> list[torch.Tensor]:
@@ -112,10 +123,16 @@ def _constants_as_inputs(graph: Graph, module: GraphModule) -> list[torch.Tensor
 
 
 def _results(graph: Graph, inputs: Sequence[Node]) -> tuple[list[Passed | Computed], list[Node]]:
-    """What the graph returns, and the nodes that remain its outputs."""
+    """What the graph returns, and the nodes that are its outputs then.
+
+    Results that are views of one tensor stay that: what the program writes into one is seen in the others.
+    """
     end = graph.output_node()
     returned: Any = end.args[0]
-    outputs: list[Node] = []
+    returned = (returned,) if isinstance(returned, Node) else tuple(returned)
+    origins = {node: _origin(node) for node in returned if isinstance(node, Node)}
+    uses = Counter(base for base, _ in origins.values())
+    outputs: dict[Node, Computed] = {}
     results: list[Passed | Computed] = []
     for value in returned:
         if not isinstance(value, Node):
@@ -123,17 +140,47 @@ def _results(graph: Graph, inputs: Sequence[Node]) -> tuple[list[Passed | Comput
         elif value in inputs:
             results.append(Passed(inputs.index(value)))
         else:
-            order = _memory_order(value.meta["val"])
-            if order is not None:
-                with graph.inserting_before(end):
-                    moved = graph.call_function(torch.ops.aten.permute.default, (value, list(order)))
-                moved.meta["val"] = value.meta["val"].permute(order)
-                value = moved
-            is_size = not isinstance(value.meta["val"], torch.Tensor)
-            results.append(Computed(len(outputs), is_size, order))
-            outputs.append(value)
-    end.args = (tuple(outputs),)
-    return results, outputs
+            base, views = origins[value]
+            base, views = (base, views) if uses[base] > 1 and base not in inputs else (value, ())
+            order = _memory_order(base.meta["val"])
+            found = outputs.setdefault(base, Computed(len(outputs), () if order is None else (_back(order),)))
+            results.append(Computed(found.output, (*found.views, *views)))
+    nodes = [_in_memory_order(graph, base) for base in outputs]
+    end.args = (tuple(nodes),)
+    return results, nodes
+
+
+def _origin(node: Node) -> tuple[Node, tuple[View, ...]]:
+    """The tensor that a node is a view of, and the views in between, innermost first; itself, if it is none."""
+    views: list[View] = []
+    while is_view(node):
+        base, *args = node.args
+        if not isinstance(base, Node) or len(node.all_input_nodes) > 1:  # a size that is not known here
+            break
+        views.append(View(node.target, tuple(args), dict(node.kwargs)))
+        node = base
+    return node, tuple(reversed(views))
+
+
+def is_view(node: Node) -> bool:
+    """Does the node make a view of a tensor, its first argument?"""
+    return isinstance(node.target, OpOverload) and node.target.is_view
+
+
+def _in_memory_order(graph: Graph, node: Node) -> Node:
+    """The node with its axes in the order of its strides: ONNX knows no others, and the tensor is not copied."""
+    order = _memory_order(node.meta["val"])
+    if order is None:
+        return node
+    with graph.inserting_before(graph.output_node()):
+        moved = graph.call_function(torch.ops.aten.permute.default, (node, list(order)))
+    moved.meta["val"] = node.meta["val"].permute(order)
+    return moved
+
+
+def _back(order: Sequence[int]) -> View:
+    """The view that undoes a transposition to `order`."""
+    return View(torch.ops.aten.permute.default, ([order.index(axis) for axis in range(len(order))],), {})
 
 
 def _memory_order(value: Any) -> tuple[int, ...] | None:
