@@ -2,13 +2,14 @@
 
     from relayc import relay, te, topi, backend, runtime, frontends
 
-and to `compile_onnx`, from a model's file to a compiled model. Each is imported when it is first used: importing
+and to `compile_onnx`, from a model's file to a compiled model, and `compile_torch` and `from_torch`, from a module of
+PyTorch. Each is imported when it is first used: importing
 `relayc` alone reads no other file.
 """
 
 from typing import TYPE_CHECKING
 
-__all__ = ["backend", "compile_onnx", "frontends", "relay", "runtime", "te", "topi"]
+__all__ = ["backend", "compile_onnx", "compile_torch", "from_torch", "frontends", "relay", "runtime", "te", "topi"]
 
 if TYPE_CHECKING:
     import relayc.backend as backend
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import relayc.te as te
     import relayc.topi as topi
     from relayc.frontends.compiling import compile_onnx
+    from relayc.torch.modules import compile_torch, from_torch
 
     __version__: str
 else:  # hidden from type checkers, for which each subpackage would be Any
@@ -32,6 +34,8 @@ else:  # hidden from type checkers, for which each subpackage would be Any
             raise AttributeError(f"module 'relayc' has no attribute {name!r}; it has {', '.join(__all__)}")
         if name == "compile_onnx":
             return import_module("relayc.frontends.compiling").compile_onnx
+        if name in ("compile_torch", "from_torch"):
+            return getattr(import_module("relayc.torch.modules"), name)
         return import_module(f"relayc.{name}")
 
     def __dir__():

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from relayc.torch.dynamo import relayc_backend
 from relayc.torch.errors import TorchExportError
+from relayc.torch.modules import compile_torch, from_torch
 
-__all__ = ["TorchExportError", "relayc_backend"]
+__all__ = ["TorchExportError", "compile_torch", "from_torch", "relayc_backend"]

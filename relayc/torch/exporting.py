@@ -24,16 +24,21 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Graph, GraphModule, Node
+from torch.onnx import ONNXProgram
 from torch.onnx.errors import OnnxExporterError
 from torch.utils import _pytree as pytree
 
 from relayc.torch.errors import TorchExportError
 from relayc.torch.fx_rewrites import sizes_from_shapes, whole_operators
 
-__all__ = ["Computed", "Exported", "Passed", "View", "export_graph", "is_view"]
+__all__ = ["Computed", "Exported", "Passed", "View", "export_graph", "is_view", "quiet_export"]
 
 OPSET = 20
 """The opset of exported models: the one that torch's own converters are written and tested for."""
+
+
+_LOUD = ("torch.onnx", "onnx_ir", "onnxscript")
+"""Loggers that tell of each export, what torch's warnings say in an error, too."""
 
 
 @dataclass(frozen=True)
@@ -200,21 +205,28 @@ def _hint(size: int | torch.SymInt) -> int:
 
 
 def _to_onnx(module: GraphModule, inputs: Sequence[Node], outputs: Sequence[Node]) -> ModelProto:
-    """The ONNX model; what torch.onnx logs on the way is repeated in the error only."""
-    program = _program(module, inputs, outputs)
-    loud = logging.getLogger("torch.onnx")
-    level = loud.level
-    loud.setLevel(logging.CRITICAL)
+    proto = quiet_export(_program(module, inputs, outputs)).model_proto
+    _strip(proto)
+    return proto
+
+
+def quiet_export(module: torch.nn.Module | ExportedProgram, *args: Any, **kwargs: Any) -> ONNXProgram:
+    """`torch.onnx.export` without text on the way. Raises `TorchExportError` with torch's innermost reason."""
+    loggers = [logging.getLogger(name) for name in _LOUD]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
-        exported = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False, opset_version=OPSET)
+        program = torch.onnx.export(
+            module, *args, dynamo=True, verbose=False, optimize=False, opset_version=OPSET, **kwargs
+        )  # fmt: skip
     except OnnxExporterError as error:
         raise TorchExportError(_cause(error)) from error
     finally:
-        loud.setLevel(level)
-    assert exported is not None, "torch.onnx.export(dynamo=True) returns a program"
-    proto = exported.model_proto
-    _strip(proto)
-    return proto
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+    assert program is not None, "torch.onnx.export(dynamo=True) returns a program"
+    return program
 
 
 def _program(module: GraphModule, inputs: Sequence[Node], outputs: Sequence[Node]) -> ExportedProgram:

@@ -78,7 +78,7 @@ def _replace(graph: Graph, old: Node, target: Any, args: tuple[Any, ...], kwargs
 def sizes_from_shapes(graph: Graph) -> None:
     """Take each size that is an input from the shape of a tensor that has it, if there is one.
 
-    The compiler then knows it as a symbolic dimension; an integer input would be a value that is known at run time only.
+    The compiler then knows it as a symbolic dimension; an integer input would be a value, known at run time only.
     """
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     tensors = [node for node in placeholders if isinstance(node.meta.get("val"), torch.Tensor)]
