@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.frontends.model_cache import model_entry
+from relayc.frontends.model_parts import model_parts
 
 if TYPE_CHECKING:
     from relayc.frontends.onnx.model import ModelSource
@@ -33,6 +34,7 @@ def compile_onnx(
     `opt_level` and `config` those of `PassContext`: surrounding contexts do not apply. A model from the cache has no
     `build_report`, and `progress` is not called for it. Raises what `from_onnx` and `relay.build` raise.
     """
+    model = model_parts(model) or model  # a program's weights are taken out of it once
     entry = model_entry(model, target, shape, opt_level, config, mod_name)
     found = None if entry is None else entry.find()
     if found is not None:

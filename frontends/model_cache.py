@@ -24,6 +24,7 @@ from relayc.backend.llvm.installed import installed_llvm
 from relayc.backend.runtime.artifact import CompiledModel, load_model
 from relayc.backend.runtime.device import cpu
 from relayc.backend.runtime.threads import available_cpus
+from relayc.frontends.model_parts import ModelParts
 
 if TYPE_CHECKING:
     from relayc.frontends.onnx.model import ModelSource
@@ -105,7 +106,7 @@ def model_entry(
     path = Path(model) if isinstance(model, str | os.PathLike) else None
     try:
         digest = _digest(model) if path is None else _hash_of(path)
-    except OSError:
+    except (OSError, TypeError):
         return None
     asked = (str(target), sorted((shape or {}).items()), opt_level, sorted(options.items()), name)
     machine = (installed_llvm(), available_cpus(), _cache_sizes(), [_stamp(package) for package in _PACKAGES])
@@ -114,8 +115,13 @@ def model_entry(
 
 
 def _digest(model: Any) -> str:
-    data = model if isinstance(model, bytes | bytearray | memoryview) else model.SerializeToString(deterministic=True)
-    return hashlib.sha256(data).hexdigest()
+    if isinstance(model, ModelParts):
+        return model.digest()
+    if isinstance(model, bytes | bytearray | memoryview):
+        return hashlib.sha256(model).hexdigest()
+    if not hasattr(model, "SerializeToString"):
+        raise TypeError(f"{type(model).__name__} is no model")
+    return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
 
 
 def _hash_of(path: Path) -> str:

@@ -2,13 +2,17 @@
 
     from relayc import relay, te, topi, backend, runtime, frontends
 
-to `compile_onnx`, from a model's file to a compiled model, and to `map_batches`, from a compiled model to a function
-for Dask and Ray Data. Each is imported when it is first used: importing `relayc` alone reads no other file.
+and to functions: `compile_onnx`, from a model's file to a compiled model, `compile_torch` and `from_torch`, from a
+module of PyTorch, and `map_batches`, from a compiled model to a function for Dask and Ray Data. Each is imported when
+it is first used: importing `relayc` alone reads no other file.
 """
 
 from typing import TYPE_CHECKING
 
-__all__ = ["backend", "compile_onnx", "frontends", "map_batches", "relay", "runtime", "te", "topi"]
+__all__ = [
+    "backend", "compile_onnx", "compile_torch", "from_torch", "frontends", "map_batches", "relay", "runtime", "te",
+    "topi",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     import relayc.backend as backend
@@ -19,10 +23,14 @@ if TYPE_CHECKING:
     import relayc.topi as topi
     from relayc.batches import map_batches
     from relayc.frontends.compiling import compile_onnx
+    from relayc.torch.modules import compile_torch, from_torch
 
     __version__: str
 else:  # hidden from type checkers, for which each subpackage would be Any
-    _FUNCTIONS = {"compile_onnx": "relayc.frontends.compiling", "map_batches": "relayc.batches"}
+    _FUNCTIONS = {
+        "compile_onnx": "relayc.frontends.compiling", "map_batches": "relayc.batches",
+        "compile_torch": "relayc.torch.modules", "from_torch": "relayc.torch.modules",
+    }  # fmt: skip
 
     def __getattr__(name):
         """The subpackage or function `name`, or the installed version. Raises AttributeError for other names."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc.te.errors import ScheduleError
+from relayc.te.operation import ComputeOp
 from relayc.te.poly import Poly, number
+from relayc.te.rewrite import map_reads
 from relayc.te.tir import ops
-from relayc.te.tir.expr import BufferLoad, IterVar, Var
+from relayc.te.tir.expr import BufferLoad, IterVar, PrimExpr, ProducerLoad, Var
 from relayc.te.tir.ops import convert, seq
 from relayc.te.tir.stmt import Evaluate, For, ForKind, Stmt
 
@@ -87,13 +89,26 @@ def _line_ahead(nest: StageNest, leaf: IterVar, line: PrefetchedLine) -> Stmt:
     loops = {loop.var: value for loop, value in nest.loops.values.items()}
     for axis, var in zip(axes, first, strict=True):
         loops[var] = nest.math.poly(nest.math.expr(nest.values[axis]), start)
-    wanted = [nest.math.poly(nest.nests.lower(convert(i), loops), {}) for i in chosen]
+    wanted = [nest.math.poly(nest.nests.lower(_inlined(nest, convert(i)), loops), {}) for i in chosen]
     shape = [*tensor.shape[: len(wanted) - 1], ops.product(tensor.shape[len(wanted) - 1 :])]
     *outer, last = [nest.math.minimum(i, nest.math.dim(d) - 1) for i, d in zip(wanted, shape, strict=True)]
     last = wanted[-1] if line.past_end else last
     behind = [number(0)] * (len(tensor.shape) - len(wanted))
     places = [last + number(k * _LINE_BYTES // tensor.dtype.nbytes) for k in range(line.lines)]
     return seq(*[_touch(nest, tensor, [*outer, *behind, place], line.written, line.to_l1) for place in places])
+
+
+def _inlined(nest: StageNest, index: PrimExpr) -> PrimExpr:
+    """An index with the formulas of inlined tensors in place of reads of them, which have no memory."""
+
+    def read(load: ProducerLoad) -> PrimExpr:
+        op = load.producer.op
+        if load.producer in nest.nests.buffers or not isinstance(op, ComputeOp):
+            return load
+        values = {axis.var: place for axis, place in zip(op.axis, load.indices, strict=True)}
+        return map_reads(op.body[load.producer.value_index], read, values)
+
+    return map_reads(index, read)
 
 
 def _touch(nest: StageNest, tensor: Tensor, indices: Sequence[Poly], written: bool, to_l1: bool) -> Stmt:

@@ -23,6 +23,8 @@ from relayc.te.ir import PassContext
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+NEEDS = {"docs/from_torch.md": "torch", "examples/torch_compile.py": "torch"}
+"""Pages and examples that need a package which the tests do without."""
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n*^```text\n(?P<text>.*?)^```\n)?", re.M | re.S)
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
@@ -33,6 +35,13 @@ NAME = re.compile(r"""(?<![\w./"'-])((?:relayc|te|backend|topi|relay|frontends)(
 
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+def skip_without_packages(path: Path) -> None:
+    """Skip what needs a package that is not installed."""
+    package = NEEDS.get(relative(path))
+    if package is not None:
+        pytest.importorskip(package, reason=f"needs {package}: pip install 'relayc[{package}]'")
 
 
 def run_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -57,6 +66,7 @@ def run_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if "```python" in p.read_text()], ids=relative)
 def test_page_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, request):
+    skip_without_packages(page)
     monkeypatch.chdir(tmp_path)
     actual = run_page(page, monkeypatch)
     if request.config.getoption("update_docs"):
@@ -67,6 +77,7 @@ def test_page_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, request)
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=relative)
 def test_example_runs(example):
+    skip_without_packages(example)
     done = subprocess.run([sys.executable, example], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
                           env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"})  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

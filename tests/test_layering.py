@@ -26,7 +26,8 @@ THIRD_PARTY = {
     "llvmlite": ("backend/llvm",),
     "cuda": ("backend/cuda",),
     "networkx": ("relay",),
-    "onnx": ("frontends/onnx", "relayc/cli", "relayc/onnxruntime"),
+    "onnx": ("frontends/onnx", "frontends/model_parts.py", "relayc/cli", "relayc/onnxruntime", "relayc/torch"),
+    "torch": ("relayc/torch",),
     "google": ("frontends/onnx",),  # protobuf's errors, which parsing a model raises
     "typer": ("relayc/cli",),
     "rich": ("relayc/cli",),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from relayc.frontends.model_parts import ModelParts
 from relayc.frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError
 from relayc.frontends.onnx.importer import from_onnx
 
-__all__ = ["OnnxImportError", "UnsupportedOperatorError", "ValueNeededError", "from_onnx"]
+__all__ = ["ModelParts", "OnnxImportError", "UnsupportedOperatorError", "ValueNeededError", "from_onnx"]

@@ -7,14 +7,13 @@ converter are not used. Model-local functions are inlined at each call.
 
 from __future__ import annotations
 
-import os
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, NodeProto
 
 from relayc.frontends.onnx.attributes import Attributes, Bindings, bind
 from relayc.frontends.onnx.containers import constant_of, form_of, is_tensor, other_inputs, why_on_host
@@ -24,7 +23,7 @@ from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema
 from relayc.frontends.onnx.gradient_bodies import with_gradient_bodies
 from relayc.frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
 from relayc.frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_passed
-from relayc.frontends.onnx.model import Model, load, opset_table
+from relayc.frontends.onnx.model import Model, ModelSource, load, opset_table
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.registry import Result, find_converter
 from relayc.frontends.onnx.session import Session
@@ -62,7 +61,7 @@ CONVERSION_FAULTS = (CompileError, ValueError, TypeError, IndexError, KeyError, 
 @reports_internal_errors("importing the model")
 @np.errstate(all="ignore")
 def from_onnx(
-    model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str],
+    model: ModelSource,
     shape: ShapeOverride | None = None,
     dtype: DtypeOverride | None = None,
     freeze_params: bool = True,
@@ -72,7 +71,8 @@ def from_onnx(
 ) -> tuple[IRModule, Params]:
     """Convert an ONNX model to a module with the function "main" (TVM: `relay.frontend.from_onnx`).
 
-    `model` is a path (external data is read from the model's folder), the bytes of a model file, or a ModelProto.
+    `model` is a path (external data is read from the model's folder), the bytes of a model file, a ModelProto, what
+    `torch.onnx.export` returns (its weights are not copied before the build), or a message and weights (`ModelParts`).
     `shape` gives shapes by input name, ``{"x": (1, 3, 224, 224)}``, and sizes by name of a symbolic dimension,
     ``{"batch": 1}``; a name in a shape makes it symbolic. Named dimensions of the model stay symbolic, one variable for
     a name, and so do unknown ones: the compiled model runs at any size of them. With a list of shapes, a sequence input

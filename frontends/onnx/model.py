@@ -15,17 +15,18 @@ from google.protobuf.message import DecodeError
 from onnx import FunctionProto, GraphProto, ModelProto
 
 from relayc.backend.runtime.metadata import ModelMetadata
+from relayc.frontends.model_parts import ModelParts, OnnxProgram, model_parts
 from relayc.frontends.onnx.errors import NotAModelError, OnnxImportError, compose, fault, unsupported
 from relayc.frontends.onnx.metadata import metadata_of
 from relayc.frontends.onnx.model_file import read_message, read_model
 from relayc.frontends.onnx.names import with_names_as_text
 from relayc.frontends.onnx.tensors import message_weights
-from relayc.frontends.onnx.weights import RawData
+from relayc.frontends.onnx.weights import RawData, StoredBytes, WeightBytes
 
 __all__ = ["NEWEST_OPSET", "Model", "ModelSource", "load", "opset_table"]
 
-ModelSource = ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]
-"""A model as a message, as the bytes of its file, or as the path of it."""
+ModelSource = ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str] | OnnxProgram | ModelParts
+"""A model as a message, as the bytes of its file, as the path of it, as torch exports it, or as a message and weights."""
 
 NEWEST_OPSET = 28
 """The newest supported opset of the default domain."""
@@ -54,7 +55,7 @@ class Model:
 
 
 def load(model: ModelSource) -> Model:
-    """Parse `model`, a path, the bytes of a file, or a ModelProto, and check its top-level fields.
+    """Parse `model`, in any of its forms, and check its top-level fields.
 
     Raises `OnnxImportError` for anything that is not a whole ONNX model.
     """
@@ -63,11 +64,20 @@ def load(model: ModelSource) -> Model:
         return _checked(model, model.graph.name or "model", (), message_weights(model))
     if isinstance(model, bytes | bytearray | memoryview):
         return _from_bytes(bytes(model), "model")
-    if not isinstance(model, (str, os.PathLike)):
+    if isinstance(model, (str, os.PathLike)):
+        return _from_file(Path(model))
+    parts = model_parts(model)
+    if parts is None:
+        kind = type(model).__name__
         raise OnnxImportError(
-            f"from_onnx got a {type(model).__name__}; expected a path, a ModelProto or the bytes of a model file"
+            f"from_onnx got a {kind}; expected a path, a ModelProto, an ONNXProgram or the bytes of a model file"
         )
-    path = Path(model)
+    proto = with_names_as_text(parts.proto)
+    raw_data = {name: StoredBytes(WeightBytes(data), 0, data.size) for name, data in parts.data().items()}
+    return _checked(proto, proto.graph.name or "model", (), raw_data)
+
+
+def _from_file(path: Path) -> Model:
     try:
         proto, raw_data = read_model(path)
     except (DecodeError, RecursionError) as error:

@@ -81,10 +81,10 @@ class WeightFile:
 
 
 class WeightBytes:
-    """The bytes of a model in memory, which are not copied."""
+    """The bytes of a model, or of an array (uint8), in memory, which are not copied."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = np.frombuffer(data, np.uint8)
+    def __init__(self, data: bytes | np.ndarray) -> None:
+        self._data = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
 
     def read(self, begin: int, into: np.ndarray) -> None:
         """See `WeightSource`."""

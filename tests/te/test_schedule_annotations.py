@@ -129,6 +129,16 @@ def test_lines_are_prefetched_where_vectors_that_span_rows_begin():
     assert "a[0, min(i.j.fused.outer * 16 + 48, 191)]" in str(te.lower(s, [a, b], simple_mode=True))
 
 
+def test_the_place_of_a_prefetch_may_read_an_inlined_tensor():
+    a = te.placeholder((8, 64), name="a")
+    row = te.compute((), lambda: te.const(3, "int64"), name="row")
+    b = te.compute((64,), lambda j: a[row[()], j] * 2.0, name="b")
+    s = te.create_schedule(b)
+    s[row].compute_inline()
+    s[b].prefetch_line(a, b.op.axis[0], lambda j: (row[()] * 64 + j + 16,))
+    assert "prefetch(address_of(a[j + 208])" in str(te.lower(s, [a, b]))
+
+
 def test_several_consecutive_lines_are_prefetched():
     a = te.placeholder((8, 64), name="a")
     b = te.compute((8, 64), lambda i, j: a[i, j] * 2.0, name="b")

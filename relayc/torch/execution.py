@@ -1,0 +1,107 @@
+"""A compiled model called with torch's tensors: inputs are read, and outputs returned, without a copy."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from onnx import ModelProto
+
+import relayc
+from relayc.frontends.onnx import ModelParts
+from relayc.runtime import device, graph_executor
+from relayc.torch.exporting import Computed, Exported, Passed
+from relayc.torch.options import Options
+
+__all__ = ["Execution", "bytes_of"]
+
+_ALIGNED = 64
+"""Alignment in bytes that compiled code needs of inputs which it reads in place; torch allocates with it."""
+
+
+class Execution:
+    """A graph compiled with the present values of some of its arguments as constants.
+
+    Any number of threads may call it: each call has an executor of its own.
+    """
+
+    def __init__(self, exported: Exported, values: Sequence[Any], constant: Sequence[int], options: Options) -> None:
+        self._results, self._sizes = exported.results, exported.sizes
+        count = len(exported.arguments)
+        bound = {number: values[at] for number, at in enumerate(exported.arguments) if at in constant}
+        self._constant = [exported.arguments[number] for number in bound]
+        self._bound = [*bound.values()]
+        self._versions = [tensor._version for tensor in self._bound]
+        bound |= {count + number: tensor for number, tensor in enumerate(exported.constants)}
+        self._arguments = [at for number, at in enumerate(exported.arguments) if number not in bound]
+        model = _with_constants(exported.proto, bound)
+        compiled = relayc.compile_onnx(model, opt_level=options.opt_level, config=options.config)
+        self._first = graph_executor.GraphModule(compiled["default"](device("cpu")), options.threads)
+        self._names = [*self._first.get_input_info()[0]]
+        self._idle = [self._first]
+
+    def changed(self, values: Sequence[Any]) -> list[int]:
+        """The positions of the arguments that are constants here, and are other tensors now, or have other values."""
+        found = [values[at] for at in self._constant]
+        if all(map(operator.is_, found, self._bound)) and [t._version for t in found] == self._versions:
+            return []
+        before = zip(self._constant, self._bound, self._versions, strict=True)
+        return [at for at, tensor, version in before if values[at] is not tensor or values[at]._version != version]
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        """The results of the graph for its arguments."""
+        try:
+            executor = self._idle.pop()
+        except IndexError:
+            executor = self._first.clone()
+        try:
+            for name, at in zip(self._names, self._arguments, strict=True):
+                _set(executor, name, values[at])
+            executor.run()
+            outputs = [torch.from_dlpack(executor.get_output(at)) for at in range(executor.get_num_outputs())]
+        finally:
+            self._idle.append(executor)
+        found = [int(tensor) if at in self._sizes else tensor for at, tensor in enumerate(outputs)]
+        return [_result(result, found, values) for result in self._results]
+
+
+def _set(executor: graph_executor.GraphModule, name: str, value: Any) -> None:
+    if not isinstance(value, torch.Tensor):
+        executor.set_input(name, np.asarray(value, np.int64))
+        return
+    value = value.detach()
+    if value.is_contiguous() and value.data_ptr() % _ALIGNED == 0:
+        executor.set_input_zero_copy(name, value)
+    else:
+        executor.set_input(name, value)
+
+
+def _result(result: Passed | Computed, outputs: Sequence[Any], values: Sequence[Any]) -> Any:
+    if isinstance(result, Passed):
+        return result.constant if result.argument is None else values[result.argument]
+    found = outputs[result.output]
+    for view in result.views:
+        found = view(found)
+    return found
+
+
+def _with_constants(proto: ModelProto, bound: dict[int, torch.Tensor]) -> ModelParts:
+    """The model with inputs, by number, as weights of these values."""
+    made = ModelProto()
+    made.CopyFrom(proto)
+    weights: dict[str, np.ndarray] = {}
+    for number, tensor in sorted(bound.items(), reverse=True):
+        value = proto.graph.input[number]
+        del made.graph.input[number]
+        initializer = made.graph.initializer.add(name=value.name, data_type=value.type.tensor_type.elem_type, raw_data=b"")
+        initializer.dims.extend(tensor.shape)
+        weights[value.name] = bytes_of(tensor)
+    return ModelParts(made, weights)
+
+
+def bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    """The elements of a tensor in row-major order as bytes, without a copy if it is contiguous: uint8[nbytes]."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
