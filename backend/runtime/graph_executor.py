@@ -281,6 +281,11 @@ class GraphModule:
         with self._lock:
             self._inputs.caches.truncate(length)
 
+    def reorder_caches(self, entries: Sequence[int]) -> None:
+        """Makes entry i of the batch in the KV caches what entry `entries[i]` was: beams, or another batch size."""
+        with self._lock:
+            self._inputs.caches.reorder(entries)
+
     def __call__(self, /, *args: Any, **inputs: Any) -> list[Any]:
         """Sets inputs by position and by name, runs, and returns all outputs, atomically."""
         with self._lock:

@@ -71,6 +71,22 @@ class KVCaches:
             raise ArgumentError(f"caches of {self.length} rows can't be truncated to {length}")
         self.length = length
 
+    def reorder(self, entries: Sequence[int]) -> None:
+        """Make entry i of the batch what entry `entries[i]` was; an entry may be repeated or dropped."""
+        chosen = np.array(entries, np.intp)
+        for position, before in self._arrays.items():
+            cache = self._caches[position]
+            if cache.axis == 0 or chosen.ndim != 1 or not ((chosen >= 0) & (chosen < before.shape[0])).all():
+                name = self._graph.tensors[self._graph.inputs[position]].name
+                raise ArgumentError(
+                    f"cache {name!r} of model {self._graph.name!r}, of shape {before.shape} with rows along axis "
+                    f"{cache.axis}, can't be reordered by {list(entries)}; expected entries along axis 0"
+                )
+            after = empty((len(chosen), *before.shape[1:]), before.dtype, self._device)
+            rows = (*[slice(None)] * cache.axis, slice(0, self.length))
+            _seen(after)[rows] = _seen(before)[rows][chosen]
+            self._arrays[position] = after
+
     def _sizes(self, inputs: Mapping[int, Value]) -> dict[str, int]:
         """The sizes bound by the other inputs."""
         sizes: dict[str, int] = {}

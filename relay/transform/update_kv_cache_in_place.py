@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, cast
@@ -49,10 +50,14 @@ class UpdateKVCacheInPlace(Pass):
 
 
 def find_kv_caches(module: IRModule) -> dict[str, str]:
-    """Every input that an output extends by one tensor, and that output: the pairs that `caches` may name."""
+    """Every input that an output extends by one tensor, and that output: the pairs that `caches` may name.
+
+    An input that something else reads, too, is none of them.
+    """
     main = cast(Function, module["main"])
     fields = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
-    params = {id(p): p for p in main.params}
+    readers = Counter(id(arg) for e in post_order(main.body) if isinstance(e, Call) for arg in e.args)
+    params = {id(p): p for p in main.params if readers[id(p)] == 1}
     found: dict[str, str] = {}
     for name, output in zip(module.attrs.get("output_names", ()), fields, strict=False):
         append = _append_of(output)
