@@ -31,6 +31,7 @@ THIRD_PARTY = {
     "typer": ("relayc/cli",),
     "rich": ("relayc/cli",),
     "onnxruntime": ("relayc/cli",),
+    "tokenizers": ("relayc/generation",),  # optional: reads tokenizer.json
     "PIL": ("backend/runtime",),  # optional: decodes images
     "platformdirs": ("backend", "relay", "frontends"),
     "filelock": ("backend", "relay", "frontends"),

@@ -272,6 +272,11 @@ class GraphModule:
             self._context.fail(RunCancelledError(f"the run of model {self._graph.name!r} was cancelled"))
 
     @property
+    def has_caches(self) -> bool:
+        """Does the executor keep KV caches?"""
+        return bool(self._inputs.caches)
+
+    @property
     def cache_length(self) -> int:
         """Number of positions in the KV caches, appended by the runs since the last truncation."""
         return self._inputs.caches.length
