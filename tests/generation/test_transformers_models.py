@@ -62,7 +62,7 @@ def _export(module: Any, inputs: dict[str, Any], dynamic: dict[str, Any], output
     import torch
 
     torch.onnx.export(
-        module, (), path, kwargs=inputs, dynamic_shapes=dynamic, output_names=outputs, dynamo=True, verbose=False
+        module.eval(), (), path, kwargs=inputs, dynamic_shapes=dynamic, output_names=outputs, dynamo=True, verbose=False
     )
 
 
@@ -80,7 +80,10 @@ def _export_decoder(model: Any, path: Path) -> None:
             cache = DynamicCache()
             for layer, (key, value) in enumerate(past_key_values):
                 cache.update(key, value, layer)
-            found = self.model(input_ids, attention_mask, position_ids=position_ids, past_key_values=cache)
+            found = self.model(
+                input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, past_key_values=cache,
+                use_cache=True,
+            )  # fmt: skip
             return found.logits, [(layer.keys, layer.values) for layer in found.past_key_values.layers]
 
     groups = getattr(model.config, "num_key_value_heads", None) or 4
@@ -133,12 +136,14 @@ def _seq2seq(name: str) -> tuple[Any, Any]:
             d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=128, decoder_start_token_id=0,
             eos_token_id=2, pad_token_id=0,
         )  # fmt: skip
+        config._attn_implementation = "eager"
         return _random(transformers.T5ForConditionalGeneration(config)), [PROMPTS[0], PROMPTS[1]]
     config = transformers.WhisperConfig(
         d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
         encoder_ffn_dim=48, decoder_ffn_dim=48, vocab_size=128, num_mel_bins=20, max_source_positions=30,
         max_target_positions=40, decoder_start_token_id=1, suppress_tokens=[5], begin_suppress_tokens=[7], **TOKENS,
     )  # fmt: skip
+    config._attn_implementation = "eager"
     features = np.random.default_rng(0).standard_normal((2, 20, 60)).astype(np.float32)
     return _random(transformers.WhisperForConditionalGeneration(config)), features
 
@@ -192,17 +197,19 @@ def _export_seq2seq(model: Any, name: str, folder: Path) -> None:
     two, first = {0: is_open, 1: is_open}, {0: is_open}
     ids = torch.ones(2, 5, dtype=torch.int64)
     if name == "T5":
-        inputs = {"input_ids": ids, "attention_mask": ids}
+        inputs = {"input_ids": ids, "attention_mask": ids.clone()}
         _export(TextEncoder(), inputs, dict.fromkeys(inputs, two), ["last_hidden_state"], folder / "encoder_model.onnx")
         inputs = {
-            "input_ids": ids[:, :3], "encoder_hidden_states": torch.zeros(2, 5, 32), "encoder_attention_mask": ids
-        }
+            "input_ids": torch.ones(2, 3, dtype=torch.int64), "encoder_hidden_states": torch.zeros(2, 5, 32),
+            "encoder_attention_mask": ids.clone(),
+        }  # fmt: skip
         _export(TextDecoder(), inputs, dict.fromkeys(inputs, two), ["logits"], folder / "decoder_model.onnx")
     else:
         inputs = {"input_features": torch.zeros(2, 20, 60)}
         _export(SoundEncoder(), inputs, {"input_features": first}, ["last_hidden_state"], folder / "encoder_model.onnx")
         past = [tuple(torch.zeros(2, 4, 3, 8) for _ in range(2)) for _ in range(2)]
-        inputs = {"input_ids": ids[:, :2], "encoder_hidden_states": torch.zeros(2, 30, 32), "past_key_values": past}
+        start = torch.ones(2, 2, dtype=torch.int64)
+        inputs = {"input_ids": start, "encoder_hidden_states": torch.zeros(2, 30, 32), "past_key_values": past}
         dynamic = {
             "input_ids": two, "encoder_hidden_states": first,
             "past_key_values": [({0: is_open, 2: is_open},) * 2] * 2,

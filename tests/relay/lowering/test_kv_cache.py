@@ -76,6 +76,20 @@ def test_pairs_are_found():
     assert find_kv_caches(decoder(reads=True)) == {"past.value": "value"}
 
 
+def test_all_caches_have_one_length():
+    """torch's exporter gives each cache a size variable of its own."""
+    x = var("x", (SizeVar("new"), 3))
+    pasts = [var(name, (SizeVar(f"rows_{name}"), 3)) for name in ("a", "b")]
+    wholes = [op.concatenate([past, x], axis=0) for past in pasts]
+    sums = op.add(op.sum(wholes[0], axis=(0,)), op.sum(op.tanh(wholes[1]), axis=(0,)))
+    module = IRModule({"main": Function((x, *pasts), Tuple((sums, *wholes)))}, {"output_names": ["y", "c", "d"]})
+    lib = relay.build(module, "llvm -num-cores=1", caches={"a": "c", "b": "d"})
+    assert {cache.length for cache in lib.graph.caches} == {"rows_a"} and "rows_b" not in lib.graph.sizes
+    run, seen = graph_executor.GraphModule(lib["default"](device("cpu", 0))), rng.random((4, 3), np.float32)
+    run(seen[:3])
+    np.testing.assert_allclose(run(seen[3:])[0].numpy(), (seen + np.tanh(seen)).sum(0), rtol=1e-5)
+
+
 def test_truncation_removes_positions():
     module, seen = executor(), positions(4)
     module.run(x=seen)
