@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.frontends.model_cache import model_entry
@@ -27,21 +27,30 @@ def compile_onnx(
     config: Mapping[str, Any] | None = None,
     mod_name: str = "default",
     progress: Callable[[str, int, int], None] | None = None,
+    caches: Mapping[str, str] | Literal["auto"] | None = None,
+    last_position: str | None = None,
 ) -> CompiledModel:
     """Import and build a model; a model compiled before comes from the cache, without the compiler being imported.
 
     `model` and `shape` are those of `from_onnx`, `target`, `mod_name` and `progress` those of `relay.build`, and
-    `opt_level` and `config` those of `PassContext`: surrounding contexts do not apply. A model from the cache has no
-    `build_report`, and `progress` is not called for it. Raises what `from_onnx` and `relay.build` raise.
+    `opt_level` and `config` those of `PassContext`: surrounding contexts do not apply. `caches` are those of
+    `relay.build`; "auto": those that `relay.transform.find_kv_caches` finds. `last_position` names an output of logits,
+    (batch, positions, vocabulary), of which only the last position is computed; "auto": the one that
+    `relay.transform.find_logits` finds. A model from the cache has no `build_report`, and `progress` is not called for
+    it. Raises what `from_onnx` and `relay.build` raise.
     """
     model = model_parts(model) or model  # a program's weights are taken out of it once
-    entry = model_entry(model, target, shape, opt_level, config, mod_name)
+    kept = None if caches is None else caches if isinstance(caches, str) else tuple(sorted(caches.items()))
+    entry = model_entry(model, target, shape, opt_level, config, mod_name, (kept, last_position))
     found = None if entry is None else entry.find()
     if found is not None:
         return found
     compiler = import_module("relayc.frontends.onnx.compiling")
     # a new context: none that the caller has entered is part of the key
-    compiled = Context().run(compiler.compiled, model, target, shape, opt_level, dict(config or {}), mod_name, progress)
+    compiled = Context().run(
+        compiler.compiled, model, target, shape, opt_level, dict(config or {}), mod_name, progress, caches,
+        last_position,
+    )  # fmt: skip
     if entry is not None:
         entry.keep(compiled, compiler.external_locations(model) if isinstance(model, str | os.PathLike) else ())
     return compiled

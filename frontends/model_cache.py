@@ -93,8 +93,9 @@ def model_entry(
     opt_level: int,
     config: Mapping[str, Any] | None,
     name: str,
+    decoding: object = None,
 ) -> ModelEntry | None:
-    """The entry of a model and all that a build is asked for.
+    """The entry of a model and all that a build is asked for; `decoding` says what of a decoder's states is kept.
 
     None where models are not cached: without a cache, for other targets than "llvm", where the program has registered
     operators, converters or schedules of its own, and for a model that can't be read, which the importer reports.
@@ -108,7 +109,7 @@ def model_entry(
         digest = _digest(model) if path is None else _hash_of(path)
     except (OSError, TypeError):
         return None
-    asked = (str(target), sorted((shape or {}).items()), opt_level, sorted(options.items()), name)
+    asked = (str(target), sorted((shape or {}).items()), opt_level, sorted(options.items()), name, decoding)
     machine = (installed_llvm(), available_cpus(), _cache_sizes(), [_stamp(package) for package in _PACKAGES])
     key = "\0".join([_FORMAT, source_version(), repr(machine), repr(asked), _tuned(cache, options), digest])
     return ModelEntry(cache, key, path, began)

@@ -35,6 +35,7 @@ THIRD_PARTY = {
     "starlette": ("relayc/server",),
     "uvicorn": ("relayc/server",),
     "prometheus_client": ("relayc/server",),
+    "tokenizers": ("relayc/generation",),  # optional: reads tokenizer.json
     "PIL": ("backend/runtime",),  # optional: decodes images
     "platformdirs": ("backend", "relay", "frontends"),
     "filelock": ("backend", "relay", "frontends"),

@@ -272,6 +272,11 @@ class GraphModule:
             self._context.fail(RunCancelledError(f"the run of model {self._graph.name!r} was cancelled"))
 
     @property
+    def has_caches(self) -> bool:
+        """Does the executor keep KV caches?"""
+        return bool(self._inputs.caches)
+
+    @property
     def cache_length(self) -> int:
         """Number of positions in the KV caches, appended by the runs since the last truncation."""
         return self._inputs.caches.length
@@ -280,6 +285,11 @@ class GraphModule:
         """Keeps only the first `length` positions of the KV caches: for a new prompt, or to roll tokens back."""
         with self._lock:
             self._inputs.caches.truncate(length)
+
+    def reorder_caches(self, entries: Sequence[int]) -> None:
+        """Makes entry i of the batch in the KV caches what entry `entries[i]` was: beams, or another batch size."""
+        with self._lock:
+            self._inputs.caches.reorder(entries)
 
     def __call__(self, /, *args: Any, **inputs: Any) -> list[Any]:
         """Sets inputs by position and by name, runs, and returns all outputs, atomically."""

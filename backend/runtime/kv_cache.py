@@ -13,7 +13,7 @@ from relayc.backend.runtime.errors import ArgumentError
 from relayc.backend.runtime.graph import Graph, GraphKVCache
 from relayc.backend.runtime.ndarray import NDArray, empty
 from relayc.backend.runtime.sequences import Value
-from relayc.backend.runtime.sizes import Size, evaluate
+from relayc.backend.runtime.sizes import Size, evaluate, variables
 
 __all__ = ["KVCaches"]
 
@@ -31,6 +31,12 @@ class KVCaches:
         self._graph, self._device = graph, where
         self._caches = {cache.position: cache for cache in graph.caches}
         self._arrays: dict[int, NDArray] = {}
+        self._lengths = sorted({cache.length for cache in graph.caches})
+        self._added_sizes = list(dict.fromkeys(cache.added for cache in graph.caches))
+        shapes = [graph.tensors[graph.inputs[cache.position]].shape for cache in graph.caches]
+        self._variables = sorted({name for shape in shapes for d in shape for name in variables(d)})
+        self._laid_out: list[int | None] | None = None
+        """the capacity and the sizes of the arrays"""
         self._room = self._added = 0
         self.length = 0
 
@@ -45,20 +51,23 @@ class KVCaches:
 
         Raises `ArgumentError` when the other inputs contradict the shapes of the caches.
         """
-        lengths = {cache.length: self.length for cache in self._caches.values()}
+        lengths = dict.fromkeys(self._lengths, self.length)
         sizes = {**self._sizes(inputs), **lengths}
-        added = {evaluate(cache.added, sizes) for cache in self._caches.values()}
-        if len(added) != 1:
+        added = {evaluate(size, sizes) for size in self._added_sizes}
+        if len(added) > 1:
             raise ArgumentError(f"model {self._graph.name!r} adds {sorted(added)} rows to its caches, not one number")
-        (self._added,) = added
+        self._added = added.pop() if added else 0
         needed = self.length + self._added
         grows = needed > self._room
         self._room = needed + needed // _GROWTH if grows else self._room
-        for position, cache in self._caches.items():
-            shape = self._shape(cache, sizes)
-            if position not in self._arrays or self._arrays[position].shape != shape:
-                self._arrays[position] = self._moved(cache, shape)
-            inputs[position] = self._arrays[position]
+        wanted = [self._room, *[sizes.get(name) for name in self._variables]]
+        if wanted != self._laid_out:
+            for position, cache in self._caches.items():
+                shape = self._shape(cache, sizes)
+                if position not in self._arrays or self._arrays[position].shape != shape:
+                    self._arrays[position] = self._moved(cache, shape)
+            self._laid_out = wanted
+        inputs.update(self._arrays)
         return lengths
 
     def keep(self) -> None:
@@ -70,6 +79,22 @@ class KVCaches:
         if not 0 <= length <= self.length:
             raise ArgumentError(f"caches of {self.length} rows can't be truncated to {length}")
         self.length = length
+
+    def reorder(self, entries: Sequence[int]) -> None:
+        """Make entry i of the batch what entry `entries[i]` was; an entry may be repeated or dropped."""
+        chosen, self._laid_out = np.array(entries, np.intp), None
+        for position, before in self._arrays.items():
+            cache = self._caches[position]
+            if cache.axis == 0 or chosen.ndim != 1 or not ((chosen >= 0) & (chosen < before.shape[0])).all():
+                name = self._graph.tensors[self._graph.inputs[position]].name
+                raise ArgumentError(
+                    f"cache {name!r} of model {self._graph.name!r}, of shape {before.shape} with rows along axis "
+                    f"{cache.axis}, can't be reordered by {list(entries)}; expected entries along axis 0"
+                )
+            after = empty((len(chosen), *before.shape[1:]), before.dtype, self._device)
+            rows = (*[slice(None)] * cache.axis, slice(0, self.length))
+            _seen(after)[rows] = _seen(before)[rows][chosen]
+            self._arrays[position] = after
 
     def _sizes(self, inputs: Mapping[int, Value]) -> dict[str, int]:
         """The sizes bound by the other inputs."""

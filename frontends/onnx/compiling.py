@@ -15,6 +15,8 @@ from relayc.frontends.onnx.importer import from_onnx
 from relayc.frontends.onnx.model import ModelSource
 from relayc.frontends.onnx.model_file import read_model
 from relayc.relay import build
+from relayc.relay.transform import KeepLastPosition, find_kv_caches, find_logits
+from relayc.te.errors import CompileError
 from relayc.te.ir import PassContext
 
 __all__ = ["compiled", "external_locations"]
@@ -28,11 +30,18 @@ def compiled(
     config: Mapping[str, Any],
     mod_name: str,
     progress: Callable[[str, int, int], None] | None,
+    caches: Mapping[str, str] | str | None,
+    last_position: str | None,
 ) -> CompiledModel:
     """The compiled model; the arguments are those of `compile_onnx`."""
+    if isinstance(caches, str) and caches != "auto":
+        raise CompileError(f'caches={caches!r}; expected "auto", or outputs by input')
     module, params = from_onnx(model, shape=shape)
+    pairs = find_kv_caches(module) if isinstance(caches, str) else caches
+    logits = find_logits(module) if last_position == "auto" else last_position
+    module = KeepLastPosition(() if logits is None else (logits,))(module)
     with PassContext(opt_level=opt_level, config=config):
-        return build(module, target, params, mod_name=mod_name, progress=progress)
+        return build(module, target, params, mod_name=mod_name, progress=progress, caches=pairs or None)
 
 
 def external_locations(path: str | os.PathLike[str]) -> list[str]:

@@ -27,6 +27,7 @@ from relayc.relay.transform.fuse_ops import FuseOps
 from relayc.relay.transform.fuse_siblings import FuseSiblings
 from relayc.relay.transform.gradient import gradient
 from relayc.relay.transform.join_slices import JoinSlices
+from relayc.relay.transform.keep_last_position import KeepLastPosition, find_logits
 from relayc.relay.transform.limit_parts import LimitParts
 from relayc.relay.transform.pack_narrow_constants import PackNarrowConstants
 from relayc.relay.transform.pack_weights import PackWeights
@@ -77,6 +78,7 @@ __all__ = [
     "FuseOps",
     "FuseSiblings",
     "JoinSlices",
+    "KeepLastPosition",
     "LimitParts",
     "PackNarrowConstants",
     "PackWeights",
@@ -103,6 +105,7 @@ __all__ = [
     "WidenProducts",
     "default_pipeline",
     "find_kv_caches",
+    "find_logits",
     "gradient",
 ]
 

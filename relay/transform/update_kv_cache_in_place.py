@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, cast
 
+from relayc.relay.bind_sizes import bind_sizes
 from relayc.relay.expr import Call, Expr, Function, Tuple, Var
 from relayc.relay.op import cache as cached
 from relayc.relay.op.common import with_dim
 from relayc.relay.op.joining import Concatenate
+from relayc.relay.sizes import dims_equal
 from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag
@@ -26,8 +29,9 @@ class UpdateKVCacheInPlace(Pass):
     """Inputs named in `caches` become KV caches; the outputs they name, the caches with new rows appended, are dropped.
 
     A cache is concatenated with the rows that a run adds along one dimension. The input is replaced by a buffer with
-    spare capacity, to which the new rows are appended (`cache.append`), and of which the filled part is read. Caches
-    follow the other parameters; the function's attribute "caches" has (name, axis, rows before, rows added) of each.
+    spare capacity, to which the new rows are appended (`cache.append`), and of which the filled part is read. All have
+    one length: sizes that an exporter names for each are one size variable. Caches follow the other parameters; the
+    function's attribute "caches" has (name, axis, rows before, rows added) of each.
     Raises CompileError for an output that is not its input with rows appended.
     """
 
@@ -43,16 +47,21 @@ class UpdateKVCacheInPlace(Pass):
             if name not in names:
                 known = ", ".join(names) or "without names"
                 raise CompileError(f"caches name the output {name!r}; the outputs are: {known}")
-        changed = _Rewriter(cast(Function, module["main"]), self.caches, names).function()
+        main = _with_one_length(cast(Function, module["main"]), self.caches, names)
+        changed = _Rewriter(main, self.caches, names).function()
         kept = [name for name in names if name not in self.caches.values()]
         return IRModule({**module.functions, "main": changed}, {**module.attrs, "output_names": kept})
 
 
 def find_kv_caches(module: IRModule) -> dict[str, str]:
-    """Every input that an output extends by one tensor, and that output: the pairs that `caches` may name."""
+    """Every input that an output extends by one tensor, and that output: the pairs that `caches` may name.
+
+    An input that something else reads, too, is none of them.
+    """
     main = cast(Function, module["main"])
     fields = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
-    params = {id(p): p for p in main.params}
+    readers = Counter(id(arg) for e in post_order(main.body) if isinstance(e, Call) for arg in e.args)
+    params = {id(p): p for p in main.params if readers[id(p)] == 1}
     found: dict[str, str] = {}
     for name, output in zip(module.attrs.get("output_names", ()), fields, strict=False):
         append = _append_of(output)
@@ -60,6 +69,24 @@ def find_kv_caches(module: IRModule) -> dict[str, str]:
         if append and parameter and isinstance(parameter.shape[append.axis], SizeVar):
             found.setdefault(parameter.name, name)
     return found
+
+
+def _with_one_length(main: Function, caches: Mapping[str, str], names: Sequence[str]) -> Function:
+    """The function with one size variable for the rows of all caches, which an executor appends to together."""
+    fields = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
+    params = {p.name: p for p in main.params}
+    lengths: list[SizeVar] = []
+    for name, output in caches.items():
+        append, param = _append_of(fields[names.index(output)]), params.get(name)
+        if append and param and append.prefix is param and isinstance(length := param.shape[append.axis], SizeVar):
+            lengths.append(length)
+    if len({length.name for length in lengths}) < 2:
+        return main
+    bound = bind_sizes(main, {length.name: lengths[0] for length in lengths})
+    attrs = dict(bound.attrs)
+    if "size_checks" in attrs:
+        attrs["size_checks"] = tuple([(a, b, s) for a, b, s in attrs["size_checks"] if not dims_equal(a, b)])
+    return Function(bound.params, bound.body, attrs, span=bound.span)
 
 
 class _Append(NamedTuple):

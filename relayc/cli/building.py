@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from relayc.cli.console import Steps, guarded, out
+from relayc.cli.console import Steps, err, guarded, out
 from relayc.cli.models import open_model
-from relayc.cli.options import Emit, Precision, UsageError, WeightsPlace, check_writable
-from relayc.cli.parameters import CheckIndices, InPrecision, OptLevel, Records, Shape, Target, Threads, build_options
+from relayc.cli.options import Emit, Precision, UsageError, WeightsPlace, check_writable, parse_caches
+from relayc.cli.parameters import (
+    Caches,
+    CheckIndices,
+    InPrecision,
+    LastPosition,
+    OptLevel,
+    Records,
+    Shape,
+    Target,
+    Threads,
+    build_options,
+)
 from relayc.cli.plain import is_onnx
 
 __all__ = ["cache", "compile_", "sign", "tune"]
@@ -36,6 +48,8 @@ def compile_(
     precision: InPrecision = Precision.FLOAT32,
     records: Records = None,
     check_indices: CheckIndices = False,
+    caches: Caches = None,
+    last_position: LastPosition = None,
 ) -> None:
     """Compile an ONNX model to an artifact, which runs without the compiler, or to a C library.
 
@@ -48,7 +62,11 @@ def compile_(
     if artifact:
         check_writable(path)
     steps = Steps()
-    compiled = open_model(model, build_options(target, shape, opt_level, precision, records, check_indices), steps)
+    how = build_options(target, shape, opt_level, precision, records, check_indices)
+    how = replace(how, caches=parse_caches(caches or []), last_position=last_position)
+    compiled = open_model(model, how, steps)
+    if how.caches == "auto" and not compiled.graph.caches:
+        err.print(f"{model}: no output is an input with rows appended; the artifact keeps no caches", soft_wrap=True)
     with steps.step("save" if artifact else "C library"):
         if artifact:
             compiled.save(path)

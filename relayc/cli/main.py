@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from relayc.cli import building, inspecting, running, serving
+from relayc.cli import building, generating, inspecting, running, serving
 from relayc.cli.console import settings
 
 __all__ = ["app"]
@@ -47,6 +47,7 @@ def options(
 for name, command in (
     ("compile", building.compile_),
     ("run", running.run),
+    ("generate", generating.generate),
     ("bench", running.bench),
     ("profile", running.profile),
     ("tune", building.tune),

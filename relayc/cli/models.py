@@ -24,7 +24,7 @@ def open_model(path: Path, how: Build, steps: Steps) -> CompiledModel:
     with steps.step("import, build") as step:
         compiled = compiler.compile_onnx(
             path, how.target, shape=how.shapes, opt_level=how.opt_level, config=how.config, mod_name=path.stem,
-            progress=step.show,
+            progress=step.show, caches=how.caches, last_position=how.last_position,
         )  # fmt: skip
     report = compiled.build_report
     steps.report(indent("compiled before" if report is None else str(report), "  "))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -17,8 +17,10 @@ import numpy as np
 from relayc.backend.runtime.files import replacing
 from relayc.backend.runtime.strings import as_strings
 
-__all__ = ["Build", "Emit", "Form", "Precision", "UsageError", "WeightsPlace", "check_writable", "fill_inputs",
-           "parse_shapes", "read_inputs", "resolved", "typed", "write_archive"]  # fmt: skip
+__all__ = [
+    "Build", "Emit", "Form", "Precision", "UsageError", "WeightsPlace", "check_writable", "fill_inputs", "parse_caches",
+    "parse_shapes", "read_inputs", "resolved", "typed", "write_archive",
+]  # fmt: skip
 
 Shapes = dict[str, tuple[int | str, ...] | int]
 
@@ -64,7 +66,8 @@ class WeightsPlace(StrEnum):
 
 @dataclass(frozen=True)
 class Build:
-    """Build options: target, shapes, optimization level, precision, tuning records, checks of indices."""
+    """Build options: target, shapes, optimization level, precision, tuning records, checks of indices, KV caches, and
+    the output of logits of which the last position is computed."""
 
     target: str
     shapes: Shapes
@@ -72,6 +75,8 @@ class Build:
     precision: Precision
     records: str | None = None
     check_indices: bool = False
+    caches: dict[str, str] | Literal["auto"] | None = None
+    last_position: str | None = None
 
     @property
     def config(self) -> dict[str, str | bool]:
@@ -105,6 +110,19 @@ def parse_shapes(texts: Sequence[str]) -> Shapes:
             raise UsageError(f"--shape {text!r}: expected input:1,3,224,224 or dimension=1")
         shapes[name] = _size(size, text)
     return shapes
+
+
+def parse_caches(texts: Sequence[str]) -> dict[str, str] | Literal["auto"] | None:
+    """Parse ``["auto"]`` or ``["past.0.key=present.0.key", ...]``: outputs by the input that they extend."""
+    if list(texts) == ["auto"]:
+        return "auto"
+    caches: dict[str, str] = {}
+    for text in texts:
+        name, equals, output = text.partition("=")
+        if not name or not equals or not output:
+            raise UsageError(f"--caches {text!r}: expected auto, or input=output")
+        caches[name] = output
+    return caches or None
 
 
 def _dimension(text: str, whole: str) -> int | str:

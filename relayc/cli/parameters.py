@@ -10,8 +10,8 @@ import typer
 from relayc.cli.options import Build, Precision, parse_shapes
 
 __all__ = [
-    "CheckIndices", "Device", "Fill", "InPrecision", "Input", "Model", "OptLevel", "Records", "Seed", "Shape", "Target",
-    "Threads", "build_options",
+    "Caches", "CheckIndices", "Device", "Fill", "InPrecision", "Input", "LastPosition", "Model", "OptLevel", "Records",
+    "Seed", "Shape", "Target", "Threads", "build_options",
 ]  # fmt: skip
 
 Model = Annotated[Path, typer.Argument(help="an .onnx model, or an artifact that `relayc compile` wrote")]
@@ -42,6 +42,13 @@ Records = Annotated[
 ]
 CheckIndices = Annotated[
     bool, typer.Option("--check-indices", help="positions out of range in gathers and scatters are errors, not limited")
+]
+Caches = Annotated[
+    list[str] | None,
+    typer.Option("--caches", help='KV caches that runs append to in place: "auto", or input=output; repeatable'),
+]
+LastPosition = Annotated[
+    str | None, typer.Option("--last-position", help='compute logits of the last position only: "auto", or the output')
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="seed of --fill random")]
 

@@ -73,6 +73,21 @@ def test_runs_append_to_the_cache():
 def test_pairs_are_found():
     assert find_kv_caches(decoder()) == CACHES
     assert find_kv_caches(decoder(length=7)) == {}
+    assert find_kv_caches(decoder(reads=True)) == {"past.value": "value"}
+
+
+def test_all_caches_have_one_length():
+    """torch's exporter gives each cache a size variable of its own."""
+    x = var("x", (SizeVar("new"), 3))
+    pasts = [var(name, (SizeVar(f"rows_{name}"), 3)) for name in ("a", "b")]
+    wholes = [op.concatenate([past, x], axis=0) for past in pasts]
+    sums = op.add(op.sum(wholes[0], axis=(0,)), op.sum(op.tanh(wholes[1]), axis=(0,)))
+    module = IRModule({"main": Function((x, *pasts), Tuple((sums, *wholes)))}, {"output_names": ["y", "c", "d"]})
+    lib = relay.build(module, "llvm -num-cores=1", caches={"a": "c", "b": "d"})
+    assert {cache.length for cache in lib.graph.caches} == {"rows_a"} and "rows_b" not in lib.graph.sizes
+    run, seen = graph_executor.GraphModule(lib["default"](device("cpu", 0))), rng.random((4, 3), np.float32)
+    run(seen[:3])
+    np.testing.assert_allclose(run(seen[3:])[0].numpy(), (seen + np.tanh(seen)).sum(0), rtol=1e-5)
 
 
 def test_truncation_removes_positions():
@@ -139,6 +154,19 @@ def test_batches_keep_their_number():
         module.run(x=positions(1, batch=2))
     module.truncate_caches()
     module.run(x=positions(1, batch=2))
+
+
+def test_entries_of_a_batch_are_reordered():
+    lib = relay.build(decoder(batch=SizeVar("batch")), "llvm -num-cores=1", caches=CACHES)
+    module, x = graph_executor.GraphModule(lib["default"](device("cpu", 0))), positions(3, batch=2)
+    module.run(x=x)
+    module.reorder_caches([1, 1, 0])
+    seen = np.concatenate([x[[1, 1, 0]], positions(1, batch=3)], axis=1)
+    (y,) = module(x=seen[:, 3:])
+    np.testing.assert_allclose(y.numpy(), expected(seen, 1), rtol=1e-5, atol=1e-6)
+    for entries in ([3], [-1], [[0]]):
+        with pytest.raises(ArgumentError, match="can't be reordered by"):
+            module.reorder_caches(entries)
 
 
 def test_caches_are_no_inputs():

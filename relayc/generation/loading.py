@@ -1,0 +1,170 @@
+"""Models of language: the files of a folder, their compilation, and what the folder says about generation."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from relayc.backend.runtime.container import is_container
+from relayc.generation.errors import GenerationError
+from relayc.generation.options import GenerationOptions, options_from
+from relayc.runtime import CompiledModel, GraphModule, device, load_model
+
+__all__ = ["ModelFolder", "make_executor"]
+
+_DECODERS = ("decoder_model_merged", "decoder_with_past_model", "decoder_model", "decoder", "model")
+_ENCODERS = ("encoder_model", "encoder")
+_SUFFIXES = (".relayc", ".onnx")
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len")
+"""Names of the longest sequence in config.json."""
+
+
+@dataclass
+class ModelFolder:
+    """The files of a model, and settings beside them.
+
+    `prefill` is the decoder of the first step, where it is another one; `names` and `caches` are names of the decoder's
+    inputs and outputs that genai_config.json gives.
+    """
+
+    folder: Path | None
+    decoder: Any
+    prefill: Any = None
+    encoder: Any = None
+    names: dict[str, str] = field(default_factory=dict[str, str])
+    caches: dict[str, str] = field(default_factory=dict[str, str])
+    defaults: GenerationOptions = field(default_factory=GenerationOptions)
+    context_length: int | None = None
+    decoder_start: int | None = None
+    has_grouped_caches: bool = False
+    """may its attention read no mask, as GroupQueryAttention's does?"""
+
+    @staticmethod
+    def open(model: Any) -> ModelFolder:
+        """The folder of a model, a file in it, or a model in memory. Raises `GenerationError` for a folder without."""
+        if not isinstance(model, str | os.PathLike):
+            return ModelFolder(None, model)
+        path = Path(model)
+        if path.is_file():
+            found = ModelFolder(path.parent, path)
+        elif path.is_dir():
+            found = ModelFolder(path, None)
+            found._find_files()
+        else:
+            raise GenerationError(f"{path}: no such file or folder; expected a model or the folder of one")
+        found._read_settings()
+        return found
+
+    def _find_files(self) -> None:
+        assert self.folder is not None
+        parts = _json(self.folder / "genai_config.json").get("model", {})
+        if parts:
+            self.decoder = self._named(parts.get("decoder", {}).get("filename"))
+            self.encoder = self._named(parts["encoder"].get("filename")) if "encoder" in parts else None
+            return
+        for folder in (self.folder, self.folder / "onnx"):
+            files = {stem: path for stem in (*_DECODERS, *_ENCODERS) if (path := _file(folder / stem)) is not None}
+            self.encoder = next((files[stem] for stem in _ENCODERS if stem in files), None)
+            self.decoder = next((files[stem] for stem in _DECODERS if stem in files), None)
+            if self.decoder is not None and self.decoder.stem == "decoder_with_past_model":
+                self.prefill = files.get("decoder_model")
+            if self.decoder is None:
+                others = [path for suffix in _SUFFIXES for path in sorted(folder.glob(f"*{suffix}"))]
+                self.decoder = others[0] if len({path.stem for path in others}) == 1 else None
+            if self.decoder is not None:
+                return
+        held = ", ".join(sorted(path.name for path in self.folder.iterdir())) or "nothing"
+        raise GenerationError(
+            f"{self.folder} holds {held}; expected genai_config.json, or one of {', '.join(_DECODERS)} with "
+            f"{' or '.join(_SUFFIXES)}, or one such file alone"
+        )
+
+    def _named(self, name: Any) -> Path:
+        """A file that genai_config.json names; an artifact of that stem comes first."""
+        assert self.folder is not None
+        found = _file(self.folder / Path(str(name)).stem)
+        if found is None:
+            raise GenerationError(f"{self.folder / 'genai_config.json'} names {name}, which is not there")
+        return found
+
+    def _read_settings(self) -> None:
+        assert self.folder is not None
+        genai = _json(self.folder / "genai_config.json")
+        general, config = _json(self.folder / "generation_config.json"), _json(self.folder / "config.json")
+        if not general and not config and not genai and self.folder.name == "onnx":
+            self.folder = self.folder.parent
+            general, config = _json(self.folder / "generation_config.json"), _json(self.folder / "config.json")
+        model = genai.get("model", {})
+        known = GenerationOptions.__dataclass_fields__
+        merged = {**config, **{k: v for k, v in model.items() if k in known}, **genai.get("search", {}), **general}
+        self.defaults = options_from(GenerationOptions(), {"do_sample": False, **_options(merged)})
+        lengths = [model.get("context_length"), *[config.get(name) for name in _LENGTHS]]
+        self.context_length = next((n for n in lengths if isinstance(n, int)), None)
+        starts = (general.get("decoder_start_token_id"), config.get("decoder_start_token_id"))
+        self.decoder_start = next((n for n in starts if isinstance(n, int)), None)
+        self.has_grouped_caches = bool(genai)
+        self._read_names(model.get("decoder", {}))
+
+    def _read_names(self, decoder: Mapping[str, Any]) -> None:
+        """The names of inputs and outputs that genai_config.json gives."""
+        inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
+        roles = {**inputs, "logits": outputs.get("logits", "logits")} if inputs else {}
+        self.names = {role: name for role, name in roles.items() if "%d" not in name and role in _GENAI_ROLES}
+        for kind in ("key", "value"):
+            past, present = inputs.get(f"past_{kind}_names"), outputs.get(f"present_{kind}_names")
+            if past and present:
+                layers = range(int(decoder.get("num_hidden_layers", 0)))
+                self.caches.update({past.replace("%d", str(i)): present.replace("%d", str(i)) for i in layers})
+
+
+_GENAI_ROLES = ("input_ids", "attention_mask", "position_ids", "encoder_hidden_states", "logits")
+"""Roles that have the same name in genai_config.json."""
+
+
+def make_executor(model: Any, target: str, num_threads: int | None, decodes: bool, **options: Any) -> GraphModule:
+    """An executor of a model: an artifact, a compiled model, or an ONNX model, which is compiled for `target`.
+
+    With `decodes`, the executor keeps the caches that it can on a CPU, and logits are those of the last position.
+    `options` are others of `compile_onnx`.
+    """
+    if isinstance(model, GraphModule):
+        return model
+    is_path = isinstance(model, str | os.PathLike)
+    if isinstance(model, CompiledModel) or (is_path and is_container(str(model))):
+        compiled = model if isinstance(model, CompiledModel) else load_model(str(model))
+    else:
+        if decodes:
+            options = {"caches": None if target.startswith("cuda") else "auto", "last_position": "auto", **options}
+        compiled = import_module("relayc.frontends.compiling").compile_onnx(model, target, **options)
+    return GraphModule(compiled["default"](device(compiled.graph.device)), num_threads)
+
+
+def _file(stem: Path) -> Path | None:
+    """The artifact or else the ONNX model of this name without suffix."""
+    found = [path for suffix in _SUFFIXES if (path := stem.with_name(stem.name + suffix)).is_file()]
+    return found[0] if found else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The settings in a file; none without it."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise GenerationError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise GenerationError(f"{path} holds a {type(found).__name__}; expected settings by name")
+    return found
+
+
+def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a generation among settings; others, and those that are not set, are left out."""
+    known = GenerationOptions.__dataclass_fields__
+    return {name: value for name, value in settings.items() if name in known and value is not None}
