@@ -26,11 +26,11 @@ THIRD_PARTY = {
     "llvmlite": ("backend/llvm",),
     "cuda": ("backend/cuda",),
     "networkx": ("relay",),
-    "onnx": ("frontends/onnx", "relayc/cli", "relayc/onnxruntime"),
+    "onnx": ("frontends/onnx", "relayc/cli", "relayc/onnxruntime", "relayc/quantization"),
     "google": ("frontends/onnx",),  # protobuf's errors, which parsing a model raises
     "typer": ("relayc/cli",),
     "rich": ("relayc/cli",),
-    "onnxruntime": ("relayc/cli",),
+    "onnxruntime": ("relayc/cli", "relayc/quantization"),
     "PIL": ("backend/runtime",),  # optional: decodes images
     "platformdirs": ("backend", "relay", "frontends"),
     "filelock": ("backend", "relay", "frontends"),

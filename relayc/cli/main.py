@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from relayc.cli import building, inspecting, running
+from relayc.cli import building, inspecting, quantizing, running
 from relayc.cli.console import settings
 
 __all__ = ["app"]
@@ -50,6 +50,7 @@ for name, command in (
     ("bench", running.bench),
     ("profile", running.profile),
     ("tune", building.tune),
+    ("quantize", quantizing.quantize),
     ("show", inspecting.show),
     ("verify", inspecting.verify),
     ("sign", building.sign),
