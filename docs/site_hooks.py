@@ -96,18 +96,22 @@ def _reference_page(namespace: str) -> str:
 def _reference(module: ModuleType) -> str:
     """The page of a module: its docstring, and its public classes and functions."""
     head = f"# {module.__name__}\n\n{inspect.getdoc(module) or ''}\n"
-    return "\n".join([head, *(f"::: {path}\n" for path in _public(module))])
+    return "\n".join([head, *(_entry(name, thing) for name, thing in _public(module))])
 
 
-def _public(module: ModuleType) -> Iterator[str]:
-    """Dotted paths of the definitions that a module offers; what another module of the reference offers is left to it."""
-    seen: set[str] = set()
+def _entry(name: str, thing: Any) -> str:
+    """A definition that can be read from the source is left to mkdocstrings; one made by a function is written here."""
+    if re.search(rf"^(?:def|class) {name}\b", inspect.getsource(import_module(thing.__module__)), re.M):
+        return f"::: {thing.__module__}.{name}\n"
+    return f"### {name}\n\n```python\n{name}{inspect.signature(thing)}\n```\n\n{inspect.getdoc(thing) or ''}\n"
+
+
+def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """The classes and functions of the project that a module offers, each once, by the names they were defined with."""
+    found: dict[str, Any] = {}
     for name in sorted(getattr(module, "__all__", None) or dir(module)):
         thing: Any = getattr(module, name)
-        home = str(getattr(thing, "__module__", ""))
-        path = f"{home}.{getattr(thing, '__qualname__', '')}"
-        if name.startswith("_") or not (inspect.isclass(thing) or inspect.isfunction(thing)):
-            continue
-        if home.startswith("relayc") and "<" not in path and path not in seen:
-            seen.add(path)
-            yield path
+        is_definition = inspect.isclass(thing) or inspect.isfunction(thing)
+        if is_definition and not name.startswith("_") and thing.__module__.startswith("relayc"):
+            found.setdefault(thing.__name__, thing)
+    yield from found.items()

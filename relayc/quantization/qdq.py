@@ -33,15 +33,17 @@ try:
         quantize_static,
     )
 except ImportError as missing:
-    raise QuantizationError("quantising needs onnxruntime: pip install 'relayc[quantize]'") from missing
+    raise QuantizationError("quantising needs onnxruntime: pip install 'onnxruntime>=1.32'") from missing
 
 __all__ = ["LAYERS", "METHODS", "QDQModels"]
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators whose nodes are quantised or left in float one by one; operators between them follow."""
 METHODS = {
-    "minmax": CalibrationMethod.MinMax, "entropy": CalibrationMethod.Entropy, "percentile": CalibrationMethod.Percentile,
-}  # fmt: skip
+    "minmax": CalibrationMethod.MinMax,
+    "entropy": CalibrationMethod.Entropy,
+    "percentile": CalibrationMethod.Percentile,
+}
 """How ranges are taken from the values of calibration runs."""
 _FAULTS = (Fail, InvalidArgument, InvalidGraph, Unsupported, RuntimeException, RuntimeError, ValueError, KeyError)
 """What onnxruntime's tools raise for models that they don't quantise."""
@@ -99,7 +101,8 @@ class QDQModels:
             quantize_static(
                 self.prepared, path, _Reader(self._samples), quant_format=QuantFormat.QDQ, per_channel=True,
                 activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, nodes_to_exclude=sorted(excluded),
-                calibrate_method=self._method, calibration_cache_path=self._folder / f"{scope}.json", **(alone if scope == "layers" else {}),
+                calibrate_method=self._method, calibration_cache_path=self._folder / f"{scope}.json",
+                **(alone if scope == "layers" else {}),
             )  # fmt: skip
         except _FAULTS as error:
             raise QuantizationError(f"onnxruntime can't quantise the model: {error}") from error

@@ -10,13 +10,13 @@ from typing import Literal
 __all__ = ["Decision", "LayerReport", "QuantizationReport", "Scope"]
 
 Scope = Literal["everything", "layers"]
-"""What is quantised: layers with the operators between them, or the inputs and weights of layers alone."""
+"""Layers with the operators between them, or the inputs and weights of layers alone."""
 Decision = Literal["int8", "float: slower", "float: error", "float: not quantised"]
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One layer: the name and operator of its ONNX node, microseconds in float and in int8, error, and what became of it.
+    """One layer: the name and operator of its ONNX node, microseconds in float and in int8, error, and its final form.
 
     `error` is the relative L2 error of the layer's output when its inputs and weights alone are quantised. A time is
     None where no kernel carries the layer's name, such as where it was folded into another.
@@ -81,8 +81,8 @@ class QuantizationReport:
                     f"{self.max_error:g}; nothing is written. A larger --max-error, or calibration data that is more "
                     f"like the inputs, may help")  # fmt: skip
         return (f"{self.kept} of {len(self.layers)} layers in int8: {self.float_ms:.3f} ms in float, "
-                f"{self.quantized_ms:.3f} ms quantised ({self.speedup:.2f} times as fast), error {self.error:.4f} of at "
-                f"most {self.max_error:g}")  # fmt: skip
+                f"{self.quantized_ms:.3f} ms quantised ({self.speedup:.2f} times as fast), error {self.error:.4f} "
+                f"of at most {self.max_error:g}")  # fmt: skip
 
 
 def _us(value: float | None) -> str:

@@ -36,7 +36,7 @@ MOST_ATTEMPTS = 4
 """How often layers that turn out slower are put back into float, and the model is measured again."""
 SCOPES: tuple[Scope, ...] = ("everything", "layers")
 ROUNDS = 5
-"""Rounds of a measurement, in which a float and a quantised executor take turns."""
+"""Rounds of a measurement, in which a float and a quantised executor alternate."""
 ERROR_SAMPLES = 8
 """Most samples from which the errors of single layers are computed."""
 LARGEST_BYTES = 2**31 - 2**20
@@ -103,7 +103,8 @@ def _checked(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
 
 def _named_shape(value: Any) -> tuple[int | str, ...]:
     """The declared dimensions of an input: sizes, and names or "?" for those that vary."""
-    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in value.type.tensor_type.shape.dim)
+    dims = value.type.tensor_type.shape.dim
+    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in dims)
 
 
 @dataclass(frozen=True)
@@ -210,8 +211,8 @@ class _Search:
         return QuantizationReport(
             model=model, output=None if best is None else output, target=str(Target(self._bench.target)),
             threads=self._bench.float.num_threads, samples=len(self._bench.samples), max_error=self._max_error,
-            error=0.0 if best is None else best.error, float_ms=1e3 * float_seconds, quantized_ms=1e3 * float_seconds * share,
-            scope=self.scope, layers=layers,
+            error=0.0 if best is None else best.error, float_ms=1e3 * float_seconds,
+            quantized_ms=1e3 * float_seconds * share, scope=self.scope, layers=layers,
         )  # fmt: skip
 
     def _decision(self, name: str, best: _Form | None) -> Decision:
