@@ -1,7 +1,8 @@
 """The documentation runs: code blocks are executed, and what a block prints is what the page says.
 
 A ```python block is run; a ```text block that follows one at once must be what it printed. The blocks of a page share
-their variables. `pytest tests/test_docs.py --update-docs` writes the printed text into the pages.
+their variables. A page with a comment `<!-- needs PACKAGE: COMMAND -->` is skipped where the package is not installed.
+`pytest tests/test_docs.py --update-docs` writes the printed text into the pages.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n*^```text\n(?P<text>.*?)^```\n)?", re.M | re.S)
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+NEEDS = re.compile(r"^<!-- needs (\w+): (.+) -->$", re.M)
 PATH = re.compile(r"`((?:te|backend|topi|relay|frontends|tests|docs|examples|benchmarks)/[\w./]+)`")
 INLINE = re.compile(r"`([^`\n]+)`")
 NAME = re.compile(r"""(?<![\w./"'-])((?:relayc|te|backend|topi|relay|frontends)(?:\.[A-Za-z_]\w*)+)(?![\w/])""")
@@ -57,6 +59,8 @@ def run_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if "```python" in p.read_text()], ids=relative)
 def test_page_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, request):
+    for package, command in NEEDS.findall(page.read_text()):
+        pytest.importorskip(package, reason=command)
     monkeypatch.chdir(tmp_path)
     actual = run_page(page, monkeypatch)
     if request.config.getoption("update_docs"):

@@ -30,7 +30,7 @@ THIRD_PARTY = {
     "google": ("frontends/onnx",),  # protobuf's errors, which parsing a model raises
     "typer": ("relayc/cli",),
     "rich": ("relayc/cli",),
-    "onnxruntime": ("relayc/cli", "relayc/quantization"),
+    "onnxruntime": ("relayc/cli",),
     "PIL": ("backend/runtime",),  # optional: decodes images
     "platformdirs": ("backend", "relay", "frontends"),
     "filelock": ("backend", "relay", "frontends"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +19,9 @@ from relayc.quantization.metrics import relative_error, squared_error
 from relayc.quantization.report import Scope
 
 try:
-    import onnxruntime
-    from onnxruntime.capi.onnxruntime_pybind11_state import (
-        Fail,
-        InvalidArgument,
-        InvalidGraph,
-        NotImplemented as Unsupported,
-        RuntimeException,
-    )
-    from onnxruntime.quantization import (
-        CalibrationDataReader,
-        CalibrationMethod,
-        QuantFormat,
-        QuantType,
-        quant_pre_process,
-        quantize_static,
-    )
+    _runtime: Any = import_module("onnxruntime")
+    _tools: Any = import_module("onnxruntime.quantization")
+    _faults: Any = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
 except ImportError as missing:
     raise QuantizationError("quantising needs onnxruntime: pip install 'onnxruntime>=1.32'") from missing
 
@@ -39,13 +29,12 @@ __all__ = ["LAYERS", "METHODS", "QDQModels"]
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators whose nodes are quantised or left in float one by one; operators between them follow."""
-METHODS = {
-    "minmax": CalibrationMethod.MinMax,
-    "entropy": CalibrationMethod.Entropy,
-    "percentile": CalibrationMethod.Percentile,
-}
-"""How ranges are taken from the values of calibration runs."""
-_FAULTS = (Fail, InvalidArgument, InvalidGraph, Unsupported, RuntimeException, RuntimeError, ValueError, KeyError)
+METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
+"""How ranges are taken from the values of calibration runs: onnxruntime's `CalibrationMethod` by our name."""
+_FAULTS: tuple[type[Exception], ...] = (
+    _faults.Fail, _faults.InvalidArgument, _faults.InvalidGraph, _faults.NotImplemented, _faults.RuntimeException,
+    RuntimeError, ValueError, KeyError,
+)  # fmt: skip
 """What onnxruntime's tools raise for models that they don't quantise."""
 _OPSET = 13
 """The first version of ONNX's operators in which weights have a scale per channel."""
@@ -53,13 +42,14 @@ _OUTPUT = "_QuantizeLinear_Input"
 """Suffix of the unquantised form of a graph output."""
 
 
-class _Reader(CalibrationDataReader):
-    """Samples, in the form that onnxruntime's tools read."""
+class _Reader:
+    """Samples as a `CalibrationDataReader`, which onnxruntime's tools read."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = iter(samples)
 
-    def get_next(self) -> Sample | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # None ends the data
+    def get_next(self) -> Sample | None:
+        """The next sample; None ends the data."""
         return next(self._samples, None)
 
 
@@ -71,14 +61,14 @@ class QDQModels:
     """
 
     def __init__(self, model: ModelProto, samples: Samples, folder: Path, method: str = "minmax") -> None:
-        self._samples, self._folder, self._method = samples, folder, METHODS[method]
+        self._samples, self._folder, self._method = samples, folder, getattr(_tools.CalibrationMethod, METHODS[method])
         self.prepared = folder / "prepared.onnx"
         try:
             if max(opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")) < _OPSET:
                 model = version_converter.convert_version(model, _OPSET)
             source = folder / "source.onnx"
             onnx.save(model, source)
-            quant_pre_process(source, self.prepared, skip_symbolic_shape=True)
+            _tools.quant_pre_process(source, self.prepared, skip_symbolic_shape=True)
         except _FAULTS as error:
             raise QuantizationError(f"onnxruntime can't prepare the model for quantisation: {error}") from error
         prepared = onnx.load(self.prepared)
@@ -97,13 +87,15 @@ class QDQModels:
             "op_types_to_quantize": list(LAYERS),
             "extra_options": {"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": list(LAYERS)},
         }
+        types = _tools.QuantType
         try:
-            quantize_static(
-                self.prepared, path, _Reader(self._samples), quant_format=QuantFormat.QDQ, per_channel=True,
-                activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, nodes_to_exclude=sorted(excluded),
-                calibrate_method=self._method, calibration_cache_path=self._folder / f"{scope}.json",
-                **(alone if scope == "layers" else {}),
-            )  # fmt: skip
+            with redirect_stdout(sys.stderr):  # calibration prints
+                _tools.quantize_static(
+                    self.prepared, path, _Reader(self._samples), quant_format=_tools.QuantFormat.QDQ, per_channel=True,
+                    activation_type=types.QUInt8, weight_type=types.QInt8, nodes_to_exclude=sorted(excluded),
+                    calibrate_method=self._method, calibration_cache_path=self._folder / f"{scope}.json",
+                    **(alone if scope == "layers" else {}),
+                )  # fmt: skip
         except _FAULTS as error:
             raise QuantizationError(f"onnxruntime can't quantise the model: {error}") from error
         return path
@@ -113,10 +105,10 @@ class QDQModels:
         compared, pairs = _side_by_side(onnx.load(self.prepared), onnx.load(quantized), self.layers)
         path = self._folder / "compared.onnx"
         onnx.save(compared, path)
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options = _runtime.SessionOptions()
+        options.graph_optimization_level = _runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        session = _runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         wanted = [name for pair in pairs.values() for name in pair]
         sums = np.zeros((len(pairs), 2))
         for sample in samples:
