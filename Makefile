@@ -4,7 +4,7 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint wheel conformance fuzz proof bench clean
+.PHONY: demo test check lint linked docs wheel conformance fuzz proof bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -17,14 +17,20 @@ test: $(VENV)/.installed
 check: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
-# The type checker follows no package mapping and no linked folders: it reads the package as it will be installed, from
-# links to the files.
-lint: $(VENV)/.installed
+# The type checker follows no package mapping and no linked folders: it reads the linked package.
+lint: $(VENV)/.installed linked
 	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+
+# The package as it will be installed, from links to the files.
+linked:
 	rm -rf build/typecheck && mkdir -p build/typecheck/relayc
 	cp -rs $(CURDIR)/relayc/. build/typecheck/relayc
 	cp -rs $(addprefix $(CURDIR)/,te backend topi relay frontends) build/typecheck/relayc
-	$(BIN)/basedpyright
+
+# The documentation as a site, in build/site.
+docs: $(VENV)/.docs linked
+	$(BIN)/mkdocs build --strict --quiet
 
 # The wheel, tried in environments of its own: beside packages named like the folders, and with the runtime alone.
 wheel: $(VENV)/.installed
@@ -59,6 +65,10 @@ $(VENV)/.installed: pyproject.toml setup.py
 
 $(VENV)/.bench: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
 	touch $@
 
 clean:

@@ -3,6 +3,7 @@
     python examples/torch_compile.py
 """
 
+# needs torch: pip install 'relayc[torch]'
 from __future__ import annotations
 
 import tempfile

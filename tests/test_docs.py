@@ -1,7 +1,9 @@
 """The documentation runs: code blocks are executed, and what a block prints is what the page says.
 
 A ```python block is run; a ```text block that follows one at once must be what it printed. The blocks of a page share
-their variables. `pytest tests/test_docs.py --update-docs` writes the printed text into the pages.
+their variables. A page with a comment `<!-- needs PACKAGE: COMMAND -->`, or an example with `# needs PACKAGE: COMMAND`,
+is skipped where the package is not installed.
+`pytest tests/test_docs.py --update-docs` writes the printed text into the pages.
 """
 
 from __future__ import annotations
@@ -23,11 +25,10 @@ from relayc.te.ir import PassContext
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-NEEDS = {"docs/from_torch.md": "torch", "examples/torch_compile.py": "torch"}
-"""Pages and examples that need a package which the tests do without."""
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n*^```text\n(?P<text>.*?)^```\n)?", re.M | re.S)
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+NEEDS = re.compile(r"^(?:<!--|#) needs (\w+): (.+?)(?: -->)?$", re.M)
 PATH = re.compile(r"`((?:te|backend|topi|relay|frontends|tests|docs|examples|benchmarks)/[\w./]+)`")
 INLINE = re.compile(r"`([^`\n]+)`")
 NAME = re.compile(r"""(?<![\w./"'-])((?:relayc|te|backend|topi|relay|frontends)(?:\.[A-Za-z_]\w*)+)(?![\w/])""")
@@ -39,9 +40,8 @@ def relative(path: Path) -> str:
 
 def skip_without_packages(path: Path) -> None:
     """Skip what needs a package that is not installed."""
-    package = NEEDS.get(relative(path))
-    if package is not None:
-        pytest.importorskip(package, reason=f"needs {package}: pip install 'relayc[{package}]'")
+    for package, command in NEEDS.findall(path.read_text()):
+        pytest.importorskip(package, reason=f"needs {package}: {command}")
 
 
 def run_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -26,7 +26,10 @@ THIRD_PARTY = {
     "llvmlite": ("backend/llvm",),
     "cuda": ("backend/cuda",),
     "networkx": ("relay",),
-    "onnx": ("frontends/onnx", "frontends/model_parts.py", "relayc/cli", "relayc/onnxruntime", "relayc/torch"),
+    "onnx": (
+        "frontends/onnx", "frontends/model_parts.py", "relayc/cli", "relayc/onnxruntime", "relayc/quantization",
+        "relayc/torch",
+    ),
     "torch": ("relayc/torch",),
     "google": ("frontends/onnx",),  # protobuf's errors, which parsing a model raises
     "typer": ("relayc/cli",),

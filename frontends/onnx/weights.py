@@ -62,7 +62,7 @@ class WeightFile:
         return found.st_size, found.st_mtime_ns
 
     def read(self, begin: int, into: np.ndarray) -> None:
-        """See `WeightSource`."""
+        """Fill a contiguous uint8 array with the bytes from `begin` on (`WeightSource.read`)."""
         try:
             while len(into):
                 count = os.preadv(self._descriptor, [into.data], begin)
@@ -76,7 +76,7 @@ class WeightFile:
             raise fault(self._name, problem, remedy="import the model again") from error
 
     def sample(self, begin: int, size: int) -> Hashable:
-        """See `WeightSource`."""
+        """A cheap value that is equal for equal bytes (`WeightSource.sample`)."""
         return _sample(self, begin, size)
 
 
@@ -87,11 +87,11 @@ class WeightBytes:
         self._data = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
 
     def read(self, begin: int, into: np.ndarray) -> None:
-        """See `WeightSource`."""
+        """Fill a contiguous uint8 array with the bytes from `begin` on (`WeightSource.read`)."""
         into[:] = self._data[begin : begin + len(into)]
 
     def sample(self, begin: int, size: int) -> Hashable:
-        """See `WeightSource`."""
+        """A cheap value that is equal for equal bytes (`WeightSource.sample`)."""
         return _sample(self, begin, size)
 
 
@@ -111,7 +111,7 @@ class WeightMessage:
         """bytes to read before the copy is dropped"""
 
     def read(self, begin: int, into: np.ndarray) -> None:
-        """See `WeightSource`."""
+        """Fill a contiguous uint8 array with the bytes from `begin` on (`WeightSource.read`)."""
         with self._lock:
             data = self._data = self._copied() if self._data is None else self._data
             self._left -= len(into)

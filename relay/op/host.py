@@ -74,6 +74,6 @@ class OnHost(HostOperator):
         return self.results[0] if len(self.results) == 1 else TupleType(self.results)
 
     def reference(self, *arrays: Array) -> Any:
-        """Of an operator on numbers: strings, which are encoded, need the executor's table."""
+        """The result in numpy, of operators on numbers: encoded strings need the executor's table."""
         action = HOST_ACTIONS[self.operator.action]
         return super().reference(*arrays) if "t" in action.takes + action.returns else self.operator.reference(*arrays)

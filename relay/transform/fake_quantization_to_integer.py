@@ -228,8 +228,11 @@ class _Rewriter:
             return flipped(make_call(concatenated.operator, unsigned, concatenated.span))
         return make_call(concatenated.operator, integers, concatenated.span)
 
-    def _in_units(self, e: Expr, scale: float, into: _Quantized, shared: Sharing) -> _Units | None:
-        """`e` over `scale`, computed without a division; None if it is not computed from quantised values."""
+    def _in_units(self, e: Expr, scale: float, into: _Quantized | None, shared: Sharing) -> _Units | None:
+        """`e` over `scale`, computed without a division; None if it is not computed from quantised values.
+
+        `into` is the type whose saturation clips the values of `e`; None where they are summed with others before.
+        """
         if id(e) in self.products:
             return _product_in_units(self.products[id(e)], scale)
         if isinstance(e, Constant):
@@ -244,12 +247,13 @@ class _Rewriter:
             return None
         if is_call_of(e, "multiply"):
             return self._multiple_in_units(e, scale, into, shared)
-        parts = [self._in_units(a, scale, into, shared) for a in e.args] if _is_understood(e) else [None]
+        clipped = None if is_call_of(e, "add", "subtract", *_LINEAR) else into
+        parts = [self._in_units(a, scale, clipped, shared) for a in e.args] if _is_understood(e) else [None]
         if None in parts or all(isinstance(a, Constant) for a in e.args):
             return None
         return _applied(e, [p for p in parts if p is not None], scale, into)
 
-    def _multiple_in_units(self, e: Call, scale: float, into: _Quantized, shared: Sharing) -> _Units | None:
+    def _multiple_in_units(self, e: Call, scale: float, into: _Quantized | None, shared: Sharing) -> _Units | None:
         """An expression multiplied by a positive number."""
         for factor, other in (e.args, e.args[::-1]):
             value = factor
@@ -299,14 +303,15 @@ def _pads_with_zero(e: Call) -> bool:
     return isinstance(e.op, Pad) and (e.op.pad_mode != "constant" or e.op.pad_value == 0)
 
 
-def _applied(e: Call, parts: Sequence[_Units], scale: float, into: _Quantized) -> _Units:
+def _applied(e: Call, parts: Sequence[_Units], scale: float, into: _Quantized | None) -> _Units:
     """The operator of `e` applied to operands in units of `scale`."""
     values = [p.value for p in parts]
     if is_call_of(e, "nn.relu"):
-        return parts[0] if into.saturates(0.0, None) else _Units(make_call("nn.relu", values, e.span), parts[0].bound)
+        saturated = into is not None and into.saturates(0.0, None)
+        return parts[0] if saturated else _Units(make_call("nn.relu", values, e.span), parts[0].bound)
     if isinstance(e.op, Clip):
         low, high = (None if limit is None else limit / scale for limit in (e.op.a_min, e.op.a_max))
-        if into.saturates(low, high):
+        if into is not None and into.saturates(low, high):
             return parts[0]
         bound = max(parts[0].bound, *[abs(limit) for limit in (low, high) if limit is not None])
         return _Units(elementwise.clip(values[0], low, high), bound)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from relayc.cli import building, generating, inspecting, running, serving
+from relayc.cli import building, generating, inspecting, quantizing, running, serving
 from relayc.cli.console import settings
 
 __all__ = ["app"]
@@ -51,6 +51,7 @@ for name, command in (
     ("bench", running.bench),
     ("profile", running.profile),
     ("tune", building.tune),
+    ("quantize", quantizing.quantize),
     ("show", inspecting.show),
     ("serve", serving.serve),
     ("verify", inspecting.verify),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +19,7 @@ from relayc.backend.runtime.strings import as_strings
 
 __all__ = [
     "Build", "Emit", "Form", "Precision", "UsageError", "WeightsPlace", "check_writable", "fill_inputs", "parse_caches",
-    "parse_shapes", "read_inputs", "resolved", "typed", "write_archive",
+    "parse_shapes", "read_inputs", "require_values", "resolved", "typed", "write_archive",
 ]  # fmt: skip
 
 Shapes = dict[str, tuple[int | str, ...] | int]
@@ -242,18 +242,25 @@ def fill_inputs(
     strings "1" and the empty one).
     Raises `UsageError` for unknown names and for inputs without a value.
     """
-    known = ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in wanted.items())
+    require_values(wanted, passed, fill)
+    rng = np.random.default_rng(seed)
+    return {
+        name: passed[name] if name in passed else _filled(shape, dtype, str(fill), rng)
+        for name, (shape, dtype) in wanted.items()
+    }
+
+
+def require_values(
+    wanted: Mapping[str, tuple[Sequence[int | str], str]], passed: Collection[str], fill: str | None
+) -> None:
+    """Raise `UsageError` for passed names that are not `wanted`, and for a wanted one neither passed nor filled."""
+    known = ", ".join(f"{name} {dtype}[{', '.join(map(str, shape))}]" for name, (shape, dtype) in wanted.items())
     for name in passed:
         if name not in wanted:
             raise UsageError(f"the model has no input {name!r}; its inputs are: {known}")
     missing = [name for name in wanted if name not in passed]
     if missing and fill is None:
         raise UsageError(f"no value for {', '.join(missing)}; give --input or --fill random. Inputs are: {known}")
-    rng = np.random.default_rng(seed)
-    return {
-        name: passed[name] if name in passed else _filled(shape, dtype, str(fill), rng)
-        for name, (shape, dtype) in wanted.items()
-    }
 
 
 def _filled(shape: Sequence[int], dtype: str, fill: str, rng: np.random.Generator) -> np.ndarray:

@@ -13,7 +13,7 @@ from relayc.backend.runtime.roofline import roofline_svg
 from relayc.cli.console import Steps, err, guarded, out, print_latency, print_top
 from relayc.cli.inputs import results_of, set_inputs
 from relayc.cli.models import open_model
-from relayc.cli.options import Precision, UsageError, check_writable, write_archive
+from relayc.cli.options import Precision, UsageError, check_writable, parse_shapes, write_archive
 from relayc.cli.parameters import (
     CheckIndices,
     Device,
@@ -54,6 +54,9 @@ def run(
     Example: relayc run resnet50.relayc --input image.npz --print-top 5
     """
     check_writable(output)
+    if not inputs and fill is None and is_onnx(model):
+        check = import_module("relayc.cli.verifying").check_needs_no_input
+        check(model, parse_shapes(shape or []))  # before compiling, which takes seconds
     steps = Steps(quiet=not is_onnx(model))
     compiled = open_model(model, build_options(target, shape, opt_level, precision, None, check_indices), steps)
     executor = executor_for(compiled, device, threads)

@@ -9,13 +9,13 @@ from rich.table import Table
 
 from relayc.backend.target import Target
 from relayc.cli.console import Steps, out
-from relayc.cli.options import Shapes, fill_inputs, read_inputs, resolved, typed
+from relayc.cli.options import Shapes, fill_inputs, read_inputs, require_values, resolved, typed
 from relayc.frontends.onnx.importer import from_onnx
 from relayc.frontends.onnx.verify import Comparison, VerifyReport, verify
 from relayc.relay.type import TensorType
 from relayc.te.ir import PassContext
 
-__all__ = ["verify_model"]
+__all__ = ["check_needs_no_input", "verify_model"]
 
 
 def verify_model(
@@ -45,6 +45,14 @@ def verify_model(
         )
     _print(report, listed)
     return report.agrees
+
+
+def check_needs_no_input(path: Path, shapes: Shapes) -> None:
+    """Raise UsageError, which lists the inputs, for a model that has any."""
+    module, _ = from_onnx(path, shape=shapes)
+    types = {p.name: p.ty for p in module["main"].params}
+    tensors = {name: (_named(ty), str(ty.dtype)) for name, ty in types.items() if isinstance(ty, TensorType)}
+    require_values(tensors, {}, None)
 
 
 def _values(path: Path, inputs: list[str] | None, fill: str, seed: int, shapes: Shapes) -> dict[str, np.ndarray]:

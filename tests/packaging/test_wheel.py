@@ -21,6 +21,8 @@ RUNTIME = ("numpy", "ml_dtypes")
 """What a compiled model needs to run."""
 MOST_MEGABYTES = 100
 """The size limit of the runtime-only environment: relayc, numpy and ml_dtypes, without pip."""
+MOST_WHEEL_MEGABYTES = 3
+"""The size limit of the wheel."""
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 
 
@@ -65,6 +67,10 @@ def project(tmp_path: Path) -> Path:
 def test_it_has_one_top_level_name(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"relayc"}
+
+
+def test_it_is_small(wheel: Path) -> None:
+    assert wheel.stat().st_size < MOST_WHEEL_MEGABYTES * 1e6
 
 
 def test_every_file_of_the_folders_is_in_it(wheel: Path) -> None:

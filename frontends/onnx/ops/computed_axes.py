@@ -15,7 +15,7 @@ _END = np.iinfo(np.int64).max
 
 
 def _matches(node: OnnxNode, index: int, rank: int) -> Expr:
-    """Which of the axes in input `index` (rows) are which of `rank` axes (columns)."""
+    """A matrix of bools: is the axis in input `index` (a row) the axis of that number (one of `rank` columns)?"""
     axes = op.reshape(op.cast(node[index], "int64"), (-1,))
     axes = op.where(op.less(axes, const(0, "int64")), op.add(axes, const(rank, "int64")), axes)
     return op.equal(op.expand_dims(axes, 1), Constant(np.arange(rank)))

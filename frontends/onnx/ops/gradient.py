@@ -15,7 +15,7 @@ from relayc.relay.transform.gradient import adjoints
 
 @converter("Gradient", domain="ai.onnx.preview.training")
 def gradient(node: OnnxNode) -> Sequence[Expr | None]:
-    """Of the operators with a gradient rule: the usual ones of networks, but for control flow and fused recurrences."""
+    """Operators with a gradient rule: the usual ones of networks, but for control flow and fused recurrences."""
     targets = node.attr_strs("xs")
     values = node.all_inputs(len(targets))
     if len(values) != len(targets) + len(node.attr_strs("zs", ())):

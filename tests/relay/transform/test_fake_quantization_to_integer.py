@@ -137,6 +137,19 @@ def test_sums_of_two_tensors_and_means():
     assert count_operators(check(requantised(op.reshape(mean, (1, 80)), 0.017171, 120), z))["divide"] == 0
 
 
+@pytest.mark.parametrize("clipped", [nn.relu, lambda e: op.clip(e, 0.0, 1.0)], ids=["relu", "clip"])
+@pytest.mark.parametrize("join", ["mean", "avg_pool", "add", "subtract"])
+def test_activations_before_a_sum_are_not_left_to_its_saturation(clipped, join):
+    (x, a), (y, b) = data((1, 12, 6, 6)), data((1, 160, 6, 6), name="y")
+    active = clipped(nn.conv2d(a, weights((160, 12, 3, 3)), padding=(1, 1)))
+    if join == "mean":
+        check(requantised(op.mean(active, axis=(2, 3)), 2 / 255, 0), x)
+    elif join == "avg_pool":
+        check(requantised(nn.avg_pool2d(active, (2, 2), (2, 2)), 2 / 255, 0), x)
+    else:
+        check(requantised(op.add(active, b) if join == "add" else op.subtract(b, active), 0.0117171, 0), x, y)
+
+
 def test_data_movement_and_maxima_work_on_quantised_values():
     x, real = data((1, 6, 8, 8))
     pooled = nn.max_pool2d(real, (3, 3), strides=(2, 2), padding=(1, 1))
