@@ -25,7 +25,7 @@ class VisionTransformer(torch.nn.Module):
         self.patches = torch.nn.Conv2d(3, width, kernel_size=8, stride=8)
         self.positions = torch.nn.Parameter(torch.randn(1, 64, width) / 50)
         layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, activation="gelu", batch_first=True)
-        self.layers = torch.nn.Sequential(layer, *[type(layer)(width, 4, 4 * width, batch_first=True) for _ in range(2)])
+        self.layers = torch.nn.TransformerEncoder(layer, num_layers=3)
         self.classes = torch.nn.Linear(width, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

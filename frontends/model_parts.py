@@ -1,4 +1,4 @@
-"""`ModelParts`: a model in memory whose weights are not in its message, and its making from a program that torch exports.
+"""`ModelParts`: a model in memory whose weights are not in its message, made from a program that torch exports.
 
 A message holds a copy of every weight, and 2 GiB at most. Exporters have the weights in memory as arrays already.
 """
@@ -68,10 +68,11 @@ def model_parts(model: object) -> ModelParts | None:
     if ir is None or not isinstance(found, ir.Model):
         return None
     small = found.clone()
-    weights = {name: value.const_value for name, value in found.graph.initializers.items()}
-    weights = {name: tensor for name, tensor in weights.items() if tensor is not None and tensor.dtype != ir.DataType.STRING}
+    values = {name: value.const_value for name, value in found.graph.initializers.items()}
+    weights = {name: t for name, t in values.items() if t is not None and t.dtype != ir.DataType.STRING}
     for name, tensor in weights.items():
-        small.graph.initializers[name].const_value = ir.ExternalTensor("", 0, 0, tensor.dtype, shape=tensor.shape, name=name)
+        elsewhere = ir.ExternalTensor("", 0, 0, tensor.dtype, shape=tensor.shape, name=name)
+        small.graph.initializers[name].const_value = elsewhere
     proto = ir.to_proto(small)
     for initializer in proto.graph.initializer:
         if initializer.name in weights:

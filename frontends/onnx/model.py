@@ -26,7 +26,7 @@ from relayc.frontends.onnx.weights import RawData, StoredBytes, WeightBytes
 __all__ = ["NEWEST_OPSET", "Model", "ModelSource", "load", "opset_table"]
 
 ModelSource = ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str] | OnnxProgram | ModelParts
-"""A model as a message, as the bytes of its file, as the path of it, as torch exports it, or as a message and weights."""
+"""A model as a message, as the bytes or the path of its file, as torch exports it, or as a message and weights."""
 
 NEWEST_OPSET = 28
 """The newest supported opset of the default domain."""

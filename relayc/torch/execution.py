@@ -96,7 +96,8 @@ def _with_constants(proto: ModelProto, bound: dict[int, torch.Tensor]) -> ModelP
     for number, tensor in sorted(bound.items(), reverse=True):
         value = proto.graph.input[number]
         del made.graph.input[number]
-        initializer = made.graph.initializer.add(name=value.name, data_type=value.type.tensor_type.elem_type, raw_data=b"")
+        kind = value.type.tensor_type.elem_type
+        initializer = made.graph.initializer.add(name=value.name, data_type=kind, raw_data=b"")
         initializer.dims.extend(tensor.shape)
         weights[value.name] = bytes_of(tensor)
     return ModelParts(made, weights)
