@@ -11,6 +11,7 @@ import uvicorn
 
 from relayc.server.app import Service
 from relayc.server.bodies import Limits
+from relayc.server.connections import timed_protocol
 from relayc.server.repository import Repository
 
 __all__ = ["serve"]
@@ -42,7 +43,7 @@ def serve(
         server_header=False,
         ws="none",
         lifespan="on",
-        http="h11",  # httptools sets no limit to headers
+        http=timed_protocol(limits.timeout),
         limit_concurrency=limits.connections,
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=math.ceil(limits.drain),
