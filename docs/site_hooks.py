@@ -58,7 +58,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for picture in sorted((ROOT / PICTURES).iterdir()):
         files.append(File.generated(config, f"pictures/{picture.name}", abs_src_path=str(picture)))
     for name in _namespaces():
-        files.append(File.generated(config, _reference_page(name), content=_reference(import_module(name))))
+        files.append(File.generated(config, _reference_page(name), content=_reference(name)))
     return files
 
 
@@ -93,8 +93,15 @@ def _reference_page(namespace: str) -> str:
     return f"reference/{namespace}.md"
 
 
-def _reference(module: ModuleType) -> str:
-    """The page of a module: its docstring, and its public classes and functions."""
+def _reference(name: str) -> str:
+    """The page of a module: its docstring, and its public classes and functions.
+
+    Of a module that needs packages which are not installed, it is what mkdocstrings reads from the source.
+    """
+    try:
+        module = import_module(name)
+    except ImportError:
+        return f"# {name}\n\n::: {name}\n    options:\n      show_root_heading: false\n"
     head = f"# {module.__name__}\n\n{inspect.getdoc(module) or ''}\n"
     return "\n".join([head, *(_entry(name, thing) for name, thing in _public(module))])
 
@@ -110,7 +117,10 @@ def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
     """The classes and functions of the project that a module offers, each once, by the names they were defined with."""
     found: dict[str, Any] = {}
     for name in sorted(getattr(module, "__all__", None) or dir(module)):
-        thing: Any = getattr(module, name)
+        try:
+            thing: Any = getattr(module, name)
+        except ImportError:  # a name that is imported when it is used, and needs a package that is not installed
+            continue
         is_definition = inspect.isclass(thing) or inspect.isfunction(thing)
         if is_definition and not name.startswith("_") and thing.__module__.startswith("relayc"):
             found.setdefault(thing.__name__, thing)
