@@ -102,9 +102,17 @@ def test_names_of_ours_on_a_page_exist(page):
 
 
 def is_there(parts: list[str]) -> bool:
-    """Does the dotted name lead to a module, or to something inside of one?"""
+    """Does the dotted name lead to a module, or to something inside of one?
+
+    What needs an optional package that is not installed is taken to be there.
+    """
     for at in range(len(parts), -1, -1):
-        with contextlib.suppress(ModuleNotFoundError, AttributeError):
+        try:
             reduce(getattr, parts[at:], import_module(".".join(("relayc", *parts[:at]))))
             return True
+        except AttributeError:
+            continue
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("relayc"):
+                return True
     return False
