@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from relayc.backend.c_library.naming import quoted, size_code
-from relayc.backend.c_library.shapes import counted, indented, slot_lines, wrapped
+from relayc.backend.c_library.shapes import counted, indented, shape_code, slot_lines, wrapped
+from relayc.backend.runtime.dtype import nbytes as item_bytes
 from relayc.backend.runtime.errors import ModuleError
 from relayc.backend.runtime.execution_plan import Check, IfStep, LoopStep
 from relayc.backend.runtime.frames import WORD_BYTES, FrameLayout
@@ -17,9 +18,6 @@ from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.sizes import Size, variables
 
 __all__ = ["LoopSource"]
-
-_TURNS = "INT64_C(1) << 62"
-
 
 class _Frame:
     """The frame `word` of a graph: that of the body of `loop`, or of a branch if there is none.
@@ -38,7 +36,13 @@ class _Frame:
         inside = [(g, step, i) for step in controls for g, i in _graphs_of(step)]
         self.layout = FrameLayout(len(graph.tensors), len(graph.sizes), len(graph.outputs), len(inside))
         own = {name: f"{word}[{self.layout.sizes + i}]" for i, name in enumerate(graph.sizes)}
+        self.growing = () if loop is None else loop.growing
         self._around, self.names = around, {**around, **own}
+        self.capacities = {
+            name: f"{word}[{self.layout.capacities + graph.sizes.index(name)}]" for name in self.growing
+        }
+        self._room = {**self.names, **self.capacities}
+        """the sizes that memory is laid out for"""
         self.children = [
             (step, _Frame(g, step if isinstance(step, LoopStep) else None, f"{word}_{k}",
                           [self.shape(i) for i in passed], self.names, step.source))
@@ -57,14 +61,18 @@ class _Frame:
     def lines(self, offsets: Mapping[str, int]) -> Iterator[str]:
         """Statements that lay out this frame and those inside: offsets in memory of `end` bytes."""
         graph, layout, word = self.graph, self.layout, self.word
-        yield from self._bound_sizes()
+        if self.growing:  # the arguments are those with which the loop begins
+            yield from ["if (begins) {", *indented(self._bound_sizes()), "}"]
+        else:
+            yield from self._bound_sizes()
+        yield from [f"{c} = size_add(size_mul(room, {self.names[n]}), room - 1);" for n, c in self.capacities.items()]
         for step in graph.steps:
             if isinstance(step, Check):
                 sides = [size_code(side, self.names) for side in (step.left, step.right)]
                 yield f"TRY(check_equal({', '.join(sides)}, {quoted(step.source)}));"
         if slots := [i for i, t in enumerate(graph.tensors) if t.storage == "slot"]:
             yield "{"
-            yield from indented(slot_lines(graph, slots, (), self.names))
+            yield from indented(slot_lines(graph, slots, (), self._room))
             yield f"  place_slots({word}, slots, COUNT(slots), placed, COUNT(placed), &end);"
             yield "}"
         for i, tensor in enumerate(graph.tensors):
@@ -107,7 +115,7 @@ class _Frame:
         return [] if value in (wanted, around) else [f"TRY(check_equal({wanted}, {value}, {quoted(self.source)}));"]
 
     def _placed(self, tensor: int, words: Sequence[int]) -> Iterator[str]:
-        yield counted(self.graph, tensor, self.names, "nbytes")
+        yield counted(self.graph, tensor, self._room, "nbytes")
         for number in words:
             yield f"place_word(&{self.word}[{number}], &end, nbytes);"
 
@@ -120,7 +128,9 @@ class _Frame:
         for k in range(1, 1 + carried):
             yield from self._placed(graph.outputs[k], (layout.results + k, layout.spares + k))
         for taken, given in zip(graph.inputs[2 : 2 + carried], graph.outputs[1 : 1 + carried], strict=True):
-            yield from self._same(self.shape(taken), self.shape(given))
+            dims = zip(graph.tensors[taken].shape, self.shape(taken), self.shape(given), strict=True)
+            kept = [(a, b) for dim, a, b in dims if dim not in self.growing]
+            yield from self._same([a for a, _ in kept], [b for _, b in kept])
 
     def _compared(self, step: IfStep | LoopStep, child: _Frame) -> Iterator[str]:
         """Compare the shapes of a step's outputs with what the graph inside gives, or with what is stacked."""
@@ -171,52 +181,98 @@ class LoopSource:
 
     def functions(self, names: Mapping[str, str]) -> Iterator[str]:
         """The functions that lay out the frames and that run the loop; `names` has all sizes of the graph around."""
-        frames = [*self._frame.all_frames()]
-        pointers = [f"  int64_t *const {f.word} = g->{self.name}_{f.word};" for f in frames]
-        yield f"static int lay_out_{self.name}(struct run *run, {self._struct} *g, int64_t *turns) {{"
-        yield "  int64_t *const s = g->sizes;"
-        yield from pointers
-        yield "  size_t end = 0, nbytes = 0;"
-        yield "  (void)run, (void)s, (void)nbytes;"
-        yield from indented(self._frame.lines(self._offsets))
-        yield f"  TRY(reserve(&g->{self.name}_arena, end));"
-        for frame in frames:
-            yield f"  static const int32_t in_{frame.word}[] = {{"
-            yield from indented(wrapped([str(word) for word in frame.located()] or ["0"], 16), 2)
-            yield "  };"
-            count = f"COUNT(in_{frame.word})" if frame.located() else "0"
-            yield f"  locate({frame.word}, in_{frame.word}, {count}, &g->{self.name}_arena);"
-            yield f"  {frame.word}[{frame.layout.stage}] = 0;"
-            if frame.loop is not None:
-                yield f"  *(uint8_t *)(intptr_t){frame.word}[{frame.graph.inputs[1]}] = 1;"
-        yield "  return MODEL_OK;"
-        yield "}"
+        yield from self._lay_out()
+        if self._step.growing:
+            yield from self._grow()
         yield f"static int {self.name}(struct run *run, {self._struct} *g) {{"
         yield "  int64_t *const s = g->sizes;"
-        yield from pointers[:1]
+        yield f"  int64_t *const frame = g->{self.name}_frame;"
         yield "  (void)s;"
         yield from indented(self._run())
         yield from indented(self._results(names))
         yield "  return MODEL_OK;"
         yield "}"
 
+    def _lay_out(self) -> Iterator[str]:
+        """The function that lays out the frames, with memory for sizes that grow by the factor `room`."""
+        frames = [*self._frame.all_frames()]
+        yield f"static int lay_out_{self.name}(struct run *run, {self._struct} *g, int64_t *turns, int64_t room,"
+        yield "    int begins) {"
+        yield "  int64_t *const s = g->sizes;"
+        yield from [f"  int64_t *const {f.word} = g->{self.name}_{f.word};" for f in frames]
+        yield "  size_t end = 0, nbytes = 0;"
+        yield "  (void)run, (void)s, (void)nbytes, (void)room, (void)begins;"
+        yield from indented(self._frame.lines(self._offsets))
+        yield f"  TRY(reserve(&g->{self.name}_arena, end));"
+        for frame in frames:
+            words = frame.located()
+            if words:
+                yield f"  static const int32_t in_{frame.word}[] = {{"
+                yield from indented(wrapped([str(word) for word in words], 16), 2)
+                yield "  };"
+                yield f"  locate({frame.word}, in_{frame.word}, COUNT(in_{frame.word}), &g->{self.name}_arena);"
+            yield f"  {frame.word}[{frame.layout.stage}] = 0;"
+            if frame.loop is not None:
+                yield f"  *(uint8_t *)(intptr_t){frame.word}[{frame.graph.inputs[1]}] = 1;"
+        yield "  return MODEL_OK;"
+        yield "}"
+
+    def _grow(self) -> Iterator[str]:
+        """The function that moves the carried values to memory with room for larger ones, if they need it."""
+        step, body, layout = self._step, self._step.graph, self._frame.layout
+        arena = f"g->{self.name}_arena"
+        outgrown = [f"{self._frame.names[name]} > {c}" for name, c in self._frame.capacities.items()]
+        yield f"static int grow_{self.name}(struct run *run, void *graph, struct loop *loop) {{"
+        yield f"  {self._struct} *g = graph;"
+        yield "  int64_t *const frame = loop->frame;"
+        yield f"  if (!({' || '.join(outgrown)})) return MODEL_OK;"
+        yield "  int64_t done = *(int64_t *)(intptr_t)frame[loop->iteration_word];"
+        for k in range(len(step.carried)):
+            yield f"  int64_t from_{k} = frame[{body.inputs[2 + k]}];"
+            yield f"  int is_moved_{k} = from_{k} == frame[{layout.spares + 1 + k}];"
+        yield f"  struct memory before = {arena};"
+        yield f"  {arena} = (struct memory){{0}};"
+        yield f"  int status = lay_out_{self.name}(run, g, &loop->turns, 2, 0);"
+        yield f"  if (status != MODEL_OK) status = lay_out_{self.name}(run, g, &loop->turns, 1, 0);"
+        yield "  size_t nbytes;"
+        for k in range(len(step.carried)):
+            number, spare = body.inputs[2 + k], layout.spares + 1 + k
+            yield f"  if (status == MODEL_OK && is_moved_{k}) {{"
+            tensor = body.tensors[number]
+            dims = shape_code(tensor.shape, self._frame.names)
+            yield f"    frame[{number}] = frame[{spare}];"
+            yield f"    status = count_bytes({dims}, {len(tensor.shape)}, {item_bytes(tensor.dtype, 1)}, &nbytes);"
+            copy = f"memcpy((void *)(intptr_t)frame[{spare}], (void *)(intptr_t)from_{k}, nbytes)"
+            yield f"    if (status == MODEL_OK) {copy};"
+            yield "  }"
+        yield "  release(&before);"
+        yield "  if (status == MODEL_OK) *(int64_t *)(intptr_t)frame[loop->iteration_word] = done;"
+        yield "  return status;"
+        yield "}"
+
     def _run(self) -> Iterator[str]:
         """Statements that run the loop and set `iterations`."""
         step, body, layout = self._step, self._step.graph, self._frame.layout
-        yield f"int64_t trips = *(const int64_t *)g->tensors[{step.trips}], iterations = 0, turns = {_TURNS};"
+        yield f"const int64_t trips = *(const int64_t *)g->tensors[{step.trips}];"
+        yield "int64_t iterations = 0;"
         yield f"if (trips > 0 && *(const uint8_t *)g->tensors[{step.condition}]) {{"
-        yield f"  TRY(lay_out_{self.name}(run, g, &turns));"
+        grow = f"grow_{self.name}" if step.growing else "NULL"
+        words = f"{body.inputs[0]}, {layout.limit}"
+        yield f"  struct stack stacks[{len(self._stacked) + 1}] = {{{{0}}}};"
+        yield f"  struct loop loop = {{{step.entry}, frame, {words}, trips, 0, stacks, {len(self._stacked)}, {grow}}};"
+        if step.growing:
+            yield f"  if (lay_out_{self.name}(run, g, &loop.turns, 2, 1) != MODEL_OK)"
+            yield f"    TRY(lay_out_{self.name}(run, g, &loop.turns, 1, 1));"
+        else:
+            yield f"  TRY(lay_out_{self.name}(run, g, &loop.turns, 1, 1));"
         for number, value in zip(body.inputs[2:], (*step.carried, *step.outside), strict=True):
             yield f"  frame[{number}] = (int64_t)(intptr_t)g->tensors[{value}];"
-        yield f"  struct stack stacks[{len(self._stacked) + 1}] = {{{{0}}}};"
         for n, k in enumerate(self._stacked):
             yield f"  stacks[{n}].memory = &g->{self.name}_stack_{k};"
             yield f"  stacks[{n}].word = &frame[{layout.results + k}];"
             yield "  " + counted(body, body.outputs[k], self._frame.names, f"stacks[{n}].nbytes")
-        yield f"  int64_t *done = (int64_t *)(intptr_t)frame[{body.inputs[0]}];"
-        arguments = f"{layout.limit}, done, trips, stacks, {len(self._stacked)}"
-        yield f"  TRY(run_loop(run, {step.entry}, frame, {arguments}));"
-        yield "  iterations = *done;"
+        yield "  TRY(run_loop(run, g, &loop));"
+        yield f"  iterations = *(int64_t *)(intptr_t)frame[{body.inputs[0]}];"
         yield "}"
 
     def _results(self, names: Mapping[str, str]) -> Iterator[str]:
@@ -227,6 +283,9 @@ class LoopSource:
             last = f"(void *)(intptr_t)frame[{body.inputs[2 + k]}]"
             yield f"g->tensors[{output}] = iterations ? {last} : g->tensors[{begin}];"
             values = [size_code(d, names) for d in self._graph.tensors[begin].shape]
+            if step.growing:
+                ends = self._frame.shape(body.inputs[2 + k])
+                values = [a if a == b else f"(iterations ? {b} : {a})" for a, b in zip(values, ends, strict=True)]
             yield from self._shaped(output, values, names, known, "")
         for k in self._stacked:
             output, memory = step.outputs[k - 1], f"g->{self.name}_stack_{k}"

@@ -176,7 +176,7 @@ class PlanSource(abc.ABC):
         elif isinstance(step, Check):
             sides = f"{self._size(step.left)}, {self._size(step.right)}"
             yield f"  TRY(check_equal({sides}, {quoted(step.source)}));"
-        elif isinstance(step, LoopStep) and step.entry is not None and not step.growing:
+        elif isinstance(step, LoopStep) and step.entry is not None:
             yield from self._loop(step, step.entry)
         elif isinstance(step, IfStep):
             yield from self._branch(step)
@@ -322,4 +322,4 @@ def _kind(step: LoopStep | SequenceStep | HostStep) -> str:
         return f"the host operation {step.action!r}"
     if isinstance(step, SequenceStep):
         return f"the sequence operation {step.action!r}"
-    return "a loop of values that grow" if step.growing else "a loop that is not one compiled function"
+    return "a loop that is not one compiled function"

@@ -376,23 +376,39 @@ static int64_t first_room(const struct stack *stack, int64_t trips) {
   return size_min(size_max(room, 1), trips);
 }
 
-/* Runs a loop whose frame is laid out, at most `trips` > 0 times; its iterations end at the limit in `limit_word`. */
-__attribute__((unused)) static int run_loop(struct run *run, void (*entry)(struct call_context *, int64_t *),
-                                            int64_t *frame, int32_t limit_word, int64_t *done, int64_t trips,
-                                            struct stack *stacks, int32_t stack_count) {
-  int64_t limit = trips;
-  for (int32_t k = 0; k < stack_count; ++k) {
-    TRY(make_room(&stacks[k], 0, first_room(&stacks[k], trips)));
-    limit = size_min(limit, stacks[k].room);
+/* A loop with a compiled function: a call of it runs iterations until their number reaches the limit, or, where sizes
+ * grow, until one is larger than its capacity. The words of the frame hold the address of that number, and the limit. */
+struct loop {
+  void (*entry)(struct call_context *, int64_t *);
+  int64_t *frame;
+  int32_t iteration_word, limit_word;
+  int64_t trips, turns; /* compiled code counts the turns down, and returns where none are left */
+  struct stack *stacks;
+  int32_t stack_count;
+  int (*grow)(struct run *, void *, struct loop *); /* NULL where no size grows */
+};
+
+/* Runs a loop whose frame is laid out, at most `trips` > 0 times; `graph` is the struct of the graph around. */
+__attribute__((unused)) static int run_loop(struct run *run, void *graph, struct loop *loop) {
+  int64_t limit = loop->trips;
+  for (int32_t k = 0; k < loop->stack_count; ++k) {
+    TRY(make_room(&loop->stacks[k], 0, first_room(&loop->stacks[k], loop->trips)));
+    limit = size_min(limit, loop->stacks[k].room);
   }
-  *done = 0;
+  *(int64_t *)(intptr_t)loop->frame[loop->iteration_word] = 0;
   for (;;) {
-    frame[limit_word] = limit;
-    entry(&run->call, frame);
+    int64_t *at_limit = &loop->frame[loop->limit_word];
+    *at_limit = limit;
+    loop->turns = INT64_C(1) << 62;
+    loop->entry(&run->call, loop->frame);
     TRY(check_call(run));
-    if (frame[limit_word] < limit || limit == trips) return MODEL_OK; /* by its condition, or all trips */
-    int64_t next = size_min(trips, size_mul(limit, 2));
-    for (int32_t k = 0; k < stack_count; ++k) TRY(make_room(&stacks[k], limit, size_mul(limit, 2)));
-    limit = next;
+    int has_ended = *(int64_t *)(intptr_t)loop->frame[loop->iteration_word] >= *at_limit;
+    if (has_ended && (*at_limit < limit || limit == loop->trips)) return MODEL_OK; /* by its condition, or all trips */
+    if (loop->grow) TRY(loop->grow(run, graph, loop));
+    if (has_ended) {
+      int64_t room = size_mul(limit, 2);
+      for (int32_t k = 0; k < loop->stack_count; ++k) TRY(make_room(&loop->stacks[k], limit, room));
+      limit = size_min(loop->trips, room);
+    }
   }
 }

@@ -122,6 +122,23 @@ MODELS: dict[str, Model] = {
         lambda rng: [{"n": np.int64(n), "x": floats(rng, 4, 4)} for n in (5, 0, 30000, 1)],
         lambda rng: {"w": floats(rng, 4, 4)},
     ),
+    "a loop of values that grow": Model(
+        """growth (int64 n, float[p,2] x, float[2] w) => (float[m,2] y, float[2] z, float[k,2] all) {
+          yes = Constant <value = bool {1}> ()
+          y, z, all = Loop (n, yes, x, w) <body = step (int64 i, bool go, float[a,2] u, float[2] v)
+            => (bool goes_on, float[b,2] t, float[2] r, float[2] q) {
+              goes_on = Identity (go)
+              total = ReduceSum <keepdims = 0> (u, first)
+              r = Sin (total)
+              q = Add (r, v)
+              row = Unsqueeze (q, first)
+              t = Concat <axis = 0> (u, row)
+            }>
+        }""",
+        lambda rng: [{"n": np.int64(n), "x": floats(rng, p, 2), "w": floats(rng, 2)}
+                     for n, p in ((3, 3), (100, 1), (0, 2), (40, 0), (1, 5))],
+        lambda rng: {"first": np.array([0])},
+    ),
     "branches": Model(
         """chosen (bool c, bool d, float[n,4] x) => (float[m,4] y, float[n,4] z, float[n,4] same) {
           y, z, same = If (c) <
