@@ -114,7 +114,12 @@ def _entry(name: str, thing: Any) -> str:
 
 
 def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """The classes and functions of the project that a module offers, each once, by the names they were defined with."""
+    """The classes and functions of the project that a module offers, each once, by the names they were defined with.
+
+    What a module inside of it offers, too, is on that module's page.
+    """
+    inner = [import_module(name) for name in NAMESPACES if name.startswith(f"{module.__name__}.")]
+    elsewhere = {id(thing) for each in inner for _, thing in _public(each)}
     found: dict[str, Any] = {}
     for name in sorted(getattr(module, "__all__", None) or dir(module)):
         try:
@@ -122,6 +127,7 @@ def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
         except ImportError:  # a name that is imported when it is used, and needs a package that is not installed
             continue
         is_definition = inspect.isclass(thing) or inspect.isfunction(thing)
-        if is_definition and not name.startswith("_") and thing.__module__.startswith("relayc"):
+        is_shown = is_definition and not name.startswith("_") and id(thing) not in elsewhere
+        if is_shown and thing.__module__.startswith("relayc"):
             found.setdefault(thing.__name__, thing)
     yield from found.items()
