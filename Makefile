@@ -4,7 +4,7 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint linked docs wheel conformance fuzz proof bench clean
+.PHONY: demo test check torch lint linked docs wheel conformance fuzz proof bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -16,6 +16,12 @@ test: $(VENV)/.installed
 # Its fast core.
 check: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+
+# The tests of the interface for PyTorch, with torch in an environment of its own, and its types.
+torch: $(VENV)-torch/.installed linked
+	$(VENV)-torch/bin/python -m pytest -n $(JOBS) tests/torch tests/test_docs.py -k "torch"
+	sed '/^ignore = .*torch/d' pyproject.toml > build/typecheck/pyproject.toml
+	$(VENV)-torch/bin/basedpyright --project build/typecheck/pyproject.toml build/typecheck/relayc/torch
 
 # The type checker follows no package mapping and no linked folders: it reads the linked package.
 lint: $(VENV)/.installed linked
@@ -61,6 +67,11 @@ bench: $(VENV)/.bench
 $(VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+$(VENV)-torch/.installed: pyproject.toml setup.py
+	$(PYTHON) -m venv $(VENV)-torch
+	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,torch]' transformers
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.installed

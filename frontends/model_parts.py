@@ -64,7 +64,7 @@ def model_parts(model: object) -> ModelParts | None:
     if isinstance(model, ModelParts):
         return model
     ir: Any = sys.modules.get("onnx_ir")  # imported already, if the model is one of its
-    found = getattr(model, "model", model)
+    found: Any = getattr(model, "model", model)
     if ir is None or not isinstance(found, ir.Model):
         return None
     small = found.clone()

@@ -73,7 +73,7 @@ def load(model: ModelSource) -> Model:
             f"from_onnx got a {kind}; expected a path, a ModelProto, an ONNXProgram or the bytes of a model file"
         )
     proto = with_names_as_text(parts.proto)
-    raw_data = {name: StoredBytes(WeightBytes(data), 0, data.size) for name, data in parts.data().items()}
+    raw_data: RawData = {name: StoredBytes(WeightBytes(data), 0, data.size) for name, data in parts.data().items()}
     return _checked(proto, proto.graph.name or "model", (), raw_data)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +53,7 @@ class Passed:
 class View:
     """An operator that makes a view of a tensor, and its other arguments."""
 
-    operator: Callable[..., torch.Tensor]
+    operator: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
@@ -199,7 +199,7 @@ def _memory_order(value: Any) -> tuple[int, ...] | None:
     return order if example.permute(order).is_contiguous() else None
 
 
-def _hint(size: int | torch.SymInt) -> int:
+def _hint(size: Any) -> int:
     """A size, of a symbolic one its value in the example: comparing those would add guards."""
     return size if isinstance(size, int) else int(size.node.hint)
 

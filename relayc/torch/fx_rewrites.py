@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.fx import Graph, Node
@@ -58,7 +58,7 @@ def _attention(graph: Graph, node: Node) -> None:
         _replace(graph, user, aten.scaled_dot_product_attention.default, tensors, passed)
 
 
-def _calls(node: Any, target: Callable[..., Any]) -> bool:
+def _calls(node: object, target: object) -> TypeGuard[Node]:
     return isinstance(node, Node) and node.target is target
 
 
