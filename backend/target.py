@@ -178,6 +178,8 @@ _PROVIDERS = {
     "llvm": "relayc.backend.llvm.target",
 }
 """Kind -> module that registers it when imported, for the built-in kinds, at first use."""
+_HARDWARE = {"cpu": "llvm", "x86": "llvm", "x86_64": "llvm", "host": "llvm", "gpu": "cuda", "nvidia": "cuda"}
+"""Names of hardware that users may take for kinds, for errors: the kind that compiles for it."""
 
 
 def register_target_kind(name: str, device: str) -> TargetKind:
@@ -207,7 +209,7 @@ def target_kind(name: str) -> TargetKind:
         except ImportError as error:
             raise TargetError(f"target kind {name!r} can't be used here: {error}") from error
     if name not in _kinds:
-        close = difflib.get_close_matches(name, list_target_kinds(), n=1)
+        close = [_HARDWARE[name]] if name in _HARDWARE else difflib.get_close_matches(name, list_target_kinds(), n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise TargetError(f"unknown target kind {name!r}{hint}; known are: {', '.join(list_target_kinds())}")
     return _kinds[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from relayc.relay import analysis as analysis, op as op, transform as transform
 from relayc.relay.errors import (
@@ -32,6 +32,7 @@ from relayc.relay.op import *
 from relayc.relay.op import nn as nn
 from relayc.relay.parser import fromtext as fromtext, parse as parse
 from relayc.relay.printer import astext as astext
+from relayc.relay.sizes import unknown_size
 from relayc.relay.type import (
     FuncType as FuncType,
     TensorType as TensorType,
@@ -41,11 +42,14 @@ from relayc.relay.type import (
 )
 from relayc.te.ir import IRModule as IRModule, Span as Span
 
+Any = unknown_size
+"""TVM's name for it"""
+
 if TYPE_CHECKING:
     from relayc.relay.tuning import tune as tune
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """`tune`, imported on first use: a build does not need the tuner."""
     if name != "tune":
         raise AttributeError(f"module 'relayc.relay' has no attribute {name!r}")

@@ -26,10 +26,17 @@ from relayc.te.tir.substitute import substitute
 __all__ = [
     "LIKELY_SIDE", "Assumptions", "add_sizes", "assuming", "dims_equal", "dims_match", "evaluate", "floor_divide",
     "is_one", "likely", "may_be_one", "normal", "one_or", "product", "quotient", "size_from_json", "size_variables",
+    "unknown_size",
 ]  # fmt: skip
 
 _serials = count()
+_unknown = count()
 _lock = threading.RLock()
+
+
+def unknown_size() -> SizeVar:
+    """A dimension whose size is known at run time only, equal to no other (TVM: `relay.Any`)."""
+    return SizeVar(f"any_{next(_unknown)}")
 
 
 class _Sizes(IndexMath):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT
 from relayc.backend.runtime.dtype import data_type, to_numpy
 from relayc.backend.runtime.errors import ArgumentError, SizeMismatchError
 from relayc.backend.runtime.graph import GraphTensor
@@ -20,7 +21,7 @@ from relayc.backend.runtime.ndarray import NDArray, empty, from_dlpack
 from relayc.backend.runtime.sequences import ArraySequence
 from relayc.backend.runtime.strings import as_strings
 
-__all__ = ["as_argument", "as_sequence", "as_string_arrays", "check_type"]
+__all__ = ["array_of", "as_argument", "as_sequence", "as_string_arrays", "check_placement", "check_type"]
 
 
 def as_argument(tensor: GraphTensor, value: Any, model: str) -> Any:
@@ -28,12 +29,11 @@ def as_argument(tensor: GraphTensor, value: Any, model: str) -> Any:
     if isinstance(value, (NDArray, np.ndarray)):
         return value
     if not hasattr(value, "__dlpack__"):
-        return _as_array(tensor, value, model)
+        return array_of(value, tensor.dtype, _place(tensor, model))
     try:
-        return from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # of the library that made the array
-        kind = type(value).__name__
-        raise ArgumentError(f"{_place(tensor, model)}: the {kind} can't be exported by DLPack: {error}") from error
+        return from_dlpack(value.detach() if getattr(value, "requires_grad", False) else value)
+    except ArgumentError as error:
+        raise ArgumentError(f"{_place(tensor, model)}: {error}") from error
 
 
 def as_sequence(tensor: GraphTensor, value: Any, model: str, where: Device) -> ArraySequence:
@@ -83,21 +83,35 @@ def check_type(
         )
 
 
-def _as_array(tensor: GraphTensor, value: Any, model: str) -> npt.NDArray[Any]:
-    """Nested lists as an array of the input's type. Raises `ArgumentError` for values that it can't hold."""
-    if value is None:
-        raise ArgumentError(f"{_place(tensor, model)}: got None; expected an array or numbers")
+def check_placement(array: NDArray, where: Device, name: str, remedy: str) -> None:
+    """Raise `ArgumentError` unless compiled code for the device can use the memory as it is: dense and aligned."""
+    misplaced = array.device != where or not array.is_contiguous
+    if misplaced or (array.device.api.addressable and array.handle % ALLOC_ALIGNMENT):
+        raise ArgumentError(
+            f"{name}: memory on {array.device} with strides {array.strides} at {array.handle:#x} can't be used in "
+            f"place; expected contiguous memory on {where} aligned to {ALLOC_ALIGNMENT} bytes. Use {remedy}"
+        )
+
+
+def array_of(value: Any, dtype: str, where: str) -> npt.NDArray[Any]:
+    """Nested lists of numbers as an array of `dtype`. `where` names the value in errors.
+
+    Raises `ArgumentError` for values that the type can't hold, such as floats in a list for integers.
+    """
+    if value is None or isinstance(value, Mapping):
+        got = "None" if value is None else f"a {type(value).__name__}"
+        raise ArgumentError(f"{where}: got {got}; expected an array or numbers")
     try:
         with np.errstate(all="ignore"):
-            items, array = np.asarray(value, dtype=object), np.asarray(value, dtype=to_numpy(tensor.dtype))
+            items, array = np.asarray(value, dtype=object), np.asarray(value, dtype=to_numpy(dtype))
     except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(f"{_place(tensor, model)}: no array of {tensor.dtype}: {error}") from error
-    rank = data_type(tensor.dtype).rank
+        raise ArgumentError(f"{where}: no array of {dtype}: {error}") from error
+    rank = data_type(dtype).rank
     lost = [kind for kind in {type(item) for item in items.flat} if _rank_of(kind) > rank]
     if lost:
         raise ArgumentError(
-            f"{_place(tensor, model)}: got a list that holds a {lost[0].__name__}; expected {tensor.dtype}. To convert "
-            f"it all the same, pass an array: numpy.asarray(...).astype({tensor.dtype!r})"
+            f"{where}: got a list that holds a {lost[0].__name__}; expected {dtype}. To convert "
+            f"it all the same, pass an array: numpy.asarray(...).astype({dtype!r})"
         )
     return array
 

@@ -39,6 +39,7 @@ from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.module import Module, load_tree, tree_records, tree_sections
 from relayc.backend.runtime.ndarray import NDArray, array, wrap_numpy
 from relayc.backend.runtime.registry import get_global_func
+from relayc.backend.runtime.quantities import bytes_text, counted
 
 __all__ = ["BoundModel", "CompiledModel", "Verify", "load_model"]
 
@@ -173,9 +174,10 @@ class CompiledModel:
 
     def __repr__(self) -> str:
         size = sum(values.nbytes for values in self.params.values())
+        nodes = counted(len(self.graph.nodes), "node")
         return (
-            f"<CompiledModel {self.graph.name!r} for {_short(self.graph.target)!r}: {len(self.graph.nodes)} nodes, "
-            f"{size / 1e6:.1f} MB of weights, {self.graph.arena_bytes / 1e6:.1f} MB of scratch>"
+            f"<CompiledModel {self.graph.name!r} for {_short(self.graph.target)!r}: {nodes}, "
+            f"{bytes_text(size)} of weights, {bytes_text(self.graph.arena_bytes)} of scratch>"
         )
 
 
@@ -188,16 +190,24 @@ class BoundModel:
 
 
 def load_model(
-    path: str | os.PathLike[str], verify: Verify = "quick", *, expect_sha256: str | None = None
+    path: str | os.PathLike[str] | bytes | bytearray | memoryview,
+    verify: Verify = "quick",
+    *,
+    expect_sha256: str | None = None,
 ) -> CompiledModel:
-    """Loads a model that `CompiledModel.save` wrote. Weights are mapped from the file, which must stay as it is.
+    """Loads a model that `CompiledModel.save` wrote, from its file or its bytes.
+
+    Weights are mapped from the file, or read in place from the bytes: they must stay as they are.
 
     `verify`: "quick" checks the weights by sums, "full" by SHA-256, "code" takes them on trust (see the module's text).
     `expect_sha256`: the SHA-256 of the trusted file, 64 hexadecimal digits, as `sha256sum` prints it; it is checked
     before anything else, and makes `verify` superfluous. Raises `ArtifactError` for another file, and one that is
-    damaged, foreign, of another version or for another machine.
+    damaged, foreign, of another version or for another machine, `MissingModelError` where there is none.
     """
-    data, where = map_file(path), os.fspath(path)
+    if isinstance(path, bytes | bytearray | memoryview):
+        data, where = memoryview(path), "model in memory"
+    else:
+        data, where = map_file(path), os.fspath(path)
     if expect_sha256 is not None:
         _expect(data, expect_sha256, where)
     return _read(data, where, verify if expect_sha256 is None else "code")

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from relayc.backend.runtime.errors import ArtifactError
+from relayc.backend.runtime.errors import ArtifactError, MissingModelError
 from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.files import replacing
 from relayc.backend.runtime.threads import in_threads
@@ -95,13 +95,20 @@ def is_container(path: str | os.PathLike[str]) -> bool:
 def map_file(path: str | os.PathLike[str]) -> memoryview:
     """The bytes of a memory-mapped file, which must not change while they are used.
 
-    Raises `ArtifactError` for one that is too short to be a container.
+    Raises `MissingModelError` where there is no file, and `ArtifactError` for one that is too short to be a container.
     """
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < _HEADER:
-            raise ArtifactError(f"{os.fspath(path)} has {size} bytes; a compiled model has at least {_HEADER}. {AGAIN}")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size >= _HEADER:
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (FileNotFoundError, IsADirectoryError) as error:
+        problem = "is a folder" if isinstance(error, IsADirectoryError) else "does not exist"
+        raise MissingModelError(
+            f"{os.fspath(path)} {problem}; expected a compiled model. Write one with model.save(path), or with "
+            "`relayc compile model.onnx -o model.relayc`"
+        ) from error
+    raise ArtifactError(f"{os.fspath(path)} has {size} bytes; a compiled model has at least {_HEADER}. {AGAIN}")
 
 
 class Container:

@@ -21,7 +21,10 @@ import numpy.typing as npt
 
 from relayc.backend.runtime.errors import ArgumentError
 
-__all__ = ["DataType", "data_type", "from_dlpack_triple", "from_numpy", "nbytes", "to_numpy", "unpack"]
+__all__ = [
+    "DTypeName", "DataType", "data_type", "dtype_name", "from_dlpack_triple", "from_numpy", "nbytes", "to_numpy",
+    "unpack",
+]  # fmt: skip
 
 _INT, _UINT, _FLOAT, _HANDLE, _BFLOAT, _BOOL = 0, 1, 2, 3, 4, 6  # DLDataTypeCode
 _SCALARS: dict[str, tuple[int, int, Any]] = {  # name: (DLPack code, bits, numpy type)
@@ -53,6 +56,39 @@ _SCALARS: dict[str, tuple[int, int, Any]] = {  # name: (DLPack code, bits, numpy
 _NAMES_BY_CODE = {(code, bits): name for name, (code, bits, _) in _SCALARS.items()}
 _NAMES_BY_NUMPY = {np.dtype(scalar): name for name, (_, _, scalar) in _SCALARS.items() if name != "handle"}
 _VECTOR = re.compile(r"(.+?)x([1-9]\d{0,4})")
+
+
+class DTypeName(str):
+    """A dtype's name that also equals numpy's types of that name: `array.dtype == np.float32`."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return str.__eq__(self, other)
+        return isinstance(other, type | np.dtype) and str.__eq__(self, _NAMES_BY_NUMPY.get(_numpy_type(other), ""))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dtype_name, (str(self),)
+
+
+@cache
+def dtype_name(name: str) -> DTypeName:
+    """The `DTypeName` of a dtype, one object for each name."""
+    return DTypeName(name)
+
+
+def _numpy_type(of: type | np.dtype[Any]) -> np.dtype[Any] | None:
+    """The numpy dtype that a type stands for; None if there is none."""
+    try:
+        return np.dtype(of)
+    except TypeError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ __all__ = [
     "ArtifactError",
     "DeviceError",
     "InternalError",
+    "MissingModelError",
     "ModuleError",
     "RegistryError",
     "RelaycError",
@@ -42,6 +43,10 @@ class DeviceError(RelaycError):
 
 class ArtifactError(RelaycError):
     """A compiled-model file is damaged, foreign, of another version, or for another machine."""
+
+
+class MissingModelError(ArtifactError, FileNotFoundError):
+    """There is no file of a compiled model at a path."""
 
 
 class ModuleError(RelaycError, AttributeError):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from relayc.backend.runtime.arguments import check_type
+from relayc.backend.runtime.arguments import check_placement, check_type
 from relayc.backend.runtime.artifact import BoundModel, CompiledModel
 from relayc.backend.runtime.checks import position_of, positive
 from relayc.backend.runtime.context import Context
@@ -113,6 +113,8 @@ class GraphModule:
         self._last_special: GraphModule | None = None
         self._passed: list[Value] = []
         """the specialisation that has the inputs, if there is one, and these inputs"""
+        self._output_memory: dict[int, NDArray] = {}
+        """users' memory that outputs are written to, by position"""
         self._has_run = self._is_running = False
         """did the last run end without an error, and is one in progress?"""
         self._allocate()
@@ -125,6 +127,8 @@ class GraphModule:
             self._dynamic = DynamicRunner(*around, self._inputs.strings.table)
         else:
             self._static = StaticRunner(*around, self._inputs)
+            for position, memory in self._output_memory.items():
+                self._static.use_output(position, memory)
 
     def release_memory(self) -> None:
         """Frees the memory of intermediate tensors and the executor's references to inputs and outputs.
@@ -163,6 +167,37 @@ class GraphModule:
         """
         with self._lock:
             self._inputs.set_zero_copy(self.get_input_index(key), value)
+
+    def set_output_zero_copy(self, key: int | str, value: Any) -> None:
+        """Makes runs write the output directly into `value`'s memory, which is kept alive; None ends that.
+
+        It must be writable, contiguous, aligned to 64 bytes, on the executor's device, and neither the memory of an
+        input nor of another output. Raises `ArgumentError` for other memory, and for outputs without a fixed shape or
+        that are no result of a kernel: `get_output(key, out=value)` copies those.
+        """
+        with self._lock:
+            position = self._output_position(key)
+            tensor = self._graph.tensors[self._graph.outputs[position]]
+            name = f"output {tensor.name!r} of model {self._graph.name!r}"
+            if self._static is None and self._dynamic is None:
+                self._allocate()
+            if value is None:
+                self._output_memory.pop(position, None)
+                if self._static is not None:
+                    self._static.use_output(position, None)
+                return
+            memory = value if isinstance(value, NDArray) else from_dlpack(value)
+            check_type(tensor, memory.shape, memory.dtype, self._graph.name)
+            check_placement(memory, self.device, name, "get_output(out=), which copies")
+            if memory.read_only:
+                raise ArgumentError(f"{name}: the memory is read-only; expected memory that can be written")
+            static = None if self._graph.variants else self._static
+            if static is None or position in self._decoded or not static.use_output(position, memory):
+                raise ArgumentError(
+                    f"{name} can't be written in place: its shape is dynamic, or it is no array that a kernel writes; "
+                    "use get_output(out=), which copies"
+                )
+            self._output_memory[position] = memory
 
     def get_input(self, key: int | str) -> NDArray:
         """The buffer that runs read the input from. Writing into it sets the input."""
@@ -254,10 +289,13 @@ class GraphModule:
 
     # -- running
 
-    def run(self, /, **inputs: Any) -> None:
-        """Sets `inputs`, then runs the model. Raises `ArgumentError` naming inputs that were never set."""
+    def run(self, /, *args: Any, **inputs: Any) -> None:
+        """Sets `inputs`, then runs the model: `run(x=x)`, or with a dictionary of them `run({"x": x})`.
+
+        Raises `ArgumentError` naming inputs that were never set.
+        """
         with self._lock:
-            for name, value in inputs.items():
+            for name, value in self._named(args, inputs).items():
                 self._set_input(name, value)
             self._run()
             self._inputs.caches.keep()
@@ -292,8 +330,10 @@ class GraphModule:
             self._inputs.caches.reorder(entries)
 
     def __call__(self, /, *args: Any, **inputs: Any) -> list[Any]:
-        """Sets inputs by position and by name, runs, and returns all outputs, atomically."""
+        """Sets inputs by position and by name, or from a dictionary, runs, and returns all outputs, atomically."""
         with self._lock:
+            if len(args) == 1 and isinstance(args[0], Mapping):
+                inputs, args = self._named(args, inputs), ()
             if args and inputs:
                 self._inputs.check_passed_once(range(len(args)), map(self.get_input_index, inputs))
             for position, value in enumerate(args):
@@ -428,6 +468,20 @@ class GraphModule:
         return f"<GraphModule {self._graph.name!r} on {self.device}({self._inputs.signature()})>"
 
     # -- inner workings; the lock is held
+
+    def _named(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs by name, of which some may be in a dictionary, the only one of `args`."""
+        if not args:
+            return dict(inputs)
+        if len(args) > 1 or not isinstance(args[0], Mapping):
+            got = ", ".join(type(value).__name__ for value in args)
+            raise ArgumentError(
+                f"run of model {self._graph.name!r} got ({got}); expected inputs by name, run(x=x) or "
+                'run({"x": x}). As run(outputs, {"x": x}) of ONNX Runtime: infer({"x": x}, outputs)'
+            )
+        passed: Mapping[str, Any] = args[0]
+        self._inputs.check_passed_once(map(self.get_input_index, passed), map(self.get_input_index, inputs))
+        return {**passed, **inputs}
 
     def _set_input(self, key: int | str, value: Any) -> None:
         if not self._inputs.copy_array(key, value):

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from relayc.backend.runtime.arguments import as_argument, as_sequence, as_string_arrays, check_type
+from relayc.backend.runtime.arguments import as_argument, as_sequence, as_string_arrays, check_placement, check_type
 from relayc.backend.runtime.checks import position_of
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT
 from relayc.backend.runtime.errors import ArgumentError, raise_if_foreign
 from relayc.backend.runtime.graph import Graph, GraphTensor
 from relayc.backend.runtime.kv_cache import KVCaches
@@ -121,13 +120,8 @@ class InputPorts:
             raise ArgumentError(f"input {tensor.name!r} of model {self._graph.name!r} is {kind}; use set_input")
         passed = value if isinstance(value, NDArray) else from_dlpack(value)
         self._check(position, passed)
-        misplaced = passed.device != self._device or not passed.is_contiguous
-        if misplaced or (passed.device.api.addressable and passed.handle % ALLOC_ALIGNMENT):
-            raise ArgumentError(
-                f"input {tensor.name!r} of model {self._graph.name!r}: memory on {passed.device} with strides "
-                f"{passed.strides} at {passed.handle:#x} can't be used in place; expected contiguous memory on "
-                f"{self._device} aligned to {ALLOC_ALIGNMENT} bytes. Use set_input, which copies"
-            )
+        name = f"input {tensor.name!r} of model {self._graph.name!r}"
+        check_placement(passed, self._device, name, "set_input, which copies")
         self._place(position, passed)
 
     def share(self, other: InputPorts) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI
 from relayc.backend.runtime.dlpack import DLTensor, ImportedTensor, export_capsule
 from relayc.backend.runtime.dtype import (
     DataType,
+    DTypeName,
     data_type,
+    dtype_name,
     from_dlpack_triple,
     from_numpy,
     nbytes as nbytes_of,
@@ -77,8 +79,11 @@ class _HostMemory:
 class NDArray:
     """A tensor on a device. Make it with `empty`, `zeros`, `array` or `from_dlpack`.
 
-    Attributes: `shape` (ints), `dtype` (a string, see `backend.runtime.dtype`), `device`, `read_only`. Memory is
-    contiguous and aligned to 64 bytes unless it came from elsewhere (`from_dlpack`).
+    Attributes: `shape` (ints), `dtype` (a string, see `backend.runtime.dtype`, which equals numpy's type too),
+    `device`, `read_only`. Memory is contiguous and aligned to 64 bytes unless it came from elsewhere (`from_dlpack`).
+
+    Comparison, indexing, `len`, `float`, `item` and `tolist` read the values as numpy's do; off the host they copy the
+    whole array first. For arithmetic take `numpy()`.
     """
 
     __slots__ = (
@@ -97,7 +102,7 @@ class NDArray:
     )
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: DTypeName
     device: Device
     read_only: bool
     is_contiguous: bool
@@ -120,7 +125,7 @@ class NDArray:
         if byte_offset and where.api.addressable:
             handle, byte_offset = handle + byte_offset, 0
         self.handle, self.byte_offset = handle, byte_offset
-        self.shape, self.dtype, self.device, self.read_only = shape, dtype, where, read_only
+        self.shape, self.dtype, self.device, self.read_only = shape, dtype_name(dtype), where, read_only
         self.is_contiguous = strides is None or _is_dense(shape, strides)
         self._strides = strides
         self._owner = owner
@@ -177,9 +182,58 @@ class NDArray:
         """True for the very same array object."""
         return self is other
 
+    # -- values
+
+    def __eq__(self, other: object) -> Any:
+        """The comparison of the elements, as a numpy array of bools; `same_as` compares objects."""
+        return self._read() == (other._read() if isinstance(other, NDArray) else other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._read() != (other._read() if isinstance(other, NDArray) else other)
+
+    __hash__ = object.__hash__
+    """by identity, as PyTorch's tensors have it: an array can be a key of a dictionary"""
+
+    def __bool__(self) -> bool:
+        """The truth of the only element. Raises ValueError for several, as numpy does."""
+        return bool(self._read())
+
+    def __len__(self) -> int:
+        """The size of the first dimension. Raises TypeError for a scalar."""
+        if not self.shape:
+            raise TypeError("an NDArray without dimensions has no len()")
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        """The elements at a numpy index: a numpy copy, or a number."""
+        found = self._read()[index]
+        return found.copy() if isinstance(found, np.ndarray) else found
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rows as numpy arrays, or the numbers of a vector."""
+        return iter(self.numpy())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def item(self) -> Any:
+        """The only element as a Python number. Raises ValueError for several."""
+        return self._read().item()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of Python numbers."""
+        return self._read().tolist()
+
+    def _read(self) -> npt.NDArray[Any]:
+        """The values as numpy, for reading only: the host's memory itself, or a copy."""
+        return self._host_view() if _on_host(self) else self.numpy()
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its values; the copy is on a device of the same name."""
-        return _revive, (self.numpy(), self.shape, self.dtype, self.device)
+        return _revive, (self.numpy(), self.shape, str(self.dtype), self.device)
 
     def __repr__(self) -> str:
         return f"<NDArray shape={self.shape}, dtype={self.dtype}, device={self.device}>\n{self.numpy()}"
@@ -229,13 +283,27 @@ class NDArray:
         return target
 
     def __setitem__(self, index: object, value: NDArray | npt.ArrayLike) -> None:
-        """`x[:] = value` and `x[...] = value` fill the whole array, broadcasting scalars; no other index works."""
+        """`x[:] = value` and `x[...] = value` fill the whole array, broadcasting scalars. Other indices are numpy's.
+
+        Raises `ArgumentError` for another index off the host, and when this array is read-only.
+        """
         if index is not Ellipsis and not (isinstance(index, slice) and index == slice(None)):
-            raise ArgumentError(f"NDArray index {index!r}: only x[:] = value is supported; index a numpy copy instead")
+            self._set_elements(index, value)
+            return
         if not isinstance(value, NDArray) and np.ndim(value) == 0:
             info = data_type(self.dtype)
             value = np.full(_numpy_shape(self.shape, info), value, info.numpy)
         self.copyfrom(value)
+
+    def _set_elements(self, index: Any, value: Any) -> None:
+        if self.read_only:
+            raise ArgumentError(f"{_brief(self)} is read-only; copy it first: array.copyto(array.device)")
+        if not _on_host(self):
+            raise ArgumentError(
+                f"{_brief(self)}, index {index!r}: off the host only x[:] = value is supported; change a numpy copy, "
+                "and assign that"
+            )
+        self._host_view()[index] = value._read() if isinstance(value, NDArray) else value
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         """For `numpy.asarray`: a copy, or with `copy=False` a view of host memory."""
@@ -399,10 +467,16 @@ def zeros(shape: int | Sequence[int], dtype: str = "float32", device: Device | s
 
 def array(values: NDArray | npt.ArrayLike, device: Device | str | None = None, dtype: str | None = None) -> NDArray:
     """A new array with a copy of `values`, optionally converted to `dtype`. TVM: `tvm.nd.array`."""
-    source = values.numpy() if isinstance(values, NDArray) and dtype is not None else values
+    exported = not isinstance(values, NDArray | np.ndarray) and hasattr(values, "__dlpack__")
+    source = from_dlpack(values) if exported else values
     if isinstance(source, NDArray):
-        return source.copyto(_as_device(device))
-    plain = np.asarray(source, dtype=None if dtype is None else data_type(dtype).numpy)
+        if dtype is None:
+            return source.copyto(_as_device(device))
+        source = source.numpy()
+    try:
+        plain = np.asarray(source, dtype=None if dtype is None else data_type(dtype).numpy)
+    except OverflowError as error:
+        raise ArgumentError(f"no array of {dtype}: {error}; convert it with numpy: astype({dtype!r})") from error
     return empty(plain.shape, from_numpy(plain.dtype), device).copyfrom(plain)
 
 
@@ -416,16 +490,14 @@ def from_dlpack(source: Any) -> NDArray:
     Only packed sub-byte types are copied, as they take a byte each here.
 
     `source` is a numpy array, any object with `__dlpack__`, or a capsule. A read-only producer makes a read-only array.
-    Raises `ArgumentError` for an unknown dtype or device, or any other object.
+    Raises `ArgumentError` for an unknown dtype or device, any other object, and one whose library doesn't export it,
+    such as a PyTorch tensor that requires gradients.
     """
     if isinstance(source, np.ndarray):
         return wrap_numpy(source)
     if hasattr(source, "__dlpack__"):
         options = _consumer_stream(source)
-        try:
-            capsule = source.__dlpack__(max_version=(1, 1), **options)
-        except TypeError:  # a producer of before DLPack 1.0
-            capsule = source.__dlpack__(**options)
+        capsule = _capsule_of(source, options)
     else:
         capsule = source
     imported = ImportedTensor(capsule)
@@ -442,6 +514,17 @@ def from_dlpack(source: Any) -> NDArray:
         read_only=imported.read_only,
     )
     return result if tensor.bits >= 8 or imported.padded else _padded(result)
+
+
+def _capsule_of(source: Any, options: dict[str, int]) -> object:
+    try:
+        try:
+            return source.__dlpack__(max_version=(1, 1), **options)
+        except TypeError:  # a producer of before DLPack 1.0
+            return source.__dlpack__(**options)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # of the library that made the array
+        remedy = "; pass x.detach()" if getattr(source, "requires_grad", False) else ""
+        raise ArgumentError(f"the {type(source).__name__} can't be exported by DLPack: {error}{remedy}") from error
 
 
 def _consumer_stream(producer: Any) -> dict[str, int]:

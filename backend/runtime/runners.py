@@ -204,6 +204,8 @@ class OutputBuffer:
     def __init__(self, shape: tuple[int, ...], dtype: str, device: Device) -> None:
         self._device = device
         self._lease: weakref.ref[_Lease] | None = None
+        self._users: NDArray | None = None
+        """the user's array that takes the place of own memory"""
         self._spare: list[tuple[NDArray, weakref.ref[_Lease]]] = []
         self._memory = empty((nbytes_of(dtype, math.prod(shape)),), "uint8", device)
         self.array = self._shaped(shape, dtype)
@@ -216,8 +218,15 @@ class OutputBuffer:
         """Was the current memory lent since it was renewed? The user may have returned it."""
         return self._lease is not None
 
+    def use(self, array: NDArray | None) -> None:
+        """Make later runs write into a user's array of the same shape; None: into memory of the buffer's own."""
+        self._users, self._lease = array, None
+        self.array = self._shaped(self.array.shape, self.array.dtype) if array is None else array
+
     def lend(self) -> NDArray:
         """Lend the current buffer to the user as an array."""
+        if self._users is not None:
+            return self._users
         lease = self._lease() if self._lease is not None else None
         if lease is None:
             lease = _Lease(self._memory)
@@ -239,7 +248,7 @@ class OutputBuffer:
                 self._memory = empty((grown,), "uint8", self._device)
             else:
                 self._memory = free[0]
-                self._spare.remove(free)
+                self._spare = [pair for pair in self._spare if pair is not free]
             self._spare = [*self._spare, *([] if lent is None else [lent])][-_MAX_SPARE:]
         self._lease = None
         if self._memory is not before or shape != self.array.shape:

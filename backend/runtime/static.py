@@ -98,6 +98,15 @@ class StaticRunner:
         """The buffer of an output; None for one that aliases other memory."""
         return self._outputs[position]
 
+    def use_output(self, position: int, array: NDArray | None) -> bool:
+        """Make later runs write an output into `array`, or (None) into own memory; false if it has no buffer."""
+        buffer = self._outputs[position]
+        if buffer is None:
+            return False
+        buffer.use(array)
+        self._moved("output", position)
+        return True
+
     def output(self, position: int) -> NDArray:
         """An output of the last run, owned by the caller; a copy where it aliases an input or a weight."""
         buffer = self._outputs[position]

@@ -10,7 +10,7 @@ from onnx import GraphProto, ValueInfoProto
 
 from relayc.backend.runtime.checks import as_integer
 from relayc.backend.runtime.metadata import DeclaredShape
-from relayc.frontends.onnx.errors import UnknownRankError, compose, fault, unsupported
+from relayc.frontends.onnx.errors import OnnxImportError, UnknownRankError, compose, fault, unsupported
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.tensors import check_shape, dtype_name
 from relayc.relay.type import MAX_RANK, TensorType
@@ -119,8 +119,7 @@ class _Inputs:
                     raise fault(self.where, f"shape={{{name!r}: {passed}}}", expected="a size >= 0")
                 self.sizes[name] = passed
             elif isinstance(passed, int) or name not in self.declared:
-                known = ", ".join([repr(n) for n in self.declared] + [f"{s!r} (a dimension)" for s in sorted(symbols)])
-                raise fault(self.where, f"shape= names {name!r}, which is no input", expected=f"names among {known}")
+                raise self._unknown_name(name, symbols)
         if isinstance(self.dtype, Mapping):
             for name in self.dtype:
                 if name not in self.declared:
@@ -128,6 +127,19 @@ class _Inputs:
                     raise fault(
                         self.where, f"dtype= names {name!r}, which is no input", expected=f"names among {known}"
                     )
+
+    def _unknown_name(self, name: str, symbols: set[str]) -> OnnxImportError:
+        """The error for a size or shape of what the model doesn't have."""
+        if name in self.declared:
+            problem, remedy = f"shape= gives the input {name!r} one size", f"give all: {name}: (sizes, ...)"
+        elif symbols:
+            problem, remedy = f"shape= names {name!r}, which is no input and no dimension", ""
+        else:
+            problem = f"shape= names {name!r}, which is no input, and the model's dimensions have no names"
+            remedy = "give the whole shape of an input; where the model declares a size it is fixed"
+        inputs = [f"{n!r} {_declared_text(dims)}" for n, dims in self.declared.items()]
+        known = ", ".join([*inputs, *[f"{s!r} (a dimension)" for s in sorted(symbols)]])
+        return fault(self.where, problem, expected=f"names among {known}", remedy=remedy)
 
     def _fix_sizes(self, name: str, dims: DeclaredShape | None) -> None:
         """Record the sizes of named dimensions that the user's shape of an input fixes."""
@@ -193,6 +205,11 @@ class _Inputs:
 
 def _shape_text(dims: Sequence[int | str | None]) -> str:
     return "(" + ", ".join("?" if d is None else str(d) for d in dims) + ")"
+
+
+def _declared_text(dims: DeclaredShape | None) -> str:
+    """A declared shape for errors; "?" for what is unknown."""
+    return "of any shape" if dims is None else f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
 
 
 def declared_shape(value: ValueInfoProto) -> DeclaredShape | None:

@@ -84,7 +84,8 @@ def _from_file(path: Path) -> Model:
         raise _no_model(path.name, path.stat().st_size, error, is_pointer=_is_pointer(path)) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise fault(str(path), f"the model file can't be read: {reason}") from error
+        remedy = "check the path" if isinstance(error, FileNotFoundError) else ""
+        raise fault(str(path), f"the model file can't be read: {reason}", remedy=remedy) from error
     folders = (path.parent, Path(os.path.realpath(path)).parent)
     return _checked(proto, path.name, folders, raw_data)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -19,6 +20,7 @@ from relayc.backend.driver import ModuleBuilder
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.checks import as_integer
 from relayc.backend.runtime.errors import of_user
+from relayc.backend.runtime.quantities import bytes_text, counted
 from relayc.backend.runtime.sizes import MAX_ELEMENTS
 from relayc.backend.size_json import size_to_json
 from relayc.backend.target import Target
@@ -88,8 +90,8 @@ class BuildReport:
 
     def __str__(self) -> str:
         lines = [f"{name:<12} {seconds:8.3f} s" for name, seconds in self.seconds.items()]
-        lines.append(f"{self.kernels} kernels for {self.nodes} nodes, arena {self.arena_bytes / 1e6:.1f} MB, "
-                     f"parameters {self.param_bytes / 1e6:.1f} MB")  # fmt: skip
+        lines.append(f"{counted(self.kernels, 'kernel')} for {counted(self.nodes, 'node')}, "
+                     f"arena {bytes_text(self.arena_bytes)}, parameters {bytes_text(self.param_bytes)}")  # fmt: skip
         if self.aliasing.aliased:
             lines.append(str(self.aliasing))
         return "\n".join([*lines, *[f"on the host: {line}" for line in self.on_host]])
@@ -256,6 +258,8 @@ def as_module(mod: Any) -> IRModule:
     module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
     if not isinstance(module, IRModule):
         hint = ": wrap it, relay.Function(params, body)" if isinstance(module, Expr) else ""
+        if isinstance(module, str | bytes | os.PathLike) or type(module).__name__ == "ModelProto":
+            hint = ": import it, mod, params = from_onnx(model), or compile it in one call, relayc.compile_onnx(model)"
         raise CompileError(f"an IRModule or a Function is compiled, not a {type(module).__name__}{hint}")
     return module
 

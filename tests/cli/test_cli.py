@@ -152,7 +152,7 @@ def test_show_one_kernel(folder: Path) -> None:
         (["compile", "model.onnx", "--shape", "z:1"], 1, ["'z'", "no input", "'x'"]),
         (["run", "model.relayc"], 2, ["no value for x", "float32[2, 8]"]),
         (["run", "model.relayc", "--fill", "sevens"], 2, ["random, ones or zeros"]),
-        (["run", "no.relayc", "--fill", "ones"], 1, ["No such file"]),
+        (["run", "no.relayc", "--fill", "ones"], 1, ["no.relayc does not exist", "relayc compile"]),
         (["run", "x.npy", "--fill", "ones"], 1, ["Artifact"]),
         (["show", "model.relayc", "graph"], 2, ["expected an .onnx file"]),
         (["run", "model.relayc", "--no-such-option"], 2, ["no-such-option"]),

@@ -470,3 +470,49 @@ def test_scratch_comes_last_among_a_kernels_arguments(small):
     executor = create(graph, module, "cpu", small.weights)
     np.testing.assert_array_equal(executor(X)[0].numpy(), small.expected(X))
     assert seen == [((16,), "uint8")]
+
+
+def test_inputs_may_be_passed_in_a_dictionary(executor, small):
+    executor.run({"x": X})
+    np.testing.assert_array_equal(executor.get_output(0), small.expected(X))
+    (y,) = executor({"x": -X})
+    np.testing.assert_array_equal(y, small.expected(-X))
+    with pytest.raises(ArgumentError, match=r"\(NoneType, dict\).*infer\(\{\"x\": x\}, outputs\)"):
+        executor.run(None, {"x": X})
+    with pytest.raises(ArgumentError, match="passed twice"):
+        executor.run({"x": X}, x=X)
+    with pytest.raises(ArgumentError, match="has no input 'z'"):
+        executor.run({"z": X})
+
+
+def test_outputs_are_written_into_users_memory(executor, small):
+    shape, where = small.expected(X).shape, executor.device
+    mine = nd.zeros(shape, "float32", where)
+    executor.set_output_zero_copy("y", mine)
+    executor.run(x=X)
+    np.testing.assert_array_equal(mine.numpy(), small.expected(X))
+    assert executor.get_output(0) is mine
+    np.testing.assert_array_equal(executor.infer({"x": -X})[0], small.expected(-X))
+    np.testing.assert_array_equal(mine.numpy(), small.expected(-X))
+    executor.release_memory()
+    executor.run(x=X)
+    np.testing.assert_array_equal(mine.numpy(), small.expected(X))
+    executor.set_output_zero_copy(0, None)
+    executor.run(x=-X)
+    np.testing.assert_array_equal(mine.numpy(), small.expected(X))
+    np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(-X))
+
+
+def test_memory_that_an_output_can_t_be_written_to_is_refused(fast, small):
+    shape = small.expected(X).shape
+    with pytest.raises(ArgumentError, match="expected shape"):
+        fast.set_output_zero_copy(0, np.zeros((9, 9), "float32"))
+    with pytest.raises(ArgumentError, match=r"can't be used in place.*get_output\(out=\)"):
+        fast.set_output_zero_copy(0, np.zeros((*shape[:-1], 2 * shape[-1]), "float32")[..., ::2])
+    aligned = nd.zeros(shape)
+    frozen = np.from_dlpack(aligned)
+    frozen.flags.writeable = False
+    with pytest.raises(ArgumentError, match="read-only"):
+        fast.set_output_zero_copy(0, frozen)
+    with pytest.raises(ArgumentError, match="no output"):
+        fast.set_output_zero_copy("z", aligned)

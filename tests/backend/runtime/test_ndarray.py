@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import pickle
 import weakref
 
@@ -119,13 +120,76 @@ def test_array_copies_and_numpy_copies():
     assert x.numpy().tolist() == [0, 1, 2, 3]
 
 
-def test_full_assignment_only():
+def test_assignment():
     x = nd.zeros((2, 2))
     x[:] = 3
     x[...] = x.numpy() + 1
     assert x.numpy().tolist() == [[4, 4], [4, 4]]
+    x[0] = nd.array([1.0, 2.0], dtype="float32")
+    assert x.tolist() == [[1, 2], [4, 4]]
+    far = nd.zeros((2, 2), device="interp")
+    far[:] = 1
     with pytest.raises(ArgumentError, match="only x\\[:\\] = value"):
-        x[0] = 1
+        far[0] = 1
+    frozen = np.zeros(2)
+    frozen.flags.writeable = False
+    with pytest.raises(ArgumentError, match="read-only"):
+        nd.from_dlpack(frozen)[0] = 1
+
+
+@pytest.mark.parametrize("where", ["cpu", "interp"])
+def test_values_are_read_as_numpy_reads_them(where):
+    values = np.arange(6, dtype="float32").reshape(2, 3)
+    x, y = nd.array(values, where), nd.array(values, where)
+    assert (x == y).all() and (x == values).all() and (values == x).all() and (x == 3).sum() == 1
+    assert (x != y).sum() == 0 and not x.same_as(y)
+    assert len({x: 1, y: 2}) == 2, "keys of a dictionary are objects"
+    assert x[1].tolist() == [3, 4, 5] and x[1, 2] == 5 and x[:, 0].tolist() == [0, 3] and x[x == 5] == [5]
+    assert len(x) == 2 and [row.tolist() for row in x] == values.tolist() == x.tolist()
+    assert float(x[0, 1]) == 1 and float(nd.array([2.5], where)) == 2.5 and int(nd.array(7, where)) == 7
+    row = x[0]
+    row[:] = -1
+    assert x[0, 0] == 0, "a copy"
+    assert nd.array(np.int64(3), where).item() == 3 and bool(nd.array([1], where)) and not nd.array([0], where)
+    for wrong in (bool, float, len):
+        with pytest.raises((ValueError, TypeError)):
+            wrong(x if wrong is not len else nd.array(1))
+    with pytest.raises(IndexError):
+        x[5]
+
+
+def test_the_dtype_equals_numpy_s():
+    x = nd.zeros((1,), "float32")
+    assert x.dtype == "float32" == x.dtype and x.dtype == np.float32 and x.dtype == np.dtype("float32")
+    assert np.dtype("float32") == x.dtype and x.dtype != np.float64 and x.dtype != "int8" and x.dtype != object
+    assert x.dtype in {"float32"} and {x.dtype: 1}["float32"] == 1 and x.dtype in (np.int8, np.float32)
+    assert nd.zeros((1,), "bfloat16").dtype == ml_dtypes.bfloat16 and x.dtype != None  # noqa: E711
+    assert pickle.loads(pickle.dumps(x.dtype)) == np.float32 and json.dumps(x.dtype) == '"float32"'
+
+
+def test_arrays_of_other_libraries_are_copied_and_refusals_name_the_remedy():
+    class Producer:
+        requires_grad = True
+
+        def __dlpack__(self, **_: object) -> object:
+            raise BufferError("requires gradients")
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+    class Other:
+        def __dlpack__(self, **options: object) -> object:
+            return np.arange(3.0).__dlpack__(**options)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+    assert nd.array(Other()).tolist() == [0, 1, 2] and nd.array(Other(), dtype="int8").dtype == np.int8
+    for take in (nd.array, nd.from_dlpack):
+        with pytest.raises(ArgumentError, match=r"requires gradients; pass x\.detach\(\)"):
+            take(Producer())
+    with pytest.raises(ArgumentError, match="300 out of bounds for int8"):
+        nd.array([300], dtype="int8")
 
 
 @pytest.mark.parametrize("values", [np.zeros((2, 3), "float64"), np.zeros((3, 2), "float32"), np.float32(1)])
