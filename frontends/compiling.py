@@ -29,6 +29,7 @@ def compile_onnx(
     progress: Callable[[str, int, int], None] | None = None,
     caches: Mapping[str, str] | Literal["auto"] | None = None,
     last_position: str | None = None,
+    before: Callable[[], object] | None = None,
 ) -> CompiledModel:
     """Import and build a model; a model compiled before comes from the cache, without the compiler being imported.
 
@@ -36,8 +37,9 @@ def compile_onnx(
     `opt_level` and `config` those of `PassContext`: surrounding contexts do not apply. `caches` are those of
     `relay.build`; "auto": those that `relay.transform.find_kv_caches` finds. `last_position` names an output of logits,
     (batch, positions, vocabulary), of which only the last position is computed; "auto": the one that
-    `relay.transform.find_logits` finds. A model from the cache has no `build_report`, and `progress` is not called for
-    it. Raises what `from_onnx` and `relay.build` raise.
+    `relay.transform.find_logits` finds. `before` is called when a model is about to be compiled; it may raise an error.
+    A model from the cache has no `build_report`, and neither `before` nor `progress` is called for it. Raises what
+    `from_onnx` and `relay.build` raise.
     """
     model = model_parts(model) or model  # a program's weights are taken out of it once
     kept = None if caches is None else caches if isinstance(caches, str) else tuple(sorted(caches.items()))
@@ -45,6 +47,8 @@ def compile_onnx(
     found = None if entry is None else entry.find()
     if found is not None:
         return found
+    if before is not None:
+        before()
     compiler = import_module("relayc.frontends.onnx.compiling")
     # a new context: none that the caller has entered is part of the key
     compiled = Context().run(

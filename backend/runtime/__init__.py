@@ -27,6 +27,7 @@ from relayc.backend.runtime.errors import (
 )
 from relayc.backend.runtime.executor_pool import ExecutorPool
 from relayc.backend.runtime.graph_executor import GraphModule
+from relayc.backend.runtime.memory import MemoryUse, memory_use
 from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.module import Module, load_module, load_module_bytes, register_module_loader
 from relayc.backend.runtime.ndarray import NDArray
@@ -59,6 +60,7 @@ __all__ = [
     "GraphModule",
     "HostFunc",
     "KernelFunc",
+    "MemoryUse",
     "MissingModelError",
     "ModelMetadata",
     "Module",
@@ -83,6 +85,7 @@ __all__ = [
     "load_module",
     "load_module_bytes",
     "load_param_dict",
+    "memory_use",
     "nd",
     "num_threads",
     "register_device_kind",

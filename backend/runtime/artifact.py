@@ -35,6 +35,7 @@ from relayc.backend.runtime.dtype import data_type, from_numpy, nbytes
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError, DeviceError
 from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.graph import Graph
+from relayc.backend.runtime.html_text import facts_html
 from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.module import Module, load_tree, tree_records, tree_sections
 from relayc.backend.runtime.ndarray import NDArray, array, wrap_numpy
@@ -179,6 +180,26 @@ class CompiledModel:
             f"<CompiledModel {self.graph.name!r} for {_short(self.graph.target)!r}: {nodes}, "
             f"{bytes_text(size)} of weights, {bytes_text(self.graph.arena_bytes)} of scratch>"
         )
+
+
+    def _repr_html_(self) -> str:
+        """The model in a notebook: what it is compiled for, its inputs and outputs, and its size."""
+        graph, size = self.graph, sum(values.nbytes for values in self.params.values())
+        facts = [
+            ("target", graph.target),
+            *[("input", _tensor_text(graph, index)) for index in graph.inputs],
+            *[("output", _tensor_text(graph, index)) for index in graph.outputs],
+            ("nodes", str(len(graph.nodes))),
+            ("weights", bytes_text(size)),
+            ("scratch", "depends on the sizes" if graph.is_dynamic else bytes_text(graph.arena_bytes)),
+        ]
+        return facts_html(f"CompiledModel {graph.name}", facts)
+
+
+def _tensor_text(graph: Graph, index: int) -> str:
+    tensor = graph.tensors[index]
+    kind = "list of " if tensor.is_sequence else ""
+    return f"{tensor.name}: {kind}{tensor.dtype}{tensor.shape_text}"
 
 
 @dataclass(frozen=True)

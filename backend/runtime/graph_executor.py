@@ -31,6 +31,7 @@ from relayc.backend.runtime.errors import (
     SizeMismatchError,
     raise_if_foreign,
 )
+from relayc.backend.runtime.html_text import facts_html
 from relayc.backend.runtime.input_ports import InputPorts
 from relayc.backend.runtime.layouts import bind_sizes, shapes_of
 from relayc.backend.runtime.module import Module
@@ -38,7 +39,7 @@ from relayc.backend.runtime.ndarray import NDArray, from_dlpack
 from relayc.backend.runtime.profiler import NodeTiming, Report, dynamic_timings, node_timings
 from relayc.backend.runtime.runners import CapturingRunner
 from relayc.backend.runtime.sequences import Value
-from relayc.backend.runtime.sizes import Size
+from relayc.backend.runtime.sizes import Size, size_text
 from relayc.backend.runtime.static import StaticRunner
 from relayc.backend.runtime.timing import BenchmarkResult, measure
 
@@ -466,6 +467,13 @@ class GraphModule:
 
     def __repr__(self) -> str:
         return f"<GraphModule {self._graph.name!r} on {self.device}({self._inputs.signature()})>"
+
+    def _repr_html_(self) -> str:
+        """The executor in a notebook: device, threads, inputs and outputs."""
+        facts = [("device", str(self.device)), ("threads", str(self.num_threads))]
+        for kind, (shapes, dtypes) in (("input", self.get_input_info()), ("output", self.get_output_info())):
+            facts += [(kind, f"{n}: {dtypes[n]}[{', '.join(map(size_text, shapes[n]))}]") for n in shapes]
+        return facts_html(f"GraphModule {self._graph.name}", facts)
 
     # -- inner workings; the lock is held
 

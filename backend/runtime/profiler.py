@@ -12,6 +12,7 @@ import numpy as np
 
 from relayc.backend.runtime.ceilings import Ceilings
 from relayc.backend.runtime.graph import Graph, GraphNode
+from relayc.backend.runtime.html_text import facts_html, table_html
 
 __all__ = ["NodeTiming", "Report", "dynamic_timings", "node_timings"]
 
@@ -141,9 +142,24 @@ class Report:
         return text.getvalue()
 
     def json(self) -> str:
-        """The report as JSON: `{"configuration": {...}, "calls": [...]}`, and "ceilings" where they are known."""
+        """The report as JSON text: `record`."""
+        return json.dumps(self.record(), indent=1)
+
+    def record(self) -> dict[str, Any]:
+        """The report as JSON values: "configuration", "calls", and "ceilings" where they are known."""
         ceilings = {} if self.ceilings is None else {"ceilings": asdict(self.ceilings)}
-        return json.dumps({"configuration": self.configuration, **ceilings, "calls": self._rows()}, indent=1)
+        return {"configuration": self.configuration, **ceilings, "calls": self._rows()}
+
+    def _repr_html_(self) -> str:
+        """The report in a notebook: the configuration, and the nodes, slowest first."""
+        facts = [(key, str(value)) for key, value in self.configuration.items()]
+        facts += [] if self.ceilings is None else [("ceilings", str(self.ceilings))]
+        calls = sorted(self.calls, key=lambda call: -call.seconds)
+        names = [*_COLUMNS, *(_ROOF_COLUMNS if self.ceilings is not None else ())]
+        rows = [self._cells(call, [call]) for call in calls]
+        rows.append(self._cells(_summed("total", calls), calls))
+        numbers = [name for name in names if name not in _LEFT]
+        return facts_html("Profile", facts) + table_html(names, rows, numbers=numbers)
 
     def __str__(self) -> str:
         facts = [f"{key} {value}" for key, value in self.configuration.items()]

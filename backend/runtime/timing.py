@@ -15,6 +15,7 @@ import numpy as np
 
 from relayc.backend.runtime.checks import positive
 from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.html_text import table_html
 
 __all__ = ["BenchmarkResult", "measure"]
 
@@ -50,6 +51,13 @@ class BenchmarkResult:
         names = ("mean", "median", "min", "max", "std")
         head = "  ".join(f"{name + ' (ms)':>12}" for name in names)
         return head + "\n" + "  ".join(f"{getattr(self, name) * 1e3:12.4f}" for name in names)
+
+    def _repr_html_(self) -> str:
+        """The result in a notebook."""
+        names = ("mean", "median", "min", "max", "std")
+        cells = [f"{getattr(self, name) * 1e3:.4f}" for name in names]
+        columns = [f"{name} (ms)" for name in names]
+        return table_html([*columns, "repeats"], [[*cells, str(len(self.results))]], numbers=[*columns, "repeats"])
 
 
 def measure(

@@ -17,9 +17,11 @@ from relayc.relay.type import MAX_RANK, TensorType
 from relayc.te.dtype import dtype as parse_dtype
 from relayc.te.tir import Dim, Var
 
-__all__ = ["DtypeOverride", "ShapeOverride", "declared_shape", "graph_inputs", "input_types", "shapes_passed"]
+__all__ = [
+    "NO_NAMES", "DtypeOverride", "ShapeOverride", "declared_shape", "graph_inputs", "input_types", "shapes_passed",
+]  # fmt: skip
 
-_NO_NAMES = frozenset({"", "?", "-1", "None"})
+NO_NAMES = frozenset({"", "?", "-1", "None"})
 """What exporters write for dimensions without a name: Paddle writes "?" for all of them."""
 
 ShapeOverride = Mapping[str, Sequence[int | str | Var | None] | int]
@@ -109,7 +111,7 @@ class _Inputs:
                 raise fault(where, "it has no type", expected="a tensor type")
             raise unsupported(where, f"inputs of kind {kind} are not supported", missing=kind.removesuffix("_type"))
         declared = declared_shape(value)
-        return None if declared is None else tuple([None if d in _NO_NAMES else d for d in declared])
+        return None if declared is None else tuple([None if d in NO_NAMES else d for d in declared])
 
     def _check_names(self) -> None:
         symbols = {d for dims in self.declared.values() if dims is not None for d in dims if isinstance(d, str)}

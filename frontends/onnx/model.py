@@ -14,16 +14,17 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from onnx import FunctionProto, GraphProto, ModelProto
 
-from relayc.backend.runtime.metadata import ModelMetadata
+from relayc.backend.runtime.metadata import DeclaredShape, ModelMetadata
 from relayc.frontends.model_parts import ModelParts, OnnxProgram, model_parts
 from relayc.frontends.onnx.errors import NotAModelError, OnnxImportError, compose, fault, unsupported
+from relayc.frontends.onnx.inputs import NO_NAMES, declared_shape, graph_inputs
 from relayc.frontends.onnx.metadata import metadata_of
 from relayc.frontends.onnx.model_file import read_message, read_model
 from relayc.frontends.onnx.names import with_names_as_text
 from relayc.frontends.onnx.tensors import message_weights
 from relayc.frontends.onnx.weights import RawData, StoredBytes, WeightBytes
 
-__all__ = ["NEWEST_OPSET", "Model", "ModelSource", "load", "opset_table"]
+__all__ = ["NEWEST_OPSET", "Model", "ModelSource", "declared_inputs", "load", "opset_table"]
 
 ModelSource = ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str] | OnnxProgram | ModelParts
 """A model as a message, as the bytes or the path of its file, as torch exports it, or as a message and weights."""
@@ -88,6 +89,15 @@ def _from_file(path: Path) -> Model:
         raise fault(str(path), f"the model file can't be read: {reason}", remedy=remedy) from error
     folders = (path.parent, Path(os.path.realpath(path)).parent)
     return _checked(proto, path.name, folders, raw_data)
+
+
+def declared_inputs(model: ModelSource) -> dict[str, DeclaredShape | None]:
+    """The shapes that a model declares for its inputs, by name, without importing it: None for an unknown rank, and
+    for what is no tensor. Weights are not read. Raises `OnnxImportError` as `load` does."""
+    graph = load(model).graph
+    shapes = {value.name: declared_shape(value) for value in graph_inputs(graph)}
+    return {name: None if dims is None else tuple([None if d in NO_NAMES else d for d in dims])
+            for name, dims in shapes.items()}  # fmt: skip
 
 
 def _from_bytes(data: bytes, where: str) -> Model:

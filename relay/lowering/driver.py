@@ -20,6 +20,7 @@ from relayc.backend.driver import ModuleBuilder
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.checks import as_integer
 from relayc.backend.runtime.errors import of_user
+from relayc.backend.runtime.html_text import facts_html
 from relayc.backend.runtime.quantities import bytes_text, counted
 from relayc.backend.runtime.sizes import MAX_ELEMENTS
 from relayc.backend.size_json import size_to_json
@@ -95,6 +96,13 @@ class BuildReport:
         if self.aliasing.aliased:
             lines.append(str(self.aliasing))
         return "\n".join([*lines, *[f"on the host: {line}" for line in self.on_host]])
+
+    def _repr_html_(self) -> str:
+        """The report in a notebook."""
+        facts = [(name, f"{seconds:.3f} s") for name, seconds in self.seconds.items()]
+        facts += [("kernels", f"{self.kernels} for {counted(self.nodes, 'node')}")]
+        facts += [("arena", bytes_text(self.arena_bytes)), ("parameters", bytes_text(self.param_bytes))]
+        return facts_html("BuildReport", [*facts, *[("on the host", line) for line in self.on_host]])
 
 
 @dataclass

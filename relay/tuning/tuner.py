@@ -73,6 +73,24 @@ class TuningReport:
     seconds_after: float = float("nan")
     dropped: bool = False
 
+    def record(self) -> dict[str, Any]:
+        """The report as JSON values: counts, seconds of a run before and after (None: not measured), findings."""
+        seconds = [None if math.isnan(s) else s for s in (self.seconds_before, self.seconds_after)]
+        return {
+            "records": None if self.path is None else str(self.path),
+            "tried": self.tried,
+            "kernels": self.kernels,
+            "kernels_tuned": self.kernels_tuned,
+            "known": self.known,
+            "seconds_before": seconds[0],
+            "seconds_after": seconds[1],
+            "dropped": self.dropped,
+            "findings": [
+                {"kernel": found.name, "count": found.count, "default_us": found.record.default_us,
+                 "us": found.record.us, "values": dict(found.record.values)} for found in self.findings
+            ],
+        }  # fmt: skip
+
     def __str__(self) -> str:
         lines = [str(finding) for finding in self.findings]
         known = f", {self.known} kernels and parameters of passes known from before" if self.known else ""

@@ -9,13 +9,15 @@ from typing import Annotated
 
 import typer
 
-from relayc.cli.console import Steps, err, guarded, out
+from relayc.backend.runtime.quantities import bytes_text
+from relayc.cli.console import Steps, emit as emit_result, err, guarded, out
 from relayc.cli.models import open_model
 from relayc.cli.options import Emit, Precision, UsageError, WeightsPlace, check_writable, parse_caches
 from relayc.cli.parameters import (
     Caches,
     CheckIndices,
     InPrecision,
+    Json,
     LastPosition,
     OptLevel,
     Records,
@@ -50,6 +52,7 @@ def compile_(
     check_indices: CheckIndices = False,
     caches: Caches = None,
     last_position: LastPosition = None,
+    json: Json = False,
 ) -> None:
     """Compile an ONNX model to an artifact, which runs without the compiler, or to a C library.
 
@@ -73,7 +76,17 @@ def compile_(
         else:
             compiled.export_c(path, weights=weights.value)
     size = sum(file.stat().st_size for file in ([path] if artifact else path.iterdir()))
-    out.print(f"wrote {path} ({size / 1e6:.1f} MB)", soft_wrap=True)
+    report = compiled.build_report
+    record = {
+        "model": str(model),
+        "artifact": str(path),
+        "bytes": size,
+        "target": compiled.graph.target,
+        "nodes": len(compiled.graph.nodes),
+        "from_cache": report is None,
+        "seconds": {} if report is None else report.seconds,
+    }
+    emit_result(json, "compile", record, lambda: out.print(f"wrote {path} ({bytes_text(size)})", soft_wrap=True))
 
 
 @guarded
@@ -88,6 +101,7 @@ def tune(
     opt_level: OptLevel = 3,
     precision: InPrecision = Precision.FLOAT32,
     threads: Threads = None,
+    json: Json = False,
 ) -> None:
     """Search faster schedule parameters for the kernels of a model, by measuring them on this machine.
 
@@ -98,23 +112,28 @@ def tune(
         raise UsageError(f"{model}: expected an .onnx file")
     how = build_options(target, shape, opt_level, precision)
     report = import_module("relayc.cli.tuning").tune_onnx(model, how, Steps(), minutes, records, threads)
-    out.print(str(report), soft_wrap=True)
+    record = {"model": str(model), **report.record()}
+    emit_result(json, "tune", record, lambda: out.print(str(report), soft_wrap=True))
 
 
 @guarded
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="remove what is in it; tuning records stay")] = False,
+    json: Json = False,
 ) -> None:
     """Say what the cache of compiled code holds, and where it is: what was compiled once is found there again."""
     found = import_module("relayc.backend.cache").default_cache()
     if found is None:
-        out.print("the cache is off (RELAYC_CACHE_DIR=off)")
+        off = {"folder": None, "entries": 0, "bytes": 0, "limit": 0, "cleared": False}
+        emit_result(json, "cache", off, lambda: out.print("the cache is off (RELAYC_CACHE_DIR=off)"))
         return
     count, size = found.usage()
     if clear:
         found.clear()
-    held = f"{count} entries, {size / 1e6:.1f} MB of at most {found.limit / 1e6:.0f} MB"
-    out.print(f"{found.folder}: {'removed ' if clear else ''}{held}", soft_wrap=True)
+    entries = "1 entry" if count == 1 else f"{count} entries"
+    held = f"{'removed ' if clear else ''}{entries}, {bytes_text(size)} of at most {bytes_text(found.limit)}"
+    record = {"folder": str(found.folder), "entries": count, "bytes": size, "limit": found.limit, "cleared": clear}
+    emit_result(json, "cache", record, lambda: out.print(f"{found.folder}: {held}", soft_wrap=True))
 
 
 @guarded
@@ -122,6 +141,7 @@ def sign(
     artifact: Annotated[Path, typer.Argument(help="an artifact that `relayc compile` wrote")],
     key: Annotated[Path, typer.Option("--key", help="PEM file of an Ed25519 key: private, with --check public")],
     check: Annotated[bool, typer.Option("--check", help="check that the artifact was signed with this key")] = False,
+    json: Json = False,
 ) -> None:
     """Sign an artifact, or check its signature, which is beside it in artifact.sig.
 
@@ -130,6 +150,10 @@ def sign(
     """
     signing = import_module("relayc.backend.runtime.signing")
     if check:
-        out.print(f"{signing.check_signature(artifact, key)}  {artifact}", soft_wrap=True)
+        digest = signing.check_signature(artifact, key)
+        record = {"artifact": str(artifact), "sha256": digest, "signature": None}
+        emit_result(json, "sign", record, lambda: out.print(f"{digest}  {artifact}", soft_wrap=True))
     else:
-        out.print(f"wrote {signing.sign_artifact(artifact, key)}", soft_wrap=True)
+        written = signing.sign_artifact(artifact, key)
+        record = {"artifact": str(artifact), "sha256": None, "signature": str(written)}
+        emit_result(json, "sign", record, lambda: out.print(f"wrote {written}", soft_wrap=True))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from threading import Timer
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import typer
@@ -17,10 +18,11 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from relayc.cli.json_output import error_json, result_json
 from relayc.cli.options import UsageError
-from relayc.cli.plain import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Latency, failure
+from relayc.cli.plain import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, failure
 
-__all__ = ["Progress", "Steps", "err", "guarded", "out", "print_latency", "print_top", "settings"]
+__all__ = ["Progress", "Steps", "emit", "err", "guarded", "out", "print_top", "settings", "top_values"]
 
 out = Console(highlight=False, markup=False)  # names of files and tensors may hold brackets
 err = Console(stderr=True, highlight=False, markup=False)
@@ -40,14 +42,23 @@ settings = Settings()
 
 
 def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Print errors as one block on stderr and set the exit code: 1 failed, 2 wrong usage, 130 interrupted."""
+    """Print errors as one block on stderr and set the exit code: 1 failed, 2 wrong usage, 130 interrupted.
+
+    With `--json` the error is an object on stdout as well.
+    """
+    name = command.__name__.rstrip("_")
+
+    def report(as_json: object, kind: str, text: str) -> None:
+        if as_json:
+            print(error_json(name, kind, text))
+        _report(kind, text)
 
     @wraps(command)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return command(*args, **kwargs)
         except UsageError as error:
-            _report("usage", str(error))
+            report(kwargs.get("json"), "usage", str(error))
             raise typer.Exit(EXIT_USAGE) from error
         except KeyboardInterrupt:
             err.print("interrupted")
@@ -57,10 +68,18 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
         except Exception as error:
             if settings.traceback:
                 raise
-            _report(*failure(error))
+            report(kwargs.get("json"), *failure(error))
             raise typer.Exit(EXIT_FAILED) from error
 
     return run
+
+
+def emit(as_json: bool, command: str, record: Mapping[str, Any], text: Callable[[], object]) -> None:
+    """Print the result of a command: `record` as a JSON object, or what `text` prints for people."""
+    if as_json:
+        print(result_json(command, record))
+    else:
+        text()
 
 
 def _report(kind: str, text: str) -> None:
@@ -82,8 +101,15 @@ class Progress:
             self._status.update(f"{self._name}: {what}{counted}")
 
 
+_PATIENCE = 2.0
+"""Seconds after which a terminal shows what a step is doing."""
+
+
 class Steps:
-    """Named steps of a command: a spinner while one runs (on a terminal), its time when it is done."""
+    """Named steps of a command: its time when one is done and, on a terminal, a spinner when it lasts.
+
+    `quiet` leaves out the times.
+    """
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -91,11 +117,18 @@ class Steps:
     @contextmanager
     def step(self, name: str) -> Generator[Progress]:
         start = time.perf_counter()
-        if self.quiet or not err.is_terminal:
+        if not err.is_terminal:
             yield Progress(name, None)
         else:
-            with err.status(name) as status:
+            status = err.status(name)
+            timer = Timer(_PATIENCE, status.start)
+            timer.start()
+            try:
                 yield Progress(name, status)
+            finally:
+                timer.cancel()
+                timer.join()  # else it might start the spinner after its end
+                status.stop()
         self.report(f"{name:<12} {time.perf_counter() - start:8.3f} s")
 
     def report(self, text: str) -> None:
@@ -104,25 +137,25 @@ class Steps:
             err.print(text, soft_wrap=True)
 
 
-def print_top(name: str, values: np.ndarray, count: int) -> None:
-    """Print the `count` largest of `values` in the first batch entry with their indices; of strings the first ones."""
+def top_values(values: np.ndarray[Any, Any], count: int) -> list[tuple[list[int], float | str]]:
+    """The `count` largest of `values` in the first batch entry with their indices; of strings the first ones."""
     first = values[0] if values.ndim > 1 else values
     if first.dtype.kind == "U":
-        out.print(f"the first of {name}: {', '.join(map(repr, first.reshape(-1)[:count].tolist()))}", soft_wrap=True)
+        places = range(min(count, first.size))
+    else:
+        places = np.argsort(-first.astype(np.float64).reshape(-1), kind="stable")[:count]
+    indices = [np.unravel_index(place, first.shape) for place in places]
+    return [([int(i) for i in index], first[index].item()) for index in indices]
+
+
+def print_top(name: str, values: np.ndarray[Any, Any], count: int) -> None:
+    """Print what `top_values` finds."""
+    top = top_values(values, count)
+    if values.dtype.kind == "U":
+        out.print(f"the first of {name}: {', '.join(repr(value) for _, value in top)}", soft_wrap=True)
         return
-    order = np.argsort(-first.astype(np.float64).reshape(-1), kind="stable")[:count]
     table = Table("index", "value")
-    for flat in order:
-        index = np.unravel_index(flat, first.shape)
-        table.add_row(", ".join(str(i) for i in index), f"{float(first[index]):.6g}")
-    out.print(f"the {len(order)} largest of {name}")
-    out.print(table)
-
-
-def print_latency(seconds: Sequence[float], threads: int) -> None:
-    """Print median, 10th and 90th percentile of the run time in milliseconds."""
-    latency = Latency.of(seconds)
-    table = Table("median (ms)", "p10 (ms)", "p90 (ms)", "runs", "threads")
-    figures = [f"{value:.3f}" for value in (latency.median, latency.p10, latency.p90)]
-    table.add_row(*figures, str(len(seconds)), str(threads))
+    for index, value in top:
+        table.add_row(", ".join(map(str, index)), f"{float(value):.6g}")
+    out.print(f"the {len(top)} largest of {name}")
     out.print(table)

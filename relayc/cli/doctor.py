@@ -18,7 +18,7 @@ from relayc.backend.runtime.threads import num_threads
 from relayc.backend.target import Target
 from relayc.te.errors import CompileError
 
-__all__ = ["Finding", "examine", "version"]
+__all__ = ["Finding", "examine", "version", "versions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +45,34 @@ def examine() -> list[Finding]:
     ]
 
 
+_PACKAGES = ("numpy", "onnx", "llvmlite", "ml_dtypes", "networkx", "typer", "rich", "onnxruntime", "cuda-bindings")
+
+
+def versions() -> dict[str, str | None]:
+    """The versions of Python, of the package and of what it uses; None for what is not installed."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        **{name: _version_of(name) for name in ("relayc", *_PACKAGES)},
+    }
+
+
+def _version_of(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def version() -> str:
     """The name and version of the installed compiler."""
-    try:
-        return f"relayc {metadata.version('relayc')}"
-    except metadata.PackageNotFoundError:
-        return "relayc, not installed: run from its sources"
+    found = _version_of("relayc")
+    return "relayc, not installed: run from its sources" if found is None else f"relayc {found}"
 
 
 def _package(name: str) -> Finding:
-    try:
-        return Finding(name, True, metadata.version(name))
-    except metadata.PackageNotFoundError:
-        return Finding(name, False, f"not installed: pip install {name}")
+    found = _version_of(name)
+    return Finding(name, found is not None, found or f"not installed: pip install {name}")
 
 
 def _guarded(subject: str, find: Callable[[], str]) -> Finding:

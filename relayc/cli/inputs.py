@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.graph_executor import GraphModule
-from relayc.cli.options import fill_inputs, parse_shapes, read_inputs, resolved, typed
+from relayc.cli.options import Shapes, check_fill, fill_inputs, parse_shapes, read_inputs, resolved, typed
 
-__all__ = ["results_of", "set_inputs"]
+__all__ = ["Inputs", "results_of"]
 
 
-def set_inputs(
-    executor: GraphModule, files: Sequence[str], fill: str | None, seed: int, shapes: Sequence[str]
-) -> None:
-    """Set every input from `files` ("file.npz", "name=file.npy"), or filled ("random", "ones", "zeros").
+@dataclass(frozen=True)
+class Inputs:
+    """Values of a model's inputs as the command line says: `passed` by name, others filled as `fill` says.
 
-    `shapes` ("x:1,3,224,224", "batch=1") gives the dynamic dimensions of filled inputs their sizes. Raises UsageError
-    for a file or a shape that doesn't fit the model.
+    `shapes` ("x:1,3,224,224", "batch=1") gives the dynamic dimensions of filled inputs their sizes.
     """
-    wanted, dtypes = executor.get_input_info()
-    provided, sizes = typed(read_inputs(files), dtypes), parse_shapes(shapes)
-    types = {
-        name: (provided[name].shape if name in provided else resolved(shape, sizes), dtypes[name])
-        for name, shape in wanted.items()
-    }
-    for name, value in fill_inputs(types, provided, fill, seed).items():
-        executor.set_input(name, value)
+
+    passed: dict[str, Any]
+    fill: str | None
+    seed: int
+    shapes: Shapes
+
+    @staticmethod
+    def read(files: Sequence[str], fill: str | None, seed: int, shapes: Sequence[str]) -> Inputs:
+        """Read `files` ("file.npz", "name=file.npy"). Raises UsageError for what can't be read or understood."""
+        check_fill(fill)
+        return Inputs(read_inputs(files), fill, seed, parse_shapes(shapes))
+
+    def set(self, executor: GraphModule) -> None:
+        """Set all inputs of an executor. Raises UsageError for a value or a shape that doesn't fit the model."""
+        wanted, dtypes = executor.get_input_info()
+        provided = typed(self.passed, dtypes)
+        sizes = resolved({n: provided[n].shape if n in provided else shape for n, shape in wanted.items()}, self.shapes)
+        types = {name: (shape, dtypes[name]) for name, shape in sizes.items()}
+        for name, value in fill_inputs(types, provided, self.fill, self.seed).items():
+            executor.set_input(name, value)
 
 
 def results_of(executor: GraphModule, compiled: CompiledModel) -> dict[str, np.ndarray[Any, Any]]:

@@ -1,21 +1,60 @@
-"""The commands `show`, `verify` and `doctor`."""
+"""The commands `inspect`, `show`, `verify` and `doctor`."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from relayc.cli.console import Steps, guarded, out
-from relayc.cli.kernels import code_module, kernel_lines
+from relayc.backend.runtime.files import replacing
+from relayc.cli.console import Steps, emit, err, guarded, out
+from relayc.cli.kernels import code_module, kernel_lines, kernel_records
+from relayc.cli.model_facts import artifact_facts, compiled_facts, fact_lines, onnx_facts
 from relayc.cli.models import open_model
-from relayc.cli.options import Form, Precision, UsageError, parse_shapes
-from relayc.cli.parameters import Fill, InPrecision, Input, Model, OptLevel, Seed, Shape, Target, build_options
-from relayc.cli.plain import is_onnx
+from relayc.cli.options import Build, Form, Precision, UsageError, check_writable, parse_shapes
+from relayc.cli.parameters import Fill, InPrecision, Input, Json, Model, OptLevel, Seed, Shape, Target, build_options
+from relayc.cli.plain import failure, is_onnx
 
-__all__ = ["doctor", "show", "verify"]
+__all__ = ["doctor", "inspect", "show", "verify"]
+
+
+@guarded
+def inspect(
+    model: Model,
+    target: Target = "llvm",
+    shape: Shape = None,
+    opt_level: OptLevel = 3,
+    precision: InPrecision = Precision.FLOAT32,
+    json: Json = False,
+) -> None:
+    """Say what a model is and what it takes to run: inputs, operators, parameters, operations, memory.
+
+    An .onnx file is compiled for that, or found in the cache. Example: relayc inspect bert.onnx --shape batch=1
+    """
+    how = build_options(target, shape, opt_level, precision)
+    steps = Steps(quiet=True)
+    if is_onnx(model):
+        with steps.step("read"):
+            facts = {"model": str(model), "problem": None, **onnx_facts(model)}
+        facts |= _compiled_or_problem(model, how, steps)
+    else:
+        compiled = open_model(model, how, steps)
+        facts = {"model": str(model), "problem": None, **artifact_facts(model, compiled)}
+        facts |= compiled_facts(compiled, how.shapes)
+    emit(json, "inspect", facts, lambda: out.print("\n".join(fact_lines(facts)), soft_wrap=True))
+
+
+def _compiled_or_problem(model: Path, how: Build, steps: Steps) -> dict[str, Any]:
+    """The facts of the compiled model; why there is none, for a model that can't be compiled."""
+    errors = import_module("relayc.te.errors")
+    try:
+        compiled = open_model(model, how, steps)
+    except errors.CompileError as error:
+        return {"problem": failure(error)[1]}
+    return compiled_facts(compiled, how.shapes)
 
 
 @guarded
@@ -23,28 +62,52 @@ def show(
     model: Model,
     form: Annotated[Form, typer.Argument(help="what to show")] = Form.GRAPH,
     kernel: Annotated[str | None, typer.Option("--kernel", "-k", help="only kernels whose name holds this")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="write it to this file")] = None,
     target: Target = "llvm",
     shape: Shape = None,
     opt_level: OptLevel = 3,
     precision: InPrecision = Precision.FLOAT32,
+    json: Json = False,
 ) -> None:
     """Print a stage of a model as text.
 
     graph: as imported · optimized: after the graph passes · kernels: what runs, for a GPU with registers, spills,
-    shared memory and occupancy · loops: lowered loop IR · llvm: LLVM IR · asm: machine code · cuda, ptx, sass: a GPU's.
-    An artifact shows its kernels and its CUDA code. Example: relayc show model.onnx asm --kernel conv2d
+    shared memory and occupancy · loops: lowered loop IR · llvm: LLVM IR · asm: machine code · cuda, ptx, sass: a GPU's
+    · onnx: the compiled graph as a file that Netron draws. An artifact shows its kernels, its CUDA code and onnx.
+    Example: relayc show model.onnx asm --kernel conv2d
     """
+    check_writable(output)
     how = build_options(target, shape, opt_level, precision)
+    record: dict[str, Any] = {"model": str(model), "form": form.value, "written": output}
+    if form is Form.ONNX:
+        if output is None:
+            raise UsageError("show onnx writes a file, for Netron; say which: --output model_compiled.onnx")
+        compiled = open_model(model, how, Steps(quiet=True))
+        content = import_module("relayc.cli.netron").graph_as_onnx(compiled).SerializeToString()
+    else:
+        text, facts = _shown(model, form, kernel, how)
+        record |= facts
+        content = text.encode()
+        if output is None:
+            emit(json, "show", record, lambda: out.print(text, soft_wrap=True))
+            return
+    with replacing(output) as file:
+        file.write(content)
+    emit(json, "show", record, lambda: err.print(f"wrote {output}", soft_wrap=True))
+
+
+def _shown(model: Path, form: Form, kernel: str | None, how: Build) -> tuple[str, dict[str, Any]]:
+    """A form of the model as text, and what of it is in the JSON object."""
     if form is Form.KERNELS:
         compiled = open_model(model, how, Steps(quiet=True))
-        out.print("\n".join(kernel_lines(compiled, kernel)), soft_wrap=True)
-    elif is_onnx(model):
-        import_module("relayc.cli.show").print_form(model, form, kernel, how)
+        return "\n".join(kernel_lines(compiled, kernel)), {"kernels": kernel_records(compiled, kernel)}
+    if is_onnx(model):
+        text = "\n".join(import_module("relayc.cli.show").form_text(model, form, kernel, how))
     elif form in (Form.CUDA, Form.PTX, Form.SASS) and kernel is None:
-        code = code_module(open_model(model, how, Steps(quiet=True)).module, "cuda")
-        out.print(code.get_source(form.value), soft_wrap=True)
+        text = code_module(open_model(model, how, Steps(quiet=True)).module, "cuda").get_source(form.value)
     else:
         raise UsageError(f"{form} of {model}: an artifact shows its kernels and its CUDA code; expected an .onnx file")
+    return text, {"text": text}
 
 
 @guarded
@@ -63,6 +126,7 @@ def verify(
     shape: Shape = None,
     opt_level: OptLevel = 3,
     seed: Seed = 0,
+    json: Json = False,
 ) -> None:
     """Compare every intermediate tensor with another implementation and name the first node that departs.
 
@@ -70,17 +134,26 @@ def verify(
     """
     if not is_onnx(model):
         raise UsageError(f"{model}: expected an .onnx file")
-    check = import_module("relayc.cli.verifying").verify_model
+    verifying = import_module("relayc.cli.verifying")
     shapes = parse_shapes(shape or [])
-    if not check(model, inputs, fill, seed, shapes, against, target, opt_level, tolerance, listed):
+    report = verifying.verify_model(model, inputs, fill, seed, shapes, against, target, opt_level, tolerance)
+    record = {"model": str(model), **verifying.report_record(report, listed)}
+    emit(json, "verify", record, lambda: verifying.print_report(report, listed))
+    if not report.agrees:
         raise typer.Exit(1)
 
 
 @guarded
-def doctor() -> None:
+def doctor(json: Json = False) -> None:
     """Say what this machine can do, and what to install for the rest."""
-    findings = import_module("relayc.cli.doctor").examine()
+    module = import_module("relayc.cli.doctor")
+    findings = module.examine()
     width = max(len(finding.subject) for finding in findings)
-    for finding in findings:
-        mark = "yes" if finding.usable else "no "
-        out.print(f"{mark}  {finding.subject:<{width}}  {finding.text}", soft_wrap=True)
+
+    def text() -> None:
+        for finding in findings:
+            mark = "yes" if finding.usable else "no "
+            out.print(f"{mark}  {finding.subject:<{width}}  {finding.text}", soft_wrap=True)
+
+    record = {"versions": module.versions(), "findings": [asdict(finding) for finding in findings]}
+    emit(json, "doctor", record, text)

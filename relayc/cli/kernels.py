@@ -8,8 +8,10 @@ from typing import Any
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.graph import GraphNode
 from relayc.backend.runtime.module import Module
+from relayc.backend.runtime.quantities import bytes_text, counted
+from relayc.backend.runtime.sizes import size_text
 
-__all__ = ["code_module", "kernel_lines"]
+__all__ = ["code_module", "kernel_lines", "kernel_records"]
 
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "threads": lambda r: str(r["threads"]),
@@ -46,6 +48,26 @@ def kernel_lines(compiled: CompiledModel, part: str | None) -> Iterator[str]:
         yield f"{node.func}  {outputs}  {' '.join(node.ops)}  <- {', '.join(node.sources)}"
 
 
+def kernel_records(compiled: CompiledModel, part: str | None) -> list[dict[str, Any]]:
+    """The nodes of `kernel_lines`, with their arithmetic and traffic, as JSON values."""
+    return [
+        {
+            "node": node.name,
+            "kernel": node.func,
+            "operators": list(node.ops),
+            "sources": list(node.sources),
+            "outputs": [
+                {"dtype": t.dtype, "shape": [size_text(d) for d in t.shape] if not t.is_static else list(t.shape)}
+                for t in (compiled.graph.tensors[index] for index in node.outputs)
+            ],
+            "flops": node.flops,
+            "bytes": node.bytes,
+        }
+        for node in compiled.graph.nodes
+        if part is None or part in node.func
+    ]
+
+
 def _report_lines(code: Any, nodes: list[GraphNode]) -> Iterator[str]:
     """The kernels of a CUDA module that the nodes launch, with the assembler's report."""
     calls: dict[str, int] = {}
@@ -58,6 +80,6 @@ def _report_lines(code: Any, nodes: list[GraphNode]) -> Iterator[str]:
             figures = [column(report) if report else "-" for column in _COLUMNS.values()]
             rows.append([str(count), *figures, kernel["name"]])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    yield f"{len(rows) - 1} kernels for {code.arch} ({code.format}, {len(code.image) / 1e6:.2f} MB):"
+    yield f"{counted(len(rows) - 1, 'kernel')} for {code.arch} ({code.format}, {bytes_text(len(code.image))}):"
     for row in rows:
         yield "  ".join([*(cell.rjust(w) for cell, w in zip(row[:-1], widths, strict=False)), row[-1]])

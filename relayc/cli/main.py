@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from relayc.cli import building, generating, inspecting, quantizing, running, serving
+from relayc.cli import benching, building, generating, inspecting, quantizing, running, serving
 from relayc.cli.console import settings
 
 __all__ = ["app"]
@@ -48,10 +48,11 @@ for name, command in (
     ("compile", building.compile_),
     ("run", running.run),
     ("generate", generating.generate),
-    ("bench", running.bench),
+    ("bench", benching.bench),
     ("profile", running.profile),
     ("tune", building.tune),
     ("quantize", quantizing.quantize),
+    ("inspect", inspecting.inspect),
     ("show", inspecting.show),
     ("serve", serving.serve),
     ("verify", inspecting.verify),

@@ -14,12 +14,13 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
+from relayc.backend.runtime.arguments import array_of
 from relayc.backend.runtime.files import replacing
 from relayc.backend.runtime.strings import as_strings
 
 __all__ = [
-    "Build", "Emit", "Form", "Precision", "UsageError", "WeightsPlace", "check_writable", "fill_inputs", "parse_caches",
-    "parse_shapes", "read_inputs", "require_values", "resolved", "typed", "write_archive",
+    "Build", "Emit", "Form", "Precision", "UsageError", "WeightsPlace", "check_fill", "check_writable", "fill_inputs",
+    "parse_caches", "parse_shapes", "read_inputs", "require_values", "resolved", "typed", "write_archive",
 ]  # fmt: skip
 
 Shapes = dict[str, tuple[int | str, ...] | int]
@@ -40,6 +41,7 @@ class Form(StrEnum):
     CUDA = "cuda"
     PTX = "ptx"
     SASS = "sass"
+    ONNX = "onnx"
 
 
 class Precision(StrEnum):
@@ -130,15 +132,29 @@ def _dimension(text: str, whole: str) -> int | str:
     return text.strip() if text.strip().isidentifier() else _size(text, whole)
 
 
-def resolved(shape: Sequence[int | str | tuple[Any, ...]], sizes: Shapes) -> tuple[int, ...]:
-    """An artifact's shape with symbolic dimensions replaced by the user's sizes."""
-    result: list[int] = []
-    for d in shape:
-        value = sizes.get(d) if isinstance(d, str) else d
-        if not isinstance(value, int):
-            raise UsageError(f"the dimension {d} of the model is symbolic; set it: --shape {d}=8, or --input")
-        result.append(value)
-    return tuple(result)
+def resolved(shapes: Mapping[str, Sequence[Any]], sizes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Shapes by input name with symbolic dimensions replaced by the user's sizes.
+
+    Raises UsageError naming all dimensions that have none.
+    """
+    found = {
+        name: tuple([sizes.get(d) if isinstance(d, str) else d for d in shape]) for name, shape in shapes.items()
+    }
+    open_inputs = {
+        name: shape for name, shape in shapes.items() if not all(isinstance(d, int) for d in found[name])
+    }
+    if open_inputs:
+        missing = dict.fromkeys(
+            str(d) for name in open_inputs for d, size in zip(shapes[name], found[name], strict=True)
+            if not isinstance(size, int)
+        )  # fmt: skip
+        inputs = ", ".join(f"{name}[{', '.join(map(str, shape))}]" for name, shape in open_inputs.items())
+        sizes_of = "the dimension " if len(missing) == 1 else "the dimensions "
+        raise UsageError(
+            f"{sizes_of}{', '.join(missing)} of {inputs} {'is' if len(missing) == 1 else 'are'} symbolic; set: "
+            f"{' '.join(f'--shape {name}=8' for name in missing)}, or pass the inputs: --input"
+        )
+    return {name: tuple([int(d) for d in shape if d is not None]) for name, shape in found.items()}
 
 
 def _size(text: str, whole: str) -> int:
@@ -180,7 +196,8 @@ def typed(passed: Mapping[str, Any], dtypes: Mapping[str, str]) -> dict[str, np.
         dtype = dtypes.get(name, "float32")
         try:
             known = isinstance(value, np.ndarray)
-            arrays[name] = value if known else as_strings(value) if dtype == "string" else np.asarray(value, dtype)
+            strings = not known and dtype == "string"
+            arrays[name] = value if known else as_strings(value) if strings else array_of(value, dtype, "the list")
         except (TypeError, ValueError) as error:
             raise UsageError(f"the input {name!r} can't be read as {dtype}: {error}") from error
     return arrays
@@ -190,6 +207,8 @@ def _load(path: Path) -> np.ndarray | dict[str, Any]:
     """The array of a .npy file, or the values by name of a .npz or .json file."""
     if path.suffix.lower() == ".json":
         return _load_json(path)
+    if path.suffix.lower() not in (".npy", ".npz"):
+        raise UsageError(f"--input {path}: expected a .npy, .npz or .json file of values, not {path.suffix or 'this'}")
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
@@ -197,6 +216,8 @@ def _load(path: Path) -> np.ndarray | dict[str, Any]:
         with loaded:
             return {name: loaded[name] for name in loaded.files}
     except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+        if isinstance(error, FileNotFoundError):
+            raise UsageError(f"--input {path}: there is no such file") from error
         reason = str(error).split(". If you trust")[0]  # pickles are never loaded
         raise UsageError(f"{path} can't be read as .npy or .npz: {reason}") from error
 
@@ -204,6 +225,8 @@ def _load(path: Path) -> np.ndarray | dict[str, Any]:
 def _load_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"--input {path}: there is no such file") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read as JSON: {error}") from error
     if not isinstance(values, dict):
@@ -233,6 +256,12 @@ def write_archive(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
                 np.lib.format.write_array(member, np.asarray(array, order="C"), allow_pickle=False)
 
 
+def check_fill(fill: str | None) -> None:
+    """Raise UsageError for what is no way of filling inputs."""
+    if fill not in (None, "zeros", "ones", "random"):
+        raise UsageError(f"--fill {fill!r}: expected random, ones or zeros")
+
+
 def fill_inputs(
     wanted: Mapping[str, tuple[Sequence[int], str]], passed: Mapping[str, np.ndarray], fill: str | None, seed: int
 ) -> dict[str, np.ndarray]:
@@ -242,6 +271,7 @@ def fill_inputs(
     strings "1" and the empty one).
     Raises `UsageError` for unknown names and for inputs without a value.
     """
+    check_fill(fill)
     require_values(wanted, passed, fill)
     rng = np.random.default_rng(seed)
     return {
@@ -264,8 +294,6 @@ def require_values(
 
 
 def _filled(shape: Sequence[int], dtype: str, fill: str, rng: np.random.Generator) -> np.ndarray:
-    if fill not in ("zeros", "ones", "random"):
-        raise UsageError(f"--fill {fill!r}: expected random, ones or zeros")
     if dtype == "string":
         return _filled_strings(tuple(shape), fill, rng)
     if fill in ("zeros", "ones"):

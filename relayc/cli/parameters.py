@@ -10,8 +10,8 @@ import typer
 from relayc.cli.options import Build, Precision, parse_shapes
 
 __all__ = [
-    "Caches", "CheckIndices", "Device", "Fill", "InPrecision", "Input", "LastPosition", "Model", "OptLevel", "Records",
-    "Seed", "Shape", "Target", "Threads", "build_options",
+    "Caches", "CheckIndices", "Device", "Fill", "InPrecision", "Input", "Json", "LastPosition", "Model", "OptLevel",
+    "Records", "Seed", "Shape", "Target", "Threads", "build_options",
 ]  # fmt: skip
 
 Model = Annotated[Path, typer.Argument(help="an .onnx model, or an artifact that `relayc compile` wrote")]
@@ -33,6 +33,7 @@ Input = Annotated[
     typer.Option("--input", "-i", help="file.npz or file.json, values by input name; or name=file.npy; repeatable"),
 ]
 Fill = Annotated[str | None, typer.Option("--fill", help="inputs without a value: random (seeded), ones or zeros")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object (docs/cli_json.md)")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="threads to use; default: all it may use")]
 Device = Annotated[
     str | None, typer.Option("--device", "-d", help='where to run: "cpu", "cuda:0"; default: what it was compiled for')

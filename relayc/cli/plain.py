@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from relayc.backend.runtime.graph_executor import GraphModule
 
 __all__ = [
     "EXIT_FAILED", "EXIT_INTERRUPTED", "EXIT_USAGE", "Latency", "executor_for", "failure", "is_onnx", "output_line",
+    "output_record",
 ]  # fmt: skip
 
 EXIT_FAILED = 1
@@ -25,16 +26,31 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 class Latency(NamedTuple):
-    """Percentiles of the time of a run in milliseconds."""
+    """Percentiles of the time of a run, mean, least and greatest, in milliseconds."""
 
     p10: float
-    median: float
+    p50: float
     p90: float
+    p99: float
+    mean: float
+    min: float
+    max: float
 
     @staticmethod
     def of(seconds: Sequence[float]) -> Latency:
-        """The percentiles of measured times in seconds."""
-        return Latency(*[float(v) * 1e3 for v in np.percentile(seconds, [10, 50, 90])])
+        """The figures of measured times in seconds."""
+        figures = [*np.percentile(seconds, [10, 50, 90, 99]), np.mean(seconds), np.min(seconds), np.max(seconds)]
+        return Latency(*[float(v) * 1e3 for v in figures])
+
+    @property
+    def spread(self) -> float:
+        """The distance of the 10th and the 90th percentile, as a share of the median."""
+        return (self.p90 - self.p10) / self.p50 if self.p50 else 0.0
+
+    @property
+    def runs_per_second(self) -> float:
+        """Throughput of runs one after another."""
+        return 1e3 / self.mean if self.mean else 0.0
 
 
 def is_onnx(path: Path) -> bool:
@@ -53,6 +69,11 @@ def executor_for(model: CompiledModel, where: str | None, threads: int | None) -
 def output_line(name: str, value: np.ndarray) -> str:
     """Name, type and shape of an output."""
     return f"{name}: {'string' if value.dtype.kind == 'U' else value.dtype}{list(value.shape)}"
+
+
+def output_record(name: str, value: np.ndarray) -> dict[str, Any]:
+    """Name, type and shape of an output, for `--json`."""
+    return {"name": name, "dtype": "string" if value.dtype.kind == "U" else str(value.dtype), "shape": value.shape}
 
 
 def failure(error: Exception) -> tuple[str, str]:

@@ -1,25 +1,30 @@
-"""The commands `run`, `bench` and `profile`."""
+"""The commands `run` and `profile`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from relayc.backend.runtime.files import replacing
+from relayc.backend.runtime.profile_page import profile_page
 from relayc.backend.runtime.roofline import roofline_svg
-from relayc.cli.console import Steps, err, guarded, out, print_latency, print_top
-from relayc.cli.inputs import results_of, set_inputs
-from relayc.cli.models import open_model
-from relayc.cli.options import Precision, UsageError, check_writable, parse_shapes, write_archive
+from relayc.backend.runtime.trace import Trace
+from relayc.cli.console import Steps, emit, err, guarded, out, print_top, top_values
+from relayc.cli.inputs import Inputs, results_of
+from relayc.cli.models import ready_executor
+from relayc.cli.options import Precision, UsageError, check_writable, write_archive
 from relayc.cli.parameters import (
     CheckIndices,
     Device,
     Fill,
     InPrecision,
     Input,
+    Json,
     Model,
     OptLevel,
     Seed,
@@ -28,9 +33,9 @@ from relayc.cli.parameters import (
     Threads,
     build_options,
 )
-from relayc.cli.plain import executor_for, is_onnx, output_line
+from relayc.cli.plain import is_onnx, output_line, output_record
 
-__all__ = ["bench", "profile", "run"]
+__all__ = ["profile", "run"]
 
 
 @guarded
@@ -48,59 +53,40 @@ def run(
     threads: Threads = None,
     seed: Seed = 0,
     check_indices: CheckIndices = False,
+    json: Json = False,
 ) -> None:
     """Run a model once: an artifact, or an .onnx file, which is compiled first.
 
     Example: relayc run resnet50.relayc --input image.npz --print-top 5
     """
     check_writable(output)
-    if not inputs and fill is None and is_onnx(model):
-        check = import_module("relayc.cli.verifying").check_needs_no_input
-        check(model, parse_shapes(shape or []))  # before compiling, which takes seconds
     steps = Steps(quiet=not is_onnx(model))
-    compiled = open_model(model, build_options(target, shape, opt_level, precision, None, check_indices), steps)
-    executor = executor_for(compiled, device, threads)
-    set_inputs(executor, inputs or [], fill, seed, shape or [])
-    executor.run()
-    results = results_of(executor, compiled)
-    for name, value in results.items():
-        out.print(output_line(name, value))
-        if print_count:
-            print_top(name, value, print_count)
+    how = build_options(target, shape, opt_level, precision, None, check_indices)
+    given = Inputs.read(inputs or [], fill, seed, shape or [])
+    compiled, executor = ready_executor(model, how, steps, device, threads, given)
+    with steps.step("run"):
+        executor.run()
+        results = results_of(executor, compiled)
+
+    def text() -> None:
+        for name, value in results.items():
+            out.print(output_line(name, value))
+            if print_count:
+                print_top(name, value, print_count)
+
+    outputs = [{**output_record(name, value), **_top(value, print_count)} for name, value in results.items()]
+    record = {"model": str(model), "device": str(executor.device), "outputs": outputs, "written": output}
     if output is not None:
         write_archive(output, results)
+    emit(json, "run", record, text)
+    if output is not None:
         err.print(f"wrote {output}", soft_wrap=True)
 
 
-@guarded
-def bench(
-    model: Model,
-    inputs: Input = None,
-    fill: Fill = "random",
-    repeat: Annotated[int, typer.Option("--repeat", "-n", min=1, help="figures to take")] = 50,
-    number: Annotated[int, typer.Option("--number", min=1, help="runs per figure")] = 1,
-    profile: Annotated[int, typer.Option("--profile", min=0, help="also list so many of the slowest kernels")] = 0,
-    device: Device = None,
-    target: Target = "llvm",
-    shape: Shape = None,
-    opt_level: OptLevel = 3,
-    precision: InPrecision = Precision.FLOAT32,
-    threads: Threads = None,
-    seed: Seed = 0,
-) -> None:
-    """Measure the latency of a model: median, 10th and 90th percentile.
-
-    Example: relayc bench resnet50.relayc --threads 1 --profile 10
-    """
-    steps = Steps(quiet=not is_onnx(model))
-    compiled = open_model(model, build_options(target, shape, opt_level, precision), steps)
-    executor = executor_for(compiled, device, threads)
-    set_inputs(executor, inputs or [], fill, seed, shape or [])
-    with steps.step("measure"):
-        result = executor.benchmark(repeat=repeat, number=number)
-    print_latency(result.results, executor.num_threads)
-    if profile:
-        out.print(executor.profile().table(top=profile), soft_wrap=True)
+def _top(values: np.ndarray[Any, Any], count: int) -> dict[str, Any]:
+    if not count:
+        return {}
+    return {"top": [{"index": index, "value": value} for index, value in top_values(values, count)]}
 
 
 @guarded
@@ -113,7 +99,12 @@ def profile(
     repeat: Annotated[int, typer.Option("--repeat", "-n", min=1, help="runs in each round")] = 5,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="rounds; ceilings are measured between them")] = 5,
     svg: Annotated[Path | None, typer.Option("--svg", help="write a picture of the roofline")] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="write all figures as JSON")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="write one page: kernels, roofline, graph and remarks")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="write a trace for Perfetto (ui.perfetto.dev) and Chrome")
+    ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="write all figures as comma-separated values")] = None,
     device: Device = None,
     target: Target = "llvm",
@@ -122,27 +113,39 @@ def profile(
     precision: InPrecision = Precision.FLOAT32,
     threads: Threads = None,
     seed: Seed = 0,
+    json: Json = False,
 ) -> None:
     """Measure every kernel: time, share, GFLOP/s, GB/s and, on a CPU, how near it is to the machine's ceilings.
 
     The ceilings, multiply-adds from registers and copies from memory, are measured in between. Work whose data is in a
-    cache can be above the second. Example: relayc profile resnet50.relayc --threads 1 --svg resnet50.svg
+    cache can be above the second. Example: relayc profile resnet50.relayc --threads 1 --html resnet50.html
     """
-    check_writable(svg, json, csv)
+    check_writable(svg, html, trace, csv)
     steps = Steps(quiet=not is_onnx(model))
-    compiled = open_model(model, build_options(target, shape, opt_level, precision), steps)
-    executor = executor_for(compiled, device, threads)
-    set_inputs(executor, inputs or [], fill, seed, shape or [])
-    report = import_module("relayc.cli.profiling").profile_executor(executor, rounds, repeat)
-    if svg is not None and report.ceilings is None:
+    how = build_options(target, shape, opt_level, precision)
+    given = Inputs.read(inputs or [], fill, seed, shape or [])
+    compiled, executor = ready_executor(model, how, steps, device, threads, given)
+    if svg is not None and executor.device.kind != "cpu":
         raise UsageError(f"--svg: the ceilings of {executor.device} are not known; expected a model on a CPU")
-    facts = [f"{name} {value}" for name, value in report.configuration.items() if name != "target"]
-    facts += [] if report.ceilings is None else [str(report.ceilings)]
-    out.print(", ".join(facts), soft_wrap=True)
-    shown = report.by(lambda call: call.ops) if by_operators else report
-    out.print(shown.table(top=top), soft_wrap=True)
-    for path, text in ((json, report.json), (csv, report.csv), (svg, lambda: roofline_svg(report))):
+    with steps.step("measure"):
+        report = import_module("relayc.cli.profiling").profile_executor(executor, rounds, repeat)
+
+    def text() -> None:
+        facts = [f"{name} {value}" for name, value in report.configuration.items() if name != "target"]
+        facts += [] if report.ceilings is None else [str(report.ceilings)]
+        out.print(", ".join(facts), soft_wrap=True)
+        shown = report.by(lambda call: call.ops) if by_operators else report
+        out.print(shown.table(top=top), soft_wrap=True)
+
+    files: list[tuple[Path | None, Callable[[], str]]] = [
+        (csv, report.csv),
+        (svg, lambda: roofline_svg(report)),
+        (html, lambda: profile_page(report, compiled.graph)),
+        (trace, lambda: Trace.of_report(report).json()),
+    ]
+    for path, content in files:
         if path is not None:
             with replacing(path) as file:
-                file.write(text().encode())
+                file.write(content().encode())
             err.print(f"wrote {path}", soft_wrap=True)
+    emit(json, "profile", report.record(), text)

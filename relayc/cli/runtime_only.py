@@ -14,7 +14,9 @@ from pathlib import Path
 from relayc.backend.runtime import load_model
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.graph_executor import GraphModule
-from relayc.cli.inputs import results_of, set_inputs
+from relayc.cli.environment import Load, bench_record, noise_of
+from relayc.cli.inputs import Inputs, results_of
+from relayc.cli.json_output import error_json, result_json
 from relayc.cli.options import UsageError, check_writable, write_archive
 from relayc.cli.plain import (
     EXIT_FAILED,
@@ -25,6 +27,7 @@ from relayc.cli.plain import (
     failure,
     is_onnx,
     output_line,
+    output_record,
 )
 
 __all__ = ["main"]
@@ -38,21 +41,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if is_onnx(options.model):
             raise UsageError(f"{options.model}: expected an artifact; {_COMPILER}")
+        inputs = Inputs.read(options.input, options.fill, options.seed, options.shape)
         compiled = load_model(options.model)
         executor = executor_for(compiled, options.device, options.threads)
-        set_inputs(executor, options.input, options.fill, options.seed, options.shape)
-        if options.command == "bench":
-            _bench(executor, options.repeat, options.number)
-        else:
-            _run(executor, compiled, options.output)
+        inputs.set(executor)
+        (_bench if options.command == "bench" else _run)(executor, compiled, options)
     except UsageError as error:
-        return _failed("usage", str(error), EXIT_USAGE)
+        return _failed(options, "usage", str(error), EXIT_USAGE)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
         if options.traceback:
             raise
-        return _failed(*failure(error), EXIT_FAILED)
+        return _failed(options, *failure(error), EXIT_FAILED)
     return 0
 
 
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=int, default=0, help="seed of --fill random")
         command.add_argument("--device", "-d", help='"cpu", "cuda:0"; default: what it was compiled for')
         command.add_argument("--threads", type=int, help="threads to use; default: all it may use")
+        command.add_argument("--json", action="store_true", help="print one JSON object (docs/cli_json.md)")
         if name == "run":
             command.add_argument("--output", "-o", type=Path, help="write the outputs to this .npz")
         else:
@@ -77,23 +79,38 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(executor: GraphModule, compiled: CompiledModel, output: Path | None) -> None:
-    check_writable(output)
+def _run(executor: GraphModule, compiled: CompiledModel, options: argparse.Namespace) -> None:
+    check_writable(options.output)
     executor.run()
     results = results_of(executor, compiled)
-    for name, value in results.items():
-        print(output_line(name, value))
-    if output is not None:
-        write_archive(output, results)
+    if options.json:
+        outputs = [output_record(name, value) for name, value in results.items()]
+        record = {"model": options.model, "device": str(executor.device), "outputs": outputs, "written": options.output}
+        print(result_json("run", record))
+    else:
+        print("\n".join(output_line(name, value) for name, value in results.items()))
+    if options.output is not None:
+        write_archive(options.output, results)
 
 
-def _bench(executor: GraphModule, repeat: int, number: int) -> None:
-    seconds = executor.benchmark(repeat=repeat, number=number).results
-    latency = Latency.of(seconds)
-    print(f"median {latency.median:.3f} ms, p10 {latency.p10:.3f} ms, p90 {latency.p90:.3f} ms, {len(seconds)} runs, "
-          f"{executor.num_threads} threads")  # fmt: skip
+def _bench(executor: GraphModule, compiled: CompiledModel, options: argparse.Namespace) -> None:
+    before = Load.now()
+    latency = Latency.of(executor.benchmark(repeat=options.repeat, number=options.number).results)
+    warning = noise_of(latency.spread, Load.now().others_since(before))
+    if options.json:
+        rows = [(executor.num_threads, latency)]
+        how = options.repeat, options.number
+        print(result_json("bench", bench_record(options.model, compiled, executor, rows, how, warning)))
+        return
+    figures = f"p50 {latency.p50:.3f} ms, p90 {latency.p90:.3f} ms, p99 {latency.p99:.3f} ms"
+    rate = f"{latency.runs_per_second:.1f} runs/s"
+    print(f"{figures}, {rate}, {options.repeat} figures, {executor.num_threads} threads")
+    if warning is not None:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
-def _failed(kind: str, text: str, code: int) -> int:
+def _failed(options: argparse.Namespace, kind: str, text: str, code: int) -> int:
+    if options.json:
+        print(error_json(options.command, kind, text))
     print(f"error: {kind}\n{text}", file=sys.stderr)
     return code

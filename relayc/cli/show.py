@@ -8,7 +8,6 @@ from pathlib import Path
 from relayc import relay
 from relayc.backend import build as build_module
 from relayc.backend.target import Target
-from relayc.cli.console import out
 from relayc.cli.kernels import code_module
 from relayc.cli.options import Build, Form
 from relayc.frontends.onnx import from_onnx
@@ -17,33 +16,33 @@ from relayc.relay.lowering.graph import make_graph
 from relayc.relay.lowering.lower import Kernel, lower
 from relayc.te.ir import IRModule, PassContext
 
-__all__ = ["print_form"]
+__all__ = ["form_text"]
 
 _SOURCES = {Form.LLVM: "ll"}
 """Source formats of modules whose names differ from the form's."""
 
 
-def print_form(path: Path, form: Form, kernel: str | None, how: Build) -> None:
-    """Print `form` of the ONNX model at `path`; `kernel` filters kernels by a substring of the name."""
+def form_text(path: Path, form: Form, kernel: str | None, how: Build) -> Iterator[str]:
+    """`form` of the ONNX model at `path`, in pieces; `kernel` filters kernels by a substring of the name."""
     target = Target(how.target)
     with PassContext(opt_level=how.opt_level, config=how.config):
         module, params = from_onnx(path, shape=how.shapes)
         if form is Form.GRAPH:
-            _write(str(module))
+            yield str(module)
             for op, name, why in module.attrs.get("host_nodes", ()):
-                _write(f"// on the host: {op} {name!r} ({why})")
+                yield f"// on the host: {op} {name!r} ({why})"
             return
         optimized: IRModule = relay.optimize(module, target, params)
         if form is Form.OPTIMIZED:
-            _write(str(optimized))
+            yield str(optimized)
             return
         lowered = _lowered(optimized, target, kernel)
         if form is Form.LOOPS:
             for each in lowered:
-                _write(f"{each.function}\n")
+                yield f"{each.function}\n"
         else:
             code = build_module(IRModule({each.name: each.function for each in lowered}), target=target)
-            _write(code_module(code, target.kind.name).get_source(_SOURCES.get(form, form.value)))
+            yield code_module(code, target.kind.name).get_source(_SOURCES.get(form, form.value))
 
 
 def _lowered(module: IRModule, target: Target, kernel: str | None) -> Iterator[Kernel]:
@@ -54,7 +53,3 @@ def _lowered(module: IRModule, target: Target, kernel: str | None) -> Iterator[K
     for workload in workloads.values():
         if kernel is None or kernel in workload.name:
             yield lower(workload, target)
-
-
-def _write(text: str) -> None:
-    out.print(text, soft_wrap=True)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.table import Table
 
 from relayc.backend.target import Target
 from relayc.cli.console import Steps, out
-from relayc.cli.options import Shapes, fill_inputs, read_inputs, require_values, resolved, typed
+from relayc.cli.options import Shapes, check_fill, fill_inputs, read_inputs, resolved, typed
 from relayc.frontends.onnx.importer import from_onnx
 from relayc.frontends.onnx.verify import Comparison, VerifyReport, verify
 from relayc.relay.type import TensorType
 from relayc.te.ir import PassContext
 
-__all__ = ["check_needs_no_input", "verify_model"]
+__all__ = ["print_report", "report_record", "verify_model"]
 
 
 def verify_model(
@@ -28,13 +30,12 @@ def verify_model(
     target: str,
     opt_level: int,
     tolerance: float | None,
-    listed: int,
-) -> bool:
-    """Compare the model with the oracle and print the report; returns whether it agrees."""
+) -> VerifyReport:
+    """The comparison of the model with the oracle."""
     values = _values(path, inputs, fill, seed, shapes)
     steps = Steps()
     with steps.step("verify"), PassContext(opt_level=opt_level):
-        report = verify(
+        return verify(
             path,
             values,
             against=against,
@@ -43,23 +44,37 @@ def verify_model(
             shape=shapes,
             tolerance=tolerance,
         )
-    _print(report, listed)
-    return report.agrees
 
 
-def check_needs_no_input(path: Path, shapes: Shapes) -> None:
-    """Raise UsageError, which lists the inputs, for a model that has any."""
-    module, _ = from_onnx(path, shape=shapes)
-    types = {p.name: p.ty for p in module["main"].params}
-    tensors = {name: (_named(ty), str(ty.dtype)) for name, ty in types.items() if isinstance(ty, TensorType)}
-    require_values(tensors, {}, None)
+def report_record(report: VerifyReport, listed: int) -> dict[str, Any]:
+    """The report as JSON values, with the `listed` tensors that are furthest off."""
+    departs = report.departs
+    return {
+        "oracle": report.oracle,
+        "agrees": report.agrees,
+        "departs": None if departs is None else _comparison_record(departs),
+        "fused_only": report.fused_only,
+        "compared": len(report.tensors),
+        "skipped": dict(report.skipped),
+        "furthest": [_comparison_record(found) for found in _furthest(report, listed)],
+    }
+
+
+def _comparison_record(found: Comparison) -> dict[str, Any]:
+    return {**asdict(found), "shape": list(found.shape)}
+
+
+def _furthest(report: VerifyReport, listed: int) -> list[Comparison]:
+    return sorted(report.tensors, key=lambda c: -_excess(c))[:listed]
 
 
 def _values(path: Path, inputs: list[str] | None, fill: str, seed: int, shapes: Shapes) -> dict[str, np.ndarray]:
+    check_fill(fill)
+    files = read_inputs(inputs or [])
     module, _ = from_onnx(path, shape=shapes)
     types = {p.name: p.tensor_type for p in module["main"].params}
-    passed = typed(read_inputs(inputs or []), {name: str(ty.dtype) for name, ty in types.items()})
-    sizes = {name: passed[name].shape if name in passed else resolved(_named(ty), shapes) for name, ty in types.items()}
+    passed = typed(files, {name: str(ty.dtype) for name, ty in types.items()})
+    sizes = resolved({n: passed[n].shape if n in passed else _named(ty) for n, ty in types.items()}, shapes)
     return fill_inputs({name: (sizes[name], str(ty.dtype)) for name, ty in types.items()}, passed, fill, seed)
 
 
@@ -68,11 +83,12 @@ def _named(type_: TensorType) -> tuple[int | str, ...]:
     return tuple(d if isinstance(d, int) else str(d) for d in type_.shape)
 
 
-def _print(report: VerifyReport, listed: int) -> None:
+def print_report(report: VerifyReport, listed: int) -> None:
+    """Print the report, with the `listed` tensors that are furthest off."""
     for name, reason in report.skipped.items():
         out.print(f"not compared: {name} ({reason})")
     table = Table("tensor", "made by", "type", "error", "allowed")
-    worst = sorted(report.tensors, key=lambda c: -_excess(c))[:listed]
+    worst = _furthest(report, listed)
     for found in worst:
         kind = f"{found.dtype}{list(found.shape)}"
         table.add_row(found.tensor, found.node, kind, f"{found.error:.2e}", f"{found.tolerance:.0e}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -11,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from relayc.backend.runtime.profiler import Report
+from relayc.backend.runtime.trace import Trace
 from relayc.runtime import GraphModule
 
 __all__ = ["RunLog"]
@@ -22,35 +21,30 @@ class RunLog:
     def __init__(self, prefix: str) -> None:
         self.start = time.perf_counter_ns()
         self._prefix = prefix
-        self._events: list[dict[str, Any]] = []
+        self._runs: list[tuple[int, int, int]] = []
+        """start, duration (in nanoseconds) and thread of each run"""
         self._last: tuple[GraphModule, Mapping[str, Any]] | None = None
         self._lock = threading.Lock()
 
     def add_run(self, started: int, executor: GraphModule, feed: Mapping[str, Any]) -> None:
         """A run that began at `started`, in nanoseconds, and has just ended."""
         with self._lock:
-            self._events.append(self._event("model_run", "Session", started, time.perf_counter_ns() - started))
+            self._runs.append((started, time.perf_counter_ns() - started, threading.get_ident()))
             self._last = executor, feed
-
-    def _event(self, name: str, category: str, start: int, duration: float, **facts: Any) -> dict[str, Any]:
-        """Chrome's "complete" event; times in microseconds."""
-        return {
-            "name": name, "cat": category, "ph": "X", "pid": os.getpid(), "tid": threading.get_ident(),
-            "ts": (start - self.start) / 1e3, "dur": duration / 1e3, "args": facts,
-        }  # fmt: skip
 
     def write(self) -> str:
         """Write the trace, with the nodes of one more run of the last inputs, and return its file's name."""
         with self._lock:
-            events, last = list(self._events), self._last
-        at = time.perf_counter_ns()
-        for node in () if last is None else _nodes(*last):
-            duration = node.seconds * 1e9
-            events.append(self._event(node.name, "Node", at, duration, operators=node.ops, shapes=node.shapes))
-            at += int(duration)
+            runs, last = list(self._runs), self._last
+        trace = Trace()
+        for started, duration, thread in runs:
+            trace.add("model_run", "Session", (started - self.start) / 1e3, duration / 1e3, thread)
+        if last is not None:
+            at = (time.perf_counter_ns() - self.start) / 1e3
+            trace.add_nodes(_nodes(*last), at, threading.get_ident())
         name = f"{self._prefix}{datetime.now():%Y-%m-%d_%H-%M-%S}.json"
         with open(name, "w", encoding="utf-8") as file:
-            json.dump(events, file)
+            file.write(trace.json())
         return name
 
 

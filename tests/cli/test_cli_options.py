@@ -32,7 +32,7 @@ def test_input_files(tmp_path: Path) -> None:
     assert inputs["x"].tolist() == [1, 1, 1] and inputs["y"].tolist() == [0, 1, 2, 3]
     with pytest.raises(UsageError, match="needs its input's name"):
         read_inputs([str(tmp_path / "one.npy")])
-    with pytest.raises(UsageError, match="can't be read"):
+    with pytest.raises(UsageError, match="there is no such file"):
         read_inputs([str(tmp_path / "none.npz")])
     (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04junk")
     with pytest.raises(UsageError, match="can't be read"):
