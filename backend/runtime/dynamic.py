@@ -17,7 +17,7 @@ from relayc.backend.runtime.compiled_loop import CompiledLoop
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.control import Record, run_if, run_loop, tensor_of
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.errors import ArgumentError, ModuleError, SizeMismatchError
+from relayc.backend.runtime.errors import ArgumentError, IndexRangeError, ModuleError, SizeMismatchError
 from relayc.backend.runtime.execution_plan import (
     Bind,
     Check,
@@ -259,6 +259,8 @@ class DynamicRunner:
         values = [string_table.strings(x) if kind == "t" else x for x, kind in zip(arrays, action.takes, strict=True)]
         try:
             results = self._host_actions[id(step)](*values)
+        except IndexRangeError as error:
+            raise IndexRangeError(f"{step.source}: {error}") from error
         except ArgumentError as error:
             raise ArgumentError(f"model {self._graph.name!r}: {step.source}: {error}") from error
         pairs = zip(results, action.returns, strict=True)

@@ -10,6 +10,7 @@ __all__ = [
     "ArgumentError",
     "ArtifactError",
     "DeviceError",
+    "IndexRangeError",
     "InternalError",
     "MissingModelError",
     "ModuleError",
@@ -31,6 +32,10 @@ class RelaycError(Exception):
 
 class ArgumentError(RelaycError, ValueError):
     """A value passed to the runtime or to a compiled function is invalid."""
+
+
+class IndexRangeError(ArgumentError):
+    """A gather or scatter of the model takes an index that is outside of its axis."""
 
 
 class SizeMismatchError(ArgumentError):

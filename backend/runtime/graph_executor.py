@@ -27,6 +27,7 @@ from relayc.backend.runtime.dynamic import DynamicRunner
 from relayc.backend.runtime.errors import (
     ArgumentError,
     ArtifactError,
+    IndexRangeError,
     RunCancelledError,
     SizeMismatchError,
     raise_if_foreign,
@@ -541,10 +542,12 @@ class GraphModule:
             elif self._static is not None:
                 self._inputs.check_sizes()
                 self._static.run()
+            self._context.check()
+        except IndexRangeError as error:
+            raise IndexRangeError(f"model {self._graph.name!r}: {error}") from error
         except Exception as error:
             raise_if_foreign(error, f"running model {self._graph.name!r}")
             raise
-        self._context.check()
         self._has_run = True
 
     def _run_special(self) -> GraphModule | None:

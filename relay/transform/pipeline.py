@@ -82,7 +82,7 @@ def default_pipeline(
     elif "gpu" in target.keys:
         arrange, unpack = (AlignChannels(), ArrangeWeights()), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (
-        CheckIndices(),
+        CheckIndices(target),
         EncodeStrings(),
         *unpack,
         *integers,

@@ -145,7 +145,8 @@ class InferenceSession:
         level = min(int(self._options.graph_optimization_level), 3)
         overrides = {**self._options.dimensions, **(shapes or {})}
         target = "cuda" if self._uses_gpu else "llvm"
-        return relayc.compile_onnx(self._source, target, shape=overrides or None, opt_level=level)
+        checks = {} if self._uses_gpu else {"relay.check_indices": True}  # as in onnxruntime, which checks on CPUs
+        return relayc.compile_onnx(self._source, target, shape=overrides or None, opt_level=level, config=checks)
 
     def _executor(self, model: CompiledModel) -> GraphModule:
         where = device("cuda" if self._uses_gpu else "cpu")
