@@ -17,6 +17,8 @@ import stat
 from functools import lru_cache
 from pathlib import Path
 
+from relayc.backend.runtime.log import logger
+
 __all__ = ["NotPrivateError", "fault_of_folder", "is_private", "is_private_file", "read_private", "warn_once"]
 
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
@@ -87,7 +89,5 @@ def _fault(found: os.stat_result) -> str | None:
 
 @lru_cache(maxsize=256)
 def warn_once(text: str) -> None:
-    """Log a warning, the first time that this process has it; without a logging configuration it goes to stderr."""
-    import logging  # takes a millisecond, needed in rare cases only
-
-    logging.getLogger("relayc").warning(text)
+    """Log a warning, the first time that this process has it."""
+    logger().warning(text)

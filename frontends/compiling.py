@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.runtime.log import logger
 from relayc.frontends.model_cache import model_entry
 from relayc.frontends.model_parts import model_parts
 
@@ -46,6 +47,7 @@ def compile_onnx(
     entry = model_entry(model, target, shape, opt_level, config, mod_name, (kept, last_position))
     found = None if entry is None else entry.find()
     if found is not None:
+        logger().info("model %r is in the cache, for %s", mod_name, found.graph.target)
         return found
     if before is not None:
         before()
@@ -55,6 +57,7 @@ def compile_onnx(
         compiler.compiled, model, target, shape, opt_level, dict(config or {}), mod_name, progress, caches,
         last_position,
     )  # fmt: skip
+    logger().info("model %r was compiled for %s", mod_name, compiled.graph.target)
     if entry is not None:
         entry.keep(compiled, compiler.external_locations(model) if isinstance(model, str | os.PathLike) else ())
     return compiled

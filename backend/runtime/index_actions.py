@@ -19,8 +19,8 @@ def report_index(source: str, axes: str, position: int, index: int, size: int, *
     place = tuple([int(p) for p in np.unravel_index(position, shape)])
     number, place = (place[0], place[1:]) if len(names) > 1 else (0, place)
     raise IndexRangeError(
-        f"{source}index {index}, at position {place} of the indices, is outside of axis {names[number]}, of size {size}; "
-        f"expected {-size} to {size - 1}"
+        f"{source}index {index}, at position {place} of the indices, is outside of axis {names[number]}, of size "
+        f"{size}; expected {-size} to {size - 1}"
     )
 
 

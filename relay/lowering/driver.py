@@ -21,6 +21,7 @@ from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.checks import as_integer
 from relayc.backend.runtime.errors import of_user
 from relayc.backend.runtime.html_text import facts_html
+from relayc.backend.runtime.log import logger
 from relayc.backend.runtime.quantities import bytes_text, counted
 from relayc.backend.runtime.sizes import MAX_ELEMENTS
 from relayc.backend.size_json import size_to_json
@@ -258,6 +259,7 @@ def build(
     description = graph.to_json(mod_name, str(target), target.device_kind)
     compiled = CompiledModel(description, graph.params, library)
     compiled.build_report = report
+    logger().debug("build of %r:\n%s", mod_name, report)
     return compiled
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -18,11 +19,13 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from relayc.backend.runtime.log import logger
 from relayc.cli.json_output import error_json, result_json
 from relayc.cli.options import UsageError
 from relayc.cli.plain import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, failure
 
-__all__ = ["Progress", "Steps", "emit", "err", "guarded", "out", "print_top", "settings", "top_values"]
+__all__ = ["Progress", "Steps", "emit", "err", "guarded", "out", "print_top", "settings", "show_log",
+           "top_values"]  # fmt: skip
 
 out = Console(highlight=False, markup=False)  # names of files and tensors may hold brackets
 err = Console(stderr=True, highlight=False, markup=False)
@@ -72,6 +75,21 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
             raise typer.Exit(EXIT_FAILED) from error
 
     return run
+
+
+def show_log(verbose: bool) -> None:
+    """Print warnings that the package logs on stderr and, if `verbose`, all it logs."""
+    log = logger()
+    log.setLevel(logging.DEBUG if verbose else logging.WARNING)
+    if not any(isinstance(handler, _LogHandler) for handler in log.handlers):
+        log.addHandler(_LogHandler())
+
+
+class _LogHandler(logging.Handler):
+    """Prints records like other messages of the command."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        err.print(f"{record.levelname.lower()}: {record.getMessage()}", soft_wrap=True)
 
 
 def emit(as_json: bool, command: str, record: Mapping[str, Any], text: Callable[[], object]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from relayc.cli import benching, building, generating, inspecting, quantizing, running, serving
-from relayc.cli.console import settings
+from relayc.cli.console import settings, show_log
 
 __all__ = ["app"]
 
@@ -31,6 +31,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     traceback: Annotated[bool, typer.Option("--traceback", help="on an error, show the Python traceback")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="print what the compiler logs, on stderr")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and end")
     ] = False,
@@ -42,6 +43,7 @@ def options(
     130 stopped.
     """
     settings.traceback = traceback
+    show_log(verbose)
 
 
 for name, command in (

@@ -6,21 +6,20 @@ results and are not supported are refused when the session is made.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 from weakref import WeakSet
 
+from relayc.backend.runtime.log import logger
 from relayc.onnxruntime.errors import NotImplemented as Unsupported
 
 __all__ = [
     "ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "RunOptions", "SessionOptions", "log", "note_ignored",
 ]  # fmt: skip
 
-log = logging.getLogger("relayc.onnxruntime")
-log.addHandler(logging.NullHandler())
+log = logger().getChild("onnxruntime")
 
 _noted = set[str]()
 _noting = threading.Lock()
