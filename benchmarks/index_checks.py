@@ -23,6 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import relayc
 from benchmarks.dynamic import seconds_of
+from benchmarks.records import append, machine
 from relayc.runtime import GraphModule, device
 
 OPTIONS = ({}, {"relay.check_indices": True})
@@ -68,6 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--zoo", type=Path, default=Path())
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--out", type=Path, help="file for the records")
     parser.add_argument("models", nargs="*", default=["embedding", "bert_base", "gpt2"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +80,11 @@ def main() -> None:
                 path = options.zoo / f"{name}.onnx"
                 with np.load(path.with_suffix(".npz")) as arrays:
                     inputs = {key: arrays[key] for key in arrays.files}
-            print(json.dumps({"model": name, **measure(path, inputs, options.rounds)}), flush=True)
+            facts = {"program": "benchmarks.index_checks", "machine": machine(), "date": time.strftime("%Y-%m-%d")}
+            record = {**facts, "case": name, **measure(path, inputs, options.rounds)}
+            print(json.dumps(record), flush=True)
+            if options.out is not None:
+                append(options.out, record)
 
 
 if __name__ == "__main__":

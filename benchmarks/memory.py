@@ -14,12 +14,14 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
 
 import relayc
 from benchmarks.light import LIGHT_MODELS, write_light
+from benchmarks.records import append, machine
 from relayc.cli.model_facts import compiled_facts
 from relayc.runtime import CompiledModel
 
@@ -42,17 +44,20 @@ def used_bytes(artifact: Path, inputs: Path) -> int:
     return 1024 * int(done.stdout)
 
 
-def measure(name: str, kind: str, model: CompiledModel, inputs: Path, scratch: Path) -> float:
-    """Print a line of JSON about one compiled model; returns the prediction over what was used."""
+def measure(name: str, kind: str, model: CompiledModel, inputs: Path, scratch: Path, out: Path | None) -> float:
+    """Print, and append to `out`, a record of one compiled model; returns the prediction over what was used."""
     artifact = scratch / "model.relayc"
     model.save(artifact)
     with np.load(inputs) as arrays:
         facts = compiled_facts(model, {key: arrays[key].shape for key in arrays.files})
     used = used_bytes(artifact, inputs)
     ratio = facts["process_bytes"] / used
-    row = {"model": name, "shapes": kind, "predicted": facts["process_bytes"], "used": used, "ratio": round(ratio, 3),
+    row = {"program": "benchmarks.memory", "machine": machine(), "date": time.strftime("%Y-%m-%d"),
+           "case": name, "shapes": kind, "predicted": facts["process_bytes"], "used": used, "ratio": round(ratio, 3),
            "unknown": len(facts["memory"]["unknown"])}  # fmt: skip
     print(json.dumps(row), flush=True)
+    if out is not None:
+        append(out, row)
     return ratio
 
 
@@ -60,6 +65,7 @@ def main() -> None:
     """Measure the models that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--zoo", type=Path, help="folder of models and inputs that benchmarks.zoo wrote")
+    parser.add_argument("--out", type=Path, help="file for the records")
     parser.add_argument("models", nargs="*")
     options = parser.parse_args()
     ratios: list[float] = []
@@ -69,7 +75,8 @@ def main() -> None:
         for name in options.models or [*(f"light_{model}" for model in LIGHT_MODELS), *zoo]:
             path, inputs = (zoo[name], zoo[name].with_suffix(".npz")) if name in zoo else write_light(
                 name.removeprefix("light_"), scratch)  # fmt: skip
-            ratios.append(measure(name, "static", relayc.compile_onnx(path, mod_name=name), inputs, scratch))
+            static = relayc.compile_onnx(path, mod_name=name)
+            ratios.append(measure(name, "static", static, inputs, scratch, options.out))
             with np.load(inputs) as arrays:
                 free = {key: ("batch", *arrays[key].shape[1:]) for key in arrays.files}
             try:
@@ -77,7 +84,7 @@ def main() -> None:
             except Exception as error:  # noqa: BLE001 - many models are exported for one batch only
                 print(json.dumps({"model": name, "shapes": "dynamic", "error": str(error).splitlines()[0]}), flush=True)
                 continue
-            ratios.append(measure(name, "dynamic", dynamic, inputs, scratch))
+            ratios.append(measure(name, "dynamic", dynamic, inputs, scratch, options.out))
     print(json.dumps({"models": len(ratios), "least": min(ratios), "greatest": max(ratios)}))
 
 

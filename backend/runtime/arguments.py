@@ -70,12 +70,15 @@ def check_type(
     tensor: GraphTensor, shape: tuple[int, ...], dtype: object, model: str, ranks: Container[int] = ()
 ) -> None:
     """Raise `ArgumentError` unless shape and dtype are those of the graph's tensor; any shape of `ranks` will do."""
-    wanted = tensor.dtype if isinstance(dtype, str) else to_numpy(tensor.dtype)
+    if isinstance(dtype, str):
+        is_wanted = str.__eq__(dtype, tensor.dtype)  # the names that NDArrays have compare slowly by themselves
+    else:
+        is_wanted = dtype == to_numpy(tensor.dtype)
     fits = len(shape) in ranks or (
         len(shape) == len(tensor.shape)
         and all(not isinstance(d, int) or d == n for d, n in zip(tensor.shape, shape, strict=True))
     )
-    if not fits or dtype != wanted:
+    if not fits or not is_wanted:
         kind = ArgumentError if fits else SizeMismatchError
         raise kind(
             f"{tensor.storage} {tensor.name!r} of model {model!r}: got shape {shape}, dtype {dtype}; "

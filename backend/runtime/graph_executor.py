@@ -297,7 +297,7 @@ class GraphModule:
         Raises `ArgumentError` naming inputs that were never set.
         """
         with self._lock:
-            for name, value in self._named(args, inputs).items():
+            for name, value in (self._named(args, inputs) if args else inputs).items():
                 self._set_input(name, value)
             self._run()
             self._inputs.caches.keep()
@@ -480,8 +480,6 @@ class GraphModule:
 
     def _named(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Inputs by name, of which some may be in a dictionary, the only one of `args`."""
-        if not args:
-            return dict(inputs)
         if len(args) > 1 or not isinstance(args[0], Mapping):
             got = ", ".join(type(value).__name__ for value in args)
             raise ArgumentError(
@@ -542,13 +540,20 @@ class GraphModule:
             elif self._static is not None:
                 self._inputs.check_sizes()
                 self._static.run()
-            self._context.check()
-        except IndexRangeError as error:
-            raise IndexRangeError(f"model {self._graph.name!r}: {error}") from error
+        except IndexRangeError as error:  # of a dynamic graph, which checks after each call of compiled code
+            raise self._located(error) from error
         except Exception as error:
             raise_if_foreign(error, f"running model {self._graph.name!r}")
             raise
+        try:
+            self._context.check()
+        except IndexRangeError as error:
+            raise self._located(error) from error
         self._has_run = True
+
+    def _located(self, error: IndexRangeError) -> IndexRangeError:
+        """The error with the name of the model."""
+        return IndexRangeError(f"model {self._graph.name!r}: {error}")
 
     def _run_special(self) -> GraphModule | None:
         """Run the first specialisation that takes the inputs; None if there is none.

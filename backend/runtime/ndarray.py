@@ -272,7 +272,7 @@ class NDArray:
             target = empty(self.shape, self.dtype, target)
         elif target.read_only:
             raise ArgumentError(f"{_brief(target)} is read-only; it can't be copied to")
-        if target.shape != self.shape or target.dtype != self.dtype:
+        if target.shape != self.shape or (target.dtype is not self.dtype and target.dtype != self.dtype):
             raise ArgumentError(f"can't copy {_brief(self)} to {_brief(target)}: expected the same shape and dtype")
         if _on_host(self) and _on_host(target) and not (self.is_contiguous and target.is_contiguous):
             np.copyto(target._host_view(), self._host_view())
