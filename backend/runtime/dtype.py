@@ -66,7 +66,8 @@ class DTypeName(str):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):
             return str.__eq__(self, other)
-        return isinstance(other, type | np.dtype) and str.__eq__(self, _NAMES_BY_NUMPY.get(_numpy_type(other), ""))
+        found = _numpy_type(other) if isinstance(other, type | np.dtype) else None
+        return found is not None and str.__eq__(self, _NAMES_BY_NUMPY.get(found, ""))
 
     def __ne__(self, other: object) -> bool:
         return not self == other

@@ -154,7 +154,7 @@ def resolved(shapes: Mapping[str, Sequence[Any]], sizes: Shapes) -> dict[str, tu
             f"{sizes_of}{', '.join(missing)} of {inputs} {'is' if len(missing) == 1 else 'are'} symbolic; set: "
             f"{' '.join(f'--shape {name}=8' for name in missing)}, or pass the inputs: --input"
         )
-    return {name: tuple([int(d) for d in shape if d is not None]) for name, shape in found.items()}
+    return {name: tuple([d for d in shape if isinstance(d, int)]) for name, shape in found.items()}
 
 
 def _size(text: str, whole: str) -> int:
