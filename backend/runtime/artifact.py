@@ -39,8 +39,8 @@ from relayc.backend.runtime.html_text import facts_html
 from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.module import Module, load_tree, tree_records, tree_sections
 from relayc.backend.runtime.ndarray import NDArray, array, wrap_numpy
-from relayc.backend.runtime.registry import get_global_func
 from relayc.backend.runtime.quantities import bytes_text, counted
+from relayc.backend.runtime.registry import get_global_func
 
 __all__ = ["BoundModel", "CompiledModel", "Verify", "load_model"]
 

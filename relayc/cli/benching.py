@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from relayc.cli.console import Steps, emit, err, guarded, out
+from relayc.cli.console import Steps, err, guarded, out, print_result
 from relayc.cli.environment import Load, bench_record, noise_of
 from relayc.cli.inputs import Inputs
 from relayc.cli.models import ready_executor
@@ -76,7 +76,7 @@ def bench(
         if report is not None:
             out.print(report.table(top=profile), soft_wrap=True)
 
-    emit(json, "bench", record, text)
+    print_result(json, "bench", record, text)
     if warning is not None:
         err.print(f"warning: {warning}", soft_wrap=True)
 

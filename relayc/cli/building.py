@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from relayc.backend.runtime.quantities import bytes_text
-from relayc.cli.console import Steps, emit as emit_result, err, guarded, out
+from relayc.cli.console import Steps, err, guarded, out, print_result
 from relayc.cli.models import open_model
 from relayc.cli.options import Emit, Precision, UsageError, WeightsPlace, check_writable, parse_caches
 from relayc.cli.parameters import (
@@ -86,7 +86,7 @@ def compile_(
         "from_cache": report is None,
         "seconds": {} if report is None else report.seconds,
     }
-    emit_result(json, "compile", record, lambda: out.print(f"wrote {path} ({bytes_text(size)})", soft_wrap=True))
+    print_result(json, "compile", record, lambda: out.print(f"wrote {path} ({bytes_text(size)})", soft_wrap=True))
 
 
 @guarded
@@ -113,7 +113,7 @@ def tune(
     how = build_options(target, shape, opt_level, precision)
     report = import_module("relayc.cli.tuning").tune_onnx(model, how, Steps(), minutes, records, threads)
     record = {"model": str(model), **report.record()}
-    emit_result(json, "tune", record, lambda: out.print(str(report), soft_wrap=True))
+    print_result(json, "tune", record, lambda: out.print(str(report), soft_wrap=True))
 
 
 @guarded
@@ -125,7 +125,7 @@ def cache(
     found = import_module("relayc.backend.cache").default_cache()
     if found is None:
         off = {"folder": None, "entries": 0, "bytes": 0, "limit": 0, "cleared": False}
-        emit_result(json, "cache", off, lambda: out.print("the cache is off (RELAYC_CACHE_DIR=off)"))
+        print_result(json, "cache", off, lambda: out.print("the cache is off (RELAYC_CACHE_DIR=off)"))
         return
     count, size = found.usage()
     if clear:
@@ -133,7 +133,7 @@ def cache(
     entries = "1 entry" if count == 1 else f"{count} entries"
     held = f"{'removed ' if clear else ''}{entries}, {bytes_text(size)} of at most {bytes_text(found.limit)}"
     record = {"folder": str(found.folder), "entries": count, "bytes": size, "limit": found.limit, "cleared": clear}
-    emit_result(json, "cache", record, lambda: out.print(f"{found.folder}: {held}", soft_wrap=True))
+    print_result(json, "cache", record, lambda: out.print(f"{found.folder}: {held}", soft_wrap=True))
 
 
 @guarded
@@ -152,8 +152,8 @@ def sign(
     if check:
         digest = signing.check_signature(artifact, key)
         record = {"artifact": str(artifact), "sha256": digest, "signature": None}
-        emit_result(json, "sign", record, lambda: out.print(f"{digest}  {artifact}", soft_wrap=True))
+        print_result(json, "sign", record, lambda: out.print(f"{digest}  {artifact}", soft_wrap=True))
     else:
         written = signing.sign_artifact(artifact, key)
         record = {"artifact": str(artifact), "sha256": None, "signature": str(written)}
-        emit_result(json, "sign", record, lambda: out.print(f"wrote {written}", soft_wrap=True))
+        print_result(json, "sign", record, lambda: out.print(f"wrote {written}", soft_wrap=True))

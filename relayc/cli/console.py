@@ -24,7 +24,7 @@ from relayc.cli.json_output import error_json, result_json
 from relayc.cli.options import UsageError
 from relayc.cli.plain import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, failure
 
-__all__ = ["Progress", "Steps", "emit", "err", "guarded", "out", "print_top", "settings", "show_log",
+__all__ = ["Progress", "Steps", "err", "guarded", "out", "print_result", "print_top", "settings", "show_log",
            "top_values"]  # fmt: skip
 
 out = Console(highlight=False, markup=False)  # names of files and tensors may hold brackets
@@ -51,7 +51,7 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
     """
     name = command.__name__.rstrip("_")
 
-    def report(as_json: object, kind: str, text: str) -> None:
+    def report(as_json: bool, kind: str, text: str) -> None:
         if as_json:
             print(error_json(name, kind, text))
         _report(kind, text)
@@ -61,7 +61,7 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return command(*args, **kwargs)
         except UsageError as error:
-            report(kwargs.get("json"), "usage", str(error))
+            report(kwargs.get("json") is True, "usage", str(error))
             raise typer.Exit(EXIT_USAGE) from error
         except KeyboardInterrupt:
             err.print("interrupted")
@@ -71,7 +71,7 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
         except Exception as error:
             if settings.traceback:
                 raise
-            report(kwargs.get("json"), *failure(error))
+            report(kwargs.get("json") is True, *failure(error))
             raise typer.Exit(EXIT_FAILED) from error
 
     return run
@@ -92,7 +92,7 @@ class _LogHandler(logging.Handler):
         err.print(f"{record.levelname.lower()}: {record.getMessage()}", soft_wrap=True)
 
 
-def emit(as_json: bool, command: str, record: Mapping[str, Any], text: Callable[[], object]) -> None:
+def print_result(as_json: bool, command: str, record: Mapping[str, Any], text: Callable[[], object]) -> None:
     """Print the result of a command: `record` as a JSON object, or what `text` prints for people."""
     if as_json:
         print(result_json(command, record))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from relayc.backend.runtime.files import replacing
-from relayc.cli.console import Steps, emit, err, guarded, out
+from relayc.cli.console import Steps, err, guarded, out, print_result
 from relayc.cli.kernels import code_module, kernel_lines, kernel_records
 from relayc.cli.model_facts import artifact_facts, compiled_facts, fact_lines, onnx_facts
 from relayc.cli.models import open_model
@@ -44,7 +44,7 @@ def inspect(
         compiled = open_model(model, how, steps)
         facts = {"model": str(model), "problem": None, **artifact_facts(model, compiled)}
         facts |= compiled_facts(compiled, how.shapes)
-    emit(json, "inspect", facts, lambda: out.print("\n".join(fact_lines(facts)), soft_wrap=True))
+    print_result(json, "inspect", facts, lambda: out.print("\n".join(fact_lines(facts)), soft_wrap=True))
 
 
 def _compiled_or_problem(model: Path, how: Build, steps: Steps) -> dict[str, Any]:
@@ -89,11 +89,11 @@ def show(
         record |= facts
         content = text.encode()
         if output is None:
-            emit(json, "show", record, lambda: out.print(text, soft_wrap=True))
+            print_result(json, "show", record, lambda: out.print(text, soft_wrap=True))
             return
     with replacing(output) as file:
         file.write(content)
-    emit(json, "show", record, lambda: err.print(f"wrote {output}", soft_wrap=True))
+    print_result(json, "show", record, lambda: err.print(f"wrote {output}", soft_wrap=True))
 
 
 def _shown(model: Path, form: Form, kernel: str | None, how: Build) -> tuple[str, dict[str, Any]]:
@@ -138,7 +138,7 @@ def verify(
     shapes = parse_shapes(shape or [])
     report = verifying.verify_model(model, inputs, fill, seed, shapes, against, target, opt_level, tolerance)
     record = {"model": str(model), **verifying.report_record(report, listed)}
-    emit(json, "verify", record, lambda: verifying.print_report(report, listed))
+    print_result(json, "verify", record, lambda: verifying.print_report(report, listed))
     if not report.agrees:
         raise typer.Exit(1)
 
@@ -156,4 +156,4 @@ def doctor(json: Json = False) -> None:
             out.print(f"{mark}  {finding.subject:<{width}}  {finding.text}", soft_wrap=True)
 
     record = {"versions": module.versions(), "findings": [asdict(finding) for finding in findings]}
-    emit(json, "doctor", record, text)
+    print_result(json, "doctor", record, text)

@@ -14,7 +14,7 @@ from relayc.backend.runtime.files import replacing
 from relayc.backend.runtime.profile_page import profile_page
 from relayc.backend.runtime.roofline import roofline_svg
 from relayc.backend.runtime.trace import Trace
-from relayc.cli.console import Steps, emit, err, guarded, out, print_top, top_values
+from relayc.cli.console import Steps, err, guarded, out, print_result, print_top, top_values
 from relayc.cli.inputs import Inputs, results_of
 from relayc.cli.models import ready_executor
 from relayc.cli.options import Precision, UsageError, check_writable, write_archive
@@ -78,7 +78,7 @@ def run(
     record = {"model": str(model), "device": str(executor.device), "outputs": outputs, "written": output}
     if output is not None:
         write_archive(output, results)
-    emit(json, "run", record, text)
+    print_result(json, "run", record, text)
     if output is not None:
         err.print(f"wrote {output}", soft_wrap=True)
 
@@ -148,4 +148,4 @@ def profile(
             with replacing(path) as file:
                 file.write(content().encode())
             err.print(f"wrote {path}", soft_wrap=True)
-    emit(json, "profile", report.record(), text)
+    print_result(json, "profile", report.record(), text)

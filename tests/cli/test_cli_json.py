@@ -19,6 +19,8 @@ from relayc.cli.main import app
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli_json.md"
 SCHEMA = json.loads(re.findall(r"^```json\n(.*?)^```", PAGE.read_text(), re.M | re.S)[0])
+OTHERS = {"generate", "quantize", "serve"}
+"""Commands whose output is text as it is generated, a report in a file, and a server's log."""
 runner = CliRunner()
 
 
@@ -55,7 +57,7 @@ def validated(printed: str, command: str) -> dict[str, Any]:
 def test_the_schema_has_every_command_and_every_command_the_option() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     described = {part["properties"]["command"]["const"] for part in SCHEMA["oneOf"][1:]}
-    assert {command.name for command in app.registered_commands} == described
+    assert {command.name for command in app.registered_commands} - OTHERS == described
     for name in described:
         assert runner.invoke(app, [name, "--json", "--help"]).exit_code == 0
 
