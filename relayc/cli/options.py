@@ -149,11 +149,8 @@ def resolved(shapes: Mapping[str, Sequence[Any]], sizes: Shapes) -> dict[str, tu
             if not isinstance(size, int)
         )  # fmt: skip
         inputs = ", ".join(f"{name}[{', '.join(map(str, shape))}]" for name, shape in open_inputs.items())
-        sizes_of = "the dimension " if len(missing) == 1 else "the dimensions "
-        raise UsageError(
-            f"{sizes_of}{', '.join(missing)} of {inputs} {'is' if len(missing) == 1 else 'are'} symbolic; set: "
-            f"{' '.join(f'--shape {name}=8' for name in missing)}, or pass the inputs: --input"
-        )
+        names, settings = ", ".join(missing), " ".join(f"--shape {name}=8" for name in missing)
+        raise UsageError(f"symbolic dimensions without a size: {names} of {inputs}; set {settings}, or --input")
     return {name: tuple([d for d in shape if isinstance(d, int)]) for name, shape in found.items()}
 
 
