@@ -145,8 +145,9 @@ class _Packer:
                 return call
 
     def _values(self, weight: Constant) -> Array:
-        """The values of a weight; those of floats are available only once they are packed."""
-        return self.panels.values(weight) if weight.dtype.is_float else weight.data
+        """The values of a weight; those of floats, but for bfloat16 in pairs, are there only once they are packed."""
+        copied = self._by_bfloat16(weight)  # to pairs, at once: what stands for values won't do
+        return self.panels.values(weight) if weight.dtype.is_float and not copied else weight.data
 
     def _packed(self, weight: Constant, outputs_first: Array, order: str, width: int) -> Constant:
         """`outputs_first`, a view of `weight` in another order, in panels."""

@@ -59,6 +59,16 @@ def test_convolutions(channels, window):
     close(run(body, x, data), body.op.reference(data, weight).astype(np.float64))
 
 
+@pytest.mark.parametrize("factor", [2.0, np.arange(1, 6)], ids=["scalar", "units"])
+def test_a_weight_multiplied_by_a_factor(factor):
+    """Its values are not in memory before they are packed."""
+    x, weight, data = var("x", shape=(7, 33), dtype="bfloat16"), bfloats(5, 33), bfloats(7, 33)
+    factor = np.asarray(factor, ml_dtypes.bfloat16)
+    got = run(nn.dense(x, const(weight)) * const(factor), x, data).astype(np.float64)
+    exact = (data.astype(np.float64) @ weight.astype(np.float64).T) * factor.astype(np.float64)
+    np.testing.assert_allclose(got, exact, rtol=2e-2, atol=2e-2 * np.abs(exact).max())
+
+
 def test_rows_that_are_known_at_run_time():
     x, weight = var("x", shape=(te.size_var("n"), 48), dtype="bfloat16"), bfloats(40, 48)
     lib = relay.build(IRModule({"main": Function((x,), nn.dense(x, const(weight), out_dtype="float32"))}), "llvm")
