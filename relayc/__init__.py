@@ -10,13 +10,14 @@ it is first used: importing `relayc` alone reads no other file.
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "backend", "compile_onnx", "compile_torch", "from_torch", "frontends", "map_batches", "relay", "runtime", "te",
-    "topi",
+    "backend", "compile_onnx", "compile_torch", "from_torch", "frontends", "generation", "map_batches", "relay",
+    "runtime", "te", "topi",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     import relayc.backend as backend
     import relayc.frontends as frontends
+    import relayc.generation as generation
     import relayc.relay as relay
     import relayc.runtime as runtime
     import relayc.te as te

@@ -49,7 +49,7 @@ def bind_sizes(
                 sizes[dim], size_producer[dim] = passed, f"input {tensor.name!r}, axis {axis}"
     for tensor, shape in zip(tensors, shapes, strict=True):
         for axis, (dim, passed) in enumerate(zip(tensor.shape, shape, strict=True)):
-            if isinstance(dim, str) and sizes[dim] == passed:
+            if passed == (sizes[dim] if isinstance(dim, str) else dim):
                 continue
             unknown = [name for name in variables(dim) if name not in sizes]
             if unknown:

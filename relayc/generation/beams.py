@@ -36,7 +36,8 @@ class _Beams:
     def at(self, at: npt.NDArray[np.intp]) -> _Beams:
         """The sequences at these places (batch, count)."""
         tokens = np.take_along_axis(self.tokens, at[:, :, None], axis=1)
-        return _Beams(tokens, *[np.take_along_axis(x, at, axis=1) for x in (self.scores, self.complete)])
+        scores = np.take_along_axis(self.scores, at, axis=1)
+        return _Beams(tokens, scores, np.take_along_axis(self.complete, at, axis=1))
 
     def joined(self, other: _Beams) -> _Beams:
         """The sequences of both; those of `other` may be longer."""
@@ -117,7 +118,7 @@ def _may_improve(
     longest = count if options.early_stopping == "never" and options.length_penalty > 0 else length
     possible = running.scores[:, :1] / np.float32(longest**options.length_penalty)
     worst = np.where(finished.complete, finished.scores.min(axis=1, keepdims=True), _WORST)
-    return (possible > worst).any(axis=1, keepdims=True)
+    return np.asarray((possible > worst).any(axis=1, keepdims=True))
 
 
 def _result(tokens: Tokens, scores: Scores, begin: int, options: GenerationOptions) -> tuple[list[int], float]:

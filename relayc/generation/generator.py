@@ -28,7 +28,7 @@ class Token(NamedTuple):
     """A generated token: the prompt's place in the batch, the token id, the text that it completes, and, if it is the
     last one, why: "stop" (an end token or a stop text) or "length"."""
 
-    index: int
+    row: int
     id: int
     text: str
     finish_reason: str | None

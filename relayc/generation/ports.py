@@ -160,8 +160,9 @@ def _paired(inputs: Iterable[Port], outputs: Mapping[str, Port], given: Mapping[
     candidates = [port for port in inputs if len(port.shape) >= 3]
     keys = {key: name for name in outputs if (key := cache_key(name)) is not None}
     by_name = {port.name: cache_key(port.name) for port in candidates}
+    named = {name: keys[key] for name, key in by_name.items() if key in keys}
     if all(key in keys for key in by_name.values() if key is not None and not key[2]) and None not in by_name.values():
-        return [_cache(p, given.get(p.name, keys.get(by_name[p.name])), outputs, by_name[p.name]) for p in candidates]
+        return [_cache(p, given.get(p.name) or named.get(p.name), outputs, by_name[p.name]) for p in candidates]
     unpaired = [port for port in outputs.values() if len(port.shape) >= 4 and port.name not in given.values()]
     free = [port for port in candidates if port.name not in given]
     if free and len(free) != len(unpaired):

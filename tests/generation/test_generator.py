@@ -14,6 +14,7 @@ import relayc
 from relayc.generation import GenerationError, Generator
 from relayc.runtime import CompiledModel, load_model
 from tests.generation import decoder_models as tiny
+from tests.test_deploy_imports import REPORT, run_python
 
 PROMPTS = [[5, 9, 30, 2, 17], [7, 1], [3, 3, 3, 8, 21, 33, 12]]
 COUNT = 12
@@ -92,6 +93,13 @@ def test_an_artifact_keeps_its_caches(compiled, tmp_path):
         assert Generator(model).generate(PROMPTS[0], max_new_tokens=COUNT).ids == EXPECTED[0]
 
 
+def test_an_artifact_generates_without_the_compiler(compiled, tmp_path):
+    compiled.save(tmp_path / "model.relayc")
+    code = f"from relayc.generation import Generator\ng = Generator({str(tmp_path)!r})\n"
+    printed = run_python(code + f"print(g.generate({PROMPTS[0]}, max_new_tokens={COUNT}).ids)" + REPORT)
+    assert printed.strip() == str(EXPECTED[0])
+
+
 def test_end_tokens_end_a_sequence(generator):
     end = EXPECTED[0][2]
     found = generator.generate(PROMPTS, max_new_tokens=COUNT, eos_token_id=end)
@@ -124,7 +132,7 @@ def test_a_common_prefix_is_computed_once(generator, monkeypatch):
 def test_tokens_and_text_come_as_a_stream(generator):
     tokens = list(generator.stream(PROMPTS, max_new_tokens=3))
     in_turns = [(row, EXPECTED[row][i]) for i in range(3) for row in range(3)]
-    assert [(token.index, token.id) for token in tokens] == in_turns
+    assert [(token.row, token.id) for token in tokens] == in_turns
     assert [token.finish_reason for token in tokens] == [None] * 6 + ["length"] * 3
     heard: list[str] = []
     result = generator.generate("t5 t9 t30", max_new_tokens=5, stream=lambda token: heard.append(token.text))
