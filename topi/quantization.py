@@ -10,9 +10,9 @@ from relayc import te
 from relayc.te import Tensor
 from relayc.te.tir import PrimExpr, call_intrin
 from relayc.topi.reduction import highest, lowest
-from relayc.topi.tag import BROADCAST, COMM_REDUCE, ELEMWISE
+from relayc.topi.tag import BROADCAST, COMM_REDUCE, ELEMWISE, INJECTIVE
 
-__all__ = ["choose_qparams", "dequantize", "lookup", "quantize"]
+__all__ = ["choose_qparams", "dequantize", "dequantize_blocks", "lookup", "quantize"]
 
 _extrema = te.comm_reducer(
     lambda a, b: (te.minimum(a[0], b[0]), te.select(a[1] < b[1], b[1], a[1])),
@@ -68,6 +68,17 @@ def dequantize(data: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Te
         return (te.cast("float32", data(*i)) - te.cast("float32", zero_point(*at))) * scale(*at)
 
     return te.compute(data.shape, body, name="dequantize", tag=BROADCAST)
+
+
+def dequantize_blocks(data: Tensor, scale: Tensor, zero_point: Tensor, axis: int, block: int) -> Tensor:
+    """(data - zero point) * scale, of the scale's type; one scale and zero point for each `block` along `axis`."""
+
+    def body(*i: Any) -> PrimExpr:
+        at = [v // block if a == axis % len(i) else v for a, v in enumerate(i)]
+        centred = te.cast("float32", data(*i)) - te.cast("float32", zero_point(*at))
+        return te.cast(scale.dtype, centred * te.cast("float32", scale(*at)))
+
+    return te.compute(data.shape, body, name="dequantize_blocks", tag=INJECTIVE)
 
 
 def lookup(codes: Tensor, table: Tensor) -> Tensor:

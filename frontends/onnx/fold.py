@@ -16,7 +16,7 @@ from relayc.frontends.onnx.symbolic import KnownElements
 from relayc.relay.expr import Call, Constant, Expr, Function, GlobalVar, Tuple, TupleGetItem, Var
 from relayc.relay.interpreter import apply_reference
 from relayc.relay.op.base import OpDef
-from relayc.relay.op.qnn import Dequantize
+from relayc.relay.op.qnn import Dequantize, DequantizeBlocks
 from relayc.relay.sizes import size_variables
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.ir import Span
@@ -68,7 +68,7 @@ class Folder:
 
     def _sizes_or_value(self, node: Expr, limit: int) -> Expr:
         """Fold `node` to a constant or to symbolic sizes if its operands are known; else return `node`."""
-        if isinstance(node, Call) and isinstance(node.op, Dequantize):
+        if isinstance(node, Call) and isinstance(node.op, Dequantize | DequantizeBlocks):
             return node  # quantised constants are kept for integer products
         sizes = self.elements.fold(node) if isinstance(node, Call) else None
         if sizes is None:

@@ -15,13 +15,14 @@ from relayc.relay.expr import Call, Constant, Expr, TupleGetItem
 from relayc.relay.op import broadcast, elementwise, transform
 from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, check_axis, require
-from relayc.relay.sizes import product
+from relayc.relay.sizes import dims_equal, product
 from relayc.relay.type import TensorType, TupleType, dims_match
 from relayc.te.dtype import dtype as parse_dtype
+from relayc.te.tir import Dim
 
 __all__ = [
-    "ChooseQParams", "Dequantize", "Lookup", "Quantize", "choose_qparams", "dequantize", "dequantized", "flipped",
-    "quantize", "quantized", "unflipped",
+    "ChooseQParams", "Dequantize", "DequantizeBlocks", "Lookup", "Quantize", "choose_qparams", "dequantize",
+    "dequantize_blocks", "dequantized", "flipped", "quantize", "quantized", "spread_blocks", "unflipped",
 ]  # fmt: skip
 
 QUANTIZED_DTYPES = ("uint8", "int8", "uint16", "int16", "int32")
@@ -91,6 +92,45 @@ class Dequantize(OpDef):
         return values
 
 
+@register_op("qnn.dequantize_blocks", pattern=OpPattern.INJECTIVE)
+class DequantizeBlocks(OpDef):
+    """(data - zero point) * scale, with a scale and a zero point for each `block` elements along `axis` (ONNX: blocked
+    DequantizeLinear); the last block may be shorter.
+
+    (C1) data has 4 or 8 bits, and so has the zero point; (C2) the scale is float32 or float16, which the result is too;
+    (C3) scale and zero point have the shape of the data, but along `axis` an element for each block.
+    """
+
+    axis: int
+    block: int
+
+    def infer(self, data: TensorType, scale: TensorType, zero_point: TensorType) -> TensorType:
+        fits = str(data.dtype) in ("int4", "uint4", "int8", "uint8") and zero_point.dtype == data.dtype
+        require(fits, f"(C1) {data} with zero points {zero_point} are not quantised values")
+        require(scale.dtype in ("float32", "float16"), f"(C2) the scale must be float32 or float16; got {scale}")
+        at = check_axis(3, self.axis, data.ndim)
+        size = data.shape[at]
+        require(isinstance(size, int) and self.block > 0, f"(C3) blocks of {self.block} along axis {at} of {data}")
+        shape = list(data.shape)
+        shape[at] = -(-size // self.block)  # type: ignore[operator]
+        for found in (scale, zero_point):
+            matches = found.ndim == data.ndim and all(map(dims_match, found.shape, shape))
+            require(matches, f"(C3) {found} for blocks of {self.block} along axis {at} of {data}")
+        return data.with_dtype(str(scale.dtype))
+
+    def compute(self, data: te.Tensor, scale: te.Tensor, zero_point: te.Tensor) -> te.Tensor:
+        return topi.dequantize_blocks(data, scale, zero_point, self.axis, self.block)
+
+    def reference(self, data: Array, scale: Array, zero_point: Array) -> Array:
+        size = data.shape[self.axis]
+
+        def spread(x: Array) -> Array:
+            return np.repeat(x.astype(np.float32), self.block, self.axis).take(range(size), self.axis)
+
+        values = (data.astype(np.float32) - spread(zero_point)) * spread(scale)
+        return values.astype(scale.dtype)
+
+
 @register_op("qnn.choose_qparams", pattern=OpPattern.OPAQUE)
 class ChooseQParams(OpDef):
     """Scale and zero point (uint8) of the range of x and 0, the first half of ONNX's DynamicQuantizeLinear.
@@ -158,6 +198,19 @@ def dequantize(data: Expr, input_scale: Any, input_zero_point: Any, axis: int = 
     `axis`."""
     scale, zero = _parameters(input_scale, input_zero_point, str(data.dtype))
     return Dequantize(axis=axis)(data, scale, zero)
+
+
+def dequantize_blocks(data: Expr, scale: Expr, zero_point: Expr, axis: int, block: int) -> Call:
+    """The floats that quantised values stand for, which have a scale and zero point for each `block` along `axis`."""
+    return DequantizeBlocks(axis=axis, block=block)(data, scale, zero_point)
+
+
+def spread_blocks(x: Expr, axis: int, block: int, size: Dim) -> Expr:
+    """Each element of `axis` repeated over its block, `size` elements in all."""
+    repeated = transform.repeat(x, block, axis)
+    if dims_equal(repeated.shape[axis], size):
+        return repeated
+    return transform.strided_slice(repeated, (0,), (size,), axes=(axis,))
 
 
 def _parameters(scale: Any, zero: Any, dtype: str) -> tuple[Expr, Expr]:

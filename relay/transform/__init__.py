@@ -29,12 +29,14 @@ from relayc.relay.transform.gradient import gradient
 from relayc.relay.transform.join_slices import JoinSlices
 from relayc.relay.transform.keep_last_position import KeepLastPosition, find_logits
 from relayc.relay.transform.limit_parts import LimitParts
+from relayc.relay.transform.lower_dense_bits import LowerDenseBits
 from relayc.relay.transform.pack_narrow_constants import PackNarrowConstants
 from relayc.relay.transform.pack_weights import PackWeights
 from relayc.relay.transform.pipeline import default_pipeline
 from relayc.relay.transform.push_elementwise_through_concat import PushElementwiseThroughConcat
 from relayc.relay.transform.read_operands_in_place import ReadOperandsInPlace
 from relayc.relay.transform.recognize_attention import RecognizeAttention
+from relayc.relay.transform.recognize_block_weights import RecognizeBlockWeights
 from relayc.relay.transform.recognize_patterns import RecognizePatterns
 from relayc.relay.transform.repeat_elements import RepeatElements
 from relayc.relay.transform.share_recurrences import ShareRecurrences
@@ -80,6 +82,7 @@ __all__ = [
     "JoinSlices",
     "KeepLastPosition",
     "LimitParts",
+    "LowerDenseBits",
     "PackNarrowConstants",
     "PackWeights",
     "Pass",
@@ -88,6 +91,7 @@ __all__ = [
     "PushElementwiseThroughConcat",
     "ReadOperandsInPlace",
     "RecognizeAttention",
+    "RecognizeBlockWeights",
     "RecognizePatterns",
     "RepeatElements",
     "RewritePass",

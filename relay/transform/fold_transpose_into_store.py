@@ -20,7 +20,7 @@ from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
 from relayc.relay.op.base import OpDef, OpPattern
 from relayc.relay.op.nn.conv import Conv2D
 from relayc.relay.op.nn.dense import BatchMatmulPacked, DensePacked, PackPanels
-from relayc.relay.op.nn.dense_bits import DenseBits
+from relayc.relay.op.nn.dense_bits import DenseBlocks
 from relayc.relay.op.nn.dot4 import Conv2DNHWCDot4, DenseDot4, DenseDot4Groups, WindowDot4Groups
 from relayc.relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd
@@ -38,7 +38,7 @@ from relayc.topi.utils import num_elements, same_dim
 __all__ = ["FoldTransposeIntoStore"]
 
 _PRODUCTS = (
-    DensePacked, DenseBits, DenseDot4, DenseDot4Groups,
+    DensePacked, DenseBlocks, DenseDot4, DenseDot4Groups,
     Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked, Conv2DNHWCDot4, WindowDot4Groups, BatchMatmulPacked,
 )  # fmt: skip
 """Products with packed weights, or other packed matrices, whose register tiles support `StoreOrder`."""
@@ -126,7 +126,9 @@ class _Order:
         if self.rows != len(batch) + 1 or self.axes != swapped or not lanes:
             return False
         block = block_of(lanes[0], source.dtype)
-        elements = 8 // product.op.bits if isinstance(product.op, DenseBits) else 1  # in an element of the weights
+        elements = 1  # in one of the weights
+        if isinstance(product.op, DenseBlocks):
+            elements = (8 if product.args[0].dtype == "int32" else 32) // product.op.bits
         fits = 2 * 4 * elements * math.prod(weights[1:]) <= target.cache_bytes.l2
         return fits and columns >= block and panel % block == 0 and not 0 < columns % panel < block
 

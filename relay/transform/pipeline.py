@@ -32,11 +32,13 @@ from relayc.relay.transform.fuse_ops import FuseOps
 from relayc.relay.transform.fuse_siblings import FuseSiblings
 from relayc.relay.transform.join_slices import JoinSlices
 from relayc.relay.transform.limit_parts import LimitParts
+from relayc.relay.transform.lower_dense_bits import LowerDenseBits
 from relayc.relay.transform.pack_narrow_constants import PackNarrowConstants
 from relayc.relay.transform.pack_weights import PackWeights
 from relayc.relay.transform.push_elementwise_through_concat import PushElementwiseThroughConcat
 from relayc.relay.transform.read_operands_in_place import ReadOperandsInPlace
 from relayc.relay.transform.recognize_attention import RecognizeAttention
+from relayc.relay.transform.recognize_block_weights import RecognizeBlockWeights
 from relayc.relay.transform.recognize_patterns import RecognizePatterns
 from relayc.relay.transform.repeat_elements import RepeatElements
 from relayc.relay.transform.share_recurrences import ShareRecurrences
@@ -75,7 +77,8 @@ def default_pipeline(
         quantization = (FoldQuantizationScales(),)
         attention = (RecognizeAttention(), BlockAttention(target))
         products = (ReadOperandsInPlace(), WidenProducts(target))
-        weights = (*products, ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
+        packed = (PackWeights(target), LowerDenseBits(target))
+        weights = (*products, ConvolveTransposed(), ShareRecurrences(target), *packed)
         moves = (JoinSlices(), RepeatElements(), AbsorbShuffles(), PushElementwiseThroughConcat(), ChainPools())
         arrange = (ConvolveByShiftedGemm(target), *moves, CombineParallelConv2D(target), *weights)
         fusions = (FoldTransposeIntoStore(target), FuseSiblings(target))
@@ -84,6 +87,7 @@ def default_pipeline(
     passes: tuple[Pass, ...] = (
         CheckIndices(target),
         EncodeStrings(),
+        RecognizeBlockWeights(),
         *unpack,
         *integers,
         CanonicalizeQuantization(),

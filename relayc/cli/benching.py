@@ -12,7 +12,7 @@ from relayc.cli.console import Steps, err, guarded, out, print_result
 from relayc.cli.environment import Load, bench_record, noise_of
 from relayc.cli.inputs import Inputs
 from relayc.cli.models import ready_executor
-from relayc.cli.options import Precision
+from relayc.cli.options import Activations, Precision
 from relayc.cli.parameters import (
     Device,
     Fill,
@@ -20,6 +20,7 @@ from relayc.cli.parameters import (
     Input,
     Json,
     Model,
+    OfActivations,
     OptLevel,
     Seed,
     Shape,
@@ -46,6 +47,7 @@ def bench(
     shape: Shape = None,
     opt_level: OptLevel = 3,
     precision: InPrecision = Precision.FLOAT32,
+    activations: OfActivations = Activations.AUTO,
     threads: Threads = None,
     seed: Seed = 0,
     json: Json = False,
@@ -55,7 +57,7 @@ def bench(
     Warns when other work on the machine disturbs the figures. Example: relayc bench resnet50.relayc --sweep-threads
     """
     steps = Steps(quiet=not is_onnx(model))
-    how = build_options(target, shape, opt_level, precision)
+    how = build_options(target, shape, opt_level, precision, activations=activations)
     given = Inputs.read(inputs or [], fill, seed, shape or [])
     compiled, executor = ready_executor(model, how, steps, device, threads, given)
     before = Load.now()

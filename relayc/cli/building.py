@@ -12,13 +12,14 @@ import typer
 from relayc.backend.runtime.quantities import bytes_text
 from relayc.cli.console import Steps, err, guarded, out, print_result
 from relayc.cli.models import open_model
-from relayc.cli.options import Emit, Precision, UsageError, WeightsPlace, check_writable, parse_caches
+from relayc.cli.options import Activations, Emit, Precision, UsageError, WeightsPlace, check_writable, parse_caches
 from relayc.cli.parameters import (
     Caches,
     CheckIndices,
     InPrecision,
     Json,
     LastPosition,
+    OfActivations,
     OptLevel,
     Records,
     Shape,
@@ -48,6 +49,7 @@ def compile_(
     shape: Shape = None,
     opt_level: OptLevel = 3,
     precision: InPrecision = Precision.FLOAT32,
+    activations: OfActivations = Activations.AUTO,
     records: Records = None,
     check_indices: CheckIndices = False,
     caches: Caches = None,
@@ -65,7 +67,7 @@ def compile_(
     if artifact:
         check_writable(path)
     steps = Steps()
-    how = build_options(target, shape, opt_level, precision, records, check_indices)
+    how = build_options(target, shape, opt_level, precision, records, check_indices, activations)
     how = replace(how, caches=parse_caches(caches or []), last_position=last_position)
     compiled = open_model(model, how, steps)
     if how.caches == "auto" and not compiled.graph.caches:
@@ -100,6 +102,7 @@ def tune(
     shape: Shape = None,
     opt_level: OptLevel = 3,
     precision: InPrecision = Precision.FLOAT32,
+    activations: OfActivations = Activations.AUTO,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -110,7 +113,7 @@ def tune(
     """
     if not is_onnx(model):
         raise UsageError(f"{model}: expected an .onnx file")
-    how = build_options(target, shape, opt_level, precision)
+    how = build_options(target, shape, opt_level, precision, activations=activations)
     report = import_module("relayc.cli.tuning").tune_onnx(model, how, Steps(), minutes, records, threads)
     record = {"model": str(model), **report.record()}
     print_result(json, "tune", record, lambda: out.print(str(report), soft_wrap=True))

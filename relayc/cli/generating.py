@@ -11,8 +11,8 @@ import numpy as np
 import typer
 
 from relayc.cli.console import Steps, err, guarded, out
-from relayc.cli.options import Precision, UsageError
-from relayc.cli.parameters import InPrecision, OptLevel, Target, Threads, build_options
+from relayc.cli.options import Activations, Precision, UsageError
+from relayc.cli.parameters import InPrecision, OfActivations, OptLevel, Target, Threads, build_options
 
 __all__ = ["generate"]
 
@@ -49,6 +49,7 @@ def generate(
     target: Target = "llvm",
     opt_level: OptLevel = 3,
     precision: InPrecision = Precision.FLOAT32,
+    activations: OfActivations = Activations.AUTO,
     threads: Threads = None,
 ) -> None:
     """Generate text, or token ids where there is no tokenizer, with a language model; what is generated is printed.
@@ -57,7 +58,7 @@ def generate(
     """
     prompts = _prompts(prompt or [], ids or [], features)
     door = import_module("relayc.generation")
-    steps, how = Steps(), build_options(target, None, opt_level, precision)
+    steps, how = Steps(), build_options(target, None, opt_level, precision, activations=activations)
     with steps.step("load"):
         generator = door.Generator(
             model, tokenizer, target=target, num_threads=threads, opt_level=how.opt_level, config=how.config

@@ -14,8 +14,20 @@ from relayc.cli.console import Steps, err, guarded, out, print_result
 from relayc.cli.kernels import code_module, kernel_lines, kernel_records
 from relayc.cli.model_facts import artifact_facts, compiled_facts, fact_lines, onnx_facts
 from relayc.cli.models import open_model
-from relayc.cli.options import Build, Form, Precision, UsageError, check_writable, parse_shapes
-from relayc.cli.parameters import Fill, InPrecision, Input, Json, Model, OptLevel, Seed, Shape, Target, build_options
+from relayc.cli.options import Activations, Build, Form, Precision, UsageError, check_writable, parse_shapes
+from relayc.cli.parameters import (
+    Fill,
+    InPrecision,
+    Input,
+    Json,
+    Model,
+    OfActivations,
+    OptLevel,
+    Seed,
+    Shape,
+    Target,
+    build_options,
+)
 from relayc.cli.plain import failure, is_onnx
 
 __all__ = ["doctor", "inspect", "show", "verify"]
@@ -28,13 +40,14 @@ def inspect(
     shape: Shape = None,
     opt_level: OptLevel = 3,
     precision: InPrecision = Precision.FLOAT32,
+    activations: OfActivations = Activations.AUTO,
     json: Json = False,
 ) -> None:
     """Say what a model is and what it takes to run: inputs, operators, parameters, operations, memory.
 
     An .onnx file is compiled for that, or found in the cache. Example: relayc inspect bert.onnx --shape batch=1
     """
-    how = build_options(target, shape, opt_level, precision)
+    how = build_options(target, shape, opt_level, precision, activations=activations)
     steps = Steps(quiet=True)
     if is_onnx(model):
         with steps.step("read"):
@@ -67,6 +80,7 @@ def show(
     shape: Shape = None,
     opt_level: OptLevel = 3,
     precision: InPrecision = Precision.FLOAT32,
+    activations: OfActivations = Activations.AUTO,
     json: Json = False,
 ) -> None:
     """Print a stage of a model as text.
@@ -77,7 +91,7 @@ def show(
     Example: relayc show model.onnx asm --kernel conv2d
     """
     check_writable(output)
-    how = build_options(target, shape, opt_level, precision)
+    how = build_options(target, shape, opt_level, precision, activations=activations)
     record: dict[str, Any] = {"model": str(model), "form": form.value, "written": output}
     if form is Form.ONNX:
         if output is None:

@@ -19,8 +19,9 @@ from relayc.backend.runtime.files import replacing
 from relayc.backend.runtime.strings import as_strings
 
 __all__ = [
-    "Build", "Emit", "Form", "Precision", "UsageError", "WeightsPlace", "check_fill", "check_writable", "fill_inputs",
-    "parse_caches", "parse_shapes", "read_inputs", "require_values", "resolved", "typed", "write_archive",
+    "Activations", "Build", "Emit", "Form", "Precision", "UsageError", "WeightsPlace", "check_fill", "check_writable",
+    "fill_inputs", "parse_caches", "parse_shapes", "read_inputs", "require_values", "resolved", "typed",
+    "write_archive",
 ]  # fmt: skip
 
 Shapes = dict[str, tuple[int | str, ...] | int]
@@ -66,10 +67,18 @@ class WeightsPlace(StrEnum):
     FILE = "file"
 
 
+class Activations(StrEnum):
+    """Data of products with 4- or 8-bit weights."""
+
+    AUTO = "auto"
+    INT8 = "int8"
+    FLOAT = "float"
+
+
 @dataclass(frozen=True)
 class Build:
-    """Build options: target, shapes, optimization level, precision, tuning records, checks of indices, KV caches, and
-    the output of logits of which the last position is computed."""
+    """Build options: target, shapes, optimization level, precision, tuning records, checks of indices, KV caches, the
+    output of logits of which the last position is computed, and activations."""
 
     target: str
     shapes: Shapes
@@ -79,6 +88,7 @@ class Build:
     check_indices: bool = False
     caches: dict[str, str] | Literal["auto"] | None = None
     last_position: str | None = None
+    activations: Activations = Activations.AUTO
 
     @property
     def config(self) -> dict[str, str | bool]:
@@ -88,6 +98,7 @@ class Build:
             "relay.ToMixedPrecision.dtype": precision,
             "relay.tuning.records": self.records,
             "relay.check_indices": self.check_indices or None,
+            "relay.activations": None if self.activations is Activations.AUTO else self.activations.value,
         }
         return {name: value for name, value in options.items() if value is not None}
 

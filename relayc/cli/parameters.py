@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from relayc.cli.options import Build, Precision, parse_shapes
+from relayc.cli.options import Activations, Build, Precision, parse_shapes
 
 __all__ = [
-    "Caches", "CheckIndices", "Device", "Fill", "InPrecision", "Input", "Json", "LastPosition", "Model", "OptLevel",
-    "Records", "Seed", "Shape", "Target", "Threads", "build_options",
+    "Caches", "CheckIndices", "Device", "Fill", "InPrecision", "Input", "Json", "LastPosition", "Model",
+    "OfActivations", "OptLevel", "Records", "Seed", "Shape", "Target", "Threads", "build_options",
 ]  # fmt: skip
 
 Model = Annotated[Path, typer.Argument(help="an .onnx model, or an artifact that `relayc compile` wrote")]
@@ -24,6 +24,10 @@ Shape = Annotated[
 ]
 InPrecision = Annotated[
     Precision, typer.Option("--precision", help="half precision: weights, most values; on CPUs bfloat16 in products")
+]
+OfActivations = Annotated[
+    Activations,
+    typer.Option("--activations", help="data of products with 4- or 8-bit weights: int8, float, or as the model says"),
 ]
 OptLevel = Annotated[
     int, typer.Option("--opt-level", "-O", min=0, max=4, help="0: as written; 3: all passes; 4: fast math too")
@@ -61,6 +65,8 @@ def build_options(
     precision: Precision,
     records: str | None = None,
     check_indices: bool = False,
+    activations: Activations = Activations.AUTO,
 ) -> Build:
     """What the options of a command say about compiling. Raises UsageError for shapes that can't be read."""
-    return Build(target, parse_shapes(shapes or []), opt_level, precision, records, check_indices)
+    shapes_by_name = parse_shapes(shapes or [])
+    return Build(target, shapes_by_name, opt_level, precision, records, check_indices, activations=activations)

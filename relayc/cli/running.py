@@ -17,7 +17,7 @@ from relayc.backend.runtime.trace import Trace
 from relayc.cli.console import Steps, err, guarded, out, print_result, print_top, top_values
 from relayc.cli.inputs import Inputs, results_of
 from relayc.cli.models import ready_executor
-from relayc.cli.options import Precision, UsageError, check_writable, write_archive
+from relayc.cli.options import Activations, Precision, UsageError, check_writable, write_archive
 from relayc.cli.parameters import (
     CheckIndices,
     Device,
@@ -26,6 +26,7 @@ from relayc.cli.parameters import (
     Input,
     Json,
     Model,
+    OfActivations,
     OptLevel,
     Seed,
     Shape,
@@ -50,6 +51,7 @@ def run(
     shape: Shape = None,
     opt_level: OptLevel = 3,
     precision: InPrecision = Precision.FLOAT32,
+    activations: OfActivations = Activations.AUTO,
     threads: Threads = None,
     seed: Seed = 0,
     check_indices: CheckIndices = False,
@@ -61,7 +63,7 @@ def run(
     """
     check_writable(output)
     steps = Steps(quiet=not is_onnx(model))
-    how = build_options(target, shape, opt_level, precision, None, check_indices)
+    how = build_options(target, shape, opt_level, precision, None, check_indices, activations)
     given = Inputs.read(inputs or [], fill, seed, shape or [])
     compiled, executor = ready_executor(model, how, steps, device, threads, given)
     with steps.step("run"):
@@ -111,6 +113,7 @@ def profile(
     shape: Shape = None,
     opt_level: OptLevel = 3,
     precision: InPrecision = Precision.FLOAT32,
+    activations: OfActivations = Activations.AUTO,
     threads: Threads = None,
     seed: Seed = 0,
     json: Json = False,
@@ -122,7 +125,7 @@ def profile(
     """
     check_writable(svg, html, trace, csv)
     steps = Steps(quiet=not is_onnx(model))
-    how = build_options(target, shape, opt_level, precision)
+    how = build_options(target, shape, opt_level, precision, activations=activations)
     given = Inputs.read(inputs or [], fill, seed, shape or [])
     compiled, executor = ready_executor(model, how, steps, device, threads, given)
     if svg is not None and executor.device.kind != "cpu":

@@ -13,8 +13,8 @@ from relayc.backend.runtime import check_signature, load_model
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.cli.console import Steps, err, guarded
 from relayc.cli.models import open_model
-from relayc.cli.options import Build, Precision, UsageError
-from relayc.cli.parameters import Device, InPrecision, OptLevel, Shape, Target, Threads, build_options
+from relayc.cli.options import Activations, Build, Precision, UsageError
+from relayc.cli.parameters import Device, InPrecision, OfActivations, OptLevel, Shape, Target, Threads, build_options
 from relayc.cli.plain import is_onnx
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def serve(
     shape: Shape = None,
     opt_level: OptLevel = 3,
     precision: InPrecision = Precision.FLOAT32,
+    activations: OfActivations = Activations.AUTO,
 ) -> None:
     """Serve models by HTTP with the Open Inference Protocol, version 2 (KServe, Triton), until SIGTERM.
 
@@ -71,7 +72,7 @@ def serve(
     megabyte = 1_000_000
     limits = server.Limits(int(max_request_mb * megabyte), int(max_held_mb * megabyte), timeout, connections, drain)
     repository = server.Repository()
-    how = build_options(target, shape, opt_level, precision)
+    how = build_options(target, shape, opt_level, precision, activations=activations)
     for file in files:
         runner = server.CompiledRunner(_opened(file.path, key, how), device, threads)
         _announce(repository.add(file.name, runner, file.version, options), file.path)

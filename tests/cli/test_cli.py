@@ -261,6 +261,23 @@ def test_running_an_artifact_does_not_load_the_compiler(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
+def test_activations_option(folder: Path) -> None:
+    """The option reaches the passes: products with 4-bit weights read int8 data."""
+    random = np.random.default_rng(0)
+    codes, scales = random.integers(0, 256, (16, 1, 16), np.uint8), np.full((16, 1), 0.5, np.float32)
+    node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=32, N=16, bits=4,
+                            block_size=32)  # fmt: skip
+    value = helper.make_tensor_value_info
+    weights = [numpy_helper.from_array(codes, "w"), numpy_helper.from_array(scales, "s")]
+    inputs, outputs = [value("x", TensorProto.FLOAT, [1, 32])], [value("y", TensorProto.FLOAT, [1, 16])]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "bits", inputs, outputs, weights)
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), folder / "bits.onnx")
+    for wanted in ("float", "int8"):
+        shown = runner.invoke(app, ["show", str(folder / "bits.onnx"), "optimized", "--activations", wanted])
+        assert ("nn.quantize_blocks" in shown.output) == (wanted == "int8"), shown.output
+
+
 def test_half_precision_option(folder: Path) -> None:
     path = folder / "half.relayc"
     command = ["compile", str(folder / "model.onnx"), "-o", str(path), "-s", "batch=2", "--precision", "float16"]

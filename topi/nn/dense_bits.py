@@ -1,73 +1,239 @@
-"""Products with 4- or 8-bit weights, which are dequantised on the fly, a few rows at a time."""
+"""Products with weights quantised to 4 or 8 bits, blocks of which share a scale and a zero point.
+
+Weights stay packed in memory: columns lie in panels of NR, whose int32 words hold the codes of one column. A word of
+8-bit codes holds four, the first in the low byte. A word of 4-bit codes holds eight: the first four in the low halves
+of its bytes, the others in the high halves, so that a mask makes each four an operand of `te.dot4`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from relayc import te
 from relayc.te import Tensor
-from relayc.te.tir import PrimExpr, as_dim, as_int
-from relayc.topi.nn.dense import first_columns, flattened_product, rounded
-from relayc.topi.utils import accumulator_type
+from relayc.te.dtype import INT32
+from relayc.te.tir import Dim, Let, PrimExpr, Var, as_dim, as_int
+from relayc.te.tir.ops import bitwise_and, right_shift
+from relayc.topi.indexing import inside
+from relayc.topi.nn.dense import first_columns, rounded
+from relayc.topi.tag import INJECTIVE
+from relayc.topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
 
-__all__ = ["dense_bits"]
+__all__ = ["BlockWeights", "dense_bits", "dense_blocks", "quantize_blocks", "take_bits"]
+
+LOW_HALVES = 0x0F0F0F0F
+"""The low halves of the four bytes of a word."""
+LARGEST_CODE = 127.0
+SMALLEST_SCALE = 1e-37
+"""Scale below which all values of a block are taken for zeros: its reciprocal may overflow."""
 
 
-def dense_bits(data: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor, units: int, bits: int) -> Tensor:
-    """data (..., K) times weights code * scale - offset: (..., N) with N = `units`.
+@dataclass(frozen=True, slots=True)
+class BlockWeights:
+    """Weights (code - zero point) * scale, packed in panels of NR columns.
 
-    Columns are packed in panels of NR: codes (ceil(N / NR), K * bits / 8, NR) bytes, the first code of a byte in its
-    low bits; scales and offsets (ceil(N / NR), K / block, NR) float32. The dequantised weights are a separate tensor,
-    (ceil(N / NR), K, NR), for the schedule to place. The product of a single row has the tag "dense_bits_row".
+    `codes` (ceil(N / NR), K * bits / 32, NR) are int32 words; `scales` (ceil(N / NR), blocks, NR) floats, `zeros` of
+    that shape floats or uint8. Without `zeros` the zero point is the middle of the range, 2^(bits - 1).
     """
-    panels, height, nr = codes.shape
-    per_byte, wide = 8 // bits, accumulator_type(data.dtype)
-    block = height * per_byte // scales.shape[1]
-    if all(as_int(d) == 1 for d in data.shape[:-1]):
-        return rounded(_product_of_a_row(data, codes, scales, offsets, units, bits), data.dtype)
 
-    def weight(p: Any, k: Any, lane: Any) -> PrimExpr:
-        code = te.cast(wide, _code(codes, p, k, lane, bits))
-        return code * te.cast(wide, scales(p, k // block, lane)) - te.cast(wide, offsets(p, k // block, lane))
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    units: int
+    """the columns N"""
+    bits: int
 
-    shape, attrs = (panels, height * per_byte, nr), {"block": block}
-    weights = te.compute(shape, weight, name="weights", tag="widened_weights", attrs=attrs)
-    return rounded(flattened_product(data, weights, units, wide), data.dtype)
+    @property
+    def width(self) -> int:
+        """Columns of a panel."""
+        return _size(self.scales.shape[2])
+
+    @property
+    def depth(self) -> int:
+        """Weights of a column, K."""
+        return _size(self.codes.shape[1]) * 32 // self.bits
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a column."""
+        return _size(self.scales.shape[1])
+
+    def code(self, panel: Any, k: Any, lane: Any) -> PrimExpr:
+        """Weight k of a column, as stored: an int32 from 0."""
+        word = self.codes(panel, k * self.bits // 32, lane)
+        shift = k % 4 * 8 + (k // 4 % 2 * 4 if self.bits == 4 else 0)
+        return bitwise_and(right_shift(word, shift), (1 << self.bits) - 1)
+
+    def four_codes(self, panel: Any, step: Any, lane: Any) -> PrimExpr:
+        """Weights 4 * step to 4 * step + 3 of a column, the bytes of an int32."""
+        if self.bits == 8:
+            return self.codes(panel, step, lane)
+        return bitwise_and(right_shift(self.codes(panel, step // 2, lane), step % 2 * 4), LOW_HALVES)
+
+    def scale(self, panel: Any, block: Any, lane: Any) -> PrimExpr:
+        """The scale of a block, as float32."""
+        return te.cast("float32", self.scales(panel, block, lane))
+
+    def real(self, panel: Any, k: Any, lane: Any, wide: str) -> PrimExpr:
+        """Weight k of a column, as a float of the type `wide`."""
+        code, block = self.code(panel, k, lane), k // (self.depth // self.blocks)
+        if self.zeros is None:
+            centred = te.cast(wide, code - (1 << (self.bits - 1)))
+        else:
+            centred = te.cast(wide, code) - te.cast(wide, self.zeros(panel, block, lane))
+        return centred * te.cast(wide, self.scales(panel, block, lane))
 
 
-def _code(codes: Tensor, panel: Any, k: Any, lane: Any, bits: int) -> PrimExpr:
-    """Weight k of a column of a panel, as int32."""
-    per_byte = 8 // bits
-    code = te.cast("int32", codes(panel, k // per_byte, lane))
-    return (code >> (k % per_byte * bits)) & ((1 << bits) - 1) if per_byte > 1 else code
+def _size(dim: Dim) -> int:
+    known = as_int(dim)
+    assert known is not None
+    return known
 
 
-def _product_of_a_row(
-    data: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor, units: int, bits: int
-) -> Tensor:
-    """The product of one row: codes are multiplied without dequantising, and the sums of each block are scaled.
-
-    It reads the sums of the data over each block, and the sums of data times codes (columns, blocks).
-    """
-    panels, height, nr = codes.shape
-    blocks, wide = scales.shape[1], accumulator_type(data.dtype)
-    block, lead = height * 8 // bits // blocks, [0] * (data.ndim - 1)
-    one, k, b = [te.reduce_axis((0, size), name=name) for size, name in ((block, "k"), (block, "k"), (blocks, "b"))]
-    total = te.compute(
-        (blocks,), lambda i: te.sum(te.cast(wide, data(*lead, i * block + one)), axis=one), name="block_totals"
-    )
-
-    def by_block(n: Any, i: Any) -> PrimExpr:
-        code = te.cast(wide, _code(codes, n // nr, i * block + k, n % nr, bits))
-        return te.sum(te.cast(wide, data(*lead, i * block + k)) * code, axis=k)
-
-    columns = as_dim(panels * nr)
-    sums = te.compute((columns, blocks), by_block, name="block_sums")
+def dense_bits(data: Tensor, weights: BlockWeights) -> Tensor:
+    """data (..., K) times weights: (..., N), each weight converted where it is used. For any target."""
+    wide = accumulator_type(data.dtype)
+    k = te.reduce_axis((0, weights.depth), name="k")
 
     def body(*i: Any) -> PrimExpr:
-        panel, lane = i[-1] // nr, i[-1] % nr
-        scaled = sums(i[-1], b) * te.cast(wide, scales(panel, b, lane))
-        return te.sum(scaled - total(b) * te.cast(wide, offsets(panel, b, lane)), axis=b)
+        weight = weights.real(i[-1] // weights.width, k, i[-1] % weights.width, wide)
+        return te.sum(te.cast(wide, data(*i[:-1], k)) * weight, axis=k)
 
-    shape = (*data.shape[:-1], columns)
-    return first_columns(te.compute(shape, body, name="dense", tag="dense_bits_row", attrs={"block": nr}), units)
+    shape = (*data.shape[:-1], as_dim(weights.units))
+    return rounded(te.compute(shape, body, name="dense", tag="dense"), data.dtype)
+
+
+def take_bits(weights: BlockWeights, indices: Tensor, dtype: str, mode: str) -> Tensor:
+    """Columns of the weights, as rows: indices.shape + (K,) of `dtype`; `mode` as for `topi.take`."""
+
+    def body(*i: Any) -> PrimExpr:
+        named = Var("column", INT32)
+        value = weights.real(named // weights.width, i[-1], named % weights.width, "float32")
+        return Let(named, inside(indices(*i[:-1]), weights.units, mode), te.cast(dtype, value))
+
+    return te.compute((*indices.shape, as_dim(weights.depth)), body, name="take_bits", tag=INJECTIVE)
+
+
+def quantize_blocks(data: Tensor, blocks: int, unit: float) -> tuple[Tensor, Tensor, Tensor]:
+    """data (..., K) in int8, by the largest magnitude of each block.
+
+    Gives the values (..., blocks, K / blocks), scales (..., blocks), and the sums of the quantised values of each block
+    times scale and `unit`, (..., blocks) of float32.
+    """
+    lead, block = data.shape[:-1], _size(data.shape[-1]) // blocks
+    k, j = te.reduce_axis((0, block), name="k"), te.reduce_axis((0, block), name="j")
+
+    def magnitude(*i: Any) -> PrimExpr:
+        return te.max(te.abs(data(*i[:-1], i[-1] * block + k)), axis=k)
+
+    largest = te.compute((*lead, as_dim(blocks)), magnitude, name="largest", tag="block_reduction")
+    scales = te.compute(
+        largest.shape, lambda *i: largest(*i) * te.const(1 / LARGEST_CODE, "float32"), name="scales", tag=INJECTIVE
+    )
+
+    def value(*i: Any) -> PrimExpr:
+        *at, n = i
+        scale = scales(*at)
+        one, zero = te.const(1.0, "float32"), te.const(0.0, "float32")
+        inverse = te.if_then_else(scale > te.const(SMALLEST_SCALE, "float32"), one / scale, zero)
+        return te.cast("int8", te.round(data(*at[:-1], at[-1] * block + n) * inverse))
+
+    values = te.compute((*largest.shape, as_dim(block)), value, name="values", tag="quantize_blocks")
+    totals = te.compute(
+        largest.shape, lambda *i: te.sum(te.cast("int32", values(*i, j)), axis=j), name="totals", tag="block_reduction"
+    )
+    sums = te.compute(
+        largest.shape, lambda *i: te.cast("float32", totals(*i)) * (scales(*i) * te.const(unit, "float32")),
+        name="sums", tag=INJECTIVE,
+    )  # fmt: skip
+    return values, scales, sums
+
+
+def dense_blocks(
+    data: Tensor, sums: Tensor, weights: BlockWeights, data_scales: Tensor | None = None, in_16_bits: bool = False
+) -> Tensor:
+    """data (..., K) times weights, block by block: (..., N) of float32.
+
+    The result is the sum, over blocks b, of scale[b] * (x[b] . codes[b] - zero[b] * sum(x[b])). `sums` (..., blocks)
+    are the sums of the data of each block, times the zero point where that is the same for all weights. The data are
+    float32; or, with `data_scales` (..., blocks), int32 words of four signed bytes (..., K / 4) in units of these
+    scales. `in_16_bits` is for processors that add products of bytes in 16 bits (no VNNI): eight products are one step,
+    and the halves of 8-bit codes are multiplied separately, so that no sum overflows.
+    """
+    lead = data.shape[:-1]
+    panels, nr = weights.codes.shape[0], weights.width
+    rows, row_sums = _as_rows(data), _as_rows(sums)
+    row_scales = None if data_scales is None else _as_rows(data_scales)
+    b = te.reduce_axis((0, weights.blocks), name="b")
+    products = _block_sums(rows, weights, row_scales is not None, in_16_bits)
+
+    def body(m: Any, n: Any) -> PrimExpr:
+        panel, lane = n // nr, n % nr
+        value, offset = products(m, b, n), row_sums(m, b)
+        if row_scales is not None:
+            value = te.cast("float32", value) * row_scales(m, b)
+        if weights.zeros is not None:
+            offset = offset * te.cast("float32", weights.zeros(panel, b, lane))
+        return te.sum((value - offset) * weights.scale(panel, b, lane), axis=b)
+
+    shape, attrs = (rows.shape[0], as_dim(panels * nr)), {"block": nr, "groups": 1}
+    result = first_columns(te.compute(shape, body, name="dense", tag="dense_blocks", attrs=attrs), weights.units)
+    return _with_rows(result, lead, weights.units)
+
+
+def _block_sums(rows: Tensor, weights: BlockWeights, are_bytes: bool, in_16_bits: bool) -> Tensor:
+    """The products of rows (M, K) and codes, summed over each block: (M, blocks, columns).
+
+    What it reads of the codes is a tensor of its own where they are converted, for a schedule to place.
+    """
+    nr, per_block = weights.width, weights.depth // weights.blocks // (4 if are_bytes else 1)
+    at_once = 2 if in_16_bits else 1
+    k = te.reduce_axis((0, per_block // at_once), name="k")
+    codes = _converted(weights, are_bytes)
+
+    def body(m: Any, b: Any, n: Any) -> PrimExpr:
+        steps = [b * per_block + k * at_once + i for i in range(at_once)]
+        x, code = [rows(m, step) for step in steps], [codes(n // nr, step, n % nr) for step in steps]
+        if not are_bytes:
+            return te.sum(x[0] * code[0], axis=k)
+        if not in_16_bits:
+            return te.sum(te.dot4(code[0], x[0]), axis=k)
+        if weights.bits == 4:
+            return te.sum(te.dot8(code[0], x[0], code[1], x[1]), axis=k)
+        low, high = [[bitwise_and(right_shift(c, shift), LOW_HALVES) for c in code] for shift in (0, 4)]
+        return te.sum(te.dot8(low[0], x[0], low[1], x[1]) + te.dot8(high[0], x[0], high[1], x[1]) * 16, axis=k)
+
+    shape = (rows.shape[0], as_dim(weights.blocks), as_dim(weights.codes.shape[0] * nr))
+    return te.compute(shape, body, name="block_sums", tag="block_sums")
+
+
+def _converted(weights: BlockWeights, to_bytes: bool) -> Tensor:
+    """The codes as operands: words of four bytes (panels, K / 4, NR), or float32 (panels, K, NR)."""
+    if to_bytes and weights.bits == 8:
+        return weights.codes
+
+    def floats(*i: Any) -> PrimExpr:
+        return te.cast("float32", weights.code(*i))
+
+    steps = weights.depth // 4 if to_bytes else weights.depth
+    shape = (weights.codes.shape[0], as_dim(steps), as_dim(weights.width))
+    return te.compute(shape, weights.four_codes if to_bytes else floats, name="codes", tag="widened_weights")
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """x (..., K) with the leading dimensions as rows."""
+    if x.ndim == 2:
+        return x
+    lead = x.shape[:-1]
+    shape = (num_elements(lead), x.shape[-1])
+    return te.compute(shape, lambda m, k: x(*unravel_index(m, lead), k), name=f"{x.op.name}_rows", tag=INJECTIVE)
+
+
+def _with_rows(x: Tensor, lead: Sequence[Dim], columns: int) -> Tensor:
+    """Rows of `columns` under the leading dimensions `lead`."""
+    if len(lead) == 1:
+        return x
+    shape = (*lead, as_dim(columns))
+    return te.compute(shape, lambda *i: x(ravel_index(i[:-1], lead), i[-1]), name="dense_of_rows", tag=INJECTIVE)

@@ -35,9 +35,10 @@ DOTS = {"dot4": te.dot4, "dot2_bfloat16": te.dot2_bfloat16}
 def words(x: Tensor) -> Tensor:
     """Bytes (..., 4 n), or bfloat16 (..., 2 n), packed as int32 (..., n), the first in the low bits."""
     count, bits = 4 // x.dtype.nbytes, x.dtype.bits
+    unsigned = f"uint{bits}"
 
     def element(value: PrimExpr) -> PrimExpr:
-        return te.cast("int32", value if bits == 8 else call_intrin("uint16", "reinterpret", value))
+        return te.cast("int32", value if x.dtype == unsigned else call_intrin(unsigned, "reinterpret", value))
 
     def body(*i: Any) -> PrimExpr:
         parts = [left_shift(element(x(*i[:-1], i[-1] * count + k)), k * bits) for k in range(count)]

@@ -8,7 +8,7 @@ from functools import reduce
 from relayc.backend.llvm.codegen.legalize import word_vector
 from relayc.backend.llvm.codegen.permuted import PermutedLoadEmitter
 from relayc.te.math import expand_dot2_bfloat16
-from relayc.te.tir import Add, Call, PrimExpr
+from relayc.te.tir import Add, Broadcast, Call, IntImm, PrimExpr
 
 __all__ = ["DotEmitter"]
 
@@ -27,6 +27,8 @@ _VNNI = {
 """Lanes of int32 -> feature sets, any one of which provides vpdpbusd."""
 _BFLOAT16 = {16: {"avx512bf16"}, 8: {"avx512bf16", "avx512vl"}, 4: {"avx512bf16", "avx512vl"}}
 """Lanes of float32 -> the features that provide vdpbf16ps."""
+_LOW_SEVEN_BITS = 0x7F7F7F7F
+"""Bits of four bytes that are no sign bits."""
 
 
 class DotEmitter(PermutedLoadEmitter):
@@ -89,7 +91,7 @@ class DotEmitter(PermutedLoadEmitter):
     def _dot4_parts(self, call: Call, onto: PrimExpr | None) -> str:
         """Emit `call`, with one or two pairs of operands, added to `onto`, in vectors of the machine's widths."""
         lanes = call.dtype.lanes
-        widths = self._widths()
+        widths = self._widths(call)
         operands = [self.visit(arg) for arg in call.args]
         total = None if onto is None else self.visit(onto)
         if widths and lanes % min(widths) == 0:
@@ -105,9 +107,12 @@ class DotEmitter(PermutedLoadEmitter):
         """The sum of vectors of type `kind`."""
         return reduce(lambda a, b: self.text.pure(f"add {kind} {a}, {b}"), values)
 
-    def _widths(self) -> list[int]:
+    def _widths(self, call: Call) -> list[int]:
         """Lanes of the vectors that the processor has instructions for."""
         features = self.machine.features
+        if "neon" in features:
+            signed = "dotprod" in features and all(map(_are_small, call.args[::2]))
+            return [4] if signed or "i8mm" in features else []
         return [w for w, (needed, _, _) in _MULTIPLY_BYTES.items() if needed in features or self._has_vnni(w)]
 
     def _has_vnni(self, width: int) -> bool:
@@ -117,6 +122,8 @@ class DotEmitter(PermutedLoadEmitter):
         """The sum of `total` and the dot products of each pair x, y in `operands`, one pair or two."""
         kind, module = word_vector(width), self.text.module
         pairs = list(zip(operands[::2], operands[1::2], strict=True))
+        if "neon" in self.machine.features:
+            return self._neon_instruction(pairs, total)
         if self._has_vnni(width):
             name = f"llvm.x86.avx512.vpdpbusd.{32 * width}"
             module.declare(name, kind, ", ".join([kind] * 3))
@@ -134,6 +141,17 @@ class DotEmitter(PermutedLoadEmitter):
             products.append(self.text.pure(f"call {words} @{multiply}({byte_type} {a}, {byte_type} {b})"))
         value = self.text.pure(f"call {kind} @{add}({words} {self._added(products, words)}, {words} splat (i16 1))")
         return value if total is None else self._added([total, value], kind)
+
+    def _neon_instruction(self, pairs: Sequence[tuple[str, str]], total: str | None) -> str:
+        """usdot; or sdot, for unsigned bytes below 128."""
+        name = f"llvm.aarch64.neon.{'usdot' if 'i8mm' in self.machine.features else 'sdot'}.v4i32.v16i8"
+        kind, byte_type = word_vector(4), "<16 x i8>"
+        self.text.module.declare(name, kind, f"{kind}, {byte_type}, {byte_type}")
+        value = "zeroinitializer" if total is None else total
+        for pair in pairs:
+            a, b = [self.text.pure(f"bitcast {kind} {v} to {byte_type}") for v in pair]
+            value = self.text.pure(f"call {kind} @{name}({kind} {value}, {byte_type} {a}, {byte_type} {b})")
+        return value
 
     def _product_of_parts(self, x: str, y: str, lanes: int, parts: int, *signs: str) -> str:
         """The products of the packed fields of int32 vectors, `parts` per lane, sign- or zero-extended to int32."""
@@ -159,3 +177,11 @@ class DotEmitter(PermutedLoadEmitter):
         for term in terms[1:]:
             total = self.text.pure(f"add {kind} {total}, {term}")
         return total
+
+
+def _are_small(word: PrimExpr) -> bool:
+    """Are all bytes of these words visibly below 128, masked by a constant?"""
+    if not isinstance(word, Call) or word.op != "bitwise_and":
+        return False
+    masks = [m.value if isinstance(m, Broadcast) else m for m in word.args]
+    return any(isinstance(m, IntImm) and m.value & _LOW_SEVEN_BITS == m.value for m in masks)

@@ -6,7 +6,7 @@ import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to
-from relayc.frontends.onnx.ops.linear_microsoft import unpacked
+from relayc.frontends.onnx.ops.linear_microsoft import unpacked, unpacked_zeros
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr
@@ -30,6 +30,9 @@ def gather_block_quantized(node: OnnxNode) -> Expr:
     bits = node.attr_int("bits", 4) if kind == "uint8" else 8  # other types hold one value per element
     if bits not in (2, 4, 8):
         raise node.unsupported(f"values of {bits} bits", expected="2, 4 or 8")
+    packed = _packed_rows(node, bits, size) if kind == "uint8" and bits > 2 else None
+    if packed is not None:
+        return op.where(_inside(node, rank), packed, float_const(0.0, packed))
     scales = _rows(node, 2)
     values = op.cast(_fields(_rows(node, 0), bits), scales.dtype)
     depth, blocks = values.shape[-1], scales.shape[-1]
@@ -42,6 +45,20 @@ def gather_block_quantized(node: OnnxNode) -> Expr:
         zeros = _spread(op.strided_slice(quantized, (0,), (blocks,), axes=(len(quantized.shape) - 1,)), size, depth)
     result = op.multiply(op.subtract(values, zeros), _spread(scales, size, depth))
     return op.where(_inside(node, rank), result, float_const(0.0, result))
+
+
+def _packed_rows(node: OnnxNode, bits: int, size: int) -> Expr | None:
+    """Rows of a constant matrix in the layout of MatMulNBits, with which it may share its weights; None for others."""
+    table, scales, zeros = node[0], node[2], node.get(3)
+    if not isinstance(table, Constant) or not isinstance(scales, Constant) or len(table.shape) != 2 or size % 8:
+        return None
+    if not (zeros is None or isinstance(zeros, Constant)):
+        return None
+    (rows, nbytes), blocks = table.data.shape, scales.data.shape[1]
+    if nbytes * 8 != blocks * size * bits or scales.data.shape[0] != rows:
+        return None
+    points = None if zeros is None else unpacked_zeros(zeros.data, (rows, blocks), bits)
+    return op.nn.take_bits(table.data, scales.data, points, bits, node[1], str(scales.dtype), mode="numpy")
 
 
 def _rows(node: OnnxNode, index: int) -> Expr:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
@@ -12,13 +14,9 @@ from relayc.frontends.onnx.ops.quantization import along, centred, dynamically_q
 from relayc.frontends.onnx.registry import convert_with, converter
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr
-from relayc.relay.sizes import product
 from relayc.relay.type import dims_match
 
-__all__ = ["unpacked"]
-
-FEW_ROWS = 16
-"""Most rows of A for which low-bit weights are not dequantised to memory."""
+__all__ = ["unpacked", "unpacked_zeros"]
 
 
 def fused_mat_mul(node: OnnxNode) -> Expr:
@@ -100,7 +98,6 @@ def mat_mul_integer_16(node: OnnxNode) -> Expr:
 @converter("MatMulNBits", domain=MICROSOFT)
 def mat_mul_n_bits(node: OnnxNode) -> Expr:
     """A [.., K] by block-quantised low-bit weights [K, N]."""
-    node.attrs.ignore("accuracy_level")  # a hint for reduced precision
     if node.attr_int("weight_prepacked", 0):
         raise node.unsupported("weights laid out for one GPU (weight_prepacked)", expected="weights as ONNX lays them")
     weights = _Blocks(node)
@@ -191,17 +188,30 @@ class _Blocks:
         return flat if self.blocks * self.size == self.depth else op.strided_slice(flat, (0,), (self.depth,), axes=(1,))
 
     def packed(self) -> Expr | None:
-        """The product with weights dequantised on the fly, for few or a dynamic number of rows; None otherwise.
+        """The product with weights that stay packed; None for weights of 2 bits and for those that are no constants.
 
-        Few rows are memory-bound, and packed weights are smaller; many rows amortise the dequantisation.
+        accuracy_level 4 lets the data be quantised to int8, too.
         """
-        rows = product(self.node.type(0).shape[:-1])
-        if self.bits == 2 or self.blocks * self.size != self.depth or (isinstance(rows, int) and rows > FEW_ROWS):
+        node, shape = self.node, (self.columns, self.blocks)
+        to_int8 = node.attr_int("accuracy_level", 0) == 4
+        codes, scales, zeros = [_constant(node.get(index)) for index in (1, 2, 3)]
+        if self.bits == 2 or codes is None or scales is None or (zeros is None and node.get(3) is not None):
             return None
-        quantized, scales, zeros = [self.node.value_or_none(x) for x in (self.bytes, self.scales, self.zeros)]
-        if quantized is None or scales is None or zeros is None:
-            return None
-        return op.nn.dense_bits(self.node[0], quantized.reshape(self.columns, -1), scales, zeros, self.bits)
+        if zeros is not None:
+            zeros = unpacked_zeros(zeros, shape, self.bits) if zeros.dtype == np.uint8 else zeros.reshape(shape)
+        codes, scales = codes.reshape(self.columns, -1), scales.reshape(shape)
+        return op.nn.dense_bits(node[0], codes, scales, zeros, self.bits, int8_activations=to_int8)
+
+
+def _constant(x: Expr | None) -> np.ndarray[Any, Any] | None:
+    return x.data if isinstance(x, Constant) else None
+
+
+def unpacked_zeros(packed: np.ndarray[Any, Any], shape: tuple[int, int], bits: int) -> np.ndarray[Any, Any]:
+    """Zero points (columns, blocks), whose rows fill whole bytes."""
+    rows = packed.reshape(shape[0], -1, 1)
+    fields = (rows >> np.arange(0, 8, bits, dtype=np.uint8)) & np.uint8((1 << bits) - 1)
+    return fields.reshape(shape[0], -1)[:, : shape[1]]
 
 
 def _sized(node: OnnxNode, index: int, shape: tuple[int, ...], what: str) -> Expr:

@@ -15,7 +15,7 @@ from relayc.frontends.onnx.registry import convert_with, converter
 from relayc.frontends.onnx.tensors import dtype_name
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr
-from relayc.relay.sizes import add_sizes, dims_equal, dims_match, is_at_least, product
+from relayc.relay.sizes import add_sizes, dims_match, is_at_least, product
 from relayc.te.dtype import dtype as parse_dtype
 
 __all__ = ["along", "centred", "dequantized", "dynamically_quantized", "q_linear_conv", "quantized"]
@@ -64,6 +64,9 @@ def dequantize_linear(node: OnnxNode) -> Expr:
     known = layout.parameters(str(node.dtype(0)))
     if known is not None and target == "float32":
         return op.qnn.dequantize(node[0], *known)
+    blocks = layout.blocks(target)
+    if blocks is not None:
+        return op.qnn.dequantize_blocks(node[0], *blocks)
     x, zero = op.cast(node[0], "float32"), node.get(2)
     if zero is not None and not zero.dtype.is_float:
         x = op.subtract(x, op.cast(layout.spread(zero), "float32"))
@@ -106,6 +109,26 @@ class _Layout:
         self.spread(self.node[1])  # raises where they don't fit
         return (*known, self.node.axis(self.axis, len(self.shape)) if known[0].shape else -1)
 
+    def blocks(self, dtype: str) -> tuple[Expr, Expr, int, int] | None:
+        """(scale, zero point, axis, block) for `op.qnn.dequantize_blocks`, of constants of type `dtype`; else None.
+
+        4-bit matrices with a scale for each row or column are taken for ones with a single block in each.
+        """
+        data, scale, zero = self.node[0], self.node[1], self.node.get(2)
+        if not isinstance(data, Constant) or not isinstance(scale, Constant) or scale.dtype != dtype:
+            return None
+        suits = str(data.dtype) in ("int4", "uint4", "int8", "uint8") and dtype in ("float32", "float16")
+        whole = self.block > 0 or (data.dtype.bits == 4 and len(self.shape) == 2 and len(scale.shape) == 1)
+        if not suits or not whole or not (zero is None or isinstance(zero, Constant)):
+            return None
+        self.spread(scale)  # raises where it doesn't fit
+        axis, block, scales = self.node.axis(self.axis, len(self.shape)), self.block, scale.data
+        if not block:
+            axis, scales = 1 - axis, np.expand_dims(scales, 1 - axis)
+            block = data.data.shape[axis]
+        zeros = np.zeros(scales.shape, data.data.dtype) if zero is None else zero.data.reshape(scales.shape)
+        return Constant(scales), Constant(zeros), axis, block
+
     def spread(self, x: Expr) -> Expr:
         """`x` reshaped, and repeated over blocks, to broadcast with the data."""
         size, rank = x.shape, len(self.shape)
@@ -120,10 +143,7 @@ class _Layout:
         covered = product((size[axis], self.block)) if len(size) == rank else 0
         if self.block < 1 or len(size) != rank or is_at_least(add_sizes(self.shape[axis], -1), covered):
             raise self.node.error(f"scales of shape {list(size)} in blocks of {self.block}")
-        repeated = op.repeat(x, self.block, axis)
-        if dims_equal(covered, self.shape[axis]):
-            return repeated
-        return op.strided_slice(repeated, (0,), (self.shape[axis],), axes=(axis,))
+        return op.qnn.spread_blocks(x, axis, self.block, self.shape[axis])
 
 
 @converter("DynamicQuantizeLinear", since=11)

@@ -31,14 +31,14 @@ __all__ = [
 class Words(OpDef):
     """Bytes (..., 4 n), or bfloat16 (..., 2 n), as int32 (..., n), the first in the low bits; a view.
 
-    (C1) data is uint8 or bfloat16 and has one dimension or more; (C2) the last is a multiple of 4, or of 2.
+    (C1) data is uint8, int8 or bfloat16 and has one dimension or more; (C2) the last is a multiple of 4, or of 2.
     """
 
     is_view = True
 
     def infer(self, x: TensorType) -> TensorType:
-        known = x.dtype in ("uint8", "bfloat16") and x.ndim >= 1
-        require(known, f"(C1) uint8 data (..., 4 n), or bfloat16 (..., 2 n), expected; got {x}")
+        known = x.dtype in ("uint8", "int8", "bfloat16") and x.ndim >= 1
+        require(known, f"(C1) uint8 or int8 data (..., 4 n), or bfloat16 (..., 2 n), expected; got {x}")
         last, count = x.shape[-1], 4 // x.dtype.nbytes
         whole = isinstance(last, int) and last % count == 0
         require(whole, f"(C2) the last dimension of {x} is no multiple of {count}")

@@ -120,8 +120,9 @@ def test_mat_mul_n_bits(bits, zeros, depth, block):
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("with_zeros", [True, False])
-def test_gather_block_quantized(bits, with_zeros):
-    rows, depth, block = 10, 40, 16
+@pytest.mark.parametrize("depth", [40, 48])
+def test_gather_block_quantized(bits, with_zeros, depth):
+    rows, block = 10, 16
     codes = rng.integers(0, 1 << bits, (rows, depth))
     scales = rng.uniform(0.1, 1.0, (rows, 3)).astype(np.float32)
     points = rng.integers(0, 1 << bits, scales.shape) if with_zeros else np.full(scales.shape, 1 << (bits - 1))

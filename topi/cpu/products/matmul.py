@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
     from relayc.backend.target import Target
 
-__all__ = ["schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product"]
+__all__ = [
+    "for_any_rows", "place_panels", "schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product",
+    "tile_results",
+]  # fmt: skip
 
 
 def _tile_output(
@@ -134,7 +137,7 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
     if tiles is not None and tiles.block:
         return schedule_tiles(outs, anchor, target, tiles)
     plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
-    by_vectors = _for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1])
+    by_vectors = for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1])
     if tiles is None:
         return by_vectors
     s = schedule_tiles(outs, anchor, target, tiles)
@@ -142,13 +145,14 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
     return s
 
 
-def _for_any_rows(
+def for_any_rows(
     schedule: Callable[[list[te.Tensor], te.Operation, Target, ProductPlan], te.Schedule],
     outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan, rows: Sequence[te.Dim],
+    heights: Sequence[int] = (1,),
 ) -> te.Schedule:  # fmt: skip
-    """A schedule as planned; where `rows` are dynamic, others for fewer of them than a tile has."""
+    """A schedule as planned; where `rows` are dynamic, others for fewer of them than a tile has, down to `heights`."""
     counted = not all(isinstance(d, int) for d in rows)
-    plans = [plan, *(fewer_rows(plan) if counted else ())]
+    plans = [plan, *(fewer_rows(plan, heights) if counted else ())]
     schedules = [schedule(outs, anchor, target, p) for p in plans]
     for s, smaller in pairwise(schedules):
         s.specialize_small(smaller)
@@ -173,8 +177,27 @@ def tile_product(
 
     Returns the tile of register accumulators.
     """
+    steps = constant_size([extent_of(axis) for axis in anchor.reduce_axis])
+    accumulator = tile_results(s, out, anchor, target, plan, steps)
+    for weights in widened_weights(anchor):
+        _place_widened(s, out, accumulator, weights.output(0), plan, target)
+    _unroll_few_channels(s, accumulator, plan.height)
+    if plan.tiles_of_a_panel:
+        stream_panels(s, accumulator, operands(anchor)[1], plan, target)
+    if out is StoreOrder.of(out).result:
+        stream_results(s, accumulator, out, anchor, plan, target)
+    return accumulator
+
+
+def tile_results(
+    s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: ProductPlan, steps: int
+) -> te.Tensor:
+    """Tile the results of `anchor`, sums of `steps` products, rows by columns, and their elementwise tail up to `out`.
+
+    Returns the tile of register accumulators, whose reduction is one loop around the tile.
+    """
     lanes, order = vector_lanes(target), StoreOrder.of(out)
-    work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
+    work = 2.0 * constant_size(out.shape) * steps
     chains = bool(functions_behind(out, anchor))
     if order.is_transposed:
         accumulator = local_accumulator(s, anchor, order.source)
@@ -196,46 +219,28 @@ def tile_product(
         )  # fmt: skip
         if whole is not None:
             _results(s, whole, tile, plan, lanes, chains=chains)
-    for weights in widened_weights(anchor):
-        _place_widened(s, out, accumulator, weights.output(0), plan, target)
-    _unroll_few_channels(s, accumulator, plan.height)
-    if plan.tiles_of_a_panel:
-        stream_panels(s, accumulator, operands(anchor)[1], plan, target)
-    if out is order.result:
-        stream_results(s, accumulator, out, anchor, plan, target)
     return accumulator
-
-
-_LINES = 8
-"""Lines of weights that are dequantised at a time: few enough to stay in the L1 cache beside the data."""
 
 
 def _place_widened(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
-    """Convert weights stored in a smaller type: each panel once for all rows.
-
-    Where one row tile is all that reads them there is no copy, or one of the few lines that a tile reads next where
-    lines in a "block" share their scales.
-    """
-    block, lanes = weights.op.attrs.get("block"), vector_lanes(target)
-    *_, line, lane = s[weights].op.axis
-    if plan.separate_panels:
-        s[weights].compute_at(s[out], s[out].leaf_iter_vars[0])
-        if block is not None:
-            s[weights].unroll(s[weights].split(line, factor=min(_LINES, block))[1])
-        if plan.tiles_of_a_panel and constant_size(weights.shape) >= _MANY_WEIGHTS:
-            stream_widened(s, accumulator, weights, plan, target)
-    elif block is None:
+    """Convert weights stored in a smaller type: each panel once for all rows, or at use where one row tile is all that
+    reads them."""
+    if not plan.separate_panels:
         s[weights].compute_inline()
         return
-    else:
-        outer, inner = s[accumulator].split(s[accumulator].op.reduce_axis[0], factor=min(_LINES, block))
-        s[accumulator].unroll(inner)
-        s[weights].set_scope("local")
-        s[weights].compute_at(s[accumulator], outer)
-        s[weights].unroll(line)
-    vectorize_panel(s, weights, lane, constant_size(weights.shape[-1:]), lanes)
+    place_panels(s, out, weights, target)
+    if plan.tiles_of_a_panel and constant_size(weights.shape) >= _MANY_WEIGHTS:
+        stream_widened(s, accumulator, weights, plan, target)
+
+
+def place_panels(s: te.Schedule, out: te.Tensor, weights: te.Tensor, target: Target) -> te.IterVar:
+    """Convert a panel of weights in the outermost loop of `out`, for all row tiles; returns the loop over its lines."""
+    s[weights].compute_at(s[out], s[out].leaf_iter_vars[0])
+    *_, line, lane = s[weights].op.axis
+    vectorize_panel(s, weights, lane, constant_size(weights.shape[-1:]), vector_lanes(target))
+    return line
 
 
 _MANY_WEIGHTS = 1 << 15
@@ -282,7 +287,7 @@ def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, ta
     apart = 0 if anchor.attrs["transpose_a"] else anchor.output(0).dtype.nbytes * steps
     narrow = _saves_vectors(StoreOrder.of(outs[0]).result.shape[-1], rows, panel, target)
     plan = ProductPlan(tile_rows(target, rows, panel, steps, apart=apart), panel, panel, narrow_last=narrow)
-    return _for_any_rows(_batch_matmul_packed, outs, anchor, target, plan, [extent_of(anchor.axis[-2])])
+    return for_any_rows(_batch_matmul_packed, outs, anchor, target, plan, [extent_of(anchor.axis[-2])])
 
 
 def _batch_matmul_packed(

@@ -24,6 +24,8 @@ from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from relayc.backend.target import Target
 
 __all__ = ["ProductPlan", "fewer_rows", "has_few_channels", "has_narrow_last", "plan_product"]
@@ -150,13 +152,14 @@ def has_few_channels(anchor: te.Operation) -> bool:
     return constant_size([extent_of(anchor.reduce_axis[-1])]) <= _FEW_CHANNELS
 
 
-def fewer_rows(plan: ProductPlan) -> list[ProductPlan]:
-    """Plans for fewer rows than a tile of `plan` has: half a tile, then single rows; cores share the panels.
+def fewer_rows(plan: ProductPlan, heights: Sequence[int] = (1,)) -> list[ProductPlan]:
+    """Plans for fewer rows than a tile of `plan` has: half a tile, then `heights`; cores share the panels.
 
     A tile of few rows is bound by the latency of its sums: half of one costs as much as a single row.
     """
-    heights = [h for h in dict.fromkeys((plan.height // 2, 1)) if 0 < h < plan.height]
-    return [ProductPlan(h, plan.width, plan.panel, panels_first=True) for h in heights]
+    half = plan.height // 2
+    fewer = [h for h in dict.fromkeys((half, *[h for h in heights if h <= half], heights[-1])) if 0 < h < plan.height]
+    return [ProductPlan(h, plan.width, plan.panel, panels_first=True) for h in fewer]
 
 
 def has_narrow_last(target: Target, rows: int, columns: int, panel: int) -> bool:

@@ -1,0 +1,154 @@
+"""Weights dequantised in blocks: MatMul and Gemm keep them packed, in models of every 4- and 8-bit type."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.frontends.onnx import from_onnx
+from relayc.relay.transform import PassContext
+
+Array = np.ndarray[Any, Any]
+RANDOM = np.random.default_rng(0)
+TYPES = {
+    "int4": (TensorProto.INT4, ml_dtypes.int4, -8, 8), "uint4": (TensorProto.UINT4, ml_dtypes.uint4, 0, 16),
+    "int8": (TensorProto.INT8, np.int8, -128, 128), "uint8": (TensorProto.UINT8, np.uint8, 0, 256),
+}  # fmt: skip
+
+
+def model(nodes: list[onnx.NodeProto], inputs: dict[str, tuple[int, ...]], weights: dict[str, Array],
+          dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:  # fmt: skip
+    values = [helper.make_tensor_value_info(name, dtype if name == "x" else TensorProto.INT64, shape)
+              for name, shape in inputs.items()]  # fmt: skip
+    constants = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "test", values, [helper.make_empty_tensor_value_info("y")], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def run(made: onnx.ModelProto, values: dict[str, Array], **config: str) -> tuple[Array, list[tuple[str, ...]], Any]:
+    """The result, the operators of each kernel, and the compiled model."""
+    mod, params = from_onnx(made)
+    with PassContext(config={f"relay.{name}": value for name, value in config.items()}):
+        lib = relay.build(mod, target="llvm", params=params)
+    module = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    for name, value in values.items():
+        module.set_input(name, value)
+    module.run()
+    return module.get_output(0).numpy(), [node.ops for node in lib.graph.nodes], lib
+
+
+def quantised(
+    kind: str, shape: tuple[int, int], axis: int, block: int, with_zeros: bool
+) -> tuple[dict[str, Array], Array]:
+    """Initializers w, s and z of a matrix in blocks along `axis`, and its real values."""
+    _, numpy_type, low, high = TYPES[kind]
+    blocks = list(shape)
+    blocks[axis] = -(-shape[axis] // block)
+    codes, zeros = RANDOM.integers(low, high, shape), RANDOM.integers(low, high, blocks)
+    scales = RANDOM.uniform(0.01, 0.1, blocks).astype(np.float32)
+
+    def spread(x: Array) -> Array:
+        return np.repeat(x, block, axis).take(range(shape[axis]), axis)
+
+    real = (codes - (spread(zeros) if with_zeros else 0)) * spread(scales)
+    made = {"w": codes.astype(numpy_type), "s": scales}
+    if with_zeros:
+        made["z"] = zeros.astype(numpy_type)
+    return made, real
+
+
+def dequantize(weights: dict[str, Array], axis: int, block: int) -> onnx.NodeProto:
+    return helper.make_node("DequantizeLinear", list(weights), ["r"], axis=axis, block_size=block)
+
+
+@pytest.mark.parametrize("with_zeros", [False, True])
+@pytest.mark.parametrize(("form", "rows"), [("matmul", 1), ("matmul", 7), ("gemm", 3), ("transposed", 2)])
+@pytest.mark.parametrize("kind", TYPES)
+def test_products_keep_weights_packed(kind, form, rows, with_zeros):
+    depth, columns, block = 80, 40, 32  # the last block is used in part
+    axis = 0 if form == "matmul" else 1
+    shape = (depth, columns) if axis == 0 else (columns, depth)
+    weights, real = quantised(kind, shape, axis, block, with_zeros)
+    nodes = [dequantize(weights, axis, block)]
+    if form == "matmul":
+        nodes.append(helper.make_node("MatMul", ["x", "r"], ["y"]))
+    elif form == "gemm":
+        nodes.append(helper.make_node("Gemm", ["x", "r"], ["y"], transB=1, alpha=0.5))
+    else:
+        nodes.append(helper.make_node("Transpose", ["r"], ["t"], perm=[1, 0]))
+        nodes.append(helper.make_node("MatMul", ["x", "t"], ["y"]))
+    x = RANDOM.normal(size=(rows, depth)).astype(np.float32)
+    result, kernels, _ = run(model(nodes, {"x": x.shape}, weights), {"x": x})
+    expected = x @ (real if axis == 0 else real.T) * (0.5 if form == "gemm" else 1)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-3)
+    assert any("nn.dense_blocks" in ops for ops in kernels), kernels
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_4_bit_weights_with_a_scale_for_each_column_or_row(axis):
+    codes, scales = RANDOM.integers(-8, 8, (40, 24)), RANDOM.uniform(0.01, 0.1, (40, 24)[axis]).astype(np.float32)
+    weights = {"w": codes.astype(ml_dtypes.int4), "s": scales}
+    nodes = [helper.make_node("DequantizeLinear", ["w", "s"], ["r"], axis=axis),
+             helper.make_node("MatMul", ["x", "r"], ["y"])]  # fmt: skip
+    x = RANDOM.normal(size=(3, 40)).astype(np.float32)
+    result, kernels, _ = run(model(nodes, {"x": x.shape}, weights), {"x": x})
+    np.testing.assert_allclose(result, x @ (codes * (scales[:, None] if axis == 0 else scales)), rtol=1e-4, atol=1e-4)
+    assert any("nn.dense_blocks" in ops for ops in kernels) == (axis == 1)  # scales of rows differ along the reduction
+
+
+def test_half_precision_and_int8_activations():
+    weights, real = quantised("int4", (64, 32), 0, 32, with_zeros=False)
+    halves = {**weights, "s": weights["s"].astype(np.float16)}
+    nodes = [dequantize(halves, 0, 32), helper.make_node("MatMul", ["x", "r"], ["y"])]
+    x = RANDOM.normal(size=(1, 64)).astype(np.float16)
+    result, kernels, _ = run(model(nodes, {"x": x.shape}, halves, TensorProto.FLOAT16), {"x": x}, activations="int8")
+    assert result.dtype == np.float16 and any("nn.quantize_blocks" in ops for ops in kernels)
+    np.testing.assert_allclose(result, x.astype(np.float32) @ real, atol=0.1)
+
+
+def test_rows_of_a_table_are_dequantised_after_they_are_taken(tmp_path: Path):
+    weights, real = quantised("int4", (2048, 64), 1, 32, with_zeros=True)
+    nodes = [dequantize(weights, 1, 32), helper.make_node("Gather", ["r", "i"], ["y"], axis=0)]
+    indices = np.array([[3, 2047, 0]])
+    result, _, lib = run(model(nodes, {"i": indices.shape}, weights), {"i": indices})
+    np.testing.assert_allclose(result, real[indices], rtol=1e-5, atol=1e-6)
+    lib.save(str(tmp_path / "table.relayc"))
+    assert os.path.getsize(tmp_path / "table.relayc") < 2048 * (64 // 2 + 2 * 4 + 2) * 1.05 + (64 << 10)
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint8"])
+def test_artifacts_are_as_large_as_the_weights(kind, tmp_path: Path):
+    weights, _ = quantised(kind, (2048, 2048), 0, 32, with_zeros=True)
+    made = model([dequantize(weights, 0, 32), helper.make_node("MatMul", ["x", "r"], ["y"])], {"x": (1, 2048)}, weights)
+    _, _, lib = run(made, {"x": np.zeros((1, 2048), np.float32)})
+    lib.save(str(tmp_path / "it.relayc"))
+    assert os.path.getsize(tmp_path / "it.relayc") <= 1.05 * made.ByteSize()
+
+
+def test_a_table_that_is_multiplied_too_is_stored_once(tmp_path: Path):
+    """Rows of the table by GatherBlockQuantized, times the table by MatMulNBits."""
+    rows, depth, block = 2048, 256, 32
+    codes, scales = RANDOM.integers(0, 16, (rows, depth)), RANDOM.uniform(0.01, 0.1, (rows, depth // block))
+    real = (codes - 8) * np.repeat(scales.astype(np.float32), block, 1)
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
+    weights = {"t": packed, "w": packed.reshape(rows, depth // block, -1), "s": scales.astype(np.float32)}
+    gather = helper.make_node("GatherBlockQuantized", ["t", "i", "s"], ["x"], domain="com.microsoft", block_size=block,
+                              bits=4, quantize_axis=1, gather_axis=0)  # fmt: skip
+    multiply = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=depth, N=rows, bits=4,
+                                block_size=block)  # fmt: skip
+    made = model([gather, multiply], {"i": (2,)}, weights)
+    made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    indices = np.array([5, 2000])
+    result, _, lib = run(made, {"i": indices})
+    np.testing.assert_allclose(result, real[indices] @ real.T, rtol=1e-4, atol=1e-3)
+    lib.save(str(tmp_path / "tied.relayc"))
+    assert os.path.getsize(tmp_path / "tied.relayc") <= 1.05 * (packed.nbytes + scales.size * 4) + (32 << 10)

@@ -1,0 +1,156 @@
+"""Products with block-quantised weights: every size, type and processor against numpy and the interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relayc import relay, te
+from relayc.backend.runtime import device, graph_executor
+from relayc.relay.op.nn.dense_bits import dense_bits
+from relayc.relay.transform import PassContext
+from relayc.te.ir import IRModule
+
+Array = np.ndarray[Any, Any]
+HASWELL, HOST = "llvm -mcpu=haswell", "llvm"
+RANDOM = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> Array:
+    return RANDOM.normal(size=shape).astype(np.float32)
+
+
+def weights(columns: int, depth: int, block: int, bits: int, zeros: str) -> tuple[Array, Array, Array | None, Array]:
+    """Codes as bytes, scales, zero points, and the real weights (columns, depth)."""
+    blocks = -(-depth // block)
+    codes = RANDOM.integers(0, 1 << bits, (columns, blocks, block)).astype(np.uint8)
+    scales = RANDOM.uniform(0.01, 0.1, (columns, blocks)).astype(np.float32)
+    middle = np.full((columns, blocks), 1 << (bits - 1), np.float32)
+    points = {
+        "middle": None, "codes": RANDOM.integers(0, 1 << bits, middle.shape).astype(np.uint8),
+        "floats": middle + normal(*middle.shape),
+    }[zeros]  # fmt: skip
+    subtracted = middle if points is None else points.astype(np.float32)
+    real = ((codes - subtracted[..., None]) * scales[..., None]).reshape(columns, -1)[:, :depth]
+    flat = codes.reshape(columns, -1)
+    packed = flat if bits == 8 else flat[:, ::2] | flat[:, 1::2] << 4
+    return packed, scales, points, real
+
+
+def in_int8(x: Array, block: int) -> Array:
+    """Data (..., K) rounded to int8 by the largest magnitude of each block, as real numbers."""
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % block)])
+    blocks = padded.reshape(*x.shape[:-1], -1, block)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    codes = np.rint(blocks * np.where(largest > 0, np.float32(127) / np.where(largest > 0, largest, 1), 0))
+    return (codes * (largest / np.float32(127))).reshape(padded.shape)[..., : x.shape[-1]]
+
+
+def run(body: relay.Expr, params: list[relay.Var], values: list[Array], target: str, **config: str) -> Array:
+    with PassContext(config={f"relay.{name}": value for name, value in config.items()}):
+        lib = relay.build(IRModule({"main": relay.Function(params, body)}), target=target)
+    module = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    for param, value in zip(params, values, strict=True):
+        module.set_input(param.name, value)
+    module.run()
+    return module.get_output(0).numpy()
+
+
+@pytest.mark.parametrize("target", [HOST, HASWELL])
+@pytest.mark.parametrize("activations", ["float", "int8"])
+@pytest.mark.parametrize("zeros", ["middle", "codes", "floats"])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("block", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 33])
+def test_products_are_those_of_numpy(rows, block, bits, zeros, activations, target):
+    columns, depth = 37, 2 * block + (block // 2 if rows == 3 else 0)  # no whole panel; a block used in part
+    packed, scales, points, real = weights(columns, depth, block, bits, zeros)
+    x, data = relay.var("x", (rows, depth)), normal(rows, depth)
+    body = dense_bits(x, packed, scales, points, bits)
+    result = run(body, [x], [data], target, activations=activations)
+    used = in_int8(data, block) if activations == "int8" else data
+    np.testing.assert_allclose(result, used.astype(np.float64) @ real.T, rtol=1e-4, atol=1e-4 * block)
+
+
+@pytest.mark.parametrize("target", [HOST, HASWELL])
+@pytest.mark.parametrize("activations", ["float", "int8"])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [(1, 1), (1, 4), (2, 3), (1, 40)])
+def test_dynamic_rows(rows, bits, activations, target):
+    packed, scales, points, real = weights(48, 128, 32, bits, "codes")
+    x = relay.var("x", (te.size_var("batch"), te.size_var("length"), 128))
+    data, bias = normal(*rows, 128), normal(48)
+    body = relay.nn.relu(dense_bits(x, packed, scales, points, bits) + relay.const(bias))
+    result = run(body, [x], [data], target, activations=activations)
+    used = in_int8(data, 32) if activations == "int8" else data
+    np.testing.assert_allclose(result, np.maximum(used @ real.T + bias, 0), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("target", [HOST, HASWELL])
+def test_extreme_codes_do_not_overflow(target, bits):
+    """The largest codes times the largest activations, in 256 steps of a block."""
+    top = (1 << bits) - 1
+    packed = np.full((16, 256 * bits // 8), top | top << 4 if bits == 4 else top, np.uint8)
+    zeros = np.zeros((16, 1), np.uint8)
+    x, data = relay.var("x", (2, 256)), np.stack([np.full(256, 3.0), np.full(256, -3.0)]).astype(np.float32)
+    body = dense_bits(x, packed, np.ones((16, 1), np.float32), zeros, bits)
+    result = run(body, [x], [data], target, activations="int8")
+    np.testing.assert_allclose(result, np.repeat(data[:, :1] * 256 * top, 16, 1), rtol=1e-5)
+
+
+def test_blocks_of_zeros_and_tiny_values():
+    packed, scales, points, real = weights(16, 96, 32, 4, "middle")
+    x, data = relay.var("x", (1, 96)), np.zeros((1, 96), np.float32)
+    data[0, 32:64], data[0, 64] = 1e-38, 1.0
+    result = run(dense_bits(x, packed, scales, points, 4), [x], [data], HOST, activations="int8")
+    np.testing.assert_allclose(result, real[:, 64][None], rtol=1e-4, atol=1e-6)
+
+
+def test_the_model_decides_by_default():
+    packed, scales, points, real = weights(16, 64, 32, 4, "middle")
+    x, data = relay.var("x", (1, 64)), normal(1, 64)
+    for allowed in (False, True):
+        body = dense_bits(x, packed, scales, points, 4, int8_activations=allowed)
+        used = in_int8(data, 32) if allowed else data
+        np.testing.assert_allclose(run(body, [x], [data], HOST), used @ real.T, rtol=1e-5, atol=1e-5)
+
+
+def test_half_precision_keeps_its_type():
+    packed, scales, points, real = weights(16, 64, 32, 4, "middle")
+    x, data = relay.var("x", (3, 64), "float16"), normal(3, 64).astype(np.float16)
+    for activations in ("float", "int8"):
+        result = run(dense_bits(x, packed, scales, points, 4), [x], [data], HOST, activations=activations)
+        assert result.dtype == np.float16
+        np.testing.assert_allclose(result.astype(np.float32), data.astype(np.float32) @ real.T, atol=0.05)
+
+
+def test_products_of_the_same_data_share_its_quantisation():
+    x = relay.var("x", (1, 64))
+    products = [dense_bits(x, *weights(columns, 64, 32, 4, "middle")[:3], 4) for columns in (16, 32)]
+    module = IRModule({"main": relay.Function([x], relay.Tuple(products))})
+    with PassContext(config={"relay.activations": "int8"}):
+        kernels = [node.ops for node in relay.build(module, target=HOST).graph.nodes]
+    assert sorted(kernels) == [("nn.dense_blocks",), ("nn.dense_blocks",), ("nn.quantize_blocks",)], kernels
+
+
+def test_scales_are_narrow_where_that_is_exact_and_zero_points_are_bytes():
+    x = relay.var("x", (1, 64))
+    packed, scales, points, _ = weights(16, 64, 32, 4, "codes")
+    exact = scales.astype(np.float16).astype(np.float32)
+    assert [str(a.dtype) for a in dense_bits(x, packed, exact, points, 4).args[1:]] == ["int32", "float16", "uint8"]
+    assert [str(a.dtype) for a in dense_bits(x, packed, scales, None, 4).args[1:]] == ["int32", "float32"]
+
+
+@pytest.mark.parametrize(("cpu", "rows", "instruction"), [("neoverse-n1", 1, "sdot"), ("neoverse-v2", 20, "usdot")])
+def test_products_of_bytes_on_aarch64(cpu, rows, instruction):
+    """One instruction multiplies and adds four bytes."""
+    x = relay.var("x", (rows, 64))
+    packed, scales, points, _ = weights(16, 64, 32, 4, "middle")
+    module = IRModule({"main": relay.Function([x], dense_bits(x, packed, scales, points, 4))})
+    with PassContext(config={"relay.activations": "int8"}):
+        lib = relay.build(module, target=f"llvm -mtriple=aarch64-unknown-linux-gnu -mcpu={cpu}")
+    assembly = lib.module.get_source("asm")
+    assert f"\t{instruction}\t" in assembly and "\tsmull\t" not in assembly
