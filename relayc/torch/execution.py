@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 import relayc
 from relayc.frontends.onnx import ModelParts
-from relayc.runtime import device, graph_executor
+from relayc.runtime import ExecutorPool, device, graph_executor
 from relayc.torch.exporting import Computed, Exported, Passed
 from relayc.torch.options import Options
 
@@ -39,9 +39,9 @@ class Execution:
         self._arguments = [at for number, at in enumerate(exported.arguments) if number not in bound]
         model = _with_constants(exported.proto, bound)
         compiled = relayc.compile_onnx(model, opt_level=options.opt_level, config=options.config)
-        self._first = graph_executor.GraphModule(compiled["default"](device("cpu")), options.threads)
-        self._names = [*self._first.get_input_info()[0]]
-        self._idle = [self._first]
+        first = graph_executor.GraphModule(compiled["default"](device("cpu")), options.threads)
+        self._names = [*first.get_input_info()[0]]
+        self._pool = ExecutorPool(first)
 
     def changed(self, values: Sequence[Any]) -> list[int]:
         """The positions of the arguments that are constants here, and are other tensors now, or have other values."""
@@ -53,17 +53,11 @@ class Execution:
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         """The results of the graph for its arguments."""
-        try:
-            executor = self._idle.pop()
-        except IndexError:
-            executor = self._first.clone()
-        try:
+        with self._pool.borrowed() as executor:
             for name, at in zip(self._names, self._arguments, strict=True):
                 _set(executor, name, values[at])
             executor.run()
             outputs = [torch.from_dlpack(executor.get_output(at)) for at in range(executor.get_num_outputs())]
-        finally:
-            self._idle.append(executor)
         found = [int(tensor) if at in self._sizes else tensor for at, tensor in enumerate(outputs)]
         return [_result(result, found, values) for result in self._results]
 
