@@ -321,12 +321,11 @@ def _chosen(
     provider_options: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, Mapping[str, Any]]:
     """The available ones among `providers`, with their options; the CPU last."""
-    available = get_available_providers()
     chosen: dict[str, Mapping[str, Any]] = {}
     separate = list(provider_options or [])
     for number, provider in enumerate([CPU] if providers is None else providers):
         name, options = provider if isinstance(provider, tuple) else (provider, {})
-        if name not in available:
+        if name != CPU and name not in (available := get_available_providers()):
             message = f"Specified provider {name!r} is not in available provider names. Available: {available}"
             warnings.warn(message, UserWarning, stacklevel=4)
             continue
