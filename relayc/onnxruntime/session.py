@@ -112,6 +112,8 @@ class InferenceSession:
         shapes = model.metadata.input_shapes
         self._overridable = _described(({n: shapes.get(n, ()) for n in overridable}, overridable), shapes, frozenset())
         self._dtypes = {**overridable, **executor.get_input_info()[1]}
+        described = {**self._inputs, **self._overridable}
+        self._array_checks = {n: _fits(v, self._dtypes[n]) for n, v in described.items() if v.type.startswith("tensor")}
         self._executors = Executors(executor, self._version, self._inputs, self._overridable)
 
     def _version(self, shapes: Mapping[str, Any]) -> GraphModule:
@@ -216,8 +218,18 @@ class InferenceSession:
         timeout: float | None,
     ) -> list[Any]:
         started = time.perf_counter_ns()
-        with _reported(self._model_path), _stoppable(executor, run_options, timeout):
-            results = executor.infer(feed if self._device.kind == "cpu" else _placed(executor, feed), names)
+        try:
+            feed = feed if self._device.kind == "cpu" else _placed(executor, feed)
+            if run_options is None and timeout is None:
+                results = executor.infer(feed, names)
+            else:
+                with _stoppable(executor, run_options, timeout):
+                    results = executor.infer(feed, names)
+        except Exception as error:
+            reported = _reported_as(error, self._model_path)
+            if reported is error:
+                raise
+            raise reported from error
         if self._run_log is not None:
             self._run_log.add_run(started, executor, feed)
         return results
@@ -229,7 +241,11 @@ class InferenceSession:
         missing = [name for name in self._inputs if name not in feed]
         if missing:
             raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(feed)}).")
-        return {name: self._value(self.input(name), value) for name, value in feed.items()}
+        fits = self._array_checks
+        return {
+            name: value if name in fits and fits[name](value) else self._value(self.input(name), value)
+            for name, value in feed.items()
+        }
 
     def _value(self, declared: NodeArg, value: Any) -> Any:
         value = value.memory if isinstance(value, OrtValue) else value
@@ -372,6 +388,20 @@ def _placed(executor: GraphModule, feed: Mapping[str, Any]) -> dict[str, Any]:
     return rest
 
 
+def _fits(declared: NodeArg, dtype: str) -> Callable[[Any], bool]:
+    """Tells whether a value is an array that can be passed as it is; False of what has to be looked at."""
+    wanted, rank = None if dtype == "string" else to_numpy(dtype), len(declared.shape)
+    sizes = [(axis, size) for axis, size in enumerate(declared.shape) if isinstance(size, int)]
+
+    def fits(value: Any) -> bool:
+        if type(value) is not np.ndarray or value.dtype != wanted or value.ndim != rank:
+            return False
+        shape = value.shape
+        return all([shape[axis] == size for axis, size in sizes])
+
+    return fits
+
+
 def _check_array(declared: NodeArg, value: np.ndarray[Any, Any] | NDArray) -> None:
     """Raise InvalidArgument for an array of another type, rank or size than the model declares."""
     found = value_type(dtype_name(value))
@@ -425,20 +455,30 @@ def _reported(path: str | None) -> Generator[None]:
         yield
     except OrtError:
         raise
-    except RunCancelledError as error:
-        raise Fail(f"Exiting due to terminate flag being set to true: {error}") from error
-    except ArgumentError as error:
-        raise InvalidArgument(str(error)) from error
-    except DeviceError as error:
-        raise RuntimeException(str(error)) from error
-    except RelaycError as error:
-        raise Fail(str(error)) from error
     except Exception as error:
-        kind = {"UnsupportedOperatorError": Unsupported, "NotAModelError": InvalidProtobuf}.get(type(error).__name__)
-        if kind is None and not _is_compile_error(error):
+        reported = _reported_as(error, path)
+        if reported is error:
             raise
-        log.debug("the model %s", path, exc_info=True)
-        raise (InvalidGraph if kind is None else kind)(f"Load model from {path} failed: {error}") from error
+        raise reported from error
+
+
+def _reported_as(error: Exception, path: str | None) -> Exception:
+    """The error by onnxruntime's name; the error itself where onnxruntime has none for it."""
+    if isinstance(error, OrtError):
+        return error
+    if isinstance(error, RunCancelledError):
+        return Fail(f"Exiting due to terminate flag being set to true: {error}")
+    if isinstance(error, ArgumentError):
+        return InvalidArgument(str(error))
+    if isinstance(error, DeviceError):
+        return RuntimeException(str(error))
+    if isinstance(error, RelaycError):
+        return Fail(str(error))
+    kind = {"UnsupportedOperatorError": Unsupported, "NotAModelError": InvalidProtobuf}.get(type(error).__name__)
+    if kind is None and not _is_compile_error(error):
+        return error
+    log.debug("the model %s", path, exc_info=True)
+    return (InvalidGraph if kind is None else kind)(f"Load model from {path} failed: {error}")
 
 
 def _is_compile_error(error: Exception) -> bool:
