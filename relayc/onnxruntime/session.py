@@ -106,11 +106,13 @@ class InferenceSession:
             model = self._made()
             executor = self._executor(model)
         self._metadata, sequences = model.metadata, executor.sequence_names()
-        self._inputs = _described(executor.get_input_info(), model.metadata.input_shapes, sequences)
-        self._outputs = _described(executor.get_output_info(), model.metadata.output_shapes, sequences)
+        fixed = self._options.dimensions
+        self._inputs = _described(executor.get_input_info(), model.metadata.input_shapes, sequences, fixed)
+        self._outputs = _described(executor.get_output_info(), model.metadata.output_shapes, sequences, fixed)
         overridable = {} if self._is_compiled else dict(model.metadata.overridable_initializers)
         shapes = model.metadata.input_shapes
-        self._overridable = _described(({n: shapes.get(n, ()) for n in overridable}, overridable), shapes, frozenset())
+        info = {name: shapes.get(name, ()) for name in overridable}, overridable
+        self._overridable = _described(info, shapes, frozenset(), fixed)
         self._dtypes = {**overridable, **executor.get_input_info()[1]}
         described = {**self._inputs, **self._overridable}
         self._array_checks = {n: _fits(v, self._dtypes[n]) for n, v in described.items() if v.type.startswith("tensor")}
@@ -354,13 +356,15 @@ def _described(
     info: tuple[Mapping[str, Sequence[Any]], Mapping[str, str]],
     declared: Mapping[str, Sequence[int | str | None]],
     sequences: frozenset[str],
+    fixed: Mapping[str, int],
 ) -> dict[str, NodeArg]:
-    """Inputs or outputs by name, with the shapes that the model declares."""
+    """Inputs or outputs by name, with the shapes that the model declares; dimensions that are `fixed` are numbers."""
     shapes, dtypes = info
     found: dict[str, NodeArg] = {}
     for name, dtype in dtypes.items():
         compiled = [d if isinstance(d, int) else None for d in shapes[name]]
-        found[name] = NodeArg(name, list(declared.get(name, compiled)), value_type(dtype, name in sequences))
+        shape = [fixed.get(d, d) if isinstance(d, str) else d for d in declared.get(name, compiled)]
+        found[name] = NodeArg(name, shape, value_type(dtype, name in sequences))
     return found
 
 
@@ -397,7 +401,7 @@ def _fits(declared: NodeArg, dtype: str) -> Callable[[Any], bool]:
         if type(value) is not np.ndarray or value.dtype != wanted or value.ndim != rank:
             return False
         shape = value.shape
-        return all([shape[axis] == size for axis, size in sizes])
+        return all(shape[axis] == size for axis, size in sizes)
 
     return fits
 
