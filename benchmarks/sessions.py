@@ -58,6 +58,7 @@ print(json.dumps({name: round(1e3 * value, 3) for name, value in facts.items()} 
 def _start(engine: str, path: Path, inputs: Path, threads: int, seconds: float, cache: Path) -> Record:
     """The milliseconds of one start in a new process, and the seconds of the runs after it."""
     environment = {**os.environ, "RELAYC_CACHE_DIR": str(cache)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their bytecode
     arguments = [ENGINES[engine], str(path), str(inputs), str(threads), str(seconds)]
     command = [sys.executable, "-c", _START, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
