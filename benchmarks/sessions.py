@@ -68,7 +68,7 @@ def _start(engine: str, path: Path, inputs: Path, threads: int, seconds: float, 
 def _medians(starts: Sequence[Record]) -> Record:
     facts = {name: statistics.median(start[name] for start in starts) for name in ("import_ms", "ready_ms", "first_ms")}
     times = [seconds for start in starts for seconds in start["times"]]
-    return {name: round(ms, 3) for name, ms in facts.items()} | {"run_ms": round(1e3 * statistics.median(times), 4)}
+    return {name: round(ms, 3) for name, ms in facts.items()} | {"ms": round(1e3 * statistics.median(times), 4)}
 
 
 def measure(name: str, path: Path, inputs: Path, threads: int, starts: int, seconds: float) -> Record:
@@ -79,24 +79,29 @@ def measure(name: str, path: Path, inputs: Path, threads: int, starts: int, seco
         for _ in range(starts):
             for engine, results in found.items():
                 results.append(_start(engine, path, inputs, threads, seconds, Path(folder)))
-    facts = {"program": "benchmarks.sessions", "machine": machine(), "date": time.strftime("%Y-%m-%d"), "model": name,
+    facts = {"program": "benchmarks.sessions", "machine": machine(), "date": time.strftime("%Y-%m-%d"), "case": name,
              "threads": threads, "starts": starts, "cold_ready_ms": cold["ready_ms"]}  # fmt: skip
-    return facts | {engine: _medians(results) for engine, results in found.items()}
+    medians = {engine: _medians(results) for engine, results in found.items()}
+    return facts | {f"{engine}_{key}": ms for engine, figures in medians.items() for key, ms in figures.items()}
+
+
+def _ratio(record: Record, figure: str) -> float:
+    return record[f"onnxruntime_{figure}"] / record[f"relayc_{figure}"]
 
 
 def table(records: Iterable[Record]) -> str:
     """The last record of each model in Markdown, milliseconds, with ratios: above 1, relayc is faster."""
-    last = {record["model"]: record for record in records}
-    figures = ("ready_ms", "first_ms", "run_ms")
-    titles = [f"{engine} {figure.removesuffix('_ms')}" for figure in figures for engine in (*ENGINES, "ratio")]
+    last = {record["case"]: record for record in records}
+    figures = {"ready_ms": "ready", "first_ms": "first", "ms": "run"}
+    titles = [f"{engine} {title}" for title in figures.values() for engine in (*ENGINES, "ratio")]
     rows = [["model", "cold ready", *titles]]
     for name, record in last.items():
         cells = [name, f"{record['cold_ready_ms']:.0f}"]
         for figure in figures:
-            cells += [f"{record[engine][figure]:.2f}" for engine in ENGINES]
-            cells.append(f"{record['onnxruntime'][figure] / record['relayc'][figure]:.2f}")
+            cells += [f"{record[f'{engine}_{figure}']:.2f}" for engine in ENGINES]
+            cells.append(f"{_ratio(record, figure):.2f}")
         rows.append(cells)
-    means = [geometric_mean(r["onnxruntime"][f] / r["relayc"][f] for r in last.values()) for f in figures]
+    means = [geometric_mean(_ratio(record, figure) for record in last.values()) for figure in figures]
     rows.append(["geometric mean", "", *[cell for mean in means for cell in ("", "", f"{mean:.2f}")]])
     return markdown(rows)
 

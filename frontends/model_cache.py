@@ -25,8 +25,8 @@ from relayc.backend.llvm.installed import installed_llvm
 from relayc.backend.runtime.artifact import CompiledModel, load_model
 from relayc.backend.runtime.device import cpu
 from relayc.backend.runtime.threads import available_cpus
-from relayc.frontends.model_parts import ModelParts
 from relayc.backend.source_version import has_source_version, source_version
+from relayc.frontends.model_parts import ModelParts
 
 if TYPE_CHECKING:
     from relayc.frontends.onnx.model import ModelSource
