@@ -59,7 +59,7 @@ class _Result(NamedTuple):
     """A tensor that holds a result of an instruction: its number, type, shape if it is static, and that of its views,
     which have its address."""
 
-    index: int
+    number: int
     dtype: str
     shape: tuple[int, ...] | None
     places: tuple[int, ...]
