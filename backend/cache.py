@@ -16,12 +16,11 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from platformdirs import user_cache_path
 
@@ -29,7 +28,7 @@ from relayc.backend.private_files import NotPrivateError, is_private, is_private
 from relayc.backend.runtime.errors import RelaycError
 from relayc.backend.runtime.files import replacing
 
-__all__ = ["UNDECODABLE", "DiskCache", "default_cache", "has_source_version", "source_version"]
+__all__ = ["UNDECODABLE", "DiskCache", "default_cache"]
 
 Decoded = TypeVar("Decoded")
 
@@ -39,12 +38,11 @@ UNDECODABLE = (
 """The errors by which a decoder of a cache entry rejects it."""
 
 _VARIABLE = "RELAYC_CACHE_DIR"
-_LIMIT_BYTES = 1 << 30
+_LIMIT_BYTES = 4 << 30
 _CHECKS = 16
 """Number of size checks per limit's worth of bytes written."""
 _HEADER = struct.Struct("<8s32sQQ")  # magic, sha256 of key and value, their sizes
 _MAGIC = b"RLYCACH1"
-_PACKAGES = ("relayc.te", "relayc.backend", "relayc.topi", "relayc.relay", "relayc.frontends.onnx")
 
 
 class DiskCache:
@@ -232,32 +230,3 @@ def default_cache() -> DiskCache | None:
 @lru_cache(maxsize=8)
 def _cache_in(folder: Path) -> DiskCache:
     return DiskCache(folder)
-
-
-@lru_cache(maxsize=1)
-def source_version() -> str:
-    """A hash of the compiler's own sources, part of every cache key."""
-    digest = hashlib.sha256()
-    for package in _PACKAGES:
-        spec = find_spec(package)
-        for root in [] if spec is None else spec.submodule_search_locations or []:
-            for path in _sources(root):
-                digest.update(path.removeprefix(root).encode())
-                with open(path, "rb") as file:
-                    digest.update(file.read())
-    return digest.hexdigest()
-
-
-def _sources(folder: str) -> Iterator[str]:
-    """The Python files in a folder and its subfolders in a deterministic order; faster than `Path.rglob`."""
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.is_dir():
-            yield from _sources(entry.path)
-        elif entry.name.endswith(".py"):
-            yield entry.path
-
-
-def has_source_version(definition: Any) -> bool:
-    """Is this class or function defined in the sources that `source_version` hashes? Other code may change
-    independently."""
-    return str(definition.__module__).startswith(tuple(f"{package}." for package in _PACKAGES))

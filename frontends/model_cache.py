@@ -19,11 +19,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relayc.backend.cache import UNDECODABLE, DiskCache, default_cache, has_source_version, source_version
+from relayc.backend.cache import UNDECODABLE, DiskCache, default_cache
+from relayc.backend.file_hashes import known_hash
 from relayc.backend.llvm.installed import installed_llvm
 from relayc.backend.runtime.artifact import CompiledModel, load_model
 from relayc.backend.runtime.device import cpu
 from relayc.backend.runtime.threads import available_cpus
+from relayc.backend.source_version import has_source_version, source_version
 from relayc.frontends.model_parts import ModelParts
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ class ModelEntry:
     def _external(self, locations: Iterable[str]) -> dict[str, str]:
         """The hashes of files of external data; "" for a missing one."""
         found = {location: self._file(location) for location in locations}
-        return {location: "" if file is None else _hash_of(file) for location, file in found.items()}
+        return {place: "" if file is None else _hash_of(file, self.cache) for place, file in found.items()}
 
     def _file(self, location: str) -> Path | None:
         """A file beside the model, or beside what the model's path links to, as the importer looks for it."""
@@ -106,7 +108,7 @@ def model_entry(
     began = time.time_ns()
     path = Path(model) if isinstance(model, str | os.PathLike) else None
     try:
-        digest = _digest(model) if path is None else _hash_of(path)
+        digest = _digest(model) if path is None else _hash_of(path, cache)
     except (OSError, TypeError):
         return None
     asked = (str(target), sorted((shape or {}).items()), opt_level, sorted(options.items()), name, decoding)
@@ -125,9 +127,14 @@ def _digest(model: Any) -> str:
     return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
 
 
-def _hash_of(path: Path) -> str:
+def _hash_of(path: Path, cache: DiskCache) -> str:
+    """The hash of a file. Raises OSError for one that can't be read."""
     if not path.is_file():
         raise OSError(f"{path} is no regular file")
+    return known_hash(cache, [(os.path.abspath(path), path.stat())], lambda: _digest_of(path))
+
+
+def _digest_of(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -10,10 +10,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from relayc.backend.cache import default_cache, source_version
+from relayc.backend.cache import default_cache
 from relayc.backend.cuda.build import Source, assemble, emit, prepare, verify
 from relayc.backend.cuda.report import Launch
 from relayc.backend.cuda.runtime import CUDAModule
+from relayc.backend.source_version import source_version
 from relayc.backend.target import Target
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule

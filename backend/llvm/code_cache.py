@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import struct
 
-from relayc.backend.cache import default_cache, source_version
+from relayc.backend.cache import default_cache
 from relayc.backend.llvm.installed import installed_llvm
 from relayc.backend.llvm.linking import checked_object
 from relayc.backend.llvm.runtime import ObjectCode
 from relayc.backend.runtime.fields import Record
+from relayc.backend.source_version import source_version
 from relayc.backend.target import Target
 
 __all__ = ["CodeCache"]

@@ -23,6 +23,7 @@ __all__ = ["BodyRunner", "Record", "run_if", "run_loop", "tensor_of"]
 
 _BLOCK = 32
 """Iteration numbers in one array."""
+_INT64_BYTES = 8
 
 Record = Callable[[GraphNode, float], None]
 """Callback of profiling runs: takes each kernel's node and its time in seconds."""
@@ -42,11 +43,6 @@ class BodyRunner(Protocol):
     def release(self) -> None: ...
 
 
-def _flag(value: Value) -> bool:
-    assert isinstance(value, NDArray), "a condition is a tensor"
-    return bool(value.numpy().reshape(-1)[0])
-
-
 def run_if(
     step: IfStep,
     runners: Sequence[BodyRunner],
@@ -55,7 +51,7 @@ def run_if(
     record: Record | None = None,
 ) -> list[Value]:
     """Run the branch that the condition selects and return its results."""
-    chosen = 0 if _flag(read(step.condition)) else 1
+    chosen = 0 if tensor_of(read(step.condition)).first() else 1
     runner = runners[chosen]
     runner.run([read(i) for i in step.inputs[chosen]], sizes, record)
     results = [runner.value(k) for k in range(len(step.outputs))]
@@ -73,7 +69,7 @@ def run_loop(
     record: Record | None = None,
 ) -> list[Value]:
     """Run a loop: the final carried values, then the stacked outputs (`empty(k)` after zero iterations)."""
-    trips, alive = int(tensor_of(read(step.trips)).numpy().reshape(-1)[0]), _flag(read(step.condition))
+    trips, alive = tensor_of(read(step.trips)).first(), tensor_of(read(step.condition)).first()
     carried, outside = [read(i) for i in step.carried], [read(i) for i in step.outside]
     stacks: list[list[NDArray]] = [[] for _ in step.outputs[len(carried) :]]
     goes_on = array(np.array(True), where)
@@ -96,7 +92,7 @@ def _numbers(where: Device) -> Iterator[NDArray]:
     for begin in count(0, _BLOCK):
         block = array(np.arange(begin, begin + _BLOCK), where)
         for i in range(_BLOCK):
-            yield block._create_view((), "int64", i * block.nbytes // _BLOCK)
+            yield NDArray(block.handle, (), "int64", where, block, byte_offset=block.byte_offset + _INT64_BYTES * i)
 
 
 def tensor_of(value: Value) -> NDArray:

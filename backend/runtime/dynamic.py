@@ -8,8 +8,9 @@ assignment of sizes and cached for the next run.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from relayc.backend.runtime.execution_plan import (
     LoopStep,
     RunNodes,
     SequenceStep,
+    Step,
+    results_of,
 )
 from relayc.backend.runtime.graph import Graph, GraphNode
 from relayc.backend.runtime.host_action import Prepared
@@ -49,7 +52,17 @@ from relayc.backend.runtime.strings import StringTable
 
 __all__ = ["DynamicRunner"]
 
+_C_INTEGERS: dict[str, Any] = {"int64": ctypes.c_int64, "int32": ctypes.c_int32}
 _MAX_RECORDINGS = 16  # by sizes and addresses
+
+class _Result(NamedTuple):
+    """A tensor that holds a result of an instruction: its number, type, shape if it is static, and that of its views,
+    which have its address."""
+
+    number: int
+    dtype: str
+    shape: tuple[int, ...] | None
+    places: tuple[int, ...]
 
 
 class DynamicRunner:
@@ -84,10 +97,10 @@ class DynamicRunner:
         """buffers of outputs and of arrays that sequences may reference, by owning tensor"""
         self._functions: dict[str, PackedFunc] = {}
         self._recordings = Recordings(where, _MAX_RECORDINGS)
-        self._entries = {position: self._entry(step.entry) for position, step in enumerate(graph.steps)
-                         if isinstance(step, RunNodes) and step.entry is not None}  # fmt: skip
         self._static_shapes = [tensor.static_shape if tensor.is_static else None for tensor in graph.tensors]
-        self._kept_values = {int(graph.tensors[i].place) for i in graph.outputs if graph.tensors[i].storage == "value"}
+        kept = {int(graph.tensors[i].place) for i in graph.outputs if graph.tensors[i].storage == "value"}
+        self._dropped_values = [i for step in graph.steps for i in results_of(step) if i not in kept]
+        """results of instructions that are no outputs"""
         self.sizes: dict[str, int] = {}
         self._noted: dict[str, int] = {}
         """the sizes in the table"""
@@ -107,6 +120,7 @@ class DynamicRunner:
                 self._in_inputs.append((index, int(tensor.place)))
             elif tensor.storage == "value" and int(tensor.place) != index:
                 self._shown.setdefault(int(tensor.place), []).append(index)
+        self._instructions = [self._instruction(position, step) for position, step in enumerate(graph.steps)]
 
     def _entry(self, name: str, pointers: int = 2) -> Any:
         entry = self._module.get_function(name, query_imports=True)
@@ -128,35 +142,52 @@ class DynamicRunner:
         `inherited` are sizes of the graph around this one. Raises `ArgumentError` for sizes that contradict each other
         or the model.
         """
-        graph, self._inputs = self._graph, list(inputs)
+        self._inputs = list(inputs)
         self.sizes = self._bound_sizes(shapes_of(inputs), inherited)
         for index, position in self._in_inputs:
             passed = inputs[position]
             self._addresses[index] = passed.handle if isinstance(passed, NDArray) else 0
         self._note_sizes()
         self._place(FROM_INPUTS)
-        for position, step in enumerate(graph.steps):
-            if isinstance(step, RunNodes):
-                self._place(position)
-                entry = self._entries.get(position)
-                if entry is None or record is not None:
-                    self._run_nodes(step, record)
-                else:
-                    entry(*self._tables)
-                    self._context.check()
-            elif isinstance(step, Bind):
-                self._bind(step)
-            elif isinstance(step, Check):
-                self._check(step)
-            elif isinstance(step, SequenceStep):
-                self._store_results((step.output,), [run_sequence_action(step, self.read, self._device)], step.source)
-            elif isinstance(step, HostStep):
-                self._store_results(step.outputs, self._run_host_action(step), step.source)
+        for instruction in self._instructions:
+            instruction(self, record)
+        self._place(len(self._instructions))
+        for index in self._dropped_values:
+            self._values.pop(index, None)
+
+    def _instruction(self, position: int, step: Step) -> Instruction:
+        """The function that executes an instruction."""
+        if isinstance(step, RunNodes):
+            return self._kernels(position, step)
+        if isinstance(step, Bind):
+            return lambda runner, record: runner._bind(step)
+        if isinstance(step, Check):
+            return lambda runner, record: runner._check(step)
+        facts = [_Result(i, self._graph.tensors[i].dtype, self._static_shapes[i], (i, *self._shown.get(i, ())))
+                 for i in results_of(step)]  # fmt: skip
+        return lambda runner, record: runner._store_results(facts, runner._results(step, record), step.source)
+
+    def _kernels(self, position: int, step: RunNodes) -> Instruction:
+        entry = None if step.entry is None else self._entry(step.entry)
+        check, tables, is_placed = self._context.check, self._tables, position in self._stages
+
+        def run(runner: DynamicRunner, record: Record | None) -> None:
+            if is_placed:
+                runner._place(position)
+            if entry is None or record is not None:
+                runner._run_nodes(step, record)
             else:
-                self._control(step, record)
-        self._place(len(graph.steps))
-        if self._values:
-            self._values = {index: value for index, value in self._values.items() if index in self._kept_values}
+                entry(*tables)
+                check()
+
+        return run
+
+    def _results(
+        self, step: SequenceStep | HostStep | IfStep | LoopStep, record: Record | None
+    ) -> Sequence[Value]:
+        if isinstance(step, SequenceStep):
+            return (run_sequence_action(step, self.read, self._device),)
+        return self._run_host_action(step) if isinstance(step, HostStep) else self._control(step, record)
 
     def _bound_sizes(self, shapes: list[tuple[int, ...]], inherited: Mapping[str, int] | None) -> dict[str, int]:
         """`bind_sizes` with the last result cached, as the shapes of loop-carried values seldom change."""
@@ -182,8 +213,10 @@ class DynamicRunner:
             return
         if stage.placed == self.sizes:
             for index in stage.owners:
-                if self._buffers[index].renew():
-                    self._addresses[self._lying_in[index]] = self._buffers[index].array.handle
+                buffer = self._buffers[index]
+                if buffer.is_lent and buffer.renew():
+                    for inside in self._lying_in[index]:
+                        self._addresses[inside] = buffer.array.handle
             return
         offsets, total = stage.layout(self.sizes)
         if stage.arena is None or stage.arena.nbytes < total:
@@ -209,14 +242,14 @@ class DynamicRunner:
         self._addresses[index] = buffer.array.handle
 
     def _bind(self, step: Bind) -> None:
-        values = self.array(step.tensor).numpy().reshape(-1)
-        if step.element >= len(values):
+        count = math.prod(self._shape(step.tensor))
+        if step.element >= count:
             raise ArgumentError(
-                f"model {self._graph.name!r}: {step.source} gives {len(values)} sizes, expected over {step.element}"
+                f"model {self._graph.name!r}: {step.source} gives {count} sizes, expected over {step.element}"
             )
-        value = int(values[step.element])
+        value = self._element(step.tensor, step.element)
         if not 0 <= value <= MAX_ELEMENTS:
-            among = f" among {values.tolist()}" if len(values) > 1 else ""
+            among = f" among {self.array(step.tensor).numpy().reshape(-1).tolist()}" if count > 1 else ""
             raise ArgumentError(
                 f"model {self._graph.name!r}: {step.source} computes the size {value}{among}; expected 0 to "
                 f"{MAX_ELEMENTS}"
@@ -224,15 +257,20 @@ class DynamicRunner:
         self.sizes[step.name] = value
         self._note_sizes()
 
-    def _control(self, step: IfStep | LoopStep, record: Record | None) -> None:
-        """Run a branch or a loop; store its results and bind sizes from their shapes."""
+    def _element(self, index: int, element: int) -> int:
+        """An element of an integer tensor by its position in memory."""
+        kind = _C_INTEGERS.get(self._graph.tensors[index].dtype)
+        if kind is not None and self._device.api.host_accessible:
+            return kind.from_address(int(self._addresses[index]) + element * ctypes.sizeof(kind)).value
+        return int(self.array(index).numpy().reshape(-1)[element])
+
+    def _control(self, step: IfStep | LoopStep, record: Record | None) -> list[Value]:
+        """The results of a branch or a loop."""
         self._context.check()  # a loop of steps that compile to nothing can be cancelled, too
         if isinstance(step, IfStep):
-            results = run_if(step, self._runners_of(step, step.graphs), self.read, self.sizes, record)
-        else:
-            compiled = None if record is not None else self._run_compiled(step)
-            results = self._run_loop(step, record) if compiled is None else compiled
-        self._store_results(step.outputs, results, step.source)
+            return run_if(step, self._runners_of(step, step.graphs), self.read, self.sizes, record)
+        compiled = None if record is not None else self._run_compiled(step)
+        return self._run_loop(step, record) if compiled is None else compiled
 
     def _run_loop(self, step: LoopStep, record: Record | None) -> list[Value]:
         (runner,) = self._runners_of(step, (step.graph,))
@@ -266,30 +304,33 @@ class DynamicRunner:
         pairs = zip(results, action.returns, strict=True)
         return [array(string_table.numbers(x) if kind == "t" else x, self._device) for x, kind in pairs]
 
-    def _store_results(self, outputs: Sequence[int], results: Sequence[Value], source: str) -> None:
+    def _store_results(self, outputs: Sequence[_Result], results: Sequence[Value], source: str) -> None:
         """Store the results of an instruction and bind sizes from their shapes."""
-        for index, result in zip(outputs, results, strict=True):
-            tensor = self._graph.tensors[index]
+        for (index, dtype, shape, places), result in zip(outputs, results, strict=True):
             self._values[index] = result
             if isinstance(result, ArraySequence):
                 continue
-            if len(result.shape) != len(tensor.shape) or result.dtype != tensor.dtype:
-                raise ArgumentError(
-                    f"model {self._graph.name!r}: {source} gives {result.dtype} of shape {result.shape}; "
-                    f"expected {tensor.dtype} of shape {tensor.shape_text}"
-                )
-            if self._static_shapes[index] is None:
-                for d, n in zip(tensor.shape, result.shape, strict=True):
-                    if isinstance(d, str):
-                        self.sizes.setdefault(d, n)
-            wanted = self._shape(index)
-            if wanted != result.shape:
-                raise ArgumentError(
-                    f"model {self._graph.name!r}: {source} gives shape {result.shape}; expected {wanted}"
-                )
-            for place in (index, *self._shown.get(index, ())):
+            if result.shape != shape or result.dtype != dtype:
+                self._bind_result(index, result, source)
+            for place in places:
                 self._addresses[place] = result.handle
-        self._note_sizes()
+
+    def _bind_result(self, index: int, result: NDArray, source: str) -> None:
+        """Bind sizes from the shape of a result. Raises `ArgumentError` for another type or shape than the graph's."""
+        tensor, known = self._graph.tensors[index], len(self.sizes)
+        if len(result.shape) != len(tensor.shape) or result.dtype != tensor.dtype:
+            raise ArgumentError(
+                f"model {self._graph.name!r}: {source} gives {result.dtype} of shape {result.shape}; "
+                f"expected {tensor.dtype} of shape {tensor.shape_text}"
+            )
+        for d, n in zip(tensor.shape, result.shape, strict=True):
+            if isinstance(d, str):
+                self.sizes.setdefault(d, n)
+        wanted = self._shape(index)
+        if wanted != result.shape:
+            raise ArgumentError(f"model {self._graph.name!r}: {source} gives shape {result.shape}; expected {wanted}")
+        if len(self.sizes) > known:
+            self._note_sizes()
 
     def _empty(self, index: int) -> NDArray:
         """The stacked output of zero iterations: 0 along sizes that only an iteration would bind."""
@@ -391,7 +432,7 @@ class DynamicRunner:
         assert isinstance(home, NDArray), "kernels take no lists"
         return home if (home.shape, home.dtype) == (shape, tensor.dtype) else home._create_view(shape, tensor.dtype)
 
-    def buffer(self, position: int) -> OutputBuffer | None:
+    def _buffer(self, position: int) -> OutputBuffer | None:
         """The buffer of an output of the last run; None for one that aliases other memory, and for a sequence."""
         index = self._graph.outputs[position]
         tensor = self._graph.tensors[index]
@@ -407,8 +448,15 @@ class DynamicRunner:
         tensor = self._graph.tensors[index]
         if tensor.is_sequence:
             return self._own_copies(self.read(index))
-        buffer = self.buffer(position)
+        buffer = self._buffer(position)
         return self.array(index).copyto(self._device) if buffer is None else buffer.lend()
+
+    def numpy(self, position: int) -> Any:
+        """An output of the last run that is a tensor, as a numpy copy; None for a sequence."""
+        buffer, index = self._buffer(position), self._graph.outputs[position]
+        if self._graph.tensors[index].is_sequence:
+            return None
+        return (self.array(index) if buffer is None else buffer.array).numpy()
 
     def _own_copies(self, value: Value) -> Any:
         """A sequence as a list of arrays that nothing else aliases."""
@@ -429,3 +477,7 @@ class DynamicRunner:
         found = self.read(index)
         intermediate = self._graph.tensors[index].storage == "slot"
         return found.copyto(self._device) if intermediate and isinstance(found, NDArray) else found
+
+
+Instruction = Callable[[DynamicRunner, Record | None], None]
+"""Executes an instruction of a runner; a profiling run passes a callback, too. It holds no reference to the runner."""

@@ -378,14 +378,14 @@ def _check_places(graph: Graph, where: str) -> None:
     names = [graph.tensors[index].name for index in graph.inputs]
     if len(set(names)) != len(names):
         raise damaged(f"{where}.inputs", names, "distinct names")
-    kinds = ("input", "output", "param", *(("slot", "value", "own") if graph.is_dynamic else ("arena",)))
+    is_dynamic, count = graph.is_dynamic, len(graph.tensors)
+    kinds = ("input", "output", "param", *(("slot", "value", "own") if is_dynamic else ("arena",)))
+    ranks = {"input": len(graph.inputs), "output": len(graph.outputs), "own": count, "value": count}
     for index, tensor in enumerate(graph.tensors):
-        count = len(graph.tensors)
         if tensor.storage not in kinds:
             raise damaged(f"{where}.tensors[{index}].storage", tensor.storage, f"among {', '.join(kinds)}")
-        if not graph.is_dynamic and not tensor.is_static:
+        if not is_dynamic and not tensor.is_static:
             raise damaged(f"{where}.tensors[{index}].shape", tensor.shape_text, "integers in a graph without sizes")
-        ranks = {"input": len(graph.inputs), "output": len(graph.outputs), "own": count, "value": count}
         rank = ranks.get(tensor.storage)
         if rank is not None and not (isinstance(tensor.place, int) and 0 <= tensor.place < rank):
             raise damaged(f"{where}.tensors[{index}].storage", tensor.place, f"a position below {rank}")

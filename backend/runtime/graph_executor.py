@@ -508,8 +508,8 @@ class GraphModule:
         if self._special is not None:
             return self._special._numpy_outputs(positions)
         runner, decoded = self._runner, self._decoded
-        buffers = [(p, None if p in decoded else runner.buffer(p)) for p in positions]
-        return [_as_numpy(self.get_output(p)) if buffer is None else buffer.array.numpy() for p, buffer in buffers]
+        found = [(p, None if p in decoded else runner.numpy(p)) for p in positions]
+        return [_as_numpy(self.get_output(p)) if values is None else values for p, values in found]
 
     def _prepare(self) -> None:
         """Complete the inputs, and have memory to run."""

@@ -15,6 +15,7 @@ DeclaredShape = tuple[int | str | None, ...]
 
 _TEXTS = ("producer_name", "graph_name", "domain", "description", "graph_description")
 _SHAPES = ("input_shapes", "output_shapes")
+_OVERRIDABLE = "overridable_initializers"
 _INT64 = -(1 << 63), (1 << 63) - 1
 
 
@@ -24,7 +25,8 @@ class ModelMetadata:
 
     `description` and `graph_description` are the documentation of the model and of its graph, `version` is the model's
     own. The shapes are those that the model declares, by the names of its inputs and outputs, whatever it was compiled
-    for; tensors without a declared shape, and sequences, are left out.
+    for; tensors without a declared shape, and sequences, are left out. `overridable_initializers` are the element types
+    of the tensors that have a value in the model and may be given another as an input, by name.
     """
 
     producer_name: str = ""
@@ -36,22 +38,28 @@ class ModelMetadata:
     custom_metadata_map: Mapping[str, str] = field(default_factory=dict[str, str])
     input_shapes: Mapping[str, DeclaredShape] = field(default_factory=dict[str, DeclaredShape])
     output_shapes: Mapping[str, DeclaredShape] = field(default_factory=dict[str, DeclaredShape])
+    overridable_initializers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def to_json(self) -> dict[str, Any]:
-        """Serialize as JSON values."""
+        """Serialize as JSON values; overridable initializers only if there are some: older runtimes don't know them."""
         lists = {name: {key: list(shape) for key, shape in getattr(self, name).items()} for name in _SHAPES}
-        return {**asdict(self), **lists}
+        fields = {**asdict(self), **lists}
+        return fields if self.overridable_initializers else {k: v for k, v in fields.items() if k != _OVERRIDABLE}
 
     @staticmethod
     def from_json(record: Record) -> ModelMetadata:
         """Deserialize what `to_json` gave. Raises `ArtifactError` naming the first invalid field."""
-        record.only(*_TEXTS, "version", "custom_metadata_map", *_SHAPES)
-        custom = record.record("custom_metadata_map")
+        record.only(*_TEXTS, "version", "custom_metadata_map", *_SHAPES, _OVERRIDABLE)
         fields: dict[str, Any] = {name: record.get(name, str) for name in _TEXTS}
         fields["version"] = record.number("version", *_INT64)
-        fields["custom_metadata_map"] = {key: custom.get(key, str) for key in custom.value}
+        fields["custom_metadata_map"] = _texts(record.record("custom_metadata_map"))
+        fields[_OVERRIDABLE] = _texts(record.record(_OVERRIDABLE)) if _OVERRIDABLE in record.value else {}
         fields |= {name: _shapes(record.record(name)) for name in _SHAPES}
         return ModelMetadata(**fields)
+
+
+def _texts(record: Record) -> dict[str, str]:
+    return {name: record.get(name, str) for name in record.value}
 
 
 def _shapes(record: Record) -> dict[str, DeclaredShape]:

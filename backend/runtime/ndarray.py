@@ -54,6 +54,10 @@ class _DataSpace:
             self._api.free_data_space(self._device, self.handle)
 
 
+_C_TYPES: dict[str, Any] = {"bool": ctypes.c_bool, "int64": ctypes.c_int64, "int32": ctypes.c_int32}
+"""ctypes' types of the elements that decide what runs."""
+
+
 class _Borrowed:
     """Another library's device memory, released once the queued work that uses it is done."""
 
@@ -382,8 +386,20 @@ class NDArray:
     def owned_by(self, owner: object) -> NDArray:
         """An array over the same memory, which another owner keeps alive. Internal."""
         made = NDArray(self.handle, self.shape, self.dtype, self.device, owner, byte_offset=self.byte_offset)
-        made._seen = self._seen if self._seen is not None else self._look()
+        made._seen = self._seen
         return made
+
+    def view_on_host(self) -> None:
+        """Make the numpy view that copies to numpy are made by; arrays `owned_by` others then share it. Internal."""
+        if self._seen is None:
+            self._look()
+
+    def first(self) -> Any:
+        """The first element as a Python number. Internal; copied from the host's memory without a numpy array."""
+        kind = _C_TYPES.get(self.dtype)
+        if kind is not None and self.device.api.host_accessible:
+            return kind.from_address(self.handle + self.byte_offset).value
+        return self.numpy().reshape(-1)[0].item()
 
     def _look(self) -> npt.NDArray[Any] | None:
         """Set `_seen`, if the memory is the host's."""

@@ -191,7 +191,7 @@ def _few(numbers: Sequence[int]) -> str:
 
 def _position(step: SequenceStep, items: ArraySequence, passed: Sequence[NDArray], default: int, last: int) -> int:
     """The normalised, non-negative position of an operand; `default` without one."""
-    at = int(passed[0].numpy().reshape(-1)[0]) if passed else default
+    at = passed[0].first() if passed else default
     count = len(items)
     if not -count <= at <= last or (at < 0 and not count):
         place = f"position {at} in" if passed else "the last element of"

@@ -94,9 +94,10 @@ class StaticRunner:
         same = (home.shape, home.dtype) == (tensor.shape, tensor.dtype)
         return home if same else home._create_view(tensor.static_shape, tensor.dtype)
 
-    def buffer(self, position: int) -> OutputBuffer | None:
-        """The buffer of an output; None for one that aliases other memory."""
-        return self._outputs[position]
+    def numpy(self, position: int) -> Any:
+        """An output of the last run as a numpy copy."""
+        buffer = self._outputs[position]
+        return (self.array(self._graph.outputs[position]) if buffer is None else buffer.array).numpy()
 
     def use_output(self, position: int, array: NDArray | None) -> bool:
         """Make later runs write an output into `array`, or (None) into own memory; false if it has no buffer."""

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onnx import ModelProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, ValueInfoProto
 
 from relayc.backend.runtime.metadata import DeclaredShape, ModelMetadata
+from relayc.frontends.onnx.containers import is_tensor
 from relayc.frontends.onnx.inputs import declared_shape, graph_inputs
+from relayc.frontends.onnx.tensors import dtype_name
+from relayc.te.errors import CompileError
 
 __all__ = ["metadata_of"]
 
+_FIRST_WITH_DEFAULTS = 4
+"""The first version of ONNX's file format in which an initializer of an input is its default value."""
+
 
 def metadata_of(proto: ModelProto) -> ModelMetadata:
-    """What the model says about itself."""
+    """What the model says about itself. Initializers are constants before version 4 of ONNX's file format."""
+    overridable = _overridable(proto.graph) if proto.ir_version >= _FIRST_WITH_DEFAULTS else []
     return ModelMetadata(
         producer_name=proto.producer_name,
         graph_name=proto.graph.name,
@@ -22,9 +29,24 @@ def metadata_of(proto: ModelProto) -> ModelMetadata:
         graph_description=proto.graph.doc_string,
         version=proto.model_version,
         custom_metadata_map={entry.key: entry.value for entry in proto.metadata_props},
-        input_shapes=_shapes(graph_inputs(proto.graph)),
+        input_shapes=_shapes([*graph_inputs(proto.graph), *[value for value, _ in overridable]]),
         output_shapes=_shapes(proto.graph.output),
+        overridable_initializers={value.name: dtype for value, dtype in overridable},
     )
+
+
+def _overridable(graph: GraphProto) -> list[tuple[ValueInfoProto, str]]:
+    """The inputs that have an initializer, and their element types; without those of types that can't be passed."""
+    required = {value.name for value in graph_inputs(graph)}
+    tensors = [value for value in graph.input if value.name not in required and is_tensor(value)]
+    return [(value, dtype) for value in tensors if (dtype := _dtype(value)) is not None]
+
+
+def _dtype(value: ValueInfoProto) -> str | None:
+    try:
+        return dtype_name(value.type.tensor_type.elem_type, f"input {value.name!r}")
+    except CompileError:
+        return None
 
 
 def _shapes(values: Iterable[ValueInfoProto]) -> dict[str, DeclaredShape]:

@@ -82,8 +82,10 @@ class _Sharing:
     readers: dict[int, list[GraphNode]] = field(default_factory=dict)
     producer: dict[int, GraphNode] = field(default_factory=dict)
     views: dict[int, list[int]] = field(default_factory=dict)
+    outputs: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.outputs = frozenset(self.graph.outputs)
         for number, tensor in enumerate(self.graph.tensors):
             if tensor.base is not None:
                 self.views.setdefault(tensor.base, []).append(number)
@@ -198,7 +200,7 @@ class _Sharing:
 
     def _is_ours(self, number: int) -> bool:
         """Is this the result of a kernel, so that its storage can be chosen?"""
-        inside = all(v not in self.graph.outputs for v in (number, *self._derived(number)))
+        inside = all(v not in self.outputs for v in (number, *self._derived(number)))
         return self.graph.tensors[number].storage is None and inside
 
     def _is_free(self, number: int) -> bool:

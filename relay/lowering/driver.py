@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from relayc.backend.cache import UNDECODABLE, has_source_version
+from relayc.backend.cache import UNDECODABLE
 from relayc.backend.driver import ModuleBuilder
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.checks import as_integer
@@ -25,6 +25,7 @@ from relayc.backend.runtime.log import logger
 from relayc.backend.runtime.quantities import bytes_text, counted
 from relayc.backend.runtime.sizes import MAX_ELEMENTS
 from relayc.backend.size_json import size_to_json
+from relayc.backend.source_version import has_source_version
 from relayc.backend.target import Target
 from relayc.relay.bind_sizes import bind_sizes
 from relayc.relay.errors import reports_internal_errors

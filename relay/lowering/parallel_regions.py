@@ -12,6 +12,7 @@ calls the functions of their steps (`relay.lowering.kernel_steps`) if they share
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -98,14 +99,17 @@ def _run_concurrently(graph: ExecutionGraph, steps: Steps, target: Target) -> No
 
 def _time_steps_of(nodes: Sequence[GraphNode], needs: Sequence[int], steps: Steps) -> Iterator[list[int]]:
     """The positions of the nodes that run concurrently, in order of time."""
-    left, done = list(range(len(nodes))), 0
+    left, done = deque(range(len(nodes))), 0
     while left:
-        concurrent_nodes = [left[0]]
-        if steps[nodes[left[0]].workload.name]:
-            ready = [i for i in left[1 : 1 + _WINDOW] if needs[i] & ~done == 1 << i]
+        first = left.popleft()
+        concurrent_nodes = [first]
+        if steps[nodes[first].workload.name]:
+            window = [left.popleft() for _ in range(min(_WINDOW, len(left)))]
+            ready = [i for i in window if needs[i] & ~done == 1 << i]
             concurrent_nodes += [i for i in ready if steps[nodes[i].workload.name]]
-        done |= sum([1 << i for i in concurrent_nodes])
-        left = [i for i in left if not done >> i & 1]
+            left.extendleft(i for i in reversed(window) if i not in concurrent_nodes)
+        for i in concurrent_nodes:
+            done |= 1 << i
         yield concurrent_nodes
 
 

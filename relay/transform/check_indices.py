@@ -115,6 +115,8 @@ def _depth(call: Call) -> int:
 
 def _axes(operator: OpDef, call: Call) -> tuple[int, ...]:
     """The dimensions of the first input that the positions in the second are for."""
+    if not call.args or not isinstance(call.args[0].ty, TensorType):
+        return ()
     rank = len(call.args[0].shape)
     match operator:
         case Take(mode="numpy") | Gather() | ScatterElements():

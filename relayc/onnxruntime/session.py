@@ -6,8 +6,7 @@ import os
 import threading
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import relayc
 from relayc.backend.runtime.container import is_container
 from relayc.backend.runtime.dtype import to_numpy
-from relayc.onnxruntime.binding import IOBinding
+from relayc.onnxruntime.binding import IOBinding, device_output, host_output, is_on_device
 from relayc.onnxruntime.errors import (
     Fail,
     InvalidArgument,
@@ -29,16 +28,19 @@ from relayc.onnxruntime.errors import (
     OrtError,
     RuntimeException,
 )
+from relayc.onnxruntime.executors import Executors
 from relayc.onnxruntime.options import RunOptions, SessionOptions, log, note_ignored
 from relayc.onnxruntime.profile import RunLog
 from relayc.onnxruntime.values import NodeArg, OrtValue, dtype_name, value_type
 from relayc.runtime import (
     ArgumentError,
     CompiledModel,
+    Device,
     DeviceError,
     ExecutorPool,
     GraphModule,
     ModelMetadata,
+    NDArray,
     RelaycError,
     RunCancelledError,
     device,
@@ -95,41 +97,30 @@ class InferenceSession:
     ) -> None:
         """Choose the device, and make the model ready on it."""
         self._providers = _chosen(providers, provider_options)
-        for options in self._providers.values():
+        for device_name, options in self._providers.items():
             for name in options:
-                note_ignored(f"the provider option {name}")
+                if (device_name, name) != (CUDA, "device_id"):
+                    note_ignored(f"the provider option {name}")
+        self._device = _device_of(self._providers)
         with _reported(self._model_path):
             model = self._made()
             executor = self._executor(model)
-        self._pool = ExecutorPool(executor)
         self._metadata, sequences = model.metadata, executor.sequence_names()
-        self._inputs = _described(executor.get_input_info(), model.metadata.input_shapes, sequences)
-        self._outputs = _described(executor.get_output_info(), model.metadata.output_shapes, sequences)
-        self._dtypes = executor.get_input_info()[1]
-        self._shared_sizes = _sizes_of_one_name(self._inputs.values())
-        self._separate: ExecutorPool | None = None
+        fixed = self._options.dimensions
+        self._inputs = _described(executor.get_input_info(), model.metadata.input_shapes, sequences, fixed)
+        self._outputs = _described(executor.get_output_info(), model.metadata.output_shapes, sequences, fixed)
+        overridable = {} if self._is_compiled else dict(model.metadata.overridable_initializers)
+        shapes = model.metadata.input_shapes
+        info = {name: shapes.get(name, ()) for name in overridable}, overridable
+        self._overridable = _described(info, shapes, frozenset(), fixed)
+        self._dtypes = {**overridable, **executor.get_input_info()[1]}
+        described = {**self._inputs, **self._overridable}
+        self._array_checks = {n: _fits(v, self._dtypes[n]) for n, v in described.items() if v.type.startswith("tensor")}
+        self._executors = Executors(executor, self._version, self._inputs, self._overridable)
 
-    def _pool_for(self, feed: Mapping[str, Any]) -> ExecutorPool:
-        """The executors for these inputs: others where sizes of one name differ, which onnxruntime accepts."""
-        sizes: dict[str, int] = {}
-        for name, axis, size in self._shared_sizes:
-            found = feed[name].shape[axis]
-            if sizes.setdefault(size, found) != found and not self._is_compiled:
-                return self._separate_pool(size)
-        return self._pool
-
-    def _separate_pool(self, size: str) -> ExecutorPool:
-        """Executors of the model compiled with sizes of its own for each input; compiled when it is first needed."""
-        with self._lock:
-            if self._separate is None:
-                log.warning("inputs differ in %r, a size that the model has once: it is compiled for both", size)
-                model = self._made({i.name: _with_own_sizes(i) for i in self._inputs.values() if i.shape})
-                self._separate = ExecutorPool(self._executor(model))
-            return self._separate
-
-    @property
-    def _uses_gpu(self) -> bool:
-        return next(iter(self._providers)) == CUDA
+    def _version(self, shapes: Mapping[str, Any]) -> GraphModule:
+        """An executor of the model compiled with these shapes of inputs."""
+        return self._executor(self._made(shapes))
 
     @property
     def _is_compiled(self) -> bool:
@@ -144,13 +135,13 @@ class InferenceSession:
             return load_model(str(self._model_path))
         level = min(int(self._options.graph_optimization_level), 3)
         overrides = {**self._options.dimensions, **(shapes or {})}
-        target = "cuda" if self._uses_gpu else "llvm"
-        checks = {} if self._uses_gpu else {"relay.check_indices": True}  # as in onnxruntime, which checks on CPUs
+        on_gpu = self._device.kind == "cuda"
+        checks = {} if on_gpu else {"relay.check_indices": True}  # as in onnxruntime, which checks on CPUs
+        target = "cuda" if on_gpu else "llvm"
         return relayc.compile_onnx(self._source, target, shape=overrides or None, opt_level=level, config=checks)
 
     def _executor(self, model: CompiledModel) -> GraphModule:
-        where = device("cuda" if self._uses_gpu else "cpu")
-        return GraphModule(model["default"](where), self._options.intra_op_num_threads or None)
+        return GraphModule(model["default"](self._device), self._options.intra_op_num_threads or None)
 
     def get_inputs(self) -> list[NodeArg]:
         return list(self._inputs.values())
@@ -159,8 +150,11 @@ class InferenceSession:
         return list(self._outputs.values())
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """None: initializers are part of the compiled code."""
-        return []
+        """The initializers that a run may be given other values of, as inputs; none of a compiled model.
+
+        The model is compiled once more for the first run with others of them.
+        """
+        return list(self._overridable.values())
 
     def get_modelmeta(self) -> ModelMetadata:
         """What the model says about itself."""
@@ -183,8 +177,8 @@ class InferenceSession:
         """Nothing: a session runs on its device or raises an error."""
 
     def input(self, name: str) -> NodeArg:
-        """The input `name`. Raises InvalidArgument for an unknown one."""
-        return _known(self._inputs, name, "Invalid input name")
+        """The input or overridable initializer `name`. Raises InvalidArgument for an unknown one."""
+        return _known({**self._inputs, **self._overridable}, name, "Invalid input name")
 
     def output(self, name: str) -> NodeArg:
         """The output `name`. Raises InvalidArgument for an unknown one."""
@@ -207,10 +201,15 @@ class InferenceSession:
         """
         names = list(self._outputs) if not output_names else [self.output(name).name for name in output_names]
         feed = self._checked(input_feed)
-        with _reported(self._model_path):
-            pool = self._pool_for(feed) if self._shared_sizes else self._pool
-        with pool.borrowed() as executor:
+        with self._pool(feed).borrowed() as executor:
             return self._run(executor, names, feed, run_options, timeout)
+
+    def _pool(self, feed: Mapping[str, Any]) -> ExecutorPool:
+        """The executors for these inputs."""
+        if self._is_compiled or self._executors.has_one_version:
+            return self._executors.only()
+        with _reported(self._model_path):
+            return self._executors.of(feed)
 
     def _run(
         self,
@@ -221,8 +220,18 @@ class InferenceSession:
         timeout: float | None,
     ) -> list[Any]:
         started = time.perf_counter_ns()
-        with _reported(self._model_path), _stoppable(executor, run_options, timeout):
-            results = executor.infer(feed, names)
+        try:
+            feed = feed if self._device.kind == "cpu" else _placed(executor, feed)
+            if run_options is None and timeout is None:
+                results = executor.infer(feed, names)
+            else:
+                with _stoppable(executor, run_options, timeout):
+                    results = executor.infer(feed, names)
+        except Exception as error:
+            reported = _reported_as(error, self._model_path)
+            if reported is error:
+                raise
+            raise reported from error
         if self._run_log is not None:
             self._run_log.add_run(started, executor, feed)
         return results
@@ -234,15 +243,19 @@ class InferenceSession:
         missing = [name for name in self._inputs if name not in feed]
         if missing:
             raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(feed)}).")
-        return {name: self._value(self.input(name), value) for name, value in feed.items()}
+        fits = self._array_checks
+        return {
+            name: value if name in fits and fits[name](value) else self._value(self.input(name), value)
+            for name, value in feed.items()
+        }
 
     def _value(self, declared: NodeArg, value: Any) -> Any:
-        value = value.numpy() if isinstance(value, OrtValue) else value
+        value = value.memory if isinstance(value, OrtValue) else value
         if declared.type.startswith("seq") or value is None:
             return [] if value is None else value
         dtype = self._dtypes[declared.name]
         if dtype == "string":
-            return value
+            return value if hasattr(value, "dtype") else np.asarray(value, dtype=object)
         if not hasattr(value, "dtype"):
             try:
                 value = np.asarray(value, to_numpy(dtype))
@@ -250,7 +263,7 @@ class InferenceSession:
                 raise InvalidArgument(f"input {declared.name!r}: {error}; expected {declared.type}") from error
         elif isinstance(value, np.generic):
             value = np.asarray(value)
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray | NDArray):
             _check_array(declared, value)
         return value
 
@@ -264,20 +277,19 @@ class InferenceSession:
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
-        """Run on bound inputs, and write the outputs where they are bound."""
-        names = list(iobinding.targets)
-        results = self.run(names or None, iobinding.inputs, run_options)
-        bound: list[OrtValue] = []
-        for name, result in zip(names or self._outputs, results, strict=True):
-            target = iobinding.targets.get(name)
-            if target is not None:
-                if (target.shape, target.dtype) != (result.shape, result.dtype):
-                    found, expected = f"{target.dtype} {target.shape}", f"{result.dtype} {result.shape}"
-                    raise InvalidArgument(f"output {name!r} is bound to {found}; expected {expected}")
-                target[...] = result
-                result = target
-            bound.append(OrtValue(result))
-        iobinding.results = bound
+        """Run on bound inputs, and write the outputs where they are bound; on a GPU, complete when it returns."""
+        targets = iobinding.targets or dict.fromkeys(self._outputs)
+        on_host = [name for name, target in targets.items() if not is_on_device(target)]
+        feed = self._checked(iobinding.inputs)
+        with self._pool(feed).borrowed() as executor:
+            arrays = dict(zip(on_host, self._run(executor, on_host, feed, run_options, None), strict=True))
+            with _reported(self._model_path):
+                iobinding.results = [
+                    host_output(name, arrays[name], target) if name in arrays else device_output(executor, name, target)
+                    for name, target in targets.items()
+                ]
+                if len(on_host) < len(targets):
+                    executor.device.sync()
 
     def submit(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None = None
@@ -306,9 +318,7 @@ class InferenceSession:
 
     def cancel(self) -> None:
         """End all runs of the session that are in progress; they raise Fail."""
-        for pool in (self._pool, self._separate):
-            if pool is not None:
-                pool.cancel()
+        self._executors.cancel()
 
     # -- profiling
 
@@ -329,12 +339,11 @@ def _chosen(
     provider_options: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, Mapping[str, Any]]:
     """The available ones among `providers`, with their options; the CPU last."""
-    available = get_available_providers()
     chosen: dict[str, Mapping[str, Any]] = {}
     separate = list(provider_options or [])
     for number, provider in enumerate([CPU] if providers is None else providers):
         name, options = provider if isinstance(provider, tuple) else (provider, {})
-        if name not in available:
+        if name != CPU and name not in (available := get_available_providers()):
             message = f"Specified provider {name!r} is not in available provider names. Available: {available}"
             warnings.warn(message, UserWarning, stacklevel=4)
             continue
@@ -347,26 +356,16 @@ def _described(
     info: tuple[Mapping[str, Sequence[Any]], Mapping[str, str]],
     declared: Mapping[str, Sequence[int | str | None]],
     sequences: frozenset[str],
+    fixed: Mapping[str, int],
 ) -> dict[str, NodeArg]:
-    """Inputs or outputs by name, with the shapes that the model declares."""
+    """Inputs or outputs by name, with the shapes that the model declares; dimensions that are `fixed` are numbers."""
     shapes, dtypes = info
     found: dict[str, NodeArg] = {}
     for name, dtype in dtypes.items():
         compiled = [d if isinstance(d, int) else None for d in shapes[name]]
-        found[name] = NodeArg(name, list(declared.get(name, compiled)), value_type(dtype, name in sequences))
+        shape = [fixed.get(d, d) if isinstance(d, str) else d for d in declared.get(name, compiled)]
+        found[name] = NodeArg(name, shape, value_type(dtype, name in sequences))
     return found
-
-
-def _sizes_of_one_name(inputs: Iterable[NodeArg]) -> list[tuple[str, int, str]]:
-    """The dimensions whose name another one has, too: (input, axis, name)."""
-    named = [(i.name, axis, d) for i in inputs for axis, d in enumerate(i.shape) if isinstance(d, str)]
-    counts = Counter(name for _, _, name in named)
-    return [row for row in named if counts[row[2]] > 1]
-
-
-def _with_own_sizes(declared: NodeArg) -> list[int | str]:
-    """The shape of an input with names that no other dimension has."""
-    return [d if isinstance(d, int) else f"{declared.name}_{axis}" for axis, d in enumerate(declared.shape)]
 
 
 def _known(table: Mapping[str, NodeArg], name: str, problem: str) -> NodeArg:
@@ -376,7 +375,38 @@ def _known(table: Mapping[str, NodeArg], name: str, problem: str) -> NodeArg:
     return found
 
 
-def _check_array(declared: NodeArg, value: np.ndarray[Any, Any]) -> None:
+def _device_of(providers: Mapping[str, Mapping[str, Any]]) -> Device:
+    """The device of the first provider."""
+    name, options = next(iter(providers.items()))
+    return device("cuda", int(options.get("device_id", 0))) if name == CUDA else device("cpu")
+
+
+def _placed(executor: GraphModule, feed: Mapping[str, Any]) -> dict[str, Any]:
+    """Have arrays on the executor's device read in place; the inputs that remain, to be copied there."""
+    rest: dict[str, Any] = {}
+    for name, value in feed.items():
+        if isinstance(value, NDArray) and value.device == executor.device and value.is_contiguous:
+            executor.set_input_zero_copy(name, value)
+        else:
+            rest[name] = value
+    return rest
+
+
+def _fits(declared: NodeArg, dtype: str) -> Callable[[Any], bool]:
+    """Tells whether a value is an array that can be passed as it is; False of what has to be looked at."""
+    wanted, rank = None if dtype == "string" else to_numpy(dtype), len(declared.shape)
+    sizes = [(axis, size) for axis, size in enumerate(declared.shape) if isinstance(size, int)]
+
+    def fits(value: Any) -> bool:
+        if type(value) is not np.ndarray or value.dtype != wanted or value.ndim != rank:
+            return False
+        shape = value.shape
+        return all(shape[axis] == size for axis, size in sizes)
+
+    return fits
+
+
+def _check_array(declared: NodeArg, value: np.ndarray[Any, Any] | NDArray) -> None:
     """Raise InvalidArgument for an array of another type, rank or size than the model declares."""
     found = value_type(dtype_name(value))
     if found != declared.type:
@@ -429,20 +459,30 @@ def _reported(path: str | None) -> Generator[None]:
         yield
     except OrtError:
         raise
-    except RunCancelledError as error:
-        raise Fail(f"Exiting due to terminate flag being set to true: {error}") from error
-    except ArgumentError as error:
-        raise InvalidArgument(str(error)) from error
-    except DeviceError as error:
-        raise RuntimeException(str(error)) from error
-    except RelaycError as error:
-        raise Fail(str(error)) from error
     except Exception as error:
-        kind = {"UnsupportedOperatorError": Unsupported, "NotAModelError": InvalidProtobuf}.get(type(error).__name__)
-        if kind is None and not _is_compile_error(error):
+        reported = _reported_as(error, path)
+        if reported is error:
             raise
-        log.debug("the model %s", path, exc_info=True)
-        raise (InvalidGraph if kind is None else kind)(f"Load model from {path} failed: {error}") from error
+        raise reported from error
+
+
+def _reported_as(error: Exception, path: str | None) -> Exception:
+    """The error by onnxruntime's name; the error itself where onnxruntime has none for it."""
+    if isinstance(error, OrtError):
+        return error
+    if isinstance(error, RunCancelledError):
+        return Fail(f"Exiting due to terminate flag being set to true: {error}")
+    if isinstance(error, ArgumentError):
+        return InvalidArgument(str(error))
+    if isinstance(error, DeviceError):
+        return RuntimeException(str(error))
+    if isinstance(error, RelaycError):
+        return Fail(str(error))
+    kind = {"UnsupportedOperatorError": Unsupported, "NotAModelError": InvalidProtobuf}.get(type(error).__name__)
+    if kind is None and not _is_compile_error(error):
+        return error
+    log.debug("the model %s", path, exc_info=True)
+    return (InvalidGraph if kind is None else kind)(f"Load model from {path} failed: {error}")
 
 
 def _is_compile_error(error: Exception) -> bool:

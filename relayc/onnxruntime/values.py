@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from relayc.backend.runtime.dtype import to_numpy
-from relayc.onnxruntime.errors import InvalidArgument, NotImplemented as Unsupported
+from relayc.onnxruntime.errors import InvalidArgument, NotImplemented as Unsupported, RuntimeException
+from relayc.runtime import Device, NDArray, device, nd
 
 __all__ = ["NodeArg", "OrtDevice", "OrtValue", "onnx_name", "value_type"]
 
@@ -31,8 +32,10 @@ def onnx_name(dtype: str) -> str:
     return _NAMES.get(dtype, dtype.replace("_", ""))
 
 
-def dtype_name(values: np.ndarray[Any, Any]) -> str:
+def dtype_name(values: np.ndarray[Any, Any] | NDArray) -> str:
     """The name of an array's element type; "string" for Python objects and numpy's strings."""
+    if isinstance(values, NDArray):
+        return values.dtype
     return "string" if values.dtype.kind in "OSUT" else values.dtype.name
 
 
@@ -82,16 +85,19 @@ class OrtDevice:
 
 
 class OrtValue:
-    """A value in the memory of the host: a tensor as a numpy array, or a list of tensors."""
+    """A value: a tensor in the memory of the host or of a GPU, or a list of tensors.
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
+    `memory` is a numpy array, an `NDArray` on a device, or a list of numpy arrays.
+    """
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
 
     @staticmethod
     def ortvalue_from_numpy(numpy_obj: Any, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
-        """A tensor that shares the array's memory."""
-        _require_cpu(device_type)
-        return OrtValue(np.asarray(numpy_obj))
+        """A tensor that shares the array's memory, or has a copy on a device."""
+        where = device_named(device_type, device_id)
+        return OrtValue(np.asarray(numpy_obj) if where.kind == "cpu" else nd.array(np.asarray(numpy_obj), where))
 
     @staticmethod
     def ortvalue_from_numpy_with_onnx_type(data: Any, onnx_element_type: int) -> OrtValue:
@@ -103,8 +109,9 @@ class OrtValue:
         shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
         """A tensor of zeros."""
-        _require_cpu(device_type)
-        return OrtValue(np.zeros(tuple(shape), element_dtype(element_type)))
+        where, dtype = device_named(device_type, device_id), element_dtype(element_type)
+        zeros = np.zeros(tuple(shape), dtype)
+        return OrtValue(zeros if where.kind == "cpu" else nd.array(zeros, where))
 
     @staticmethod
     def from_dlpack(data: Any, is_bool_tensor: bool = False) -> OrtValue:
@@ -112,63 +119,68 @@ class OrtValue:
         return OrtValue(values.view(np.bool_) if is_bool_tensor else values)
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self.numpy().__dlpack__(**options)
+        return self.memory.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
+        return self.memory.__dlpack_device__()
 
     def numpy(self) -> Any:
-        """The tensor, or the list of tensors."""
-        return self._value
+        """The tensor, or the list of tensors; one on a device is copied."""
+        return self.memory.numpy() if isinstance(self.memory, NDArray) else self.memory
 
     def update_inplace(self, np_arr: Any) -> None:
         """Copy the elements of an array of the same shape and type."""
         passed = np.asarray(np_arr)
-        if (passed.shape, passed.dtype) != (self._value.shape, self._value.dtype):
-            found, expected = f"{passed.dtype} {passed.shape}", f"{self._value.dtype} {self._value.shape}"
+        if (passed.shape, dtype_name(passed)) != (self.memory.shape, dtype_name(self.memory)):
+            found, expected = f"{passed.dtype} {passed.shape}", f"{self.memory.dtype} {self.memory.shape}"
             raise InvalidArgument(f"an update by {found}; expected {expected}")
-        self._value[...] = passed
+        self.memory[...] = passed
 
     def shape(self) -> list[int]:
-        return list(self._value.shape)
+        return list(self.memory.shape)
 
     def data_type(self) -> str:
         """The type as onnxruntime prints it."""
-        if isinstance(self._value, list):
-            first = self._value[0] if self._value else np.zeros((), np.float32)
+        if isinstance(self.memory, list):
+            first = self.memory[0] if self.memory else np.zeros((), np.float32)
             return value_type(dtype_name(np.asarray(first)), is_sequence=True)
-        return value_type(dtype_name(self._value))
+        return value_type(dtype_name(self.memory))
 
     def element_type(self) -> int:
         """The number of the element type in ONNX."""
-        return _NUMBERS.index(dtype_name(self._value))
+        return _NUMBERS.index(dtype_name(self.memory))
 
     def device_name(self) -> str:
-        return "cpu"
+        return self.memory.device.kind if isinstance(self.memory, NDArray) else "cpu"
 
     def data_ptr(self) -> int:
-        return int(self._value.ctypes.data)
+        return self.memory.handle if isinstance(self.memory, NDArray) else int(self.memory.ctypes.data)
 
     def has_value(self) -> bool:
-        return self._value is not None
+        return self.memory is not None
 
     def is_tensor(self) -> bool:
-        return isinstance(self._value, np.ndarray)
+        return isinstance(self.memory, np.ndarray | NDArray)
 
     def is_tensor_sequence(self) -> bool:
-        return isinstance(self._value, list)
+        return isinstance(self.memory, list)
 
     def is_sparse_tensor(self) -> bool:
         return False
 
     def tensor_size_in_bytes(self) -> int:
-        return int(self._value.nbytes)
+        return int(self.memory.nbytes)
 
     @property
     def _ortvalue(self) -> OrtValue:
         return self
 
 
-def _require_cpu(device_type: str) -> None:
-    if device_type != "cpu":
-        raise Unsupported(f"values on the device {device_type!r}; sessions copy them there: keep values on 'cpu'")
+def device_named(name: str, number: int) -> Device:
+    """The device of values: "cpu" or "cuda". Raises NotImplemented for others, and RuntimeException without a GPU."""
+    if name not in ("cpu", "cuda"):
+        raise Unsupported(f"values on the device {name!r}; expected 'cpu' or 'cuda'")
+    where = device(name, number)
+    if not where.exist:
+        raise RuntimeException(f"values on the device {where}, which is not there; keep values on 'cpu'")
+    return where

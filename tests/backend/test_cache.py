@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from relayc.backend.cache import UNDECODABLE, DiskCache, default_cache, source_version
+from relayc.backend.cache import UNDECODABLE, DiskCache, default_cache
+from relayc.backend.source_version import source_version
 
 
 def test_entries_are_shared_between_caches(tmp_path):

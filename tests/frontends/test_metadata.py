@@ -55,6 +55,20 @@ def test_metadata_and_declared_shapes_are_kept(shape: dict[str, tuple[int, ...]]
     assert y.shape == (2, 5, 3) and places.shape == (3, 30)
 
 
+@pytest.mark.parametrize("ir_version", [3, 4])
+def test_overridable_initializers_are_kept(ir_version: int) -> None:
+    """Before version 4 of the format, initializers of inputs are constants."""
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [dim]) for name, dim in (("x", "n"), ("w", 1))]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])]
+    weights = [helper.make_tensor("w", TensorProto.FLOAT, [1], [2.0])]
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "w"], ["y"])], "scaled", inputs, outputs, weights)
+    opset = [helper.make_opsetid("", 8)]
+    module, _ = from_onnx(helper.make_model(graph, opset_imports=opset, ir_version=ir_version))
+    loaded = CompiledModel.from_bytes(relay.build(module).to_bytes())
+    assert loaded.metadata.overridable_initializers == ({} if ir_version == 3 else {"w": "float32"})
+    assert loaded.metadata.input_shapes == ({"x": ("n",)} if ir_version == 3 else {"x": ("n",), "w": (1,)})
+
+
 def test_a_model_without_metadata_has_empty_ones() -> None:
     x = relay.var("x", (2, 3))
     model = relay.build(relay.Function((x,), relay.op.exp(x)))

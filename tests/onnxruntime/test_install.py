@@ -46,3 +46,17 @@ def test_usage() -> None:
     done = subprocess.run([sys.executable, "-m", "relayc.onnxruntime"], capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "usage" in done.stderr
 
+
+
+def test_a_session_on_the_cpu_does_not_look_for_a_gpu() -> None:
+    program = (
+        "import sys, onnx, relayc.onnxruntime as ort\n"
+        "from onnx import helper\n"
+        "x, y = (helper.make_tensor_value_info(name, 1, [2]) for name in 'xy')\n"
+        "graph = helper.make_graph([helper.make_node('Relu', ['x'], ['y'])], 'g', [x], [y])\n"
+        "model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 17)], ir_version=8)\n"
+        "ort.InferenceSession(model, providers=['CPUExecutionProvider'])\n"
+        "print([name for name in sys.modules if name.startswith('cuda')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

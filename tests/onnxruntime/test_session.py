@@ -86,7 +86,7 @@ def test_results_and_descriptions_are_onnxruntimes(dense: bytes) -> None:
     for field in (*texts, "version", "custom_metadata_map"):
         assert getattr(a.get_modelmeta(), field) == getattr(b.get_modelmeta(), field), field
     assert a.get_providers() == b.get_providers() == ["CPUExecutionProvider"]
-    assert a.get_overridable_initializers() == []
+    assert a.get_overridable_initializers() == b.get_overridable_initializers() == []
 
 
 def test_sources_of_a_model(dense: bytes, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_an_endless_run_is_ended(endless: bytes, way: str) -> None:
             session.run(None, forever, timeout=0.05)
     else:
         future = session.submit(None, forever, options)
-        while not session._pool._busy:
+        while not session._executors.only()._busy:
             time.sleep(0.001)
         time.sleep(0.05)
         if way == "cancel":
@@ -321,6 +321,55 @@ def test_sizes_of_one_name_may_differ(caplog: pytest.LogCaptureFixture) -> None:
     ]
     with pytest.raises(ours.InvalidArgument):
         mine.run(None, {"a": np.zeros((2, 2), np.float32), "b": np.zeros((3, 2), np.float32)})
+
+
+def _with_defaults(ir_version: int, declared: Any) -> bytes:
+    """y = x w + b, where w and b are inputs with values in the model."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "b"], ["y"])]
+    inputs = [_value("x", FLOAT, ["n", 4]), _value("w", FLOAT, declared), _value("b", FLOAT, [1])]
+    weights = {"w": WEIGHT, "b": np.ones(1, np.float32)}
+    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "defaults", inputs, [_value("y", FLOAT, ["n", "m"])], tensors)
+    opset = [helper.make_opsetid("", 13)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=ir_version).SerializeToString()
+
+
+@pytest.mark.parametrize("declared", [[4, 3], [4, "k"], None])
+@pytest.mark.parametrize("ir_version", [3, 4, 8])
+def test_initializers_that_are_inputs_may_be_overridden(
+    declared: Any, ir_version: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Since version 4 of the format; onnxruntime's results, descriptions and errors."""
+    model = _with_defaults(ir_version, declared)
+    mine, other = ours.InferenceSession(model), theirs.InferenceSession(model, providers=["CPUExecutionProvider"])
+    described = [[(v.name, v.type, v.shape) for v in s.get_overridable_initializers()] for s in (mine, other)]
+    assert described[0] == described[1]
+    assert [v.name for v in mine.get_inputs()] == ["x"]
+    feeds: list[dict[str, Any]] = [
+        {}, {"w": -WEIGHT}, {"w": -WEIGHT[:, :1]}, {"b": np.full(1, 7, np.float32)}, {"w": WEIGHT.astype(np.float64)},
+        {"w": -WEIGHT, "b": np.full(1, 7, np.float32)}, {"w": WEIGHT}, {},
+    ]  # fmt: skip
+    with caplog.at_level("WARNING", "relayc.onnxruntime"):
+        for feed in feeds:
+            try:
+                (wanted,) = other.run(None, {"x": X, **feed})
+            except theirs.capi.onnxruntime_pybind11_state.InvalidArgument as error:
+                with pytest.raises(ours.InvalidArgument) as raised:
+                    mine.run(None, {"x": X, **feed})
+                assert str(raised.value).startswith(str(error)[:60])
+            else:
+                np.testing.assert_allclose(mine.run(None, {"x": X, **feed})[0], wanted, rtol=1e-5, atol=1e-6)
+    logged = [record.message for record in caplog.records if "overridden" in record.message]
+    assert len(logged) == len(set(logged)) == (3 if ir_version >= 4 else 0)
+
+
+def test_a_compiled_model_has_the_values_of_its_initializers(tmp_path: Path) -> None:
+    path = tmp_path / "model.relayc"
+    compile_onnx(_with_defaults(8, [4, 3])).save(path)
+    session = ours.InferenceSession(path)
+    assert session.get_overridable_initializers() == []
+    with pytest.raises(ours.InvalidArgument, match="Invalid input name: w"):
+        session.run(None, {"x": X, "w": WEIGHT})
 
 
 def test_a_seed_of_the_process_is_onnxruntimes() -> None:
