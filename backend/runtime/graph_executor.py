@@ -35,6 +35,7 @@ from relayc.backend.runtime.errors import (
 from relayc.backend.runtime.html_text import facts_html
 from relayc.backend.runtime.input_ports import InputPorts
 from relayc.backend.runtime.layouts import bind_sizes, shapes_of
+from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, from_dlpack
 from relayc.backend.runtime.profiler import NodeTiming, Report, dynamic_timings, node_timings
@@ -369,6 +370,11 @@ class GraphModule:
     def num_threads(self) -> int:
         """Threads that the next run may use."""
         return self._context.num_threads
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """The metadata of the imported model, and its declared shapes."""
+        return self._graph.metadata
 
     @property
     def device(self) -> Device:

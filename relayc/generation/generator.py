@@ -21,6 +21,9 @@ from relayc.generation.text import StopFinder, TextStream, Tokenizer
 
 __all__ = ["Generation", "Generator", "Token"]
 
+_WITHOUT_MASK = frozenset({"onnxruntime-genai", "onnxruntime.transformers"})
+"""Producers whose attention (GroupQueryAttention) knows the length of a sequence only, not where it is padded."""
+
 Prompt = str | Sequence[int] | npt.NDArray[Any]
 
 
@@ -136,7 +139,7 @@ class Generator:
         if first is not None:
             before = make_executor(first, target, num_threads, True, **how)
             self._prefill = before, find_decoder_ports(before, {})
-        self._takes_padding = not folder.has_grouped_caches
+        self._takes_padding = executor.metadata.producer_name not in _WITHOUT_MASK
         self._tokenizer = Tokenizer.load(tokenizer, folder.folder)
         self.defaults = folder.defaults
         """the options of a generation that passes none"""

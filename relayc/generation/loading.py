@@ -42,8 +42,6 @@ class ModelFolder:
     defaults: GenerationOptions = field(default_factory=GenerationOptions)
     context_length: int | None = None
     decoder_start: int | None = None
-    has_grouped_caches: bool = False
-    """may its attention read no mask, as GroupQueryAttention's does?"""
 
     @staticmethod
     def open(model: Any) -> ModelFolder:
@@ -108,7 +106,6 @@ class ModelFolder:
         self.context_length = next((n for n in lengths if isinstance(n, int)), None)
         starts = (general.get("decoder_start_token_id"), config.get("decoder_start_token_id"))
         self.decoder_start = next((n for n in starts if isinstance(n, int)), None)
-        self.has_grouped_caches = bool(genai)
         self._read_names(model.get("decoder", {}))
 
     def _read_names(self, decoder: Mapping[str, Any]) -> None:

@@ -93,6 +93,18 @@ def test_an_artifact_keeps_its_caches(compiled, tmp_path):
         assert Generator(model).generate(PROMPTS[0], max_new_tokens=COUNT).ids == EXPECTED[0]
 
 
+def test_attention_that_reads_no_mask_gets_no_padding(tmp_path):
+    """What the builder of onnxruntime-genai makes knows the lengths of sequences only, in its folder or anywhere."""
+    model = tiny.decoder()
+    model.producer_name = "onnxruntime-genai"
+    compiled = relayc.compile_onnx(model, caches="auto")
+    compiled.save(tmp_path / "model.relayc")
+    for source in (model, compiled, tmp_path / "model.relayc"):
+        generator = Generator(source)
+        assert not generator._decoder.takes_padding
+        assert [x.ids for x in generator.generate(PROMPTS, max_new_tokens=3)] == [x[:3] for x in EXPECTED]
+
+
 def test_an_artifact_generates_without_the_compiler(compiled, tmp_path):
     compiled.save(tmp_path / "model.relayc")
     code = f"from relayc.generation import Generator\ng = Generator({str(tmp_path)!r})\n"
