@@ -404,7 +404,7 @@ class DynamicRunner:
         if tensor.storage not in ("output", "own"):
             return self.array(index)
         owner = owner_of(self._graph, tensor)
-        lent = self._buffers[owner].lend()
+        lent = self._buffers[owner].hold()
         return lent if owner == index else lent._create_view(self._shape(index), tensor.dtype)
 
     def _shape(self, index: int) -> tuple[int, ...]:

@@ -194,6 +194,26 @@ class _Lease:
         self.memory = memory
 
 
+class _Block:
+    """Memory of an output: its bytes, the array of the output in it, and the lease of the array that was lent."""
+
+    __slots__ = ("array", "lease", "memory", "nbytes")
+
+    def __init__(self, nbytes: int, shape: tuple[int, ...], dtype: str, device: Device) -> None:
+        self.memory, self.nbytes = empty((nbytes,), "uint8", device), nbytes
+        self.lease: weakref.ref[_Lease] | None = None
+        self.shape(shape, dtype)
+
+    def shape(self, shape: tuple[int, ...], dtype: str) -> None:
+        """Make `array` one of that shape."""
+        self.array = NDArray(self.memory.handle, shape, dtype, self.memory.device, self.memory)
+
+    @property
+    def is_held(self) -> bool:
+        """Does a user have the array?"""
+        return self.lease is not None and self.lease() is not None
+
+
 class OutputBuffer:
     """The memory of one output. Arrays lent to users keep their values: later runs use other memory.
 
@@ -202,60 +222,73 @@ class OutputBuffer:
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: str, device: Device) -> None:
-        self._device = device
-        self._lease: weakref.ref[_Lease] | None = None
+        self._device, self._needed = device, nbytes_of(dtype, math.prod(shape))
+        self._block = _Block(self._needed, shape, dtype, device)
+        self._spare: list[_Block] = []
         self._users: NDArray | None = None
         """the user's array that takes the place of own memory"""
-        self._spare: list[tuple[NDArray, weakref.ref[_Lease]]] = []
-        self._memory = empty((nbytes_of(dtype, math.prod(shape)),), "uint8", device)
-        self.array = self._shaped(shape, dtype)
-
-    def _shaped(self, shape: tuple[int, ...], dtype: str) -> NDArray:
-        return NDArray(self._memory.handle, shape, dtype, self._device, self._memory)
+        self.array = self._block.array
 
     @property
     def is_lent(self) -> bool:
         """Was the current memory lent since it was renewed? The user may have returned it."""
-        return self._lease is not None
+        return self._users is None and self._block.lease is not None
 
     def use(self, array: NDArray | None) -> None:
         """Make later runs write into a user's array of the same shape; None: into memory of the buffer's own."""
-        self._users, self._lease = array, None
-        self.array = self._shaped(self.array.shape, self.array.dtype) if array is None else array
+        self._users = array
+        self.array = self._block.array if array is None else array
 
     def lend(self) -> NDArray:
-        """Lend the current buffer to the user as an array."""
+        """Lend the current buffer to the user as an array; it is viewed as numpy once for all that are lent."""
         if self._users is not None:
             return self._users
-        lease = self._lease() if self._lease is not None else None
+        self.array.view_on_host()
+        return self.hold()
+
+    def hold(self) -> NDArray:
+        """Lend the current buffer to another instruction."""
+        reference = self._block.lease
+        lease = None if reference is None else reference()
         if lease is None:
-            lease = _Lease(self._memory)
-            self._lease = weakref.ref(lease)
+            lease = _Lease(self._block.memory)
+            self._block.lease = weakref.ref(lease)
         return self.array.owned_by(lease)
 
     def renew(self, shape: tuple[int, ...] | None = None) -> bool:
         """Make `array` an unshared array of `shape`; true when its memory changed."""
-        if self._lease is None and (shape is None or shape == self.array.shape):
-            return False
-        shape = self.array.shape if shape is None else shape
-        dtype, before = self.array.dtype, self._memory
-        needed = nbytes_of(dtype, math.prod(shape))
-        lent = None if self._lease is None or self._lease() is None else (self._memory, self._lease)
-        if lent is not None or not _serves(self._memory, needed):
-            free = next((pair for pair in self._spare if pair[1]() is None and _serves(pair[0], needed)), None)
-            if free is None:
-                grown = needed + needed // _GROWTH if needed > self.array.nbytes else needed
-                self._memory = empty((grown,), "uint8", self._device)
-            else:
-                self._memory = free[0]
-                self._spare = [pair for pair in self._spare if pair is not free]
-            self._spare = [*self._spare, *([] if lent is None else [lent])][-_MAX_SPARE:]
-        self._lease = None
-        if self._memory is not before or shape != self.array.shape:
-            self.array = self._shaped(shape, dtype)
-        return self._memory is not before
+        block, before = self._block, self.array
+        if shape is None:
+            shape = before.shape
+        if shape == before.shape:
+            if block.lease is None:
+                return False
+        else:
+            self._needed = nbytes_of(before.dtype, math.prod(shape))
+        if block.is_held or not _serves(block.nbytes, self._needed):
+            self._block = self._free() or self._grown(shape, before)
+            if block.is_held:
+                self._spare = [*self._spare, block][-_MAX_SPARE:]
+        self._block.lease = None
+        if self._block.array.shape != shape:
+            self._block.shape(shape, before.dtype)
+        self.array = self._block.array
+        return self._block is not block
+
+    def _free(self) -> _Block | None:
+        """A spare block that serves, and that nobody has any more; it is no spare one from now on."""
+        for block in self._spare:
+            if not block.is_held and _serves(block.nbytes, self._needed):
+                self._spare.remove(block)
+                return block
+        return None
+
+    def _grown(self, shape: tuple[int, ...], before: NDArray) -> _Block:
+        """A new block, with some bytes more if the output grows."""
+        more = self._needed // _GROWTH if self._needed > before.nbytes else 0
+        return _Block(self._needed + more, shape, before.dtype, self._device)
 
 
-def _serves(memory: NDArray, needed: int) -> bool:
-    """Is the buffer large enough, and not far too large?"""
-    return needed <= memory.nbytes <= max(_MOST_WASTE * needed, _SMALL)
+def _serves(nbytes: int, needed: int) -> bool:
+    """Is memory large enough, and not far too large?"""
+    return needed <= nbytes <= max(_MOST_WASTE * needed, _SMALL)

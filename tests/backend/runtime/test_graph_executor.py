@@ -503,6 +503,17 @@ def test_outputs_are_written_into_users_memory(executor, small):
     np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(-X))
 
 
+def test_an_array_lent_before_keeps_its_values_while_runs_write_elsewhere(executor, small):
+    executor.run(x=X)
+    lent = executor.get_output(0)
+    executor.set_output_zero_copy(0, nd.zeros(small.expected(X).shape, "float32", executor.device))
+    executor.run(x=-X)
+    executor.set_output_zero_copy(0, None)
+    executor.run(x=-X)
+    np.testing.assert_array_equal(lent.numpy(), small.expected(X))
+    np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(-X))
+
+
 def test_memory_that_an_output_can_t_be_written_to_is_refused(fast, small):
     shape = small.expected(X).shape
     with pytest.raises(ArgumentError, match="expected shape"):
