@@ -221,7 +221,7 @@ def test_cache_says_what_it_holds_and_is_cleared(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
     DiskCache(tmp_path).put("key", bytes(2_000_000))
     said = CliRunner().invoke(app, ["cache"]).output
-    assert str(tmp_path) in said.replace("\n", "") and "1 entries, 2.0 MB" in said
+    assert str(tmp_path) in said.replace("\n", "") and "1 entry, 2.0 MB" in said
     assert CliRunner().invoke(app, ["cache", "--clear"]).exit_code == 0
     assert "0 entries" in CliRunner().invoke(app, ["cache"]).output
     monkeypatch.setenv("RELAYC_CACHE_DIR", "off")
