@@ -69,8 +69,12 @@ $(VENV)/.installed: pyproject.toml setup.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
+# The version of torch that the tests are run with; the extra takes newer ones too.
+TORCH ?= torch==2.13.0
+
 $(VENV)-torch/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)-torch
+	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
 	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,torch]' transformers
 	touch $@
 
