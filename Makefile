@@ -21,7 +21,8 @@ check: $(VENV)/.installed
 torch: $(VENV)-torch/.installed linked
 	$(VENV)-torch/bin/python -m pytest -n $(JOBS) tests/torch tests/test_docs.py -k "torch"
 	sed '/^ignore = .*torch/d' pyproject.toml > build/typecheck/pyproject.toml
-	$(VENV)-torch/bin/basedpyright --project build/typecheck/pyproject.toml build/typecheck/relayc/torch
+	$(VENV)-torch/bin/basedpyright --pythonpath $(VENV)-torch/bin/python --project build/typecheck/pyproject.toml \
+		build/typecheck/relayc/torch
 
 # The type checker follows no package mapping and no linked folders: it reads the linked package.
 lint: $(VENV)/.installed linked
