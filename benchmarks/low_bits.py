@@ -14,6 +14,7 @@ each weight and row.
 from __future__ import annotations
 
 import argparse
+import datetime
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -49,6 +50,12 @@ class Decoder:
     block: int
     accuracy: int
     asymmetric: bool
+
+    def case(self, rows: int, dynamic: bool) -> str:
+        """What is measured, in words."""
+        data = "int8" if self.accuracy == 4 else "float"
+        kind = f"{self.bits}-bit, blocks of {self.block}, {data} data{', asymmetric' if self.asymmetric else ''}"
+        return f"{kind}, {rows} rows{', dynamic' if dynamic else ''}"
 
     def products(self) -> list[tuple[int, int]]:
         """(K, N) of every product, in order."""
@@ -177,10 +184,11 @@ def measure(decoder: Decoder, rows: Sequence[int], dynamic: bool, rounds: int, r
         found = {name: statistics.median(values) for name, values in times.items()}
         roof = _READ_BYTES / found["read"]
         record = {
-            "program": "low_bits", "machine": machine(), **asdict(decoder), "rows": m, "dynamic": dynamic,
+            "program": "benchmarks.low_bits", "machine": machine(), "date": str(datetime.date.today()),
+            "case": decoder.case(m, dynamic), "threads": 1, **asdict(decoder), "rows": m, "dynamic": dynamic,
             **{f"{name}_ms": round(found[name] * 1e3, 3) for name in made},
             "ratio": round(found["onnxruntime"] / found["relayc"], 3), "read_gbs": round(roof / 1e9, 1),
-            "difference": error,
+            "difference": float(f"{error:.2g}"),
             **{f"{name}_gbs": round(decoder.nbytes / found[name] / 1e9, 1) for name in made},
             **{f"{name}_roof": round(decoder.nbytes / found[name] / roof, 2) for name in made},
             **{f"{name}_gops": round(2 * m * decoder.weights / found[name] / 1e9) for name in made},

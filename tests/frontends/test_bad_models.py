@@ -80,7 +80,7 @@ def test_a_pointer_to_a_file_that_was_not_fetched(tmp_path: Path) -> None:
 
 
 def test_an_object_of_another_type() -> None:
-    rejected(3, "expected a path, a ModelProto or the bytes")
+    rejected(3, "expected a path, a ModelProto, an ONNXProgram or the bytes")
 
 
 def big_enough() -> bytes:
