@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 import numpy as np
 
 from relayc.backend.runtime.arguments import array_of
+from relayc.backend.runtime.array_files import read_arrays
 from relayc.backend.runtime.files import replacing
 from relayc.backend.runtime.strings import as_strings
 
@@ -218,16 +218,11 @@ def _load(path: Path) -> np.ndarray | dict[str, Any]:
     if path.suffix.lower() not in (".npy", ".npz"):
         raise UsageError(f"--input {path}: expected a .npy, .npz or .json file of values, not {path.suffix or 'this'}")
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
-            return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
-        if isinstance(error, FileNotFoundError):
-            raise UsageError(f"--input {path}: there is no such file") from error
-        reason = str(error).split(". If you trust")[0]  # pickles are never loaded
-        raise UsageError(f"{path} can't be read as .npy or .npz: {reason}") from error
+        return read_arrays(path)
+    except FileNotFoundError as error:
+        raise UsageError(f"--input {path}: there is no such file") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} can't be read as .npy or .npz: {error}") from error
 
 
 def _load_json(path: Path) -> dict[str, Any]:

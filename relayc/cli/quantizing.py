@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from relayc.backend.runtime.files import replacing
+from relayc.backend.runtime.quantities import bytes_text
 from relayc.cli.console import Steps, err, guarded, out
 from relayc.cli.options import UsageError, check_writable, parse_shapes
 from relayc.cli.parameters import Shape, Target, Threads
@@ -57,4 +58,4 @@ def quantize(
         err.print(f"wrote {json}", soft_wrap=True)
     if report.output is None:
         raise typer.Exit(EXIT_FAILED)
-    out.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
+    out.print(f"wrote {path} ({bytes_text(path.stat().st_size)})", soft_wrap=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
+from relayc.backend.runtime.array_files import read_arrays
 from relayc.quantization.errors import QuantizationError
 
 __all__ = ["Calibration", "Sample", "Samples", "read_samples"]
@@ -45,14 +44,24 @@ def _arrays(source: PathLike | Mapping[str, Any]) -> Sample:
     if isinstance(source, Mapping):
         return {name: np.asarray(value) for name, value in source.items()}
     try:
-        loaded = np.load(Path(source), allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise QuantizationError(f"{source} holds one array without a name; expected an .npz file, arrays by input")
-        with loaded:
-            return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
-        reason = str(error).split(". If you trust")[0]  # pickles are never loaded
-        raise QuantizationError(f"{source} can't be read as .npz: {reason}") from error
+        loaded = read_arrays(Path(source))
+    except FileNotFoundError as error:
+        raise QuantizationError(f"{source}: there is no such file; expected an .npz file") from error
+    except (OSError, ValueError) as error:
+        raise QuantizationError(f"{source} can't be read as .npz: {error}") from error
+    if isinstance(loaded, np.ndarray):
+        raise QuantizationError(f"{source} holds one array without a name; expected an .npz file, arrays by input")
+    return loaded
+
+
+def _check_values(arrays: Sample, source: str) -> None:
+    """Raise QuantizationError for arrays without an element, and for NaN: neither has a range."""
+    if not any(array.size for array in arrays.values()):
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+        raise QuantizationError(f"no calibration data in {source}: {shapes}; expected typical inputs")
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            raise QuantizationError(f"{source}: {name} holds NaN; expected typical inputs")
 
 
 def _split(arrays: Sample, shapes: Mapping[str, Sequence[int | str]], source: str) -> Iterator[Sample]:
@@ -60,6 +69,7 @@ def _split(arrays: Sample, shapes: Mapping[str, Sequence[int | str]], source: st
     if set(arrays) != set(shapes):
         raise QuantizationError(f"{source} holds {', '.join(sorted(arrays)) or 'nothing'}; expected an array for each "
                                 f"input of the model: {', '.join(sorted(shapes))}")  # fmt: skip
+    _check_values(arrays, source)
     parts = {name: _runs(name, array, shapes[name], source) for name, array in arrays.items()}
     counts = {name: len(runs) for name, runs in parts.items()}
     if len(set(counts.values())) > 1:

@@ -33,7 +33,7 @@ METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 """How ranges are taken from the values of calibration runs: onnxruntime's `CalibrationMethod` by our name."""
 _FAULTS: tuple[type[Exception], ...] = (
     _faults.Fail, _faults.InvalidArgument, _faults.InvalidGraph, _faults.NotImplemented, _faults.RuntimeException,
-    RuntimeError, ValueError, KeyError,
+    RuntimeError, ValueError, KeyError, AssertionError,
 )  # fmt: skip
 """What onnxruntime's tools raise for models that they don't quantise."""
 _OPSET = 13

@@ -68,3 +68,11 @@ def test_filling() -> None:
         fill_inputs(wanted, {"z": passed}, "ones", 0)
     with pytest.raises(UsageError, match="expected random, ones or zeros"):
         fill_inputs(wanted, {}, "sevens", 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"\x93NUMPY", b"PK\x03\x04 and no archive"])
+def test_other_files_are_not_taken_for_pickles(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(UsageError, match=r"x\.npz can't be read as \.npy or \.npz") as caught:
+        read_inputs([str(tmp_path / "x.npz")])
+    assert "pickle" not in str(caught.value)

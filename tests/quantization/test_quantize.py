@@ -80,11 +80,18 @@ class TestCalibration:
             ({"x": np.zeros((3, 3))}, r"x has shape \(3, 3\); expected \[2, 3\], a multiple"),
             ({"x": np.zeros(3)}, r"x has shape \(3,\)"),
             ({"x": np.zeros((0, 3))}, "no calibration data"),
+            ({"x": np.array([[0, np.nan, 0], [0, 0, 0]])}, "calibration data: x holds NaN"),
         ],
     )
     def test_what_fits_no_input_is_refused(self, arrays: dict[str, np.ndarray], message: str) -> None:
         with pytest.raises(QuantizationError, match=message):
             read_samples([arrays], self.SHAPES)
+
+    def test_a_dynamic_batch_of_no_rows_is_no_data(self) -> None:
+        with pytest.raises(QuantizationError, match=r"no calibration data in calibration data: x \[0, 3\]"):
+            read_samples([{"x": np.zeros((0, 3))}], {"x": ("batch", 3)})
+        arrays = {"x": np.zeros((1, 3)), "past": np.zeros((1, 0, 3))}  # caches begin without a position
+        assert len(read_samples([arrays], {"x": ("batch", 3), "past": ("batch", "past", 3)})) == 1
 
     def test_inputs_have_equally_many_runs(self) -> None:
         with pytest.raises(QuantizationError, match="different numbers of runs: x 2, y 1"):
@@ -95,6 +102,8 @@ class TestCalibration:
         path.write_bytes(b"PK nothing")
         with pytest.raises(QuantizationError, match=r"can't be read as \.npz"):
             read_samples(path, self.SHAPES)
+        with pytest.raises(QuantizationError, match="there is no such file"):
+            read_samples(tmp_path / "absent.npz", self.SHAPES)
         np.save(tmp_path / "x.npy", np.zeros(3))
         with pytest.raises(QuantizationError, match="one array without a name"):
             read_samples(tmp_path / "x.npy", self.SHAPES)
