@@ -134,6 +134,11 @@ class Decoder:
         self._length = first + tokens.shape[1]
         if self._ports.caches:
             self._pass_caches(executor, self._outputs if first else self._first_outputs)
+        if logits.ndim == 3 and not logits.shape[1]:
+            raise GenerationError(
+                f"the decoder's logits {ports.logits!r} have the shape {logits.shape} for {tokens.shape[1]} tokens; "
+                "expected those of one position or more"
+            )
         found = logits[:, -1] if logits.ndim == 3 else logits
         return found if found.dtype == np.float32 else found.astype(np.float32)
 

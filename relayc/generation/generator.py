@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -23,6 +24,10 @@ __all__ = ["Generation", "Generator", "Token"]
 
 _WITHOUT_MASK = frozenset({"onnxruntime-genai", "onnxruntime.transformers"})
 """Producers whose attention (GroupQueryAttention) knows the length of a sequence only, not where it is padded."""
+
+_EXPECTED = "expected a text, token ids, or a list of prompts"
+_LARGEST_ID = 2**31 - 1
+"""The largest token id: models take ids as integers of 32 or 64 bits."""
 
 Prompt = str | Sequence[int] | npt.NDArray[Any]
 
@@ -230,10 +235,7 @@ class Generator:
                     "a tokenizer.json in the model's folder is read after pip install 'relayc[generation]'"
                 )
             return self._tokenizer.encode(prompt)
-        ids = [int(token) for token in prompt]
-        if any(token < 0 for token in ids):
-            raise GenerationError(f"the prompt has the token {min(ids)}; expected ids from 0 on")
-        return ids
+        return _token_ids(prompt)
 
     def _batches(
         self, prompts: Sequence[Prompt], options: GenerationOptions, decoder_ids: Sequence[int] | None
@@ -268,7 +270,7 @@ class Generator:
         groups = [list(range(len(inputs)))] if encoder.takes_together(inputs) else [[i] for i in range(len(inputs))]
         for places in groups:
             encoded = encoder.encode([inputs[i] for i in places], options.pad_token_id)
-            tokens = np.tile(np.array(start, np.int64), (len(places), 1))
+            tokens = np.tile(np.array(_token_ids(start), np.int64), (len(places), 1))
             yield _Batch(tokens, np.ones_like(tokens), places, encoded)
 
     # -- the loop
@@ -371,6 +373,11 @@ class Generator:
         self, prompts: Sequence[Prompt], options: GenerationOptions, decoder_ids: Sequence[int] | None
     ) -> list[Generation]:
         """The best sequence of each prompt by beam search."""
+        if not self._decoder.takes_batches:
+            raise GenerationError(
+                f"num_beams={options.num_beams}: the model's batch has a fixed size; expected one exported with a "
+                "dynamic batch, or no beams"
+            )
         found: dict[int, Generation] = {}
         for batch in self._batches(prompts, options, decoder_ids):
             logits, count = self._begin(batch, options)
@@ -392,10 +399,24 @@ def _listed(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     if isinstance(prompt, np.ndarray):
         is_single = prompt.ndim == (2 if _is_features(prompt) else 1)
         return [prompt] if is_single else [*prompt], is_single
+    if not isinstance(prompt, Sized) or isinstance(prompt, Mapping):
+        raise GenerationError(f"the prompt is a {type(prompt).__name__}; {_EXPECTED}")
     if not len(prompt):
-        raise GenerationError("there is no prompt: expected a text, token ids, or a list of prompts")
+        raise GenerationError("there is no prompt; " + _EXPECTED)
     is_single = isinstance(prompt[0], int | np.integer)
     return [prompt] if is_single else list(prompt), is_single  # type: ignore[list-item]
+
+
+def _token_ids(ids: Any) -> list[int]:
+    """Token ids as a list of integers. Raises GenerationError for anything else."""
+    try:
+        tokens = [index(token) for token in ids]
+    except TypeError as error:
+        raise GenerationError(f"the prompt has {ids!r:.80} in the place of token ids; {_EXPECTED}") from error
+    for token in tokens:
+        if not 0 <= token <= _LARGEST_ID:
+            raise GenerationError(f"the prompt has the token {token}; expected ids from 0 to {_LARGEST_ID}")
+    return tokens
 
 
 def _is_features(prompt: Any) -> bool:

@@ -252,7 +252,12 @@ def test_folders_without_a_model_say_what_they_hold(tmp_path):
     [
         ([], {}, "there is no prompt"),
         ([[1], []], {}, "prompt 1 has no tokens"),
+        (None, {}, "the prompt is a NoneType; expected a text, token ids"),
+        ({"ids": [1]}, {}, "the prompt is a dict; expected"),
         ([-1], {}, "the prompt has the token -1"),
+        ([10**20], {}, "the prompt has the token 1000.*expected ids from 0 to 2147483647"),
+        ([1.5], {}, r"the prompt has 1\.5 in the place of token ids"),
+        ([[1, 1.5]], {}, r"the prompt has \[1, 1\.5\] in the place of token ids"),
         ([1], {"top_p": 0}, "top_p=0; expected above 0 and at most 1"),
         ([1], {"top_k": 1.5}, "top_k=1.5; expected"),
         ([1], {"max_tokens": 3}, "no option max_tokens; the options are max_new_tokens"),
@@ -265,6 +270,27 @@ def test_folders_without_a_model_say_what_they_hold(tmp_path):
 def test_invalid_prompts_and_options_are_rejected(generator, prompt, options, text):
     with pytest.raises(GenerationError, match=text):
         generator.generate(prompt, **options)
+
+
+def _without_batches() -> onnx.ModelProto:
+    """A decoder without caches of one sequence, whose logits are those of all positions but the last."""
+    node, info = helper.make_node, helper.make_tensor_value_info
+    nodes = [node("Gather", ["table", "input_ids"], ["x"]), node("Slice", ["x", "begin", "end", "axis"], ["logits"])]
+    constants = {"table": np.eye(10, dtype=np.float32), "begin": [0], "end": [-1], "axis": [1]}
+    stored = [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    inputs = [info("input_ids", TensorProto.INT64, [1, "positions"])]
+    outputs = [info("logits", TensorProto.FLOAT, [1, "kept", 10])]
+    graph = helper.make_graph(nodes, "short", inputs, outputs, stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def test_logits_of_no_position_and_beams_of_a_fixed_batch_are_rejected() -> None:
+    generator = Generator(_without_batches())
+    assert generator.generate([3, 7], max_new_tokens=1).ids == [3]
+    with pytest.raises(GenerationError, match=r"logits 'logits' have the shape \(1, 0, 10\) for 1 tokens"):
+        generator.generate([3], max_new_tokens=1)
+    with pytest.raises(GenerationError, match="num_beams=3: the model's batch has a fixed size"):
+        generator.generate([3, 7], num_beams=3)
 
 
 def test_texts_need_a_tokenizer(compiled, tmp_path):
