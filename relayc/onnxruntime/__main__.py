@@ -8,8 +8,17 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from relayc.onnxruntime import install
+
+_USAGE = "usage: python -m relayc.onnxruntime (program.py | -m module) [arguments ...]"
+
+
+def _fail(message: str) -> NoReturn:
+    """End with Python's exit code for wrong usage."""
+    print(message, file=sys.stderr)
+    sys.exit(2)
 
 
 def main() -> None:
@@ -17,8 +26,13 @@ def main() -> None:
     arguments = sys.argv[1:]
     as_module = arguments[:1] == ["-m"]
     program = arguments[1:] if as_module else arguments
+    if program[:1] in (["-h"], ["--help"]):
+        print(_USAGE)
+        return
     if not program:
-        sys.exit("usage: python -m relayc.onnxruntime (program.py | -m module) [arguments ...]")
+        _fail(_USAGE)
+    if not as_module and not Path(program[0]).exists():
+        _fail(f"can't open {program[0]!r}: there is no such file; {_USAGE}")
     install()
     sys.argv = program
     if as_module:

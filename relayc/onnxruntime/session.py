@@ -129,8 +129,10 @@ class InferenceSession:
 
     def _made(self, shapes: Mapping[str, Any] | None = None) -> CompiledModel:
         """The compiled model: loaded, or compiled from the ONNX model; `shapes` override those of inputs."""
-        if self._model_path is not None and not Path(self._model_path).exists():
-            raise NoSuchFile(f"Load model from {self._model_path} failed: file doesn't exist")
+        if self._model_path is not None and not Path(self._model_path).is_file():
+            if not self._model_path or not Path(self._model_path).exists():
+                raise NoSuchFile(f"Load model from {self._model_path} failed: file doesn't exist")
+            raise InvalidProtobuf(f"Load model from {self._model_path} failed: it is a folder or a device, no file")
         if self._is_compiled:
             return load_model(str(self._model_path))
         level = min(int(self._options.graph_optimization_level), 3)
@@ -482,7 +484,8 @@ def _reported_as(error: Exception, path: str | None) -> Exception:
     if kind is None and not _is_compile_error(error):
         return error
     log.debug("the model %s", path, exc_info=True)
-    return (InvalidGraph if kind is None else kind)(f"Load model from {path} failed: {error}")
+    where = "Load model" if path is None else f"Load model from {path}"
+    return (InvalidGraph if kind is None else kind)(f"{where} failed: {error}")
 
 
 def _is_compile_error(error: Exception) -> bool:

@@ -47,6 +47,13 @@ def test_usage() -> None:
     assert done.returncode != 0 and "usage" in done.stderr
 
 
+@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("missing.py", 2)])
+def test_help_and_missing_programs(tmp_path: Path, argument: str, code: int) -> None:
+    command = [sys.executable, "-m", "relayc.onnxruntime", argument]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == code and "usage" in said and "Traceback" not in said
+
 
 def test_a_session_on_the_cpu_does_not_look_for_a_gpu() -> None:
     program = (

@@ -135,6 +135,10 @@ def test_wrong_models_raise_what_onnxruntime_raises(tmp_path: Path) -> None:
     assert isinstance(missing.value, FileNotFoundError) and isinstance(missing.value, RelaycError)
     with pytest.raises(ours.InvalidProtobuf, match="7 : INVALID_PROTOBUF"):
         ours.InferenceSession(b"no model")
+    with pytest.raises(ours.InvalidProtobuf, match="it is a folder"):
+        ours.InferenceSession(tmp_path)
+    with pytest.raises(ours.InvalidGraph, match=r"INVALID_GRAPH : Load model failed"):
+        ours.InferenceSession(b"")
     with pytest.raises(ours.NotImplemented, match="Unheard"):
         ours.InferenceSession(unknown)
     with pytest.raises(ours.InvalidArgument) as wrong:
