@@ -16,9 +16,18 @@ int main(int argc, char **argv) {
       inputs[i].nbytes *= (size_t)inputs[i].shape[axis];
     }
     inputs[i].data = calloc(inputs[i].nbytes + 1, 1);
-    FILE *file = argc > i + 2 ? fopen(argv[i + 2], "rb") : NULL;
-    if (file && fread(inputs[i].data, 1, inputs[i].nbytes, file) != inputs[i].nbytes) puts("an input file is too short");
-    if (file) fclose(file);
+    if (argc <= i + 2) continue;
+    FILE *file = fopen(argv[i + 2], "rb");
+    size_t got = file ? fread(inputs[i].data, 1, inputs[i].nbytes, file) : 0;
+    if (!file || ferror(file)) {
+      perror(argv[i + 2]);
+      return 1;
+    }
+    fclose(file);
+    if (got != inputs[i].nbytes) {
+      fprintf(stderr, "%s: %zu bytes; expected %zu, the input %s\n", argv[i + 2], got, inputs[i].nbytes, info->name);
+      return 1;
+    }
   }
   model_context *context = NULL;
   int status = model_create(@weights@, &context);

@@ -88,6 +88,19 @@ def write_inputs(title: str, folder: Path) -> list[str]:
     return ["3", *[f"input{position}" for position in range(len(graph.input))]]
 
 
+def test_the_example_fails_for_files_that_are_no_input(tmp_path):
+    title = CHECKED[0]
+    MODELS[title].compiled().export_c(tmp_path / "made", "net")
+    run(["gcc", "main.c", "libnet.a", "-lm", "-pthread", "-o", "program"], tmp_path / "made")
+    size, *inputs = write_inputs(title, tmp_path / "made")
+    assert "bytes" in run(["./program", size, *inputs], tmp_path / "made")
+    (tmp_path / "made/short").write_bytes(b"1")
+    for file, message in (("absent", "absent: No such file"), (".", "Is a directory"), ("short", "short: 1 bytes")):
+        command = ["./program", size, file]
+        done = subprocess.run(command, cwd=tmp_path / "made", capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and message in done.stderr, done
+
+
 @needs("valgrind")
 @pytest.mark.slow
 @pytest.mark.parametrize("title", CHECKED)
