@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from relayc.cli.console import Steps, err, guarded, out, print_result
+from relayc.cli.console import Steps, err, guarded, out, print_result, print_table
 from relayc.cli.environment import Load, bench_record, noise_of
 from relayc.cli.inputs import Inputs
 from relayc.cli.models import ready_executor
@@ -93,4 +93,4 @@ def _print(rows: Sequence[tuple[int, Latency]], repeat: int) -> None:
     for threads, found in rows:
         figures = [f"{value:.3f}" for value in (found.p50, found.p90, found.p99, found.mean, found.min)]
         table.add_row(str(threads), *figures, f"{found.runs_per_second:.1f}", str(repeat))
-    out.print(table)
+    print_table(table)

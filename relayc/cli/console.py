@@ -24,8 +24,8 @@ from relayc.cli.json_output import error_json, result_json
 from relayc.cli.options import UsageError
 from relayc.cli.plain import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, failure
 
-__all__ = ["Progress", "Steps", "err", "guarded", "out", "print_result", "print_top", "settings", "show_log",
-           "top_values"]  # fmt: skip
+__all__ = ["Progress", "Steps", "err", "guarded", "out", "print_result", "print_table", "print_top", "settings",
+           "show_log", "top_values"]  # fmt: skip
 
 out = Console(highlight=False, markup=False)  # names of files and tensors may hold brackets
 err = Console(stderr=True, highlight=False, markup=False)
@@ -100,6 +100,12 @@ def print_result(as_json: bool, command: str, record: Mapping[str, Any], text: C
         text()
 
 
+def print_table(table: Table) -> None:
+    """Print a table of figures, all of each, where the terminal or the pipe is narrower too."""
+    table.width = out.measure(table, options=out.options.update(width=_WIDEST)).maximum
+    out.print(table, crop=False)
+
+
 def _report(kind: str, text: str) -> None:
     if err.is_terminal:
         err.print(Panel(Text(text), title=kind, title_align="left", border_style="red"))
@@ -118,6 +124,9 @@ class Progress:
             counted = "" if done is None else f" ({done} of {total})"
             self._status.update(f"{self._name}: {what}{counted}")
 
+
+_WIDEST = 1000
+"""Characters of a line, more than tables of figures have."""
 
 _PATIENCE = 2.0
 """Seconds after which a terminal shows what a step is doing."""

@@ -10,7 +10,16 @@ import numpy as np
 
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.graph_executor import GraphModule
-from relayc.cli.options import Shapes, check_fill, fill_inputs, parse_shapes, read_inputs, resolved, typed
+from relayc.cli.options import (
+    Shapes,
+    check_fill,
+    fill_inputs,
+    parse_shapes,
+    read_inputs,
+    require_values,
+    resolved,
+    typed,
+)
 
 __all__ = ["Inputs", "results_of"]
 
@@ -36,6 +45,7 @@ class Inputs:
     def set(self, executor: GraphModule) -> None:
         """Set all inputs of an executor. Raises UsageError for a value or a shape that doesn't fit the model."""
         wanted, dtypes = executor.get_input_info()
+        require_values({name: (shape, dtypes[name]) for name, shape in wanted.items()}, self.passed, self.fill)
         provided = typed(self.passed, dtypes)
         sizes = resolved({n: provided[n].shape if n in provided else shape for n, shape in wanted.items()}, self.shapes)
         types = {name: (shape, dtypes[name]) for name, shape in sizes.items()}

@@ -144,12 +144,15 @@ def _dimension(text: str, whole: str) -> int | str:
 
 
 def resolved(shapes: Mapping[str, Sequence[Any]], sizes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Shapes by input name with symbolic dimensions replaced by the user's sizes.
+    """Shapes by input name with symbolic dimensions replaced by the user's sizes, those of whole shapes too.
 
-    Raises UsageError naming all dimensions that have none.
+    Raises UsageError naming all dimensions that have none, and for a whole shape that is not the input's.
     """
+    known: dict[str, Any] = dict(sizes)
+    for name, shape in shapes.items():
+        known.update(_sizes_by_shape(name, shape, sizes))
     found = {
-        name: tuple([sizes.get(d) if isinstance(d, str) else d for d in shape]) for name, shape in shapes.items()
+        name: tuple([known.get(d) if isinstance(d, str) else d for d in shape]) for name, shape in shapes.items()
     }
     open_inputs = {
         name: shape for name, shape in shapes.items() if not all(isinstance(d, int) for d in found[name])
@@ -161,8 +164,24 @@ def resolved(shapes: Mapping[str, Sequence[Any]], sizes: Shapes) -> dict[str, tu
         )  # fmt: skip
         inputs = ", ".join(f"{name}[{', '.join(map(str, shape))}]" for name, shape in open_inputs.items())
         names, settings = ", ".join(missing), " ".join(f"--shape {name}=8" for name in missing)
-        raise UsageError(f"symbolic dimensions without a size: {names} of {inputs}; set {settings}, or --input")
+        others = [name for name in sizes if name not in shapes and not any(name in shape for shape in shapes.values())]
+        unknown = f" (--shape names {', '.join(others)}, which is none of these)" if others else ""
+        raise UsageError(
+            f"symbolic dimensions without a size: {names} of {inputs}; set {settings}, or --input{unknown}"
+        )
     return {name: tuple([d for d in shape if isinstance(d, int)]) for name, shape in found.items()}
+
+
+def _sizes_by_shape(name: str, shape: Sequence[Any], sizes: Shapes) -> dict[str, int]:
+    """The sizes that a whole shape of the input `name` among `sizes` gives the symbolic dimensions of `shape`."""
+    whole = sizes.get(name)
+    if not isinstance(whole, tuple):
+        return {}
+    pairs = [*zip(shape, whole, strict=False)]
+    if len(shape) != len(whole) or any(isinstance(d, int) and isinstance(size, int) and d != size for d, size in pairs):
+        declared, passed = ", ".join(map(str, shape)), ",".join(map(str, whole))
+        raise UsageError(f"--shape {name}:{passed}: the input has the shape [{declared}]")
+    return {d: size for d, size in pairs if isinstance(d, str) and isinstance(size, int)}
 
 
 def _size(text: str, whole: str) -> int:

@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--input", "-i", action="append", default=[], help="file.npz or name=file.npy; repeatable")
         command.add_argument("--fill", default=None if name == "run" else "random", help="random, ones or zeros")
         command.add_argument("--shape", "-s", action="append", default=[], help="x:1,3,224,224 or batch=1; repeatable")
-        command.add_argument("--seed", type=int, default=0, help="seed of --fill random")
+        command.add_argument("--seed", type=_natural, default=0, help="seed of --fill random")
         command.add_argument("--device", "-d", help='"cpu", "cuda:0"; default: what it was compiled for')
         command.add_argument("--threads", type=int, help="threads to use; default: all it may use")
         command.add_argument("--json", action="store_true", help="print one JSON object (docs/cli_json.md)")
@@ -77,6 +77,13 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--repeat", "-n", type=int, default=50, help="measurements")
             command.add_argument("--number", type=int, default=1, help="runs per measurement")
     return parser
+
+
+def _natural(text: str) -> int:
+    """An integer from 0 on, of an option; argparse says which one has another value."""
+    if int(text) < 0:
+        raise argparse.ArgumentTypeError(f"{text}: expected 0 or more")
+    return int(text)
 
 
 def _run(executor: GraphModule, compiled: CompiledModel, options: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 
 from relayc.backend.target import Target
 from relayc.cli.console import Steps, out
@@ -87,7 +87,7 @@ def print_report(report: VerifyReport, listed: int) -> None:
     """Print the report, with the `listed` tensors that are furthest off."""
     for name, reason in report.skipped.items():
         out.print(f"not compared: {name} ({reason})")
-    table = Table("tensor", "made by", "type", "error", "allowed")
+    table = Table(*[Column(name, overflow="fold") for name in ("tensor", "made by", "type", "error", "allowed")])
     worst = _furthest(report, listed)
     for found in worst:
         kind = f"{found.dtype}{list(found.shape)}"

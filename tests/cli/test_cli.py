@@ -309,3 +309,48 @@ def test_the_elements_of_a_sequence_are_listed_and_written(tmp_path):
 def test_the_version_is_told() -> None:
     result = runner.invoke(app, ["--version"])
     assert result.exit_code == 0 and result.stdout.startswith("relayc") and len(result.stdout.splitlines()) == 1
+
+
+def test_all_figures_of_bench_are_in_a_narrow_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    result = runner.invoke(app, ["bench", str(folder / "model.relayc"), "--repeat", "3"])
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.output and "figures" in result.output
+
+
+def test_a_whole_shape_sizes_the_filled_inputs_of_an_artifact(folder: Path) -> None:
+    path = folder / "sized.relayc"
+    assert runner.invoke(app, ["compile", str(folder / "model.onnx"), "-o", str(path)]).exit_code == 0
+    result = runner.invoke(app, ["run", str(path), "--fill", "ones", "--shape", "x:3,8"])
+    assert result.exit_code == 0 and "y: float32[3, 5]" in result.output, result.output
+    result = runner.invoke(app, ["run", str(path), "--fill", "ones", "--shape", "x:3,9"])
+    assert result.exit_code == 2 and "--shape x:3,9: the input has the shape [batch, 8]" in result.output
+
+
+@pytest.mark.parametrize("source", ["model.onnx", "named.relayc"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-i", "X=x.npy"], "the model has no input 'X'"),
+        (["--fill", "ones", "-s", "bath=2"], "(--shape names bath, which is none of these)"),
+        (["--fill", "ones", "-s", "X:2,8"], "(--shape names X, which is none of these)"),
+    ],
+)
+def test_a_misspelt_name_is_said_before_what_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(folder)
+    assert runner.invoke(app, ["compile", "model.onnx", "-o", "named.relayc"]).exit_code == 0
+    result = runner.invoke(app, ["run", source, *arguments])
+    assert result.exit_code == 2 and message in result.output.replace("\n", " "), result.output
+
+
+def test_an_interrupt_while_modules_are_imported_shows_no_traceback() -> None:
+    program = (
+        "import sys, relayc.__main__ as command\n"
+        "def stopped(name): raise KeyboardInterrupt\n"
+        "command.import_module = stopped\n"
+        "command.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
