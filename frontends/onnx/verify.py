@@ -43,6 +43,8 @@ Values = dict[str, Any]
 OnnxModel = ModelProto | str | os.PathLike[str]
 
 ORACLES = ("onnxruntime", "reference")
+_FAULTS = ("Fail", "InvalidArgument", "InvalidGraph", "NotImplemented", "RuntimeException")
+"""What onnxruntime raises for models and inputs that it does not run."""
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """Largest difference allowed by element type, as a share of the tensor's largest magnitude; other types: none."""
@@ -323,6 +325,7 @@ class _OnnxRuntime:
     def __call__(self, names: Sequence[str]) -> Values:
         try:
             ort = import_module("onnxruntime")
+            faults = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
         except ImportError as error:
             raise CompileError("onnxruntime is not installed: pip install onnxruntime, or compare with --against "
                                "reference") from error  # fmt: skip
@@ -330,11 +333,17 @@ class _OnnxRuntime:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 3
         proto = self.model if isinstance(self.model, ModelProto) else onnx.load(os.fspath(self.model))
-        session = ort.InferenceSession(
-            _with_outputs(proto, names).SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
-        feeds = {value.name: self.inputs[value.name] for value in session.get_inputs()}
-        return dict(zip(names, map(_as_numpy, session.run(list(names), feeds)), strict=True))
+        try:
+            session = ort.InferenceSession(
+                _with_outputs(proto, names).SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+            feeds = {value.name: self.inputs[value.name] for value in session.get_inputs()}
+            results = session.run(list(names), feeds)
+        except tuple([getattr(faults, name) for name in _FAULTS] + [RuntimeError]) as error:
+            raise CompileError(
+                f"onnxruntime can't run the model: {error}; compare with --against reference"
+            ) from error
+        return dict(zip(names, map(_as_numpy, results), strict=True))
 
 
 def _with_outputs(proto: ModelProto, names: Sequence[str]) -> ModelProto:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -274,3 +275,14 @@ def test_floats_far_from_quantised_ones_are_exact_still(monkeypatch):
     monkeypatch.setattr(verify_module, "_References", Wrong)
     report = verify(quantised_model(), {"x": X}, against="reference")
     assert report.departs is not None and report.departs.tensor == "y"
+
+
+def test_a_model_that_onnxruntime_does_not_run_is_an_error_that_names_the_other_oracle() -> None:
+    pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.BFLOAT16, [2]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    inputs = {"x": np.array([-1, 2], ml_dtypes.bfloat16)}
+    with pytest.raises(CompileError, match="onnxruntime can't run the model: .*--against reference"):
+        verify(model, inputs)
+    assert verify(model, inputs, against="reference").departs is None
