@@ -166,6 +166,8 @@ class Steps:
 
 def top_values(values: np.ndarray[Any, Any], count: int) -> list[tuple[list[int], float | str]]:
     """The `count` largest of `values` in the first batch entry with their indices; of strings the first ones."""
+    if not values.size:
+        return []
     first = values[0] if values.ndim > 1 else values
     if first.dtype.kind == "U":
         places = range(min(count, first.size))
@@ -178,6 +180,7 @@ def top_values(values: np.ndarray[Any, Any], count: int) -> list[tuple[list[int]
 def print_top(name: str, values: np.ndarray[Any, Any], count: int) -> None:
     """Print what `top_values` finds."""
     top = top_values(values, count)
+    name = f"{name}[0]" if values.ndim > 1 and len(values) > 1 else name
     if values.dtype.kind == "U":
         out.print(f"the first of {name}: {', '.join(repr(value) for _, value in top)}", soft_wrap=True)
         return

@@ -303,7 +303,7 @@ def fill_inputs(
 
 
 def require_values(
-    wanted: Mapping[str, tuple[Sequence[int | str], str]], passed: Collection[str], fill: str | None
+    wanted: Mapping[str, tuple[Sequence[Any], str]], passed: Collection[str], fill: str | None
 ) -> None:
     """Raise `UsageError` for passed names that are not `wanted`, and for a wanted one neither passed nor filled."""
     known = ", ".join(f"{name} {dtype}[{', '.join(map(str, shape))}]" for name, (shape, dtype) in wanted.items())

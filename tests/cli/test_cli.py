@@ -354,3 +354,12 @@ def test_an_interrupt_while_modules_are_imported_shows_no_traceback() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_the_largest_values_are_those_of_the_first_row_and_of_no_row_there_are_none(folder: Path) -> None:
+    path = folder / "rows.relayc"
+    assert runner.invoke(app, ["compile", str(folder / "model.onnx"), "-o", str(path)]).exit_code == 0
+    for size, said in ((2, "the 3 largest of y[0]"), (1, "the 3 largest of y\n"), (0, "the 0 largest of y\n")):
+        arguments = ["run", str(path), "--fill", "ones", "--shape", f"batch={size}", "--print-top", "3"]
+        result = runner.invoke(app, arguments)
+        assert result.exit_code == 0 and said in result.output, result.output

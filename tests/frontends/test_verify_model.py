@@ -283,6 +283,6 @@ def test_a_model_that_onnxruntime_does_not_run_is_an_error_that_names_the_other_
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     inputs = {"x": np.array([-1, 2], ml_dtypes.bfloat16)}
-    with pytest.raises(CompileError, match="onnxruntime can't run the model: .*--against reference"):
+    with pytest.raises(CompileError, match=r"onnxruntime can't run the model: .*--against reference"):
         verify(model, inputs)
     assert verify(model, inputs, against="reference").departs is None
