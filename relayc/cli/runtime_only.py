@@ -81,8 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _natural(text: str) -> int:
     """An integer from 0 on, of an option; argparse says which one has another value."""
-    if int(text) < 0:
-        raise argparse.ArgumentTypeError(f"{text}: expected 0 or more")
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected an integer, 0 or more")
     return int(text)
 
 

@@ -153,3 +153,10 @@ def test_the_runtime_alone_prints_the_same_objects(folder: Path, capsys: pytest.
         validated(capsys.readouterr().out, command[0])
     assert runtime_only.main(["run", "no.relayc", "--fill", "ones", "--json"]) == 1
     assert "no.relayc" in validated(capsys.readouterr().out, "run")["error"]["message"]
+
+
+@pytest.mark.parametrize("seed", ["-1", "x"])
+def test_the_runtime_only_command_takes_seeds_from_0_on(seed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        runtime_only.main(["run", "any.relayc", "--fill", "random", "--seed", seed])
+    assert ended.value.code == 2 and f"--seed: {seed!r}; expected an integer, 0 or more" in capsys.readouterr().err
