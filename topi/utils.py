@@ -97,13 +97,13 @@ class _Count:
 
 
 def unravel_index(position: Any, shape: Sequence[Dim]) -> list[Any]:
-    """The index of row-major `position` in a tensor of `shape`."""
+    """The index of row-major `position` in a tensor of `shape`; any one if the tensor has no elements."""
     index: list[Any] = [convert(0)] * len(shape)
     rest = position
     for axis in range(len(shape) - 1, -1, -1):
         if axis == 0:
             index[axis] = rest
-        elif as_int(shape[axis]) != 1:
+        elif as_int(shape[axis]) not in (0, 1):
             index[axis] = rest % shape[axis]
             rest = rest // shape[axis]
     return index

@@ -6,7 +6,7 @@ follow, and `shapes_<k>`, which tells those of the outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 from relayc.backend.c_library.naming import quoted
 from relayc.backend.c_library.plan_source import PlanSource
@@ -21,13 +21,17 @@ __all__ = ["GraphSource"]
 class GraphSource(PlanSource):
     """The code for `graph`, the `number`-th one of a model whose weights lie at `offsets`, by name.
 
+    Of the sizes of outputs, `open_sizes` (output, axis) follow from values, as another graph may run in place of this.
     Raises `ModuleError`, which names the node, for what only the executor can do.
     """
 
     arguments = "run, g, inputs, outputs"
 
-    def __init__(self, graph: Graph, number: int, offsets: Mapping[str, int]) -> None:
+    def __init__(
+        self, graph: Graph, number: int, offsets: Mapping[str, int], open_sizes: Set[tuple[int, int]] = frozenset()
+    ) -> None:
         super().__init__(graph, str(number), offsets)
+        self._open_sizes = open_sizes
         self._bound = {d for t in self._inputs() for d in t.shape if isinstance(d, str)}
         self._run = self._dynamic() if graph.is_dynamic else self._static()
 
@@ -83,7 +87,8 @@ class GraphSource(PlanSource):
         yield f"  TRY(bind_{self._number}(inputs, s));"
         for position, index in enumerate(self._graph.outputs):
             for axis, dim in enumerate(self._graph.tensors[index].shape):
-                value = self._size(dim) if known.issuperset(variables(dim)) else "-1"
+                told = known.issuperset(variables(dim)) and (position, axis) not in self._open_sizes
+                value = self._size(dim) if told else "-1"
                 yield f"  outputs[{position}].shape[{axis}] = {value};"
         yield "  (void)outputs;"
         yield "  return MODEL_OK;"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -14,8 +14,9 @@ from relayc.backend.c_library.naming import comment, enumerators, quoted
 from relayc.backend.c_library.weights import WeightLayout
 from relayc.backend.runtime.dtype import nbytes
 from relayc.backend.runtime.errors import ModuleError
+from relayc.backend.runtime.execution_plan import Check
 from relayc.backend.runtime.graph import Graph, GraphTensor
-from relayc.backend.runtime.sizes import size_text
+from relayc.backend.runtime.sizes import size_text, variables
 
 __all__ = ["ModelSource"]
 
@@ -41,6 +42,10 @@ class ModelSource:
     layout: WeightLayout
     features: Sequence[str]
     weights_file: str | None
+
+    def __post_init__(self) -> None:
+        for _, variant in self.graph.variants:
+            self._check_ranks(variant)
 
     def header(self) -> str:
         """The text of ``<name>.h``."""
@@ -134,10 +139,18 @@ class ModelSource:
     def _infos(self, kind: str, tensors: Iterable[GraphTensor]) -> list[str]:
         rows = [
             f"  {{{quoted(t.name)}, {quoted(t.dtype)}, {nbytes(t.dtype, 1)}, {len(t.shape)}, "
-            f"{{{', '.join([str(d) if isinstance(d, int) else '-1' for d in t.shape]) or '0'}}}}},"
-            for t in tensors
+            f"{{{', '.join(self._fixed(kind, position, t)) or '0'}}}}},"
+            for position, t in enumerate(tensors)
         ]
         return [f"static const model_tensor_info {kind}_infos[] = {{", *(rows or ["  {0},"]), "};"]
+
+    def _fixed(self, kind: str, position: int, tensor: GraphTensor) -> Iterator[str]:
+        """The sizes of an input or output, -1 for those that differ between runs."""
+        same = [tensor.shape]
+        if kind == "output":
+            same += [variant.tensors[variant.outputs[position]].shape for _, variant in self.graph.variants]
+        for sizes in zip(*same, strict=True):
+            yield str(sizes[0]) if isinstance(sizes[0], int) and len(set(sizes)) == 1 else "-1"
 
     def _processor_check(self) -> list[str]:
         lines = ["static int check_processor(void) {"]
@@ -156,15 +169,35 @@ class ModelSource:
     @cached_property
     def _sources(self) -> list[GraphSource]:
         """The code of the graph, and of its specialisations."""
-        graphs = [self.graph, *[variant for _, variant in self.graph.variants]]
-        for variant in graphs[1:]:
-            ranks = [[len(g.tensors[i].shape) for i in g.inputs] for g in (self.graph, variant)]
-            if ranks[0] != ranks[1]:
+        variants = [variant for _, variant in self.graph.variants]
+        open_sizes = frozenset().union(*[self._open_sizes(variant) for variant in variants])
+        graphs = enumerate([self.graph, *variants])
+        return [GraphSource(graph, k, self.layout.offsets, open_sizes) for k, graph in graphs]
+
+    def _check_ranks(self, variant: Graph) -> None:
+        """Raise `ModuleError` for a specialisation that takes or gives tensors of other ranks."""
+        for kind in ("inputs", "outputs"):
+            expected, found = [[len(g.tensors[i].shape) for i in getattr(g, kind)] for g in (self.graph, variant)]
+            if found != expected:
                 raise ModuleError(
-                    f"model {self.graph.name!r} has a specialisation for inputs of other ranks, {ranks[1]} instead of "
-                    f"{ranks[0]}; compile it without specialize="
+                    f"model {self.graph.name!r} has a specialisation for {kind} of other ranks, {found} instead of "
+                    f"{expected}; compile it without specialize=, and without branches that give other ranks"
                 )
-        return [GraphSource(graph, k, self.layout.offsets) for k, graph in enumerate(graphs)]
+
+    def _open_sizes(self, variant: Graph) -> frozenset[tuple[int, int]]:
+        """The (output, axis) of the sizes that only a run can tell: those which differ in a specialisation that values
+        select, not shapes."""
+        known = {d for i in variant.inputs for d in variant.tensors[i].shape if isinstance(d, str)}
+        checks = [step for step in variant.steps if isinstance(step, Check)]
+        if all(known.issuperset(variables(side)) for check in checks for side in (check.left, check.right)):
+            return frozenset()
+        shapes = [[g.tensors[i].shape for i in g.outputs] for g in (self.graph, variant)]
+        return frozenset(
+            (position, axis)
+            for position, pair in enumerate(zip(*shapes, strict=True))
+            for axis, (one, other) in enumerate(zip(*pair, strict=True))
+            if one != other
+        )
 
     def _graphs(self) -> list[str]:
         lines: list[str] = []

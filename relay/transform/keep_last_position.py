@@ -121,4 +121,11 @@ def _keeps_positions(e: Expr) -> bool:
     attributes = e.op.attributes()
     if attributes.get("axis", -1) not in (-1, _RANK - 1, (-1,), (_RANK - 1,)) or "shape" in attributes:
         return False
-    return e.op.pattern <= OpPattern.BROADCAST or isinstance(e.op, Dense | LayerNorm | RMSNorm | Reduction)
+    if e.op.pattern <= OpPattern.BROADCAST:
+        return not any(map(_has_positions_first, e.args))
+    return isinstance(e.op, Dense | LayerNorm | RMSNorm | Reduction) and len(e.args[0].shape) == _RANK
+
+
+def _has_positions_first(operand: Expr) -> bool:
+    """Does an operand of a broadcast have positions along its first axis, for it has no batch?"""
+    return len(operand.shape) == _RANK - 1 and not dims_equal(operand.shape[0], 1)

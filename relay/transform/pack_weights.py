@@ -236,7 +236,8 @@ class _Packer:
         """A convolution by pairs of bfloat16 channels."""
         channels, *kernel, inputs = outputs_first.shape
         if math.prod(kernel) == 1 and not any(op.padding) and set(op.strides) == {1}:
-            return self._dense_bfloat16(call, weight, outputs_first.reshape(channels, inputs), op.kernel_layout, rows)
+            matrix = outputs_first.reshape(channels, inputs)
+            return self._dense_bfloat16(call, weight, matrix, f"{op.kernel_layout} as a matrix", rows)
         row_size = call.shape[-2] if isinstance(call.shape[-2], int) else 0
         steps, row_stride = math.prod(kernel) * inputs, inputs * op.strides[-1]
         width = self._width(rows, channels, steps, row_stride, row_size, "dot2_bfloat16")

@@ -214,6 +214,15 @@ MODELS: dict[str, Model] = {
         lambda rng: {"w": floats(rng, 48, 24), "axis": np.array([0])},
         {"specialize": {"batch": [1, 8]}},
     ),
+    "branches of other shapes": Model(
+        """squeezed (bool c, float[1,width] x) => (float[rows,columns] y) {
+          s = If (c) <then_branch = t () => (float[n] a) { a = Squeeze (x, axis) },
+                      else_branch = e () => (float[m,k] b) { b = Identity (x) }>
+          y = Flatten <axis = 1> (s)
+        }""",
+        lambda rng: [{"c": np.array(taken), "x": floats(rng, 1, width)} for taken in (True, False) for width in (8, 3)],
+        lambda rng: {"axis": np.array([0])},
+    ),
     "types of two bytes": Model(
         """half (float16[2,16] x, bfloat16[2,16] z) => (float16[2,16] y, bfloat16[2,16] u) {
           y = Mul (x, x)

@@ -250,8 +250,11 @@ def test_names_of_inputs_may_be_anything(tmp_path):
          "y is a loop that is not one compiled function"),
         (Model("g (seq(float[2]) s) => (float[2] y) { k = Constant <value_int = 0> () y = SequenceAt (s, k) }",
                lambda rng: []), "'s' is a sequence"),
+        (Model("g (bool c, float[1,8] x) => (float y) { y = If (c) <then_branch = t () => (float[n] a) { a = Squeeze "
+               "(x, axis) }, else_branch = e () => (float[m,k] b) { b = Identity (x) }> }", lambda rng: [],
+               lambda rng: {"axis": np.array([0])}), r"outputs of other ranks, \[2\] instead of \[1\]"),
     ],
-    ids=["strings", "a loop", "a sequence"],
+    ids=["strings", "a loop", "a sequence", "branches of other ranks"],
 )  # fmt: skip
 def test_what_only_the_executor_can_run_is_refused(model, text, tmp_path):
     with pytest.raises(ModuleError, match=text):

@@ -78,3 +78,31 @@ def test_other_outputs_are_rejected():
     x = var("x", (2, 3))
     with pytest.raises(CompileError, match=r"expected \(batch, positions, n\)"):
         KeepLastPosition(("y",))(IRModule({"main": Function((x,), op.tanh(x))}, {"output_names": ["y"]}))
+
+
+LENGTH = SizeVar("length")
+HEADS = var("heads", (SizeVar("batch"), LENGTH, 8, 3))
+PLACES = var("places", (LENGTH, 8))
+
+
+@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize(
+    "body",
+    [
+        nn.dense(op.add(op.sum(HEADS, axis=(-1,)), PLACES), weight(9, 8)),
+        op.where(op.greater(PLACES, op.multiply(PLACES, PLACES)), op.sum(HEADS, axis=(-1,)), const(np.float32(1))),
+        nn.relu(op.max(HEADS, axis=(2,))),
+    ],
+    ids=["positions without a batch", "a condition without a batch", "a reduction of four dimensions"],
+)
+def test_operands_of_two_and_four_dimensions(body, length):
+    """Their positions are not along the axis of the result's."""
+    params = tuple(e for e in post_order(body) if e is HEADS or e is PLACES)
+    data = {p.name: rng.standard_normal({HEADS: (2, length, 8, 3), PLACES: (length, 8)}[p]).astype("float32")
+            for p in params}  # fmt: skip
+    whole = IRModule({"main": Function(params, body)}, {"output_names": ["y"]})
+    expected, found = [
+        graph_executor.GraphModule(relay.build(module, "llvm -num-cores=1")["default"](device("cpu", 0))).infer(data)[0]
+        for module in (whole, KeepLastPosition(("y",))(whole))
+    ]
+    np.testing.assert_allclose(found, expected[:, -1:], rtol=1e-5, atol=1e-5)

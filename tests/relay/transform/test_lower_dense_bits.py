@@ -42,7 +42,7 @@ def weights(columns: int, depth: int, block: int, bits: int, zeros: str) -> tupl
 def in_int8(x: Array, block: int) -> Array:
     """Data (..., K) rounded to int8 by the largest magnitude of each block, as real numbers."""
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % block)])
-    blocks = padded.reshape(*x.shape[:-1], -1, block)
+    blocks = padded.reshape(*x.shape[:-1], padded.shape[-1] // block, block)
     largest = np.abs(blocks).max(-1, keepdims=True)
     codes = np.rint(blocks * np.where(largest > 0, np.float32(127) / np.where(largest > 0, largest, 1), 0))
     return (codes * (largest / np.float32(127))).reshape(padded.shape)[..., : x.shape[-1]]
@@ -154,3 +154,15 @@ def test_products_of_bytes_on_aarch64(cpu, rows, instruction):
         lib = relay.build(module, target=f"llvm -mtriple=aarch64-unknown-linux-gnu -mcpu={cpu}")
     assembly = lib.module.get_source("asm")
     assert f"\t{instruction}\t" in assembly and "\tsmull\t" not in assembly
+
+
+@pytest.mark.parametrize("activations", ["float", "int8"])
+@pytest.mark.parametrize("known", [0, 3])
+def test_no_rows(activations, known):
+    """Of three dimensions of rows, the last one has a known size."""
+    codes, scales, points, real = weights(7, 48, 16, 4, "codes")
+    x = relay.var("x", (te.size_var("n"), te.size_var("m"), known, 48))
+    data = normal(2, 1, known, 48)
+    expected = (data if activations == "float" else in_int8(data, 16)) @ real.T
+    found = run(dense_bits(x, codes, scales, points, 4), [x], [data], HOST, activations=activations)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -59,6 +59,21 @@ def test_convolutions(channels, window):
     close(run(body, x, data), body.op.reference(data, weight).astype(np.float64))
 
 
+@pytest.mark.parametrize("channels", [7, 64])
+def test_a_pointwise_weight_of_layers_with_and_without_strides(channels):
+    """One layer is a product of rows, the others are convolutions: they read the weight in panels of their own."""
+    x, data = var("x", shape=(1, 12, 10, channels), dtype="bfloat16"), bfloats(1, 12, 10, channels)
+    weight = const(bfloats(32, channels, 1, 1))
+    layers = [
+        nn.conv2d(x, weight, data_layout="NHWC", kernel_layout="OIHW", out_dtype="float32", **window)
+        for window in ({}, {"strides": (2, 2)}, {"padding": (1, 1)})
+    ]
+    lib = relay.build(IRModule({"main": Function((x,), relay.Tuple(tuple(layers)))}), "llvm")
+    results = graph_executor.GraphModule(lib["default"](device("cpu"))).infer({"x": data})
+    for got, layer in zip(results, layers, strict=True):
+        close(got, layer.op.reference(data, weight.data).astype(np.float64))
+
+
 @pytest.mark.parametrize("factor", [2.0, np.arange(1, 6)], ids=["scalar", "units"])
 def test_a_weight_multiplied_by_a_factor(factor):
     """Its values are not in memory before they are packed."""
