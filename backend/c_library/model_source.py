@@ -226,8 +226,10 @@ class ModelSource:
         names = {name: f"s[{i}]" for i, name in enumerate(self.graph.sizes)}
         lines = [f"{header} {{"]
         if self.graph.variants:
+            lines.append("  int status;")
+        if any(sizes for sizes, _ in self.graph.variants):
             lines.append(f"  int64_t s[{max(len(names), 1)}];")
-            lines.append("  int is_taken = bind_0(inputs, s) == MODEL_OK, status;")
+            lines.append("  int is_taken = bind_0(inputs, s) == MODEL_OK;")
         for k, (sizes, _) in enumerate(self.graph.variants, start=1):
             tests = " && ".join(["is_taken", *[f"{names[name]} == {size}" for name, size in sizes.items()]])
             call = f"{function}_{k}({arguments.format(k)}inputs, outputs)"

@@ -39,6 +39,7 @@ from relayc.relay.transform.recognize_attention import RecognizeAttention
 from relayc.relay.transform.recognize_block_weights import RecognizeBlockWeights
 from relayc.relay.transform.recognize_patterns import RecognizePatterns
 from relayc.relay.transform.repeat_elements import RepeatElements
+from relayc.relay.transform.separate_outputs import SeparateOutputs
 from relayc.relay.transform.share_recurrences import ShareRecurrences
 from relayc.relay.transform.simplify_expr import SimplifyExpr
 from relayc.relay.transform.simplify_inference import SimplifyInference
@@ -95,6 +96,7 @@ __all__ = [
     "RecognizePatterns",
     "RepeatElements",
     "RewritePass",
+    "SeparateOutputs",
     "Sequential",
     "ShareRecurrences",
     "SimplifyExpr",

@@ -41,6 +41,7 @@ from relayc.relay.transform.recognize_attention import RecognizeAttention
 from relayc.relay.transform.recognize_block_weights import RecognizeBlockWeights
 from relayc.relay.transform.recognize_patterns import RecognizePatterns
 from relayc.relay.transform.repeat_elements import RepeatElements
+from relayc.relay.transform.separate_outputs import SeparateOutputs
 from relayc.relay.transform.share_recurrences import ShareRecurrences
 from relayc.relay.transform.simplify_expr import SimplifyExpr
 from relayc.relay.transform.simplify_inference import SimplifyInference
@@ -116,6 +117,7 @@ def default_pipeline(
         FoldConstant(),
         SimplifyExpr(),
         EliminateCommonSubexpr(),
+        SeparateOutputs(),
         PackNarrowConstants(),
         LimitParts(),
         FuseOps(permutes_into_products="gpu" in target.keys),
