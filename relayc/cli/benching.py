@@ -12,28 +12,15 @@ from relayc.cli.console import Steps, err, guarded, out, print_result, print_tab
 from relayc.cli.environment import Load, bench_record, noise_of
 from relayc.cli.inputs import Inputs
 from relayc.cli.models import ready_executor
-from relayc.cli.options import Activations, Precision
-from relayc.cli.parameters import (
-    Device,
-    Fill,
-    InPrecision,
-    Input,
-    Json,
-    Model,
-    OfActivations,
-    OptLevel,
-    Seed,
-    Shape,
-    Target,
-    Threads,
-    build_options,
-)
+from relayc.cli.options import Build
+from relayc.cli.parameters import Device, Fill, Input, Json, Model, Seed, Threads, with_build
 from relayc.cli.plain import Latency, is_onnx
 
 __all__ = ["bench"]
 
 
 @guarded
+@with_build
 def bench(
     model: Model,
     inputs: Input = None,
@@ -43,11 +30,8 @@ def bench(
     profile: Annotated[int, typer.Option("--profile", min=0, help="also list so many of the slowest kernels")] = 0,
     sweep: Annotated[bool, typer.Option("--sweep-threads", help="measure with 1, 2, 4, ... threads")] = False,
     device: Device = None,
-    target: Target = "llvm",
-    shape: Shape = None,
-    opt_level: OptLevel = 3,
-    precision: InPrecision = Precision.FLOAT32,
-    activations: OfActivations = Activations.AUTO,
+    *,
+    how: Build,
     threads: Threads = None,
     seed: Seed = 0,
     json: Json = False,
@@ -57,8 +41,7 @@ def bench(
     Warns when other work on the machine disturbs the figures. Example: relayc bench resnet50.relayc --sweep-threads
     """
     steps = Steps(quiet=not is_onnx(model))
-    how = build_options(target, shape, opt_level, precision, activations=activations)
-    given = Inputs.read(inputs or [], fill, seed, shape or [])
+    given = Inputs.read(inputs or [], fill, seed, how.shapes)
     compiled, executor = ready_executor(model, how, steps, device, threads, given)
     before = Load.now()
     rows: list[tuple[int, Latency]] = []

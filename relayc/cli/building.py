@@ -12,27 +12,15 @@ import typer
 from relayc.backend.runtime.quantities import bytes_text
 from relayc.cli.console import Steps, err, guarded, out, print_result
 from relayc.cli.models import open_model
-from relayc.cli.options import Activations, Emit, Precision, UsageError, WeightsPlace, check_writable, parse_caches
-from relayc.cli.parameters import (
-    Caches,
-    CheckIndices,
-    InPrecision,
-    Json,
-    LastPosition,
-    OfActivations,
-    OptLevel,
-    Records,
-    Shape,
-    Target,
-    Threads,
-    build_options,
-)
+from relayc.cli.options import Build, Emit, UsageError, WeightsPlace, check_writable, parse_caches
+from relayc.cli.parameters import Caches, CheckIndices, Json, LastPosition, Records, Threads, with_build
 from relayc.cli.plain import is_onnx
 
 __all__ = ["cache", "compile_", "sign", "tune"]
 
 
 @guarded
+@with_build
 def compile_(
     model: Annotated[Path, typer.Argument(help="an .onnx model")],
     output: Annotated[
@@ -45,11 +33,8 @@ def compile_(
     weights: Annotated[
         WeightsPlace, typer.Option("--weights", help="of a C library: in the library, or in a file beside it")
     ] = WeightsPlace.LIBRARY,
-    target: Target = "llvm",
-    shape: Shape = None,
-    opt_level: OptLevel = 3,
-    precision: InPrecision = Precision.FLOAT32,
-    activations: OfActivations = Activations.AUTO,
+    *,
+    how: Build,
     records: Records = None,
     check_indices: CheckIndices = False,
     caches: Caches = None,
@@ -67,8 +52,10 @@ def compile_(
     if artifact:
         check_writable(path)
     steps = Steps()
-    how = build_options(target, shape, opt_level, precision, records, check_indices, activations)
-    how = replace(how, caches=parse_caches(caches or []), last_position=last_position)
+    how = replace(
+        how, records=records, check_indices=check_indices, caches=parse_caches(caches or []),
+        last_position=last_position,
+    )  # fmt: skip
     compiled = open_model(model, how, steps)
     if how.caches == "auto" and not compiled.graph.caches:
         err.print(f"{model}: no output is an input with rows appended; the artifact keeps no caches", soft_wrap=True)
@@ -92,17 +79,15 @@ def compile_(
 
 
 @guarded
+@with_build
 def tune(
     model: Annotated[Path, typer.Argument(help="an .onnx model")],
     minutes: Annotated[float, typer.Option("--minutes", min=0, help="how long to search, about")] = 5.0,
     records: Annotated[
         Path | None, typer.Option("--records", help="file of what is found; default: the user's own, which builds read")
     ] = None,
-    target: Target = "llvm",
-    shape: Shape = None,
-    opt_level: OptLevel = 3,
-    precision: InPrecision = Precision.FLOAT32,
-    activations: OfActivations = Activations.AUTO,
+    *,
+    how: Build,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -113,7 +98,6 @@ def tune(
     """
     if not is_onnx(model):
         raise UsageError(f"{model}: expected an .onnx file")
-    how = build_options(target, shape, opt_level, precision, activations=activations)
     report = import_module("relayc.cli.tuning").tune_onnx(model, how, Steps(), minutes, records, threads)
     record = {"model": str(model), **report.record()}
     print_result(json, "tune", record, lambda: out.print(str(report), soft_wrap=True))

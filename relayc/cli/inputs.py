@@ -14,7 +14,6 @@ from relayc.cli.options import (
     Shapes,
     check_fill,
     fill_inputs,
-    parse_shapes,
     read_inputs,
     require_values,
     resolved,
@@ -37,10 +36,10 @@ class Inputs:
     shapes: Shapes
 
     @staticmethod
-    def read(files: Sequence[str], fill: str | None, seed: int, shapes: Sequence[str]) -> Inputs:
+    def read(files: Sequence[str], fill: str | None, seed: int, shapes: Shapes) -> Inputs:
         """Read `files` ("file.npz", "name=file.npy"). Raises UsageError for what can't be read or understood."""
         check_fill(fill)
-        return Inputs(read_inputs(files), fill, seed, parse_shapes(shapes))
+        return Inputs(read_inputs(files), fill, seed, shapes)
 
     def set(self, executor: GraphModule) -> None:
         """Set all inputs of an executor. Raises UsageError for a value or a shape that doesn't fit the model."""

@@ -14,40 +14,25 @@ from relayc.cli.console import Steps, err, guarded, out, print_result
 from relayc.cli.kernels import code_module, kernel_lines, kernel_records
 from relayc.cli.model_facts import artifact_facts, compiled_facts, fact_lines, onnx_facts
 from relayc.cli.models import open_model
-from relayc.cli.options import Activations, Build, Form, Precision, UsageError, check_writable, parse_shapes
-from relayc.cli.parameters import (
-    Fill,
-    InPrecision,
-    Input,
-    Json,
-    Model,
-    OfActivations,
-    OptLevel,
-    Seed,
-    Shape,
-    Target,
-    build_options,
-)
+from relayc.cli.options import Build, Form, UsageError, check_writable, parse_shapes
+from relayc.cli.parameters import Fill, Input, Json, Model, OptLevel, Seed, Shape, Target, with_build
 from relayc.cli.plain import failure, is_onnx
 
 __all__ = ["doctor", "inspect", "show", "verify"]
 
 
 @guarded
+@with_build
 def inspect(
     model: Model,
-    target: Target = "llvm",
-    shape: Shape = None,
-    opt_level: OptLevel = 3,
-    precision: InPrecision = Precision.FLOAT32,
-    activations: OfActivations = Activations.AUTO,
+    *,
+    how: Build,
     json: Json = False,
 ) -> None:
     """Say what a model is and what it takes to run: inputs, operators, parameters, operations, memory.
 
     An .onnx file is compiled for that, or found in the cache. Example: relayc inspect bert.onnx --shape batch=1
     """
-    how = build_options(target, shape, opt_level, precision, activations=activations)
     steps = Steps(quiet=True)
     if is_onnx(model):
         with steps.step("read"):
@@ -71,16 +56,14 @@ def _compiled_or_problem(model: Path, how: Build, steps: Steps) -> dict[str, Any
 
 
 @guarded
+@with_build
 def show(
     model: Model,
     form: Annotated[Form, typer.Argument(help="what to show")] = Form.GRAPH,
     kernel: Annotated[str | None, typer.Option("--kernel", "-k", help="only kernels whose name holds this")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write it to this file")] = None,
-    target: Target = "llvm",
-    shape: Shape = None,
-    opt_level: OptLevel = 3,
-    precision: InPrecision = Precision.FLOAT32,
-    activations: OfActivations = Activations.AUTO,
+    *,
+    how: Build,
     json: Json = False,
 ) -> None:
     """Print a stage of a model as text.
@@ -91,7 +74,6 @@ def show(
     Example: relayc show model.onnx asm --kernel conv2d
     """
     check_writable(output)
-    how = build_options(target, shape, opt_level, precision, activations=activations)
     record: dict[str, Any] = {"model": str(model), "form": form.value, "written": output}
     if form is Form.ONNX:
         if output is None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,7 +14,7 @@ from relayc.cli.options import Activations, Build, Precision, parse_shapes
 
 __all__ = [
     "Caches", "CheckIndices", "Device", "Fill", "InPrecision", "Input", "Json", "LastPosition", "Model",
-    "OfActivations", "OptLevel", "Records", "Seed", "Shape", "Target", "Threads", "build_options",
+    "OfActivations", "OptLevel", "Records", "Seed", "Shape", "Target", "Threads", "build_options", "with_build",
 ]  # fmt: skip
 
 Model = Annotated[Path, typer.Argument(help="an .onnx model, or an artifact that `relayc compile` wrote")]
@@ -59,14 +62,29 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="seed of --fill random"
 
 
 def build_options(
-    target: str,
-    shapes: list[str] | None,
-    opt_level: int,
-    precision: Precision,
-    records: str | None = None,
-    check_indices: bool = False,
-    activations: Activations = Activations.AUTO,
+    target: Target = "llvm",
+    shape: Shape = None,
+    opt_level: OptLevel = 3,
+    precision: InPrecision = Precision.FLOAT32,
+    activations: OfActivations = Activations.AUTO,
 ) -> Build:
     """What the options of a command say about compiling. Raises UsageError for shapes that can't be read."""
-    shapes_by_name = parse_shapes(shapes or [])
-    return Build(target, shapes_by_name, opt_level, precision, records, check_indices, activations=activations)
+    return Build(target, parse_shapes(shape or []), opt_level, precision, activations=activations)
+
+
+def with_build(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options of `build_options` in place of its parameter `how`, which is what these make."""
+    options = signature(build_options, eval_str=True).parameters
+    parameters: list[Parameter] = []
+    for parameter in signature(command, eval_str=True).parameters.values():
+        replaced = options.values() if parameter.name == "how" else [parameter]
+        parameters += [p.replace(kind=Parameter.KEYWORD_ONLY) for p in replaced]
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        how = build_options(**{name: values.pop(name) for name in options})
+        command(how=how, **values)
+
+    vars(run)["__signature__"] = Signature(parameters)  # what typer reads
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,29 +18,15 @@ from relayc.backend.runtime.trace import Trace
 from relayc.cli.console import Steps, err, guarded, out, print_result, print_top, top_values
 from relayc.cli.inputs import Inputs, results_of
 from relayc.cli.models import ready_executor
-from relayc.cli.options import Activations, Precision, UsageError, check_writable, write_archive
-from relayc.cli.parameters import (
-    CheckIndices,
-    Device,
-    Fill,
-    InPrecision,
-    Input,
-    Json,
-    Model,
-    OfActivations,
-    OptLevel,
-    Seed,
-    Shape,
-    Target,
-    Threads,
-    build_options,
-)
+from relayc.cli.options import Build, UsageError, check_writable, write_archive
+from relayc.cli.parameters import CheckIndices, Device, Fill, Input, Json, Model, Seed, Threads, with_build
 from relayc.cli.plain import is_onnx, output_line, output_record
 
 __all__ = ["profile", "run"]
 
 
 @guarded
+@with_build
 def run(
     model: Model,
     inputs: Input = None,
@@ -47,11 +34,8 @@ def run(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the outputs to this .npz")] = None,
     print_count: Annotated[int, typer.Option("--print-top", min=0, help="print so many of the largest values")] = 0,
     device: Device = None,
-    target: Target = "llvm",
-    shape: Shape = None,
-    opt_level: OptLevel = 3,
-    precision: InPrecision = Precision.FLOAT32,
-    activations: OfActivations = Activations.AUTO,
+    *,
+    how: Build,
     threads: Threads = None,
     seed: Seed = 0,
     check_indices: CheckIndices = False,
@@ -63,8 +47,8 @@ def run(
     """
     check_writable(output)
     steps = Steps(quiet=not is_onnx(model))
-    how = build_options(target, shape, opt_level, precision, None, check_indices, activations)
-    given = Inputs.read(inputs or [], fill, seed, shape or [])
+    how = replace(how, check_indices=check_indices)
+    given = Inputs.read(inputs or [], fill, seed, how.shapes)
     compiled, executor = ready_executor(model, how, steps, device, threads, given)
     with steps.step("run"):
         executor.run()
@@ -92,6 +76,7 @@ def _top(values: np.ndarray[Any, Any], count: int) -> dict[str, Any]:
 
 
 @guarded
+@with_build
 def profile(
     model: Model,
     inputs: Input = None,
@@ -109,11 +94,8 @@ def profile(
     ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="write all figures as comma-separated values")] = None,
     device: Device = None,
-    target: Target = "llvm",
-    shape: Shape = None,
-    opt_level: OptLevel = 3,
-    precision: InPrecision = Precision.FLOAT32,
-    activations: OfActivations = Activations.AUTO,
+    *,
+    how: Build,
     threads: Threads = None,
     seed: Seed = 0,
     json: Json = False,
@@ -125,8 +107,7 @@ def profile(
     """
     check_writable(svg, html, trace, csv)
     steps = Steps(quiet=not is_onnx(model))
-    how = build_options(target, shape, opt_level, precision, activations=activations)
-    given = Inputs.read(inputs or [], fill, seed, shape or [])
+    given = Inputs.read(inputs or [], fill, seed, how.shapes)
     compiled, executor = ready_executor(model, how, steps, device, threads, given)
     if svg is not None and executor.device.kind != "cpu":
         raise UsageError(f"--svg: the ceilings of {executor.device} are not known; expected a model on a CPU")

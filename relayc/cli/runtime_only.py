@@ -17,7 +17,7 @@ from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.cli.environment import Load, bench_record, noise_of
 from relayc.cli.inputs import Inputs, results_of
 from relayc.cli.json_output import error_json, result_json
-from relayc.cli.options import UsageError, check_writable, write_archive
+from relayc.cli.options import UsageError, check_writable, parse_shapes, write_archive
 from relayc.cli.plain import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if is_onnx(options.model):
             raise UsageError(f"{options.model}: expected an artifact; {_COMPILER}")
-        inputs = Inputs.read(options.input, options.fill, options.seed, options.shape)
+        inputs = Inputs.read(options.input, options.fill, options.seed, parse_shapes(options.shape))
         compiled = load_model(options.model)
         executor = executor_for(compiled, options.device, options.threads)
         inputs.set(executor)

@@ -13,8 +13,8 @@ from relayc.backend.runtime import check_signature, load_model
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.cli.console import Steps, err, guarded
 from relayc.cli.models import open_model
-from relayc.cli.options import Activations, Build, Precision, UsageError
-from relayc.cli.parameters import Device, InPrecision, OfActivations, OptLevel, Shape, Target, Threads, build_options
+from relayc.cli.options import Build, UsageError
+from relayc.cli.parameters import Device, Threads, with_build
 from relayc.cli.plain import is_onnx
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
 @guarded
+@with_build
 def serve(
     models: Annotated[
         list[str], typer.Argument(help="artifacts, .onnx files, NAME=FILE, folders with NAME/VERSION/model.relayc")
@@ -52,11 +53,8 @@ def serve(
         Path | None, typer.Option("--key", help="PEM file of a public key that artifacts have to be signed with")
     ] = None,
     device: Device = None,
-    target: Target = "llvm",
-    shape: Shape = None,
-    opt_level: OptLevel = 3,
-    precision: InPrecision = Precision.FLOAT32,
-    activations: OfActivations = Activations.AUTO,
+    *,
+    how: Build,
 ) -> None:
     """Serve models by HTTP with the Open Inference Protocol, version 2 (KServe, Triton), until SIGTERM.
 
@@ -72,7 +70,6 @@ def serve(
     megabyte = 1_000_000
     limits = server.Limits(int(max_request_mb * megabyte), int(max_held_mb * megabyte), timeout, connections, drain)
     repository = server.Repository()
-    how = build_options(target, shape, opt_level, precision, activations=activations)
     for file in files:
         runner = server.CompiledRunner(_opened(file.path, key, how), device, threads)
         _announce(repository.add(file.name, runner, file.version, options), file.path)
