@@ -7,7 +7,7 @@ import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import util
 
 from relayc.backend.cache import default_cache
 from relayc.backend.cpu import host_cpu
@@ -16,6 +16,7 @@ from relayc.backend.runtime import device
 from relayc.backend.runtime.errors import RelaycError
 from relayc.backend.runtime.threads import num_threads
 from relayc.backend.target import Target
+from relayc.cli.environment import system_name, version_of
 from relayc.te.errors import CompileError
 
 __all__ = ["Finding", "examine", "version", "versions"]
@@ -52,26 +53,19 @@ def versions() -> dict[str, str | None]:
     """The versions of Python, of the package and of what it uses; None for what is not installed."""
     return {
         "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        **{name: _version_of(name) for name in ("relayc", *_PACKAGES)},
+        "system": system_name(),
+        **{name: version_of(name) for name in ("relayc", *_PACKAGES)},
     }
-
-
-def _version_of(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def version() -> str:
     """The name and version of the installed compiler."""
-    found = _version_of("relayc")
+    found = version_of("relayc")
     return "relayc, not installed: run from its sources" if found is None else f"relayc {found}"
 
 
 def _package(name: str) -> Finding:
-    found = _version_of(name)
+    found = version_of(name)
     return Finding(name, found is not None, found or f"not installed: pip install {name}")
 
 

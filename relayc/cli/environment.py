@@ -19,7 +19,7 @@ from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.backend.runtime.threads import num_threads
 from relayc.cli.plain import Latency
 
-__all__ = ["Load", "bench_record", "environment", "noise_of"]
+__all__ = ["Load", "bench_record", "environment", "noise_of", "system_name", "version_of"]
 
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 _TICKS_PER_SECOND = 100
@@ -40,14 +40,20 @@ def environment() -> dict[str, Any]:
         "usable_threads": num_threads(),
         "governor": _GOVERNOR.read_text().strip() if _GOVERNOR.is_file() else None,
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": system_name(),
         "python": platform.python_version(),
-        "relayc": _version("relayc"),
+        "relayc": version_of("relayc"),
         "numpy": np.__version__,
     }
 
 
-def _version(name: str) -> str | None:
+def system_name() -> str:
+    """The operating system, its release and the machine."""
+    return f"{platform.system()} {platform.release()} {platform.machine()}"
+
+
+def version_of(name: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
