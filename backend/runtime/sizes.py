@@ -15,7 +15,8 @@ from typing import Any
 from relayc.backend.runtime.fields import damaged
 
 __all__ = [
-    "MAX_ELEMENTS", "MAX_EXTENT", "Size", "evaluate", "extent", "is_static", "read_shape", "size_text", "variables",
+    "MAX_ELEMENTS", "MAX_EXTENT", "Size", "evaluate", "extent", "is_static", "read_shape", "readable_shape",
+    "size_text", "variables",
 ]  # fmt: skip
 
 MAX_ELEMENTS = (1 << 31) - 1
@@ -95,3 +96,8 @@ def size_text(size: Size) -> str:
     if op in ("min", "max"):
         return f"{op}({size_text(a)}, {size_text(b)})"
     return f"({size_text(a)} {op} {size_text(b)})"
+
+
+def readable_shape(shape: Sequence[Size]) -> list[int | str]:
+    """A shape for users and for JSON: known sizes, and others as text."""
+    return [d if isinstance(d, int) else size_text(d) for d in shape]

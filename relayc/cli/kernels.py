@@ -9,7 +9,7 @@ from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.graph import GraphNode
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.quantities import bytes_text, counted
-from relayc.backend.runtime.sizes import size_text
+from relayc.backend.runtime.sizes import readable_shape
 
 __all__ = ["code_module", "kernel_lines", "kernel_records"]
 
@@ -57,7 +57,7 @@ def kernel_records(compiled: CompiledModel, part: str | None) -> list[dict[str, 
             "operators": list(node.ops),
             "sources": list(node.sources),
             "outputs": [
-                {"dtype": t.dtype, "shape": [size_text(d) for d in t.shape] if not t.is_static else list(t.shape)}
+                {"dtype": t.dtype, "shape": readable_shape(t.shape)}
                 for t in (compiled.graph.tensors[index] for index in node.outputs)
             ],
             "flops": node.flops,

@@ -17,7 +17,7 @@ from relayc.backend.runtime.graph import Graph, GraphTensor
 from relayc.backend.runtime.memory import memory_use
 from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.quantities import bytes_text, counted
-from relayc.backend.runtime.sizes import size_text
+from relayc.backend.runtime.sizes import readable_shape, size_text
 from relayc.cli.options import Shapes
 
 __all__ = ["artifact_facts", "compiled_facts", "fact_lines", "onnx_facts"]
@@ -74,8 +74,7 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 def artifact_facts(path: Path, model: CompiledModel) -> dict[str, Any]:
     """The facts of an artifact's file."""
-    graph = model.graph
-    parts = [graph, *[body for body, _ in graph.bodies()]]
+    graph, parts = model.graph, _parts(model.graph)
     return {
         "format": "artifact",
         "bytes": path.stat().st_size,
@@ -88,6 +87,11 @@ def artifact_facts(path: Path, model: CompiledModel) -> dict[str, Any]:
     }
 
 
+def _parts(graph: Graph) -> list[Graph]:
+    """The graph and the bodies of its control flow."""
+    return [graph, *[body for body, _ in graph.bodies()]]
+
+
 def _metadata(metadata: ModelMetadata) -> dict[str, Any]:
     fields = asdict(metadata)
     names = {"producer": "producer_name", "graph": "graph_name", "version": "version", "domain": "domain",
@@ -96,8 +100,7 @@ def _metadata(metadata: ModelMetadata) -> dict[str, Any]:
 
 
 def _tensor(tensor: GraphTensor) -> dict[str, Any]:
-    return {"name": tensor.name, "dtype": tensor.dtype,
-            "shape": [d if isinstance(d, int) else size_text(d) for d in tensor.shape]}  # fmt: skip
+    return {"name": tensor.name, "dtype": tensor.dtype, "shape": readable_shape(tensor.shape)}
 
 
 def _counts(names: Iterator[str]) -> dict[str, int]:
@@ -110,8 +113,7 @@ def compiled_facts(model: CompiledModel, shapes: Shapes) -> dict[str, Any]:
     `flops` is null for a model of dynamic shapes. `memory` is null if sizes of inputs are missing, which `missing`
     names; `process_bytes` is the most memory that a process that runs the model takes, the interpreter included.
     """
-    graph = model.graph
-    parts = [graph, *[body for body, _ in graph.bodies()]]
+    graph, parts = model.graph, _parts(model.graph)
     facts: dict[str, Any] = {
         "target": graph.target,
         "nodes": sum(len(part.nodes) for part in parts),

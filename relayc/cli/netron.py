@@ -10,7 +10,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.dtype import to_numpy
 from relayc.backend.runtime.graph import Graph, GraphTensor
-from relayc.backend.runtime.sizes import size_text
+from relayc.backend.runtime.sizes import readable_shape
 
 __all__ = ["graph_as_onnx"]
 
@@ -57,7 +57,7 @@ def _node(graph: Graph, number: int, names: list[str]) -> NodeProto:
 
 
 def _value(tensor: GraphTensor, name: str) -> ValueInfoProto:
-    shape = [d if isinstance(d, int) else size_text(d) for d in tensor.shape]
+    shape = readable_shape(tensor.shape)
     if tensor.dtype == "handle" or "x" in tensor.dtype:
         return helper.make_tensor_value_info(name, TensorProto.UNDEFINED, shape)
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(to_numpy(tensor.dtype)), shape)
