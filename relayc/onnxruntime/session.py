@@ -116,7 +116,8 @@ class InferenceSession:
         self._dtypes = {**overridable, **executor.get_input_info()[1]}
         described = {**self._inputs, **self._overridable}
         self._array_checks = {n: _fits(v, self._dtypes[n]) for n, v in described.items() if v.type.startswith("tensor")}
-        self._executors = Executors(executor, self._version, self._inputs, self._overridable)
+        remade = {} if self._is_compiled else self._inputs  # a compiled model has the one version that it is
+        self._executors = Executors(executor, self._version, remade, self._overridable)
 
     def _version(self, shapes: Mapping[str, Any]) -> GraphModule:
         """An executor of the model compiled with these shapes of inputs."""
@@ -208,7 +209,7 @@ class InferenceSession:
 
     def _pool(self, feed: Mapping[str, Any]) -> ExecutorPool:
         """The executors for these inputs."""
-        if self._is_compiled or self._executors.has_one_version:
+        if self._executors.has_one_version:
             return self._executors.only()
         with _reported(self._model_path):
             return self._executors.of(feed)

@@ -376,6 +376,20 @@ def test_a_compiled_model_has_the_values_of_its_initializers(tmp_path: Path) -> 
         session.run(None, {"x": X, "w": WEIGHT})
 
 
+def test_runs_of_a_compiled_model_do_not_read_its_file(tmp_path: Path) -> None:
+    """Nor are its sizes made to differ: the one version that it is checks them."""
+    nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
+    model = _model(nodes, [_value("a", FLOAT, ["n", 2]), _value("b", FLOAT, ["n", 2])], [_value("y", FLOAT, ["n", 2])])
+    path = tmp_path / "model.relayc"
+    compile_onnx(model).save(path)
+    session = ours.InferenceSession(path)
+    path.unlink()
+    ones = np.ones((3, 2), np.float32)
+    np.testing.assert_array_equal(session.run(None, {"a": ones, "b": ones})[0], ones + 1)
+    with pytest.raises(ours.InvalidArgument):
+        session.run(None, {"a": ones, "b": ones[:1]})
+
+
 def test_a_seed_of_the_process_is_onnxruntimes() -> None:
     drawn = _model([helper.make_node("RandomNormal", [], ["y"], shape=[8])], [], [_value("y", FLOAT, [8])])
 
