@@ -460,8 +460,6 @@ def _reported(path: str | None) -> Generator[None]:
     """A context whose errors are raised by onnxruntime's names."""
     try:
         yield
-    except OrtError:
-        raise
     except Exception as error:
         reported = _reported_as(error, path)
         if reported is error:

@@ -109,9 +109,7 @@ class OrtValue:
         shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
         """A tensor of zeros."""
-        where, dtype = device_named(device_type, device_id), element_dtype(element_type)
-        zeros = np.zeros(tuple(shape), dtype)
-        return OrtValue(zeros if where.kind == "cpu" else nd.array(zeros, where))
+        return OrtValue.ortvalue_from_numpy(np.zeros(tuple(shape), element_dtype(element_type)), device_type, device_id)
 
     @staticmethod
     def from_dlpack(data: Any, is_bool_tensor: bool = False) -> OrtValue:
