@@ -114,13 +114,9 @@ def _only_input(inputs: Sequence[TensorSpec], body: memoryview) -> Array:
             f"any size; the model has {', '.join(f'{s.name} {s.datatype} {list(s.shape)}' for s in inputs)}"
         )
     (spec,) = inputs
-    item = math.prod(d for d in spec.shape if d >= 0) * _itemsize(spec)
+    item = math.prod(d for d in spec.shape if d >= 0) * spec.dtype.itemsize
     count = len(body) // item if item else 0
     return from_bytes(spec, tuple(count if d < 0 else d for d in spec.shape), body)
-
-
-def _itemsize(spec: TensorSpec) -> int:
-    return 1 if spec.datatype == "BOOL" else int("".join(filter(str.isdigit, spec.datatype))) // 8
 
 
 def _json_object(text: memoryview) -> dict[str, Any]:

@@ -42,6 +42,11 @@ class TensorSpec:
     datatype: str
     shape: tuple[int, ...]
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of its arrays: Python objects for strings."""
+        return _NUMPY[self.datatype]
+
     def to_json(self) -> dict[str, Any]:
         """As model metadata has it."""
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
@@ -74,7 +79,7 @@ def from_json(spec: TensorSpec, shape: tuple[int, ...], data: object) -> Array:
         try:
             if spec.datatype == "BYTES":
                 "".join(flat).encode()  # JSON can spell halves of surrogate pairs, which are no text
-            return np.array(flat, _NUMPY[spec.datatype]).reshape(shape)
+            return np.array(flat, spec.dtype).reshape(shape)
         except (OverflowError, FloatingPointError, UnicodeEncodeError) as error:
             raise ServerError(f"input {spec.name!r}: a value is out of range of {spec.datatype}: {error}") from error
 
@@ -107,15 +112,14 @@ def from_bytes(spec: TensorSpec, shape: tuple[int, ...], data: memoryview) -> Ar
     """The tensor in `data`, whose memory it shares where it can. Raises ServerError for too few or too many bytes."""
     if spec.datatype == "BYTES":
         return _strings(spec, shape, data)
-    dtype = _NUMPY[spec.datatype]
-    expected = math.prod(shape) * dtype.itemsize
+    expected = math.prod(shape) * spec.dtype.itemsize
     if len(data) != expected:
         raise ServerError(
             f"input {spec.name!r}: got {len(data)} bytes; shape {list(shape)} of {spec.datatype} has {expected}"
         )
     if spec.datatype == "BOOL":
         return (np.frombuffer(data, np.uint8) != 0).reshape(shape)
-    values = np.frombuffer(data, dtype).reshape(shape)
+    values = np.frombuffer(data, spec.dtype).reshape(shape)
     return values if values.flags.aligned else values.copy()
 
 
