@@ -96,7 +96,10 @@ async def read_body(request: Request, share: Share, limit: int) -> memoryview:
         raise ServerError(
             f"content-encoding {encoding!r:.40}; expected gzip, deflate or identity", HTTPStatus.UNSUPPORTED_MEDIA_TYPE
         )
-    share.take(declared_length(request, limit))
+    length = declared_length(request)
+    if length > limit:
+        raise _too_large(f"{length} bytes", limit)
+    share.take(length)
     inflate = None if encoding == "identity" else zlib.decompressobj(_WINDOW[encoding])
     body = bytearray()
     async for chunk in request.stream():
@@ -111,12 +114,9 @@ async def read_body(request: Request, share: Share, limit: int) -> memoryview:
     return memoryview(body).toreadonly()
 
 
-def declared_length(request: Request, limit: int) -> int:
-    """The length that the request declares, 0 without. Raises ServerError, 413, if it is above `limit`."""
-    length = int(request.headers.get("content-length", "0"))  # digits: servers refuse others
-    if length > limit:
-        raise _too_large(f"{length} bytes", limit)
-    return length
+def declared_length(request: Request) -> int:
+    """The length that the request declares, 0 without."""
+    return int(request.headers.get("content-length", "0"))  # digits: servers refuse others
 
 
 def _too_large(found: str, limit: int) -> ServerError:
@@ -136,7 +136,7 @@ async def discard_body(request: Request, limit: int, seconds: float = 5.0) -> bo
 
     False if that is more than `limit` bytes or takes more than `seconds`, or the client is gone.
     """
-    if int(request.headers.get("content-length", "0")) > 2 * limit:
+    if declared_length(request) > 2 * limit:
         return False
     count = 0
     try:
