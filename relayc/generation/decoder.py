@@ -35,7 +35,6 @@ class Decoder:
     ) -> None:
         self._executor, self._ports, self._prefill = executor, ports, prefill
         self._keeps = bool(executor.has_caches or ports.caches)
-        self._dtypes = {role: to_numpy(port.dtype) for role, port in ports.inputs.items()}
         ids = ports.inputs["input_ids"]
         _check_sizes(ids, self._keeps)
         self.takes_batches = not isinstance(ids.shape[0], int)
@@ -43,7 +42,6 @@ class Decoder:
         """may rows of a batch have prompts of different lengths, padded on the left?"""
         self.takes_many = self._keeps and prefill is None and not isinstance(ids.shape[1], int)
         """may a step have several tokens when there are some already?"""
-        self._constant = self._constant_inputs()
         self._outputs = {pair.input.name: pair.output for pair in ports.caches}
         self._first_outputs = self._outputs if prefill is None else _outputs_by_key(prefill[0], ports)
         self._caches: dict[str, NDArray] = {}
@@ -64,11 +62,9 @@ class Decoder:
     def begin(self, mask: npt.NDArray[np.int64], limit: int) -> None:
         """Set the mask of the prompts (batch, positions), 0 where they are padded, for sequences of up to `limit`."""
         self._prompts = np.arange(len(mask))
-        whole = np.ones((len(mask), limit), np.int64)
-        whole[:, : mask.shape[1]] = mask
-        positions = np.maximum(np.cumsum(whole, axis=1) - 1, 0)
-        self._mask = whole.astype(self._dtypes.get("attention_mask", np.int64))
-        self._positions = positions.astype(self._dtypes.get("position_ids", np.int64))
+        self._mask = np.ones((len(mask), limit), np.int64)
+        self._mask[:, : mask.shape[1]] = mask
+        self._positions = np.maximum(np.cumsum(self._mask, axis=1) - 1, 0)
 
     def pass_encoded(self, inputs: Mapping[str, Array], caches: Mapping[str, Array]) -> None:
         """Set what the encoder gave: inputs by role, and cross-attention caches by input name, one row a prompt."""
@@ -147,27 +143,21 @@ class Decoder:
     def _feed(self, tokens: Tokens, first: int, ports: DecoderPorts) -> dict[str, Array]:
         """The inputs of a step whose tokens begin at position `first`."""
         last = first + tokens.shape[1]
-        inputs, dtypes = ports.inputs, self._dtypes
-        ids = inputs["input_ids"]
-        feed = {ids.name: tokens if ids.dtype == "int64" else tokens.astype(to_numpy(ids.dtype))}
-        if "attention_mask" in inputs:
-            feed[inputs["attention_mask"].name] = self._mask[:, :last]
-        if "position_ids" in inputs:
-            feed[inputs["position_ids"].name] = self._positions[:, first:last]
-        if "cache_position" in inputs:
-            feed[inputs["cache_position"].name] = np.arange(first, last, dtype=dtypes["cache_position"])
-        if "token_type_ids" in inputs:
-            feed[inputs["token_type_ids"].name] = np.zeros(tokens.shape, dtypes["token_type_ids"])
-        if "use_cache" in inputs:
-            shape = (1,) * len(inputs["use_cache"].shape)
-            feed[inputs["use_cache"].name] = np.full(shape, first > 0, dtypes["use_cache"])
-        feed.update(self._constant)
+        by_role: dict[str, Array] = {
+            "input_ids": tokens,
+            "attention_mask": self._mask[:, :last],
+            "position_ids": self._positions[:, first:last],
+            "cache_position": np.arange(first, last),
+            "token_type_ids": np.zeros(tokens.shape, np.int64),
+            "use_cache": np.array(first > 0),
+            "logits_to_keep": np.array(1),
+        }
+        feed: dict[str, Array] = {}
+        for role, port in ports.inputs.items():
+            if role in by_role:
+                value = by_role[role].astype(to_numpy(port.dtype), copy=False)
+                feed[port.name] = value if value.ndim else np.full((1,) * len(port.shape), value)
         return feed
-
-    def _constant_inputs(self) -> dict[str, Array]:
-        """Inputs that are the same in all steps."""
-        port = self._ports.inputs.get("logits_to_keep")
-        return {} if port is None else {port.name: np.ones((1,) * len(port.shape), to_numpy(port.dtype))}
 
     # -- caches that are passed
 

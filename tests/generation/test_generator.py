@@ -61,6 +61,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+def test_the_first_decoder_may_take_other_inputs():
+    """Of other roles, and of other types, than the decoder with past."""
+    first, extra = tiny.first_decoder(), {"token_type_ids": ["batch", "count"], "logits_to_keep": [1]}
+    first.graph.input.extend(onnx.helper.make_tensor_value_info(n, onnx.TensorProto.INT32, s) for n, s in extra.items())
+    generator = Generator(tiny.decoder(), prefill=first)
+    assert generator.generate(PROMPTS[0], max_new_tokens=COUNT).ids == EXPECTED[0]
+
+
 @pytest.mark.parametrize("kind", ["plain", "hub", "two", "merged", "uncached"])
 def test_every_form_generates_what_numpy_does(folders, kind):
     generator = Generator(folders[kind])
