@@ -64,14 +64,14 @@ class Encoder:
             assert self._features is not None
             if not all(isinstance(value, np.ndarray) and value.dtype.kind == "f" for value in inputs):
                 raise GenerationError(f"the encoder takes {self._features}; expected an array of floats as the prompt")
-            feed[self._features.name] = np.stack(inputs).astype(to_numpy(self._features.dtype))
-            mask = np.ones((len(inputs), 1), np.int64)
+            features = np.stack(inputs)
+            feed[self._features.name] = features.astype(to_numpy(self._features.dtype))
+            mask = np.ones((len(inputs), features.shape[-1]), np.int64)
         if self._mask is not None:
-            mask = mask if self._ids is not None else np.ones((len(inputs), inputs[0].shape[-1]), np.int64)
             feed[self._mask.name] = mask.astype(to_numpy(self._mask.dtype))
         names = list(self._executor.get_output_info()[0])
         outputs = dict(zip(names, self._executor.infer(feed), strict=True))
-        if self._ids is None:
+        if self._ids is None:  # an encoder of features may have fewer positions than they have frames
             mask = np.ones(outputs[self._hidden].shape[:2], np.int64)
         return Encoded(outputs, mask)
 
