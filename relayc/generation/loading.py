@@ -6,10 +6,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import relayc
 from relayc.backend.runtime.container import is_container
 from relayc.generation.errors import GenerationError
 from relayc.generation.options import GenerationOptions, options_from
@@ -99,8 +99,7 @@ class ModelFolder:
             self.folder = self.folder.parent
             general, config = _json(self.folder / "generation_config.json"), _json(self.folder / "config.json")
         model = genai.get("model", {})
-        known = GenerationOptions.__dataclass_fields__
-        merged = {**config, **{k: v for k, v in model.items() if k in known}, **genai.get("search", {}), **general}
+        merged = {**config, **model, **genai.get("search", {}), **general}
         self.defaults = options_from(GenerationOptions(), {"do_sample": False, **_options(merged)})
         lengths = [model.get("context_length"), *[config.get(name) for name in _LENGTHS]]
         self.context_length = next((n for n in lengths if isinstance(n, int)), None)
@@ -138,7 +137,7 @@ def make_executor(model: Any, target: str, num_threads: int | None, decodes: boo
     else:
         if decodes:
             options = {"caches": None if target.startswith("cuda") else "auto", "last_position": "auto", **options}
-        compiled = import_module("relayc.frontends.compiling").compile_onnx(model, target, **options)
+        compiled = relayc.compile_onnx(model, target, **options)
     return GraphModule(compiled["default"](device(compiled.graph.device)), num_threads)
 
 
