@@ -10,14 +10,12 @@ import numpy.typing as npt
 
 from relayc.generation.decoder import Decoder
 from relayc.generation.options import GenerationOptions
-from relayc.generation.processors import Processor, Tokens, log_softmax
+from relayc.generation.processors import Processor, Scores, Tokens, log_softmax
 
 __all__ = ["search_beams"]
 
 _WORST = np.float32(-1e9)
 """A score that no sequence has."""
-
-Scores = npt.NDArray[np.float32]
 
 
 @dataclass

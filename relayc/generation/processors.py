@@ -7,14 +7,13 @@ row i begins at `starts[i]` after its padding, and scores (batch, vocabulary) in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from relayc.generation.options import GenerationOptions
 
-__all__ = ["Processor", "Tokens", "draw", "log_softmax", "processors_of"]
+__all__ = ["Processor", "Scores", "Tokens", "draw", "log_softmax", "processors_of"]
 
 Scores = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]
@@ -54,7 +53,7 @@ def _sampling(options: GenerationOptions) -> list[Processor]:
     if options.top_k:
         found.append(_top_k(options.top_k))
     if options.top_p < 1.0:
-        found.append(_by_row(lambda row: _outside_top_p(row, options.top_p)))
+        found.append(_top_p(options.top_p))
     if options.min_p > 0.0:
         found.append(_min_p(options.min_p))
     return found
@@ -127,26 +126,20 @@ def _top_k(count: int) -> Processor:
     return process
 
 
-def _by_row(outside: Callable[[Scores], tuple[Any, Any]]) -> Processor:
-    """Tokens that `outside` gives, as (possible ones, which of them are outside), are impossible."""
+def _top_p(share: float) -> Processor:
+    """Tokens that are less likely than those whose probabilities reach `share` are impossible."""
 
     def process(tokens: Tokens, scores: Scores) -> Scores:
         for row in scores:
-            possible, is_outside = outside(row)
-            row[possible[is_outside]] = _NEVER
+            possible = np.flatnonzero(row > _NEVER)
+            order = possible[np.argsort(row[possible], kind="stable")]
+            weights = np.exp(row[order] - row[order[-1]])
+            is_outside = np.cumsum(weights / weights.sum()) <= np.float32(1 - share)
+            is_outside[-1] = False
+            row[order[is_outside]] = _NEVER
         return scores
 
     return process
-
-
-def _outside_top_p(row: Scores, share: float) -> tuple[Any, Any]:
-    """The possible tokens, likeliest last, and which are less likely than those whose probabilities reach `share`."""
-    possible = np.flatnonzero(row > _NEVER)
-    order = possible[np.argsort(row[possible], kind="stable")]
-    weights = np.exp(row[order] - row[order[-1]])
-    is_outside = np.cumsum(weights / weights.sum()) <= np.float32(1 - share)
-    is_outside[-1] = False
-    return order, is_outside
 
 
 def _min_p(share: float) -> Processor:
