@@ -67,13 +67,19 @@ class BatchMapper:
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]: ...
     def __call__(self, batch: Any) -> Any:
         model = _opened(self)
+        unknown = [name for name in self.inputs if name not in model.inputs]
+        if unknown:
+            raise ArgumentError(
+                f"{self.path}: got columns for the inputs {unknown}; expected inputs of the model, {model.inputs}"
+            )
+        wanted = {name: name for name in model.outputs} if self.outputs is None else self.outputs
         if isinstance(batch, np.ndarray):
-            if len(model.inputs) != 1 or len(self._wanted(model)) != 1:
+            if len(model.inputs) != 1 or len(wanted) != 1:
                 raise ArgumentError(
-                    f"{self.path} got one array; it has the inputs {model.inputs} and gives {[*self._wanted(model)]}: "
+                    f"{self.path} got one array; it has the inputs {model.inputs} and gives {[*wanted]}: "
                     "pass a dictionary of arrays by column, or name one of the outputs"
                 )
-            (result,) = model.run({model.inputs[0]: batch}, [*self._wanted(model)])
+            (result,) = model.run({model.inputs[0]: batch}, [*wanted])
             return result
         if not isinstance(batch, Mapping):
             raise ArgumentError(
@@ -84,13 +90,8 @@ class BatchMapper:
         missing = sorted({*columns.values(), *self.keep} - set(batch))
         if missing:
             raise ArgumentError(f"{self.path}: the batch has the columns {[*batch]}; missing are {missing}")
-        wanted = self._wanted(model)
         results = model.run({name: np.asarray(batch[column]) for name, column in columns.items()}, [*wanted])
         return {**{name: batch[name] for name in self.keep}, **dict(zip(wanted.values(), results, strict=True))}
-
-    def _wanted(self, model: _Opened) -> Mapping[str, str]:
-        """The columns of the outputs, by output."""
-        return {name: name for name in model.outputs} if self.outputs is None else self.outputs
 
 
 class _Opened:
@@ -102,12 +103,11 @@ class _Opened:
         executor = GraphModule(model["default"](where), mapper.num_threads)
         shapes = executor.get_input_info()[0]
         self.inputs, self.outputs = [*shapes], [*executor.get_output_info()[0]]
-        unknown = [name for name in mapper.inputs if name not in shapes]
         firsts = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], int)}
-        if unknown or len(firsts) > 1 or not all(shapes.values()):
+        if len(firsts) > 1 or not all(shapes.values()):
             raise ArgumentError(
-                f"{mapper.path}: got columns for the inputs {unknown}, the model has {dict(shapes)}; expected those "
-                "inputs, with one number of rows as their first dimension"
+                f"{mapper.path}: the model has the inputs {dict(shapes)}; expected one number of rows as their first "
+                "dimension"
             )
         self.rows = firsts.pop() if firsts else None
         self._pool = ExecutorPool(executor)
@@ -152,7 +152,7 @@ _process = _Process()
 
 def _opened(mapper: BatchMapper) -> _Opened:
     """The model of a function, opened when it is first called; again if the file is another one."""
-    key = mapper.path, mapper.where, mapper.num_threads, mapper.expect_sha256, tuple(mapper.inputs)
+    key = mapper.path, mapper.where, mapper.num_threads, mapper.expect_sha256
     status = os.stat(mapper.path)
     state = status.st_mtime_ns, status.st_size
     with _process.lock:

@@ -75,6 +75,7 @@ def test_a_process_opens_a_model_once(folder, monkeypatch):
     assert all((result == results[0]).all() for result in results)
     os.utime(folder / "any.relayc")
     function(ROWS)
+    relayc.map_batches(folder / "any.relayc", {"x": "column"}, num_threads=1)({"column": ROWS})
     assert len(opened) == 2
 
 
