@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from starlette.routing import Route
 
 import relayc
 from relayc.backend.runtime.errors import InternalError
+from relayc.backend.runtime.log import logger
 from relayc.runtime import ArgumentError, RelaycError
 from relayc.server.bodies import Budget, Limits, PartsResponse, Share, discard_body, read_body
 from relayc.server.errors import ServerError
@@ -28,7 +28,7 @@ from relayc.server.tensors import Array
 
 __all__ = ["Service", "create_app"]
 
-_log = logging.getLogger("relayc.server")
+_log = logger().getChild("server")
 
 _CLIENT_GONE = 499
 """The status, by nginx's convention, under which metrics count requests whose client does not wait any more."""

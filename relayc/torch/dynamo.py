@@ -7,7 +7,6 @@ first called: parameters are constants then.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
+from relayc.backend.runtime.log import logger
 from relayc.runtime import ArgumentError, RelaycError
 from relayc.te.errors import CompileError
 from relayc.torch.errors import TorchExportError
@@ -29,7 +29,7 @@ from relayc.torch.partition import split, unsupported_operators
 
 __all__ = ["relayc_backend"]
 
-log = logging.getLogger("relayc.torch")
+log = logger().getChild("torch")
 
 _MOST_CHANGES = 1
 """How often a parameter or buffer may change before it is an argument of the compiled graph."""
