@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from relayc.backend.c_library.naming import quoted, size_code
-from relayc.backend.c_library.shapes import counted, indented, shape_code, slot_lines, wrapped
-from relayc.backend.runtime.dtype import nbytes as item_bytes
+from relayc.backend.c_library.shapes import byte_count, indented, slot_lines, wrapped
 from relayc.backend.runtime.errors import ModuleError
 from relayc.backend.runtime.execution_plan import Check, IfStep, LoopStep
 from relayc.backend.runtime.frames import WORD_BYTES, FrameLayout
 from relayc.backend.runtime.graph import Graph
+from relayc.backend.runtime.layouts import Stage
 from relayc.backend.runtime.sizes import Size, variables
 
 __all__ = ["LoopSource"]
@@ -70,9 +70,10 @@ class _Frame:
             if isinstance(step, Check):
                 sides = [size_code(side, self.names) for side in (step.left, step.right)]
                 yield f"TRY(check_equal({', '.join(sides)}, {quoted(step.source)}));"
-        if slots := [i for i, t in enumerate(graph.tensors) if t.storage == "slot"]:
+        slots = Stage(graph, [i for i, t in enumerate(graph.tensors) if t.storage == "slot"], ())
+        if slots.tensors:
             yield "{"
-            yield from indented(slot_lines(graph, slots, (), self._room))
+            yield from indented(slot_lines(slots, self._room))
             yield f"  place_slots({word}, slots, COUNT(slots), placed, COUNT(placed), &end);"
             yield "}"
         for i, tensor in enumerate(graph.tensors):
@@ -115,7 +116,8 @@ class _Frame:
         return [] if value in (wanted, around) else [f"TRY(check_equal({wanted}, {value}, {quoted(self.source)}));"]
 
     def _placed(self, tensor: int, words: Sequence[int]) -> Iterator[str]:
-        yield counted(self.graph, tensor, self._room, "nbytes")
+        of = self.graph.tensors[tensor]
+        yield f"TRY({byte_count(of.shape, of.dtype, self._room, 'nbytes')});"
         for number in words:
             yield f"place_word(&{self.word}[{number}], &end, nbytes);"
 
@@ -239,9 +241,8 @@ class LoopSource:
             number, spare = body.inputs[2 + k], layout.spares + 1 + k
             yield f"  if (status == MODEL_OK && is_moved_{k}) {{"
             tensor = body.tensors[number]
-            dims = shape_code(tensor.shape, self._frame.names)
             yield f"    frame[{number}] = frame[{spare}];"
-            yield f"    status = count_bytes({dims}, {len(tensor.shape)}, {item_bytes(tensor.dtype, 1)}, &nbytes);"
+            yield f"    status = {byte_count(tensor.shape, tensor.dtype, self._frame.names, 'nbytes')};"
             copy = f"memcpy((void *)(intptr_t)frame[{spare}], (void *)(intptr_t)from_{k}, nbytes)"
             yield f"    if (status == MODEL_OK) {copy};"
             yield "  }"
@@ -270,7 +271,8 @@ class LoopSource:
         for n, k in enumerate(self._stacked):
             yield f"  stacks[{n}].memory = &g->{self.name}_stack_{k};"
             yield f"  stacks[{n}].word = &frame[{layout.results + k}];"
-            yield "  " + counted(body, body.outputs[k], self._frame.names, f"stacks[{n}].nbytes")
+            part = body.tensors[body.outputs[k]]
+            yield f"  TRY({byte_count(part.shape, part.dtype, self._frame.names, f'stacks[{n}].nbytes')});"
         yield "  TRY(run_loop(run, g, &loop));"
         yield f"  iterations = *(int64_t *)(intptr_t)frame[{body.inputs[0]}];"
         yield "}"

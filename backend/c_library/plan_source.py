@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from relayc.backend.c_library.loop_source import LoopSource
 from relayc.backend.c_library.naming import quoted, size_code
-from relayc.backend.c_library.shapes import counted, indented, shape_code, slot_lines, wrapped
+from relayc.backend.c_library.shapes import byte_count, indented, shape_code, slot_lines, wrapped
 from relayc.backend.runtime.dtype import nbytes
 from relayc.backend.runtime.errors import ModuleError
 from relayc.backend.runtime.execution_plan import Bind, Check, HostStep, IfStep, LoopStep, RunNodes, SequenceStep, Step
 from relayc.backend.runtime.graph import Graph, GraphTensor
-from relayc.backend.runtime.layouts import FROM_INPUTS, owner_of, stages_of
+from relayc.backend.runtime.layouts import FROM_INPUTS, Stage, owner_of, stages_of
 from relayc.backend.runtime.sizes import Size
 
 __all__ = ["PlanSource"]
@@ -131,7 +131,8 @@ class PlanSource(abc.ABC):
     def _place_own(self, index: int) -> Iterator[str]:
         """Statements that give a tensor memory of its own."""
         self._memories.append(f"own_{index}")
-        yield f"  {{ size_t nbytes; {counted(self._graph, index, self._names, 'nbytes')}"
+        tensor = self._graph.tensors[index]
+        yield f"  {{ size_t nbytes; TRY({byte_count(tensor.shape, tensor.dtype, self._names, 'nbytes')});"
         yield f"    TRY(reserve(&g->own_{index}, nbytes)); g->tensors[{index}] = g->own_{index}.start; }}"
 
     def _entry(self, name: str | None, parameters: str, what: str) -> str:
@@ -147,11 +148,11 @@ class PlanSource(abc.ABC):
         """The functions that place the tensors and that run the graph, step by step."""
         stages, places, lines = stages_of(self._graph), list[str](), self._begin_run()
 
-        def place(stage: int) -> None:
-            tensors, views = stages.pop(stage, ((), ()))
-            if any(self._graph.tensors[i].storage in ("slot", "output", "own") for i in (*tensors, *views)):
+        def place(number: int) -> None:
+            stage = stages.get(number)
+            if stage is not None and (stage.tensors or stage.buffers):
                 name = f"place_{self._number}_{len(self._memories)}"
-                places.extend(self._place(name, tensors, views))
+                places.extend(self._place(name, stage))
                 lines.append(f"  TRY({name}({self.arguments}));")
 
         place(FROM_INPUTS)
@@ -243,21 +244,19 @@ class PlanSource(abc.ABC):
         yield f"  TRY(bind_size(&{self._names[step.name]}, (int64_t){value}, {source}));"
         self._bound.add(step.name)
 
-    def _place(self, name: str, tensors: Sequence[int], views: Sequence[int]) -> Iterator[str]:
+    def _place(self, name: str, stage: Stage) -> Iterator[str]:
         """The function that places the tensors of a stage, and those that alias its slots under later shapes."""
         memory = f"arena_{len(self._memories)}"
         self._memories.append(memory)
-        owners = [i for i in tensors if self._graph.tensors[i].storage == "slot"]
         lines = [
             f"static int {name}({self.parameters}) {{",
             "  int64_t *const s = g->sizes;",
             f"  {', '.join([f'(void){word}' for word in (*self.arguments.split(', '), 's')])};",
         ]
-        if owners or views:
-            lines += ["  size_t nbytes;", *indented(slot_lines(self._graph, owners, views, self._names))]
+        if stage.tensors:
+            lines += ["  size_t nbytes;", *indented(slot_lines(stage, self._names))]
             lines.append(f"  TRY(lay_out(&g->{memory}, slots, COUNT(slots), g->tensors, placed, COUNT(placed)));")
-        buffers = [i for i in tensors if self._graph.tensors[i].storage in ("output", "own")]
-        yield from [*lines, *self._place_buffers(buffers), "  return MODEL_OK;", "}"]
+        yield from [*lines, *self._place_buffers(stage.buffers), "  return MODEL_OK;", "}"]
 
 
 class BranchSource(PlanSource):

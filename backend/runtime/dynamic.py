@@ -33,15 +33,7 @@ from relayc.backend.runtime.execution_plan import (
 from relayc.backend.runtime.graph import Graph, GraphNode
 from relayc.backend.runtime.host_action import Prepared
 from relayc.backend.runtime.host_actions import HOST_ACTIONS, prepared
-from relayc.backend.runtime.layouts import (
-    FROM_INPUTS,
-    Stage,
-    bind_sizes,
-    owner_of,
-    shapes_of,
-    stages_of,
-    tensor_bytes,
-)
+from relayc.backend.runtime.layouts import FROM_INPUTS, bind_sizes, owner_of, shapes_of, stages_of, tensor_bytes
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, array, empty
 from relayc.backend.runtime.packed_func import PackedFunc, takes_pointers
@@ -86,7 +78,7 @@ class DynamicRunner:
         self._addresses = np.zeros(max(len(graph.tensors), 1), np.int64)
         self._size_table = np.zeros(max(len(graph.sizes), 1), np.int64)
         self._tables = context.address, self._addresses.ctypes.data, self._size_table.ctypes.data
-        self._stages = {stage: Stage(graph, *tensors) for stage, tensors in stages_of(graph).items()}
+        self._stages = stages_of(graph)
         self._places = {i: (stage, k) for stage in self._stages.values() for k, i in enumerate(stage.tensors)}
         self._inputs: list[Value] = []
         self._lying_in: dict[int, list[int]] = {}
