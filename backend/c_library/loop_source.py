@@ -12,7 +12,7 @@ from relayc.backend.c_library.naming import quoted, size_code
 from relayc.backend.c_library.shapes import byte_count, indented, slot_lines, wrapped
 from relayc.backend.runtime.errors import ModuleError
 from relayc.backend.runtime.execution_plan import Check, IfStep, LoopStep
-from relayc.backend.runtime.frames import WORD_BYTES, FrameLayout
+from relayc.backend.runtime.frames import WORD_BYTES, FrameLayout, graphs_inside
 from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.layouts import Stage
 from relayc.backend.runtime.sizes import Size, variables
@@ -32,8 +32,7 @@ class _Frame:
     ) -> None:  # fmt: skip
         self.graph, self.loop, self.word, self.source = graph, loop, word, source
         self._arguments = arguments
-        controls = [step for step in graph.steps if isinstance(step, IfStep | LoopStep)]
-        inside = [(g, step, i) for step in controls for g, i in _graphs_of(step)]
+        inside = list(graphs_inside(graph))
         self.layout = FrameLayout(len(graph.tensors), len(graph.sizes), len(graph.outputs), len(inside))
         own = {name: f"{word}[{self.layout.sizes + i}]" for i, name in enumerate(graph.sizes)}
         self.growing = () if loop is None else loop.growing
@@ -44,9 +43,9 @@ class _Frame:
         self._room = {**self.names, **self.capacities}
         """the sizes that memory is laid out for"""
         self.children = [
-            (step, _Frame(g, step if isinstance(step, LoopStep) else None, f"{word}_{k}",
-                          [self.shape(i) for i in passed], self.names, step.source))
-            for k, (g, step, passed) in enumerate(inside)
+            (each.step, _Frame(each.graph, each.loop, f"{word}_{k}", [self.shape(i) for i in each.arguments],
+                               self.names, each.step.source))
+            for k, each in enumerate(inside)
         ]  # fmt: skip
 
     def all_frames(self) -> Iterator[_Frame]:
@@ -312,10 +311,3 @@ class LoopSource:
             elif code != value:
                 test = f"if ({condition}) " if condition and axis else ""
                 yield f"{test}TRY(check_equal({code}, {value}, {quoted(self._step.source)}));"
-
-
-def _graphs_of(step: IfStep | LoopStep) -> list[tuple[Graph, Sequence[int]]]:
-    """The graphs of a step, with the tensors that each is passed."""
-    if isinstance(step, IfStep):
-        return list(zip(step.graphs, step.inputs, strict=True))
-    return [(step.graph, (step.trips, step.condition, *step.carried, *step.outside))]
