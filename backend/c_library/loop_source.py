@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from relayc.backend.c_library.naming import quoted, size_code
-from relayc.backend.c_library.shapes import byte_count, indented, slot_lines, wrapped
+from relayc.backend.c_library.shapes import byte_count, check_rank, indented, matched, slot_lines, wrapped
 from relayc.backend.runtime.errors import ModuleError
 from relayc.backend.runtime.execution_plan import Check, IfStep, LoopStep
 from relayc.backend.runtime.frames import WORD_BYTES, FrameLayout, graphs_inside
 from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.layouts import Stage
-from relayc.backend.runtime.sizes import Size, variables
 
 __all__ = ["LoopSource"]
 
@@ -100,19 +99,10 @@ class _Frame:
             dims = self.graph.tensors[index].shape
             if len(dims) != len(passed):
                 raise ModuleError(f"{self.source}: passes a tensor of rank {len(passed)}; expected {len(dims)}")
-            for dim, value in zip(dims, passed, strict=True):
-                if isinstance(dim, str) and dim not in bound:
-                    bound.add(dim)
-                    yield f"{self.names[dim]} = {value};"
-                else:
-                    compared += self._equal(dim, value)
+            binds, compares = matched(dims, passed, self.names, bound, self.source, self._around)
+            yield from binds
+            compared += compares
         yield from compared
-
-    def _equal(self, dim: Size, value: str) -> list[str]:
-        """The comparison of a dimension with a value, none for what is surely equal."""
-        wanted = size_code(dim, self.names)
-        around = size_code(dim, self._around) if set(variables(dim)) <= self._around.keys() else wanted
-        return [] if value in (wanted, around) else [f"TRY(check_equal({wanted}, {value}, {quoted(self.source)}));"]
 
     def _placed(self, tensor: int, words: Sequence[int]) -> Iterator[str]:
         of = self.graph.tensors[tensor]
@@ -283,31 +273,24 @@ class LoopSource:
         for k, (output, begin) in enumerate(zip(step.outputs, step.carried, strict=False)):
             last = f"(void *)(intptr_t)frame[{body.inputs[2 + k]}]"
             yield f"g->tensors[{output}] = iterations ? {last} : g->tensors[{begin}];"
-            values = [size_code(d, names) for d in self._graph.tensors[begin].shape]
-            if step.growing:
-                ends = self._frame.shape(body.inputs[2 + k])
-                values = [a if a == b else f"(iterations ? {b} : {a})" for a, b in zip(values, ends, strict=True)]
-            yield from self._shaped(output, values, names, known, "")
+            begins = [size_code(d, names) for d in self._graph.tensors[begin].shape]
+            ends = self._frame.shape(body.inputs[2 + k]) if step.growing else begins
+            yield from self._sizes_of(output, begins, ends, names, known)
         for k in self._stacked:
             output, memory = step.outputs[k - 1], f"g->{self.name}_stack_{k}"
             yield f"if (!iterations) TRY(reserve(&{memory}, 0));"
             yield f"g->tensors[{output}] = {memory}.start;"
-            values = ["iterations", *self._frame.shape(body.outputs[k])]
-            yield from self._shaped(output, values, names, known, "iterations")
+            begins = [size_code(d, names) for d in self._graph.tensors[output].shape]  # 0 for those not bound yet
+            ends = ["iterations", *self._frame.shape(body.outputs[k])]
+            yield from self._sizes_of(output, ["iterations", *begins[1:]], ends, names, known)
         assert len(step.outputs) == carried + len(self._stacked)
 
-    def _shaped(
-        self, output: int, values: Sequence[str], names: Mapping[str, str], known: set[str], condition: str
-    ) -> Iterator[str]:
-        """Bind and compare the sizes of a result; those but the first of a stack are known under a `condition`."""
+    def _sizes_of(
+        self, output: int, begins: Sequence[str], ends: Sequence[str], names: Mapping[str, str], known: set[str]
+    ) -> list[str]:
+        """Statements that bind and compare the sizes of a result, `ends` after iterations and `begins` without any."""
+        check_rank(self._graph, output, len(ends), self._step.source)
+        values = [a if a == b else f"(iterations ? {b} : {a})" for a, b in zip(begins, ends, strict=True)]
         dims = self._graph.tensors[output].shape
-        if len(dims) != len(values):
-            raise ModuleError(f"{self._step.source} gives rank {len(values)}; expected {len(dims)}")
-        for axis, (dim, value) in enumerate(zip(dims, values, strict=True)):
-            code = size_code(dim, names)
-            if isinstance(dim, str) and dim not in known:
-                known.add(dim)
-                yield f"{code} = {f'{condition} ? {value} : 0' if condition and axis else value};"
-            elif code != value:
-                test = f"if ({condition}) " if condition and axis else ""
-                yield f"{test}TRY(check_equal({code}, {value}, {quoted(self._step.source)}));"
+        binds, compares = matched(dims, values, names, known, self._step.source)
+        return [*binds, *compares]

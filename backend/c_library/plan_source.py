@@ -11,7 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from relayc.backend.c_library.loop_source import LoopSource
 from relayc.backend.c_library.naming import quoted, size_code
-from relayc.backend.c_library.shapes import byte_count, indented, shape_code, slot_lines, wrapped
+from relayc.backend.c_library.shapes import (
+    byte_count,
+    check_rank,
+    indented,
+    matched,
+    shape_code,
+    slot_lines,
+    wrapped,
+)
 from relayc.backend.runtime.dtype import nbytes
 from relayc.backend.runtime.errors import ModuleError
 from relayc.backend.runtime.execution_plan import Bind, Check, HostStep, IfStep, LoopStep, RunNodes, SequenceStep, Step
@@ -208,21 +216,13 @@ class PlanSource(abc.ABC):
             known = set(self._graph.sizes) - unbound
             for output, result in zip(step.outputs, graph.outputs, strict=True):
                 yield f"    g->tensors[{output}] = g->{branch.field}.tensors[{result}];"
-                yield from indented(self._shaped(step.source, output, branch.result_shape(result), known), 2)
+                shape = branch.result_shape(result)
+                check_rank(self._graph, output, len(shape), step.source)
+                dims = self._graph.tensors[output].shape
+                binds, compares = matched(dims, shape, self._names, known, step.source)
+                yield from indented([*binds, *compares], 2)
         yield "  }"
         yield from self._show(step)
-
-    def _shaped(self, source: str, output: int, shape: Sequence[str], known: set[str]) -> Iterator[str]:
-        """Bind the sizes of a result that are not `known`, and compare the others with its shape."""
-        dims = self._graph.tensors[output].shape
-        if len(dims) != len(shape):
-            raise ModuleError(f"model {self._graph.name!r}: {source} gives rank {len(shape)}; expected {len(dims)}")
-        for dim, value in zip(dims, shape, strict=True):
-            if isinstance(dim, str) and dim not in known:
-                known.add(dim)
-                yield f"{self._size(dim)} = {value};"
-            elif self._size(dim) != value:
-                yield f"TRY(check_equal({self._size(dim)}, {value}, {quoted(source)}));"
 
     def _show(self, step: IfStep | LoopStep) -> Iterator[str]:
         """Set the addresses of what aliases the results of a step, whose sizes are bound now."""
@@ -293,12 +293,9 @@ class BranchSource(PlanSource):
             values = [size_code(d, self._around) for d in self._outer._graph.tensors[passed].shape]
             if len(values) != len(tensor.shape):
                 raise ModuleError(f"model {self._graph.name!r}: a branch takes {tensor.name!r} of another rank")
-            for dim, value in zip(tensor.shape, values, strict=True):
-                if isinstance(dim, str) and dim not in self._bound:
-                    self._bound.add(dim)
-                    lines.append(f"  {self._names[dim]} = {value};")
-                elif self._size(dim) != value:
-                    compared.append(f"  TRY(check_equal({self._size(dim)}, {value}, {quoted(tensor.name)}));")
+            binds, compares = matched(tensor.shape, values, self._names, self._bound, tensor.name, self._around)
+            lines += indented(binds)
+            compared += indented(compares)
         for index, tensor in enumerate(self._graph.tensors):
             if tensor.storage == "input":
                 compared.append(f"  g->tensors[{index}] = outer->tensors[{self._passed[int(tensor.place)]}];")
