@@ -427,8 +427,7 @@ class DynamicRunner:
     def _buffer(self, position: int) -> OutputBuffer | None:
         """The buffer of an output of the last run; None for one that aliases other memory, and for a sequence."""
         index = self._graph.outputs[position]
-        tensor = self._graph.tensors[index]
-        is_own = (tensor.storage, tensor.place) == ("output", position) and not tensor.is_sequence
+        is_own = self._graph.has_own_memory(position) and not self._graph.tensors[index].is_sequence
         return self._buffers[index] if is_own else None
 
     def output(self, position: int) -> Any:

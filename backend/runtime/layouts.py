@@ -94,7 +94,7 @@ def _known_before(graph: Graph) -> dict[str, int]:
     Tensors whose sizes become known between the same kernels are planned together, so they may share memory.
     """
     tensors, steps = graph.tensors, graph.steps
-    passed = {d for i in graph.inputs for d in tensors[i].shape if isinstance(d, str)}
+    passed = graph.input_sizes
     known: dict[str, int] = {}
     new: list[str] = []
     for i, step in enumerate(steps):
