@@ -35,7 +35,7 @@ from relayc.backend.runtime.host_action import Prepared
 from relayc.backend.runtime.host_actions import HOST_ACTIONS, prepared
 from relayc.backend.runtime.layouts import FROM_INPUTS, bind_sizes, owner_of, shapes_of, stages_of, tensor_bytes
 from relayc.backend.runtime.module import Module
-from relayc.backend.runtime.ndarray import NDArray, array, empty
+from relayc.backend.runtime.ndarray import C_TYPES, NDArray, array, empty
 from relayc.backend.runtime.packed_func import PackedFunc, takes_pointers
 from relayc.backend.runtime.runners import OutputBuffer, Recordings
 from relayc.backend.runtime.sequences import ArraySequence, Value, run_sequence_action
@@ -44,7 +44,6 @@ from relayc.backend.runtime.strings import StringTable
 
 __all__ = ["DynamicRunner"]
 
-_C_INTEGERS: dict[str, Any] = {"int64": ctypes.c_int64, "int32": ctypes.c_int32}
 _MAX_RECORDINGS = 16  # by sizes and addresses
 
 class _Result(NamedTuple):
@@ -250,10 +249,10 @@ class DynamicRunner:
         self._note_sizes()
 
     def _element(self, index: int, element: int) -> int:
-        """An element of an integer tensor by its position in memory."""
-        kind = _C_INTEGERS.get(self._graph.tensors[index].dtype)
+        """An element of a tensor of integers or bools by its position in memory."""
+        kind = C_TYPES.get(self._graph.tensors[index].dtype)
         if kind is not None and self._device.api.host_accessible:
-            return kind.from_address(int(self._addresses[index]) + element * ctypes.sizeof(kind)).value
+            return int(kind.from_address(int(self._addresses[index]) + element * ctypes.sizeof(kind)).value)
         return int(self.array(index).numpy().reshape(-1)[element])
 
     def _control(self, step: IfStep | LoopStep, record: Record | None) -> list[Value]:
@@ -457,10 +456,7 @@ class DynamicRunner:
 
     def flag(self, position: int) -> bool:
         """A bool that is an output of the last run."""
-        index = self._graph.outputs[position]
-        if self._device.api.host_accessible:
-            return ctypes.c_bool.from_address(int(self._addresses[index])).value
-        return bool(self.array(index).numpy().reshape(-1)[0])
+        return bool(self._element(self._graph.outputs[position], 0))
 
     def value(self, position: int) -> Value:
         """An output of the last run, read-only: not copied where it aliases an input or a weight."""
