@@ -32,7 +32,7 @@ class GraphSource(PlanSource):
     ) -> None:
         super().__init__(graph, str(number), offsets)
         self._open_sizes = open_sizes
-        self._bound = {d for t in self._inputs() for d in t.shape if isinstance(d, str)}
+        self._bound = {*graph.input_sizes}
         self._run = self._dynamic() if graph.is_dynamic else self._static()
 
     @property
@@ -81,7 +81,7 @@ class GraphSource(PlanSource):
 
     def _shapes(self) -> Iterator[str]:
         """The function that sets the shapes of outputs, sizes that only a run can tell as -1."""
-        known = {d for t in self._inputs() for d in t.shape if isinstance(d, str)}
+        known = self._graph.input_sizes
         yield f"static int shapes_{self._number}(const model_tensor *inputs, model_tensor *outputs) {{"
         yield f"  int64_t s[{max(len(self._graph.sizes), 1)}] = {{0}};"
         yield f"  TRY(bind_{self._number}(inputs, s));"
@@ -113,18 +113,13 @@ class GraphSource(PlanSource):
         """Place the outputs that alias other memory, and copy what the caller expects elsewhere."""
         for position, index in enumerate(self._graph.outputs):
             tensor = self._graph.tensors[index]
-            if not self._is_own(position):
+            if not self._graph.has_own_memory(position):
                 place = f"{position}, {self._dims(tensor)}, &(void *){{0}}"
                 yield f"  TRY(place_output(run, inputs, outputs, {place}));"
         for position, index in enumerate(self._graph.outputs):
             yield f"  deliver(run, outputs, {position}, g->tensors[{index}]);"
         yield "  return MODEL_OK;"
         yield "}"
-
-    def _is_own(self, position: int) -> bool:
-        """Do kernels write this output to memory of its own?"""
-        tensor = self._graph.tensors[self._graph.outputs[position]]
-        return (tensor.storage, tensor.place) == ("output", position)
 
     def _place_output(self, index: int) -> Iterator[str]:
         tensor = self._graph.tensors[index]

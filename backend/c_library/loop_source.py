@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from relayc.backend.c_library.naming import quoted, size_code
-from relayc.backend.c_library.shapes import counted, indented, shape_code, slot_lines, wrapped
-from relayc.backend.runtime.dtype import nbytes as item_bytes
+from relayc.backend.c_library.shapes import byte_count, check_rank, indented, matched, slot_lines, wrapped
 from relayc.backend.runtime.errors import ModuleError
 from relayc.backend.runtime.execution_plan import Check, IfStep, LoopStep
-from relayc.backend.runtime.frames import WORD_BYTES, FrameLayout
+from relayc.backend.runtime.frames import WORD_BYTES, FrameLayout, graphs_inside
 from relayc.backend.runtime.graph import Graph
-from relayc.backend.runtime.sizes import Size, variables
+from relayc.backend.runtime.layouts import Stage
 
 __all__ = ["LoopSource"]
 
@@ -32,8 +31,7 @@ class _Frame:
     ) -> None:  # fmt: skip
         self.graph, self.loop, self.word, self.source = graph, loop, word, source
         self._arguments = arguments
-        controls = [step for step in graph.steps if isinstance(step, IfStep | LoopStep)]
-        inside = [(g, step, i) for step in controls for g, i in _graphs_of(step)]
+        inside = list(graphs_inside(graph))
         self.layout = FrameLayout(len(graph.tensors), len(graph.sizes), len(graph.outputs), len(inside))
         own = {name: f"{word}[{self.layout.sizes + i}]" for i, name in enumerate(graph.sizes)}
         self.growing = () if loop is None else loop.growing
@@ -44,9 +42,9 @@ class _Frame:
         self._room = {**self.names, **self.capacities}
         """the sizes that memory is laid out for"""
         self.children = [
-            (step, _Frame(g, step if isinstance(step, LoopStep) else None, f"{word}_{k}",
-                          [self.shape(i) for i in passed], self.names, step.source))
-            for k, (g, step, passed) in enumerate(inside)
+            (each.step, _Frame(each.graph, each.loop, f"{word}_{k}", [self.shape(i) for i in each.arguments],
+                               self.names, each.step.source))
+            for k, each in enumerate(inside)
         ]  # fmt: skip
 
     def all_frames(self) -> Iterator[_Frame]:
@@ -70,9 +68,10 @@ class _Frame:
             if isinstance(step, Check):
                 sides = [size_code(side, self.names) for side in (step.left, step.right)]
                 yield f"TRY(check_equal({', '.join(sides)}, {quoted(step.source)}));"
-        if slots := [i for i, t in enumerate(graph.tensors) if t.storage == "slot"]:
+        slots = Stage(graph, [i for i, t in enumerate(graph.tensors) if t.storage == "slot"], ())
+        if slots.tensors:
             yield "{"
-            yield from indented(slot_lines(graph, slots, (), self._room))
+            yield from indented(slot_lines(slots, self._room))
             yield f"  place_slots({word}, slots, COUNT(slots), placed, COUNT(placed), &end);"
             yield "}"
         for i, tensor in enumerate(graph.tensors):
@@ -100,22 +99,14 @@ class _Frame:
             dims = self.graph.tensors[index].shape
             if len(dims) != len(passed):
                 raise ModuleError(f"{self.source}: passes a tensor of rank {len(passed)}; expected {len(dims)}")
-            for dim, value in zip(dims, passed, strict=True):
-                if isinstance(dim, str) and dim not in bound:
-                    bound.add(dim)
-                    yield f"{self.names[dim]} = {value};"
-                else:
-                    compared += self._equal(dim, value)
+            binds, compares = matched(dims, passed, self.names, bound, self.source, self._around)
+            yield from binds
+            compared += compares
         yield from compared
 
-    def _equal(self, dim: Size, value: str) -> list[str]:
-        """The comparison of a dimension with a value, none for what is surely equal."""
-        wanted = size_code(dim, self.names)
-        around = size_code(dim, self._around) if set(variables(dim)) <= self._around.keys() else wanted
-        return [] if value in (wanted, around) else [f"TRY(check_equal({wanted}, {value}, {quoted(self.source)}));"]
-
     def _placed(self, tensor: int, words: Sequence[int]) -> Iterator[str]:
-        yield counted(self.graph, tensor, self._room, "nbytes")
+        of = self.graph.tensors[tensor]
+        yield f"TRY({byte_count(of.shape, of.dtype, self._room, 'nbytes')});"
         for number in words:
             yield f"place_word(&{self.word}[{number}], &end, nbytes);"
 
@@ -239,9 +230,8 @@ class LoopSource:
             number, spare = body.inputs[2 + k], layout.spares + 1 + k
             yield f"  if (status == MODEL_OK && is_moved_{k}) {{"
             tensor = body.tensors[number]
-            dims = shape_code(tensor.shape, self._frame.names)
             yield f"    frame[{number}] = frame[{spare}];"
-            yield f"    status = count_bytes({dims}, {len(tensor.shape)}, {item_bytes(tensor.dtype, 1)}, &nbytes);"
+            yield f"    status = {byte_count(tensor.shape, tensor.dtype, self._frame.names, 'nbytes')};"
             copy = f"memcpy((void *)(intptr_t)frame[{spare}], (void *)(intptr_t)from_{k}, nbytes)"
             yield f"    if (status == MODEL_OK) {copy};"
             yield "  }"
@@ -270,7 +260,8 @@ class LoopSource:
         for n, k in enumerate(self._stacked):
             yield f"  stacks[{n}].memory = &g->{self.name}_stack_{k};"
             yield f"  stacks[{n}].word = &frame[{layout.results + k}];"
-            yield "  " + counted(body, body.outputs[k], self._frame.names, f"stacks[{n}].nbytes")
+            part = body.tensors[body.outputs[k]]
+            yield f"  TRY({byte_count(part.shape, part.dtype, self._frame.names, f'stacks[{n}].nbytes')});"
         yield "  TRY(run_loop(run, g, &loop));"
         yield f"  iterations = *(int64_t *)(intptr_t)frame[{body.inputs[0]}];"
         yield "}"
@@ -282,38 +273,24 @@ class LoopSource:
         for k, (output, begin) in enumerate(zip(step.outputs, step.carried, strict=False)):
             last = f"(void *)(intptr_t)frame[{body.inputs[2 + k]}]"
             yield f"g->tensors[{output}] = iterations ? {last} : g->tensors[{begin}];"
-            values = [size_code(d, names) for d in self._graph.tensors[begin].shape]
-            if step.growing:
-                ends = self._frame.shape(body.inputs[2 + k])
-                values = [a if a == b else f"(iterations ? {b} : {a})" for a, b in zip(values, ends, strict=True)]
-            yield from self._shaped(output, values, names, known, "")
+            begins = [size_code(d, names) for d in self._graph.tensors[begin].shape]
+            ends = self._frame.shape(body.inputs[2 + k]) if step.growing else begins
+            yield from self._sizes_of(output, begins, ends, names, known)
         for k in self._stacked:
             output, memory = step.outputs[k - 1], f"g->{self.name}_stack_{k}"
             yield f"if (!iterations) TRY(reserve(&{memory}, 0));"
             yield f"g->tensors[{output}] = {memory}.start;"
-            values = ["iterations", *self._frame.shape(body.outputs[k])]
-            yield from self._shaped(output, values, names, known, "iterations")
+            begins = [size_code(d, names) for d in self._graph.tensors[output].shape]  # 0 for those not bound yet
+            ends = ["iterations", *self._frame.shape(body.outputs[k])]
+            yield from self._sizes_of(output, ["iterations", *begins[1:]], ends, names, known)
         assert len(step.outputs) == carried + len(self._stacked)
 
-    def _shaped(
-        self, output: int, values: Sequence[str], names: Mapping[str, str], known: set[str], condition: str
-    ) -> Iterator[str]:
-        """Bind and compare the sizes of a result; those but the first of a stack are known under a `condition`."""
+    def _sizes_of(
+        self, output: int, begins: Sequence[str], ends: Sequence[str], names: Mapping[str, str], known: set[str]
+    ) -> list[str]:
+        """Statements that bind and compare the sizes of a result, `ends` after iterations and `begins` without any."""
+        check_rank(self._graph, output, len(ends), self._step.source)
+        values = [a if a == b else f"(iterations ? {b} : {a})" for a, b in zip(begins, ends, strict=True)]
         dims = self._graph.tensors[output].shape
-        if len(dims) != len(values):
-            raise ModuleError(f"{self._step.source} gives rank {len(values)}; expected {len(dims)}")
-        for axis, (dim, value) in enumerate(zip(dims, values, strict=True)):
-            code = size_code(dim, names)
-            if isinstance(dim, str) and dim not in known:
-                known.add(dim)
-                yield f"{code} = {f'{condition} ? {value} : 0' if condition and axis else value};"
-            elif code != value:
-                test = f"if ({condition}) " if condition and axis else ""
-                yield f"{test}TRY(check_equal({code}, {value}, {quoted(self._step.source)}));"
-
-
-def _graphs_of(step: IfStep | LoopStep) -> list[tuple[Graph, Sequence[int]]]:
-    """The graphs of a step, with the tensors that each is passed."""
-    if isinstance(step, IfStep):
-        return list(zip(step.graphs, step.inputs, strict=True))
-    return [(step.graph, (step.trips, step.condition, *step.carried, *step.outside))]
+        binds, compares = matched(dims, values, names, known, self._step.source)
+        return [*binds, *compares]

@@ -187,7 +187,7 @@ class ModelSource:
     def _open_sizes(self, variant: Graph) -> frozenset[tuple[int, int]]:
         """The (output, axis) of the sizes that only a run can tell: those which differ in a specialisation that values
         select, not shapes."""
-        known = {d for i in variant.inputs for d in variant.tensors[i].shape if isinstance(d, str)}
+        known = variant.input_sizes
         checks = [step for step in variant.steps if isinstance(step, Check)]
         if all(known.issuperset(variables(side)) for check in checks for side in (check.left, check.right)):
             return frozenset()

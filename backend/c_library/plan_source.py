@@ -11,12 +11,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from relayc.backend.c_library.loop_source import LoopSource
 from relayc.backend.c_library.naming import quoted, size_code
-from relayc.backend.c_library.shapes import counted, indented, shape_code, slot_lines, wrapped
+from relayc.backend.c_library.shapes import (
+    byte_count,
+    check_rank,
+    indented,
+    matched,
+    shape_code,
+    slot_lines,
+    wrapped,
+)
 from relayc.backend.runtime.dtype import nbytes
 from relayc.backend.runtime.errors import ModuleError
 from relayc.backend.runtime.execution_plan import Bind, Check, HostStep, IfStep, LoopStep, RunNodes, SequenceStep, Step
 from relayc.backend.runtime.graph import Graph, GraphTensor
-from relayc.backend.runtime.layouts import FROM_INPUTS, owner_of, stages_of
+from relayc.backend.runtime.layouts import FROM_INPUTS, Stage, owner_of, stages_of
 from relayc.backend.runtime.sizes import Size
 
 __all__ = ["PlanSource"]
@@ -131,7 +139,8 @@ class PlanSource(abc.ABC):
     def _place_own(self, index: int) -> Iterator[str]:
         """Statements that give a tensor memory of its own."""
         self._memories.append(f"own_{index}")
-        yield f"  {{ size_t nbytes; {counted(self._graph, index, self._names, 'nbytes')}"
+        tensor = self._graph.tensors[index]
+        yield f"  {{ size_t nbytes; TRY({byte_count(tensor.shape, tensor.dtype, self._names, 'nbytes')});"
         yield f"    TRY(reserve(&g->own_{index}, nbytes)); g->tensors[{index}] = g->own_{index}.start; }}"
 
     def _entry(self, name: str | None, parameters: str, what: str) -> str:
@@ -147,11 +156,11 @@ class PlanSource(abc.ABC):
         """The functions that place the tensors and that run the graph, step by step."""
         stages, places, lines = stages_of(self._graph), list[str](), self._begin_run()
 
-        def place(stage: int) -> None:
-            tensors, views = stages.pop(stage, ((), ()))
-            if any(self._graph.tensors[i].storage in ("slot", "output", "own") for i in (*tensors, *views)):
+        def place(number: int) -> None:
+            stage = stages.get(number)
+            if stage is not None and (stage.tensors or stage.buffers):
                 name = f"place_{self._number}_{len(self._memories)}"
-                places.extend(self._place(name, tensors, views))
+                places.extend(self._place(name, stage))
                 lines.append(f"  TRY({name}({self.arguments}));")
 
         place(FROM_INPUTS)
@@ -207,21 +216,13 @@ class PlanSource(abc.ABC):
             known = set(self._graph.sizes) - unbound
             for output, result in zip(step.outputs, graph.outputs, strict=True):
                 yield f"    g->tensors[{output}] = g->{branch.field}.tensors[{result}];"
-                yield from indented(self._shaped(step.source, output, branch.result_shape(result), known), 2)
+                shape = branch.result_shape(result)
+                check_rank(self._graph, output, len(shape), step.source)
+                dims = self._graph.tensors[output].shape
+                binds, compares = matched(dims, shape, self._names, known, step.source)
+                yield from indented([*binds, *compares], 2)
         yield "  }"
         yield from self._show(step)
-
-    def _shaped(self, source: str, output: int, shape: Sequence[str], known: set[str]) -> Iterator[str]:
-        """Bind the sizes of a result that are not `known`, and compare the others with its shape."""
-        dims = self._graph.tensors[output].shape
-        if len(dims) != len(shape):
-            raise ModuleError(f"model {self._graph.name!r}: {source} gives rank {len(shape)}; expected {len(dims)}")
-        for dim, value in zip(dims, shape, strict=True):
-            if isinstance(dim, str) and dim not in known:
-                known.add(dim)
-                yield f"{self._size(dim)} = {value};"
-            elif self._size(dim) != value:
-                yield f"TRY(check_equal({self._size(dim)}, {value}, {quoted(source)}));"
 
     def _show(self, step: IfStep | LoopStep) -> Iterator[str]:
         """Set the addresses of what aliases the results of a step, whose sizes are bound now."""
@@ -243,21 +244,19 @@ class PlanSource(abc.ABC):
         yield f"  TRY(bind_size(&{self._names[step.name]}, (int64_t){value}, {source}));"
         self._bound.add(step.name)
 
-    def _place(self, name: str, tensors: Sequence[int], views: Sequence[int]) -> Iterator[str]:
+    def _place(self, name: str, stage: Stage) -> Iterator[str]:
         """The function that places the tensors of a stage, and those that alias its slots under later shapes."""
         memory = f"arena_{len(self._memories)}"
         self._memories.append(memory)
-        owners = [i for i in tensors if self._graph.tensors[i].storage == "slot"]
         lines = [
             f"static int {name}({self.parameters}) {{",
             "  int64_t *const s = g->sizes;",
             f"  {', '.join([f'(void){word}' for word in (*self.arguments.split(', '), 's')])};",
         ]
-        if owners or views:
-            lines += ["  size_t nbytes;", *indented(slot_lines(self._graph, owners, views, self._names))]
+        if stage.tensors:
+            lines += ["  size_t nbytes;", *indented(slot_lines(stage, self._names))]
             lines.append(f"  TRY(lay_out(&g->{memory}, slots, COUNT(slots), g->tensors, placed, COUNT(placed)));")
-        buffers = [i for i in tensors if self._graph.tensors[i].storage in ("output", "own")]
-        yield from [*lines, *self._place_buffers(buffers), "  return MODEL_OK;", "}"]
+        yield from [*lines, *self._place_buffers(stage.buffers), "  return MODEL_OK;", "}"]
 
 
 class BranchSource(PlanSource):
@@ -294,12 +293,9 @@ class BranchSource(PlanSource):
             values = [size_code(d, self._around) for d in self._outer._graph.tensors[passed].shape]
             if len(values) != len(tensor.shape):
                 raise ModuleError(f"model {self._graph.name!r}: a branch takes {tensor.name!r} of another rank")
-            for dim, value in zip(tensor.shape, values, strict=True):
-                if isinstance(dim, str) and dim not in self._bound:
-                    self._bound.add(dim)
-                    lines.append(f"  {self._names[dim]} = {value};")
-                elif self._size(dim) != value:
-                    compared.append(f"  TRY(check_equal({self._size(dim)}, {value}, {quoted(tensor.name)}));")
+            binds, compares = matched(tensor.shape, values, self._names, self._bound, tensor.name, self._around)
+            lines += indented(binds)
+            compared += indented(compares)
         for index, tensor in enumerate(self._graph.tensors):
             if tensor.storage == "input":
                 compared.append(f"  g->tensors[{index}] = outer->tensors[{self._passed[int(tensor.place)]}];")

@@ -33,17 +33,9 @@ from relayc.backend.runtime.execution_plan import (
 from relayc.backend.runtime.graph import Graph, GraphNode
 from relayc.backend.runtime.host_action import Prepared
 from relayc.backend.runtime.host_actions import HOST_ACTIONS, prepared
-from relayc.backend.runtime.layouts import (
-    FROM_INPUTS,
-    Stage,
-    bind_sizes,
-    owner_of,
-    shapes_of,
-    stages_of,
-    tensor_bytes,
-)
+from relayc.backend.runtime.layouts import FROM_INPUTS, bind_sizes, owner_of, shapes_of, stages_of, tensor_bytes
 from relayc.backend.runtime.module import Module
-from relayc.backend.runtime.ndarray import NDArray, array, empty
+from relayc.backend.runtime.ndarray import C_TYPES, NDArray, array, empty
 from relayc.backend.runtime.packed_func import PackedFunc, takes_pointers
 from relayc.backend.runtime.runners import OutputBuffer, Recordings
 from relayc.backend.runtime.sequences import ArraySequence, Value, run_sequence_action
@@ -52,7 +44,6 @@ from relayc.backend.runtime.strings import StringTable
 
 __all__ = ["DynamicRunner"]
 
-_C_INTEGERS: dict[str, Any] = {"int64": ctypes.c_int64, "int32": ctypes.c_int32}
 _MAX_RECORDINGS = 16  # by sizes and addresses
 
 class _Result(NamedTuple):
@@ -86,7 +77,7 @@ class DynamicRunner:
         self._addresses = np.zeros(max(len(graph.tensors), 1), np.int64)
         self._size_table = np.zeros(max(len(graph.sizes), 1), np.int64)
         self._tables = context.address, self._addresses.ctypes.data, self._size_table.ctypes.data
-        self._stages = {stage: Stage(graph, *tensors) for stage, tensors in stages_of(graph).items()}
+        self._stages = stages_of(graph)
         self._places = {i: (stage, k) for stage in self._stages.values() for k, i in enumerate(stage.tensors)}
         self._inputs: list[Value] = []
         self._lying_in: dict[int, list[int]] = {}
@@ -258,10 +249,10 @@ class DynamicRunner:
         self._note_sizes()
 
     def _element(self, index: int, element: int) -> int:
-        """An element of an integer tensor by its position in memory."""
-        kind = _C_INTEGERS.get(self._graph.tensors[index].dtype)
+        """An element of a tensor of integers or bools by its position in memory."""
+        kind = C_TYPES.get(self._graph.tensors[index].dtype)
         if kind is not None and self._device.api.host_accessible:
-            return kind.from_address(int(self._addresses[index]) + element * ctypes.sizeof(kind)).value
+            return int(kind.from_address(int(self._addresses[index]) + element * ctypes.sizeof(kind)).value)
         return int(self.array(index).numpy().reshape(-1)[element])
 
     def _control(self, step: IfStep | LoopStep, record: Record | None) -> list[Value]:
@@ -435,8 +426,7 @@ class DynamicRunner:
     def _buffer(self, position: int) -> OutputBuffer | None:
         """The buffer of an output of the last run; None for one that aliases other memory, and for a sequence."""
         index = self._graph.outputs[position]
-        tensor = self._graph.tensors[index]
-        is_own = (tensor.storage, tensor.place) == ("output", position) and not tensor.is_sequence
+        is_own = self._graph.has_own_memory(position) and not self._graph.tensors[index].is_sequence
         return self._buffers[index] if is_own else None
 
     def output(self, position: int) -> Any:
@@ -466,10 +456,7 @@ class DynamicRunner:
 
     def flag(self, position: int) -> bool:
         """A bool that is an output of the last run."""
-        index = self._graph.outputs[position]
-        if self._device.api.host_accessible:
-            return ctypes.c_bool.from_address(int(self._addresses[index])).value
-        return bool(self.array(index).numpy().reshape(-1)[0])
+        return bool(self._element(self._graph.outputs[position], 0))
 
     def value(self, position: int) -> Value:
         """An output of the last run, read-only: not copied where it aliases an input or a weight."""

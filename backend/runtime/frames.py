@@ -27,7 +27,7 @@ from relayc.backend.runtime.layouts import ALIGNMENT, Stage, bind_sizes, tensor_
 from relayc.backend.runtime.ndarray import NDArray, empty
 from relayc.backend.runtime.sizes import Size, evaluate
 
-__all__ = ["WORD_BYTES", "Frame", "FrameLayout", "FrameMemory"]
+__all__ = ["WORD_BYTES", "Frame", "FrameLayout", "FrameMemory", "Inside", "graphs_inside"]
 
 WORD_BYTES = 8
 
@@ -107,7 +107,7 @@ class Frame:
 
     def __init__(self, graph: Graph, loop: LoopStep | None, params: Mapping[str, NDArray], turns: int) -> None:
         self.graph, self.loop = graph, loop
-        self._inside = list(_graphs_inside(graph))
+        self._inside = list(graphs_inside(graph))
         self.layout = FrameLayout(len(graph.tensors), len(graph.sizes), len(graph.outputs), len(self._inside))
         self.words = np.zeros(self.layout.words, np.int64)
         self.address = int(self.words.ctypes.data)
@@ -115,8 +115,7 @@ class Frame:
         self._growing = () if loop is None else loop.growing
         self._room: dict[str, int] = {}
         """the sizes that memory is laid out for"""
-        self.children = [Frame(each.graph, each.step if isinstance(each.step, LoopStep) else None, params, turns)
-                         for each in self._inside]  # fmt: skip
+        self.children = [Frame(each.graph, each.loop, params, turns) for each in self._inside]
         self._slots = Stage(graph, [i for i, t in enumerate(graph.tensors) if t.storage == "slot"], ())
         self._buffers = [i for i, t in enumerate(graph.tensors) if t.storage in ("own", "value") and t.place == i]
         self._checks = [step for step in graph.steps if isinstance(step, Check)]
@@ -178,7 +177,7 @@ class Frame:
         """Did sizes get larger than the memory was laid out for? Asked after `read_sizes`."""
         return any(self.sizes[name] > self._room[name] for name in self._growing)
 
-    def _lay_out_child(self, child: Frame, inside: _Inside, memory: FrameMemory) -> bool:
+    def _lay_out_child(self, child: Frame, inside: Inside, memory: FrameMemory) -> bool:
         fits = child.lay_out([self.shape(i) for i in inside.arguments], self.sizes, memory)
         given = child.graph.outputs if child.loop is None else child.graph.outputs[1:]
         shapes = [(self.shape(i), child.shape(own)) for i, own in zip(inside.step.outputs, given, strict=True)]
@@ -220,7 +219,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inside:
+class Inside:
     """A graph of a control-flow step, and the tensors it is passed: a loop's iteration and condition have the shapes of
     its trip count and first condition."""
 
@@ -228,11 +227,17 @@ class _Inside:
     step: IfStep | LoopStep
     arguments: tuple[int, ...]
 
+    @property
+    def loop(self) -> LoopStep | None:
+        """The loop whose body the graph is; None for a branch."""
+        return self.step if isinstance(self.step, LoopStep) else None
 
-def _graphs_inside(graph: Graph) -> Iterator[_Inside]:
+
+def graphs_inside(graph: Graph) -> Iterator[Inside]:
+    """The graphs of the control flow of a graph, whose frames are the children of its frame in this order."""
     for step in graph.steps:
         if isinstance(step, IfStep):
             for branch, arguments in zip(step.graphs, step.inputs, strict=True):
-                yield _Inside(branch, step, arguments)
+                yield Inside(branch, step, arguments)
         elif isinstance(step, LoopStep):
-            yield _Inside(step.graph, step, (step.trips, step.condition, *step.carried, *step.outside))
+            yield Inside(step.graph, step, (step.trips, step.condition, *step.carried, *step.outside))

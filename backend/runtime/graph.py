@@ -161,6 +161,16 @@ class Graph:
         """Does the graph have dynamic shapes, control flow or sequences?"""
         return bool(self.steps or self.sizes) or any(tensor.is_sequence for tensor in self.tensors)
 
+    @property
+    def input_sizes(self) -> frozenset[str]:
+        """The size variables that the shapes of the inputs bind."""
+        return frozenset([d for i in self.inputs for d in self.tensors[i].shape if isinstance(d, str)])
+
+    def has_own_memory(self, position: int) -> bool:
+        """Do kernels write this output to memory of its own? Others alias an input, a weight, a value or an output."""
+        tensor = self.tensors[self.outputs[position]]
+        return (tensor.storage, tensor.place) == ("output", position)
+
     def bodies(self, nested: bool = True) -> Iterator[tuple[Graph, str]]:
         """The bodies of control flow, those in bodies included if `nested`, with their places in the user's model."""
         for step in self.steps:

@@ -71,9 +71,8 @@ def shapes_of(values: Sequence[Value]) -> list[tuple[int, ...]]:
     return [value.shape if isinstance(value, NDArray) else () for value in values]
 
 
-def stages_of(graph: Graph) -> dict[int, tuple[list[int], list[int]]]:
-    """The tensors that get their memory at each stage of a run of a graph with size variables, and those that alias
-    memory of that stage under shapes that may be known later."""
+def stages_of(graph: Graph) -> dict[int, Stage]:
+    """The stages at which tensors get their memory in a run of a graph with size variables."""
     known = _known_before(graph)
     groups: dict[int, tuple[list[int], list[int]]] = {FROM_INPUTS: ([], [])}
     of_slot: dict[int | str, int] = {}
@@ -86,7 +85,7 @@ def stages_of(graph: Graph) -> dict[int, tuple[list[int], list[int]]]:
         stage = stage_of[index]
         first = of_slot[tensor.place] if tensor.storage == "slot" else stage
         groups.setdefault(first, ([], []))[first != stage].append(index)
-    return groups
+    return {number: Stage(graph, *tensors) for number, tensors in groups.items()}
 
 
 def _known_before(graph: Graph) -> dict[str, int]:
@@ -95,7 +94,7 @@ def _known_before(graph: Graph) -> dict[str, int]:
     Tensors whose sizes become known between the same kernels are planned together, so they may share memory.
     """
     tensors, steps = graph.tensors, graph.steps
-    passed = {d for i in graph.inputs for d in tensors[i].shape if isinstance(d, str)}
+    passed = graph.input_sizes
     known: dict[str, int] = {}
     new: list[str] = []
     for i, step in enumerate(steps):
@@ -125,12 +124,15 @@ class Stage:
         self.numbers = np.array(self.tensors, np.intp)
         places = [int(graph.tensors[i].place) for i in self.tensors]
         slots = {place: k for k, place in enumerate(sorted(set(places)))}
-        self._slot_of = np.array([slots[place] for place in places], np.intp)
-        self._kinds: dict[tuple[Any, str], int] = {}
-        kind_of = [self._kinds.setdefault((graph.tensors[i].shape, graph.tensors[i].dtype), len(self._kinds))
-                   for i in owners]  # fmt: skip
-        self._kind_of = np.array(kind_of, np.intp)
-        self._count = len(slots)
+        self.slot_of = np.array([slots[place] for place in places], np.intp)
+        """the slot of each of `tensors`"""
+        kinds: dict[tuple[Any, str], int] = {}
+        kind_of = [kinds.setdefault((graph.tensors[i].shape, graph.tensors[i].dtype), len(kinds)) for i in owners]
+        self.kinds = [*kinds]
+        """the different shapes and types of the tensors that slots are as large as"""
+        self.kind_of = np.array(kind_of, np.intp)
+        """the kind of each of these, which come first among `tensors`"""
+        self.slot_count = len(slots)
         self.buffers = [i for i in tensors if graph.tensors[i].storage in ("output", "own")]
         self.owners = [i for i in self.buffers if owner_of(graph, graph.tensors[i]) == i]
         """tensors with memory of their own, which others may alias"""
@@ -145,15 +147,15 @@ class Stage:
         key = tuple([sizes[name] for name in self.variables])
         found = self.layouts.get(key)
         if found is None:
-            nbytes = np.array([tensor_bytes(shape, dtype, sizes) for shape, dtype in self._kinds], np.int64)
-            slots = np.ones(self._count, np.int64)
-            np.maximum.at(slots, self._slot_of[: len(self._kind_of)], nbytes[self._kind_of])
+            nbytes = np.array([tensor_bytes(shape, dtype, sizes) for shape, dtype in self.kinds], np.int64)
+            slots = np.ones(self.slot_count, np.int64)
+            np.maximum.at(slots, self.slot_of[: len(self.kind_of)], nbytes[self.kind_of])
             slots = -(-slots // ALIGNMENT) * ALIGNMENT
             ends = np.cumsum(slots)
-            total = int(ends[-1]) if self._count else 0
+            total = int(ends[-1]) if self.slot_count else 0
             if len(self.layouts) >= _MAX_LAYOUTS:
                 self.layouts.pop(next(iter(self.layouts)))
-            found = self.layouts[key] = ((ends - slots)[self._slot_of], total)
+            found = self.layouts[key] = ((ends - slots)[self.slot_of], total)
         return found
 
 

@@ -11,7 +11,7 @@ from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.dtype import nbytes as nbytes_of
 from relayc.backend.runtime.errors import ArgumentError, ModuleError
 from relayc.backend.runtime.graph import Graph, GraphTensor
-from relayc.backend.runtime.layouts import Stage, bind_sizes, stages_of
+from relayc.backend.runtime.layouts import bind_sizes, stages_of
 from relayc.backend.runtime.module import Module, tree_sections
 from relayc.backend.runtime.sizes import evaluate, variables
 
@@ -96,7 +96,7 @@ def _activations(graph: Graph, sizes: dict[str, int]) -> tuple[int, tuple[str, .
     if not graph.is_dynamic:
         return graph.arena_bytes, ()
     total, unknown = 0, dict[str, None]()
-    for stage in (Stage(graph, *tensors) for tensors in stages_of(graph).values()):
+    for stage in stages_of(graph).values():
         missing = [name for name in stage.variables if name not in sizes]
         unknown |= dict.fromkeys(missing)
         total += 0 if missing else stage.layout(sizes)[1]

@@ -30,7 +30,7 @@ from relayc.backend.runtime.dtype import (
 from relayc.backend.runtime.errors import ArgumentError, DeviceError
 from relayc.backend.runtime.sizes import MAX_EXTENT, extent
 
-__all__ = ["NDArray", "array", "empty", "from_dlpack", "wrap_numpy", "zeros"]
+__all__ = ["C_TYPES", "NDArray", "array", "empty", "from_dlpack", "wrap_numpy", "zeros"]
 
 _INTEGERS = (int, np.integer)
 _HOST = cpu()
@@ -54,7 +54,7 @@ class _DataSpace:
             self._api.free_data_space(self._device, self.handle)
 
 
-_C_TYPES: dict[str, Any] = {"bool": ctypes.c_bool, "int64": ctypes.c_int64, "int32": ctypes.c_int32}
+C_TYPES: dict[str, Any] = {"bool": ctypes.c_bool, "int64": ctypes.c_int64, "int32": ctypes.c_int32}
 """ctypes' types of the elements that decide what runs."""
 
 
@@ -396,7 +396,7 @@ class NDArray:
 
     def first(self) -> Any:
         """The first element as a Python number. Internal; copied from the host's memory without a numpy array."""
-        kind = _C_TYPES.get(self.dtype)
+        kind = C_TYPES.get(self.dtype)
         if kind is not None and self.device.api.host_accessible:
             return kind.from_address(self.handle + self.byte_offset).value
         return self.numpy().reshape(-1)[0].item()

@@ -43,7 +43,7 @@ class StaticRunner:
     def _output_buffer(self, position: int) -> OutputBuffer | None:
         """The buffer of an output; None for one that aliases other memory."""
         tensor = self._graph.tensors[self._graph.outputs[position]]
-        own = (tensor.storage, tensor.place) == ("output", position)
+        own = self._graph.has_own_memory(position)
         return OutputBuffer(tensor.static_shape, tensor.dtype, self._device) if own else None
 
     def _make_runner(self) -> EntryRunner | NodeRunner | CapturingRunner:
