@@ -9,6 +9,7 @@ from relayc import te
 from relayc.te import Tensor
 from relayc.te.tir import Buffer, Dim, PrimExpr, Stmt, StringImm, call_intrin, ir_builder
 from relayc.te.tir.ir_builder import BufferView, IRBuilder
+from relayc.topi.loops import loop_nest
 
 __all__ = ["REPORT", "checked_indices"]
 
@@ -29,12 +30,10 @@ def checked_indices(indices: Tensor, sizes: Tensor, axes: Sequence[str], source:
         is_outside = ib.allocate("int32", 1, "is_outside")
         is_outside[0] = 0
 
-        def check(at: tuple[Any, ...], number: Any) -> None:
+        with loop_nest(ib, indices.shape) as at:
             value = te.cast("int64", index[at])
             out[at] = index[at]
-            is_outside[0] = is_outside[0] | te.cast("int32", _outside(value, size[number]))
-
-        _each(ib, indices.shape, len(axes), check)
+            is_outside[0] = is_outside[0] | te.cast("int32", _outside(value, size[_axis_at(at, axes)]))
         with ib.if_scope(is_outside[0] != 0):
             _report_first(ib, indices.shape, index, size, axes, source)
         return ib.get()
@@ -46,17 +45,9 @@ def _outside(index: PrimExpr, size: PrimExpr) -> PrimExpr:
     return te.any(index < -size, index >= size)
 
 
-def _each(ib: IRBuilder, shape: Sequence[Dim], depth: int, body: Any) -> None:
-    """Call ``body(place, number of the axis)`` in loops over all positions."""
-
-    def nest(at: tuple[Any, ...]) -> None:
-        if len(at) == len(shape):
-            body(at, at[0] if depth > 1 else 0)
-            return
-        with ib.for_range(0, shape[len(at)], f"i{len(at)}") as i:
-            nest((*at, i))
-
-    nest(())
+def _axis_at(at: Sequence[Any], axes: Sequence[str]) -> Any:
+    """The number of the axis that the position at this index is for."""
+    return at[0] if len(axes) > 1 else 0
 
 
 def _report_first(
@@ -67,15 +58,13 @@ def _report_first(
     found[0] = 0
     found[1] = -1
 
-    def look(at: tuple[Any, ...], number: Any) -> None:
-        value = te.cast("int64", index[at])
-        with ib.if_scope(te.all(found[1] < 0, _outside(value, size[number]))):
+    with loop_nest(ib, shape) as at:
+        value, extent = te.cast("int64", index[at]), size[_axis_at(at, axes)]
+        with ib.if_scope(te.all(found[1] < 0, _outside(value, extent))):
             found[1] = found[0]
             found[2] = value
-            found[3] = size[number]
+            found[3] = extent
         found[0] = found[0] + 1
-
-    _each(ib, shape, len(axes), look)
     dims = [te.cast("int64", te.tir.convert(d)) for d in shape]
     names = (StringImm(REPORT), StringImm(source), StringImm(",".join(axes)))
     ib.emit(call_intrin("int32", "call_packed", *names, found[1], found[2], found[3], *dims))

@@ -125,17 +125,27 @@ def flattened_product(
     data: Tensor, weight: Tensor, units: int, wide: str, pairs: Pairs | None = None
 ) -> Tensor:
     """`product_of_rows` with the leading dimensions of data (..., K) as rows: (..., `units`)."""
-    if data.ndim == 2:
-        return product_of_rows(data, weight, units, wide, pairs)
-    lead = data.shape[:-1]
-    shape = (num_elements(lead), data.shape[-1])
-    rows = te.compute(shape, lambda m, k: data(*unravel_index(m, lead), k), name="rows", tag=INJECTIVE)
-    result = product_of_rows(rows, weight, units, wide, pairs)
+    return with_rows(product_of_rows(as_rows(data), weight, units, wide, pairs), data.shape[:-1])
+
+
+def as_rows(x: Tensor, name: str = "rows") -> Tensor:
+    """x (..., K) with the leading dimensions as rows."""
+    if x.ndim == 2:
+        return x
+    lead = x.shape[:-1]
+    shape = (num_elements(lead), x.shape[-1])
+    return te.compute(shape, lambda m, k: x(*unravel_index(m, lead), k), name=name, tag=INJECTIVE)
+
+
+def with_rows(product: Tensor, lead: Sequence[Dim]) -> Tensor:
+    """A product (M, N), its rows under the leading dimensions `lead`."""
+    if len(lead) == 1:
+        return product
 
     def body(*i: Any) -> PrimExpr:
-        return result(ravel_index(i[:-1], lead), i[-1])
+        return product(ravel_index(i[:-1], lead), i[-1])
 
-    return te.compute((*lead, units), body, name="dense_of_rows", tag=INJECTIVE)
+    return te.compute((*lead, product.shape[-1]), body, name="dense_of_rows", tag=INJECTIVE)
 
 
 def dense_packed(

@@ -17,7 +17,7 @@ from relayc.te.dtype import INT32
 from relayc.te.tir import Dim, Let, PrimExpr, Var, as_dim, as_int
 from relayc.te.tir.ops import bitwise_and, right_shift
 from relayc.topi.indexing import inside
-from relayc.topi.nn.dense import first_columns, rounded
+from relayc.topi.nn.dense import as_rows, first_columns, rounded, with_rows
 from relayc.topi.tag import INJECTIVE
 from relayc.topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
 
@@ -164,8 +164,8 @@ def dense_blocks(
     """
     lead = data.shape[:-1]
     panels, nr = weights.codes.shape[0], weights.width
-    rows, row_sums = _as_rows(data), _as_rows(sums)
-    row_scales = None if data_scales is None else _as_rows(data_scales)
+    rows, row_sums = as_rows(data, "data_rows"), as_rows(sums, "sums_rows")
+    row_scales = None if data_scales is None else as_rows(data_scales, "scales_rows")
     b = te.reduce_axis((0, weights.blocks), name="b")
     products = _block_sums(rows, weights, row_scales is not None, in_16_bits)
 
@@ -180,7 +180,7 @@ def dense_blocks(
 
     shape, attrs = (rows.shape[0], as_dim(panels * nr)), {"block": nr, "groups": 1}
     result = first_columns(te.compute(shape, body, name="dense", tag="dense_blocks", attrs=attrs), weights.units)
-    return _with_rows(result, lead, weights.units)
+    return with_rows(result, lead)
 
 
 def _block_sums(rows: Tensor, weights: BlockWeights, are_bytes: bool, in_16_bits: bool) -> Tensor:
@@ -220,20 +220,3 @@ def _converted(weights: BlockWeights, to_bytes: bool) -> Tensor:
     steps = weights.depth // 4 if to_bytes else weights.depth
     shape = (weights.codes.shape[0], as_dim(steps), as_dim(weights.width))
     return te.compute(shape, weights.four_codes if to_bytes else floats, name="codes", tag="widened_weights")
-
-
-def _as_rows(x: Tensor) -> Tensor:
-    """x (..., K) with the leading dimensions as rows."""
-    if x.ndim == 2:
-        return x
-    lead = x.shape[:-1]
-    shape = (num_elements(lead), x.shape[-1])
-    return te.compute(shape, lambda m, k: x(*unravel_index(m, lead), k), name=f"{x.op.name}_rows", tag=INJECTIVE)
-
-
-def _with_rows(x: Tensor, lead: Sequence[Dim], columns: int) -> Tensor:
-    """Rows of `columns` under the leading dimensions `lead`."""
-    if len(lead) == 1:
-        return x
-    shape = (*lead, as_dim(columns))
-    return te.compute(shape, lambda *i: x(ravel_index(i[:-1], lead), i[-1]), name="dense_of_rows", tag=INJECTIVE)

@@ -17,7 +17,7 @@ from relayc.te import Tensor
 from relayc.te.tir import Dim, PrimExpr, as_dim
 from relayc.te.tir.ops import bitwise_or, call_intrin, left_shift
 from relayc.topi.nn.conv import kernel_axes, output_sizes, taps_at
-from relayc.topi.nn.dense import first_columns
+from relayc.topi.nn.dense import first_columns, with_rows
 from relayc.topi.nn.pad import pad_spatial
 from relayc.topi.tag import INJECTIVE
 from relayc.topi.utils import num_elements, ravel_index, unravel_index
@@ -64,7 +64,7 @@ def dense_dot4(
 
     shape = (num_elements(lead), as_dim(panels * nr))
     product = te.compute(shape, body, name="dense", tag="dense_packed", attrs=_attrs(nr, form))
-    return _rows(product, lead if rows is None else rows, units)
+    return with_rows(first_columns(product, units), lead if rows is None else rows)
 
 
 def dense_dot4_groups(data: Tensor, weight: Tensor, table: Tensor, units: int) -> Tensor:
@@ -83,7 +83,8 @@ def dense_dot4_groups(data: Tensor, weight: Tensor, table: Tensor, units: int) -
         return te.sum(_group(read, weight, table, n, k), axis=k)
 
     shape, attrs = (num_elements(lead), as_dim(panels * nr)), _attrs(nr, _form(weight))
-    return _rows(te.compute(shape, body, name="dense", tag="dense_packed", attrs=attrs), lead, units)
+    product = te.compute(shape, body, name="dense", tag="dense_packed", attrs=attrs)
+    return with_rows(first_columns(product, units), lead)
 
 
 def _form(weight: Tensor) -> str:
@@ -99,18 +100,6 @@ def _group(read: Callable[[Any], PrimExpr], weight: Tensor, table: Tensor, n: An
 
 def _attrs(block: Any, form: str) -> dict[str, Any]:
     return {"block": block, "groups": 1, "form": form}
-
-
-def _rows(product: Tensor, lead: Sequence[Dim], units: int) -> Tensor:
-    """The first `units` columns of a product, its rows reshaped to `lead`."""
-    total = first_columns(product, units)
-    if len(lead) == 1:
-        return total
-
-    def image(*i: Any) -> PrimExpr:
-        return total(ravel_index(i[:-1], lead), i[-1])
-
-    return te.compute((*lead, units), image, name="dense_of_rows", tag=INJECTIVE)
 
 
 def conv2d_dot4(
