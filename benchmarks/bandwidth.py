@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.records import append, machine
+from benchmarks.records import append, origin
 from relayc import relay
 from relayc.backend.llvm.ceilings import StreamingCopy
 from relayc.backend.runtime import device, graph_executor
@@ -369,8 +369,7 @@ def run_program(program: str, cases: Callable[[int], Iterator[Case]], doc: str, 
             figures = [measure(case, args.threads, args.rounds, args.target) for case in alike]
             for size, (rate, copy) in zip(sizes, figures, strict=True) if args.results else ():
                 append(args.results, {
-                    "program": f"benchmarks.{program}", "machine": machine(), "date": time.strftime("%Y-%m-%d"),
-                    "case": alike[0].name, "threads": args.threads, "megabytes": round(size / 1e6),
+                    **origin(program), "case": alike[0].name, "threads": args.threads, "megabytes": round(size / 1e6),
                     "gb_per_s": round(rate, 1), "copy_gb_per_s": round(copy, 1),
                     "percent_of_copy": round(100 * rate / copy),
                 })  # fmt: skip

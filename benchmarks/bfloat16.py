@@ -11,7 +11,6 @@ time divided by that of relayc.
 from __future__ import annotations
 
 import argparse
-import datetime
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.records import RESULTS, Record, append, machine, markdown
+from benchmarks.records import RESULTS, Record, append, markdown, origin
 from relayc import relay
 from relayc.backend.runtime import device
 from relayc.backend.runtime.graph_executor import GraphModule
@@ -83,10 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.models.split(","):
         path = options.zoo / f"{name}.onnx"
         found = measure(path, dict(np.load(path.with_suffix(".npz"))), options.rounds)
-        append(RESULTS / "bfloat16.jsonl", {
-            "program": "benchmarks.bfloat16", "machine": machine(), "date": str(datetime.date.today()),
-            "case": name, "threads": 1, **found,
-        })  # fmt: skip
+        append(RESULTS / "bfloat16.jsonl", {**origin("bfloat16"), "case": name, "threads": 1, **found})
         rows.append([name, *[f"{found[f'{e}_ms']:.1f}" for e in ("relayc_float32", "relayc", "openvino")],
                      f"{found['openvino_ms'] / found['relayc_ms']:.2f}",
                      *[f"{found[f'{e}_error']:.1e}" for e in ("relayc", "openvino")]])  # fmt: skip

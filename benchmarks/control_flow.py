@@ -20,7 +20,7 @@ import onnxruntime
 from onnx import ModelProto, parser
 
 from benchmarks.dynamic import seconds_of
-from benchmarks.records import append, machine
+from benchmarks.records import append, origin
 from relayc import relay
 from relayc.backend.runtime import GraphModule, device
 from relayc.frontends.onnx import from_onnx
@@ -219,8 +219,8 @@ def main() -> None:
         print(f"{name:<10} {ours:10.3f} {others:15.3f} {ours / others:7.2f}")
         if chosen.out is not None:
             times = {"relayc_us": round(ours, 3), "onnxruntime_us": round(others, 3)}
-            measured = {"program": "benchmarks.control_flow", "machine": machine(), "date": time.strftime("%Y-%m-%d")}
-            append(chosen.out, {**measured, "case": name, "target": chosen.target, "threads": 1, **times})
+            measured = {"case": name, "target": chosen.target, "threads": 1, **times}
+            append(chosen.out, origin("control_flow") | measured)
 
 
 if __name__ == "__main__":

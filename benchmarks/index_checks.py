@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import relayc
 from benchmarks.dynamic import seconds_of
-from benchmarks.records import append, machine
+from benchmarks.records import append, origin
 from relayc.runtime import GraphModule, device
 
 OPTIONS = ({}, {"relay.check_indices": True})
@@ -80,8 +80,7 @@ def main() -> None:
                 path = options.zoo / f"{name}.onnx"
                 with np.load(path.with_suffix(".npz")) as arrays:
                     inputs = {key: arrays[key] for key in arrays.files}
-            facts = {"program": "benchmarks.index_checks", "machine": machine(), "date": time.strftime("%Y-%m-%d")}
-            record = {**facts, "case": name, **measure(path, inputs, options.rounds)}
+            record = {**origin("index_checks"), "case": name, **measure(path, inputs, options.rounds)}
             print(json.dumps(record), flush=True)
             if options.out is not None:
                 append(options.out, record)

@@ -14,7 +14,6 @@ each weight and row.
 from __future__ import annotations
 
 import argparse
-import datetime
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.dynamic import seconds_of
-from benchmarks.records import append, machine
+from benchmarks.records import append, origin
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.frontends.onnx import from_onnx
@@ -184,8 +183,8 @@ def measure(decoder: Decoder, rows: Sequence[int], dynamic: bool, rounds: int, r
         found = {name: statistics.median(values) for name, values in times.items()}
         roof = _READ_BYTES / found["read"]
         record = {
-            "program": "benchmarks.low_bits", "machine": machine(), "date": str(datetime.date.today()),
-            "case": decoder.case(m, dynamic), "threads": 1, **asdict(decoder), "rows": m, "dynamic": dynamic,
+            **origin("low_bits"), "case": decoder.case(m, dynamic), "threads": 1, **asdict(decoder), "rows": m,
+            "dynamic": dynamic,
             **{f"{name}_ms": round(found[name] * 1e3, 3) for name in made},
             "ratio": round(found["onnxruntime"] / found["relayc"], 3), "read_gbs": round(roof / 1e9, 1),
             "difference": float(f"{error:.2g}"),

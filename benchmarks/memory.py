@@ -14,14 +14,13 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 
 import relayc
 from benchmarks.light import LIGHT_MODELS, write_light
-from benchmarks.records import append, machine
+from benchmarks.records import append, origin
 from relayc.cli.model_facts import compiled_facts
 from relayc.runtime import CompiledModel
 
@@ -52,9 +51,8 @@ def measure(name: str, kind: str, model: CompiledModel, inputs: Path, scratch: P
         facts = compiled_facts(model, {key: arrays[key].shape for key in arrays.files})
     used = used_bytes(artifact, inputs)
     ratio = facts["process_bytes"] / used
-    row = {"program": "benchmarks.memory", "machine": machine(), "date": time.strftime("%Y-%m-%d"),
-           "case": name, "shapes": kind, "predicted": facts["process_bytes"], "used": used, "ratio": round(ratio, 3),
-           "unknown": len(facts["memory"]["unknown"])}  # fmt: skip
+    row = {**origin("memory"), "case": name, "shapes": kind, "predicted": facts["process_bytes"], "used": used,
+           "ratio": round(ratio, 3), "unknown": len(facts["memory"]["unknown"])}  # fmt: skip
     print(json.dumps(row), flush=True)
     if out is not None:
         append(out, row)

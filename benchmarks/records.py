@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 
-__all__ = ["CPUS", "MACHINES", "RESULTS", "Record", "append", "geometric_mean", "machine", "markdown", "ratio", "read"]
+__all__ = [
+    "CPUS", "MACHINES", "RESULTS", "Record", "append", "geometric_mean", "machine", "markdown", "origin", "ratio",
+    "read",
+]  # fmt: skip
 
 RESULTS = Path(__file__).parent / "results"
 """The folder of results."""
@@ -34,6 +38,11 @@ def machine() -> str:
     """The name of this machine's CPU in the results; LLVM's name of a CPU that has no results yet."""
     name = llvm.get_host_cpu_name()
     return _LLVM_NAMES.get(name, name)
+
+
+def origin(program: str) -> Record:
+    """What every record begins with: the program of this folder that measures, this machine, and the day."""
+    return {"program": f"benchmarks.{program}", "machine": machine(), "date": time.strftime("%Y-%m-%d")}
 
 
 def read(path: Path | str) -> list[Record]:

@@ -23,7 +23,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import relayc
 from benchmarks.light import write_light
-from benchmarks.records import append, machine
+from benchmarks.records import append, origin
 from relayc.runtime import load_model
 from relayc.server import CompiledRunner, ModelOptions, Repository, Stop, TensorSpec, serve
 
@@ -210,8 +209,8 @@ def main() -> None:
         print(f"{case:<12} onnxruntime's CPU time of a request divided by relayc's: {ratio:.2f}", flush=True)
         if options.out is not None:
             append(options.out, {
-                "program": "benchmarks.serving", "machine": machine(), "date": date.today().isoformat(), "case": case,
-                "connections": options.connections, "instances": INSTANCES, "batch": BATCH.get(case, 1),
+                **origin("serving"), "case": case, "connections": options.connections, "instances": INSTANCES,
+                "batch": BATCH.get(case, 1),
                 **{f"{e}_{f}": round(v, 4) for e, values in figures.items() for f, v in values.items()},
             })  # fmt: skip
 

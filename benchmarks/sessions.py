@@ -16,12 +16,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.models import all_models, locate
-from benchmarks.records import RESULTS, Record, append, geometric_mean, machine, markdown, read
+from benchmarks.records import RESULTS, Record, append, geometric_mean, markdown, origin, read
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINES = {"relayc": "relayc.onnxruntime", "onnxruntime": "onnxruntime"}
@@ -79,8 +78,8 @@ def measure(name: str, path: Path, inputs: Path, threads: int, starts: int, seco
         for _ in range(starts):
             for engine, results in found.items():
                 results.append(_start(engine, path, inputs, threads, seconds, Path(folder)))
-    facts = {"program": "benchmarks.sessions", "machine": machine(), "date": time.strftime("%Y-%m-%d"), "case": name,
-             "threads": threads, "starts": starts, "cold_ready_ms": cold["ready_ms"]}  # fmt: skip
+    facts = {**origin("sessions"), "case": name, "threads": threads, "starts": starts,
+             "cold_ready_ms": cold["ready_ms"]}  # fmt: skip
     medians = {engine: _medians(results) for engine, results in found.items()}
     return facts | {f"{engine}_{key}": ms for engine, figures in medians.items() for key, ms in figures.items()}
 

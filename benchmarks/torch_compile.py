@@ -14,12 +14,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
 
-from benchmarks.records import RESULTS, append, machine
+from benchmarks.records import RESULTS, append, origin
 
 
 def resnet18() -> tuple[Any, torch.Tensor]:
@@ -90,9 +89,7 @@ def main() -> None:
         row = measured(name, options.turns)
         print(json.dumps(row), flush=True)
         if options.record:
-            today = f"{datetime.now(UTC):%Y-%m-%d}"
-            about = {"program": "benchmarks.torch_compile", "machine": machine(), "date": today}
-            append(RESULTS / "torch_compile.jsonl", {**about, **row})
+            append(RESULTS / "torch_compile.jsonl", {**origin("torch_compile"), **row})
 
 
 if __name__ == "__main__":
