@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.records import RESULTS, Record, append, markdown, origin
+from benchmarks.timing import in_turns
 from relayc import relay
 from relayc.backend.runtime import device
 from relayc.backend.runtime.graph_executor import GraphModule
@@ -58,14 +59,9 @@ def measure(path: Path, feeds: Feeds, rounds: int) -> Record:
         "openvino": of_openvino(path, feeds),
     }
     results = {name: np.asarray(run(), np.float64) for name, run in runs.items()}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            begin = time.process_time()
-            run()
-            times[name].append(1e3 * (time.process_time() - begin))
+    times = in_turns(runs, rounds, 0.0, time.process_time)
     exact = results["relayc_float32"]
-    record: Record = {f"{name}_ms": round(statistics.median(found), 2) for name, found in times.items()}
+    record: Record = {f"{name}_ms": round(1e3 * statistics.median(found), 2) for name, found in times.items()}
     for name in ("relayc", "openvino"):
         record[f"{name}_error"] = float(f"{np.abs(results[name] - exact).max() / np.abs(exact).max():.2g}")
     return record

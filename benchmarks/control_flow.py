@@ -19,8 +19,8 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, parser
 
-from benchmarks.dynamic import seconds_of
 from benchmarks.records import append, origin
+from benchmarks.timing import in_turns
 from relayc import relay
 from relayc.backend.runtime import GraphModule, device
 from relayc.frontends.onnx import from_onnx
@@ -199,9 +199,9 @@ def measure(name: str, target: str, seconds: float, rounds: int) -> tuple[float,
     module, peer = compiled(case, target), session(case)
     for mine, theirs in zip(module(**case.feeds), peer.run(None, case.feeds), strict=True):
         np.testing.assert_allclose(mine.numpy(), theirs, rtol=2e-3, atol=2e-3)
-    runs = [module.run, lambda: peer.run(None, case.feeds)]
-    pairs = [[seconds_of(run, seconds, time.thread_time) for run in runs] for _ in range(rounds)]
-    ours, others = (1e6 * statistics.median(column) / case.turns for column in zip(*pairs, strict=True))
+    runs = {"relayc": module.run, "onnxruntime": lambda: peer.run(None, case.feeds)}
+    times = in_turns(runs, rounds, seconds, time.thread_time)
+    ours, others = (1e6 * statistics.median(times[name]) / case.turns for name in runs)
     return ours, others
 
 

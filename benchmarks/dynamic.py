@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +21,11 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from benchmarks.timing import Clock, seconds_of
 from relayc import relay
 from relayc.backend.runtime import GraphModule, device
 from relayc.frontends.onnx import from_onnx
 
-Clock = Callable[[], float]
 Arrays = dict[str, np.ndarray]
 
 
@@ -129,15 +129,6 @@ def executor(model: onnx.ModelProto, shapes: dict[str, tuple[int | str, ...]], t
     """The model compiled for these shapes."""
     mod, params = from_onnx(model, shape=shapes)
     return GraphModule(relay.build(mod, "llvm", params)["default"](device("cpu", 0)), threads)
-
-
-def seconds_of(run: Callable[[], object], seconds: float, now: Clock) -> float:
-    """Seconds of one run by the clock `now`, the mean over runs that take about `seconds` in all."""
-    begin, count = now(), 0
-    while now() - begin < seconds or not count:
-        run()
-        count += 1
-    return (now() - begin) / count
 
 
 def compare(dynamic: GraphModule, static: GraphModule, rounds: int, seconds: float, now: Clock) -> tuple[float, float]:

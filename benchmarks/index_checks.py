@@ -22,8 +22,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import relayc
-from benchmarks.dynamic import seconds_of
 from benchmarks.records import append, origin
+from benchmarks.timing import in_turns
 from relayc.runtime import GraphModule, device
 
 OPTIONS = ({}, {"relay.check_indices": True})
@@ -54,11 +54,8 @@ def measure(path: Path, inputs: dict[str, Any], rounds: int) -> dict[str, Any]:
         model = relayc.compile_onnx(path, config=config)
         executors.append(GraphModule(model["default"](device("cpu")), 1))
         executors[-1].set_input(**inputs)
-    best = [float("inf")] * len(OPTIONS)
-    for _ in range(rounds):
-        for number, executor in enumerate(executors):
-            best[number] = min(best[number], seconds_of(executor.run, 0.02, time.thread_time))
-    plain, checked = (1e3 * seconds for seconds in best)
+    times = in_turns({"plain": executors[0].run, "checked": executors[1].run}, rounds, 0.02, time.thread_time)
+    plain, checked = (1e3 * min(seconds) for seconds in times.values())
     kernels = [call.us for call in executors[1].profile(rounds) if call.ops.startswith("indices.check")]
     return {"ms": round(plain, 4), "checked_ms": round(checked, 4), "ratio": round(checked / plain, 4),
             "checks": len(kernels), "check_us": round(sum(kernels), 2)}  # fmt: skip

@@ -26,8 +26,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.dynamic import seconds_of
 from benchmarks.records import append, origin
+from benchmarks.timing import in_turns
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.frontends.onnx import from_onnx
@@ -175,11 +175,8 @@ def measure(decoder: Decoder, rows: Sequence[int], dynamic: bool, rounds: int, r
         x = np.random.default_rng(m).normal(size=(1, m, decoder.hidden)).astype(np.float32)
         outputs = [run(x) for run in made.values()]
         error = float(np.abs(outputs[0] - outputs[1]).max() / np.abs(outputs[1]).max())
-        times: dict[str, list[float]] = {name: [] for name in (*made, "read")}
-        for _ in range(rounds):
-            for name, run in made.items():
-                times[name].append(seconds_of(partial(run, x), _SECONDS, time.thread_time))
-            times["read"].append(seconds_of(read, _SECONDS, time.thread_time))
+        runs = {**{name: partial(run, x) for name, run in made.items()}, "read": read}
+        times = in_turns(runs, rounds, _SECONDS, time.thread_time)
         found = {name: statistics.median(values) for name, values in times.items()}
         roof = _READ_BYTES / found["read"]
         record = {

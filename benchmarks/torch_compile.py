@@ -13,12 +13,13 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.records import RESULTS, append, origin
+from benchmarks.timing import in_turns, seconds_of
 
 
 def resnet18() -> tuple[Any, torch.Tensor]:
@@ -50,12 +51,6 @@ def gpt2_6_layers() -> tuple[Any, torch.Tensor]:
 MODELS = {make.__name__: make for make in (resnet18, mobilenet_v3_small, bert_6_layers, gpt2_6_layers)}
 
 
-def milliseconds(call: Callable[[], Any]) -> float:
-    started = time.thread_time_ns()
-    call()
-    return (time.thread_time_ns() - started) / 1e6
-
-
 def measured(name: str, turns: int) -> dict[str, Any]:
     """The times of one model, and of the first calls, which compile."""
     torch.manual_seed(0)
@@ -64,18 +59,16 @@ def measured(name: str, turns: int) -> dict[str, Any]:
     model.eval()
     ours = torch.compile(model, backend="relayc", options={"threads": 1})
     calls = {"relayc": ours, "inductor": torch.compile(model), "eager": model}
-    times: dict[str, list[float]] = {kind: [] for kind in calls}
+    runs = {kind: partial(call, x) for kind, call in calls.items()}
     with torch.no_grad():
-        first = {kind: milliseconds(lambda call=call: call(x)) for kind, call in calls.items()}
-        for _ in range(turns):
-            for kind, call in calls.items():
-                times[kind].append(milliseconds(lambda call=call: call(x)))
+        first = {kind: seconds_of(run, 0.0, time.thread_time) for kind, run in runs.items()}
+        times = in_turns(runs, turns, 0.0, time.thread_time)
     row: dict[str, Any] = {"case": name, "turns": turns, "torch": torch.__version__}
-    row |= {f"{kind}_ms": round(statistics.median(values), 2) for kind, values in times.items()}
+    row |= {f"{kind}_ms": round(1e3 * statistics.median(values), 2) for kind, values in times.items()}
     for kind in ("inductor", "eager"):
         ratios = [theirs / mine for theirs, mine in zip(times[kind], times["relayc"], strict=True)]
         row[f"{kind}_ratio"] = round(statistics.median(ratios), 2)
-    return row | {f"{kind}_first_s": round(first[kind] / 1e3, 1) for kind in ("relayc", "inductor")}
+    return row | {f"{kind}_first_s": round(first[kind], 1) for kind in ("relayc", "inductor")}
 
 
 def main() -> None:
