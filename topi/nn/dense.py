@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,8 @@ from relayc.topi.utils import (
 )
 
 __all__ = [
-    "Pairs", "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "first_columns",
-    "flattened_product", "int16_pairs", "pack_panels", "rounded", "take_from_panels", "widened",
+    "Pairs", "as_rows", "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "first_columns",
+    "int16_pairs", "pack_panels", "rounded", "take_from_panels", "widened", "with_rows",
 ]  # fmt: skip
 
 
@@ -121,20 +122,13 @@ def first_columns(product: Tensor, columns: Dim) -> Tensor:
     return te.compute((*product.shape[:-1], columns), body, name=f"{product.op.name}_columns", tag=INJECTIVE)
 
 
-def flattened_product(
-    data: Tensor, weight: Tensor, units: int, wide: str, pairs: Pairs | None = None
-) -> Tensor:
-    """`product_of_rows` with the leading dimensions of data (..., K) as rows: (..., `units`)."""
-    return with_rows(product_of_rows(as_rows(data), weight, units, wide, pairs), data.shape[:-1])
-
-
-def as_rows(x: Tensor, name: str = "rows") -> Tensor:
+def as_rows(x: Tensor) -> Tensor:
     """x (..., K) with the leading dimensions as rows."""
     if x.ndim == 2:
         return x
     lead = x.shape[:-1]
     shape = (num_elements(lead), x.shape[-1])
-    return te.compute(shape, lambda m, k: x(*unravel_index(m, lead), k), name=name, tag=INJECTIVE)
+    return te.compute(shape, lambda m, k: x(*unravel_index(m, lead), k), name="rows", tag=INJECTIVE)
 
 
 def with_rows(product: Tensor, lead: Sequence[Dim]) -> Tensor:
@@ -153,8 +147,8 @@ def dense_packed(
 ) -> Tensor:
     """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`; see `product_of_rows`."""
     out_dtype = out_dtype or data.dtype
-    product = flattened_product(data, weight, units, accumulator_type(out_dtype), pairs=pairs)
-    return rounded(product, out_dtype)
+    product = product_of_rows(as_rows(data), weight, units, accumulator_type(out_dtype), pairs)
+    return rounded(with_rows(product, data.shape[:-1]), out_dtype)
 
 
 def pack_panels(x: Tensor, width: int, transposed: bool = False) -> Tensor:

@@ -7,7 +7,6 @@ of its bytes, the others in the high halves, so that a mask makes each four an o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from relayc.te.tir.ops import bitwise_and, right_shift
 from relayc.topi.indexing import inside
 from relayc.topi.nn.dense import as_rows, first_columns, rounded, with_rows
 from relayc.topi.tag import INJECTIVE
-from relayc.topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
+from relayc.topi.utils import accumulator_type
 
 __all__ = ["BlockWeights", "dense_bits", "dense_blocks", "quantize_blocks", "take_bits"]
 
@@ -162,10 +161,9 @@ def dense_blocks(
     scales. `in_16_bits` is for processors that add products of bytes in 16 bits (no VNNI): eight products are one step,
     and the halves of 8-bit codes are multiplied separately, so that no sum overflows.
     """
-    lead = data.shape[:-1]
     panels, nr = weights.codes.shape[0], weights.width
-    rows, row_sums = as_rows(data, "data_rows"), as_rows(sums, "sums_rows")
-    row_scales = None if data_scales is None else as_rows(data_scales, "scales_rows")
+    rows, row_sums = as_rows(data), as_rows(sums)
+    row_scales = None if data_scales is None else as_rows(data_scales)
     b = te.reduce_axis((0, weights.blocks), name="b")
     products = _block_sums(rows, weights, row_scales is not None, in_16_bits)
 
@@ -180,7 +178,7 @@ def dense_blocks(
 
     shape, attrs = (rows.shape[0], as_dim(panels * nr)), {"block": nr, "groups": 1}
     result = first_columns(te.compute(shape, body, name="dense", tag="dense_blocks", attrs=attrs), weights.units)
-    return with_rows(result, lead)
+    return with_rows(result, data.shape[:-1])
 
 
 def _block_sums(rows: Tensor, weights: BlockWeights, are_bytes: bool, in_16_bits: bool) -> Tensor:
