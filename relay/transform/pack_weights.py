@@ -39,7 +39,7 @@ from relayc.relay.op.nn.dot4 import (
     Words,
 )
 from relayc.relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
-from relayc.relay.op.nn.pad import pad
+from relayc.relay.op.nn.pad import pad, pad_last
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
 from relayc.relay.op.qnn import flipped, unflipped
 from relayc.relay.op.transform import Reshape, StridedSlice, Transpose
@@ -225,9 +225,8 @@ class _Packer:
         units, depth = outputs_first.shape
         width = self._width(rows, units, depth, depth, form="dot2_bfloat16")
         panels = self._bfloat16_panels(weight, outputs_first, f"{order} in pairs", width)
-        *lead, _ = call.args[0].shape
-        matrix = reshaped(_whole_words(call.args[0], depth), (product(lead), depth + depth % 2))
-        made = DenseDot2Bfloat16(units=units, rows=None if len(lead) == 1 else tuple(call.shape[:-1]))
+        matrix, lead = _matrix(pad_last(call.args[0], depth % 2))
+        made = DenseDot2Bfloat16(units=units, rows=lead)
         return _as_type(Call(made, (Call(Words(), (matrix,)), panels), span=call.span), call)
 
     def _convolution_bfloat16(
@@ -235,7 +234,7 @@ class _Packer:
     ) -> Expr:
         """A convolution by pairs of bfloat16 channels."""
         channels, *kernel, inputs = outputs_first.shape
-        if math.prod(kernel) == 1 and not any(op.padding) and set(op.strides) == {1}:
+        if _is_product(op, kernel):
             matrix = outputs_first.reshape(channels, inputs)
             return self._dense_bfloat16(call, weight, matrix, f"{op.kernel_layout} as a matrix", rows)
         row_size = call.shape[-2] if isinstance(call.shape[-2], int) else 0
@@ -245,16 +244,14 @@ class _Packer:
         made = Conv2DNHWCDot2Bfloat16(
             channels=channels, strides=op.strides, padding=op.padding, dilation=op.dilation
         )
-        data = Call(Words(), (_whole_words(call.args[0], inputs),))
+        data = Call(Words(), (pad_last(call.args[0], inputs % 2),))
         return _as_type(Call(made, (data, panels), span=call.span), call)
 
     def _bfloat16_panels(self, weight: Constant, outputs_first: Array, order: str, width: int) -> Constant:
         """Weights (N, ..., K) in panels of pairs (ceil(N / width), ..., ceil(K / 2), width)."""
         key = (id(weight), order, width)
         if key not in self.packed:
-            missing = outputs_first.shape[-1] % 2
-            whole = np.pad(outputs_first, [*[(0, 0)] * (outputs_first.ndim - 1), (0, missing)])
-            words = np.ascontiguousarray(whole).view("<i4")
+            words = _padded_last(outputs_first, outputs_first.shape[-1] % 2).view("<i4")
             self.packed[key] = Constant(self.panels.panels(words, width), span=weight.span)
         return self.packed[key]
 
@@ -384,7 +381,7 @@ class _Packer:
         row_size = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
         padded = any(op.padding)
         steps, row_stride = math.prod(kernel) * group_size, group_size * op.strides[-1]
-        is_product = math.prod(kernel) == 1 and not padded and set(op.strides) == {1}
+        is_product = _is_product(op, kernel)
         width = 0
         if is_product or all(isinstance(d, int) for d in call.shape):
             width = self._amx_panel(rows, channels, math.prod(kernel) * -(-group_size // 4))
@@ -422,9 +419,7 @@ class _Packer:
             return None
         key = (id(weight), order, width)
         if key not in self.dot4:
-            int8_weights = np.ascontiguousarray(outputs_first.astype(np.int8))
-            if missing:
-                int8_weights = np.pad(int8_weights, [*[(0, 0)] * (int8_weights.ndim - 1), (0, missing)])
+            int8_weights = _padded_last(outputs_first.astype(np.int8), missing)
             if flat:
                 int8_weights = int8_weights.reshape(len(int8_weights), -1)
             if has_byte_products(self.target):
@@ -439,8 +434,7 @@ class _Packer:
         if known is None:
             return None
         quantized, zero = _unsigned(*found)
-        quantized = pad(quantized, [*[(0, 0)] * (len(quantized.shape) - 1), (0, missing)]) if missing else quantized
-        return _Dot4(quantized, zero, *known)
+        return _Dot4(pad_last(quantized, missing), zero, *known)
 
     def _winograd_plan(self, call: Call, op: Conv2D | Conv3D) -> WinogradPlan | None:
         shape = winograd_shape(call, op) if call.dtype == "float32" else None
@@ -496,11 +490,8 @@ class _Dot4:
         """The result of `call`, a matrix product."""
         if self.table is not None:
             return self.sums(DenseDot4Groups(units=units), call)
-        *rows, depth = self.quantized.tensor_type.shape
-        if len(rows) == 1:
-            return self.sums(DenseDot4(units=units), call)
-        matrix = replace(self, quantized=reshaped(self.quantized, (product(rows), depth)))
-        return matrix.sums(DenseDot4(units=units, rows=tuple(rows)), call)
+        matrix, lead = _matrix(self.quantized)
+        return replace(self, quantized=matrix).sums(DenseDot4(units=units, rows=lead), call)
 
     def sums(self, op: DenseDot4 | DenseDot4Groups | Conv2DNHWCDot4 | WindowDot4Groups, call: Call) -> Expr:
         """The result of `call`, of int32."""
@@ -597,9 +588,21 @@ def _as_type(product: Expr, call: Call) -> Expr:
     return make_call("cast", (product,), call.span, dtype=str(call.dtype))
 
 
-def _whole_words(data: Expr, last: int) -> Expr:
-    """Data of bfloat16 with 0 added to the last dimension, of size `last`, if it is odd."""
-    return pad(data, [*[(0, 0)] * (len(data.shape) - 1), (0, 1)]) if last % 2 else data
+def _matrix(data: Expr) -> tuple[Expr, tuple[Dim, ...] | None]:
+    """Data (..., K) as a matrix, and its leading dimensions if that has others."""
+    *lead, depth = data.shape
+    return (data, None) if len(lead) == 1 else (reshaped(data, (product(lead), depth)), tuple(lead))
+
+
+def _padded_last(x: Array, count: int) -> Array:
+    """A contiguous array: `x` with `count` zeros after the last dimension."""
+    whole = np.ascontiguousarray(x)
+    return np.pad(whole, [*[(0, 0)] * (x.ndim - 1), (0, count)]) if count else whole
+
+
+def _is_product(op: Conv2D, kernel: Sequence[int]) -> bool:
+    """Is a convolution, pointwise and of every pixel, a product of rows?"""
+    return math.prod(kernel) == 1 and not any(op.padding) and set(op.strides) == {1}
 
 
 def _quantized_and_constant(data: Expr) -> tuple[Expr, int]:

@@ -12,7 +12,7 @@ from relayc.relay.expr import Call, Constant, Expr
 from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, require, require_float
 from relayc.relay.op.indexing import TAKE_MODES, positions_inside
-from relayc.relay.op.nn.pad import pad
+from relayc.relay.op.nn.pad import pad_last
 from relayc.relay.type import TensorType, TupleType, Type, dims_match
 from relayc.topi.nn.dense_bits import LARGEST_CODE, SMALLEST_SCALE, BlockWeights
 
@@ -276,10 +276,8 @@ def dense_bits(
     (N, blocks), zeros None for 2^(bits - 1). The last block may be longer than the data, which is then padded.
     """
     missing = quantized.shape[1] * 8 // bits - int(data.shape[-1])  # type: ignore[arg-type]
-    if missing:
-        data = pad(data, [(0, 0)] * (len(data.shape) - 1) + [(0, missing)])
     op = DenseBits(units=len(quantized), bits=bits, int8_activations=int8_activations)
-    return op(data, *_packed(quantized, scales, zeros, bits))
+    return op(pad_last(data, missing), *_packed(quantized, scales, zeros, bits))
 
 
 def take_bits(

@@ -14,7 +14,7 @@ from relayc.relay.op.common import Array, require
 from relayc.relay.type import TensorType, Type
 from relayc.te.tir import as_dim
 
-__all__ = ["Pad", "pad"]
+__all__ = ["Pad", "pad", "pad_last"]
 
 _MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
@@ -103,3 +103,8 @@ def pad(data: Expr, pad_width: Sequence[Sequence[int]], pad_value: float = 0, pa
     """`data` padded by (before, after) elements in each dimension."""
     widths = tuple([(int(before), int(after)) for before, after in pad_width])
     return Pad(pad_width=widths, pad_value=pad_value, pad_mode=pad_mode)(data)
+
+
+def pad_last(data: Expr, count: int) -> Expr:
+    """`data` with `count` zeros after the last dimension."""
+    return pad(data, [*[(0, 0)] * (len(data.shape) - 1), (0, count)]) if count else data
