@@ -13,12 +13,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.engines import Runner, openvino_runner
 from benchmarks.records import RESULTS, Record, append, markdown, origin
 from benchmarks.timing import in_turns
 from relayc import relay
@@ -28,27 +29,14 @@ from relayc.frontends.onnx import from_onnx
 from relayc.te.ir import PassContext
 
 Feeds = dict[str, np.ndarray[Any, Any]]
-Run = Callable[[], np.ndarray[Any, Any]]
 
 
-def of_relayc(path: Path, feeds: Feeds, precision: str) -> Run:
-    """A run of the model in "" (float32) or "bfloat16" by one thread; returns its first output."""
+def of_relayc(path: Path, feeds: Feeds, precision: str) -> Runner:
+    """Runs of the model in "" (float32) or "bfloat16" by one thread."""
     mod, params = from_onnx(path, shape={name: x.shape for name, x in feeds.items()})
     with PassContext(config={"relay.ToMixedPrecision.dtype": precision}):
         executor = GraphModule(relay.build(mod, "llvm", params)["default"](device("cpu", 0)), 1)
-    return lambda: executor.infer(feeds)[0]
-
-
-def of_openvino(path: Path, feeds: Feeds) -> Run:
-    """A run by OpenVINO in bfloat16; returns its first output."""
-    import openvino
-
-    core = openvino.Core()
-    model = core.read_model(path)
-    model.reshape({name: list(x.shape) for name, x in feeds.items()})
-    settings = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "bf16"}
-    request = core.compile_model(model, "CPU", settings).create_infer_request()
-    return lambda: request.infer(feeds, share_inputs=True)[0]
+    return lambda: executor.infer(feeds)
 
 
 def measure(path: Path, feeds: Feeds, rounds: int) -> Record:
@@ -56,9 +44,9 @@ def measure(path: Path, feeds: Feeds, rounds: int) -> Record:
     runs = {
         "relayc_float32": of_relayc(path, feeds, ""),
         "relayc": of_relayc(path, feeds, "bfloat16"),
-        "openvino": of_openvino(path, feeds),
+        "openvino": openvino_runner(path, 1, feeds, "bf16"),
     }
-    results = {name: np.asarray(run(), np.float64) for name, run in runs.items()}
+    results = {name: np.asarray(run()[0], np.float64) for name, run in runs.items()}
     times = in_turns(runs, rounds, 0.0, time.process_time)
     exact = results["relayc_float32"]
     record: Record = {f"{name}_ms": round(1e3 * statistics.median(found), 2) for name, found in times.items()}

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 from onnx import ModelProto, parser
 
+from benchmarks.engines import onnxruntime_session
 from benchmarks.records import append, origin
 from benchmarks.timing import in_turns
 from relayc import relay
@@ -185,18 +185,10 @@ def compiled(case: Case, target: str) -> GraphModule:
     return GraphModule(relay.build(module, target, params)["default"](device("cpu", 0)), num_threads=1)
 
 
-def session(case: Case) -> onnxruntime.InferenceSession:
-    """onnxruntime's executor of one thread for a case."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(case.model.SerializeToString(), options, ["CPUExecutionProvider"])
-
-
 def measure(name: str, target: str, seconds: float, rounds: int) -> tuple[float, float]:
     """Microseconds of an iteration, ours and onnxruntime's: medians. Raises AssertionError if results differ."""
     case = CASES[name]
-    module, peer = compiled(case, target), session(case)
+    module, peer = compiled(case, target), onnxruntime_session(case.model.SerializeToString())
     for mine, theirs in zip(module(**case.feeds), peer.run(None, case.feeds), strict=True):
         np.testing.assert_allclose(mine.numpy(), theirs, rtol=2e-3, atol=2e-3)
     runs = {"relayc": module.run, "onnxruntime": lambda: peer.run(None, case.feeds)}

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ENGINES", "Engine", "compare", "compile_seconds"]
+__all__ = ["ENGINES", "Engine", "compare", "compile_seconds", "onnxruntime_session", "openvino_runner"]
 
 Runner = Callable[[], list[Any]]
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,7 +60,8 @@ def _relayc(path: str, threads: int, feeds: dict[str, Any]) -> Runner:
     return run
 
 
-def _onnxruntime(path: str, threads: int, feeds: dict[str, Any]) -> Runner:
+def onnxruntime_session(model: str | Path | bytes, threads: int = 1) -> Any:
+    """An `onnxruntime.InferenceSession` of a model's file, or of its bytes, on so many threads of the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -68,11 +69,16 @@ def _onnxruntime(path: str, threads: int, feeds: dict[str, Any]) -> Runner:
     options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _onnxruntime(path: str, threads: int, feeds: dict[str, Any]) -> Runner:
+    session = onnxruntime_session(path, threads)
     return lambda: session.run(None, feeds)
 
 
-def _openvino(path: str, threads: int, feeds: dict[str, Any]) -> Runner:
+def openvino_runner(path: str | Path, threads: int, feeds: dict[str, Any], precision: str = "f32") -> Runner:
+    """Runs of a model by OpenVINO in a precision of its products, "f32" or "bf16"."""
     import openvino
 
     core = openvino.Core()
@@ -82,7 +88,7 @@ def _openvino(path: str, threads: int, feeds: dict[str, Any]) -> Runner:
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": precision,
     }
     request = core.compile_model(model, "CPU", settings).create_infer_request()
 
@@ -96,7 +102,7 @@ def _openvino(path: str, threads: int, feeds: dict[str, Any]) -> Runner:
 ENGINES: dict[str, Callable[[str, int, dict[str, Any]], Runner]] = {
     "relayc": _relayc,
     "onnxruntime": _onnxruntime,
-    "openvino": _openvino,
+    "openvino": openvino_runner,
 }
 
 

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.engines import onnxruntime_session
 from benchmarks.records import append, origin
 from benchmarks.timing import in_turns
 from relayc import relay
@@ -148,10 +148,7 @@ def _relayc(model: onnx.ModelProto) -> Run:
 
 
 def _onnxruntime(model: onnx.ModelProto) -> Run:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # errors
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime_session(model.SerializeToString())
     return lambda x: session.run(None, {"x": x})[0]
 
 

@@ -31,6 +31,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import relayc
+from benchmarks.engines import onnxruntime_session
 from benchmarks.light import write_light
 from benchmarks.records import append, origin
 from relayc.runtime import load_model
@@ -51,10 +52,7 @@ class OnnxRunner:
     def __init__(self, path: Path) -> None:
         import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._session = onnxruntime_session(path)
         self._cancelled = onnxruntime.RunOptions
         self.inputs, self.outputs = (
             [TensorSpec(t.name, "FP32", tuple(d if isinstance(d, int) else -1 for d in t.shape)) for t in tensors]
