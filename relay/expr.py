@@ -229,6 +229,11 @@ class Function(Expr):
         return self.body.ty
 
     @property
+    def results(self) -> tuple[Expr, ...]:
+        """The fields of a body that is a tuple; any other body alone."""
+        return self.body.fields if isinstance(self.body, Tuple) else (self.body,)
+
+    @property
     def is_primitive(self) -> bool:
         """Is this one fused group?"""
         return bool(self.attrs.get("primitive", False))

@@ -31,7 +31,7 @@ def versions_of(module: IRModule) -> dict[str, IRModule]:
     """By name, the modules whose "main" is a version, in order; functions that a pass dropped are left out."""
     names = [name for name in module.attrs.get("versions", ()) if name in module]
     rest = without_versions(module)
-    return {name: rest.with_functions({**rest.functions, "main": module[name]}) for name in names}
+    return {name: rest.with_function("main", module[name]) for name in names}
 
 
 def without_versions(module: IRModule) -> IRModule:

@@ -452,14 +452,14 @@ class _Importer:
     def with_sizes(self, result: tuple[IRModule, Params]) -> tuple[IRModule, Params]:
         """The module with the tensors that bind size variables as further outputs, and the size checks."""
         module, params = result
-        main = module["main"]
-        outputs = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
+        main: Function = module["main"]
+        outputs = main.results
         roots, attrs = self.session.finish(outputs)
         if not attrs:
             return result
         body = Tuple(tuple(roots)) if len(roots) > len(outputs) else main.body
         function = Function(main.params, body, {**main.attrs, **attrs})
-        return module.with_functions({**module.functions, "main": function}), params
+        return module.with_function("main", function), params
 
 
 class _Initializers:

@@ -174,7 +174,7 @@ def optimize(
         raise CompileError(f"several parameters are named {twice}; inputs are set by name, which must be different")
     if params:
         bound = bind_params_by_name(module["main"], params)
-        module = module.with_functions({**module.functions, "main": bound})
+        module = module.with_function("main", bound)
     context, target = PassContext.current(), Target(target)
     context.check_passes()
     mixed_precision = context.option("relay.ToMixedPrecision.dtype")
@@ -333,8 +333,7 @@ def _specialized(module: IRModule, sizes: Mapping[str, int]) -> IRModule:
         if not dims_equal(a, b):
             raise CompileError(f"specialize={dict(sizes)}: {source} needs two equal sizes and gets {a} and {b}")
     attrs = {"bound_sizes": records} if records else {}
-    rest = without_versions(module)
-    return rest.with_functions({**rest.functions, "main": main.replace(attrs=attrs)})
+    return without_versions(module).with_function("main", main.replace(attrs=attrs))
 
 
 def _plan(

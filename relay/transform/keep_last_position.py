@@ -39,14 +39,13 @@ class KeepLastPosition(Pass):
     def run(self, module: IRModule, context: PassContext) -> IRModule:
         if not self.outputs:
             return module
-        versions = {name: self._changed(version)["main"] for name, version in versions_of(module).items()}
-        changed = without_versions(module).with_functions({"main": self._changed(module)["main"]})
-        return with_versions(changed, versions)
+        versions = {name: self._changed(version) for name, version in versions_of(module).items()}
+        return with_versions(without_versions(module).with_function("main", self._changed(module)), versions)
 
-    def _changed(self, module: IRModule) -> IRModule:
+    def _changed(self, module: IRModule) -> Function:
         main = cast(Function, module["main"])
         names: Sequence[str] = module.attrs.get("output_names", ())
-        fields = list(_fields(main))
+        fields = main.results
         for name in self.outputs:
             if name not in names:
                 known = ", ".join(names) or "without names"
@@ -58,18 +57,15 @@ class KeepLastPosition(Pass):
                 )
         kept = _last_positions(fields, [names.index(name) for name in self.outputs])
         body = Tuple(tuple(kept)) if isinstance(main.body, Tuple) else kept[0]
-        return IRModule({"main": Function(main.params, body, main.attrs, span=main.span)})
+        return Function(main.params, body, main.attrs, span=main.span)
 
 
 def find_logits(module: IRModule) -> str | None:
     """The output "logits", or else the only one of floats and shape (batch, positions, n), n fixed; None without."""
     names: Sequence[str] = module.attrs.get("output_names", ())
-    found = [name for name, e in zip(names, _fields(cast(Function, module["main"])), strict=False) if _is_logits(e)]
+    main = cast(Function, module["main"])
+    found = [name for name, e in zip(names, main.results, strict=False) if _is_logits(e)]
     return "logits" if "logits" in found else found[0] if len(found) == 1 else None
-
-
-def _fields(main: Function) -> tuple[Expr, ...]:
-    return main.body.fields if isinstance(main.body, Tuple) else (main.body,)
 
 
 def _is_logits(e: Expr) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from relayc.relay.expr import Expr, Tuple, Var
+from relayc.relay.expr import Expr, Function, Tuple, Var
 from relayc.relay.op.base import make_call
 from relayc.relay.type import TensorType
 from relayc.te.ir import IRModule, Pass, PassContext
@@ -25,15 +25,15 @@ class SeparateOutputs(Pass):
 
     def run(self, module: IRModule, context: PassContext) -> IRModule:
         count, main = len(module.attrs.get("output_names", ())), module["main"]
-        body = _separated(main.body, count)
+        body = _separated(main, count)
         if body is main.body:
             return module
-        return module.with_functions({**module.functions, "main": main.with_body(body)})
+        return module.with_function("main", main.with_body(body))
 
 
-def _separated(body: Expr, count: int) -> Expr:
-    """The results, of which the first `count` are arrays of their own."""
-    fields = body.fields if isinstance(body, Tuple) else (body,)
+def _separated(main: Function, count: int) -> Expr:
+    """The body, of whose results the first `count` are arrays of their own."""
+    body, fields = main.body, main.results
     seen: set[int] = set()
     made: list[Expr] = []
     for field in fields[:count]:

@@ -59,11 +59,10 @@ def find_kv_caches(module: IRModule) -> dict[str, str]:
     An input that something else reads, too, is none of them.
     """
     main = cast(Function, module["main"])
-    fields = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
     readers = Counter(id(arg) for e in post_order(main.body) if isinstance(e, Call) for arg in e.args)
     params = {id(p): p for p in main.params if readers[id(p)] == 1}
     found: dict[str, str] = {}
-    for name, output in zip(module.attrs.get("output_names", ()), fields, strict=False):
+    for name, output in zip(module.attrs.get("output_names", ()), main.results, strict=False):
         append = _append_of(output)
         parameter = append and params.get(id(append.prefix))
         if append and parameter and isinstance(parameter.shape[append.axis], SizeVar):
@@ -73,11 +72,10 @@ def find_kv_caches(module: IRModule) -> dict[str, str]:
 
 def _with_one_length(main: Function, caches: Mapping[str, str], names: Sequence[str]) -> Function:
     """The function with one size variable for the rows of all caches, which an executor appends to together."""
-    fields = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
     params = {p.name: p for p in main.params}
     lengths: list[SizeVar] = []
     for name, output in caches.items():
-        append, param = _append_of(fields[names.index(output)]), params.get(name)
+        append, param = _append_of(main.results[names.index(output)]), params.get(name)
         if append and param and append.prefix is param and isinstance(length := param.shape[append.axis], SizeVar):
             lengths.append(length)
     if len({length.name for length in lengths}) < 2:
@@ -118,7 +116,7 @@ class _Rewriter:
 
     def __init__(self, function: Function, caches: Mapping[str, str], outputs: Sequence[str]) -> None:
         self.old, self.outputs, self.names = function, outputs, caches
-        self.fields = list(function.body.fields) if isinstance(function.body, Tuple) else [function.body]
+        self.fields = function.results
         params = {p.name: p for p in function.params}
         strange = [name for name in caches if name not in params]
         if strange:

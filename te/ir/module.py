@@ -47,6 +47,10 @@ class IRModule:
         """A module with these functions and the same attributes."""
         return IRModule(functions, self.attrs)
 
+    def with_function(self, name: str, function: Any) -> IRModule:
+        """A copy with one function set."""
+        return self.with_functions({**self.functions, name: function})
+
     def with_attr(self, key: str, value: Any) -> IRModule:
         """A copy with one attribute set."""
         return IRModule(self.functions, {**self.attrs, key: value})

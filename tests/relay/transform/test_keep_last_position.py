@@ -106,3 +106,8 @@ def test_operands_of_two_and_four_dimensions(body, length):
         for module in (whole, KeepLastPosition(("y",))(whole))
     ]
     np.testing.assert_allclose(found, expected[:, -1:], rtol=1e-5, atol=1e-5)
+
+
+def test_other_functions_stay():
+    whole = model().with_function("other", Function((), const(1.0)))
+    assert list(KeepLastPosition(("y",))(whole)) == ["main", "other"]
