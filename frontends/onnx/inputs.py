@@ -18,10 +18,10 @@ from relayc.te.dtype import dtype as parse_dtype
 from relayc.te.tir import Dim, Var
 
 __all__ = [
-    "NO_NAMES", "DtypeOverride", "ShapeOverride", "declared_shape", "graph_inputs", "input_types", "shapes_passed",
+    "DtypeOverride", "ShapeOverride", "declared_shape", "graph_inputs", "input_types", "named_shape", "shapes_passed",
 ]  # fmt: skip
 
-NO_NAMES = frozenset({"", "?", "-1", "None"})
+_NO_NAMES = frozenset({"", "?", "-1", "None"})
 """What exporters write for dimensions without a name: Paddle writes "?" for all of them."""
 
 ShapeOverride = Mapping[str, Sequence[int | str | Var | None] | int]
@@ -110,8 +110,7 @@ class _Inputs:
             if kind is None:
                 raise fault(where, "it has no type", expected="a tensor type")
             raise unsupported(where, f"inputs of kind {kind} are not supported", missing=kind.removesuffix("_type"))
-        declared = declared_shape(value)
-        return None if declared is None else tuple([None if d in NO_NAMES else d for d in declared])
+        return named_shape(value)
 
     def _check_names(self) -> None:
         symbols = {d for dims in self.declared.values() if dims is not None for d in dims if isinstance(d, str)}
@@ -223,6 +222,12 @@ def declared_shape(value: ValueInfoProto) -> DeclaredShape | None:
         dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
         for dim in tensor.shape.dim
     ])  # fmt: skip
+
+
+def named_shape(value: ValueInfoProto) -> DeclaredShape | None:
+    """`declared_shape`, with None for dimensions that exporters give what is no name."""
+    declared = declared_shape(value)
+    return None if declared is None else tuple([None if d in _NO_NAMES else d for d in declared])
 
 
 def graph_inputs(graph: GraphProto, passed: Container[str] = ()) -> list[ValueInfoProto]:

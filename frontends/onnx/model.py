@@ -17,7 +17,7 @@ from onnx import FunctionProto, GraphProto, ModelProto
 from relayc.backend.runtime.metadata import DeclaredShape, ModelMetadata
 from relayc.frontends.model_parts import ModelParts, OnnxProgram, model_parts
 from relayc.frontends.onnx.errors import NotAModelError, OnnxImportError, compose, fault, unsupported
-from relayc.frontends.onnx.inputs import NO_NAMES, declared_shape, graph_inputs
+from relayc.frontends.onnx.inputs import graph_inputs, named_shape
 from relayc.frontends.onnx.metadata import metadata_of
 from relayc.frontends.onnx.model_file import read_message, read_model
 from relayc.frontends.onnx.names import with_names_as_text
@@ -94,10 +94,7 @@ def _from_file(path: Path) -> Model:
 def declared_inputs(model: ModelSource) -> dict[str, DeclaredShape | None]:
     """The shapes that a model declares for its inputs, by name, without importing it: None for an unknown rank, and
     for what is no tensor. Weights are not read. Raises `OnnxImportError` as `load` does."""
-    graph = load(model).graph
-    shapes = {value.name: declared_shape(value) for value in graph_inputs(graph)}
-    return {name: None if dims is None else tuple([None if d in NO_NAMES else d for d in dims])
-            for name, dims in shapes.items()}  # fmt: skip
+    return {value.name: named_shape(value) for value in graph_inputs(load(model).graph)}
 
 
 def _from_bytes(data: bytes, where: str) -> Model:

@@ -20,7 +20,7 @@ from relayc.backend.runtime import device
 from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.backend.target import Target
 from relayc.frontends.compiling import compile_onnx
-from relayc.frontends.onnx.inputs import graph_inputs
+from relayc.frontends.onnx.inputs import graph_inputs, named_shape
 from relayc.frontends.onnx.model import load
 from relayc.quantization.calibration import Calibration, Sample, Samples, read_samples
 from relayc.quantization.errors import QuantizationError
@@ -66,7 +66,8 @@ def quantize(
     Raises QuantizationError, and what importing and compiling the model raise.
     """
     loaded = _checked(model)
-    inputs = {value.name: _named_shape(value) for value in graph_inputs(loaded.graph)}
+    declared = {value.name: named_shape(value) or () for value in graph_inputs(loaded.graph)}
+    inputs = {name: ["?" if size is None else size for size in shape] for name, shape in declared.items()}
     samples = read_samples(calibration, inputs)
     if not max_error > 0:
         raise QuantizationError(f"max_error is {max_error!r}; expected a number above 0, such as 0.05")
@@ -99,12 +100,6 @@ def _checked(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     if quantized:
         raise QuantizationError(f"the model is quantised already, at node {quantized[0]!r}; expected a float model")
     return proto
-
-
-def _named_shape(value: Any) -> tuple[int | str, ...]:
-    """The declared dimensions of an input: sizes, and names or "?" for those that vary."""
-    dims = value.type.tensor_type.shape.dim
-    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in dims)
 
 
 @dataclass(frozen=True)
