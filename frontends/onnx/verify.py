@@ -34,7 +34,9 @@ from relayc.frontends.onnx.inputs import ShapeOverride, graph_inputs
 from relayc.frontends.onnx.model import load
 from relayc.te.errors import CompileError
 
-__all__ = ["ORACLES", "Comparison", "VerifyReport", "departure", "verify"]
+__all__ = [
+    "ORACLES", "Comparison", "VerifyReport", "departure", "onnxruntime_faults", "unoptimized_session", "verify",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
@@ -43,8 +45,6 @@ Values = dict[str, Any]
 OnnxModel = ModelProto | str | os.PathLike[str]
 
 ORACLES = ("onnxruntime", "reference")
-_FAULTS = ("Fail", "InvalidArgument", "InvalidGraph", "NotImplemented", "RuntimeException")
-"""What onnxruntime raises for models and inputs that it does not run."""
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """Largest difference allowed by element type, as a share of the tensor's largest magnitude; other types: none."""
@@ -315,6 +315,22 @@ class _References:
         return _by_name(names, results, module.attrs)
 
 
+def onnxruntime_faults() -> tuple[type[Exception], ...]:
+    """What onnxruntime raises for models and inputs that it does not run. Raises ImportError where it is missing."""
+    module = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+    names = ("Fail", "InvalidArgument", "InvalidGraph", "NotImplemented", "RuntimeException")
+    return (*[getattr(module, name) for name in names], RuntimeError)
+
+
+def unoptimized_session(model: bytes | os.PathLike[str]) -> Any:
+    """A session of onnxruntime, on the CPU and without graph optimisations."""
+    ort = import_module("onnxruntime")
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
 @dataclass(frozen=True, slots=True)
 class _OnnxRuntime:
     """The model run by onnxruntime without graph optimisations."""
@@ -324,22 +340,16 @@ class _OnnxRuntime:
 
     def __call__(self, names: Sequence[str]) -> Values:
         try:
-            ort = import_module("onnxruntime")
-            faults = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+            faults = onnxruntime_faults()
         except ImportError as error:
             raise CompileError("onnxruntime is not installed: pip install onnxruntime, or compare with --against "
                                "reference") from error  # fmt: skip
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 3
         proto = self.model if isinstance(self.model, ModelProto) else onnx.load(os.fspath(self.model))
         try:
-            session = ort.InferenceSession(
-                _with_outputs(proto, names).SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
+            session = unoptimized_session(_with_outputs(proto, names).SerializeToString())
             feeds = {value.name: self.inputs[value.name] for value in session.get_inputs()}
             results = session.run(list(names), feeds)
-        except tuple([getattr(faults, name) for name in _FAULTS] + [RuntimeError]) as error:
+        except faults as error:
             raise CompileError(
                 f"onnxruntime can't run the model: {error}; compare with --against reference"
             ) from error

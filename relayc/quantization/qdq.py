@@ -13,15 +13,16 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, helper, version_converter
 
+from relayc.frontends.onnx.verify import onnxruntime_faults, unoptimized_session
 from relayc.quantization.calibration import Sample, Samples
 from relayc.quantization.errors import QuantizationError
 from relayc.quantization.metrics import relative_error, squared_error
 from relayc.quantization.report import Scope
 
 try:
-    _runtime: Any = import_module("onnxruntime")
     _tools: Any = import_module("onnxruntime.quantization")
-    _faults: Any = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+    _FAULTS = (*onnxruntime_faults(), ValueError, KeyError, AssertionError)
+    """What onnxruntime's tools raise for models that they don't quantise."""
 except ImportError as missing:
     raise QuantizationError("quantising needs onnxruntime: pip install 'onnxruntime>=1.32'") from missing
 
@@ -31,11 +32,6 @@ LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators whose nodes are quantised or left in float one by one; operators between them follow."""
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 """How ranges are taken from the values of calibration runs: onnxruntime's `CalibrationMethod` by our name."""
-_FAULTS: tuple[type[Exception], ...] = (
-    _faults.Fail, _faults.InvalidArgument, _faults.InvalidGraph, _faults.NotImplemented, _faults.RuntimeException,
-    RuntimeError, ValueError, KeyError, AssertionError,
-)  # fmt: skip
-"""What onnxruntime's tools raise for models that they don't quantise."""
 _OPSET = 13
 """The first version of ONNX's operators in which weights have a scale per channel."""
 _OUTPUT = "_QuantizeLinear_Input"
@@ -105,10 +101,7 @@ class QDQModels:
         compared, pairs = _side_by_side(onnx.load(self.prepared), onnx.load(quantized), self.layers)
         path = self._folder / "compared.onnx"
         onnx.save(compared, path)
-        options = _runtime.SessionOptions()
-        options.graph_optimization_level = _runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 3
-        session = _runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        session = unoptimized_session(path)
         wanted = [name for pair in pairs.values() for name in pair]
         sums = np.zeros((len(pairs), 2))
         for sample in samples:
