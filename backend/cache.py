@@ -24,9 +24,10 @@ from typing import TypeVar
 
 from platformdirs import user_cache_path
 
-from relayc.backend.private_files import NotPrivateError, is_private, is_private_file, read_private, warn_once
+from relayc.backend.private_files import NotPrivateError, is_private, is_private_file, read_private
 from relayc.backend.runtime.errors import RelaycError
 from relayc.backend.runtime.files import replacing
+from relayc.backend.runtime.log import warn_once
 
 __all__ = ["UNDECODABLE", "DiskCache", "default_cache"]
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import os
 import stat
-from functools import lru_cache
 from pathlib import Path
 
-from relayc.backend.runtime.log import logger
+from relayc.backend.runtime.log import warn_once
 
-__all__ = ["NotPrivateError", "fault_of_folder", "is_private", "is_private_file", "read_private", "warn_once"]
+__all__ = ["NotPrivateError", "fault_of_folder", "is_private", "is_private_file", "read_private"]
 
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -85,9 +84,3 @@ def _fault(found: os.stat_result) -> str | None:
     if found.st_mode & _WRITABLE:
         return f"may be written by group or others (mode {stat.S_IMODE(found.st_mode):o})"
     return None
-
-
-@lru_cache(maxsize=256)
-def warn_once(text: str) -> None:
-    """Log a warning, the first time that this process has it."""
-    logger().warning(text)

@@ -44,7 +44,7 @@ def export_c(
         raise ArgumentError(f"weights={weights!r}; expected 'library' or 'file'")
     name = usual_name(model.graph.name) if name is None else check_name(name)
     _check_exportable(model)
-    layout = lay_out_weights(model.params)
+    layout = lay_out_weights(model.params, in_file=weights == "file")
     if weights == "library" and layout.nbytes > _MOST_EMBEDDED:
         raise ArgumentError(
             f"model {model.graph.name!r} has {layout.nbytes / 1e9:.1f} GB of weights, expected at most "
@@ -120,11 +120,10 @@ def _check_exportable(model: CompiledModel) -> None:
         names = [*[graph.tensors[graph.inputs[i]].name for i in graph.strings.inputs],
                  *[graph.tensors[graph.outputs[i]].name for i in graph.strings.outputs]]  # fmt: skip
         raise ModuleError(f"model {graph.name!r}: {names[0]!r} is of strings; a C library takes numbers only")
-    if graph.caches:
-        name = graph.tensors[graph.inputs[graph.caches[0].position]].name
+    if graph.caches and graph.variants:
         raise ModuleError(
-            f"model {graph.name!r} keeps the KV cache {name!r} between runs; compile it without caches=, and pass the "
-            "caches as inputs and outputs"
+            f"model {graph.name!r} keeps KV caches between runs and has specialisations, not both of which a C library "
+            "can have; compile it without caches=, and pass the caches as inputs and outputs"
         )
 
 

@@ -83,7 +83,7 @@ int model_set_num_threads(model_context *context, int32_t num_threads);
  * a run can tell a size, it is -1 and `nbytes` 0. */
 int model_output_shapes(const model_tensor *inputs, model_tensor *outputs);
 
-/* Runs the model on MODEL_INPUT_COUNT inputs for MODEL_OUTPUT_COUNT outputs. */
+@caches@/* Runs the model on MODEL_INPUT_COUNT inputs for MODEL_OUTPUT_COUNT outputs. */
 int model_run(model_context *context, const model_tensor *inputs, model_tensor *outputs);
 
 /* The description of an input or output; NULL for a position that there is not. */

@@ -9,14 +9,14 @@ from functools import cached_property
 from importlib.resources import files
 
 from relayc.backend.c.compiler import checked_features
-from relayc.backend.c_library.graph_source import GraphSource
+from relayc.backend.c_library.graph_source import GraphSource, passed_inputs
 from relayc.backend.c_library.naming import comment, enumerators, quoted
 from relayc.backend.c_library.weights import WeightLayout
 from relayc.backend.runtime.dtype import nbytes
 from relayc.backend.runtime.errors import ModuleError
 from relayc.backend.runtime.execution_plan import Check
 from relayc.backend.runtime.graph import Graph, GraphTensor
-from relayc.backend.runtime.sizes import size_text, variables
+from relayc.backend.runtime.sizes import Size, size_text, variables
 
 __all__ = ["ModelSource"]
 
@@ -59,12 +59,13 @@ class ModelSource:
             {
                 "title": comment(self.graph.name),
                 "facts": f" * Compiled for the target {comment(self.graph.target)}.",
-                "inputs": "\n".join(map(_described, ins)),
-                "outputs": "\n".join([_described(t) + self._columns(i) for i, t in enumerate(outs)]),
+                "inputs": "\n".join([_described(t, [t.shape]) for t in ins]),
+                "outputs": "\n".join([_described(t, self._shapes(i)) + self._columns(i) for i, t in enumerate(outs)]),
                 "input_names": _enum(f"{prefix}_INPUT_", ins),
                 "output_names": _enum(f"{prefix}_OUTPUT_", outs),
                 "max_rank": str(self._max_rank),
                 "weights_argument": argument,
+                "caches": self._renamed(_template("caches.h")) if self.graph.caches else "",
             },
         )
 
@@ -76,6 +77,7 @@ class ModelSource:
             f'#include "{self.name}.h"',
             "",
             _template("support.c"),
+            *self._caches(),
             *self._infos("input", self._inputs),
             *self._infos("output", self._outputs),
             "",
@@ -85,6 +87,7 @@ class ModelSource:
             *self._graphs(),
             *self._context(),
             _template("interface.c"),
+            *([_template("caches_interface.c")] if self.graph.caches else []),
         ]  # fmt: skip
         return self._renamed("\n".join(parts))
 
@@ -101,7 +104,7 @@ class ModelSource:
 
     @property
     def _inputs(self) -> list[GraphTensor]:
-        return [self.graph.tensors[i] for i in self.graph.inputs]
+        return passed_inputs(self.graph)
 
     @property
     def _outputs(self) -> list[GraphTensor]:
@@ -109,7 +112,7 @@ class ModelSource:
 
     @property
     def _max_rank(self) -> int:
-        return max([1, *[len(t.shape) for t in (*self._inputs, *self._outputs)]])
+        return max([1, *[len(self.graph.tensors[i].shape) for i in (*self.graph.inputs, *self.graph.outputs)]])
 
     def _columns(self, position: int) -> str:
         keys = self.graph.maps.get(position)
@@ -136,6 +139,19 @@ class ModelSource:
         digest = ", ".join([str(byte) for byte in self.layout.digest])
         return [_filled(_template("weights_in_file.c"), {"digest": digest, "nbytes": str(self.layout.nbytes)})]
 
+    def _caches(self) -> list[str]:
+        """The functions that keep KV caches, for a model that has any."""
+        if not self.graph.caches:
+            return []
+        infos: list[str] = []
+        for cache in self.graph.caches:
+            tensor = self.graph.tensors[self.graph.inputs[cache.position]]
+            infos.append(
+                f"  {{{quoted(tensor.name)}, {len(tensor.shape)}, {cache.axis}, {nbytes(tensor.dtype, 1)}}},"
+            )
+        count = f"enum {{ CACHE_COUNT = {len(infos)} }};"
+        return [count, "", _filled(_template("caches.c"), {"infos": "\n".join(infos)})]
+
     def _infos(self, kind: str, tensors: Iterable[GraphTensor]) -> list[str]:
         rows = [
             f"  {{{quoted(t.name)}, {quoted(t.dtype)}, {nbytes(t.dtype, 1)}, {len(t.shape)}, "
@@ -144,12 +160,14 @@ class ModelSource:
         ]
         return [f"static const model_tensor_info {kind}_infos[] = {{", *(rows or ["  {0},"]), "};"]
 
+    def _shapes(self, position: int) -> list[Sequence[Size]]:
+        """The shapes of an output, in the graph and in its specialisations."""
+        graphs = [self.graph, *[variant for _, variant in self.graph.variants]]
+        return [graph.tensors[graph.outputs[position]].shape for graph in graphs]
+
     def _fixed(self, kind: str, position: int, tensor: GraphTensor) -> Iterator[str]:
         """The sizes of an input or output, -1 for those that differ between runs."""
-        same = [tensor.shape]
-        if kind == "output":
-            same += [variant.tensors[variant.outputs[position]].shape for _, variant in self.graph.variants]
-        for sizes in zip(*same, strict=True):
+        for sizes in zip(*(self._shapes(position) if kind == "output" else [tensor.shape]), strict=True):
             yield str(sizes[0]) if isinstance(sizes[0], int) and len(set(sizes)) == 1 else "-1"
 
     def _processor_check(self) -> list[str]:
@@ -249,9 +267,10 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     return re.sub(r"@(\w+)@", lambda match: values[match[1]], text)
 
 
-def _described(tensor: GraphTensor) -> str:
-    """A line about an input or output, for the header."""
-    shape = ", ".join([comment(size_text(d)) for d in tensor.shape])
+def _described(tensor: GraphTensor, shapes: Sequence[Sequence[Size]]) -> str:
+    """A line about an input or output, which has one of `shapes`, for the header."""
+    sizes = [dict.fromkeys(map(size_text, each)) for each in zip(*shapes, strict=True)]
+    shape = ", ".join([comment(" or ".join(each)) for each in sizes])
     kind = _C_TYPES.get(tensor.dtype, f"{tensor.dtype}_t" if "int" in tensor.dtype else f"{tensor.dtype}, its bits")
     return f' *   "{comment(tensor.name)}": {tensor.dtype}[{shape}] ({kind})'
 

@@ -19,22 +19,24 @@ _MAGIC = b"relayc weights 1"
 
 @dataclass(frozen=True, slots=True)
 class WeightLayout:
-    """Where each weight begins, in bytes from the first one; the bytes of all; the SHA-256 of the block."""
+    """Where each weight begins, in bytes from the first one; the bytes of all; the SHA-256 of the block where
+    it is a file, which is checked, else nothing."""
 
     offsets: Mapping[str, int]
     nbytes: int
     digest: bytes
 
 
-def lay_out_weights(weights: Mapping[str, npt.NDArray[Any]]) -> WeightLayout:
-    """Place the weights one after another, each aligned to 64 bytes."""
+def lay_out_weights(weights: Mapping[str, npt.NDArray[Any]], in_file: bool) -> WeightLayout:
+    """Place the weights one after another, each aligned to 64 bytes; `in_file`: in a file of their own."""
     offsets: dict[str, int] = {}
     nbytes, hashed = 0, hashlib.sha256()
     for name, piece in _pieces(weights):
         offsets.setdefault(name, nbytes)
         nbytes += len(piece)
-        hashed.update(piece)
-    return WeightLayout(offsets, nbytes, hashed.digest())
+        if in_file:
+            hashed.update(piece)
+    return WeightLayout(offsets, nbytes, hashed.digest() if in_file else b"")
 
 
 def write_weights(file: BinaryIO, weights: Mapping[str, npt.NDArray[Any]], layout: WeightLayout) -> None:

@@ -12,6 +12,7 @@ __all__ = [
     "DeviceError",
     "IndexRangeError",
     "InternalError",
+    "MissingFileError",
     "MissingModelError",
     "ModuleError",
     "RegistryError",
@@ -32,6 +33,10 @@ class RelaycError(Exception):
 
 class ArgumentError(RelaycError, ValueError):
     """A value passed to the runtime or to a compiled function is invalid."""
+
+
+class MissingFileError(ArgumentError, FileNotFoundError):
+    """There is no file at a path that was passed."""
 
 
 class IndexRangeError(ArgumentError):

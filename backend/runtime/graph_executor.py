@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy.typing as npt
 
@@ -22,7 +22,7 @@ from relayc.backend.runtime.arguments import check_placement, check_type
 from relayc.backend.runtime.artifact import BoundModel, CompiledModel
 from relayc.backend.runtime.checks import position_of, positive
 from relayc.backend.runtime.context import Context
-from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.device import Device, device
 from relayc.backend.runtime.dynamic import DynamicRunner
 from relayc.backend.runtime.errors import (
     ArgumentError,
@@ -122,6 +122,15 @@ class GraphModule:
         """did the last run end without an error, and is one in progress?"""
         self._allocate()
         _executors.add(self)
+
+    @classmethod
+    def of(cls, model: CompiledModel, where: str | Device | None = None, num_threads: int | None = None) -> Self:
+        """An executor of a model on the device `where`, by default on one of the kind that it was compiled for.
+
+        Raises `DeviceError`, which says why, when there is no such device.
+        """
+        chosen = where if isinstance(where, Device) else device(model.graph.device if where is None else where)
+        return cls(model["default"](chosen), num_threads)
 
     def _allocate(self) -> None:
         """Create the runner, with all memory whose size is known."""

@@ -6,13 +6,13 @@ what it did that takes time (a model compiled, or found in the cache), debug mes
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from logging import Logger
 
-__all__ = ["logger"]
+__all__ = ["logger", "warn_once"]
 
 
 @cache
@@ -24,3 +24,9 @@ def logger() -> Logger:
     found = logging.getLogger("relayc")
     found.addHandler(logging.NullHandler())
     return found
+
+
+@lru_cache(maxsize=256)
+def warn_once(text: str, part: str = "") -> None:
+    """Log a warning, the first time that this process has it, of the package or of a `part` of it ("torch")."""
+    (logger().getChild(part) if part else logger()).warning("%s", text)

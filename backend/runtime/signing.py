@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from relayc.backend.runtime.container import map_file
-from relayc.backend.runtime.errors import ArgumentError, ArtifactError, RelaycError
+from relayc.backend.runtime.errors import ArgumentError, ArtifactError, MissingFileError, RelaycError
 from relayc.backend.runtime.files import replacing
 
 __all__ = ["check_signature", "sign_artifact"]
@@ -48,7 +48,8 @@ def check_signature(
     """
     key = _key(public_key, "public")
     place = Path(f"{os.fspath(path)}{_SUFFIX}" if signature is None else signature)
-    data, made = map_file(path), place.read_bytes()
+    remedy = "make it: relayc sign ARTIFACT --key private.pem"
+    data, made = map_file(path), _read(place, f"the signature of {os.fspath(path)}", remedy)
     try:
         key.verify(made, data)
     except import_module("cryptography.exceptions").InvalidSignature as error:
@@ -66,7 +67,7 @@ def _key(path: str | os.PathLike[str], half: str) -> Any:
         kinds = import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
     except ImportError as error:
         raise RelaycError(f"signatures need the package cryptography ({error}): pip install 'relayc[sign]'") from error
-    text = Path(path).read_bytes()
+    text = _read(Path(path), f"the file of the {half} key", f"make one: {_MADE_BY[half]}")
     try:
         if half == "private":
             key = formats.load_pem_private_key(text, password=None)
@@ -79,10 +80,21 @@ def _key(path: str | os.PathLike[str], half: str) -> Any:
     return key
 
 
+_MADE_BY = {
+    "private": "openssl genpkey -algorithm ed25519 -out private.pem",
+    "public": "openssl pkey -in private.pem -pubout -out public.pem",
+}
+
+
+def _read(path: Path, what: str, remedy: str) -> bytes:
+    """The bytes of a file. Raises `MissingFileError`, which says `what` it was to be, if there is none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise MissingFileError(f"{path} does not exist, {what}; name an existing file, or {remedy}") from error
+
+
 def _no_key(path: str | os.PathLike[str], half: str, why: str) -> ArgumentError:
-    how = "openssl genpkey -algorithm ed25519 -out private.pem"
-    if half == "public":
-        how = "openssl pkey -in private.pem -pubout -out public.pem"
     return ArgumentError(
-        f"{os.fspath(path)} is no {half} Ed25519 key in PEM form, without a password: {why}. Make one: {how}"
+        f"{os.fspath(path)} is no {half} Ed25519 key in PEM form, without a password: {why}. Make one: {_MADE_BY[half]}"
     )

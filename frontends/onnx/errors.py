@@ -5,9 +5,11 @@ from __future__ import annotations
 from relayc.te.errors import CompileError
 
 __all__ = [
+    "NoGraphError",
     "NotAModelError",
     "NothingInsideError",
     "OnnxImportError",
+    "SourceTypeError",
     "UnknownRankError",
     "UnsupportedOperatorError",
     "ValueNeededError",
@@ -35,6 +37,14 @@ class UnsupportedOperatorError(OnnxImportError):
 
 class NotAModelError(OnnxImportError):
     """A file, or bytes, that hold no ONNX model."""
+
+
+class NoGraphError(OnnxImportError):
+    """A ModelProto without a graph, such as empty bytes are."""
+
+
+class SourceTypeError(OnnxImportError, TypeError):
+    """What was passed as a model is of a type that holds none."""
 
 
 class ValueNeededError(OnnxImportError):

@@ -16,7 +16,15 @@ from onnx import FunctionProto, GraphProto, ModelProto
 
 from relayc.backend.runtime.metadata import DeclaredShape, ModelMetadata
 from relayc.frontends.model_parts import ModelParts, OnnxProgram, model_parts
-from relayc.frontends.onnx.errors import NotAModelError, OnnxImportError, compose, fault, unsupported
+from relayc.frontends.onnx.errors import (
+    NoGraphError,
+    NotAModelError,
+    OnnxImportError,
+    SourceTypeError,
+    compose,
+    fault,
+    unsupported,
+)
 from relayc.frontends.onnx.inputs import graph_inputs, named_shape
 from relayc.frontends.onnx.metadata import metadata_of
 from relayc.frontends.onnx.model_file import read_message, read_model
@@ -70,7 +78,7 @@ def load(model: ModelSource) -> Model:
     parts = model_parts(model)
     if parts is None:
         kind = type(model).__name__
-        raise OnnxImportError(
+        raise SourceTypeError(
             f"from_onnx got a {kind}; expected a path, a ModelProto, an ONNXProgram or the bytes of a model file"
         )
     proto = with_names_as_text(parts.proto)
@@ -126,12 +134,13 @@ def _no_model(where: str, size: int, error: Exception, is_pointer: bool = False)
 
 def _checked(proto: ModelProto, name: str, folders: tuple[Path, ...], raw_data: RawData) -> Model:
     if not proto.HasField("graph") or proto.ir_version < 1:
-        raise fault(
+        text = compose(
             name,
             "no graph or no IR version in it",
             expected="an ONNX ModelProto",
             remedy="the file is empty, cut short, or not an ONNX model",
         )
+        raise OnnxImportError(text) if proto.HasField("graph") else NoGraphError(text)
     if len(proto.opset_import) == 0 and proto.ir_version >= 3:
         raise fault(
             name,

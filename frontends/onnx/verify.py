@@ -24,7 +24,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto
 
 from relayc import relay
-from relayc.backend.runtime import device, graph_executor
+from relayc.backend.runtime import graph_executor
 from relayc.backend.runtime.strings import as_strings
 from relayc.backend.target import Target
 from relayc.frontends.onnx.containers import Maybe, assembled
@@ -277,7 +277,7 @@ class _Compiled:
     def __call__(self, names: Sequence[str]) -> Values:
         module, params = from_onnx(self.model, shape=self.shape, outputs=names)
         built = relay.build(module, self.target, params)
-        executor = graph_executor.GraphModule(built["default"](device(self.where)))
+        executor = graph_executor.GraphModule.of(built, self.where)
         results = executor.infer({name: self.inputs[name] for name in module.attrs["input_names"]})
         return _by_name(names, [_as_numpy(result) for result in results], module.attrs)
 

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from relayc.backend.cache import default_cache
-from relayc.backend.private_files import is_private, read_private, warn_once
+from relayc.backend.private_files import is_private, read_private
 from relayc.backend.runtime.device import cpu
 from relayc.backend.runtime.files import replacing
+from relayc.backend.runtime.log import warn_once
 from relayc.backend.target import Target
 from relayc.te.errors import CompileError
 from relayc.te.ir import PassContext

@@ -10,7 +10,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from relayc.runtime import ArgumentError, ExecutorPool, GraphModule, device, load_model
+from relayc.runtime import ArgumentError, ExecutorPool, GraphModule, load_model
 
 __all__ = ["BatchMapper", "map_batches"]
 
@@ -99,8 +99,7 @@ class _Opened:
 
     def __init__(self, mapper: BatchMapper) -> None:
         model = load_model(mapper.path, expect_sha256=mapper.expect_sha256)
-        where = device(model.graph.device if mapper.where is None else mapper.where)
-        executor = GraphModule(model["default"](where), mapper.num_threads)
+        executor = GraphModule.of(model, mapper.where, mapper.num_threads)
         shapes = executor.get_input_info()[0]
         self.inputs, self.outputs = [*shapes], [*executor.get_output_info()[0]]
         firsts = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], int)}

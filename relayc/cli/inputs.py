@@ -13,6 +13,7 @@ from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.cli.options import (
     Shapes,
     check_fill,
+    check_names,
     fill_inputs,
     read_inputs,
     require_values,
@@ -41,12 +42,17 @@ class Inputs:
         check_fill(fill)
         return Inputs(read_inputs(files), fill, seed, shapes)
 
-    def set(self, executor: GraphModule) -> None:
-        """Set all inputs of an executor. Raises UsageError for a value or a shape that doesn't fit the model."""
+    def set(self, executor: GraphModule, artifact: CompiledModel | None = None) -> None:
+        """Set all inputs of an executor. Raises UsageError for a value or a shape that doesn't fit the model.
+
+        Of an artifact the names in `shapes` are checked here; other models were compiled with them.
+        """
         wanted, dtypes = executor.get_input_info()
         require_values({name: (shape, dtypes[name]) for name, shape in wanted.items()}, self.passed, self.fill)
         provided = typed(self.passed, dtypes)
         sizes = resolved({n: provided[n].shape if n in provided else shape for n, shape in wanted.items()}, self.shapes)
+        if artifact is not None:
+            check_names(wanted, artifact.metadata.input_shapes, self.shapes)
         types = {name: (shape, dtypes[name]) for name, shape in sizes.items()}
         for name, value in fill_inputs(types, provided, self.fill, self.seed).items():
             executor.set_input(name, value)

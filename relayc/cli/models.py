@@ -13,7 +13,7 @@ from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.cli.console import Steps
 from relayc.cli.inputs import Inputs
 from relayc.cli.options import Build, Shapes, UsageError, resolved
-from relayc.cli.plain import executor_for, is_onnx
+from relayc.cli.plain import is_onnx
 
 __all__ = ["open_model", "ready_executor"]
 
@@ -49,8 +49,8 @@ def ready_executor(
     if is_onnx(path):
         _check_device(where, how.target)
     compiled = open_model(path, how, steps, lambda: _check_inputs(path, how.shapes, inputs))
-    executor = executor_for(compiled, where, threads)
-    inputs.set(executor)
+    executor = GraphModule.of(compiled, where, threads)
+    inputs.set(executor, None if is_onnx(path) else compiled)
     return compiled, executor
 
 

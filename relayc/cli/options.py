@@ -19,9 +19,9 @@ from relayc.backend.runtime.files import replacing
 from relayc.backend.runtime.strings import as_strings
 
 __all__ = [
-    "Activations", "Build", "Emit", "Form", "Precision", "UsageError", "WeightsPlace", "check_fill", "check_writable",
-    "fill_inputs", "parse_caches", "parse_shapes", "read_inputs", "require_values", "resolved", "typed",
-    "write_archive",
+    "Activations", "Build", "Emit", "Form", "Precision", "UsageError", "WeightsPlace", "check_fill", "check_names",
+    "check_writable", "fill_inputs", "parse_caches", "parse_shapes", "read_inputs", "require_values", "resolved",
+    "typed", "write_archive",
 ]  # fmt: skip
 
 Shapes = dict[str, tuple[int | str, ...] | int]
@@ -170,6 +170,24 @@ def resolved(shapes: Mapping[str, Sequence[Any]], sizes: Shapes) -> dict[str, tu
             f"symbolic dimensions without a size: {names} of {inputs}; set {settings}, or --input{unknown}"
         )
     return {name: tuple([d for d in shape if isinstance(d, int)]) for name, shape in found.items()}
+
+
+def check_names(
+    shapes: Mapping[str, Sequence[Any]], declared: Mapping[str, Sequence[int | str | None]], sizes: Shapes
+) -> None:
+    """Raise UsageError for `sizes` that an artifact with inputs of these shapes has no use for.
+
+    `declared` are the shapes in the model that it was compiled from, whose named dimensions may be fixed now.
+    """
+    inputs = ", ".join(f"{name}[{', '.join(map(str, shape))}]" for name, shape in shapes.items())
+    known = {d: d for shape in shapes.values() for d in shape if isinstance(d, str)}
+    for name in declared.keys() & shapes.keys():
+        known |= {d: size for d, size in zip(declared[name], shapes[name], strict=False) if isinstance(d, str)}
+    for name, size in sizes.items():
+        if name not in known and name not in shapes:
+            raise UsageError(f"--shape names {name}, which is no dimension and no input of the artifact: {inputs}")
+        if isinstance(known.get(name), int) and known[name] != size:
+            raise UsageError(f"--shape {name}={size}: the artifact was compiled for {name}={known[name]}: {inputs}")
 
 
 def _sizes_by_shape(name: str, shape: Sequence[Any], sizes: Shapes) -> dict[str, int]:

@@ -10,14 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from relayc.backend.runtime import RelaycError, device
-from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.runtime import RelaycError
 from relayc.backend.runtime.errors import InternalError
-from relayc.backend.runtime.graph_executor import GraphModule
 
 __all__ = [
-    "EXIT_FAILED", "EXIT_INTERRUPTED", "EXIT_USAGE", "Latency", "executor_for", "failure", "is_onnx", "output_line",
-    "output_record",
+    "EXIT_FAILED", "EXIT_INTERRUPTED", "EXIT_USAGE", "Latency", "failure", "is_onnx", "output_line", "output_record",
 ]  # fmt: skip
 
 EXIT_FAILED = 1
@@ -56,14 +53,6 @@ class Latency(NamedTuple):
 def is_onnx(path: Path) -> bool:
     """Is this an ONNX model, by its suffix? Everything else is taken for an artifact."""
     return path.suffix.lower() in (".onnx", ".pb")
-
-
-def executor_for(model: CompiledModel, where: str | None, threads: int | None) -> GraphModule:
-    """An executor of `model` on device `where`, "cpu" or "cuda:0"; by default on the kind it was compiled for.
-
-    Raises DeviceError when there is no such device, saying why.
-    """
-    return GraphModule(model["default"](device(model.graph.device if where is None else where)), threads)
 
 
 def output_line(name: str, value: np.ndarray) -> str:

@@ -23,7 +23,6 @@ from relayc.cli.plain import (
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     Latency,
-    executor_for,
     failure,
     is_onnx,
     output_line,
@@ -43,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError(f"{options.model}: expected an artifact; {_COMPILER}")
         inputs = Inputs.read(options.input, options.fill, options.seed, parse_shapes(options.shape))
         compiled = load_model(options.model)
-        executor = executor_for(compiled, options.device, options.threads)
-        inputs.set(executor)
+        executor = GraphModule.of(compiled, options.device, options.threads)
+        inputs.set(executor, compiled)
         (_bench if options.command == "bench" else _run)(executor, compiled, options)
     except UsageError as error:
         return _failed(options, "usage", str(error), EXIT_USAGE)

@@ -13,7 +13,7 @@ import relayc
 from relayc.backend.runtime.container import is_container
 from relayc.generation.errors import GenerationError
 from relayc.generation.options import GenerationOptions, options_from
-from relayc.runtime import CompiledModel, GraphModule, device, load_model
+from relayc.runtime import CompiledModel, GraphModule, load_model
 
 __all__ = ["ModelFolder", "make_executor"]
 
@@ -138,7 +138,7 @@ def make_executor(model: Any, target: str, num_threads: int | None, decodes: boo
         if decodes:
             options = {"caches": None if target.startswith("cuda") else "auto", "last_position": "auto", **options}
         compiled = relayc.compile_onnx(model, target, **options)
-    return GraphModule(compiled["default"](device(compiled.graph.device)), num_threads)
+    return GraphModule.of(compiled, num_threads=num_threads)
 
 
 def _file(stem: Path) -> Path | None:

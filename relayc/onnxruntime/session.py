@@ -144,7 +144,7 @@ class InferenceSession:
         return relayc.compile_onnx(self._source, target, shape=overrides or None, opt_level=level, config=checks)
 
     def _executor(self, model: CompiledModel) -> GraphModule:
-        return GraphModule(model["default"](self._device), self._options.intra_op_num_threads or None)
+        return GraphModule.of(model, self._device, self._options.intra_op_num_threads or None)
 
     def get_inputs(self) -> list[NodeArg]:
         return list(self._inputs.values())
@@ -479,12 +479,17 @@ def _reported_as(error: Exception, path: str | None) -> Exception:
         return RuntimeException(str(error))
     if isinstance(error, RelaycError):
         return Fail(str(error))
-    kind = {"UnsupportedOperatorError": Unsupported, "NotAModelError": InvalidProtobuf}.get(type(error).__name__)
-    if kind is None and not _is_compile_error(error):
+    if isinstance(error, TypeError) or not _is_compile_error(error):
         return error
     log.debug("the model %s", path, exc_info=True)
     where = "Load model" if path is None else f"Load model from {path}"
-    return (InvalidGraph if kind is None else kind)(f"{where} failed: {error}")
+    return _ERRORS_OF_MODELS.get(type(error).__name__, InvalidGraph)(f"{where} failed: {error}")
+
+
+_ERRORS_OF_MODELS: Mapping[str, type[OrtError]] = {
+    "UnsupportedOperatorError": Unsupported, "NotAModelError": InvalidProtobuf, "NoGraphError": InvalidArgument,
+}  # fmt: skip
+"""The exceptions for errors of the importer, which is not imported for compiled models."""
 
 
 def _is_compile_error(error: Exception) -> bool:

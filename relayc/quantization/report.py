@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["Decision", "LayerReport", "QuantizationReport", "Scope"]
 
@@ -61,9 +61,13 @@ class QuantizationReport:
         """How many layers are in int8."""
         return sum(layer.decision == "int8" for layer in self.layers)
 
+    def record(self) -> dict[str, Any]:
+        """All figures, as JSON's values."""
+        return asdict(self) | {"speedup": self.speedup}
+
     def json(self) -> str:
         """All figures as JSON."""
-        return json.dumps(asdict(self) | {"speedup": self.speedup}, indent=2)
+        return json.dumps(self.record(), indent=2)
 
     def table(self, top: int | None = None) -> str:
         """The layers as text, those of the largest error first, the first `top` of them."""

@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from relayc.backend.runtime import device
 from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.backend.target import Target
 from relayc.frontends.compiling import compile_onnx
@@ -132,7 +131,7 @@ class _Bench:
     def executor(self, path: Path) -> GraphModule:
         """The compiled model of a file."""
         compiled = compile_onnx(path, self.target, shape=self._shape)
-        return GraphModule(compiled["default"](device(compiled.graph.device)), self._threads)
+        return GraphModule.of(compiled, num_threads=self._threads)
 
     def error(self, executor: GraphModule) -> float:
         """The largest relative error of an output over all samples."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from relayc.backend.runtime.sizes import Size
-from relayc.runtime import CompiledModel, ExecutorPool, GraphModule, RunCancelledError, device
+from relayc.runtime import CompiledModel, ExecutorPool, GraphModule, RunCancelledError
 from relayc.server.errors import ServerError
 from relayc.server.tensors import DATATYPES, Array, TensorSpec
 
@@ -83,7 +83,7 @@ class CompiledRunner:
     platform = "relayc"
 
     def __init__(self, model: CompiledModel, where: str | None = None, num_threads: int | None = None) -> None:
-        executor = GraphModule(model["default"](device(model.graph.device if where is None else where)), num_threads)
+        executor = GraphModule.of(model, where, num_threads)
         if model.graph.caches:
             raise ServerError("the model keeps KV caches between runs; serve it with caches as inputs and outputs")
         if executor.sequence_names() or model.graph.maps:

@@ -17,7 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
-from relayc.backend.runtime.log import logger
+from relayc.backend.runtime.log import logger, warn_once
 from relayc.runtime import ArgumentError, RelaycError
 from relayc.te.errors import CompileError
 from relayc.torch.errors import TorchExportError
@@ -182,10 +182,5 @@ def _foreign_tensor(module: GraphModule) -> str | None:
     return None
 
 
-_warned: set[str] = set()
-
-
 def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        log.warning("%s", message)
+    warn_once(message, "torch")

@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 import relayc
 from relayc.frontends.onnx import ModelParts
-from relayc.runtime import ExecutorPool, device, graph_executor
+from relayc.runtime import ExecutorPool, GraphModule
 from relayc.torch.exporting import Computed, Exported, Passed
 from relayc.torch.options import Options
 
@@ -39,7 +39,7 @@ class Execution:
         self._arguments = [at for number, at in enumerate(exported.arguments) if number not in bound]
         model = _with_constants(exported.proto, bound)
         compiled = relayc.compile_onnx(model, opt_level=options.opt_level, config=options.config)
-        first = graph_executor.GraphModule(compiled["default"](device("cpu")), options.threads)
+        first = GraphModule.of(compiled, num_threads=options.threads)
         self._names = [*first.get_input_info()[0]]
         self._pool = ExecutorPool(first)
 
@@ -62,7 +62,7 @@ class Execution:
         return [_result(result, found, values) for result in self._results]
 
 
-def _set(executor: graph_executor.GraphModule, name: str, value: Any) -> None:
+def _set(executor: GraphModule, name: str, value: Any) -> None:
     if not isinstance(value, torch.Tensor):
         executor.set_input(name, np.asarray(value, np.int64))
         return

@@ -11,7 +11,8 @@ import pytest
 
 from relayc.backend import private_files
 from relayc.backend.cache import DiskCache
-from relayc.backend.private_files import NotPrivateError, fault_of_folder, is_private, read_private, warn_once
+from relayc.backend.private_files import NotPrivateError, fault_of_folder, is_private, read_private
+from relayc.backend.runtime.log import warn_once
 
 OTHER = 12345
 

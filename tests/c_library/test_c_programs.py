@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +15,13 @@ from onnx import helper, save
 from typer.testing import CliRunner
 
 from relayc import relay
-from relayc.backend.c_library.export import build_library
-from relayc.backend.c_library.model_source import ModelSource
-from relayc.backend.c_library.toolchain import find_toolchain
-from relayc.backend.c_library.weights import lay_out_weights, write_weights
 from relayc.backend.runtime import ArgumentError, ModuleError, load_model
 from relayc.cli.main import app
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule
 from tests.c_library.library import CError, Library
 from tests.c_library.models import MODELS, TARGET, Model, floats
+from tests.c_library.sanitized import build, run
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="libraries are made for Linux"),
@@ -38,13 +34,6 @@ STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
 def needs(program: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(shutil.which(program) is None, reason=f"needs {program}: apt install {program}")
-
-
-def run(command: Sequence[str | Path], folder: Path) -> str:
-    """What a program prints; it must succeed."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
-    return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -116,15 +105,7 @@ def test_valgrind_finds_nothing(title, tmp_path):
 @pytest.mark.parametrize("title", CHECKED)
 def test_sanitizers_find_nothing(title, tmp_path):
     """The code around the kernels, with checks of its memory and of undefined behaviour."""
-    flags = ["-g", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    model = MODELS[title].compiled()
-    layout = lay_out_weights(model.params)
-    with open(tmp_path / "weights.bin", "wb") as file:
-        write_weights(file, model.params, layout)
-    source = ModelSource("net", model.graph, layout, model.module.features, None)
-    build_library(source, model.module.object_files(), find_toolchain("gcc", model.module.triple, tmp_path), flags)
-    (tmp_path / "main.c").write_text(source.example())
-    run(["gcc", *flags, "main.c", "libnet.a", "-lm", "-pthread", "-o", "program"], tmp_path)
+    build(MODELS[title].compiled(), tmp_path)
     assert "bytes" in run(["./program", *write_inputs(title, tmp_path)], tmp_path)
 
 

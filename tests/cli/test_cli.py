@@ -345,6 +345,19 @@ def test_a_misspelt_name_is_said_before_what_is_missing(
     assert result.exit_code == 2 and message in result.output.replace("\n", " "), result.output
 
 
+def test_sizes_of_names_that_an_artifact_has_not_are_refused(folder: Path) -> None:
+    path = folder / "fixed.relayc"
+    compiled = runner.invoke(app, ["compile", str(folder / "model.onnx"), "-o", str(path), "--shape", "batch=2"])
+    assert compiled.exit_code == 0
+    for command in (["run"], ["bench", "--repeat", "1"]):
+        for sizes, message in (
+            ("bogus=3", "--shape names bogus, which is no dimension and no input of the artifact: x[2, 8]"),
+            ("batch=3", "--shape batch=3: the artifact was compiled for batch=2: x[2, 8]"),
+        ):
+            result = runner.invoke(app, [*command, str(path), "--fill", "ones", "--shape", sizes])
+            assert result.exit_code == 2 and message in result.output.replace("\n", " "), result.output
+
+
 def test_an_interrupt_while_modules_are_imported_shows_no_traceback() -> None:
     program = (
         "import sys, relayc.__main__ as command\n"

@@ -138,7 +138,12 @@ def test_wrong_models_raise_what_onnxruntime_raises(tmp_path: Path) -> None:
     with pytest.raises(ours.InvalidProtobuf, match="it is a folder"):
         ours.InferenceSession(tmp_path)
     with pytest.raises(ours.InvalidGraph, match=r"INVALID_GRAPH : Load model failed"):
-        ours.InferenceSession(b"")
+        ours.InferenceSession(_model([], [_value("x", FLOAT, [1])], []))
+    for source, kind in ((b"", ours.InvalidArgument), (None, TypeError), (5, TypeError), ([], TypeError)):
+        with pytest.raises(kind):
+            ours.InferenceSession(source)
+        with pytest.raises(theirs.capi.onnxruntime_pybind11_state.InvalidArgument if source == b"" else kind):
+            theirs.InferenceSession(source)
     with pytest.raises(ours.NotImplemented, match="Unheard"):
         ours.InferenceSession(unknown)
     with pytest.raises(ours.InvalidArgument) as wrong:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import onnx
 import pytest
@@ -17,6 +19,8 @@ from relayc.quantization import QuantizationError, QuantizationReport, quantize,
 from relayc.runtime import device, graph_executor
 
 runner = CliRunner()
+PAGE = Path(__file__).parents[2] / "docs" / "cli_json.md"
+SCHEMA = json.loads(re.findall(r"^```json\n(.*?)^```", PAGE.read_text(), re.M | re.S)[0])
 
 
 def layers(*weights: np.ndarray, batch: int | str = 64, opset: int = 17) -> onnx.ModelProto:
@@ -152,12 +156,16 @@ class TestModels:
         assert found["MatMul_0"] == pytest.approx(expected, rel=0.05)
 
     def test_a_tolerance_that_none_keeps_writes_nothing(self, folder: Path, tmp_path: Path) -> None:
-        path, record = tmp_path / "none.onnx", tmp_path / "report.json"
-        arguments = ["quantize", folder / "model.onnx", folder / "calibration.npz", "-o", path, "--json", record]
-        result = runner.invoke(app, [*map(str, arguments), "--max-error", "1e-7"])
+        path = tmp_path / "none.onnx"
+        arguments = ["quantize", folder / "model.onnx", folder / "calibration.npz", "-o", path, "--max-error", "1e-7"]
+        result = runner.invoke(app, [*map(str, arguments)])
         assert result.exit_code == 1 and "no layer pays" in result.output and not path.exists()
-        found = json.loads(record.read_text())
-        assert found["output"] is None and {layer["decision"][:5] for layer in found["layers"]} == {"float"}
+        result = runner.invoke(app, [*map(str, arguments), "--json"])
+        assert result.exit_code == 1 and not path.exists()
+        found = json.loads(result.stdout)
+        jsonschema.validate(found, SCHEMA)
+        assert found["command"] == "quantize" and found["output"] is None
+        assert {layer["decision"][:5] for layer in found["layers"]} == {"float"}
 
     def test_layers_of_the_largest_error_go_back_to_float(self, tmp_path: Path) -> None:
         """A column of weights with an outlier in a row that the input rarely uses makes one layer bad."""

@@ -123,7 +123,7 @@ def test_a_fault_is_one_block_of_the_command_line(monkeypatch, tmp_path):
 
     path = tmp_path / "model.onnx"
     path.write_bytes(model().SerializeToString())
-    monkeypatch.setattr("relayc.cli.models.executor_for", fails)
+    monkeypatch.setattr("relayc.cli.models.GraphModule.of", fails)
     result = typer_testing.CliRunner().invoke(app, ["run", str(path), "--fill", "ones"])
     assert result.exit_code == 1
     assert "error: InternalError\nStrange: out of order" in result.output and "--traceback" in result.output

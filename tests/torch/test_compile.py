@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from relayc.backend.runtime.log import warn_once
+
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'relayc[torch]'")
 pytest.importorskip("onnxscript", reason="needs torch's exporter: pip install 'relayc[torch]'")
 
@@ -21,10 +23,9 @@ COMPILED = "compiled a graph"
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     """Nothing compiled before, and the same weights in each test."""
-    from relayc.torch import dynamo
 
     torch._dynamo.reset()
-    dynamo._warned.clear()
+    warn_once.cache_clear()
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()

@@ -81,8 +81,12 @@ def test_files_that_are_no_keys(folder: Path) -> None:
     (folder / "other.pem").write_bytes(text)
     with pytest.raises(ArgumentError, match=r"other\.pem is no private Ed25519 key .*: it is a X25519PrivateKey"):
         sign_artifact(path, folder / "other.pem")
-    with pytest.raises(FileNotFoundError):
+    signature = r"model\.relayc\.sig does not exist, the signature of .*model\.relayc; .*relayc sign ARTIFACT --key"
+    with pytest.raises(FileNotFoundError, match=signature):
         check_signature(path, folder / "public.pem")
+    for use, half in ((check_signature, "public"), (sign_artifact, "private")):
+        with pytest.raises(ArgumentError, match=rf"none\.pem does not exist, the file of the {half} key; .*openssl"):
+            use(path, folder / "none.pem")
 
 
 def test_without_cryptography_the_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relayc.backend.cache import default_cache
-from relayc.backend.private_files import warn_once
+from relayc.backend.runtime.log import warn_once
 from relayc.backend.target import Target
 from relayc.relay.lowering import tuning_records as records
 from relayc.relay.lowering.tuning_records import (
