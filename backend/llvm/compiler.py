@@ -51,10 +51,7 @@ class Compiler:
 
     def _code_machine(self) -> Machine:
         features, caches = self.target.features, self.target.cache_bytes
-        has_half = not features.isdisjoint(("f16c", "neon"))
-        return Machine(
-            self.target.has_fma, has_half, self._fast_math(), caches.l3, frozenset(features), self.target.mcpu
-        )
+        return Machine(self.target.has_fma, self._fast_math(), caches.l3, frozenset(features), self.target.mcpu)
 
     def _fast_math(self) -> str:
         flags = self.target.get("fast-math", [])
