@@ -60,7 +60,7 @@ class Compiler:
             raise CompileError(
                 f"fast-math flags {', '.join(unknown)} can't be used; known are {', '.join(sorted(_FAST_MATH))}"
             )
-        return " ".join(flags)
+        return "".join([f"{flag} " for flag in flags])
 
     def object_code(self, emitted: EmittedModule, functions: Iterable[PrimFunc]) -> ObjectCode:
         """Native code of an emitted module."""

@@ -61,7 +61,7 @@ def emit_binary(e: Emitter, expr: Binary) -> str:
         if fused is not None:
             return rounded(e, fused, expr.dtype)
     a, b = computed(e, expr.a), computed(e, expr.b)
-    return rounded(e, e.text.pure(f"{operation} {e.machine.fast_flags}{kind} {a}, {b}"), expr.dtype)
+    return rounded(e, e.text.pure(f"{operation} {e.machine.fast}{kind} {a}, {b}"), expr.dtype)
 
 
 def _contract(e: Emitter, expr: Any, kind: str) -> str | None:
@@ -87,7 +87,7 @@ def _contract(e: Emitter, expr: Any, kind: str) -> str | None:
 
 def fuse_multiply_add(e: Emitter, of: DType, a: str, b: str, c: str) -> str:
     """llvm.fma of operands of type `of`."""
-    return call_overloaded(e.text, "fma", of, a, b, c, flags=e.machine.fast_flags)
+    return call_overloaded(e.text, "fma", of, a, b, c, flags=e.machine.fast)
 
 
 def _int_binary(e: Emitter, expr: Binary) -> str:

@@ -63,11 +63,13 @@ def look_up_bytes(e: Emitter, buffer: Buffer, index: PrimExpr, of: DType) -> str
 
 def _by_two_registers(e: Emitter, row: Instruction, table: Buffer, indices: str) -> str:
     """Look up in two registers, 128 entries, by one instruction; select the half by the highest bit."""
-    halves: list[str] = []
-    for first in (0, 128):
+
+    def half(first: int) -> str:
         low, high = _rows(e, table, first, 2, row.lanes)
-        halves.append(row.intrinsics[0].call(e.text, low, indices, high))
-    return _select_by_sign(e.text, indices, *halves, row.lanes)
+        return row.intrinsics[0].call(e.text, low, indices, high)
+
+    low_half, high_half = half(0), half(128)
+    return _select_by_sign(e.text, indices, low_half, high_half, row.lanes)
 
 
 def _by_four_registers(e: Emitter, row: Instruction, table: Buffer, indices: str) -> str:

@@ -11,9 +11,9 @@ __all__ = ["Machine"]
 class Machine:
     """Properties of the target that the code generator depends on.
 
-    `fma`: has fused multiply-add. `fast`: LLVM's fast-math flags for every float operation, such as "nnan nsz".
-    `caches`: bytes of the largest cache; results that exceed it use non-temporal stores; 0 if unknown. `features` and
-    `mcpu`: LLVM's names of the processor's features, and of the processor.
+    `fma`: has fused multiply-add. `fast`: LLVM's fast-math flags for every float operation, each followed by a space,
+    such as "nnan nsz ". `caches`: bytes of the largest cache; results that exceed it use non-temporal stores; 0 if
+    unknown. `features` and `mcpu`: LLVM's names of the processor's features, and of the processor.
     """
 
     fma: bool = False
@@ -21,11 +21,6 @@ class Machine:
     caches: int = 0
     features: frozenset[str] = frozenset()
     mcpu: str = ""
-
-    @property
-    def fast_flags(self) -> str:
-        """`fast` as the prefix of an operation's type: followed by a space, if there are any flags."""
-        return f"{self.fast} " if self.fast else ""
 
     @property
     def vector_bits(self) -> int:

@@ -116,8 +116,8 @@ def emit_fma(e: Emitter, call: Call) -> str:
     if e.machine.fma:
         return rounded(e, fuse_multiply_add(e, of, a, b, c), call.dtype)
     kind = register_type(of)
-    product = e.text.pure(f"fmul {e.machine.fast_flags}{kind} {a}, {b}")
-    return rounded(e, e.text.pure(f"fadd {e.machine.fast_flags}{kind} {product}, {c}"), call.dtype)
+    product = e.text.pure(f"fmul {e.machine.fast}{kind} {a}, {b}")
+    return rounded(e, e.text.pure(f"fadd {e.machine.fast}{kind} {product}, {c}"), call.dtype)
 
 
 def emit_fmod(e: Emitter, call: Call) -> str:

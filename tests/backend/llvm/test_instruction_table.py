@@ -20,18 +20,6 @@ NOT_EMITTED = {
     tir.Reduce: "replaced by loops when a schedule is lowered",
     tir.StringImm: "an argument of calls, which read it",
 }
-    "thread_",
-    "warp_",
-    "tvm_",
-    "mma_",
-    "wgmma_",
-    "cp_",
-    "ldmatrix",
-    "stmatrix",
-    "cluster_",
-    "tma_",
-    "mbarrier_",
-)
 
 
 def concrete_nodes() -> list[type]:
