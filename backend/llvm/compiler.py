@@ -51,10 +51,7 @@ class Compiler:
 
     def _code_machine(self) -> Machine:
         features, caches = self.target.features, self.target.cache_bytes
-        has_half = not features.isdisjoint(("f16c", "neon"))
-        return Machine(
-            self.target.has_fma, has_half, self._fast_math(), caches.l3, frozenset(features), self.target.mcpu
-        )
+        return Machine(self.target.has_fma, self._fast_math(), caches.l3, frozenset(features), self.target.mcpu)
 
     def _fast_math(self) -> str:
         flags = self.target.get("fast-math", [])
@@ -63,7 +60,7 @@ class Compiler:
             raise CompileError(
                 f"fast-math flags {', '.join(unknown)} can't be used; known are {', '.join(sorted(_FAST_MATH))}"
             )
-        return " ".join(flags)
+        return "".join([f"{flag} " for flag in flags])
 
     def object_code(self, emitted: EmittedModule, functions: Iterable[PrimFunc]) -> ObjectCode:
         """Native code of an emitted module."""

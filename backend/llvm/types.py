@@ -73,7 +73,9 @@ def suffix(of: DType) -> str:
 
 
 def constant(of: DType, value: int | float) -> str:
-    """A scalar constant as an operand."""
+    """A constant as an operand; a vector has it in every lane."""
+    if of.lanes > 1:
+        return f"splat ({register_type(of.element)} {constant(of.element, value)})"
     if of.is_handle:
         return "null" if value == 0 else f"inttoptr (i64 {int(value)} to ptr)"
     if of.is_bool:

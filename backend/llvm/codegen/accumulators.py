@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from relayc.backend.llvm.assembly import FunctionText
-from relayc.backend.llvm.codegen.calls import CallEmitter
-from relayc.backend.llvm.codegen.convert import Machine
+from relayc.backend.llvm.codegen.emitter import Emitter
+from relayc.backend.llvm.codegen.memory import align_of, element_address
+from relayc.backend.llvm.codegen.stores import store_elements
 from relayc.backend.llvm.codegen.unroll_factor import broadcast_factor, is_accumulation
+from relayc.backend.llvm.codegen.vector_index import as_ramp
+from relayc.backend.llvm.codegen.vectors import concatenate, extract_part
 from relayc.backend.llvm.types import memory_type
 from relayc.te.dtype import DType
 from relayc.te.ir.structural import structural_equal
-from relayc.te.tir import BufferStore, Var
+from relayc.te.tir import BufferStore
 
-__all__ = ["AccumulatorEmitter"]
+__all__ = ["emit_store", "end_step"]
 
 _BARRIER = 'asm sideeffect "", "{}~{{memory}}"'
 """An empty inline assembly that memory reads are not moved across."""
@@ -24,85 +26,79 @@ _LENGTHS = (128, 256, 512)
 """Bits of the vectors that LLVM accepts as assembly operands."""
 
 
-class AccumulatorEmitter(CallEmitter):
-    """Separates the unrolled steps of sums of products."""
+def emit_store(e: Emitter, store: BufferStore) -> None:
+    """Emit a store; those of accumulations are separated and remembered."""
+    adds = is_accumulation(store)
+    if adds:
+        _end_pair(e, store)
+    store_elements(e, store)
+    kept = adds and e.shares_base and store.buffer.data in e.on_stack
+    ramp = as_ramp(e, store.indices[-1]) if kept and store.value.dtype.lanes > 1 else None
+    if ramp is not None:
+        base, _ = ramp
+        e.accumulators.append(
+            (store.value.dtype, element_address(e, store.buffer, base), align_of(e, store.buffer, base))
+        )
 
-    def __init__(self, text: FunctionText, machine: Machine) -> None:
-        super().__init__(text, machine)
-        self.on_stack: set[Var] = set()
-        """Pointers of scratch memory that LLVM may promote to registers."""
-        self.accumulators: list[tuple[DType, str, int]] = []
-        """Types, addresses and alignments of the accumulators updated in the current step."""
-        self.same_factor: list[BufferStore] = []
-        """The latest accumulations that multiply the same broadcast factor by several vectors."""
 
-    def visit_BufferStore(self, store: BufferStore) -> None:
-        adds = is_accumulation(store)
-        if adds:
-            self._end_pair(store)
-        super().visit_BufferStore(store)
-        kept = adds and self.shares_base and store.buffer.data in self.on_stack
-        ramp = self.as_ramp(store.indices[-1]) if kept and store.value.dtype.lanes > 1 else None
-        if ramp is not None:
-            base, _ = ramp
-            self.accumulators.append(
-                (store.value.dtype, self.address(store.buffer, base), self.align_of(store.buffer, base))
-            )
+def _end_pair(e: Emitter, store: BufferStore) -> None:
+    """Emit a barrier after two accumulations of one factor, before the factor of `store` is read.
 
-    def _end_pair(self, store: BufferStore) -> None:
-        """Emit a barrier after two accumulations of one factor, before the factor of `store` is read.
+    For tiles of such pairs, LLVM 22 on x86 hoists the factor loads of all rows, for which there are no registers:
+    two to four times slower. Rows of one or three accumulators, or two that are one vector of twice the width, are
+    unaffected.
+    """
+    if e.same_factor and not structural_equal(broadcast_factor(e.same_factor[0]), broadcast_factor(store)):
+        if len(e.same_factor) == _PAIR and "sse2" in e.machine.features:
+            e.text.effect(f"call void {_BARRIER.format('')}()")
+        e.same_factor = []
+    e.same_factor.append(store)
 
-        For tiles of such pairs, LLVM 22 on x86 hoists the factor loads of all rows, for which there are no registers:
-        two to four times slower. Rows of one or three accumulators, or two that are one vector of twice the width, are
-        unaffected.
-        """
-        if self.same_factor and not structural_equal(broadcast_factor(self.same_factor[0]), broadcast_factor(store)):
-            if len(self.same_factor) == _PAIR and "sse2" in self.machine.features:
-                self.text.effect(f"call void {_BARRIER.format('')}()")
-            self.same_factor = []
-        self.same_factor.append(store)
 
-    def end_step(self) -> None:
-        """Complete the accumulations of a step before anything of the next one is read.
+def end_step(e: Emitter) -> None:
+    """Complete the accumulations of a step before anything of the next one is read.
 
-        LLVM would hoist loads for which there is no register, and spill an accumulator instead. So the accumulators
-        pass through the barrier in registers, if enough registers exist and LLVM's model of the processor gains from
-        it; pairs always do.
-        """
-        text, pairs, self.same_factor = self.text, len(self.same_factor) == _PAIR, []
-        if not ((pairs or self.machine.pins_accumulators) and self._are_in_registers()):
-            text.effect(f"call void {_BARRIER.format('')}()")
-            return
-        values = [self._parts(*each) for each in self.accumulators]
-        parts = [part for each in values for part in each]
-        (kind,) = {memory_type(of.with_lanes(self._lanes(of))) for of, _, _ in self.accumulators}
-        kinds, operands = f"{{ {', '.join([kind] * len(parts))} }}", ", ".join(f"{kind} {part}" for part in parts)
-        through = f"={self.machine.vector_constraint}," * len(parts) + "".join(f"{i}," for i in range(len(parts)))
-        passed = text.value(f"call {kinds} {_BARRIER.format(through)}({operands})")
-        left = [text.value(f"extractvalue {kinds} {passed}, {i}") for i in range(len(parts))]
-        for (of, address, align), before in zip(self.accumulators, values, strict=True):
-            mine, left = left[: len(before)], left[len(before) :]
-            whole = self.concatenate([(part, self._lanes(of)) for part in mine], memory_type(of.element))
-            text.effect(f"store {memory_type(of)} {whole}, ptr {address}, align {align}")
+    LLVM would hoist loads for which there is no register, and spill an accumulator instead. So the accumulators
+    pass through the barrier in registers, if enough registers exist and LLVM's model of the processor gains from
+    it; pairs always do.
+    """
+    text, pairs, e.same_factor = e.text, len(e.same_factor) == _PAIR, []
+    if not ((pairs or e.machine.pins_accumulators) and _are_in_registers(e)):
+        text.effect(f"call void {_BARRIER.format('')}()")
+        return
+    values = [_parts(e, *each) for each in e.accumulators]
+    parts = [part for each in values for part in each]
+    (kind,) = {memory_type(of.with_lanes(_lanes(e, of))) for of, _, _ in e.accumulators}
+    kinds, operands = f"{{ {', '.join([kind] * len(parts))} }}", ", ".join(f"{kind} {part}" for part in parts)
+    through = f"={e.machine.vector_constraint}," * len(parts) + "".join(f"{i}," for i in range(len(parts)))
+    passed = text.value(f"call {kinds} {_BARRIER.format(through)}({operands})")
+    left = [text.value(f"extractvalue {kinds} {passed}, {i}") for i in range(len(parts))]
+    for (of, address, align), before in zip(e.accumulators, values, strict=True):
+        mine, left = left[: len(before)], left[len(before) :]
+        whole = concatenate(e.text, [(part, _lanes(e, of)) for part in mine], memory_type(of.element))
+        text.effect(f"store {memory_type(of)} {whole}, ptr {address}, align {align}")
 
-    def _are_in_registers(self) -> bool:
-        """Are the accumulators whole vector registers of one type, within the available number, with an assembly
-        constraint?"""
-        kinds = {of.with_lanes(self._lanes(of)) for of, _, _ in self.accumulators}
-        whole = all(of.lanes % self._lanes(of) == 0 for of, _, _ in self.accumulators)
-        if not whole or len(kinds) != 1 or not self.machine.vector_constraint:
-            return False
-        (kind,) = kinds
-        count = sum(of.lanes for of, _, _ in self.accumulators) // kind.lanes
-        fits = kind.bits >= _MIN_BITS and kind.bits * kind.lanes in _LENGTHS
-        return fits and 1 < count <= _MAX_ACCUMULATORS
 
-    def _lanes(self, of: DType) -> int:
-        """Lanes per register of a vector of type `of`."""
-        return min(of.lanes, self.machine.vector_bits // of.bits)
+def _are_in_registers(e: Emitter) -> bool:
+    """Are the accumulators whole vector registers of one type, within the available number, with an assembly
+    constraint?"""
+    kinds = {of.with_lanes(_lanes(e, of)) for of, _, _ in e.accumulators}
+    whole = all(of.lanes % _lanes(e, of) == 0 for of, _, _ in e.accumulators)
+    if not whole or len(kinds) != 1 or not e.machine.vector_constraint:
+        return False
+    (kind,) = kinds
+    count = sum(of.lanes for of, _, _ in e.accumulators) // kind.lanes
+    fits = kind.bits >= _MIN_BITS and kind.bits * kind.lanes in _LENGTHS
+    return fits and 1 < count <= _MAX_ACCUMULATORS
 
-    def _parts(self, of: DType, address: str, align: int) -> list[str]:
-        """The vector at an address, split into registers."""
-        lanes, element = self._lanes(of), memory_type(of.element)
-        whole = self.text.value(f"load {memory_type(of)}, ptr {address}, align {align}")
-        return [self.part(whole, element, of.lanes, begin, lanes) for begin in range(0, of.lanes, lanes)]
+
+def _lanes(e: Emitter, of: DType) -> int:
+    """Lanes per register of a vector of type `of`."""
+    return min(of.lanes, e.machine.vector_bits // of.bits)
+
+
+def _parts(e: Emitter, of: DType, address: str, align: int) -> list[str]:
+    """The vector at an address, split into registers."""
+    lanes, element = _lanes(e, of), memory_type(of.element)
+    whole = e.text.value(f"load {memory_type(of)}, ptr {address}, align {align}")
+    return [extract_part(e.text, whole, element, of.lanes, begin, lanes) for begin in range(0, of.lanes, lanes)]

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from relayc.backend.llvm.assembly import FunctionText, ModuleText
-from relayc.backend.llvm.codegen.convert import Machine
-from relayc.backend.llvm.codegen.index import Index
+from relayc.backend.llvm.codegen.emitter import Emitter, Index
+from relayc.backend.llvm.codegen.machine import Machine
 from relayc.backend.llvm.codegen.nontemporal import LINE_BYTES, nontemporal_buffers
-from relayc.backend.llvm.codegen.stmt import AssertMessages, StmtEmitter
+from relayc.backend.llvm.codegen.stores import end_nontemporal
+from relayc.backend.llvm.codegen.visitor import RULES
 from relayc.backend.llvm.types import element_bytes, register_type
 from relayc.te.errors import CompileError
 from relayc.te.ir import collect
@@ -61,7 +62,7 @@ def _called_steps(functions: Iterable[PrimFunc]) -> set[str]:
     return {call.args[0].value for call in calls if isinstance(call.args[0], StringImm)}
 
 
-def _emit_function(module: ModuleText, function: PrimFunc, machine: Machine) -> AssertMessages | None:
+def _emit_function(module: ModuleText, function: PrimFunc, machine: Machine) -> list[str] | None:
     """Add the function, and a version with non-temporal stores for results that exceed the cache."""
     is_host = function.attrs.get("calling_convention") == "packed"
     streaming = f"{function.name}.streaming"
@@ -71,8 +72,8 @@ def _emit_function(module: ModuleText, function: PrimFunc, machine: Machine) -> 
     text = emitter.text
     text.set_signature(f"{'i32' if is_host else 'void'} @{function.name}({', '.join(parameters)}) #0")
     if streamed:
-        _call_when_aligned(text, [emitter.env[v] for v in emitter.env if v in streamed], streaming, parameters)
-    emitter.visit(function.body)
+        _call_when_aligned(text, [emitter.values[v] for v in emitter.values if v in streamed], streaming, parameters)
+    emitter.emit(function.body)
     text.effect("ret i32 0" if is_host else "ret void")
     text.finish()
     if not emitter.may_leave:
@@ -92,8 +93,8 @@ def _emit_streaming(
     emitter.alignment.update(dict.fromkeys(streamed, LINE_BYTES))
     emitter.streamed = streamed
     emitter.text.set_signature(f"internal void @{name}({', '.join(parameters)}) #1")
-    emitter.visit(function.body)
-    emitter.end_nontemporal()
+    emitter.emit(function.body)
+    end_nontemporal(emitter)
     emitter.text.effect("ret void")
     emitter.text.finish()
     found = frozenset(emitter.streaming_stores)
@@ -118,12 +119,10 @@ def _call_when_aligned(text: FunctionText, pointers: Iterable[str], streaming: s
     text.place(otherwise)
 
 
-def _begin(
-    module: ModuleText, function: PrimFunc, machine: Machine, name: str
-) -> tuple[StmtEmitter, list[str]]:
+def _begin(module: ModuleText, function: PrimFunc, machine: Machine, name: str) -> tuple[Emitter, list[str]]:
     """An emitter with the function's parameters bound, and their declarations."""
     is_host = function.attrs.get("calling_convention") == "packed"
-    emitter = StmtEmitter(FunctionText(module, name, ""), machine, [] if is_host else None)
+    emitter = Emitter(FunctionText(module, name, ""), machine, RULES, [] if is_host else None)
     every = range(len(function.params))
     overlapping = () if function.attrs.get("noalias", True) else function.attrs.get("overlapping", every)
     parameters = ["ptr %ctx"]
@@ -134,9 +133,9 @@ def _begin(
             unaliased = not is_host and i not in overlapping
             facts = _pointer_facts(buffer) if unaliased and buffer is not None else ""
             parameters.append(f"ptr {facts}{name}")
-            emitter.env[var] = name
+            emitter.values[var] = name
             if buffer is not None:
-                emitter.env[buffer.data] = name
+                emitter.values[buffer.data] = name
                 if unaliased:
                     emitter.unaliased.add(buffer.data)
         else:
@@ -145,14 +144,14 @@ def _begin(
     return emitter, parameters
 
 
-def _bind_scalar(emitter: StmtEmitter, var: Var, name: str) -> None:
+def _bind_scalar(emitter: Emitter, var: Var, name: str) -> None:
     if not var.dtype.is_int:
-        emitter.env[var] = name
+        emitter.values[var] = name
         return
     if isinstance(var, SizeVar):
         emitter.nonnegative.add(var)
     kind = register_type(var.dtype)
-    emitter.wide[var] = Index(name if kind == "i64" else emitter.text.pure(f"sext {kind} {name} to i64"), 0)
+    emitter.indices[var] = Index(name if kind == "i64" else emitter.text.pure(f"sext {kind} {name} to i64"), 0)
 
 
 def _pointer_facts(buffer: Buffer) -> str:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from functools import reduce
+from typing import TypeGuard
 
 from relayc.backend.llvm.assembly import FunctionText
-from relayc.backend.llvm.codegen.index import Index, is_nonnegative
+from relayc.backend.llvm.codegen.emitter import Emitter, Index
+from relayc.backend.llvm.codegen.functions import CTX_PARALLEL, call_range, may_exhaust
+from relayc.backend.llvm.codegen.index import index_of, index_operand, is_nonnegative, multiply_index
+from relayc.backend.llvm.codegen.loops import called_step, emit_loop
+from relayc.backend.llvm.codegen.memory import byte_offset
+from relayc.backend.llvm.codegen.stores import end_nontemporal
+from relayc.backend.llvm.codegen.vectors import call_overloaded
 from relayc.backend.llvm.codegen.work_partition import partition
+from relayc.backend.llvm.codegen.workspace import leave_if_exhausted
 from relayc.backend.llvm.types import register_type
 from relayc.te.dtype import INT64
-from relayc.te.tir import AttrStmt, Call, Evaluate, For, ForKind, IntImm, SeqStmt, Stmt, Var
+from relayc.te.tir import AttrStmt, For, ForKind, IntImm, SeqStmt, Stmt, Var
 from relayc.te.tir.analysis import free_variables
 
-if TYPE_CHECKING:
-    from relayc.backend.llvm.codegen.stmt import StmtEmitter
-
-__all__ = ["Step", "called_step", "independent_loops", "is_region", "most_tasks", "outline", "regions_of"]
+__all__ = ["Step", "emit_region", "independent_loops", "is_region", "regions_of"]
 
 Step = tuple[For, ...]
 """One parallel loop, or several independent ones of constant extents without a barrier in between."""
@@ -53,19 +58,31 @@ def _is_known(loop: For) -> bool:
     return isinstance(loop.min, IntImm) and isinstance(loop.extent, IntImm)
 
 
-def called_step(loop: For) -> Call | None:
-    """The call of a kernel's step that makes up a loop's body, so that a range of iterations is one call; else None."""
-    call = loop.body.value if isinstance(loop.body, Evaluate) else None
-    is_all = isinstance(call, Call) and call.op == "call_step" and call.args[-1] is loop.loop_var
-    return call if is_all else None  # type: ignore[return-value]
+def emit_region(e: Emitter, steps: Sequence[Step], around: For | None = None) -> None:
+    """Emit consecutive parallel loops, or those that make up the body of a loop `around` them, as one region with a
+    barrier after each step."""
+    text = e.text
+    count = Index(None, len(steps), 0)
+    if around is not None:
+        count = multiply_index(e, index_of(e, around.extent), count)
+    before, e.may_leave = e.may_leave, False
+    task, closure = _outline(e, steps, around)
+    tasks = [_most_tasks(e, step) for step in steps]
+    most = text.value(f"trunc i64 {reduce(lambda a, b: call_overloaded(e.text, 'smax', INT64, a, b), tasks)} to i32")
+    run = text.value(f"load ptr, ptr {byte_offset(e, '%ctx', CTX_PARALLEL)}, align 8")
+    text.effect(f"call void {run}(ptr %ctx, ptr @{task}, ptr {closure}, i32 {most}, i64 {index_operand(e, count)})")
+    if e.may_leave:
+        leave_if_exhausted(e)
+    e.may_leave |= before
 
 
-def most_tasks(outer: StmtEmitter, step: Step) -> str:
+def _most_tasks(outer: Emitter, step: Step) -> str:
     """The maximum number of tasks of a step, as a value."""
     loop = step[0]
     if len(step) > 1:
         return str(sum([min(_constant(loop), loop.most_threads) for loop in step]))
-    return outer.intrinsic("smin", INT64, outer.operand(outer.index(loop.extent)), str(loop.most_threads))
+    extent = index_operand(outer, index_of(outer, loop.extent))
+    return call_overloaded(outer.text, "smin", INT64, extent, str(loop.most_threads))
 
 
 def _constant(loop: For) -> int:
@@ -73,7 +90,7 @@ def _constant(loop: For) -> int:
     return loop.extent.value
 
 
-def outline(outer: StmtEmitter, steps: Sequence[Step], around: For | None = None) -> tuple[str, str]:
+def _outline(outer: Emitter, steps: Sequence[Step], around: For | None = None) -> tuple[str, str]:
     """Outline consecutive parallel loops; returns the task's name and the closure's address.
 
     Step s is loop s % n of the n loops, in iteration s / n of the loop `around` them if there is one. The task, in the
@@ -86,9 +103,9 @@ def outline(outer: StmtEmitter, steps: Sequence[Step], around: For | None = None
     signature = f"internal void @{name}({parameters}) #0"
     text = FunctionText(outer.text.module, name, signature)
     if outer.may_leave:
-        outer.child(text).leave_if_exhausted()  # in another task or an earlier step
+        leave_if_exhausted(outer.child(text))  # in another task or an earlier step
     bounds = [[_bounds(outer, loop) for loop in step] for step in steps]
-    begin: _Captured = [] if around is None else [("i64", outer.operand(outer.index(around.min)))]
+    begin: _Captured = [] if around is None else [("i64", index_operand(outer, index_of(outer, around.min)))]
     wanted = [begin, *[used for outlined in bodies for _, used in outlined], *[b for step in bounds for b in step]]
     captured = list(dict.fromkeys([value for values in wanted for value in values if value[1].startswith("%")]))
     names = dict(zip(captured, _loaded(text, "%closure", [kind for kind, _ in captured]), strict=True))
@@ -114,29 +131,29 @@ def outline(outer: StmtEmitter, steps: Sequence[Step], around: For | None = None
     return name, _store_closure(outer, captured)
 
 
-def _bounds(outer: StmtEmitter, loop: For) -> _Captured:
+def _bounds(outer: Emitter, loop: For) -> _Captured:
     """The extent and the lower bound of a loop, as values of the enclosing function."""
-    return [("i64", outer.operand(outer.index(bound))) for bound in (loop.extent, loop.min)]
+    return [("i64", index_operand(outer, index_of(outer, bound))) for bound in (loop.extent, loop.min)]
 
 
-def _outlined(outer: StmtEmitter, loop: For, around: For | None) -> tuple[_Run, _Captured]:
+def _outlined(outer: Emitter, loop: For, around: For | None) -> tuple[_Run, _Captured]:
     """The emitter of a loop's iterations [first, last) in a task, and the values that it captures."""
     call = called_step(loop)
     if call is None or around is not None:
         return _outline_body(outer, loop, around)
-    outer.may_leave |= outer.may_exhaust(call)
+    outer.may_leave |= may_exhaust(outer, call)
     used = [var for var in free_variables(call) if var is not loop.loop_var]
-    captured = [(register_type(var.dtype), outer.visit(var)) for var in used]
+    captured = [(register_type(var.dtype), outer.value(var)) for var in used]
 
     def run(text: FunctionText, values: _Captured, first: str, last: str) -> None:
         inner = outer.child(text)
-        inner.env.update(zip(used, [name for _, name in values], strict=True))
-        inner.call_range(call, Index(first, 0), Index(last, 0))
+        inner.values.update(zip(used, [name for _, name in values], strict=True))
+        call_range(inner, call, Index(first, 0), Index(last, 0))
 
     return run, captured
 
 
-def _outline_body(outer: StmtEmitter, loop: For, around: For | None) -> tuple[_Run, _Captured]:
+def _outline_body(outer: Emitter, loop: For, around: For | None) -> tuple[_Run, _Captured]:
     """Outline a loop's body to a function of a range of iterations.
 
     A loop `around` it stays outside the function, and its variable is passed after the captured values.
@@ -149,28 +166,28 @@ def _outline_body(outer: StmtEmitter, loop: For, around: For | None) -> tuple[_R
     for var in free_variables(loop.body):
         if var is loop.loop_var or (around is not None and var is around.loop_var):
             continue
-        wide = outer.wide.get(var)
+        wide = outer.indices.get(var)
         if wide is not None and wide.value is None:
-            inner.wide[var] = wide
+            inner.indices[var] = wide
             continue
         kind = "i64" if wide is not None else register_type(var.dtype)
-        captured.append((kind, outer.visit(var) if wide is None else outer.operand(wide)))
+        captured.append((kind, outer.value(var) if wide is None else index_operand(outer, wide)))
         name = f"%c{len(captured)}"
         if wide is not None:
-            inner.wide[var] = Index(name, 0)
+            inner.indices[var] = Index(name, 0)
         else:
-            inner.env[var] = name
+            inner.values[var] = name
         parameters.append(f"{kind} {'noalias ' if var in outer.unaliased else ''}{name}")
     if around is not None:
         parameters.append("i64 %iteration")
-        inner.wide[around.loop_var] = Index("%iteration", 0)
+        inner.indices[around.loop_var] = Index("%iteration", 0)
         if is_nonnegative(around.min, outer.nonnegative):
             inner.nonnegative.add(around.loop_var)
     inner.text.set_signature(f"internal void @{body_name}({', '.join(parameters)}, i64 %first, i64 %last) #1")
     inner.unaliased = outer.unaliased
-    inner.loop(loop, Index("%first", 0), Index("%last", 0))
+    emit_loop(inner, loop, Index("%first", 0), Index("%last", 0))
     outer.may_leave |= inner.may_leave
-    inner.end_nontemporal()
+    end_nontemporal(inner)
     inner.text.effect("ret void")
     inner.text.finish()
 
@@ -181,10 +198,10 @@ def _outline_body(outer: StmtEmitter, loop: For, around: For | None) -> tuple[_R
     return run, captured
 
 
-def _store_closure(outer: StmtEmitter, captured: _Captured) -> str:
+def _store_closure(outer: Emitter, captured: _Captured) -> str:
     closure = outer.text.alloca(f"[{len(captured)} x i64]", 8)
     for i, (kind, value) in enumerate(captured):
-        outer.text.effect(f"store {kind} {value}, ptr {outer.byte_offset(closure, 8 * i)}, align 8")
+        outer.text.effect(f"store {kind} {value}, ptr {byte_offset(outer, closure, 8 * i)}, align 8")
     return closure
 
 
@@ -207,7 +224,7 @@ def _task_range(text: FunctionText, extent: str) -> tuple[str, str]:
     return first, last
 
 
-def _task_ranges(text: FunctionText, outer: StmtEmitter, step: Step) -> list[tuple[str, str]]:
+def _task_ranges(text: FunctionText, outer: Emitter, step: Step) -> list[tuple[str, str]]:
     """A task's ranges of the iterations of several loops, computed by a function shared by steps of as many loops."""
     name, count = f"{outer.text.name}.shares{len(step)}", len(step)
     if not text.module.has(name):
@@ -220,19 +237,19 @@ def _task_ranges(text: FunctionText, outer: StmtEmitter, step: Step) -> list[tup
     return list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
-def _add_partition(outer: StmtEmitter, name: str, count: int) -> None:
+def _add_partition(outer: Emitter, name: str, count: int) -> None:
     """Add the function that evaluates `partition` for `count` loops: it stores two bounds for each."""
     variables = [Var(f"n{i}", INT64) for i in range(3 + 2 * count)]
     parameters = ", ".join([f"i64 %{var.name}" for var in variables])
     text = FunctionText(outer.text.module, name, f"internal void @{name}(ptr %bounds, {parameters}) #1")
     emitter = outer.child(text)
     for var in variables:
-        emitter.wide[var] = Index(f"%{var.name}", 0)
+        emitter.indices[var] = Index(f"%{var.name}", 0)
         emitter.nonnegative.add(var)
     task, tasks, threads, *loops = variables
     ranges = partition(list(zip(loops[::2], loops[1::2], strict=True)), task, tasks, threads)
     for i, bound in enumerate([bound for both in ranges for bound in both]):
-        value = emitter.operand(emitter.index(bound))
-        text.effect(f"store i64 {value}, ptr {emitter.byte_offset('%bounds', 8 * i)}, align 8")
+        value = index_operand(emitter, index_of(emitter, bound))
+        text.effect(f"store i64 {value}, ptr {byte_offset(emitter, '%bounds', 8 * i)}, align 8")
     text.effect("ret void")
     text.finish()

@@ -20,7 +20,7 @@ __all__ = ["even_tile", "rows_use_nontemporal_stores", "vectorize_rows"]
 _LEAST_LINES, _LEAST_LINES_FEW_BUFFERS = 8, 48
 """Fewest cache lines of a row: shorter ones are mostly ends; and the same on cores with few line-fill buffers."""
 _MASKED_BYTES = 4
-"""Bytes of elements whose row ends get masked stores (see `backend.llvm.codegen.nontemporal_stores`)."""
+"""Bytes of elements whose row ends get masked stores (see `backend.llvm.codegen.stores`)."""
 _MOST_LINES = 6
 """Most cache lines of a tile, where there is a choice: more are no faster, and take longer to compile."""
 

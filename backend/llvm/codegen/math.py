@@ -1,0 +1,167 @@
+"""Mathematical functions: LLVM's intrinsics, the C library's functions, and instructions of processors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relayc.backend.llvm.assembly import FunctionText
+from relayc.backend.llvm.codegen.arithmetic import fuse_multiply_add
+from relayc.backend.llvm.codegen.convert import computed, rounded
+from relayc.backend.llvm.codegen.emitter import Emitter
+from relayc.backend.llvm.codegen.instructions import Instruction, LLVMIntrinsic, available, legalized
+from relayc.backend.llvm.codegen.vectors import call_overloaded, extract_lane, pack_lanes
+from relayc.backend.llvm.types import compute_type, constant, register_type
+from relayc.te.dtype import DType
+from relayc.te.errors import CompileError
+from relayc.te.tir import Call, Cast
+
+__all__ = [
+    "C_FUNCTIONS", "INSTRUCTIONS", "LLVM_FUNCTIONS", "emit_c_math", "emit_fast_reciprocal", "emit_fast_rsqrt",
+    "emit_fma", "emit_fmod", "emit_fraction", "emit_isfinite", "emit_isinf", "emit_isnan", "emit_llvm_math",
+    "emit_rsqrt", "emit_scale_by_power",
+]  # fmt: skip
+
+LLVM_FUNCTIONS = {
+    "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven", "fabs": "fabs",
+    # Library functions, for what the legalisation pass leaves: scalar calls, as accurate as the C library's.
+    "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "log10": "log10", "sin": "sin", "cos": "cos",
+    "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
+    "pow": "pow", "atan2": "atan2",
+}  # fmt: skip
+"""Intrinsic -> LLVM's intrinsic, for floats and vectors of floats."""
+C_FUNCTIONS = ("expm1", "log1p", "asinh", "acosh", "atanh", "erf")
+"""Intrinsics that are functions of the C library, for float64; those for float32 end in "f"."""
+_ROUNDINGS, _HALF_ARITHMETIC = ("floor", "ceil", "trunc", "round"), ("avx512fp16", "fullfp16")
+"""Roundings of a float16 in float32 whose result is exact in float16: LLVM would round again, lane by lane on
+processors without float16 arithmetic. An arithmetic fence prevents that at no cost."""
+
+
+def emit_llvm_math(e: Emitter, call: Call) -> str:
+    operands = [computed(e, a) for a in call.args]
+    of = compute_type(call.dtype)
+    halves = isinstance(call.args[0], Cast) and call.args[0].value.dtype.bits == 16
+    if call.op in _ROUNDINGS and halves and e.machine.features.isdisjoint(_HALF_ARITHMETIC):
+        operands = [call_overloaded(e.text, "arithmetic.fence", of, x) for x in operands]
+    return rounded(e, call_overloaded(e.text, LLVM_FUNCTIONS[call.op], of, *operands), call.dtype)
+
+
+def emit_c_math(e: Emitter, call: Call) -> str:
+    """Call a C library function, lane by lane."""
+    of = compute_type(call.dtype)
+    operands = [computed(e, a) for a in call.args]
+    element = of.element
+    name, kind = call.op + ("f" if element.bits == 32 else ""), register_type(element)
+    e.text.module.declare(name, kind, ", ".join([kind] * len(operands)))
+    results = []
+    for i in range(of.lanes):
+        lane = ", ".join([f"{kind} {extract_lane(e.text, x, of, i)}" for x in operands])
+        results.append(e.text.pure(f"call {kind} @{name}({lane})"))
+    return rounded(e, results[0] if of.lanes == 1 else pack_lanes(e.text, results, of), call.dtype)
+
+
+def emit_rsqrt(e: Emitter, call: Call) -> str:
+    of = compute_type(call.dtype)
+    root = call_overloaded(e.text, "sqrt", of, computed(e, call.args[0]))
+    one = constant(of, 1.0)
+    return rounded(e, e.text.pure(f"fdiv {register_type(of)} {one}, {root}"), call.dtype)
+
+
+def emit_fast_rsqrt(e: Emitter, call: Call) -> str:
+    """A reciprocal square root whose flags let LLVM use the processor's estimate and a Newton step, where it has
+    one."""
+    of, flags = compute_type(call.dtype), "nsz arcp contract afn reassoc "
+    root = call_overloaded(e.text, "sqrt", of, computed(e, call.args[0]), flags=flags)
+    one = constant(of, 1.0)
+    return rounded(e, e.text.pure(f"fdiv {flags}{register_type(of)} {one}, {root}"), call.dtype)
+
+
+def emit_fast_reciprocal(e: Emitter, call: Call) -> str:
+    """An estimate without refinement where the processor has one; elsewhere a division."""
+    of, value = compute_type(call.dtype), computed(e, call.args[0])
+    found = _by_registers(e, _RECIPROCAL, of, [value])
+    if found is None:
+        found = e.text.pure(f"fdiv {register_type(of)} {constant(of, 1.0)}, {value}")
+    return rounded(e, found, call.dtype)
+
+
+def emit_fraction(e: Emitter, call: Call) -> str:
+    """The fraction of a float, and `emit_scale_by_power`: only where the processor has an instruction."""
+    return _required(e, _FRACTION, call)
+
+
+def emit_scale_by_power(e: Emitter, call: Call) -> str:
+    """A float times a power of two."""
+    return _required(e, _SCALE, call)
+
+
+def _required(e: Emitter, rows: tuple[Instruction, ...], call: Call) -> str:
+    found = _by_registers(e, rows, call.dtype, [e.value(a) for a in call.args])
+    if found is None:
+        raise CompileError(f"no instruction is {call.op!r} of {call.dtype} on this processor: {call}")
+    return found
+
+
+def _by_registers(e: Emitter, rows: tuple[Instruction, ...], of: DType, values: Sequence[str]) -> str | None:
+    """An operator of float32, by an instruction for each register; None where there is none or registers are not
+    full."""
+    found = available(rows, e.machine)
+    if not found or of.element != "float32" or of.lanes % min(found):
+        return None
+    return legalized(e.text, found, of.lanes, values, "float")
+
+
+def emit_fma(e: Emitter, call: Call) -> str:
+    of = compute_type(call.dtype)
+    a, b, c = (computed(e, x) for x in call.args)
+    if e.machine.fma:
+        return rounded(e, fuse_multiply_add(e, of, a, b, c), call.dtype)
+    kind = register_type(of)
+    product = e.text.pure(f"fmul {e.machine.fast}{kind} {a}, {b}")
+    return rounded(e, e.text.pure(f"fadd {e.machine.fast}{kind} {product}, {c}"), call.dtype)
+
+
+def emit_fmod(e: Emitter, call: Call) -> str:
+    of = compute_type(call.dtype)
+    a, b = computed(e, call.args[0]), computed(e, call.args[1])
+    return rounded(e, e.text.pure(f"frem {register_type(of)} {a}, {b}"), call.dtype)
+
+
+def emit_isnan(e: Emitter, call: Call) -> str:
+    x, of = computed(e, call.args[0]), compute_type(call.args[0].dtype)
+    return e.text.pure(f"fcmp uno {register_type(of)} {x}, {x}")
+
+
+def emit_isinf(e: Emitter, call: Call) -> str:
+    return _compare_magnitude(e, call, "oeq")
+
+
+def emit_isfinite(e: Emitter, call: Call) -> str:
+    return _compare_magnitude(e, call, "olt")
+
+
+def _compare_magnitude(e: Emitter, call: Call, predicate: str) -> str:
+    x, of = computed(e, call.args[0]), compute_type(call.args[0].dtype)
+    size = call_overloaded(e.text, "fabs", of, x)
+    return e.text.pure(f"fcmp {predicate} {register_type(of)} {size}, {constant(of, float('inf'))}")
+
+
+def _call(text: FunctionText, row: Instruction, *values: str) -> str:
+    return row.intrinsics[0].call(text, *values)
+
+
+def _avx512(operator: str, feature: str, name: str, operands: int, *constants: str) -> tuple[Instruction, ...]:
+    """The row of an instruction of 16 float32, whose masked LLVM intrinsic has trailing constants."""
+    of = "<16 x float>"
+    intrinsic = LLVMIntrinsic(f"x86.avx512.{name}.ps.512", of, (of,) * operands, constants)
+    return (Instruction(operator, "float32", 16, frozenset({feature}), _call, (intrinsic,)),)
+
+
+_ALL_LANES = ("<16 x float> zeroinitializer", "i16 -1")
+"""Constants of masked intrinsics: pass-through value and all-ones mask."""
+_FLOOR_NO_EXCEPTIONS, _ROUNDING = "i32 9", "i32 4"
+"""Immediate operands: round down with exceptions suppressed; and the current rounding mode."""
+_RECIPROCAL = _avx512("fast_reciprocal", "avx512f", "rcp14", 1, *_ALL_LANES)
+_FRACTION = _avx512("fraction", "avx512dq", "mask.reduce", 1, _FLOOR_NO_EXCEPTIONS, *_ALL_LANES, _ROUNDING)
+_SCALE = _avx512("scale_by_power", "avx512dq", "mask.scalef", 2, *_ALL_LANES, _ROUNDING)
+INSTRUCTIONS = (*_RECIPROCAL, *_FRACTION, *_SCALE)
+"""Functions of float32 for which processors have instructions that LLVM does not select."""
