@@ -21,6 +21,7 @@ from relayc.relay.analysis import evaluation_order
 from relayc.relay.errors import TypeInferenceError
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, Var
 from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, GraphTensor
+from relayc.relay.lowering.graph_pass import GraphPass
 from relayc.relay.lowering.lower import Workload
 from relayc.relay.op.base import OpPattern
 from relayc.relay.op.joining import Concatenate
@@ -43,7 +44,7 @@ from relayc.topi.cpu.tiling import (
 if TYPE_CHECKING:
     from relayc.backend.target import Target
 
-__all__ = ["slice_batches", "sliced_function"]
+__all__ = ["SliceBatches", "sliced_function"]
 
 PassContext.declare_option(
     "relay.batch_slices", "auto",
@@ -58,12 +59,23 @@ _MOST_SLICES = 64
 """Maximum number of slices, which bounds the search and the size of the graph."""
 
 
-def slice_batches(graph: ExecutionGraph, target: Target) -> None:
-    """Replace runs of nodes of `graph`, whose tensors are not placed yet, by slices of the batch where that pays."""
-    option = PassContext.current().option("relay.batch_slices")
-    if option == "off" or "cpu" not in target.keys or not graph.is_static or graph.attrs.get("nested"):
-        return
+@dataclass(frozen=True)
+class SliceBatches(GraphPass):
+    """Runs of nodes, whose tensors are not placed yet, are replaced by slices of the batch where that pays, on CPUs."""
+
+    target: Target
+
+    def arrange(self, graph: ExecutionGraph, context: PassContext) -> bool:
+        if context.option("relay.batch_slices") == "off":
+            return False
+        sliced = [_slice_batches(part, self.target) for part in graph.all_graphs() if part.is_placed_statically]
+        return any(sliced)
+
+
+def _slice_batches(graph: ExecutionGraph, target: Target) -> bool:
+    """Slice the runs of one graph; are there any?"""
     flow = _Flow(graph, target)
+    slices = False
     nodes: list[GraphNode] = []
     done = 0
     for region in flow.regions():
@@ -71,9 +83,12 @@ def slice_batches(graph: ExecutionGraph, target: Target) -> None:
         done = region.first
         for last, images in _runs(flow, region):
             run = _Region(done, last, region.batch)
-            nodes += graph.nodes[done:last] if images == region.batch else flow.sliced(run, images)
+            whole = images == region.batch
+            nodes += graph.nodes[done:last] if whole else flow.sliced(run, images)
+            slices |= not whole
             done = last
     graph.nodes = nodes + graph.nodes[done:]
+    return slices
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from relayc.backend.target import Target
 from relayc.relay.analysis import evaluation_order
 from relayc.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
-from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, GraphTensor, is_compact
+from relayc.relay.lowering.graph import AliasReport, ExecutionGraph, GraphNode, GraphTensor, is_compact
+from relayc.relay.lowering.graph_pass import GraphPass
 from relayc.relay.lowering.lower import Workload, tensor_types
 from relayc.relay.op.base import OpPattern
 from relayc.relay.op.joining import Concatenate, Split
@@ -30,37 +30,26 @@ from relayc.relay.op.transform import StridedSlice
 from relayc.relay.type import TensorType
 from relayc.te.ir import PassContext
 
-__all__ = ["AliasReport", "alias_views"]
+__all__ = ["AliasViews"]
 
-_OPT_LEVEL = 2
-"""Minimum optimisation level."""
 _SHORTEST = 16
 """Minimum number of contiguous elements in a view: a cache line of float32."""
 
 
-@dataclass
-class AliasReport:
-    """Concatenations, slices and splits that became views of other tensors; inputs that are still copied for them."""
+class AliasViews(GraphPass):
+    """Tensors alias views of others, where placement is static; on CPUs only.
 
-    aliased: int = 0
-    copied: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.aliased} concatenations, slices and splits in place, {self.copied} of their inputs copied"
-
-
-def alias_views(graph: ExecutionGraph, target: Target) -> AliasReport:
-    """Alias tensors with views of others, where placement is static. Changes the graph, before its kernels are
-    compiled.
-
-    On CPUs only: kernels of other devices rely on the alignment of their arguments.
+    Kernels of other devices rely on the alignment of their arguments. The graph's `aliasing` counts the views. Kernels
+    are not compiled yet.
     """
-    report = AliasReport()
-    if target.device_kind == "cpu" and PassContext.current().opt_level >= _OPT_LEVEL:
+
+    opt_level: ClassVar[int] = 2
+
+    def arrange(self, graph: ExecutionGraph, context: PassContext) -> bool:
         for part in graph.all_graphs():
             if part.is_placed_statically:
-                _alias(part, report)
-    return report
+                _alias(part, graph.aliasing)
+        return graph.aliasing.aliased > 0
 
 
 def _alias(graph: ExecutionGraph, report: AliasReport) -> None:

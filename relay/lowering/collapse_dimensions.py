@@ -15,30 +15,34 @@ from dataclasses import dataclass
 from relayc.relay.analysis import evaluation_order
 from relayc.relay.expr import Call, Constant, Expr, Function, Var
 from relayc.relay.op.transform import Transpose
+from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.type import TensorType
+from relayc.te.ir import PassContext
 from relayc.te.tir import Dim
 
-__all__ = ["collapse_dimensions", "rebuilt"]
+__all__ = ["CollapseDimensions", "rebuilt"]
 
 
-def collapse_dimensions(function: Function) -> Function:
+class CollapseDimensions(FunctionPass):
     """An equivalent primitive function on the same memory, with as few dimensions as possible.
 
     For transpositions, elementwise operators before or after them, and broadcasts of smaller tensors; other functions
     are returned unchanged: pure elementwise loops are flat already. Bools that are only moved are moved as bytes.
     """
-    exprs = list(evaluation_order(function.body))
-    if "strides" in function.attrs or not all(map(_is_followed, exprs)):
-        return function
-    if not any(map(_transposes, exprs)) and not _repeats(exprs):
-        return function
-    tensors = _tensors(exprs, function.body)
-    shape = function.body.tensor_type.shape
-    groups = [] if tensors is None else _groups(shape, list(tensors.values()))
-    flags = function.body.tensor_type.dtype.is_bool and all(isinstance(e, Var) or _transposes(e) for e in exprs)
-    if tensors is None or not 0 < len(groups) < len(shape) + flags:
-        return function
-    return rebuilt(function, exprs, lambda e, made: _merged(e, groups, tensors, made, "uint8" if flags else None))
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        exprs = list(evaluation_order(function.body))
+        if "strides" in function.attrs or not all(map(_is_followed, exprs)):
+            return function
+        if not any(map(_transposes, exprs)) and not _repeats(exprs):
+            return function
+        tensors = _tensors(exprs, function.body)
+        shape = function.body.tensor_type.shape
+        groups = [] if tensors is None else _groups(shape, list(tensors.values()))
+        flags = function.body.tensor_type.dtype.is_bool and all(isinstance(e, Var) or _transposes(e) for e in exprs)
+        if tensors is None or not 0 < len(groups) < len(shape) + flags:
+            return function
+        return rebuilt(function, exprs, lambda e, made: _merged(e, groups, tensors, made, "uint8" if flags else None))
 
 
 def rebuilt(function: Function, exprs: Sequence[Expr], merged: Callable[[Expr, dict[int, Expr]], Expr]) -> Function:

@@ -16,9 +16,11 @@ from relayc.relay.expr import Call, Constant, Expr, Function, Var
 from relayc.relay.lowering.collapse_dimensions import rebuilt
 from relayc.relay.op.joining import Concatenate
 from relayc.relay.op.nn.pad import Pad
+from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.type import TensorType
+from relayc.te.ir import PassContext
 
-__all__ = ["collapse_index_maps"]
+__all__ = ["CollapseIndexMaps"]
 
 _SHORT_BYTES = 32
 """Bytes behind a concatenated dimension below which they become part of its elements; otherwise seams are between whole
@@ -31,24 +33,26 @@ unmapped addresses.
 """
 
 
-def collapse_index_maps(function: Function) -> Function:
+class CollapseIndexMaps(FunctionPass):
     """An equivalent primitive function on the same memory, with as few dimensions as possible.
 
     For one operator that concatenates or pads, and elementwise operators before or after it, on tensors of one shape
     each. Bools that are only moved are moved as bytes.
     """
-    exprs = list(evaluation_order(function.body))
-    moves = [e for e in exprs if _moved_dimensions(e) is not None]
-    if len(moves) != 1 or "strides" in function.attrs or not all(map(_is_known, exprs)):
-        return function
-    (move,) = moves
-    if not all(e is move or _is_followed(e) for e in exprs):
-        return function
-    groups = _groups(move)
-    flags = move.tensor_type.dtype.is_bool and all(isinstance(e, Var) or e is move for e in exprs)
-    if len(groups) == move.tensor_type.ndim and not flags:
-        return function
-    return rebuilt(function, exprs, lambda e, made: _merged(e, groups, made, "uint8" if flags else None))
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        exprs = list(evaluation_order(function.body))
+        moves = [e for e in exprs if _moved_dimensions(e) is not None]
+        if len(moves) != 1 or "strides" in function.attrs or not all(map(_is_known, exprs)):
+            return function
+        (move,) = moves
+        if not all(e is move or _is_followed(e) for e in exprs):
+            return function
+        groups = _groups(move)
+        flags = move.tensor_type.dtype.is_bool and all(isinstance(e, Var) or e is move for e in exprs)
+        if len(groups) == move.tensor_type.ndim and not flags:
+            return function
+        return rebuilt(function, exprs, lambda e, made: _merged(e, groups, made, "uint8" if flags else None))
 
 
 def _moved_dimensions(e: Expr) -> list[int] | None:

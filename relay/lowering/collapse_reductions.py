@@ -13,40 +13,44 @@ from relayc.relay.analysis import evaluation_order
 from relayc.relay.expr import Call, Constant, Expr, Function, Var
 from relayc.relay.lowering.collapse_dimensions import rebuilt
 from relayc.relay.op.reduce import ArgReduction, Reduction
+from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.type import TensorType
+from relayc.te.ir import PassContext
 from relayc.te.tir import as_int
 
-__all__ = ["collapse_reductions"]
+__all__ = ["CollapseReductions"]
 
 Shape = tuple[int, ...]
 
 
-def collapse_reductions(function: Function) -> Function:
+class CollapseReductions(FunctionPass):
     """An equivalent primitive function on the same memory, with as few dimensions as possible.
 
     For one reduction over some dimensions and elementwise operators before or after it, on tensors of the shape of its
     input or result; other functions are returned unchanged.
     """
-    exprs = list(evaluation_order(function.body))
-    found = [e for e in exprs if isinstance(e, Call) and isinstance(e.op, Reduction | ArgReduction)]
-    if len(found) != 1 or "strides" in function.attrs:
-        return function
-    (anchor,) = found
-    operand, result = anchor.args[0].ty, anchor.ty
-    if not isinstance(operand, TensorType) or not isinstance(result, TensorType) or not operand.is_static:
-        return function
-    axes = anchor.operator.axes(operand.ndim)  # type: ignore[attr-defined]
-    groups = _groups(operand.static_shape, axes)
-    if not 1 < len(groups) < operand.ndim:
-        return function
-    shapes = {
-        operand.static_shape: tuple([size for size, _ in groups]),
-        result.static_shape: tuple([size for size, is_reduced in groups if not is_reduced]),
-    }
-    if not all(e is anchor or _is_followed(e, shapes) for e in exprs):
-        return function
-    reduced = tuple([n for n, (_, is_reduced) in enumerate(groups) if is_reduced])
-    return rebuilt(function, exprs, lambda e, made: _merged(e, anchor, reduced, shapes, made))
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        exprs = list(evaluation_order(function.body))
+        found = [e for e in exprs if isinstance(e, Call) and isinstance(e.op, Reduction | ArgReduction)]
+        if len(found) != 1 or "strides" in function.attrs:
+            return function
+        (anchor,) = found
+        operand, result = anchor.args[0].ty, anchor.ty
+        if not isinstance(operand, TensorType) or not isinstance(result, TensorType) or not operand.is_static:
+            return function
+        axes = anchor.operator.axes(operand.ndim)  # type: ignore[attr-defined]
+        groups = _groups(operand.static_shape, axes)
+        if not 1 < len(groups) < operand.ndim:
+            return function
+        shapes = {
+            operand.static_shape: tuple([size for size, _ in groups]),
+            result.static_shape: tuple([size for size, is_reduced in groups if not is_reduced]),
+        }
+        if not all(e is anchor or _is_followed(e, shapes) for e in exprs):
+            return function
+        reduced = tuple([n for n, (_, is_reduced) in enumerate(groups) if is_reduced])
+        return rebuilt(function, exprs, lambda e, made: _merged(e, anchor, reduced, shapes, made))
 
 
 def _groups(shape: Shape, axes: tuple[int, ...]) -> list[tuple[int, bool]]:

@@ -12,25 +12,29 @@ from relayc.relay.analysis import evaluation_order
 from relayc.relay.expr import Call, Constant, Expr, Function, Var
 from relayc.relay.lowering.collapse_dimensions import rebuilt
 from relayc.relay.op.nn.norm import LayerNorm, LogSoftmax, RMSNorm, Softmax
+from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.type import TensorType
+from relayc.te.ir import PassContext
 
-__all__ = ["collapse_rows"]
+__all__ = ["CollapseRows"]
 
 
-def collapse_rows(function: Function) -> Function:
+class CollapseRows(FunctionPass):
     """An equivalent primitive function on the same memory, of two dimensions.
 
     For one row operator and elementwise operators before or after it, on tensors of its shape and vectors shared by all
     rows; other functions are returned unchanged.
     """
-    exprs = list(evaluation_order(function.body))
-    anchors = [e for e in exprs if _is_of_rows(e)]
-    if len(anchors) != 1 or "strides" in function.attrs:
-        return function
-    ty = anchors[0].tensor_type
-    if ty.ndim < 3 or not ty.is_static or not all(e is anchors[0] or _is_followed(e, ty) for e in exprs):
-        return function
-    return rebuilt(function, exprs, lambda e, made: _merged(e, ty, made))
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        exprs = list(evaluation_order(function.body))
+        anchors = [e for e in exprs if _is_of_rows(e)]
+        if len(anchors) != 1 or "strides" in function.attrs:
+            return function
+        ty = anchors[0].tensor_type
+        if ty.ndim < 3 or not ty.is_static or not all(e is anchors[0] or _is_followed(e, ty) for e in exprs):
+            return function
+        return rebuilt(function, exprs, lambda e, made: _merged(e, ty, made))
 
 
 def _is_of_rows(e: Expr) -> bool:

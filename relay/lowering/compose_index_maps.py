@@ -12,29 +12,33 @@ from collections.abc import Sequence
 
 from relayc.relay.expr import Call, Constant, Expr, Function, Var
 from relayc.relay.op.transform import Reshape, Transpose
+from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.type import TensorType
+from relayc.te.ir import PassContext
 
-__all__ = ["compose_index_maps"]
+__all__ = ["ComposeIndexMaps"]
 
 
-def compose_index_maps(function: Function) -> Function:
+class ComposeIndexMaps(FunctionPass):
     """An equivalent primitive function with a single transposition, on the same memory.
 
     For one input that is transposed and reshaped, with elementwise operators before or after; other functions are
     returned unchanged.
     """
-    chain = _chain(function)
-    moves = [call for call in chain if _moves(call)]
-    if not any(isinstance(call.op, Reshape) for call in moves):
-        return function
-    param = function.params[0].tensor_type
-    parts, first = _Parts(param.static_shape), chain.index(moves[0])
-    if not parts.of_input or not all(parts.follow(call) for call in moves):
-        return function
-    data = Var(function.params[0].name, TensorType(parts.shape(), param.dtype))
-    moved = Transpose(axes=parts.axes())(_on(data, chain[:first]), span=moves[0].span)
-    behind = [call for call in chain[first:] if not _moves(call)]
-    return Function((data,), _on(moved, behind), function.attrs)
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        chain = _chain(function)
+        moves = [call for call in chain if _moves(call)]
+        if not any(isinstance(call.op, Reshape) for call in moves):
+            return function
+        param = function.params[0].tensor_type
+        parts, first = _Parts(param.static_shape), chain.index(moves[0])
+        if not parts.of_input or not all(parts.follow(call) for call in moves):
+            return function
+        data = Var(function.params[0].name, TensorType(parts.shape(), param.dtype))
+        moved = Transpose(axes=parts.axes())(_on(data, chain[:first]), span=moves[0].span)
+        behind = [call for call in chain[first:] if not _moves(call)]
+        return Function((data,), _on(moved, behind), function.attrs)
 
 
 def _moves(call: Call) -> bool:

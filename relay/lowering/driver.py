@@ -30,23 +30,22 @@ from relayc.backend.target import Target
 from relayc.relay.bind_sizes import bind_sizes
 from relayc.relay.errors import reports_internal_errors
 from relayc.relay.expr import Constant, Expr, Function, Var
-from relayc.relay.lowering.arrange import arrange
-from relayc.relay.lowering.buffer_aliasing import AliasReport
 from relayc.relay.lowering.canonical_sizes import sizes_of
 from relayc.relay.lowering.compiled_loops import compile_loops
 from relayc.relay.lowering.dynamic import plan_dynamic
 from relayc.relay.lowering.entry import ENTRY_NAME, make_dynamic_entry, make_entry
 from relayc.relay.lowering.graph import (
+    AliasReport,
     ControlNode,
     ExecutionGraph,
     Params,
     add_workspaces,
     make_graph,
 )
+from relayc.relay.lowering.graph_passes import arrange
 from relayc.relay.lowering.kernel_steps import KernelStep, split_steps
-from relayc.relay.lowering.kv_cache import place_kv_caches
 from relayc.relay.lowering.lower import Workload, lower
-from relayc.relay.lowering.parallel_regions import plan_regions
+from relayc.relay.lowering.parallel_regions import PlanRegions
 from relayc.relay.lowering.process import compiling
 from relayc.relay.lowering.static_memory import place_tensors
 from relayc.relay.lowering.tuning_records import current_records
@@ -231,8 +230,8 @@ def build(
         for sizes, variant in special:
             graph.variants.append((sizes, make_graph(variant["main"], prepare, shared)))
             _name_outputs(graph.variants[-1][1], module.attrs)
-        place_kv_caches(graph)
-        report.aliasing = arrange(graph, target)
+        arrange(graph, target)
+        report.aliasing = graph.aliasing
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
     workloads = list({node.workload.key: node.workload for node in nodes}.values())
     builder = ModuleBuilder(target)
@@ -344,7 +343,7 @@ def _plan(
     Those of graphs with size variables are numbered from `number` on.
     """
     add_workspaces(graph, {name: kernel.workspaces for name, kernel in kernels.items()})
-    plan_regions(graph, {name: kernel.steps for name, kernel in kernels.items()}, target)
+    PlanRegions(target, {name: kernel.steps for name, kernel in kernels.items()})(IRModule({"main": graph}))
     in_place = {name: kernel.in_place for name, kernel in kernels.items()}
     with_entries = target.device_kind == "cpu"
     if graph.is_placed_statically:

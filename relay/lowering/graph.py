@@ -34,6 +34,7 @@ from relayc.te.ir import Span
 from relayc.te.tir import Dim
 
 __all__ = [
+    "AliasReport",
     "ExecutionGraph",
     "GraphNode",
     "GraphTensor",
@@ -132,6 +133,17 @@ class ControlNode:
 
 
 @dataclass
+class AliasReport:
+    """Concatenations, slices and splits that became views of other tensors; inputs that are still copied for them."""
+
+    aliased: int = 0
+    copied: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.aliased} concatenations, slices and splits in place, {self.copied} of their inputs copied"
+
+
+@dataclass
 class ExecutionGraph:
     """Kernels in order, tensors by number, the parameters' data by name."""
 
@@ -155,6 +167,18 @@ class ExecutionGraph:
     maps: Mapping[int, Sequence[str | int]] = field(default_factory=dict[int, Sequence[str | int]])
     """outputs, matrices, of which each row is a map from these keys"""
     metadata: ModelMetadata = field(default_factory=ModelMetadata)
+    aliasing: AliasReport = field(default_factory=AliasReport)
+    """the views of this graph and of all graphs inside of it"""
+
+    def __str__(self) -> str:
+        """A line for each kernel call: results, kernel, operands."""
+        lines = [f"{', '.join(map(self._text, n.outputs))} = {n.workload.name}({', '.join(map(self._text, n.inputs))})"
+                 for n in self.nodes]  # fmt: skip
+        return "\n".join(lines)
+
+    def _text(self, number: int) -> str:
+        tensor = self.tensors[number]
+        return f"%{number}" if tensor.base is None else f"%{number} of %{tensor.base}"
 
     @property
     def is_static(self) -> bool:

@@ -6,10 +6,12 @@ loads out of loops only if it can prove that no store aliases them: not in kerne
 
 from __future__ import annotations
 
-from relayc.te.ir import Mutator
+from dataclasses import dataclass
+
+from relayc.te.ir import IRModule, Mutator, Pass, PassContext
 from relayc.te.tir import Buffer, BufferLoad, LetStmt, PrimExpr, PrimFunc, Var
 
-__all__ = ["load_scalars"]
+__all__ = ["LoadScalars"]
 
 
 class _Loads(Mutator):
@@ -27,8 +29,17 @@ class _Loads(Mutator):
         return variable
 
 
-def load_scalars(function: PrimFunc, num_inputs: int) -> PrimFunc:
-    """The function with every scalar input loaded into a variable at its beginning."""
+@dataclass(frozen=True)
+class LoadScalars(Pass):
+    """Every scalar among the first `num_inputs` parameters is loaded into a variable at the beginning of a kernel."""
+
+    num_inputs: int
+
+    def run(self, module: IRModule, context: PassContext) -> IRModule:
+        return module.map_functions(lambda f: _with_loads(f, self.num_inputs) if isinstance(f, PrimFunc) else f)
+
+
+def _with_loads(function: PrimFunc, num_inputs: int) -> PrimFunc:
     scalars = {b.data: Var(b.name, b.dtype) for b in map(function.buffer_map.get, function.params[:num_inputs])
                if isinstance(b, Buffer) and not b.shape}  # fmt: skip
     if not scalars:

@@ -14,17 +14,14 @@ from relayc.backend.target import Target
 from relayc.relay.analysis import evaluation_order, users
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.lowering.canonical_sizes import sizes_of
-from relayc.relay.lowering.collapse_dimensions import collapse_dimensions
-from relayc.relay.lowering.collapse_index_maps import collapse_index_maps
-from relayc.relay.lowering.collapse_reductions import collapse_reductions
-from relayc.relay.lowering.collapse_rows import collapse_rows
-from relayc.relay.lowering.compose_index_maps import compose_index_maps
 from relayc.relay.lowering.in_place import in_place_inputs
-from relayc.relay.lowering.load_scalars import load_scalars
+from relayc.relay.lowering.kernel_passes import kernel_passes
+from relayc.relay.lowering.load_scalars import LoadScalars
 from relayc.relay.lowering.workspace import Workspace, lift_workspaces
 from relayc.relay.op.base import OpDef
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule, Sequential
 from relayc.te.tir import Buffer, PrimExpr, PrimFunc, SizeVar, decl_buffer
 from relayc.te.tir.analysis import free_variables
 from relayc.topi.groups import in_one_loop
@@ -188,10 +185,9 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
     CompileError with the group's operators and their origin in the model.
     """
     try:
-        merges = target.device_kind == "cpu"  # whose kernels take addresses; other backends may pass tensors
-        merged = _collapsed(workload.function) if merges else workload.function
-        inputs, outputs = to_tensors(merged)
-        if merges:
+        collapsed = Sequential(kernel_passes(target), "collapse")(IRModule({workload.name: workload.function}))
+        inputs, outputs = to_tensors(collapsed[workload.name])
+        if target.device_kind == "cpu":
             outputs = in_one_loop(outputs)
         with config if config is not None else Config():
             function, workspaces = _first_that_fits(workload, inputs, outputs, target)
@@ -202,14 +198,9 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
     if in_place:
         function = function.with_attr("noalias", False).with_attr("overlapping", (*in_place, len(inputs)))
     if "cpu" in target.keys:
-        function = load_scalars(function, len(inputs))
+        function = LoadScalars(len(inputs))(IRModule({workload.name: function}))[workload.name]
     sizes = tuple(p.name for p in function.params if isinstance(p, SizeVar))
     return Kernel(workload.name, function, tuple(workspaces), in_place, sizes)
-
-
-def _collapsed(function: Function) -> Function:
-    """An equivalent primitive function on the same memory, with as few dimensions as possible."""
-    return collapse_reductions(collapse_rows(collapse_index_maps(collapse_dimensions(compose_index_maps(function)))))
 
 
 def size_parameters(function: PrimFunc) -> tuple[SizeVar, ...]:

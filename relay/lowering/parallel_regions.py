@@ -14,15 +14,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from typing import ClassVar
 
 from relayc.backend.target import Target
 from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, plan_arena, time_steps
+from relayc.relay.lowering.graph_pass import GraphPass
 from relayc.relay.lowering.kernel_steps import KernelStep
 from relayc.te.ir import PassContext
 from relayc.topi.cpu.tiling import CACHE_BYTES_PER_CYCLE, cache_share, vector_lanes
 
-__all__ = ["plan_regions"]
+__all__ = ["PlanRegions"]
 
 PassContext.declare_option(
     "relay.shared_regions", "auto",
@@ -30,8 +33,6 @@ PassContext.declare_option(
     choices=("auto", "off"),
 )  # fmt: skip
 
-_OPT_LEVEL = 2
-"""Minimum optimisation level."""
 _WINDOW = 12
 """Number of following nodes considered to run concurrently with a node: more would extend the lifetimes of tensors."""
 _SMALL_CYCLES, _REGION_CYCLES = 100_000, 400_000
@@ -47,16 +48,26 @@ Steps = Mapping[str, Sequence[KernelStep]]
 """The steps of kernels by their names; empty for those that can't share a region."""
 
 
-def plan_regions(graph: ExecutionGraph, steps: Steps, target: Target) -> None:
-    """Note which nodes share a region and which run concurrently; changes their order. Tensors are placed later."""
-    context = PassContext.current()
-    option = context.option("relay.shared_regions")
-    if option == "off" or context.opt_level < _OPT_LEVEL or not graph.is_placed_statically or not any(steps.values()):
-        return
-    for node in graph.nodes:
-        node.cycles = _cycles(node, target)
-    _run_concurrently(graph, steps, target)
-    _join(graph, steps, target)
+@dataclass(frozen=True)
+class PlanRegions(GraphPass):
+    """Notes which nodes of one graph share a region and which run concurrently; changes their order.
+
+    Kernels are lowered, and have these `steps`; tensors are placed later.
+    """
+
+    target: Target
+    steps: Steps
+    opt_level: ClassVar[int] = 2
+
+    def arrange(self, graph: ExecutionGraph, context: PassContext) -> bool:
+        option, steps = context.option("relay.shared_regions"), self.steps
+        if option == "off" or not graph.is_placed_statically or not any(steps.values()):
+            return False
+        for node in graph.nodes:
+            node.cycles = _cycles(node, self.target)
+        _run_concurrently(graph, steps, self.target)
+        _join(graph, steps, self.target)
+        return True
 
 
 def _cycles(node: GraphNode, target: Target) -> float:

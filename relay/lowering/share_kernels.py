@@ -24,12 +24,14 @@ from relayc.relay.expr import Call, Constant, Expr, Function, Var, const
 from relayc.relay.expr_functor import rewrite_calls
 from relayc.relay.lowering.canonical_sizes import sizes_of
 from relayc.relay.lowering.graph import ExecutionGraph, GraphTensor
+from relayc.relay.lowering.graph_pass import GraphPass
 from relayc.relay.lowering.lower import Workload
 from relayc.relay.op.base import OpDef, OpPattern, make_call
 from relayc.relay.op.transform import StridedSlice
 from relayc.relay.sizes import assuming
+from relayc.te.ir import PassContext
 
-__all__ = ["share_kernels", "share_slices"]
+__all__ = ["ShareKernels", "ShareSlices"]
 
 _MANY_SLICES = 32
 """The least different kernels that are replaced by one which takes the positions of its slices as data. A kernel
@@ -39,27 +41,30 @@ Scalar = tuple[str, bytes]
 """Type and bits of a scalar constant: equal for identical constants only."""
 
 
-def share_kernels(graph: ExecutionGraph) -> None:
-    """Let nodes of `graph`, its variants and the graphs inside of it run the same kernel if only scalar constants
-    differ.
+class ShareKernels(GraphPass):
+    """Nodes of a graph, its variants and the graphs inside of it run the same kernel if only scalar constants differ.
 
     The constants become parameters of the graphs. Tensors are not placed yet.
     """
-    _share(graph, lambda function: function, 2)
+
+    def arrange(self, graph: ExecutionGraph, context: PassContext) -> bool:
+        return _share(graph, lambda function: function, 2)
 
 
-def share_slices(graph: ExecutionGraph) -> None:
-    """Let nodes of `graph`, its variants and the graphs inside of it run the same kernel if only the positions of
-    slices differ, where this saves many kernels.
+class ShareSlices(GraphPass):
+    """Nodes of a graph, its variants and the graphs inside of it run the same kernel if only the positions of slices
+    differ, where this saves many kernels.
 
     Slices that can be views are views already. Tensors are not placed yet.
     """
-    _share(graph, _with_positions, _MANY_SLICES)
+
+    def arrange(self, graph: ExecutionGraph, context: PassContext) -> bool:
+        return _share(graph, _with_positions, _MANY_SLICES)
 
 
-def _share(graph: ExecutionGraph, form: Callable[[Function], Function | None], least: int) -> None:
+def _share(graph: ExecutionGraph, form: Callable[[Function], Function | None], least: int) -> bool:
     """Let nodes share a kernel if in a certain form of their functions only constants differ, and at least so many
-    functions are alike."""
+    functions are alike; do any?"""
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
     shared = _shared({node.workload.key: node.workload for node in nodes}.values(), form, least)
     for part in graph.all_graphs() if shared else ():
@@ -68,6 +73,7 @@ def _share(graph: ExecutionGraph, form: Callable[[Function], Function | None], l
             if node.workload.key in shared:
                 node.workload, numbers = shared[node.workload.key]
                 node.inputs += [_parameter(part, number, known) for number in numbers]
+    return bool(shared)
 
 
 def _parameter(graph: ExecutionGraph, number: Constant, known: dict[Scalar, int]) -> int:

@@ -64,63 +64,73 @@ def default_pipeline(
     Passes above `opt_level` are left out except those named in `required`; `PassContext` may disable more. With
     `mixed_precision`, "float16" or "bfloat16", float32 models are converted once norms are folded into weights.
     """
-    of_weights = mixed_precision == "bfloat16" and "cpu" in target.keys
+    cpu = "cpu" in target.keys
+    gpu = "gpu" in target.keys and not cpu
+    of_weights = mixed_precision == "bfloat16" and cpu
     in_half: tuple[Pass, ...] = (ToMixedPrecision(mixed_precision, of_weights=of_weights),) if mixed_precision else ()
-    arrange: tuple[Pass, ...] = ()
-    attention: tuple[Pass, ...] = ()
-    integers: tuple[Pass, ...] = ()
-    tables: tuple[Pass, ...] = ()
-    quantization: tuple[Pass, ...] = ()
-    unpack: tuple[Pass, ...] = ()
-    fusions: tuple[Pass, ...] = ()
-    if "cpu" in target.keys:
-        integers, tables = (FakeQuantizationToInteger(target),), (TabulateInt8Activations(target),)
-        quantization = (FoldQuantizationScales(),)
-        attention = (RecognizeAttention(), BlockAttention(target))
-        products = (ReadOperandsInPlace(), WidenProducts(target))
-        packed = (PackWeights(target), LowerDenseBits(target))
-        weights = (*products, ConvolveTransposed(), ShareRecurrences(target), *packed)
-        moves = (JoinSlices(), RepeatElements(), AbsorbShuffles(), PushElementwiseThroughConcat(), ChainPools())
-        arrange = (ConvolveByShiftedGemm(target), *moves, CombineParallelConv2D(target), *weights)
-        fusions = (FoldTransposeIntoStore(target), FuseSiblings(target))
-    elif "gpu" in target.keys:
-        arrange, unpack = (AlignChannels(), ArrangeWeights()), (UnpackWeights(),)
+
+    def only(where: bool, *passes: Pass) -> tuple[Pass, ...]:
+        return passes if where else ()
+
     passes: tuple[Pass, ...] = (
-        CheckIndices(target),
-        EncodeStrings(),
-        RecognizeBlockWeights(),
-        *unpack,
-        *integers,
-        CanonicalizeQuantization(),
-        FoldConstant(),
-        DeadCodeElimination(),
-        EliminateCommonSubexpr(),
-        *tables,
-        CanonicalizeOps(),
-        SimplifyExpr(),
-        RecognizePatterns(),
-        SimplifyInference(),
-        FoldConstant(),
-        FoldScaleAxis(),
-        FoldPad(),
-        SumParallelConvolutions(),
-        TrimKernels(),
-        SimplifyExpr(),
-        CommutePointwiseConv(),
-        *attention,
-        *in_half,
-        CombineParallelDense(),
-        ConvertLayout(),
+        # -- the model as imported, in operators that the rest of the pipeline knows
+        CheckIndices(target),  # first: the positions as the model gives them, before a constant one is folded away
+        EncodeStrings(),  # no later pass knows strings
+        RecognizeBlockWeights(),  # before CanonicalizeQuantization and FoldConstant, which would dequantise the weights
+        *only(gpu, UnpackWeights()),  # after RecognizeBlockWeights, whose `nn.dense_bits` it lowers
+        *only(cpu, FakeQuantizationToInteger(target)),  # reads the `qnn` operators that the next pass lowers
+        CanonicalizeQuantization(),  # what has not become integer arithmetic is floats from here on
+        FoldConstant(),  # so that patterns find constants: exporters compute weights, shapes and scales in the graph
+        DeadCodeElimination(),  # drops what only folded values used; fewer users mean more matches below
+        EliminateCommonSubexpr(),  # a value that a pattern needs twice is one expression
+        *only(cpu, TabulateInt8Activations(target)),  # before the activation inside of a table is recognised as one
+        # -- decomposed operators become one again
+        CanonicalizeOps(),  # the one form of views, biases and global pooling that patterns are written for
+        SimplifyExpr(),  # views and casts between the parts of a pattern go
+        RecognizePatterns(),  # before passes that move scales and constants out of a pattern
+        SimplifyInference(),  # makes the factors that FoldScaleAxis reads
+        FoldConstant(),  # the factors and offsets of batch norms, and what the recognised operators left of theirs
+        # -- algebra on weights, while they have their shape and layout of the model
+        FoldScaleAxis(),  # reads the factors that SimplifyInference made
+        FoldPad(),  # before the next two, which read a convolution's own padding
+        SumParallelConvolutions(),  # after batch norms have been folded into each branch
+        TrimKernels(),  # after sums, whose kernel may have more taps
+        SimplifyExpr(),  # drops additions of zeros and factors of one that the folds left
+        CommutePointwiseConv(),  # on final 1 x 1 kernels: FoldScaleAxis, TrimKernels
+        *only(cpu, RecognizeAttention(), BlockAttention(target)),  # before CombineParallelDense hides the projections,
+        # and before ToMixedPrecision puts casts between the parts; the transposes cancel in ConvertLayout
+        *in_half,  # batch norms are folded, others recognised; AlignChannels reads the type
+        CombineParallelDense(),  # after precision, so that weights of one type are concatenated
+        # -- layouts and algorithms of the target
+        ConvertLayout(),  # before everything that is written for channels last
         RecognizePatterns(),  # norms over channels, which are the last dimension now
-        *quantization,
-        *arrange,
-        FoldConstant(),
-        SimplifyExpr(),
-        EliminateCommonSubexpr(),
-        SeparateOutputs(),
-        PackNarrowConstants(),
-        LimitParts(),
-        FuseOps(permutes_into_products="gpu" in target.keys),
-        *fusions,
+        *only(cpu, FoldQuantizationScales()),  # needs these norms
+        *only(
+            cpu,
+            ConvolveByShiftedGemm(target),  # before convolutions are combined or packed: it replaces them
+            JoinSlices(),  # before concatenations move
+            RepeatElements(),  # data movement only; the order among these five does not matter
+            AbsorbShuffles(),  # while convolutions still have plain weights, which it permutes
+            PushElementwiseThroughConcat(),  # before CombineParallelConv2D, which takes activations along
+            ChainPools(),  # before EliminateCommonSubexpr, which shares the chain's beginnings
+            CombineParallelConv2D(target),  # on plain weights, which it concatenates
+            ReadOperandsInPlace(),  # before PackWeights packs right operands that could be read in place
+            WidenProducts(target),  # after ReadOperandsInPlace: operands read in place keep their type
+            ConvolveTransposed(),  # before PackWeights, which packs the convolutions that it makes
+            ShareRecurrences(target),  # its place does not matter: no other pass reads recurrences
+            PackWeights(target),  # after all that reads or writes plain weights
+            LowerDenseBits(target),  # before EliminateCommonSubexpr, which shares the sums over blocks
+        ),
+        *only(gpu, AlignChannels(), ArrangeWeights()),  # channels are padded while weights are plain, then transposed
+        FoldConstant(),  # packs, transposes and pads the weights themselves
+        SimplifyExpr(),  # transposes and casts that met
+        EliminateCommonSubexpr(),  # equal weights are stored once
+        # -- kernels
+        SeparateOutputs(),  # after the elimination, which may leave two outputs as one value
+        PackNarrowConstants(),  # after the last FoldConstant, which would unpack them again
+        LimitParts(),  # after the last pass that makes concatenations; FuseOps makes the parts kernels
+        FuseOps(permutes_into_products="gpu" in target.keys),  # no pass before it sees a primitive function
+        *only(cpu, FoldTransposeIntoStore(target)),  # reads the groups of FuseOps
+        *only(cpu, FuseSiblings(target)),  # last: it merges whole kernels
     )
     return tuple([p for p in passes if p.opt_level <= opt_level or p.name in required])

@@ -22,9 +22,9 @@ from typing import Any
 from relayc.backend.target import Target
 from relayc.relay.expr import Function
 from relayc.relay.lowering import build, optimize
-from relayc.relay.lowering.arrange import arrange
 from relayc.relay.lowering.driver import as_module
 from relayc.relay.lowering.graph import ExecutionGraph, make_graph
+from relayc.relay.lowering.graph_passes import arrange
 from relayc.relay.lowering.lower import Workload, lower
 from relayc.relay.lowering.tuning_records import Record, TuningRecords, default_records_path, graph_subject, processor
 from relayc.relay.tuning.bench import Bench, KernelBench, Variant

@@ -11,8 +11,8 @@ from relayc.backend.target import Target
 from relayc.cli.kernels import code_module
 from relayc.cli.options import Build, Form
 from relayc.frontends.onnx import from_onnx
-from relayc.relay.lowering.arrange import arrange
 from relayc.relay.lowering.graph import make_graph
+from relayc.relay.lowering.graph_passes import arrange
 from relayc.relay.lowering.lower import Kernel, lower
 from relayc.te.ir import IRModule, PassContext
 

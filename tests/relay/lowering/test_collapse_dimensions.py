@@ -8,13 +8,14 @@ import pytest
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.relay.interpreter import evaluate
-from relayc.relay.lowering.collapse_dimensions import collapse_dimensions
+from relayc.relay.lowering.collapse_dimensions import CollapseDimensions
+from relayc.te.ir import PassContext
 
 
 def merged(body: relay.Expr, *params: relay.Var) -> tuple[list[tuple[int, ...]], tuple[int, ...] | None]:
     """Shapes of the parameters, and the axes of the remaining transposition; results are compared."""
     function = relay.Function(params, body)
-    changed = collapse_dimensions(function)
+    changed = CollapseDimensions().transform(function, PassContext.current())
     random = np.random.default_rng(0)
     feeds = [random.standard_normal(p.tensor_type.static_shape).astype(str(p.tensor_type.dtype)) for p in params]
     expected = evaluate(function, feeds)
@@ -72,11 +73,11 @@ def test_a_tensor_read_in_two_orders_stays() -> None:
 
 def test_bools_are_moved_as_bytes() -> None:
     x = relay.var("x", shape=(4, 5), dtype="bool")
-    changed = collapse_dimensions(relay.Function((x,), relay.transpose(x, (1, 0))))
-    assert str(changed.params[0].tensor_type.dtype) == "uint8"
     moved = relay.Function((x,), relay.transpose(x, (1, 0)))
+    changed = CollapseDimensions().transform(moved, PassContext.current())
+    assert str(changed.params[0].tensor_type.dtype) == "uint8"
     inverted = relay.Function((x,), relay.logical_not(relay.transpose(x, (1, 0))))
-    assert collapse_dimensions(inverted) is inverted
+    assert CollapseDimensions().transform(inverted, PassContext.current()) is inverted
     flags = np.random.default_rng(0).random((4, 5)) < 0.5
     module = graph_executor.GraphModule(relay.build(moved, "llvm")["default"](device("cpu", 0)))
     module.set_input("x", flags)
@@ -107,7 +108,7 @@ def test_other_functions_are_unchanged() -> None:
     assert merged(relay.nn.relu(x), x)[0] == [(2, 3, 4)]
     n = relay.var("n", shape=(2, 3, 4), dtype="float32")
     softmax = relay.Function((n,), relay.nn.softmax(relay.transpose(n, (0, 2, 1))))
-    assert collapse_dimensions(softmax) is softmax
+    assert CollapseDimensions().transform(softmax, PassContext.current()) is softmax
 
 
 def test_models_compute_the_same() -> None:

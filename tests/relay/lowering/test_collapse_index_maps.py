@@ -7,13 +7,14 @@ import pytest
 
 from relayc import relay
 from relayc.relay.interpreter import evaluate
-from relayc.relay.lowering.collapse_index_maps import collapse_index_maps
+from relayc.relay.lowering.collapse_index_maps import CollapseIndexMaps
+from relayc.te.ir import PassContext
 
 
 def merged(body: relay.Expr, *params: relay.Var) -> tuple[list[tuple[int, ...]], relay.Call]:
     """Shapes of the parameters, and the remaining concatenation or padding; results are compared."""
     function = relay.Function(params, body)
-    changed = collapse_index_maps(function)
+    changed = CollapseIndexMaps().transform(function, PassContext.current())
     random = np.random.default_rng(0)
     feeds = [random.integers(0, 2, p.tensor_type.static_shape).astype(str(p.tensor_type.dtype)) for p in params]
     shaped = [

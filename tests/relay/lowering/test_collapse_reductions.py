@@ -8,7 +8,8 @@ import pytest
 from relayc import relay
 from relayc.relay.expr import Expr, Function, Var
 from relayc.relay.interpreter import evaluate
-from relayc.relay.lowering.collapse_reductions import collapse_reductions
+from relayc.relay.lowering.collapse_reductions import CollapseReductions
+from relayc.te.ir import PassContext
 from relayc.te.tir import SizeVar
 
 
@@ -17,7 +18,7 @@ def _var(name: str, *shape: int) -> Var:
 
 
 def _same(function: Function, shapes: list[tuple[int, ...]]) -> None:
-    changed = collapse_reductions(function)
+    changed = CollapseReductions().transform(function, PassContext.current())
     assert [p.tensor_type.shape for p in changed.params] == shapes
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(p.tensor_type.static_shape).astype(np.float32) for p in function.params]
@@ -68,4 +69,4 @@ def test_other_kernels_stay() -> None:
     ]
     for params, body in others:
         function = Function(params, body)
-        assert collapse_reductions(function) is function, str(body)
+        assert CollapseReductions().transform(function, PassContext.current()) is function, str(body)

@@ -7,7 +7,8 @@ import numpy as np
 from relayc import relay
 from relayc.relay.expr import Expr, Function, Var
 from relayc.relay.interpreter import evaluate
-from relayc.relay.lowering.collapse_rows import collapse_rows
+from relayc.relay.lowering.collapse_rows import CollapseRows
+from relayc.te.ir import PassContext
 from relayc.te.tir import SizeVar
 
 nn = relay.nn
@@ -18,7 +19,7 @@ def _var(name: str, *shape: int, dtype: str = "float32") -> Var:
 
 
 def _same(function: Function, shapes: list[tuple[int, ...]]) -> Function:
-    changed = collapse_rows(function)
+    changed = CollapseRows().transform(function, PassContext.current())
     assert [p.ty.shape for p in changed.params] == shapes
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(p.ty.shape).astype(np.float32) for p in function.params]
@@ -51,4 +52,4 @@ def test_other_kernels_stay() -> None:
     ]
     for params, body in others:
         function = Function(params, body)
-        assert collapse_rows(function) is function
+        assert CollapseRows().transform(function, PassContext.current()) is function

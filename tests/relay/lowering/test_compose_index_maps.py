@@ -7,14 +7,15 @@ import pytest
 
 from relayc import relay
 from relayc.relay.interpreter import evaluate
-from relayc.relay.lowering.compose_index_maps import compose_index_maps
+from relayc.relay.lowering.compose_index_maps import ComposeIndexMaps
 from relayc.relay.op.transform import Reshape, Transpose
+from relayc.te.ir import PassContext
 
 
 def composed(body: relay.Expr, x: relay.Var) -> list[str]:
     """The remaining operators, producers first; results are compared."""
     function = relay.Function((x,), body)
-    changed = compose_index_maps(function)
+    changed = ComposeIndexMaps().transform(function, PassContext.current())
     data = np.arange(np.prod(x.tensor_type.static_shape), dtype=np.float32)
     shapes = [p.tensor_type.static_shape for p in (x, changed.params[0])]
     results = [evaluate(f, [data.reshape(s)]) for f, s in zip((function, changed), shapes, strict=True)]
@@ -32,7 +33,7 @@ def test_depth_to_space_between_layouts_is_one_transposition() -> None:
     inside = relay.reshape(relay.transpose(x, (0, 4, 1, 5, 2, 3)), (2, 10, 21, 4))
     y = relay.transpose(inside, (0, 3, 1, 2))
     assert composed(y, x) == ["transpose"]
-    changed = compose_index_maps(relay.Function((x,), y))
+    changed = ComposeIndexMaps().transform(relay.Function((x,), y), PassContext.current())
     assert isinstance(changed.body, relay.Call) and isinstance(changed.body.op, Transpose)
     assert changed.body.op.axes == (0, 3, 4, 1, 5, 2)
 
@@ -61,11 +62,11 @@ def test_other_functions_are_unchanged() -> None:
     x = var(4, 9)
     uneven = relay.transpose(relay.reshape(relay.transpose(x), (6, 6)))  # 9 rows of 4 become 6 of 6: no common factors
     function = relay.Function((x,), uneven)
-    assert compose_index_maps(function) is function
+    assert ComposeIndexMaps().transform(function, PassContext.current()) is function
     twice = relay.Function((x,), relay.add(relay.reshape(relay.transpose(x), (4, 9)), x))
-    assert compose_index_maps(twice) is twice
+    assert ComposeIndexMaps().transform(twice, PassContext.current()) is twice
     plain = relay.Function((x,), relay.transpose(x))
-    assert compose_index_maps(plain) is plain
+    assert ComposeIndexMaps().transform(plain, PassContext.current()) is plain
     strided = relay.Function((x,), relay.reshape(relay.transpose(x), (36,)), {"strides": ((18, 1), None)})
-    assert compose_index_maps(strided) is strided
+    assert ComposeIndexMaps().transform(strided, PassContext.current()) is strided
     assert any(isinstance(e, relay.Call) and isinstance(e.op, Reshape) for e in relay.analysis.evaluation_order(uneven))

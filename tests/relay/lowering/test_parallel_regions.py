@@ -16,11 +16,11 @@ from relayc.backend.runtime import device, graph_executor
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.target import Target
 from relayc.relay import Expr, Function, IRModule, const, var
-from relayc.relay.lowering.arrange import arrange
 from relayc.relay.lowering.graph import ExecutionGraph, make_graph, time_steps
+from relayc.relay.lowering.graph_passes import arrange
 from relayc.relay.lowering.kernel_steps import KernelStep, split_steps
 from relayc.relay.lowering.lower import lower
-from relayc.relay.lowering.parallel_regions import plan_regions
+from relayc.relay.lowering.parallel_regions import PlanRegions
 from relayc.relay.lowering.static_memory import place_tensors
 from relayc.relay.op import nn
 from relayc.te.dtype import INT32
@@ -94,7 +94,7 @@ def planned(function: Function, target: Target) -> tuple[ExecutionGraph, dict[st
     arrange(graph, target)
     kernels = {n.workload.name: lower(n.workload, target).function for n in graph.nodes}
     steps = {name: split_steps(kernel, target)[2] for name, kernel in kernels.items()}
-    plan_regions(graph, steps, target)
+    PlanRegions(target, steps)(IRModule({"main": graph}))
     return graph, steps
 
 
@@ -137,7 +137,7 @@ def test_kernels_for_few_threads_do_not_join_those_for_many():
     one = graph.nodes[1].workload.name
     for node in graph.nodes:
         node.region, node.concurrent = None, False
-    plan_regions(graph, {**steps, one: few[one]}, target)
+    PlanRegions(target, {**steps, one: few[one]})(IRModule({"main": graph}))
     assert len({node.region for node in graph.nodes}) == 3
 
 

@@ -13,11 +13,11 @@ from relayc.backend import Target
 from relayc.backend.runtime import CompiledModel, device, graph_executor
 from relayc.relay import op
 from relayc.relay.lowering.graph import make_graph
-from relayc.relay.lowering.load_scalars import load_scalars
+from relayc.relay.lowering.load_scalars import LoadScalars
 from relayc.relay.lowering.lower import lower
-from relayc.relay.lowering.share_kernels import share_kernels
+from relayc.relay.lowering.share_kernels import ShareKernels
 from relayc.relay.sizes import assuming
-from relayc.te.ir import collect
+from relayc.te.ir import IRModule, collect
 from relayc.te.tir import BufferLoad, LetStmt, SizeVar
 
 RNG = np.random.default_rng(17)
@@ -90,7 +90,7 @@ def parameters(*bodies: relay.Expr) -> list[list[float]]:
     x = next(e for e in relay.analysis.free_vars(relay.Tuple(bodies)))
     module = relay.optimize(relay.Function((x,), relay.Tuple(bodies)), "llvm")
     graph = make_graph(module["main"])
-    share_kernels(graph)
+    ShareKernels()(IRModule({"main": graph}))
     numbers = {name: float(data) for name, data in graph.params.items()}
     given = [[graph.tensors[i].storage or () for i in node.inputs] for node in graph.nodes]
     return [[numbers[str(place[1])] for place in places if place[0] == "param"] for places in given]
@@ -172,7 +172,7 @@ def test_scalars_are_loaded_before_the_loops() -> None:
     b = te.placeholder((), name="b")
     c = te.compute(a.shape, lambda i, j: a[i, j] * b() + b(), name="c")
     s = te.create_schedule(c.op)
-    function = load_scalars(te.lower(s, [a, b, c], name="f")["f"], 2)
+    function = LoadScalars(2)(te.lower(s, [a, b, c], name="f"))["f"]
     assert isinstance(function.body, LetStmt)
     assert [load.buffer.name for load in collect(function.body.value, BufferLoad)] == ["b"]
     assert "b" not in {load.buffer.name for load in collect(function.body.body, BufferLoad)}
@@ -182,7 +182,7 @@ def test_in_place_kernels_load_their_scalars_once() -> None:
     x = x_of(4, 8)
     bodies = [op.multiply(x, number(value)) for value in (0.5, 0.7)]
     graph = make_graph(relay.optimize(relay.Function((x,), relay.Tuple(bodies)), "llvm")["main"])
-    share_kernels(graph)
+    ShareKernels()(IRModule({"main": graph}))
     kernel = lower(graph.nodes[0].workload, Target("llvm"))
     assert kernel.in_place == (0,)
     assert isinstance(kernel.function.body, LetStmt)
