@@ -5,7 +5,7 @@ from __future__ import annotations
 from relayc.backend.target import Target
 from relayc.topi.cpu.tiling import has_byte_products
 
-__all__ = ["BYTE_PRODUCTS", "HAS_AMX", "WITHOUT_BYTE_PRODUCTS", "runnable"]
+__all__ = ["BYTE_PRODUCTS", "HAS_AMX", "WITHOUT_BYTE_PRODUCTS", "of_no_trait", "runnable"]
 
 _VNNI = has_byte_products(Target("llvm"))
 HAS_AMX = "amx-int8" in Target("llvm").features
@@ -16,11 +16,16 @@ BYTE_PRODUCTS = [WITHOUT_BYTE_PRODUCTS, *_OF_VECTORS, *(["llvm"] if _VNNI else [
 """Targets for all int8 dot-product instructions that this machine supports."""
 
 
+def of_no_trait(text: str) -> Target:
+    """The target of `text`; if it names no processor, this machine without its traits."""
+    return Target(text if "-mcpu=" in text or "-mtune=" in text else f"{text} -mtune=x86-64")
+
+
 def runnable(target: Target) -> Target:
-    """The target if this machine can run its code, else the host with that target's caches and cores."""
+    """The target if this machine can run its code, else the host with that target's caches, cores and traits."""
     here = Target("llvm")
     if target.features <= here.features:
         return target
     caches = target.cache_bytes
     sizes = {"l1-bytes": caches.l1, "l2-bytes": caches.l2, "l3-bytes": caches.l3}
-    return here.with_attrs(**sizes, num_cores=target.num_cores)
+    return here.with_attrs(**sizes, num_cores=target.num_cores, mtune=target.get("mtune", target.mcpu))

@@ -16,6 +16,7 @@ from relayc.backend.llvm.codegen import EmittedModule, Machine, emit_module
 from relayc.backend.llvm.pipeline import Pipeline, lent_pipeline
 from relayc.backend.llvm.runtime import FunctionEntry, ObjectCode
 from relayc.backend.lower_intrin import lower_intrinsics
+from relayc.backend.processors import PROCESSORS, processor_of
 from relayc.backend.runtime.packed_func import BUFFER
 from relayc.backend.runtime.threads import num_threads
 from relayc.backend.target import Target
@@ -51,7 +52,10 @@ class Compiler:
 
     def _code_machine(self) -> Machine:
         features, caches = self.target.features, self.target.cache_bytes
-        return Machine(self.target.has_fma, self._fast_math(), caches.l3, frozenset(features), self.target.mcpu)
+        scheduled = PROCESSORS.get(self.target.mcpu, processor_of(self.target))
+        return Machine(
+            self.target.has_fma, self._fast_math(), caches.l3, frozenset(features), scheduled.llvm_loads_early
+        )
 
     def _fast_math(self) -> str:
         flags = self.target.get("fast-math", [])

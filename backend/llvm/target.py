@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from relayc.backend.cpu import CPU_FEATURES, HostCPU, add_cpu_options, host_cpu
+from relayc.backend.cpu import KNOWN_FEATURES, HostCPU, add_cpu_options, host_cpu
 from relayc.backend.llvm.installed import installed_llvm
 from relayc.backend.target import register_target_kind
 
@@ -16,9 +16,8 @@ __all__ = ["llvm_host_cpu"]
 def llvm_host_cpu() -> HostCPU:
     """This machine under LLVM's name, which selects the code generator's scheduling model."""
     host, installed = host_cpu(), installed_llvm()
-    known = frozenset[str]().union(*CPU_FEATURES.values())
     present = frozenset(name for name, has in installed.features.items() if has)
-    features = (present & known) | (host.features - set(installed.features))
+    features = (present & KNOWN_FEATURES) | (host.features - set(installed.features))
     features -= {f for f in features if f.startswith("amx")} - host.features  # LLVM doesn't ask the system
     return replace(host, triple=installed.triple, name=installed.processor, features=features)
 

@@ -6,12 +6,13 @@ import os
 import platform
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from importlib import util
 
 from relayc.backend.cache import default_cache
 from relayc.backend.cpu import host_cpu
 from relayc.backend.private_files import fault_of_folder
+from relayc.backend.processors import processor_of
 from relayc.backend.runtime import device
 from relayc.backend.runtime.errors import RelaycError
 from relayc.backend.runtime.threads import num_threads
@@ -38,6 +39,7 @@ def examine() -> list[Finding]:
         *[_package(name) for name in ("numpy", "onnx", "llvmlite", "ml_dtypes")],
         _guarded("processor", _processor),
         _guarded("target llvm", lambda: str(Target("llvm"))),
+        _guarded("machine model", _machine_model),
         _c_compiler(),
         _cache(),
         _cuda_compiler(),
@@ -80,6 +82,20 @@ def _processor() -> str:
     cpu, threads = host_cpu(), num_threads()
     caches = ", ".join(f"{size >> 10} KiB" for size in (cpu.caches.l1, cpu.caches.l2, cpu.caches.l3) if size)
     return f"{cpu.name} ({cpu.triple}), caches {caches}, {threads} threads may be used"
+
+
+def _machine_model() -> str:
+    """The row of the table of processors that schedules for this machine are chosen by, with its traits."""
+    target = Target("llvm")
+    row, name = processor_of(target), target.get("mtune", target.mcpu)
+    if not row.is_known:
+        return f"{name}: no known processor has its features; sizes are detected, no traits are assumed (-mtune=NAME)"
+    latencies = "/".join(str(cycles or "?") for cycles in astuple(row.latencies))
+    facts = [
+        f"latencies {latencies} cycles", f"{row.fill_buffers or '?'} line-fill buffers", f"LLC: {row.llc or '?'}",
+        f"multiply-adds of {row.fma_bits} bits a cycle", *row.traits,
+    ]  # fmt: skip
+    return f"{name} ({row.core}): {', '.join(facts)}"
 
 
 def _c_compiler() -> Finding:

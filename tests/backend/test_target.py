@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from relayc.backend.cpu import CPU_FEATURES, HostCPU, host_cpu, resolve_cpu
+from relayc.backend.cpu import HostCPU, host_cpu, resolve_cpu
 from relayc.backend.llvm import runtime
+from relayc.backend.processors import PROCESSORS
 from relayc.backend.runtime import cpu_features
 from relayc.backend.runtime.errors import ArtifactError
 from relayc.backend.target import (
@@ -24,7 +25,7 @@ from relayc.backend.target import (
 )
 
 SKYLAKE_X = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512 -num-cores=8"
-HASWELL_HOST = HostCPU("x86_64-unknown-linux-gnu", "haswell", CPU_FEATURES["haswell"], CacheBytes(1, 2, 3), 4)
+HASWELL_HOST = HostCPU("x86_64-unknown-linux-gnu", "haswell", PROCESSORS["haswell"].features, CacheBytes(1, 2, 3), 4)
 
 
 def test_the_three_forms_are_equivalent():
@@ -91,13 +92,13 @@ def test_bare_kind_means_this_machine():
     target, host = Target("llvm"), host_cpu()
     assert target.num_cores == host.cores
     assert target.cache_bytes == host.caches
-    assert target.features >= host.features & CPU_FEATURES["x86-64-v2"]
+    assert target.features >= host.features & PROCESSORS["x86-64-v2"].features
     assert target.mcpu and target.get("mtriple")
 
 
 def test_host_is_resolved_to_explicit_attributes():
     attrs = resolve_cpu({}, HASWELL_HOST)
-    elsewhere = HostCPU("aarch64-unknown-linux-gnu", "generic", CPU_FEATURES["generic"], CacheBytes(9, 9, 9), 64)
+    elsewhere = HostCPU("aarch64-unknown-linux-gnu", "generic", PROCESSORS["generic"].features, CacheBytes(9, 9, 9), 64)
     printed = {name: value for name, value in attrs.items() if name != "features"}
     assert resolve_cpu(printed, elsewhere) == attrs
     assert resolve_cpu(printed, HASWELL_HOST) == attrs
@@ -105,14 +106,14 @@ def test_host_is_resolved_to_explicit_attributes():
 
 def test_removed_host_feature_is_explicit():
     host = HostCPU("x86_64-unknown-linux-gnu", "skylake-avx512",
-                   frozenset(f for f in CPU_FEATURES["skylake-avx512"] if not f.startswith("avx512")),
+                   frozenset(f for f in PROCESSORS["skylake-avx512"].features if not f.startswith("avx512")),
                    CacheBytes(1, 2, 3), 4)  # fmt: skip
     attrs = resolve_cpu({}, host)
     assert "-avx512f" in attrs["mattr"] and attrs["vector-bytes"] == 32
 
 
 def test_an_unknown_host_processor():
-    host = HostCPU("x86_64-unknown-linux-gnu", "newlake", CPU_FEATURES["x86-64-v3"], CacheBytes(1, 2, 3), 4)
+    host = HostCPU("x86_64-unknown-linux-gnu", "newlake", PROCESSORS["x86-64-v3"].features, CacheBytes(1, 2, 3), 4)
     attrs = resolve_cpu({}, host)
     assert attrs["mcpu"] == "newlake" and "+avx2" in attrs["mattr"] and attrs["vector-bytes"] == 32
     printed = {name: value for name, value in attrs.items() if name != "features"}
@@ -121,7 +122,7 @@ def test_an_unknown_host_processor():
 
 def test_features_of_a_host_known_only_to_llvm():
     """LLVM adds features implied by the processor's name, unless it is told not to."""
-    host = HostCPU("x86_64-unknown-linux-gnu", "newlake", CPU_FEATURES["x86-64-v4"], CacheBytes(1, 2, 3), 4)
+    host = HostCPU("x86_64-unknown-linux-gnu", "newlake", PROCESSORS["x86-64-v4"].features, CacheBytes(1, 2, 3), 4)
     attrs = resolve_cpu({"mattr": ["-avx512f"]}, host)
     assert {"-avx512f", "-avx512bw"} <= set(attrs["mattr"]) and "avx512f" not in attrs["features"]
 
@@ -135,7 +136,7 @@ def test_few_cores_get_a_share_of_a_large_last_level_cache():
 def test_detection_agrees_with_llvm():
     llvm = pytest.importorskip("llvmlite.binding")
     present = {name for name, has in llvm.get_host_cpu_features().items() if has}
-    assert host_cpu().features <= present | CPU_FEATURES["x86-64"] | CPU_FEATURES["apple-m1"]
+    assert host_cpu().features <= present | PROCESSORS["x86-64"].features | PROCESSORS["apple-m1"].features
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -268,7 +269,8 @@ def test_llvm_knows_the_processors_and_features():
     """Runs in a process of its own, because LLVM aborts the process for some unknown names."""
     pytest.importorskip("llvmlite")
     lines = []
-    for name, features in CPU_FEATURES.items():
+    for name, row in PROCESSORS.items():
+        features = row.features
         triple = "aarch64-unknown-linux-gnu" if "neon" in features else "x86_64-unknown-linux-gnu"
         lines.append(f"{triple} {name} {','.join(f'+{feature}' for feature in sorted(features))}")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Cores with few line-fill buffers, as told by the L1 size: what is prefetched, and to which cache."""
+"""Cores with few line-fill buffers: what is prefetched, and to which cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from relayc import backend, te, topi
 from relayc.topi.cpu.prefetch import prefetch_next
 from tests.topi.small_caches import PROCESSORS, lowered, result, stored_by_lines
 
-FEW, MANY = (f"-num-cores=2 -l1-bytes={l1 << 10} -l2-bytes=1048576 -l3-bytes=1048576" for l1 in (32, 48))
+SIZES = {"znver4": 32 << 10, "znver5": 48 << 10}
+FEW, MANY = (
+    f"-mtune={name} -num-cores=2 -l1-bytes={l1} -l2-bytes=1048576 -l3-bytes=1048576" for name, l1 in SIZES.items()
+)
 ZEN4 = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4"
 
 
@@ -38,9 +41,13 @@ def test_prefetches_go_to_l2_on_cores_with_few_fill_buffers(
     assert prefetch_hints(build, shape, FEW) == {2} and prefetch_hints(build, shape, MANY) == {3}
 
 
-def test_other_processors_with_such_caches_prefetch_to_l1() -> None:
+@pytest.mark.parametrize("processor", ["skylake-avx512", "cascadelake", "haswell", "x86-64-v3", "neoverse-n1"])
+def test_other_processors_with_such_caches_prefetch_to_l1(processor: str) -> None:
+    """An L1 cache of 32 KiB says nothing about line-fill buffers."""
     x = te.placeholder((2000, 256), name="x")
-    text = str(lowered(topi.nn.softmax(x, 1), [x], PROCESSORS["neoverse"], caches=FEW))
+    target = f"llvm -mcpu={processor}"
+    caches = FEW.replace("-mtune=znver4", "")
+    text = str(lowered(topi.nn.softmax(x, 1), [x], target, caches=caches))
     assert ", 3, 0)" in text and ", 2, 0)" not in text
 
 

@@ -12,8 +12,8 @@ from relayc.relay.lowering.graph import make_graph
 from relayc.relay.lowering.lower import lower
 from relayc.te.ir import IRModule
 
-CACHES = "-num-cores=2 -l1-bytes=49152 -l3-bytes=33554432 -l2-bytes"
-SLOW_LLC, FAST_LLC = f"{CACHES}={2 << 20}", f"{CACHES}={1 << 20}"
+CACHES = "-num-cores=2 -l1-bytes=49152 -l2-bytes=2097152 -l3-bytes=33554432 -mtune"
+SLOW_LLC, FAST_LLC = f"{CACHES}=sapphirerapids", f"{CACHES}=znver5"
 
 
 def residual_product(rows: int, columns: int, depth: int, *, added: bool = True) -> relay.Function:

@@ -14,7 +14,7 @@ from relayc.topi.groups import constant_size
 from relayc.topi.registry import schedule_for
 from tests.topi import small_caches
 
-_CACHES = "-l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192"
+_CACHES = "-mtune=znver4 -l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192"
 _LONG_VECTORS = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4"
 
 lowered = partial(small_caches.lowered, caches=_CACHES)
@@ -90,16 +90,17 @@ def test_plain_lines_are_left_to_the_hardware_prefetcher() -> None:
 
 
 @pytest.mark.parametrize(
-    ("l2_bytes", "shape", "distance"),
-    [(2 << 20, (700, 1000), 2048), (2 << 20, (500, 1000), None), (1 << 20, (700, 1000), None)],
+    ("processor", "shape", "distance"),
+    [("sapphirerapids", (700, 1000), 2048), ("sapphirerapids", (500, 1000), None), ("znver4", (700, 1000), None)],
     ids=["far", "in the cache", "near"],
 )
 @pytest.mark.parametrize("kind", ["float32", "float16"])
-def test_elements_are_prefetched_within_the_page_with_a_high_latency_llc(l2_bytes, shape, distance, kind) -> None:
+def test_elements_are_prefetched_within_the_page_with_a_high_latency_llc(processor, shape, distance, kind) -> None:
     """Inputs that exceed L2 are prefetched half a page ahead."""
     rows, columns = shape
     x = te.placeholder((rows * 4 // np.dtype(kind).itemsize, columns), kind, "x")
-    text = str(small_caches.lowered(topi.sigmoid(x), [x], _LONG_VECTORS, caches=f"-l2-bytes={l2_bytes}"))
+    caches = f"-l2-bytes={2 << 20} -mtune={processor}"
+    text = str(small_caches.lowered(topi.sigmoid(x), [x], _LONG_VECTORS, caches=caches))
     lines = [line.strip() for line in text.splitlines() if "prefetch(" in line]
     assert bool(lines) == (distance is not None)
     if distance is not None:
@@ -109,7 +110,7 @@ def test_elements_are_prefetched_within_the_page_with_a_high_latency_llc(l2_byte
 def test_inputs_of_two_results_are_prefetched_once() -> None:
     x = te.placeholder((700, 1000), "float32", "x")
     outs = [topi.sigmoid(x), topi.tanh(x)]
-    text = str(te.lower(schedule_for(outs, Target(f"{_LONG_VECTORS} -l2-bytes={2 << 20}")), [x, *outs]))
+    text = str(te.lower(schedule_for(outs, Target(f"{_LONG_VECTORS} -mtune=sapphirerapids")), [x, *outs]))
     prefetches = [line for line in text.splitlines() if "prefetch(address_of(x[" in line]
     assert len(prefetches) == 4  # the cache lines of 64 elements
 
@@ -117,5 +118,5 @@ def test_inputs_of_two_results_are_prefetched_once() -> None:
 def test_prefetches_may_run_past_the_end() -> None:
     array = np.random.default_rng(0).standard_normal((700, 1001), np.float32)
     x = te.placeholder(array.shape, "float32", "x")
-    found = small_caches.result(topi.sigmoid(x), [x], [array], caches=f"-l2-bytes={2 << 20}")
+    found = small_caches.result(topi.sigmoid(x), [x], [array], caches=f"-l2-bytes={2 << 20} -mtune=sapphirerapids")
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-array)), rtol=1e-5, atol=1e-6)

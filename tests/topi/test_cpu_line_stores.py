@@ -16,7 +16,7 @@ from tests.topi.small_caches import lowered, result, stored_by_lines
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)
 CACHES = "-num-cores=2 -l1-bytes=8192 -l2-bytes=131072 -l3-bytes=262144"
-FEW = CACHES.replace("-l1-bytes=8192", "-l1-bytes=32768")
+FEW = CACHES.replace("-l1-bytes=8192", "-l1-bytes=32768 -mtune=znver4")
 HELD = "-num-cores=2 -l1-bytes=8192 -l2-bytes=131072 -l3-bytes=67108864"
 
 
@@ -87,7 +87,7 @@ def test_row_ends_are_right_at_any_alignment(rows: int, columns: int, target: st
         pytest.skip("needs instructions that this processor does not have")
     x = te.placeholder((rows, columns), name="x")
     out, data = topi.nn.softmax(x, 1), RNG.standard_normal((rows, columns), dtype=np.float32)
-    caches = "-num-cores=2 -l1-bytes=32768 -l2-bytes=65536 -l3-bytes=65536"
+    caches = "-mtune=znver4 -num-cores=2 -l1-bytes=32768 -l2-bytes=65536 -l3-bytes=65536"
     exponentials = np.exp(data - data.max(1, keepdims=True))
     found = result(out, [x], [data], target=target, caches=caches)
     np.testing.assert_allclose(found, exponentials / exponentials.sum(1, keepdims=True), rtol=2e-5, atol=1e-7)

@@ -166,12 +166,12 @@ def test_sizes_of_parts():
     assert sizes((2, 90, 30), (1, 2)) == {1: 45, 2: 30}  # whole lines, a number that divides them
     assert sizes((4, 97, 30), (0, 1, 2)) == {0: 1, 1: 51, 2: 30}  # or one that doesn't, where none is near
     assert sizes((1, 48, 48, 64), (1, 2)) == {1: 1, 2: 24}  # lines of channels
-    near = Target("llvm -l1-bytes=49152 -l2-bytes=1048576")
+    near = Target("llvm -mtune=znver5 -l1-bytes=49152 -l2-bytes=1048576")
     assert sizes((1, 504, 504, 64), (1, 2), near) == {1: 1, 2: 252}  # lines for which two results are little
     assert sizes((1, 499 * 499, 64), (1,), near) == {1: 256}
     assert sizes((1, 504, 504, 2048), (1, 2), near) == {1: 1, 2: 126}  # fewer: the second-level cache
     assert sizes((1, 504, 504, 6000), (1, 2), near) == {1: 1, 2: 84}  # of columns that results are kept of at once
-    shared = Target("llvm -num-cores=8 -l1-bytes=49152 -l2-bytes=1048576")
+    shared = Target("llvm -mtune=znver5 -num-cores=8 -l1-bytes=49152 -l2-bytes=1048576")
     assert sizes((1, 16, 16, 1280), (1, 2), shared) == {1: 2, 2: 16}  # a core's share
 
 
@@ -181,7 +181,7 @@ def loops_of(out: te.Tensor, inputs, target: Target) -> str:
 
 @pytest.mark.parametrize(("channels", "block"), [(1280, 1280), (2560, 2560), (3072, 1536)])
 def test_lines_of_channels_are_whole_where_l1_holds_their_results(channels, block):
-    target = Target("llvm -num-cores=1 -l1-bytes=49152 -l2-bytes=1048576")
+    target = Target("llvm -mtune=znver5 -num-cores=1 -l1-bytes=49152 -l2-bytes=1048576")
     x = te.placeholder((1, 32, 32, channels), "float32", "x")
     loops = loops_of(topi.variance(x, (1, 2)), [x], target)
     assert f"variance_part_beginning = allocate([{block}]" in loops

@@ -11,8 +11,8 @@ import pytest
 from relayc import te, topi
 from tests.topi import small_caches
 
-_CACHES = "-l1-bytes=49152 -l2-bytes=524288 -l3-bytes=8192"
-_FEW_FILL_BUFFERS = "-l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192"
+_CACHES = "-mtune=znver5 -l1-bytes=49152 -l2-bytes=524288 -l3-bytes=8192"
+_FEW_FILL_BUFFERS = "-mtune=znver4 -l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192"
 _MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 

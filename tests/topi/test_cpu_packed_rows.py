@@ -10,7 +10,7 @@ import pytest
 from relayc import te, topi
 from tests.topi import small_caches
 
-_CACHES = "-l1-bytes=32768 -l2-bytes=8192 -l3-bytes=8192"
+_CACHES = "-mtune=znver4 -l1-bytes=32768 -l2-bytes=8192 -l3-bytes=8192"
 
 
 lowered = partial(small_caches.lowered, caches=_CACHES)

@@ -17,9 +17,10 @@ from relayc.te.ir import IRModule
 from relayc.te.tir import IntImm
 from relayc.topi.cpu.products.panel_prefetch import PrefetchSchedule
 
-CACHES = "-num-cores=2 -l1-bytes=49152 -l3-bytes=33554432 -l2-bytes"
-SLOW_LLC, FAST_LLC = f"{CACHES}={2 << 20}", f"{CACHES}={1 << 20}"
-SMALL = f"-num-cores=2 -l1-bytes=49152 -l3-bytes=4194304 -l2-bytes={2 << 20}"
+CACHES = "-num-cores=2 -l1-bytes=49152 -l3-bytes=33554432"
+SLOW_LLC = f"{CACHES} -l2-bytes={2 << 20} -mtune=sapphirerapids"
+FAST_LLC = f"{CACHES} -l2-bytes={1 << 20} -mtune=znver5"
+SMALL = SLOW_LLC.replace("33554432", "4194304")
 """A high-latency LLC that most weights exceed."""
 XEON, HASWELL = [f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={name}" for name in ("sapphirerapids", "haswell")]
 NEON = "llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1"

@@ -145,7 +145,7 @@ def test_maxima_of_16_bit_rows_are_computed_in_float32(dtype: str) -> None:
 )  # fmt: skip
 def test_short_rows_of_softmax_are_batched(shape: tuple[int, int], dtype: str, groups: int) -> None:
     """Batches of four or two rows, whose results take no more than a 24th of L1."""
-    target = Target("llvm -mcpu=x86-64-v3 -num-cores=2 -l1-bytes=32768")
+    target = Target("llvm -mcpu=x86-64-v3 -mtune=znver3 -num-cores=2")
     x = te.placeholder(shape, dtype, name="x")
     y = topi.nn.softmax(x, 1)
     func = te.lower(next(iter(schedules_for([y], target))), [x, y])["main"]
@@ -162,7 +162,7 @@ def test_norms_of_16_bit_rows_are_batched(shape: tuple[int, int], dtype: str, gr
     """Batches of two rows of up to three kilobytes; four of shorter ones."""
     x, weight = te.placeholder(shape, dtype, name="x"), te.placeholder(shape[1:], dtype, name="weight")
     y = topi.nn.layer_norm(x, weight, None, 1, 1e-5)
-    target = Target("llvm -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432")
+    target = Target("llvm -mtune=znver5 -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432")
     assert f"({groups})" in str(te.lower(next(iter(schedules_for([y], target))), [x, weight, y])["main"])
 
 

@@ -13,7 +13,7 @@ from relayc.te.tir import PrimExpr
 from relayc.topi.registry import schedule_for
 from tests.topi import small_caches
 
-_CACHES = "-l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192"
+_CACHES = "-mtune=znver4 -l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192"
 
 lowered = partial(small_caches.lowered, caches=_CACHES)
 result = partial(small_caches.result, caches=_CACHES)

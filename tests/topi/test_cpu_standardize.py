@@ -18,7 +18,7 @@ from tests.topi.compiled import compiled_and_defined
 
 Array = np.ndarray[Any, Any]
 SMALL_CACHES = "llvm -l1-bytes=8192 -l2-bytes=65536 -l3-bytes=65536"
-LARGE_CACHES = "llvm -num-cores=2 -l1-bytes=32768 -l2-bytes=1048576 -l3-bytes=33554432"
+LARGE_CACHES = "llvm -mtune=znver4 -num-cores=2 -l1-bytes=32768 -l2-bytes=1048576 -l3-bytes=33554432"
 
 
 def _results(data: Array, target: str, **attributes: object) -> tuple[Array, Array]:
@@ -137,7 +137,7 @@ def test_few_rows_and_what_caches_hold_are_not_copied(shape: tuple[int, ...]) ->
 
 def test_small_planes_are_standardised_image_by_image() -> None:
     """Moments take one pass over an image; results that are not whole cache lines are buffered."""
-    caches = "llvm -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
+    caches = "llvm -mtune=znver5 -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
     odd, whole = (str(_lowered((256, 384, side, side), (1,), caches)) for side in (14, 16))
     cached, planes = str(_lowered((8, 384, 14, 14), (1,), caches)), str(_lowered((256, 384, 56, 56), (1,), caches))
     for text in (odd, whole, cached):
@@ -150,7 +150,7 @@ def test_small_planes_are_standardised_image_by_image() -> None:
 @pytest.mark.parametrize("features", ["", "-mattr=-avx512f"])
 def test_images_prefetch_the_next_while_stored(features: str) -> None:
     """Beyond the caches, larger images than L2 are prefetched, too; images in the LLC only if two of them fit L2."""
-    caches = f"llvm -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432 {features}"
+    caches = f"llvm -mtune=znver5 -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432 {features}"
     for side, images, prefetched in ((14, 256, True), (28, 64, True), (14, 16, True), (28, 4, None), (32, 64, True)):
         text = str(_lowered((images, 384, side, side), (1,), caches))
         assert ("standardize_parts" in text) == (prefetched is not None)
@@ -163,7 +163,7 @@ def test_images_prefetch_the_next_while_stored(features: str) -> None:
 
 def test_few_images_are_standardised_in_column_blocks() -> None:
     """With one image, or three, a core would be idle."""
-    caches = "llvm -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
+    caches = "llvm -mtune=znver5 -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
     for images in (1, 3):
         assert "standardize_parts" not in str(_lowered((images, 768, 16, 16), (1,), caches))
 

@@ -489,13 +489,16 @@ def test_schedules_of_matrices_that_fit_in_l1(shape, kind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("l2_bytes", "lines", "columns", "piece"),
-    [(1 << 20, 577, 1024, 32), (2 << 20, 577, 512, None), (2 << 20, 255, 4096, 256), (2 << 20, 577, 1024, 0)],
+    ("l2_bytes", "processor", "lines", "columns", "piece"),
+    [(1 << 20, "znver5", 577, 1024, 32), (2 << 20, "sapphirerapids", 577, 512, None),
+     (2 << 20, "sapphirerapids", 255, 4096, 256), (2 << 20, "sapphirerapids", 577, 1024, 0)],
 )
-def test_large_matrices_by_whole_or_long_pieces_with_a_high_latency_llc(l2_bytes, lines, columns, piece) -> None:
+def test_large_matrices_by_whole_or_long_pieces_with_a_high_latency_llc(
+    l2_bytes, processor, lines, columns, piece
+) -> None:
     """Each piece is on another page; where pieces would be short, reading in memory order is faster (0)."""
     x = te.placeholder((28, lines, columns), "float32", "x")
-    target = Target(f"llvm -mcpu=x86-64-v4 -l1-bytes=49152 -l2-bytes={l2_bytes} -num-cores=1")
+    target = Target(f"llvm -mcpu=x86-64-v4 -mtune={processor} -l1-bytes=49152 -l2-bytes={l2_bytes} -num-cores=1")
     geometry = TransposeGeometry(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target))
     blocks = PackedBlocks.of(geometry, target)
     assert (0 if blocks is None else blocks.piece) == piece

@@ -226,7 +226,7 @@ def test_wide_vectors_make_winograd_profitable_for_small_images(cores: int):
 @pytest.mark.parametrize("cores", [1, 2])
 def test_panels_are_prefetched_over_all_tiles_that_use_the_previous_one(cores: int):
     """Blocks of 10 or 25 tiles stalled: the first tile that uses a panel is over too soon to hide its latency."""
-    target = Target(f"llvm -mcpu=icelake-server -l1-bytes=49152 -l2-bytes={2 << 20} -num-cores={cores}")
+    target = Target(f"llvm -mcpu=icelake-server -mtune=sapphirerapids -num-cores={cores}")
     plan = plan_winograd(target, WinogradShape(1, 14, 14, 256, 256), 2)
     assert plan.block == 49
 

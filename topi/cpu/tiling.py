@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from relayc.backend.processors import processor_of
 from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
@@ -167,19 +168,9 @@ def cache_share(target: Target) -> int:
     return max(target.cache_bytes.l3 // _SHARERS, target.cache_bytes.l2)
 
 
-_L2_BYTES_OF_MESHES = 2 << 20
-"""L2 size of processors whose cores share the LLC through a mesh: it delivers a sixth of the speed of L2 (Xeon of the
-Sapphire Rapids family: 8 bytes per cycle, little more than memory; Zen 5: 16 to 32)."""
-
-
 def has_high_latency_llc(target: Target) -> bool:
     """Whether the LLC is hardly faster than memory, so that what a core reads again should stay in its L2 cache."""
-    return target.cache_bytes.l2 >= _L2_BYTES_OF_MESHES
-
-
-_L1_BYTES_OF_FEW_FILL_BUFFERS = 32 << 10
-"""L1 size of x86 cores with up to 24 line-fill buffers there (Zen 3 and 4), and more in the L2 cache; later ones have
-48 KiB."""
+    return processor_of(target).has_high_latency_llc
 
 
 def has_few_fill_buffers(target: Target) -> bool:
@@ -187,7 +178,7 @@ def has_few_fill_buffers(target: Target) -> bool:
 
     Its hardware prefetcher covers sequential reads. Lines of several rows, or table look-ups, need software prefetch.
     """
-    return target.cache_bytes.l1 == _L1_BYTES_OF_FEW_FILL_BUFFERS and "neon" not in target.features
+    return processor_of(target).has_few_fill_buffers
 
 
 def prefetches_to_l1(target: Target) -> bool:

@@ -13,14 +13,15 @@ class Machine:
 
     `fma`: has fused multiply-add. `fast`: LLVM's fast-math flags for every float operation, each followed by a space,
     such as "nnan nsz ". `caches`: bytes of the largest cache; results that exceed it use non-temporal stores; 0 if
-    unknown. `features` and `mcpu`: LLVM's names of the processor's features, and of the processor.
+    unknown. `features`: LLVM's names of the processor's features. `loads_early`: LLVM's scheduling model of the
+    processor moves loads ahead of an unrolled step's multiply-adds.
     """
 
     fma: bool = False
     fast: str = ""
     caches: int = 0
     features: frozenset[str] = frozenset()
-    mcpu: str = ""
+    loads_early: bool = False
 
     @property
     def vector_bits(self) -> int:
@@ -36,7 +37,7 @@ class Machine:
     def pins_accumulators(self) -> bool:
         """Should accumulators pass through the barrier between unrolled steps in registers?
 
-        With 512-bit vectors, 14 x 2 of them sometimes spill otherwise. Not with LLVM's models of Zen 4 and 5, which
-        schedule the loads of a step earlier: there accumulators spill only if they pass through the barrier.
+        With 512-bit vectors, 14 x 2 of them sometimes spill otherwise. Where LLVM schedules the loads of a step
+        earlier they spill only if they pass through the barrier.
         """
-        return self.vector_bits == 512 and not self.mcpu.startswith("znver")
+        return self.vector_bits == 512 and not self.loads_early

@@ -112,7 +112,7 @@ def test_a_tile_of_nearly_all_registers_does_not_spill():
     """14 x 2 vectors of a strided convolution: one of the accumulators was in memory, a dependence in each step."""
     x, weight = relay.var("x", (1, 128, 56, 56)), relay.const(np.zeros((128, 128, 3, 3), np.float32))
     conv = relay.nn.conv2d(x, weight, strides=(2, 2), padding=(1, 1, 1, 1), channels=128, kernel_size=(3, 3))
-    target = f"{X86} -mcpu=icelake-server -num-cores=1 -l1-bytes=49152 -l2-bytes={2 << 20}"
+    target = f"{X86} -mcpu=icelake-server -mtune=sapphirerapids -num-cores=1"
     lib = relay.build(IRModule({"main": relay.Function((x,), relay.nn.relu(conv))}), target)
     loops = [b for b in re.split(r"\n(?=\.LBB)", lib.module.get_source("asm")) if "vfmadd" in b]
     assert [b.count("vfmadd") for b in loops] == [8 * 28]
@@ -125,7 +125,7 @@ def test_byte_dot_product_accumulators_stay_in_registers(processor: str, rows: i
     """With prefetches in every second step LLVM hoisted the loads of all rows, which was up to four times slower."""
     x, weight = relay.var("x", (rows, depth), "uint8"), relay.const(np.ones((columns, depth), np.int32))
     y = relay.nn.relu(relay.nn.dense(relay.cast(x, "int32"), weight))
-    target = f"{X86} -mcpu={processor} -num-cores=1 -l1-bytes=49152 -l2-bytes={2 << 20}"
+    target = f"{X86} -mcpu={processor} -mtune=sapphirerapids -num-cores=1"
     text = relay.build(IRModule({"main": relay.Function((x,), y)}), target).module.get_source("asm")
     loops = [b for b in re.split(r"\n(?=\.LBB)", text) if "vpdpbusd" in b]
     assert loops and not any(re.search(r"zmm\d+, -?\d*\(%rsp\)", b) for b in loops)

@@ -77,7 +77,7 @@ def test_only_what_is_overwritten_may_overlap():
 
 
 def test_prefetching_leaves_kernels_in_place():
-    target = backend.Target("llvm -l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192")
+    target = backend.Target("llvm -mtune=znver4 -l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192")
     x, bias = var("x", (64, 512)), var("bias", (512,))
     kernel = lower(Workload.of(Function((x, bias), relay.tanh(relay.op.add(x, bias)))), target)
     assert "prefetch(" in str(kernel.function) and kernel.in_place == (0,)

@@ -44,11 +44,9 @@ _STEPS_BETWEEN_RESULTS = (8, 7, 6, 5, 4)
 _LONG_SUM = 512
 _PART_OF_L2 = 4
 """Tensors up to this fraction (1 / n) of the L2 cache may still be there, from the kernel before."""
-_LARGE_L1_BYTES = 48 << 10
-_DISTANCE_BYTES, _LONG_DISTANCE_BYTES = 3072, 8192
-"""Prefetch distance in bytes for a panel that one tile reads, and the distance with an L1 cache of `_LARGE_L1_BYTES`: a
-longer one is no faster, and evicts what is in use. Processors with a large L1 are those with the longest memory latency
-in cycles."""
+_DISTANCE_BYTES, _LONG_DISTANCE_BYTES, _PART_OF_L1 = 3072, 8192, 6
+"""Prefetch distance in bytes for a panel that one tile reads, and the distance where it is at most 1 / `_PART_OF_L1` of
+the L1 cache: in smaller ones (32 KiB) the longer distance is no faster, and evicts what is in use."""
 _LEAST_OF_ONE_TILE = 4
 """Fewest multiply-adds for each line (see `_LEAST_MULTIPLY_ADDS_A_LINE`) with the longer prefetch distance, which beats
 the hardware prefetcher."""
@@ -239,7 +237,8 @@ def _stream_ahead(
     """Prefetch in each step what lies a short distance ahead, in this panel or the next."""
     steps, width = _steps_and_width(s, accumulator, weights)
     line, step_bytes = LINE_BYTES // weights.dtype.nbytes, width * weights.dtype.nbytes
-    further = target.cache_bytes.l1 >= _LARGE_L1_BYTES and steps * step_bytes > _LONG_DISTANCE_BYTES
+    fits = target.cache_bytes.l1 >= _PART_OF_L1 * _LONG_DISTANCE_BYTES
+    further = fits and steps * step_bytes > _LONG_DISTANCE_BYTES
     distance = (_LONG_DISTANCE_BYTES if further else _DISTANCE_BYTES) // step_bytes
     least = _LEAST_OF_ONE_TILE if further else _LEAST_MULTIPLY_ADDS_A_LINE
     vectors = -(-line // vector_lanes(target, weights.dtype.nbytes))
