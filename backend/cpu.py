@@ -110,7 +110,7 @@ def resolve_cpu(attrs: dict[str, Any], host: HostCPU) -> dict[str, Any]:
     attrs["mtune"] = _tuned_for(attrs, host.features if native else features, native)
     width, count = _vector_unit(features)
     filled = {"vector-bytes": width, "vector-registers": count, "num-cores": host.cores, **attrs}
-    caches = host.caches if native else _caches_of(filled["mtune"] or filled["mcpu"], filled["num-cores"])
+    caches = host.caches if native else _caches_of(str(filled["mtune"] or filled["mcpu"]), int(filled["num-cores"]))
     attrs = {"l1-bytes": caches.l1, "l2-bytes": caches.l2, "l3-bytes": caches.l3, **filled}
     if attrs["num-cores"] < 1 or attrs["vector-bytes"] not in (4, 8, 16, 32, 64, 128, 256):
         raise TargetError(f"num-cores {attrs['num-cores']}, vector-bytes {attrs['vector-bytes']}: expected at least "

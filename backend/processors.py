@@ -48,7 +48,7 @@ class Processor:
 
     `features` are named as in LLVM and GCC. `core` is the microarchitecture, "" for a row that stands for many, such as
     x86-64-v3. `caches`: L1 and L2 of a core, L3 of what shares one, of the largest part sold. `llc` is how cores reach
-    it: "ring", "mesh", or "core complex" (a few cores with one of their own). `llc_bytes_per_cycle` is what a core reads
+    it: "ring", "mesh", or "core complex" (a few cores with one of their own). `llc_bytes_per_cycle`: what a core reads
     from it in order. `fill_buffers` are the cache misses that L1 has outstanding at most; `prefetches_to_l1` whether
     the hardware prefetcher takes them for the lines it brings. `fma_bits` are those of the vector multiply-adds that
     begin in a cycle. `llvm_loads_early`: LLVM's scheduling model of the processor moves loads ahead of an unrolled
