@@ -121,10 +121,11 @@ class _Genai:
         params = self._library.GeneratorParams(self._model)
         params.set_search_options(batch_size=len(tokens), max_length=LLAMA.positions)
         self._generator = self._library.Generator(self._model, params)
-        return self.step(tokens)
+        self._generator.append_tokens(tokens.astype(np.int32))
+        return self._generator.get_logits()[:, -1]
 
     def step(self, tokens: Array) -> Array:
-        self._generator.append_tokens(tokens.astype(np.int32))
+        self._generator.generate_next_token()  # appends the likeliest, which `tokens` are: batches can't be given any
         return self._generator.get_logits()[:, -1]
 
 
