@@ -33,9 +33,8 @@ import numpy as np
 
 from benchmarks.llm_engines import ENGINES, ROOT, runs
 from benchmarks.llm_models import FORMATS, LLAMA
-from benchmarks.peak import DotLoop, SumOfMemory
+from benchmarks.peak import MultiplyLoop, SumOfMemory
 from benchmarks.records import Record, append, geometric_mean, markdown, origin
-from relayc.backend.llvm.ceilings import FmaLoop
 
 _GREEDY_TOKENS, _GREEDY_CONTEXT = 64, 32
 
@@ -111,9 +110,8 @@ class Roofs:
     """This core's ceilings, the medians of samples that alternate with what is compared to them."""
 
     def __init__(self, kind: str) -> None:
-        self._peak = (
-            FmaLoop().gflops if kind == "float32" else DotLoop("bfloat16" if kind == "bfloat16" else "int8").gops
-        )
+        assert kind in FORMATS
+        self._peak = MultiplyLoop("int8" if kind.startswith("int") else kind).gops
         self._read = SumOfMemory()
         self._samples: list[tuple[float, float]] = []
 

@@ -24,7 +24,9 @@ from relayc.backend.runtime import device, graph_executor, num_threads
 _STEPS, _ROUNDS, _TIMES = 128, 40_000, 9
 _FMA_ROUNDS = 20_000_000
 """Iterations that take as long as those of the tiles, tens of milliseconds: the clock adapts with a delay."""
-_DOT_CHAINS, _DOT_ROUNDS = 16, 1_000_000
+_CHAINS, _LOOP_ROUNDS = 16, 3_000_000
+_MULTIPLIES = {"float32": ("vfmadd231ps", 32), "bfloat16": ("vdpbf16ps", 64), "int8": ("vpdpbusd", 128)}
+"""Instructions of AVX-512, and their operations, by the type of their operands."""
 _READ_BYTES, _SUMS = 128 << 20, 5
 """Bytes of the sum that stands for the memory's bandwidth: several times the caches of most machines."""
 TILES = {16: ((14, 2), (13, 2), (12, 2), (9, 3), (8, 3), (6, 4)), 8: ((6, 2), (4, 3))}
@@ -77,20 +79,21 @@ class TileLoop:
         return 2 * self.rows * self.vectors * self.lanes * _STEPS * _ROUNDS / (time.perf_counter() - start) / 1e9
 
 
-class DotLoop:
-    """A loop of only vpdpbusd ("int8") or vdpbf16ps ("bfloat16") in registers, on one thread."""
+class MultiplyLoop:
+    """A loop of only vfmadd231ps ("float32"), vdpbf16ps ("bfloat16") or vpdpbusd ("int8") in registers of 512 bits, on
+    one thread."""
 
-    def __init__(self, kind: Literal["int8", "bfloat16"]) -> None:
+    def __init__(self, kind: Literal["float32", "bfloat16", "int8"]) -> None:
         for initialize in (
             llvm.initialize_native_target, llvm.initialize_native_asmprinter, llvm.initialize_native_asmparser
         ):  # fmt: skip
             initialize()
-        self._operations = 2 * _DOT_CHAINS * (64 if kind == "int8" else 32)
-        name = "vpdpbusd" if kind == "int8" else "vdpbf16ps"
+        name, operations = _MULTIPLIES[kind]
+        self._operations = operations * _CHAINS
         machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
         )
-        registers = range(2, 2 + _DOT_CHAINS)
+        registers = range(2, 2 + _CHAINS)
         lines = [f"vpxord %zmm{i}, %zmm{i}, %zmm{i}" for i in (0, 1, *registers)]
         lines += ["1:", *[f"{name} %zmm0, %zmm1, %zmm{i}" for i in registers], "decq $0", "jnz 1b"]
         clobbered = ",".join(f"~{{xmm{i}}}" for i in (0, 1, *registers))
@@ -103,10 +106,10 @@ class DotLoop:
         self._function = signature(self._engine.get_function_address("loop"))
 
     def gops(self) -> float:
-        """Billions of operations (two for each product) per CPU second, in a run of milliseconds."""
+        """Billions of operations (two for each product) per CPU second, in a run of tens of milliseconds."""
         start = time.thread_time()
-        self._function(_DOT_ROUNDS)
-        return self._operations * _DOT_ROUNDS / (time.thread_time() - start) / 1e9
+        self._function(_LOOP_ROUNDS)
+        return self._operations * _LOOP_ROUNDS / (time.thread_time() - start) / 1e9
 
 
 class SumOfMemory:
