@@ -25,8 +25,9 @@ def is_causal_mask(mask: Expr, queries: Dim, keys: Dim, hidden: float, threshold
     `threshold`. The mask is a constant, or a comparison of positions, whose numbers may be symbolic.
     """
     if isinstance(mask, Constant):
-        known = isinstance(queries, int) and isinstance(keys, int)
-        return known and _is_triangle(mask, queries, keys, hidden, threshold)
+        if not isinstance(queries, int) or not isinstance(keys, int):
+            return False
+        return _is_triangle(mask, queries, keys, hidden, threshold)
     condition: Expr | None = mask
     if not mask.dtype.is_bool:
         condition, hidden = _selection(mask)

@@ -381,9 +381,7 @@ def _pack_values(s: te.Schedule, panels: te.Tensor) -> None:
     s[panels].vectorize(lane)
 
 
-def _reduce_row(
-    s: te.Schedule, tensor: te.Tensor, panel: int, lanes: int, seen: _SeenKeys | None = None
-) -> None:
+def _reduce_row(s: te.Schedule, tensor: te.Tensor, panel: int, lanes: int, seen: _SeenKeys | None = None) -> None:
     """Reduce each row of panels to several vectors of partial results, these to one, and that to a scalar by halves."""
     (axis,) = s[tensor].op.reduce_axis
     extent = extent_of(axis)
