@@ -25,7 +25,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ENGINES", "Engine", "compare", "compile_seconds", "onnxruntime_session", "openvino_runner"]
+__all__ = [
+    "ENGINES", "ROOT", "Engine", "compare", "compile_seconds", "onnxruntime_session", "openvino_runner",
+    "peak_megabytes",
+]  # fmt: skip
 
 Runner = Callable[[], list[Any]]
 ROOT = Path(__file__).resolve().parent.parent
@@ -116,7 +119,7 @@ def _measure(run: Runner, seconds: float) -> list[float]:
     return times
 
 
-def _peak_megabytes() -> float:
+def peak_megabytes() -> float:
     """The peak of this process's resident memory (VmHWM), shared file pages included."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024 / 1e6
@@ -135,7 +138,7 @@ def _serve(engine: str, path: str, threads: int, inputs: str) -> None:
         if command == "run":
             print(json.dumps(_measure(run, float(argument))), flush=True)
         elif command == "memory":
-            print(json.dumps({"peak": _peak_megabytes()}), flush=True)
+            print(json.dumps({"peak": peak_megabytes()}), flush=True)
         elif command == "outputs":
             np.savez(argument, *[x.numpy() if hasattr(x, "numpy") else np.asarray(x) for x in run()])
             print("{}", flush=True)

@@ -26,6 +26,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.engines import onnxruntime_session
+from benchmarks.peak import SumOfMemory
 from benchmarks.records import append, origin
 from benchmarks.timing import in_turns
 from relayc import relay
@@ -33,8 +34,6 @@ from relayc.backend.runtime import device, graph_executor
 from relayc.frontends.onnx import from_onnx
 
 TOKENS = 32768
-_READ_BYTES = 128 << 20
-"""Bytes of the sum that stands for the memory's bandwidth: several times the caches of most machines."""
 _SECONDS = 0.1
 """Least time of a measurement."""
 
@@ -152,18 +151,9 @@ def _onnxruntime(model: onnx.ModelProto) -> Run:
     return lambda x: session.run(None, {"x": x})[0]
 
 
-def _reader() -> Callable[[], object]:
-    """A sum of `_READ_BYTES`, on one thread."""
-    x = relay.var("x", (_READ_BYTES // 4,))
-    lib = relay.build(relay.IRModule.from_expr(relay.Function([x], relay.sum(x))), target="llvm")
-    module = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=1)
-    module.set_input("x", np.ones(_READ_BYTES // 4, np.float32))
-    return module.run
-
-
 def measure(decoder: Decoder, rows: Sequence[int], dynamic: bool, rounds: int, results: Path | None) -> None:
     """Print, and append to `results`, the times of both engines for each number of rows."""
-    read, engines = _reader(), {"relayc": _relayc, "onnxruntime": _onnxruntime}
+    read, engines = SumOfMemory(), {"relayc": _relayc, "onnxruntime": _onnxruntime}
     made: dict[str, Run] = {}
     for m in rows:
         if not dynamic or not made:
@@ -172,10 +162,10 @@ def measure(decoder: Decoder, rows: Sequence[int], dynamic: bool, rounds: int, r
         x = np.random.default_rng(m).normal(size=(1, m, decoder.hidden)).astype(np.float32)
         outputs = [run(x) for run in made.values()]
         error = float(np.abs(outputs[0] - outputs[1]).max() / np.abs(outputs[1]).max())
-        runs = {**{name: partial(run, x) for name, run in made.items()}, "read": read}
+        runs = {**{name: partial(run, x) for name, run in made.items()}, "read": read.run}
         times = in_turns(runs, rounds, _SECONDS, time.thread_time)
         found = {name: statistics.median(values) for name, values in times.items()}
-        roof = _READ_BYTES / found["read"]
+        roof = read.nbytes / found["read"]
         record = {
             **origin("low_bits"), "case": decoder.case(m, dynamic), "threads": 1, **asdict(decoder), "rows": m,
             "dynamic": dynamic,

@@ -12,16 +12,23 @@ import ctypes
 import platform
 import statistics
 import time
+from typing import Literal
 
 import llvmlite.binding as llvm
 import numpy as np
 
+from relayc import relay
 from relayc.backend.llvm.ceilings import FmaLoop, StreamingCopy
-from relayc.backend.runtime import num_threads
+from relayc.backend.runtime import device, graph_executor, num_threads
 
 _STEPS, _ROUNDS, _TIMES = 128, 40_000, 9
 _FMA_ROUNDS = 20_000_000
 """Iterations that take as long as those of the tiles, tens of milliseconds: the clock adapts with a delay."""
+_CHAINS, _LOOP_ROUNDS = 16, 3_000_000
+_MULTIPLIES = {"float32": ("vfmadd231ps", 32), "bfloat16": ("vdpbf16ps", 64), "int8": ("vpdpbusd", 128)}
+"""Instructions of AVX-512, and their operations, by the type of their operands."""
+_READ_BYTES, _SUMS = 128 << 20, 5
+"""Bytes of the sum that stands for the memory's bandwidth: several times the caches of most machines."""
 TILES = {16: ((14, 2), (13, 2), (12, 2), (9, 3), (8, 3), (6, 4)), 8: ((6, 2), (4, 3))}
 """Rows, and vectors of columns, of register tiles, by the number of elements in a vector."""
 
@@ -70,6 +77,63 @@ class TileLoop:
         start = time.perf_counter()
         self._function(*self._places, _ROUNDS)
         return 2 * self.rows * self.vectors * self.lanes * _STEPS * _ROUNDS / (time.perf_counter() - start) / 1e9
+
+
+class MultiplyLoop:
+    """A loop of only vfmadd231ps ("float32"), vdpbf16ps ("bfloat16") or vpdpbusd ("int8") in registers of 512 bits, on
+    one thread."""
+
+    def __init__(self, kind: Literal["float32", "bfloat16", "int8"]) -> None:
+        for initialize in (
+            llvm.initialize_native_target, llvm.initialize_native_asmprinter, llvm.initialize_native_asmparser
+        ):  # fmt: skip
+            initialize()
+        name, operations = _MULTIPLIES[kind]
+        self._operations = operations * _CHAINS
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
+        )
+        registers = range(2, 2 + _CHAINS)
+        lines = [f"vpxord %zmm{i}, %zmm{i}, %zmm{i}" for i in (0, 1, *registers)]
+        lines += ["1:", *[f"{name} %zmm0, %zmm1, %zmm{i}" for i in registers], "decq $0", "jnz 1b"]
+        clobbered = ",".join(f"~{{xmm{i}}}" for i in (0, 1, *registers))
+        text = "\\0A".join(lines)
+        call = f'call i64 asm sideeffect "{text}", "=r,0,{clobbered},~{{flags}}"(i64 %rounds)'
+        module = f"define i64 @loop(i64 %rounds) {{\n  %r = {call}\n  ret i64 %r\n}}"
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(module), machine)
+        self._engine.finalize_object()
+        signature = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
+        self._function = signature(self._engine.get_function_address("loop"))
+
+    def gops(self) -> float:
+        """Billions of operations (two for each product) per CPU second, in a run of tens of milliseconds."""
+        start = time.thread_time()
+        self._function(_LOOP_ROUNDS)
+        return self._operations * _LOOP_ROUNDS / (time.thread_time() - start) / 1e9
+
+
+class SumOfMemory:
+    """A sum of 128 MiB on one thread, compiled by relayc: the bandwidth of reads."""
+
+    nbytes = _READ_BYTES
+
+    def __init__(self) -> None:
+        x = relay.var("x", (_READ_BYTES // 4,))
+        lib = relay.build(relay.IRModule.from_expr(relay.Function([x], relay.sum(x))), target="llvm")
+        self._module = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=1)
+        self._module.set_input("x", np.ones(_READ_BYTES // 4, np.float32))
+        self._module.run()
+
+    def run(self) -> None:
+        """Read once."""
+        self._module.run()
+
+    def gbs(self) -> float:
+        """GB per CPU second, of several sums."""
+        start = time.thread_time()
+        for _ in range(_SUMS):
+            self.run()
+        return _SUMS * _READ_BYTES / (time.thread_time() - start) / 1e9
 
 
 def main() -> None:

@@ -119,6 +119,8 @@ class LoopAttrs:
     prefetches: list[Prefetch] = field(default_factory=list)
     prefetched_lines: list[PrefetchedLine] = field(default_factory=list)
     align: tuple[int, int] | None = None
+    limit: PrimExpr | None = None
+    """the most iterations, an expression over the variables of loops around this one"""
 
 
 class Stage:
@@ -385,6 +387,19 @@ class Stage:
         """Annotate the loop: "auto_unroll_max_step", "loop_partition_hint", "most_threads", ..."""
         self._check_leaf("pragma", axis)
         self.loop_attrs.setdefault(axis, LoopAttrs()).pragmas[pragma_type] = pragma_value
+
+    def limit(self, axis: IterVar, iterations: PrimExpr) -> None:
+        """Run at most so many iterations of a loop, an expression over the axes of the loops around the stage.
+
+        What the others would compute stays undefined, and a reduction leaves their terms out. That is right only where
+        nothing reads the former, and the latter change nothing: causal attention computes no scores of hidden keys, and
+        adds no values whose weight is 0. The loop must be serial.
+        """
+        self._check_leaf("limit", axis)
+        attrs = self.loop_attrs.setdefault(axis, LoopAttrs())
+        if attrs.kind is not None or attrs.thread is not None:
+            raise self._error("limit", f"of {axis.var.name}, which is not serial; limit a loop around it")
+        attrs.limit = iterations
 
     def prefetch(self, tensor: Tensor, axis: IterVar, offset: Any) -> None:
         """Prefetch the elements of `tensor` that the loop reads `offset` iterations later."""

@@ -74,7 +74,7 @@ class BlockAttention(RewritePass):
         return make_call(
             "nn.blocked_attention", operands, call.span, scale=op.scale, queries=queries, panel=panel,
             causal=op.causal, masked_value=op.masked_value, softcap=op.softcap,
-            fill=score_fill(self.target, sizes[1], panel), rounded=op.rounded,
+            fill=panel if op.causal else score_fill(self.target, sizes[1], panel), rounded=op.rounded,
         )  # fmt: skip
 
 

@@ -25,6 +25,8 @@ PassContext.declare_option("relay.FoldConstant.max_macs", 1 << 31, "contractions
 
 _HUGE = 1 << 26
 """Bytes of results from which on inputs count by the memory that they take."""
+_WIDENING = 4
+"""Most bytes of such a result for each that is stored: words of bytes, as quantised weights become for a product."""
 
 _LEAST_TOTAL, _MOST_GROWTH = 1 << 28, 16
 """Most bytes of all large results of a function, at least, and as a multiple of the bytes of its constants."""
@@ -37,9 +39,9 @@ class FoldConstant(FunctionPass):
     have: a broadcast of a scalar stays a broadcast, while quantised weights become floats. A result without elements is
     a constant for any operands. Fields of known tuples and branches of constant conditions are selected.
 
-    The cost of folding is bounded by the memory of the constants: a result over 64 MiB is at most twice as large as
-    what its inputs store (a broadcast scalar stores one element), and all large results together take at most 16 times
-    what the constants of the function store, or 256 MiB if that is more. Other calls stay.
+    The cost of folding is bounded by the memory of the constants: a result over 64 MiB is at most four times as large
+    as what its inputs store (int32 of int8; a broadcast scalar stores one element), and all large results together take
+    at most 16 times what the constants of the function store, or 256 MiB if that is more. Other calls stay.
     """
 
     opt_level: ClassVar[int] = 2
@@ -80,7 +82,7 @@ def _fold_call(call: Call, max_bytes: int, max_macs: int) -> Expr:
     nbytes, result = sum(_nbytes(a.ty) for a in args), _nbytes(call.ty)
     grows = result > max(max_bytes, 2 * nbytes) and _elements(call.ty) > sum(_elements(a.ty) for a in args)
     stored = sum(_stored_bytes(cast(Constant, a)) for a in args)
-    if grows or result > max(_HUGE, 2 * stored) or op.macs([a.ty for a in args], call.ty) > max_macs:
+    if grows or result > max(_HUGE, _WIDENING * stored) or op.macs([a.ty for a in args], call.ty) > max_macs:
         return call
     value = apply_reference(op, [cast(Constant, a).data for a in args], call.ty)
     return _as_expr(value, call)

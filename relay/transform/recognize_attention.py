@@ -14,6 +14,7 @@ from relayc.relay.expr_functor import Sharing
 from relayc.relay.op.base import OpDef, make_call
 from relayc.relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
 from relayc.relay.transform.builders import NARROW, array_of, before_transposition, is_call_of, reshaped, transposed
+from relayc.relay.transform.causal_masks import is_causal_mask
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.transform.zero_one_masks import as_condition, value_where_zero
 from relayc.relay.type import dims_equal, shapes_equal
@@ -37,7 +38,7 @@ class RecognizeAttention(FunctionPass):
     """softmax(q k^T * scale + mask) v, decomposed into small operators, becomes one operator and one kernel.
 
     Scales are applied before or after the first product, a tanh may limit the scores, masks are added, selected by
-    `where` or by a factor of zeros and ones, and a constant mask of the keys up to a query's own position means causal
+    `where` or by a factor of zeros and ones, and a mask of the keys up to a query's own position means causal
     attention. Heads that share keys and values (`broadcast_to` between views, or a product whose rows are those of all
     heads of a group) are read in place. Numbers of heads and channels must be static, positions may be dynamic.
 
@@ -405,7 +406,7 @@ class _Scores:
         masks, hidden = self._selection_and_bias()
         *_, queries, keys = self.scores
         mask = masks[0] if len(masks) == 1 else None
-        if mask is not None and _is_causal(mask, queries, keys, hidden, self.kind):
+        if mask is not None and is_causal_mask(mask, queries, keys, hidden, _hiding_threshold(self.kind)):
             return [], True, float("-inf")
         if num_outer < 2:
             masks = [reshaped(m, (m.shape[0], 1, *m.shape[1:])) if len(m.shape) > 2 else m for m in masks]
@@ -527,20 +528,3 @@ def _before_taking(call: Call) -> Expr | None:
         return None
     heads = np.arange(groups).repeat(at.data.size // groups)
     return x if np.array_equal(at.data, heads) else None
-
-
-def _is_causal(mask: Expr, queries: Dim, keys: Dim, hidden: float, kind: str) -> bool:
-    """Does a constant mask let every query attend exactly to the keys up to its own position, counted from the end?"""
-    as_good = _hiding_threshold(kind)
-    if not isinstance(mask, Constant) or not isinstance(queries, int) or not isinstance(keys, int):
-        return False
-    if queries > keys or mask.data.shape[-2:] != (queries, keys) or mask.data.size != queries * keys:
-        return False
-    array = array_of(mask).reshape(queries, keys)
-    seen = array if array.dtype == np.bool_ else array == 0
-    if array.dtype == np.bool_:
-        if hidden > as_good:
-            return False
-    elif bool((array[~seen] > as_good).any()):
-        return False
-    return bool(np.array_equal(seen, np.tri(queries, keys, keys - queries, dtype=bool)))

@@ -367,3 +367,35 @@ def test_starts_of_nested_axes_are_added_once():
     s[copy].prefetch_line(a, s[copy].op.axis[0], lambda i, j: (te.min(i + 8, 63), j))
     prefetch = next(line for line in str(te.lower(s, [a, b], simple_mode=True)).splitlines() if "prefetch(" in line)
     assert "min(i.outer * 4 + i.c + 8, 63)" in prefetch
+
+
+def triangle_of_products(n: int) -> tuple[te.Tensor, te.Schedule, te.IterVar]:
+    """Sums of the elements of each row that are not right of the diagonal, in blocks of four rows."""
+    a, k = te.placeholder((n, n), name="a"), te.reduce_axis((0, n), name="k")
+    b = te.compute((n,), lambda i: te.sum(te.if_then_else(k <= i, a[i, k], 0.0), axis=k), name="b")
+    c = te.compute((n,), lambda i: b[i] + 1.0, name="c")
+    s = te.create_schedule(c)
+    block, _ = s[c].split(c.op.axis[0], 4)
+    s[b].compute_at(s[c], block)
+    s[b].limit(k, block * 4 + 4)
+    return a, s, block
+
+
+def test_a_limited_loop_leaves_out_later_iterations():
+    a, s, _ = triangle_of_products(10)
+    c = s.outputs[0].output(0)
+    function = te.lower(s, [a, c], simple_mode=True)
+    assert "min(" in str(function)
+    array, result = RNG.standard_normal((10, 10)).astype("float32"), np.zeros(10, "float32")
+    array[:4, 4:] = np.nan  # which the first block does not read
+    Interpreter(te.lower(s, [a, c]), check_uninitialized=True)("main", array, result)
+    kept = np.where(np.tri(10, dtype=bool), array, 0)
+    np.testing.assert_allclose(result, kept.sum(1) + 1, rtol=1e-5)
+
+
+def test_only_serial_loops_are_limited():
+    _, s, block = triangle_of_products(8)
+    c = s.outputs[0].output(0)
+    s[c].parallel(block)
+    with pytest.raises(ScheduleError, match=r"limit of i\.outer, which is not serial"):
+        s[c].limit(block, te.const(1))

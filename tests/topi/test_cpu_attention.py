@@ -283,3 +283,18 @@ def test_heads_or_blocks_partition_evenly(heads: int, cores: int, expected: str)
     (node,) = make_graph(relay.optimize(IRModule({"main": function}), target)["main"]).nodes
     kernel = lower(node.workload, target)
     assert bool(kernel.workspaces) == (expected == "blocks"), "shared panels are workspaces"
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_causal_blocks_do_not_touch_keys_that_none_of_their_queries_sees(dynamic: bool):
+    """The value of the last key is NaN, which a weight of 0 does not hide."""
+    queries = 200
+    sizes = (te.size_var("s"), te.size_var("t")) if dynamic else (queries, queries)
+    params = [var("q", (1, 4, sizes[0], 64)), *[var(name, (1, 2, sizes[1], 64)) for name in "kv"]]
+    function = Function(tuple(params), make_call("nn.attention", params, None, scale=0.125, causal=True))
+    executor = graph_executor.GraphModule(relay.build(function)["default"](backend.device("cpu", 0)))
+    rng = np.random.default_rng(0)
+    q, k, v = [rng.standard_normal((1, heads, queries, 64)).astype("float32") for heads in (4, 2, 2)]
+    v[:, :, -1] = np.nan
+    result = executor(q, k, v)[0].numpy()
+    assert np.isfinite(result[:, :, :100]).all() and np.isnan(result[:, :, -1]).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from relayc import te
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from relayc.backend.target import Target
+    from relayc.te.tir import PrimExpr
 
 __all__ = ["schedule_blocked_attention"]
 
@@ -83,6 +84,28 @@ def _heads_of_a_group(out: te.Tensor, score: te.Tensor) -> int:
     return constant_size(out.shape[2:3]) // constant_size(score.shape[1:2])
 
 
+@dataclass(frozen=True, slots=True)
+class _SeenKeys:
+    """How many keys the rows of a block attend to, at most: those of causal attention leave the others out."""
+
+    keys: PrimExpr
+    panel: int
+
+    @staticmethod
+    def of(out: te.Tensor, score: te.Tensor, block: te.IterVar, form: AttentionForm) -> _SeenKeys | None:
+        """The keys that block number `block` attends to; None where all see all."""
+        if not form.causal:
+            return None
+        last = ((block.var + 1) * form.queries - 1) // _heads_of_a_group(out, score)  # or beyond the last position
+        keys = score.op.attrs["keys"]
+        return _SeenKeys(last + 1 + (keys - out.shape[1]), form.panel)
+
+    def limit(self, s: te.Schedule, tensor: te.Tensor, loop: te.IterVar, width: int) -> None:
+        """Let a loop over steps of `width` keys, which divides a panel, end with the last panel that is seen."""
+        panels = (self.keys + self.panel - 1) // self.panel
+        s[tensor].limit(loop, panels * (self.panel // width))
+
+
 def _stages(outs: list[te.Tensor]) -> dict[str, te.Tensor]:
     """The intermediate tensors of attention, by the names that `topi.nn.blocked_attention` gives them."""
     found = [op for op in operations_behind(outs) if op.tag.startswith(_PREFIX)]
@@ -104,6 +127,7 @@ def _in_blocks(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm,
     *_, depth = stage["queries"].shape
     work = 2.0 * constant_size([*stage["score"].shape, constant_size([depth, column.extent]) // depth + depth])
     heads, block, row = _blocks_of_rows(s, out, stage["score"], form.queries)
+    seen, mixed = _SeenKeys.of(out, stage["score"], block, form), anchor.output(0)
     panels = [stage["key_panels"], stage["value_panels"]]
     _pack_keys(s, stage["key_rows"], stage["key_panels"], form.panel, target)
     _pack_values(s, stage["value_panels"])
@@ -119,12 +143,15 @@ def _in_blocks(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm,
             packing = constant_size(tensor.shape) * _PACKING_COST
             notable = packing * target.num_cores >= _NOTABLE_PACKING * work
             parallel(s, tensor, shared, packing, lanes, kernel=work if notable else 0.0)
-    _tile(s, out, anchor.output(0), row, column, form, constant_size([keys]), target)
+    _tile(s, out, mixed, row, column, form, constant_size([keys]), target)
 
     score = stage["score"]
     *_, row, column = s[score].op.axis
-    _tile(s, score, stage["product"], row, column, form, constant_size([depth]), target)
-    _softmax_at(s, stage, out, block, form, lanes)
+    panel = _tile(s, score, stage["product"], row, column, form, constant_size([depth]), target)
+    if seen is not None:
+        seen.limit(s, score, panel, form.panel)
+        s[mixed].limit(s[mixed].op.reduce_axis[0], seen.keys)
+    _softmax_at(s, stage, out, block, form, lanes, seen)
     return s
 
 
@@ -156,14 +183,17 @@ def _batched_rows(outs: list[te.Tensor], anchor: te.Operation, form: AttentionFo
 
     score, *_, column = stage["score"], *s[out].op.axis
     heads, block, row = _blocks_of_rows(s, out, score, form.queries)
+    seen = _SeenKeys.of(out, score, block, form)
     block = s[out].fuse(heads, block)
     parallel(s, out, block, 4.0 * constant_size(score.shape) * constant_size([extent_of(column)]), lanes)
     wide = replace(form, panel=_vectors_of_rows(form.queries, extent_of(column), target) * lanes)
     _tile(s, out, mixed, row, column, wide, constant_size(score.shape[-1:]), target)
     _prefetch_arguments(s, mixed, stage["value_panels"], target)
-    sums = _sums_of_products(s, score, stage["product"], target)
+    sums = _sums_of_products(s, score, stage["product"], target, seen)
     _prefetch_arguments(s, sums, stage["key_rows"], target)
-    _softmax_at(s, stage, out, block, form, lanes)
+    if seen is not None:
+        s[mixed].limit(s[mixed].op.reduce_axis[0], seen.keys)
+    _softmax_at(s, stage, out, block, form, lanes, seen)
     return s
 
 
@@ -175,19 +205,28 @@ def _vectors_of_rows(rows: int, columns: te.Dim, target: Target) -> int:
 
 
 def _softmax_at(
-    s: te.Schedule, stage: dict[str, te.Tensor], out: te.Tensor, block: te.IterVar, form: AttentionForm, lanes: int
-) -> None:
+    s: te.Schedule, stage: dict[str, te.Tensor], out: te.Tensor, block: te.IterVar, form: AttentionForm, lanes: int,
+    seen: _SeenKeys | None,
+) -> None:  # fmt: skip
     """Attach the stages before the second product to each `block` of `out`; vectorise all but the scores."""
     for name in _OF_A_BLOCK:
         s[stage[name]].compute_at(s[out], block)
-    for name in ("queries", "weight"):
-        last = s[stage[name]].op.axis[-1]
-        vectorize_elements(s, stage[name], last, extent_of(last), lanes)
+    queries, weight = stage["queries"], stage["weight"]
+    vectorize_elements(s, queries, s[queries].op.axis[-1], extent_of(s[queries].op.axis[-1]), lanes)
+    last = s[weight].op.axis[-1]
+    if seen is None:
+        vectorize_elements(s, weight, last, extent_of(last), lanes)
+    else:
+        panel, last = s[weight].split(last, factor=form.panel)
+        s[weight].vectorize(last)
+        seen.limit(s, weight, panel, form.panel)
     for name in ("largest", "total"):
-        _reduce_row(s, stage[name], form.panel, lanes)
+        _reduce_row(s, stage[name], form.panel, lanes, seen)
 
 
-def _sums_of_products(s: te.Schedule, score: te.Tensor, product: te.Tensor, target: Target) -> te.Tensor:
+def _sums_of_products(
+    s: te.Schedule, score: te.Tensor, product: te.Tensor, target: Target, seen: _SeenKeys | None
+) -> te.Tensor:
     """Scores of few rows: a vector accumulator for each row and key, those of a key in registers.
 
     The lanes of as many keys as a vector has are reduced together. Returns the stage that reads the keys: one after the
@@ -200,6 +239,8 @@ def _sums_of_products(s: te.Schedule, score: te.Tensor, product: te.Tensor, targ
     s[score].unroll(row)
     s[score].vectorize(each)
     s[score].pragma(group, "loop_partition_hint")  # the last keys may be fewer
+    if seen is not None:
+        seen.limit(s, score, group, lanes)
 
     _, lane = s[product].split(s[product].op.reduce_axis[0], factor=lanes)
     lanes_apart = s.rfactor(product, lane, factor_axis=-1)
@@ -275,8 +316,11 @@ def _one_by_one(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm
 def _tile(
     s: te.Schedule, out: te.Tensor, product: te.Tensor, row: te.IterVar, column: te.IterVar, form: AttentionForm,
     steps: int, target: Target,
-) -> None:  # fmt: skip
-    """Compute `product` in register tiles of rows x a panel, written to `row` and `column` of `out`, panel by panel."""
+) -> te.IterVar:  # fmt: skip
+    """Compute `product` in register tiles of rows x a panel, written to `row` and `column` of `out`, panel by panel.
+
+    Returns the loop over panels.
+    """
     lanes = vector_lanes(target)
     height = tile_rows(target, form.queries, form.panel, steps, apart=4 * steps)
     row_outer, row_inner = s[out].split(row, factor=height, tail="shift")
@@ -293,6 +337,7 @@ def _tile(
     s[product].reorder(*s[product].op.reduce_axis, m, n)
     s[product].unroll(m)
     vectorize_panel(s, product, n, form.panel, lanes, apart=partial)
+    return column_outer
 
 
 def _heads_partition_evenly(score: te.Tensor, form: AttentionForm, target: Target) -> bool:
@@ -336,12 +381,12 @@ def _pack_values(s: te.Schedule, panels: te.Tensor) -> None:
     s[panels].vectorize(lane)
 
 
-def _reduce_row(s: te.Schedule, tensor: te.Tensor, panel: int, lanes: int) -> None:
+def _reduce_row(s: te.Schedule, tensor: te.Tensor, panel: int, lanes: int, seen: _SeenKeys | None = None) -> None:
     """Reduce each row of panels to several vectors of partial results, these to one, and that to a scalar by halves."""
     (axis,) = s[tensor].op.reduce_axis
     extent = extent_of(axis)
     fitting = (n * panel for n in (4, 2, 1) if isinstance(extent, int) and extent % (n * panel) == 0)
-    together = next(fitting, lanes if isinstance(extent, int) else panel)
+    together = panel if seen is not None else next(fitting, lanes if isinstance(extent, int) else panel)
     halves = [lanes >> n for n in range(lanes.bit_length() - 1)]
     for width in dict.fromkeys((together, *halves)):
         (axis,) = s[tensor].op.reduce_axis
@@ -355,4 +400,6 @@ def _reduce_row(s: te.Schedule, tensor: te.Tensor, panel: int, lanes: int) -> No
         s[partial].vectorize(first)
         if width < together:
             s[partial].unroll(s[partial].op.reduce_axis[0])
+        elif seen is not None:
+            seen.limit(s, partial, s[partial].op.reduce_axis[0], panel)
     s[tensor].unroll(s[tensor].op.reduce_axis[0])

@@ -7,7 +7,7 @@ matrix, which becomes the weights in place: the matrix of all scores is never ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +67,10 @@ class _Blocked:
         self.wide = accumulator_type(query.dtype)
         self.lowest, self.zero = te.const(float("-inf"), self.wide), te.const(0, self.wide)
 
-    def _stage(self, shape: tuple[Dim, ...], body: Callable[..., PrimExpr], name: str) -> Tensor:
-        return te.compute(shape, body, name=name, tag=f"blocked_attention_{name}")
+    def _stage(
+        self, shape: tuple[Dim, ...], body: Callable[..., PrimExpr], name: str, attrs: Mapping[str, Any] | None = None
+    ) -> Tensor:
+        return te.compute(shape, body, name=name, tag=f"blocked_attention_{name}", attrs=attrs)
 
     def _heads_of_a_group(self) -> int:
         """The number of query heads that share a head of keys and values."""
@@ -147,7 +149,7 @@ class _Blocked:
                 score = te.select(t <= s + (self.keys - self.length), score, self.lowest)
             return self._within(t, self.keys, self.padded_keys, score, self.lowest)
 
-        return self._stage(product.shape, masked, "score")
+        return self._stage(product.shape, masked, "score", {"keys": self.keys})
 
     def result(self) -> Tensor:
         """The attention of `_Blocked`'s inputs."""

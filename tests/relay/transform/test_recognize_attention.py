@@ -383,3 +383,53 @@ def test_causal_attention_skips_blocks_of_hidden_keys(transformed, operators, ke
     calls = [e for e in analysis.evaluation_order(after) if isinstance(e, Call)]
     seen = [c.args[1].shape[1] for c in calls if c.operator.name == "nn.blocked_attention"]
     assert sorted(seen) == [150 + keys - 300, keys]
+
+
+def of_positions(condition: Callable[[Expr, Expr, Dim], Expr], hidden: float = float("-inf")) -> Function:
+    """Attention of new queries behind past ones, with a mask where a condition of positions is false."""
+    new, past = SizeVar("new"), SizeVar("past")
+    keys = new + past
+    q, k, v = var("q", (B, H, new, D)), var("k", (B, H, keys, D)), var("v", (B, H, keys, D))
+    at, of_key = op.expand_dims(op.arange(0, new, 1, "int64"), 1), op.arange(0, keys, 1, "int64")
+    mask = op.where(condition(at, of_key, past), const(0.0), const(hidden))
+    weights = nn.softmax(op.add(nn.batch_matmul(q, k), mask), axis=-1)
+    return Function((q, k, v), nn.batch_matmul(weights, v, transpose_b=False))
+
+
+def recognized(function: Function) -> Function:
+    return RecognizeAttention()(IRModule({"main": function}))["main"]
+
+
+def size(past: Dim) -> Expr:
+    return op.size_tensor((past,), ())
+
+
+CAUSAL_POSITIONS = {
+    "distance": lambda i, j, p: op.greater_equal(op.add(op.subtract(i, j), size(p)), const(0, "int64")),
+    "keys up to a query": lambda i, j, p: op.less_equal(j, op.add(i, size(p))),
+    "keys below": lambda i, j, p: op.less(op.expand_dims(j, 0), op.add(op.add(i, size(p)), const(1, "int64"))),
+    "a view": lambda i, j, p: op.expand_dims(op.greater(op.add(i, op.add(size(p), const(1, "int64"))), j), 0),
+}
+OTHER_POSITIONS = {
+    "without the past": lambda i, j, p: op.greater_equal(i, j),
+    "before a query": lambda i, j, p: op.less(j, op.add(i, size(p))),
+    "reversed": lambda i, j, p: op.greater_equal(j, op.add(i, size(p))),
+    "every other": lambda i, j, p: op.greater_equal(op.add(op.add(i, i), size(p)), j),
+}
+
+
+@pytest.mark.parametrize("form", CAUSAL_POSITIONS)
+def test_a_mask_of_symbolic_positions_is_causal(form: str):
+    after = recognized(of_positions(CAUSAL_POSITIONS[form]))
+    assert "causal=True" in str(after) and "where" not in str(after)
+
+
+@pytest.mark.parametrize("form", OTHER_POSITIONS)
+def test_other_positions_stay_a_mask(form: str):
+    after = recognized(of_positions(OTHER_POSITIONS[form]))
+    assert "nn.attention" in str(after) and "causal=True" not in str(after)
+
+
+def test_a_penalty_that_hides_nothing_is_no_causal_mask():
+    after = recognized(of_positions(CAUSAL_POSITIONS["distance"], -10.0))
+    assert "nn.attention" in str(after) and "causal=True" not in str(after)
