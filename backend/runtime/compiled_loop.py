@@ -21,7 +21,7 @@ from relayc.backend.runtime.layouts import shapes_of
 from relayc.backend.runtime.ndarray import NDArray, empty
 from relayc.backend.runtime.sequences import Value
 
-__all__ = ["CompiledLoop"]
+__all__ = ["CompiledLoop", "TurnLimit"]
 
 _CALL_SECONDS = 0.01
 """Time that a call of compiled code should take, and so the longest delay of a signal by a loop of short iterations."""
@@ -30,6 +30,20 @@ _ROOM = 2
 """Factor by which sizes that iterations change may grow before carried values are moved."""
 _STACK_BYTES = 1 << 20
 """Memory that a stacked output gets at first, if the trip count allows more; it is doubled when it is full."""
+
+
+class TurnLimit:
+    """How many turns a call of compiled code is given."""
+
+    def __init__(self) -> None:
+        self.turns = 1
+
+    def adapt(self, seconds: float) -> None:
+        """Change the number after a call that used them up in so many seconds."""
+        if seconds < _CALL_SECONDS / 2:
+            self.turns = min(2 * self.turns, _MAX_TURNS)
+        elif seconds > 2 * _CALL_SECONDS:
+            self.turns = max(self.turns // 2, 1)
 
 
 class CompiledLoop:
@@ -45,7 +59,7 @@ class CompiledLoop:
         self._laid_out: tuple[list[tuple[int, ...]], dict[str, int]] | None = None
         self._begin_sizes: dict[str, int] = {}
         self._fits = False
-        self._most_turns = 1
+        self._limit = TurnLimit()
 
     def run(self, trips: int, arguments: Sequence[NDArray], sizes: Mapping[str, int]) -> list[Value] | None:
         """The carried values after at most `trips` > 0 iterations, and the stacked outputs.
@@ -74,7 +88,7 @@ class CompiledLoop:
             except ArgumentError:
                 self._fits = False
             self._laid_out, self._begin_sizes = (shapes, dict(sizes)), dict(self._frame.sizes)
-            self._most_turns = 1
+            self._limit = TurnLimit()
         elif self._step.growing:
             self._frame.sizes = dict(self._begin_sizes)
             self._frame.set_sizes()
@@ -98,7 +112,7 @@ class CompiledLoop:
         done = self._set_iteration(0)
         limit = frame.words[limit_word] = min([trips, *[stack.room for stack in stacks]])
         while True:
-            self._turns.value, start = self._most_turns, time.perf_counter()
+            self._turns.value, start = self._limit.turns, time.perf_counter()
             self._entry(self._context.address, frame.address)
             self._context.check()
             frame.read_sizes()
@@ -108,7 +122,7 @@ class CompiledLoop:
             if frame.is_outgrown:
                 done = self._grow(done.value, sizes)
             elif not ended:
-                self._adapt(time.perf_counter() - start)
+                self._limit.adapt(time.perf_counter() - start)
             if ended:
                 for stack in stacks:
                     stack.make_room(limit, 2 * limit)
@@ -150,12 +164,6 @@ class CompiledLoop:
         result = empty(self._frame.shape(number), begin.dtype, self._device)
         ctypes.memmove(result.handle, address, result.nbytes)
         return result
-
-    def _adapt(self, seconds: float) -> None:
-        if seconds < _CALL_SECONDS / 2:
-            self._most_turns = min(2 * self._most_turns, _MAX_TURNS)
-        elif seconds > 2 * _CALL_SECONDS:
-            self._most_turns = max(self._most_turns // 2, 1)
 
 
 class _Stack:

@@ -1,8 +1,9 @@
 """Execution of graphs with dynamic (symbolic) shapes: binds size variables, plans memory, calls compiled code.
 
-A run executes the graph's instructions. Consecutive kernels are one call of compiled code, which takes the addresses of
-all tensors and the values of all size variables from two tables. Memory layout and output shapes are computed once per
-assignment of sizes and cached for the next run.
+A run executes the pieces of the graph's plan (`backend.runtime.plan_frame`). On CPUs a compiled function executes
+them, and returns for those that need the executor. Elsewhere, and in runs that are profiled, the executor executes all
+pieces: consecutive kernels are one call of compiled code, which takes the addresses of all tensors and the values of
+all size variables from two tables; memory layouts are computed once per assignment of sizes and cached.
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ from relayc.backend.runtime.execution_plan import (
     LoopStep,
     RunNodes,
     SequenceStep,
-    Step,
     results_of,
 )
 from relayc.backend.runtime.graph import Graph, GraphNode
 from relayc.backend.runtime.host_action import Prepared
 from relayc.backend.runtime.host_actions import HOST_ACTIONS, prepared
-from relayc.backend.runtime.layouts import FROM_INPUTS, bind_sizes, owner_of, shapes_of, stages_of, tensor_bytes
+from relayc.backend.runtime.layouts import bind_sizes, owner_of, shapes_of, tensor_bytes
 from relayc.backend.runtime.module import Module
+from relayc.backend.runtime.native_plan import NativePlan
 from relayc.backend.runtime.ndarray import C_TYPES, NDArray, array, empty
 from relayc.backend.runtime.packed_func import PackedFunc, takes_pointers
+from relayc.backend.runtime.plan_frame import Piece, PlanFrame, TurnsFrame
 from relayc.backend.runtime.runners import OutputBuffer, Recordings
 from relayc.backend.runtime.sequences import ArraySequence, Value, run_sequence_action
 from relayc.backend.runtime.sizes import MAX_ELEMENTS, evaluate, variables
 from relayc.backend.runtime.strings import StringTable
+from relayc.backend.runtime.turning_loop import TurningLoop
 
 __all__ = ["DynamicRunner"]
 
@@ -67,18 +70,32 @@ class DynamicRunner:
         where: Device,
         params: dict[str, NDArray],
         string_table: StringTable,
+        around: frozenset[str] = frozenset(),
+        carried: int = 0,
     ) -> None:
+        """`around` are the size variables of the graphs around this one; a body that compiled code runs in turns has
+        `carried` values."""
         self._graph, self._module, self._context, self._device = graph, module, context, where
         self._params, self._string_table = params, string_table
         self._host_actions: dict[int, Prepared] = {
             id(step): prepared(step.action, step.settings)
             for step in graph.steps if isinstance(step, HostStep)
         }  # fmt: skip
-        self._addresses = np.zeros(max(len(graph.tensors), 1), np.int64)
-        self._size_table = np.zeros(max(len(graph.sizes), 1), np.int64)
-        self._tables = context.address, self._addresses.ctypes.data, self._size_table.ctypes.data
-        self._stages = stages_of(graph)
-        self._places = {i: (stage, k) for stage in self._stages.values() for k, i in enumerate(stage.tensors)}
+        frame = PlanFrame.of(graph, around)
+        self.turns = TurnsFrame(frame, carried)
+        words = np.zeros(self.turns.words, np.int64)
+        self._addresses, self._size_table = words[: frame.sizes], words[frame.sizes : frame.shapes[0]]
+        self._tables = context.address, int(words.ctypes.data), int(words.ctypes.data) + frame.sizes * words.itemsize
+        self._stages, self._around = frame.stages, around
+        self._plan: NativePlan | None = None
+        if graph.entry is not None:
+            self._plan = NativePlan(frame, words, self._entry(graph.entry, pointers=1), context)
+        self._stage_of = {i: stage for stage in self._stages.values() for i in stage.tensors}
+        self._owners = [i if graph.has_own_memory(position) and not graph.tensors[i].is_sequence else None
+                        for position, i in enumerate(graph.outputs)]  # fmt: skip
+        """for each output the tensor that owns its buffer, if it has one"""
+        self._lent: set[int] = set()
+        """buffers that were lent since the last run"""
         self._inputs: list[Value] = []
         self._lying_in: dict[int, list[int]] = {}
         for index, tensor in enumerate(graph.tensors):
@@ -92,14 +109,17 @@ class DynamicRunner:
         kept = {int(graph.tensors[i].place) for i in graph.outputs if graph.tensors[i].storage == "value"}
         self._dropped_values = [i for step in graph.steps for i in results_of(step) if i not in kept]
         """results of instructions that are no outputs"""
-        self.sizes: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+        self._unread: tuple[int, int] = (0, 0)
+        """the pieces whose sizes are in the table and not yet in `_sizes`"""
+        self._inherited: Mapping[str, int] | None = None
         self._noted: dict[str, int] = {}
         """the sizes in the table"""
         self._last_bound: tuple[list[tuple[int, ...]], dict[str, int] | None, dict[str, int]] | None = None
         self._values: dict[int, Value] = {}
         """results of control flow and of sequence operations, by tensor"""
         self._runners: dict[int, list[DynamicRunner]] = {}
-        self._compiled_loops: dict[int, CompiledLoop] = {}
+        self._compiled_loops: dict[int, CompiledLoop | TurningLoop] = {}
         self._shown: dict[int, list[int]] = {}
         """reshaped views of such results, by the result's tensor"""
         self._in_inputs: list[tuple[int, int]] = []
@@ -111,7 +131,7 @@ class DynamicRunner:
                 self._in_inputs.append((index, int(tensor.place)))
             elif tensor.storage == "value" and int(tensor.place) != index:
                 self._shown.setdefault(int(tensor.place), []).append(index)
-        self._instructions = [self._instruction(position, step) for position, step in enumerate(graph.steps)]
+        self._instructions = [self._instruction(piece) for piece in frame.pieces]
 
     def _entry(self, name: str, pointers: int = 2) -> Any:
         entry = self._module.get_function(name, query_imports=True)
@@ -133,23 +153,81 @@ class DynamicRunner:
         `inherited` are sizes of the graph around this one. Raises `ArgumentError` for sizes that contradict each other
         or the model.
         """
-        self._inputs = list(inputs)
-        self.sizes = self._bound_sizes(shapes_of(inputs), inherited)
+        self._inputs, self._inherited = list(inputs), inherited
+        if self._plan is None or record is not None:
+            for instruction in self._instructions:
+                instruction(self, record)
+        else:
+            self._run_plan(self._plan)
+        for index in self._dropped_values:
+            self._values.pop(index, None)
+
+    def _run_plan(self, plan: NativePlan) -> None:
+        """Run the compiled plan, and the pieces that it leaves."""
+        check, inherited = self._context.check, {} if self._inherited is None else self._inherited
+        self._sizes, self._unread, at = dict(inherited), (0, 0), 0
+        for index in self._lent:
+            self._renew(index)
+        self._lent.clear()
+        if not plan.begin(self._inputs, inherited):
+            self._instructions[0](self, None)
+            at = 1
+        while at != plan.end:
+            if plan.is_compiled[at]:
+                before, at = at, plan.call(at)
+                check()
+                self._read_sizes()
+                self._unread = before, at
+            if at != plan.end:
+                self._instructions[at](self, None)
+                at += 1
+
+    def do_piece(self, number: int, inputs: Sequence[Value], inherited: Mapping[str, int]) -> None:
+        """Execute a piece that compiled code left, which did all before it."""
+        self._inputs, self._inherited = list(inputs), inherited
+        self.sizes_before(number, inherited)
+        self._instructions[number](self, None)
+
+    def sizes_before(self, number: int, inherited: Mapping[str, int]) -> dict[str, int]:
+        """The sizes that are bound before a piece, where compiled code did all before it."""
+        self._sizes, self._unread = dict(inherited), (0, number)
+        return self.sizes
+
+    def hold_buffer(self, tensor: int) -> NDArray:
+        """Hold the memory of a buffer, so that it gets other memory when it is placed again."""
+        return self._buffers[tensor].hold()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The values of the size variables that are bound."""
+        self._read_sizes()
+        return self._sizes
+
+    def _read_sizes(self) -> None:
+        """Complete `_sizes` by those that the compiled plan bound."""
+        first, last = self._unread
+        if first != last and self._plan is not None:
+            self._sizes |= self._plan.sizes_bound(first, last)
+            self._unread = last, last
+
+    def _bind_inputs(self) -> None:
+        """Bind the size variables from the shapes of the inputs."""
+        inputs = self._inputs
+        self._sizes, self._unread = self._bound_sizes(shapes_of(inputs), self._inherited), (0, 0)
         for index, position in self._in_inputs:
             passed = inputs[position]
             self._addresses[index] = passed.handle if isinstance(passed, NDArray) else 0
         self._note_sizes()
-        self._place(FROM_INPUTS)
-        for instruction in self._instructions:
-            instruction(self, record)
-        self._place(len(self._instructions))
-        for index in self._dropped_values:
-            self._values.pop(index, None)
 
-    def _instruction(self, position: int, step: Step) -> Instruction:
-        """The function that executes an instruction."""
+    def _instruction(self, piece: Piece) -> Instruction:
+        """The function that executes a piece."""
+        if piece.kind == "inputs":
+            return lambda runner, record: runner._bind_inputs()
+        if piece.kind == "place":
+            return lambda runner, record: runner._place(piece.number)
+        step = self._graph.steps[piece.number]
         if isinstance(step, RunNodes):
-            return self._kernels(position, step)
+            return self._kernels(step)
         if isinstance(step, Bind):
             return lambda runner, record: runner._bind(step)
         if isinstance(step, Check):
@@ -158,13 +236,11 @@ class DynamicRunner:
                  for i in results_of(step)]  # fmt: skip
         return lambda runner, record: runner._store_results(facts, runner._results(step, record), step.source)
 
-    def _kernels(self, position: int, step: RunNodes) -> Instruction:
+    def _kernels(self, step: RunNodes) -> Instruction:
         entry = None if step.entry is None else self._entry(step.entry)
-        check, tables, is_placed = self._context.check, self._tables, position in self._stages
+        check, tables = self._context.check, self._tables
 
         def run(runner: DynamicRunner, record: Record | None) -> None:
-            if is_placed:
-                runner._place(position)
             if entry is None or record is not None:
                 runner._run_nodes(step, record)
             else:
@@ -191,46 +267,64 @@ class DynamicRunner:
     def release(self) -> None:
         """Drop references to the last run's inputs and results; `value` and `output` are invalid until the next run."""
         self._inputs, self._values = [], {}
+        if self._plan is not None:
+            self._plan.forget()
 
     def _note_sizes(self) -> None:
-        if self._noted != self.sizes:
+        if self._plan is not None or self._noted != self.sizes:
             self._size_table[: len(self._graph.sizes)] = [self.sizes.get(name, 0) for name in self._graph.sizes]
             self._noted = dict(self.sizes)
 
     def _place(self, number: int) -> None:
         """Assign memory to the tensors of a stage."""
-        stage = self._stages.get(number)
-        if stage is None:
-            return
-        if stage.placed == self.sizes:
+        stage, plan = self._stages[number], self._plan
+        if plan is None and stage.placed == self.sizes:
             for index in stage.owners:
-                buffer = self._buffers[index]
-                if buffer.is_lent and buffer.renew():
-                    for inside in self._lying_in[index]:
-                        self._addresses[inside] = buffer.array.handle
+                self._renew(index)
             return
         offsets, total = stage.layout(self.sizes)
         if stage.arena is None or stage.arena.nbytes < total:
             grown = 0 if stage.arena is None else stage.arena.nbytes + stage.arena.nbytes // 4
             stage.arena = empty((max(total, grown),), "uint8", self._device)
+            if plan is not None:
+                plan.set_arena(number, stage.arena)
         self._addresses[stage.numbers] = offsets + stage.arena.handle
         for index in stage.owners:
-            self._place_buffer(index, renew=True)
-        for index in stage.buffers:
             self._place_buffer(index)
         stage.placed = dict(self.sizes)
 
-    def _place_buffer(self, index: int, renew: bool = False) -> None:
-        owner = owner_of(self._graph, self._graph.tensors[index])
-        home, shape = self._graph.tensors[owner], self._shape(owner)
-        buffer = self._buffers.get(owner)
+    def _renew(self, index: int) -> None:
+        """Let a buffer that was lent have memory that nobody holds."""
+        buffer = self._buffers[index]
+        if buffer.is_lent and buffer.renew():
+            self._set_buffer(index, buffer)
+
+    def _place_buffer(self, index: int) -> None:
+        home, shape = self._graph.tensors[index], self._shape(index)
+        buffer = self._buffers.get(index)
         if buffer is None or buffer.array.shape != shape:
             tensor_bytes(shape, home.dtype, self.sizes)
         if buffer is None:
-            buffer = self._buffers[owner] = OutputBuffer(shape, home.dtype, self._device)
-        elif renew or buffer.array.shape != shape:
+            buffer = self._buffers[index] = OutputBuffer(shape, home.dtype, self._device)
+        else:
             buffer.renew(shape)
-        self._addresses[index] = buffer.array.handle
+        self._set_buffer(index, buffer)
+
+    def _set_buffer(self, index: int, buffer: OutputBuffer) -> None:
+        """Note the address of a buffer for the tensors that lie in it."""
+        for inside in self._lying_in[index]:
+            self._addresses[inside] = buffer.array.handle
+        if self._plan is not None:
+            self._plan.set_buffer(index, buffer.nbytes, buffer.array.shape)
+
+    def _shown_buffer(self, owner: int) -> OutputBuffer:
+        """A buffer that a tensor owns, showing the shape that the tensor has in this run."""
+        buffer = self._buffers[owner]
+        if self._plan is not None and self._static_shapes[owner] is None:
+            shape = tuple(self._plan.buffer_shapes[owner])
+            if shape != buffer.array.shape:
+                buffer.show(shape)
+        return buffer
 
     def _bind(self, step: Bind) -> None:
         count = math.prod(self._shape(step.tensor))
@@ -269,17 +363,25 @@ class DynamicRunner:
 
     def _run_compiled(self, step: LoopStep) -> list[Value] | None:
         """The results of a loop by its compiled function; None if it has none, or can't for these sizes."""
-        if step.entry is None:
+        if step.entry is None and step.turns is None:
             return None
-        trips, begins = (self.array(i).numpy().item() for i in (step.trips, step.condition))
+        trips, begins = (tensor_of(self.read(i)).first() for i in (step.trips, step.condition))
         if trips <= 0 or not begins:
             return None
         loop = self._compiled_loops.get(id(step))
         if loop is None:
-            entry = self._entry(step.entry, pointers=1)
-            loop = CompiledLoop(step, entry, self._context, self._params, self._device)
-            self._compiled_loops[id(step)] = loop
+            loop = self._compiled_loops[id(step)] = self._compiled_loop(step)
         return loop.run(trips, [tensor_of(self.read(i)) for i in (*step.carried, *step.outside)], self.sizes)
+
+    def _compiled_loop(self, step: LoopStep) -> CompiledLoop | TurningLoop:
+        if step.turns is None:
+            entry = self._entry(str(step.entry), pointers=1)
+            return CompiledLoop(step, entry, self._context, self._params, self._device)
+        body = self._runner_of(step.graph, len(step.carried))
+        entry = self._entry(step.turns, pointers=1)
+        if body._plan is None or not TurnsFrame.can_run(body.turns.plan, len(step.carried)):
+            raise ModuleError(f"model {self._graph.name!r}: {step.source} is no loop that compiled code can run")
+        return TurningLoop(body.turns, body._plan, body, entry, self._context, self._device)
 
     def _run_host_action(self, step: HostStep) -> list[Value]:
         """The results of a host action; strings are passed as positions in the string table."""
@@ -333,10 +435,14 @@ class DynamicRunner:
     def _runners_of(self, step: IfStep | LoopStep, graphs: Sequence[Graph]) -> list[DynamicRunner]:
         found = self._runners.get(id(step))
         if found is None:
-            around = self._module, self._context, self._device, self._params, self._string_table
-            found = [DynamicRunner(g, *around) for g in graphs]
-            self._runners[id(step)] = found
+            found = self._runners[id(step)] = [self._runner_of(graph) for graph in graphs]
         return found
+
+    def _runner_of(self, graph: Graph, carried: int = 0) -> DynamicRunner:
+        """A runner of a graph inside of this one."""
+        around = self._around | set(self._graph.sizes)
+        shared = self._module, self._context, self._device, self._params, self._string_table
+        return DynamicRunner(graph, *shared, around, carried)
 
     def _check(self, step: Check) -> None:
         left, right = evaluate(step.left, self.sizes), evaluate(step.right, self.sizes)
@@ -395,7 +501,8 @@ class DynamicRunner:
         if tensor.storage not in ("output", "own"):
             return self.array(index)
         owner = owner_of(self._graph, tensor)
-        lent = self._buffers[owner].hold()
+        lent = self._shown_buffer(owner).hold()
+        self._lent.add(owner)
         return lent if owner == index else lent._create_view(self._shape(index), tensor.dtype)
 
     def _shape(self, index: int) -> tuple[int, ...]:
@@ -407,9 +514,9 @@ class DynamicRunner:
         """The array of a tensor of the graph in this run."""
         tensor, shape = self._graph.tensors[index], self._shape(index)
         if tensor.storage == "slot":
-            stage, k = self._places[index]
-            offset = int(stage.layout(self.sizes)[0][k])
+            stage = self._stage_of[index]
             assert stage.arena is not None, "tensors are placed before they are used"
+            offset = int(self._addresses[index]) - stage.arena.handle
             return stage.arena._create_view(shape, tensor.dtype, offset)
         home: Value
         if tensor.storage == "param":
@@ -419,15 +526,14 @@ class DynamicRunner:
         elif tensor.storage == "value":
             home = self._values[int(tensor.place)]
         else:
-            home = self._buffers[owner_of(self._graph, tensor)].array
+            home = self._shown_buffer(owner_of(self._graph, tensor)).array
         assert isinstance(home, NDArray), "kernels take no lists"
         return home if (home.shape, home.dtype) == (shape, tensor.dtype) else home._create_view(shape, tensor.dtype)
 
     def _buffer(self, position: int) -> OutputBuffer | None:
         """The buffer of an output of the last run; None for one that aliases other memory, and for a sequence."""
-        index = self._graph.outputs[position]
-        is_own = self._graph.has_own_memory(position) and not self._graph.tensors[index].is_sequence
-        return self._buffers[index] if is_own else None
+        owner = self._owners[position]
+        return None if owner is None else self._shown_buffer(owner)
 
     def output(self, position: int) -> Any:
         """An output of the last run, owned by the caller; a copy where it aliases an input or a weight.
@@ -439,14 +545,18 @@ class DynamicRunner:
         if tensor.is_sequence:
             return self._own_copies(self.read(index))
         buffer = self._buffer(position)
-        return self.array(index).copyto(self._device) if buffer is None else buffer.lend()
+        if buffer is None:
+            return self.array(index).copyto(self._device)
+        self._lent.add(index)
+        return buffer.lend()
 
     def numpy(self, position: int) -> Any:
         """An output of the last run that is a tensor, as a numpy copy; None for a sequence."""
-        buffer, index = self._buffer(position), self._graph.outputs[position]
-        if self._graph.tensors[index].is_sequence:
-            return None
-        return (self.array(index) if buffer is None else buffer.array).numpy()
+        buffer = self._buffer(position)
+        if buffer is not None:
+            return buffer.array.numpy()
+        index = self._graph.outputs[position]
+        return None if self._graph.tensors[index].is_sequence else self.array(index).numpy()
 
     def _own_copies(self, value: Value) -> Any:
         """A sequence as a list of arrays that nothing else aliases."""

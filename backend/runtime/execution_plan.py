@@ -79,6 +79,7 @@ class LoopStep:
     Its inputs are the iteration number, the condition, the loop-carried tensors, initially `carried`, and the captured
     tensors `outside`; its outputs after the carried ones are stacked. `entry` names the compiled function of the loop,
     if there is one (`backend.runtime.frames`), and `growing` the size variables whose values its iterations change.
+    `turns` names that of a loop whose iterations bind sizes (`backend.runtime.plan_frame`).
     """
 
     trips: int
@@ -90,6 +91,7 @@ class LoopStep:
     source: str
     entry: str | None = None
     growing: tuple[str, ...] = ()
+    turns: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,8 @@ def step_to_json(step: Step) -> dict[str, Any]:
     if isinstance(step, LoopStep):
         return {"step": "loop", "trips": step.trips, "condition": step.condition, "carried": list(step.carried),
                 "outside": list(step.outside), "graph": step.graph.to_json(), "outputs": list(step.outputs),
-                "source": step.source, "entry": step.entry, "growing": list(step.growing)}  # fmt: skip
+                "source": step.source, "entry": step.entry, "growing": list(step.growing),
+                **({} if step.turns is None else {"turns": step.turns})}  # fmt: skip
     if isinstance(step, SequenceStep):
         return {"step": "list", "action": step.action, "inputs": list(step.inputs), "output": step.output,
                 "axis": step.axis, "new_axis": step.new_axis, "source": step.source}  # fmt: skip
@@ -248,7 +251,9 @@ def _control(record: Record, kind: str, last: int, read_graph: ReadGraph) -> Ste
         for branch, part in zip(branches, taken, strict=True):
             _check_counts(record, branch, len(part), len(outputs))
         return IfStep(condition, (branches[0], branches[1]), (taken[0], taken[1]), outputs, source)
-    record.only("step", "trips", "condition", "carried", "outside", "graph", "outputs", "source", "entry", "growing")
+    record.only(
+        "step", "trips", "condition", "carried", "outside", "graph", "outputs", "source", "entry", "growing", "turns"
+    )
     carried, outside = record.numbers("carried", 0, last), record.numbers("outside", 0, last)
     graph = read_graph(record.value.get("graph"), f"{record.where}.graph")
     _check_counts(record, graph, 2 + len(carried) + len(outside), 1 + len(outputs))
@@ -259,7 +264,8 @@ def _control(record: Record, kind: str, last: int, read_graph: ReadGraph) -> Ste
     if not set(growing) <= set(graph.sizes):
         raise damaged(f"{record.where}.growing", list(growing), f"some of the sizes {list(graph.sizes)}")
     trips = record.number("trips", 0, last)
-    return LoopStep(trips, condition, carried, outside, graph, outputs, source, entry, growing)
+    turns = None if record.value.get("turns") is None else record.get("turns", str)
+    return LoopStep(trips, condition, carried, outside, graph, outputs, source, entry, growing, turns)
 
 
 def _can_be_compiled(graph: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,15 +12,20 @@ import numpy.typing as npt
 from relayc.backend.runtime.arguments import as_argument, as_sequence, as_string_arrays, check_placement, check_type
 from relayc.backend.runtime.checks import position_of
 from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.dtype import nbytes
 from relayc.backend.runtime.errors import ArgumentError, raise_if_foreign
 from relayc.backend.runtime.graph import Graph, GraphTensor
 from relayc.backend.runtime.kv_cache import KVCaches
 from relayc.backend.runtime.ndarray import NDArray, empty, from_dlpack
+from relayc.backend.runtime.runners import serves
 from relayc.backend.runtime.sequences import Value
 from relayc.backend.runtime.sizes import size_text
 from relayc.backend.runtime.string_ports import StringPorts
 
 __all__ = ["InputPorts"]
+
+_GROWTH = 4
+"""An input that outgrows its memory gets 1 / _GROWTH more than it needs."""
 
 
 class InputPorts:
@@ -43,6 +49,8 @@ class InputPorts:
         """Drop all values and their memory, but for KV caches."""
         self._values: dict[int, Value] = {}
         self._own: dict[int, NDArray] = {}
+        self._memory: dict[int, NDArray] = {}
+        """the memory of `_own`, which may be larger; that of arrays given to users is not used under other shapes"""
         self._views: dict[int | str, tuple[npt.NDArray[Any], tuple[int, ...], np.dtype[Any]]] = {}
         """buffers of `_own` that runs read, as numpy with shape and type, by position and by name"""
         self.strings.release()
@@ -90,13 +98,22 @@ class InputPorts:
     # -- values
 
     def copy_array(self, key: int | str, value: Any) -> bool:
-        """Copy a numpy array of the shape and type of the last one; false, and nothing is done, for all else."""
+        """Copy a numpy array of the type of the last one; false, and nothing is done, for all else.
+
+        Raises `ArgumentError` for another shape than the input may have.
+        """
         found = self._views.get(key)
         if found is None or type(value) is not np.ndarray:
             return False
         view, shape, dtype = found
-        if value.shape != shape or value.dtype != dtype:
+        if value.dtype != dtype:
             return False
+        if value.shape != shape:
+            position = self._positions[key] if isinstance(key, str) else key
+            check_type(self.tensor(position), value.shape, self.tensor(position).dtype, self._graph.name,
+                       self._ranks[position])  # fmt: skip
+            self._place(position, self._own_buffer(position, value.shape))
+            view = self._views[key][0]
         view[...] = value
         return True
 
@@ -141,6 +158,7 @@ class InputPorts:
         if position not in self._values:
             shape = tuple([d if isinstance(d, int) else 0 for d in self.tensor(position).shape])
             self._place(position, self._own_buffer(position, shape))
+        self._memory.pop(position, None)
         return self.array(position)
 
     def array(self, position: int) -> NDArray:
@@ -197,9 +215,15 @@ class InputPorts:
         self._place(position, self._own_buffer(position, passed.shape).copyfrom(passed))
 
     def _own_buffer(self, position: int, shape: tuple[int, ...]) -> NDArray:
-        own = self._own.get(position)
-        if own is None or own.shape != shape:
-            own = self._own[position] = empty(shape, self.tensor(position).dtype, self._device)
+        """The array of that shape in the input's own memory, which is used again if it serves."""
+        own, dtype = self._own.get(position), self.tensor(position).dtype
+        if own is not None and own.shape == shape:
+            return own
+        needed, memory = nbytes(dtype, math.prod(shape)), self._memory.get(position)
+        if memory is None or not serves(memory.nbytes, needed):
+            more = 0 if memory is None or needed < memory.nbytes else needed // _GROWTH
+            memory = self._memory[position] = empty((needed + more,), "uint8", self._device)
+        own = self._own[position] = memory._create_view(shape, dtype)
         return own
 
     def _place(self, position: int, value: Value) -> None:

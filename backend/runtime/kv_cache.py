@@ -35,6 +35,11 @@ class KVCaches:
         self._added_sizes = list(dict.fromkeys(cache.added for cache in graph.caches))
         shapes = [graph.tensors[graph.inputs[cache.position]].shape for cache in graph.caches]
         self._variables = sorted({name for shape in shapes for d in shape for name in variables(d)})
+        wanted = {*self._variables, *[name for size in self._added_sizes for name in variables(size)]}
+        self._sources = [(d, position, axis) for position, index in enumerate(graph.inputs)
+                         for axis, d in enumerate(graph.tensors[index].shape)
+                         if position not in self._caches and isinstance(d, str) and d in wanted]  # fmt: skip
+        """size variables with an axis of another input that binds them"""
         self._laid_out: list[int | None] | None = None
         """the capacity and the sizes of the arrays"""
         self._room = self._added = 0
@@ -52,7 +57,7 @@ class KVCaches:
         Raises `ArgumentError` when the other inputs contradict the shapes of the caches.
         """
         lengths = dict.fromkeys(self._lengths, self.length)
-        sizes = {**self._sizes(inputs), **lengths}
+        sizes = {name: _shape_of(inputs[position])[axis] for name, position, axis in self._sources} | lengths
         added = {evaluate(size, sizes) for size in self._added_sizes}
         if len(added) > 1:
             raise ArgumentError(f"model {self._graph.name!r} adds {sorted(added)} rows to its caches, not one number")
@@ -96,15 +101,6 @@ class KVCaches:
             _seen(after)[rows] = _seen(before)[rows][chosen]
             self._arrays[position] = after
 
-    def _sizes(self, inputs: Mapping[int, Value]) -> dict[str, int]:
-        """The sizes bound by the other inputs."""
-        sizes: dict[str, int] = {}
-        for position, index in enumerate(self._graph.inputs):
-            passed, shape = inputs.get(position), self._graph.tensors[index].shape
-            if position not in self._caches and isinstance(passed, NDArray):
-                sizes.update({d: n for d, n in zip(shape, passed.shape, strict=True) if isinstance(d, str)})
-        return sizes
-
     def _shape(self, cache: GraphKVCache, sizes: Mapping[str, int]) -> tuple[int, ...]:
         dims: Sequence[Size] = self._graph.tensors[self._graph.inputs[cache.position]].shape
         return tuple([self._room if axis == cache.axis else evaluate(d, sizes) for axis, d in enumerate(dims)])
@@ -125,6 +121,11 @@ class KVCaches:
         rows = (*[slice(None)] * cache.axis, slice(0, self.length))
         _seen(array)[rows] = _seen(before)[rows]
         return array
+
+
+def _shape_of(value: Value) -> tuple[int, ...]:
+    assert isinstance(value, NDArray), "a sequence binds no size"
+    return value.shape
 
 
 def _seen(array: NDArray) -> npt.NDArray[Any]:

@@ -19,13 +19,16 @@ from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, empty
 from relayc.backend.runtime.packed_func import PackedFunc, takes_pointers
 
-__all__ = ["CapturingRunner", "EntryRunner", "NodeRunner", "OutputBuffer", "Recordings"]
+__all__ = [
+    "MOST_WASTE", "SMALL_BUFFER", "CapturingRunner", "EntryRunner", "NodeRunner", "OutputBuffer", "Recordings",
+    "serves",
+]  # fmt: skip
 
 _MAX_SPARE = 2
 _GROWTH = 4
 """An output that outgrows its buffer gets 1 / _GROWTH more than it needs."""
-_MOST_WASTE, _SMALL = 4, 1 << 16
-"""Largest ratio of a reused buffer's size to the size needed; buffers up to `_SMALL` bytes are always reused."""
+MOST_WASTE, SMALL_BUFFER = 4, 1 << 16
+"""Largest ratio of a reused buffer's size to the size needed; buffers up to `SMALL_BUFFER` bytes are always reused."""
 _MAX_RECORDINGS = 4  # outputs that users hold one at a time move among `_MAX_SPARE` + 1 buffers
 
 
@@ -230,6 +233,18 @@ class OutputBuffer:
         self.array = self._block.array
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the current memory."""
+        return self._block.nbytes
+
+    def show(self, shape: tuple[int, ...]) -> None:
+        """Make `array` one of another shape, for which the memory is large enough."""
+        dtype = self.array.dtype
+        self._needed = nbytes_of(dtype, math.prod(shape))
+        self._block.shape(shape, dtype)
+        self.array = self._block.array
+
+    @property
     def is_lent(self) -> bool:
         """Was the current memory lent since it was renewed? The user may have returned it."""
         return self._users is None and self._block.lease is not None
@@ -265,7 +280,7 @@ class OutputBuffer:
                 return False
         else:
             self._needed = nbytes_of(before.dtype, math.prod(shape))
-        if block.is_held or not _serves(block.nbytes, self._needed):
+        if block.is_held or not serves(block.nbytes, self._needed):
             self._block = self._free() or self._grown(shape, before)
             if block.is_held:
                 self._spare = [*self._spare, block][-_MAX_SPARE:]
@@ -278,7 +293,7 @@ class OutputBuffer:
     def _free(self) -> _Block | None:
         """A spare block that serves, and that nobody has any more; it is no spare one from now on."""
         for block in self._spare:
-            if not block.is_held and _serves(block.nbytes, self._needed):
+            if not block.is_held and serves(block.nbytes, self._needed):
                 self._spare.remove(block)
                 return block
         return None
@@ -289,6 +304,6 @@ class OutputBuffer:
         return _Block(self._needed + more, shape, before.dtype, self._device)
 
 
-def _serves(nbytes: int, needed: int) -> bool:
+def serves(nbytes: int, needed: int) -> bool:
     """Is memory large enough, and not far too large?"""
-    return needed <= nbytes <= max(_MOST_WASTE * needed, _SMALL)
+    return needed <= nbytes <= max(MOST_WASTE * needed, SMALL_BUFFER)

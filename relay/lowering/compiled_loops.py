@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from relayc.backend.runtime.frames import WORD_BYTES, FrameLayout
+from relayc.backend.runtime.frames import FrameLayout
 from relayc.backend.runtime.layouts import RESULT_SIZE
 from relayc.relay.lowering.entry import size_value
+from relayc.relay.lowering.frame_code import bool_at, call, copy_bytes, int_at, offset_of, store
 from relayc.relay.lowering.graph import ControlNode, ExecutionGraph
 from relayc.relay.op.control import ControlFlow, WhileLoop
 from relayc.relay.sizes import dims_equal, product, size_variables
@@ -34,7 +35,6 @@ from relayc.te.tir import (
     Cast,
     Dim,
     Div,
-    Evaluate,
     FloorDiv,
     IfThenElse,
     IntImm,
@@ -46,7 +46,6 @@ from relayc.te.tir import (
     PrimExpr,
     PrimFunc,
     Stmt,
-    StringImm,
     Sub,
     Var,
     While,
@@ -158,7 +157,7 @@ class _Frame:
     @property
     def sizes(self) -> PrimExpr:
         """The address of the values of the size variables."""
-        return call_intrin("handle", "handle_add_byte_offset", self.pointer, _bytes(self.layout.sizes))
+        return call_intrin("handle", "handle_add_byte_offset", self.pointer, offset_of(self.layout.sizes))
 
     @property
     def is_idle(self) -> PrimExpr:
@@ -166,10 +165,10 @@ class _Frame:
         return EQ(self.word(self.layout.stage, "int64"), const(0, "int64"))
 
     def word(self, index: int, of: str = "handle") -> PrimExpr:
-        return call_intrin(of, "load_at", self.pointer, _bytes(index))
+        return call_intrin(of, "load_at", self.pointer, offset_of(index))
 
     def put(self, index: int, value: PrimExpr) -> Stmt:
-        return _store(self.pointer, value, index)
+        return store(self.pointer, value, index)
 
     def tensor(self, number: int) -> PrimExpr:
         """The address of a tensor."""
@@ -202,30 +201,6 @@ def _controls(graph: ExecutionGraph) -> list[ControlNode]:
     return [step["control"] for step in graph.steps if "control" in step]
 
 
-def _bytes(index: int) -> PrimExpr:
-    return const(index * WORD_BYTES, "int64")
-
-
-def _store(pointer: PrimExpr, value: PrimExpr, index: int = 0) -> Stmt:
-    return Evaluate(call_intrin("int32", "store_at", pointer, _bytes(index), value))
-
-
-def _copy(to: PrimExpr, source: PrimExpr, nbytes: PrimExpr) -> Stmt:
-    return Evaluate(call_intrin("int32", "copy_bytes", to, source, nbytes))
-
-
-def _call(name: str, *arguments: PrimExpr) -> Stmt:
-    return Evaluate(call_intrin("int32", "call_kernel", StringImm(name), *arguments))
-
-
-def _flag(address: PrimExpr) -> PrimExpr:
-    return call_intrin("bool", "load_at", address, _bytes(0))
-
-
-def _number(address: PrimExpr) -> PrimExpr:
-    return call_intrin("int64", "load_at", address, _bytes(0))
-
-
 @dataclass
 class _Compiled:
     """The functions made so far, by what they run."""
@@ -256,21 +231,26 @@ class _Compiled:
 
     def _turns(self, frame: _Frame, carried: int, growing: Mapping[str, Dim]) -> Stmt:
         layout, graph = frame.layout, frame.graph
-        iteration, limit = _number(frame.tensor(graph.inputs[0])), frame.word(layout.limit, "int64")
-        goes_on = And(LT(iteration, limit), GT(_number(frame.word(layout.turns)), const(0, "int64")))
+        iteration, limit = int_at(frame.tensor(graph.inputs[0])), frame.word(layout.limit, "int64")
+        goes_on = And(LT(iteration, limit), GT(int_at(frame.word(layout.turns)), const(0, "int64")))
         written = [k for k in range(len(graph.outputs)) if frame.is_written(k)]
         begin = [frame.place(graph.outputs[k], frame.word(layout.results + k)) for k in written]
         end = seq([*self._end_of_turn(frame, carried, written), *_change_sizes(frame, growing)])
         return While(goes_on, seq([*begin, *self._run(frame), _where_finished(frame, end)]))
 
     def _end_of_turn(self, frame: _Frame, carried: int, written: Sequence[int]) -> Iterator[Stmt]:
-        """Pass the results of an iteration on, count it, and end the loop where its condition is false."""
+        """Pass the results of an iteration on, count it, and end the loop where its condition is false.
+
+        The condition is read first: it may be a carried value, whose place the next one takes.
+        """
         layout, graph = frame.layout, frame.graph
+        ends = Not(bool_at(frame.tensor(graph.outputs[0])))
+        yield IfThenElse(ends, frame.put(layout.limit, const(0, "int64")))
         moving = [k for k in range(1, len(graph.outputs)) if not _is_invariant(graph, k, carried)]
         for k in moving:
             if k not in written:
                 number = graph.outputs[k]
-                yield _copy(frame.word(layout.results + k), frame.tensor(number), frame.nbytes(number))
+                yield copy_bytes(frame.word(layout.results + k), frame.tensor(number), frame.nbytes(number))
         for k in moving:
             result, spare = layout.results + k, layout.spares + k
             if k > carried:
@@ -281,20 +261,18 @@ class _Compiled:
             yield frame.put(result, frame.word(spare))
             yield frame.put(spare, frame.tensor(graph.inputs[1 + k]))
         for counter, change in ((frame.tensor(graph.inputs[0]), 1), (frame.word(layout.turns), -1)):
-            yield _store(counter, _number(counter) + const(change, "int64"))
-        ends = Not(_flag(frame.tensor(graph.outputs[0])))
-        yield IfThenElse(ends, frame.put(layout.limit, const(0, "int64")))
+            yield store(counter, int_at(counter) + const(change, "int64"))
 
     # -- a graph
 
     def _run(self, frame: _Frame) -> list[Stmt]:
         """Run a graph once, or as far as turns are left."""
         if frame.graph.control_nodes:
-            return [_call(self._body(frame.graph), frame.pointer)]
+            return [call(self._body(frame.graph), frame.pointer)]
         return [self._kernels(frame, step) for step in frame.graph.steps if step["step"] == "run"]
 
     def _kernels(self, frame: _Frame, step: Mapping[str, Any]) -> Stmt:
-        return _call(step["entry"], frame.pointer, frame.sizes)
+        return call(step["entry"], frame.pointer, frame.sizes)
 
     def _stages(self, frame: _Frame) -> Stmt:
         """The steps of a graph in stages. A stage that can be left before its end goes on where it was left."""
@@ -315,7 +293,7 @@ class _Compiled:
             elif isinstance(control.operator, WhileLoop):
                 inner = frame.child(control)
                 finish([*straight, *_begin_loop(frame, inner, control)])
-                finish([_call(self.loop(control), inner.pointer)], _has_ended(inner))
+                finish([call(self.loop(control), inner.pointer)], _has_ended(inner))
                 straight = list(_results_of_loop(frame, inner, control))
             elif any(map(_has_loop, control.graphs)):
                 finish(straight)
@@ -333,13 +311,13 @@ class _Compiled:
         split = 1 + len(control.graphs[0].inputs)
         arguments = control.inputs[1:split], control.inputs[split:]
         branches = [self._branch(frame, frame.child(control, i), arguments[i], control.outputs) for i in range(2)]
-        return IfThenElse(_flag(frame.tensor(control.inputs[0])), *branches)
+        return IfThenElse(bool_at(frame.tensor(control.inputs[0])), *branches)
 
     def _branch(self, frame: _Frame, inner: _Frame, arguments: Sequence[int], results: Sequence[int]) -> Stmt:
         written = [k for k in range(len(results)) if inner.is_written(k)]
         begin = [*_pass(frame, inner, inner.graph.inputs, arguments),
                  *[inner.place(inner.graph.outputs[k], frame.tensor(results[k])) for k in written]]  # fmt: skip
-        copied = [_copy(frame.tensor(number), inner.tensor(own), inner.nbytes(own))
+        copied = [copy_bytes(frame.tensor(number), inner.tensor(own), inner.nbytes(own))
                   for k, (number, own) in enumerate(zip(results, inner.graph.outputs, strict=True))
                   if k not in written]  # fmt: skip
         return seq([*begin, *self._run(inner), *([_where_finished(inner, seq(copied))] if copied else [])])
@@ -354,7 +332,7 @@ def _change_sizes(frame: _Frame, growing: Mapping[str, Dim]) -> Iterator[Stmt]:
     places = [frame.graph.sizes.index(name) for name in growing]
     stores: list[Stmt] = []
     for place, value in zip(places, values, strict=True):
-        leave = _store(frame.word(layout.turns), zero)
+        leave = store(frame.word(layout.turns), zero)
         stores += [frame.put(layout.sizes + place, value),
                    IfThenElse(GT(value, frame.word(layout.capacities + place, "int64")), leave)]  # fmt: skip
     body = seq(stores)
@@ -377,7 +355,7 @@ def _where_finished(frame: _Frame, then: Stmt) -> Stmt:
 
 def _has_ended(body: _Frame) -> PrimExpr:
     """Are all iterations of a loop done?"""
-    return GE(_number(body.tensor(body.graph.inputs[0])), body.word(body.layout.limit, "int64"))
+    return GE(int_at(body.tensor(body.graph.inputs[0])), body.word(body.layout.limit, "int64"))
 
 
 def _pass(frame: _Frame, inner: _Frame, params: Sequence[int], arguments: Sequence[int]) -> Iterator[Stmt]:
@@ -390,11 +368,11 @@ def _begin_loop(frame: _Frame, inner: _Frame, control: ControlNode) -> Iterator[
     trips, begins, *arguments = control.inputs
     assert isinstance(control.operator, WhileLoop)
     carried = control.operator.carried
-    zero, layout, limit = const(0, "int64"), inner.layout, _number(frame.tensor(trips))
+    zero, layout, limit = const(0, "int64"), inner.layout, int_at(frame.tensor(trips))
     for number in control.outputs[carried:]:
         limit = Min(limit, size_value(frame.graph.tensors[number].shape[0], frame.sizes, frame.graph.sizes))
-    yield _store(inner.tensor(inner.graph.inputs[0]), zero)
-    yield inner.put(layout.limit, if_then_else(_flag(frame.tensor(begins)), limit, zero))
+    yield store(inner.tensor(inner.graph.inputs[0]), zero)
+    yield inner.put(layout.limit, if_then_else(bool_at(frame.tensor(begins)), limit, zero))
     yield from _pass(frame, inner, inner.graph.inputs[2:], arguments)
     for k, number in enumerate(control.outputs[carried:], start=1 + carried):
         yield inner.put(layout.results + k, frame.tensor(number))
@@ -405,4 +383,4 @@ def _results_of_loop(frame: _Frame, inner: _Frame, control: ControlNode) -> Iter
     assert isinstance(control.operator, WhileLoop)
     carried = control.operator.carried
     for number, own in zip(control.outputs[:carried], inner.graph.inputs[2:], strict=False):
-        yield _copy(frame.tensor(number), inner.tensor(own), inner.nbytes(own))
+        yield copy_bytes(frame.tensor(number), inner.tensor(own), inner.nbytes(own))

@@ -20,6 +20,7 @@ from relayc.backend.driver import ModuleBuilder
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.checks import as_integer
 from relayc.backend.runtime.errors import of_user
+from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.html_text import facts_html
 from relayc.backend.runtime.log import logger
 from relayc.backend.runtime.quantities import bytes_text, counted
@@ -46,6 +47,7 @@ from relayc.relay.lowering.graph_passes import arrange
 from relayc.relay.lowering.kernel_steps import KernelStep, split_steps
 from relayc.relay.lowering.lower import Workload, lower
 from relayc.relay.lowering.parallel_regions import PlanRegions
+from relayc.relay.lowering.plan import with_plans
 from relayc.relay.lowering.process import compiling
 from relayc.relay.lowering.static_memory import place_tensors
 from relayc.relay.lowering.tuning_records import current_records
@@ -247,6 +249,10 @@ def build(
             entries += _plan(part, kernels, target, len(entries))
         if target.device_kind == "cpu":
             entries += compile_loops(graph, len(entries))
+        description = Graph.from_json(graph.to_json(mod_name, str(target), target.device_kind))
+        if target.device_kind == "cpu":
+            description, plans = with_plans(description)
+            entries += plans
     with report.step("compile"):
         for entry in entries:
             key = str(entry)  # the program consists of calls and constants
@@ -256,7 +262,6 @@ def build(
     _describe(report, graph, len(workloads))
     report.on_host[:0] = _string_ports(graph)
     report.on_host[:0] = [f"{op} {name!r} ({why})" for op, name, why in module.attrs.get("host_nodes", ())]
-    description = graph.to_json(mod_name, str(target), target.device_kind)
     compiled = CompiledModel(description, graph.params, library)
     compiled.build_report = report
     logger().debug("build of %r:\n%s", mod_name, report)

@@ -117,6 +117,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                "  => (bool e, float[m] v, float[m] v) { v = Sub (u, x) }> }", "x", "y, all, more") + "}",
         {"n": FIVE, "x": np.linspace(-1, 1, 7, dtype=np.float32)},
     ),
+    "a condition that is a carried value": (
+        "g (int64 n, float[3] x, bool[5] flags) => (float[3] y, bool last) {"
+        "one = Constant <value_int = 1> () yes = Cast <to = 9> (one)"
+        + loop("b (int64 i, bool c, float[3] p, bool t) => (bool d, float[3] r, bool u)"
+               "{ r = Add (p, x) u = Gather (flags, i) d = Identity (t) }", "x, yes", "y, last") + "}",
+        {"n": FIVE, "x": X3, "flags": np.array([1, 1, 0, 1, 1], bool)},
+    ),
     "a loop that its condition ends": (
         "g (int64 n, float x) => (float y, float[k] all, bool[k] flags) {"
         "y, all, flags = Loop (, , x) <body = b (int64 i, bool c, float p) => (bool d, float r, float r, bool d) {"

@@ -1,0 +1,101 @@
+"""Runs of a compiled plan: the executor's side of a plan frame (`backend.runtime.plan_frame`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from relayc.backend.runtime.context import Context
+from relayc.backend.runtime.ndarray import NDArray
+from relayc.backend.runtime.plan_frame import PlanFrame
+from relayc.backend.runtime.sequences import Value
+
+__all__ = ["NativePlan"]
+
+
+class NativePlan:
+    """The frame of one graph, and the compiled function of its plan, ``void entry(Ctx*, int64* frame)``.
+
+    `call` runs pieces from `at` on, and leaves in `at` the first one that it did not do. `words` are those of the
+    frame.
+    """
+
+    def __init__(self, frame: PlanFrame, words: np.ndarray[Any, Any], entry: Any, context: Context) -> None:
+        self._frame, self._entry = frame, entry
+        self.words = memoryview(words.data)  # quicker than numpy for single words
+        self.address = int(words.ctypes.data)
+        self._arguments = context.address, self.address
+        self.end = len(frame.pieces)
+        self.is_compiled = [frame.is_compiled(piece) for piece in frame.pieces]
+        self._bound = [[(name, frame.sizes + frame.graph.sizes.index(name)) for name in frame.bound_by(piece)]
+                       for piece in frame.pieces]  # fmt: skip
+        self._around = [(name, frame.sizes + frame.graph.sizes.index(name)) for name in sorted(frame.around)]
+        places: list[list[int]] = [[] for _ in frame.graph.inputs]
+        for index, tensor in enumerate(frame.graph.tensors):
+            if tensor.storage == "input":
+                places[int(tensor.place)].append(index)
+        ranks = [len(frame.graph.tensors[index].shape) for index in frame.graph.inputs]
+        self._inputs = [*zip(places, frame.shapes, ranks, strict=False)]
+        """for each input the tensors that are it, the first word of its shape, and its rank"""
+        self._passed: list[Value | None] = [None] * len(places)
+        owners = [(i, frame.buffers[i] + 1) for stage in frame.stages.values() for i in stage.owners]
+        self.buffer_shapes = {i: self.words[k : k + len(frame.graph.tensors[i].shape)] for i, k in owners}
+        """the words of the shape of the tensor in each buffer"""
+        for _, first in owners:
+            self.words[first - 1] = -1  # there is no memory, not even for an empty tensor
+
+    def begin(self, inputs: Sequence[Value], around: Mapping[str, int]) -> bool:
+        """Set the inputs and the sizes that are known before; false if the executor has to bind the sizes itself."""
+        words, passed, fits = self.words, self._passed, True
+        for position, value in enumerate(inputs):
+            if value is passed[position]:
+                continue
+            aliases, first, rank = self._inputs[position]
+            if isinstance(value, NDArray):
+                handle, shape = value.handle, value.shape
+                if len(shape) != rank:
+                    return False
+                for index in aliases:
+                    words[index] = handle
+                for size in shape:
+                    words[first] = size
+                    first += 1
+            else:
+                for index in aliases:
+                    words[index] = 0
+            passed[position] = value
+        for name, word in self._around:
+            size = around.get(name)
+            fits = fits and size is not None
+            words[word] = 0 if size is None else size
+        return fits
+
+    def forget(self) -> None:
+        """Drop the references to the inputs."""
+        self._passed = [None] * len(self._passed)
+
+    def call(self, at: int) -> int:
+        """Run pieces from `at` on; returns the first that is left, `end` if there is none."""
+        frame = self._frame.at
+        self.words[frame] = at
+        self._entry(*self._arguments)
+        return self.words[frame]
+
+    def sizes_bound(self, first: int, last: int) -> dict[str, int]:
+        """The values of the size variables that the pieces `first` ... `last` - 1 bind."""
+        words = self.words
+        return {name: words[word] for bound in self._bound[first:last] for name, word in bound}
+
+    def set_arena(self, stage: int, array: NDArray) -> None:
+        """Note the arena of a stage."""
+        word = self._frame.arenas[stage]
+        self.words[word], self.words[word + 1] = array.handle, array.nbytes
+
+    def set_buffer(self, tensor: int, nbytes: int, shape: Sequence[int]) -> None:
+        """Note the memory of a buffer, and the shape of the tensor in it."""
+        word = self._frame.buffers[tensor]
+        self.words[word] = nbytes
+        for axis, size in enumerate(shape, start=word + 1):
+            self.words[axis] = size
