@@ -413,7 +413,7 @@ def test_results_of_unaligned_planes_are_prefetched_for_writing(side, prefetches
     shape = (64, 6, side, side)
     x = te.placeholder(shape, name="x")
     y = topi.nn.lrn(x, 5, 1, 1e-4, 0.75, 2.0)
-    target = Target(f"llvm -l1-bytes=8192 -l2-bytes=65536 -l3-bytes=262144 -num-cores=1{features}")
+    target = Target(f"llvm -mtune=x86-64 -l1-bytes=8192 -l2-bytes=65536 -l3-bytes=262144 -num-cores=1{features}")
     a = RNG.standard_normal(shape).astype("float32")
     squares = np.pad(a.astype("float64") ** 2, [(0, 0), (2, 2), (0, 0), (0, 0)])
     expected = a / (2 + 1e-4 / 5 * sum(squares[:, i : i + 6] for i in range(5))) ** 0.75
