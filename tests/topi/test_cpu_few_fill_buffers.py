@@ -120,7 +120,7 @@ def test_long_rows_are_prefetched_where_no_cache_holds_them(rows: int, is_prefet
     """The next row, while results are stored; a row of more than half of L2 only if it comes from memory."""
     x = te.placeholder((rows, 16384), name="x")
     y = te.compute(x.shape, lambda i, j: x[i, j] + 1.0, name="y")
-    s, target = te.create_schedule(y.op), backend.Target("llvm -l2-bytes=65536 -l3-bytes=1048576")
+    s, target = te.create_schedule(y.op), backend.Target("llvm -mtune=x86-64 -l2-bytes=65536 -l3-bytes=1048576")
     vectors, _ = s[y].split(s[y].op.axis[1], factor=16)
     assert prefetch_next(s, y, vectors, 16384, 16, target) == is_prefetched
 

@@ -113,7 +113,7 @@ def test_only_the_last_rows_have_unaligned_stores(rows: int, length: int, apart:
 
 
 def test_rows_beyond_the_caches_are_right() -> None:
-    target = "llvm -l2-bytes=65536 -l3-bytes=65536"
+    target = "llvm -mtune=x86-64 -l2-bytes=65536 -l3-bytes=65536"
     for rows in (4096, 4099):
         data = _data(rows, 10)
         np.testing.assert_allclose(_run(nn.softmax, data, target), _softmax(data), rtol=3e-6)

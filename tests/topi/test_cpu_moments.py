@@ -15,7 +15,7 @@ from tests.processors import runnable
 
 RNG = np.random.default_rng(21)
 TARGETS = [Target("llvm -num-cores=1"), Target("llvm -num-cores=16")]
-TINY = Target("llvm -num-cores=2 -l1-bytes=6144 -l2-bytes=8192")
+TINY = Target("llvm -mtune=x86-64 -num-cores=2 -l1-bytes=6144 -l2-bytes=8192")
 """A target whose caches hold 512 floats of a part."""
 
 CASES = [  # shape, axes
@@ -190,7 +190,7 @@ def test_lines_of_channels_are_whole_where_l1_holds_their_results(channels, bloc
 @pytest.mark.parametrize(("shape", "step"), [((1, 90, 90, 16), 96), ((2, 3, 130, 64), 32)], ids=str)
 def test_one_pass_over_memory_prefetches_ahead(shape, step):
     """One loop sums distances and their squares, `step` elements at a time, and prefetches 8 KB ahead."""
-    target = Target("llvm -num-cores=2 -l1-bytes=6144 -l2-bytes=65536 -mattr=-avx512f")
+    target = Target("llvm -mtune=x86-64 -num-cores=2 -l1-bytes=6144 -l2-bytes=65536 -mattr=-avx512f")
     x = te.placeholder(shape, "float32", "x")
     axes = (1, 2) if shape[-1] == 16 else (1, 2, 3)
     out = topi.variance(x, axes)
@@ -209,7 +209,7 @@ def test_one_pass_over_memory_prefetches_ahead(shape, step):
 @pytest.mark.parametrize("norm", [False, True])
 def test_only_the_last_part_has_bounds_checks(norm, mattr):
     """An image of 61 x 61 pixels has no divisor near a part's size, and its parts begin anywhere in its lines."""
-    target = Target(f"llvm -num-cores=2 -l1-bytes=6144 -l2-bytes=65536 -mattr={mattr}")
+    target = Target(f"llvm -mtune=x86-64 -num-cores=2 -l1-bytes=6144 -l2-bytes=65536 -mattr={mattr}")
     a = (RNG.standard_normal((1, 61, 61, 64)) + 3).astype("float32")
     x, one = te.placeholder(a.shape, "float32", "x"), te.placeholder((64,), "float32", "one")
     out = topi.nn.instance_norm(x, one, one, 3, 1e-5) if norm else topi.variance(x, (1, 2))
@@ -242,7 +242,7 @@ def test_variance_where_parts_begin_far_from_their_mean(across):
 
 @pytest.mark.parametrize("lanes", ["", " -mattr=-avx512f"])
 def test_images_are_standardised_one_by_one_where_cores_share_them_evenly(lanes):
-    target = Target(f"llvm -num-cores=2 -l1-bytes=6144 -l2-bytes=8192 -l3-bytes=1048576{lanes}")
+    target = Target(f"llvm -mtune=x86-64 -num-cores=2 -l1-bytes=6144 -l2-bytes=8192 -l3-bytes=1048576{lanes}")
     g, b = (RNG.standard_normal(16).astype("float32") for _ in range(2))
     gamma, beta = (te.placeholder((16,), "float32", name) for name in "gb")
     for images in (4, 3):
@@ -259,7 +259,7 @@ def test_images_are_standardised_one_by_one_where_cores_share_them_evenly(lanes)
 @pytest.mark.parametrize("groups", [6, 3])
 def test_rows_that_private_caches_cannot_hold_are_standardised_one_by_one(groups):
     """The moments of a row's parts, their combination and the row's results come before the next row."""
-    target = Target("llvm -num-cores=2 -l1-bytes=6144 -l2-bytes=8192 -l3-bytes=1048576")
+    target = Target("llvm -mtune=x86-64 -num-cores=2 -l1-bytes=6144 -l2-bytes=8192 -l3-bytes=1048576")
     a = (RNG.standard_normal((2, 6, 41, 43)) + 20).astype("float32")
     g, b = (RNG.standard_normal(6).astype("float32") for _ in range(2))
     x = te.placeholder(a.shape, "float32", "x")

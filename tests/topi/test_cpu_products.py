@@ -58,7 +58,7 @@ def test_results_of_few_rows_where_weights_exceed_the_caches(rows: int, columns:
     rng = np.random.default_rng(rows)
     weight = rng.standard_normal((columns, depth), dtype=np.float32)
     x = relay.var("x", (rows, depth))
-    target = "llvm -num-cores=2 -l2-bytes=8192 -l3-bytes=8192"
+    target = "llvm -mtune=x86-64 -num-cores=2 -l2-bytes=8192 -l3-bytes=8192"
     lib = relay.build(relay.Function((x,), relay.nn.dense(x, relay.const(weight))), target)
     data = rng.standard_normal((rows, depth), dtype=np.float32)
     result = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(data)[0].numpy()
@@ -113,7 +113,8 @@ def test_convolutions_whose_last_panel_is_narrow(size: int, inputs: int, outputs
     body = relay.nn.relu(relay.nn.conv2d(x, relay.const(weight), data_layout="NHWC") + y)
     data, added = (rng.standard_normal((1, size, size, n), dtype=np.float32) for n in (inputs, outputs))
     expected = np.maximum(data @ weight[:, :, 0, 0].T + added, 0)
-    for target in ("llvm", "llvm -l2-bytes=131072", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-avx2,-fma,-avx"):
+    small = "llvm -mtune=x86-64 -l2-bytes=131072"
+    for target in ("llvm", small, "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-avx2,-fma,-avx"):
         lib = relay.build(relay.Function((x, y), body), target)
         result = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(data, added)[0].numpy()
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
@@ -229,7 +230,7 @@ def test_long_reductions_are_split_into_k_blocks(rows: int, split_k: bool):
     kernels = [str(lower(node.workload, target).function) for node in make_graph(optimized["main"]).nodes]
     (loops,) = [text for text in kernels if "dense_packed" in text]
     assert ("in range(8)" in loops) == split_k
-    lib = relay.build(function, "llvm -num-cores=2 -l2-bytes=131072")
+    lib = relay.build(function, "llvm -mtune=x86-64 -num-cores=2 -l2-bytes=131072")
     data, added = (rng.standard_normal((rows, n), dtype=np.float32) for n in (1024, 384))
     result = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(data, added)[0].numpy()
     expected = np.maximum(np.exp(data.astype(np.float64)) @ weight.T.astype(np.float64) + added, 0)

@@ -25,6 +25,7 @@ def check(out, inputs, arrays, expected, target):
     return str(module)
 
 
+SMALL_L2 = Target("llvm -mtune=x86-64 -num-cores=2 -l2-bytes=262144")
 SHAPES = [
     ((37, 1024), 0), ((37, 1024), 1), ((5, 203), 0), ((5, 203), 1), ((301, 9), 0), ((2000, 64), 0), ((3, 50, 70), 1),
     ((2, 41, 43, 24), (1, 2)), ((2, 24, 41, 43), (2, 3)), ((1, 300, 300), None), ((70, 3, 1000), (0, 2)),
@@ -128,7 +129,7 @@ def test_short_rows_are_transposed_in_registers(dtype, kind, shape, axes):
         out, expected = topi.variance(topi.cast(x, "float64"), axes), a.astype("float64").var(axes)
     else:
         out, expected = getattr(topi, kind)(x, axes), getattr(np, kind)(a.astype("float64"), axes)
-    text = check(out, [x], [a], expected, Target("llvm -num-cores=2 -l2-bytes=5200"))
+    text = check(out, [x], [a], expected, Target("llvm -mtune=x86-64 -num-cores=2 -l2-bytes=5200"))
     if (dtype, kind, shape) == ("float32", "argmax", (140, 10)):
         assert "shuffle" in text and "prefetch" in text
 
@@ -180,7 +181,7 @@ def test_position_of_an_extremum_of_a_few_lines_from_memory(dtype, shape, axis, 
         a.reshape(-1)[RNG.integers(0, a.size, 99)] = np.nan
     x = te.placeholder(shape, dtype, "x")
     index = getattr(topi, kind)(topi.add(x, x), axis, False, last)
-    text = check(index, [x], [a], positions(a, (axis,), kind, last), Target("llvm -num-cores=2 -l2-bytes=262144"))
+    text = check(index, [x], [a], positions(a, (axis,), kind, last), SMALL_L2)
     assert dtype != "float32" or "prefetch" in text
 
 
@@ -221,7 +222,7 @@ def positions(a: np.ndarray, axes: tuple[int, ...], kind: str, last: bool) -> np
     ids=str,
 )  # fmt: skip
 def test_position_of_an_extremum_by_parts(shape, axes, kind, last):
-    small = Target("llvm -num-cores=2 -l2-bytes=8192")
+    small = Target("llvm -mtune=x86-64 -num-cores=2 -l2-bytes=8192")
     a = RNG.integers(0, 900, shape).astype("float32")
     holes = a.copy()
     holes.reshape(-1)[RNG.integers(0, a.size, 9)] = np.nan
@@ -236,7 +237,7 @@ def test_position_of_an_extremum_with_a_dynamic_number_of_rows(axis):
     n = te.size_var("n")
     x = te.placeholder((n, 700, 24), "float32", "x")
     out = topi.argmax(x, axis)
-    target = Target("llvm -num-cores=2 -l2-bytes=8192")
+    target = Target("llvm -mtune=x86-64 -num-cores=2 -l2-bytes=8192")
     function = backend.build(te.lower(schedule_for([out], target), [x, out]), target=target)
     for rows in (1, 3):
         a = RNG.integers(0, 900, (rows, 700, 24)).astype("float32")
@@ -341,7 +342,7 @@ def test_masked_rows_are_prefetched_and_vectorised():
     e = np.exp(np.where(kept, a, -1e9).astype("float64") - np.where(kept, a, -1e9).max(1, keepdims=True))
     low = te.compute((), lambda: te.const(-1e9, "float32"), name="low", tag="elemwise")
     out = topi.nn.softmax(topi.where(m, x, low), 1)
-    text = check(out, [m, x], [kept, a], e / e.sum(1, keepdims=True), Target("llvm -num-cores=1 -l2-bytes=262144"))
+    text = check(out, [m, x], [kept, a], e / e.sum(1, keepdims=True), SMALL_L2)
     assert "prefetch(address_of(x[" in text
     assert "where=" not in text
 
@@ -413,7 +414,7 @@ def test_results_of_unaligned_planes_are_prefetched_for_writing(side, prefetches
     shape = (64, 6, side, side)
     x = te.placeholder(shape, name="x")
     y = topi.nn.lrn(x, 5, 1, 1e-4, 0.75, 2.0)
-    target = Target(f"llvm -l1-bytes=8192 -l2-bytes=65536 -l3-bytes=262144 -num-cores=1{features}")
+    target = Target(f"llvm -mtune=x86-64 -l1-bytes=8192 -l2-bytes=65536 -l3-bytes=262144 -num-cores=1{features}")
     a = RNG.standard_normal(shape).astype("float32")
     squares = np.pad(a.astype("float64") ** 2, [(0, 0), (2, 2), (0, 0), (0, 0)])
     expected = a / (2 + 1e-4 / 5 * sum(squares[:, i : i + 6] for i in range(5))) ** 0.75

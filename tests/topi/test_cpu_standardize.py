@@ -17,7 +17,7 @@ from relayc.topi.registry import schedules_for
 from tests.topi.compiled import compiled_and_defined
 
 Array = np.ndarray[Any, Any]
-SMALL_CACHES = "llvm -l1-bytes=8192 -l2-bytes=65536 -l3-bytes=65536"
+SMALL_CACHES = "llvm -mtune=x86-64 -l1-bytes=8192 -l2-bytes=65536 -l3-bytes=65536"
 LARGE_CACHES = "llvm -mtune=znver4 -num-cores=2 -l1-bytes=32768 -l2-bytes=1048576 -l3-bytes=33554432"
 
 

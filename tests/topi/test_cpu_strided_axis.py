@@ -30,7 +30,7 @@ from relayc.topi.registry import schedules_for
 from tests.topi.compiled import compiled_and_defined
 
 CPU = Target("llvm -mcpu=x86-64-v3 -num-cores=2")
-SMALL_CACHES = "llvm -l2-bytes=65536 -l3-bytes=65536"
+SMALL_CACHES = "llvm -mtune=x86-64 -l2-bytes=65536 -l3-bytes=65536"
 
 
 def _lowered(shape: tuple[int, ...], axis: int, target: Target = CPU) -> PrimFunc:

@@ -177,7 +177,7 @@ def test_transposes_larger_than_the_caches(name, kind, processor) -> None:
 @pytest.mark.parametrize("inside", [False, True])
 def test_unaligned_rows_with_dynamic_batches(inside) -> None:
     """The address of a row is static for any outer batch, but not for a dynamic number of groups inside of it."""
-    n, target = te.size_var("n"), Target("llvm -l2-bytes=49152 -l3-bytes=49152")
+    n, target = te.size_var("n"), Target("llvm -mtune=x86-64 -l2-bytes=49152 -l3-bytes=49152")
     x = te.placeholder((2, n, 259, 33) if inside else (n, 2, 259, 33), "float32", "x")
     out = topi.transpose(x, (0, 1, 3, 2))
     transpose = backend.build(te.lower(schedule_for([out], target), [x, out]), target=target)
@@ -510,7 +510,7 @@ def test_few_unaligned_rows_are_not_split_into_pieces(columns) -> None:
     """Cache-line-aligned tiles would be longer than the rows, or a large part of them."""
     x = te.placeholder((3, columns, 4160), "float16", "x")
     out = topi.transpose(x, (0, 2, 1))
-    target = Target("llvm -l2-bytes=262144 -l3-bytes=65536 -num-cores=2")
+    target = Target("llvm -mtune=x86-64 -l2-bytes=262144 -l3-bytes=65536 -num-cores=2")
     assert not _loops_of_blocks(te.lower(schedule_for([out], target), [x, out])["main"])
 
 
@@ -533,7 +533,7 @@ def test_inputs_larger_than_the_caches_are_read_in_order_for_small_results() -> 
     """A quantised result is a quarter of the size of its input."""
     x = te.placeholder((1280, 1100), "float32", "x")
     out = topi.cast(topi.transpose(x, (1, 0)), "int8")
-    target = Target("llvm -l2-bytes=524288 -l3-bytes=2097152 -num-cores=1")
+    target = Target("llvm -mtune=x86-64 -l2-bytes=524288 -l3-bytes=2097152 -num-cores=1")
     module = te.lower(schedule_for([out], target), [x, out])
     assert _loops_of_blocks(module["main"])
     a = (np.arange(1280 * 1100) * 7919 % 251 - 125).reshape(1280, 1100).astype("float32")
@@ -552,7 +552,7 @@ def test_biases_do_not_prevent_register_tiles(first, beyond) -> None:
         out = topi.transpose(topi.nn.relu(topi.add(x, bias)), (0, 2, 1))
     else:
         out = topi.nn.relu(topi.add(topi.transpose(x, (0, 2, 1)), bias))
-    target = Target("llvm -l2-bytes=524288 -l3-bytes=65536 -num-cores=1" if beyond else "llvm")
+    target = Target("llvm -mtune=x86-64 -l2-bytes=524288 -l3-bytes=65536 -num-cores=1" if beyond else "llvm")
     module = te.lower(schedule_for([out], target), [x, bias, out])
     assert collect(module["main"].body, Shuffle)
     a, b = [np.random.default_rng(k).random(t.shape, np.float32) - 0.5 for k, t in enumerate((x, bias))]
@@ -570,7 +570,7 @@ def test_short_or_few_rows_are_not_blocked(shape, kind, l2) -> None:
     """Short rows, blocks of which not even pieces fit into the L2 cache, and few rows."""
     x = te.placeholder(shape, kind, "x")
     out = topi.transpose(x, (1, 0))
-    target = Target(f"llvm -l2-bytes={l2} -l3-bytes=16384 -num-cores=1")
+    target = Target(f"llvm -mtune=x86-64 -l2-bytes={l2} -l3-bytes=16384 -num-cores=1")
     assert not _loops_of_blocks(te.lower(schedule_for([out], target), [x, out])["main"])
 
 

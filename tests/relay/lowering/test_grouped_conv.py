@@ -50,7 +50,7 @@ def test_all_panels_iterate_over_blocks_of_rows(groups: int, inputs: int, output
     x = var("x", data.shape)
     y = nn.conv2d(x, const(weight), groups=groups, data_layout="NHWC")
     assert isinstance(y, Call)
-    target = f"llvm -l1-bytes=2048 -l2-bytes=8192 -l3-bytes=16384 -num-cores={cores}"
+    target = f"llvm -mtune=x86-64 -l1-bytes=2048 -l2-bytes=8192 -l3-bytes=16384 -num-cores={cores}"
     compiled = relay.build(IRModule({"main": Function((x,), nn.relu(y))}), target)
     runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=cores)
     runner.set_input("x", data)
