@@ -12,7 +12,7 @@ from relayc.relay.expr import Call, Expr, Function, Tuple, Var
 from relayc.relay.op import cache as cached
 from relayc.relay.op.common import with_dim
 from relayc.relay.op.joining import Concatenate
-from relayc.relay.sizes import dims_equal
+from relayc.relay.sizes import add_sizes, dims_equal
 from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag
@@ -28,10 +28,11 @@ CAPACITY = "#capacity"
 class UpdateKVCacheInPlace(Pass):
     """Inputs named in `caches` become KV caches; the outputs they name, the caches with new rows appended, are dropped.
 
-    A cache is concatenated with the rows that a run adds along one dimension. The input is replaced by a buffer with
-    spare capacity, to which the new rows are appended (`cache.append`), and of which the filled part is read. All have
-    one length: sizes that an exporter names for each are one size variable. Caches follow the other parameters; the
-    function's attribute "caches" has (name, axis, rows before, rows added) of each.
+    A cache is concatenated with the rows that a run adds along one dimension, or updated with them by `cache.update`.
+    The input is replaced by a buffer with spare capacity, to which the new rows are appended (`cache.append`), and of
+    which the filled part is read. All have one length: sizes that an exporter names for each are one size variable, and
+    the total that `cache.update` is told is checked to be that length and the new rows. Caches follow the other
+    parameters; the function's attribute "caches" has (name, axis, rows before, rows added) of each.
     Raises CompileError for an output that is not its input with rows appended.
     """
 
@@ -71,16 +72,24 @@ def find_kv_caches(module: IRModule) -> dict[str, str]:
 
 
 def _with_one_length(main: Function, caches: Mapping[str, str], names: Sequence[str]) -> Function:
-    """The function with one size variable for the rows of all caches, which an executor appends to together."""
+    """The function with one size variable for the rows of all caches, which an executor appends to together.
+
+    Other symbolic sizes of a cache that those of its new rows tell are bound to them.
+    """
     params = {p.name: p for p in main.params}
     lengths: list[SizeVar] = []
+    sizes: dict[str, Dim] = {}
     for name, output in caches.items():
         append, param = _append_of(main.results[names.index(output)]), params.get(name)
         if append and param and append.prefix is param and isinstance(length := param.shape[append.axis], SizeVar):
             lengths.append(length)
-    if len({length.name for length in lengths}) < 2:
+            known = zip(param.shape, append.added.shape, strict=True)
+            sizes.update({d.name: n for d, n in known if isinstance(d, SizeVar) and isinstance(n, int)})
+    if len({length.name for length in lengths}) > 1:
+        sizes.update({length.name: lengths[0] for length in lengths})
+    if not sizes:
         return main
-    bound = bind_sizes(main, {length.name: lengths[0] for length in lengths})
+    bound = bind_sizes(main, sizes)
     attrs = dict(bound.attrs)
     if "size_checks" in attrs:
         attrs["size_checks"] = tuple([(a, b, s) for a, b, s in attrs["size_checks"] if not dims_equal(a, b)])
@@ -88,16 +97,27 @@ def _with_one_length(main: Function, caches: Mapping[str, str], names: Sequence[
 
 
 class _Append(NamedTuple):
-    """A tensor, the tensor that is appended to it, and the axis."""
+    """A tensor, the tensor that is appended to it, and the axis.
+
+    `begins` are the positions of the new rows by entry, `total` the size that says how many rows the result holds;
+    None where the tensors are concatenated.
+    """
 
     prefix: Expr
     added: Expr
     axis: int
+    begins: Expr | None = None
+    total: Dim | None = None
 
 
 def _append_of(e: Expr) -> _Append | None:
     """The append that `e` is, if it is one."""
-    if not isinstance(e, Call) or not isinstance(e.op, Concatenate) or len(e.args) != 2:
+    if not isinstance(e, Call):
+        return None
+    if isinstance(e.op, cached.Update):
+        prefix, added, begins = e.args
+        return _Append(prefix, added, 2, begins, e.op.total)
+    if not isinstance(e.op, Concatenate) or len(e.args) != 2:
         return None
     prefix, added = e.args
     return _Append(prefix, added, e.op.axis % len(e.shape))
@@ -145,6 +165,8 @@ class _Rewriter:
         inputs = [p for p in self.old.params if id(p) not in self.caches]
         records = [_record(cache) for cache in self.caches.values()]
         attrs = {**self.old.attrs, "caches": tuple(records)}
+        checks = [check for cache in self.caches.values() for check in _checks(cache)]
+        attrs["size_checks"] = tuple(dict.fromkeys([*attrs.get("size_checks", ()), *checks]))
         if "bound_sizes" in attrs:
             bound: Sequence[tuple[str, int, int, str]] = attrs["bound_sizes"]  # type: ignore[assignment]
             attrs["bound_sizes"] = tuple((name, kept.index(at), element, s) for name, at, element, s in bound)
@@ -156,12 +178,20 @@ class _Rewriter:
         cache = append and self.caches.get(id(append.prefix))
         if not append or not cache or append.axis != cache.append.axis:
             return e
-        prefix, added, axis = append
-        whole = cached.append(cache.param, added, prefix.shape[axis], axis)
-        return cached.filled(whole, e.shape[axis], axis)
+        prefix, added, axis, begins, total = append
+        whole = cached.append(cache.param, added, prefix.shape[axis], axis, begins)
+        return cached.filled(whole, e.shape[axis] if total is None else total, axis)
 
 
 def _record(cache: _Cache) -> tuple[str, int, Dim, Dim]:
     """The attribute of a cache: (name, axis, rows before, rows added)."""
-    prefix, added, axis = cache.append
+    prefix, added, axis, *_ = cache.append
     return cache.param.name, axis, prefix.shape[axis], added.shape[axis]
+
+
+def _checks(cache: _Cache) -> list[tuple[Dim, Dim, str]]:
+    """The size check that the rows which an update is told are those of the cache and the new ones."""
+    prefix, added, axis, _, total = cache.append
+    if total is None:
+        return []
+    return [(total, add_sizes(prefix.shape[axis], added.shape[axis]), "the positions that the executor keeps and new ones")]

@@ -139,7 +139,9 @@ class Generator:
         first = folder.prefill if prefill is None else prefill
         how = {"caches": None, **options} if first is not None else options
         executor = make_executor(folder.decoder, target, num_threads, True, **how)
-        self._ports = find_decoder_ports(executor, {**folder.names, **(names or {})}, caches or folder.caches)
+        passed = set(executor.get_input_info()[1])
+        pairs = caches or {name: output for name, output in folder.caches.items() if name in passed}
+        self._ports = find_decoder_ports(executor, {**folder.names, **(names or {})}, pairs)
         self._executor, self._prefill = executor, None
         if first is not None:
             before = make_executor(first, target, num_threads, True, **how)

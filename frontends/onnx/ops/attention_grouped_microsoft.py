@@ -221,17 +221,7 @@ class GroupedAttention:
         past = self.node.get(index)
         if past is None:
             return new
-        room = past.shape[2]
-        if room == 0:
-            return new
-        total = larger(self.total, room)
-        at = op.arange(0, total, 1, "int64")
-        behind = op.subtract(op.expand_dims(at, 0), op.expand_dims(op.cast(self.past, "int64"), 1))
-        old = op.take(past, at, axis=2, mode="clip")
-        fresh = op.take(new, behind, axis=2, batch_dims=1, mode="clip")
-        is_old, is_filled = op.less(behind, number(0, behind)), op.less(behind, op.size_tensor((self.length,), ()))
-        is_old, is_filled = [op.expand_dims(op.expand_dims(test, 1), 3) for test in (is_old, is_filled)]
-        return op.where(is_old, old, op.where(is_filled, fresh, const(0, str(new.dtype))))
+        return new if past.shape[2] == 0 else op.cache.update(past, new, self.past, self.total)
 
     def _in_use(self, cache: Expr) -> Expr:
         """The valid part of the cache, whose capacity may be larger."""
