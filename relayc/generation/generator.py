@@ -137,7 +137,7 @@ class Generator:
     ) -> None:
         folder = ModelFolder.open(model)
         first = folder.prefill if prefill is None else prefill
-        how = {"caches": None, **options} if first is not None else options
+        how = {"caches": {}, **options} if first is not None else options
         executor = make_executor(folder.decoder, target, num_threads, True, **how)
         passed = set(executor.get_input_info()[1])
         pairs = caches or {name: output for name, output in folder.caches.items() if name in passed}

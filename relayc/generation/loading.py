@@ -136,7 +136,7 @@ def make_executor(model: Any, target: str, num_threads: int | None, decodes: boo
         compiled = model if isinstance(model, CompiledModel) else load_model(str(model))
     else:
         if decodes:
-            options = {"caches": None if target.startswith("cuda") else "auto", "last_position": "auto", **options}
+            options = {"caches": {} if target.startswith("cuda") else "auto", "last_position": "auto", **options}
         compiled = relayc.compile_onnx(model, target, **options)
     return GraphModule.of(compiled, num_threads=num_threads)
 
