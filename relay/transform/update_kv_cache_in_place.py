@@ -14,6 +14,7 @@ from relayc.relay.op.common import with_dim
 from relayc.relay.op.joining import Concatenate
 from relayc.relay.sizes import add_sizes, dims_equal
 from relayc.relay.type import TensorType
+from relayc.relay.versions import EQUAL_SIZES, versions_of, without_versions
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag
 from relayc.te.tir import Dim, SizeVar
@@ -32,7 +33,8 @@ class UpdateKVCacheInPlace(Pass):
     The input is replaced by a buffer with spare capacity, to which the new rows are appended (`cache.append`), and of
     which the filled part is read. All have one length: sizes that an exporter names for each are one size variable, and
     the total that `cache.update` is told is checked to be that length and the new rows. Caches follow the other
-    parameters; the function's attribute "caches" has (name, axis, rows before, rows added) of each.
+    parameters; the function's attribute "caches" has (name, axis, rows before, rows added) of each. The result has one
+    version: that of equal sizes, unless it holds for empty caches only.
     Raises CompileError for an output that is not its input with rows appended.
     """
 
@@ -43,6 +45,7 @@ class UpdateKVCacheInPlace(Pass):
     def run(self, module: IRModule, context: PassContext) -> IRModule:
         if not self.caches:
             return module
+        module = _version(module, self.caches)
         names: list[str] = list(module.attrs.get("output_names", ()))
         for name in self.caches.values():
             if name not in names:
@@ -52,6 +55,24 @@ class UpdateKVCacheInPlace(Pass):
         changed = _Rewriter(main, self.caches, names).function()
         kept = [name for name in names if name not in self.caches.values()]
         return IRModule({**module.functions, "main": changed}, {**module.attrs, "output_names": kept})
+
+
+def _version(module: IRModule, caches: Mapping[str, str]) -> IRModule:
+    """The version of the model that is compiled with caches.
+
+    One that takes two lengths of the inputs to be equal, as of a mask and of new tokens, holds for empty caches only.
+    Lengths are symbolic sizes behind the first dimension.
+    """
+    equal = versions_of(module).get(EQUAL_SIZES)
+    if equal is None:
+        return without_versions(module)
+    merged: dict[str, str] = {}
+    for old, new in zip(module["main"].params, equal["main"].params, strict=True):
+        if old.name not in caches and isinstance(old.ty, TensorType) and isinstance(new.ty, TensorType):
+            for a, b in zip(old.ty.shape[1:], new.ty.shape[1:], strict=True):
+                if isinstance(a, SizeVar) and isinstance(b, SizeVar) and merged.setdefault(b.name, a.name) != a.name:
+                    return without_versions(module)
+    return equal
 
 
 def find_kv_caches(module: IRModule) -> dict[str, str]:
