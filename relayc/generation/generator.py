@@ -26,8 +26,8 @@ _WITHOUT_MASK = frozenset({"onnxruntime-genai", "onnxruntime.transformers"})
 """Producers whose attention (GroupQueryAttention) knows the length of a sequence only, not where it is padded."""
 
 _EXPECTED = "expected a text, token ids, or a list of prompts"
-_LARGEST_ID = 2**31 - 1
-"""The largest token id: models take ids as integers of 32 or 64 bits."""
+_MOST_IDS = 2**31
+"""The vocabulary of a model that does not tell its own: models take ids as integers of 32 or 64 bits."""
 
 Prompt = str | Sequence[int] | npt.NDArray[Any]
 
@@ -153,6 +153,8 @@ class Generator:
         self.context_length = folder.context_length if context_length is None else context_length
         """most tokens of a sequence; None: not known"""
         self._decoder_start = folder.decoder_start
+        size = executor.get_output_info()[0][self._ports.logits][-1]
+        self._vocabulary = max(size if isinstance(size, int) else 0, folder.vocabulary or 0) or _MOST_IDS
         self._encoder = None
         if (source := folder.encoder if encoder is None else encoder) is not None:
             self._encoder = Encoder(make_executor(source, target, num_threads, False, **options))
@@ -237,7 +239,7 @@ class Generator:
                     "a tokenizer.json in the model's folder is read after pip install 'relayc[generation]'"
                 )
             return self._tokenizer.encode(prompt)
-        return _token_ids(prompt)
+        return _token_ids(prompt, self._vocabulary)
 
     def _batches(
         self, prompts: Sequence[Prompt], options: GenerationOptions, decoder_ids: Sequence[int] | None
@@ -272,7 +274,7 @@ class Generator:
         groups = [list(range(len(inputs)))] if encoder.takes_together(inputs) else [[i] for i in range(len(inputs))]
         for places in groups:
             encoded = encoder.encode([inputs[i] for i in places], options.pad_token_id)
-            tokens = np.tile(np.array(_token_ids(start), np.int64), (len(places), 1))
+            tokens = np.tile(np.array(_token_ids(start, self._vocabulary), np.int64), (len(places), 1))
             yield _Batch(tokens, np.ones_like(tokens), places, encoded)
 
     # -- the loop
@@ -409,15 +411,18 @@ def _listed(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     return [prompt] if is_single else list(prompt), is_single  # type: ignore[list-item]
 
 
-def _token_ids(ids: Any) -> list[int]:
-    """Token ids as a list of integers. Raises GenerationError for anything else."""
+def _token_ids(ids: Any, vocabulary: int) -> list[int]:
+    """Token ids as a list of integers below `vocabulary`. Raises GenerationError for anything else."""
     try:
         tokens = [index(token) for token in ids]
     except TypeError as error:
         raise GenerationError(f"the prompt has {ids!r:.80} in the place of token ids; {_EXPECTED}") from error
-    for token in tokens:
-        if not 0 <= token <= _LARGEST_ID:
-            raise GenerationError(f"the prompt has the token {token}; expected ids from 0 to {_LARGEST_ID}")
+    for position, token in enumerate(tokens):
+        if not 0 <= token < vocabulary:
+            raise GenerationError(
+                f"the prompt has the token {token} at position {position}, and the model a vocabulary of {vocabulary} "
+                f"tokens; expected ids from 0 to {vocabulary - 1}, as of the model's own tokenizer"
+            )
     return tokens
 
 
