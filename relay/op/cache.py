@@ -43,10 +43,11 @@ class Update(OpDef):
         return topi.rows_updated(x, y, begins, larger(self.total, x.shape[2]))
 
     def reference(self, x: Array, y: Array, begins: Array) -> Array:
-        result = np.zeros((*x.shape[:2], max(int(self.total), x.shape[2]), x.shape[3]), x.dtype)  # type: ignore[arg-type]
+        rows = max(int(self.total), x.shape[2])  # type: ignore[arg-type]
+        result = np.zeros((*x.shape[:2], rows, x.shape[3]), x.dtype)
         for entry, begin in enumerate(np.clip(begins, 0, x.shape[2])):
             result[entry, :, :begin] = x[entry, :, :begin]
-            kept = y[entry, :, : result.shape[2] - begin]
+            kept = y[entry, :, : rows - begin]
             result[entry, :, begin : begin + kept.shape[1]] = kept
         return result
 

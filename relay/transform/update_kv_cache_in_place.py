@@ -215,4 +215,5 @@ def _checks(cache: _Cache) -> list[tuple[Dim, Dim, str]]:
     prefix, added, axis, _, total = cache.append
     if total is None:
         return []
-    return [(total, add_sizes(prefix.shape[axis], added.shape[axis]), "the positions that the executor keeps and new ones")]
+    kept = add_sizes(prefix.shape[axis], added.shape[axis])
+    return [(total, kept, "the positions that the executor keeps and new ones")]

@@ -9,8 +9,8 @@ from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.attention_microsoft import number, require_absent, scale_of
 from relayc.frontends.onnx.ops.attention_parts import attend, columns, merged_heads, rotated, split_heads
 from relayc.frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
-from relayc.frontends.onnx.ops.normalization import rms_normalized
 from relayc.frontends.onnx.ops.control import constant_branches
+from relayc.frontends.onnx.ops.normalization import rms_normalized
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Expr, const
@@ -71,7 +71,7 @@ def _rows_at(table: Expr, positions: Expr) -> Expr:
     if both is None or not dims_equal(both[1].shape[1], both[2].shape[1]):
         return op.take(table, positions, axis=0)
     condition, first, second = both
-    counts = [number(int(x.shape[0]), positions) for x in (first, second)]
+    counts = [number(x.tensor_type.static_shape[0], positions) for x in (first, second)]
     last = op.subtract(op.where(condition, *counts), number(1, positions))
     begin = op.where(condition, number(0, positions), counts[0])
     return op.take(op.concatenate([first, second], axis=0), op.add(op.minimum(positions, last), begin), axis=0)
@@ -304,7 +304,10 @@ class _WindowedCache:
         self.attention = attention
         node, past = attention.node, attention.node[3]
         self.room, self.window = past.shape[2], node.attr_int("local_window_size")
-        node.check_equal(smaller(self.room, self.window), self.window, f"a cache of at least {self.window} positions")
+        at_least = f"a cache of at least {self.window} positions"
+        if isinstance(self.room, int) and self.room < self.window:
+            raise node.error(f"a cache of {self.room} positions", expected=at_least)
+        node.check_equal(smaller(self.room, self.window), self.window, at_least)
         self.past = op.cast(attention.past, "int64")
         new = op.size_tensor((attention.length,), ())
         self.held = self._held(self.past)
