@@ -327,6 +327,11 @@ class GraphModule:
         return bool(self._inputs.caches)
 
     @property
+    def cache_names(self) -> list[str]:
+        """The names of the inputs that the executor keeps as KV caches."""
+        return self._inputs.caches.names
+
+    @property
     def cache_length(self) -> int:
         """Number of positions in the KV caches, appended by the runs since the last truncation."""
         return self._inputs.caches.length

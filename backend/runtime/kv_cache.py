@@ -47,6 +47,11 @@ class KVCaches:
     def __bool__(self) -> bool:
         return bool(self._caches)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the caches."""
+        return [self._name(position) for position in self._caches]
+
     def lay_out(self, inputs: MutableMapping[int, Value]) -> dict[str, int]:
         """Insert the caches into the inputs of the next run; returns their length variables.
 

@@ -296,7 +296,8 @@ def _with_caches(
         raise CompileError(f"caches are kept on CPUs only; the target is {target}")
     if specialize:
         raise CompileError("caches grow with every run: a model that keeps them is not specialized as well")
-    return UpdateKVCacheInPlace(caches)(module)
+    precision = PassContext.current().option("relay.ToMixedPrecision.dtype")
+    return UpdateKVCacheInPlace(caches, "float16" if precision == "float16" else "float32")(module)
 
 
 def _prepared(body: Function, target: Target) -> Function:

@@ -11,7 +11,7 @@ import numpy as np
 
 from relayc import te, topi
 from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, check_axis, require, require_same_dtype, with_dim
 from relayc.relay.sizes import larger
 from relayc.relay.type import TensorType, dims_match
@@ -66,6 +66,7 @@ class Append(OpDef):
     (C3) the other dimensions are equal; begins are integers, one for each entry.
     """
 
+    mixed_precision = MixedPrecision.NEVER
     writes_in_place: ClassVar[bool] = True
 
     length: Dim
@@ -96,6 +97,8 @@ class Append(OpDef):
 @register_op("cache.filled", pattern=OpPattern.INJECTIVE)
 class Filled(OpDef):
     """The first `length` rows of the cache x along `axis`, out of its capacity. (C1) axis is in range."""
+
+    mixed_precision = MixedPrecision.NEVER
 
     length: Dim
     axis: int

@@ -11,10 +11,12 @@ from relayc.relay.bind_sizes import bind_sizes
 from relayc.relay.expr import Call, Expr, Function, Tuple, Var
 from relayc.relay.op import cache as cached
 from relayc.relay.op.common import with_dim
+from relayc.relay.op.elementwise import cast as cast_elements
 from relayc.relay.op.joining import Concatenate
 from relayc.relay.sizes import add_sizes, dims_equal
 from relayc.relay.type import TensorType
 from relayc.relay.versions import EQUAL_SIZES, versions_of, without_versions
+from relayc.te.dtype import DType
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag
 from relayc.te.tir import Dim, SizeVar
@@ -34,11 +36,12 @@ class UpdateKVCacheInPlace(Pass):
     which the filled part is read. All have one length: sizes that an exporter names for each are one size variable, and
     the total that `cache.update` is told is checked to be that length and the new rows. Caches follow the other
     parameters; the function's attribute "caches" has (name, axis, rows before, rows added) of each. The result has one
-    version: that of equal sizes, unless it holds for empty caches only.
+    version: that of equal sizes, unless it holds for empty caches only. Caches of float32 are stored as `stored`.
     Raises CompileError for an output that is not its input with rows appended.
     """
 
     caches: Mapping[str, str] = field(default_factory=dict[str, str])
+    stored: str = "float32"
 
     opt_level: ClassVar[int] = 0
 
@@ -52,7 +55,7 @@ class UpdateKVCacheInPlace(Pass):
                 known = ", ".join(names) or "without names"
                 raise CompileError(f"caches name the output {name!r}; the outputs are: {known}")
         main = _with_one_length(cast(Function, module["main"]), self.caches, names)
-        changed = _Rewriter(main, self.caches, names).function()
+        changed = _Rewriter(main, self.caches, names, self.stored).function()
         kept = [name for name in names if name not in self.caches.values()]
         return IRModule({**module.functions, "main": changed}, {**module.attrs, "output_names": kept})
 
@@ -155,8 +158,8 @@ class _Cache:
 class _Rewriter:
     """Rewrites one function."""
 
-    def __init__(self, function: Function, caches: Mapping[str, str], outputs: Sequence[str]) -> None:
-        self.old, self.outputs, self.names = function, outputs, caches
+    def __init__(self, function: Function, caches: Mapping[str, str], outputs: Sequence[str], stored: str) -> None:
+        self.old, self.outputs, self.names, self.stored = function, outputs, caches, stored
         self.fields = function.results
         params = {p.name: p for p in function.params}
         strange = [name for name in caches if name not in params]
@@ -172,7 +175,8 @@ class _Rewriter:
             raise CompileError(f"{what}: expected the input with one tensor appended")
         if append.prefix is not parameter or not isinstance(parameter.shape[append.axis], SizeVar):
             raise CompileError(f"{what}: expected the input, of symbolic length, with rows appended")
-        roomy = TensorType(with_dim(parameter.shape, append.axis, self.capacity), parameter.dtype)
+        kind = self.stored if parameter.dtype == "float32" else parameter.dtype
+        roomy = TensorType(with_dim(parameter.shape, append.axis, self.capacity), kind)
         return _Cache(Var(parameter.name, roomy, span=parameter.span), append)
 
     def function(self) -> Function:
@@ -200,8 +204,13 @@ class _Rewriter:
         if not append or not cache or append.axis != cache.append.axis:
             return e
         prefix, added, axis, begins, total = append
-        whole = cached.append(cache.param, added, prefix.shape[axis], axis, begins)
-        return cached.filled(whole, e.shape[axis] if total is None else total, axis)
+        whole = cached.append(cache.param, _as(cache.param.dtype, added), prefix.shape[axis], axis, begins)
+        return _as(e.dtype, cached.filled(whole, e.shape[axis] if total is None else total, axis))
+
+
+def _as(dtype: DType, x: Expr) -> Expr:
+    """`x` with this element type."""
+    return x if x.dtype == dtype else cast_elements(x, str(dtype))
 
 
 def _record(cache: _Cache) -> tuple[str, int, Dim, Dim]:

@@ -137,14 +137,13 @@ class Generator:
     ) -> None:
         folder = ModelFolder.open(model)
         first = folder.prefill if prefill is None else prefill
-        how = {"caches": {}, **options} if first is not None else options
-        executor = make_executor(folder.decoder, target, num_threads, True, **how)
+        executor = make_executor(folder.decoder, target, num_threads, True, **options)
         passed = set(executor.get_input_info()[1])
         pairs = caches or {name: output for name, output in folder.caches.items() if name in passed}
         self._ports = find_decoder_ports(executor, {**folder.names, **(names or {})}, pairs)
         self._executor, self._prefill = executor, None
-        if first is not None:
-            before = make_executor(first, target, num_threads, True, **how)
+        if first is not None:  # its caches go to the other one
+            before = make_executor(first, target, num_threads, True, **{"caches": {}, **options})
             self._prefill = before, find_decoder_ports(before, {})
         self._takes_padding = executor.metadata.producer_name not in _WITHOUT_MASK
         self._tokenizer = Tokenizer.load(tokenizer, folder.folder)
