@@ -135,10 +135,11 @@ class KVCaches:
             if cache.axis == axis or chosen.ndim != 1 or not ((chosen >= 0) & (chosen < before.shape[axis])).all():
                 raise ArgumentError(
                     f"cache {self._name(position)!r} of model {self._graph.name!r}, of shape {before.shape} with rows "
-                    f"along axis {cache.axis}, can't be reordered by {list(entries)}; expected entries along axis {axis}"
+                    f"along axis {cache.axis}, can't be reordered by {list(entries)}; expected those of axis {axis}"
                 )
             shape = (*before.shape[:axis], len(chosen), *before.shape[axis + 1 :])
-            self._arrays[position] = self._filled(cache, shape, before.dtype, _seen(before).take(chosen, axis))
+            rows = _seen(before)[self._rows(cache)].take(chosen, axis)
+            self._arrays[position] = self._filled(cache, shape, before.dtype, rows)
 
     def _sizes(self, inputs: Mapping[int, Value]) -> dict[str, int]:
         """The sizes bound by the other inputs."""

@@ -103,6 +103,20 @@ class Decoder:
                     self._set_cache(pair.input.name, self._caches[pair.input.name].numpy()[kept])
         self._tokens, self._length = self._tokens[:, :length], length
 
+    def cache_values(self) -> dict[str, Array]:
+        """A copy of all caches by input name, kept and passed ones."""
+        return {**self._executor.cache_values(), **{name: array.numpy() for name, array in self._caches.items()}}
+
+    def set_caches(self, values: Mapping[str, Array], length: int) -> None:
+        """Make the caches those of `length` positions that `cache_values` gave, of this or another decoder."""
+        kept = set(self._executor.cache_names)
+        self.reset()
+        self._executor.set_caches({name: value for name, value in values.items() if name in kept})
+        for name, value in values.items():
+            if name not in kept:
+                self._set_cache(name, value)
+        self._length = length
+
     def select(self, rows: npt.NDArray[np.intp]) -> None:
         """Make row i of the batch what row `rows[i]` was."""
         if len(rows) == len(self._mask) and (rows == np.arange(len(rows))).all():

@@ -20,7 +20,7 @@ from relayc.generation.ports import find_decoder_ports
 from relayc.generation.processors import Tokens, draw, processors_of
 from relayc.generation.text import StopFinder, TextStream, Tokenizer
 
-__all__ = ["Generation", "Generator", "Token"]
+__all__ = ["Generation", "Generator", "Prefix", "Token"]
 
 _WITHOUT_MASK = frozenset({"onnxruntime-genai", "onnxruntime.transformers"})
 """Producers whose attention (GroupQueryAttention) knows the length of a sequence only, not where it is padded."""
@@ -94,6 +94,15 @@ class _Row:
         """The result, once the sequence has ended."""
         assert self.reason is not None, "the loop ends when all sequences have"
         return Generation(self.ids, "".join(self.texts), self.reason, self._prompt_length)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Tokens (batch, positions), their mask, and what caches hold of them by name: what a generator goes on from."""
+
+    tokens: Tokens
+    mask: npt.NDArray[np.int64]
+    caches: Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass
@@ -190,6 +199,35 @@ class Generator:
         self._turn += 1
         self._seen = None
         self._decoder.reset()
+
+    def save_prefix(self) -> Prefix:
+        """A copy of the tokens seen and of their caches, to go on from later, or in another generator of the model.
+
+        It can be pickled. Raises `GenerationError` where there are none, and for a model whose prompts are always
+        computed from the start: one without caches, with an encoder, or with a decoder of its own for the first step.
+        """
+        self._check_keeps_prefixes()
+        if self._seen is None or not self.cached_length:
+            raise GenerationError("there are no tokens to save; expected a generate() before")
+        length = self.cached_length
+        mask = np.ones((len(self._seen.tokens), length), np.int64)
+        given = self._seen.mask[:, :length]
+        mask[:, : given.shape[1]] = given
+        return Prefix(self._seen.tokens[:, :length].copy(), mask, self._decoder.cache_values())
+
+    def load_prefix(self, prefix: Prefix) -> None:
+        """Go on from a saved prefix: prompts that begin with its tokens compute the others only."""
+        self._check_keeps_prefixes()
+        self.reset()
+        self._decoder.set_caches(prefix.caches, prefix.tokens.shape[1])
+        self._seen = _Batch(prefix.tokens, prefix.mask, list(range(len(prefix.tokens))))
+
+    def _check_keeps_prefixes(self) -> None:
+        if self._encoder is not None or not self._decoder.takes_many:
+            raise GenerationError(
+                "the model computes each prompt from the start: expected a decoder with caches, without an encoder and "
+                "without a decoder of its own for the first step"
+            )
 
     def generate(
         self,

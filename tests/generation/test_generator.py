@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -320,3 +321,19 @@ def test_caches_are_kept_with_lower_precision(precision, stored):
     assert generator.generate(PROMPTS[1], max_new_tokens=6).ids == tiny.greedy(PROMPTS[1], 6)
     values = generator._executor.cache_values()
     assert len(values) == len(tiny.CACHES) and {str(value.dtype) for value in values.values()} == {stored}
+
+
+def test_a_prefix_is_saved_and_shared(generator):
+    """A clone goes on from the caches of another generator, and computes new tokens only."""
+    generator.reset()
+    first = generator.generate(PROMPTS[0], max_new_tokens=4).ids
+    prefix = pickle.loads(pickle.dumps(generator.save_prefix()))
+    other = generator.clone()
+    other.load_prefix(prefix)
+    assert other.cached_length == len(PROMPTS[0]) + 3 and prefix.tokens.tolist() == [[*PROMPTS[0], *first[:3]]]
+    longer = [*PROMPTS[0], *first, 8]
+    assert other.generate(longer, max_new_tokens=4).ids == tiny.greedy(longer, 4)
+    other.load_prefix(prefix)
+    assert other.generate([7, 1], max_new_tokens=4).ids == tiny.greedy([7, 1], 4)
+    with pytest.raises(GenerationError, match="there are no tokens to save"):
+        generator.clone().save_prefix()
