@@ -36,7 +36,8 @@ def compile_onnx(
 
     `model` and `shape` are those of `from_onnx`, `target`, `mod_name` and `progress` those of `relay.build`, and
     `opt_level` and `config` those of `PassContext`: surrounding contexts do not apply. `caches` are those of
-    `relay.build`; "auto": those that `relay.transform.find_kv_caches` finds. `last_position` names an output of logits,
+    `relay.build`; "auto": those that `relay.transform.find_kv_caches` finds; with any, or {}, caches of a window of
+    positions are whole ones (`whole_caches` of `from_onnx`). `last_position` names an output of logits,
     (batch, positions, vocabulary), of which only the last position is computed; "auto": the one that
     `relay.transform.find_logits` finds. `before` is called when a model is about to be compiled; it may raise an error.
     A model from the cache has no `build_report`, and neither `before` nor `progress` is called for it. Raises what

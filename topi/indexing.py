@@ -19,7 +19,7 @@ from relayc.topi.loops import loop_nest
 from relayc.topi.tag import INJECTIVE
 from relayc.topi.utils import broadcast_index
 
-__all__ = ["SCATTER_REDUCTIONS", "gather", "gather_nd", "scatter_elements", "scatter_nd", "take",
+__all__ = ["SCATTER_REDUCTIONS", "gather", "gather_nd", "rows_updated", "scatter_elements", "scatter_nd", "take",
            "write_rows"]  # fmt: skip
 
 
@@ -105,17 +105,44 @@ def gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0, mode: str = "nump
     return te.compute(shape, body, name="gather_nd", tag=INJECTIVE)
 
 
-def write_rows(x: Tensor, y: Tensor, begin: Dim, axis: int) -> Tensor:
-    """x with rows from `begin` on along `axis` replaced by y, in place: only y is written."""
+def write_rows(x: Tensor, y: Tensor, begin: Dim, axis: int, begins: Tensor | None = None) -> Tensor:
+    """x with rows from `begin` on along `axis` replaced by y, in place: only y is written.
+
+    With integers `begins` (x.shape[0],), entry b of dimension 0 has its rows from ``begins[b]`` on, limited to
+    [0, begin].
+    """
 
     def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = ir_builder.create()
         rows, out = ib.buffer(ins[1]), ib.buffer(outs[0])
         with loop_nest(ib, y.shape, independent=True) as i:
-            out[(*i[:axis], i[axis] + begin, *i[axis + 1 :])] = rows[i]
+            first = begin if begins is None else _limited(ib.buffer(ins[2])[i[0]], begin)
+            out[(*i[:axis], i[axis] + first, *i[axis + 1 :])] = rows[i]
         return ib.get()
 
-    return te.extern(x.shape, [x, y], fill, name="write_rows", dtype=x.dtype, tag="default")
+    inputs = [x, y] if begins is None else [x, y, begins]
+    return te.extern(x.shape, inputs, fill, name="write_rows", dtype=x.dtype, tag="default")
+
+
+def rows_updated(x: Tensor, y: Tensor, begins: Tensor, length: Dim) -> Tensor:
+    """x (B, H, C, D) with rows of y (B, H, S, D) from ``begins[b]`` on for entry b, and zeros behind them.
+
+    The result has `length` rows, which are at least C; `begins` (B,) are integers, limited to [0, C].
+    """
+    room, new = x.shape[2], y.shape[2]
+
+    def row(b: Var, h: Var, t: Var, d: Var) -> PrimExpr:
+        at = t - _limited(begins[b], room)
+        fresh = te.if_then_else(at < new, y[b, h, at, d], te.const(0, x.dtype))
+        return te.if_then_else(at < 0, x[b, h, t, d], fresh)
+
+    return te.compute((y.shape[0], y.shape[1], length, y.shape[3]), row, name="rows_updated", tag=INJECTIVE)
+
+
+def _limited(position: PrimExpr, most: Dim) -> PrimExpr:
+    """`position` brought into [0, most], as an int32 index."""
+    limit = te.cast(position.dtype, most)
+    return te.cast("int32", te.maximum(te.minimum(position, limit), te.const(0, position.dtype)))
 
 
 def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str = "update") -> Tensor:

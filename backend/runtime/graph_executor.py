@@ -327,6 +327,11 @@ class GraphModule:
         return bool(self._inputs.caches)
 
     @property
+    def cache_names(self) -> list[str]:
+        """The names of the inputs that the executor keeps as KV caches."""
+        return self._inputs.caches.names
+
+    @property
     def cache_length(self) -> int:
         """Number of positions in the KV caches, appended by the runs since the last truncation."""
         return self._inputs.caches.length
@@ -335,6 +340,24 @@ class GraphModule:
         """Keeps only the first `length` positions of the KV caches: for a new prompt, or to roll tokens back."""
         with self._lock:
             self._inputs.caches.truncate(length)
+
+    def reserve_caches(self, rows: int) -> None:
+        """Gives the KV caches room for so many positions, so that they are not moved until there are more."""
+        with self._lock:
+            self._inputs.caches.reserve(rows)
+
+    def cache_values(self) -> dict[str, Any]:
+        """A copy of the KV caches by input name, as numpy arrays: to save them, or to share a prefix."""
+        with self._lock:
+            return self._inputs.caches.values()
+
+    def set_caches(self, values: Mapping[str, Any]) -> None:
+        """Makes the KV caches hold these positions, as `cache_values` of this or another executor gives them.
+
+        Raises `ArgumentError` for other names, shapes, or element types, and for caches of different lengths.
+        """
+        with self._lock:
+            self._inputs.caches.set(values)
 
     def reorder_caches(self, entries: Sequence[int]) -> None:
         """Makes entry i of the batch in the KV caches what entry `entries[i]` was: beams, or another batch size."""
@@ -478,8 +501,8 @@ class GraphModule:
         return dynamic_timings(self._graph, runs[1:])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as its model, weights included; inputs and outputs stay behind."""
-        return _revive, (self._bound.model, self._bound.device, self._requested_threads)
+        """Pickled as its model, weights included, and KV caches; inputs and outputs stay behind."""
+        return _revive, (self._bound.model, self._bound.device, self._requested_threads, self.cache_values())
 
     def __repr__(self) -> str:
         return f"<GraphModule {self._graph.name!r} on {self.device}({self._inputs.signature()})>"
@@ -617,8 +640,12 @@ def _as_numpy(value: Any) -> Any:
 _executors: weakref.WeakSet[GraphModule] = weakref.WeakSet()
 
 
-def _revive(model: CompiledModel, where: Device, num_threads: int | None) -> GraphModule:
-    return GraphModule(model.bind(where), num_threads)
+def _revive(
+    model: CompiledModel, where: Device, num_threads: int | None, caches: Mapping[str, Any]
+) -> GraphModule:
+    executor = GraphModule(model.bind(where), num_threads)
+    executor.set_caches(caches)
+    return executor
 
 
 def _unlock_after_fork() -> None:

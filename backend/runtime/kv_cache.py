@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from relayc.backend.runtime.device import Device
+from relayc.backend.runtime.dtype import to_numpy
 from relayc.backend.runtime.errors import ArgumentError
 from relayc.backend.runtime.graph import Graph, GraphKVCache
-from relayc.backend.runtime.ndarray import NDArray, empty
+from relayc.backend.runtime.ndarray import NDArray, array, empty
 from relayc.backend.runtime.sequences import Value
-from relayc.backend.runtime.sizes import Size, evaluate, variables
+from relayc.backend.runtime.sizes import Size, evaluate, size_text, variables
 
 __all__ = ["KVCaches"]
 
@@ -42,7 +43,7 @@ class KVCaches:
         """size variables with an axis of another input that binds them"""
         self._laid_out: list[int | None] | None = None
         """the capacity and the sizes of the arrays"""
-        self._room = self._added = 0
+        self._room = self._added = self._reserved = 0
         self.length = 0
 
     def __contains__(self, position: int) -> bool:
@@ -50,6 +51,11 @@ class KVCaches:
 
     def __bool__(self) -> bool:
         return bool(self._caches)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the caches."""
+        return [self._name(position) for position in self._caches]
 
     def lay_out(self, inputs: MutableMapping[int, Value]) -> dict[str, int]:
         """Insert the caches into the inputs of the next run; returns their length variables.
@@ -63,8 +69,8 @@ class KVCaches:
             raise ArgumentError(f"model {self._graph.name!r} adds {sorted(added)} rows to its caches, not one number")
         self._added = added.pop() if added else 0
         needed = self.length + self._added
-        grows = needed > self._room
-        self._room = needed + needed // _GROWTH if grows else self._room
+        if needed > self._room:
+            self._room = needed + needed // _GROWTH if needed > self._reserved else self._reserved
         wanted = [self._room, *[sizes.get(name) for name in self._variables]]
         if wanted != self._laid_out:
             for position, cache in self._caches.items():
@@ -79,6 +85,47 @@ class KVCaches:
         """Commit the rows that the last run appended."""
         self.length, self._added = self.length + self._added, 0
 
+    def reserve(self, rows: int) -> None:
+        """Give the caches room for so many rows from the next run on, so that they are not moved until then."""
+        if rows < 0:
+            raise ArgumentError(f"caches can't have room for {rows} rows")
+        self._reserved = rows
+        self._room = self._room if self._room >= rows else 0
+
+    def values(self) -> dict[str, npt.NDArray[Any]]:
+        """A copy of the rows of each cache by name; empty where nothing has run."""
+        found: dict[str, npt.NDArray[Any]] = {}
+        for position, held in self._arrays.items():
+            found[self._name(position)] = _seen(held)[self._rows(self._caches[position])].copy()
+        return found
+
+    def set(self, values: Mapping[str, npt.ArrayLike]) -> None:
+        """Make the caches hold these rows, by name; none make them empty."""
+        by_name = {self._name(position): position for position in self._caches}
+        if values and set(values) != set(by_name):
+            raise ArgumentError(
+                f"model {self._graph.name!r} keeps the caches {', '.join(by_name)}; got {', '.join(values)}"
+            )
+        arrays: dict[int, NDArray] = {}
+        lengths: set[int] = set()
+        for name, passed in values.items():
+            cache, value = self._caches[by_name[name]], np.asarray(passed)
+            tensor = self._graph.tensors[self._graph.inputs[cache.position]]
+            expected = to_numpy(tensor.dtype)
+            fixed = [(axis, d) for axis, d in enumerate(tensor.shape) if isinstance(d, int)]
+            if value.dtype != expected or value.ndim != len(tensor.shape) or any(value.shape[a] != d for a, d in fixed):
+                rows = [cache.length if axis == cache.axis else d for axis, d in enumerate(tensor.shape)]
+                raise ArgumentError(
+                    f"cache {name!r} of model {self._graph.name!r}: got shape {value.shape}, dtype {value.dtype}; "
+                    f"expected {tensor.dtype} in ({', '.join(map(size_text, rows))})"
+                )
+            lengths.add(value.shape[cache.axis])
+            arrays[cache.position] = array(np.ascontiguousarray(value), self._device)
+        if len(lengths) > 1:
+            raise ArgumentError(f"caches of {sorted(lengths)} rows; expected one number for all")
+        self.length = self._room = lengths.pop() if lengths else 0
+        self._arrays, self._laid_out = arrays, None
+
     def truncate(self, length: int) -> None:
         """Keep only the first `length` rows."""
         if not 0 <= length <= self.length:
@@ -89,17 +136,15 @@ class KVCaches:
         """Make entry i of the batch what entry `entries[i]` was; an entry may be repeated or dropped."""
         chosen, self._laid_out = np.array(entries, np.intp), None
         for position, before in self._arrays.items():
-            cache = self._caches[position]
-            if cache.axis == 0 or chosen.ndim != 1 or not ((chosen >= 0) & (chosen < before.shape[0])).all():
-                name = self._graph.tensors[self._graph.inputs[position]].name
+            cache, axis = self._caches[position], _entries_axis(before.shape)
+            if cache.axis == axis or chosen.ndim != 1 or not ((chosen >= 0) & (chosen < before.shape[axis])).all():
                 raise ArgumentError(
-                    f"cache {name!r} of model {self._graph.name!r}, of shape {before.shape} with rows along axis "
-                    f"{cache.axis}, can't be reordered by {list(entries)}; expected entries along axis 0"
+                    f"cache {self._name(position)!r} of model {self._graph.name!r}, of shape {before.shape} with rows "
+                    f"along axis {cache.axis}, can't be reordered by {list(entries)}; expected those of axis {axis}"
                 )
-            after = empty((len(chosen), *before.shape[1:]), before.dtype, self._device)
-            rows = (*[slice(None)] * cache.axis, slice(0, self.length))
-            _seen(after)[rows] = _seen(before)[rows][chosen]
-            self._arrays[position] = after
+            shape = (*before.shape[:axis], len(chosen), *before.shape[axis + 1 :])
+            rows = _seen(before)[self._rows(cache)].take(chosen, axis)
+            self._arrays[position] = self._filled(cache, shape, before.dtype, rows)
 
     def _shape(self, cache: GraphKVCache, sizes: Mapping[str, int]) -> tuple[int, ...]:
         dims: Sequence[Size] = self._graph.tensors[self._graph.inputs[cache.position]].shape
@@ -108,19 +153,41 @@ class KVCaches:
     def _moved(self, cache: GraphKVCache, shape: tuple[int, ...]) -> NDArray:
         """Reallocate a cache with `shape` and copy its rows."""
         tensor = self._graph.tensors[self._graph.inputs[cache.position]]
-        array = empty(shape, tensor.dtype, self._device)
         if not self.length:
-            return array
+            return self._filled(cache, shape, tensor.dtype, None)
         before = self._arrays[cache.position]
-        others = [tuple(np.delete(a.shape, cache.axis)) for a in (before, array)]
+        others = [tuple(np.delete(size, cache.axis)) for size in (before.shape, shape)]
         if others[0] != others[1]:
             raise ArgumentError(
                 f"cache {tensor.name!r} of model {self._graph.name!r} has {self.length} rows in a shape "
                 f"{before.shape}, and the inputs require {shape}; truncate_caches() forgets them"
             )
-        rows = (*[slice(None)] * cache.axis, slice(0, self.length))
-        _seen(array)[rows] = _seen(before)[rows]
-        return array
+        return self._filled(cache, shape, tensor.dtype, _seen(before))
+
+    def _filled(
+        self, cache: GraphKVCache, shape: tuple[int, ...], dtype: Any, before: npt.NDArray[Any] | None
+    ) -> NDArray:
+        """Memory of a cache with the rows of `before`, and zeros behind them: entries that end earlier than others have
+        rows that are masked, not written, and have to be numbers."""
+        made = empty(shape, dtype, self._device)
+        after, length = _seen(made), 0 if before is None else self.length
+        if before is not None:
+            after[self._rows(cache)] = before[self._rows(cache)]
+        after[(*[slice(None)] * cache.axis, slice(length, None))] = 0
+        return made
+
+    def _rows(self, cache: GraphKVCache) -> tuple[slice, ...]:
+        """The index of the rows that a cache holds."""
+        return (*[slice(None)] * cache.axis, slice(0, self.length))
+
+    def _name(self, position: int) -> str:
+        """The name of the cache that is this input."""
+        return self._graph.tensors[self._graph.inputs[position]].name
+
+
+def _entries_axis(shape: tuple[int, ...]) -> int:
+    """The axis of the batch: 1 of keys and values in one tensor (2, batch, heads, rows, size), else 0."""
+    return 1 if len(shape) == 5 and shape[0] == 2 else 0
 
 
 def _shape_of(value: Value) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ def compiled(
     """The compiled model; the arguments are those of `compile_onnx`."""
     if isinstance(caches, str) and caches != "auto":
         raise CompileError(f'caches={caches!r}; expected "auto", or outputs by input')
-    module, params = from_onnx(model, shape=shape)
+    module, params = from_onnx(model, shape=shape, whole_caches=caches is not None)
     pairs = find_kv_caches(module) if isinstance(caches, str) else caches
     logits = find_logits(module) if last_position == "auto" else last_position
     module = KeepLastPosition(() if logits is None else (logits,))(module)

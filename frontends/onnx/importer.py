@@ -68,6 +68,7 @@ def from_onnx(
     *,
     constants: Mapping[str, np.ndarray] | None = None,
     outputs: Sequence[str] | None = None,
+    whole_caches: bool = False,
 ) -> tuple[IRModule, Params]:
     """Convert an ONNX model to a module with the function "main" (TVM: `relay.frontend.from_onnx`).
 
@@ -82,6 +83,8 @@ def from_onnx(
     parameters of it, and the dictionary holds their values. `constants` binds inputs, such as those that determine
     shapes, to values. An input that has an initializer has its value, unless `shape` or `constants` names it. `outputs`
     names tensors of the main graph to return instead of the model's outputs; nodes that they don't need are dropped.
+    With `whole_caches`, a KV cache that holds a window of positions (`sliding_window_cache`) is imported as one that
+    holds all of them, as executors keep caches.
 
     Sizes of different names are independent: where an operator broadcasts them, either may be 1 when the model runs.
     The module's function "equal_sizes", if there is one, is the model with such sizes taken to be equal, which is
@@ -97,7 +100,7 @@ def from_onnx(
     """
     passed = named_values(constants, "constants", '{"shape": array}')
     wanted = None if outputs is None else check_names(outputs, "outputs")
-    how = _Conversion(load(model), shape, dtype, passed, wanted, freeze_params)
+    how = _Conversion(load(model), shape, dtype, passed, wanted, freeze_params, whole_caches)
     return in_versions(how.convert)
 
 
@@ -111,12 +114,13 @@ class _Conversion:
     constants: Mapping[str, np.ndarray]
     outputs: Sequence[str] | None
     freeze_params: bool
+    whole_caches: bool
 
     def convert(self, table: SizeTable) -> tuple[IRModule, Params]:
         """Convert the model again and again, until nothing new is learned of its sizes."""
         while True:
             table.asked.clear()
-            session = Session(self.model, table)
+            session = Session(self.model, table, self.whole_caches)
             importer = _Importer(session, self.freeze_params)
             try:
                 with session.assuming(self.model.name):

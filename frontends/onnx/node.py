@@ -180,6 +180,11 @@ class OnnxNode:
         """Add a run-time check that two sizes are equal."""
         self._session.check_equal(a, b, f"{self.where}, {what}")
 
+    @property
+    def takes_whole_caches(self) -> bool:
+        """Are KV caches of a window imported as caches of all positions?"""
+        return self._session.whole_caches
+
     def known_value(self, index: int) -> np.ndarray | None:
         """The value of input `index` if it is constant; None when it is absent or computed at run time."""
         x = self.get(index)

@@ -54,9 +54,11 @@ class _Bound:
 class Session:
     """State of one conversion of a model, and of the graph being converted: main, or a nested body."""
 
-    def __init__(self, model: Model, table: SizeTable) -> None:
+    def __init__(self, model: Model, table: SizeTable, whole_caches: bool = False) -> None:
         self.model = model
         self.table = table
+        self.whole_caches = whole_caches
+        """are KV caches of a window imported as caches of all positions?"""
         self.folder = Folder()
         self.size_producers = SizeProducers()
         self.unreached: list[list[NothingInsideError]] = []

@@ -58,7 +58,7 @@ from relayc.relay.sizes import assuming, dims_equal, size_from_json, size_variab
 from relayc.relay.transform import UpdateKVCacheInPlace, default_pipeline
 from relayc.relay.type import TensorType
 from relayc.relay.user_arguments import check_text, named_values
-from relayc.relay.versions import EQUAL_SIZES, version_for, versions_of, without_versions
+from relayc.relay.versions import version_for, versions_of, without_versions
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, PassContext, Sequential, rewrite_dag
 from relayc.te.tir import PrimFunc, Var as SizeVariable
@@ -301,7 +301,8 @@ def _with_caches(
         raise CompileError(f"caches are kept on CPUs only; the target is {target}")
     if specialize:
         raise CompileError("caches grow with every run: a model that keeps them is not specialized as well")
-    return UpdateKVCacheInPlace(caches)(versions_of(module).get(EQUAL_SIZES, module))
+    precision = PassContext.current().option("relay.ToMixedPrecision.dtype")
+    return UpdateKVCacheInPlace(caches, "float16" if precision == "float16" else "float32")(module)
 
 
 def _prepared(body: Function, target: Target) -> Function:

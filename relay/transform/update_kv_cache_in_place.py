@@ -11,9 +11,12 @@ from relayc.relay.bind_sizes import bind_sizes
 from relayc.relay.expr import Call, Expr, Function, Tuple, Var
 from relayc.relay.op import cache as cached
 from relayc.relay.op.common import with_dim
+from relayc.relay.op.elementwise import cast as cast_elements
 from relayc.relay.op.joining import Concatenate
-from relayc.relay.sizes import dims_equal
+from relayc.relay.sizes import add_sizes, dims_equal
 from relayc.relay.type import TensorType
+from relayc.relay.versions import EQUAL_SIZES, versions_of, without_versions
+from relayc.te.dtype import DType
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag
 from relayc.te.tir import Dim, SizeVar
@@ -28,29 +31,51 @@ CAPACITY = "#capacity"
 class UpdateKVCacheInPlace(Pass):
     """Inputs named in `caches` become KV caches; the outputs they name, the caches with new rows appended, are dropped.
 
-    A cache is concatenated with the rows that a run adds along one dimension. The input is replaced by a buffer with
-    spare capacity, to which the new rows are appended (`cache.append`), and of which the filled part is read. All have
-    one length: sizes that an exporter names for each are one size variable. Caches follow the other parameters; the
-    function's attribute "caches" has (name, axis, rows before, rows added) of each.
+    A cache is concatenated with the rows that a run adds along one dimension, or updated with them by `cache.update`.
+    The input is replaced by a buffer with spare capacity, to which the new rows are appended (`cache.append`), and of
+    which the filled part is read. All have one length: sizes that an exporter names for each are one size variable, and
+    the total that `cache.update` is told is checked to be that length and the new rows. Caches follow the other
+    parameters; the function's attribute "caches" has (name, axis, rows before, rows added) of each. The result has one
+    version: that of equal sizes, unless it holds for empty caches only. Caches of float32 are stored as `stored`.
     Raises CompileError for an output that is not its input with rows appended.
     """
 
     caches: Mapping[str, str] = field(default_factory=dict[str, str])
+    stored: str = "float32"
 
     opt_level: ClassVar[int] = 0
 
     def run(self, module: IRModule, context: PassContext) -> IRModule:
         if not self.caches:
             return module
+        module = _version(module, self.caches)
         names: list[str] = list(module.attrs.get("output_names", ()))
         for name in self.caches.values():
             if name not in names:
                 known = ", ".join(names) or "without names"
                 raise CompileError(f"caches name the output {name!r}; the outputs are: {known}")
         main = _with_one_length(cast(Function, module["main"]), self.caches, names)
-        changed = _Rewriter(main, self.caches, names).function()
+        changed = _Rewriter(main, self.caches, names, self.stored).function()
         kept = [name for name in names if name not in self.caches.values()]
         return IRModule({**module.functions, "main": changed}, {**module.attrs, "output_names": kept})
+
+
+def _version(module: IRModule, caches: Mapping[str, str]) -> IRModule:
+    """The version of the model that is compiled with caches.
+
+    One that takes two lengths of the inputs to be equal, as of a mask and of new tokens, holds for empty caches only.
+    Lengths are symbolic sizes behind the first dimension.
+    """
+    equal = versions_of(module).get(EQUAL_SIZES)
+    if equal is None:
+        return without_versions(module)
+    merged: dict[str, str] = {}
+    for old, new in zip(module["main"].params, equal["main"].params, strict=True):
+        if old.name not in caches and isinstance(old.ty, TensorType) and isinstance(new.ty, TensorType):
+            for a, b in zip(old.ty.shape[1:], new.ty.shape[1:], strict=True):
+                if isinstance(a, SizeVar) and isinstance(b, SizeVar) and merged.setdefault(b.name, a.name) != a.name:
+                    return without_versions(module)
+    return equal
 
 
 def find_kv_caches(module: IRModule) -> dict[str, str]:
@@ -71,16 +96,24 @@ def find_kv_caches(module: IRModule) -> dict[str, str]:
 
 
 def _with_one_length(main: Function, caches: Mapping[str, str], names: Sequence[str]) -> Function:
-    """The function with one size variable for the rows of all caches, which an executor appends to together."""
+    """The function with one size variable for the rows of all caches, which an executor appends to together.
+
+    Other symbolic sizes of a cache that those of its new rows tell are bound to them.
+    """
     params = {p.name: p for p in main.params}
     lengths: list[SizeVar] = []
+    sizes: dict[str, Dim] = {}
     for name, output in caches.items():
         append, param = _append_of(main.results[names.index(output)]), params.get(name)
         if append and param and append.prefix is param and isinstance(length := param.shape[append.axis], SizeVar):
             lengths.append(length)
-    if len({length.name for length in lengths}) < 2:
+            known = zip(param.shape, append.added.shape, strict=True)
+            sizes.update({d.name: n for d, n in known if isinstance(d, SizeVar) and isinstance(n, int)})
+    if len({length.name for length in lengths}) > 1:
+        sizes.update({length.name: lengths[0] for length in lengths})
+    if not sizes:
         return main
-    bound = bind_sizes(main, {length.name: lengths[0] for length in lengths})
+    bound = bind_sizes(main, sizes)
     attrs = dict(bound.attrs)
     if "size_checks" in attrs:
         attrs["size_checks"] = tuple([(a, b, s) for a, b, s in attrs["size_checks"] if not dims_equal(a, b)])
@@ -88,16 +121,27 @@ def _with_one_length(main: Function, caches: Mapping[str, str], names: Sequence[
 
 
 class _Append(NamedTuple):
-    """A tensor, the tensor that is appended to it, and the axis."""
+    """A tensor, the tensor that is appended to it, and the axis.
+
+    `begins` are the positions of the new rows by entry, `total` the size that says how many rows the result holds;
+    None where the tensors are concatenated.
+    """
 
     prefix: Expr
     added: Expr
     axis: int
+    begins: Expr | None = None
+    total: Dim | None = None
 
 
 def _append_of(e: Expr) -> _Append | None:
     """The append that `e` is, if it is one."""
-    if not isinstance(e, Call) or not isinstance(e.op, Concatenate) or len(e.args) != 2:
+    if not isinstance(e, Call):
+        return None
+    if isinstance(e.op, cached.Update):
+        prefix, added, begins = e.args
+        return _Append(prefix, added, 2, begins, e.op.total)
+    if not isinstance(e.op, Concatenate) or len(e.args) != 2:
         return None
     prefix, added = e.args
     return _Append(prefix, added, e.op.axis % len(e.shape))
@@ -114,8 +158,8 @@ class _Cache:
 class _Rewriter:
     """Rewrites one function."""
 
-    def __init__(self, function: Function, caches: Mapping[str, str], outputs: Sequence[str]) -> None:
-        self.old, self.outputs, self.names = function, outputs, caches
+    def __init__(self, function: Function, caches: Mapping[str, str], outputs: Sequence[str], stored: str) -> None:
+        self.old, self.outputs, self.names, self.stored = function, outputs, caches, stored
         self.fields = function.results
         params = {p.name: p for p in function.params}
         strange = [name for name in caches if name not in params]
@@ -131,7 +175,8 @@ class _Rewriter:
             raise CompileError(f"{what}: expected the input with one tensor appended")
         if append.prefix is not parameter or not isinstance(parameter.shape[append.axis], SizeVar):
             raise CompileError(f"{what}: expected the input, of symbolic length, with rows appended")
-        roomy = TensorType(with_dim(parameter.shape, append.axis, self.capacity), parameter.dtype)
+        kind = self.stored if parameter.dtype == "float32" else parameter.dtype
+        roomy = TensorType(with_dim(parameter.shape, append.axis, self.capacity), kind)
         return _Cache(Var(parameter.name, roomy, span=parameter.span), append)
 
     def function(self) -> Function:
@@ -145,6 +190,8 @@ class _Rewriter:
         inputs = [p for p in self.old.params if id(p) not in self.caches]
         records = [_record(cache) for cache in self.caches.values()]
         attrs = {**self.old.attrs, "caches": tuple(records)}
+        checks = [check for cache in self.caches.values() for check in _checks(cache)]
+        attrs["size_checks"] = tuple(dict.fromkeys([*attrs.get("size_checks", ()), *checks]))
         if "bound_sizes" in attrs:
             bound: Sequence[tuple[str, int, int, str]] = attrs["bound_sizes"]  # type: ignore[assignment]
             attrs["bound_sizes"] = tuple((name, kept.index(at), element, s) for name, at, element, s in bound)
@@ -156,12 +203,26 @@ class _Rewriter:
         cache = append and self.caches.get(id(append.prefix))
         if not append or not cache or append.axis != cache.append.axis:
             return e
-        prefix, added, axis = append
-        whole = cached.append(cache.param, added, prefix.shape[axis], axis)
-        return cached.filled(whole, e.shape[axis], axis)
+        prefix, added, axis, begins, total = append
+        whole = cached.append(cache.param, _as(cache.param.dtype, added), prefix.shape[axis], axis, begins)
+        return _as(e.dtype, cached.filled(whole, e.shape[axis] if total is None else total, axis))
+
+
+def _as(dtype: DType, x: Expr) -> Expr:
+    """`x` with this element type."""
+    return x if x.dtype == dtype else cast_elements(x, str(dtype))
 
 
 def _record(cache: _Cache) -> tuple[str, int, Dim, Dim]:
     """The attribute of a cache: (name, axis, rows before, rows added)."""
-    prefix, added, axis = cache.append
+    prefix, added, axis, *_ = cache.append
     return cache.param.name, axis, prefix.shape[axis], added.shape[axis]
+
+
+def _checks(cache: _Cache) -> list[tuple[Dim, Dim, str]]:
+    """The size check that the rows which an update is told are those of the cache and the new ones."""
+    prefix, added, axis, _, total = cache.append
+    if total is None:
+        return []
+    kept = add_sizes(prefix.shape[axis], added.shape[axis])
+    return [(total, kept, "the positions that the executor keeps and new ones")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +12,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from relayc.cli.console import Steps, err, guarded, out
+from relayc.cli.console import Steps, err, guarded, out, print_result
 from relayc.cli.options import Activations, Precision, UsageError
-from relayc.cli.parameters import InPrecision, OfActivations, OptLevel, Target, Threads, build_options
+from relayc.cli.parameters import InPrecision, Json, OfActivations, OptLevel, Target, Threads, build_options
 
 __all__ = ["generate"]
 
@@ -51,6 +53,7 @@ def generate(
     precision: InPrecision = Precision.FLOAT32,
     activations: OfActivations = Activations.AUTO,
     threads: Threads = None,
+    json: Json = False,
 ) -> None:
     """Generate text, or token ids where there is no tokenizer, with a language model; what is generated is printed.
 
@@ -70,15 +73,28 @@ def generate(
     options = {name: value for name, value in passed.items() if value is not None}
     begin = None if decoder_ids is None else _parse_ids(decoder_ids, "--decoder-ids")
     start = time.perf_counter()
-    if len(prompts) == 1 and (num_beams or generator.defaults.num_beams) == 1:
+    if not json and len(prompts) == 1 and (num_beams or generator.defaults.num_beams) == 1:
         count = _print_stream(generator, generator.stream(prompts[0], decoder_ids=begin, **options))
     else:
         found = generator.generate(prompts, decoder_ids=begin, **options)
-        for result in found:
-            out.print(result.text if generator.tokenizer else " ".join(map(str, result.ids)), soft_wrap=True)
         count = sum(len(result.ids) for result in found)
+        print_result(
+            json, "generate", _record(model, found, time.perf_counter() - start), partial(_print_all, generator, found)
+        )
     seconds = time.perf_counter() - start
     err.print(f"{count} tokens in {seconds:.3f} s, {count / seconds:.1f} tokens/s", soft_wrap=True)
+
+
+def _print_all(generator: Any, found: list[Any]) -> None:
+    """Print what was generated for each prompt: its text, or its token ids."""
+    for result in found:
+        out.print(result.text if generator.tokenizer else " ".join(map(str, result.ids)), soft_wrap=True)
+
+
+def _record(model: Path, found: list[Any], seconds: float) -> dict[str, Any]:
+    """What was generated, for programs."""
+    results = [asdict(result) for result in found]
+    return {"model": str(model), "results": results, "tokens": sum(len(r["ids"]) for r in results), "seconds": seconds}
 
 
 def _print_stream(generator: Any, tokens: Any) -> int:

@@ -1,8 +1,8 @@
 """Text generation with compiled language models: ``from relayc.generation import Generator``."""
 
 from relayc.generation.errors import GenerationError
-from relayc.generation.generator import Generation, Generator, Token
+from relayc.generation.generator import Generation, Generator, Prefix, Token
 from relayc.generation.options import GenerationOptions
 from relayc.generation.text import Tokenizer
 
-__all__ = ["Generation", "GenerationError", "GenerationOptions", "Generator", "Token", "Tokenizer"]
+__all__ = ["Generation", "GenerationError", "GenerationOptions", "Generator", "Prefix", "Token", "Tokenizer"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,12 @@ class Decoder:
         self.takes_many = self._keeps and prefill is None and not isinstance(ids.shape[1], int)
         """may a step have several tokens when there are some already?"""
         self._outputs = {pair.input.name: pair.output for pair in ports.caches}
-        self._first_outputs = self._outputs if prefill is None else _outputs_by_key(prefill[0], ports)
+        self._first_outputs = self._outputs
+        self._first_kept: Mapping[str, str] = {}
+        """outputs of the first graph by the caches that the executor keeps"""
+        if prefill is not None:
+            self._first_outputs = _outputs_by_key(prefill[0], [pair.input.name for pair in ports.caches])
+            self._first_kept = _outputs_by_key(prefill[0], executor.cache_names)
         self._caches: dict[str, NDArray] = {}
         self._tokens: Tokens = np.zeros((1, 0), np.int64)
         self._length = 0
@@ -98,6 +103,20 @@ class Decoder:
                     self._set_cache(pair.input.name, self._caches[pair.input.name].numpy()[kept])
         self._tokens, self._length = self._tokens[:, :length], length
 
+    def cache_values(self) -> dict[str, Array]:
+        """A copy of all caches by input name, kept and passed ones."""
+        return {**self._executor.cache_values(), **{name: array.numpy() for name, array in self._caches.items()}}
+
+    def set_caches(self, values: Mapping[str, Array], length: int) -> None:
+        """Make the caches those of `length` positions that `cache_values` gave, of this or another decoder."""
+        kept = set(self._executor.cache_names)
+        self.reset()
+        self._executor.set_caches({name: value for name, value in values.items() if name in kept})
+        for name, value in values.items():
+            if name not in kept:
+                self._set_cache(name, value)
+        self._length = length
+
     def select(self, rows: npt.NDArray[np.intp]) -> None:
         """Make row i of the batch what row `rows[i]` was."""
         if len(rows) == len(self._mask) and (rows == np.arange(len(rows))).all():
@@ -128,6 +147,8 @@ class Decoder:
             self._set_empty(executor, ports, len(tokens))
         (logits,) = executor.infer(feed, (ports.logits,))
         self._length = first + tokens.shape[1]
+        if is_prefill and self._first_kept:
+            self._executor.set_caches({name: executor.get_output(o).numpy() for name, o in self._first_kept.items()})
         if self._ports.caches:
             self._pass_caches(executor, self._outputs if first else self._first_outputs)
         if logits.ndim == 3 and not logits.shape[1]:
@@ -167,10 +188,13 @@ class Decoder:
         self._executor.set_input_zero_copy(name, array)
 
     def _set_empty(self, executor: GraphModule, ports: DecoderPorts, batch: int) -> None:
-        """Set caches of no positions, but for those that came with what was encoded."""
+        """Set caches of no positions, but for those that came with what was encoded. Those of cross-attention, which
+        the first step gives, have its positions: other inputs may tell them, too."""
+        hidden = self._encoded.get("encoder_hidden_states")
         for pair in ports.caches:
             if pair.input.name not in self._caches:
-                shape = [batch, *[0 if size is None else size for size in pair.sizes[1:]]]
+                length = hidden.shape[1] if pair.is_cross and hidden is not None else 0
+                shape = [batch, *[length if size is None else size for size in pair.sizes[1:]]]
                 executor.set_input(pair.input.name, np.zeros(shape, to_numpy(pair.input.dtype)))
 
     def _pass_caches(self, executor: GraphModule, outputs: Mapping[str, str | None]) -> None:
@@ -183,17 +207,17 @@ class Decoder:
                 self._executor.set_input_zero_copy(name, self._caches[name])
 
 
-def _outputs_by_key(prefill: GraphModule, ports: DecoderPorts) -> dict[str, str | None]:
+def _outputs_by_key(prefill: GraphModule, caches: Sequence[str]) -> dict[str, str]:
     """The outputs of the first graph, by the caches of the second one that they are."""
     outputs = list(prefill.get_output_info()[0])
     found = {key: name for name in outputs if (key := cache_key(name)) is not None}
-    missing = [pair.input.name for pair in ports.caches if cache_key(pair.input.name) not in found]
+    missing = [name for name in caches if cache_key(name) not in found]
     if missing:
         raise GenerationError(
             f"the first decoder gives {', '.join(outputs)}; expected outputs with the layers and kinds of the inputs "
             f"{', '.join(missing)} of the decoder with past"
         )
-    return {pair.input.name: found[key] for pair in ports.caches if (key := cache_key(pair.input.name)) is not None}
+    return {name: found[key] for name in caches if (key := cache_key(name)) is not None}
 
 
 def _check_sizes(ids: Port, keeps: bool) -> None:

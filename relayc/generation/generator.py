@@ -20,14 +20,14 @@ from relayc.generation.ports import find_decoder_ports
 from relayc.generation.processors import Tokens, draw, processors_of
 from relayc.generation.text import StopFinder, TextStream, Tokenizer
 
-__all__ = ["Generation", "Generator", "Token"]
+__all__ = ["Generation", "Generator", "Prefix", "Token"]
 
 _WITHOUT_MASK = frozenset({"onnxruntime-genai", "onnxruntime.transformers"})
 """Producers whose attention (GroupQueryAttention) knows the length of a sequence only, not where it is padded."""
 
 _EXPECTED = "expected a text, token ids, or a list of prompts"
-_LARGEST_ID = 2**31 - 1
-"""The largest token id: models take ids as integers of 32 or 64 bits."""
+_MOST_IDS = 2**31
+"""The vocabulary of a model that does not tell its own: models take ids as integers of 32 or 64 bits."""
 
 Prompt = str | Sequence[int] | npt.NDArray[Any]
 
@@ -96,6 +96,15 @@ class _Row:
         return Generation(self.ids, "".join(self.texts), self.reason, self._prompt_length)
 
 
+@dataclass(frozen=True)
+class Prefix:
+    """Tokens (batch, positions), their mask, and what caches hold of them by name: what a generator goes on from."""
+
+    tokens: Tokens
+    mask: npt.NDArray[np.int64]
+    caches: Mapping[str, npt.NDArray[Any]]
+
+
 @dataclass
 class _Batch:
     """Prompts of one run of the loop: tokens padded on the left, their mask, and their places among all prompts."""
@@ -137,12 +146,13 @@ class Generator:
     ) -> None:
         folder = ModelFolder.open(model)
         first = folder.prefill if prefill is None else prefill
-        how = {"caches": None, **options} if first is not None else options
-        executor = make_executor(folder.decoder, target, num_threads, True, **how)
-        self._ports = find_decoder_ports(executor, {**folder.names, **(names or {})}, caches or folder.caches)
+        executor = make_executor(folder.decoder, target, num_threads, True, **options)
+        passed = set(executor.get_input_info()[1])
+        pairs = caches or {name: output for name, output in folder.caches.items() if name in passed}
+        self._ports = find_decoder_ports(executor, {**folder.names, **(names or {})}, pairs)
         self._executor, self._prefill = executor, None
-        if first is not None:
-            before = make_executor(first, target, num_threads, True, **how)
+        if first is not None:  # its caches go to the other one
+            before = make_executor(first, target, num_threads, True, **{"caches": {}, **options})
             self._prefill = before, find_decoder_ports(before, {})
         self._takes_padding = executor.metadata.producer_name not in _WITHOUT_MASK
         self._tokenizer = Tokenizer.load(tokenizer, folder.folder)
@@ -151,6 +161,8 @@ class Generator:
         self.context_length = folder.context_length if context_length is None else context_length
         """most tokens of a sequence; None: not known"""
         self._decoder_start = folder.decoder_start
+        size = executor.get_output_info()[0][self._ports.logits][-1]
+        self._vocabulary = max(size if isinstance(size, int) else 0, folder.vocabulary or 0) or _MOST_IDS
         self._encoder = None
         if (source := folder.encoder if encoder is None else encoder) is not None:
             self._encoder = Encoder(make_executor(source, target, num_threads, False, **options))
@@ -187,6 +199,35 @@ class Generator:
         self._turn += 1
         self._seen = None
         self._decoder.reset()
+
+    def save_prefix(self) -> Prefix:
+        """A copy of the tokens seen and of their caches, to go on from later, or in another generator of the model.
+
+        It can be pickled. Raises `GenerationError` where there are none, and for a model whose prompts are always
+        computed from the start: one without caches, with an encoder, or with a decoder of its own for the first step.
+        """
+        self._check_keeps_prefixes()
+        if self._seen is None or not self.cached_length:
+            raise GenerationError("there are no tokens to save; expected a generate() before")
+        length = self.cached_length
+        mask = np.ones((len(self._seen.tokens), length), np.int64)
+        given = self._seen.mask[:, :length]
+        mask[:, : given.shape[1]] = given
+        return Prefix(self._seen.tokens[:, :length].copy(), mask, self._decoder.cache_values())
+
+    def load_prefix(self, prefix: Prefix) -> None:
+        """Go on from a saved prefix: prompts that begin with its tokens compute the others only."""
+        self._check_keeps_prefixes()
+        self.reset()
+        self._decoder.set_caches(prefix.caches, prefix.tokens.shape[1])
+        self._seen = _Batch(prefix.tokens, prefix.mask, list(range(len(prefix.tokens))))
+
+    def _check_keeps_prefixes(self) -> None:
+        if self._encoder is not None or not self._decoder.takes_many:
+            raise GenerationError(
+                "the model computes each prompt from the start: expected a decoder with caches, without an encoder and "
+                "without a decoder of its own for the first step"
+            )
 
     def generate(
         self,
@@ -235,7 +276,7 @@ class Generator:
                     "a tokenizer.json in the model's folder is read after pip install 'relayc[generation]'"
                 )
             return self._tokenizer.encode(prompt)
-        return _token_ids(prompt)
+        return _token_ids(prompt, self._vocabulary)
 
     def _batches(
         self, prompts: Sequence[Prompt], options: GenerationOptions, decoder_ids: Sequence[int] | None
@@ -270,7 +311,7 @@ class Generator:
         groups = [list(range(len(inputs)))] if encoder.takes_together(inputs) else [[i] for i in range(len(inputs))]
         for places in groups:
             encoded = encoder.encode([inputs[i] for i in places], options.pad_token_id)
-            tokens = np.tile(np.array(_token_ids(start), np.int64), (len(places), 1))
+            tokens = np.tile(np.array(_token_ids(start, self._vocabulary), np.int64), (len(places), 1))
             yield _Batch(tokens, np.ones_like(tokens), places, encoded)
 
     # -- the loop
@@ -407,15 +448,18 @@ def _listed(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     return [prompt] if is_single else list(prompt), is_single  # type: ignore[list-item]
 
 
-def _token_ids(ids: Any) -> list[int]:
-    """Token ids as a list of integers. Raises GenerationError for anything else."""
+def _token_ids(ids: Any, vocabulary: int) -> list[int]:
+    """Token ids as a list of integers below `vocabulary`. Raises GenerationError for anything else."""
     try:
         tokens = [index(token) for token in ids]
     except TypeError as error:
         raise GenerationError(f"the prompt has {ids!r:.80} in the place of token ids; {_EXPECTED}") from error
-    for token in tokens:
-        if not 0 <= token <= _LARGEST_ID:
-            raise GenerationError(f"the prompt has the token {token}; expected ids from 0 to {_LARGEST_ID}")
+    for position, token in enumerate(tokens):
+        if not 0 <= token < vocabulary:
+            raise GenerationError(
+                f"the prompt has the token {token} at position {position}, and the model a vocabulary of {vocabulary} "
+                f"tokens; expected ids from 0 to {vocabulary - 1}, as of the model's own tokenizer"
+            )
     return tokens
 
 

@@ -42,6 +42,7 @@ class ModelFolder:
     defaults: GenerationOptions = field(default_factory=GenerationOptions)
     context_length: int | None = None
     decoder_start: int | None = None
+    vocabulary: int | None = None
 
     @staticmethod
     def open(model: Any) -> ModelFolder:
@@ -103,6 +104,8 @@ class ModelFolder:
         self.defaults = options_from(GenerationOptions(), {"do_sample": False, **_options(merged)})
         lengths = [model.get("context_length"), *[config.get(name) for name in _LENGTHS]]
         self.context_length = next((n for n in lengths if isinstance(n, int)), None)
+        sizes = (model.get("vocab_size"), config.get("vocab_size"))
+        self.vocabulary = next((n for n in sizes if isinstance(n, int)), None)
         starts = (general.get("decoder_start_token_id"), config.get("decoder_start_token_id"))
         self.decoder_start = next((n for n in starts if isinstance(n, int)), None)
         self._read_names(model.get("decoder", {}))
@@ -136,7 +139,7 @@ def make_executor(model: Any, target: str, num_threads: int | None, decodes: boo
         compiled = model if isinstance(model, CompiledModel) else load_model(str(model))
     else:
         if decodes:
-            options = {"caches": None if target.startswith("cuda") else "auto", "last_position": "auto", **options}
+            options = {"caches": {} if target.startswith("cuda") else "auto", "last_position": "auto", **options}
         compiled = relayc.compile_onnx(model, target, **options)
     return GraphModule.of(compiled, num_threads=num_threads)
 

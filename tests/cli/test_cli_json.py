@@ -19,8 +19,8 @@ from relayc.cli.main import app
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli_json.md"
 SCHEMA = json.loads(re.findall(r"^```json\n(.*?)^```", PAGE.read_text(), re.M | re.S)[0])
-OTHERS = {"generate", "serve"}
-"""Commands whose output is text as it is generated, and a server's log."""
+OTHERS = {"serve"}
+"""A command whose output is a server's log."""
 runner = CliRunner()
 
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from relayc.cli.main import app
 from relayc.runtime import load_model
+from tests.cli.test_cli_json import validated
 from tests.generation import decoder_models as tiny
 
 runner = CliRunner()
@@ -41,6 +42,18 @@ def test_generate_prints_token_ids(artifact):
     result = runner.invoke(app, ["generate", str(artifact), "--ids", "5 9 30", "--ids", "7", "-n", "4"])
     assert result.stdout.splitlines()[0] == " ".join(map(str, expected)), result.output
     assert result.stdout.splitlines()[1] == " ".join(map(str, tiny.greedy([7], 4)))
+
+
+def test_generate_prints_an_object_for_programs(artifact):
+    result = runner.invoke(app, ["generate", str(artifact), "--ids", "5,9,30", "--ids", "7", "-n", "4", "--json"])
+    found = validated(result.stdout, "generate")
+    assert [r["ids"] for r in found["results"]] == [tiny.greedy(PROMPT, 4), tiny.greedy([7], 4)]
+    assert [r["prompt_length"] for r in found["results"]] == [3, 1] and found["tokens"] == 8
+    result = runner.invoke(app, ["generate", str(artifact), "--ids", "5,40", "--json"])
+    assert result.exit_code == 1
+    error = validated(result.stdout, "generate")["error"]
+    assert error["kind"] == "GenerationError"
+    assert "the token 40 at position 1, and the model a vocabulary of 40 tokens" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -263,7 +264,8 @@ def test_folders_without_a_model_say_what_they_hold(tmp_path):
         (None, {}, "the prompt is a NoneType; expected a text, token ids"),
         ({"ids": [1]}, {}, "the prompt is a dict; expected"),
         ([-1], {}, "the prompt has the token -1"),
-        ([10**20], {}, "the prompt has the token 1000.*expected ids from 0 to 2147483647"),
+        ([10**20], {}, "the prompt has the token 1000.* at position 0.*expected ids from 0 to 39"),
+        ([1, 40], {}, "the prompt has the token 40 at position 1, and the model a vocabulary of 40 tokens"),
         ([1.5], {}, r"the prompt has 1\.5 in the place of token ids"),
         ([[1, 1.5]], {}, r"the prompt has \[1, 1\.5\] in the place of token ids"),
         ([1], {"top_p": 0}, "top_p=0; expected above 0 and at most 1"),
@@ -311,3 +313,27 @@ def test_texts_need_a_tokenizer(compiled, tmp_path):
         Generator(compiled, tmp_path)
     with pytest.raises(GenerationError, match="the tokenizer is a int"):
         Generator(compiled, 3)
+
+
+@pytest.mark.parametrize(("precision", "stored"), [("bfloat16", "float32"), ("float16", "float16")])
+def test_caches_are_kept_with_lower_precision(precision, stored):
+    generator = Generator(tiny.decoder(), config={"relay.ToMixedPrecision.dtype": precision})
+    assert generator.generate(PROMPTS[1], max_new_tokens=6).ids == tiny.greedy(PROMPTS[1], 6)
+    values = generator._executor.cache_values()
+    assert len(values) == len(tiny.CACHES) and {str(value.dtype) for value in values.values()} == {stored}
+
+
+def test_a_prefix_is_saved_and_shared(generator):
+    """A clone goes on from the caches of another generator, and computes new tokens only."""
+    generator.reset()
+    first = generator.generate(PROMPTS[0], max_new_tokens=4).ids
+    prefix = pickle.loads(pickle.dumps(generator.save_prefix()))
+    other = generator.clone()
+    other.load_prefix(prefix)
+    assert other.cached_length == len(PROMPTS[0]) + 3 and prefix.tokens.tolist() == [[*PROMPTS[0], *first[:3]]]
+    longer = [*PROMPTS[0], *first, 8]
+    assert other.generate(longer, max_new_tokens=4).ids == tiny.greedy(longer, 4)
+    other.load_prefix(prefix)
+    assert other.generate([7, 1], max_new_tokens=4).ids == tiny.greedy([7, 1], 4)
+    with pytest.raises(GenerationError, match="there are no tokens to save"):
+        generator.clone().save_prefix()

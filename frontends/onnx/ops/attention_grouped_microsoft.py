@@ -9,11 +9,12 @@ from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.attention_microsoft import number, require_absent, scale_of
 from relayc.frontends.onnx.ops.attention_parts import attend, columns, merged_heads, rotated, split_heads
 from relayc.frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
+from relayc.frontends.onnx.ops.control import constant_branches
 from relayc.frontends.onnx.ops.normalization import rms_normalized
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Expr, const
-from relayc.relay.sizes import add_sizes, dims_equal, floor_divide, larger, product
+from relayc.relay.sizes import add_sizes, dims_equal, floor_divide, product, smaller
 from relayc.te.tir import Dim
 
 __all__ = ["GroupedAttention"]
@@ -31,7 +32,9 @@ def rotary_embedding(node: OnnxNode) -> Expr:
     node.attrs.ignore("scale")  # no kernel of onnxruntime's reads it
     require_rank(node, 0, 3, 4)
     require_rank(node, 2, 2, 2)
-    shape, pairs = node.type(0).shape, node.shape(2)[1]
+    shape, pairs = node.type(0).shape, node.type(2).shape[1]
+    if not isinstance(pairs, int):
+        raise node.value_needed(f"the cosines are {node.type(2)}, and their columns have to be known", node[2])
     heads, rotary_size = node.attr_int("num_heads", 0), node.attr_int("rotary_embedding_dim", 0) or 2 * pairs
     if len(shape) == 4:
         x = transposed(node[0], (0, 2, 1, 3))
@@ -57,8 +60,21 @@ def _positions(node: OnnxNode, length: Dim) -> Expr:
 
 def _angles(node: OnnxNode, positions: Expr, indices: tuple[int, int]) -> tuple[Expr, Expr]:
     """Cosines and sines of positions [batch or 1, length] as [batch or 1, length, 1, pairs]."""
-    cosine, sine = [op.expand_dims(op.take(node[index], positions, axis=0), 2) for index in indices]
+    cosine, sine = [op.expand_dims(_rows_at(node[index], positions), 2) for index in indices]
     return cosine, sine
+
+
+def _rows_at(table: Expr, positions: Expr) -> Expr:
+    """The rows of a table at `positions`. One of two constant tables (LongRoPE, by the number of positions) is read as
+    part of both, one behind the other, rather than copied in every run."""
+    both = constant_branches(table)
+    if both is None or not dims_equal(both[1].shape[1], both[2].shape[1]):
+        return op.take(table, positions, axis=0)
+    condition, first, second = both
+    counts = [number(x.tensor_type.static_shape[0], positions) for x in (first, second)]
+    last = op.subtract(op.where(condition, *counts), number(1, positions))
+    begin = op.where(condition, number(0, positions), counts[0])
+    return op.take(op.concatenate([first, second], axis=0), op.add(op.minimum(positions, last), begin), axis=0)
 
 
 _DEPENDENT = ("kv_cache_bit_width", "qk_norm_epsilon", "rotary_interleaved", "smooth_softmax")
@@ -72,7 +88,8 @@ def group_query_attention(node: OnnxNode) -> list[Expr | None]:
     Inputs: Q (or packed QKV), K, V, past keys and values [batch, groups, length, size], the number of keys minus one of
     each row, the largest number of keys, cosines, sines, positions, bias of the scores, attention sinks of the heads,
     two scales of a quantized cache, scales of Q and K norms. Outputs: Y, and the cache, whose length is the maximum of
-    the past's and the largest number of keys.
+    the past's and the largest number of keys. A cache that drops positions outside of the window (sliding_window_cache)
+    keeps its length; compiled with `caches`, it is a whole one.
     """
     return GroupedAttention(node).outputs()
 
@@ -124,6 +141,7 @@ class GroupedAttention:
         self.lengths = node[5]
         self.total = self._largest_total()
         self.past = self._past_lengths()
+        self.drops = self._drops_positions()
 
     def outputs(self) -> list[Expr | None]:
         """The result, and the updated key and value caches."""
@@ -132,15 +150,21 @@ class GroupedAttention:
         if node.attr_bool("do_rotary", False):
             query, key = self._rotated(query, key)
         forms = self._cache_form("k", 12), self._cache_form("v", 13)
-        keys, values = self._cached(forms[0].quantized(key), 3), self._cached(forms[1].quantized(self.value), 4)
-        bias = self.bias(self.total)
+        new = forms[0].quantized(key), forms[1].quantized(self.value)
+        if self.drops:
+            window = _WindowedCache(self)
+            whole = [window.staged(x, index) for index, x in enumerate(new, 3)]
+            present, bias = [window.latest(x) for x in whole], window.bias()
+        else:
+            present = [self._cached(x, index) for index, x in enumerate(new, 3)]
+            whole, bias = [self._in_use(x) for x in present], self.bias(self.total)
         sink = node.get(11)
         if sink is None and node.attr_int("smooth_softmax", -1) > 0:
             sink = op.zeros((self.heads,), str(query.dtype))
         kind, cap = str(query.dtype), node.attr_float("softcap", 0.0)
-        used = forms[0].values(self._in_use(keys), kind), forms[1].values(self._in_use(values), kind)
-        result, _ = attend(query, *used, scale_of(node, query), bias, cap, sink)
-        return [merged_heads(result), keys, values]
+        keys, values = [form.values(x, kind) for form, x in zip(forms, whole, strict=True)]
+        result, _ = attend(query, keys, values, scale_of(node, query), bias, cap, sink)
+        return [merged_heads(result), *present]
 
     def _cache_form(self, name: str, index: int) -> _CacheForm:
         """The storage of the key ("k") or value ("v") cache, whose scale is input `index`."""
@@ -159,11 +183,18 @@ class GroupedAttention:
 
     def _refuse_other_forms(self) -> None:
         node = self.node
-        if node.attr_bool("sliding_window_cache", False):
-            raise node.unsupported("a cache that drops old positions (sliding_window_cache)", expected="0")
         if node.attr_int("qk_output", 0) or node.wants(3):
             raise node.unsupported("the scores as an output (qk_output)", expected="0")
         node.attrs.ignore(*_DEPENDENT)
+
+    def _drops_positions(self) -> bool:
+        """Does the cache hold the latest positions only?"""
+        node = self.node
+        if not node.attr_bool("sliding_window_cache", False):
+            return False
+        if node.attr_int("local_window_size", -1) < 1 or node.get(3) is None or node.get(10) is not None:
+            raise node.unsupported("sliding_window_cache=1 without a window or a past, or with a bias (input 10)")
+        return not node.takes_whole_caches
 
     def _three(self) -> tuple[Expr, Expr, Expr]:
         """Q, K and V as [batch, heads, length, size]."""
@@ -210,7 +241,10 @@ class GroupedAttention:
         positions = node[9] if node.get(9) is not None else op.add(op.expand_dims(self.past, 1), steps)
         angles = _angles(node, positions, (7, 8))
         require_rank(node, 7, 2, 2)
-        rotary_size, interleaved = 2 * node.shape(7)[1], node.attr_bool("rotary_interleaved", False)
+        pairs, interleaved = node.type(7).shape[1], node.attr_bool("rotary_interleaved", False)
+        if not isinstance(pairs, int):
+            raise node.value_needed(f"the cosines are {node.type(7)}, and their columns have to be known", node[7])
+        rotary_size = 2 * pairs
         if not isinstance(self.size, int) or rotary_size > self.size:
             raise node.error(f"{rotary_size} channels of {self.size} rotated", expected="at most those of a head")
         flat = [rotated(transposed(x, (0, 2, 1, 3)), *angles, rotary_size, interleaved) for x in (query, key)]
@@ -221,17 +255,7 @@ class GroupedAttention:
         past = self.node.get(index)
         if past is None:
             return new
-        room = past.shape[2]
-        if room == 0:
-            return new
-        total = larger(self.total, room)
-        at = op.arange(0, total, 1, "int64")
-        behind = op.subtract(op.expand_dims(at, 0), op.expand_dims(op.cast(self.past, "int64"), 1))
-        old = op.take(past, at, axis=2, mode="clip")
-        fresh = op.take(new, behind, axis=2, batch_dims=1, mode="clip")
-        is_old, is_filled = op.less(behind, number(0, behind)), op.less(behind, op.size_tensor((self.length,), ()))
-        is_old, is_filled = [op.expand_dims(op.expand_dims(test, 1), 3) for test in (is_old, is_filled)]
-        return op.where(is_old, old, op.where(is_filled, fresh, const(0, str(new.dtype))))
+        return new if past.shape[2] == 0 else op.cache.update(past, new, self.past, self.total)
 
     def _in_use(self, cache: Expr) -> Expr:
         """The valid part of the cache, whose capacity may be larger."""
@@ -239,10 +263,14 @@ class GroupedAttention:
             return cache
         return op.strided_slice(cache, (0,), (self.total,), axes=(2,))
 
-    def bias(self, total: Dim) -> Expr:
-        """Additive mask plus the bias input: [batch, 1 or heads, length, total]."""
+    def bias(self, total: Dim, first: Expr | None = None) -> Expr:
+        """Additive mask plus the bias input: [batch, 1 or heads, length, total].
+
+        `first` is the position of key 0 in each row of the batch, int64 [batch, 1, 1, 1]; 0 by default.
+        """
         node = self.node
         keys = op.arange(0, total, 1, "int64")
+        keys = keys if first is None else op.add(first, keys)
         begin = reshape_to(op.cast(self.past, "int64"), (self.batch, 1, 1, 1))
         at = op.add(begin, op.expand_dims(op.arange(0, self.length, 1, "int64"), 1))
         if node.attr_bool("causal", True):
@@ -266,3 +294,44 @@ class GroupedAttention:
         return op.add(bias, op.cast(passed, bias.dtype))
 
 
+class _WindowedCache:
+    """A cache of C rows that holds the latest of T positions, in order from row 0 on, W (the window) or more of them.
+
+    Where T exceeds C, C - W + 1 positions are dropped at once, as often as it takes.
+    """
+
+    def __init__(self, attention: GroupedAttention) -> None:
+        self.attention = attention
+        node, past = attention.node, attention.node[3]
+        self.room, self.window = past.shape[2], node.attr_int("local_window_size")
+        at_least = f"a cache of at least {self.window} positions"
+        if isinstance(self.room, int) and self.room < self.window:
+            raise node.error(f"a cache of {self.room} positions", expected=at_least)
+        node.check_equal(smaller(self.room, self.window), self.window, at_least)
+        self.past = op.cast(attention.past, "int64")
+        new = op.size_tensor((attention.length,), ())
+        self.held = self._held(self.past)
+        self.dropped = op.subtract(op.add(self.held, new), self._held(op.add(self.past, new)))
+
+    def _held(self, positions: Expr) -> Expr:
+        """How many of the positions [batch] the cache holds."""
+        room = op.size_tensor((self.room,), ())
+        step = op.maximum(op.add(op.subtract(room, number(self.window, room)), number(1, room)), number(1, room))
+        excess = op.maximum(op.subtract(positions, room), number(0, room))
+        steps = op.floor_divide(op.add(excess, op.subtract(step, number(1, step))), step)
+        return op.subtract(positions, op.multiply(step, steps))
+
+    def staged(self, new: Expr, index: int) -> Expr:
+        """The rows of the cache in input `index` and `new` ones behind them."""
+        rows = add_sizes(self.room, self.attention.length)
+        return op.cache.update(self.attention.node[index], new, self.held, rows)
+
+    def latest(self, staged: Expr) -> Expr:
+        """The rows that the cache holds after the step, of `staged` ones."""
+        at = op.add(op.expand_dims(self.dropped, 1), op.expand_dims(op.arange(0, self.room, 1, "int64"), 0))
+        return op.take(staged, at, axis=2, batch_dims=1, mode="clip")
+
+    def bias(self) -> Expr:
+        """The mask of `staged` rows."""
+        first = reshape_to(op.subtract(self.past, self.held), (self.attention.batch, 1, 1, 1))
+        return self.attention.bias(add_sizes(self.room, self.attention.length), first)

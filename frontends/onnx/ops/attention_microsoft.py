@@ -86,14 +86,14 @@ def _self_attention(
         raise node.error(f"weights of {width} columns for Q, K and V of {list(sizes)}", expected="sizes that add up")
     parts = columns(projected, sizes)
     query, key, value = [split_heads(node, part, heads, "a projection of") for part in parts]
+    before, present = 0, op.stack([key, value], axis=0)
     if past is not None:
         if len(past.shape) != 5 or past.shape[0] != 2 or sizes[2] != sizes[0]:
             raise node.error(f"a past of {past.ty}", expected="[2, batch, heads, length, size], V as wide as K")
-        key, value = [op.concatenate([_half(past, i), x], axis=2) for i, x in ((0, key), (1, value))]
-    before = 0 if past is None else past.shape[3]
+        before, present = past.shape[3], op.concatenate([past, present], axis=3)
+        key, value = _half(present, 0), _half(present, 1)
     result, _ = attend_masked(node, (query, key, value), mask, bias, before)
-    present = op.stack([key, value], axis=0) if node.wants(1) else None
-    return [merged_heads(result), present]
+    return [merged_heads(result), present if node.wants(1) else None]
 
 
 def _half(past: Expr, index: int) -> Expr:

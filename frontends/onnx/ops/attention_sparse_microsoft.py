@@ -53,9 +53,9 @@ class _SparseAttention(GroupedAttention):
             problem = f"{len(layouts)} layouts of blocks of {block} for {self.heads} heads"
             raise node.error(problem, expected="a divisor of the heads")
 
-    def bias(self, total: Dim) -> Expr:
+    def bias(self, total: Dim, first: Expr | None = None) -> Expr:
         """The mask of grouped attention, plus -inf for invisible key blocks: [batch, heads, length, total]."""
-        bias, step = super().bias(total), Constant(np.array(self.block, np.int64))
+        bias, step = super().bias(total, first), Constant(np.array(self.block, np.int64))
         begin = reshape_to(op.cast(self.past, "int64"), (self.batch, 1))
         queries = op.floor_divide(op.add(begin, op.arange(0, self.length, 1, "int64")), step)
         keys = op.floor_divide(op.arange(0, total, 1, "int64"), step)

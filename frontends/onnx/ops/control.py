@@ -32,7 +32,7 @@ from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.container_type import ContainerType, ElementType, SequenceType
 from relayc.relay.errors import InternalCompileError
-from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, const
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, const
 from relayc.relay.op.base import OpDef
 from relayc.relay.sizes import dims_equal, size_variables
 from relayc.relay.type import TensorType
@@ -153,6 +153,19 @@ def _if_dynamic(node: OnnxNode, graphs: Sequence[GraphProto]) -> Sequence[Expr]:
         for branch, passed in zip((then_branch, else_branch), outputs, strict=True)
     ]
     return fields_of(op.if_else(node[0], branches[0], branches[1], then_args, else_args, results))
+
+
+def constant_branches(x: Expr) -> tuple[Expr, Expr, Expr] | None:
+    """The condition and the tensors of both branches, if `x` is the result of an If of constants of one rank."""
+    call = x.tuple_value if isinstance(x, TupleGetItem) else None
+    if not isinstance(x, TupleGetItem) or not isinstance(call, Call) or not isinstance(call.op, op.IfElse):
+        return None
+    condition, *passed = call.args
+    branches = call.op.bodies()
+    arguments = dict(zip([id(p) for branch in branches for p in branch.params], passed, strict=True))
+    then_value, else_value = [arguments.get(id(y), y) for y in (branch.results[x.index] for branch in branches)]
+    constant = isinstance(then_value, Constant) and isinstance(else_value, Constant)
+    return (condition, then_value, else_value) if constant else None
 
 
 def _branches(node: OnnxNode, graphs: Sequence[GraphProto]) -> list[tuple[Function, list[Expr]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -167,6 +169,47 @@ def test_entries_of_a_batch_are_reordered():
     for entries in ([3], [-1], [[0]]):
         with pytest.raises(ArgumentError, match="can't be reordered by"):
             module.reorder_caches(entries)
+
+
+def test_caches_are_saved_and_set():
+    """A prefix is computed once, for several executors; a pickled executor goes on where it was."""
+    module, seen = executor(), positions(4)
+    module.run(x=seen)
+    prefix = module.cache_values()
+    assert {name: value.shape for name, value in prefix.items()} == dict.fromkeys(CACHES, (1, HEADS, 4, SIZE))
+    revived = pickle.loads(pickle.dumps(module))
+    assert revived.cache_length == 4
+    for other in (module.clone(), revived, module):
+        other.set_caches(prefix)
+        assert other.cache_length == 4
+        x = positions(2)
+        (y,) = other(x=x)
+        np.testing.assert_allclose(y.numpy(), expected(np.concatenate([seen, x], axis=1), 2), rtol=1e-5, atol=1e-6)
+    module.set_caches({})
+    assert module.cache_length == 0 and not module.clone().cache_values()
+    for broken, text in (
+        ({"past.key": prefix["past.key"]}, "keeps the caches past.key, past.value; got past.key"),
+        ({**prefix, "past.key": prefix["past.key"].astype("float64")}, r"float64; expected float32 in \(1, 2, past"),
+        ({**prefix, "past.key": prefix["past.key"][:, :1]}, r"got shape \(1, 1, 4, 4\)"),
+        ({**prefix, "past.key": prefix["past.key"][:, :, :3]}, r"caches of \[3, 4\] rows"),
+    ):
+        with pytest.raises(ArgumentError, match=text):
+            module.set_caches(broken)
+
+
+def test_reserved_caches_are_not_moved(monkeypatch):
+    made: list[tuple[int, ...]] = []
+    make = kept_caches.empty
+    monkeypatch.setattr(kept_caches, "empty", lambda shape, *rest: made.append(shape) or make(shape, *rest))
+    module = executor()
+    module.reserve_caches(64)
+    for _ in range(64):
+        module.run(x=positions(1))
+    assert made == [(1, HEADS, 64, SIZE)] * 2
+    module.run(x=positions(1))
+    assert module.cache_length == 65 and len(made) == 4
+    with pytest.raises(ArgumentError, match="can't have room for -1 rows"):
+        module.reserve_caches(-1)
 
 
 def test_caches_are_no_inputs():
