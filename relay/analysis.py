@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from relayc.relay.errors import MalformedGraphError
 from relayc.relay.expr import Call, Expr, Function, GlobalVar, Let, Var
@@ -37,35 +37,35 @@ def evaluation_order(root: Expr) -> Iterator[Expr]:
     """
     done: set[int] = set()
     open_: set[int] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False)]
+    stack: list[Any] = [root]  # an expression in a tuple: its operands are done
     while stack:
-        current, entered = stack.pop()
-        key = id(current)
-        if entered:
+        current = stack.pop()
+        if current.__class__ is tuple:
+            (current,) = current
+            key = id(current)
             if isinstance(current, Let) and key not in done:
                 done.add(key)
                 yield current
-                stack.append((current, True))
-                stack.append((current.body, False))
+                stack += ((current,), current.body)
                 continue
             open_.discard(key)
             if key not in done:
                 done.add(key)
                 yield current
             continue
+        key = id(current)
         if key in done:
             continue
         if key in open_:
             raise _cycle(current)
-        children = [current.value] if isinstance(current, Let) else list(current.node_children())
+        children = (current.value,) if isinstance(current, Let) else current.node_children()
         if not children:
             done.add(key)
             yield current
             continue
         open_.add(key)
-        stack.append((current, True))
-        children.reverse()
-        stack.extend([(child, False) for child in children if id(child) not in done])  # type: ignore[misc]
+        stack.append((current,))
+        stack += children[::-1]
 
 
 def outer_order(body: Expr, leaves: Container[int] = ()) -> Iterator[Expr]:

@@ -258,6 +258,8 @@ def size_variables(dims: Iterable[Any]) -> dict[str, Var]:
     for d in dims:
         if isinstance(d, tuple | list):
             found.update(size_variables(d))
+        elif isinstance(d, Var):
+            found[d.name] = d
         elif isinstance(d, PrimExpr):
             found.update({v.name: v for v in collect(d, Var)})
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -88,13 +89,27 @@ class Compiler:
     @contextmanager
     def _optimized(self, text: str) -> Generator[tuple[Pipeline, llvm.ModuleRef]]:
         """Optimise assembly in a context of its own, to which its types and constants belong."""
+        level = 0 if _is_sequence_of_calls(text) else self.target.get("opt-level", 3)
         with (
-            lent_pipeline(self.target) as pipeline,
+            lent_pipeline(self.target, level) as pipeline,
             llvm.create_context() as context,
             llvm.parse_assembly(text, context) as module,
         ):
             pipeline.optimize(module)
             yield pipeline, module
+
+
+_RUNS_MANY_TIMES = re.compile(r" = phi |  store (?!ptr |i64 )")
+"""Loops, and stores of elements, in emitted assembly; addresses and sizes are stored for tasks of a parallel region."""
+
+
+def _is_sequence_of_calls(text: str) -> bool:
+    """Does an emitted module only call kernels, as the entry of a graph does?
+
+    Passes would find little to improve there: each instruction runs once in a run. But they and register allocation
+    would take 0.4 ms for each of the calls, of which a graph may have thousands.
+    """
+    return _RUNS_MANY_TIMES.search(text) is None
 
 
 def _entry(function: PrimFunc, emitted: EmittedModule) -> FunctionEntry:

@@ -38,13 +38,13 @@ _library.LLVMPY_TargetMachineEmitToMemory.restype = ffi.LLVMMemoryBufferRef
 
 
 class Pipeline:
-    """LLVM's optimiser and code generator for one target. Reads mtriple, mcpu, mattr, opt-level.
+    """LLVM's optimiser and code generator for one target and level of optimisation. Reads mtriple, mcpu and mattr.
 
     Used by one thread at a time, on modules in contexts of their own.
     """
 
-    def __init__(self, target: Target) -> None:
-        self._level: int = target.get("opt-level", 3)
+    def __init__(self, target: Target, level: int) -> None:
+        self._level = level
         self.triple: str = target.get("mtriple")
         self._machine = _machine(target, self._level)
         self._data_layout = str(self._machine.target_data)
@@ -92,13 +92,16 @@ class Pipeline:
 
 
 @contextmanager
-def lent_pipeline(target: Target) -> Generator[Pipeline]:
-    """Borrow an unused pipeline for a target. Raises `CompileError` for a triple that LLVM does not know."""
-    free = _free_pipelines(target)
+def lent_pipeline(target: Target, level: int) -> Generator[Pipeline]:
+    """Borrow an unused pipeline for a target and a level of optimisation, 0 to 3.
+
+    Raises `CompileError` for a triple that LLVM does not know.
+    """
+    free = _free_pipelines(target, level)
     try:
         pipeline = free.pop()
     except IndexError:
-        pipeline = Pipeline(target)
+        pipeline = Pipeline(target, level)
     try:
         yield pipeline
     finally:
@@ -106,8 +109,8 @@ def lent_pipeline(target: Target) -> Generator[Pipeline]:
 
 
 @lru_cache(maxsize=8)
-def _free_pipelines(target: Target) -> list[Pipeline]:
-    """The pipelines of a target that are not in use."""
+def _free_pipelines(target: Target, level: int) -> list[Pipeline]:
+    """The pipelines of a target and a level that are not in use."""
     return []
 
 

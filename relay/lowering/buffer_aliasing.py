@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, ClassVar
 
 from relayc.relay.analysis import evaluation_order
@@ -71,10 +72,13 @@ class _Sharing:
     readers: dict[int, list[GraphNode]] = field(default_factory=dict)
     producer: dict[int, GraphNode] = field(default_factory=dict)
     views: dict[int, list[int]] = field(default_factory=dict)
-    outputs: frozenset[int] = field(init=False)
+    outputs: set[int] = field(init=False)
+    """the graph's outputs, and all tensors that an output is a view of, directly or not"""
 
     def __post_init__(self) -> None:
-        self.outputs = frozenset(self.graph.outputs)
+        self.outputs = set[int]()
+        for number in self.graph.outputs:
+            self._note_output(number)
         for number, tensor in enumerate(self.graph.tensors):
             if tensor.base is not None:
                 self.views.setdefault(tensor.base, []).append(number)
@@ -189,18 +193,17 @@ class _Sharing:
 
     def _is_ours(self, number: int) -> bool:
         """Is this the result of a kernel, so that its storage can be chosen?"""
-        inside = all(v not in self.outputs for v in (number, *self._derived(number)))
-        return self.graph.tensors[number].storage is None and inside
+        return self.graph.tensors[number].storage is None and number not in self.outputs
 
     def _is_free(self, number: int) -> bool:
         """Is this the result of a kernel that is not a view of another tensor yet? Batch slices compute views."""
         return self._is_ours(number) and self.graph.tensors[number].base is None
 
-    def _derived(self, number: int) -> Iterator[int]:
-        """The direct and indirect views of a tensor."""
-        for view in self.views.get(number, ()):
-            yield view
-            yield from self._derived(view)
+    def _note_output(self, number: int | None) -> None:
+        """Note that an output is this tensor, or a view of it."""
+        while number is not None and number not in self.outputs:
+            self.outputs.add(number)
+            number = self.graph.tensors[number].base
 
     def _can_take(self, number: int, strides: Sequence[int]) -> bool:
         """Can all kernels that write and read a tensor, and views of it, be compiled for these strides?"""
@@ -217,6 +220,8 @@ class _Sharing:
         tensor = self.graph.tensors[number]
         tensor.base, tensor.begins = base, begins
         self.views.setdefault(base, []).append(number)
+        if number in self.outputs:
+            self._note_output(base)
 
     def _place(self, owner: int, ty: TensorType, whole: int, begins: tuple[int, ...]) -> None:
         """Make `owner` a part of `whole`, or a reshaped view of such a part."""
@@ -224,6 +229,7 @@ class _Sharing:
             self._make_view(owner, whole, begins)
             return
         part = self._new_view(ty, whole, begins)
+        assert owner not in self.outputs  # `_owner` leaves outputs where they are
         self.graph.tensors[owner].base = part
         self.views.setdefault(part, []).append(owner)
 
@@ -269,7 +275,8 @@ def _cuts(node: GraphNode) -> list[tuple[int, ...]] | None:
             axis = op.axis % len(function.params[0].shape)
             sizes = [ty.static_shape[axis] for ty in tensor_types(body.ty)]
             rank = len(function.params[0].shape)
-            return [tuple([sum(sizes[:i]) if a == axis else 0 for a in range(rank)]) for i in range(len(sizes))]
+            begins = accumulate(sizes[:-1], initial=0)
+            return [tuple([begin if a == axis else 0 for a in range(rank)]) for begin in begins]
         case _:
             return None
 

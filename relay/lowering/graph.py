@@ -219,23 +219,13 @@ class ExecutionGraph:
         """The strides, in elements, of a tensor of static size: those of the tensor that it is a slice of, or
         contiguous ones."""
         at = self.tensors[tensor]
-        if at.base is not None and at.begins is not None:
-            return self.strides_of(at.base)
+        while at.base is not None and at.begins is not None:
+            at = self.tensors[at.base]
         return compact_strides(at.tensor_type.static_shape)
 
     def is_compact(self, tensor: int) -> bool:
         """Are the elements of a tensor contiguous in memory?"""
         return is_compact(self.tensors[tensor].tensor_type.static_shape, self.strides_of(tensor))
-
-    def byte_offset_of(self, tensor: int) -> int:
-        """Bytes from the start of the base of a tensor to its first element."""
-        at, offset = self.tensors[tensor], 0
-        while at.base is not None:
-            if at.begins is not None:
-                strides = self.strides_of(at.base)
-                offset += at.tensor_type.dtype.nbytes * sum(b * s for b, s in zip(at.begins, strides, strict=True))
-            at = self.tensors[at.base]
-        return offset
 
     def to_json(self, name: str, target: str, device: str) -> dict[str, Any]:
         """The graph in the executor's JSON format."""
@@ -576,9 +566,28 @@ def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[Work
 
 def share_storage(graph: ExecutionGraph) -> None:
     """Place views at the address of their base, slices at an offset from it; slices occur in the arena only."""
+    offsets: dict[int, int] = {}
     for number, tensor in enumerate(graph.tensors):
         tensor.storage = graph.tensors[graph.base_of(number)].storage
-        offset = graph.byte_offset_of(number)
+        offset = _byte_offset(graph, number, offsets)
         if offset:
             assert tensor.storage is not None and tensor.storage[0] == "arena"
             tensor.storage = ("arena", int(tensor.storage[1]) + offset)
+
+
+def _byte_offset(graph: ExecutionGraph, number: int, known: dict[int, int]) -> int:
+    """Bytes from the start of the memory that holds a tensor to its first element; `known` keeps those of all its
+    bases."""
+    chain: list[int] = []
+    base: int | None = number
+    while base is not None and base not in known:
+        chain.append(base)
+        base = graph.tensors[base].base
+    offset = 0 if base is None else known[base]
+    for view in reversed(chain):
+        at = graph.tensors[view]
+        if at.base is not None and at.begins is not None:
+            strides = graph.strides_of(at.base)
+            offset += at.tensor_type.dtype.nbytes * sum(b * s for b, s in zip(at.begins, strides, strict=True))
+        known[view] = offset
+    return offset

@@ -35,16 +35,17 @@ class Concatenate(OpDef):
     def infer(self, *xs: TensorType) -> TensorType:
         require(len(xs) > 0, "(C1) at least one input is needed")
         require_same_dtype(2, *xs)
-        axis = check_axis(3, self.axis, xs[0].ndim)
+        first = xs[0]
+        axis = check_axis(3, self.axis, first.ndim)
         total: Dim = 0
         for x in xs:
-            same = x.ndim == xs[0].ndim and all(
-                a == axis or dims_match(d, e) for a, (d, e) in enumerate(zip(x.shape, xs[0].shape, strict=True))
-            )
+            same = x is first or (x.ndim == first.ndim and all(
+                a == axis or dims_match(d, e) for a, (d, e) in enumerate(zip(x.shape, first.shape, strict=True))
+            ))  # fmt: skip
             if not same:  # the message takes longer than the test
-                raise TypeInferenceError(f"(C4) {xs[0]} and {x} must have equal dimensions but for axis {axis}")
+                raise TypeInferenceError(f"(C4) {first} and {x} must have equal dimensions but for axis {axis}")
             total = as_dim(x.shape[axis] + total)
-        return xs[0].with_shape(with_dim(xs[0].shape, axis, total))
+        return first.with_shape(with_dim(first.shape, axis, total))
 
     def compute(self, *xs: te.Tensor) -> te.Tensor:
         return topi.concatenate(xs, self.axis)

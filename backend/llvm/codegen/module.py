@@ -40,7 +40,7 @@ def emit_module(functions: Iterable[PrimFunc], machine: Machine) -> EmittedModul
     """
     module, functions, messages = ModuleText(), list(functions), {}
     names, texts = [function.name for function in functions], dict[str, list[str]]()
-    steps = _called_steps(functions)
+    steps = _called_steps(functions) if len(functions) > 1 else set[str]()
     for function in sorted(functions, key=lambda function: function.name not in steps):
         try:
             own = _emit_function(module, function, machine)

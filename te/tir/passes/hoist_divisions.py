@@ -104,8 +104,10 @@ class _Hoister(Mutator):
     def visit_IfThenElse(self, node: IfThenElse) -> Stmt:
         if id(node) not in self.divided:
             return node
-        with self.analyzer.constraint(node.condition):
-            then_case = self.visit(node.then_case)
+        then_case = node.then_case
+        if id(then_case) in self.divided:
+            with self.analyzer.constraint(node.condition):
+                then_case = self.visit(then_case)
         else_case = None if node.else_case is None else self.visit(node.else_case)
         return node.replace(condition=self.visit(node.condition), then_case=then_case, else_case=else_case)
 
@@ -144,8 +146,10 @@ class _Hoister(Mutator):
 
     def _depth_of(self, division: PrimExpr) -> int | None:
         """The outermost scope that has all variables of a division; None outside of loops or if it depends on data."""
+        if len(self.scopes) == 1:
+            return None
         nodes = list(post_order(division))
-        if len(self.scopes) == 1 or any(map(self._is_data, nodes)):
+        if any(map(self._is_data, nodes)):
             return None
         return max([1, *[self.depth.get(n, 0) for n in nodes if isinstance(n, Var)]])
 

@@ -13,13 +13,29 @@ import pytest
 from relayc.backend.cache import default_cache
 from relayc.backend.llvm.build import Builder, build
 from relayc.backend.llvm.code_cache import CodeCache
+from relayc.backend.llvm.compiler import Compiler
 from relayc.backend.llvm.pool_code import pool_object
 from relayc.backend.llvm.runtime import LLVMModule, ObjectCode, check_machine, load_from_bytes
 from relayc.backend.runtime import nd
 from relayc.backend.runtime.errors import ArtifactError, ModuleError
 from relayc.backend.target import Target
+from relayc.te.dtype import HANDLE
 from relayc.te.ir import IRModule
-from relayc.te.tir import BufferLoad, BufferStore, Call, For, ForKind, PrimFunc, StringImm, Var, const, decl_buffer
+from relayc.te.tir import (
+    BufferLoad,
+    BufferStore,
+    Call,
+    Evaluate,
+    For,
+    ForKind,
+    PrimFunc,
+    StringImm,
+    Var,
+    call_intrin,
+    const,
+    decl_buffer,
+    seq,
+)  # fmt: skip
 from tests.resident_memory import resident_mib
 
 
@@ -52,6 +68,18 @@ def test_functions_survive_saving_and_loading(module):
 def test_equal_functions_give_equal_bytes(module, host):
     again = build(IRModule({"double": scale("double", 2.0), "triple": scale("triple", 3.0)}), host)
     assert again.save_to_bytes() == module.save_to_bytes()
+
+
+def test_sequences_of_calls_are_compiled_without_optimisation(host):
+    """A graph may have thousands of nodes, and each call runs once in a run of its entry; loops are optimised."""
+    compiler, table = Compiler(host), Var("tensors", HANDLE)
+    address = call_intrin("handle", "load_at", table, const(8, "int64"))
+    calls = seq([Evaluate(call_intrin("int32", "call_kernel", StringImm("kernel"), address)) for _ in range(3)])
+    entry = PrimFunc((table,), calls, {}, {"global_symbol": "entry", "packed_api": False})
+    as_emitted = compiler.optimized_text(compiler.emit([entry]).text)
+    assert as_emitted.count("call void @kernel(") == 3
+    assert "tail call" not in as_emitted
+    assert " x float>" in compiler.optimized_text(compiler.emit([scale("loop", 2.0)]).text)
 
 
 def test_corrupt_bytes_are_rejected(module):

@@ -9,10 +9,15 @@ from hypothesis import given, settings, strategies as st
 from relayc import relay
 from relayc.backend.runtime import ArtifactError, device, graph_executor
 from relayc.backend.runtime.artifact import CompiledModel
+from relayc.backend.target import Target
 from relayc.relay import Expr, Function, IRModule, Var, const, var
 from relayc.relay.interpreter import evaluate
+from relayc.relay.lowering.buffer_aliasing import alias_views
+from relayc.relay.lowering.graph import make_graph
+from relayc.relay.lowering.static_memory import place_tensors
 from relayc.relay.op import nn
 from relayc.te.ir import PassContext
+from tests.effort import lines_run
 
 RANDOM = np.random.default_rng(7)
 
@@ -233,3 +238,23 @@ def networks(draw: st.DrawFn) -> tuple[Var, list[Expr]]:
 def test_random_networks(network: tuple[Var, list[Expr]]):
     x, outputs = network
     check([x], *outputs)
+
+
+def test_concatenations_of_concatenations_take_linear_work():
+    """Each is shared, so none is merged into the next; all become views of the last."""
+
+    def work(count: int) -> int:
+        x = var("x", (1, 64))
+        joined: Expr = nn.relu(x)
+        sums: list[Expr] = []
+        for _ in range(count):
+            joined = joined_along(joined, x, axis=0)
+            sums.append(relay.op.sum(joined, (0, 1)))
+        module = relay.optimize(IRModule({"main": Function((x,), relay.Tuple(tuple(sums)))}), "llvm")
+        graph = make_graph(module["main"])
+        before = lines_run(lambda: alias_views(graph, Target("llvm")))
+        aliased = [t for t in graph.tensors if t.begins is not None]
+        assert len(aliased) > count
+        return before + lines_run(lambda: place_tensors(graph))
+
+    assert work(80) < 3 * work(40)
