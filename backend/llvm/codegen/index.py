@@ -91,9 +91,11 @@ def index_operand(e: Emitter, index: Index) -> str:
 def _arithmetic(e: Emitter, expr: Any) -> Index:
     if expr.__class__ is Mul:
         return multiply_index(e, index_of(e, expr.a), index_of(e, expr.b))
-    terms = _terms(expr)
-    divides = len(terms) > 2 and any(_divides(term) for term, _ in terms)
-    return _sum_of_terms(e, terms) if divides else _sum_as_written(e, expr)
+    if isinstance(expr.a, Add | Sub) or isinstance(expr.b, Add | Sub):
+        terms = _terms(expr)
+        if any(_divides(term) for term, _ in terms):
+            return _sum_of_terms(e, terms)
+    return _sum_as_written(e, expr)
 
 
 def _sum_as_written(e: Emitter, expr: Any) -> Index:
