@@ -48,11 +48,17 @@ intrinsic("product_subtract", 3, lambda a, b, x: a * b - x, doc="(a, b, x): a * 
 intrinsic("round_to_int32", 1, lambda x: np.round(x).astype(np.int32), doc="the nearest integer, ties to even")
 intrinsic("all_below", 2, lambda x, limit: np.all(x < limit), doc="(x, limit): are all lanes below the limit?")
 intrinsic("blend", 3, np.where, doc="(condition, x, y): x or y, vectors, without a branch")
-for _dot, _arity in (("dot4", 3), ("dot8", 5), ("dot2_bfloat16", 3)):
-    intrinsic(
-        f"add_{_dot}", _arity, lambda x, *pairs, _dot=_dot: x + INTRINSICS[_dot].reference(*pairs),
-        doc=f"(x, ...): x + {_dot}(...)",
-    )  # fmt: skip
+
+
+def _added_to(op: str) -> Callable[..., Any]:
+    product = INTRINSICS[op].reference
+    assert product is not None
+    return lambda x, *pairs: x + product(*pairs)
+
+
+intrinsic("add_dot4", 3, _added_to("dot4"), doc="(x, a, b): x + dot4(a, b)")
+intrinsic("add_dot8", 5, _added_to("dot8"), doc="(x, a, b, c, d): x + dot8(a, b, c, d)")
+intrinsic("add_dot2_bfloat16", 3, _added_to("dot2_bfloat16"), doc="(x, a, b): x + dot2_bfloat16(a, b)")
 
 
 def accumulate_dot_product(expr: Add, machine: Machine) -> PrimExpr | None:
@@ -105,8 +111,9 @@ def compare_all_lanes(call: Call, machine: Machine) -> PrimExpr | None:
     if not (isinstance(test, LT) and test.a.dtype.is_integral and "sse2" in machine.features):
         return None
     highest = test.a
-    is_reduction = isinstance(highest, Call) and highest.op == "vector_reduce_max"
-    return Call(call.dtype, "all_below", (highest.args[0], test.b)) if is_reduction else None
+    if not (isinstance(highest, Call) and highest.op == "vector_reduce_max"):
+        return None
+    return Call(call.dtype, "all_below", (highest.args[0], test.b))
 
 
 def blend_by_data(expr: Select, machine: Machine) -> PrimExpr | None:
