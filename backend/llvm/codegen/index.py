@@ -1,4 +1,9 @@
-"""TODO."""
+"""Index arithmetic.
+
+An index is computed in 64 bits: the loop IR has it in int32, but an index never overflows, so widening preserves the
+meaning and LLVM needs no proof to address memory with it. It is kept as ``value + constant``, so that the elements of a
+register tile share one address and differ by a displacement.
+"""
 
 from __future__ import annotations
 
