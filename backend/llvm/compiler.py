@@ -14,6 +14,7 @@ import llvmlite.binding as llvm
 from relayc.backend.fold_lanes import fold_lanes
 from relayc.backend.llvm.code_cache import CodeCache
 from relayc.backend.llvm.codegen import EmittedModule, Machine, emit_module
+from relayc.backend.llvm.peephole import select_instructions
 from relayc.backend.llvm.pipeline import Pipeline, lent_pipeline
 from relayc.backend.llvm.runtime import FunctionEntry, ObjectCode
 from relayc.backend.lower_intrin import lower_intrinsics
@@ -44,8 +45,9 @@ class Compiler:
         """LLVM assembly of lowered functions."""
         lowered = [fold_lanes(hoist_divisions(lower_narrow_types(f))) for f in functions]
         has = self._instructions()
-        expanded = [lower_intrinsics(f, has=has) for f in lowered]
-        return emit_module(expanded, self._code_machine())
+        machine = self._code_machine()
+        selected = [select_instructions(lower_intrinsics(f, has=has), machine) for f in lowered]
+        return emit_module(selected, machine)
 
     def _instructions(self) -> Instructions:
         features = self.target.features

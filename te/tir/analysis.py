@@ -24,16 +24,20 @@ from relayc.te.tir.expr import (
 )
 from relayc.te.tir.stmt import Allocate, BufferStore, For, LetStmt
 
-__all__ = ["accumulated_value", "always_evaluated", "contains", "dtypes_of", "free_variables"]
+__all__ = ["accumulated_value", "always_evaluated", "contains", "dtypes_of", "free_variables", "is_loaded_by"]
 
 
 def accumulated_value(store: BufferStore) -> PrimExpr | None:
     """The value that `store` adds to its elements in place; None for other stores, and for loads under a predicate."""
     value = store.value
-    if not isinstance(value, Add) or not isinstance(value.a, BufferLoad) or value.a.buffer is not store.buffer:
-        return None
-    same = value.a.predicate is None and structural_equal(value.a.indices, store.indices)
-    return value.b if same else None
+    return value.b if isinstance(value, Add) and is_loaded_by(value.a, store) else None
+
+
+def is_loaded_by(expr: PrimExpr, store: BufferStore) -> bool:
+    """Is `expr` the elements that `store` overwrites, without a predicate?"""
+    if not isinstance(expr, BufferLoad) or expr.buffer is not store.buffer or expr.predicate is not None:
+        return False
+    return structural_equal(expr.indices, store.indices)
 
 
 def always_evaluated(expr: PrimExpr) -> set[PrimExpr]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from relayc.backend.llvm.codegen.emitter import Emitter
 from relayc.backend.llvm.codegen.memory import align_of, element_address
 from relayc.backend.llvm.codegen.stores import store_elements
-from relayc.backend.llvm.codegen.unroll_factor import broadcast_factor, is_accumulation
+from relayc.backend.llvm.codegen.unroll_factor import broadcast_factor
 from relayc.backend.llvm.codegen.vector_index import as_ramp
 from relayc.backend.llvm.codegen.vectors import concatenate, extract_part
 from relayc.backend.llvm.types import memory_type
 from relayc.te.dtype import DType
 from relayc.te.ir.structural import structural_equal
-from relayc.te.tir import BufferStore
+from relayc.te.tir import BufferStore, PrimExpr
 
 __all__ = ["emit_store", "end_step"]
 
@@ -28,11 +28,11 @@ _LENGTHS = (128, 256, 512)
 
 def emit_store(e: Emitter, store: BufferStore) -> None:
     """Emit a store; those of accumulations are separated and remembered."""
-    adds = is_accumulation(store)
-    if adds:
-        _end_pair(e, store)
+    factor = broadcast_factor(store)
+    if factor is not None:
+        _end_pair(e, factor)
     store_elements(e, store)
-    kept = adds and e.shares_base and store.buffer.data in e.on_stack
+    kept = factor is not None and e.shares_base and store.buffer.data in e.on_stack
     ramp = as_ramp(e, store.indices[-1]) if kept and store.value.dtype.lanes > 1 else None
     if ramp is not None:
         base, _ = ramp
@@ -41,18 +41,18 @@ def emit_store(e: Emitter, store: BufferStore) -> None:
         )
 
 
-def _end_pair(e: Emitter, store: BufferStore) -> None:
-    """Emit a barrier after two accumulations of one factor, before the factor of `store` is read.
+def _end_pair(e: Emitter, factor: PrimExpr) -> None:
+    """Emit a barrier after two accumulations of one factor, before another factor is read.
 
     For tiles of such pairs, LLVM 22 on x86 hoists the factor loads of all rows, for which there are no registers:
     two to four times slower. Rows of one or three accumulators, or two that are one vector of twice the width, are
     unaffected.
     """
-    if e.same_factor and not structural_equal(broadcast_factor(e.same_factor[0]), broadcast_factor(store)):
+    if e.same_factor and not structural_equal(e.same_factor[0], factor):
         if len(e.same_factor) == _PAIR and "sse2" in e.machine.features:
             e.text.effect(f"call void {_BARRIER.format('')}()")
         e.same_factor = []
-    e.same_factor.append(store)
+    e.same_factor.append(factor)
 
 
 def end_step(e: Emitter) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from relayc.backend.llvm.codegen.convert import cast, computed, convert, rounded
-from relayc.backend.llvm.codegen.dots import emit_dot2_bfloat16, emit_dot4
 from relayc.backend.llvm.codegen.emitter import Emitter
 from relayc.backend.llvm.codegen.index import floor_division, is_nonnegative, splatted_int
 from relayc.backend.llvm.codegen.vectors import call_overloaded, splat, value_of_branches
@@ -18,7 +17,6 @@ from relayc.te.tir import (
     Add,
     Binary,
     Broadcast,
-    Call,
     Div,
     FloatImm,
     FloorDiv,
@@ -31,21 +29,10 @@ from relayc.te.tir import (
     Sub,
 )
 
-__all__ = ["emit_add", "emit_binary", "emit_maximum", "emit_minimum", "float_extremum", "fuse_multiply_add"]
+__all__ = ["emit_binary", "emit_maximum", "emit_minimum", "float_extremum"]
 
 _FLOAT_OPS: dict[type, str] = {Add: "fadd", Sub: "fsub", Mul: "fmul", Div: "fdiv", Mod: "frem"}
 _INT_OPS: dict[type, str] = {Add: "add", Sub: "sub", Mul: "mul"}
-
-
-def emit_add(e: Emitter, expr: Add) -> str:
-    """Add a dot product of 8-bit integers, or of bfloat16, to an accumulator: one instruction with VNNI, or
-    vdpbf16ps."""
-    for product, other in ((expr.b, expr.a), (expr.a, expr.b)):
-        if isinstance(product, Call) and product.op in ("dot4", "dot8"):
-            return emit_dot4(e, product, other)
-        if isinstance(product, Call) and product.op == "dot2_bfloat16":
-            return emit_dot2_bfloat16(e, product, other)
-    return emit_binary(e, expr)
 
 
 def emit_binary(e: Emitter, expr: Binary) -> str:
@@ -56,38 +43,8 @@ def emit_binary(e: Emitter, expr: Binary) -> str:
     if operation is None:
         raise CompileError(f"{type(expr).__name__} is defined on integers, not on {expr.dtype}: {expr}")
     kind = register_type(compute_type(expr.dtype))
-    if e.machine.fma and (expr.__class__ is Add or expr.__class__ is Sub):
-        fused = _contract(e, expr, kind)
-        if fused is not None:
-            return rounded(e, fused, expr.dtype)
     a, b = computed(e, expr.a), computed(e, expr.b)
     return rounded(e, e.text.pure(f"{operation} {e.machine.fast}{kind} {a}, {b}"), expr.dtype)
-
-
-def _contract(e: Emitter, expr: Any, kind: str) -> str | None:
-    """Contract a * b + c, a * b - c or c - a * b to one fused instruction; None for another form.
-
-    16-bit floats are not contracted: their product has to be rounded on its own.
-    """
-    if expr.dtype.bits == 16:
-        return None
-    if expr.b.__class__ is Mul:
-        product, other, product_sign, other_sign = expr.b, expr.a, expr.__class__ is Add, True
-    elif expr.a.__class__ is Mul:
-        product, other, product_sign, other_sign = expr.a, expr.b, True, expr.__class__ is Add
-    else:
-        return None
-    a, b, c = e.value(product.a), e.value(product.b), e.value(other)
-    if not product_sign:
-        a = e.text.pure(f"fneg {kind} {a}")
-    if not other_sign:
-        c = e.text.pure(f"fneg {kind} {c}")
-    return fuse_multiply_add(e, expr.dtype, a, b, c)
-
-
-def fuse_multiply_add(e: Emitter, of: DType, a: str, b: str, c: str) -> str:
-    """llvm.fma of operands of type `of`."""
-    return call_overloaded(e.text, "fma", of, a, b, c, flags=e.machine.fast)
 
 
 def _int_binary(e: Emitter, expr: Binary) -> str:

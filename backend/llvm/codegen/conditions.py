@@ -8,11 +8,11 @@ from relayc.backend.llvm.assembly import FunctionText
 from relayc.backend.llvm.codegen.convert import computed
 from relayc.backend.llvm.codegen.emitter import Emitter, Index
 from relayc.backend.llvm.codegen.index import add_index, index_of, index_operand, is_index, splatted_int
+from relayc.backend.llvm.codegen.math import CONTRACTED
 from relayc.backend.llvm.codegen.vector_index import COMPARE_INTS, known_outcomes
 from relayc.backend.llvm.codegen.vectors import call_overloaded, flags_text, slice_lanes, splat, value_of_branches
 from relayc.backend.llvm.types import compute_type, register_type
 from relayc.te.dtype import DType, dtype
-from relayc.te.ir import post_order
 from relayc.te.tir import (
     EQ,
     GE,
@@ -37,7 +37,15 @@ from relayc.te.tir import (
 )
 
 __all__ = [
-    "emit_assume", "emit_compare", "emit_if_then_else", "emit_likely", "emit_logical", "emit_not", "emit_select",
+    "emit_all_below",
+    "emit_assume",
+    "emit_blend",
+    "emit_compare",
+    "emit_if_then_else",
+    "emit_likely",
+    "emit_logical",
+    "emit_not",
+    "emit_select",
 ]  # fmt: skip
 
 _PREDICATES: dict[type, tuple[str, str, str]] = {
@@ -46,7 +54,11 @@ _PREDICATES: dict[type, tuple[str, str, str]] = {
 }  # fmt: skip
 _LANES_BELOW = {LT: ("ult", 0), LE: ("ult", 1), GE: ("uge", 0), GT: ("uge", 1)}
 """Comparison -> (predicate between the lane number and the count of lanes below the limit, addend of the count)."""
+_HARMLESS = frozenset(("likely", *CONTRACTED))
+"""Intrinsics that may be evaluated speculatively."""
 _TRUE = ("true", "splat (i1 true)")
+_LIKELY = ("likely", "all_below")
+"""Intrinsics of conditions that the schedule expects to hold."""
 _FALSE = ("false", "splat (i1 false)", "zeroinitializer")
 
 
@@ -61,7 +73,7 @@ def emit_if_then_else(e: Emitter, call: Call) -> str:
         a, b = e.value(call.args[1]), e.value(call.args[2])
         return e.text.pure(f"select i1 {condition}, {kind} {a}, {kind} {b}")
     then, otherwise = (partial(e.value, side) for side in call.args[1:])
-    is_likely = isinstance(call.args[0], Call) and call.args[0].op == "likely"
+    is_likely = isinstance(call.args[0], Call) and call.args[0].op in _LIKELY
     return value_of_branches(e.text, condition, register_type(call.dtype), then, otherwise, likely=is_likely)
 
 
@@ -84,17 +96,13 @@ def _choose_lanes(e: Emitter, call: Call, condition: str) -> str:
 
 
 def emit_likely(e: Emitter, call: Call) -> str:
-    test = call.args[0]
-    highest = test.a if isinstance(test, LT) and test.a.dtype.is_integral else None
-    if isinstance(highest, Call) and highest.op == "vector_reduce_max" and "sse2" in e.machine.features:
-        assert isinstance(test, LT)
-        return _all_below(e, highest.args[0], test.b)
-    return e.value(test)
+    """A guard of the schedule: its condition."""
+    return e.value(call.args[0])
 
 
-def _all_below(e: Emitter, values: PrimExpr, limit: PrimExpr) -> str:
-    """Are all lanes of integers below a limit? Maxima of halves, then a comparison to a bit mask: half of the
-    instructions of a full maximum reduction on x86."""
+def emit_all_below(e: Emitter, call: Call) -> str:
+    """Are all lanes of integers below a limit? Maxima of halves, then a comparison to a bit mask."""
+    values, limit = call.args
     value, of = e.value(values), values.dtype
     while of.lanes % 2 == 0 and of.bits * of.lanes > e.machine.vector_bits:
         half = of.element.with_lanes(of.lanes // 2)
@@ -216,14 +224,20 @@ def emit_select(e: Emitter, expr: Select) -> str:
         return e.value(expr.true_value if condition in _TRUE else expr.false_value)
     kind, flag = register_type(expr.dtype), register_type(expr.condition.dtype)
     a, b = e.value(expr.true_value), e.value(expr.false_value)
-    of = expr.dtype
-    if of.lanes > 1 and expr.condition.dtype.lanes == 1 and _reads(expr.condition):
-        return _blended(e.text, condition, a, b, of)
     return e.text.pure(f"select {flag} {condition}, {kind} {a}, {kind} {b}")
 
 
+def emit_blend(e: Emitter, call: Call) -> str:
+    """One of two vectors by a scalar condition, without a branch."""
+    condition = e.value(call.args[0])
+    if condition in _TRUE or condition in _FALSE:
+        return e.value(call.args[1 if condition in _TRUE else 2])
+    a, b = e.value(call.args[1]), e.value(call.args[2])
+    return _blended(e.text, condition, a, b, call.dtype)
+
+
 def _blended(text: FunctionText, condition: str, a: str, b: str, of: DType) -> str:
-    """A bitwise select between vectors by data. LLVM would branch, which processors can't predict."""
+    """A bitwise select between vectors."""
     pure, bits = text.pure, dtype(f"int{8 * of.element.nbytes}").with_lanes(of.lanes)
     kind, own = register_type(bits), register_type(of)
     there, back = ("zext", "trunc") if of.is_bool else ("bitcast", "bitcast")
@@ -238,12 +252,8 @@ def _blended(text: FunctionText, condition: str, a: str, b: str, of: DType) -> s
 
 def is_harmless(e: Emitter, expr: PrimExpr) -> bool:
     """May this be evaluated speculatively? It has no memory access, no call and no division by data."""
-    if isinstance(expr, BufferLoad | Call):
-        return isinstance(expr, Call) and expr.op == "likely" and is_harmless(e, expr.args[0])
+    if isinstance(expr, BufferLoad) or (isinstance(expr, Call) and expr.op not in _HARMLESS):
+        return False
     if isinstance(expr, Div | Mod | FloorDiv | FloorMod) and not splatted_int(e, expr.b):
         return expr.dtype.is_float and is_harmless(e, expr.a) and is_harmless(e, expr.b)
     return all(is_harmless(e, child) for child in expr.node_children())  # type: ignore[arg-type]
-
-
-def _reads(expr: PrimExpr) -> bool:
-    return any(isinstance(e, BufferLoad) for e in post_order(expr))

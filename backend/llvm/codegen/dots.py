@@ -9,11 +9,15 @@ from functools import reduce
 from relayc.backend.llvm.assembly import FunctionText
 from relayc.backend.llvm.codegen.emitter import Emitter
 from relayc.backend.llvm.codegen.instructions import Instruction, LLVMIntrinsic, available, legalized
+from relayc.backend.llvm.codegen.machine import Machine
 from relayc.backend.llvm.codegen.vectors import word_vector
-from relayc.te.math import expand_dot2_bfloat16
+from relayc.te.errors import CompileError
 from relayc.te.tir import Broadcast, Call, IntImm, PrimExpr
 
-__all__ = ["INSTRUCTIONS", "emit_byte_pairs", "emit_dot2", "emit_dot2_bfloat16", "emit_dot4"]
+__all__ = [
+    "INSTRUCTIONS", "emit_add_dot2_bfloat16", "emit_add_dot4", "emit_byte_pairs", "emit_dot2", "emit_dot2_bfloat16",
+    "emit_dot4", "has_dot2_bfloat16",
+]  # fmt: skip
 
 _LOW_SEVEN_BITS = 0x7F7F7F7F
 """Bits of four bytes that are no sign bits."""
@@ -35,12 +39,21 @@ def emit_dot2(e: Emitter, call: Call) -> str:
     return _sum_of_parts(e.text, _product_of_parts(e.text, x, y, lanes, 2, "sext"), lanes, 2)
 
 
-def emit_dot4(e: Emitter, call: Call, onto: PrimExpr | None = None) -> str:
-    """Emit a dot4 or dot8, with one or two pairs of operands, added to `onto`."""
+def emit_dot4(e: Emitter, call: Call) -> str:
+    """A dot4 or dot8, of one or two pairs of operands."""
+    return _dot4(e, call, None, call.args)
+
+
+def emit_add_dot4(e: Emitter, call: Call) -> str:
+    """A dot4 or dot8, added to the first operand."""
+    return _dot4(e, call, call.args[0], call.args[1:])
+
+
+def _dot4(e: Emitter, call: Call, onto: PrimExpr | None, pairs: Sequence[PrimExpr]) -> str:
     lanes, rows = call.dtype.lanes, available(_DOT4, e.machine)
-    if not rows and all(map(_are_small, call.args[::2])):
+    if not rows and all(map(_are_small, pairs[::2])):
         rows = available(_DOT4_BELOW_128, e.machine)
-    operands = [e.value(arg) for arg in call.args]
+    operands = [e.value(arg) for arg in pairs]
     total = [] if onto is None else [e.value(onto)]
     if rows and lanes % min(rows) == 0:
         return legalized(e.text, rows, lanes, [*operands, *total], "i32")
@@ -50,15 +63,30 @@ def emit_dot4(e: Emitter, call: Call, onto: PrimExpr | None = None) -> str:
     return _added(e.text, values, word_vector(lanes))
 
 
-def emit_dot2_bfloat16(e: Emitter, call: Call, onto: PrimExpr | None = None) -> str:
-    """Emit a dot product of pairs of bfloat16, added to `onto`."""
-    lanes, (x, y), rows = call.dtype.lanes, call.args, available(_DOT2_BFLOAT16, e.machine)
-    if not rows or lanes % min(rows):
-        return e.value(expand_dot2_bfloat16(x, y, onto))
+def has_dot2_bfloat16(machine: Machine, lanes: int) -> bool:
+    """Has the processor an instruction for dot products of as many pairs of bfloat16?"""
+    rows = available(_DOT2_BFLOAT16, machine)
+    return bool(rows) and lanes % min(rows) == 0
+
+
+def emit_dot2_bfloat16(e: Emitter, call: Call) -> str:
+    """A dot product of pairs of bfloat16, where the processor has an instruction for it."""
+    return _dot2_bfloat16(e, call, None, *call.args)
+
+
+def emit_add_dot2_bfloat16(e: Emitter, call: Call) -> str:
+    """A dot product of pairs of bfloat16, added to the first operand."""
+    return _dot2_bfloat16(e, call, *call.args)
+
+
+def _dot2_bfloat16(e: Emitter, call: Call, onto: PrimExpr | None, x: PrimExpr, y: PrimExpr) -> str:
+    lanes = call.dtype.lanes
+    if not has_dot2_bfloat16(e.machine, lanes):
+        raise CompileError(f"no instruction is {call.op!r} of {call.dtype} on this processor: {call}")
     operands = [e.value(x), e.value(y)]
     total = f"<{lanes} x float> zeroinitializer" if onto is None else f"<{lanes} x float> {e.value(onto)}"
     words = e.text.pure(f"bitcast {total} to {word_vector(lanes)}")
-    sums = legalized(e.text, rows, lanes, [words, *operands], "i32")
+    sums = legalized(e.text, available(_DOT2_BFLOAT16, e.machine), lanes, [words, *operands], "i32")
     return e.text.pure(f"bitcast {word_vector(lanes)} {sums} to <{lanes} x float>")
 
 

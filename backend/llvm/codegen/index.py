@@ -1,4 +1,9 @@
-"""TODO."""
+"""Index arithmetic.
+
+An index is computed in 64 bits: the loop IR has it in int32, but an index never overflows, so widening preserves the
+meaning and LLVM needs no proof to address memory with it. It is kept as ``value + constant``, so that the elements of a
+register tile share one address and differ by a displacement.
+"""
 
 from __future__ import annotations
 
@@ -91,9 +96,11 @@ def index_operand(e: Emitter, index: Index) -> str:
 def _arithmetic(e: Emitter, expr: Any) -> Index:
     if expr.__class__ is Mul:
         return multiply_index(e, index_of(e, expr.a), index_of(e, expr.b))
-    terms = _terms(expr)
-    divides = len(terms) > 2 and any(_divides(term) for term, _ in terms)
-    return _sum_of_terms(e, terms) if divides else _sum_as_written(e, expr)
+    if isinstance(expr.a, Add | Sub) or isinstance(expr.b, Add | Sub):
+        terms = _terms(expr)
+        if any(_divides(term) for term, _ in terms):
+            return _sum_of_terms(e, terms)
+    return _sum_as_written(e, expr)
 
 
 def _sum_as_written(e: Emitter, expr: Any) -> Index:

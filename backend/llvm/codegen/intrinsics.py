@@ -17,8 +17,21 @@ from relayc.backend.llvm.codegen.bits import (
     emit_shift_right,
     emit_vector_reduce,
 )
-from relayc.backend.llvm.codegen.conditions import emit_assume, emit_if_then_else, emit_likely
-from relayc.backend.llvm.codegen.dots import emit_byte_pairs, emit_dot2, emit_dot2_bfloat16, emit_dot4
+from relayc.backend.llvm.codegen.conditions import (
+    emit_all_below,
+    emit_assume,
+    emit_blend,
+    emit_if_then_else,
+    emit_likely,
+)
+from relayc.backend.llvm.codegen.dots import (
+    emit_add_dot2_bfloat16,
+    emit_add_dot4,
+    emit_byte_pairs,
+    emit_dot2,
+    emit_dot2_bfloat16,
+    emit_dot4,
+)
 from relayc.backend.llvm.codegen.emitter import Emitter
 from relayc.backend.llvm.codegen.functions import (
     emit_call_extern,
@@ -30,8 +43,10 @@ from relayc.backend.llvm.codegen.functions import (
 from relayc.backend.llvm.codegen.lookups import emit_lookup
 from relayc.backend.llvm.codegen.math import (
     C_FUNCTIONS,
+    CONTRACTED,
     LLVM_FUNCTIONS,
     emit_c_math,
+    emit_contracted,
     emit_fast_reciprocal,
     emit_fast_rsqrt,
     emit_fma,
@@ -41,6 +56,7 @@ from relayc.backend.llvm.codegen.math import (
     emit_isinf,
     emit_isnan,
     emit_llvm_math,
+    emit_round_to_int32,
     emit_rsqrt,
     emit_scale_by_power,
 )
@@ -62,7 +78,11 @@ from relayc.te.tir import Call
 __all__ = ["INTRINSICS", "emit_call"]
 
 INTRINSICS: Mapping[str, Callable[[Emitter, Any], str]] = {
+    "add_dot2_bfloat16": emit_add_dot2_bfloat16,
+    "add_dot4": emit_add_dot4,
+    "add_dot8": emit_add_dot4,
     "address_of": emit_address_of,
+    "all_below": emit_all_below,
     "amx_configure": emit_amx_configure,
     "amx_dot_bytes": emit_amx,
     "amx_load": emit_amx,
@@ -72,6 +92,7 @@ INTRINSICS: Mapping[str, Callable[[Emitter, Any], str]] = {
     "atomic_add": emit_atomic_add,
     "atomic_max": emit_atomic_max,
     "bitwise_not": emit_bitwise_not,
+    "blend": emit_blend,
     "byte_pairs": emit_byte_pairs,
     "call_extern": emit_call_extern,
     "call_kernel": emit_call_kernel,
@@ -102,6 +123,7 @@ INTRINSICS: Mapping[str, Callable[[Emitter, Any], str]] = {
     "popcount": emit_popcount,
     "prefetch": emit_prefetch,
     "reinterpret": emit_reinterpret,
+    "round_to_int32": emit_round_to_int32,
     "rsqrt": emit_rsqrt,
     "scale_by_power": emit_scale_by_power,
     "shift_right": emit_shift_right,
@@ -110,6 +132,7 @@ INTRINSICS: Mapping[str, Callable[[Emitter, Any], str]] = {
     **dict.fromkeys(REDUCTIONS, emit_vector_reduce),
     **dict.fromkeys(LLVM_FUNCTIONS, emit_llvm_math),
     **dict.fromkeys(C_FUNCTIONS, emit_c_math),
+    **dict.fromkeys(CONTRACTED, emit_contracted),
 }
 
 

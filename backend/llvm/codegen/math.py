@@ -5,20 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from relayc.backend.llvm.assembly import FunctionText
-from relayc.backend.llvm.codegen.arithmetic import fuse_multiply_add
 from relayc.backend.llvm.codegen.convert import computed, rounded
 from relayc.backend.llvm.codegen.emitter import Emitter
 from relayc.backend.llvm.codegen.instructions import Instruction, LLVMIntrinsic, available, legalized
 from relayc.backend.llvm.codegen.vectors import call_overloaded, extract_lane, pack_lanes
-from relayc.backend.llvm.types import compute_type, constant, register_type
+from relayc.backend.llvm.types import compute_type, constant, register_type, suffix
 from relayc.te.dtype import DType
 from relayc.te.errors import CompileError
 from relayc.te.tir import Call, Cast
 
 __all__ = [
-    "C_FUNCTIONS", "INSTRUCTIONS", "LLVM_FUNCTIONS", "emit_c_math", "emit_fast_reciprocal", "emit_fast_rsqrt",
-    "emit_fma", "emit_fmod", "emit_fraction", "emit_isfinite", "emit_isinf", "emit_isnan", "emit_llvm_math",
-    "emit_rsqrt", "emit_scale_by_power",
+    "CONTRACTED",
+    "C_FUNCTIONS",
+    "INSTRUCTIONS",
+    "LLVM_FUNCTIONS",
+    "emit_c_math",
+    "emit_contracted",
+    "emit_fast_reciprocal",
+    "emit_fast_rsqrt",
+    "emit_fma",
+    "emit_fmod",
+    "emit_fraction",
+    "emit_isfinite",
+    "emit_isinf",
+    "emit_isnan",
+    "emit_llvm_math",
+    "emit_round_to_int32",
+    "emit_rsqrt",
+    "emit_scale_by_power",
 ]  # fmt: skip
 
 LLVM_FUNCTIONS = {
@@ -31,6 +45,11 @@ LLVM_FUNCTIONS = {
 """Intrinsic -> LLVM's intrinsic, for floats and vectors of floats."""
 C_FUNCTIONS = ("expm1", "log1p", "asinh", "acosh", "atanh", "erf")
 """Intrinsics that are functions of the C library, for float64; those for float32 end in "f"."""
+CONTRACTED = {
+    "add_product": (True, False, False), "subtract_product": (True, True, False),
+    "product_add": (False, False, False), "product_subtract": (False, False, True),
+}  # fmt: skip
+"""Contracted operation -> (is the term the first operand, is the product negated, is the term negated)."""
 _ROUNDINGS, _HALF_ARITHMETIC = ("floor", "ceil", "trunc", "round"), ("avx512fp16", "fullfp16")
 """Roundings of a float16 in float32 whose result is exact in float16: LLVM would round again, lane by lane on
 processors without float16 arithmetic. An arithmetic fence prevents that at no cost."""
@@ -114,10 +133,31 @@ def emit_fma(e: Emitter, call: Call) -> str:
     of = compute_type(call.dtype)
     a, b, c = (computed(e, x) for x in call.args)
     if e.machine.fma:
-        return rounded(e, fuse_multiply_add(e, of, a, b, c), call.dtype)
+        return rounded(e, call_overloaded(e.text, "fma", of, a, b, c, flags=e.machine.fast), call.dtype)
     kind = register_type(of)
     product = e.text.pure(f"fmul {e.machine.fast}{kind} {a}, {b}")
     return rounded(e, e.text.pure(f"fadd {e.machine.fast}{kind} {product}, {c}"), call.dtype)
+
+
+def emit_contracted(e: Emitter, call: Call) -> str:
+    """A product and a sum or difference, rounded once."""
+    (x, y, z), (first, negates_product, negates_other) = call.args, CONTRACTED[call.op]
+    a, b, other = (y, z, x) if first else (x, y, z)
+    kind, text = register_type(call.dtype), e.text
+    values = [e.value(a), e.value(b), e.value(other)]
+    if negates_product:
+        values[0] = text.pure(f"fneg {kind} {values[0]}")
+    if negates_other:
+        values[2] = text.pure(f"fneg {kind} {values[2]}")
+    return call_overloaded(text, "fma", call.dtype, *values, flags=e.machine.fast)
+
+
+def emit_round_to_int32(e: Emitter, call: Call) -> str:
+    """The nearest integer, ties to even."""
+    value, source, target = e.value(call.args[0]), call.args[0].dtype, call.dtype
+    name = f"llvm.lrint.{suffix(target)}.{suffix(source)}"
+    e.text.module.declare(name, register_type(target), register_type(source))
+    return e.text.pure(f"call {register_type(target)} @{name}({register_type(source)} {value})")
 
 
 def emit_fmod(e: Emitter, call: Call) -> str:

@@ -20,9 +20,9 @@ from relayc.te.tir import (
     SeqStmt,
     Stmt,
 )
-from relayc.te.tir.analysis import accumulated_value
+from relayc.te.tir.analysis import accumulated_value, is_loaded_by
 
-__all__ = ["broadcast_factor", "is_accumulation", "unroll_factor"]
+__all__ = ["broadcast_factor", "unroll_factor"]
 
 _MIN_TILE, _MAX_TILE, _MAX_UNROLLED = 8, 32, 224
 """Multiply-adds per iteration of a register tile, at least and at most (more exceed the registers, so the body is
@@ -30,6 +30,10 @@ several steps already), and per unrolled iteration at most."""
 _MAX_STEPS = 8
 _FEW_STEPS = 4
 """A divisor of the trip count is preferred, from this on, to a larger factor with a remainder loop."""
+
+
+_ADDED_PRODUCTS = ("add_product", "add_dot4", "add_dot2_bfloat16")
+"""Intrinsics that add a product to their first operand."""
 
 
 def unroll_factor(loop: For, vector_bits: int) -> int:
@@ -64,27 +68,23 @@ def _step(body: Stmt) -> tuple[list[BufferStore], int]:
         if body.kind is ForKind.SERIAL:
             return updates, steps * body.extent.value
         return (updates * body.extent.value, steps) if body.kind is ForKind.UNROLLED and steps == 1 else ([], 1)
-    return [body] if isinstance(body, BufferStore) and is_accumulation(body) else [], 1
+    return [body] if isinstance(body, BufferStore) and broadcast_factor(body) is not None else [], 1
 
 
 def _is_prefetch(stmt: Stmt) -> bool:
     return isinstance(stmt, Evaluate) and isinstance(stmt.value, Call) and stmt.value.op == "prefetch"
 
 
-def is_accumulation(store: BufferStore) -> bool:
-    """Is this an accumulation of a product that has a broadcast factor?"""
-    return any(isinstance(factor, Broadcast) for factor in _factors(accumulated_value(store)))
+def broadcast_factor(store: BufferStore) -> PrimExpr | None:
+    """The broadcast factor of a product that a store accumulates; None for other stores."""
+    return next((factor for factor in _factors(store) if isinstance(factor, Broadcast)), None)
 
 
-def broadcast_factor(store: BufferStore) -> PrimExpr:
-    """The broadcast factor of an accumulation."""
-    return next(factor for factor in _factors(accumulated_value(store)) if isinstance(factor, Broadcast))
-
-
-def _factors(product: PrimExpr | None) -> tuple[PrimExpr, ...]:
-    """The factors of a float product or of a dot product of 8-bit integers or bfloat16; () otherwise."""
-    if isinstance(product, Mul) and product.dtype.is_float:
-        return product.a, product.b
-    if isinstance(product, Call) and product.op in ("dot4", "dot2_bfloat16"):
-        return product.args
-    return ()
+def _factors(store: BufferStore) -> tuple[PrimExpr, ...]:
+    """The factors of a product of floats, or of a dot product of 8-bit integers or bfloat16, that a store adds to its
+    elements in place; () otherwise."""
+    value = store.value
+    if isinstance(value, Call) and value.op in _ADDED_PRODUCTS:
+        return value.args[1:] if is_loaded_by(value.args[0], store) else ()
+    product = accumulated_value(store)
+    return (product.a, product.b) if isinstance(product, Mul) and product.dtype.is_float else ()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from relayc.backend.llvm.codegen.accumulators import emit_store
-from relayc.backend.llvm.codegen.arithmetic import emit_add, emit_binary, emit_maximum, emit_minimum
+from relayc.backend.llvm.codegen.arithmetic import emit_binary, emit_maximum, emit_minimum
 from relayc.backend.llvm.codegen.conditions import emit_compare, emit_logical, emit_not, emit_select
 from relayc.backend.llvm.codegen.convert import convert
 from relayc.backend.llvm.codegen.emitter import Emitter, Rules
@@ -25,8 +25,7 @@ from relayc.backend.llvm.codegen.statements import (
 )
 from relayc.backend.llvm.codegen.vectors import extract_lane, pack_lanes, splat
 from relayc.backend.llvm.codegen.workspace import emit_allocate
-from relayc.backend.llvm.types import constant, register_type, suffix, vector_constant
-from relayc.te.dtype import DType
+from relayc.backend.llvm.types import constant, register_type, vector_constant
 from relayc.te.errors import CompileError
 from relayc.te.tir import (
     EQ,
@@ -127,22 +126,10 @@ def emit_let(e: Emitter, expr: Let) -> str:
 
 
 def emit_cast(e: Emitter, expr: Cast) -> str:
-    """A conversion, in one instruction with what is converted where there is one."""
+    """A conversion, in one step with the load of what is converted where that pays."""
     inner = expr.value
     widened = load_widened(e, inner, expr.dtype) if isinstance(inner, BufferLoad) else None
-    if widened is not None:
-        return widened
-    of = (inner.dtype.element, expr.dtype.element)
-    if isinstance(inner, Call) and inner.op == "round" and of == ("float32", "int32"):
-        return _rounded_to_int(e, e.value(inner.args[0]), inner.dtype, expr.dtype)
-    return convert(e, e.value(expr.value), expr.value.dtype, expr.dtype)
-
-
-def _rounded_to_int(e: Emitter, value: str, source: DType, target: DType) -> str:
-    """The nearest integer, ties to even: one instruction on x86, where rounding and converting would be two."""
-    name = f"llvm.lrint.{suffix(target)}.{suffix(source)}"
-    e.text.module.declare(name, register_type(target), register_type(source))
-    return e.text.pure(f"call {register_type(target)} @{name}({register_type(source)} {value})")
+    return convert(e, e.value(inner), inner.dtype, expr.dtype) if widened is None else widened
 
 
 class _Table(dict[type, Callable[[Emitter, Any], Any]]):
@@ -170,10 +157,9 @@ _EXPRESSIONS = _Table({
     Ramp: emit_ramp,
     Shuffle: emit_shuffle,
     # arithmetic
-    Add: emit_add,
     Min: emit_minimum,
     Max: emit_maximum,
-    **dict.fromkeys((Sub, Mul, Div, Mod, FloorDiv, FloorMod), emit_binary),
+    **dict.fromkeys((Add, Sub, Mul, Div, Mod, FloorDiv, FloorMod), emit_binary),
     # conditions
     **dict.fromkeys((EQ, NE, LT, LE, GT, GE), emit_compare),
     **dict.fromkeys((And, Or), emit_logical),
