@@ -34,7 +34,8 @@ import numpy as np
 from benchmarks.llm_engines import ENGINES, ROOT, runs
 from benchmarks.llm_models import FORMATS, LLAMA
 from benchmarks.peak import MultiplyLoop, SumOfMemory
-from benchmarks.records import Record, append, geometric_mean, markdown, origin
+from benchmarks.records import Record, append, markdown, origin
+from benchmarks.report import language_models
 
 _GREEDY_TOKENS, _GREEDY_CONTEXT = 64, 32
 
@@ -196,16 +197,6 @@ def summary_of(kind: str, found: dict[str, Found]) -> Record:
     return record
 
 
-def table(records: Sequence[Record]) -> str:
-    """Ratios to the best peer, and relayc's share of the roof, by cell and format, in Markdown."""
-    timed = [r for r in records if "ratio" in r]
-    kinds, cells = [list(dict.fromkeys(r[key] for r in timed)) for key in ("kind", "cell")]
-    at = {(r["cell"], r["kind"]): f"{r['ratio']:.2f} ({r['relayc_roof']:.0%})" for r in timed}
-    rows = [[cell, *[at.get((cell, kind), "-") for kind in kinds]] for cell in cells]
-    means = [geometric_mean(r["ratio"] for r in timed if r["kind"] == kind) for kind in kinds]
-    return markdown([["", *kinds], *rows, ["geometric mean", *[f"{mean:.2f}" for mean in means]]])
-
-
 def _compiled(kind: str, folder: Path) -> None:
     """Compile relayc's artifact in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.llm_engines", "compile", kind, str(folder)]
@@ -247,7 +238,7 @@ def main() -> None:
                 )
                 if args.results is not None:
                     append(args.results, record)
-    print(table(records))
+    print(markdown(language_models(records)))
 
 
 if __name__ == "__main__":

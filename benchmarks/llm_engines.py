@@ -59,7 +59,7 @@ class _Relayc:
     def __init__(self, kind: str, folder: Path) -> None:
         from relayc.runtime import device, graph_executor, load_model
 
-        factory = load_model(str(folder / f"{kind}.relayc"))["default"]
+        factory = load_model(str(folder / f"{kind}.relayc"), huge_pages=True)["default"]
         self._module = graph_executor.GraphModule(factory(device("cpu", 0)), num_threads=1)
 
     def begin(self, tokens: Array) -> Array:

@@ -201,6 +201,16 @@ def bfloat16() -> Rows:
     return rows
 
 
+def language_models(records: Sequence[Record]) -> Rows:
+    """Decode and prefill of a language model by formats: ratios to the fastest peer, and relayc's shares of roofs."""
+    timed = [r for r in records if "relayc_roof" in r]
+    kinds, cells = [list(dict.fromkeys(r[key] for r in timed)) for key in ("kind", "cell")]
+    found = {(r["cell"], r["kind"]): f"{r['ratio']:.2f} ({r['relayc_roof']:.0%})" for r in timed if "ratio" in r}
+    rows = [[cell, *[found.get((cell, kind), "-") for kind in kinds]] for cell in cells]
+    means = [geometric_mean(r["ratio"] for r in timed if r["kind"] == kind and "ratio" in r) for kind in kinds]
+    return [["", *[kind.replace("_", ", ") for kind in kinds]], *rows, ["geometric mean", *[f"{m:.2f}" for m in means]]]
+
+
 def gemm() -> Rows:
     """Matrix products and attention as shares of the multiply-add peak, one thread."""
     rows = [["product", "operands", "% of peak"]]
@@ -260,6 +270,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "segmentation": lambda: _by_threads(read("segmentation"), "model"),
     "quantised": lambda: _by_threads(read("quantised"), "model"),
     "bfloat16": bfloat16,
+    "language models": lambda: language_models(read("llm")),
     "dynamic": dynamic,
     "roofline": roofline,
     "bandwidth": bandwidth,

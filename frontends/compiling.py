@@ -31,6 +31,7 @@ def compile_onnx(
     caches: Mapping[str, str] | Literal["auto"] | None = None,
     last_position: str | None = None,
     before: Callable[[], object] | None = None,
+    huge_pages: bool = False,
 ) -> CompiledModel:
     """Import and build a model; a model compiled before comes from the cache, without the compiler being imported.
 
@@ -40,13 +41,13 @@ def compile_onnx(
     positions are whole ones (`whole_caches` of `from_onnx`). `last_position` names an output of logits,
     (batch, positions, vocabulary), of which only the last position is computed; "auto": the one that
     `relay.transform.find_logits` finds. `before` is called when a model is about to be compiled; it may raise an error.
-    A model from the cache has no `build_report`, and neither `before` nor `progress` is called for it. Raises what
-    `from_onnx` and `relay.build` raise.
+    A model from the cache is loaded with or without `huge_pages`, as by `load_model`; it has no `build_report`, and
+    neither `before` nor `progress` is called for it. Raises what `from_onnx` and `relay.build` raise.
     """
     model = model_parts(model) or model  # a program's weights are taken out of it once
     kept = None if caches is None else caches if isinstance(caches, str) else tuple(sorted(caches.items()))
     entry = model_entry(model, target, shape, opt_level, config, mod_name, (kept, last_position))
-    found = None if entry is None else entry.find()
+    found = None if entry is None else entry.find(huge_pages)
     if found is not None:
         logger().info("model %r is in the cache, for %s", mod_name, found.graph.target)
         return found

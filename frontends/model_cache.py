@@ -51,14 +51,17 @@ class ModelEntry:
     began: int
     """when the model was read, in nanoseconds: files changed since then may be other ones than were compiled"""
 
-    def find(self) -> CompiledModel | None:
-        """The model compiled before; None if there is none, or if its external data have changed."""
+    def find(self, huge_pages: bool = False) -> CompiledModel | None:
+        """The model compiled before, loaded with or without `huge_pages`.
+
+        None if there is none, or if its external data have changed.
+        """
         record = self.cache.decoded(self.key, _parsed)
         if record is None or record != self._external(record):
             return None
         artifact = self.cache.file(self._artifact_key(record))
         try:
-            return None if artifact is None else load_model(artifact)
+            return None if artifact is None else load_model(artifact, huge_pages=huge_pages)
         except (*UNDECODABLE, OSError):
             return None
 

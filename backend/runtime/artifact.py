@@ -215,10 +215,13 @@ def load_model(
     verify: Verify = "quick",
     *,
     expect_sha256: str | None = None,
+    huge_pages: bool = False,
 ) -> CompiledModel:
     """Loads a model that `CompiledModel.save` wrote, from its file or its bytes.
 
-    Weights are mapped from the file, or read in place from the bytes: they must stay as they are.
+    Weights are mapped from the file, or read in place from the bytes: they must stay as they are. With `huge_pages`
+    the file is copied to huge pages, where the system has them: language models with 4- and 8-bit weights, of which
+    each token reads all, decode in a fifth less time, but processes do not share that memory.
 
     `verify`: "quick" checks the weights by sums, "full" by SHA-256, "code" takes them on trust (see the module's text).
     `expect_sha256`: the SHA-256 of the trusted file, 64 hexadecimal digits, as `sha256sum` prints it; it is checked
@@ -228,7 +231,7 @@ def load_model(
     if isinstance(path, bytes | bytearray | memoryview):
         data, where = memoryview(path), "model in memory"
     else:
-        data, where = map_file(path), os.fspath(path)
+        data, where = map_file(path, huge_pages), os.fspath(path)
     if expect_sha256 is not None:
         _expect(data, expect_sha256, where)
     return _read(data, where, verify if expect_sha256 is None else "code")

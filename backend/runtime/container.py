@@ -19,6 +19,7 @@ damage, not malice: who changes a file can compute its hashes.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import io
 import json
@@ -34,6 +35,7 @@ import numpy as np
 from relayc.backend.runtime.errors import ArtifactError, MissingModelError
 from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.files import replacing
+from relayc.backend.runtime.huge_pages import first_huge_page, map_huge_pages
 from relayc.backend.runtime.threads import in_threads
 
 __all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Method", "Section", "digest", "is_container", "map_file",
@@ -92,8 +94,8 @@ def is_container(path: str | os.PathLike[str]) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def map_file(path: str | os.PathLike[str]) -> memoryview:
-    """The bytes of a memory-mapped file, which must not change while they are used.
+def map_file(path: str | os.PathLike[str], huge_pages: bool = False) -> memoryview:
+    """The bytes of a memory-mapped file, which must not change while they are used, or a copy in huge pages.
 
     Raises `MissingModelError` where there is no file, and `ArtifactError` for one that is too short to be a container.
     """
@@ -101,7 +103,8 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size >= _HEADER:
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                copy = _in_huge_pages(file, size) if huge_pages else None
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if copy is None else copy
     except (FileNotFoundError, IsADirectoryError) as error:
         problem = "is a folder" if isinstance(error, IsADirectoryError) else "does not exist"
         raise MissingModelError(
@@ -109,6 +112,27 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
             "`relayc compile model.onnx -o model.relayc`"
         ) from error
     raise ArtifactError(f"{os.fspath(path)} has {size} bytes; a compiled model has at least {_HEADER}. {AGAIN}")
+
+
+def _in_huge_pages(file: BinaryIO, size: int) -> memoryview | None:
+    """A copy of a file in huge pages; None where the system has none, or less of the file is read than expected."""
+    pages = map_huge_pages(size)
+    if pages is None:
+        return None
+    begin = first_huge_page(pages) - ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    copy = memoryview(pages)[begin : begin + size]
+    return copy.toreadonly() if _read_whole(file, copy) else None
+
+
+def _read_whole(file: BinaryIO, into: memoryview) -> bool:
+    """Fill memory from the file's begin on; False if the file ends before."""
+    at = 0
+    while at < len(into):
+        count = file.readinto(into[at:])  # type: ignore[attr-defined]
+        if not count:
+            return False
+        at += count
+    return True
 
 
 class Container:

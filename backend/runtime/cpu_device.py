@@ -6,7 +6,6 @@ import ctypes
 import mmap
 import os
 import platform
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ from typing import Any
 from relayc.backend.runtime.device import Device, DeviceAttrKind
 from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI, check_allocation
 from relayc.backend.runtime.errors import DeviceError
+from relayc.backend.runtime.huge_pages import HUGE_PAGE, first_huge_page, map_huge_pages
 from relayc.backend.runtime.threads import available_cpus
 
 __all__ = ["CPUDeviceAPI", "cpu_device_api"]
 
 _CPU_FOLDER = Path("/sys/devices/system/cpu")
-_HUGE_FROM, _HUGE_PAGE = 4 << 20, 2 << 20
-"""Bytes: the smallest allocation that is backed by huge pages, and the size of a huge page."""
+_HUGE_FROM = 4 << 20
+"""Bytes of the smallest allocation that is backed by huge pages."""
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -48,8 +48,8 @@ class CPUDeviceAPI(DeviceAPI):
 
     def alloc_data_space(self, device: Device, nbytes: int, alignment: int = ALLOC_ALIGNMENT) -> int:
         check_allocation(device, nbytes, alignment)
-        pages = _huge_pages(nbytes) if nbytes >= _HUGE_FROM and alignment <= _HUGE_PAGE else None
-        handle = self._from_heap(nbytes, alignment) if pages is None else _first_page(pages)
+        pages = map_huge_pages(nbytes) if nbytes >= _HUGE_FROM and alignment <= HUGE_PAGE else None
+        handle = self._from_heap(nbytes, alignment) if pages is None else first_huge_page(pages)
         if not handle:
             raise DeviceError(f"out of memory: can't allocate {nbytes} bytes aligned to {alignment} on {device}")
         self._spaces[handle] = pages
@@ -88,30 +88,6 @@ class CPUDeviceAPI(DeviceAPI):
 def cpu_device_api() -> CPUDeviceAPI:
     """The one `CPUDeviceAPI` of the process."""
     return CPUDeviceAPI()
-
-
-def _huge_pages(nbytes: int) -> mmap.mmap | None:
-    """Map at least `nbytes` bytes backed by huge pages; None where the system has none to give.
-
-    Huge pages avoid TLB misses in kernels that stream or stride through much memory. Heap memory is not suitable: it
-    may be backed by small pages already and is not aligned to a huge page.
-    """
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advice is None:
-        return None
-    try:
-        pages = mmap.mmap(-1, (-(-nbytes // _HUGE_PAGE) + 1) * _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError):
-        return None
-    with suppress(OSError):  # only a hint: it fails on systems without huge pages
-        pages.madvise(advice)
-    return pages
-
-
-def _first_page(pages: mmap.mmap) -> int:
-    """Address of the first aligned huge page in the mapping."""
-    begin = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-    return -(-begin // _HUGE_PAGE) * _HUGE_PAGE
 
 
 def _device_name() -> str | None:

@@ -130,6 +130,20 @@ def test_weights_are_mapped_aligned_and_read_only(saved):
     assert placed["w"].handle == model.params["w"].ctypes.data, "used in place"
 
 
+def test_weights_in_huge_pages_do_not_need_the_file(saved, small):
+    model = load_model(saved, huge_pages=True)
+    saved.write_bytes(b"")
+    for name, values in model.params.items():
+        assert not values.flags.writeable and values.ctypes.data % 64 == 0
+        np.testing.assert_array_equal(values, small.weights[name])
+
+
+def test_a_cut_off_file_is_noticed_in_huge_pages_too(saved):
+    saved.write_bytes(saved.read_bytes()[:-1])
+    with pytest.raises(ArtifactError, match="is cut off"):
+        load_model(saved, huge_pages=True)
+
+
 def test_equal_models_make_equal_bytes(saved, small):
     again = CompiledModel(small.graph(None), small.weights, small.Python())
     assert again.to_bytes() == saved.read_bytes() == load_model(saved).to_bytes()
