@@ -151,6 +151,20 @@ CASES: dict[str, Case] = {
         }""",
         {"n": _count(300), "x": _random(300, 8)}, 300,
     ),
+    "sizes": Case(
+        """g (int64 n, float[4] x) => (float[m] y) {
+            y = Loop (n, , x) <body = b (int64 i, bool c, float[k] v) => (bool d, float[k2] w) {
+                most = Constant <value_int = 7> ()
+                one = Constant <value_ints = [1]> ()
+                r = Mod (i, most)
+                length = Add (r, one)
+                s = ReduceSum <keepdims = 0> (v)
+                w = Expand (s, length)
+                d = Identity (c)
+            }>
+        }""",
+        {"n": _count(300), "x": np.full(4, 1e-9, np.float32)}, 300,
+    ),
     "decoder": Case(
         """g (int64 n, int64 first, float[1, 64] h0, float[256, 64] embedding, float[64, 64] u, float[64, 256] head)
             => (int64[m] tokens) {

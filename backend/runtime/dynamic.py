@@ -167,7 +167,9 @@ class DynamicRunner:
         check, inherited = self._context.check, {} if self._inherited is None else self._inherited
         self._sizes, self._unread, at = dict(inherited), (0, 0), 0
         for index in self._lent:
-            self._renew(index)
+            buffer = self._buffers[index]
+            if buffer.is_lent and buffer.renew_memory(buffer.array.shape):
+                self._set_buffer(index, buffer)
         self._lent.clear()
         if not plan.begin(self._inputs, inherited):
             self._instructions[0](self, None)

@@ -240,7 +240,7 @@ class GraphModule:
     def _fetch(self, position: int, out: NDArray | npt.NDArray[Any] | None) -> Any:
         """An output of the last run; strings and maps in the form for users."""
         if self._special is not None:
-            return self._special.get_output(position, out)
+            return self._special._fetch(position, out)
         strings = self._inputs.strings
         if position in strings.outputs:
             if out is not None:
@@ -614,7 +614,10 @@ class GraphModule:
         return None
 
     def _sizes_of(self, values: Sequence[Value]) -> dict[str, int]:
-        """The sizes of the model for these inputs; none if it rejects them, as versions of it may not."""
+        """The sizes of the model for these inputs; none if it rejects them, as versions of it may not, and if no
+        specialisation is for certain ones."""
+        if not any(wanted for wanted, _ in self._graph.variants):
+            return {}
         try:
             return bind_sizes(self._graph, shapes_of(values))
         except SizeMismatchError:

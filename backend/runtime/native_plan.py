@@ -23,7 +23,7 @@ class NativePlan:
     """
 
     def __init__(self, frame: PlanFrame, words: np.ndarray[Any, Any], entry: Any, context: Context) -> None:
-        self._frame, self._entry = frame, entry
+        self._frame, self._entry, self._at = frame, entry, frame.at
         self.words = memoryview(words.data)  # quicker than numpy for single words
         self.address = int(words.ctypes.data)
         self._arguments = context.address, self.address
@@ -78,10 +78,9 @@ class NativePlan:
 
     def call(self, at: int) -> int:
         """Run pieces from `at` on; returns the first that is left, `end` if there is none."""
-        frame = self._frame.at
-        self.words[frame] = at
+        self.words[self._at] = at
         self._entry(*self._arguments)
-        return self.words[frame]
+        return self.words[self._at]
 
     def sizes_bound(self, first: int, last: int) -> dict[str, int]:
         """The values of the size variables that the pieces `first` ... `last` - 1 bind."""

@@ -231,6 +231,8 @@ class OutputBuffer:
         self._users: NDArray | None = None
         """the user's array that takes the place of own memory"""
         self.array = self._block.array
+        self._lent: weakref.ref[NDArray] | None = None
+        """the value of `array` that was lent last"""
 
     @property
     def nbytes(self) -> int:
@@ -255,10 +257,16 @@ class OutputBuffer:
         self.array = self._block.array if array is None else array
 
     def lend(self) -> NDArray:
-        """Lend the current buffer to the user as an array; it is viewed as numpy once for all that are lent."""
+        """Lend the current buffer to the user as an array.
+
+        What is lent again, under the same shape, is viewed as numpy once for all later times.
+        """
         if self._users is not None:
             return self._users
-        self.array.view_on_host()
+        if self._lent is None or self._lent() is not self.array:
+            self._lent = weakref.ref(self.array)
+        else:
+            self.array.view_on_host()
         return self.hold()
 
     def hold(self) -> NDArray:
@@ -272,21 +280,31 @@ class OutputBuffer:
 
     def renew(self, shape: tuple[int, ...] | None = None) -> bool:
         """Make `array` an unshared array of `shape`; true when its memory changed."""
-        block, before = self._block, self.array
+        before = self.array
         if shape is None:
             shape = before.shape
         if shape == before.shape:
-            if block.lease is None:
+            if self._block.lease is None:
                 return False
         else:
             self._needed = nbytes_of(before.dtype, math.prod(shape))
+        moved = self.renew_memory(shape)
+        if self._block.array.shape != shape:
+            self._block.shape(shape, before.dtype)
+            self.array = self._block.array
+        return moved
+
+    def renew_memory(self, shape: tuple[int, ...]) -> bool:
+        """Take memory that nobody holds, as large as it was last needed; true when it changed.
+
+        `array` has any shape until it is shown under the one that it will have, `shape` if the memory is new.
+        """
+        block, before = self._block, self.array
         if block.is_held or not serves(block.nbytes, self._needed):
             self._block = self._free() or self._grown(shape, before)
             if block.is_held:
                 self._spare = [*self._spare, block][-_MAX_SPARE:]
         self._block.lease = None
-        if self._block.array.shape != shape:
-            self._block.shape(shape, before.dtype)
         self.array = self._block.array
         return self._block is not block
 
