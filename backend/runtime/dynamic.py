@@ -48,6 +48,7 @@ from relayc.backend.runtime.turning_loop import TurningLoop
 __all__ = ["DynamicRunner"]
 
 _MAX_RECORDINGS = 16  # by sizes and addresses
+_NOTHING = ArraySequence()
 
 class _Result(NamedTuple):
     """A tensor that holds a result of an instruction: its number, type, shape if it is static, and that of its views,
@@ -165,7 +166,7 @@ class DynamicRunner:
     def _run_plan(self, plan: NativePlan) -> None:
         """Run the compiled plan, and the pieces that it leaves."""
         check, inherited = self._context.check, {} if self._inherited is None else self._inherited
-        self._sizes, self._unread, at = dict(inherited), (0, 0), 0
+        self._sizes, self._unread, self._values, at = dict(inherited), (0, 0), {}, 0
         for index in self._lent:
             buffer = self._buffers[index]
             if buffer.is_lent and buffer.renew_memory(buffer.array.shape):
@@ -373,7 +374,10 @@ class DynamicRunner:
         loop = self._compiled_loops.get(id(step))
         if loop is None:
             loop = self._compiled_loops[id(step)] = self._compiled_loop(step)
-        return loop.run(trips, [tensor_of(self.read(i)) for i in (*step.carried, *step.outside)], self.sizes)
+        values = [self.read(i) for i in (*step.carried, *step.outside)]
+        if isinstance(loop, TurningLoop):
+            return loop.run(trips, values, self.sizes)
+        return loop.run(trips, [tensor_of(value) for value in values], self.sizes)
 
     def _compiled_loop(self, step: LoopStep) -> CompiledLoop | TurningLoop:
         if step.turns is None:
@@ -526,7 +530,9 @@ class DynamicRunner:
         elif tensor.storage == "input":
             home = self._inputs[int(tensor.place)]
         elif tensor.storage == "value":
-            home = self._values[int(tensor.place)]
+            home = self._values.get(int(tensor.place), _NOTHING)
+            if home is _NOTHING and self._plan is not None:  # an element that compiled code took of a sequence
+                return NDArray(int(self._addresses[index]), shape, tensor.dtype, self._device, self._plan.stacks)
         else:
             home = self._shown_buffer(owner_of(self._graph, tensor)).array
         assert isinstance(home, NDArray), "kernels take no lists"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from relayc.backend.runtime.context import Context
+from relayc.backend.runtime.dtype import nbytes
 from relayc.backend.runtime.ndarray import NDArray
 from relayc.backend.runtime.plan_frame import PlanFrame
-from relayc.backend.runtime.sequences import Value
+from relayc.backend.runtime.sequences import ArraySequence, Value
 
 __all__ = ["NativePlan"]
 
@@ -40,6 +42,8 @@ class NativePlan:
         self._inputs = [*zip(places, frame.shapes, ranks, strict=False)]
         """for each input the tensors that are it, the first word of its shape, and its rank"""
         self._passed: list[Value | None] = [None] * len(places)
+        self._stacks: dict[int, NDArray | None] = {}
+        """what sequences lie in, which may drop it themselves"""
         owners = [(i, frame.buffers[i] + 1) for stage in frame.stages.values() for i in stage.owners]
         self.buffer_shapes = {i: self.words[k : k + len(frame.graph.tensors[i].shape)] for i, k in owners}
         """the words of the shape of the tensor in each buffer"""
@@ -63,8 +67,7 @@ class NativePlan:
                     words[first] = size
                     first += 1
             else:
-                for index in aliases:
-                    words[index] = 0
+                self._set_sequence(position, value)
             passed[position] = value
         for name, word in self._around:
             size = around.get(name)
@@ -72,9 +75,28 @@ class NativePlan:
             words[word] = 0 if size is None else size
         return fits
 
+    def _set_sequence(self, position: int, value: ArraySequence) -> None:
+        """Let compiled code read the elements of a sequence if they lie in a stack and have the type that it takes."""
+        aliases, first, _ = self._inputs[position]
+        for index in aliases:
+            self.words[index] = 0
+        stack = self._stacks[position] = value.stack
+        fits = stack is not None and self._frame.elements.get(position) == {(stack.shape[1:], str(stack.dtype))}
+        if stack is not None and fits:
+            row = nbytes(stack.dtype, math.prod(stack.shape[1:]))
+            self.words[first], self.words[first + 1], self.words[first + 2] = stack.handle, stack.shape[0], row
+        else:
+            self.words[first + 1] = 0
+
+    @property
+    def stacks(self) -> tuple[NDArray | None, ...]:
+        """What keeps the elements alive that compiled code reads."""
+        return tuple(self._stacks.values())
+
     def forget(self) -> None:
         """Drop the references to the inputs."""
         self._passed = [None] * len(self._passed)
+        self._stacks.clear()
 
     def call(self, at: int) -> int:
         """Run pieces from `at` on; returns the first that is left, `end` if there is none."""

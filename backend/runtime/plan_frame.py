@@ -1,6 +1,7 @@
 """Plan frames: what the compiled plan of a graph with size variables knows of a run. A frame is a table of words.
 
-    addresses of the tensors | values of the size variables | shapes of the inputs
+    addresses of the tensors | values of the size variables
+    | for each input: its shape, or a sequence's stack, its number of elements, and the bytes of one
     | for each stage: address and capacity of its arena, bytes of each kind of tensor
     | for each buffer: capacity, shape | offset | bytes | is a piece done? | the piece to go on with
 
@@ -19,7 +20,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from relayc.backend.runtime.execution_plan import Bind, Check, RunNodes
+from relayc.backend.runtime.execution_plan import Bind, Check, RunNodes, SequenceStep
 from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.layouts import FROM_INPUTS, Stage, stages_of
 from relayc.backend.runtime.sizes import Size, variables
@@ -82,7 +83,29 @@ class PlanFrame:
         step = self.graph.steps[piece.number]
         if isinstance(step, RunNodes):
             return step.entry is not None
+        if isinstance(step, SequenceStep):
+            return self._is_element(step)
         return isinstance(step, Check) or (isinstance(step, Bind) and self.graph.tensors[step.tensor].dtype == "int64")
+
+    def _is_element(self, step: SequenceStep) -> bool:
+        """Does a step take an element of static shape of a sequence that is an input, for kernels?"""
+        if step.action != "item":
+            return False
+        graph, (source, position) = self.graph, (self.graph.tensors[i] for i in step.inputs)
+        results = {graph.tensors[i].place for i in graph.outputs if graph.tensors[i].storage == "value"}
+        plain = source.storage == "input" and position.dtype == "int64" and position.storage != "value"
+        return plain and graph.tensors[step.output].is_static and step.output not in results
+
+    @cached_property
+    def elements(self) -> dict[int, set[tuple[tuple[int, ...], str]]]:
+        """The types of the elements that compiled code takes of each input that is a sequence."""
+        found: dict[int, set[tuple[tuple[int, ...], str]]] = {}
+        for step in self.graph.steps:
+            if isinstance(step, SequenceStep) and self._is_element(step):
+                result = self.graph.tensors[step.output]
+                place = int(self.graph.tensors[step.inputs[0]].place)
+                found.setdefault(place, set()).add((result.static_shape, result.dtype))
+        return found
 
     def bound_by(self, piece: Piece) -> tuple[str, ...]:
         """The size variables that a piece binds, results of control flow not counted."""
@@ -99,8 +122,9 @@ class PlanFrame:
 
     @cached_property
     def shapes(self) -> tuple[int, ...]:
-        """The first word of the shape of each input, and the word behind them."""
-        ranks = [len(self.graph.tensors[i].shape) for i in self.graph.inputs]
+        """The first word of each input, and the word behind them."""
+        tensors = [self.graph.tensors[i] for i in self.graph.inputs]
+        ranks = [3 if tensor.is_sequence else len(tensor.shape) for tensor in tensors]
         return tuple(accumulate(ranks, initial=self.sizes + len(self.graph.sizes)))
 
     @cached_property
@@ -226,7 +250,7 @@ class TurnsFrame:
         graph = plan.graph
         pairs = zip(graph.inputs[2:], graph.outputs[1:], strict=False)
         same_ranks = all(len(graph.tensors[i].shape) == len(graph.tensors[j].shape) for i, j in pairs)
-        tensors = not any(graph.tensors[i].is_sequence for i in (*graph.inputs, *graph.outputs))
+        tensors = not any(graph.tensors[i].is_sequence for i in (*graph.inputs[: 2 + carried], *graph.outputs))
         return (
             graph.entry is not None and tensors and len(graph.outputs) == 1 + carried and same_ranks
             and all(map(plan.is_compiled, plan.pieces))

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from relayc.backend.runtime.compiled_loop import TurnLimit
 from relayc.backend.runtime.context import Context
+from relayc.backend.runtime.control import tensor_of
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.layouts import tensor_bytes
 from relayc.backend.runtime.native_plan import NativePlan
@@ -52,7 +53,7 @@ class TurningLoop:
         for state in frame.states:
             self._words[state.result_nbytes] = self._words[state.spare_nbytes] = -1
 
-    def run(self, trips: int, arguments: Sequence[NDArray], sizes: Mapping[str, int]) -> list[Value]:
+    def run(self, trips: int, arguments: Sequence[Value], sizes: Mapping[str, int]) -> list[Value]:
         """The carried values after at most `trips` > 0 iterations.
 
         `arguments` are the carried values and the captured ones, `sizes` those of the graph around.
@@ -61,6 +62,7 @@ class TurningLoop:
         self._count.value, words[frame.limit] = 0, trips
         self._plan.forget()
         at = 0
+        begins = [tensor_of(value) for value in arguments[: frame.carried]]
         if not self._plan.begin([self._iteration, self._condition, *arguments], sizes):
             at = self._do(0, arguments, sizes)
         while at or self._count.value < words[frame.limit]:
@@ -72,7 +74,7 @@ class TurningLoop:
             elif not words[frame.plan.is_done]:  # it is not between two iterations, but before the first piece
                 at = self._do(0, arguments, sizes)
         self._plan.forget()
-        return [self._result(k, begin) for k, begin in enumerate(arguments[: frame.carried])]
+        return [self._result(k, begin) for k, begin in enumerate(begins)]
 
     def _turn(self, at: int) -> int:
         """Call compiled code; returns the piece that is left, 0 between two iterations."""
@@ -85,9 +87,9 @@ class TurningLoop:
             self._limit.adapt(time.perf_counter() - start)
         return words[word]
 
-    def _do(self, number: int, arguments: Sequence[NDArray], sizes: Mapping[str, int]) -> int:
+    def _do(self, number: int, arguments: Sequence[Value], sizes: Mapping[str, int]) -> int:
         """Let the executor do a piece; returns the next one."""
-        carried = [self._state(k, begin) for k, begin in enumerate(arguments[: self._frame.carried])]
+        carried = [self._state(k, tensor_of(begin)) for k, begin in enumerate(arguments[: self._frame.carried])]
         inputs = [self._iteration, self._condition, *carried, *arguments[self._frame.carried :]]
         self._body.do_piece(number, inputs, sizes)
         piece = self._frame.plan.pieces[number]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import reduce
 
 from relayc.backend.runtime.dtype import nbytes
-from relayc.backend.runtime.execution_plan import Bind, Check, IfStep, LoopStep, RunNodes, Step
+from relayc.backend.runtime.execution_plan import Bind, Check, IfStep, LoopStep, RunNodes, SequenceStep, Step
 from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.layouts import ALIGNMENT, Stage, owner_of
 from relayc.backend.runtime.plan_frame import Piece, PlanFrame, StateWords, TurnsFrame, largest_sizes
@@ -22,6 +22,7 @@ from relayc.relay.lowering.frame_code import bool_at, call, copy_bytes, int_at, 
 from relayc.te.dtype import HANDLE
 from relayc.te.tir import (
     EQ,
+    GE,
     GT,
     LT,
     NE,
@@ -224,9 +225,24 @@ class _Plan:
         elif isinstance(step, Check):
             yield from self._within_range([step.left, step.right])
             yield self._leave_if(NE(self._size(step.left), self._size(step.right)))
-        else:
-            assert isinstance(step, Bind)
+        elif isinstance(step, Bind):
             yield from self._bind(step)
+        else:
+            assert isinstance(step, SequenceStep)
+            yield from self._element(step)
+
+    def _element(self, step: SequenceStep) -> Iterator[Stmt]:
+        """Take the address of an element of a stack if it has one there; negative positions count from the end."""
+        source, position = step.inputs
+        first = self._frame.shapes[int(self._graph.tensors[source].place)]
+        count, at, row = self._word(first + 1), self._word(self._frame.nbytes), self._word(first + 2)
+        passed = int_at(self._word(position, "handle"))
+        yield self._put(self._frame.nbytes, Add(passed, Select(LT(passed, _int(0)), count, _int(0))))
+        yield self._leave_if(Or(LT(at, _int(0)), GE(at, count)))
+        address = call_intrin("handle", "handle_add_byte_offset", self._word(first, "handle"), Mul(at, row))
+        for i, tensor in enumerate(self._graph.tensors):
+            if tensor.storage == "value" and tensor.place == step.output:
+                yield self._put(i, address)
 
     def _bind(self, step: Bind) -> Iterator[Stmt]:
         """Read a size from a tensor, if it has the element."""

@@ -58,6 +58,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         + loop(f"b (int64 i, bool c, float[a] p, bool t) => (bool u, float[d] q, bool v) {{ {LENGTH}"
                "fill = ReduceSum <keepdims = 0> (p) q = Expand (fill, len) v = Cast <to = 9> (k) u = Identity (t) }",
                "x, yes", "y, last"), COUNT),
+    "elements of a sequence": (
+        "g (int64 n, float[70, 3] x, int64[m] sizes) => (float[3] y, float[3] z) {"
+        "s = SplitToSequence <axis = 0, keepdims = 0> (x) none = Constant <value_floats = [0.0, 0.0, 0.0]> ()"
+        + loop(f"b (int64 i, bool c, float[3] p, float[3] q) => (bool c, float[3] r, float[3] t) {{ {AXES}"
+               "k = Gather (sizes, i) last = Neg (k) e = SequenceAt (s, k) f = SequenceAt (s, last) r = Add (p, e)"
+               "t = Sub (q, f) }", "none, none", "y, z"),
+        {"n": COUNT["n"], "x": np.arange(210, dtype=np.float32).reshape(70, 3), "sizes": SIZES}),
     "what is kept of a state": (
         "g (int64 n, float[64] x, int64[m] sizes) => (float[r] y) {"
         + loop(f"b (int64 i, bool c, float[a] p) => (bool c, float[d] q) {{ {AXES}"
@@ -149,6 +156,35 @@ def test_sizes_that_no_tensor_can_have_are_refused(sizes, text, monkeypatch):
         with pytest.raises(ArgumentError, match=text):
             run(module, bad)
     np.testing.assert_array_equal(outputs(module, feeds)[0], interpreted(module, feeds, monkeypatch)[0])
+
+
+def test_a_position_without_an_element_is_refused(monkeypatch):
+    text, feeds = MODELS["elements of a sequence"]
+    module = compiled(text)
+    bad = {**feeds, "sizes": np.array([3, 69, 70, 1, 1, 1, 1, 1], np.int64)}
+    for run in (outputs, lambda m, f: interpreted(m, f, monkeypatch)):
+        with pytest.raises(ArgumentError, match="position 70 in a sequence of 70; expected a position from -70 to 69"):
+            run(module, bad)
+    rows = feeds["x"][SIZES]
+    np.testing.assert_array_equal(outputs(module, feeds)[0], rows.sum(0))
+
+
+def test_an_element_of_a_stack_may_be_put_in_another_sequence():
+    module = compiled("""g (float[70, 3] x, int64 k, bool c) => (float[m, 3] y, float[3] z) {
+        s = SplitToSequence <axis = 0, keepdims = 0> (x) zero = Constant <value_floats = [0.0, 0.0, 0.0]> ()
+        y0, z = If (c) <then_branch = t () => (seq(float[3]) a, float[3] b) {
+            e = SequenceAt (s, k) u = Sin (e) f = SequenceErase (s) g = SequenceInsert (f, u) a = SequenceInsert (g, e)
+            b = Cos (e) }, else_branch = f () => (seq(float[3]) a2, float[3] b2) {
+            a2 = SequenceInsert (s, zero) b2 = Identity (zero) }>
+        y = ConcatFromSequence <axis = 0, new_axis = 1> (y0) }""")
+    x = np.arange(210, dtype=np.float32).reshape(70, 3)
+    for k in (5, -1, 5):
+        y, z = outputs(module, {"x": x, "k": np.array(k), "c": np.array(True)})
+        np.testing.assert_array_equal(y[-1], x[k])
+        np.testing.assert_array_equal(y[:69], x[:69])
+        np.testing.assert_allclose(y[69], np.sin(x[k]), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(z, np.cos(x[k]), rtol=1e-4, atol=1e-5)
+    assert outputs(module, {"x": x, "k": np.array(1), "c": np.array(False)})[0].shape == (71, 3)
 
 
 ENDLESS = MODELS["a state as long as a value says"][0].replace("Gather (sizes, i)", "Gather (sizes, zero)")
