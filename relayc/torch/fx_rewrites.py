@@ -54,6 +54,8 @@ def _attention(graph: Graph, node: Node) -> None:
     if others or passed.pop("dropout_p", 0.0) != 0.0:
         return
     tensors = tuple(passed.pop(name) for name in names[:3])
+    if _shape(tensors[0])[1] != _shape(tensors[1])[1]:
+        passed["enable_gqa"] = True  # several heads of queries share one of keys
     for user in list(node.users):
         _replace(graph, user, aten.scaled_dot_product_attention.default, tensors, passed)
 

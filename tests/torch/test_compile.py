@@ -311,6 +311,26 @@ def test_a_transformer_of_torchs_own_layers(log):
     assert compilations(log) == 3, messages(log)
 
 
+class GroupedAttention(torch.nn.Module):
+    """Four heads of queries, two of keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.keys = torch.nn.Linear(16, 16), torch.nn.Linear(16, 8)
+
+    def forward(self, x: Any) -> Any:
+        q, k = self.queries(x).unflatten(-1, (4, 4)).transpose(1, 2), self.keys(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+
+
+def test_heads_of_queries_that_share_keys(log):
+    module = GroupedAttention()
+    function = compiled(module, dynamic=True)
+    for batch, length in ((2, 5), (3, 9)):
+        check(function, module, torch.randn(batch, length, 16))
+    assert compilations(log) == 1 and len(messages(log)) == 1, messages(log)
+
+
 def test_a_graph_that_reads_numpy_constants():
     table = torch.from_numpy(np.arange(8, dtype="float32"))
 
