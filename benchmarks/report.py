@@ -260,6 +260,15 @@ def gpu_products() -> Rows:
     return [["M x N x K", *_PRECISIONS], *_pivot(records, lambda r: r["precision"], _PRECISIONS)]
 
 
+def packages() -> Rows:
+    """Packages with their models, on relayc.onnxruntime beside onnxruntime."""
+    found: dict[str, dict[int, str]] = {}
+    for record in read("packages"):
+        figure = f"{record['onnxruntime_ms'] / record['relayc_ms']:.2f}"
+        found.setdefault(record["case"], {})[record["threads"]] = figure
+    return [["package", "1t", "2t"], *[[name, *[row.get(n, "-") for n in (1, 2)]] for name, row in found.items()]]
+
+
 TABLES: dict[str, Callable[[], Rows]] = {
     "machines": machines,
     "batch 1": lambda: whole_models(1),
@@ -280,6 +289,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "recurrences": lambda: _by_threads(read("recurrences"), "steps x batch x hidden units"),
     "convolutions": convolutions,
     "other convolutions": other_convolutions,
+    "packages": packages,
     "gpu models": gpu_models,
     "gpu products": gpu_products,
 }

@@ -4,7 +4,8 @@
 
 Every start is a process of its own: relayc's first has an empty cache ("cold"), the others find the compiled model
 there ("warm"). Starts of the two engines alternate. "ready" is the creation of the session, without the import; the
-first result is that of the first run after it, and a run is one with the model's inputs. Figures are medians.
+first result is that of the first run after it, and a run is one with the model's inputs. Figures are medians of CPU
+time, of sessions of one thread: other programs on the machine change it little.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from importlib import import_module
 
 import numpy as np
 
-package, path, inputs, threads, seconds = sys.argv[1:]
-clock = time.perf_counter
+package, path, inputs, seconds = sys.argv[1:]
+clock = time.process_time
 begin = clock()
 ort = import_module(package)
 imported = clock()
 options = ort.SessionOptions()
-options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = int(threads), 1, 3
+options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = 1, 1, 3
 session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 ready = clock()
 feeds = dict(np.load(inputs))
@@ -54,11 +55,11 @@ print(json.dumps({name: round(1e3 * value, 3) for name, value in facts.items()} 
 """
 
 
-def _start(engine: str, path: Path, inputs: Path, threads: int, seconds: float, cache: Path) -> Record:
-    """The milliseconds of one start in a new process, and the seconds of the runs after it."""
+def _start(engine: str, path: Path, inputs: Path, seconds: float, cache: Path) -> Record:
+    """The milliseconds of CPU time of one start in a new process, and the seconds of the runs after it."""
     environment = {**os.environ, "RELAYC_CACHE_DIR": str(cache)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their bytecode
-    arguments = [ENGINES[engine], str(path), str(inputs), str(threads), str(seconds)]
+    arguments = [ENGINES[engine], str(path), str(inputs), str(seconds)]
     command = [sys.executable, "-c", _START, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -70,15 +71,15 @@ def _medians(starts: Sequence[Record]) -> Record:
     return {name: round(ms, 3) for name, ms in facts.items()} | {"ms": round(1e3 * statistics.median(times), 4)}
 
 
-def measure(name: str, path: Path, inputs: Path, threads: int, starts: int, seconds: float) -> Record:
+def measure(name: str, path: Path, inputs: Path, starts: int, seconds: float) -> Record:
     """The record of one model."""
     with tempfile.TemporaryDirectory() as folder:
-        cold = _start("relayc", path, inputs, threads, 0.01, Path(folder))
+        cold = _start("relayc", path, inputs, 0.01, Path(folder))
         found: dict[str, list[Record]] = {engine: [] for engine in ENGINES}
         for _ in range(starts):
             for engine, results in found.items():
-                results.append(_start(engine, path, inputs, threads, seconds, Path(folder)))
-    facts = {**origin("sessions"), "case": name, "threads": threads, "starts": starts,
+                results.append(_start(engine, path, inputs, seconds, Path(folder)))
+    facts = {**origin("sessions"), "case": name, "threads": 1, "clock": "cpu", "starts": starts,
              "cold_ready_ms": cold["ready_ms"]}  # fmt: skip
     medians = {engine: _medians(results) for engine, results in found.items()}
     return facts | {f"{engine}_{key}": ms for engine, figures in medians.items() for key, ms in figures.items()}
@@ -110,7 +111,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--zoo", type=Path, help="folder with the exported zoo models")
     parser.add_argument("--models", type=lambda text: text.split(","), default=all_models())
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--starts", type=int, default=3, help="warm starts of each engine")
     parser.add_argument("--seconds", type=float, default=0.5, help="of runs after each start")
     parser.add_argument("--results", type=Path, default=RESULTS / "sessions.jsonl")
@@ -122,7 +122,7 @@ def main() -> None:
             if found is None:
                 print(f"{name}: not in the zoo folder, left out")
                 continue
-            append(options.results, measure(name, *found, options.threads, options.starts, options.seconds))
+            append(options.results, measure(name, *found, options.starts, options.seconds))
             print(name, "measured", flush=True)
     print(table(read(options.results)))
 
