@@ -185,17 +185,13 @@ class _Packer:
             widened=dtype.is_float and dtype.nbytes < _WORD_BYTES,
         )  # fmt: skip
 
-    def _amx_panel(self, rows: int, columns: int, words: int) -> int:
-        """Columns of a panel for an 8-bit product on AMX tiles; 0 if vectors are better."""
-        return amx_panel(self.target, rows, columns, words)[0]
-
     def _dense(self, call: Call, weight: Constant, order: str) -> Expr:
         values = self._values(weight)
         outputs_first = values if order == "NK" else values.T
         units, depth = outputs_first.shape
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         if weight.dtype == "int32":
-            width = self._amx_panel(rows, units, -(-depth // 4))
+            width = amx_panel(self.target, rows, units, -(-depth // 4))[0]
             width = width or self._width(rows, units, depth, depth, form="dot4")
             dot4 = self._dot4_operands(call, weight, outputs_first, order, width)
             if dot4 is not None:
@@ -223,7 +219,8 @@ class _Packer:
     def _dense_bfloat16(self, call: Call, weight: Constant, outputs_first: Array, order: str, rows: int) -> Expr:
         """A product of rows by pairs of bfloat16; where their number is odd, 0 is added."""
         units, depth = outputs_first.shape
-        width = self._width(rows, units, depth, depth, form="dot2_bfloat16")
+        width = amx_panel(self.target, rows, units, -(-depth // 2), "dot2_bfloat16")[0]
+        width = width or self._width(rows, units, depth, depth, form="dot2_bfloat16")
         panels = self._bfloat16_panels(weight, outputs_first, f"{order} in pairs", width)
         matrix, lead = _matrix(pad_last(call.args[0], depth % 2))
         made = DenseDot2Bfloat16(units=units, rows=lead)
@@ -237,21 +234,37 @@ class _Packer:
         if _is_product(op, kernel):
             matrix = outputs_first.reshape(channels, inputs)
             return self._dense_bfloat16(call, weight, matrix, f"{op.kernel_layout} as a matrix", rows)
-        row_size = call.shape[-2] if isinstance(call.shape[-2], int) else 0
+        row_size = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
         steps, row_stride = math.prod(kernel) * inputs, inputs * op.strides[-1]
-        width = self._width(rows, channels, steps, row_stride, row_size, "dot2_bfloat16")
-        panels = self._bfloat16_panels(weight, outputs_first, f"{op.kernel_layout} in pairs", width)
+        width = self._amx_window_panel(call, rows, channels, math.prod(kernel) * -(-inputs // 2), "dot2_bfloat16")
+        on_amx = width > 0
+        width = width or self._width(rows, channels, steps, row_stride, row_size, "dot2_bfloat16")
+        order = f"{op.kernel_layout} in pairs{' as windows' if on_amx else ''}"
+        panels = self._bfloat16_panels(weight, outputs_first, order, width, flat=on_amx)
         made = Conv2DNHWCDot2Bfloat16(
-            channels=channels, strides=op.strides, padding=op.padding, dilation=op.dilation
-        )
+            channels=channels, strides=op.strides, padding=op.padding, dilation=op.dilation,
+            kernel_size=tuple(kernel) if on_amx else None,
+        )  # fmt: skip
         data = Call(Words(), (pad_last(call.args[0], inputs % 2),))
         return _as_type(Call(made, (data, panels), span=call.span), call)
 
-    def _bfloat16_panels(self, weight: Constant, outputs_first: Array, order: str, width: int) -> Constant:
-        """Weights (N, ..., K) in panels of pairs (ceil(N / width), ..., ceil(K / 2), width)."""
+    def _amx_window_panel(self, call: Call, rows: int, channels: int, words: int, form: str) -> int:
+        """Columns of a panel for a convolution on AMX tiles, windows being rows; 0 if vectors are better."""
+        known = all(isinstance(d, int) for d in call.shape)
+        return amx_panel(self.target, rows, channels, words, form)[0] if known else 0
+
+    def _bfloat16_panels(
+        self, weight: Constant, outputs_first: Array, order: str, width: int, *, flat: bool = False
+    ) -> Constant:
+        """Weights (N, ..., K) in panels of pairs (ceil(N / width), ..., ceil(K / 2), width).
+
+        Panels are `flat` if the steps of a window are contiguous in one dimension.
+        """
         key = (id(weight), order, width)
         if key not in self.packed:
             words = _padded_last(outputs_first, outputs_first.shape[-1] % 2).view("<i4")
+            if flat:
+                words = words.reshape(len(words), -1)
             self.packed[key] = Constant(self.panels.panels(words, width), span=weight.span)
         return self.packed[key]
 
@@ -382,9 +395,12 @@ class _Packer:
         padded = any(op.padding)
         steps, row_stride = math.prod(kernel) * group_size, group_size * op.strides[-1]
         is_product = _is_product(op, kernel)
-        width = 0
-        if is_product or all(isinstance(d, int) for d in call.shape):
-            width = self._amx_panel(rows, channels, math.prod(kernel) * -(-group_size // 4))
+        words = math.prod(kernel) * -(-group_size // 4)
+        width = (
+            amx_panel(self.target, rows, channels, words)[0]
+            if is_product
+            else self._amx_window_panel(call, rows, channels, words, "dot4")
+        )
         on_amx = width > 0
         width = width or self._width(rows, channels, steps, row_stride, row_size, "dot4")
         if is_product:

@@ -152,6 +152,8 @@ intrinsic("amx_load", 3, pure=False, doc="(tile, address, stride): rows from mem
 intrinsic("amx_store", 3, pure=False, doc="(tile, address, stride): rows to memory, stride in bytes")
 intrinsic("amx_dot_bytes", 3, pure=False,
           doc="(sums, left, right): adds to (i, j) left row i, unsigned, times right column j, signed")  # fmt: skip
+intrinsic("amx_dot_bfloat16", 3, pure=False,
+          doc="(sums, left, right): adds to float32 (i, j) left row i times right column j, of bfloat16")  # fmt: skip
 intrinsic("storage_sync", 1, pure=False, doc='(scope "shared", "warp" or "global"): a barrier of the thread group')
 intrinsic("async_copy", 4, pure=False, doc="(to, from, bytes, condition): async copy; zeros without the condition")
 intrinsic("async_commit", 0, pure=False, doc='closes a group of the thread\'s copies inside "async_scope"')

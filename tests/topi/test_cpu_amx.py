@@ -1,4 +1,4 @@
-"""Byte products with AMX: the emitted code, run by an emulation, and on processors that have it."""
+"""Products of bytes and bfloat16 with AMX: the emitted code, run by an emulation, and on processors that have it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import llvmlite.binding as llvm
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -42,7 +43,8 @@ class Tiles:
             "tilezero": ctypes.CFUNCTYPE(None, ctypes.c_int8)(self.zero),
             "tileloadd64": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64)(self.load),
             "tilestored64": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64)(self.store),
-            "tdpbusd": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_int8, ctypes.c_int8)(self.multiply),
+            "tdpbusd": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_int8, ctypes.c_int8)(self.multiply_bytes),
+            "tdpbf16ps": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_int8, ctypes.c_int8)(self.multiply_bfloats),
         }
 
     def configure(self, address: int) -> None:
@@ -67,11 +69,18 @@ class Tiles:
         for row, values in enumerate(self.tiles[tile]):
             ctypes.memmove(address + row * stride, values.tobytes(), values.size)
 
-    def multiply(self, sums: int, left: int, right: int) -> None:
-        total, x, y = self.tiles[sums].view("<i4"), self.tiles[left].astype(np.int32), self.tiles[right].view(np.int8)
-        assert len(total) == len(x) and x.shape[1] == 4 * len(y) and total.shape[1] == y.shape[1] // 4
-        by_column = y.reshape(len(y), -1, 4).transpose(0, 2, 1).reshape(4 * len(y), -1)
-        total += x @ by_column.astype(np.int32)
+    def multiply_bytes(self, sums: int, left: int, right: int) -> None:
+        self.add(self.tiles[sums].view("<i4"), self.tiles[left], self.tiles[right].view(np.int8))
+
+    def multiply_bfloats(self, sums: int, left: int, right: int) -> None:
+        x, y = (self.tiles[tile].view(ml_dtypes.bfloat16) for tile in (left, right))
+        self.add(self.tiles[sums].view("<f4"), x, y)
+
+    def add(self, total: Array, x: Array, y: Array) -> None:
+        word = 4 // x.itemsize
+        assert len(total) == len(x) and x.shape[1] == word * len(y) and total.shape[1] == y.shape[1] // word
+        by_column = y.reshape(len(y), -1, word).transpose(0, 2, 1).reshape(word * len(y), -1)
+        total += x.astype(total.dtype) @ by_column.astype(total.dtype)
 
     @contextmanager
     def running(self, source: str, name: str) -> Iterator[Callable[..., None]]:
@@ -88,8 +97,18 @@ class Tiles:
         yield kernel
 
 
-def words(random: np.random.Generator, *shape: int) -> Array:
-    return random.integers(-(1 << 31), 1 << 31, shape).astype(np.int32)
+FORMS = {"dot4": "tdpbusd", "dot2_bfloat16": "tdpbf16ps"}
+"""Instructions, by the form of a product."""
+OPERATORS = {"nn.dense_dot4": "dot4", "nn.dense_dot2_bfloat16": "dot2_bfloat16",
+             "nn.conv2d_nhwc_dot4": "dot4", "nn.conv2d_nhwc_dot2_bfloat16": "dot2_bfloat16"}  # fmt: skip
+
+
+def words(random: np.random.Generator, form: str, *shape: int) -> Array:
+    """Words of four bytes, or of two bfloat16, small integers, whose sums are exact."""
+    if form == "dot4":
+        return random.integers(-(1 << 31), 1 << 31, shape).astype(np.int32)
+    values = random.integers(-8, 9, (*shape[:-1], 2 * shape[-1])).astype(ml_dtypes.bfloat16)
+    return values.view("<i4")
 
 
 def emulated(call: Any, *data: Array, target: str = SAPPHIRE) -> Array:
@@ -98,8 +117,8 @@ def emulated(call: Any, *data: Array, target: str = SAPPHIRE) -> Array:
     source = relay.build(IRModule({"main": Function(arguments, call)}), target).module.get_source("raw-ll")
     source = source[: source.index("\n}\n") + 3]  # the caller follows, as a separate module
     ((name, parameters),) = re.findall(r"^define void @(fused_\w+)\((.*)\) ", source, re.MULTILINE)
-    assert "tdpbusd" in source and source.count("call void @llvm.x86.ldtilecfg") == 1
-    result, tiles = np.empty(call.ty.static_shape, np.int32), Tiles()
+    assert FORMS[OPERATORS[call.op.name]] in source and source.count("call void @llvm.x86.ldtilecfg") == 1
+    result, tiles = np.empty(call.ty.static_shape, str(call.dtype)), Tiles()
     workspaces = [np.empty(1 << 20, np.uint8) for _ in range(parameters.count("ptr ") - 2 - len(data))]
     with tiles.running(source, name) as kernel:
         kernel(*[a.ctypes.data for a in (*data, result, *workspaces)])
@@ -107,18 +126,20 @@ def emulated(call: Any, *data: Array, target: str = SAPPHIRE) -> Array:
     return result
 
 
+@pytest.mark.parametrize("operator", ["nn.dense_dot4", "nn.dense_dot2_bfloat16"])
 @pytest.mark.parametrize("target", [SAPPHIRE, SMALL_CACHES])
 @pytest.mark.parametrize(("rows", "steps", "units"), [
     (4, 6, 16), (16, 16, 20), (17, 16, 32), (32, 32, 33), (33, 24, 96), (49, 7, 64), (70, 40, 24), (67, 32, 40),
 ])  # fmt: skip
-def test_products(rows: int, steps: int, units: int, target: str):
-    random = np.random.default_rng(rows)
-    panel, _ = amx_panel(Target(target), rows, units, steps)
-    data, weight = words(random, rows, steps), words(random, -(-units // panel), steps, panel)
-    y = make_call("nn.dense_dot4", (var("x", data.shape, "int32"), var("w", weight.shape, "int32")), units=units)
+def test_products(rows: int, steps: int, units: int, target: str, operator: str):
+    random, form = np.random.default_rng(rows), OPERATORS[operator]
+    panel, _ = amx_panel(Target(target), rows, units, steps, form)
+    data, weight = words(random, form, rows, steps), words(random, form, -(-units // panel), steps, panel)
+    y = make_call(operator, (var("x", data.shape, "int32"), var("w", weight.shape, "int32")), units=units)
     np.testing.assert_array_equal(emulated(y, data, weight, target=target), y.op.reference(data, weight))
 
 
+@pytest.mark.parametrize("operator", ["nn.conv2d_nhwc_dot4", "nn.conv2d_nhwc_dot2_bfloat16"])
 @pytest.mark.parametrize("target", [SAPPHIRE, SMALL_CACHES])
 @pytest.mark.parametrize(("size", "depth", "units", "window"), [
     ((2, 5, 6), 8, 24, {"kernel_size": (3, 3), "padding": (1, 1, 1, 1), "border": 77}),
@@ -127,13 +148,17 @@ def test_products(rows: int, steps: int, units: int, target: str):
     ((1, 6, 9), 16, 17, {"kernel_size": (3, 2), "dilation": (2, 3), "padding": (2, 0, 1, 3)}),
     ((1, 9, 9), 16, 32, {"kernel_size": (1, 1), "strides": (2, 2)}),
 ])  # fmt: skip
-def test_convolutions(size: tuple[int, ...], depth: int, units: int, window: dict[str, Any], target: str):
-    random = np.random.default_rng(units)
+def test_convolutions(
+    size: tuple[int, ...], depth: int, units: int, window: dict[str, Any], target: str, operator: str
+):
+    random, form = np.random.default_rng(units), OPERATORS[operator]
+    if form != "dot4":
+        window = {**window, "border": 0}
     steps = depth * int(np.prod(window["kernel_size"]))
-    panel, _ = amx_panel(Target(target), 16, units, steps)
-    data, weight = words(random, *size, depth), words(random, -(-units // panel), steps, panel)
+    panel, _ = amx_panel(Target(target), 16, units, steps, form)
+    data, weight = words(random, form, *size, depth), words(random, form, -(-units // panel), steps, panel)
     x, w = var("x", data.shape, "int32"), var("w", weight.shape, "int32")
-    y = make_call("nn.conv2d_nhwc_dot4", (x, w), channels=units, **window)
+    y = make_call(operator, (x, w), channels=units, **window)
     np.testing.assert_array_equal(emulated(y, data, weight, target=target), y.op.reference(data, weight))
 
 
@@ -183,6 +208,52 @@ def test_results_are_exact(case: tuple[tuple[int, ...], dict[str, Any]], threads
     assert by_vectors or "tdpbusd" in compiled.module.get_source("raw-ll")
     runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=threads)
     np.testing.assert_array_equal(runner(data)[0].numpy(), expected)
+
+
+def bfloat16_layer(
+    *shape: int, outputs: int, kernel: int = 0, stride: int = 1, transposed: bool = False
+) -> tuple[Any, Array, Array]:
+    """A product, or convolution, of bfloat16 with ReLU in float32; its input, small integers; its exact result."""
+    random = np.random.default_rng(outputs)
+    data = random.integers(-8, 9, shape).astype(np.float32)
+    window = (kernel, kernel) if kernel else ()
+    weight = random.integers(-8, 9, (outputs, shape[-1], *window)).astype(ml_dtypes.bfloat16)
+    x = var("x", shape)
+    narrow = op.cast(x, "bfloat16")
+    if kernel:
+        y = nn.conv2d(narrow, const(weight), stride, kernel // 2, data_layout="NHWC", out_dtype="float32")
+        exact = y.op.reference(data, weight.astype(np.float32))
+    else:
+        y = make_call("nn.dense", (narrow, const(weight)), out_dtype="float32")
+        exact = data @ weight.T.astype(np.float32)
+    result, expected = nn.relu(y), np.maximum(exact, 0)
+    if transposed:
+        return Function((x,), op.transpose(result, (0, 3, 1, 2))), data, expected.transpose(0, 3, 1, 2)
+    return Function((x,), result), data, expected
+
+
+@pytest.mark.skipif("amx-bf16" not in Target("llvm").features, reason="this machine has no AMX for bfloat16")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_products_of_bfloat16(case: tuple[tuple[int, ...], dict[str, Any]], threads: int):
+    function, data, expected = bfloat16_layer(*case[0], **case[1])
+    compiled = relay.build(IRModule({"main": function}), f"llvm -num-cores={threads}")
+    by_vectors = case[1].get("transposed") or case[1]["outputs"] < 8
+    assert by_vectors or "tdpbf16ps" in compiled.module.get_source("raw-ll")
+    runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=threads)
+    np.testing.assert_array_equal(runner(data)[0].numpy(), expected)
+
+
+@pytest.mark.parametrize(("cpu", "rows", "depth", "used"), [
+    ("sapphirerapids", 64, 256, True), ("sapphirerapids", 64, 255, True), ("cooperlake", 64, 256, False),
+    ("sapphirerapids", 3, 256, False), ("znver4", 64, 256, False),
+])  # fmt: skip
+def test_amx_of_bfloat16_is_used_where_it_is_faster(cpu: str, rows: int, depth: int, used: bool):
+    function, _, _ = bfloat16_layer(rows, depth, outputs=64)
+    target = f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}"
+    assembly = relay.build(IRModule({"main": function}), target).module.get_source("asm")
+    assert ("tdpbf16ps" in assembly) == used
+    assert ("vdpbf16ps" in assembly) != used
 
 
 @pytest.mark.parametrize(("cpu", "rows", "depth", "used"), [

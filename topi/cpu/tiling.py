@@ -143,22 +143,29 @@ def has_bfloat16_products(target: Target) -> bool:
     return "avx512bf16" in target.features
 
 
-_AMX = frozenset({"amx-tile", "amx-int8", "avx512f"})
+_AMX = {
+    "dot4": frozenset({"amx-tile", "amx-int8", "avx512f"}),
+    "dot2_bfloat16": frozenset({"amx-tile", "amx-bf16", "avx512f"}),
+}
+"""Features that products by AMX tiles need, by their form."""
 _TILE_SIDE, _FEWEST_STEPS, _FEWEST_ROWS, _FEWEST_COLUMNS = 16, 6, 4, 8
 """Rows, columns and four-byte groups of the reduction that an AMX instruction multiplies at most; and the fewest of
 each for it to be faster than vectors."""
 
 
-def has_amx(target: Target) -> bool:
-    """Whether the processor multiplies tiles of 8-bit integers (AMX)."""
-    return target.features >= _AMX
+def has_amx(target: Target, form: str = "dot4") -> bool:
+    """Whether the processor multiplies tiles (AMX) of 8-bit integers, "dot4", or of bfloat16, "dot2_bfloat16"."""
+    return form in _AMX and target.features >= _AMX[form]
 
 
-def amx_panel(target: Target, rows: int, columns: int, steps: int) -> tuple[int, int]:
-    """AMX tiling of a byte product: (columns of a panel, steps at a time); (0, 0) where vectors are better."""
+def amx_panel(target: Target, rows: int, columns: int, steps: int, form: str = "dot4") -> tuple[int, int]:
+    """AMX tiling of a product with `steps` words in a row: (columns of a panel, steps at a time).
+
+    (0, 0) where vectors are better.
+    """
     depth = max([n for n in range(1, _TILE_SIDE + 1) if steps % n == 0], default=0)
     few = rows < _FEWEST_ROWS or columns < _FEWEST_COLUMNS or depth < _FEWEST_STEPS
-    if few or not has_amx(target):
+    if few or not has_amx(target, form):
         return 0, 0
     return _TILE_SIDE * min(-(-columns // _TILE_SIDE), 2), depth
 

@@ -124,7 +124,7 @@ def conv2d_dot4(
     padded = pad_spatial(data, (1, 2), padding[:2], padding[2:], around)
     grid = (data.shape[0], *output_sizes(data.shape[1:-1], kernel, strides, dilation, padding))
     if kernel_size is not None:
-        return _product_of_windows(padded, weight, channels, kernel, strides, dilation, grid)
+        return _product_of_windows(padded, weight, channels, kernel, strides, dilation, grid, form)
     taps, rc = kernel_axes("hw", kernel), te.reduce_axis((0, depth), name="rc")
 
     def body(p: Any, c: Any) -> PrimExpr:
@@ -137,7 +137,7 @@ def conv2d_dot4(
 
 def _product_of_windows(
     padded: Tensor, weight: Tensor, channels: int, kernel: Sequence[Dim], strides: Sequence[int],
-    dilation: Sequence[int], grid: Sequence[Dim],
+    dilation: Sequence[int], grid: Sequence[Dim], form: str,
 ) -> Tensor:  # fmt: skip
     steps, nr = weight.shape[1:]
     run = padded.shape[-1] * (kernel[-1] if dilation[-1] == 1 else 1)  # contiguous words of a window
@@ -151,9 +151,9 @@ def _product_of_windows(
     k = te.reduce_axis((0, steps), name="k")
 
     def body(p: Any, c: Any) -> PrimExpr:
-        return te.sum(te.dot4(windows(p, k), weight(c // nr, k, c % nr)), axis=k)
+        return te.sum(DOTS[form](windows(p, k), weight(c // nr, k, c % nr)), axis=k)
 
-    return _image(body, grid, channels, weight, "dot4")
+    return _image(body, grid, channels, weight, form)
 
 
 def window_dot4_groups(

@@ -74,5 +74,6 @@ _ROWS_OF = {
     "amx_load": _row("amx_load", "amx-tile", _on_memory, "tileloadd64", _TILE, "ptr", "i64"),
     "amx_store": _row("amx_store", "amx-tile", _on_memory, "tilestored64", _TILE, "ptr", "i64"),
     "amx_dot_bytes": _row("amx_dot_bytes", "amx-int8", _on_tiles, "tdpbusd", _TILE, _TILE, _TILE),
+    "amx_dot_bfloat16": _row("amx_dot_bfloat16", "amx-bf16", _on_tiles, "tdpbf16ps", _TILE, _TILE, _TILE),
 }
 INSTRUCTIONS = tuple([row for rows in _ROWS_OF.values() for row in rows])

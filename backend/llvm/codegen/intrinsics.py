@@ -84,6 +84,7 @@ INTRINSICS: Mapping[str, Callable[[Emitter, Any], str]] = {
     "address_of": emit_address_of,
     "all_below": emit_all_below,
     "amx_configure": emit_amx_configure,
+    "amx_dot_bfloat16": emit_amx,
     "amx_dot_bytes": emit_amx,
     "amx_load": emit_amx,
     "amx_store": emit_amx,

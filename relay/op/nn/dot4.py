@@ -265,8 +265,9 @@ class Conv2DNHWCDot4(OpDef):
 class Conv2DNHWCDot2Bfloat16(Conv2DNHWCDot4):
     """Convolution of data (N, H, W, C) with weights packed (ceil(O / NR), KH, KW, C, NR), O = `channels`, in float32.
 
-    Elements hold two bfloat16. (C1) all are int32; (C2) data has four dimensions, weights five, with one C; (C3) the
-    panels hold `channels` columns; (C4) the dilated kernel fits into the padded input.
+    Elements hold two bfloat16; for the rest see nn.conv2d_nhwc_dot4. (C1) all are int32; (C2) data has four dimensions,
+    weights five, or three, with one C; (C3) the panels hold `channels` columns; (C4) the dilated kernel fits into the
+    padded input.
     """
 
     form: ClassVar[str] = "dot2_bfloat16"

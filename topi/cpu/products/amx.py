@@ -1,9 +1,9 @@
-"""Products of int8 and uint8 with AMX tiles, which have eight times the multipliers of two vector units.
+"""Products of bytes and of bfloat16 with AMX tiles, which have eight times the multipliers of two vector units.
 
-A tile of sums is 16 rows by 16 columns of int32. An instruction adds to it the product of a tile of the left operand,
-16 rows of 64 unsigned bytes, by one of the right: 16 rows of 16 groups of four signed bytes, as they lie in a panel.
-Two tiles of the left operand and two of the right are multiplied at a time, each by each. (Intel's Software Developer's
-Manual, volume 1, chapter 18.)
+A tile of sums is 16 rows by 16 columns of int32 or float32. An instruction adds to it the product of a tile of the left
+operand, 16 rows of 16 words, by one of the right: 16 rows of 16 words, as they lie in a panel. A word is four unsigned
+bytes, on the right signed ones, or two bfloat16. Two tiles of the left operand and two of the right are multiplied at a
+time, each by each. (Intel's Software Developer's Manual, volume 1, chapter 18.)
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from relayc.topi.cpu.convolution.windows import (
     vectorize_windows,
 )
 from relayc.topi.cpu.products.store_order import StoreOrder
-from relayc.topi.cpu.tiling import amx_panel, vector_lanes
+from relayc.topi.cpu.tiling import amx_panel, has_amx, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.nn.dot4 import DOTS
 from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
@@ -50,20 +51,22 @@ if TYPE_CHECKING:
 
 __all__ = ["TilePlan", "plan_tiles", "schedule_tiles"]
 
-_ROWS, _LANES, _DOT_LENGTH = 16, 16, 4
+_ROWS, _LANES, _WORD_BYTES = 16, 16, 4
+_INSTRUCTIONS = {"dot4": "amx_dot_bytes", "dot2_bfloat16": "amx_dot_bfloat16"}
+"""Products of tiles, by the form of a product."""
 _TILE_ROWS = 8
 """Fixed cost of each pair of tiles, in rows of tiles."""
 _DYNAMIC_ROWS = 128
 """Rows whose tiles prefetch the next panel where the number of rows is dynamic."""
 _STEPS_AT_ONCE, _OPERATIONS_BEHIND = 8, 8
-"""Four-byte groups that the tiles multiply while vectors do an operation, and operations for each sum afterwards."""
+"""Words that the tiles multiply while vectors do an operation, and operations for each sum afterwards."""
 _BLOCK_SHARE = 1 / 4
 """Part of the L2 cache for the rows of the left operand that all panels are multiplied with at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TilePlan:
-    """Pairs of tiles of `height` rows, `depth` four-byte groups of the reduction at a time, in blocks of rows."""
+    """Pairs of tiles of `height` rows, `depth` words of the reduction at a time, in blocks of rows."""
 
     height: int
     depth: int
@@ -75,22 +78,22 @@ class TilePlan:
 
 def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan | None:
     """How AMX computes the product of `anchor`, up to `out`; None where it is not used."""
-    order = StoreOrder.of(out)
-    if anchor.attrs.get("form") != "dot4" or order.is_transposed:
+    order, form = StoreOrder.of(out), anchor.attrs.get("form", "fma")
+    if not has_amx(target, form) or order.is_transposed:
         return None
     extents = [extent_of(axis) for axis in (*anchor.axis, *anchor.reduce_axis)]
     left = operands(anchor)[0]
     if len(extents) != 3 or left.ndim != 2 or not all(isinstance(d, int) for d in extents[1:]):
         return None
     rows, columns, steps = [constant_size([d]) for d in extents]
-    panel, depth = amx_panel(target, rows, columns, steps)
+    panel, depth = amx_panel(target, rows, columns, steps, form)
     if panel != panel_width(anchor) or not choose("AMX", True, (True, False)):
         return None
     if not isinstance(extents[0], int):
         return TilePlan(2 * _ROWS, depth)
     height = min(range(1, min(2 * _ROWS, rows) + 1), key=lambda h: (math.ceil(rows / h) * (h + _TILE_ROWS), -h))
     shares_rows, cores = rows >= columns, target.num_cores
-    blocks = math.ceil(_DOT_LENGTH * rows * steps / (_BLOCK_SHARE * target.cache_bytes.l2))
+    blocks = math.ceil(_WORD_BYTES * rows * steps / (_BLOCK_SHARE * target.cache_bytes.l2))
     if shares_rows:
         blocks = math.ceil(blocks / cores) * cores
     tiles = math.ceil(rows / height)
@@ -112,7 +115,7 @@ def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, 
     s[sums].reorder(m, n, k)
     panel, steps = panel_width(anchor), constant_size([extent_of(k)])
     tiles = -(-(plan.block or _DYNAMIC_ROWS) // plan.height) if constant_size(sums.shape[-1:]) > panel else 0
-    s[sums].tensorize(m, _multiply_dot4(plan.height, panel, steps, plan.depth, tiles))
+    s[sums].tensorize(m, _multiply(anchor.attrs["form"], plan.height, panel, steps, plan.depth, tiles))
     for op in windows:
         if plan.shares_rows:
             vectorize_windows(s, op, target)
@@ -147,7 +150,7 @@ def _loops(
 
 
 @cache
-def _multiply_dot4(rows: int, width: int, steps: int, depth: int, tiles: int) -> te.TensorIntrin:
+def _multiply(form: str, rows: int, width: int, steps: int, depth: int, tiles: int) -> te.TensorIntrin:
     """`rows` rows, up to 32, times a panel of `width`, 16 or 32, `depth` of the `steps` at a time.
 
     The next panel is prefetched meanwhile, in equal shares by all `tiles` of a block; 0: there is none.
@@ -157,16 +160,16 @@ def _multiply_dot4(rows: int, width: int, steps: int, depth: int, tiles: int) ->
     k = te.reduce_axis((0, steps), name="k")
 
     def element(m: Any, n: Any) -> PrimExpr:
-        return te.sum(te.dot4(left(m, k), right(n // width, k, n % width)), axis=k)
+        return te.sum(DOTS[form](left(m, k), right(n // width, k, n % width)), axis=k)
 
     result = te.compute((rows, width), element, name="product")
     binds = {t: _strided(t) for t in (left, right, result)}
 
     def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         (left, right), (sums,) = inputs, outputs
-        return _product(left, right, sums, depth, tiles)
+        return _product(_INSTRUCTIONS[form], left, right, sums, depth, tiles)
 
-    return te.decl_tensor_intrin(result.op, emit, f"multiply_dot4_{rows}x{width}x{steps}", binds=binds)
+    return te.decl_tensor_intrin(result.op, emit, f"multiply_{form}_{rows}x{width}x{steps}", binds=binds)
 
 
 def _strided(tensor: te.Tensor) -> Buffer:
@@ -174,17 +177,17 @@ def _strided(tensor: te.Tensor) -> Buffer:
     return decl_buffer(tensor.shape, str(tensor.dtype), tensor.name, strides=strides, elem_offset=Var("offset"))
 
 
-def _product(left: Buffer, right: Buffer, sums: Buffer, depth: int, tiles: int) -> Stmt:
+def _product(instruction: str, left: Buffer, right: Buffer, sums: Buffer, depth: int, tiles: int) -> Stmt:
     """Tiles 0 to 3 are sums, 4 and 5 of the left operand, 6 and 7 of the right."""
     (rows, steps), width = [constant_size([d]) for d in left.shape], constant_size(right.shape[-1:])
     upper = rows if rows <= _ROWS else -(-rows // 2)
     heights, halves = {0: upper, upper: rows - upper} if upper < rows else {0: rows}, range(width // _LANES)
-    shapes, line = [(0, 0)] * 8, _LANES * _DOT_LENGTH
+    shapes, line = [(0, 0)] * 8, _LANES * _WORD_BYTES
     chunk = Var("chunk")
     k = chunk * depth
     stores, update = list[Stmt](), list[Stmt]()
     for a, (first, height) in enumerate(heights.items()):
-        shapes[4 + a] = (height, _DOT_LENGTH * depth)
+        shapes[4 + a] = (height, _WORD_BYTES * depth)
         update.append(_call("amx_load", 4 + a, _address(left, first, k), _row_stride(left)))
         for b in halves:
             shapes[2 * a + b] = (height, line)
@@ -192,7 +195,7 @@ def _product(left: Buffer, right: Buffer, sums: Buffer, depth: int, tiles: int) 
     for b in halves:
         shapes[6 + b] = (depth, line)
         update.append(_call("amx_load", 6 + b, _address(right, 0, k, b * _LANES), _row_stride(right)))
-        update += [_call("amx_dot_bytes", 2 * a + b, 4 + a, 6 + b) for a in range(len(heights))]
+        update += [_call(instruction, 2 * a + b, 4 + a, 6 + b) for a in range(len(heights))]
     if tiles:
         tile = floormod(floordiv(left.elem_offset, rows * steps), tiles)
         update += _fetch_next(right, tile * (steps // depth) + chunk, -(-depth * len(halves) // tiles))
