@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from relayc import backend, te, topi
@@ -31,13 +33,20 @@ def test_a_named_processor_is_what_its_machine_is_natively(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["znver4", "sapphirerapids", "skylake-avx512", "neoverse-n1"])
-def test_object_code_for_a_processor_is_that_of_its_machine(name: str) -> None:
+@pytest.mark.parametrize(
+    "operator",
+    [lambda x: topi.nn.softmax(x, 1), lambda x: topi.transpose(x, (1, 0)), lambda x: topi.sum(x, 0)],
+    ids=["softmax", "transpose", "sum"],
+)
+def test_object_code_for_a_processor_is_that_of_its_machine(
+    name: str, operator: Callable[[te.Tensor], te.Tensor]
+) -> None:
     row = PROCESSORS[name]
     there = HostCPU(triple_of(name), name, row.features, row.caches._replace(l3=min(row.caches.l3, 32 << 20)), 2)
     detected = {key: value for key, value in resolve_cpu({}, there).items() if key != "features" and value is not None}
     targets = [Target({"kind": "llvm", **detected}), Target(f"llvm -mcpu={name} -num-cores=2")]
-    x = te.placeholder((2000, 1000), name="x")
-    out = topi.nn.softmax(x, 1)
+    x = te.placeholder((4000, 4000), name="x")
+    out = operator(x)
     codes = [
         backend.build(te.lower(schedule_for([out], target), [x, out]), target=target).get_source("asm")
         for target in targets

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.frontends.onnx import from_onnx
-from relayc.frontends.onnx.ops.resample import Resampling, output_extent, resample
+from relayc.frontends.onnx.ops.resample import Resampling, known_taps, output_extent
 from relayc.relay.interpreter import evaluate
 from relayc.relay.versions import versions_of
 
@@ -33,7 +33,7 @@ def reference(x: np.ndarray, out: int, **attrs: object) -> np.ndarray:
 
 
 def apply(x: np.ndarray, how: Resampling, out: int) -> np.ndarray:
-    taps = resample(how, len(x), out, out / len(x))
+    taps = known_taps(how, len(x), out, out / len(x))
     return (taps.weights * x[taps.indices]).sum(axis=0)
 
 

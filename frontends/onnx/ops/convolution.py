@@ -19,17 +19,10 @@ __all__ = ["biased_convolution", "causally_convolved", "convolve", "convolve_tra
 
 Convolution = Callable[..., Expr]
 
-_CONV: dict[int, tuple[Convolution, str, str]] = {
-    1: (op.nn.conv1d, "NCW", "OIW"),
-    2: (op.nn.conv2d, "NCHW", "OIHW"),
-    3: (op.nn.conv3d, "NCDHW", "OIDHW"),
-}
-
-_CONV_TRANSPOSE: dict[int, tuple[Convolution, str, str]] = {
-    1: (op.nn.conv1d_transpose, "NCW", "IOW"),
-    2: (op.nn.conv2d_transpose, "NCHW", "IOHW"),
-    3: (op.nn.conv3d_transpose, "NCDHW", "IODHW"),
-}
+_CONV: dict[int, Convolution] = {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}
+_CONV_TRANSPOSE: dict[int, Convolution] = {
+    1: op.nn.conv1d_transpose, 2: op.nn.conv2d_transpose, 3: op.nn.conv3d_transpose,
+}  # fmt: skip
 
 
 @converter("Conv")
@@ -55,15 +48,7 @@ def convolve(node: OnnxNode, x: Expr, w: Expr) -> Expr:
     window = read_window(node, _kernel(node, weight), data[2:])
     x = window.bordered(x, 0.0)
     _check_fits(node, window, x.shape[2:])
-    function, layout, kernel_layout = _by_rank(node, _CONV, window.rank)
-    return function(
-        x,
-        w,
-        **_attributes(window),
-        groups=group,
-        data_layout=layout,
-        kernel_layout=kernel_layout,
-    )
+    return _by_rank(node, _CONV, window.rank)(x, w, **_attributes(window), groups=group)
 
 
 @converter("ConvTranspose")
@@ -84,16 +69,8 @@ def convolve_transposed(node: OnnxNode) -> Expr:
     if len(extra) != rank or min(extra, default=0) < 0:
         raise node.error(f"output_padding is {list(extra)}", expected=f"{rank} numbers of 0 or more")
     window, extra, cut = _transposed_window(node, kernel, data[2:], extra)
-    function, layout, kernel_layout = _by_rank(node, _CONV_TRANSPOSE, rank)
-    result = function(
-        node[0],
-        node[1],
-        **_attributes(window),
-        groups=group,
-        output_padding=extra,
-        data_layout=layout,
-        kernel_layout=kernel_layout,
-    )
+    function = _by_rank(node, _CONV_TRANSPOSE, rank)
+    result = function(node[0], node[1], **_attributes(window), groups=group, output_padding=extra)
     for axis, (before, size) in enumerate(cut, start=2):
         result = op.strided_slice(result, (before,), (add_sizes(before, size),), axes=(axis,))
         result = bordered(result, axis, 0, add_sizes(size, product((-1, result.shape[axis]))))
@@ -173,14 +150,10 @@ def _check_fits(node: OnnxNode, window: Window, spatial: Sequence[Dim]) -> None:
 
 
 def _attributes(window: Window) -> dict[str, Any]:
-    return {
-        "strides": window.strides,
-        "padding": window.padding,
-        "dilation": window.dilations,
-    }
+    return {"strides": window.strides, "padding": window.padding, "dilation": window.dilations}
 
 
-def _by_rank(node: OnnxNode, table: dict[int, tuple[Convolution, str, str]], rank: int) -> tuple[Convolution, str, str]:
+def _by_rank(node: OnnxNode, table: dict[int, Convolution], rank: int) -> Convolution:
     found = table.get(rank)
     if found is None:
         raise node.unsupported(f"{rank} spatial axes", expected="1, 2 or 3")

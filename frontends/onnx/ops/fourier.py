@@ -8,7 +8,7 @@ import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import counted, require_rank, reshape_to, transposed
-from relayc.frontends.onnx.ops.fourier_dynamic import dft_dynamic, resized
+from relayc.frontends.onnx.ops.fourier_bluestein import bluestein_dft, resized
 from relayc.frontends.onnx.registry import converter
 from relayc.frontends.onnx.tensors import check_computed
 from relayc.relay import op
@@ -22,7 +22,7 @@ _LARGE_FACTOR = 4096
 """Least prime factor whose butterfly, of that many FMAs for each element, is avoided."""
 
 _BLUESTEIN_COST = 45
-"""FMAs of `dft_dynamic` for each element, in units of the square root of the length."""
+"""FMAs of `bluestein_dft` for each element, in units of the square root of the length."""
 
 
 def _transformed(node: OnnxNode, x: Expr, length: Dim, inverse: bool, onesided: bool) -> Expr:
@@ -36,7 +36,7 @@ def _transformed(node: OnnxNode, x: Expr, length: Dim, inverse: bool, onesided: 
         known = rows if isinstance(extent, int) else resized(rows, length // 2 + 1 if inverse and onesided else length)
         result: Expr = op.dft(known, length, inverse, onesided)
     else:
-        result = dft_dynamic(node, rows, length, inverse, onesided)
+        result = bluestein_dft(node, rows, length, inverse, onesided)
     return op.cast(reshape_to(result, (*lead, *result.shape[1:])), str(x.dtype))
 
 

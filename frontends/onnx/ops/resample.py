@@ -1,21 +1,45 @@
-"""Coordinates and weights of one-dimensional resampling, in numpy, for each axis of Resize.
+"""Coordinates and weights of one-dimensional resampling, for each axis of Resize.
 
-An axis is resampled by taps: output i is the sum over t of weights[t, i] * x[indices[t, i]].
+An axis is resampled by taps: output i is the sum over t of weights[t, i] * x[indices[t, i]]. Indices and weights are
+expressions, computed in float64, once per run where sizes are symbolic; `known_taps` evaluates those of static sizes.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-__all__ = ["NEAR_HALF", "ROUNDING", "Resampling", "Taps", "output_extent", "resample"]
+from relayc.frontends.onnx.ops.common import counted
+from relayc.relay import op
+from relayc.relay.expr import Expr, Function, Tuple, const
+from relayc.relay.interpreter import evaluate
+from relayc.relay.transform.repeat_elements import times_and_first
+from relayc.te.tir import Dim
 
-ROUNDING = 2.0**-23
+__all__ = [
+    "Filter",
+    "KnownTaps",
+    "Repeated",
+    "Resampling",
+    "Strided",
+    "Taps",
+    "filter_of",
+    "known_taps",
+    "output_extent",
+    "real",
+    "repeated_positions",
+    "scaled",
+    "strided_positions",
+    "taps_of",
+]
+
+_ROUNDING = 2.0**-23
 """Relative difference of extent * scale from a whole number that rounding to float32, of both, makes at most."""
 
-NEAR_HALF = 1e-6
+_NEAR_HALF = 1e-6
 """Largest distance of a coordinate from the middle of two elements that counts as none, in elements, as in onnxruntime
 1.32: in float32, (9 + 0.5) / (19 / 14) - 0.5 is 6.5000005."""
 
@@ -31,14 +55,71 @@ class Resampling:
     exclude_outside: bool = False
     antialias: bool = False
 
+    @property
+    def reach(self) -> float:
+        """Elements on each side of a coordinate that count, without antialiasing."""
+        return {"nearest": 0.5, "linear": 1.0, "cubic": 2.0}[self.mode]
+
+    @property
+    def is_stretched(self) -> bool:
+        """Whether the filter grows with a reduction: antialiasing."""
+        return self.antialias and self.mode != "nearest"
+
+    def width(self, scale: float) -> int:
+        """Number of taps for a static scale."""
+        return 2 * math.ceil(self.reach / self.shrink(scale)) if self.mode != "nearest" else 1
+
+    def shrink(self, scale: float) -> float:
+        """The scale of distances in the filter."""
+        return min(scale, 1.0) if self.is_stretched else 1.0
+
 
 @dataclass(frozen=True, slots=True)
-class Taps:
+class Repeated:
+    """Indices that repeat each position: element i is (first + i) // times, clamped to the axis."""
+
+    times: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """Evenly strided indices: element i is first + i * step, always within the axis."""
+
+    step: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTaps:
     """`indices` int64[taps, out], `weights` float64[taps, out]; `outside` bool[out] marks results outside the input."""
 
     indices: np.ndarray
     weights: np.ndarray
     outside: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """Per tap `indices` int64[out] and `weights` float64[out] (none: 1); `outside` bool[out] as in `KnownTaps`."""
+
+    indices: Sequence[Expr | Repeated | Strided]
+    weights: Sequence[Expr]
+    outside: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Taps of any number, also a symbolic one: `indices` int64[out, taps], `weights` float64[out, taps]."""
+
+    indices: Expr
+    weights: Expr
+    outside: Expr
+
+
+def real(d: Dim) -> Expr:
+    """A size as a float64 scalar."""
+    return op.cast(op.size_tensor((d,), ()), "float64")
 
 
 def output_extent(extent: int, scale: float) -> int:
@@ -49,80 +130,168 @@ def output_extent(extent: int, scale: float) -> int:
     return math.floor(np.float32(extent) * np.float32(scale))
 
 
-def resample(how: Resampling, extent: int, out: int, scale: float, roi: tuple[float, float] = (0.0, 1.0)) -> Taps:
-    """The taps that resample an axis of `extent` elements to `out`."""
-    x = _source(how, extent, out, scale, roi)
-    outside = (x < 0) | (x > extent - 1)
+def scaled(extent: Dim, scale: Expr) -> Expr:
+    """`output_extent` of a float32 scale as an int64 scalar."""
+    return op.cast(op.floor(op.cast(real(extent), "float32") * scale), "int64")
+
+
+def known_taps(
+    how: Resampling, extent: int, out: int, scale: float, roi: tuple[float, float] = (0.0, 1.0)
+) -> KnownTaps:
+    """The taps that resample an axis of `extent` elements to `out`, but for those whose weights all are 0."""
+    found = filter_of(how, extent, out, scale, how.width(scale), roi)
+    values = evaluate(Function((), Tuple((found.indices, found.weights, found.outside))), ())
+    indices, weights, outside = values
+    kept = np.any(weights != 0.0, axis=0)
+    return KnownTaps(indices.T[kept], weights.T[kept], outside)
+
+
+def taps_of(
+    how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float] = (0.0, 1.0)
+) -> Taps:
+    """The taps that resample an axis of `extent` elements to `out`. With antialiasing `scale` must be static."""
+    at = _Coordinates.of(how, extent, out, scale, roi)
     if how.mode == "nearest":
-        index = np.clip(_rounded(x, how.nearest), 0, extent - 1)
-        return Taps(index[None].astype(np.int64), np.ones((1, out)), outside)
-    shrink = min(scale, 1.0) if how.antialias else 1.0
-    reach = 1 if how.mode == "linear" else 2
-    first = math.floor(-reach / shrink) + 1
-    offsets = np.arange(first, 2 - first)[:, None]
-    base = np.floor(x)
-    distance = (offsets - (x - base)) * shrink
-    weights = _triangle(distance) if how.mode == "linear" else _cubic(distance, how.cubic_coeff)
-    positions = base.astype(np.int64) + offsets
-    if how.exclude_outside:
-        weights = np.where((positions < 0) | (positions >= extent), 0.0, weights)
+        return Taps([at.nearest(how)], [], at.outside)
+    factor = 1.0 if isinstance(scale, Expr) else scale
+    half = how.width(factor) // 2
+    taps = [at.tap(how, const(float(offset), "float64"), how.shrink(factor)) for offset in range(1 - half, 1 + half)]
+    weights = [weight for _, weight in taps]
     if how.antialias or how.exclude_outside:
-        weights = weights / weights.sum(axis=0)
-    kept = np.any(weights != 0.0, axis=1)
-    return Taps(np.clip(positions, 0, extent - 1)[kept], weights[kept], outside)
+        total = weights[0]
+        for weight in weights[1:]:
+            total = total + weight
+        weights = [weight / total for weight in weights]
+    return Taps([index for index, _ in taps], weights, at.outside)
 
 
-def _source(how: Resampling, extent: int, out: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
-    """Input coordinate of each output element: float64[out].
+def filter_of(
+    how: Resampling, extent: Dim, out: Dim, scale: float | Expr, width: Dim, roi: tuple[float, float] = (0.0, 1.0)
+) -> Filter:
+    """The taps of `taps_of` as a table, of `width` columns; both the scale and the width may be symbolic."""
+    at = _Coordinates.of(how, extent, out, scale, roi)
+    column = replace(at, x=op.expand_dims(at.x, 1))
+    if how.mode == "nearest":
+        indices = column.nearest(how)
+        return Filter(indices, op.ones(indices.shape, "float64"), at.outside)
+    offsets = op.cast(counted(width), "float64") + (1.0 - real(width) * 0.5)
+    if isinstance(scale, Expr):
+        shrink = op.minimum(scale, const(1.0, "float64")) if how.is_stretched else 1.0
+    else:
+        shrink = how.shrink(scale)
+    indices, weights = column.tap(how, offsets, shrink)
+    if how.antialias or how.exclude_outside:
+        weights = weights / op.sum(weights, axis=(1,), keepdims=True)
+    return Filter(indices, weights, at.outside)
 
-    Those of nearest elements are computed in float32, as onnxruntime and PyTorch do: 4 / float32(4 / 3) is 3 there, and
-    rounded down in float64 it would be 2.
-    """
-    real = np.float32 if how.mode == "nearest" else np.float64
-    return np.asarray(_coordinates(how.coordinates, real(extent), out, real(scale), roi), np.float64)
+
+_PERIODIC = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetric", "tf_half_pixel_for_nn")
+"""Coordinate modes whose fractional positions are periodic in `scale` elements, for a whole scale."""
+_SAMPLE = 8
+"""Extent of the sample axis on which index patterns are detected."""
 
 
-def _coordinates(
-    coordinates: str, extent: np.floating, out: int, scale: np.floating, roi: tuple[float, float]
-) -> np.ndarray:
-    """Input coordinate of each output element, in the type of `scale`."""
-    real = type(scale)
-    i, half = np.arange(out, dtype=real), real(0.5)
-    exact = scale * extent
-    is_whole = abs(exact - np.rint(exact)) <= ROUNDING * out  # even if `out`, rounded down, is one less
-    width = real(out) if is_whole else exact
+def repeated_positions(how: Resampling, scale: float) -> list[Repeated] | None:
+    """The indices of all taps for `scale`, if they repeat every position equally often; else None."""
+    if how.coordinates not in _PERIODIC or how.antialias or scale < 2 or not float(scale).is_integer():
+        return None
+    sample = known_taps(replace(how, exclude_outside=False), _SAMPLE, _SAMPLE * int(scale), scale)
+    found = [times_and_first(indices, _SAMPLE) for indices in sample.indices]
+    return None if None in found else [Repeated(*pair) for pair in found if pair is not None]
+
+
+def strided_positions(how: Resampling, scale: float) -> list[Strided] | None:
+    """The indices of all taps for `scale`, if they are evenly strided; else None."""
+    step = round(1 / scale) if how.coordinates in _PERIODIC and scale < 1 else 0
+    if step < 2 or step * scale != 1.0:
+        return None
+    sample = known_taps(replace(how, exclude_outside=False), _SAMPLE * step, _SAMPLE, scale)
+    found = [Strided(step, int(indices[0])) for indices in sample.indices]
+    even = step * np.arange(_SAMPLE)
+    same = [np.array_equal(tap.first + even, indices) for tap, indices in zip(found, sample.indices, strict=True)]
+    return found if all(same) and all(tap.first < step for tap in found) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Coordinates:
+    """Input coordinates `x` of the output elements, the `last` input position, and which are `outside` the input."""
+
+    x: Expr
+    last: Expr
+    outside: Expr
+
+    @staticmethod
+    def of(how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float]) -> _Coordinates:
+        """Those of nearest elements are computed in float32, as onnxruntime and PyTorch do.
+
+        4 / float32(4 / 3) is 3 there, and rounded down in float64 it would be 2.
+        """
+        kind = "float32" if how.mode == "nearest" else "float64"
+        factor = op.cast(scale, kind) if isinstance(scale, Expr) else const(scale, kind)
+        x, last = op.cast(_source(how.coordinates, extent, out, factor, roi), "float64"), real(extent) - 1.0
+        return _Coordinates(x, last, op.logical_or(op.less(x, const(0.0, "float64")), op.greater(x, last)))
+
+    def nearest(self, how: Resampling) -> Expr:
+        """The indices of the nearest elements."""
+        return self._index(_rounded(self.x, how.nearest))
+
+    def tap(self, how: Resampling, offset: Expr, shrink: float | Expr) -> tuple[Expr, Expr]:
+        """Indices and weights of the elements `offset` from those below the coordinates."""
+        base = op.floor(self.x)
+        distance = op.abs((offset - (self.x - base)) * shrink)
+        weight = op.clip(1.0 - distance, 0.0, 1.0) if how.mode == "linear" else _cubic(distance, how.cubic_coeff)
+        position = base + offset
+        if how.exclude_outside:
+            off = op.logical_or(op.less(position, const(0.0, "float64")), op.greater(position, self.last))
+            weight = op.where(off, const(0.0, "float64"), weight)
+        return self._index(position), weight
+
+    def _index(self, position: Expr) -> Expr:
+        """Clamp whole positions to the axis."""
+        return op.cast(op.maximum(op.minimum(position, self.last), const(0.0, "float64")), "int64")
+
+
+def _source(coordinates: str, extent: Dim, out: Dim, scale: Expr, roi: tuple[float, float]) -> Expr:
+    """Input coordinate of each output element, in the type of `scale`: [out]."""
+    kind = str(scale.dtype)
+    i, n, count = op.cast(counted(out), kind), op.cast(real(extent), kind), op.cast(real(out), kind)
+    several = op.greater(op.size_tensor((out,), ()), const(1, "int64"))
     if coordinates == "asymmetric":
         return i / scale
     if coordinates == "align_corners":
-        return i * (extent - 1) / (width - 1) if out > 1 else np.zeros(out)
-    if coordinates == "pytorch_half_pixel":
-        return (i + half) / scale - half if out > 1 else np.zeros(out)
+        return op.where(several, i * (n - 1.0) / (_width(n, count, scale) - 1.0), const(0.0, kind))
+    centres = (i + 0.5) / scale
     if coordinates == "tf_half_pixel_for_nn":
-        return (i + half) / scale
+        return centres
     if coordinates == "tf_crop_and_resize":
-        start, end = real(roi[0]) * (extent - 1), real(roi[1]) * (extent - 1)
-        return start + i * (end - start) / (width - 1) if out > 1 else np.full(out, half * (start + end))
+        start, end = (const(r, kind) * (n - 1.0) for r in roi)
+        step = i * (end - start) / (_width(n, count, scale) - 1.0)
+        return op.where(several, start + step, 0.5 * (start + end))
     if coordinates == "half_pixel_symmetric":
-        offset = extent / 2 * (1 - out / exact)
-        return (offset + (i.astype(np.float64) + 0.5) / np.float64(scale) - 0.5).astype(real)
-    return (i + half) / scale - half
+        offset = op.cast(n * 0.5 * (1.0 - count / (scale * n)), "float64")
+        exact = (op.cast(i, "float64") + 0.5) / op.cast(scale, "float64")
+        return op.cast(offset + exact - 0.5, kind)
+    half_pixel = centres - 0.5
+    return op.where(several, half_pixel, const(0.0, kind)) if coordinates == "pytorch_half_pixel" else half_pixel
 
 
-def _rounded(x: np.ndarray, mode: str) -> np.ndarray:
-    if mode == "floor":
-        return np.floor(x)
-    if mode == "ceil":
-        return np.ceil(x)
-    return np.ceil(x - 0.5 - NEAR_HALF) if mode == "round_prefer_floor" else np.floor(x + 0.5 + NEAR_HALF)
+def _width(extent: Expr, out: Expr, scale: Expr) -> Expr:
+    """extent * scale or, where that is a whole number except for rounding, the number of outputs."""
+    width = scale * extent
+    is_whole = op.less_equal(op.abs(width - op.floor(width + 0.5)), out * _ROUNDING)
+    return op.where(is_whole, out, width)  # even if `out`, rounded down, is one less
 
 
-def _triangle(distance: np.ndarray) -> np.ndarray:
-    return np.clip(1.0 - np.abs(distance), 0.0, 1.0)
+def _rounded(x: Expr, mode: str) -> Expr:
+    if mode in ("floor", "ceil"):
+        return op.floor(x) if mode == "floor" else op.ceil(x)
+    half = 0.5 + _NEAR_HALF
+    return op.ceil(x - half) if mode == "round_prefer_floor" else op.floor(x + half)
 
 
-def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
-    """Keys' cubic convolution kernel (Keys 1981) with parameter `a`."""
-    d = np.abs(distance)
-    near = ((a + 2) * d - (a + 3)) * d * d + 1
+def _cubic(d: Expr, a: float) -> Expr:
+    """Keys' cubic convolution kernel (Keys 1981) with parameter `a`, for non-negative distances."""
+    near = ((a + 2) * d - (a + 3)) * d * d + 1.0
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+    beyond = op.where(op.less(d, const(2.0, "float64")), far, const(0.0, "float64"))
+    return op.where(op.less_equal(d, const(1.0, "float64")), near, beyond)

@@ -12,18 +12,21 @@ import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import float_const, transposed
-from relayc.frontends.onnx.ops.resample import Resampling, Taps, output_extent, resample
-from relayc.frontends.onnx.ops.resample_dynamic import (
-    DynamicFilter,
-    DynamicTaps,
+from relayc.frontends.onnx.ops.resample import (
+    Filter,
+    KnownTaps,
     Repeated,
+    Resampling,
     Strided,
-    filter_dynamic,
+    Taps,
+    filter_of,
+    known_taps,
+    output_extent,
     real,
     repeated_positions,
-    resample_dynamic,
     scaled,
     strided_positions,
+    taps_of,
 )
 from relayc.frontends.onnx.registry import converter
 from relayc.frontends.onnx.tensors import check_computed
@@ -36,7 +39,7 @@ from relayc.te.tir import Dim
 MAX_TAPS = 8
 """Most taps that are unrolled; wider filters (antialiased reductions) are a matrix product or a loop."""
 
-_AnyTaps = Taps | DynamicTaps | DynamicFilter
+_AnyTaps = KnownTaps | Taps | Filter
 
 _COORDINATES = (
     "half_pixel",
@@ -116,16 +119,16 @@ def _resampled(
             continue
         taps: _AnyTaps
         if isinstance(extent, int) and isinstance(out, int) and not isinstance(scale, Expr):
-            taps = resample(how, extent, out, scale, region)
+            taps = known_taps(how, extent, out, scale, region)
             off = Constant(taps.outside) if roi and bool(taps.outside.any()) else None
         else:
             if not is_at_least(extent, 1):
                 node.check_equal(smaller(extent, 1), 1, "resizing an empty tensor")
             width = _width(node, how, scale)
             if isinstance(width, int) and width <= MAX_TAPS:
-                taps = _taps_dynamic(how, extent, out, scale, region)
+                taps = _taps(how, extent, out, scale, region)
             else:
-                taps = filter_dynamic(how, extent, out, scale, width, region)
+                taps = filter_of(how, extent, out, scale, width, region)
             off = taps.outside if roi else None
         x = _along(node, x, axis, taps, how)
         if off is not None:
@@ -134,10 +137,10 @@ def _resampled(
     return x, outside
 
 
-def _taps_dynamic(
+def _taps(
     how: Resampling, extent: Dim, out: Dim, scale: float | Expr, region: tuple[float, float]
-) -> DynamicTaps:
-    taps = resample_dynamic(how, extent, out, scale, region)
+) -> Taps:
+    taps = taps_of(how, extent, out, scale, region)
     if isinstance(scale, Expr):
         return taps
     known: Sequence[Repeated | Strided] | None = None
@@ -150,14 +153,10 @@ def _taps_dynamic(
 
 def _width(node: OnnxNode, how: Resampling, scale: float | Expr) -> Dim:
     """The filter's extent in input elements, which grows with the reduction when antialiasing."""
-    reach = {"nearest": 0.5, "linear": 1.0, "cubic": 2.0}[how.mode]
-    if how.mode == "nearest" or not how.antialias:
-        return int(2 * reach)
-    if not isinstance(scale, Expr):
-        return 2 * math.ceil(reach / min(scale, 1.0))
-    one = const(1.0, "float64")
-    half = op.ceil(op.divide(const(reach, "float64"), op.minimum(scale, one)))
-    whole = op.multiply(op.cast(half, "int64"), const(2, "int64"))
+    if not isinstance(scale, Expr) or not how.is_stretched:
+        return how.width(1.0 if isinstance(scale, Expr) else scale)
+    half = op.ceil(how.reach / op.minimum(scale, const(1.0, "float64")))
+    whole = op.cast(half, "int64") * 2
     return node.bind(op.reshape(whole, (1,)), "the width of the filter")[0]
 
 
@@ -277,7 +276,7 @@ def _along(node: OnnxNode, x: Expr, axis: int, taps: _AnyTaps, how: Resampling) 
     """`x` resampled along one axis."""
     if how.mode != "nearest" and not x.dtype.is_float:
         return op.cast(_along(node, op.cast(x, "float32"), axis, taps, how), x.dtype)
-    if isinstance(taps, DynamicFilter):
+    if isinstance(taps, Filter):
         rank = len(x.shape)
         shape = (*[1] * axis, *taps.weights.shape, *[1] * (rank - axis - 1))
         covered = op.take(x, taps.indices, axis=axis, mode="fast")
@@ -285,7 +284,7 @@ def _along(node: OnnxNode, x: Expr, axis: int, taps: _AnyTaps, how: Resampling) 
     if how.mode == "nearest":
         return _taken(x, taps.indices[0], axis)
     extent = x.shape[axis]
-    if isinstance(taps, Taps) and isinstance(extent, int) and len(taps.indices) > MAX_TAPS:
+    if isinstance(taps, KnownTaps) and isinstance(extent, int) and len(taps.indices) > MAX_TAPS:
         return _by_matrix(node, x, axis, taps, extent)
     return _by_taps(x, axis, taps)
 
@@ -310,7 +309,7 @@ def _taken(x: Expr, indices: np.ndarray | Expr | Repeated | Strided, axis: int) 
     return op.strided_slice(whole, (start,), (add_sizes(out, start),), (1,), axes=(axis,)) if before or after else whole
 
 
-def _by_taps(x: Expr, axis: int, taps: Taps | DynamicTaps) -> Expr:
+def _by_taps(x: Expr, axis: int, taps: KnownTaps | Taps) -> Expr:
     total: Expr | None = None
     for indices, weights in zip(taps.indices, taps.weights, strict=True):
         column = _as_expr(weights)
@@ -321,7 +320,7 @@ def _by_taps(x: Expr, axis: int, taps: Taps | DynamicTaps) -> Expr:
     return total
 
 
-def _by_matrix(node: OnnxNode, x: Expr, axis: int, taps: Taps, extent: int) -> Expr:
+def _by_matrix(node: OnnxNode, x: Expr, axis: int, taps: KnownTaps, extent: int) -> Expr:
     """Resample as a product with the weight matrix [out, extent]."""
     out = taps.weights.shape[1]
     check_computed((out, extent), node.where)

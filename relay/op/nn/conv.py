@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -364,6 +364,7 @@ class Conv3DTranspose(_Transposed):
 
 
 IntOrInts = int | Sequence[int]
+_Helper = TypeVar("_Helper", bound="Callable[..., Call]")
 
 
 def _check_weight(
@@ -379,171 +380,65 @@ def _check_weight(
         raise TypeInferenceError(f"kernel_size={kernel_size}, but the weights are {weight.ty}")
 
 
-def _forward(
-    operator: type[Conv1D | Conv2D | Conv3D],
-    data: Expr,
-    weight: Expr,
-    strides: IntOrInts,
-    padding: IntOrInts,
-    dilation: IntOrInts,
-    groups: int,
-    data_layout: str,
-    kernel_layout: str,
-    out_dtype: str | None,
-) -> Call:
-    rank = operator.rank
-    return operator(
-        strides=ints(strides, rank),
-        padding=padding_pairs(padding, rank),
-        dilation=ints(dilation, rank),
-        groups=groups,
-        data_layout=data_layout,
-        kernel_layout=kernel_layout,
-        out_dtype=out_dtype,
-    )(data, weight)
+def _forward(operator: type[Conv1D | Conv2D | Conv3D]):  # its type keeps the names of parameters
+    def call(
+        data: Expr,
+        weight: Expr,
+        strides: IntOrInts = 1,
+        padding: IntOrInts = 0,
+        dilation: IntOrInts = 1,
+        groups: int = 1,
+        channels: int | None = None,
+        kernel_size: IntOrInts | None = None,
+        data_layout: str = operator.data_layout,
+        kernel_layout: str = operator.kernel_layout,
+        out_dtype: str | None = None,
+    ) -> Call:
+        _check_weight(weight, kernel_layout, channels, kernel_size, 1)
+        rank = operator.rank
+        return operator(
+            strides=ints(strides, rank), padding=padding_pairs(padding, rank), dilation=ints(dilation, rank),
+            groups=groups, data_layout=data_layout, kernel_layout=kernel_layout, out_dtype=out_dtype,
+        )(data, weight)  # fmt: skip
+
+    return _named(call, operator)
 
 
-def conv1d(
-    data: Expr,
-    weight: Expr,
-    strides: IntOrInts = 1,
-    padding: IntOrInts = 0,
-    dilation: IntOrInts = 1,
-    groups: int = 1,
-    channels: int | None = None,
-    kernel_size: IntOrInts | None = None,
-    data_layout: str = "NCW",
-    kernel_layout: str = "OIW",
-    out_dtype: str | None = None,
-) -> Call:
-    """1-D convolution; `padding` is one number or (left, right)."""
-    _check_weight(weight, kernel_layout, channels, kernel_size, 1)
-    return _forward(Conv1D, data, weight, strides, padding, dilation, groups, data_layout, kernel_layout, out_dtype)
+def _transposed(operator: type[Conv1DTranspose | Conv2DTranspose | Conv3DTranspose]):
+    def call(
+        data: Expr,
+        weight: Expr,
+        strides: IntOrInts = 1,
+        padding: IntOrInts = 0,
+        dilation: IntOrInts = 1,
+        output_padding: IntOrInts = 0,
+        groups: int = 1,
+        channels: int | None = None,
+        kernel_size: IntOrInts | None = None,
+        data_layout: str = operator.data_layout,
+        kernel_layout: str = operator.kernel_layout,
+        out_dtype: str | None = None,
+    ) -> Call:
+        _check_weight(weight, kernel_layout, channels, kernel_size, groups)
+        rank = operator.rank
+        return operator(
+            strides=ints(strides, rank), padding=padding_pairs(padding, rank), dilation=ints(dilation, rank),
+            output_padding=ints(output_padding, rank), groups=groups, data_layout=data_layout,
+            kernel_layout=kernel_layout, out_dtype=out_dtype,
+        )(data, weight)  # fmt: skip
+
+    return _named(call, operator)
 
 
-def conv2d(
-    data: Expr,
-    weight: Expr,
-    strides: IntOrInts = 1,
-    padding: IntOrInts = 0,
-    dilation: IntOrInts = 1,
-    groups: int = 1,
-    channels: int | None = None,
-    kernel_size: IntOrInts | None = None,
-    data_layout: str = "NCHW",
-    kernel_layout: str = "OIHW",
-    out_dtype: str | None = None,
-) -> Call:
-    """2-D convolution; `padding` is one number, (vertical, horizontal) or (top, left, bottom, right)."""
-    _check_weight(weight, kernel_layout, channels, kernel_size, 1)
-    return _forward(Conv2D, data, weight, strides, padding, dilation, groups, data_layout, kernel_layout, out_dtype)
+def _named(call: _Helper, operator: type[_Convolution]) -> _Helper:
+    call.__name__ = call.__qualname__ = operator.name.removeprefix("nn.")
+    call.__doc__ = (
+        f"The operator `{operator.name}` on {operator.rank} spatial dimensions. `padding` is one number, one for each "
+        "dimension, or those before each and then those after each; `channels` and `kernel_size` are checked."
+    )
+    return call
 
 
-def conv3d(
-    data: Expr,
-    weight: Expr,
-    strides: IntOrInts = 1,
-    padding: IntOrInts = 0,
-    dilation: IntOrInts = 1,
-    groups: int = 1,
-    channels: int | None = None,
-    kernel_size: IntOrInts | None = None,
-    data_layout: str = "NCDHW",
-    kernel_layout: str = "OIDHW",
-    out_dtype: str | None = None,
-) -> Call:
-    """3-D convolution; `padding` is one number, one for each axis, or (front, top, left, back, bottom, right)."""
-    _check_weight(weight, kernel_layout, channels, kernel_size, 1)
-    return _forward(Conv3D, data, weight, strides, padding, dilation, groups, data_layout, kernel_layout, out_dtype)
-
-
-def _backward(
-    operator: type[Conv1DTranspose | Conv2DTranspose | Conv3DTranspose],
-    data: Expr,
-    weight: Expr,
-    strides: IntOrInts,
-    padding: IntOrInts,
-    dilation: IntOrInts,
-    output_padding: IntOrInts,
-    groups: int,
-    data_layout: str,
-    kernel_layout: str,
-    out_dtype: str | None,
-) -> Call:
-    rank = operator.rank
-    return operator(
-        strides=ints(strides, rank),
-        padding=padding_pairs(padding, rank),
-        dilation=ints(dilation, rank),
-        output_padding=ints(output_padding, rank),
-        groups=groups,
-        data_layout=data_layout,
-        kernel_layout=kernel_layout,
-        out_dtype=out_dtype,
-    )(data, weight)
-
-
-def conv1d_transpose(
-    data: Expr,
-    weight: Expr,
-    strides: IntOrInts = 1,
-    padding: IntOrInts = 0,
-    dilation: IntOrInts = 1,
-    output_padding: IntOrInts = 0,
-    groups: int = 1,
-    channels: int | None = None,
-    kernel_size: IntOrInts | None = None,
-    data_layout: str = "NCW",
-    kernel_layout: str = "IOW",
-    out_dtype: str | None = None,
-) -> Call:
-    """1-D transposed convolution."""
-    _check_weight(weight, kernel_layout, channels, kernel_size, groups)
-    return _backward(
-        Conv1DTranspose, data, weight, strides, padding, dilation, output_padding, groups, data_layout,
-        kernel_layout, out_dtype,
-    )  # fmt: skip
-
-
-def conv2d_transpose(
-    data: Expr,
-    weight: Expr,
-    strides: IntOrInts = 1,
-    padding: IntOrInts = 0,
-    dilation: IntOrInts = 1,
-    output_padding: IntOrInts = 0,
-    groups: int = 1,
-    channels: int | None = None,
-    kernel_size: IntOrInts | None = None,
-    data_layout: str = "NCHW",
-    kernel_layout: str = "IOHW",
-    out_dtype: str | None = None,
-) -> Call:
-    """2-D transposed convolution."""
-    _check_weight(weight, kernel_layout, channels, kernel_size, groups)
-    return _backward(
-        Conv2DTranspose, data, weight, strides, padding, dilation, output_padding, groups, data_layout,
-        kernel_layout, out_dtype,
-    )  # fmt: skip
-
-
-def conv3d_transpose(
-    data: Expr,
-    weight: Expr,
-    strides: IntOrInts = 1,
-    padding: IntOrInts = 0,
-    dilation: IntOrInts = 1,
-    output_padding: IntOrInts = 0,
-    groups: int = 1,
-    channels: int | None = None,
-    kernel_size: IntOrInts | None = None,
-    data_layout: str = "NCDHW",
-    kernel_layout: str = "IODHW",
-    out_dtype: str | None = None,
-) -> Call:
-    """3-D transposed convolution."""
-    _check_weight(weight, kernel_layout, channels, kernel_size, groups)
-    return _backward(
-        Conv3DTranspose, data, weight, strides, padding, dilation, output_padding, groups, data_layout,
-        kernel_layout, out_dtype,
-    )  # fmt: skip
+conv1d, conv2d, conv3d = _forward(Conv1D), _forward(Conv2D), _forward(Conv3D)
+conv1d_transpose, conv2d_transpose = _transposed(Conv1DTranspose), _transposed(Conv2DTranspose)
+conv3d_transpose = _transposed(Conv3DTranspose)

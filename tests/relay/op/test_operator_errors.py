@@ -93,3 +93,19 @@ def test_attributes_may_not_hide_methods() -> None:
 
             def compute(self, x: TensorType) -> TensorType:
                 return x
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_channels_and_kernel_sizes_of_convolutions_are_checked(rank: int, transposed: bool) -> None:
+    name = f"conv{rank}d{'_transpose' if transposed else ''}"
+    convolve = getattr(relay.op.nn, name)
+    x = relay.var("x", (1, 4, *[8] * rank))
+    w = relay.var("w", (4, 3, *[2] * rank) if transposed else (6, 2, *[2] * rank))
+    y = convolve(x, w, 2, groups=2, channels=6, kernel_size=2)
+    assert convolve.__name__ == name and y.op.name == f"nn.{name}"
+    assert y.shape == (1, 6, *[16 if transposed else 4] * rank)
+    with pytest.raises(TypeInferenceError, match=r"channels=5, but the weights .* make 6"):
+        convolve(x, w, groups=2, channels=5)
+    with pytest.raises(TypeInferenceError, match="kernel_size=3, but the weights are"):
+        convolve(x, w, groups=2, kernel_size=3)

@@ -19,7 +19,7 @@ from relayc.relay.expr import Expr, const
 from relayc.relay.sizes import add_sizes, dims_equal, floor_divide, product, smaller
 from relayc.te.tir import Dim
 
-__all__ = ["dft_dynamic", "resized"]
+__all__ = ["bluestein_dft", "resized"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _Complex:
         return op.concatenate([self.real, self.imaginary], axis=axis)
 
 
-def dft_dynamic(node: OnnxNode, x: Expr, length: Dim, inverse: bool, onesided: bool) -> Expr:
+def bluestein_dft(node: OnnxNode, x: Expr, length: Dim, inverse: bool, onesided: bool) -> Expr:
     """Transforms of rows [rows, n, parts] like `relay.op.dft`, with about 45 * length ** 1.5 FMAs each."""
     half = add_sizes(floor_divide(length, 2), 1)
     terms = half if inverse and onesided else length
