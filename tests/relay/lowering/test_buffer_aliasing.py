@@ -9,10 +9,9 @@ from hypothesis import given, settings, strategies as st
 from relayc import relay
 from relayc.backend.runtime import ArtifactError, device, graph_executor
 from relayc.backend.runtime.artifact import CompiledModel
-from relayc.backend.target import Target
 from relayc.relay import Expr, Function, IRModule, Var, const, var
 from relayc.relay.interpreter import evaluate
-from relayc.relay.lowering.buffer_aliasing import alias_views
+from relayc.relay.lowering.buffer_aliasing import AliasViews
 from relayc.relay.lowering.graph import make_graph
 from relayc.relay.lowering.static_memory import place_tensors
 from relayc.relay.op import nn
@@ -252,7 +251,7 @@ def test_concatenations_of_concatenations_take_linear_work():
             sums.append(relay.op.sum(joined, (0, 1)))
         module = relay.optimize(IRModule({"main": Function((x,), relay.Tuple(tuple(sums)))}), "llvm")
         graph = make_graph(module["main"])
-        before = lines_run(lambda: alias_views(graph, Target("llvm")))
+        before = lines_run(lambda: AliasViews().arrange(graph, PassContext()))
         aliased = [t for t in graph.tensors if t.begins is not None]
         assert len(aliased) > count
         return before + lines_run(lambda: place_tensors(graph))
