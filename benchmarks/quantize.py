@@ -1,10 +1,11 @@
 """Quantise models of the zoo with onnxruntime's tools, for `benchmarks.models`.
 
-    python -m benchmarks.quantize FOLDER [NAME ...]
+    python -m benchmarks.quantize FOLDER [NAME ...] [--forms qdq,dynamic]
 
-writes FOLDER/NAME_qdq.onnx (static int8 with per-channel weight scales, calibrated with the model's inputs) and
-FOLDER/NAME_dynamic.onnx (dynamically quantised activations) for FOLDER/NAME.onnx, and .npz files with the same inputs.
-Time them by ``python -m benchmarks.models --zoo FOLDER --models NAME_qdq,NAME_dynamic``.
+writes FOLDER/NAME_FORM.onnx for FOLDER/NAME.onnx and each form, and .npz files with the same inputs. Forms: "qdq" and
+"qoperator", static int8 calibrated with the model's inputs, and "dynamic", dynamically quantised activations. Scales of
+weights are per channel in "qdq", "qoperator" and "dynamic_channel", per tensor in "qdq_tensor", "qoperator_tensor" and
+"dynamic". Time them by ``python -m benchmarks.models --zoo FOLDER --models NAME_qdq,NAME_dynamic``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from onnxruntime.quantization import (
 )
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-IN_QDQ, DYNAMIC = ("resnet50", "mobilenet_v2", "segformer_b0", "vit_b16"), ("bert_base", "gpt2", "vit_b16")
+USUAL = {
+    "qdq": ("resnet50", "mobilenet_v2", "segformer_b0", "vit_b16"), "dynamic": ("bert_base", "gpt2", "vit_b16"),
+    "qdq_tensor": (), "qoperator": (), "qoperator_tensor": (), "dynamic_channel": (),
+}  # fmt: skip
+"""Models that are quantised if none are named, by form."""
 
 
 class _Inputs(CalibrationDataReader):
@@ -40,16 +45,18 @@ class _Inputs(CalibrationDataReader):
 
 
 def quantize(path: Path, form: str) -> Path:
-    """Write a model beside `path`, quantised in a form, "qdq" or "dynamic"."""
+    """Write a model beside `path`, quantised in a form of `USUAL`."""
     made, inputs = path.with_stem(f"{path.stem}_{form}"), path.with_suffix(".npz")
-    if form == "dynamic":
-        quantize_dynamic(path, made, weight_type=QuantType.QInt8)
+    kind, _, scales = form.partition("_")
+    if kind == "dynamic":
+        quantize_dynamic(path, made, weight_type=QuantType.QInt8, per_channel=scales == "channel")
     else:
         with tempfile.TemporaryDirectory() as folder:
             prepared = Path(folder) / path.name
             quant_pre_process(path, prepared, skip_symbolic_shape=True)
             quantize_static(
-                prepared, made, _Inputs(inputs), quant_format=QuantFormat.QDQ, per_channel=True,
+                prepared, made, _Inputs(inputs), per_channel=scales != "tensor",
+                quant_format=QuantFormat.QDQ if kind == "qdq" else QuantFormat.QOperator,
                 activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
             )  # fmt: skip
     shutil.copy(inputs, made.with_suffix(".npz"))
@@ -59,10 +66,11 @@ def quantize(path: Path, form: str) -> Path:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--forms", default="qdq,dynamic")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args(arguments)
-    for form, usual in (("qdq", IN_QDQ), ("dynamic", DYNAMIC)):
-        for name in options.names or usual:
+    for form in options.forms.split(","):
+        for name in options.names or USUAL[form]:
             print(quantize(options.folder / f"{name}.onnx", form), flush=True)
 
 

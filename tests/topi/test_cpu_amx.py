@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from relayc import relay
+from relayc import relay, te, topi
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.target import Target
 from relayc.relay import Function, IRModule, const, op, var
@@ -147,6 +147,10 @@ def test_products(rows: int, steps: int, units: int, target: str, operator: str)
     ((1, 12, 11), 1, 16, {"kernel_size": (7, 7), "strides": (2, 2), "padding": (3, 3, 3, 3), "border": 1}),
     ((1, 6, 9), 16, 17, {"kernel_size": (3, 2), "dilation": (2, 3), "padding": (2, 0, 1, 3)}),
     ((1, 9, 9), 16, 32, {"kernel_size": (1, 1), "strides": (2, 2)}),
+    ((2, 5, 14), 8, 72, {"kernel_size": (3, 3), "padding": (1, 1, 1, 1), "border": 3}),
+    ((2, 2, 18), 8, 20, {"kernel_size": (3, 3), "dilation": (1, 2), "padding": (1, 0, 1, 0)}),
+    ((2, 9, 30), 4, 17, {"kernel_size": (2, 3), "strides": (2, 2), "padding": (0, 0, 0, 2)}),
+    ((1, 4, 56), 6, 33, {"kernel_size": (1, 1), "strides": (1, 2)}),
 ])  # fmt: skip
 def test_convolutions(
     size: tuple[int, ...], depth: int, units: int, window: dict[str, Any], target: str, operator: str
@@ -284,6 +288,15 @@ def test_convolutions_are_products_of_windows():
     assert "kernel_size=(3, 3)" in str(body)
     function, _, _ = quantized(1, 14, 14, 64, outputs=64, kernel=1)
     assert "nn.dense_dot4" in str(relay.optimize(IRModule({"main": function}), SAPPHIRE)["main"].body)
+
+
+@pytest.mark.parametrize(("size", "stride", "copied"), [(28, 1, False), (56, 2, False), (7, 1, True), (23, 1, False)])
+def test_windows_are_copied_only_where_lines_are_too_short(size: int, stride: int, copied: bool):
+    """Tiles read windows of 13 pixels or more of a line where they are."""
+    x, w = te.placeholder((1, size, size, 16), "int32"), te.placeholder((2, 144, 32), "int32")
+    y = topi.nn.conv2d_dot4(x, w, 64, (stride, stride), (1, 1, 1, 1), (1, 1), 0, (3, 3))
+    text = str(te.lower(topi.schedule_for([y], Target(SAPPHIRE)), [x, w, y]))
+    assert "amx_dot_bytes" in text and ("windows" in text) == copied
 
 
 @needs_amx

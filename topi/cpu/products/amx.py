@@ -4,6 +4,10 @@ A tile of sums is 16 rows by 16 columns of int32 or float32. An instruction adds
 operand, 16 rows of 16 words, by one of the right: 16 rows of 16 words, as they lie in a panel. A word is four unsigned
 bytes, on the right signed ones, or two bfloat16. Two tiles of the left operand and two of the right are multiplied at a
 time, each by each. (Intel's Software Developer's Manual, volume 1, chapter 18.)
+
+The windows of a convolution are rows of a matrix. Those of neighbouring pixels on a line are a constant number of words
+apart, so tiles read them where they are in the image if they don't reach over the end of a line; otherwise they are
+copied first (im2col).
 """
 
 from __future__ import annotations
@@ -52,6 +56,8 @@ if TYPE_CHECKING:
 __all__ = ["TilePlan", "plan_tiles", "schedule_tiles"]
 
 _ROWS, _LANES, _WORD_BYTES = 16, 16, 4
+_FEWEST_IN_PLACE = 13
+"""Fewest pixels of a line that a pair of tiles may have, so that reading windows in place costs less than copies."""
 _INSTRUCTIONS = {"dot4": "amx_dot_bytes", "dot2_bfloat16": "amx_dot_bfloat16"}
 """Products of tiles, by the form of a product."""
 _TILE_ROWS = 8
@@ -60,8 +66,9 @@ _DYNAMIC_ROWS = 128
 """Rows whose tiles prefetch the next panel where the number of rows is dynamic."""
 _STEPS_AT_ONCE, _OPERATIONS_BEHIND = 8, 8
 """Words that the tiles multiply while vectors do an operation, and operations for each sum afterwards."""
-_BLOCK_SHARE = 1 / 4
-"""Part of the L2 cache for the rows of the left operand that all panels are multiplied with at a time."""
+_BLOCK_SHARE, _BLOCK_SHARE_OF_WINDOWS = 1 / 2, 1 / 4
+"""Parts of the L2 cache for the rows of the left operand that all panels are multiplied with at a time; for windows,
+which are written there first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,55 @@ class TilePlan:
     """rows that all panels are multiplied with before the next ones; 0 for all, where their number is dynamic"""
     shares_rows: bool = False
     """threads share blocks of rows; otherwise panels"""
+    window: _Window | None = None
+    """the windows that the rows are read from in place"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Windows of `kernel` pixels of `channels` words, `stride` pixels apart on a line."""
+
+    kernel: tuple[int, int]
+    channels: int
+    stride: int
+    dilation: tuple[int, int]
+
+    @property
+    def run(self) -> int:
+        """Contiguous words."""
+        return self.channels * (self.kernel[1] if self.dilation[1] == 1 else 1)
+
+    @property
+    def steps(self) -> int:
+        """Words of a window."""
+        return math.prod(self.kernel) * self.channels
+
+    def image(self, rows: int) -> tuple[int, int, int]:
+        """Lines, pixels and channels that the windows of `rows` neighbouring pixels cover."""
+        lines, pixels = [(n - 1) * d + 1 for n, d in zip(self.kernel, self.dilation, strict=True)]
+        return lines, pixels + (rows - 1) * self.stride, self.channels
+
+    def place(self, row: Any, k: Any) -> tuple[Any, Any, Any]:
+        """Where in the image word `k` of the window of `row` is."""
+        (_, taps), (down, across) = self.kernel, self.dilation
+        tap = floordiv(k, self.channels)
+        line, pixel = floordiv(tap, taps) * down, floormod(tap, taps) * across
+        return line, row * self.stride + pixel, floormod(k, self.channels)
+
+
+def _window_in_place(anchor: te.Operation) -> tuple[_Window, int] | None:
+    """The windows that tiles can read in place, and the pixels of a pair of tiles; None if there are none."""
+    windows = feeding_windows(anchor)
+    if not windows:
+        return None
+    attrs, image = windows[0].attrs, windows[0].input_tensors[0]
+    if not isinstance(attrs["line"], int):
+        return None
+    height = max(n for n in range(1, 2 * _ROWS + 1) if attrs["line"] % n == 0)
+    channels, across = image.shape[-1], attrs["strides"][-1]
+    if height < _FEWEST_IN_PLACE or not isinstance(channels, int):
+        return None
+    return _Window(tuple(attrs["kernel"]), channels, across, tuple(attrs["dilation"])), height
 
 
 def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan | None:
@@ -93,11 +149,23 @@ def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan
         return TilePlan(2 * _ROWS, depth)
     height = min(range(1, min(2 * _ROWS, rows) + 1), key=lambda h: (math.ceil(rows / h) * (h + _TILE_ROWS), -h))
     shares_rows, cores = rows >= columns, target.num_cores
-    blocks = math.ceil(_WORD_BYTES * rows * steps / (_BLOCK_SHARE * target.cache_bytes.l2))
-    if shares_rows:
-        blocks = math.ceil(blocks / cores) * cores
-    tiles = math.ceil(rows / height)
-    return TilePlan(height, depth, min(math.ceil(tiles / blocks) * height, rows), shares_rows)
+
+    def tiles_of_a_block(height: int, words: int, share: float) -> int:
+        blocks = math.ceil(_WORD_BYTES * words / (share * target.cache_bytes.l2))
+        if shares_rows:
+            blocks = math.ceil(blocks / cores) * cores
+        return math.ceil(math.ceil(rows / height) / blocks)
+
+    found = _window_in_place(anchor)
+    if found is not None and amx_panel(target, rows, columns, found[0].run, form)[0]:
+        window, pixels = found
+        most = tiles_of_a_block(pixels, rows * window.channels * window.stride**2, _BLOCK_SHARE)
+        tiles = max(n for n in range(1, most + 1) if rows // pixels % n == 0)
+        if 2 * tiles >= most:
+            depth = amx_panel(target, rows, columns, window.run, form)[1]
+            return TilePlan(pixels, depth, tiles * pixels, shares_rows, window)
+    tiles = tiles_of_a_block(height, rows * steps, _BLOCK_SHARE_OF_WINDOWS if feeding_windows(anchor) else _BLOCK_SHARE)
+    return TilePlan(height, depth, min(tiles * height, rows), shares_rows)
 
 
 def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: TilePlan) -> te.Schedule:
@@ -105,6 +173,8 @@ def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, 
     s, out = te.create_schedule([o.op for o in outs]), outs[0]
     windows, pads = feeding_windows(anchor), feeding_pads(outs, anchor)
     inline_injective(s, outs, keep=[anchor, *windows, *pads])
+    if plan.window is not None:
+        s[windows.pop()].compute_inline()
     for pad in pads:
         schedule_pad(s, pad, target)
     sums = local_accumulator(s, anchor, out)
@@ -115,7 +185,7 @@ def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, 
     s[sums].reorder(m, n, k)
     panel, steps = panel_width(anchor), constant_size([extent_of(k)])
     tiles = -(-(plan.block or _DYNAMIC_ROWS) // plan.height) if constant_size(sums.shape[-1:]) > panel else 0
-    s[sums].tensorize(m, _multiply(anchor.attrs["form"], plan.height, panel, steps, plan.depth, tiles))
+    s[sums].tensorize(m, _multiply(anchor.attrs["form"], plan.height, panel, steps, plan.depth, tiles, plan.window))
     for op in windows:
         if plan.shares_rows:
             vectorize_windows(s, op, target)
@@ -150,26 +220,31 @@ def _loops(
 
 
 @cache
-def _multiply(form: str, rows: int, width: int, steps: int, depth: int, tiles: int) -> te.TensorIntrin:
+def _multiply(
+    form: str, rows: int, width: int, steps: int, depth: int, tiles: int, window: _Window | None
+) -> te.TensorIntrin:
     """`rows` rows, up to 32, times a panel of `width`, 16 or 32, `depth` of the `steps` at a time.
 
-    The next panel is prefetched meanwhile, in equal shares by all `tiles` of a block; 0: there is none.
+    The next panel is prefetched meanwhile, in equal shares by all `tiles` of a block; 0: there is none. Rows may be
+    a `window` of an image each.
     """
-    left = te.placeholder((rows, steps), "int32", name="left")
+    left = te.placeholder((rows, steps) if window is None else window.image(rows), "int32", name="left")
     right = te.placeholder((1, steps, width), "int32", name="right")
     k = te.reduce_axis((0, steps), name="k")
 
     def element(m: Any, n: Any) -> PrimExpr:
-        return te.sum(DOTS[form](left(m, k), right(n // width, k, n % width)), axis=k)
+        x = left(m, k) if window is None else left(*window.place(m, k))
+        return te.sum(DOTS[form](x, right(n // width, k, n % width)), axis=k)
 
     result = te.compute((rows, width), element, name="product")
     binds = {t: _strided(t) for t in (left, right, result)}
 
     def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         (left, right), (sums,) = inputs, outputs
-        return _product(_INSTRUCTIONS[form], left, right, sums, depth, tiles)
+        return _Product(_INSTRUCTIONS[form], rows, left, right, sums, depth, tiles, window).stmt()
 
-    return te.decl_tensor_intrin(result.op, emit, f"multiply_{form}_{rows}x{width}x{steps}", binds=binds)
+    name = f"multiply_{form}_{rows}x{width}x{steps}"
+    return te.decl_tensor_intrin(result.op, emit, name, binds=binds)
 
 
 def _strided(tensor: te.Tensor) -> Buffer:
@@ -177,34 +252,73 @@ def _strided(tensor: te.Tensor) -> Buffer:
     return decl_buffer(tensor.shape, str(tensor.dtype), tensor.name, strides=strides, elem_offset=Var("offset"))
 
 
-def _product(instruction: str, left: Buffer, right: Buffer, sums: Buffer, depth: int, tiles: int) -> Stmt:
-    """Tiles 0 to 3 are sums, 4 and 5 of the left operand, 6 and 7 of the right."""
-    (rows, steps), width = [constant_size([d]) for d in left.shape], constant_size(right.shape[-1:])
-    upper = rows if rows <= _ROWS else -(-rows // 2)
-    heights, halves = {0: upper, upper: rows - upper} if upper < rows else {0: rows}, range(width // _LANES)
-    shapes, line = [(0, 0)] * 8, _LANES * _WORD_BYTES
-    chunk = Var("chunk")
-    k = chunk * depth
-    stores, update = list[Stmt](), list[Stmt]()
-    for a, (first, height) in enumerate(heights.items()):
-        shapes[4 + a] = (height, _WORD_BYTES * depth)
-        update.append(_call("amx_load", 4 + a, _address(left, first, k), _row_stride(left)))
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """The statements of a pair of tiles of `rows` rows: tiles 0 to 3 are sums, 4 and 5 of the left operand, 6 and 7 of
+    the right."""
+
+    instruction: str
+    rows: int
+    left: Buffer
+    right: Buffer
+    sums: Buffer
+    depth: int
+    tiles: int
+    window: _Window | None
+
+    def stmt(self) -> Stmt:
+        upper = self.rows if self.rows <= _ROWS else -(-self.rows // 2)
+        heights = {0: upper, upper: self.rows - upper} if upper < self.rows else {0: self.rows}
+        steps, width = [constant_size([d]) for d in self.right.shape[1:]]
+        run = steps if self.window is None else self.window.run
+        halves = range(width // _LANES)
+        shapes, line = [(0, 0)] * 8, _LANES * _WORD_BYTES
+        part, chunk = Var("part"), Var("chunk")
+        k = part * run + chunk * self.depth
+        stores, update = list[Stmt](), list[Stmt]()
+        for a, (first, height) in enumerate(heights.items()):
+            shapes[4 + a] = (height, _WORD_BYTES * self.depth)
+            update.append(_call("amx_load", 4 + a, self._place(first, part, chunk * self.depth), self._row_stride()))
+            for b in halves:
+                shapes[2 * a + b] = (height, line)
+                sums = _address(self.sums, first, b * _LANES)
+                stores.append(_call("amx_store", 2 * a + b, sums, _row_stride(self.sums)))
         for b in halves:
-            shapes[2 * a + b] = (height, line)
-            stores.append(_call("amx_store", 2 * a + b, _address(sums, first, b * _LANES), _row_stride(sums)))
-    for b in halves:
-        shapes[6 + b] = (depth, line)
-        update.append(_call("amx_load", 6 + b, _address(right, 0, k, b * _LANES), _row_stride(right)))
-        update += [_call(instruction, 2 * a + b, 4 + a, 6 + b) for a in range(len(heights))]
-    if tiles:
-        tile = floormod(floordiv(left.elem_offset, rows * steps), tiles)
-        update += _fetch_next(right, tile * (steps // depth) + chunk, -(-depth * len(halves) // tiles))
-    return seq(
-        _call("amx_configure", *[n for shape in shapes for n in shape]),
-        *[_call("amx_zero", 2 * a + b) for a in range(len(heights)) for b in halves],
-        For(chunk, const(0), const(steps // depth), ForKind.SERIAL, seq(*update)),
-        *stores,
-    )
+            shapes[6 + b] = (self.depth, line)
+            right = _address(self.right, 0, k, b * _LANES)
+            update.append(_call("amx_load", 6 + b, right, _row_stride(self.right)))
+            update += [_call(self.instruction, 2 * a + b, 4 + a, 6 + b) for a in range(len(heights))]
+        if self.tiles:
+            step = self._tile() * (steps // self.depth) + part * (run // self.depth) + chunk
+            update += _fetch_next(self.right, step, -(-self.depth * len(halves) // self.tiles))
+        return seq(
+            _call("amx_configure", *[n for shape in shapes for n in shape]),
+            *[_call("amx_zero", 2 * a + b) for a in range(len(heights)) for b in halves],
+            _serial(part, steps // run, _serial(chunk, run // self.depth, seq(*update))),
+            *stores,
+        )
+
+    def _place(self, row: int, part: PrimExpr, k: PrimExpr) -> PrimExpr:
+        """The address of word `k` of a contiguous part of a row."""
+        if self.window is None:
+            return _address(self.left, row, k)
+        line, pixel, _ = self.window.place(row, part * self.window.run)
+        return _address(self.left, line, pixel, k)
+
+    def _row_stride(self) -> PrimExpr:
+        return _row_stride(self.left) * (1 if self.window is None else self.window.stride)
+
+    def _tile(self) -> PrimExpr:
+        """The number of the pair of tiles in its block, at least of the first image."""
+        place = self.left.elem_offset
+        if self.window is None:
+            return floormod(floordiv(place, constant_size(self.left.shape)), self.tiles)
+        assert self.left.strides is not None
+        return floormod(floordiv(place, self.rows * self.window.stride * convert(self.left.strides[-2])), self.tiles)
+
+
+def _serial(variable: Var, extent: int, body: Stmt) -> Stmt:
+    return For(variable, const(0), const(extent), ForKind.SERIAL, body)
 
 
 def _fetch_next(right: Buffer, step: PrimExpr, lines: int) -> list[Stmt]:
