@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from relayc import te
 from relayc.te.errors import CompileError
+from relayc.te.ir.decisions import note
 
 if TYPE_CHECKING:
     from relayc.backend.target import Target
@@ -142,4 +143,5 @@ def schedules_for(outs: list[te.Tensor], target: Target) -> Iterator[te.Schedule
     for entry, anchor in ranked:
         if id(entry.function) not in tried:
             tried.add(id(entry.function))
+            note("schedule", "default" if entry is default else anchor.tag, at=entry.function, operation=anchor.name)
             yield entry.function(outs, anchor, target)

@@ -59,11 +59,16 @@ class Config:
             count += 1
             knob = Knob(f"{name}#{count}", default, knob.candidates)
         self.knobs[knob.name] = knob
-        value = self.values.get(knob.name, default)
-        known = value in knob.candidates and type(value) is type(default)
-        if not known or self.defaults.get(knob.name, default) != default:
-            return default
-        return value  # type: ignore[return-value]
+        return self._value(knob)  # type: ignore[return-value]
+
+    def _value(self, knob: Knob) -> Value:
+        value = self.values.get(knob.name, knob.default)
+        known = value in knob.candidates and type(value) is type(knob.default)
+        return value if known and self.defaults.get(knob.name, knob.default) == knob.default else knob.default
+
+    def chosen(self) -> list[tuple[Knob, Value]]:
+        """The parameters chosen so far, with their values."""
+        return [(knob, self._value(knob)) for knob in self.knobs.values()]
 
     def __enter__(self) -> Config:
         self._tokens.append(Config._current.set(self))

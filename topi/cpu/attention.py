@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, first_of
 from relayc.topi.cpu.common import parallel, vectorize_panel
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.lane_sums import sum_rows
@@ -73,10 +74,20 @@ def schedule_blocked_attention(outs: list[te.Tensor], anchor: te.Operation, targ
 
 def _schedule_of(rows: int, depth: te.Dim, target: Target) -> Callable[..., te.Schedule]:
     """The schedule for so many rows: keys and values are packed where each is used often enough."""
-    whole = isinstance(depth, int) and depth % vector_lanes(target) == 0
-    if whole and rows <= target.vector_registers // 2:
-        return _batched_rows
-    return _one_by_one if rows <= _MOST_SINGLE_ROWS else _in_blocks
+    lanes, most = vector_lanes(target), target.vector_registers // 2
+
+    def batched() -> Callable[..., te.Schedule] | Refused:
+        if not isinstance(depth, int) or depth % lanes:
+            return Refused(f"a row of queries has {depth} elements, not whole vectors of {lanes}")
+        return _batched_rows if rows <= most else Refused(f"{rows} rows exceed {most} registers, half of them")
+
+    def one_by_one() -> Callable[..., te.Schedule] | Refused:
+        few = rows <= _MOST_SINGLE_ROWS
+        return _one_by_one if few else Refused(f"{rows} rows use keys and values often enough to pack them")
+
+    return first_of("attention", (
+        ("batched rows", batched), ("one row at a time", one_by_one), ("blocks of rows", lambda: _in_blocks)
+    ))  # fmt: skip
 
 
 def _heads_of_a_group(out: te.Tensor, score: te.Tensor) -> int:

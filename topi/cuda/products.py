@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir.decisions import note
 from relayc.topi.cuda.contraction import Contraction, contraction_of
 from relayc.topi.cuda.cost import Gpu
 from relayc.topi.cuda.depthwise import schedule_direct
@@ -62,6 +63,7 @@ def schedule_contraction(s: te.Schedule, out: te.Tensor, c: Contraction, target:
 
 def schedule_tile(s: te.Schedule, out: te.Tensor, c: Contraction, plan: Plan, target: Target) -> None:
     """Schedule contraction `c` of `s` by a plan."""
+    note("tiles", type(plan.tile).__name__, plan.tile, cycles=plan.cycles, split_k=plan.parts)
     if plan.parts > 1:
         out, c = split_depth(s, out, c, plan.parts, target)
     if isinstance(plan.tile, MmaTile):

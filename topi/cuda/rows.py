@@ -19,6 +19,7 @@ from typing import Any
 
 from relayc import te
 from relayc.te.ir import post_order
+from relayc.te.ir.decisions import note
 from relayc.te.tir import Dim, PrimExpr, ProducerLoad, Var, as_int, product
 from relayc.te.tir.expr import Add, Mul
 from relayc.topi.cuda.common import block_axis, thread_axis
@@ -176,10 +177,15 @@ def plan_rows(gpu: Gpu, rows: int, columns: Dim, itemsize: int, *, along_memory:
 
     `hold`: is every column needed more than once, so that it is worth a register?
     """
+    plan = _plan_along(gpu, rows, columns, itemsize, hold) if along_memory else _plan_across(gpu, rows, columns, hold)
+    note("rows", "threads along a row" if along_memory else "adjacent threads on adjacent rows", plan)
+    return plan
+
+
+def _plan_along(gpu: Gpu, rows: int, columns: Dim, itemsize: int, hold: bool) -> Plan:
+    """Plan with adjacent threads on adjacent columns."""
     known = as_int(columns)
     length = constant_size([columns])
-    if not along_memory:
-        return _plan_across(gpu, rows, known, hold)
     lanes = 1 if known is None else math.gcd(VECTOR_BYTES // itemsize, max(known, 1))
     many_rows = rows >= 2 * gpu.processors
     each = max(MAX_REGISTERS // lanes, 1) if hold else 2 * _CHUNKS
@@ -196,16 +202,17 @@ def plan_rows(gpu: Gpu, rows: int, columns: Dim, itemsize: int, *, along_memory:
     )  # fmt: skip
 
 
-def _plan_across(gpu: Gpu, rows: int, columns: int | None, hold: bool) -> Plan:
+def _plan_across(gpu: Gpu, rows: int, columns: Dim, hold: bool) -> Plan:
     """Plan with adjacent threads on adjacent rows; several threads take one row when there are too few rows."""
     wanted = gpu.processors * gpu.limits.threads_per_sm // 2
-    length = (1 << 16) if columns is None else columns
+    known = as_int(columns)
+    length = (1 << 16) if known is None else known
     threads = min(power_of_two(wanted // max(rows, 1)), power_of_two(length // _CHUNKS), gpu.limits.warp)
     block = max(gpu.limits.warp, _SMALL_BLOCK // threads)
     across = min(block, max(gpu.limits.warp // threads, _round_up_power(rows)))
     chunks = max(math.ceil(length / threads), 1)
-    registers = hold and columns is not None and chunks <= MAX_REGISTERS
-    return Plan(across, threads, chunks, 1, registers, False, columns is not None and length % threads == 0)
+    registers = hold and known is not None and chunks <= MAX_REGISTERS
+    return Plan(across, threads, chunks, 1, registers, False, known is not None and length % threads == 0)
 
 
 def _rows_of_block(gpu: Gpu, rows: int, threads: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir.decisions import note
 from relayc.topi.cpu.common import local_accumulator, operands, parallel_outer
 from relayc.topi.cpu.convolution.group_plan import GroupedWindows, plan_group_tile
 from relayc.topi.cpu.convolution.windows import feeding_pads, schedule_pad
@@ -46,6 +47,7 @@ def schedule_conv_across_groups(outs: list[te.Tensor], anchor: te.Operation, tar
     target = at_precision_of(target, anchor.output(0).dtype)
     out, lanes, windows = outs[0], vector_lanes(target), _windows(anchor)
     tile = plan_group_tile(target, windows)
+    note("tiles", "vectors across groups", tile)
     pads = feeding_pads(outs, anchor)
     inline_injective(s, outs, keep=[anchor, *pads])
     for pad in pads:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir.decisions import first_of
 from relayc.topi.cpu.convolution.windows import feeding_pads, feeding_windows, schedule_pad, schedule_windows
 from relayc.topi.cpu.products.amx import plan_tiles, schedule_tiles
 from relayc.topi.cpu.products.matmul import tile_product
@@ -34,8 +35,13 @@ def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     """
     target = at_precision_of(target, anchor.output(0).dtype)
     tiles = plan_tiles(outs[0], anchor, target)
-    if tiles is not None:
-        return schedule_tiles(outs, anchor, target, tiles)
+    return first_of("convolution", (
+        ("AMX tiles", lambda: schedule_tiles(outs, anchor, target, tiles) if tiles else tiles),
+        ("register tiles", lambda: _in_register_tiles(outs, anchor, target)),
+    ))  # fmt: skip
+
+
+def _in_register_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
     s = _tiled(outs, anchor, target, plan)
     if not all(isinstance(d, int) for d in outs[0].shape[:-1]):

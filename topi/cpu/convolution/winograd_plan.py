@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from relayc.te.ir.decisions import note
 from relayc.topi.cpu.tiling import (
     CACHE_BYTES_PER_CYCLE,
     CORES_OF_MEMORY,
@@ -134,7 +135,9 @@ def plan_winograd(
     if panel is None:
         return plans[0]
     found = choose(name, str(plans[0]), [str(plan) for plan in plans[:_CONSIDERED]])
-    return next(plan for plan in plans if str(plan) == found)
+    plan = next(plan for plan in plans if str(plan) == found)
+    note("tiles", "Winograd", plan)
+    return plan
 
 
 def winograd_pays(

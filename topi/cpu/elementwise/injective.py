@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir import post_order
+from relayc.te.ir.decisions import Refused, first_of, note, or_refused
 from relayc.te.tir import Call, FloatImm, FloorMod, IntImm, PrimExpr, ProducerLoad, Select, Var, as_int
 from relayc.topi.cpu.accesses import conditions, reads
 from relayc.topi.cpu.common import parallel_outer
@@ -208,7 +209,8 @@ class _OutputSchedule:
 
     `flat`: shapes don't matter. `strided`: the axis along which a large input is contiguous, if that is not the last
     one; `transpose`: how tiles of both are transposed in registers. `rows`: rows of an input in another order. `line`:
-    the stage whose lines are buffered for several results. `unrolled`: the unrolled loop over vectors.
+    the stage whose lines are buffered for several results. `unrolled`: the unrolled loop over vectors. `written`: the
+    output, or the stage that stores it; `is_buffered`, `is_transposed`: whether those schedules were chosen.
     """
 
     def __init__(
@@ -231,39 +233,70 @@ class _OutputSchedule:
         self.rows = PackedRows.of(out, target) if moves_data else None
         self.tiles = self._permuted() if moves_data and self.transpose is None else None
         self.unrolled: te.IterVar | None = None
+        self.written, self.is_buffered, self.is_transposed = out, False, False
         self.work = constant_size(out.shape) * (cost if self.strided is None else max(cost, _STRIDED_COST))
 
     def schedule(self) -> bool:
         """Choose the loops; returns whether there are in-register transposes along dynamic axes."""
-        s, out, dynamic_tiles, buffered = self.s, self.out, False, False
-        in_place, lines_per_vector = self.strided is None and self.rows is None and not self.flat, 0
-        if in_place and self.repeats:
-            lines_per_vector = lines_of_vectors(out)
-        elif in_place and self.by_one and self.line is None and places_are_known(out):
-            lines_per_vector = lines_of_vectors(out, least=FEWEST_LINES)
-        if self.tiles is not None:
-            loops = self.tiles.apply(s)
-        elif lines_per_vector:
-            loops = vectorize_lines(s, out, lines_per_vector, self.target)
-            prefetch_where_masked(s, out, loops[-1], lines_per_vector * constant_size(out.shape[-1:]), self.target)
-        elif self._is_short() and (self.rows is None or self.rows.axes_of_row == 1):
-            loops = self._interleave()
-        elif self.rows is not None and (self.strided is not None or self.line is None):
-            loops = self.rows.apply(s)
-        elif self.transpose is not None:
-            dynamic_tiles = not all(isinstance(d, int) for d in (self.transpose.rows, self.transpose.columns))
-            loops = tile_transposed(s, self.transpose, self.target, self.vectors * self.lanes)
-        elif self.line is not None:
-            buffered, loops = True, _vectorize_between_borders(s, out, self.lanes)[:-1]
-        else:
-            out, loops = self._in_order()
+        s, out = self.s, self.out
+        loops = first_of("elementwise", (
+            ("permuted tiles", self._tiled), ("several lines in a vector", self._several_lines),
+            ("interleaved", self._interleaved), ("packed rows", self._packed_rows),
+            ("transposed in registers", self._transposed), ("buffered line", self._buffered_line),
+            ("in order", self._in_order),
+        ))  # fmt: skip
+        out, buffered = self.written, self.is_buffered
         _, *inside = parallel = parallel_outer(s, out, loops, self.work, self.target)
         if buffered and self.line is not None:
             buffer_line(s, self.line, out, parallel[-1], self.target)
         for loop in inside:
             if loop is self.unrolled:
                 s[out].unroll(loop)
-        return dynamic_tiles
+        sides = () if self.transpose is None else (self.transpose.rows, self.transpose.columns)
+        return self.is_transposed and not all(isinstance(d, int) for d in sides)
+
+    def _tiled(self) -> list[te.IterVar] | Refused:
+        if self.tiles is not None:
+            return self.tiles.apply(self.s)
+        return Refused("the input is in order or transposed, or the caches hold the output, or pieces are short")
+
+    def _several_lines(self) -> list[te.IterVar] | Refused:
+        s, out = self.s, self.out
+        in_place, lines_per_vector = self.strided is None and self.rows is None and not self.flat, 0
+        if in_place and self.repeats:
+            lines_per_vector = lines_of_vectors(out)
+        elif in_place and self.by_one and self.line is None and places_are_known(out):
+            lines_per_vector = lines_of_vectors(out, least=FEWEST_LINES)
+        if not lines_per_vector:
+            return Refused("lines are long, or elements don't depend on their place in them")
+        loops = vectorize_lines(s, out, lines_per_vector, self.target)
+        prefetch_where_masked(s, out, loops[-1], lines_per_vector * constant_size(out.shape[-1:]), self.target)
+        return loops
+
+    def _interleaved(self) -> list[te.IterVar] | Refused:
+        if not self._is_short():
+            return Refused("no large input is contiguous along the dimension before the last, or the last one is long")
+        if self.rows is not None and self.rows.axes_of_row > 1:
+            return Refused("rows of several dimensions are packed")
+        return self._interleave()
+
+    def _packed_rows(self) -> list[te.IterVar] | Refused:
+        if self.rows is None or (self.strided is None and self.line is not None):
+            return Refused("the caches hold the output, or its rows aren't those of one large input in another order")
+        return self.rows.apply(self.s)
+
+    def _transposed(self) -> list[te.IterVar] | Refused:
+        if self.transpose is None:
+            along = "no large input is contiguous along another dimension than the last"
+            return Refused(along if self.strided is None else "the transposed matrices are smaller than a block")
+        self.is_transposed = True
+        return tile_transposed(self.s, self.transpose, self.target, self.vectors * self.lanes)
+
+    def _buffered_line(self) -> list[te.IterVar] | Refused:
+        if self.line is None:
+            return Refused("no line of an input serves several results")
+        self.is_buffered = True
+        return _vectorize_between_borders(self.s, self.out, self.lanes)[:-1]
 
     def _permuted(self) -> PermutedTiles | None:
         """Return permuted tiles, if vectors of the output would otherwise be gathered from elements or pairs."""
@@ -292,27 +325,37 @@ class _OutputSchedule:
         extent, lanes = constant_size(out.shape[-2:]), self.lanes * constant_size(out.shape[-1:])
         return [*outer, vectorize_elements(s, out, s[out].fuse(rows, columns), extent, lanes)]
 
-    def _in_order(self) -> tuple[te.Tensor, list[te.IterVar]]:
-        """Vectorise the last axis. Returns the output, a new one if its lines are packed first, and its outer loops."""
-        if self.strided is not None:
-            by_lines = tile_by_lines(self.s, self.out, self.strided, VECTORS * self.lanes, self.target)
-            if by_lines is not None:
-                return self.out, by_lines
+    def _in_order(self) -> list[te.IterVar]:
+        """Vectorise the last axis; returns the outer loops. What is `written` is a new stage if lines are packed first.
+        """
+        return first_of("lines", (
+            ("tiles of cache lines", self._tile_by_lines), ("vectorized", self._vectorize_lines)
+        ))  # fmt: skip
+
+    def _tile_by_lines(self) -> list[te.IterVar] | Refused:
+        if self.strided is None:
+            return Refused("large inputs are contiguous along the last dimension")
+        by_lines = tile_by_lines(self.s, self.out, self.strided, VECTORS * self.lanes, self.target)
+        return or_refused(by_lines, "the caches hold the output, or its rows are whole cache lines, short, or many")
+
+    def _vectorize_lines(self) -> list[te.IterVar]:
         axes, extent = self._axes()
         bordered = self.strided is None and constant_size([extent]) >= 4 * self.lanes and _has_borders(self.out)
         packs = self.alone and self.strided is None and (bordered or (not self.flat and self.vectors == VECTORS))
         packed = PackedLines.of(self.out, self.target) if packs else None
+        how = "flat" if self.flat else "by lines" if packed is None else "packed lines"
+        note("vectors", how, lanes=self.lanes, vectors=self.vectors, borders=bordered)
         if packed is None:
             bounded = bordered and _vectorize_between_borders(self.s, self.out, self.lanes)
-            return self.out, bounded or self._vectorize(self.out, axes, extent)
-        out, chunks, lines = packed.apply(self.s)
+            return bounded or self._vectorize(self.out, axes, extent)
+        self.written, chunks, lines = packed.apply(self.s)
         if bordered:
             _vectorize_between_borders(self.s, lines, self.lanes)
         else:
             self._vectorize(lines, self.s[lines].op.axis, extent)
         if self.unrolled is not None:
             self.s[lines].unroll(self.unrolled)
-        return out, chunks
+        return chunks
 
     def _axes(self) -> tuple[list[te.IterVar], te.Dim]:
         """Return the axes, fused where shapes don't matter, and the length of the last."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, Serves, serves_if
 from relayc.topi.cpu.column_blocks import (
     are_stored_by_lines,
     are_whole_lines,
@@ -40,19 +41,21 @@ _SHARE_OF_REGISTERS = 4
 """Divisor of the vector registers: how many hold sums of squares; as many hold means."""
 
 
-def is_worth_copying(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> bool:
+def is_worth_copying(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> Serves | Refused:
     """True for a norm along a strided axis whose rows exceed the caches or conflict in them, while a block fits L2."""
     out, axis = outs[0], int(anchor.attrs["axis"])
     known = all(isinstance(d, int) for d in out.shape)
     if len(outs) > 1 or anchor.tag not in ("standardize", "l2_normalize") or not known or out.dtype.nbytes < 4:
-        return False
+        return Refused("no norm of one result of a static shape, in at least 32 bits")
     x, rows = elements_of(anchor), constant_size(out.shape[axis : axis + 1])
     if uses_reduction(x.op) or rows * _BLOCK_BYTES * _SHARE_OF_L2 > target.cache_bytes.l2:
-        return False
+        return Refused(f"elements are reduced ones, or {rows} rows of {_BLOCK_BYTES} bytes exceed half of L2")
     large = rows > _FEW_ROWS and is_beyond_caches(out, target)
     several = constant_size(out.shape[axis + 1 :]) * out.dtype.nbytes >= 2 * _BLOCK_BYTES
     by_lines = are_stored_by_lines(out, axis, target) or are_whole_lines(out, axis)
-    return several and by_lines and (large or have_set_conflicts(out, axis))
+    if not several or not by_lines:
+        return Refused("rows are shorter than two blocks, or are not stored by whole cache lines")
+    return serves_if(large or have_set_conflicts(out, axis), "the caches hold the rows, without set conflicts")
 
 
 def with_cached_input(s: te.Schedule, outs: list[te.Tensor], anchor: te.Operation) -> te.Operation:

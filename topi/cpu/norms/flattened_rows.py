@@ -7,6 +7,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.ir.decisions import Refused
 from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.elements import element_cost, elements_per_step, vectorize_elements
@@ -67,14 +68,17 @@ class FlattenedRows:
     together: int = 1
 
     @staticmethod
-    def of(shape: Sequence[te.Dim], target: Target, most: int = _MOST_ELEMENTS) -> FlattenedRows | None:
-        """Flatten the rows of a tensor; None if rows exceed `most` elements, are fewer than lanes, or are dynamic."""
+    def of(shape: Sequence[te.Dim], target: Target, most: int = _MOST_ELEMENTS) -> FlattenedRows | Refused:
+        """Flatten the rows of a tensor; refused if rows exceed `most` elements, are fewer than lanes, or are dynamic.
+        """
         *rows, length = shape
         lanes = vector_lanes(target)
-        if not all(isinstance(d, int) for d in shape) or not rows or constant_size(rows[-1:]) < lanes:
-            return None
+        if not all(isinstance(d, int) for d in shape):
+            return Refused("the shape is dynamic")
+        if not rows or constant_size(rows[-1:]) < lanes:
+            return Refused(f"fewer adjacent rows than the {lanes} lanes of a vector")
         found = FlattenedRows(tuple(rows), constant_size([length]), lanes, target)
-        return found if found.length <= most else None
+        return found if found.length <= most else Refused(f"rows of {found.length} elements exceed {most}")
 
     def of_results(self, out: te.Tensor, times: int) -> FlattenedRows:
         """Take as many lines as fill whole cache lines of results, times `times`, if stores are non-temporal."""
@@ -155,15 +159,17 @@ class FlattenedSoftmax:
     line: FlattenedRows
 
     @staticmethod
-    def of(anchor: te.Operation, outs: Sequence[te.Tensor], target: Target) -> FlattenedSoftmax | None:
-        """Match a softmax kernel; None where rows are long or few, or the result has another shape."""
+    def of(anchor: te.Operation, outs: Sequence[te.Tensor], target: Target) -> FlattenedSoftmax | Refused:
+        """Match a softmax kernel; refused where rows are long or few, or the result has another shape."""
         if len(outs) > 1 or not isinstance(anchor, te.ComputeOp) or not can_be_unshifted(anchor):
-            return None
+            return Refused("no softmax of one result whose exponentials can be unshifted")
         result = anchor.output(0)
         line = FlattenedRows.of(result.shape, target)
         floats = stages_of(anchor)[0].dtype.nbytes == _FLOAT_BYTES
-        if line is None or not floats or outs[0].shape != result.shape:
-            return None
+        if not line:
+            return line
+        if not floats or outs[0].shape != result.shape:
+            return Refused("statistics are not float32, or the result of the kernel has another shape than the softmax")
         return FlattenedSoftmax(anchor, outs[0], line.of_results(outs[0], 1 if is_logarithm(anchor) else _LINE_FACTOR))
 
     def _is_in_memory_order(self, op: te.Operation) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, Serves, note, serves_if
+from relayc.topi.candidates import Candidate, schedule_by
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import rows_use_nontemporal_stores, vectorize_rows
@@ -66,30 +68,77 @@ _WIDE_BYTES = 4
 def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Compute statistics of a row and the elementwise steps that use them, row by row while it is in L1.
 
-    The anchor's attribute "axis" is the first dimension of a row, which has all dimensions from there on. A softmax or
-    L2 norm along a single dimension that is not the last goes to `schedule_strided_axis`.
+    The anchor's attribute "axis" is the first dimension of a row, which has all dimensions from there on.
     """
     if "axis" not in anchor.attrs:
         return schedule_stagewise(outs, anchor, target)
-    s = te.create_schedule([out.op for out in outs])
-    out = outs[0]
-    lanes = vector_lanes(target)
+    return schedule_by(_CANDIDATES, outs, anchor, target)
+
+
+def _by_moments(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
     first = int(anchor.attrs["axis"])
-    if anchor.tag == "layer_norm" and len(outs) == 1 and _rows_exceed_caches(anchor.output(0), first, target):
-        return _schedule_by_moments(s, anchor, first, target)
-    if first != len(anchor.axis) - 1 and _reduces_one_axis(anchor):
-        return schedule_strided_axis(s, outs, anchor, target)
-    together = _multi_row_kernel(outs, anchor, target) if first == len(anchor.axis) - 1 else None
-    if together is not None:
-        return together.schedule()
+    if anchor.tag != "layer_norm" or len(outs) > 1:
+        return Refused("only a layer norm, of one result, is computed from moments of parts of a row")
+    exceed = _rows_exceed_caches(anchor.output(0), first, target)
+    return _schedule_by_moments(te.create_schedule([outs[0].op]), anchor, first, target) if exceed else exceed
+
+
+def _strided(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
+    if int(anchor.attrs["axis"]) == len(anchor.axis) - 1:
+        return Refused("rows are the last dimension, contiguous in memory")
+    if not _reduces_one_axis(anchor):
+        return Refused("rows span several dimensions")
+    return schedule_strided_axis(te.create_schedule([out.op for out in outs]), outs, anchor, target)
+
+
+def _flattened(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
+    if int(anchor.attrs["axis"]) != len(anchor.axis) - 1:
+        return Refused("rows are not the last dimension alone")
+    flat = FlattenedSoftmax.of(anchor, outs, target)
+    if not flat:
+        return flat
+    fewest = _FEWEST_OF_LOGARITHM if is_logarithm(anchor) else _FEWEST_FLATTENED
+    if flat.line.length < fewest and TransposedRows.of(anchor, outs, target):
+        return Refused(f"rows of {flat.line.length} elements, fewer than {fewest}, are faster transposed in registers")
+    return flat.schedule()
+
+
+def _transposed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
+    if int(anchor.attrs["axis"]) != len(anchor.axis) - 1:
+        return Refused("rows are not the last dimension alone")
+    transposed = TransposedRows.of(anchor, outs, target)
+    return transposed.schedule() if transposed else transposed
+
+
+def _kept_stages(
+    outs: list[te.Tensor], anchor: te.Operation, target: Target
+) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
+    """The stages of the group, and those in front of the anchor that are computed once for a row, and kept."""
+    out, first = outs[0], int(anchor.attrs["axis"])
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
-    before, behind = split_at(stages, anchor)
     row_bytes = constant_size(out.shape[first:]) * max(out.dtype.nbytes, 4)
     in_l1 = all(isinstance(d, int) for d in out.shape[first:]) and row_bytes <= target.cache_bytes.l1 // 4
-    kept = [op for op in before if is_worth_keeping(op, stages, anchor, in_l1=in_l1)]
+    before = split_at(stages, anchor)[0]
+    return stages, [op for op in before if is_worth_keeping(op, stages, anchor, in_l1=in_l1)]
+
+
+def _in_two_passes(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
+    long = _are_long(outs[0], anchor, target)
+    if not long:
+        return long
+    if len(outs) > 1 or _kept_stages(outs, anchor, target)[1]:
+        return Refused("the kernel has several results, or keeps values of a row that two passes would compute twice")
+    s = te.create_schedule([outs[0].op])
     clamp_logarithm(s, anchor)
-    if not kept and len(outs) == 1 and _are_long(out, anchor, target):
-        return _softmax_in_two_passes(s, anchor, first, target)
+    return _softmax_in_two_passes(s, anchor, int(anchor.attrs["axis"]), target)
+
+
+def _row_by_row(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    s = te.create_schedule([out.op for out in outs])
+    out, lanes, first = outs[0], vector_lanes(target), int(anchor.attrs["axis"])
+    stages, kept = _kept_stages(outs, anchor, target)
+    before, behind = split_at(stages, anchor)
+    clamp_logarithm(s, anchor)
     speculative = can_be_unshifted(anchor) and first > 0  # the sum of a single row has no loop to attach to
     if speculative:  # a single pass reads the input
         kept = []
@@ -111,7 +160,18 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     length = constant_size([extent_of(a) for a in axes[first:]])
     always = anchor.tag == "softmax" or rows_use_nontemporal_stores(out, constant_size(out.shape[-1:]), target)
     prefetch_next_rows(s, out, busy[-1], length, target, always=always)
+    note("rows at a time", str(together), kept=len(kept), speculative=speculative, row=length)
     return s
+
+
+_CANDIDATES: tuple[Candidate, ...] = (
+    ("moments of parts", _by_moments),
+    ("strided axis", _strided),
+    ("flattened rows", _flattened),
+    ("transposed rows", _transposed),
+    ("two passes", _in_two_passes),
+    ("row by row", _row_by_row),
+)
 
 
 def _speculate_rows(s: te.Schedule, anchor: te.Operation, first: int, lanes: int) -> tuple[te.Tensor, te.IterVar]:
@@ -128,15 +188,6 @@ def _speculate_rows(s: te.Schedule, anchor: te.Operation, first: int, lanes: int
     speculate_sums(s, anchor, exponentials, sums)
     _vectorize_sums(s, sums, lanes)
     return exponentials, vectorize_elements(s, exponentials, exponentials.op.axis[-1], exponentials.shape[-1], lanes)
-
-
-def _multi_row_kernel(
-    outs: list[te.Tensor], anchor: te.Operation, target: Target
-) -> FlattenedSoftmax | TransposedRows | None:
-    """Choose the multi-row kernel for short rows, flattened or transposed, whichever is faster; None for others."""
-    flat, transposed = FlattenedSoftmax.of(anchor, outs, target), TransposedRows.of(anchor, outs, target)
-    fewest = _FEWEST_OF_LOGARITHM if is_logarithm(anchor) else _FEWEST_FLATTENED
-    return transposed if flat is None or (transposed is not None and flat.line.length < fewest) else flat
 
 
 def _vectorize_sums(s: te.Schedule, sums: te.Tensor, lanes: int) -> list[te.Tensor]:
@@ -161,9 +212,12 @@ def _rows_per_batch(out: te.Tensor, anchor: te.Operation, first: int, target: Ta
     return max([n for n in fitting if constant_size([rows]) % n == 0], default=1)
 
 
-def _rows_exceed_caches(rows: te.Tensor, first: int, target: Target) -> bool:
-    length, known = constant_size(rows.shape[first:]) * rows.dtype.nbytes, all(isinstance(d, int) for d in rows.shape)
-    return known and exceeds_caches(length, constant_size(rows.shape[:first]), target)
+def _rows_exceed_caches(rows: te.Tensor, first: int, target: Target) -> Serves | Refused:
+    if not all(isinstance(d, int) for d in rows.shape):
+        return Refused("the shape is dynamic")
+    length = constant_size(rows.shape[first:]) * rows.dtype.nbytes
+    exceed = exceeds_caches(length, constant_size(rows.shape[:first]), target)
+    return serves_if(exceed, f"caches hold a row of {length} bytes for a second pass, and all cores have rows")
 
 
 def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, first: int, target: Target) -> te.Schedule:
@@ -174,7 +228,7 @@ def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, first: int, targe
     return schedule_by_moments(s, anchor.output(0), norm, moments, first, target)
 
 
-def _are_long(out: te.Tensor, anchor: te.Operation, target: Target) -> bool:
+def _are_long(out: te.Tensor, anchor: te.Operation, target: Target) -> Serves | Refused:
     """True for a softmax of long rows, larger than the LLC, whose exponentials are faster recomputed than kept.
 
     Where a vector is a cache line, an exponential takes less time than the line takes to arrive, so this holds for rows
@@ -183,10 +237,13 @@ def _are_long(out: te.Tensor, anchor: te.Operation, target: Target) -> bool:
     result = anchor.output(0)
     known = all(isinstance(d, int) for d in result.shape) and anchor.attrs["axis"] == len(result.shape) - 1
     if anchor.tag != "softmax" or {result.dtype.nbytes, out.dtype.nbytes} != {_WIDE_BYTES} or not known:
-        return False
+        return Refused("no softmax of 32-bit elements along the last dimension, of a static shape")
+    if not is_streamed(result, 1, target):
+        return Refused("the last-level cache holds all rows")
     whole_lines = vector_lanes(target) * _WIDE_BYTES >= LINE_BYTES
     room = target.cache_bytes.l1 if whole_lines else target.cache_bytes.l2 // _SHARE_OF_L2
-    return is_streamed(result, 1, target) and constant_size(result.shape[-1:]) * _WIDE_BYTES > room
+    row = constant_size(result.shape[-1:]) * _WIDE_BYTES
+    return serves_if(row > room, f"a cache of {room} bytes keeps the exponentials of a row of {row} bytes")
 
 
 def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, target: Target) -> te.Schedule:

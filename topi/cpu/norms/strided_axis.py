@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, Serves, first_of, serves_if
 from relayc.topi.cpu.column_blocks import (
     are_stored_by_lines,
     are_whole_lines,
@@ -46,7 +47,8 @@ def schedule_strided_axis(s: te.Schedule, outs: list[te.Tensor], anchor: te.Oper
     """Schedule rows along a strided axis: blocks of adjacent columns, over whose lines every stage passes."""
     axis = int(anchor.attrs["axis"])
     few = _fits_in_registers(outs[0], axis, _stages_around(outs, anchor)[0], target)
-    if copied := not few and is_worth_copying(outs, anchor, target):
+    copied = Refused("registers hold a column of every row") if few else is_worth_copying(outs, anchor, target)
+    if copied:
         anchor = with_cached_input(s, outs, anchor)
     anchor = collapse_columns(s, anchor, axis, [elements_of(anchor).op] if copied else [])
     collapsed = len(anchor.axis) == axis + 2
@@ -59,21 +61,50 @@ def schedule_strided_axis(s: te.Schedule, outs: list[te.Tensor], anchor: te.Oper
             s[op].compute_inline()
     work = constant_size(out.shape) * element_cost([*before, *behind])
     largest = next((op for op in before if op.tag == "softmax_max"), None)
-    if collapsed and largest is not None and not anchor.attrs.get("log") and _is_worth_parts(out, axis, target):
+    apart = Refused("columns span dimensions that are not contiguous in all stages")
+
+    def by_parts() -> Serves | Refused:
+        if not collapsed:
+            return apart
+        if largest is None or anchor.attrs.get("log"):
+            return Refused("no softmax, or its logarithm")
+        worth = _is_worth_parts(out, axis, target)
+        if not worth:
+            return worth
         kept = any(not uses_reduction(op) for op in before)
         if lines := unshifted_block_lines(out, axis, target):
             unshifted_softmax_in_blocks(s, anchor, lines, work, target)
         else:
             softmax_by_parts(s, anchor, largest, kept, work, target)
-    elif copy is not None:
+        return True
+
+    def in_copied_blocks() -> Serves | Refused:
+        if copy is None:
+            return apart if copied else copied
         schedule_copied_blocks(s, out, axis, copy, before, work, target)
-    elif collapsed and few:
-        _schedule_in_registers(s, out, axis, before, work, target)
-    elif collapsed and _fits_in_blocks(out, axis, target):
-        _schedule_column_blocks(s, out, axis, before, work, target)
-    else:
+        return True
+
+    def in_registers() -> Serves | Refused:
+        fits = few if collapsed else apart
+        if fits:
+            _schedule_in_registers(s, out, axis, before, work, target)
+        return fits
+
+    def in_column_blocks() -> Serves | Refused:
+        fits = _fits_in_blocks(out, axis, target) if collapsed else apart
+        if fits:
+            _schedule_column_blocks(s, out, axis, before, work, target)
+        return fits
+
+    def in_blocks() -> Serves:
         columns = s[out].op.axis[axis + 1 if collapsed else -1 :]
         _schedule_blocks(s, out, axis, columns, before, work, target)
+        return True
+
+    first_of("columns", (
+        ("parts of rows", by_parts), ("copied blocks", in_copied_blocks), ("registers", in_registers),
+        ("cache lines of every row", in_column_blocks), ("blocks", in_blocks),
+    ))  # fmt: skip
     return s
 
 
@@ -84,35 +115,43 @@ def _stages_around(outs: list[te.Tensor], anchor: te.Operation) -> tuple[list[te
     return [op for op in before if uses_reduction(op) or is_worth_keeping(op, stages, anchor, in_l1=False)], behind
 
 
-def _is_worth_parts(out: te.Tensor, axis: int, target: Target) -> bool:
+def _is_worth_parts(out: te.Tensor, axis: int, target: Target) -> Serves | Refused:
     """True if splitting rows into parts pays: column blocks exceed the caches, or the results use non-temporal stores.
 
     Column blocks of other types than float32 are bound by conversions or float64 arithmetic, not by a second pass.
     """
     if not all(isinstance(d, int) for d in out.shape):
-        return False
+        return Refused("the shape is dynamic")
     length, columns = constant_size(out.shape[axis : axis + 1]), constant_size(out.shape[axis + 1 :])
     if length < _FEWEST_ROWS_OF_PARTS or columns * out.dtype.nbytes < _LEAST_BYTES_OF_PARTS:
-        return False
+        least = f"{_FEWEST_ROWS_OF_PARTS} rows of {_LEAST_BYTES_OF_PARTS} bytes"
+        return Refused(f"{length} rows of {columns * out.dtype.nbytes} bytes; parts pay from {least} on")
     streamed = are_stored_by_lines(out, axis, target)
     if len(out.shape) > axis + 2 and not are_whole_lines(out, axis):  # shorter vectors are compute-bound
         streamed = streamed and vector_lanes(target) * out.dtype.nbytes >= LINE_BYTES
     if _fits_in_blocks(out, axis, target):
-        return streamed and out.dtype.nbytes == 4
-    return streamed or not have_set_conflicts(out, axis)
+        pays = streamed and out.dtype.nbytes == 4
+        return serves_if(pays, "L2 holds column blocks, and results are not float32 in non-temporal stores")
+    return serves_if(streamed or not have_set_conflicts(out, axis), "rows have cache-set conflicts")
 
 
-def _fits_in_registers(out: te.Tensor, axis: int, before: list[te.ComputeOp], target: Target) -> bool:
+def _fits_in_registers(
+    out: te.Tensor, axis: int, before: list[te.ComputeOp], target: Target
+) -> Serves | Refused:
     """True if registers hold a vector for each element of a row, while cache-set conflicts keep caches from it.
 
     Vectors must be cache lines, with results in non-temporal stores. Kernels with more arithmetic than a softmax would
     unroll to too much code.
     """
     if not all(isinstance(d, int) for d in out.shape) or not all(uses_reduction(op) for op in before):
-        return False
+        return Refused("the shape is dynamic, or values beside the statistics are kept")
     length, line = constant_size(out.shape[axis : axis + 1]), vector_lanes(target) * out.dtype.nbytes == LINE_BYTES
     streamed = out.dtype.nbytes == 4 and are_whole_lines(out, axis) and are_stored_by_lines(out, axis, target)
-    return line and streamed and length <= target.vector_registers - _OTHER_REGISTERS and have_set_conflicts(out, axis)
+    if not line or not streamed:
+        return Refused("vectors are no cache lines, or results are no whole cache lines in non-temporal stores")
+    if length > target.vector_registers - _OTHER_REGISTERS:
+        return Refused(f"{length} rows exceed {target.vector_registers - _OTHER_REGISTERS} registers")
+    return serves_if(have_set_conflicts(out, axis), "rows have no cache-set conflicts: the caches hold them")
 
 
 def _schedule_in_registers(
@@ -138,19 +177,21 @@ def _schedule_in_registers(
     _prefetch_ahead(s, busy, line, out, axis, width, _BLOCKS_AHEAD * width)
 
 
-def _fits_in_blocks(out: te.Tensor, axis: int, target: Target) -> bool:
+def _fits_in_blocks(out: te.Tensor, axis: int, target: Target) -> Serves | Refused:
     """True if there are at least two column blocks, so small that L2 holds them and the next ones.
 
     False where all columns are one block in L2, already in order, and under cache-set conflicts along rows.
     """
     if not all(isinstance(d, int) for d in out.shape):
-        return False
+        return Refused("the shape is dynamic")
     columns, length = constant_size(out.shape[axis + 1 :]), constant_size(out.shape[axis : axis + 1])
     width = _block_width(out, target)
     if columns < 2 * width or _block_columns(out, axis, columns, target) == columns:
-        return False
-    kept = length * width * max(out.dtype.nbytes, 4)
-    return kept <= target.cache_bytes.l2 // 10 and not have_set_conflicts(out, axis)
+        return Refused(f"{columns} columns are fewer than two blocks, or one block in L2")
+    kept, room = length * width * max(out.dtype.nbytes, 4), target.cache_bytes.l2 // 10
+    if kept > room:
+        return Refused(f"a block of {kept} bytes exceeds a tenth of L2, {room} bytes")
+    return serves_if(not have_set_conflicts(out, axis), "rows have cache-set conflicts")
 
 
 def _block_width(out: te.Tensor, target: Target) -> int:

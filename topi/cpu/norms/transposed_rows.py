@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir import post_order
+from relayc.te.ir.decisions import Refused, Serves, serves_if
 from relayc.te.rewrite import map_reads
 from relayc.te.tir import PrimExpr, ProducerLoad
 from relayc.topi.cpu.accesses import reads
@@ -58,23 +59,31 @@ class TransposedRows:
     target: Target
 
     @staticmethod
-    def of(anchor: te.Operation, outs: Sequence[te.Tensor], target: Target) -> TransposedRows | None:
-        """Match a kernel of short rows; None where rows are long or few, or stages are not elementwise or row-wise."""
+    def of(anchor: te.Operation, outs: Sequence[te.Tensor], target: Target) -> TransposedRows | Refused:
+        """Match a kernel of short rows; refused where rows are long or few, or stages not elementwise or row-wise."""
         if len(outs) > 1 or not isinstance(anchor, te.ComputeOp) or len(anchor.axis) < 2:
-            return None
+            return Refused("several results, or a single row")
         stages = tuple([op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)])
         found = TransposedRows(anchor, outs[0], stages, vector_lanes(target), target)
-        return found if found._are_short() and found._are_independent() else None
+        short = found._are_short()
+        if not short:
+            return short
+        return found if found._are_independent() else Refused("a stage reads elements of other rows or columns")
 
-    def _are_short(self) -> bool:
+    def _are_short(self) -> Serves | Refused:
         result = self.anchor.output(0)
         rows, length = result.shape[-2:]
         if not isinstance(rows, int) or not isinstance(length, int) or rows < self.lanes:
-            return False
+            return Refused(f"a dynamic shape, or fewer adjacent rows than the {self.lanes} lanes of a vector")
         most = _SHORT.get(self.anchor.tag, _SHORT_OF_ONE_SUM + self.lanes)
-        short = length < most and length % (2 * self.lanes) != 0
+        if length >= most:
+            return Refused(f"rows of {length} elements; a horizontal reduction costs less from {most} on")
+        if length % (2 * self.lanes) == 0:
+            return Refused(f"rows of {length} elements are whole pairs of vectors")
         fits = block_of(self.lanes, result.dtype) <= length and bool(self._lanes_along(length))
-        return short and fits and self.lanes in transposed_vectors(self.target, result.dtype)
+        transposes = fits and self.lanes in transposed_vectors(self.target, result.dtype)
+        reason = f"no block of {self.lanes} lanes of rows of {length} elements can be transposed"
+        return serves_if(transposes, reason)
 
     def _lanes_along(self, length: int) -> list[int]:
         """Return the vector lengths that fit along a row, longest first."""

@@ -7,7 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, note
 from relayc.te.tir.substitute import substitute
+from relayc.topi.candidates import Candidate, schedule_by
 from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.common import local_accumulator, parallel
 from relayc.topi.cpu.elements import vectorize_elements
@@ -58,15 +60,33 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
 
     The anchor's attribute "axes" holds the dimensions that the window spans.
     """
+    return schedule_by(_CANDIDATES, outs, anchor, target)
+
+
+def _columns(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
+    if tuple(anchor.attrs["axes"]) != (1, 2) or len(anchor.axis) != 4 or len(outs) > 1:
+        return Refused("no images with channels last and one result")
+    return _schedule_columns(outs, anchor, target)
+
+
+def _lines(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
+    if len(anchor.axis) - 1 not in anchor.attrs["axes"] or len(outs) > 1:
+        return Refused("windows do not span the last dimension, or there are several results")
+    if not isinstance(extent_of(anchor.axis[-1]), int):
+        return Refused("the length of lines is dynamic")
+    return _schedule_lines(outs, anchor, target)
+
+
+def _dynamic_lines(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
+    if len(anchor.axis) - 1 not in anchor.attrs["axes"] or len(outs) > 1:
+        return Refused("windows do not span the last dimension, or there are several results")
+    return _schedule_dynamic_lines(outs, anchor, target)
+
+
+def _channels(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     s = te.create_schedule([out.op for out in outs])
     out = outs[0]
     lanes = vector_lanes(target)
-    if tuple(anchor.attrs["axes"]) == (1, 2) and len(anchor.axis) == 4 and len(outs) == 1:
-        return _schedule_columns(outs, anchor, target)
-    if len(anchor.axis) - 1 in anchor.attrs["axes"] and len(outs) == 1:
-        if isinstance(extent_of(anchor.axis[-1]), int):
-            return _schedule_lines(outs, anchor, target)
-        return _schedule_dynamic_lines(outs, anchor, target)
     inline_injective(s, outs, keep=[anchor, *[op for op in operations_behind(outs) if op.tag == "pad"]])
     for op in operations_behind(outs):
         if op.tag == "pad" and op is not out.op:
@@ -87,6 +107,14 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     return s
 
 
+_CANDIDATES: tuple[Candidate, ...] = (
+    ("columns of images", _columns),
+    ("lines", _lines),
+    ("lines of dynamic length", _dynamic_lines),
+    ("vectors along the last dimension", _channels),
+)
+
+
 def _schedule_columns(outs: list[te.Tensor], operation: te.Operation, target: Target) -> te.Schedule:
     """Schedule NHWC images one column at a time, with several vectors of channels.
 
@@ -104,6 +132,7 @@ def _schedule_columns(outs: list[te.Tensor], operation: te.Operation, target: Ta
         stages, operations = shared.share(s, levels), shared.combined(levels)
         rows, columns = 2 ** levels[0], max(2 ** levels[1], _NEIGHBOURS)
         vectors = -(-LINE_BYTES // (vector_lanes(target) * operation.input_tensors[0].dtype.nbytes))
+    note("windows", "shared reductions" if stages else "one by one", rows=rows, columns=columns, vectors=vectors)
     out, anchor = s.outputs[0].output(0), s[operation].op
     inline_injective(s, [out], keep=[anchor, *[s[stage].op for stage in stages]])
     accumulator = local_accumulator(s, anchor, out)

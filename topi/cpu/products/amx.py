@@ -19,6 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, note
 from relayc.te.tir import (
     Buffer,
     BufferLoad,
@@ -132,19 +133,23 @@ def _window_in_place(anchor: te.Operation) -> tuple[_Window, int] | None:
     return _Window(tuple(attrs["kernel"]), channels, across, tuple(attrs["dilation"])), height
 
 
-def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan | None:
-    """How AMX computes the product of `anchor`, up to `out`; None where it is not used."""
+def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan | Refused:
+    """How AMX computes the product of `anchor`, up to `out`; refused where it is not used."""
     order, form = StoreOrder.of(out), anchor.attrs.get("form", "fma")
-    if not has_amx(target, form) or order.is_transposed:
-        return None
+    if not has_amx(target, form):
+        return Refused(f"the target has no AMX for products in the form {form!r}")
+    if order.is_transposed:
+        return Refused("results are stored transposed")
     extents = [extent_of(axis) for axis in (*anchor.axis, *anchor.reduce_axis)]
     left = operands(anchor)[0]
     if len(extents) != 3 or left.ndim != 2 or not all(isinstance(d, int) for d in extents[1:]):
-        return None
+        return Refused("no product of two matrices of a static number of columns and steps")
     rows, columns, steps = [constant_size([d]) for d in extents]
     panel, depth = amx_panel(target, rows, columns, steps, form)
-    if panel != panel_width(anchor) or not choose("AMX", True, (True, False)):
-        return None
+    if panel != panel_width(anchor):
+        return Refused(f"panels of {panel_width(anchor)} columns; AMX takes {panel} (0: vectors are faster)")
+    if not choose("AMX", True, (True, False)):
+        return Refused("tuning found vectors faster")
     if not isinstance(extents[0], int):
         return TilePlan(2 * _ROWS, depth)
     height = min(range(1, min(2 * _ROWS, rows) + 1), key=lambda h: (math.ceil(rows / h) * (h + _TILE_ROWS), -h))
@@ -170,6 +175,7 @@ def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan
 
 def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: TilePlan) -> te.Schedule:
     """Threads share blocks of rows, or panels. The sums of a pair of tiles are in memory for the epilogue."""
+    note("tiles", "AMX", plan)
     s, out = te.create_schedule([o.op for o in outs]), outs[0]
     windows, pads = feeding_windows(anchor), feeding_pads(outs, anchor)
     inline_injective(s, outs, keep=[anchor, *windows, *pads])

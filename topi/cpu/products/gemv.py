@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, Reduce, convert
 from relayc.te.tir.substitute import substitute
+from relayc.topi.candidates import Candidate, schedule_by
 from relayc.topi.cpu.common import local_accumulator, parallel
 from relayc.topi.cpu.lane_sums import sum_rows
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
@@ -35,15 +37,27 @@ def schedule_batch_matmul(outs: list[te.Tensor], anchor: te.Operation, target: T
     holds all rows of as many columns as there are registers for.
     """
     target = at_precision_of(target, anchor.output(0).dtype)
+    return schedule_by(_CANDIDATES, outs, anchor, target)
+
+
+def _stagewise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
     rows, columns, steps = [extent_of(axis) for axis in (*anchor.axis[-2:], *anchor.reduce_axis)]
-    transpose_a, transpose_b = anchor.attrs["transpose_a"], anchor.attrs["transpose_b"]
-    if not reads_in_place(target, rows, columns, steps, transpose_a, transpose_b):
-        return schedule_stagewise(outs, anchor, target)
-    if not transpose_b:
-        return _across(outs, anchor, target)
+    if reads_in_place(target, rows, columns, steps, anchor.attrs["transpose_a"], anchor.attrs["transpose_b"]):
+        return Refused("rows are so few that the right operand is read in place")
+    return schedule_stagewise(outs, anchor, target)
+
+
+def _columns_across(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
+    if anchor.attrs["transpose_b"]:
+        return Refused("the right operand is transposed: the reduction is contiguous")
+    return _across(outs, anchor, target)
+
+
+def _several_columns(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
+    columns, steps = extent_of(anchor.axis[-1]), extent_of(anchor.reduce_axis[0])
     if isinstance(steps, int) and isinstance(columns, int) and columns >= vector_lanes(target):
         return _by_lanes(outs, anchor, target)
-    return _along(outs, anchor, target)
+    return Refused("dynamic sizes, or fewer columns than a vector has lanes")
 
 
 def _work(out: te.Tensor, anchor: te.Operation) -> float:
@@ -153,3 +167,11 @@ def _across(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.S
     s[result].unroll(m)
     s[result].vectorize(n)
     return s
+
+
+_CANDIDATES: tuple[Candidate, ...] = (
+    ("stage by stage", _stagewise),
+    ("columns of the right operand in vectors", _columns_across),
+    ("sums of the lanes of several columns", _several_columns),
+    ("each result as a sum of vectors", _along),
+)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, first_of
 from relayc.topi.cpu.common import (
     local_accumulator,
     operands,
@@ -134,15 +135,21 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
     """C[m, n] = sum_k A[m, k] * B[n // NR, k, n % NR], with whatever elementwise tail follows."""
     target = at_precision_of(target, anchor.output(0).dtype)
     tiles = plan_tiles(outs[0], anchor, target)
-    if tiles is not None and tiles.block:
-        return schedule_tiles(outs, anchor, target, tiles)
-    plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
-    by_vectors = for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1])
-    if tiles is None:
-        return by_vectors
-    s = schedule_tiles(outs, anchor, target, tiles)
-    s.specialize_small(by_vectors)
-    return s
+
+    def by_vectors() -> te.Schedule:
+        plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
+        return for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1])
+
+    def by_tiles() -> te.Schedule | Refused:
+        if not tiles:
+            return tiles
+        small = None if tiles.block else by_vectors()
+        s = schedule_tiles(outs, anchor, target, tiles)
+        if small is not None:
+            s.specialize_small(small)
+        return s
+
+    return first_of("product", (("AMX tiles", by_tiles), ("register tiles", by_vectors)))
 
 
 def for_any_rows(

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, first_of, is_recording, note
 from relayc.topi.cpu.common import has_wide_groups, operands, panel_width, tile_columns
 from relayc.topi.cpu.products.narrow import widened_weights
 from relayc.topi.cpu.tiling import (
@@ -16,6 +17,7 @@ from relayc.topi.cpu.tiling import (
     has_high_latency_llc,
     largest_partition,
     partitions_evenly,
+    product_cycles,
     spare_registers,
     tile_rows,
     vector_lanes,
@@ -121,9 +123,19 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
         target, p.rows, width, p.steps, panels, p.line, temporaries, p.row_stride, widened=bool(narrow)
     )
     tiles = -(-p.rows // height)
-    parts = None if narrow or width != p.panel else _split_k_plan(p, height, tiles)
-    if parts is not None:
-        return parts
+    plan = first_of("reduction of the product", (
+        ("split in K-blocks", lambda: _split_k_plan(p, height, tiles) if not narrow and width == p.panel else Refused(
+            "weights are converted a panel at a time, or tiles are narrower than panels")),
+        ("whole", lambda: _plan_whole(p, height, width, tiles, narrow=bool(narrow))),
+    ))  # fmt: skip
+    if is_recording():
+        cycles = product_cycles(target, p.rows, p.columns, p.steps, p.line, p.row_stride) * p.groups
+        note("tiles", "registers", plan, cycles=cycles, rows=p.rows, columns=p.columns, steps=p.steps)
+    return plan
+
+
+def _plan_whole(p: _Product, height: int, width: int, tiles: int, *, narrow: bool) -> ProductPlan:
+    """The plan whose tiles sum over the whole reduction."""
     if narrow and tiles > 1:
         panels_first, at_once, apart = True, 0, True
     else:
@@ -263,16 +275,20 @@ def _tiles_per_step(p: _Product, tiles: int, panels_first: bool) -> int:
     return choose("tiles at once", at_once, [*_block_sizes(tiles), 1])
 
 
-def _split_k_plan(p: _Product, height: int, tiles: int) -> ProductPlan | None:
-    """The plan with K-blocking; None where two panels, and enough rows, fit into the cache whole.
+def _split_k_plan(p: _Product, height: int, tiles: int) -> ProductPlan | Refused:
+    """The plan with K-blocking; refused where two panels, and enough rows, fit into the cache whole.
 
     A K-block has as many steps as leave room for enough rows, the blocks are as even as their number allows.
     """
     cores, cache = p.target.num_cores, p.target.cache_bytes.l2
     sizes = _K_BLOCKS_HIGH_LATENCY_LLC if has_high_latency_llc(p.target) else _K_BLOCKS
     large = p.element * 2 * p.panel * p.steps > _MOST_OF_PANELS * cache or not p.left_is_resident
-    if not p.is_matrix or p.groups > 1 or not p.has_whole_panels or tiles < _TILES_OF_A_K_BLOCK or not large:
-        return None
+    if not large:
+        return Refused(f"L2, {cache} bytes, holds two panels of {p.panel} columns by {p.steps} steps, and the rows")
+    if not p.is_matrix or p.groups > 1 or not p.has_whole_panels:
+        return Refused("no product of two matrices of static sizes, in whole panels")
+    if tiles < _TILES_OF_A_K_BLOCK:
+        return Refused(f"{tiles} row tiles are fewer than the {_TILES_OF_A_K_BLOCK} of a K-block")
     panels, most = p.columns // p.panel, int(sizes.panel * cache) // (p.element * p.panel)
     groups = [n for n in range(sizes.panels_per_step, 0, -1) if panels % n == 0]
 
@@ -285,7 +301,7 @@ def _split_k_plan(p: _Product, height: int, tiles: int) -> ProductPlan | None:
         if most < depth < p.steps or not block(depth, groups[0]):
             continue
         if depth == p.steps or not choose("parts", True, (True, False)):
-            return None
+            return Refused("a block of the whole reduction fits, or tuning found it faster")
         for together in groups if sizes.fewer else groups[:1]:
             blocks = -(-tiles // block(depth, together))
             share = largest_partition(blocks * panels // together, cores) * _NOTABLY
@@ -294,8 +310,8 @@ def _split_k_plan(p: _Product, height: int, tiles: int) -> ProductPlan | None:
                 return ProductPlan(
                     height, p.panel, p.panel, tiles_per_step=at_once, depth=depth, panels_per_step=together
                 )
-        return None
-    return None
+        return Refused("cores would have notably uneven shares of the blocks")
+    return Refused("no K-block fits into L2 beside enough rows")
 
 
 def _tiles_in_cache(p: _Product, tiles: int) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir import post_order
+from relayc.te.ir.decisions import Refused, Serves, first_of, note
 from relayc.te.tir import Call, Cast, Max, Min, PrimExpr, Var
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import vectorize_elements
@@ -118,13 +119,15 @@ def _rfactor_lanes(s: te.Schedule, tensor: te.Tensor, lane: te.IterVar) -> te.Te
 
 def _split_between_cores(
     s: te.Schedule, tensor: te.Tensor, work: float, tasks: int, target: Target
-) -> te.Tensor | None:
+) -> te.Tensor | Refused:
     """Split the first reduction axis between cores if results are too few to share; returns the partial results."""
     axis = s[tensor].op.reduce_axis[0]
     cores, extent = target.num_cores, axis.extent
     lanes = vector_lanes(target)
-    if tasks >= cores or not isinstance(extent, int) or extent < 2 * cores or not parallel_worthwhile(work, lanes):
-        return None
+    if tasks >= cores:
+        return Refused(f"{tasks} results are enough for {cores} cores")
+    if not isinstance(extent, int) or extent < 2 * cores or not parallel_worthwhile(work, lanes):
+        return Refused("the reduction is dynamic, or too short for several cores")
     part, _ = s[tensor].split(axis, factor=-(-extent // cores))
     made = s.rfactor(tensor, part)
     return made if isinstance(made, te.Tensor) else made[0]
@@ -141,6 +144,7 @@ def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target)
     if _reduces_last_axis(anchor):
         lines = reduce_lines_first(s, anchor, target)
         if lines is not None:
+            note("reduction", "lines first, then lanes")
             schedule_across(s, lines, lines, target)
         schedule_along(s, s.outputs[0].output(0), s.current(anchor.output(0)), target)
         return s
@@ -157,14 +161,20 @@ def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Ta
     """Schedule the reduction `result`, along memory, with its tail `out`, which may be the same tensor: row by row."""
     lanes, work = _lanes_along(s[result].op, target), _work(s[result].op)
     axes = list(s[out].op.axis)
-    if rows_are_short(s[result].op, out, target):
-        local = s.cache_write(result, "local") if s[result].op is s[out].op else result
-        assert isinstance(local, te.Tensor)
-        reduce_short_rows(s, out, [local], work, target)
-        return
     rows = constant_size([extent_of(a) for a in axes])
-    shared = _split_between_cores(s, result, work, rows, target)
-    if shared is not None:
+
+    def several_at_a_time() -> Serves | Refused:
+        short = rows_are_short(s[result].op, out, target)
+        if short:
+            local = s.cache_write(result, "local") if s[result].op is s[out].op else result
+            assert isinstance(local, te.Tensor)
+            reduce_short_rows(s, out, [local], work, target)
+        return short
+
+    def split_between_cores() -> Serves | Refused:
+        shared = _split_between_cores(s, result, work, rows, target)
+        if not shared:
+            return shared
         part, *data = s[shared].op.axis
         row = s[shared].fuse(part, *data)
         parallel(s, shared, row, work, lanes)
@@ -172,11 +182,24 @@ def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Ta
         for partial in partials:
             s[partial].compute_at(s[shared], row)
         _prefetch_along(s, partials, target)
-        return
-    if not axes:
+        return True
+
+    def one_row() -> Serves | Refused:
+        if axes:
+            return Refused("there are several rows")
         _prefetch_along(s, vectorize_reduction(s, result, lanes), target)
-        return
-    row = s[out].fuse(*axes)
+        return True
+
+    first_of("reduction along memory", (
+        ("several rows in a vector", several_at_a_time), ("rows split between cores", split_between_cores),
+        ("one row", one_row), ("row by row", lambda: _reduce_rows(s, out, result, work, lanes, target)),
+    ))  # fmt: skip
+
+
+def _reduce_rows(
+    s: te.Schedule, out: te.Tensor, result: te.Tensor, work: float, lanes: int, target: Target
+) -> Serves:
+    row = s[out].fuse(*s[out].op.axis)
     parallel(s, out, row, work, lanes)
     behind = s[result].op is not s[out].op
     if behind:
@@ -189,6 +212,7 @@ def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Ta
         else:
             s[partial].compute_at(s[out], row)
     _prefetch_along(s, partials, target)
+    return True
 
 
 def _prefetch_along(s: te.Schedule, partials: Sequence[te.Tensor], target: Target) -> None:
@@ -222,7 +246,9 @@ def schedule_across(
     shape = [extent_of(a) for a in s[out].op.axis]
     outer_size, columns = constant_size(shape[:-1]), constant_size(shape[-1:])
     shared = _split_between_cores(s, result, work, outer_size * -(-columns // block), target)
-    if shared is not None:
+    note("reduction across lines", "lines split between cores" if shared else "blocks of columns", block=block,
+         lanes=lanes, partial_sums="none" if narrow is None else "16 bits")  # fmt: skip
+    if shared:
         for tensor in {id(s[t].op): t for t in (result, out)}.values():
             vectorize_elements(s, tensor, s[tensor].op.axis[-1], shape[-1], lanes)
         out = result = shared

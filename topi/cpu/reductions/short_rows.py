@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, Serves, serves_if
 from relayc.topi.cpu.accesses import only_variable, reads
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed
@@ -24,11 +25,14 @@ _FEW_VECTORS = 3
 """Rows shorter than so many vectors are reduced several at a time."""
 
 
-def rows_are_short(op: te.Operation, out: te.Tensor, target: Target) -> bool:
+def rows_are_short(op: te.Operation, out: te.Tensor, target: Target) -> Serves | Refused:
     """True if `op` reduces rows shorter than a few vectors, and enough of them for vectors of results `out`."""
     lanes, length = vector_lanes(target), constant_size([extent_of(a) for a in op.reduce_axis])
     rows = [d for d in out.shape if d != 1][-1:]
-    return 0 < length < _FEW_VECTORS * lanes and all(isinstance(d, int) and d >= lanes for d in rows) and bool(rows)
+    if not 0 < length < _FEW_VECTORS * lanes:
+        return Refused(f"rows of {length} elements are {_FEW_VECTORS} vectors of {lanes} or longer")
+    many = all(isinstance(d, int) and d >= lanes for d in rows) and bool(rows)
+    return serves_if(many, f"adjacent rows are fewer than the {lanes} lanes of a vector")
 
 
 def reduce_short_rows(

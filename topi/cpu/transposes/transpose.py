@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir import post_order
+from relayc.te.ir.decisions import Refused, first_of, note, or_refused
 from relayc.te.tir import IterVar, Var, as_int
 from relayc.topi.cpu.accesses import only_variable, reads
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
@@ -21,6 +22,8 @@ from relayc.topi.tag import PAD
 from relayc.topi.transform import MOST_INTERLEAVED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from relayc.backend.target import Target
 
 __all__ = ["strided_axis", "tile_by_lines", "tile_strided", "tile_transposed", "transposable"]
@@ -110,11 +113,12 @@ def tile_transposed(s: te.Schedule, geometry: TransposeGeometry, target: Target,
     known = isinstance(columns, int) and isinstance(geometry.rows, int)
     along_output = streamed and known and constant_size([columns]) * out.dtype.nbytes >= _LONG_BYTES
     if known and size * max(tensor.dtype.nbytes, out.dtype.nbytes) >= largest:  # otherwise the caches hold nearly both
-        kinds = (PackedBlocks, OrderedTiles, PackedMatrices, CopiedRuns, PackedTiles)
-        packed = next((found for kind in kinds if (found := kind.of(geometry, target)) is not None), None)
+        packed = _packed(geometry, target)
         if packed is not None:
             return packed.apply(s, at_once)
     lines_first = along_output and caches.l2 // geometry.stride_alignment < 2 * _ROWS_AHEAD  # rows conflict
+    order = "along the output" if along_output else "along the input"
+    note("tiles", order, lanes=lanes, streamed=streamed, lines_first=lines_first)
     source, copy, _, vectors = geometry.copied(s, lines_first=lines_first)
     s[copy].unroll(vectors)
     widths = (max(geometry.line, lanes), 2 * lanes, lanes)
@@ -139,6 +143,25 @@ def tile_transposed(s: te.Schedule, geometry: TransposeGeometry, target: Target,
     s[out].vectorize(column)
     s[copy].compute_at(s[out], group)
     return tiles
+
+
+Packed = PackedBlocks | OrderedTiles | PackedMatrices | CopiedRuns | PackedTiles
+
+
+def _packed(geometry: TransposeGeometry, target: Target) -> Packed | None:
+    """The tiles of a matrix that caches don't hold, the first kind that serves; None if none does."""
+
+    def tried(kind: type[Packed], reason: str) -> Callable[[], Packed | Refused | None]:
+        return lambda: or_refused(kind.of(geometry, target), reason)
+
+    return first_of("transposed tiles", (
+        ("packed blocks", tried(PackedBlocks, "matrices are no whole cache lines, or small, or blocks too large")),
+        ("ordered tiles", tried(OrderedTiles, "input rows are short, or not even pieces of them fit into L2")),
+        ("packed matrices", tried(PackedMatrices, "matrices aren't the input's own, or caches don't hold a group")),
+        ("copied runs", tried(CopiedRuns, "rows don't conflict in cache sets, or make no whole cache lines")),
+        ("packed tiles", tried(PackedTiles, "neither the output nor its rows are whole cache lines, nor long")),
+        ("not packed", lambda: None),
+    ))  # fmt: skip
 
 
 def _along_the_output(
